@@ -1,0 +1,1 @@
+"""One tensor on many devices."""

@@ -1,0 +1,78 @@
+"""Partition specs: one entry per tensor dim, naming the mesh axes that cut it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from weft.core.mesh import AxisName
+from weft.core.placement import Partial
+from weft.errors import ShardTypeError, message
+
+__all__ = ["P", "SpecEntry"]
+
+SpecEntry = tuple[AxisName, ...]
+
+
+class P:
+    """Which mesh axes cut each tensor dim: `P(("dp", "tp"), None, partial={"cp": "sum"})`.
+
+    Args:
+        entries: one per tensor dim: an axis name or number, a tuple of them (major to minor), or
+            None. Trailing None may be left out.
+        partial: map axis -> kind of reduction that is still to be done.
+
+    Raises:
+        ShardTypeError: an entry that is neither.
+        PlacementError: an unknown kind.
+    """
+
+    __slots__ = ("entries", "partial")
+
+    entries: tuple[SpecEntry, ...]
+    partial: tuple[tuple[AxisName, str], ...]
+
+    def __init__(
+        self,
+        *entries: AxisName | tuple[AxisName, ...] | None,
+        partial: Mapping[AxisName, str] | None = None,
+    ) -> None:
+        canonical = [_entry(entry) for entry in entries]
+        while canonical and not canonical[-1]:
+            canonical.pop()
+        self.entries = tuple(canonical)
+        kinds = {axis: Partial(kind).reduce_op for axis, kind in (partial or {}).items()}
+        self.partial = tuple(sorted(kinds.items(), key=lambda item: str(item[0])))
+
+    def __eq__(self, other: Any) -> bool:
+        if not isinstance(other, P):
+            return NotImplemented
+        return (self.entries, self.partial) == (other.entries, other.partial)
+
+    def __hash__(self) -> int:
+        return hash((self.entries, self.partial))
+
+    def __repr__(self) -> str:
+        shown = [
+            repr(entry[0] if len(entry) == 1 else entry) if entry else "None"
+            for entry in self.entries
+        ]
+        if self.partial:
+            shown.append(f"partial={dict(self.partial)!r}")
+        return f"P({', '.join(shown)})"
+
+
+def _entry(entry: Any) -> SpecEntry:
+    if entry is None:
+        return ()
+    if isinstance(entry, (str, int)) and not isinstance(entry, bool):
+        return (entry,)
+    if isinstance(entry, (tuple, list)) and all(
+        isinstance(axis, (str, int)) and not isinstance(axis, bool) for axis in entry
+    ):
+        return tuple(entry)
+    raise ShardTypeError(
+        message("P(*entries)", f"entry {entry!r} is a {type(entry).__name__}",
+                "an entry is an axis name or number, a tuple of them, or None", [repr(entry)],
+                'P(("dp", "tp"), None)')
+    )
