@@ -1,0 +1,241 @@
+"""Ranks as threads under a baton: one runs at a time, and only a meeting passes it on.
+
+A *meeting* is a collective: every member of a group deposits what it brings and waits. The last
+to arrive computes what each takes away and runs on; the others queue for the baton in rank
+order. So a run is deterministic, and when nobody can run although somebody waits, the ranks
+disagree: all that wait are told at once who waits where.
+
+torch's global state (default dtype, default generators) is each rank's own: it is put away when
+the baton leaves a rank and restored when it returns. Thread-local state (grad mode, autocast)
+starts from torch's defaults, since every rank is a new thread, as a new process would.
+
+Backward has to stay in the thread that called it. On the CPU it does; for accelerators torch
+would use threads of its own, so the rank's thread turns multithreaded backward off.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import torch
+
+from weft.errors import CommunicationError, message
+
+__all__ = ["Baton", "Runner", "current_runner"]
+
+Finish = Callable[[list[Any]], Sequence[Any]]
+"""From the deposits, in group order, to what each member takes away."""
+
+
+class _Unwound(BaseException):
+    """Ends a rank because another one failed. No Exception, so that user code lets it pass."""
+
+
+class GlobalState:
+    """torch's global state at one moment."""
+
+    __slots__ = ("dtype", "generators", "states")
+
+    def __init__(self, generators: Sequence[torch.Generator]) -> None:
+        self.dtype = torch.get_default_dtype()
+        self.generators = generators
+        self.states = [generator.get_state() for generator in generators]
+
+    def restore(self) -> None:
+        if torch.get_default_dtype() != self.dtype:
+            torch.set_default_dtype(self.dtype)
+        for generator, state in zip(self.generators, self.states):
+            generator.set_state(state)
+
+
+class Runner:
+    """One rank's thread and what it is doing."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.gate = threading.Lock()
+        self.gate.acquire()
+        self.state: GlobalState | None = None
+        self.waits: Hashable = None  # the meeting it waits for
+        self.taken: Any = None  # what it takes away from the meeting
+        self.error: BaseException | None = None  # raised in it when it runs next
+        self.ended: str | None = None  # "has returned" or "has raised ..."
+        self.result: Any = None
+        self.world: Any = None  # the rank's world, kept here for the layer above
+
+
+class _Local(threading.local):
+    runner: Runner | None = None
+
+
+_local = _Local()
+
+
+def current_runner() -> Runner | None:
+    """The rank whose thread this is, or None."""
+    return _local.runner
+
+
+class Baton:
+    """A run of `num_ranks` ranks in this process."""
+
+    def __init__(self, num_ranks: int, generators: Sequence[torch.Generator]) -> None:
+        self.generators = generators
+        self.runners = [Runner(rank) for rank in range(num_ranks)]
+        self.queue = deque(self.runners)
+        self.meetings: dict[Hashable, dict[int, Any]] = {}
+        self.finished = threading.Lock()
+        self.finished.acquire()
+        self.failure: BaseException | None = None
+        self.stopped = False
+
+    def run(self, body: Callable[[Runner], Any]) -> list[Any]:
+        """Call `body(runner)` as each rank; the results in rank order.
+
+        Raises:
+            The exception of the first rank that fails; the others are unwound.
+        """
+        outer = GlobalState(self.generators)
+        for runner in self.runners:
+            runner.state = outer
+            context = contextvars.copy_context()
+            threading.Thread(
+                target=context.run, args=(self._main, runner, body),
+                name=f"rank {runner.rank}", daemon=True,
+            ).start()
+        try:
+            self._hand_over(self._next())
+            self.finished.acquire()
+        except BaseException:  # KeyboardInterrupt: the running rank stops at its next meeting
+            self.stopped = True
+            self.finished.acquire(timeout=5)
+            raise
+        finally:
+            outer.restore()
+        if self.failure is not None:
+            raise self.failure
+        return [runner.result for runner in self.runners]
+
+    def meet(
+        self, runner: Runner, members: tuple[int, ...], place: int, what: Hashable,
+        deposit: Any, finish: Finish,
+    ) -> Any:
+        """Bring `deposit` to the meeting `what` of `members`; what `finish` has for me there.
+
+        `place` is mine among the members. Ranks meet when members and `what` are equal.
+
+        Raises:
+            CommunicationError: in every rank that waits, when no rank can run.
+        """
+        self._check_thread(runner, what)
+        if self.stopped:
+            raise _Unwound
+        key = (members, what)
+        here = self.meetings.setdefault(key, {})
+        here[place] = deposit
+        if len(here) < len(members):
+            runner.waits = what
+            self._pass(runner)
+            taken, runner.taken = runner.taken, None
+            return taken
+        del self.meetings[key]
+        results = finish([here[i] for i in range(len(members))])
+        for i, rank in enumerate(members):
+            if i != place:
+                other = self.runners[rank]
+                other.waits, other.taken = None, results[i]
+                self.queue.append(other)
+        return results[place]
+
+    def _check_thread(self, runner: Runner, what: Hashable) -> None:
+        if _local.runner is not runner or runner.ended is not None:
+            mine = current_runner()
+            raise CommunicationError(
+                message(
+                    str(what), f"the mesh of simulated rank {runner.rank} is used "
+                    + (f"by rank {mine.rank}" if mine else "outside its run"),
+                    "each simulated rank uses the mesh that it was given, in its own thread, "
+                    "until it returns", [f"rank {runner.rank}"],
+                    "weft.testing.run(lambda mesh: ..., num_ranks=4)",
+                )
+            )
+
+    def _main(self, runner: Runner, body: Callable[[Runner], Any]) -> None:
+        runner.gate.acquire()
+        _local.runner = runner
+        try:
+            if not self.stopped:
+                assert runner.state is not None
+                runner.state.restore()
+                with torch.autograd.set_multithreading_enabled(False):
+                    runner.result = body(runner)
+            runner.ended = "has returned"
+        except _Unwound:
+            runner.ended = "was unwound"
+        except BaseException as error:
+            runner.ended = f"has raised {type(error).__name__}"
+            error.add_note(f"on simulated rank {runner.rank} of {len(self.runners)}")
+            self._stop(error)
+        finally:
+            runner.state = None
+            _local.runner = None
+            self._hand_over(self._next())
+
+    def _pass(self, runner: Runner) -> None:
+        """Give the baton to the next rank in line and wait until it comes back."""
+        follower = self._next()
+        if follower is not runner:
+            runner.state = GlobalState(self.generators)
+            self._hand_over(follower)
+            runner.gate.acquire()
+            runner.state.restore()
+        if runner.error is not None:
+            error, runner.error = runner.error, None
+            raise error
+
+    def _hand_over(self, follower: Runner | None) -> None:
+        (self.finished if follower is None else follower.gate).release()
+
+    def _next(self) -> Runner | None:
+        """The rank that runs next; None when all have ended."""
+        if not self.queue:
+            waiting = [runner for runner in self.runners if runner.waits is not None]
+            if self.stopped:
+                errors: list[BaseException] = [_Unwound() for _ in waiting]
+            else:
+                text = self._disagreement() if waiting else ""
+                errors = [CommunicationError(text) for _ in waiting]
+            self.meetings.clear()
+            for runner, error in zip(waiting, errors):
+                runner.waits, runner.error = None, error
+                self.queue.append(runner)
+        return self.queue.popleft() if self.queue else None
+
+    def _disagreement(self) -> str:
+        doing: dict[str, list[int]] = {}
+        for runner in self.runners:
+            state = runner.ended if runner.waits is None else f"waits at {runner.waits}"
+            doing.setdefault(state or "runs", []).append(runner.rank)
+        waits = {runner.waits for runner in self.runners if runner.waits is not None}
+        return message(
+            f"collectives of {len(self.runners)} simulated ranks",
+            f"no rank can run on: {sum(r.waits is not None for r in self.runners)} ranks wait at "
+            f"{len(waits)} different collectives and {sum(bool(r.ended) for r in self.runners)} "
+            "have ended",
+            "all ranks of a group issue the same collectives in the same order, with the same "
+            "kind, dtype and sizes",
+            [
+                f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} {state}"
+                for state, ranks in doing.items()
+            ],
+            "call on every rank of the group what any of them calls: no `if rank == 0:` around it",
+        )
+
+    def _stop(self, error: BaseException) -> None:
+        if self.failure is None:
+            self.failure = error
+        self.stopped = True

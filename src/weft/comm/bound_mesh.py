@@ -1,0 +1,258 @@
+"""A mesh bound to ranks that run: the value, where I stand in it, and its communicators.
+
+One `BoundMesh` object stands for a mesh on one rank; it equals its value and hashes like it. The
+`World` that it was bound in (process groups, simulated, recording, a single rank) makes the
+communicators. A rank outside the mesh has one too, with `here` None: it runs the same program
+and takes part in no collective of that mesh.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from weft.comm.communicator import Alone, Communicator
+from weft.core import AxisName, Mesh
+from weft.errors import MeshError, message
+
+__all__ = ["BoundMesh", "World", "current_mesh"]
+
+
+class World(ABC):
+    """All the ranks that can meet, seen from one of them."""
+
+    rank: int
+    size: int
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+        self._bound: dict[tuple[Mesh, str], BoundMesh] = {}
+
+    def bind(self, mesh: Mesh, device_type: str) -> BoundMesh:
+        """The one bound mesh of this value and device type on this rank."""
+        key = (mesh.abstract, device_type)
+        if key not in self._bound:
+            self._bound[key] = BoundMesh(self, mesh.abstract, device_type)
+        return self._bound[key]
+
+    def bound(self, mesh: Mesh) -> BoundMesh | None:
+        """The first bound mesh of this value, of whichever device type, if there is one."""
+        return next((have for (value, _), have in self._bound.items() if value == mesh), None)
+
+    @abstractmethod
+    def connect(
+        self, mesh: BoundMesh, ranks: tuple[int, ...], axes: tuple[AxisName, ...]
+    ) -> Communicator:
+        """A communicator over `ranks`: at least two, mine among them, in mesh order."""
+
+    def group(self, mesh: BoundMesh, ranks: tuple[int, ...]) -> Any:
+        """The torch process group of `ranks`."""
+        raise _no_groups("get_group", mesh)
+
+    def device_mesh(self, mesh: BoundMesh) -> Any:
+        """The torch DeviceMesh that `mesh` wraps."""
+        raise _no_groups("device_mesh", mesh)
+
+
+class BoundMesh(Mesh):
+    """A mesh on the ranks of a world. Made by `init_mesh` and `as_bound_mesh`.
+
+    It offers the methods of torch's DeviceMesh, with axis names or numbers for `mesh_dim`.
+    """
+
+    here: tuple[int, ...] | None
+    rank: int
+    device_type: str
+    device: torch.device
+    cache: dict[Any, Any]
+
+    def __init__(self, world: World, value: Mesh, device_type: str) -> None:
+        for slot in Mesh.__slots__:
+            setattr(self, slot, getattr(value, slot))
+        self.world, self.rank, self.device_type = world, world.rank, device_type
+        self.device = _device(device_type)
+        position = value.position_of_rank(world.rank)
+        self.here = None if position is None else value.coordinate(position)
+        self.cache = {}
+        self._value = value
+        self._comms: dict[tuple[int, ...], Communicator] = {}
+
+    @property
+    def abstract(self) -> Mesh:
+        return self._value
+
+    def comm(self, axes: tuple[int, ...]) -> Communicator:
+        """The communicator over the ranks that share my coordinates on all other axes.
+
+        Its ranks stand in mesh order, whatever the order of `axes` (numbers).
+
+        Raises:
+            MeshError: on a rank outside the mesh.
+        """
+        comm = self._comms.get(axes)
+        if comm is None:
+            comm = self._comms[axes] = self._connect(axes)
+        return comm
+
+    def _connect(self, axes: tuple[int, ...]) -> Communicator:
+        ordered = tuple(sorted({self.axis(axis, "comm") for axis in axes}))
+        if ordered != axes:
+            return self.comm(ordered)
+        ranks = self.group_ranks(axes)
+        names = tuple(self.axis_names[axis] for axis in axes)
+        if len(ranks) == 1:
+            return Alone(ranks, 0, names, self.device)
+        return self.world.connect(self, ranks, names)
+
+    def group_ranks(self, axes: Sequence[int]) -> tuple[int, ...]:
+        """The ranks that share my coordinates on all axes but `axes`, in mesh order."""
+        here = self._inside("comm")
+        digits = [
+            range(size) if axis in axes else (here[axis],)
+            for axis, size in enumerate(self.axis_sizes)
+        ]
+        return tuple(self.rank_at(self.position(at)) for at in itertools.product(*digits))
+
+    def _inside(self, call: str) -> tuple[int, ...]:
+        if self.here is None:
+            raise MeshError(
+                message(
+                    call, f"rank {self.rank} is outside {self._value!r}",
+                    "a rank outside a mesh takes part in no collective of that mesh",
+                    [self.rank], "if mesh.here is not None: ...",
+                )
+            )
+        return self.here
+
+    # DeviceMesh's methods that the value does not have.
+
+    def get_coordinate(self) -> tuple[int, ...] | None:
+        """My coordinate, or None outside the mesh."""
+        return self.here
+
+    def get_rank(self) -> int:
+        """My rank in the world."""
+        return self.rank
+
+    def get_local_rank(self, mesh_dim: AxisName | None = None) -> int:
+        """My coordinate along one axis (the only one, when not given)."""
+        return self._inside("get_local_rank")[self._one_axis(mesh_dim, "get_local_rank")]
+
+    def get_group(self, mesh_dim: AxisName | None = None) -> Any:
+        """The torch process group of one axis (the only one, when not given).
+
+        Raises:
+            MeshError: where there are no process groups; use `comm` there.
+        """
+        return self.world.group(self, self.group_ranks((self._one_axis(mesh_dim, "get_group"),)))
+
+    def get_all_groups(self) -> list[Any]:
+        """The torch process group of every axis."""
+        return [self.get_group(axis) for axis in range(self.ndim)]
+
+    @property
+    def mesh(self) -> torch.Tensor:
+        """The ranks as a tensor of the mesh's shape."""
+        ranks = range(self.size()) if self.ranks is None else self.ranks
+        return torch.tensor(ranks, dtype=torch.int).view(self.axis_sizes)
+
+    @property
+    def device_mesh(self) -> Any:
+        """The torch DeviceMesh of this mesh, over the same groups. Collective on first use.
+
+        Raises:
+            MeshError: where there are no process groups.
+        """
+        return self.world.device_mesh(self)
+
+    def __getitem__(self, names: AxisName | tuple[AxisName, ...]) -> BoundMesh:
+        """The mesh of some axes, in the order given, at my coordinates on the others.
+
+        A rank outside gets the one at coordinate 0 of the others, outside again.
+        """
+        names = names if isinstance(names, tuple) else (names,)
+        axes = [self.axis(name, "mesh[...]") for name in names]
+        if axes == list(range(self.ndim)):
+            return self
+        if len(set(axes)) < len(axes):
+            raise MeshError(
+                message("mesh[...]", f"{names} names {len(set(axes))} axes in {len(axes)} places",
+                        "a mesh has each axis once", names, f"mesh[{self.axis_names[axes[0]]!r}]")
+            )
+        base = list(self.here or (0,) * self.ndim)
+        ranks = []
+        for digits in itertools.product(*(range(self.axis_sizes[axis]) for axis in axes)):
+            for axis, digit in zip(axes, digits):
+                base[axis] = digit
+            ranks.append(self.rank_at(self.position(base)))
+        sizes = tuple(self.axis_sizes[axis] for axis in axes)
+        named = self.mesh_dim_names is not None
+        value = Mesh(dict(zip((self.axis_names[a] for a in axes), sizes)) if named else sizes,  # type: ignore[arg-type]
+                     ranks)
+        return self.world.bind(value, self.device_type)
+
+    def _one_axis(self, mesh_dim: AxisName | None, call: str) -> int:
+        if mesh_dim is None and self.ndim != 1:
+            raise MeshError(
+                message(call, f"mesh_dim is None and {self} has {self.ndim} axes",
+                        "mesh_dim may be left out on a mesh of one axis", ["mesh_dim=None"],
+                        f"mesh.{call}({self.axis_names[0]!r})" if self.ndim else "Mesh((1,))")
+            )
+        return self.axis(0 if mesh_dim is None else mesh_dim, call)
+
+    # The default mesh of the thread.
+
+    def __enter__(self) -> BoundMesh:
+        _defaults.stack.append(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _defaults.stack.pop()
+
+    # One object per rank: copies of what holds a mesh share it, and pickles carry the value.
+
+    def __copy__(self) -> BoundMesh:
+        return self
+
+    def __deepcopy__(self, _: object) -> BoundMesh:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        named = self.mesh_dim_names is not None
+        axes = dict(zip(self.axis_names, self.axis_sizes)) if named else self.axis_sizes
+        return Mesh, (axes, self.ranks)
+
+
+class _Defaults(threading.local):
+    def __init__(self) -> None:
+        self.stack: list[BoundMesh] = []
+
+
+_defaults = _Defaults()
+
+
+def current_mesh() -> BoundMesh | None:
+    """The mesh of the innermost `with mesh:` of this thread, or None."""
+    return _defaults.stack[-1] if _defaults.stack else None
+
+
+def _device(device_type: str) -> torch.device:
+    """The device that this rank computes on."""
+    if device_type in ("cpu", "meta"):
+        return torch.device(device_type)
+    return torch.device(device_type, torch.get_device_module(device_type).current_device())
+
+
+def _no_groups(call: str, mesh: BoundMesh) -> MeshError:
+    return MeshError(
+        message(
+            call, f"{mesh} lives in a {type(mesh.world).__name__}, which has no process groups",
+            "torch's process groups exist only over torch.distributed", [call],
+            "mesh.comm((axis,)), the communicator that exists in every world",
+        )
+    )

@@ -1,0 +1,169 @@
+"""The interface of all collectives: one group of ranks in a fixed order.
+
+`Communicator` checks what every body needs checked and settles what needs no communication (a
+group of one rank, nothing to move); a body implements the underscored methods for at least two
+ranks. Three bodies exist: process groups, simulated, recording.
+
+Buffers are plain tensors. All but those of `all_reduce` and `broadcast` are flat and contiguous,
+and sizes count elements. A result never shares memory with an argument. Collectives are finished
+(or, on an accelerator, ordered on its stream) when they return.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from weft.comm.reduction import check_kind
+from weft.core import AxisName
+
+__all__ = ["Alone", "Communicator", "as_bytes", "from_bytes"]
+
+
+class Communicator(ABC):
+    """Collectives over one group of ranks.
+
+    `ranks` are the members in mesh order, `index` is my place among them, `axes` the mesh axes
+    that the group runs over (for messages and traffic), `device` where buffers live that no
+    argument brings along.
+    """
+
+    __slots__ = ("ranks", "size", "index", "axes", "device")
+
+    def __init__(
+        self, ranks: tuple[int, ...], index: int, axes: tuple[AxisName, ...], device: torch.device
+    ) -> None:
+        self.ranks, self.index, self.axes, self.device = ranks, index, axes, device
+        self.size = len(ranks)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.where})"
+
+    @property
+    def where(self) -> str:
+        """The group in words, for messages."""
+        axes = ", ".join(map(str, self.axes))
+        shown = ", ".join(map(str, self.ranks[:16])) + (", ..." if self.size > 16 else "")
+        return f"axes ({axes}), ranks {shown}"
+
+    def all_reduce(self, x: Tensor, kind: str) -> Tensor:
+        """The reduction of every rank's `x` (any shape, the same everywhere), on all of them.
+
+        Raises:
+            PlacementError: a kind that the dtype cannot carry exactly.
+        """
+        check_kind(kind, x.dtype)
+        x = x.detach()
+        if self.size == 1 or x.numel() == 0:
+            return _copy(x)
+        return self._all_reduce(x.contiguous(), kind)
+
+    def all_gather(self, x: Tensor, sizes: Sequence[int]) -> Tensor:
+        """`sizes[i]` elements from each rank i, one after the other."""
+        self._check(x, sizes[self.index], sizes)
+        if self.size == 1 or sum(sizes) == 0:
+            return _copy(x.detach())
+        return self._all_gather(x.detach(), tuple(sizes))
+
+    def reduce_scatter(self, x: Tensor, sizes: Sequence[int], kind: str) -> Tensor:
+        """Reduce every rank's `x` of `sum(sizes)` elements; rank i keeps its `sizes[i]`.
+
+        Raises:
+            PlacementError: a kind that the dtype cannot carry exactly.
+        """
+        check_kind(kind, x.dtype)
+        self._check(x, sum(sizes), sizes)
+        if self.size == 1 or x.numel() == 0:
+            return _copy(x.detach())
+        return self._reduce_scatter(x.detach(), tuple(sizes), kind)
+
+    def all_to_all(self, x: Tensor, send: Sequence[int], recv: Sequence[int]) -> Tensor:
+        """Send `send[i]` elements to each rank i, receive `recv[i]` from it, in rank order."""
+        self._check(x, sum(send), send)
+        self._check(None, 0, recv)
+        if self.size == 1:
+            return _copy(x.detach())
+        return self._all_to_all(x.detach(), tuple(send), tuple(recv))
+
+    def broadcast(self, x: Tensor, source: int) -> Tensor:
+        """The tensor of the rank at place `source`; all pass one of its shape and dtype."""
+        x = x.detach()
+        if self.size == 1 or x.numel() == 0:
+            return _copy(x)
+        return self._broadcast(x.contiguous(), source)
+
+    def scatter(
+        self, x: Tensor | None, sizes: Sequence[int], source: int, dtype: torch.dtype
+    ) -> Tensor:
+        """The rank at place `source` gives rank i `sizes[i]` elements; the others pass None."""
+        if x is not None:
+            self._check(x, sum(sizes), sizes)
+            x = x.detach()
+        if self.size == 1 and x is not None:
+            return _copy(x)
+        if sum(sizes) == 0:
+            return torch.empty(0, dtype=dtype, device=self.device)
+        return self._scatter(x if self.index == source else None, tuple(sizes), source, dtype)
+
+    def exchange(self, value: object) -> list[object]:
+        """A small picklable value of every rank, in group order."""
+        return [value] if self.size == 1 else self._exchange(value)
+
+    def _check(self, x: Tensor | None, numel: int, sizes: Sequence[int]) -> None:
+        assert len(sizes) == self.size, f"{len(sizes)} sizes for {self.size} ranks"
+        if x is not None:
+            assert x.dim() == 1 and x.is_contiguous(), "buffers are flat and contiguous"
+            assert x.numel() == numel, f"{x.numel()} elements where {numel} are due"
+
+    @abstractmethod
+    def _all_reduce(self, x: Tensor, kind: str) -> Tensor: ...
+
+    @abstractmethod
+    def _all_gather(self, x: Tensor, sizes: tuple[int, ...]) -> Tensor: ...
+
+    @abstractmethod
+    def _reduce_scatter(self, x: Tensor, sizes: tuple[int, ...], kind: str) -> Tensor: ...
+
+    @abstractmethod
+    def _all_to_all(self, x: Tensor, send: tuple[int, ...], recv: tuple[int, ...]) -> Tensor: ...
+
+    @abstractmethod
+    def _broadcast(self, x: Tensor, source: int) -> Tensor: ...
+
+    @abstractmethod
+    def _scatter(
+        self, x: Tensor | None, sizes: tuple[int, ...], source: int, dtype: torch.dtype
+    ) -> Tensor: ...
+
+    @abstractmethod
+    def _exchange(self, value: object) -> list[object]: ...
+
+
+class Alone(Communicator):
+    """A group of one rank: it issues nothing, in whichever world."""
+
+    __slots__ = ()
+
+    def _nothing(self, *arguments: object) -> NoReturn:
+        raise AssertionError("a group of one rank has nothing to communicate")
+
+    _all_reduce = _all_gather = _reduce_scatter = _all_to_all = _nothing
+    _broadcast = _scatter = _exchange = _nothing
+
+
+def as_bytes(x: Tensor) -> Tensor:
+    """A contiguous tensor as flat bytes: how data of every dtype moves, float8 and bool included."""
+    return x.resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)
+
+
+def from_bytes(data: Tensor, like: Tensor) -> Tensor:
+    """Flat bytes as elements of the dtype of `like`."""
+    return data.view(like.dtype)
+
+
+def _copy(x: Tensor) -> Tensor:
+    return x.clone(memory_format=torch.contiguous_format)

@@ -1,0 +1,82 @@
+"""Reducing terms that lie on one rank: torch's own arithmetic, term by term in rank order.
+
+Each element's result depends on its terms alone, not on where it lies in a buffer, so that
+all-reduce and reduce-scatter agree bitwise. Narrow floats are added up in float32 and rounded
+once. NaN survives max and min; bool sums are "any".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from weft.core import KINDS
+from weft.errors import PlacementError, message
+
+__all__ = ["check_kind", "reduce_terms"]
+
+_STEP: dict[str, Callable[[Tensor, Tensor], object]] = {
+    "sum": Tensor.add_,
+    "avg": Tensor.add_,
+    "product": Tensor.mul_,
+    "max": lambda total, term: torch.maximum(total, term, out=total),
+    "min": lambda total, term: torch.minimum(total, term, out=total),
+    "and": Tensor.logical_and_,
+    "or": Tensor.logical_or_,
+    "band": Tensor.bitwise_and_,
+    "bor": Tensor.bitwise_or_,
+    "bxor": Tensor.bitwise_xor_,
+}
+"""The kind's step, in place on the running total."""
+
+_WIDE = {
+    torch.float16: torch.float32,
+    torch.bfloat16: torch.float32,
+    torch.complex32: torch.complex64,
+    torch.uint16: torch.int64,
+    torch.uint32: torch.int64,
+} | {
+    getattr(torch, name): torch.float32
+    for name in dir(torch) if name.startswith("float8_")
+}
+"""Dtypes that are reduced in a wider one: narrow floats, and what torch has no arithmetic for."""
+
+
+def check_kind(kind: str, dtype: torch.dtype) -> None:
+    """Refuse a reduction that a dtype cannot carry exactly.
+
+    Raises:
+        PlacementError: an unknown kind, avg of integers, max or min of complex numbers, bitwise
+        kinds of anything but integers and bools.
+    """
+    if kind not in KINDS:
+        fault, rule = "is no kind of reduction", f"the kinds are {', '.join(KINDS)}"
+    elif kind == "avg" and not (dtype.is_floating_point or dtype.is_complex):
+        fault, rule = "is not exact", "avg is for floating-point and complex terms"
+    elif kind in ("max", "min") and dtype.is_complex:
+        fault, rule = "is not defined", "max and min need an order, which complex numbers lack"
+    elif kind in ("band", "bor", "bxor") and (dtype.is_floating_point or dtype.is_complex):
+        fault, rule = "is not defined", "bitwise kinds are for integers and bools"
+    else:
+        return
+    raise PlacementError(
+        message(
+            "reduction", f"{kind!r} of {str(dtype).removeprefix('torch.')} terms {fault}", rule,
+            [repr(kind)], 'Partial("sum"), or another dtype',
+        )
+    )
+
+
+def reduce_terms(terms: Sequence[Tensor], kind: str) -> Tensor:
+    """The reduction of `terms` (equal shapes and dtypes), in their order, as a fresh tensor."""
+    dtype = terms[0].dtype
+    wide = _WIDE.get(dtype, dtype)
+    total = terms[0].to(wide, copy=True)
+    step = _STEP[kind]
+    for term in terms[1:]:
+        step(total, term.to(wide))
+    if kind == "avg":
+        total.div_(len(terms))
+    return total.to(dtype)

@@ -1,0 +1,196 @@
+"""n ranks in this process: communicators whose data meets under a baton.
+
+What a rank takes away from a meeting is always fresh memory, computed by the last to arrive
+while the others wait, so that no rank sees another one's later writes. Reductions are those of
+`weft.comm.reduction`: torch's own, in rank order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from weft.comm.baton import Baton, Finish, Runner, current_runner
+from weft.comm.bound_mesh import BoundMesh, World
+from weft.comm.communicator import Communicator
+from weft.comm.reduction import reduce_terms
+from weft.core import AxisName, Mesh
+from weft.errors import CommunicationError, MeshError, message
+
+__all__ = ["SimulatedWorld", "current_simulated_world", "run_simulated"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Meeting:
+    """What ranks must agree on to meet: the op, the mesh axes, and the facts (dtype, sizes...)."""
+
+    op: str
+    axes: tuple[AxisName, ...]
+    facts: tuple[Hashable, ...]
+
+    def __str__(self) -> str:
+        facts = ", ".join(str(fact).removeprefix("torch.") for fact in self.facts)
+        return f"{self.op}({facts}) over axes ({', '.join(map(str, self.axes))})"
+
+
+class SimulatedWorld(World):
+    """The simulated ranks of one run, seen from one of them."""
+
+    def __init__(self, baton: Baton, runner: Runner) -> None:
+        super().__init__(runner.rank, len(baton.runners))
+        self.baton, self.runner = baton, runner
+
+    def connect(
+        self, mesh: BoundMesh, ranks: tuple[int, ...], axes: tuple[AxisName, ...]
+    ) -> Communicator:
+        return SimulatedCommunicator(self, ranks, axes, mesh.device)
+
+
+class SimulatedCommunicator(Communicator):
+    """Collectives by meetings under the baton."""
+
+    __slots__ = ("world",)
+
+    def __init__(
+        self, world: SimulatedWorld, ranks: tuple[int, ...], axes: tuple[AxisName, ...],
+        device: torch.device,
+    ) -> None:
+        super().__init__(ranks, ranks.index(world.rank), axes, device)
+        self.world = world
+
+    def _meet(self, op: str, facts: tuple[Hashable, ...], deposit: Any, finish: Finish) -> Any:
+        what = _Meeting(op, self.axes, facts)
+        world = self.world
+        return world.baton.meet(world.runner, self.ranks, self.index, what, deposit, finish)
+
+    def _all_reduce(self, x: Tensor, kind: str) -> Tensor:
+        def finish(terms: list[Tensor]) -> list[Tensor]:
+            total = reduce_terms(terms, kind)
+            return [total, *(total.clone() for _ in terms[1:])]
+
+        return self._meet("all_reduce", (kind, x.dtype, tuple(x.shape)), x, finish)
+
+    def _all_gather(self, x: Tensor, sizes: tuple[int, ...]) -> Tensor:
+        def finish(parts: list[Tensor]) -> list[Tensor]:
+            return [_join(parts) for _ in parts]
+
+        return self._meet("all_gather", (x.dtype, sizes), x, finish)
+
+    def _reduce_scatter(self, x: Tensor, sizes: tuple[int, ...], kind: str) -> Tensor:
+        def finish(terms: list[Tensor]) -> list[Tensor]:
+            pieces = [term.split(sizes) for term in terms]
+            return [reduce_terms(mine, kind) for mine in zip(*pieces)]
+
+        return self._meet("reduce_scatter", (kind, x.dtype, sizes), x, finish)
+
+    def _all_to_all(self, x: Tensor, send: tuple[int, ...], recv: tuple[int, ...]) -> Tensor:
+        def finish(given: list[tuple[Tensor, tuple[int, ...], tuple[int, ...]]]) -> list[Tensor]:
+            self._check_splits([(send, recv) for _, send, recv in given])
+            pieces = [x.split(send) for x, send, _ in given]
+            return [_join(mine) for mine in zip(*pieces)]
+
+        return self._meet("all_to_all", (x.dtype,), (x, send, recv), finish)
+
+    def _check_splits(self, splits: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> None:
+        wrong = [
+            f"rank {self.ranks[i]} sends {sent} to rank {self.ranks[j]}, which expects {due}"
+            for i, (send, _) in enumerate(splits)
+            for j, (sent, (_, recv)) in enumerate(zip(send, splits))
+            for due in (recv[i],) if sent != due
+        ]
+        if wrong:
+            raise CommunicationError(
+                message(
+                    f"all_to_all over {self.where}",
+                    f"{len(wrong)} pairs of ranks disagree about the elements between them",
+                    "recv[i] of rank j equals send[j] of rank i", wrong,
+                    "compute both from the same layouts",
+                )
+            )
+
+    def _broadcast(self, x: Tensor, source: int) -> Tensor:
+        def finish(given: list[Tensor]) -> list[Tensor]:
+            return [given[source].clone() for _ in given]
+
+        return self._meet("broadcast", (x.dtype, tuple(x.shape), source), x, finish)
+
+    def _scatter(
+        self, x: Tensor | None, sizes: tuple[int, ...], source: int, dtype: torch.dtype
+    ) -> Tensor:
+        def finish(given: list[Tensor]) -> list[Tensor]:
+            return [piece.clone() for piece in given[source].split(sizes)]
+
+        return self._meet("scatter", (dtype, sizes, source), x, finish)
+
+    def _exchange(self, value: object) -> list[object]:
+        return self._meet("exchange", (), value, lambda values: [list(values) for _ in values])
+
+
+def _join(parts: Sequence[Tensor]) -> Tensor:
+    """Parts one after the other in fresh memory (`torch.cat` of one part would do as well)."""
+    return torch.cat(tuple(parts))
+
+
+def current_simulated_world() -> SimulatedWorld | None:
+    """The world of the simulated rank whose thread this is, or None."""
+    runner = current_runner()
+    return None if runner is None else runner.world
+
+
+def run_simulated(
+    fn: Callable[[BoundMesh], T],
+    num_ranks: int | None = None,
+    mesh: Mapping[str, int] | Sequence[int] | Mesh | None = None,
+    device_type: str = "cpu",
+) -> list[T]:
+    """Call `fn(mesh)` as each of `num_ranks` simulated ranks; the results in rank order.
+
+    Without `mesh`, one unnamed axis of all ranks; without `num_ranks`, as many ranks as the mesh
+    needs. Ranks that the mesh does not hold get it with `here` None. Each rank starts from the
+    caller's default dtype and generator state, which are untouched afterwards.
+
+    Raises:
+        MeshError: the mesh needs more ranks. CommunicationError: ranks wait for different
+        collectives. Whatever the first failing rank raised, with its rank in a note.
+    """
+    if mesh is None:
+        mesh = (4 if num_ranks is None else num_ranks,)
+    value = mesh.abstract if isinstance(mesh, Mesh) else Mesh(mesh)
+    needed = value.size() if value.ranks is None else max(value.ranks) + 1
+    num_ranks = needed if num_ranks is None else num_ranks
+    if needed > num_ranks:
+        raise MeshError(
+            message(
+                "run(fn, num_ranks, mesh)", f"{value!r} needs {needed} ranks, num_ranks is "
+                f"{num_ranks}", "a mesh lies within the world", [num_ranks],
+                f"run(fn, num_ranks={math.prod(value.axis_sizes)}, mesh=...)",
+            )
+        )
+    baton = Baton(num_ranks, _generators(device_type))
+    current = None
+    if device_type not in ("cpu", "meta"):
+        current = torch.get_device_module(device_type).current_device()
+
+    def body(runner: Runner) -> T:
+        if current is not None:
+            torch.get_device_module(device_type).set_device(current)
+        runner.world = SimulatedWorld(baton, runner)
+        return fn(runner.world.bind(value, device_type))
+
+    return baton.run(body)
+
+
+def _generators(device_type: str) -> list[torch.Generator]:
+    """The default generators whose state is each rank's own."""
+    generators = [torch.default_generator]
+    if device_type not in ("cpu", "meta"):
+        module = torch.get_device_module(device_type)
+        generators.append(module.default_generators[module.current_device()])
+    return generators
