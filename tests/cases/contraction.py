@@ -1,0 +1,50 @@
+"""Matrix products in every combination of ranks, linear layers, einsum."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from tests.cases import Case, case, integers, reals
+
+CASES: list[Case] = [
+    case("mm", torch.mm, reals(6, 5), reals(5, 4), per_mesh=16),
+    case("matmul_22", lambda a, b: a @ b, reals(7, 3), reals(3, 6)),
+    case("matmul_11", torch.matmul, reals(7), reals(7)),
+    case("matmul_12", torch.matmul, reals(5), reals(5, 4)),
+    case("matmul_21", torch.matmul, reals(6, 5), reals(5)),
+    case("matmul_13", torch.matmul, reals(5), reals(3, 5, 4)),
+    case("matmul_31", torch.matmul, reals(3, 4, 5), reals(5)),
+    case("matmul_32", torch.matmul, reals(3, 4, 5), reals(5, 6), per_mesh=10),
+    case("matmul_23", torch.matmul, reals(4, 5), reals(3, 5, 6)),
+    case("matmul_33", torch.matmul, reals(3, 4, 5), reals(3, 5, 2), per_mesh=10),
+    case("matmul_33_broadcast", torch.matmul, reals(1, 4, 5), reals(3, 5, 2)),
+    case("matmul_43", torch.matmul, reals(2, 3, 4, 5), reals(3, 5, 2)),
+    case("matmul_44", torch.matmul, reals(2, 3, 4, 5), reals(2, 3, 5, 4)),
+    case("matmul_empty_inner", torch.matmul, reals(4, 0), reals(0, 3)),
+    case("matmul_int", torch.matmul, integers(4, 5), integers(5, 3), grad=False),
+    case("matmul_transposed", lambda a, b: a @ b.t(), reals(6, 5), reals(4, 5)),
+    case("matmul_float32", torch.matmul, reals(6, 5, dtype=torch.float32),
+         reals(5, 4, dtype=torch.float32)),
+    case("gram", lambda a: a @ a.t(), reals(6, 5)),
+    case("bmm", torch.bmm, reals(3, 4, 5), reals(3, 5, 2)),
+    case("mv", torch.mv, reals(6, 5), reals(5)),
+    case("dot", torch.dot, reals(7), reals(7)),
+    case("outer", torch.outer, reals(5), reals(4)),
+    case("addmm", torch.addmm, reals(4), reals(6, 5), reals(5, 4), per_mesh=10),
+    case("addmm_scaled", lambda a, b, c: torch.addmm(a, b, c, beta=2, alpha=0.5), reals(6, 4),
+         reals(6, 5), reals(5, 4)),
+    case("baddbmm", torch.baddbmm, reals(3, 4, 2), reals(3, 4, 5), reals(3, 5, 2)),
+    case("linear", F.linear, reals(6, 5), reals(4, 5), per_mesh=16),
+    case("linear_bias", F.linear, reals(6, 5), reals(4, 5), reals(4), per_mesh=16),
+    case("linear_1d", F.linear, reals(5), reals(4, 5), reals(4)),
+    case("linear_3d", F.linear, reals(3, 2, 5), reals(4, 5), reals(4), per_mesh=16),
+    case("linear_4d", F.linear, reals(3, 2, 2, 5), reals(4, 5)),
+    case("linear_int_like", F.linear, integers(6, 5), integers(4, 5), grad=False),
+    case("mlp", lambda x, a, b: F.linear(F.relu(F.linear(x, a)), b).mean(), reals(7, 5),
+         reals(6, 5), reals(3, 6), per_mesh=12),
+    case("einsum_mm", lambda a, b: torch.einsum("ij,jk->ik", a, b), reals(6, 5), reals(5, 4)),
+    case("einsum_heads", lambda a, b: torch.einsum("bqhd,bkhd->bhqk", a, b), reals(2, 3, 5, 4),
+         reals(2, 3, 5, 4)),
+    case("einsum_trace", lambda a: torch.einsum("ii->", a), reals(5, 5)),
+]

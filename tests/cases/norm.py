@@ -1,0 +1,41 @@
+"""Softmax, log-softmax and the normalisations, the normalised dim sharded too."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from tests.cases import Case, case, positives, reals
+
+CASES: list[Case] = [
+    case("softmax_last", lambda a: F.softmax(a, -1), reals(4, 7)),
+    case("softmax_first", lambda a: a.softmax(0), reals(7, 3)),
+    case("softmax_middle", lambda a: torch.softmax(a, 1), reals(2, 5, 3)),
+    case("softmax_dtype", lambda a: F.softmax(a, -1, dtype=torch.float64),
+         reals(4, 7, dtype=torch.float32)),
+    case("softmax_large", lambda a: F.softmax(a * 1000, -1), reals(4, 7), grad=False),
+    case("softmax_masked", lambda a: F.softmax(a.masked_fill(a < 0, -torch.inf), -1),
+         reals(4, 7), grad=False),
+    case("softmax_one_dim", lambda a: F.softmax(a, 0), reals(7)),
+    case("softmax_empty", lambda a: F.softmax(a, -1), reals(0, 7)),
+    case("log_softmax_last", lambda a: F.log_softmax(a, -1), reals(4, 7)),
+    case("log_softmax_first", lambda a: a.log_softmax(0), reals(7, 3)),
+    case("log_softmax_large", lambda a: F.log_softmax(a * 1000, -1), reals(4, 7)),
+    case("softmax_times", lambda a, b: F.softmax(a, -1) @ b, reals(4, 7), reals(7, 3)),
+    case("layer_norm", lambda a: F.layer_norm(a, (6,)), reals(5, 6)),
+    case("layer_norm_affine", lambda a, w, b: F.layer_norm(a, (6,), w, b), reals(5, 6), reals(6),
+         reals(6), per_mesh=16),
+    case("layer_norm_weight", lambda a, w: F.layer_norm(a, (6,), w), reals(3, 2, 6), reals(6)),
+    case("layer_norm_two_dims", lambda a, w, b: F.layer_norm(a, (4, 3), w, b), reals(5, 4, 3),
+         reals(4, 3), reals(4, 3), per_mesh=10),
+    case("layer_norm_far_mean", lambda a: F.layer_norm(a + 1e4, (6,)), reals(5, 6)),
+    case("layer_norm_eps", lambda a: F.layer_norm(a * 1e-3, (7,), eps=1e-3), reals(5, 7)),
+    case("layer_norm_one_row", lambda a, w: F.layer_norm(a, (6,), w), reals(1, 6), reals(6)),
+    case("rms_norm", lambda a, w: F.rms_norm(a, (6,), w), reals(5, 6), reals(6)),
+    case("rms_norm_by_hand",
+         lambda a, w: a * torch.rsqrt(a.pow(2).mean(-1, keepdim=True) + 1e-6) * w,
+         reals(5, 6), reals(6)),
+    case("normalize", lambda a: F.normalize(a, dim=-1), reals(5, 6)),
+    case("softmax_times_positive", lambda a, b: (F.softmax(a, 0) * b).sum(), reals(7, 3),
+         positives(7, 3)),
+]

@@ -1,0 +1,67 @@
+"""Sums, means and extrema, with `keepdim`, over one dim, several or all; gradients with ties."""
+
+from __future__ import annotations
+
+import torch
+
+from tests.cases import Case, bools, case, integers, reals
+
+
+def _tied(*shape: int):
+    """Few different values, so that extrema are attained several times."""
+    return integers(*shape, low=-2, high=2, dtype=torch.float64)
+
+
+_DIMS = {
+    "all": {}, "0": {"dim": 0}, "1": {"dim": 1}, "last_keep": {"dim": -1, "keepdim": True},
+    "0_keep": {"dim": 0, "keepdim": True}, "01": {"dim": (0, 1)},
+    "12_keep": {"dim": (1, 2), "keepdim": True},
+}
+
+CASES: list[Case] = [
+    case(f"{name}_{tag}", lambda a, fn=fn, options=options: fn(a, **options), make(5, 4, 3))
+    for name, fn, make in (
+        ("sum", torch.sum, reals), ("mean", torch.mean, reals), ("amax", torch.amax, _tied),
+        ("amin", torch.amin, _tied),
+    )
+    for tag, options in _DIMS.items()
+] + [
+    case("sum_method", lambda a: a.sum(1).sum(), reals(5, 4, 3)),
+    case("mean_of_mean", lambda a: a.mean(0).mean(), reals(5, 4)),
+    case("mean_square", lambda a: (a**2).mean(), reals(7, 3)),
+    case("centre", lambda a: a - a.mean(0, keepdim=True), reals(7, 3)),
+    case("scale_by_sum", lambda a: a / a.abs().sum(-1, keepdim=True), reals(7, 3)),
+    case("sum_int", lambda a: a.sum(), integers(5, 4), grad=False),
+    case("sum_int32", lambda a: a.sum(0), integers(5, 4, dtype=torch.int32), grad=False),
+    case("sum_bool", lambda a: a.sum(1), bools(5, 4), grad=False),
+    case("sum_dtype", lambda a: a.sum(0, dtype=torch.float64), reals(5, 4, dtype=torch.float32)),
+    case("mean_dtype", lambda a: a.mean(dtype=torch.float64), integers(5, 4), grad=False),
+    case("sum_no_dims", lambda a: torch.sum(a, dim=()), reals(5, 4)),
+    case("sum_zero_dim", lambda a: a.sum(), reals()),
+    case("sum_of_empty", lambda a: a.sum(0), reals(0, 4)),
+    case("mean_of_empty", lambda a: a.mean(0), reals(0, 4)),
+    case("max_all", lambda a: a.max(), _tied(5, 4)),
+    case("min_all", lambda a: a.min(), _tied(5, 4)),
+    case("max_dim", lambda a: tuple(a.max(0)), reals(5, 4)),
+    case("max_dim_ties", lambda a: tuple(torch.max(a, 1, keepdim=True)), _tied(5, 4)),
+    case("argmax", lambda a: a.argmax(1), _tied(5, 4), grad=False),
+    case("argmax_all", lambda a: a.argmax(), reals(5, 4), grad=False),
+    case("argmin_keep", lambda a: a.argmin(0, keepdim=True), _tied(5, 4), grad=False),
+    case("any", lambda a: a.any(0), bools(5, 4), grad=False),
+    case("all", lambda a: a.all(), bools(5, 4), grad=False),
+    case("all_keep", lambda a: torch.all(a, 1, keepdim=True), bools(5, 4), grad=False),
+    case("prod", lambda a: a.prod(1), reals(5, 4)),
+    case("var", lambda a: a.var(0), reals(5, 4)),
+    case("var_keep", lambda a: a.var(-1, keepdim=True, unbiased=False), reals(5, 4)),
+    case("std", lambda a: a.std(), reals(5, 4)),
+    case("norm", lambda a: a.norm(), reals(5, 4)),
+    case("vector_norm", lambda a: torch.linalg.vector_norm(a, dim=1), reals(5, 4)),
+    case("vector_norm_inf", lambda a: torch.linalg.vector_norm(a, torch.inf), reals(5, 4)),
+    case("logsumexp", lambda a: torch.logsumexp(a, 1), reals(5, 4)),
+    case("count_nonzero", lambda a: torch.count_nonzero(a), integers(5, 4, high=2), grad=False),
+    case("amax_nan", lambda a: torch.amax(torch.log(a), 0), _tied(5, 4), grad=False),
+    case("sum_item", lambda a: a.sum().item(), reals(5, 4), grad=False),
+    case("mean_float", lambda a: float(a.mean()), reals(5, 4), grad=False),
+    case("bool_of_any", lambda a: bool((a > 1).any()), reals(5, 4), grad=False),
+    case("tolist", lambda a: a.sum(0).tolist(), reals(5, 4), grad=False),
+]

@@ -1,0 +1,165 @@
+"""Running a trial on ranks and comparing what comes out with the one-process result.
+
+`on_rank` runs inside each rank, whatever carries it (simulated or gloo), and returns plain data;
+`verify` runs in one place and asks the oracle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import weft
+from tests.cases import Case, Operand, Trial, seed_of
+from tests.oracle import Held, block, check, check_gradient, same
+from weft import ShardTensor
+from weft.core import Layout, Mesh
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one rank made of a trial: its results and the gradients of its operands."""
+
+    results: list[Held | object]
+    gradients: list[Held | None]
+
+
+def check_op(
+    fn: Callable[..., Any],
+    tensors: Sequence[Tensor],
+    mesh: Mapping[str, int],
+    layouts: Sequence[Layout | None],
+    grad: bool = True,
+) -> list[Outcome]:
+    """Run `fn` on `tensors` laid out on a simulated mesh and compare with the dense result."""
+    operands = tuple(Operand(tuple(t.shape), lambda _, t=t: t.clone()) for t in tensors)
+    case = Case(getattr(fn, "__name__", "fn"), fn, operands, grad)
+    return check_trial(Trial(case, tuple(mesh.items()), ("given",), tuple(layouts)))
+
+
+def check_trial(trial: Trial) -> list[Outcome]:
+    """Run a trial on simulated ranks and compare it with the dense result."""
+    mesh = dict(trial.axes)
+    outcomes = weft.testing.run(lambda on: on_rank(trial, on), Mesh(mesh).size(), mesh)
+    verify(trial, outcomes)
+    return outcomes
+
+
+def verify(trial: Trial, outcomes: Sequence[Outcome]) -> None:
+    """Compare every rank's outcome with the dense result and gradients."""
+    results, gradients = dense_outcome(trial.case)
+    for place, expected in enumerate(results):
+        mine = [outcome.results[place] for outcome in outcomes]
+        assert all(len(outcome.results) == len(results) for outcome in outcomes)
+        what = f"{trial.id}: result {place}"
+        if isinstance(expected, Tensor):
+            assert all(isinstance(one, Held) for one in mine), f"{what}: no tensor, {mine}"
+            check(expected, mine, what)  # type: ignore[arg-type]
+        else:
+            for one in mine:
+                same(torch.tensor(one), torch.tensor(expected), what)
+    for place, (expected, layout) in enumerate(zip(gradients, trial.layouts)):
+        mine = [outcome.gradients[place] for outcome in outcomes]
+        check_gradient(expected, layout, mine, f"{trial.id}: gradient {place}")
+
+
+def dense_outcome(case: Case) -> tuple[list[Any], list[Tensor | None]]:
+    """The results and gradients of the case on plain tensors."""
+    operands = case.tensors()
+    leaves = _want_gradients(case, operands)
+    results = flat(case.fn(*operands))
+    _backward(case, results)
+    return (
+        [one.detach() if isinstance(one, Tensor) else one for one in results],
+        [None if leaf is None else leaf.grad for leaf in leaves],
+    )
+
+
+def on_rank(trial: Trial, mesh: Any) -> Outcome:
+    """The trial as one rank of `mesh` runs it."""
+    case = trial.case
+    operands = [
+        dense if layout is None else ShardTensor.from_local(
+            local_part(layout, dense, mesh.here, seed_of(trial.id, place)), mesh, layout
+        )
+        for place, (dense, layout) in enumerate(zip(case.tensors(), trial.layouts))
+    ]
+    leaves = _want_gradients(case, operands)
+    results = flat(case.fn(*operands))
+    _backward(case, results)
+    return Outcome(
+        [held(one.detach()) if isinstance(one, Tensor) else one for one in results],
+        [None if leaf is None or leaf.grad is None else held(leaf.grad) for leaf in leaves],
+    )
+
+
+def local_part(layout: Layout, dense: Tensor, coordinate: Sequence[int], seed: int) -> Tensor:
+    """A rank's block, or its term of a sum: terms are unequal and vary in sign."""
+    if not any(layout.partial):
+        return block(layout, dense, coordinate)
+    kinds = {kind for kind in layout.partial if kind is not None}
+    assert kinds == {"sum"}, f"no terms for {kinds}"
+    axes = [axis for axis, kind in enumerate(layout.partial) if kind is not None]
+    first = all(coordinate[axis] == 0 for axis in axes)
+    others = [
+        at for at in _coordinates([layout.mesh.axis_sizes[axis] for axis in axes]) if any(at)
+    ]
+    terms = {at: _noise(dense, seed_of(seed, at)) for at in others}
+    term = dense - sum(terms.values()) if first else terms[tuple(coordinate[a] for a in axes)]
+    return block(layout, term, coordinate)
+
+
+def held(tensor: Tensor) -> Held:
+    """A result as plain data. A collective: every rank gathers the whole."""
+    meta = (tuple(tensor.shape), tensor.dtype, tuple(tensor.stride()))
+    if not isinstance(tensor, ShardTensor):
+        return Held(None, tensor.clone(), tensor.clone(), *meta)
+    return Held(tensor.layout, tensor.to_local().clone(), tensor.full_tensor().clone(), *meta)
+
+
+def flat(value: Any) -> list[Any]:
+    """The leaves of nested tuples and lists."""
+    if isinstance(value, (tuple, list)):
+        return [leaf for one in value for leaf in flat(one)]
+    return [value]
+
+
+def _want_gradients(case: Case, operands: Sequence[Tensor]) -> list[Tensor | None]:
+    wanted: list[Tensor | None] = []
+    for operand, tensor in zip(case.operands, operands):
+        real = tensor.dtype.is_floating_point or tensor.dtype.is_complex
+        if case.grad and real and not operand.fixed:
+            wanted.append(tensor.requires_grad_())
+        else:
+            wanted.append(None)
+    return wanted
+
+
+def _backward(case: Case, results: Sequence[Any]) -> None:
+    """Backward from every result that has a gradient, from the same cotangent on all ranks."""
+    if not case.grad:
+        return
+    live = [one for one in results if isinstance(one, Tensor) and one.requires_grad]
+    assert live, f"{case.name}: no result requires a gradient"
+    for place, one in enumerate(live):
+        generator = torch.Generator().manual_seed(seed_of("cotangent", place))
+        cotangent = torch.randn(one.shape, generator=generator, dtype=torch.float64).to(one.dtype)
+        one.backward(gradient=cotangent, retain_graph=place + 1 < len(live))
+
+
+def _noise(dense: Tensor, seed: int) -> Tensor:
+    """Quarters in [-2, 2], whole numbers for integers: they add up without rounding."""
+    generator = torch.Generator().manual_seed(seed)
+    steps = torch.randint(-8, 9, dense.shape, generator=generator)
+    return (steps / 4 if dense.dtype.is_floating_point else steps).to(dense.dtype)
+
+
+def _coordinates(sizes: Sequence[int]) -> list[tuple[int, ...]]:
+    places: list[tuple[int, ...]] = [()]
+    for size in sizes:
+        places = [(*place, digit) for place in places for digit in range(size)]
+    return places
