@@ -1,0 +1,5 @@
+"""What every operation means for sharded operands, as rules over factors. No torch."""
+
+from weft.rules.notation import Call, Decision, LocalArgs, Pattern, Rule, TensorArg, parse
+
+__all__ = ["Call", "Decision", "LocalArgs", "Pattern", "Rule", "TensorArg", "parse"]
