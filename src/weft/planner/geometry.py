@@ -1,0 +1,123 @@
+"""How two layouts of one global shape lie to each other, dim by dim.
+
+Everything here is arithmetic on cuts: which leading axes two layouts share, how a dim's cuts look
+when only the leading axes are read (*coarser*) or when more axes cut below them (*finer*).
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+
+from weft.core.cuts import default_cuts
+from weft.core.layout import Box, Layout
+
+__all__ = [
+    "Coordinate", "coarser", "common_depth", "finer", "group", "intersect", "meets", "num_copies",
+    "size_over", "strip", "volume",
+]
+
+Coordinate = tuple[int, ...]
+"""A place on a mesh: one digit per axis."""
+
+Cut = tuple[tuple[int, ...], tuple[int, ...] | None]
+"""The axes of one dim and its cuts (None: default)."""
+
+
+def size_over(layout: Layout, axes: Iterable[int]) -> int:
+    """Number of devices along some axes of the layout's mesh."""
+    sizes = layout.mesh.axis_sizes
+    return math.prod([sizes[axis] for axis in axes])
+
+
+@lru_cache(maxsize=16384)
+def strip(layout: Layout) -> Layout:
+    """The layout without its axes of size 1, which cut nothing and reduce nothing."""
+    sizes = layout.mesh.axis_sizes
+    if 1 not in sizes:
+        return layout
+    dims = [tuple(axis for axis in axes if sizes[axis] > 1) for axes in layout.dims]
+    partial = [kind if size > 1 else None for kind, size in zip(layout.partial, sizes)]
+    return Layout.make(layout.mesh, layout.shape, dims, layout.cuts, partial)
+
+
+def common_depth(src: Layout, dst: Layout, dim: int) -> int:
+    """How many leading axes of a dim cut it alike in both layouts."""
+    left, right = src.dims[dim], dst.dims[dim]
+    depth = 0
+    while depth < min(len(left), len(right)) and left[depth] == right[depth]:
+        depth += 1
+    if src.cuts[dim] is not None or dst.cuts[dim] is not None:
+        while depth and _cuts_at(src, dim, depth) != _cuts_at(dst, dim, depth):
+            depth -= 1
+    return depth
+
+
+def _cuts_at(layout: Layout, dim: int, depth: int) -> tuple[int, ...]:
+    return layout.cuts_of(dim)[:: size_over(layout, layout.dims[dim][depth:])]
+
+
+def coarser(layout: Layout, dim: int, depth: int) -> Cut:
+    """The axes and cuts of a dim when only its first `depth` axes are read."""
+    axes = layout.dims[dim][:depth]
+    return axes, None if layout.cuts[dim] is None else _cuts_at(layout, dim, depth)
+
+
+def finer(layout: Layout, dim: int, cut: Cut, more: tuple[int, ...]) -> Cut:
+    """A dim's cut with `more` axes below it, each piece cut by default."""
+    axes, cuts = cut
+    if not more or cuts is None:
+        return axes + more, cuts
+    sizes = [layout.mesh.axis_sizes[axis] for axis in more]
+    out = [0]
+    for start, stop in zip(cuts, cuts[1:]):
+        out += [start + offset for offset in default_cuts(stop - start, sizes)[1:]]
+    return axes + more, tuple(out)
+
+
+def intersect(left: Box, right: Box) -> Box | None:
+    """The box that two boxes share; None when they share nothing."""
+    out = []
+    for (a, b), (c, d) in zip(left, right):
+        start, stop = max(a, c), min(b, d)
+        if start >= stop:
+            return None
+        out.append((start, stop))
+    return tuple(out)
+
+
+def volume(box: Box) -> int:
+    """Number of elements of a box."""
+    return math.prod([stop - start for start, stop in box])
+
+
+def meets(layout: Layout, dim: int, interval: tuple[int, int]) -> Iterator[tuple[int, ...]]:
+    """The shards of a dim that overlap an interval, as (index, start, stop of the overlap)."""
+    start, stop = interval
+    if start >= stop:
+        return
+    cuts = layout.cuts_of(dim)
+    index = bisect_right(cuts, start) - 1
+    while index + 1 < len(cuts) and cuts[index] < stop:
+        if cuts[index] < cuts[index + 1]:
+            yield index, max(start, cuts[index]), min(stop, cuts[index + 1])
+        index += 1
+
+
+def group(layout: Layout, axes: Sequence[int], coordinate: Coordinate) -> list[Coordinate]:
+    """The coordinates that differ from one in `axes` only, itself included, in mesh order."""
+    out = [coordinate]
+    for axis in axes:
+        out = [
+            (*c[:axis], digit, *c[axis + 1 :])
+            for c in out
+            for digit in range(layout.mesh.axis_sizes[axis])
+        ]
+    return out
+
+
+def num_copies(layout: Layout) -> int:
+    """How many devices hold each element: the product of the axes that do not cut."""
+    return layout.mesh.size() // size_over(layout, (a for axes in layout.dims for a in axes))

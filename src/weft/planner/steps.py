@@ -1,0 +1,147 @@
+"""The steps that plans are made of: a closed union of values, each layout -> layout.
+
+| step | what it does | over `axes` |
+|---|---|---|
+| Slice | keeps the part that the target holds | nothing is sent |
+| Exchange | box intersections, by one all-to-all | axes that hold what is missing |
+| AllGather | every member of the group comes to the same box | axes that cease to cut |
+| ReduceScatter | reduces terms, each member its own box | partial axes that come to cut |
+| AllReduce | reduces terms, all members the same box | partial axes that come to replicate |
+| Term | the value becomes this rank's term of a reduction | axes that become partial; not sent |
+
+Kinds stand in the layouts. Axes that are partial on both sides are not touched: terms move as
+values do. `sends` and `receives` name what one coordinate exchanges, without listing the mesh.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+
+from weft.core.layout import Box, Layout
+from weft.planner.geometry import Coordinate, group, meets
+
+__all__ = [
+    "AllGather", "AllReduce", "Block", "Exchange", "ReduceScatter", "Slice", "Step", "Term",
+]
+
+Block = tuple[Coordinate, Box]
+"""The other side's coordinate (one's own included) and a box of global indices."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A change of layout; `axes` are the mesh axes over which it acts, ascending."""
+
+    src: Layout
+    dst: Layout
+    axes: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        names = ",".join(str(self.src.mesh.axis_names[axis]) for axis in self.axes)
+        over = f" over {names}" if names else ""
+        return f"{type(self).__name__}{over}: {self.src} -> {self.dst}"
+
+
+class Slice(_Step):
+    """Local: the target box lies in the one that is held."""
+
+    __slots__ = ()
+
+
+class Exchange(_Step):
+    """Each element that a rank lacks comes from the one holder that differs in `axes` only."""
+
+    __slots__ = ()
+
+    def receives(self, coordinate: Coordinate) -> list[Block]:
+        """What makes up the target box at `coordinate`: holder and box, in group order."""
+        wanted = self.dst.box_at(coordinate)
+        choices = [
+            [(_digits(self.src, dim, index), (start, stop))
+             for index, start, stop in meets(self.src, dim, interval)]
+            for dim, interval in enumerate(wanted)
+        ]
+        return sorted(
+            (_moved(coordinate, (digits for digits, _ in choice)), tuple(box for _, box in choice))
+            for choice in product(*choices)
+        )
+
+    def sends(self, coordinate: Coordinate) -> list[Block]:
+        """What is wanted of the box at `coordinate`: taker and box, in group order."""
+        held = self.src.box_at(coordinate)
+        cut = {axis for axes in self.src.dims for axis in axes}
+        choices = [
+            [(digits, (start, stop))
+             for index, start, stop in meets(self.dst, dim, interval)
+             for digits in (_digits(self.dst, dim, index),)
+             if all(axis in cut or coordinate[axis] == digit for axis, digit in digits)]
+            for dim, interval in enumerate(held)
+        ]
+        named = {axis for axes in self.dst.dims for axis in axes}
+        takers = group(self.src, [axis for axis in self.axes if axis not in named], coordinate)
+        return sorted(
+            (_moved(taker, (digits for digits, _ in choice)), tuple(box for _, box in choice))
+            for choice in product(*choices)
+            for taker in takers
+        )
+
+
+class AllGather(_Step):
+    """Axes cease to cut: the boxes of a group, in any dims, together are the target box."""
+
+    __slots__ = ()
+
+    def receives(self, coordinate: Coordinate) -> list[Block]:
+        """The members of the group and what they hold, in group order."""
+        return [(peer, self.src.box_at(peer)) for peer in group(self.src, self.axes, coordinate)]
+
+
+class ReduceScatter(_Step):
+    """Terms over `axes` are reduced, each member of the group keeping its own target box."""
+
+    __slots__ = ()
+
+    def sends(self, coordinate: Coordinate) -> list[Block]:
+        """The members of the group and the box that each comes to hold, in group order."""
+        return [(peer, self.dst.box_at(peer)) for peer in group(self.src, self.axes, coordinate)]
+
+
+class AllReduce(_Step):
+    """Terms over `axes` are reduced, every member of the group keeping the whole."""
+
+    __slots__ = ()
+
+
+class Term(_Step):
+    """Local: axes that cut or replicate become partial.
+
+    An axis that cuts leaves zeros around its box (sum). A replicated axis keeps the value on
+    coordinate 0 and the identity elsewhere (sum, product), or as it is (kinds that take a value
+    twice without harm).
+    """
+
+    __slots__ = ()
+
+
+Step = Slice | Exchange | AllGather | ReduceScatter | AllReduce | Term
+
+
+def _digits(layout: Layout, dim: int, index: int) -> tuple[tuple[int, int], ...]:
+    """(axis, digit) of shard `index` of a dim."""
+    out = []
+    for axis in reversed(layout.dims[dim]):
+        index, digit = divmod(index, layout.mesh.axis_sizes[axis])
+        out.append((axis, digit))
+    return tuple(out)
+
+
+def _moved(
+    coordinate: Coordinate, changes: Iterator[tuple[tuple[int, int], ...]]
+) -> Coordinate:
+    out = list(coordinate)
+    for digits in changes:
+        for axis, digit in digits:
+            out[axis] = digit
+    return tuple(out)
