@@ -2,9 +2,12 @@
 
 from weft.comm.bound_mesh import BoundMesh, World, current_mesh
 from weft.comm.communicator import Communicator
+from weft.comm.init import as_bound_mesh, init_mesh, this_world
+from weft.comm.recording import Recorded, recorded, recording_mesh
 from weft.comm.reduction import check_kind
 from weft.comm.simulated import run_simulated
 
 __all__ = [
-    "BoundMesh", "Communicator", "World", "check_kind", "current_mesh", "run_simulated",
+    "BoundMesh", "Communicator", "Recorded", "World", "as_bound_mesh", "check_kind",
+    "current_mesh", "init_mesh", "recorded", "recording_mesh", "run_simulated", "this_world",
 ]

@@ -176,7 +176,7 @@ class Baton:
             runner.ended = "has returned"
         except _Unwound:
             runner.ended = "was unwound"
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - raised again by `run`
             runner.ended = f"has raised {type(error).__name__}"
             error.add_note(f"on simulated rank {runner.rank} of {len(self.runners)}")
             self._stop(error)

@@ -12,7 +12,7 @@ import itertools
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -79,6 +79,7 @@ class BoundMesh(Mesh):
         position = value.position_of_rank(world.rank)
         self.here = None if position is None else value.coordinate(position)
         self.cache = {}
+        self.wraps: Any = None  # the torch DeviceMesh, once there is one
         self._value = value
         self._comms: dict[tuple[int, ...], Communicator] = {}
 
@@ -168,7 +169,7 @@ class BoundMesh(Mesh):
         Raises:
             MeshError: where there are no process groups.
         """
-        return self.world.device_mesh(self)
+        return self.world.device_mesh(self) if self.wraps is None else self.wraps
 
     def __getitem__(self, names: AxisName | tuple[AxisName, ...]) -> BoundMesh:
         """The mesh of some axes, in the order given, at my coordinates on the others.
@@ -207,7 +208,7 @@ class BoundMesh(Mesh):
 
     # The default mesh of the thread.
 
-    def __enter__(self) -> BoundMesh:
+    def __enter__(self) -> Self:
         _defaults.stack.append(self)
         return self
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from weft.comm.reduction import check_kind
 from weft.core import AxisName
 
-__all__ = ["Alone", "Communicator", "as_bytes", "from_bytes"]
+__all__ = ["Alone", "Communicator", "as_bytes"]
 
 
 class Communicator(ABC):
@@ -32,7 +32,7 @@ class Communicator(ABC):
     argument brings along.
     """
 
-    __slots__ = ("ranks", "size", "index", "axes", "device")
+    __slots__ = ("axes", "device", "index", "ranks", "size")
 
     def __init__(
         self, ranks: tuple[int, ...], index: int, axes: tuple[AxisName, ...], device: torch.device
@@ -158,11 +158,6 @@ class Alone(Communicator):
 def as_bytes(x: Tensor) -> Tensor:
     """A contiguous tensor as flat bytes: how data of every dtype moves, float8 and bool included."""
     return x.resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)
-
-
-def from_bytes(data: Tensor, like: Tensor) -> Tensor:
-    """Flat bytes as elements of the dtype of `like`."""
-    return data.view(like.dtype)
 
 
 def _copy(x: Tensor) -> Tensor:

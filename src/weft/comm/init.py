@@ -1,0 +1,148 @@
+"""Which world this thread is in, and how a mesh is bound to it.
+
+A simulated rank is in its run's world. Any other thread is in that of torch.distributed, which
+is started from torchrun's environment when it has to be. Without either, the world is one rank.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from weft.comm.bound_mesh import BoundMesh, World, current_mesh
+from weft.comm.communicator import Communicator
+from weft.comm.process_group import backend_for, process_world, timeout
+from weft.comm.simulated import current_simulated_world
+from weft.core import AxisName, Mesh
+from weft.errors import MeshError, ShardTypeError, message
+
+__all__ = ["as_bound_mesh", "init_mesh", "this_world"]
+
+
+class SoloWorld(World):
+    """One rank alone."""
+
+    def __init__(self) -> None:
+        super().__init__(0, 1)
+
+    def connect(
+        self, mesh: BoundMesh, ranks: tuple[int, ...], axes: tuple[AxisName, ...]
+    ) -> Communicator:
+        raise AssertionError(f"a world of one rank has no group {ranks}")
+
+
+_solo = SoloWorld()
+
+
+def this_world() -> World:
+    """The world that this thread is in."""
+    return current_simulated_world() or process_world() or _solo
+
+
+def init_mesh(
+    axes: Mapping[str, int] | Sequence[int] | int | Mesh,
+    device_type: str = "cpu",
+    ranks: Iterable[int] | None = None,
+) -> BoundMesh:
+    """A mesh on the ranks of this world, the same object for the same value.
+
+    Every rank of the world calls it; one that the mesh does not hold gets it with `here` None.
+
+    Args:
+        axes: map axis name -> size, or sizes alone, or a mesh value.
+        device_type: where local tensors live. With "cuda", rank r of a host takes device r.
+        ranks: the ranks in row-major order; None takes 0, 1, ..., size - 1.
+
+    Raises:
+        MeshError: a mesh that does not fit into the world.
+    """
+    value = axes.abstract if isinstance(axes, Mesh) else Mesh(axes, ranks)
+    if current_simulated_world() is None and process_world() is None:
+        _start_from_environment(device_type)
+    world = this_world()
+    _check_fits(value, world)
+    return world.bind(value, device_type)
+
+
+def as_bound_mesh(mesh: Any = None, call: str = "device_mesh") -> BoundMesh:
+    """The bound mesh that a public call was given: one of ours, a value, or torch's DeviceMesh.
+
+    None is the default mesh of the thread (`with mesh:`). A value is the mesh of that value on
+    this rank, bound when there is none yet.
+
+    Raises:
+        MeshError: None without a default mesh. ShardTypeError: no mesh.
+    """
+    if isinstance(mesh, BoundMesh):
+        return mesh
+    if mesh is None:
+        mesh = current_mesh()
+        if mesh is None:
+            raise MeshError(
+                message(call, "no mesh is given and this thread has no default mesh",
+                        "a call without a mesh takes that of the innermost `with mesh:`",
+                        [f"{call}=None"], 'with weft.init_mesh({"dp": 2, "tp": 2}): ...')
+            )
+        return mesh
+    if isinstance(mesh, Mesh):
+        return this_world().bound(mesh) or init_mesh(mesh, _default_device_type())
+    world = process_world()
+    if isinstance(mesh, DeviceMesh) and world is not None:
+        return world.adopt(mesh)
+    raise ShardTypeError(
+        message(call, f"{mesh!r} is a {type(mesh).__name__}",
+                "a mesh is a weft mesh, or a torch DeviceMesh while torch.distributed runs",
+                [type(mesh).__name__], 'weft.init_mesh({"dp": 2, "tp": 2})')
+    )
+
+
+def _default_device_type() -> str:
+    """The device type for a mesh of which only the value is known."""
+    return "cuda" if dist.is_initialized() and "nccl" in dist.get_backend_config() else "cpu"
+
+
+def _start_from_environment(device_type: str) -> None:
+    """Start torch.distributed as torchrun's environment says, if it does."""
+    if not dist.is_available() or not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys():
+        return
+    if device_type != "cpu":
+        module = torch.get_device_module(device_type)
+        local = int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))
+        module.set_device(local % module.device_count())
+    backend = backend_for(device_type)
+    dist.init_process_group(
+        "gloo" if device_type == "cpu" else f"cpu:gloo,{device_type}:{backend}", timeout=timeout()
+    )
+    atexit.register(_end)
+
+
+def _end() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _check_fits(value: Mesh, world: World) -> None:
+    ranks = range(value.size()) if value.ranks is None else value.ranks
+    outside = [rank for rank in ranks[-8:] if not 0 <= rank < world.size] or [
+        rank for rank in ranks if not 0 <= rank < world.size
+    ]
+    if not outside:
+        return
+    axes = dict(zip(value.axis_names, value.axis_sizes))
+    raise MeshError(
+        message(
+            "init_mesh(axes)", f"{value!r} needs {value.size()} ranks up to rank {max(ranks)}, "
+            f"the world has {world.size}",
+            "a mesh lies within the world: the simulated ranks of weft.testing.run, "
+            "or the processes of torch.distributed or torchrun, or else this process alone",
+            outside,
+            f"weft run -n {value.size()} script.py, or in one process:\n"
+            f"weft.testing.run(fn, num_ranks={value.size()}, mesh={axes})",
+        )
+    )

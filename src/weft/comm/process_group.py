@@ -1,0 +1,277 @@
+"""Collectives over torch.distributed: one code path for gloo, NCCL and other backends.
+
+Data moves as bytes by `all_to_all_single` with split sizes, the one uneven primitive that every
+backend has, and by `broadcast`. A table says what a backend does as exactly and faster by itself;
+any other reduction is an exchange of terms, torch's own reduction in mesh order, and a gather, so
+that gloo gives bitwise what simulated ranks give. (gloo's own MAX drops NaN, its bool sum wraps,
+and its rings take longer than one exchange.)
+
+Groups are looked up by their ranks, so that meshes share them. torch orders a group by rank; our
+order is the mesh's, and `places` translates.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from weft.comm.bound_mesh import BoundMesh, World
+from weft.comm.communicator import Communicator, as_bytes
+from weft.comm.reduction import reduce_terms
+from weft.core import AxisName, Mesh, balanced_cuts
+from weft.errors import CommunicationError, message
+
+__all__ = ["ProcessWorld", "backend_for", "process_world", "timeout"]
+
+_BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
+
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_INTEGERS = (torch.int8, torch.uint8, torch.int32, torch.int64)
+_OPS = {
+    "sum": dist.ReduceOp.SUM, "avg": dist.ReduceOp.SUM, "product": dist.ReduceOp.PRODUCT,
+    "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN,
+}
+"""torch's reductions; the mean is the sum divided afterwards, as in every other body."""
+
+_EXACT: dict[str, frozenset[tuple[str, torch.dtype]]] = {
+    "nccl": frozenset(
+        [(kind, dtype) for kind in ("sum", "avg", "product") for dtype in _FLOATS]
+        + [(kind, dtype) for kind in ("sum", "product", "max", "min") for dtype in _INTEGERS]
+    ),
+}
+"""What a backend reduces exactly by itself. Max and min of floats may lose NaN: not here."""
+
+_GATHER_LIMIT_NBYTES = 1 << 20
+"""Up to this many bytes gathered, one exchange of whole terms beats scatter and gather."""
+
+_HEAD_NBYTES = 256
+"""What `exchange` sends first: a length, and the pickle itself where it fits."""
+
+_gather_even = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_scatter_even = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+"""torch renamed these two; the older names warn where the newer exist."""
+
+
+def timeout() -> timedelta:
+    """How long a collective may wait for other ranks: WEFT_TIMEOUT seconds, 300 by default."""
+    return timedelta(seconds=float(os.environ.get("WEFT_TIMEOUT", "300")))
+
+
+def backend_for(device_type: str) -> str:
+    """The backend that carries a device type."""
+    return _BACKENDS.get(device_type) or dist.get_default_backend_for_device(device_type)
+
+
+class ProcessWorld(World):
+    """The ranks of torch's default process group."""
+
+    def __init__(self) -> None:
+        super().__init__(dist.get_rank(), dist.get_world_size())
+        self.default = dist.group.WORLD
+        self._groups: dict[tuple[str, frozenset[int]], dist.ProcessGroup] = {}
+
+    def connect(
+        self, mesh: BoundMesh, ranks: tuple[int, ...], axes: tuple[AxisName, ...]
+    ) -> Communicator:
+        return ProcessCommunicator(self.group(mesh, ranks), ranks, self.rank, axes, mesh.device)
+
+    def group(self, mesh: BoundMesh, ranks: tuple[int, ...]) -> dist.ProcessGroup:
+        """The group of `ranks`: the default one, one that a DeviceMesh brought, or a new one.
+
+        A new group is made by its members alone, the first time that they need it. All ranks
+        run one program, so they make their groups in one order.
+        """
+        key = (mesh.device_type, frozenset(ranks))
+        if key not in self._groups:
+            self._groups[key] = self._find_group(mesh.device_type, ranks)
+        return self._groups[key]
+
+    def _find_group(self, device_type: str, ranks: tuple[int, ...]) -> dist.ProcessGroup:
+        carried = _backend_of(self.default, device_type) is not None
+        if len(ranks) == self.size and carried:
+            assert self.default is not None
+            return self.default
+        try:
+            return dist.new_group(
+                sorted(ranks), timeout=timeout(), use_local_synchronization=True,
+                backend=None if carried else backend_for(device_type),
+            )
+        except RuntimeError as error:
+            raise _gave_up("making a process group", f"ranks {ranks}", error) from error
+
+    def adopt(self, device_mesh: DeviceMesh) -> BoundMesh:
+        """The bound mesh that wraps a torch DeviceMesh and uses its groups; one per object."""
+        mesh = getattr(device_mesh, "_weft_mesh", None)
+        if isinstance(mesh, BoundMesh) and mesh.world is self:
+            return mesh
+        sizes, names = tuple(device_mesh.mesh.shape), device_mesh.mesh_dim_names
+        value = Mesh(dict(zip(names, sizes)) if names else sizes, device_mesh.mesh.flatten().tolist())
+        mesh = BoundMesh(self, value, device_mesh.device_type)
+        self._wrap(mesh, device_mesh)
+        if mesh.here is not None:
+            for axis in range(mesh.ndim):
+                key = (mesh.device_type, frozenset(mesh.group_ranks((axis,))))
+                self._groups.setdefault(key, device_mesh.get_group(axis))
+        self._bound.setdefault((value, mesh.device_type), mesh)
+        return mesh
+
+    def device_mesh(self, mesh: BoundMesh) -> DeviceMesh:
+        names = tuple(map(str, mesh.axis_names))
+        made = DeviceMesh.from_group(
+            mesh.get_all_groups(), mesh.device_type, mesh.mesh, mesh_dim_names=names
+        )
+        self._wrap(mesh, made)
+        return made
+
+    def _wrap(self, mesh: BoundMesh, device_mesh: DeviceMesh) -> None:
+        mesh.wraps = device_mesh
+        device_mesh._weft_mesh = mesh  # type: ignore[attr-defined]
+
+
+class ProcessCommunicator(Communicator):
+    """Collectives over one process group."""
+
+    __slots__ = ("exact", "group", "in_order", "native", "places")
+
+    def __init__(
+        self, group: dist.ProcessGroup, ranks: tuple[int, ...], rank: int,
+        axes: tuple[AxisName, ...], device: torch.device,
+    ) -> None:
+        super().__init__(ranks, ranks.index(rank), axes, device)
+        self.group = group
+        order = dist.get_process_group_ranks(group)
+        self.places = tuple(order.index(member) for member in ranks)
+        self.in_order = self.places == tuple(range(self.size))
+        self.exact = _EXACT.get(_backend_of(group, device.type) or "", frozenset())
+        self.native = bool(self.exact) and self.in_order
+
+    def _all_reduce(self, x: Tensor, kind: str) -> Tensor:
+        if (kind, x.dtype) in self.exact:
+            total = x.clone(memory_format=torch.contiguous_format)
+            self._issue("all_reduce", dist.all_reduce, total, _OPS[kind])
+            return total.div_(self.size) if kind == "avg" else total
+        flat = x.reshape(-1)
+        if x.numel() * x.element_size() * self.size <= _GATHER_LIMIT_NBYTES:
+            terms = self._all_gather(flat, (flat.numel(),) * self.size).chunk(self.size)
+            return reduce_terms(terms, kind).view(x.shape)
+        cuts = balanced_cuts(flat.numel(), (self.size,))
+        sizes = tuple(stop - start for start, stop in pairwise(cuts))
+        return self._all_gather(self._reduce_scatter(flat, sizes, kind), sizes).view(x.shape)
+
+    def _all_gather(self, x: Tensor, sizes: tuple[int, ...]) -> Tensor:
+        if self.native and len(set(sizes)) == 1:
+            data = as_bytes(x)
+            out = data.new_empty(data.numel() * self.size)
+            self._issue("all_gather", _gather_even, out, data)
+            return out.view(x.dtype)
+        return self._all_to_all(x.repeat(self.size), (x.numel(),) * self.size, sizes)
+
+    def _reduce_scatter(self, x: Tensor, sizes: tuple[int, ...], kind: str) -> Tensor:
+        if self.native and len(set(sizes)) == 1 and (kind, x.dtype) in self.exact:
+            out = x.new_empty(sizes[0])
+            self._issue("reduce_scatter", _scatter_even, out, x, _OPS[kind])
+            return out.div_(self.size) if kind == "avg" else out
+        mine = sizes[self.index]
+        terms = self._all_to_all(x, sizes, (mine,) * self.size).view(self.size, mine)
+        return reduce_terms(terms.unbind(), kind)
+
+    def _all_to_all(self, x: Tensor, send: tuple[int, ...], recv: tuple[int, ...]) -> Tensor:
+        if not self.in_order:
+            x, send, arriving = self._to_group(x, send), self._listed(send), self._listed(recv)
+        else:
+            arriving = recv
+        data, width = as_bytes(x), x.element_size()
+        out = data.new_empty(sum(recv) * width)
+        self._issue(
+            "all_to_all", dist.all_to_all_single, out, data,
+            [size * width for size in arriving], [size * width for size in send],
+        )
+        received = out.view(x.dtype)
+        if self.in_order:
+            return received
+        pieces = received.split(arriving)
+        return torch.cat([pieces[place] for place in self.places])
+
+    def _to_group(self, x: Tensor, sizes: tuple[int, ...]) -> Tensor:
+        """Pieces in mesh order, brought into the group's order."""
+        return torch.cat(self._listed(x.split(sizes)))
+
+    def _listed(self, pieces: Sequence[Any]) -> tuple[Any, ...]:
+        """What belongs to each member, listed in the group's order."""
+        return tuple(piece for _, piece in sorted(zip(self.places, pieces), key=lambda p: p[0]))
+
+    def _broadcast(self, x: Tensor, source: int) -> Tensor:
+        data = as_bytes(x).clone()
+        self._issue("broadcast", dist.broadcast, data, group_src=self.places[source])
+        return data.view(x.dtype).view(x.shape)
+
+    def _scatter(
+        self, x: Tensor | None, sizes: tuple[int, ...], source: int, dtype: torch.dtype
+    ) -> Tensor:
+        given = torch.empty(0, dtype=dtype, device=self.device) if x is None else x
+        send = (0,) * self.size if x is None else sizes
+        recv = tuple(sizes[self.index] if i == source else 0 for i in range(self.size))
+        return self._all_to_all(given, send, recv)
+
+    def _exchange(self, value: object) -> list[object]:
+        data = pickle.dumps(value)
+        head = len(data).to_bytes(8, "little")
+        head += data if len(data) <= _HEAD_NBYTES - 8 else b""
+        heads = self._gather_bytes(head.ljust(_HEAD_NBYTES, b"\0"), (_HEAD_NBYTES,) * self.size)
+        lengths = tuple(int.from_bytes(head[:8], "little") for head in heads)
+        if max(lengths) <= _HEAD_NBYTES - 8:
+            return [pickle.loads(head[8 : 8 + n]) for head, n in zip(heads, lengths)]
+        return [pickle.loads(one) for one in self._gather_bytes(data, lengths)]
+
+    def _gather_bytes(self, data: bytes, sizes: tuple[int, ...]) -> list[bytes]:
+        mine = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(self.device)
+        parts = self._all_gather(mine, sizes).cpu().split(sizes)
+        return [part.numpy().tobytes() for part in parts]
+
+    def _issue(self, op: str, call: Callable[..., Any], *args: Any, **named: Any) -> None:
+        try:
+            call(*args, group=self.group, **named)
+        except RuntimeError as error:
+            raise _gave_up(op, self.where, error) from error
+
+
+_here: ProcessWorld | None = None
+
+
+def process_world() -> ProcessWorld | None:
+    """The world of torch's default process group; None when there is none."""
+    global _here
+    if not (dist.is_available() and dist.is_initialized()):
+        return None
+    if _here is None or _here.default is not dist.group.WORLD:
+        _here = ProcessWorld()
+    return _here
+
+
+def _backend_of(group: Any, device_type: str) -> str | None:
+    """The backend by which a group carries a device type."""
+    pairs = (entry.split(":") for entry in dist.get_backend_config(group).split(","))
+    return {device: backend for device, backend in pairs}.get(device_type)
+
+
+def _gave_up(op: str, where: str, error: RuntimeError) -> CommunicationError:
+    reason = str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else "no reason"
+    return CommunicationError(
+        message(
+            f"{op} over {where}", f"rank {dist.get_rank()} stopped waiting: {reason}",
+            f"every rank of a group issues the same collectives, each within the timeout "
+            f"({timeout().total_seconds():g} s), and lives until all are done",
+            ["a rank of this group that raised, ended, or went another way"],
+            "see the first error that any rank printed; if ranks merely need longer, "
+            "WEFT_TIMEOUT=600",
+        )
+    )
