@@ -85,10 +85,12 @@ def check(dense: Tensor, held: Sequence[Held], what: str = "result") -> None:
             same(mine.local, dense, where)
             continue
         assert tuple(layout.shape) == tuple(dense.shape), f"{where}: the layout's shape"
-        here = coordinates(layout)[rank]
+        places = coordinates(layout)
+        assert len(places) == len(held), f"{what}: {len(held)} ranks, {len(places)} due"
+        here = places[rank]
         peers = [
             other.local
-            for place, other in zip(coordinates(layout), held)
+            for place, other in zip(places, held)
             if all(kind or a == b for kind, a, b in zip(layout.partial, here, place))
         ]
         expected = block(layout, dense, here)
@@ -100,7 +102,9 @@ def check(dense: Tensor, held: Sequence[Held], what: str = "result") -> None:
         assert mine.local.dtype == dense.dtype, f"{where}: local {mine.local.dtype}"
 
 
-def check_gradient(dense: Tensor | None, layout: Any, held: Sequence[Held | None], what: str) -> None:
+def check_gradient(
+    dense: Tensor | None, layout: Any, held: Sequence[Held | None], what: str = "gradient"
+) -> None:
     """A gradient against the dense one, in the dual of the operand's layout: S-S, I-I, P-I."""
     if dense is None:
         assert all(mine is None for mine in held), f"{what}: a gradient where torch gives none"

@@ -55,8 +55,12 @@ def test_blocks_are_those_of_hand_calculation() -> None:
 
 
 def swapped(held: list[Held]) -> list[Held]:
-    held[0], held[3] = (replace(held[0], local=held[3].local), replace(held[3], local=held[0].local))
-    return held
+    first, last = held[0].local, held[3].local
+    return [replace(held[0], local=last), *held[1:3], replace(held[3], local=first)]
+
+
+def one_rank_missing(held: list[Held]) -> list[Held]:
+    return held[:3]
 
 
 def one_value_off(held: list[Held]) -> list[Held]:
@@ -100,8 +104,8 @@ def local_of_one_row_more(held: list[Held]) -> list[Held]:
 
 
 WRONG = [
-    swapped, one_value_off, other_dtype, claimed_dtype, whole_not_reduced, one_rank_disagrees,
-    other_shape, transposed_strides, wrong_placement, local_of_one_row_more,
+    swapped, one_rank_missing, one_value_off, other_dtype, claimed_dtype, whole_not_reduced,
+    one_rank_disagrees, other_shape, transposed_strides, wrong_placement, local_of_one_row_more,
 ]
 
 

@@ -1,0 +1,212 @@
+"""A transformer block, forward and backward, on dp=2 x tp=2, cut as Megatron-LM does.
+
+Queries, keys, values and the first linear of the MLP are cut by output over tp, the two linears
+that follow by input; their terms are summed. The local shapes are the same in every system.
+Hand-written: one identity that sums gradients, one sum that passes them, as autograd Functions
+(Shoeybi et al. 2019), and all gradients summed over dp in one bucket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+import weft
+from bench import world
+from bench.item import Figure, Item, Row, timed
+from bench.timing import Times
+from weft import ShardTensor
+
+BATCH, LENGTH, WIDTH, HEADS = 8, 16, 64, 4
+TO_HAND_WRITTEN = 1.25
+BY_OUTPUT, BY_INPUT, WHOLE = "output", "input", "whole"
+
+PARAMETERS: dict[str, tuple[tuple[int, ...], str]] = {
+    "norm1.weight": ((WIDTH,), WHOLE), "norm1.bias": ((WIDTH,), WHOLE),
+    **{f"{name}.weight": ((WIDTH, WIDTH), BY_OUTPUT) for name in "qkv"},
+    **{f"{name}.bias": ((WIDTH,), BY_OUTPUT) for name in "qkv"},
+    "out.weight": ((WIDTH, WIDTH), BY_INPUT), "out.bias": ((WIDTH,), WHOLE),
+    "norm2.weight": ((WIDTH,), WHOLE), "norm2.bias": ((WIDTH,), WHOLE),
+    "up.weight": ((4 * WIDTH, WIDTH), BY_OUTPUT), "up.bias": ((4 * WIDTH,), BY_OUTPUT),
+    "down.weight": ((WIDTH, 4 * WIDTH), BY_INPUT), "down.bias": ((WIDTH,), WHOLE),
+}
+"""Global shape and how tp cuts it."""
+
+Named = dict[str, Any]
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, heads: int) -> Tensor:
+    q, k, v = (one.unflatten(-1, (heads, WIDTH // HEADS)).transpose(1, 2) for one in (q, k, v))
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(-2)
+
+
+def _block(p: Named, x: Tensor) -> Tensor:
+    """What a user writes; nothing in it is parallel."""
+    h = F.layer_norm(x, (WIDTH,), p["norm1.weight"], p["norm1.bias"])
+    q, k, v = (F.linear(h, p[f"{name}.weight"], p[f"{name}.bias"]) for name in "qkv")
+    x = x + F.linear(_attend(q, k, v, HEADS), p["out.weight"], p["out.bias"])
+    h = F.layer_norm(x, (WIDTH,), p["norm2.weight"], p["norm2.bias"])
+    h = F.gelu(F.linear(h, p["up.weight"], p["up.bias"]))
+    return x + F.linear(h, p["down.weight"], p["down.bias"])
+
+
+class _Enter(torch.autograd.Function):
+    """Nothing forward; backward sums the gradient over tp."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        gradient = gradient.contiguous()
+        dist.all_reduce(gradient, group=ctx.group)
+        return gradient, None
+
+
+class _Leave(torch.autograd.Function):
+    """The sum over tp forward; nothing backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
+        x = x.contiguous()
+        dist.all_reduce(x, group=group)
+        ctx.mark_dirty(x)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return gradient, None
+
+
+def _by_hand(p: Named, x: Tensor, enter: Callable, leave: Callable) -> Tensor:
+    h = enter(F.layer_norm(x, (WIDTH,), p["norm1.weight"], p["norm1.bias"]))
+    q, k, v = (F.linear(h, p[f"{name}.weight"], p[f"{name}.bias"]) for name in "qkv")
+    mixed = F.linear(_attend(q, k, v, HEADS // 2), p["out.weight"])
+    x = x + (leave(mixed) + p["out.bias"])
+    h = enter(F.layer_norm(x, (WIDTH,), p["norm2.weight"], p["norm2.bias"]))
+    h = F.gelu(F.linear(h, p["up.weight"], p["up.bias"]))
+    return x + (leave(F.linear(h, p["down.weight"])) + p["down.bias"])
+
+
+def _with_dtensor(p: Named, x: DTensor) -> Tensor:
+    """Attention on local tensors between the linears, as torch's own plans for it do."""
+    mesh, cut = world.device_mesh(), [Shard(0), Replicate()]
+    h = F.layer_norm(x, (WIDTH,), p["norm1.weight"], p["norm1.bias"])
+    q, k, v = (F.linear(h, p[f"{name}.weight"], p[f"{name}.bias"]) for name in "qkv")
+    mixed = _attend(*(one.to_local() for one in (q, k, v)), HEADS // 2)  # type: ignore[attr-defined]
+    spread = DTensor.from_local(mixed, mesh, [Shard(0), Shard(2)])
+    x = x + F.linear(spread, p["out.weight"], p["out.bias"]).redistribute(placements=cut)
+    h = F.layer_norm(x, (WIDTH,), p["norm2.weight"], p["norm2.bias"])
+    h = F.gelu(F.linear(h, p["up.weight"], p["up.bias"]))
+    return x + F.linear(h, p["down.weight"], p["down.bias"]).redistribute(placements=cut)
+
+
+def _locals() -> tuple[Named, Tensor]:
+    """This rank's parts of the parameters, and of the input."""
+    torch.manual_seed(0)
+    parameters = {}
+    for name, (shape, how) in PARAMETERS.items():
+        mine = list(shape)
+        if how != WHOLE:
+            mine[0 if how == BY_OUTPUT else 1] //= 2
+        parameters[name] = (torch.randn(mine) / 8).requires_grad_()
+    return parameters, torch.randn(BATCH // 2, LENGTH, WIDTH).requires_grad_()
+
+
+def _step(forward: Callable[..., Tensor], p: Named, x: Tensor) -> Tensor:
+    x.grad = None
+    for parameter in p.values():
+        parameter.grad = None
+    loss = forward(p, x).sum()
+    loss.backward()
+    return loss
+
+
+def _local_work():
+    p, x = _locals()
+    return lambda: _step(lambda p, x: _by_hand(p, x, lambda h: h, lambda h: h), p, x)
+
+
+def _hand_written():
+    p, x = _locals()
+    group, across = (world.device_mesh().get_group(axis) for axis in ("tp", "dp"))
+    sizes = [parameter.numel() for parameter in p.values()] + [1]
+
+    def forward(p: Named, x: Tensor) -> Tensor:
+        return _by_hand(p, x, lambda h: _Enter.apply(h, group), lambda h: _Leave.apply(h, group))
+
+    def run() -> Tensor:
+        loss = _step(forward, p, x).detach()
+        flat = torch.cat([*(one.grad.reshape(-1) for one in p.values()), loss.view(1)])
+        dist.all_reduce(flat, group=across)
+        *gradients, total = flat.split(sizes)
+        for parameter, gradient in zip(p.values(), gradients):
+            parameter.grad = gradient.view(parameter.shape)
+        return total
+
+    return run
+
+
+def _dtensor(summed: bool):
+    p, x = _locals()
+    mesh = world.device_mesh()
+    cuts = {WHOLE: Replicate(), BY_OUTPUT: Shard(0), BY_INPUT: Shard(1)}
+    p = {
+        name: DTensor.from_local(one.detach(), mesh, [Replicate(), cuts[PARAMETERS[name][1]]])
+        .requires_grad_()
+        for name, one in p.items()
+    }
+    cut = DTensor.from_local(x.detach(), mesh, [Shard(0), Replicate()]).requires_grad_()
+
+    def run() -> Tensor:
+        loss = _step(_with_dtensor, p, cut).detach()
+        if summed:
+            for parameter in p.values():
+                parameter.grad = parameter.grad.redistribute(placements=parameter.placements)
+            loss = loss.redistribute(placements=[Replicate()] * 2)  # type: ignore[attr-defined]
+        return loss
+
+    return run
+
+
+def _weft():
+    p, x = _locals()
+    mesh = world.weft_mesh()
+    specs = {WHOLE: weft.P(), BY_OUTPUT: weft.P("tp"), BY_INPUT: weft.P(None, "tp")}
+    p = {
+        name: ShardTensor.from_local(
+            one.detach(), mesh, specs[PARAMETERS[name][1]], sizes="chunk",
+            shape=PARAMETERS[name][0],
+        ).requires_grad_()
+        for name, one in p.items()
+    }
+    cut = ShardTensor.from_local(x.detach(), mesh, weft.P("dp"), sizes="chunk",
+                                 shape=(BATCH, LENGTH, WIDTH)).requires_grad_()
+    return lambda: _step(_block, p, cut)
+
+
+def _judge(times: Times) -> list[Figure]:
+    return [Figure("to hand-written", times.ratio("weft", "hand-written"), TO_HAND_WRITTEN)]
+
+
+def _measure(num_rounds: int) -> list[Row]:
+    systems = {
+        "plain": _local_work(),
+        "hand-written": _hand_written(),
+        "weft": _weft(),
+        "DTensor": _dtensor(summed=False),
+        "DTensor, gradients summed": _dtensor(summed=True),
+    }
+    note = f"batch {BATCH}, length {LENGTH}, width {WIDTH}, {HEADS} heads; plain: the local work"
+    return [timed("block forward+backward", systems, num_rounds, _judge, note)]
+
+
+ITEM = Item("block", _measure)

@@ -1,0 +1,135 @@
+"""Calls that no recipe is kept for: the first of its kind, and a new size of a known structure.
+
+A first-time miss runs on a mesh and sizes never seen before, after every cache of the library
+was emptied; a new size runs where three other sizes went before. Both record a gradient.
+Hardly any of the time is torch's, so it is shown for DTensor alone beside it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+import weft
+from bench import world
+from bench.item import Figure, Item, Row
+from bench.timing import once
+from weft import ShardTensor
+
+MISS_MS, NEW_SIZE_US = 5.0, 150.0
+WIDTH = 8
+
+Call = Callable[..., Any]
+
+CALLS: dict[str, tuple[Call, tuple[str, ...]]] = {
+    "linear": (F.linear, ("x", "w", "b")),
+    "add": (torch.add, ("x", "y")),
+    "view": (lambda x: x.view(-1, 2, WIDTH // 2), ("x",)),
+    "softmax": (lambda x: F.softmax(x, -1), ("x",)),
+    "layer_norm": (lambda x, w, b: F.layer_norm(x, (WIDTH,), w, b), ("x", "b", "c")),
+    "cross_entropy": (F.cross_entropy, ("x", "t")),
+    "sdpa": (lambda q: F.scaled_dot_product_attention(q, q, q, is_causal=True), ("q",)),
+}
+"""The call, and which operands it takes: x, y, q, t are cut by rows, w, b, c are whole."""
+
+Lay = Callable[[Tensor, bool], Tensor]
+
+
+def operands(rows: int, lay: Lay) -> dict[str, Tensor]:
+    """Operands with `rows` rows on this rank; `lay(local, is_cut)` makes the sharded tensor."""
+    local = {
+        "x": torch.randn(rows, WIDTH), "y": torch.randn(rows, WIDTH),
+        "q": torch.randn(rows, 2, 4, WIDTH), "t": torch.randint(WIDTH, (rows,)),
+        "w": torch.randn(WIDTH, WIDTH), "b": torch.randn(WIDTH), "c": torch.randn(WIDTH),
+    }
+    laid = {name: lay(one, name in "xyqt") for name, one in local.items()}
+    return {
+        name: one.requires_grad_() if one.dtype.is_floating_point else one
+        for name, one in laid.items()
+    }
+
+
+def lay_weft(mesh: Any) -> Lay:
+    """Cut by rows over the first axis of `mesh`, or whole."""
+    axis = mesh.axis_names[0]
+
+    def lay(local: Tensor, is_cut: bool) -> Tensor:
+        if not is_cut:
+            return ShardTensor.from_local(local, mesh, weft.P())
+        shape = (local.shape[0] * world.NUM_RANKS, *local.shape[1:])
+        return ShardTensor.from_local(local, mesh, weft.P(axis), sizes="chunk", shape=shape)
+
+    return lay
+
+
+def lay_dtensor(mesh: Any) -> Lay:
+    """The same as a DTensor."""
+    return lambda local, is_cut: DTensor.from_local(
+        local, mesh, [Shard(0) if is_cut else Replicate()]
+    )
+
+
+def empty_caches() -> None:
+    """Empty every `functools` cache of the library; those of a mesh go with the mesh."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("weft."):
+            for value in list(vars(module).values()):
+                if callable(getattr(value, "cache_clear", None)):
+                    value.cache_clear()
+
+
+_sizes = itertools.count(5)
+_names = itertools.count()
+
+
+def _miss(call: Call, names: tuple[str, ...]) -> float:
+    empty_caches()
+    mesh = weft.init_mesh({f"axis{next(_names)}": world.NUM_RANKS}, device_type="cpu")
+    have = operands(next(_sizes), lay_weft(mesh))
+    return once(lambda: call(*(have[name] for name in names)))
+
+
+def _dtensor_miss(call: Call, names: tuple[str, ...]) -> float:
+    mesh = init_device_mesh("cpu", (world.NUM_RANKS,), mesh_dim_names=(f"axis{next(_names)}",))
+    have = operands(next(_sizes), lay_dtensor(mesh))
+    return once(lambda: call(*(have[name] for name in names)))
+
+
+def _new_size(call: Call, names: tuple[str, ...], lay: Lay) -> float:
+    have = operands(next(_sizes), lay)
+    return once(lambda: call(*(have[name] for name in names)))
+
+
+def _median(measure: Callable[[], float], num: int, warm_up: int = 3) -> float:
+    for _ in range(warm_up):
+        measure()
+    return statistics.median(measure() for _ in range(num)) / 1e3
+
+
+def _row(name: str, num_rounds: int) -> Row:
+    call, names = CALLS[name]
+    num = max(5, num_rounds)
+    miss = _median(lambda: _miss(call, names), num)
+    new = _median(lambda: _new_size(call, names, lay_weft(world.weft_line())), num)
+    times = {"weft, first": miss, "weft, new size": new}
+    if name != "sdpa":  # DTensor has no strategy for it on a CPU
+        times["DTensor, first"] = _median(lambda: _dtensor_miss(call, names), num)
+        times["DTensor, new size"] = _median(
+            lambda: _new_size(call, names, lay_dtensor(world.line())), num
+        )
+    return Row(name, times, [
+        Figure("first-time miss", miss / 1e3, MISS_MS, "ms"),
+        Figure("new size", new, NEW_SIZE_US, "µs"),
+    ])
+
+
+ITEM = Item("first", lambda num_rounds: [_row(name, num_rounds) for name in CALLS])

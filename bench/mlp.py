@@ -1,0 +1,129 @@
+"""The batch-sharded MLP: two linears and a relu, forward and backward, rows cut over all ranks.
+
+What is due at the end is the same for all: every parameter's gradient summed over ranks, and the
+loss. Hand-written code sums them in one bucket (one all-reduce and the copies in and out), which
+is what one writes for a real network; one by one is faster where collectives are free, as here,
+and is judged as well. DTensor leaves the gradients partial; it is shown so, and with the
+redistribute that sums them, and judged by the first, which does less.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+import weft
+from bench import world
+from bench.item import Figure, Item, Row, timed
+from bench.timing import Times
+from weft import ShardTensor
+
+ROWS, WIDTH = 8, 8
+TO_HAND_WRITTEN, TO_DTENSOR = 1.35, 0.4
+
+
+def _data() -> tuple[Tensor, list[Tensor]]:
+    torch.manual_seed(0)
+    shapes = ((WIDTH, WIDTH), (WIDTH,), (WIDTH, WIDTH), (WIDTH,))
+    return torch.randn(ROWS, WIDTH), [torch.randn(shape) for shape in shapes]
+
+
+def _step(x: Tensor, parameters: list[Tensor]) -> Tensor:
+    for parameter in parameters:
+        parameter.grad = None
+    w1, b1, w2, b2 = parameters
+    loss = F.linear(torch.relu(F.linear(x, w1, b1)), w2, b2).sum()
+    loss.backward()
+    return loss
+
+
+def _plain():
+    x, parameters = _data()
+    parameters = [parameter.requires_grad_() for parameter in parameters]
+    return lambda: _step(x, parameters)
+
+
+def _one_bucket():
+    x, parameters = _data()
+    parameters = [parameter.requires_grad_() for parameter in parameters]
+    sizes = [parameter.numel() for parameter in parameters] + [1]
+
+    def run() -> Tensor:
+        loss = _step(x, parameters).detach()
+        flat = torch.cat([*(parameter.grad.view(-1) for parameter in parameters), loss.view(1)])
+        dist.all_reduce(flat)
+        *gradients, total = flat.split(sizes)
+        for parameter, gradient in zip(parameters, gradients):
+            parameter.grad = gradient.view(parameter.shape)
+        return total
+
+    return run
+
+
+def _one_by_one():
+    x, parameters = _data()
+    parameters = [parameter.requires_grad_() for parameter in parameters]
+
+    def run() -> Tensor:
+        loss = _step(x, parameters).detach()
+        for parameter in parameters:
+            dist.all_reduce(parameter.grad)
+        dist.all_reduce(loss)
+        return loss
+
+    return run
+
+
+def _dtensor(summed: bool):
+    x, parameters = _data()
+    mesh, whole = world.line(), [Replicate()]
+    cut = DTensor.from_local(x, mesh, [Shard(0)])
+    leaves = [DTensor.from_local(one, mesh, whole).requires_grad_() for one in parameters]
+
+    def run() -> Tensor:
+        loss = _step(cut, leaves).detach()  # type: ignore[arg-type]
+        if summed:
+            for leaf in leaves:
+                leaf.grad = leaf.grad.redistribute(placements=whole)  # type: ignore[union-attr]
+            loss = loss.redistribute(placements=whole)  # type: ignore[attr-defined]
+        return loss
+
+    return run
+
+
+def _weft(wrapped: bool):
+    x, parameters = _data()
+    mesh = world.weft_line()
+    cut = ShardTensor.from_local(x, mesh, weft.P("dp"), sizes="chunk",
+                                 shape=(ROWS * world.NUM_RANKS, WIDTH))
+    leaves = [ShardTensor.from_local(one, mesh, weft.P()) if wrapped else one
+              for one in parameters]
+    leaves = [leaf.requires_grad_() for leaf in leaves]
+    return lambda: _step(cut, leaves)
+
+
+def _judge(times: Times) -> list[Figure]:
+    hand = ("hand-written", "hand-written, 5 all-reduces")
+    return [
+        *(Figure(f"to {one}", times.ratio("weft", one), TO_HAND_WRITTEN) for one in hand),
+        Figure("to DTensor", times.ratio("weft", "DTensor"), TO_DTENSOR),
+    ]
+
+
+def _measure(num_rounds: int) -> list[Row]:
+    systems = {
+        "plain": _plain(),
+        "hand-written": _one_bucket(),
+        "hand-written, 5 all-reduces": _one_by_one(),
+        "weft": _weft(wrapped=True),
+        "weft, plain parameters": _weft(wrapped=False),
+        "DTensor": _dtensor(summed=False),
+        "DTensor, gradients summed": _dtensor(summed=True),
+    }
+    return [timed("MLP forward+backward", systems, num_rounds, _judge)]
+
+
+ITEM = Item("mlp", _measure)

@@ -1,0 +1,78 @@
+"""An AdamW step over 50 parameters, foreach, and how many torch calls it makes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Shard
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import weft
+from bench import world
+from bench.item import Figure, Item, Row, timed
+from bench.timing import Times
+from weft import ShardTensor
+
+NUM_PARAMETERS, SIDE = 50, 8
+TO_PLAIN = 1.3
+
+
+class Count(TorchDispatchMode):
+    """Counts the ATen calls that reach the kernels of plain tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls += 1
+        return func(*args, **(kwargs or {}))
+
+
+def _wrap(system: str, local: Tensor) -> Tensor:
+    if system == "DTensor":
+        return DTensor.from_local(local, world.line(), [Shard(0)])
+    if system == "weft":
+        return ShardTensor.from_local(local, world.weft_line(), weft.P("dp"), sizes="chunk",
+                                      shape=(SIDE * world.NUM_RANKS, SIDE))
+    return local
+
+
+def optimizer(system: str, foreach: bool = True) -> torch.optim.Optimizer:
+    """AdamW whose parameters have gradients, after its first step."""
+    torch.manual_seed(0)
+    leaves = []
+    for _ in range(NUM_PARAMETERS):
+        leaf = _wrap(system, torch.randn(SIDE, SIDE)).requires_grad_()
+        leaf.grad = _wrap(system, torch.randn(SIDE, SIDE))
+        leaves.append(leaf)
+    made = torch.optim.AdamW(leaves, lr=1e-3, foreach=foreach)
+    made.step()
+    return made
+
+
+def num_calls(system: str) -> int:
+    """ATen calls of one step."""
+    made = optimizer(system)
+    with Count() as count:
+        made.step()
+    return count.calls
+
+
+def _measure(num_rounds: int) -> list[Row]:
+    systems = {name: optimizer(name).step for name in ("plain", "weft", "DTensor")}
+    calls = {name: num_calls(name) for name in ("plain", "weft")}
+
+    def judge(times: Times) -> list[Figure]:
+        return [
+            Figure("to plain", times.ratio("weft", "plain"), TO_PLAIN),
+            Figure("torch calls", calls["weft"], calls["plain"], "calls"),
+        ]
+
+    name = f"AdamW step, {NUM_PARAMETERS} parameters"
+    return [timed(name, systems, num_rounds, judge, f"torch calls: {calls}")]
+
+
+ITEM = Item("adamw", _measure)

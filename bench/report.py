@@ -1,0 +1,94 @@
+"""The rows as a table, and as JSON."""
+
+from __future__ import annotations
+
+import json
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from bench.item import Figure, Row
+
+HEADER = (
+    "One process, one thread, rank 0 of a world of {ranks} whose collectives return at once "
+    '(torch\'s "fake" backend), the same for every system: what is timed is the work of the '
+    "process.\nMedians of {rounds} interleaved rounds; ratios and differences are medians over "
+    "the rounds."
+)
+
+
+def show(console: Console, item: str, rows: list[Row]) -> None:
+    """One table an item: microseconds per system, the ratio to plain, the figures to reach."""
+    systems = list(dict.fromkeys(system for row in rows for system in row.times_us))
+    if len(rows) == 1:
+        table = _one_row(item, rows[0])
+    else:
+        table = Table(title=item, title_justify="left")
+        table.add_column("µs")
+        for system in systems:
+            table.add_column(system, justify="right")
+        table.add_column("figures to reach")
+        for row in rows:
+            times = [_number(row.times_us.get(system)) for system in systems]
+            table.add_row(row.name, *times, "\n".join(map(_figure, row.figures)))
+    console.print(table)
+    for row in rows:
+        if row.note:
+            console.print(f"  {row.name}: {row.note}", style="dim")
+
+
+def _one_row(item: str, row: Row) -> Table:
+    table = Table(title=f"{item}: {row.name}", title_justify="left")
+    for column in ("system", "µs", "to plain"):
+        table.add_column(column, justify="left" if column == "system" else "right")
+    table.add_column("figures to reach")
+    figures = {"weft": "\n".join(map(_figure, row.figures))}
+    for place, (system, time) in enumerate(row.times_us.items()):
+        plain = row.times_us.get("plain")
+        ratio = f"{time / plain:.2f}x" if plain else ""
+        text = figures.get(system, "") if "weft" in row.times_us else (
+            "\n".join(map(_figure, row.figures)) if place == 0 else ""
+        )
+        table.add_row(system, _number(time), ratio, text)
+    return table
+
+
+def _figure(figure: Figure) -> str:
+    colour, verdict = ("green", "met") if figure.is_met else ("red", "not met")
+    return (
+        f"{figure.what}: {figure.value:.2f} {figure.unit}, at most {figure.limit:g} "
+        f"[{colour}]{verdict}[/{colour}]"
+    )
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.2f}" if value < 100 else f"{value:,.0f}"
+
+
+def write_json(path: Path, items: Mapping[str, list[Row]], num_rounds: int) -> None:
+    """Everything that was measured, for comparing runs."""
+    content = {
+        "torch": torch.__version__, "python": platform.python_version(),
+        "machine": platform.machine(), "rounds": num_rounds,
+        "items": {
+            item: [
+                {
+                    "name": row.name, "times_us": dict(row.times_us), "note": row.note,
+                    "figures": [
+                        {"what": figure.what, "value": figure.value, "limit": figure.limit,
+                         "unit": figure.unit, "met": figure.is_met}
+                        for figure in row.figures
+                    ],
+                }
+                for row in rows
+            ]
+            for item, rows in items.items()
+        },
+    }
+    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,71 @@
+"""Interleaved timing: in every round each system takes its turn, so that drift hits all alike."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+Run = Callable[[], object]
+
+TURN_NS = 2_000_000
+"""How long one system runs in a row, about."""
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Nanoseconds per call: one entry per round and system."""
+
+    rounds: Mapping[str, list[float]]
+
+    def median(self, system: str) -> float:
+        """Median over the rounds, in microseconds."""
+        return statistics.median(self.rounds[system]) / 1e3
+
+    def ratio(self, system: str, to: str) -> float:
+        """Median of the rounds' ratios: what two neighbours in time say of each other."""
+        pairs = zip(self.rounds[system], self.rounds[to])
+        return statistics.median(mine / other for mine, other in pairs)
+
+    def over(self, system: str, base: str) -> float:
+        """Median of the rounds' differences, in microseconds."""
+        pairs = zip(self.rounds[system], self.rounds[base])
+        return statistics.median(mine - other for mine, other in pairs) / 1e3
+
+
+def interleave(systems: Mapping[str, Run], num_rounds: int) -> Times:
+    """Time every system `num_rounds` times, round robin, after a warm-up, without the collector."""
+    turns = {name: _calls_per_turn(run) for name, run in systems.items()}
+    rounds: dict[str, list[float]] = {name: [] for name in systems}
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(num_rounds):
+            for name, run in systems.items():
+                rounds[name].append(_turn(run, turns[name]))
+            gc.collect(0)
+    finally:
+        gc.enable()
+    return Times(rounds)
+
+
+def once(run: Run) -> float:
+    """Nanoseconds of a single call."""
+    start = time.perf_counter_ns()
+    run()
+    return float(time.perf_counter_ns() - start)
+
+
+def _turn(run: Run, calls: int) -> float:
+    start = time.perf_counter_ns()
+    for _ in range(calls):
+        run()
+    return (time.perf_counter_ns() - start) / calls
+
+
+def _calls_per_turn(run: Run) -> int:
+    for _ in range(20):
+        run()
+    return max(1, int(TURN_NS / max(_turn(run, 10), 1.0)))
