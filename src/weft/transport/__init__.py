@@ -1,0 +1,7 @@
+"""Plans carried out on local tensors, differentiable, and the log of what moves."""
+
+from weft.transport import traffic
+from weft.transport.execute import execute
+from weft.transport.transition import Transition
+
+__all__ = ["Transition", "execute", "traffic"]

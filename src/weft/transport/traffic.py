@@ -1,0 +1,144 @@
+"""What moves, as it moves: the log behind `weft.explain()`.
+
+A log is open on one thread (one simulated rank); events are this rank's own. While no log is open
+anywhere, a transition pays one truth test (`STATE.on`). The dispatcher names the call it works for
+with `label`; the autograd node of a transition keeps that name, so that what backward moves
+is listed under the call and line that caused it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+__all__ = ["STATE", "Event", "Label", "Log", "current_label", "emit", "label", "record"]
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """The call that transitions serve: op, source line, and why operands have to move."""
+
+    op: str = ""
+    line: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One collective of this rank; `nbytes` are those it received from others."""
+
+    op: str
+    line: str
+    transition: str
+    axes: tuple[str, ...]
+    collective: str
+    nbytes: int
+    direction: str
+    reason: str
+
+
+@dataclass(slots=True)
+class Log:
+    """The events of a recording, in order."""
+
+    events: list[Event] = field(default_factory=list)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes received in all."""
+        return sum(event.nbytes for event in self.events)
+
+    def by_axis_and_op(self) -> dict[tuple[tuple[str, ...], str], int]:
+        """Bytes received per (mesh axes, op), in order of first appearance."""
+        totals: dict[tuple[tuple[str, ...], str], int] = {}
+        for event in self.events:
+            key = (event.axes, event.op)
+            totals[key] = totals.get(key, 0) + event.nbytes
+        return totals
+
+    def __str__(self) -> str:
+        head = ("op", "line", "transition", "over", "collective", "bytes", "direction", "reason")
+        rows = [
+            (e.op, e.line, e.transition, ",".join(e.axes), e.collective, str(e.nbytes),
+             e.direction, e.reason)
+            for e in self.events
+        ]
+        widths = [max(map(len, column)) for column in zip(head, *rows)]
+        lines = [
+            "  ".join(cell.rjust(width) if at == 5 else cell.ljust(width)
+                      for at, (cell, width) in enumerate(zip(row, widths))).rstrip()
+            for row in (head, *rows)
+        ]
+        return "\n".join([*lines, f"{len(rows)} collectives, {self.nbytes} bytes received"])
+
+
+class _State:
+    """`on`: whether a log is open on any thread."""
+
+    __slots__ = ("on", "open", "lock")
+
+    def __init__(self) -> None:
+        self.on = False
+        self.open = 0
+        self.lock = threading.Lock()
+
+    def change(self, by: int) -> None:
+        with self.lock:
+            self.open += by
+            self.on = self.open > 0
+
+
+STATE = _State()
+
+
+class _Thread(threading.local):
+    logs: tuple[Log, ...] = ()
+    label: Label = Label()
+    direction: str = "forward"
+
+
+_thread = _Thread()
+
+
+@contextmanager
+def record() -> Iterator[Log]:
+    """Open a log on this thread; logs that are open around it get the events too."""
+    log, outer = Log(), _thread.logs
+    _thread.logs = (*outer, log)
+    STATE.change(1)
+    try:
+        yield log
+    finally:
+        STATE.change(-1)
+        _thread.logs = outer
+
+
+@contextmanager
+def label(
+    op: str, line: str = "", reason: str = "", direction: str = "forward"
+) -> Iterator[Label]:
+    """What moves inside is listed under this op and source line."""
+    outer = _thread.label, _thread.direction
+    _thread.label, _thread.direction = Label(op, line, reason), direction
+    try:
+        yield _thread.label
+    finally:
+        _thread.label, _thread.direction = outer
+
+
+def current_label() -> Label:
+    """The label in force on this thread."""
+    return _thread.label
+
+
+def emit(transition: str, axes: tuple[str, ...], collective: str, nbytes: int) -> None:
+    """Add a collective to the logs of this thread, under the label in force."""
+    if not _thread.logs:
+        return
+    mine = _thread.label
+    event = Event(mine.op, mine.line, transition, axes, collective, nbytes, _thread.direction,
+                  mine.reason)
+    for log in _thread.logs:
+        log.events.append(event)

@@ -1,0 +1,280 @@
+"""From one layout to another, differentiable to any order.
+
+On one axis a value is S (sharded), I (replicated, its gradient too), P (partial) or R (replicated,
+but seen by a computation that varies over the axis, so that its gradient is partial). Gradients
+have the dual: S for S, I for I, R for P, P(sum) for R. So a transition's backward is the
+transition between the duals, the other way round, and so is the backward of that: the table of
+the semantics is what the planner finds for the duals. What is left to say here is what a kind of
+reduction does to the size of a gradient, and P(product), whose gradient needs the other terms:
+
+- P(avg) reduced, and I -> P(max, min, and, or, band, bor): divided by the number of terms.
+- P(product) reduced: the terms are gathered and multiplied one after the other by torch, whose
+  gradient is that of exclusive products. Nothing is divided, so zeros are fine.
+- I -> P(product): the gradient of the one coordinate that keeps the value, brought to all.
+- P(max, min, and, or, band, bor, bxor) -> anything: refused where a gradient is wanted.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.comm import BoundMesh
+from weft.core.layout import Layout
+from weft.errors import UnsupportedOpError, message
+from weft.planner import IDEMPOTENT, Plan, gradient_layout, is_local, plan, step_nbytes_at
+from weft.transport.execute import Program, compile_plan, unshared
+from weft.transport.traffic import STATE, Label, current_label, label
+
+__all__ = ["Transition"]
+
+_NO_GRADIENT = IDEMPOTENT | {"bxor"}
+
+
+class Transition:
+    """Takes this rank's part at `src` to its part at `dst`: `transition(local) -> local`.
+
+    Args:
+        mesh: the bound mesh of both layouts.
+        src, dst: the layouts.
+        src_varying, dst_varying: replicated axes on which the value is seen by a computation that
+            varies (R instead of I); other axes in them are ignored.
+        copy: the result never shares memory with the argument. Without it a result that needs no
+            work is the argument itself, or (where autograd records) shares its memory.
+
+    Raises:
+        LayoutError: a pair that the planner refuses. When called: UnsupportedOpError for a source
+        that is partial by a kind without gradient, where one is wanted.
+    """
+
+    __slots__ = (
+        "mesh", "src", "dst", "src_varying", "dst_varying", "copy", "scale", "is_identity",
+        "communicates", "backward_communicates", "text", "_plan", "_back", "_program", "_reverse",
+        "_special",
+    )
+
+    def __init__(
+        self,
+        mesh: BoundMesh,
+        src: Layout,
+        dst: Layout,
+        *,
+        src_varying: frozenset[int] = frozenset(),
+        dst_varying: frozenset[int] = frozenset(),
+        copy: bool = False,
+        scale: float = 1.0,
+    ) -> None:
+        self.mesh, self.src, self.dst, self.copy, self.scale = mesh, src, dst, copy, scale
+        self.src_varying = _replicated(src, src_varying)
+        self.dst_varying = _replicated(dst, dst_varying)
+        self._plan = plan(src, dst)
+        self._back = plan(
+            gradient_layout(dst, self.dst_varying), gradient_layout(src, self.src_varying)
+        )
+        self.communicates = _communicates(self._plan)
+        self.backward_communicates = _communicates(self._back)
+        self.text = _text(self)
+        self._special = _special(src, dst)
+        self.is_identity = (
+            mesh.here is None and not copy
+        ) or not (
+            self._plan.steps or self._back.steps or self._special or copy
+            or scale != 1 or _divisor(self) != 1
+        )
+        self._program: Program | None = None
+        if self._plan.steps and mesh.here is not None:
+            self._program = compile_plan(self._plan, mesh, self.text)
+        self._reverse: Transition | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """This rank's part at `dst`."""
+        if x.requires_grad and torch.is_grad_enabled():
+            if self._special is not None:
+                return self._special(self, x)
+            return _Apply.apply(x, self)  # type: ignore[no-any-return]
+        return self._run(x)
+
+    @property
+    def reverse(self) -> Transition:
+        """The transition of the gradient."""
+        if self._reverse is None:
+            self._reverse = Transition(
+                self.mesh, self._back.src, self._back.dst,
+                src_varying=_partial_axes(self.dst) | self.dst_varying,
+                dst_varying=_partial_axes(self.src) | self.src_varying,
+                scale=self.scale / _divisor(self),
+            )
+        return self._reverse
+
+    def nbytes_received(self, itemsize: int) -> int:
+        """Bytes that this rank receives from others, forward."""
+        at = self.mesh.here
+        if at is None:
+            return 0
+        return sum(step_nbytes_at(step, at, itemsize) for step in self._plan.steps)
+
+    def __repr__(self) -> str:
+        return f"Transition({self.text}: {self.src} -> {self.dst})"
+
+    def _run(self, x: Tensor) -> Tensor:
+        program = self._program
+        out = x
+        if program is not None:
+            if STATE.on:
+                program.report(x.element_size())
+            out = program.run(x)
+        if self.scale != 1:
+            out = out * self.scale
+        return unshared(out, x) if self.copy else out
+
+
+class _Apply(torch.autograd.Function):
+    """A transition as a node of autograd's graph; its backward is the reverse transition."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, transition: Transition) -> Tensor:  # type: ignore[override]
+        ctx.transition = transition
+        ctx.label = current_label() if STATE.on else None
+        out = transition._run(x)
+        program = transition._program
+        if program is None or program.aliases:
+            return out.detach()  # a tensor of its own: autograd would take a view for a view op
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        if STATE.on:
+            mine: Label = ctx.label or Label()
+            with label(mine.op, mine.line, f"gradient of {ctx.transition.text}", "backward"):
+                return ctx.transition.reverse(grad), None
+        return ctx.transition.reverse(grad), None
+
+
+# Kinds whose gradient is more than a plan between duals.
+
+Special = Callable[[Transition, Tensor], Tensor]
+
+
+def _special(src: Layout, dst: Layout) -> Special | None:
+    """How to differentiate a transition that a plan between duals does not describe."""
+    wide = [axis for axis, size in enumerate(src.mesh.axis_sizes) if size > 1]
+    if any(src.partial[axis] in _NO_GRADIENT for axis in wide):
+        return _refuse
+    if any(src.partial[axis] == "product" != dst.partial[axis] for axis in wide):
+        return _multiply
+    if any(dst.partial[axis] == "product" != src.partial[axis] for axis in wide):
+        return _factor
+    return None
+
+
+def _refuse(transition: Transition, x: Tensor) -> Tensor:
+    src = transition.src
+    kinds = sorted({kind for kind in src.partial if kind in _NO_GRADIENT})
+    raise UnsupportedOpError(
+        message(
+            f"transition {transition.text}",
+            f"the source {src} is partial by {', '.join(kinds)} and requires a gradient",
+            "P(max), P(min) and the logical kinds carry no gradient; amax, max, min and their "
+            "kin are ops with a gradient of their own", [f"{kind} terms" for kind in kinds],
+            "x.detach() before the redistribute, or reduce by the op: x.amax(dim)",
+        )
+    )
+
+
+def _multiply(transition: Transition, x: Tensor) -> Tensor:
+    """P(product) reduced: every rank gathers the terms and multiplies them in the same order."""
+    mesh, src = transition.mesh, transition.src
+    axes = tuple(
+        axis for axis, kind in enumerate(src.partial)
+        if kind == "product" != transition.dst.partial[axis]
+    )
+    num_terms = math.prod(src.mesh.axis_sizes[axis] for axis in axes)
+    kept = [None if axis in axes else kind for axis, kind in enumerate(src.partial)]
+    stacked = Layout.make(
+        src.mesh, (num_terms, *src.shape), (axes, *src.dims), (None, *src.cuts), kept
+    )
+    gathered = stacked.replace(dims=((), *src.dims), cuts=(None, *src.cuts))
+    reduced = src.replace(cuts=src.cuts, partial=kept)
+    terms = Transition(mesh, stacked, gathered)(x.unsqueeze(0))
+    value = functools.reduce(torch.mul, terms.unbind(0))
+    return Transition(
+        mesh, reduced, transition.dst, src_varying=transition.src_varying,
+        dst_varying=transition.dst_varying,
+    )(value)
+
+
+def _factor(transition: Transition, x: Tensor) -> Tensor:
+    """I -> P(product): the value on coordinate 0, ones elsewhere; all of them keep the edge."""
+    mesh, dst = transition.mesh, transition.dst
+    made = frozenset(
+        axis for axis, kind in enumerate(dst.partial)
+        if kind == "product" != transition.src.partial[axis] and dst.mesh.axis_sizes[axis] > 1
+    )
+    value = dst.replace(
+        cuts=dst.cuts,
+        partial=[None if axis in made else kind for axis, kind in enumerate(dst.partial)],
+    )
+    term = Transition(
+        mesh, transition.src, value, src_varying=transition.src_varying,
+        dst_varying=transition.dst_varying | made,
+    )(x)
+    assert mesh.here is not None
+    elsewhere = any(mesh.here[axis] for axis in made)
+    return term.masked_fill(torch.ones((), dtype=torch.bool, device=x.device), 1) if (
+        elsewhere
+    ) else term
+
+
+# Facts about layouts.
+
+
+def _replicated(layout: Layout, axes: frozenset[int]) -> frozenset[int]:
+    return frozenset(axis for axis in axes if layout.on(axis) is None)
+
+
+def _partial_axes(layout: Layout) -> frozenset[int]:
+    return frozenset(axis for axis, kind in enumerate(layout.partial) if kind)
+
+
+def _communicates(found: Plan) -> bool:
+    return any(not is_local(step) for step in found.steps)
+
+
+def _divisor(transition: Transition) -> int:
+    """The number of terms that share a gradient, over all axes where they do."""
+    src, dst = transition.src, transition.dst
+    return math.prod([
+        size for before, after, size in zip(src.partial, dst.partial, src.mesh.axis_sizes)
+        if before != after and (before == "avg" or after in IDEMPOTENT)
+    ])
+
+
+def _text(transition: Transition) -> str:
+    """`S(0)->R on dp`, one part per axis that changes."""
+    src, dst = transition.src, transition.dst
+    parts = []
+    for axis, name in enumerate(src.mesh.axis_names):
+        before = _word(src, axis, transition.src_varying)
+        after = _word(dst, axis, transition.dst_varying)
+        if before != after:
+            parts.append(f"{before}->{after} on {name}")
+    if not parts:
+        moved = [dim for dim in range(src.ndim)
+                 if (src.dims[dim], src.cuts[dim]) != (dst.dims[dim], dst.cuts[dim])]
+        parts = [f"S({dim})->S({dim}) other cuts" for dim in moved]
+    return ", ".join(parts) or "nothing"
+
+
+def _word(layout: Layout, axis: int, varying: frozenset[int]) -> str:
+    match layout.on(axis):
+        case int(dim):
+            return f"S({dim})"
+        case str(kind):
+            return f"P({kind})"
+        case _:
+            return "R" if axis in varying else "I"
