@@ -11,7 +11,7 @@ _ONE = (
     ("split", (7, 3), lambda a: a.split(2)),
     ("split_sizes", (7, 3), lambda a: a.split([1, 4, 2])),
     ("split_last", (3, 7), lambda a: torch.split(a, 3, dim=-1)),
-    ("split_uneven_use", (3, 6), lambda a: [part * (k + 1) for k, part in enumerate(a.split(2, 1))]),
+    ("split_use", (3, 6), lambda a: [part * (k + 1) for k, part in enumerate(a.split(2, 1))]),
     ("split_with_empty", (5, 3), lambda a: a.split([0, 5])),
     ("chunk", (7, 3), lambda a: a.chunk(3)),
     ("chunk_last", (4, 6), lambda a: a.chunk(3, dim=-1)),
