@@ -1,14 +1,22 @@
 """Meshes, placements, specs and layouts as plain values. Standard library only."""
 
 from weft.core.cuts import balanced_cuts, default_cuts, flat_cuts
+from weft.core.encoding import Sizes
 from weft.core.layout import Box, Layout
-from weft.core.mesh import AxisName, Mesh
+from weft.core.mesh import AxisName, Mesh, as_mesh
 from weft.core.partition_spec import P
 from weft.core.placement import (
-    KINDS, Partial, Placement, Replicate, Shard, StridedShard, as_placement,
+    KINDS,
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    StridedShard,
+    as_placement,
 )
 
 __all__ = [
     "KINDS", "AxisName", "Box", "Layout", "Mesh", "P", "Partial", "Placement", "Replicate",
-    "Shard", "StridedShard", "as_placement", "balanced_cuts", "default_cuts", "flat_cuts",
+    "Shard", "Sizes", "StridedShard", "as_mesh", "as_placement", "balanced_cuts", "default_cuts",
+    "flat_cuts",
 ]

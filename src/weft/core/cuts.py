@@ -11,19 +11,24 @@ from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
 __all__ = [
-    "balanced_cuts", "cuts_from_sizes", "default_cuts", "default_interval", "flat_cuts",
+    "NAMED_CUTS", "balanced_cuts", "cuts_from_sizes", "default_cuts", "default_interval",
+    "default_is_flat", "flat_cuts",
 ]
 
 
-def default_interval(length: int, sizes: Sequence[int], index: int) -> tuple[int, int]:
-    """The interval of shard `index` (mixed radix over `sizes`) without listing the others."""
+def default_interval(length: int, digits: Iterable[tuple[int, int]]) -> tuple[int, int]:
+    """The default shard at a coordinate, given as (axis size, digit) pairs, major to minor.
+
+    The cost grows with the axes, not with the shards.
+
+    >>> default_interval(5, [(2, 0), (2, 1)])
+    (2, 3)
+    """
     start, stop = 0, length
-    below = math.prod(sizes)
-    for size in sizes:
-        below //= size
-        digit = index // below % size
+    for size, digit in digits:
         chunk = -(-(stop - start) // size)
-        start, stop = min(start + digit * chunk, stop), min(start + (digit + 1) * chunk, stop)
+        start = min(start + digit * chunk, stop)
+        stop = min(start + chunk, stop)
     return start, stop
 
 
@@ -58,6 +63,33 @@ def balanced_cuts(length: int, sizes: Sequence[int]) -> tuple[int, ...]:
     return tuple(index * whole + min(index, more) for index in range(count + 1))
 
 
+def default_is_flat(length: int, sizes: Sequence[int]) -> bool:
+    """Whether default and flat cuts agree, in time that grows with the axes, not the shards.
+
+    >>> default_is_flat(5, (2, 2)), default_is_flat(7, (2, 2))
+    (False, True)
+    """
+    count = math.prod(sizes)
+    return _is_chunked(length, tuple(sizes), -(-length // count)) if length else True
+
+
+def _is_chunked(length: int, sizes: tuple[int, ...], chunk: int) -> bool:
+    # Do the default cuts of `length` lie at the multiples of `chunk`? One major axis leaves
+    # equal pieces and at most one shorter one, so there are two questions per axis.
+    if not sizes or length == 0:
+        return length <= chunk
+    size, rest = sizes[0], sizes[1:]
+    piece, want = -(-length // size), chunk * math.prod(rest)
+    if size > 1 and piece != min(want, length):
+        return False
+    full, short = divmod(length, piece)
+    return (not full or _is_chunked(piece, rest, chunk)) and _is_chunked(short, rest, chunk)
+
+
 def cuts_from_sizes(sizes: Iterable[int]) -> tuple[int, ...]:
     """Offsets of shards that follow one another."""
     return (0, *accumulate(sizes))
+
+
+NAMED_CUTS = {"default": default_cuts, "flat": flat_cuts, "balanced": balanced_cuts}
+"""The cuts that can be asked for by name."""

@@ -1,4 +1,4 @@
-"""Layouts to and from their spellings: placements, partition specs, text.
+"""Layouts to and from placements and partition specs.
 
 Works on parts (mesh, dims, sizes, partial) so that `layout` can build on it.
 """
@@ -6,30 +6,56 @@ Works on parts (mesh, dims, sizes, partial) so that `layout` can build on it.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from weft.core.cuts import cuts_from_sizes
+from weft.core.cuts import NAMED_CUTS, cuts_from_sizes
+from weft.core.integers import integers
 from weft.core.mesh import Mesh
 from weft.core.partition_spec import P
-from weft.core.placement import Partial, Placement, Replicate, Shard, StridedShard, as_placement
-from weft.errors import LayoutError, PlacementError, message
+from weft.core.placement import (
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    StridedShard,
+    as_placement,
+    is_torch_strided,
+)
+from weft.errors import LayoutError, PlacementError, ShardTypeError, message
 
-__all__ = ["Decoded", "check_sizes", "decode", "encode_placements", "encode_spec", "text"]
+__all__ = ["Cuts", "Decoded", "Sizes", "check_sizes", "decode", "encode_placements", "encode_spec", "text"]
+
+Cuts = tuple[tuple[int, ...] | None, ...]
+"""Per tensor dim, explicit offsets of its shards, or None for the default."""
+
+Sizes = Mapping[int, Sequence[int] | str]
+"""Map tensor dim -> shard sizes in shard order, or the name of a way to cut."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """What a spelling says: axes per dim, explicit sizes per dim, a kind per axis."""
+    """What a spelling says: axes per dim, explicit sizes per dim, a kind per axis.
+
+    `torch_strided` holds the placements where torch's own `_StridedShard` is among them.
+    """
 
     dims: tuple[tuple[int, ...], ...]
     sizes: Mapping[int, tuple[int, ...]]
     partial: tuple[str | None, ...]
+    torch_strided: tuple[Placement, ...] = ()
 
 
 def decode(mesh: Mesh, ndim: int, placements: Any) -> Decoded:
-    """Parts of a layout from a spec, from placements, or from None (replicated)."""
+    """Parts of a layout from a spec, from placements, or from None (replicated).
+
+    Raises:
+        MeshError: an unknown axis. PlacementError: too many entries, another number of
+        placements than axes, a dim out of range, a repeated axis, kinds that do not mix.
+        ShardTypeError: something that is no placement.
+    """
     if placements is None:
         return Decoded(((),) * ndim, {}, (None,) * mesh.ndim)
     if isinstance(placements, P):
@@ -38,32 +64,35 @@ def decode(mesh: Mesh, ndim: int, placements: Any) -> Decoded:
 
 
 def _decode_spec(mesh: Mesh, ndim: int, spec: P) -> Decoded:
-    call = f"P for {mesh}"
+    call = f"{spec!r} on {mesh}"
     if len(spec.entries) > ndim:
         raise PlacementError(
-            message(call, f"{spec!r} has {len(spec.entries)} entries, the tensor {ndim} dims",
+            message(call, f"{len(spec.entries)} entries for a tensor of {ndim} dims",
                     "a spec has at most one entry per tensor dim",
-                    spec.entries[ndim:], f"P({', '.join(['None'] * ndim)})")
+                    [repr(entry) for entry in spec.entries[ndim:]],
+                    f"P({', '.join(['None'] * ndim)})")
         )
-    dims = [tuple(mesh.axis(axis, call) for axis in entry) for entry in spec.entries]
-    dims += [()] * (ndim - len(dims))
-    partial: list[str | None] = [None] * mesh.ndim
-    for axis, kind in spec.partial:
-        partial[mesh.axis(axis, call)] = kind
-    used = [axis for axes in dims for axis in axes]
-    used += [axis for axis, kind in enumerate(partial) if kind]
-    repeated = sorted({axis for axis in used if used.count(axis) > 1})
+    names = [axis for entry in spec.entries for axis in entry]
+    used = mesh.axes(names + [axis for axis, _ in spec.partial], call)
+    repeated = [repr(mesh.axis_names[axis]) for axis, count in Counter(used).items() if count > 1]
     if repeated:
         raise PlacementError(
-            message(call, f"{spec!r} names {len(repeated)} axes more than once",
-                    "a mesh axis cuts one tensor dim or is partial, once",
-                    [mesh.axis_names[axis] for axis in repeated], "name each axis in one entry")
+            message(call, f"{len(used)} entries name {len(set(used))} axes",
+                    "a mesh axis cuts one tensor dim or is partial, once", repeated,
+                    "name each axis in one entry")
         )
+    numbers = iter(used)
+    dims = [tuple(next(numbers) for _ in entry) for entry in spec.entries]
+    dims += [()] * (ndim - len(dims))
+    partial: list[str | None] = [None] * mesh.ndim
+    for axis, (_, kind) in zip(numbers, spec.partial):
+        partial[axis] = kind
+    _check_kinds(mesh, partial)
     return Decoded(tuple(dims), {}, tuple(partial))
 
 
 def _decode_placements(mesh: Mesh, ndim: int, placements: Any) -> Decoded:
-    if isinstance(placements, Placement) or not isinstance(placements, Sequence):
+    if isinstance(placements, (str, int)) or not isinstance(placements, Sequence):
         placements = (placements,)
     given = [as_placement(placement) for placement in placements]
     if len(given) != mesh.ndim:
@@ -74,22 +103,21 @@ def _decode_placements(mesh: Mesh, ndim: int, placements: Any) -> Decoded:
         )
     _check_dims(mesh, ndim, given)
     dims: list[list[int]] = [[] for _ in range(ndim)]
-    sizes: dict[int, tuple[int, ...]] = {}
     partial: list[str | None] = [None] * mesh.ndim
     for axis in reversed(range(mesh.ndim)):
         match given[axis]:
-            case Shard(dim, explicit):
+            case Shard(dim):
                 dims[dim % ndim].insert(0, axis)
-            case StridedShard(dim, factor, explicit):
-                dims[dim % ndim].insert(_strided_place(mesh, dims[dim % ndim], axis, factor), axis)
+            case StridedShard(dim) as strided:
+                axes = dims[dim % ndim]
+                axes.insert(_strided_place(mesh, axes, axis, strided), axis)
             case Partial(kind):
                 partial[axis] = kind
-                continue
-            case _:
-                continue
-        if explicit is not None:
-            sizes[dim % ndim] = explicit
-    return Decoded(tuple(map(tuple, dims)), sizes, tuple(partial))
+    _check_kinds(mesh, partial)
+    strided = tuple(given) if any(map(is_torch_strided, placements)) else ()
+    return Decoded(
+        tuple(map(tuple, dims)), _explicit_sizes(mesh, dims, given), tuple(partial), strided
+    )
 
 
 def _check_dims(mesh: Mesh, ndim: int, placements: Sequence[Placement]) -> None:
@@ -100,55 +128,126 @@ def _check_dims(mesh: Mesh, ndim: int, placements: Sequence[Placement]) -> None:
     ]
     if wrong:
         raise PlacementError(
-            message("placements", f"{len(wrong)} placements name a dim that a tensor of {ndim} "
-                    "dims lacks", f"a dim lies in [{-ndim}, {ndim})", wrong, "Shard(0)")
+            message("placements", f"{len(wrong)} of {len(placements)} placements name a dim that "
+                    f"a tensor of {ndim} dims lacks", f"a dim lies in [{-ndim}, {ndim})", wrong,
+                    "Shard(0)" if ndim else "Replicate()")
         )
 
 
-def _strided_place(mesh: Mesh, axes: Sequence[int], axis: int, factor: int) -> int:
-    product = 1
-    for place in range(len(axes) + 1):
-        if product == factor:
-            return place
-        if place < len(axes):
-            product *= mesh.axis_sizes[axes[place]]
-    raise PlacementError(
-        message("StridedShard(dim, split_factor)", f"split_factor {factor} on axis "
-                f"{mesh.axis_names[axis]!r} is the size of no group of the axes to its right: "
-                f"{[mesh.axis_names[a] for a in axes]}",
-                "split_factor is the product of the sizes of the axes that cut the dim first",
-                [factor], "use a partition spec, P(('tp', 'dp')), to give the order of axes")
-    )
+def _check_kinds(mesh: Mesh, partial: Sequence[str | None]) -> None:
+    kinds = {kind for kind in partial if kind is not None}
+    if len(kinds) > 1 and kinds != {"sum", "avg"}:
+        raise PlacementError(
+            message("partial axes", f"{len(kinds)} kinds of reduction on one tensor of {mesh}",
+                    "all partial axes have one kind; only sum and avg may stand together",
+                    [f"{kind}@{mesh.axis_names[axis]}" for axis, kind in enumerate(partial) if kind],
+                    "reduce the axes of one kind first: x.redistribute(...)")
+        )
+
+
+def _explicit_sizes(
+    mesh: Mesh, dims: Sequence[Sequence[int]], placements: Sequence[Placement]
+) -> dict[int, tuple[int, ...]]:
+    # All sizes of a dim stand on its major axis; elsewhere they would have no meaning.
+    sizes: dict[int, tuple[int, ...]] = {}
+    misplaced: list[str] = []
+    for dim, axes in enumerate(dims):
+        for place, axis in enumerate(axes):
+            placement = placements[axis]
+            assert isinstance(placement, (Shard, StridedShard))
+            if placement.sizes is not None and place == 0:
+                sizes[dim] = placement.sizes
+            elif placement.sizes is not None:
+                misplaced.append(f"{placement} on axis {mesh.axis_names[axis]!r}, below axis "
+                                 f"{mesh.axis_names[axes[0]]!r}")
+    if misplaced:
+        raise PlacementError(
+            message("placements", f"{len(misplaced)} placements carry sizes on a minor axis",
+                    "where several axes cut one dim, the sizes of all its shards stand on the "
+                    "major axis", misplaced, "Layout(mesh, shape, placements, sizes={0: (...)})")
+        )
+    return sizes
 
 
 def check_sizes(
-    mesh: Mesh,
-    shape: Sequence[int],
-    dims: Sequence[Sequence[int]],
-    sizes: Mapping[int, Sequence[int]],
-) -> tuple[tuple[int, ...] | None, ...]:
-    """Cuts per dim from explicit sizes, all offenders reported at once."""
+    mesh: Mesh, shape: Sequence[int], dims: Sequence[Sequence[int]], sizes: Any,
+    placed: Sizes | None = None,
+) -> Cuts:
+    """Cuts per dim from explicit sizes, all offenders reported at once.
+
+    Args:
+        sizes: what the user asked for. placed: what the placements carry already.
+
+    Raises:
+        LayoutError: sizes that do not sum to the length, are negative or of another number than
+        the shards; a dim that does not exist or is given twice; an unknown name.
+        ShardTypeError: no mapping, or sizes that are no whole numbers.
+    """
+    if not isinstance(sizes, Mapping):
+        raise ShardTypeError(
+            message("Layout(sizes=)", f"{sizes!r} is a {type(sizes).__name__}",
+                    "sizes is a map tensor dim -> shard sizes", [repr(sizes)],
+                    "Layout(mesh, shape, spec, sizes={0: (6, 14)})")
+        )
     wrong: list[str] = []
     cuts: list[tuple[int, ...] | None] = [None] * len(shape)
-    for dim, given in sizes.items():
-        if not -len(shape) <= dim < len(shape):
-            wrong.append(f"dim {dim} of a tensor of {len(shape)} dims")
+    for dim, given in [*(placed or {}).items(), *sizes.items()]:
+        if not isinstance(dim, int) or not -len(shape) <= dim < len(shape):
+            wrong.append(f"dim {dim!r} of a tensor of {len(shape)} dims")
             continue
-        dim %= len(shape)
-        count = math.prod(mesh.axis_sizes[axis] for axis in dims[dim])
-        if len(given) != count or sum(given) != shape[dim] or any(size < 0 for size in given):
-            wrong.append(f"dim {dim}: {tuple(given)} are {len(given)} sizes with sum {sum(given)} "
-                         f"for {count} shards of {shape[dim]}")
-            continue
-        cuts[dim] = cuts_from_sizes(given)
+        cut = _cuts_of(shape[dim], [mesh.axis_sizes[axis] for axis in dims[dim]], given)
+        if isinstance(cut, str):
+            wrong.append(f"dim {dim}: {cut}")
+        elif cuts[dim] not in (None, cut):
+            wrong.append(f"dim {dim}: given twice, with cuts {cuts[dim]} and {cut}")
+        else:
+            cuts[dim] = cut
     if wrong:
         raise LayoutError(
-            message("Layout(sizes=)", f"{len(wrong)} of {len(sizes)} entries do not fit shape "
-                    f"{tuple(shape)} on {mesh}",
-                    "sizes are at least 0, one per shard, and sum to the global size", wrong,
+            message("Layout(sizes=)", f"{len(wrong)} entries do not fit shape {tuple(shape)} on "
+                    f"{mesh}", "sizes are at least 0, one per shard, and sum to the global size; "
+                    f"or one of {', '.join(map(repr, NAMED_CUTS))}", wrong,
                     "leave sizes out for default cuts")
         )
     return tuple(cuts)
+
+
+def _cuts_of(length: int, sizes: Sequence[int], given: Any) -> tuple[int, ...] | str:
+    # The offsets, or what is wrong with `given`.
+    if isinstance(given, str):
+        if given not in NAMED_CUTS:
+            return f"no cuts are called {given!r}"
+        return NAMED_CUTS[given](length, sizes)
+    given = integers(given, "Layout(sizes=)", "shard sizes", "sizes={0: (6, 14)}")
+    count = math.prod(sizes)
+    if len(given) != count or sum(given) != length or min(given) < 0:
+        return f"{given} are {len(given)} sizes with sum {sum(given)} for {count} shards of {length}"
+    return cuts_from_sizes(given)
+
+
+def _strided_place(mesh: Mesh, axes: Sequence[int], axis: int, strided: StridedShard) -> int:
+    places = _strided_places([mesh.axis_sizes[a] for a in axes], strided.split_factor)
+    if strided.skip < len(places):
+        return places[strided.skip]
+    sizes = {mesh.axis_names[a]: mesh.axis_sizes[a] for a in axes}
+    raise PlacementError(
+        message("StridedShard(dim, split_factor)", f"{strided} on axis {mesh.axis_names[axis]!r} "
+                f"fits no place among the axes to its right that cut the dim, {sizes}",
+                "split_factor is the product of the sizes of the axes that cut the dim before; a "
+                "flattened dim has no such axes and cannot be said by an order of axes",
+                [repr(strided)],
+                "give the order of axes by a partition spec, P(('tp', 'dp')), or cut the dim "
+                "before it is flattened")
+    )
+
+
+def _strided_places(sizes: Sequence[int], factor: int) -> list[int]:
+    # Where an axis may be inserted among axes of `sizes` so that those before it multiply to
+    # `factor`: below some axis, or in front of them all when no such place has the factor 1.
+    places = [
+        place for place in range(1, len(sizes) + 1) if math.prod(sizes[:place]) == factor
+    ]
+    return places or ([0] if factor == 1 else [])
 
 
 def encode_placements(
@@ -165,9 +264,14 @@ def encode_placements(
     for dim, axes in enumerate(dims):
         for place, axis in enumerate(axes):
             explicit = sizes.get(dim) if place == 0 else None
-            before = [a for a in axes[:place] if a > axis]
-            factor = math.prod(mesh.axis_sizes[a] for a in before)
-            out[axis] = StridedShard(dim, factor, explicit) if before else Shard(dim, explicit)
+            right = [mesh.axis_sizes[a] for a in axes if a > axis]
+            before = sum(a > axis for a in axes[:place])
+            if before == 0:
+                out[axis] = Shard(dim, explicit)
+                continue
+            factor = math.prod(right[:before])
+            skip = _strided_places(right, factor).index(before)
+            out[axis] = StridedShard(dim, factor, explicit, skip)
     return tuple(out)
 
 

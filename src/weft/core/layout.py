@@ -8,16 +8,21 @@ layout denotes. The index box that a rank holds is computed here and nowhere els
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
-from weft.core import encoding
-from weft.core.cuts import cuts_from_sizes, default_cuts, default_interval
-from weft.core.mesh import Mesh
+from weft.core import encoding, hlo
+from weft.core.cuts import default_cuts, default_interval, default_is_flat, flat_cuts
+from weft.core.dtypes import carries, dtype_text
+from weft.core.encoding import Cuts
+from weft.core.integers import integers
+from weft.core.mesh import Mesh, as_mesh
 from weft.core.partition_spec import P
 from weft.core.placement import Placement
-from weft.errors import LayoutError, message
+from weft.core.torch_strided import check_torch_strided
+from weft.errors import LayoutError, PlacementError, message
 
 __all__ = ["Box", "Dims", "Layout"]
 
@@ -32,45 +37,61 @@ class Layout:
     """Which part of a global tensor each position of a mesh holds.
 
     Args:
-        mesh: the mesh, abstract or bound.
+        mesh: the mesh, abstract or bound, or a torch DeviceMesh.
         shape: the global shape.
-        placements: a partition spec, or one placement per mesh axis; None replicates.
-        sizes: map tensor dim -> explicit shard sizes, in shard order.
+        placements: a partition spec, or one placement per mesh axis (ours or torch's); None
+            replicates.
+        sizes: map tensor dim -> explicit shard sizes, in shard order; or "flat" (one ceiling
+            over all axes, as XLA), "balanced" (sizes differ by at most one), "default".
 
     Raises:
         MeshError: an unknown axis. PlacementError: a repeated axis, a dim out of range, another
-        number of placements than axes. LayoutError: sizes that do not fit the shape.
+        number of placements than axes, kinds that do not mix, a torch `_StridedShard` that is no
+        order of axes. LayoutError: sizes that do not fit the shape, a negative length.
+        ShardTypeError: an argument of the wrong type.
+
+    >>> layout = Layout(Mesh({"dp": 2, "tp": 2}), (5, 6), P(("dp", "tp")))
+    >>> layout.sizes_of(0), layout.box(3)
+    ((2, 1, 1, 1), ((4, 5), (0, 6)))
+    >>> print(layout.text("float32"))
+    f32[5@(dp,tp), 6]
     """
 
-    __slots__ = ("mesh", "shape", "dims", "cuts", "partial", "_hash")
+    __slots__ = ("_hash", "cuts", "dims", "mesh", "partial", "shape")
 
     mesh: Mesh
     shape: tuple[int, ...]
     dims: Dims
-    cuts: tuple[tuple[int, ...] | None, ...]
+    cuts: Cuts
     partial: tuple[str | None, ...]
 
     def __init__(
         self,
         mesh: Mesh,
-        shape: Sequence[int],
+        shape: Iterable[int],
         placements: P | Sequence[Placement] | None = None,
-        sizes: Mapping[int, Sequence[int]] | None = None,
+        sizes: encoding.Sizes | None = None,
     ) -> None:
-        shape = tuple(int(length) for length in shape)
+        mesh = as_mesh(mesh, "Layout(mesh)").abstract
+        shape = _lengths(shape)
         decoded = encoding.decode(mesh, len(shape), placements)
-        explicit = dict(decoded.sizes)
-        explicit.update({int(dim): tuple(given) for dim, given in (sizes or {}).items()})
-        cuts = encoding.check_sizes(mesh, shape, decoded.dims, explicit)
-        self._fill(mesh.abstract, shape, decoded.dims, cuts, decoded.partial)
+        if sizes or decoded.sizes:
+            cuts = encoding.check_sizes(mesh, shape, decoded.dims, sizes or {}, decoded.sizes)
+        else:
+            cuts = (None,) * len(shape)
+        self._fill(mesh, shape, decoded.dims, cuts, decoded.partial)
+        if decoded.torch_strided:
+            check_torch_strided(mesh, shape, decoded.dims, decoded.torch_strided)
 
     def _fill(self, mesh: Mesh, shape: Any, dims: Any, cuts: Any, partial: Any) -> None:
         self.mesh, self.shape, self.dims, self.partial = mesh, shape, dims, partial
-        self.cuts = tuple(
-            None if cut is None or cut == _default(length, _sizes(mesh, axes)) else cut
-            for cut, length, axes in zip(cuts, shape, dims)
-        )
-        self._hash = hash((mesh, shape, dims, self.cuts, partial))
+        if any(cuts):
+            cuts = tuple(
+                None if cut is None or cut == _default(length, _sizes(mesh, axes)) else cut
+                for cut, length, axes in zip(cuts, shape, dims)
+            )
+        self.cuts = cuts
+        self._hash = hash((mesh, shape, dims, cuts, partial))
 
     @classmethod
     def make(
@@ -81,7 +102,10 @@ class Layout:
         cuts: Iterable[tuple[int, ...] | None] | None = None,
         partial: Iterable[str | None] | None = None,
     ) -> Layout:
-        """A layout from parts that are known to fit (the library's own constructor)."""
+        """A layout from parts that are known to fit (the library's own constructor).
+
+        The parts are as the attributes of that name; nothing is checked.
+        """
         self = object.__new__(cls)
         shape = tuple(shape)
         dims = tuple(map(tuple, dims))
@@ -156,7 +180,7 @@ class Layout:
     def sizes_of(self, dim: int) -> tuple[int, ...]:
         """Shard sizes of a dim, in shard order."""
         cuts = self.cuts_of(dim)
-        return tuple(stop - start for start, stop in zip(cuts, cuts[1:]))
+        return tuple(stop - start for start, stop in pairwise(cuts))
 
     def shard_index(self, dim: int, coordinate: Sequence[int]) -> int:
         """Which shard of a dim a mesh coordinate holds: mixed radix over the dim's axes."""
@@ -170,14 +194,24 @@ class Layout:
         explicit = self.cuts[dim]
         if explicit is not None:
             return explicit[index], explicit[index + 1]
-        return default_interval(self.shape[dim], _sizes(self.mesh, self.dims[dim]), index)
+        digits = []
+        for size in reversed(_sizes(self.mesh, self.dims[dim])):
+            index, digit = divmod(index, size)
+            digits.append((size, digit))
+        return default_interval(self.shape[dim], reversed(digits))
 
     def box_at(self, coordinate: Sequence[int]) -> Box:
         """The box that a mesh coordinate holds."""
-        return tuple(
-            self.interval(dim, self.shard_index(dim, coordinate)) if axes else (0, length)
-            for dim, (axes, length) in enumerate(zip(self.dims, self.shape))
-        )
+        sizes, box = self.mesh.axis_sizes, []
+        for dim, axes in enumerate(self.dims):
+            if not axes:
+                box.append((0, self.shape[dim]))
+            elif self.cuts[dim] is None:
+                digits = [(sizes[axis], coordinate[axis]) for axis in axes]
+                box.append(default_interval(self.shape[dim], digits))
+            else:
+                box.append(self.interval(dim, self.shard_index(dim, coordinate)))
+        return tuple(box)
 
     def box(self, rank: int) -> Box:
         """The box that device id `rank` holds: ((start, stop), ...) of global indices."""
@@ -201,7 +235,7 @@ class Layout:
 
     @property
     def placements(self) -> tuple[Placement, ...]:
-        """One placement per mesh axis. Raises PlacementError where there is no such spelling."""
+        """One placement per mesh axis; every layout has exactly one such spelling."""
         return encoding.encode_placements(self.mesh, self.dims, self._explicit(), self.partial)
 
     @property
@@ -209,10 +243,100 @@ class Layout:
         """The partition spec; cuts are not part of it."""
         return encoding.encode_spec(self.mesh, self.dims, self.partial)
 
+    @property
+    def tile_assignment(self) -> hlo.TileAssignment:
+        """XLA's view: tiles, their devices, and the replicas of each.
+
+        Raises:
+            PlacementError: partial axes, or cuts that are not flat.
+        """
+        kinds = [f"{kind}@{name}" for kind, name in zip(self.partial, self.mesh.axis_names) if kind]
+        ragged = [
+            f"dim {dim}" + (f" with sizes {self.sizes_of(dim)}" if cut else "")
+            for dim, cut in enumerate(self.cuts) if not self._is_flat(dim)
+        ]
+        if kinds or ragged:
+            raise PlacementError(
+                message("Layout.hlo_sharding()", f"{self} has {len(kinds)} partial axes and "
+                        f"{len(ragged)} dims whose cuts are not flat",
+                        "XLA's op-sharding has no partial values, and cuts each dim by one "
+                        "ceiling over all its axes", kinds + ragged,
+                        "use layout.placements, which says everything, or layout.spec with sizes; "
+                        'or cut flat, Layout(mesh, shape, spec, sizes={0: "flat"})')
+            )
+        return hlo.tile_assignment(self.mesh, self.dims)
+
+    def hlo_sharding(self, version: int = 2) -> str:
+        """XLA's op-sharding string: version 1 lists the devices, version 2 is the iota form.
+
+        The cost of version 2 does not grow with the number of devices. Axes of size 1 vanish.
+
+        Raises:
+            PlacementError: partial axes; cuts that are not flat; version 2 for device ids that
+            are no transposed iota.
+
+        >>> Layout(Mesh((2, 4)), (8, 8), P(1)).hlo_sharding()
+        '{devices=[4,1,2]<=[2,4]T(1,0) last_tile_dim_replicate}'
+        """
+        return self.tile_assignment.text(version)
+
+    @classmethod
+    def from_hlo(cls, text: str, mesh: Mesh, shape: Iterable[int]) -> Layout:
+        """The layout that an op-sharding string (version 1 or 2) denotes over named axes.
+
+        Raises:
+            PlacementError: a sharding that is no layout (maximal, manual, tuples), or tiles that
+            are not made of whole axes of `mesh`.
+        """
+        mesh = as_mesh(mesh, "Layout.from_hlo(mesh)").abstract
+        shape = _lengths(shape)
+        dims = hlo.read(text, mesh, len(shape))
+        cuts = [
+            None if default_is_flat(length, _sizes(mesh, axes))
+            else flat_cuts(length, _sizes(mesh, axes))
+            for length, axes in zip(shape, dims)
+        ]
+        return cls.make(mesh, shape, dims, cuts)
+
+    def text(self, dtype: str | None = None) -> str:
+        """The canonical text, `f32[8@dp, 16@(tp,sp)] partial(sum@cp)`; sizes stand in braces."""
+        prefix = "" if dtype is None else dtype_text(dtype)
+        return prefix + encoding.text(
+            self.mesh, self.shape, self.dims, self._explicit(), self.partial
+        )
+
+    # What a layout asks of others.
+
+    def check_dtype(self, dtype: str) -> None:
+        """Refuse a dtype that a partial kind of this layout cannot carry exactly.
+
+        Raises:
+            LayoutError: avg of integers or bools, max or min of complex numbers, bitwise kinds
+            of floats, logical kinds of anything but bools.
+        """
+        wrong = [
+            f"{kind}@{name}"
+            for kind, name in zip(self.partial, self.mesh.axis_names)
+            if kind is not None and not carries(kind, dtype)
+        ]
+        if wrong:
+            raise LayoutError(
+                message(f"{self}", f"{len(wrong)} partial axes cannot carry {dtype}",
+                        "avg is for floats and complex, max and min for all but complex, band, "
+                        "bor and bxor for integers and bools, and and or for bools", wrong,
+                        'Partial("sum") carries every dtype; or convert the tensor first')
+            )
+
+    def _is_flat(self, dim: int) -> bool:
+        cut, sizes = self.cuts[dim], _sizes(self.mesh, self.dims[dim])
+        if cut is None:
+            return default_is_flat(self.shape[dim], sizes)
+        return cut == flat_cuts(self.shape[dim], sizes)
+
     def _explicit(self) -> dict[int, tuple[int, ...]]:
         return {dim: self.sizes_of(dim) for dim, cut in enumerate(self.cuts) if cut is not None}
 
-    def __eq__(self, other: Any) -> bool:
+    def __eq__(self, other: object) -> bool:
         if self is other:
             return True
         if not isinstance(other, Layout):
@@ -225,12 +349,28 @@ class Layout:
     def __hash__(self) -> int:
         return self._hash
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The stored hash is of this process (text hashes are salted), so it must not travel.
+        return Layout.make, (self.mesh, self.shape, self.dims, self.cuts, self.partial)
+
     def __str__(self) -> str:
-        return encoding.text(self.mesh, self.shape, self.dims, self._explicit(), self.partial)
+        return self.text()
 
     def __repr__(self) -> str:
         sizes = f", sizes={self._explicit()!r}" if any(self.cuts) else ""
         return f"Layout({self.mesh!r}, {self.shape}, {self.spec!r}{sizes})"
+
+
+def _lengths(shape: Iterable[int]) -> tuple[int, ...]:
+    lengths = integers(shape, "Layout(shape)", "lengths", "Layout(mesh, (8, 16), P('dp'))")
+    negative = [f"dim {dim}: {length}" for dim, length in enumerate(lengths) if length < 0]
+    if negative:
+        raise LayoutError(
+            message("Layout(shape)", f"{len(negative)} of {len(lengths)} lengths of {lengths} are "
+                    "negative", "a length is at least 0", negative,
+                    "Layout(mesh, (8, 16), P('dp'))")
+        )
+    return lengths
 
 
 @lru_cache(maxsize=65536)

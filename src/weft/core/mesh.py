@@ -3,85 +3,87 @@
 A mesh has *axes* (a tensor has *dims*). The value needs no process group and may have any
 size; `weft.comm` binds it to ranks that run. A *position* is an index into the mesh's device
 list, row-major over the axes; a *coordinate* is the position written with one digit an axis.
+Devices 0, 1, ..., size - 1 in order are stored as None, so a large mesh costs nothing.
 """
 
 from __future__ import annotations
 
 import math
+import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import product
 from typing import Any
 
-from weft.errors import MeshError, message
+from weft.core.integers import integers
+from weft.errors import MeshError, ShardTypeError, message
 
-__all__ = ["AxisName", "Mesh"]
+__all__ = ["AxisName", "Mesh", "as_mesh"]
 
 AxisName = str | int
+
+_FIX = 'Mesh({"dp": 2, "tp": 4})'
+# Names must stay readable in the text of a layout: no spaces, commas, brackets or "@".
+_VALID_NAME = re.compile(r"[^\W\d][\w.:/-]*")
 
 
 class Mesh:
     """Axes with their sizes, and the device ids that lie on them.
 
     Args:
-        axes: map axis name -> size, or sizes alone (the axes are then numbered from 0).
-        ranks: device ids in row-major order; None means 0, 1, ..., size - 1.
+        axes: map axis name -> size, or (name, size) pairs, or sizes alone (the axes are then
+            numbered from 0).
+        ranks: device ids in row-major order, any order and any subset of the world; None means
+            0, 1, ..., size - 1.
 
     Raises:
-        MeshError: a size below 1, or device ids that are repeated or of another number.
+        MeshError: a repeated or malformed name, a size below 1, device ids that are repeated,
+            negative, or of another number.
+        ShardTypeError: sizes or device ids that are no whole numbers.
+
+    >>> mesh = Mesh({"dp": 2, "tp": 4})
+    >>> mesh.size(), mesh.size("tp"), mesh.coordinate(6)
+    (8, 4, (1, 2))
+    >>> mesh["dp"]
+    Mesh({'dp': 2}, ranks=(0, 4))
     """
 
-    __slots__ = ("axis_names", "axis_sizes", "ranks", "_hash", "_strides", "_positions")
+    __slots__ = ("_hash", "_positions", "axis_names", "axis_sizes", "axis_strides", "ranks")
 
     axis_names: tuple[AxisName, ...]
     axis_sizes: tuple[int, ...]
+    axis_strides: tuple[int, ...]
     ranks: tuple[int, ...] | None
 
     def __init__(
         self,
-        axes: Mapping[str, int] | Sequence[int] | int,
+        axes: Mapping[str, int] | Iterable[tuple[str, int]] | Sequence[int] | int,
         ranks: Iterable[int] | None = None,
     ) -> None:
-        if isinstance(axes, int):
-            axes = (axes,)
-        if isinstance(axes, Mapping):
-            names: tuple[AxisName, ...] = tuple(axes)
-            sizes = tuple(int(size) for size in axes.values())
-        else:
-            sizes = tuple(int(size) for size in axes)
-            names = tuple(range(len(sizes)))
-        bad = [f"{name}={size}" for name, size in zip(names, sizes) if size < 1]
-        if bad:
-            raise MeshError(
-                message(
-                    "Mesh(axes)", f"{len(bad)} of {len(sizes)} axes have a size below 1",
-                    "every mesh axis has at least one device", bad, 'Mesh({"dp": 1})',
-                )
-            )
+        names, sizes = _parse_axes(axes)
         self.axis_names, self.axis_sizes = names, sizes
-        self.ranks = self._check_ranks(ranks)
+        self.axis_strides = _row_major(sizes)
+        self.ranks = None if ranks is None else self._check_ranks(ranks)
         self._hash = hash((names, sizes, self.ranks))
-        self._strides = tuple(math.prod(sizes[axis + 1 :]) for axis in range(len(sizes)))
         self._positions: dict[int, int] | None = None
 
-    def _check_ranks(self, ranks: Iterable[int] | None) -> tuple[int, ...] | None:
-        if ranks is None:
-            return None
-        ranks = tuple(int(rank) for rank in ranks)
+    def _check_ranks(self, ranks: Iterable[int]) -> tuple[int, ...] | None:
         size = math.prod(self.axis_sizes)
-        repeated = sorted({rank for rank in ranks if ranks.count(rank) > 1}) if len(
-            set(ranks)
-        ) < len(ranks) else []
-        if len(ranks) != size or repeated:
+        if isinstance(ranks, range) and ranks == range(size):
+            return None
+        ids = integers(ranks, "Mesh(ranks=)", "device ids", f"ranks=range({size})")
+        different = len(set(ids))
+        wrong = [f"{rank} {count} times" for rank, count in Counter(ids).items() if count > 1]
+        wrong += [f"{rank} is negative" for rank in ids if rank < 0]
+        if wrong or len(ids) != size:
             raise MeshError(
-                message(
-                    "Mesh(ranks=)",
-                    f"{len(ranks)} device ids, {len(set(ranks))} of them different, for a mesh "
-                    f"of {size}",
-                    "a mesh holds each device once and has as many as the product of its axes",
-                    repeated or [len(ranks)],
-                    f"Mesh({dict(zip(self.axis_names, self.axis_sizes))!r}, ranks=range({size}))",
-                )
+                message("Mesh(ranks=)", f"{len(ids)} device ids, {different} of them different, "
+                        f"for a mesh of {size}",
+                        "a mesh holds each device once, has as many as the product of its axes, "
+                        "and ids are at least 0", wrong or [f"{len(ids)} ids"],
+                        f"Mesh({self._axes_repr()}, ranks=range({size}))")
             )
-        return None if ranks == tuple(range(size)) else ranks
+        return None if ids == tuple(range(size)) else ids
 
     @property
     def abstract(self) -> Mesh:
@@ -90,16 +92,20 @@ class Mesh:
 
     @property
     def ndim(self) -> int:
+        """Number of axes."""
         return len(self.axis_sizes)
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """As DeviceMesh: the axis sizes."""
         return self.axis_sizes
 
     @property
     def mesh_dim_names(self) -> tuple[str, ...] | None:
         """As DeviceMesh: the axis names, or None when the axes are numbered."""
-        return None if self.axis_names == tuple(range(self.ndim)) else self.axis_names  # type: ignore
+        if self.axis_names == tuple(range(self.ndim)):
+            return None
+        return tuple(str(name) for name in self.axis_names)
 
     def size(self, mesh_dim: AxisName | None = None) -> int:
         """Number of devices, or of those along one axis."""
@@ -109,27 +115,42 @@ class Mesh:
 
     def axis(self, name: AxisName, call: str = "Mesh") -> int:
         """The number of the axis called `name` (a number counts from the end when negative)."""
-        if name in self.axis_names and isinstance(name, str):
-            return self.axis_names.index(name)
-        if isinstance(name, int) and -self.ndim <= name < self.ndim:
-            return name % self.ndim
-        raise MeshError(
-            message(
-                call, f"{name!r} is no axis of {self}",
-                "an axis is named as the mesh names it, or by its number",
-                [repr(name)], f"one of {', '.join(map(repr, self.axis_names))}",
+        return self.axes((name,), call)[0]
+
+    def axes(self, names: Iterable[AxisName], call: str = "Mesh") -> tuple[int, ...]:
+        """The numbers of several axes.
+
+        Raises:
+            MeshError: names of no axis, all of them at once.
+        """
+        names = tuple(names)
+        found = tuple(map(self._find, names))
+        unknown = [repr(name) for name, axis in zip(names, found, strict=True) if axis is None]
+        if unknown:
+            raise MeshError(
+                message(call, f"{len(unknown)} of {len(names)} names fit none of the {self.ndim} "
+                        f"axes of {self}",
+                        "an axis is named as the mesh names it, or by its number", unknown,
+                        f"one of {', '.join(map(repr, self.axis_names))}")
             )
-        )
+        return found  # type: ignore[return-value]  # no None is left
+
+    def _find(self, name: AxisName) -> int | None:
+        if isinstance(name, str):
+            return self.axis_names.index(name) if name in self.axis_names else None
+        if isinstance(name, int) and not isinstance(name, bool) and -self.ndim <= name < self.ndim:
+            return name % self.ndim
+        return None
 
     def coordinate(self, position: int) -> tuple[int, ...]:
         """The coordinate of a position: one digit an axis, major to minor."""
         return tuple(
-            position // stride % size for stride, size in zip(self._strides, self.axis_sizes)
+            position // stride % size for stride, size in zip(self.axis_strides, self.axis_sizes)
         )
 
     def position(self, coordinate: Sequence[int]) -> int:
         """The position of a coordinate."""
-        return sum(digit * stride for digit, stride in zip(coordinate, self._strides))
+        return sum(digit * stride for digit, stride in zip(coordinate, self.axis_strides))
 
     def position_of_rank(self, rank: int) -> int | None:
         """Where device id `rank` stands in the device list; None when it is not in the mesh."""
@@ -143,7 +164,48 @@ class Mesh:
         """The device id at a position."""
         return position if self.ranks is None else self.ranks[position]
 
-    def __eq__(self, other: Any) -> bool:
+    def submesh(self, names: Iterable[AxisName], at: Sequence[int] | None = None) -> Mesh:
+        """The mesh of some axes, in the order given, through one coordinate of this mesh.
+
+        Args:
+            names: the axes to keep. at: a coordinate of this mesh (the first device by default);
+                its digits on the axes that are left out say which devices are meant.
+
+        Raises:
+            MeshError: an unknown or repeated axis.
+        """
+        names = tuple(names)
+        axes = self.axes(names, f"{self}[...]")
+        repeated = [
+            repr(self.axis_names[axis]) for axis, count in Counter(axes).items() if count > 1
+        ]
+        if repeated:
+            raise MeshError(
+                message(f"{self}[...]", f"{len(names)} names for {len(set(axes))} axes",
+                        "a slice names each axis once", repeated,
+                        f"mesh[{', '.join(repr(self.axis_names[a]) for a in dict.fromkeys(axes))}]")
+            )
+        sizes = tuple(self.axis_sizes[axis] for axis in axes)
+        strides = tuple(self.axis_strides[axis] for axis in axes)
+        kept = set(axes)
+        first = 0 if at is None else self.position(
+            [0 if axis in kept else digit for axis, digit in enumerate(at)]
+        )
+        all_names = self.mesh_dim_names
+        named = sizes if all_names is None else {all_names[axis]: self.axis_sizes[axis]
+                                                 for axis in axes}
+        if self.ranks is None and first == 0 and strides == _row_major(sizes):
+            return Mesh(named)
+        digits = [range(0, size * stride, stride) for size, stride in zip(sizes, strides)]
+        return Mesh(
+            named, ranks=[self.rank_at(first + sum(offsets)) for offsets in product(*digits)]
+        )
+
+    def __getitem__(self, names: AxisName | tuple[AxisName, ...]) -> Mesh:
+        """`mesh["tp"]`, `mesh["dp", "tp"]`: those axes, through the mesh's first device."""
+        return self.submesh(names if isinstance(names, tuple) else (names,))
+
+    def __eq__(self, other: object) -> bool:
         if self is other:
             return True
         if not isinstance(other, Mesh):
@@ -155,14 +217,87 @@ class Mesh:
     def __hash__(self) -> int:
         return self._hash
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The stored hash is of this process (text hashes are salted), so it must not travel.
+        return Mesh, (self._axes_value(), self.ranks)
+
     def __str__(self) -> str:
         axes = ", ".join(f"{name}={size}" for name, size in zip(self.axis_names, self.axis_sizes))
         return f"Mesh({axes})"
 
     def __repr__(self) -> str:
-        axes = (
-            repr(dict(zip(self.axis_names, self.axis_sizes)))
-            if self.mesh_dim_names
-            else repr(self.axis_sizes)
+        ranks = "" if self.ranks is None else f", ranks={self.ranks}"
+        return f"Mesh({self._axes_repr()}{ranks})"
+
+    def _axes_value(self) -> dict[str, int] | tuple[int, ...]:
+        names = self.mesh_dim_names
+        return self.axis_sizes if names is None else dict(zip(names, self.axis_sizes))
+
+    def _axes_repr(self) -> str:
+        return repr(self._axes_value())
+
+
+def as_mesh(value: Any, call: str = "mesh") -> Mesh:
+    """A mesh for ours or torch's own DeviceMesh, which is known by its type and fields.
+
+    Raises:
+        ShardTypeError: `value` is neither.
+    """
+    if isinstance(value, Mesh):
+        return value
+    kind = type(value)
+    if kind.__name__ == "DeviceMesh" and kind.__module__.startswith("torch."):
+        sizes = tuple(value.shape)
+        axes = zip(value.mesh_dim_names, sizes) if value.mesh_dim_names else sizes
+        return Mesh(axes, ranks=value.mesh.flatten().tolist())
+    raise ShardTypeError(
+        message(call, f"{value!r} is a {kind.__name__}, no mesh",
+                "a mesh is a weft.Mesh or a torch DeviceMesh", [repr(value)], _FIX)
+    )
+
+
+def _parse_axes(axes: Any) -> tuple[tuple[AxisName, ...], tuple[int, ...]]:
+    call = "Mesh(axes)"
+    pairs: Any = axes
+    if isinstance(axes, Mapping):
+        pairs = list(axes.items())
+    elif isinstance(axes, int):
+        pairs = [axes]
+    elif isinstance(axes, Iterable) and not isinstance(axes, str):
+        pairs = list(axes)
+    if not isinstance(pairs, list) or not any(isinstance(pair, (tuple, list)) for pair in pairs):
+        sizes = integers(pairs, call, "axis sizes", _FIX)
+        names: tuple[AxisName, ...] = tuple(range(len(sizes)))
+    else:
+        malformed = [repr(p) for p in pairs if not isinstance(p, (tuple, list)) or len(p) != 2]
+        if malformed:
+            raise ShardTypeError(
+                message(call, f"{len(malformed)} of {len(pairs)} axes are no (name, size) pair",
+                        "axes are all named or all numbered", malformed, _FIX)
+            )
+        names = tuple(name for name, _ in pairs)
+        sizes = integers([size for _, size in pairs], call, "axis sizes", _FIX)
+        _check_names(names)
+    small = [f"{name}={size}" for name, size in zip(names, sizes) if size < 1]
+    if small:
+        raise MeshError(
+            message(call, f"{len(small)} of {len(sizes)} axes have a size below 1",
+                    "every mesh axis has at least one device", small, 'Mesh({"dp": 1})')
         )
-        return f"Mesh({axes})" if self.ranks is None else f"Mesh({axes}, ranks={self.ranks})"
+    return names, sizes
+
+
+def _check_names(names: tuple[Any, ...]) -> None:
+    wrong = [repr(name) for name in names
+             if not isinstance(name, str) or not _VALID_NAME.fullmatch(name)]
+    wrong += [f"{name!r} {count} times" for name, count in Counter(names).items() if count > 1]
+    if wrong:
+        raise MeshError(
+            message("Mesh(axes)", f"{len(wrong)} of {len(names)} axis names will not do",
+                    "axis names are different, start with a letter, and go on with letters, "
+                    "digits and _ . : / -", wrong, f"{_FIX}; sizes alone number the axes")
+        )
+
+
+def _row_major(sizes: Sequence[int]) -> tuple[int, ...]:
+    return tuple(math.prod(sizes[axis + 1 :]) for axis in range(len(sizes)))

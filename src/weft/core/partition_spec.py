@@ -23,8 +23,11 @@ class P:
         partial: map axis -> kind of reduction that is still to be done.
 
     Raises:
-        ShardTypeError: an entry that is neither.
+        ShardTypeError: an entry that is neither, or a `partial` that is no map.
         PlacementError: an unknown kind.
+
+    >>> P("dp", None, None) == P("dp"), P(("dp", "tp"), partial={"cp": "sum"})
+    (True, P(('dp', 'tp'), partial={'cp': 'sum'}))
     """
 
     __slots__ = ("entries", "partial")
@@ -41,10 +44,16 @@ class P:
         while canonical and not canonical[-1]:
             canonical.pop()
         self.entries = tuple(canonical)
+        if partial is not None and not isinstance(partial, Mapping):
+            raise ShardTypeError(
+                message("P(partial=)", f"{partial!r} is a {type(partial).__name__}",
+                        "partial is a map axis -> kind of reduction", [repr(partial)],
+                        'P("dp", partial={"cp": "sum"})')
+            )
         kinds = {axis: Partial(kind).reduce_op for axis, kind in (partial or {}).items()}
         self.partial = tuple(sorted(kinds.items(), key=lambda item: str(item[0])))
 
-    def __eq__(self, other: Any) -> bool:
+    def __eq__(self, other: object) -> bool:
         if not isinstance(other, P):
             return NotImplemented
         return (self.entries, self.partial) == (other.entries, other.partial)

@@ -1,7 +1,8 @@
 """Placements, one per mesh axis: the spelling that torch's DTensor uses.
 
-`Shard(dim)`, `Replicate()`, `Partial(kind)` and `StridedShard(dim, split_factor)` are values.
-torch's own placement objects are recognised by their fields, so this file needs no torch.
+`Shard(dim)`, `Replicate()`, `Partial(kind)` and `StridedShard(dim, split_factor)` are values
+whose text is torch's. torch's own placement objects are recognised by their type and fields, so
+this file needs no torch.
 """
 
 from __future__ import annotations
@@ -9,9 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from weft.core.integers import integers
 from weft.errors import PlacementError, ShardTypeError, message
 
-__all__ = ["KINDS", "Partial", "Placement", "Replicate", "Shard", "StridedShard", "as_placement"]
+__all__ = [
+    "KINDS", "Partial", "Placement", "Replicate", "Shard", "StridedShard", "as_placement",
+    "is_torch_strided",
+]
 
 KINDS = ("sum", "avg", "max", "min", "product", "and", "or", "band", "bor", "bxor")
 """The reductions that a partial axis may wait for."""
@@ -23,7 +28,7 @@ class Placement:
     __slots__ = ()
 
     def is_shard(self, dim: int | None = None) -> bool:
-        """Whether the axis cuts a tensor dim (`dim`, when given)."""
+        """Whether the axis cuts a tensor dim (`dim`, when given, spelled as the placement does)."""
         return False
 
     def is_replicate(self) -> bool:
@@ -37,56 +42,68 @@ class Placement:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Shard(Placement):
-    """The axis cuts tensor dim `dim`; `sizes` are explicit shard sizes, in shard order."""
+    """The axis cuts tensor dim `dim` (negative: from the end), as `torch.chunk` does.
+
+    `sizes` are explicit shard sizes, in shard order; where several axes cut the dim, all of them
+    stand on the major one.
+    """
 
     dim: int
     sizes: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.dim, int) or isinstance(self.dim, bool):
-            raise ShardTypeError(
-                message("Shard(dim)", f"dim is {self.dim!r}, a {type(self.dim).__name__}",
-                        "a tensor dim is an integer", [self.dim], "Shard(0)")
-            )
-        if self.sizes is not None:
-            object.__setattr__(self, "sizes", tuple(int(size) for size in self.sizes))
+        _check_shard("Shard", self)
 
     def is_shard(self, dim: int | None = None) -> bool:
         return dim is None or dim == self.dim
 
     def __repr__(self) -> str:
-        sizes = "" if self.sizes is None else f", sizes={self.sizes}"
-        return f"Shard(dim={self.dim}{sizes})"
+        return f"Shard(dim={self.dim}{_sizes_text(self.sizes)})"
 
     def __str__(self) -> str:
-        return f"S({self.dim})" if self.sizes is None else f"S({self.dim}, sizes={self.sizes})"
+        return f"S({self.dim}{_sizes_text(self.sizes)})"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class StridedShard(Placement):
     """The axis cuts tensor dim `dim` below axes that stand to its right.
 
-    Decoded from the last mesh axis: this axis is inserted where the product of the sizes of the
-    axes already there equals `split_factor`. Unequal to every `Shard`.
+    Decoded from the last mesh axis: among the axes to its right that cut the same dim, this one
+    is inserted where the product of the sizes of those before it equals `split_factor`. Axes of
+    size 1 leave several such places; the first one that is below some axis is meant, and `skip`
+    says how many more to pass. Unequal to every `Shard`. The text is that of torch's
+    `_StridedShard`; its `is_shard` is true, since the axis does cut the dim.
     """
 
     dim: int
     split_factor: int
     sizes: tuple[int, ...] | None = None
+    skip: int = 0
 
     def __post_init__(self) -> None:
-        if self.sizes is not None:
-            object.__setattr__(self, "sizes", tuple(int(size) for size in self.sizes))
+        _check_shard("StridedShard", self)
+        fix = "StridedShard(0, split_factor=2)"
+        integers((self.split_factor, self.skip), "StridedShard(dim, split_factor)",
+                 "split_factor and skip", fix)
+        if self.split_factor < 1 or self.skip < 0:
+            raise PlacementError(
+                message("StridedShard(dim, split_factor)",
+                        f"split_factor is {self.split_factor}, skip is {self.skip}",
+                        "split_factor is a product of axis sizes, at least 1; skip at least 0",
+                        [repr(self)], fix)
+            )
 
     def is_shard(self, dim: int | None = None) -> bool:
         return dim is None or dim == self.dim
 
     def __repr__(self) -> str:
-        sizes = "" if self.sizes is None else f", sizes={self.sizes}"
-        return f"StridedShard(dim={self.dim}, split_factor={self.split_factor}{sizes})"
+        skip = f", skip={self.skip}" if self.skip else ""
+        return (f"StridedShard(dim={self.dim}, split_factor={self.split_factor}"
+                f"{_sizes_text(self.sizes)}{skip})")
 
     def __str__(self) -> str:
-        return f"_S({self.dim}, {self.split_factor})"
+        skip = f", skip={self.skip}" if self.skip else ""
+        return f"_S({self.dim}, {self.split_factor}{_sizes_text(self.sizes)}{skip})"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -130,22 +147,51 @@ class Partial(Placement):
 def as_placement(value: Any, call: str = "placements") -> Placement:
     """Our placement for ours or torch's own object.
 
+    torch's `_StridedShard` denotes other boxes than ours for some shapes: `Layout` checks that.
+
     Raises:
         ShardTypeError: `value` is no placement.
     """
     if isinstance(value, Placement):
         return value
-    match type(value).__name__:
+    match _torch_name(value):
         case "Shard":
             return Shard(value.dim)
         case "_StridedShard":
             return StridedShard(value.dim, value.split_factor)
         case "Replicate":
             return Replicate()
-        case "Partial" | "_Partial":
+        case "Partial":
             return Partial(value.reduce_op)
+    hint = f"P({value!r})" if isinstance(value, str) else "[Shard(0), Replicate()]"
     raise ShardTypeError(
         message(call, f"{value!r} is a {type(value).__name__}, no placement",
                 "a placement is Shard(dim), Replicate() or Partial(kind), one per mesh axis",
-                [repr(value)], "[Shard(0), Replicate()]")
+                [repr(value)], hint)
     )
+
+
+def is_torch_strided(value: Any) -> bool:
+    """Whether `value` is torch's own `_StridedShard`."""
+    return _torch_name(value) == "_StridedShard"
+
+
+def _torch_name(value: Any) -> str | None:
+    # Only torch's exact types: a subclass (`_MaskPartial`) means something else.
+    kind = type(value)
+    return kind.__name__ if kind.__module__.startswith("torch.distributed.") else None
+
+
+def _check_shard(name: str, shard: Shard | StridedShard) -> None:
+    if not isinstance(shard.dim, int) or isinstance(shard.dim, bool):
+        raise ShardTypeError(
+            message(f"{name}(dim)", f"dim is {shard.dim!r}, a {type(shard.dim).__name__}",
+                    "a tensor dim is a whole number", [repr(shard.dim)], f"{name}(0)")
+        )
+    if shard.sizes is not None:
+        sizes = integers(shard.sizes, f"{name}(sizes=)", "shard sizes", "Shard(0, sizes=(6, 14))")
+        object.__setattr__(shard, "sizes", sizes)
+
+
+def _sizes_text(sizes: tuple[int, ...] | None) -> str:
+    return "" if sizes is None else f", sizes={sizes}"

@@ -1,0 +1,254 @@
+"""XLA's op-sharding text: tiles over a list of devices, in both of its versions.
+
+Version 1 lists the devices, version 2 describes them as a transposed iota. A device list is
+kept as *digits*: pairs (size, stride), major to minor, whose mixed-radix sums are the list. A
+list in mesh order has one digit per axis, so nothing here grows with the number of devices
+until one asks for the list. Axes of size 1 have no digit and vanish in the text.
+
+Source of the format: XLA's `HloSharding` and `IotaTileAssignment`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from weft.core.mesh import Mesh
+from weft.errors import PlacementError, message
+
+__all__ = ["TileAssignment", "read", "tile_assignment"]
+
+Digits = tuple[tuple[int, int], ...]
+"""(size, stride) pairs, major to minor; adjacent ones that run on are merged."""
+
+
+@dataclass(frozen=True, slots=True)
+class TileAssignment:
+    """Which devices hold which tile: `tiles` per tensor dim, each on `num_replicas` devices."""
+
+    mesh: Mesh
+    tiles: tuple[int, ...]
+    num_replicas: int
+    positions: Digits
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """Device ids, row-major over the tiles, then the replicas of each tile."""
+        return tuple(map(self.mesh.rank_at, _expand(self.positions)))
+
+    @property
+    def replication_groups(self) -> tuple[tuple[int, ...], ...]:
+        """Per tile, row-major, the devices that hold it."""
+        devices, step = self.devices, self.num_replicas
+        return tuple(devices[at : at + step] for at in range(0, len(devices), step))
+
+    def text(self, version: int) -> str:
+        """The op-sharding string of version 1 or 2.
+
+        Raises:
+            PlacementError: another version; or version 2 for device ids that are no transposed
+            iota.
+        """
+        if version not in (1, 2):
+            raise PlacementError(
+                message("hlo_sharding(version)", f"there is no version {version!r}",
+                        "version 1 lists the devices, version 2 is the iota form",
+                        [repr(version)], "layout.hlo_sharding(version=2)")
+            )
+        if math.prod(self.tiles) == 1:
+            return "{replicated}"
+        tiles = [*self.tiles, self.num_replicas] if self.num_replicas > 1 else self.tiles
+        devices = self._iota() if version == 2 else _commas(self.devices)
+        last = " last_tile_dim_replicate" if self.num_replicas > 1 else ""
+        return f"{{devices=[{_commas(tiles)}]{devices}{last}}}"
+
+    def _iota(self) -> str:
+        digits = self.positions if self.mesh.ranks is None else _compress(self.devices)
+        radix = sorted(digits or (), key=lambda digit: -digit[1])
+        if digits is None or not _is_radix(radix):
+            raise PlacementError(
+                message("hlo_sharding(version=2)", f"the {self.mesh.size()} device ids of "
+                        f"{self.mesh} are no transposed iota",
+                        "version 2 describes devices 0..n-1 in the order of permuted axes",
+                        [self.mesh.ranks], "layout.hlo_sharding(version=1)")
+            )
+        order = [radix.index(digit) for digit in digits]
+        transposed = f"T({_commas(order)})" if order != sorted(order) else ""
+        return f"<=[{_commas(size for size, _ in radix)}]{transposed}"
+
+
+def tile_assignment(mesh: Mesh, dims: Sequence[Sequence[int]]) -> TileAssignment:
+    """The tiles of a layout's dims; axes that cut nothing replicate, in mesh order."""
+    cutting = [axis for axes in dims for axis in axes]
+    order = cutting + [axis for axis in range(mesh.ndim) if axis not in cutting]
+    tiles = tuple(math.prod(mesh.axis_sizes[axis] for axis in axes) for axes in dims)
+    positions = _merge((mesh.axis_sizes[axis], mesh.axis_strides[axis]) for axis in order)
+    return TileAssignment(mesh, tiles, mesh.size() // math.prod(tiles), positions)
+
+
+_COUNTS = r"[1-9]\d*(?:,[1-9]\d*)*"
+_NUMBERS = r"\d+(?:,\d+)*"
+_TEXT = re.compile(
+    rf"\{{\s*devices=\[(?P<tiles>{_COUNTS})\]"
+    rf"(?:<=\[(?P<reshape>{_COUNTS})\](?:T\((?P<order>{_NUMBERS})\))?|(?P<devices>{_NUMBERS}))"
+    r"(?P<last>\s+last_tile_dim_replicate)?\s*\}"
+)
+
+
+def read(text: str, mesh: Mesh, ndim: int) -> tuple[tuple[int, ...], ...]:
+    """Axes per tensor dim, major to minor, of an op-sharding string over the axes of `mesh`.
+
+    Raises:
+        PlacementError: text of another form (maximal, manual, tuples), tiles or devices that do
+        not fit the tensor or the mesh, tiles that split an axis.
+    """
+    call = "Layout.from_hlo(text)"
+    if re.fullmatch(r"\{\s*replicated\s*\}", text):
+        return ((),) * ndim
+    match = _TEXT.fullmatch(text.strip())
+    if match is None:
+        raise PlacementError(
+            message(call, f"{text!r} is neither {{replicated}} nor {{devices=[tiles]...}}",
+                    "only tiled and replicated shardings of one tensor are layouts; maximal "
+                    "(one owner), manual, unknown, subgroup types and tuples are not", [text],
+                    "for one owner give explicit sizes, P('x') with sizes={0: (n, 0, ...)}; for "
+                    "a manual region use weft.local_map; else write a partition spec")
+        )
+    tiles = _numbers(match["tiles"])
+    replicas = tiles.pop() if match["last"] else 1
+    positions = _positions(match, mesh, replicas)
+    if len(tiles) != ndim or positions is None or (
+        math.prod(tiles) * replicas != math.prod(size for size, _ in positions) or
+        math.prod(tiles) * replicas != mesh.size()
+    ):
+        raise PlacementError(
+            message(call, f"{text!r} has {len(tiles)} tile dims over "
+                    f"{math.prod(tiles) * replicas} devices, the tensor {ndim} dims, "
+                    f"{mesh} {mesh.size()} devices",
+                    "there is one tile dim per tensor dim (and one for replicas), and the devices "
+                    "are those of the mesh, in the order of whole axes", [text],
+                    f"a mesh whose axes make these tiles, or P(...) over {mesh}")
+        )
+    return _axes_of_tiles(text, mesh, tiles, list(positions))
+
+
+def _positions(match: re.Match[str], mesh: Mesh, replicas: int) -> Digits | None:
+    # The listed devices as positions in the mesh; None where they are no order of axes.
+    if match["devices"]:
+        ids: Sequence[int] = _numbers(match["devices"])
+    else:
+        sizes = _numbers(match["reshape"])
+        order = _numbers(match["order"]) if match["order"] else list(range(len(sizes)))
+        if sorted(order) != list(range(len(sizes))):
+            return None
+        strides = [math.prod(sizes[place + 1 :]) for place in range(len(sizes))]
+        digits = _merge((sizes[place], strides[place]) for place in order)
+        if mesh.ranks is None:
+            return digits
+        ids = _expand(digits)
+    positions = [mesh.position_of_rank(device) for device in ids]
+    if None in positions or len(set(positions)) < len(positions) or len(positions) % replicas:
+        return None
+    # The replicas of a tile have no order among themselves.
+    known = [position for position in positions if position is not None]
+    return _compress([
+        position
+        for at in range(0, len(known), replicas)
+        for position in sorted(known[at : at + replicas])
+    ])
+
+
+def _axes_of_tiles(
+    text: str, mesh: Mesh, tiles: Sequence[int], digits: list[tuple[int, int]]
+) -> tuple[tuple[int, ...], ...]:
+    dims: list[tuple[int, ...]] = []
+    split: list[str] = []
+    for dim, tile in enumerate(tiles):
+        axes: list[int] = []
+        left = tile
+        while left > 1 and not split:
+            size, stride = digits.pop(0)
+            part = math.gcd(size, left)
+            if part < size:  # the tile ends, or splits, within this digit
+                digits.insert(0, (size // part, stride))
+            found = _axes_of_digit(mesh, part, stride * (size // part))
+            if found is None:
+                split.append(f"dim {dim}: tile {tile}")
+                break
+            axes += found
+            left //= part
+        dims.append(tuple(axes))
+    if split:
+        raise PlacementError(
+            message("Layout.from_hlo(text)", f"{text!r} cuts within an axis of {mesh}",
+                    "every tile is made of whole mesh axes", split,
+                    "name the axes by a mesh of smaller axes, Mesh({'a': 2, 'b': 4}) for [2,4]; "
+                    "or write a partition spec, P(...), over this mesh")
+        )
+    return tuple(dims)
+
+
+def _axes_of_digit(mesh: Mesh, size: int, stride: int) -> list[int] | None:
+    # A digit covers the strides [stride, stride * size): the axes that fill this range exactly.
+    axes, top = [], size * stride
+    for axis, (length, step) in enumerate(zip(mesh.axis_sizes, mesh.axis_strides)):
+        if length > 1 and length * step == top and step >= stride and top > stride:
+            axes.append(axis)
+            top = step
+    return axes if top == stride and size > 1 else None
+
+
+def _merge(digits: Iterable[tuple[int, int]]) -> Digits:
+    merged: list[tuple[int, int]] = []
+    for size, stride in digits:
+        if size == 1:
+            continue
+        if merged and merged[-1][1] == size * stride:
+            merged[-1] = (merged[-1][0] * size, stride)
+        else:
+            merged.append((size, stride))
+    return tuple(merged)
+
+
+def _expand(digits: Digits) -> list[int]:
+    ranges = [range(0, size * stride, stride) for size, stride in digits]
+    return [sum(offsets) for offsets in product(*ranges)]
+
+
+def _compress(values: Sequence[int]) -> Digits | None:
+    # The digits whose sums are `values`, minor ones first found; None where there are none.
+    digits: list[tuple[int, int]] = []
+    if values[0] != 0:
+        return None
+    while len(values) > 1:
+        stride = values[1]
+        size = 2
+        while size < len(values) and values[size] == size * stride:
+            size += 1
+        if len(values) % size or any(
+            value != values[at - at % size] + at % size * stride for at, value in enumerate(values)
+        ):
+            return None
+        digits.insert(0, (size, stride))
+        values = values[::size]
+    return tuple(digits)
+
+
+def _is_radix(digits: Sequence[tuple[int, int]]) -> bool:
+    below = 1
+    for size, stride in reversed(digits):
+        if stride != below:
+            return False
+        below *= size
+    return True
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",")]
+
+
+def _commas(numbers: Iterable[int]) -> str:
+    return ",".join(map(str, numbers))

@@ -1,0 +1,103 @@
+"""What torch's `_StridedShard` denotes: torch shards from left to right, and a strided placement
+first chunks what it is given `split_factor` times, then hands each coordinate its part of every
+chunk. That is some order of axes for one shape and no order for another (a flattened dim), so
+weft compares the two before it accepts such a placement.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import product
+
+from weft.core.cuts import default_interval
+from weft.core.mesh import Mesh
+from weft.core.placement import Placement, StridedShard
+from weft.errors import PlacementError, message
+
+__all__ = ["check_torch_strided"]
+
+Interval = tuple[int, int]
+
+
+def check_torch_strided(
+    mesh: Mesh,
+    shape: Sequence[int],
+    dims: Sequence[Sequence[int]],
+    placements: Sequence[Placement],
+) -> None:
+    """Refuse placements by which torch would cut other boxes than the order of axes does.
+
+    Raises:
+        PlacementError: naming every dim where they differ.
+    """
+    wrong = [
+        f"dim {dim} of length {length}: {[str(placements[axis]) for axis in sorted(axes)]}"
+        for dim, (length, axes) in enumerate(zip(shape, dims))
+        if not _is_order(mesh, length, axes, placements)
+    ]
+    if wrong:
+        raise PlacementError(
+            message("placements", f"torch's _StridedShard cuts {len(wrong)} dims of shape "
+                    f"{tuple(shape)} into parts that are no boxes of an order of axes",
+                    "a torch _StridedShard is accepted where both mean the same boxes", wrong,
+                    "weft's own StridedShard, or a partition spec, says an order of axes")
+        )
+
+
+def _is_order(
+    mesh: Mesh, length: int, axes: Sequence[int], placements: Sequence[Placement]
+) -> bool:
+    if length % math.prod(mesh.axis_sizes[axis] for axis in axes) == 0:
+        return True  # every chunk is whole at every level, so both cut at the same places
+    left_to_right = sorted(axes)
+    for digits in product(*(range(mesh.axis_sizes[axis]) for axis in left_to_right)):
+        digit = dict(zip(left_to_right, digits))
+        ours = default_interval(length, [(mesh.axis_sizes[axis], digit[axis]) for axis in axes])
+        runs = [(0, length)]
+        for axis in left_to_right:
+            runs = _torch_shard(runs, placements[axis], mesh.axis_sizes[axis], digit[axis])
+        if runs != _run(ours):
+            return False
+    return True
+
+
+def _torch_shard(
+    runs: Sequence[Interval], placement: Placement, size: int, digit: int
+) -> list[Interval]:
+    factor = placement.split_factor if isinstance(placement, StridedShard) else 1
+    total = sum(stop - start for start, stop in runs)
+    kept: list[Interval] = []
+    for index in range(factor):
+        kept += _slice(runs, *_chunk(*_chunk(0, total, factor, index), size, digit))
+    return _merge(kept)
+
+
+def _chunk(start: int, stop: int, count: int, index: int) -> Interval:
+    width = -(-(stop - start) // count)
+    return min(start + index * width, stop), min(start + (index + 1) * width, stop)
+
+
+def _slice(runs: Sequence[Interval], start: int, stop: int) -> list[Interval]:
+    # Elements start..stop of a list of runs, counted along the runs.
+    kept, before = [], 0
+    for low, high in runs:
+        first, last = max(start - before, 0), min(stop - before, high - low)
+        if first < last:
+            kept.append((low + first, low + last))
+        before += high - low
+    return kept
+
+
+def _merge(runs: Sequence[Interval]) -> list[Interval]:
+    merged: list[Interval] = []
+    for start, stop in runs:
+        if merged and merged[-1][1] == start:
+            merged[-1] = (merged[-1][0], stop)
+        else:
+            merged.append((start, stop))
+    return merged
+
+
+def _run(interval: Interval) -> list[Interval]:
+    return [interval] if interval[0] < interval[1] else []
