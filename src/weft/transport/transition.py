@@ -33,6 +33,8 @@ from weft.transport.traffic import STATE, Label, current_label, label
 
 __all__ = ["Transition"]
 
+Way = Callable[[Tensor], Tensor]
+
 _NO_GRADIENT = IDEMPOTENT | {"bxor"}
 
 
@@ -55,7 +57,7 @@ class Transition:
     __slots__ = (
         "mesh", "src", "dst", "src_varying", "dst_varying", "copy", "scale", "is_identity",
         "communicates", "backward_communicates", "text", "_plan", "_back", "_program", "_reverse",
-        "_special",
+        "_special", "_way",
     )
 
     def __init__(
@@ -90,13 +92,16 @@ class Transition:
         if self._plan.steps and mesh.here is not None:
             self._program = compile_plan(self._plan, mesh, self.text)
         self._reverse: Transition | None = None
+        self._way: Way | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
         """This rank's part at `dst`."""
         if x.requires_grad and torch.is_grad_enabled():
-            if self._special is not None:
-                return self._special(self, x)
-            return _Apply.apply(x, self)  # type: ignore[no-any-return]
+            if self._special is None:
+                return _apply(x, self)
+            if self._way is None:
+                self._way = self._special(self)
+            return self._way(x)
         return self._run(x)
 
     @property
@@ -155,24 +160,40 @@ class _Apply(torch.autograd.Function):
         return ctx.transition.reverse(grad), None
 
 
+_apply = super(torch.autograd.Function, _Apply).apply
+"""What `_Apply.apply` calls once it has seen that no functorch transform is active: those are
+refused where sharded tensors meet them, and the look costs a third of the call."""
+
+
 # Kinds whose gradient is more than a plan between duals.
 
-Special = Callable[[Transition, Tensor], Tensor]
 
-
-def _special(src: Layout, dst: Layout) -> Special | None:
-    """How to differentiate a transition that a plan between duals does not describe."""
-    wide = [axis for axis, size in enumerate(src.mesh.axis_sizes) if size > 1]
-    if any(src.partial[axis] in _NO_GRADIENT for axis in wide):
+def _special(src: Layout, dst: Layout) -> Callable[[Transition], Way] | None:
+    """What makes the differentiable way of a pair that a plan between duals does not describe."""
+    changes = list(zip(src.partial, dst.partial, src.mesh.axis_sizes))
+    if any(before in _NO_GRADIENT and size > 1 for before, _, size in changes):
         return _refuse
-    if any(src.partial[axis] == "product" != dst.partial[axis] for axis in wide):
+    if _axes_of_product(src, dst):
         return _multiply
-    if any(dst.partial[axis] == "product" != src.partial[axis] for axis in wide):
+    if _axes_of_product(dst, src):
         return _factor
     return None
 
 
-def _refuse(transition: Transition, x: Tensor) -> Tensor:
+def _axes_of_product(layout: Layout, other: Layout) -> tuple[int, ...]:
+    """The axes that wait for a product in one layout and not in the other."""
+    return tuple(
+        axis for axis, size in enumerate(layout.mesh.axis_sizes)
+        if layout.partial[axis] == "product" and other.partial[axis] != "product" and size > 1
+    )
+
+
+def _without(layout: Layout, axes: tuple[int, ...]) -> Layout:
+    kinds = [None if axis in axes else kind for axis, kind in enumerate(layout.partial)]
+    return layout.replace(cuts=layout.cuts, partial=kinds)
+
+
+def _refuse(transition: Transition) -> Way:
     src = transition.src
     kinds = sorted({kind for kind in src.partial if kind in _NO_GRADIENT})
     raise UnsupportedOpError(
@@ -186,48 +207,36 @@ def _refuse(transition: Transition, x: Tensor) -> Tensor:
     )
 
 
-def _multiply(transition: Transition, x: Tensor) -> Tensor:
+def _multiply(transition: Transition) -> Way:
     """P(product) reduced: every rank gathers the terms and multiplies them in the same order."""
-    mesh, src = transition.mesh, transition.src
-    axes = tuple(
-        axis for axis, kind in enumerate(src.partial)
-        if kind == "product" != transition.dst.partial[axis]
-    )
+    mesh, src, dst = transition.mesh, transition.src, transition.dst
+    axes = _axes_of_product(src, dst)
+    reduced = _without(src, axes)
     num_terms = math.prod(src.mesh.axis_sizes[axis] for axis in axes)
-    kept = [None if axis in axes else kind for axis, kind in enumerate(src.partial)]
-    stacked = Layout.make(
-        src.mesh, (num_terms, *src.shape), (axes, *src.dims), (None, *src.cuts), kept
-    )
-    gathered = stacked.replace(dims=((), *src.dims), cuts=(None, *src.cuts))
-    reduced = src.replace(cuts=src.cuts, partial=kept)
-    terms = Transition(mesh, stacked, gathered)(x.unsqueeze(0))
-    value = functools.reduce(torch.mul, terms.unbind(0))
-    return Transition(
-        mesh, reduced, transition.dst, src_varying=transition.src_varying,
+    shape, cuts = (num_terms, *src.shape), (None, *src.cuts)
+    stacked = Layout.make(src.mesh, shape, (axes, *src.dims), cuts, reduced.partial)
+    whole = stacked.replace(dims=((), *src.dims), cuts=cuts)
+    gather = Transition(mesh, stacked, whole)
+    rest = Transition(
+        mesh, reduced, dst, src_varying=transition.src_varying,
         dst_varying=transition.dst_varying,
-    )(value)
+    )
+    return lambda x: rest(functools.reduce(torch.mul, gather(x.unsqueeze(0)).unbind(0)))
 
 
-def _factor(transition: Transition, x: Tensor) -> Tensor:
+def _factor(transition: Transition) -> Way:
     """I -> P(product): the value on coordinate 0, ones elsewhere; all of them keep the edge."""
-    mesh, dst = transition.mesh, transition.dst
-    made = frozenset(
-        axis for axis, kind in enumerate(dst.partial)
-        if kind == "product" != transition.src.partial[axis] and dst.mesh.axis_sizes[axis] > 1
+    mesh = transition.mesh
+    axes = _axes_of_product(transition.dst, transition.src)
+    share = Transition(
+        mesh, transition.src, _without(transition.dst, axes),
+        src_varying=transition.src_varying,
+        dst_varying=transition.dst_varying.union(axes),
     )
-    value = dst.replace(
-        cuts=dst.cuts,
-        partial=[None if axis in made else kind for axis, kind in enumerate(dst.partial)],
-    )
-    term = Transition(
-        mesh, transition.src, value, src_varying=transition.src_varying,
-        dst_varying=transition.dst_varying | made,
-    )(x)
-    assert mesh.here is not None
-    elsewhere = any(mesh.here[axis] for axis in made)
-    return term.masked_fill(torch.ones((), dtype=torch.bool, device=x.device), 1) if (
-        elsewhere
-    ) else term
+    if mesh.here is None or not any(mesh.here[axis] for axis in axes):
+        return share
+    everywhere = torch.ones((), dtype=torch.bool, device=mesh.device)
+    return lambda x: share(x).masked_fill(everywhere, 1)
 
 
 # Facts about layouts.
