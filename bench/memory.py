@@ -1,7 +1,8 @@
 """Memory while batch, sequence length and learning rate change at every step.
 
 Recipes are kept per layout, so that a training run which never repeats a size could fill the
-memory. The Python memory held is read halfway and at the end: what a bounded cache holds stays.
+memory. The peaks of the Python memory in the first and the second half of the run are compared:
+a cache that is bounded has reached its bound in the first.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from weft import ShardTensor
 NUM_STEPS = 10_000
 WIDTH = 4
 BYTES_PER_STEP = 16.0
-"""The most that may stay behind per step in the second half."""
+"""The most by which the peak may rise, per step of the second half."""
 
 
 def step(mesh: Any, weight: Tensor, rows: int, length: int, rate: float) -> None:
@@ -41,20 +42,21 @@ def step(mesh: Any, weight: Tensor, rows: int, length: int, rate: float) -> None
 
 
 def kept_bytes_per_step(mesh: Any, num_steps: int, seed: int = 0) -> float:
-    """Bytes that stay behind per step in the second half of `num_steps` ever new steps."""
+    """By how much the peak rises from the first to the second half, per step of a half."""
     draw = random.Random(seed)
     weight = ShardTensor.from_local(torch.eye(WIDTH), mesh, weft.P()).requires_grad_()
-    held = [0, 0]
+    peaks = []
+    gc.collect()
     tracemalloc.start()
     try:
-        for half in range(2):
+        for _ in range(2):
+            tracemalloc.reset_peak()
             for _ in range(num_steps // 2):
                 step(mesh, weight, draw.randint(1, 200), draw.randint(1, 100), draw.random())
-            gc.collect()
-            held[half] = tracemalloc.get_traced_memory()[0]
+            peaks.append(tracemalloc.get_traced_memory()[1])
     finally:
         tracemalloc.stop()
-    return (held[1] - held[0]) / (num_steps // 2)
+    return (peaks[1] - peaks[0]) / (num_steps // 2)
 
 
 def _measure(_: int) -> list[Row]:

@@ -1,0 +1,36 @@
+"""The shared cases over gloo: the same trials that the simulated ranks run."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from tests.cases import Case, Trial, trials
+from tests.cases.every import EVERY
+from tests.gloo import GlooWorld
+from tests.harness import Outcome, on_rank, verify
+
+MESH = {"dp": 2, "tp": 2}
+BY_NAME = {case.name: case for case in EVERY}
+NUM_BATCHES = 8
+
+
+def trial_of(case: Case) -> Trial:
+    """One trial of the case on four ranks, the same at every start."""
+    four = [trial for trial in trials(case) if dict(trial.axes) == MESH]
+    return random.Random(case.name).choice(four)
+
+
+def run_cases(mesh: Any, names: list[str]) -> list[Outcome]:
+    """What one gloo rank makes of the trials of these cases."""
+    return [on_rank(trial_of(BY_NAME[name]), mesh) for name in names]
+
+
+@pytest.mark.parametrize("batch", range(NUM_BATCHES))
+def test_cases_over_gloo(gloo: GlooWorld, batch: int) -> None:
+    names = sorted(BY_NAME)[batch::NUM_BATCHES]
+    of_ranks = gloo.run(run_cases, MESH, names)
+    for place, name in enumerate(names):
+        verify(trial_of(BY_NAME[name]), [outcomes[place] for outcomes in of_ranks])
