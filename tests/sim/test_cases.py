@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tests.cases import Case, case, integers, reals, trials
-from tests.cases.layouts import layouts_of, ragged
 from tests.cases.every import EVERY
+from tests.cases.layouts import layouts_of, ragged
 from tests.harness import dense_outcome, local_part
 from tests.oracle import coordinates, reduce_terms
 from weft.core import Mesh

@@ -1,0 +1,34 @@
+"""The benchmark runs, and what it counts (not what it times) is as promised."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def run_bench(out: Path, *items: str) -> dict:
+    """What `python -m bench` measures of some items in one round."""
+    only = [word for item in items for word in ("--only", item)]
+    command = [sys.executable, "-m", "bench", "--rounds", "1", "--json", str(out), *only]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=120,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(out.read_text(encoding="utf-8"))["items"]
+
+
+def test_bench_in_miniature(tmp_path: Path) -> None:
+    items = run_bench(tmp_path / "bench.json", "calls", "mlp", "block", "adamw")
+    assert [row["name"] for row in items["calls"]][:4] == ["add", "mm", "relu", "view"]
+    for rows in items.values():
+        for row in rows:
+            assert {"plain", "weft"} <= set(row["times_us"]) and row["figures"]
+            assert all(time > 0 for time in row["times_us"].values())
+    (calls,) = [one for one in items["adamw"][0]["figures"] if one["what"] == "torch calls"]
+    assert calls["met"], f"{calls['value']} torch calls, plain makes {calls['limit']}"
