@@ -88,12 +88,13 @@ def case(name: str, fn: Callable[..., Any], *operands: Operand, **options: Any) 
 
 
 def reals(*shape: int, dtype: torch.dtype = torch.float64, **options: Any) -> Operand:
-    """Normal numbers."""
-    return Operand(
-        shape,
-        lambda generator: torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype),
-        **options,
-    )
+    """Normal numbers, in steps of 1/256 so that the terms of a sum are exact in float32 too."""
+
+    def make(generator: torch.Generator) -> Tensor:
+        values = torch.randn(shape, generator=generator, dtype=torch.float64)
+        return ((values * 256).round() / 256).to(dtype)
+
+    return Operand(shape, make, **options)
 
 
 def positives(*shape: int, dtype: torch.dtype = torch.float64, **options: Any) -> Operand:
