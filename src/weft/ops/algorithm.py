@@ -1,0 +1,46 @@
+"""What an algorithm is: more than a rule, less than a special case in the dispatcher.
+
+A `Composite` is ordinary torch code, run on the ShardTensors themselves, so its gradient, its
+transitions and its layouts come from the ops that it consists of. A `Local` is a function of
+local tensors between a decision's layouts, for what no composition of torch ops says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from weft.comm import BoundMesh
+from weft.core import Layout
+from weft.rules import Call, Decision
+
+__all__ = ["Algorithm", "Composite", "Local", "Lookup", "replicated"]
+
+
+@dataclass(frozen=True, slots=True)
+class Composite:
+    """`function` takes the op's arguments, schema order, all defaults filled in."""
+
+    function: Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """`bind(mesh)` gives a function of the local tensors, in the order of the call's tensors."""
+
+    decision: Decision
+    bind: Callable[[BoundMesh], Callable[..., Any]]
+
+
+Algorithm = Composite | Local
+Lookup = Callable[[Call, Sequence[Layout], Sequence[bool]], Algorithm | Decision | None]
+
+
+def replicated(call: Call, layouts: Sequence[Layout]) -> Decision:
+    """Everything replicated: right for any op, and free when it is so already."""
+    mesh = layouts[0].mesh
+    return Decision(
+        tuple(Layout.replicated(mesh, layout.shape) for layout in layouts),
+        tuple(Layout.replicated(mesh, result.shape) for result in call.results),
+    )

@@ -1,0 +1,148 @@
+"""Reductions over cut dims that are more than a sum of sums: mean, extrema, norms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from weft.comm import BoundMesh
+from weft.core import Layout
+from weft.ops.algorithm import Algorithm, Composite, Local
+from weft.rules import Call, Decision
+
+__all__ = ["amax_lookup", "mean_lookup", "vector_norm_lookup"]
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def _reduced(layout: Layout, dims: Any) -> tuple[int, ...]:
+    """The dims that are reduced, non-negative; None or () means all."""
+    if dims is None or dims == [] or dims == ():
+        return tuple(range(layout.ndim))
+    dims = (dims,) if isinstance(dims, int) else dims
+    return tuple(sorted({dim % max(layout.ndim, 1) for dim in dims}))
+
+
+def _is_cut(layout: Layout, dims: Sequence[int]) -> bool:
+    return any(layout.dims[dim] for dim in dims if dim < layout.ndim)
+
+
+def mean_lookup(
+    call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
+) -> Algorithm | None:
+    """The mean over cut dims: the sum by the true global count, whatever the shards' sizes."""
+    has_dims = call.op != "aten.mean.default"
+    dims = _reduced(layouts[0], call.args[1] if has_dims else None)
+    if not _is_cut(layouts[0], dims):
+        return None
+    count = math.prod(layouts[0].shape[dim] for dim in dims)
+
+    def mean(
+        x: torch.Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None, out: Any = None
+    ) -> torch.Tensor:
+        dtype = dtype or x.dtype
+        wide = torch.float32 if dtype in _HALF else dtype
+        return (x.sum(dims, keepdim, dtype=wide) / count).to(dtype)
+
+    return Composite(mean)
+
+
+def amax_lookup(
+    call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
+) -> Algorithm | None:
+    """amax, amin over cut dims, and max, min of everything."""
+    layout = layouts[0]
+    whole = call.op in ("aten.max.default", "aten.min.default")
+    dims = _reduced(layout, None if whole else call.args[1])
+    if not _is_cut(layout, dims) or layout.is_partial:
+        return None
+    largest = "max" in call.op
+    keepdim = False if whole else bool(call.args[2])
+    if wants_grad[0]:
+        return Composite(lambda x, *args, **kwargs: _attained(x, dims, keepdim, largest))
+    return _local_extremum(call, layout, dims, keepdim, largest)
+
+
+def _local_extremum(
+    call: Call, layout: Layout, dims: tuple[int, ...], keepdim: bool, largest: bool
+) -> Local:
+    """Each shard's own extremum, an empty one contributing the identity; P(max) or P(min)."""
+    partial = list(layout.partial)
+    for dim in dims:
+        for axis in layout.dims[dim]:
+            partial[axis] = "max" if largest else "min"
+    kept = [dim for dim in range(layout.ndim) if keepdim or dim not in dims]
+    result = Layout.make(
+        layout.mesh, call.results[0].shape,
+        [() if dim in dims else layout.dims[dim] for dim in kept],
+        [None if dim in dims else layout.cuts[dim] for dim in kept],
+        partial,
+    )
+
+    def bind(mesh: BoundMesh) -> Callable[[torch.Tensor], torch.Tensor]:
+        assert mesh.here is not None
+        shape = result.local_shape_at(mesh.here)
+        reduce = torch.amax if largest else torch.amin
+
+        def local(x: torch.Tensor) -> torch.Tensor:
+            if any(x.shape[dim] == 0 for dim in dims):
+                return x.new_full(shape, _identity(x.dtype, largest))
+            return reduce(x, dims, keepdim)
+
+        return local
+
+    return Local(Decision((layout,), (result,)), bind)
+
+
+def _identity(dtype: torch.dtype, largest: bool) -> Any:
+    if dtype is torch.bool:
+        return not largest
+    if dtype.is_floating_point:
+        return -math.inf if largest else math.inf
+    info = torch.iinfo(dtype)
+    return info.min if largest else info.max
+
+
+def _attained(x: torch.Tensor, dims: tuple[int, ...], keepdim: bool, largest: bool) -> Any:
+    """The extremum with torch's gradient: shared over the elements that attain it."""
+    reduce = torch.amax if largest else torch.amin
+    fixed = x.detach()
+    value = reduce(fixed, dims, keepdim=True)
+    attains = fixed == value
+    count = attains.sum(dims, keepdim=True).to(x.dtype)
+    zero = torch.zeros((), dtype=x.dtype, device=x.device)
+    share = (torch.where(attains, x, zero) / count).sum(dims, keepdim=True)
+    # The shares add up to the value but for rounding: make it exact, keep the gradient.
+    rest = (value - share.detach()).nan_to_num(0.0, 0.0, 0.0)
+    out = share + rest
+    return out if keepdim else out.squeeze(dims)
+
+
+def vector_norm_lookup(
+    call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
+) -> Algorithm | None:
+    """Vector norms over cut dims where no gradient is wanted (gradient clipping)."""
+    layout = layouts[0]
+    dims = _reduced(layout, call.args[2])
+    if wants_grad[0] or not (_is_cut(layout, dims) or layout.is_partial):
+        return None
+
+    def norm(
+        x: torch.Tensor, ord: Any = 2, dim: Any = None, keepdim: bool = False,
+        *, dtype: Any = None, out: Any = None,
+    ) -> torch.Tensor:
+        kept = dtype or x.dtype
+        x = x.to(torch.float32 if kept in _HALF else kept)
+        size = x.abs()
+        if math.isinf(ord):
+            return (size.amax if ord > 0 else size.amin)(dims, keepdim).to(kept)
+        if ord == 0:
+            return (size != 0).sum(dims, keepdim).to(kept)
+        if ord == 2:
+            return (size * size).sum(dims, keepdim).sqrt().to(kept)
+        return (size**ord).sum(dims, keepdim).pow(1.0 / ord).to(kept)
+
+    return Composite(norm)

@@ -1,0 +1,18 @@
+"""The ShardTensor: the subclass, capture, recipes, dispatch, construction."""
+
+from weft.tensor import autograd, bridge, construct, dispatch, special, values
+from weft.tensor.construct import arange, distribute_tensor, empty, full, ones, zeros
+from weft.tensor.modes import explain, strict
+from weft.tensor.shard_tensor import ShardTensor, hooks
+
+__all__ = [
+    "ShardTensor", "arange", "distribute_tensor", "empty", "explain", "full", "ones", "strict",
+    "zeros",
+]
+
+hooks.call = dispatch.call
+hooks.construct = construct
+hooks.autograd = autograd
+hooks.values = values
+dispatch.SPECIAL.update(special.TABLE)
+bridge.install()

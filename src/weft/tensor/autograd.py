@@ -1,0 +1,182 @@
+"""Gradients of ShardTensors: `.grad`, `backward`, `torch.autograd.grad`, hooks.
+
+The graph belongs to the local tensors; here only the borders are translated. The gradient of x
+has the dual of x's layout: S of S, I of I, and replicated over axes where x is partial.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from weft.core import Layout
+from weft.errors import LayoutError, UnsupportedOpError, message
+from weft.tensor.construct import as_sharded, redistribute_to
+from weft.tensor.meta import Meta
+from weft.tensor.recipe import local_of
+from weft.tensor.shard_tensor import ShardTensor, wrap
+
+__all__ = ["backward", "backward_all", "grad", "grad_meta", "register_hook", "set_grad", "wrap_grad"]
+
+
+def grad_meta(meta: Meta) -> Meta:
+    """What the gradient of such a tensor is."""
+    layout = meta.layout
+    if layout.is_partial:
+        layout = layout.replace(partial=(None,) * layout.mesh.ndim)
+    return meta.replace(layout=layout, requires_grad=False, alias=None)
+
+
+def wrap_grad(tensor: ShardTensor, local: torch.Tensor) -> ShardTensor:
+    """The gradient of `tensor` from the local one; the same object while the local one lasts."""
+    kept = getattr(tensor, "_grad_view", None)
+    if kept is not None and kept._local is local and kept._meta.requires_grad == local.requires_grad:
+        return kept
+    meta = grad_meta(tensor._meta)
+    if local.requires_grad:
+        meta = meta.replace(requires_grad=True)
+    made = wrap(local, meta)
+    tensor._grad_view = made
+    return made
+
+
+def set_grad(tensor: ShardTensor, grad: torch.Tensor) -> None:
+    """`tensor.grad = grad`: redistributed to the gradient's layout; the rest must agree."""
+    if grad.shape != tensor.shape or grad.dtype != tensor.dtype:
+        raise LayoutError(
+            message("x.grad = g", f"x is {tensor.dtype} of shape {tuple(tensor.shape)}, g is "
+                    f"{grad.dtype} of shape {tuple(grad.shape)}",
+                    "a gradient has the global shape and dtype of its tensor",
+                    [tuple(grad.shape), grad.dtype], "x.grad = g.to(x.dtype).reshape(x.shape)")
+        )
+    tensor._local.grad = _as_gradient(tensor, grad)._local
+
+
+def _as_gradient(tensor: ShardTensor, grad: torch.Tensor) -> ShardTensor:
+    meta = grad_meta(tensor._meta)
+    return redistribute_to(as_sharded(grad, meta.mesh), meta.layout)
+
+
+def _seed(output: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor | None:
+    """The local cotangent of an output."""
+    if type(output) is not ShardTensor:
+        return local_of(gradient) if gradient is not None else None
+    if gradient is not None:
+        if gradient.shape != output.shape:
+            raise RuntimeError(
+                f"Mismatch in shape: gradient of shape {tuple(gradient.shape)} for an output of "
+                f"shape {tuple(output.shape)}"
+            )
+        return _as_gradient(output, gradient)._local
+    if output.numel() != 1:
+        raise RuntimeError("grad can be implicitly created only for scalar outputs")
+    return torch.ones_like(output._local)
+
+
+def _remember_value(output: torch.Tensor) -> None:
+    """Make a one-element loss known on every rank, so that one rank alone may print it."""
+    if type(output) is not ShardTensor or output.numel() != 1:
+        return
+    layout = output._meta.layout
+    if layout.is_replicated:
+        return
+    with torch.no_grad():
+        full = redistribute_to(output.detach(), Layout.replicated(layout.mesh, layout.shape))
+    output._known = (output._local._version, full._local)
+
+
+def backward_all(
+    tensors: Any,
+    grad_tensors: Any = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    inputs: Any = None,
+    **more: Any,
+) -> None:
+    """`torch.autograd.backward` where ShardTensors stand among the tensors or inputs."""
+    outputs = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    if grad_tensors is None or isinstance(grad_tensors, torch.Tensor):
+        grad_tensors = [grad_tensors] * len(outputs)
+    seeds = [_seed(output, gradient) for output, gradient in zip(outputs, grad_tensors)]
+    for output in outputs:
+        _remember_value(output)
+    if isinstance(inputs, torch.Tensor):
+        inputs = [inputs]
+    local_inputs = None if inputs is None else [local_of(tensor) for tensor in inputs]
+    _ENGINE_BACKWARD(
+        [local_of(output) for output in outputs], seeds, retain_graph, create_graph,
+        inputs=local_inputs, **more,
+    )
+    for output in outputs:
+        if type(output) is ShardTensor:
+            output._meta.mesh.cache.pop("views", None)
+
+
+_ENGINE_BACKWARD = torch.autograd.backward
+
+
+def backward(
+    tensor: ShardTensor, gradient: Any, retain_graph: Any, create_graph: bool, inputs: Any
+) -> None:
+    """`tensor.backward(...)`."""
+    backward_all([tensor], [gradient], retain_graph, create_graph, inputs)
+
+
+def grad(
+    outputs: Any,
+    inputs: Any,
+    grad_outputs: Any = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    only_inputs: bool = True,
+    allow_unused: bool | None = None,
+    is_grads_batched: bool = False,
+    materialize_grads: bool = False,
+) -> tuple[torch.Tensor | None, ...]:
+    """`torch.autograd.grad`: gradients in the dual layouts of the inputs."""
+    outputs = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
+    inputs = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
+    if is_grads_batched:
+        raise UnsupportedOpError(
+            message("torch.autograd.grad(is_grads_batched=True)", "it uses vmap over the outputs",
+                    "vmap is refused on ShardTensors", ["is_grads_batched"],
+                    "call grad once for each grad_outputs")
+        )
+    if grad_outputs is None or isinstance(grad_outputs, torch.Tensor):
+        grad_outputs = [grad_outputs] * len(outputs)
+    seeds = [_seed(output, gradient) for output, gradient in zip(outputs, grad_outputs)]
+    local_grads = torch.autograd.grad(
+        [local_of(output) for output in outputs],
+        [local_of(tensor) for tensor in inputs],
+        seeds, retain_graph, create_graph, allow_unused=allow_unused,
+        materialize_grads=materialize_grads,
+    )
+    return tuple(_wrapped_grad(tensor, local) for tensor, local in zip(inputs, local_grads))
+
+
+def _wrapped_grad(tensor: torch.Tensor, local: torch.Tensor | None) -> torch.Tensor | None:
+    if local is None or type(tensor) is not ShardTensor:
+        return local
+    return wrap(local, grad_meta(tensor._meta).replace(requires_grad=local.requires_grad))
+
+
+def register_hook(tensor: ShardTensor, hook: Callable[[ShardTensor], Any]) -> Any:
+    """A tensor hook: it gets, and may return, the gradient as a ShardTensor."""
+    meta = grad_meta(tensor._meta)
+
+    def local_hook(local: torch.Tensor) -> torch.Tensor | None:
+        out = hook(wrap(local, meta.replace(requires_grad=local.requires_grad)))
+        return None if out is None else _as_gradient(tensor, out)._local
+
+    return tensor._local.register_hook(local_hook)
+
+
+def register_post_accumulate_grad_hook(
+    tensor: ShardTensor, hook: Callable[[ShardTensor], Any]
+) -> Any:
+    """A hook that runs with the tensor itself once its gradient is complete."""
+    return tensor._local.register_post_accumulate_grad_hook(lambda _: hook(tensor))
+
+

@@ -1,0 +1,198 @@
+"""Where torch passes `__torch_function__` by: `autograd.Function.apply`, `autograd.backward`.
+
+Both would see the wrapper, which has no graph, and silently lose gradients. They are replaced,
+once, at import; calls without a ShardTensor go straight on. A user's Function gets full tensors;
+torch's own reentrant checkpoint and module backward hooks keep the global view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch.autograd import Function
+from torch.nn.modules._functions import BackwardHookFunction
+from torch.utils.checkpoint import CheckpointFunction
+
+from weft.errors import UnsupportedOpError, message
+from weft.tensor import autograd
+from weft.tensor.capture import map_tensors
+from weft.tensor.construct import as_sharded, redistribute_to
+from weft.tensor.fallback import replicate
+from weft.tensor.meta import Meta, replicated_meta
+from weft.tensor.recipe import local_of
+from weft.tensor.shard_tensor import ShardTensor, wrap
+
+__all__ = ["install"]
+
+_APPLY = Function.__dict__["apply"].__func__
+_BACKWARD = torch.autograd.backward
+
+
+def install() -> None:
+    """Route the two past weft. Idempotent."""
+    Function.apply = classmethod(_apply)  # type: ignore[assignment]
+    torch.autograd.backward = _backward
+
+
+def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    for arg in args:
+        if type(arg) is ShardTensor:
+            break
+    else:
+        return _APPLY(cls, *args, **kwargs)
+    if cls is BackwardHookFunction:
+        return _hooked(args)
+    if cls is CheckpointFunction:
+        return _global_view(cls, args)
+    return _on_full_tensors(cls, args, kwargs)
+
+
+def _backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+    given = [tensors] if isinstance(tensors, torch.Tensor) else tensors
+    inputs = kwargs.get("inputs") or ()
+    inputs = [inputs] if isinstance(inputs, torch.Tensor) else inputs
+    if any(type(tensor) is ShardTensor for tensor in (*given, *inputs)):
+        return autograd.backward_all(tensors, *args, **kwargs)
+    return _BACKWARD(tensors, *args, **kwargs)
+
+
+def _on_full_tensors(cls: Any, args: Any, kwargs: Any) -> Any:
+    """A user's Function on full tensors; every rank computes the same."""
+    mesh = next(arg._meta.mesh for arg in args if type(arg) is ShardTensor)
+    full = [replicate(arg, mesh, cls.__name__) for arg in args]
+    before = [one._version if isinstance(one, torch.Tensor) else 0 for one in full]
+    out = _APPLY(cls, *full, **kwargs)
+    changed = [
+        index for index, (arg, one) in enumerate(zip(args, full))
+        if type(arg) is ShardTensor and one._version != before[index]
+    ]
+    if changed:
+        raise UnsupportedOpError(
+            message(f"{cls.__name__}.apply", f"it changed {len(changed)} of its arguments in place",
+                    "a Function without a rule gets gathered copies, which it must not write to",
+                    [f"argument {index}" for index in changed], "return a new tensor instead")
+        )
+    return map_tensors(lambda one: wrap(one, replicated_meta(mesh, one)), out)
+
+
+class _HookNode:
+    """A grad_fn whose hooks see the gradients of all its tensors as ShardTensors."""
+
+    def __init__(self, node: Any, metas: Sequence[Meta | None]) -> None:
+        self._node, self._metas = node, metas
+
+    def name(self) -> str:
+        return self._node.name()
+
+    def register_prehook(self, hook: Any) -> Any:
+        return self._node.register_prehook(lambda grads: self._local(hook(self._wrap(grads))))
+
+    def register_hook(self, hook: Any) -> Any:
+        return self._node.register_hook(
+            lambda inputs, outputs: self._local(hook(self._wrap(inputs), self._wrap(outputs)))
+        )
+
+    def _wrap(self, grads: Any) -> tuple[Any, ...]:
+        return tuple(
+            grad if grad is None or meta is None else wrap(grad, autograd.grad_meta(meta))
+            for grad, meta in zip(grads, self._metas)
+        )
+
+    def _local(self, grads: Any) -> Any:
+        if grads is None:
+            return None
+        return tuple(
+            grad if grad is None or meta is None else redistribute_to(
+                as_sharded(grad, meta.mesh), autograd.grad_meta(meta).layout
+            )._local
+            for grad, meta in zip(grads, self._metas)
+        )
+
+
+def _hooked(args: Any) -> Any:
+    """Module backward hooks: the identity on local tensors, hooks in the global view."""
+    outs = _APPLY(BackwardHookFunction, *map(local_of, args))
+    outs = outs if isinstance(outs, tuple) else (outs,)
+    metas = [arg._meta if type(arg) is ShardTensor else None for arg in args]
+    wrapped = []
+    for out, meta in zip(outs, metas):
+        if meta is None:
+            wrapped.append(out)
+            continue
+        tensor = wrap(out, meta.replace(requires_grad=out.requires_grad))
+        if out.grad_fn is not None:
+            tensor._node = _HookNode(out.grad_fn, metas)
+        wrapped.append(tensor)
+    return tuple(wrapped)
+
+
+class _Context:
+    """What a Function's forward and backward see of their node, in the global view."""
+
+    def __init__(self, needs_input_grad: tuple[bool, ...]) -> None:
+        self.needs_input_grad = needs_input_grad
+        self.saved_tensors: tuple[Any, ...] = ()
+
+    def save_for_backward(self, *tensors: Any) -> None:
+        self.saved_tensors = tensors
+
+    def mark_non_differentiable(self, *tensors: Any) -> None:
+        self.non_differentiable = tensors
+
+    def set_materialize_grads(self, value: bool) -> None:
+        self.materialize_grads = value
+
+    def mark_dirty(self, *tensors: Any) -> NoReturn:
+        raise UnsupportedOpError(
+            message("ctx.mark_dirty", f"{len(tensors)} ShardTensors are marked as changed",
+                    "a Function in the global view returns new tensors", [], "x.clone() first")
+        )
+
+
+class _GlobalView(Function):
+    """Runs another Function's forward and backward on ShardTensors."""
+
+    @staticmethod
+    def forward(ctx: Any, cls: Any, args: Any, seen: dict[str, Any], *locals_: Any) -> Any:
+        ctx.cls, ctx.args = cls, args
+        ctx.user = _Context(tuple(
+            isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args
+        ))
+        out = cls.forward(ctx.user, *args)
+        seen["single"] = isinstance(out, torch.Tensor)
+        outs = (out,) if seen["single"] else tuple(out)
+        ctx.metas = seen["metas"] = [
+            one._meta if type(one) is ShardTensor else None for one in outs
+        ]
+        return tuple(local_of(one) if isinstance(one, torch.Tensor) else one for one in outs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        wrapped = tuple(
+            grad if grad is None or meta is None else wrap(grad, autograd.grad_meta(meta))
+            for grad, meta in zip(grads, ctx.metas)
+        )
+        back = ctx.cls.backward(ctx.user, *wrapped)
+        back = back if isinstance(back, tuple) else (back,)
+        found = []
+        for arg, grad in zip(ctx.args, back):
+            if not isinstance(arg, torch.Tensor):
+                continue
+            if grad is not None and type(arg) is ShardTensor:
+                meta = autograd.grad_meta(arg._meta)
+                grad = redistribute_to(as_sharded(grad, meta.mesh), meta.layout)
+            found.append(None if grad is None else local_of(grad))
+        return (None, None, None, *found)
+
+
+def _global_view(cls: Any, args: Any) -> Any:
+    seen: dict[str, Any] = {}
+    locals_ = [local_of(arg) for arg in args if isinstance(arg, torch.Tensor)]
+    outs = _APPLY(_GlobalView, cls, args, seen, *locals_)
+    wrapped = tuple(
+        out if meta is None else wrap(out, meta.replace(requires_grad=out.requires_grad))
+        for out, meta in zip(outs, seen["metas"])
+    )
+    return wrapped[0] if seen["single"] else wrapped

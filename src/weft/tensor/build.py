@@ -1,0 +1,289 @@
+"""Building a recipe on a miss: capture, then per op an algorithm, a rule, or fallback.
+
+Nothing here communicates, and everything depends on facts that are the same on all ranks, so all
+ranks build the same recipe for the same call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from weft import ops, propagate, rules
+from weft.comm import BoundMesh
+from weft.core import Layout
+from weft.errors import UnsupportedOpError, message
+from weft.rules import Call, Decision, Rule, pointwise
+from weft.tensor import fallback, foreach
+from weft.tensor.calls import (
+    as_call, functional, functional_name, is_view, overload_named, place_slots, slots_of, target_of,
+)
+from weft.tensor.capture import NotCapturable, Op, Slot, Trace, capture, map_tensors
+from weft.tensor.meta import Meta, contiguous_strides, intern
+from weft.tensor.recipe import (
+    Alias, Direct, Function, Recipe, Result, fill, flatten, transition_between, varying_axes,
+)
+from weft.tensor.shard_tensor import ShardTensor, hooks, wrap
+
+__all__ = ["recipe"]
+
+_BUILTINS = (type(torch.add), type(torch.Tensor.add), type(torch.Tensor.__len__))
+_RANDOM = torch.Tag.nondeterministic_seeded
+
+
+def recipe(func: Any, args: Any, kwargs: Any, mesh: BoundMesh) -> tuple[Recipe, bool]:
+    """The recipe of a call, and whether its float arguments only flow through."""
+    tensors = flatten((args, kwargs))
+    metas = [_meta_like(tensor) for tensor in tensors]
+    feed = iter(metas)
+    try:
+        trace = capture(
+            func,
+            map_tensors(lambda _: next(feed), args),
+            map_tensors(lambda _: next(feed), kwargs),
+            metas,
+        )
+    except NotCapturable as reason:
+        return Function(fallback.runner(mesh, str(reason))), False
+    if mesh.here is None:
+        return Function(_outside(trace, tensors, mesh)), False
+    if not trace.ops:
+        return Alias(trace.result), False
+    if len(trace.ops) > 1:
+        return Function(_program(trace)), False
+    made = _Builder(func, trace, tensors, mesh).build()
+    flows = isinstance(made, Direct) and made.local is None and _is_pointwise(trace.ops[0])
+    return made, flows
+
+
+class _Builder:
+    """Builds the recipe of a call that consists of one op."""
+
+    def __init__(
+        self, func: Any, trace: Trace, tensors: Sequence[torch.Tensor], mesh: BoundMesh
+    ) -> None:
+        self.func, self.trace, self.tensors, self.mesh = func, trace, tensors, mesh
+        self.op = trace.ops[0]
+        self.name = str(self.op.overload)
+        self.slots: list[int] = [slot.index for slot in slots_of((self.op.args, self.op.kwargs))]
+        self.grad = torch.is_grad_enabled()
+        self.target = target_of(self.op)
+
+    def build(self) -> Recipe:
+        if self.name.startswith("aten._foreach_"):
+            return foreach.recipe(self.func, self.trace, self.op, self.tensors, self.mesh)
+        if torch.Tag.inplace_view in self.op.overload.tags or self.name.startswith("aten.set_"):
+            raise UnsupportedOpError(
+                message(self.name, "the op would change the shape of a ShardTensor in place",
+                        "shape-changing in-place ops are refused", [self.name],
+                        "use the op without the trailing underscore")
+            )
+        if any(index >= len(self.tensors) for index in self.slots):
+            return Function(fallback.runner(self.mesh, "it makes tensors of its own"))
+        operands = [self.tensors[index] for index in self.slots]
+        layouts = [_layout_of(tensor, self.mesh) for tensor in operands]
+        call = as_call(self.op, operands, self.trace)
+        wants = [self.grad and tensor.requires_grad for tensor in operands]
+        chosen = self._choose(call, layouts, wants)
+        match chosen:
+            case ops.Composite():
+                return Function(self._composite(chosen.function))
+            case ops.Local():
+                return self._direct(chosen.decision, layouts, wants, chosen.bind)
+            case Decision():
+                return self._direct(chosen, layouts, wants, None)
+        if _RANDOM in self.op.overload.tags:
+            raise UnsupportedOpError(
+                message(self.name, "the op draws random numbers on a ShardTensor",
+                        "random numbers that do not depend on the sharding are not built yet",
+                        [str(layout) for layout in layouts],
+                        "draw on the full tensor and weft.distribute_tensor() it")
+            )
+        return Function(fallback.runner(self.mesh, "no rule covers it"))
+
+    def _choose(self, call: Call, layouts: list[Layout], wants: list[bool]) -> Any:
+        algorithm = ops.lookup(call, layouts, wants)
+        if algorithm is not None:
+            return algorithm
+        rule = rules.lookup(call, layouts)
+        if isinstance(rule, Rule):
+            return propagate.decide(rule, call, layouts, wants)
+        return rule
+
+    def _composite(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        op, trace, target = self.op, self.trace, self.target
+
+        def run(func: Any, args: Any, kwargs: Any) -> Any:
+            tensors = flatten((args, kwargs))
+            out = function(*fill(op.args, tensors), **fill(op.kwargs, tensors))
+            if target is not None:
+                return tensors[target].copy_(out)
+            values = dict(enumerate(tensors))
+            values.update(zip((slot.index for slot in slots_of(op.results)), flatten(out)))
+            return fill(trace.result, values)
+
+        return run
+
+    def _direct(
+        self, decision: Decision, layouts: list[Layout], wants: list[bool], bind: Any
+    ) -> Recipe:
+        varying = varying_axes((*decision.operands, *decision.results))
+        entering: list[Any] = [None] * len(self.tensors)
+        for place, src, dst, wanted in zip(self.slots, layouts, decision.operands, wants):
+            replicated = frozenset(axis for axis in varying if wanted and dst.on(axis) is None)
+            entering[place] = transition_between(
+                self.mesh, src, dst, frozenset(), replicated
+            )
+        local, args, kwargs = self._local(decision, bind)
+        if self.target is not None:
+            return self._in_place(decision, entering, varying, local, args, kwargs)
+        results = self._results(decision, entering, varying, any(wants))
+        return Direct(self.name, entering, local, args, kwargs, results, self.trace.result)
+
+    def _local(self, decision: Decision, bind: Any) -> tuple[Any, Any, Any]:
+        """What runs on the local tensors, with its arguments (None: the user's own call)."""
+        if bind is not None:
+            order = tuple(Slot(index) for index in self.slots)
+            return bind(self.mesh), order, {}
+        as_called = (
+            decision.args is None
+            and decision.op is None
+            and isinstance(self.func, _BUILTINS)
+            and self.slots == list(range(len(self.tensors)))
+        )
+        if as_called:
+            return None, None, None
+        local = self.op.overload if decision.op is None else overload_named(decision.op)
+        if decision.args is None:
+            return local, self.op.args, self.op.kwargs
+        assert self.mesh.here is not None
+        args, kwargs = decision.args(self.mesh.here)
+        slots = [Slot(index) for index in self.slots]
+        # Positional arguments first, as the Call lists its tensors.
+        count = len(slots_of(self.op.args))
+        return local, place_slots(args, slots[:count]), place_slots(kwargs, slots[count:])
+
+    def _results(
+        self, decision: Decision, entering: list[Any], varying: frozenset[int], grad: bool
+    ) -> list[Result]:
+        out: list[Result] = []
+        moved = any(transition is not None and transition.communicates for transition in entering)
+        alias = self.name if moved and is_view(self.op) else None
+        for slot, layout in zip(slots_of(self.op.results), decision.results):
+            meta = self.trace.metas[slot.index]
+            differentiable = grad and (meta.dtype.is_floating_point or meta.dtype.is_complex)
+            leaving = frozenset(axis for axis in varying if layout.on(axis) is None)
+            leave = (
+                transition_between(self.mesh, layout, layout, leaving, frozenset())
+                if differentiable and leaving
+                else None
+            )
+            out.append(
+                Result(slot.index, self._meta(layout, meta, differentiable, alias), leave)
+            )
+        return out
+
+    def _meta(
+        self, layout: Layout, meta: torch.Tensor, grad: bool, alias: str | None = None
+    ) -> Meta:
+        strides = tuple(meta.stride())
+        return intern(
+            self.mesh, layout, meta.dtype, self.tensors[0].device, grad,
+            None if strides == contiguous_strides(meta.shape) else strides, alias,
+        )
+
+    def _in_place(
+        self, decision: Decision, entering: list[Any], varying: frozenset[int],
+        local: Any, args: Any, kwargs: Any,
+    ) -> Recipe:
+        assert self.target is not None
+        target = self.tensors[self.target]
+        if isinstance(target, ShardTensor) and target._meta.alias is not None:
+            raise UnsupportedOpError(
+                message(self.name, f"the tensor {target.layout} came from a view op "
+                        f"({target._meta.alias}) that had to communicate",
+                        "a write through a view reaches its base only where they share memory",
+                        [str(target.layout)], "write to the base, or clone() the view first")
+            )
+        wanted = _layout_of(target, self.mesh)
+        direct = decision.results[0] == wanted and entering[self.target] is None and not (
+            _needs_leaving(decision.results[0], varying) and self.grad
+        )
+        if direct and decision.op is None:
+            return Direct(
+                self.name, entering, local, args, kwargs, (), self.trace.result, self.target
+            )
+        if local is None or local is self.op.overload:
+            local = functional(self.op)
+            args = self.op.args if args is None else args
+            kwargs = self.op.kwargs if kwargs is None else kwargs
+        result = decision.results[0]
+        leaving = frozenset(axis for axis in varying if result.on(axis) is None)
+        write = transition_between(
+            self.mesh, result, wanted, leaving if self.grad else frozenset(), frozenset()
+        )
+        return Direct(
+            self.name, entering, local, args, kwargs, (), self.trace.result, self.target,
+            write_back=True, write=write,
+        )
+
+
+def _needs_leaving(layout: Layout, varying: frozenset[int]) -> bool:
+    return any(layout.on(axis) is None for axis in varying)
+
+
+def _program(trace: Trace) -> Callable[..., Any]:
+    """A function of several ops: each is a call of its own, with a recipe of its own."""
+
+    def run(func: Any, args: Any, kwargs: Any) -> Any:
+        values: dict[int, Any] = dict(enumerate(flatten((args, kwargs))))
+        for op in trace.ops:
+            out = _call_op(op, fill(op.args, values), fill(op.kwargs, values))
+            for slot, value in zip(slots_of(op.results), flatten(out)):
+                values[slot.index] = value
+        return fill(trace.result, values)
+
+    return run
+
+
+def _call_op(op: Op, args: Any, kwargs: Any) -> Any:
+    if any(type(tensor) is ShardTensor for tensor in flatten((args, kwargs))):
+        return hooks.call(op.overload, args, kwargs)
+    return op.overload(*args, **kwargs)
+
+
+def _outside(trace: Trace, tensors: Sequence[Any], mesh: BoundMesh) -> Callable[..., Any]:
+    """A rank outside the mesh: global metadata, an empty local part, no collective."""
+    grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    device = tensors[0].device
+
+    def empty(meta: torch.Tensor) -> ShardTensor:
+        wanted = grad and meta.dtype.is_floating_point
+        layout = Layout.replicated(mesh.abstract, meta.shape)
+        local = torch.empty(0, dtype=meta.dtype, device=device, requires_grad=wanted)
+        return wrap(local, intern(mesh, layout, meta.dtype, device, wanted))
+
+    def run(func: Any, args: Any, kwargs: Any) -> Any:
+        values: dict[int, Any] = dict(enumerate(flatten((args, kwargs))))
+        for index, meta in enumerate(trace.metas[len(values):], start=len(values)):
+            values[index] = empty(meta)
+        return fill(trace.result, values)
+
+    return run
+
+
+def _meta_like(tensor: torch.Tensor) -> torch.Tensor:
+    shape, strides = tuple(tensor.shape), tuple(tensor.stride())
+    return torch.empty_strided(shape, strides, dtype=tensor.dtype, device="meta")
+
+
+def _layout_of(tensor: torch.Tensor, mesh: BoundMesh) -> Layout:
+    if type(tensor) is ShardTensor:
+        return tensor._meta.layout
+    return Layout.replicated(mesh.abstract, tensor.shape)
+
+
+def _is_pointwise(op: Op) -> bool:
+    base = functional_name(str(op.overload)).split(".")[1]
+    return base.startswith("_foreach_") or (base in pointwise.RULES and "dropout" not in base)

@@ -1,0 +1,118 @@
+"""Between a recorded op, whose tensors are Slots, and a `Call`, whose tensors are TensorArgs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from weft.errors import UnsupportedOpError, message
+from weft.rules import Call, TensorArg
+from weft.tensor.capture import Op, Slot, Trace
+
+__all__ = [
+    "as_call", "functional", "functional_name", "is_view", "overload_named", "place_slots",
+    "slots_of", "target_of",
+]
+
+
+def slots_of(tree: Any) -> list[Slot]:
+    """The Slots of nested arguments, in order."""
+    found: list[Slot] = []
+    _collect(tree, found)
+    return found
+
+
+def _collect(tree: Any, found: list[Slot]) -> None:
+    if type(tree) is Slot:
+        found.append(tree)
+    elif isinstance(tree, (list, tuple)):
+        for item in tree:
+            _collect(item, found)
+    elif isinstance(tree, dict):
+        for item in tree.values():
+            _collect(item, found)
+
+
+def as_call(op: Op, operands: Sequence[torch.Tensor], trace: Trace) -> Call:
+    """The op as rules see it, under its functional name; `operands` in the order of its Slots."""
+    feed = iter([TensorArg(tuple(t.shape), dtype_text(t.dtype)) for t in operands])
+    results = tuple(
+        TensorArg(tuple(meta.shape), dtype_text(meta.dtype))
+        for meta in (trace.metas[slot.index] for slot in slots_of(op.results))
+    )
+    return Call(
+        functional_name(str(op.overload)), _exchange(op.args, Slot, feed),
+        _exchange(op.kwargs, Slot, feed), results,
+    )
+
+
+def place_slots(tree: Any, slots: Sequence[Slot]) -> Any:
+    """`tree` with the Slots, in order, where its TensorArgs stand."""
+    return _exchange(tree, TensorArg, iter(slots))
+
+
+def _exchange(tree: Any, kind: type, feed: Iterator[Any]) -> Any:
+    if type(tree) is kind:
+        return next(feed)
+    if type(tree) in (list, tuple):
+        return type(tree)([_exchange(item, kind, feed) for item in tree])
+    if type(tree) is dict:
+        return {name: _exchange(item, kind, feed) for name, item in tree.items()}
+    return tree
+
+
+def dtype_text(dtype: torch.dtype) -> str:
+    return str(dtype)[6:]
+
+
+def functional_name(name: str) -> str:
+    """The name of the op that is not in place: `aten.add_.Tensor` -> `aten.add.Tensor`."""
+    namespace, base, overload = name.split(".")
+    if base.endswith("_") and not base.endswith("__"):
+        return f"{namespace}.{base[:-1]}.{overload}"
+    return name
+
+
+def overload_named(name: str) -> OpOverload | None:
+    """The overload that a name means, `aten.add.Tensor`, if torch has it."""
+    namespace, base, overload = name.split(".")
+    packet = getattr(getattr(torch.ops, namespace), base, None)
+    if packet is None or overload not in packet.overloads():
+        return None
+    return getattr(packet, overload)
+
+
+def functional(op: Op) -> OpOverload:
+    """The overload that returns what an in-place or out= op writes.
+
+    Raises:
+        UnsupportedOpError: torch has none.
+    """
+    name = functional_name(str(op.overload))
+    found = overload_named(name)
+    if found is None or found._schema.is_mutable:
+        raise UnsupportedOpError(
+            message(str(op.overload), "its operands have to move, and the op has no form that is "
+                    "not in place", "an in-place op on operands of other layouts is computed out "
+                    "of place, then written", [name], "x.copy_(out_of_place_computation)")
+        )
+    return found
+
+
+def target_of(op: Op) -> int | None:
+    """The slot that the op writes to, if it writes to one tensor."""
+    for argument, value in zip(op.overload._schema.arguments, op.args):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            return value.index if type(value) is Slot else None
+    return None
+
+
+def is_view(op: Op) -> bool:
+    """Whether results share memory with an operand, by the op's schema."""
+    return any(
+        returned.alias_info is not None and not returned.alias_info.is_write
+        for returned in op.overload._schema.returns
+    )

@@ -1,0 +1,162 @@
+"""Which ATen ops a torch function consists of.
+
+The function runs on meta tensors of global shape with a recorder on torch's pre-dispatch key,
+above autograd and above decomposition, so `linear`, `layer_norm` and
+`scaled_dot_product_attention` stay whole. torch keeps the stack of such modes in one global
+object, hence the lock. 0.02 to 1 ms a function, against 4 to 27 ms of make_fx.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch._ops import OpOverload, _pop_mode_from_pre_dispatch, _set_mode_pre_dispatch
+from torch._subclasses.schema_check_mode import SchemaCheckMode
+
+__all__ = ["NotCapturable", "Op", "Slot", "Trace", "capture", "map_tensors", "with_defaults"]
+
+_LOCK = threading.Lock()
+_MAPPED = (torch.Tensor,)
+
+
+class NotCapturable(Exception):
+    """The function needs the data itself: its result's size or value depends on it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """Stands for the tensor number `index` of a trace."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One recorded ATen call; tensors are Slots in `args`, `kwargs` and `results`."""
+
+    overload: OpOverload
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    results: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """The ops of a function, its result, and every tensor's meta tensor, by slot.
+
+    The first slots are the function's tensor arguments, in order.
+    """
+
+    ops: tuple[Op, ...]
+    result: Any
+    metas: tuple[torch.Tensor, ...]
+
+
+class _Recorder(SchemaCheckMode):
+    """A pre-dispatch mode that writes down each op and runs it (torch only asks for the class)."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, Any, Any, Any]] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        with torch._C._DisablePythonDispatcher():
+            out = func(*args, **kwargs)
+        self.calls.append((func, args, kwargs, out))
+        return out
+
+
+def capture(
+    func: Callable[..., Any], args: Any, kwargs: Any, metas: Sequence[torch.Tensor]
+) -> Trace:
+    """Run `func` on meta tensors (`metas` lists those in `args`, in order) and record its ops.
+
+    Raises:
+        NotCapturable: the function reads values. Any error of the function itself passes through.
+    """
+    recorder = _Recorder()
+    with _LOCK, torch.no_grad():
+        _set_mode_pre_dispatch(recorder)
+        try:
+            with torch._C.DisableTorchFunctionSubclass(), torch._C._EnablePythonDispatcher():
+                result = func(*args, **kwargs)
+        except NotImplementedError as error:
+            raise NotCapturable(str(error)) from error
+        except RuntimeError as error:
+            if "meta tensor" in str(error) or "Meta" in str(error):
+                raise NotCapturable(str(error)) from error
+            raise
+        finally:
+            _pop_mode_from_pre_dispatch()
+    return _trace(recorder.calls, result, metas)
+
+
+def _trace(calls: Sequence[Any], result: Any, inputs: Sequence[torch.Tensor]) -> Trace:
+    slots: dict[int, Slot] = {}
+    metas: list[torch.Tensor] = []
+
+    def slot(tensor: torch.Tensor) -> Slot:
+        known = slots.get(id(tensor))
+        if known is None:
+            known = slots[id(tensor)] = Slot(len(metas))
+            metas.append(tensor)
+        return known
+
+    for tensor in inputs:
+        slots[id(tensor)] = Slot(len(metas))
+        metas.append(tensor)
+    ops = []
+    for overload, args, kwargs, out in calls:
+        full_args, full_kwargs = with_defaults(overload, args, kwargs)
+        ops.append(
+            Op(
+                overload,
+                map_tensors(slot, full_args),
+                map_tensors(slot, full_kwargs),
+                map_tensors(slot, out),
+            )
+        )
+    return Trace(tuple(ops), map_tensors(slot, result), tuple(metas))
+
+
+def map_tensors(change: Callable[[torch.Tensor], Any], tree: Any) -> Any:
+    """`tree` with every tensor replaced; lists, tuples, named tuples and dicts keep their kind."""
+    if isinstance(tree, _MAPPED):
+        return change(tree)
+    kind = type(tree)
+    if kind is tuple or kind is list:
+        return kind([map_tensors(change, item) for item in tree])
+    if kind is dict:
+        return {name: map_tensors(change, item) for name, item in tree.items()}
+    if isinstance(tree, tuple):
+        items = [map_tensors(change, item) for item in tree]
+        return kind(*items) if hasattr(kind, "_fields") else kind(items)
+    if isinstance(tree, list):
+        return [map_tensors(change, item) for item in tree]
+    return tree
+
+
+@lru_cache(maxsize=None)
+def _schema(overload: OpOverload) -> tuple[list[Any], dict[str, Any]]:
+    arguments = overload._schema.arguments
+    positional = [(a.name, a.default_value) for a in arguments if not a.kwarg_only]
+    keywords = {a.name: a.default_value for a in arguments if a.kwarg_only}
+    return positional, keywords
+
+
+def with_defaults(overload: Any, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """All arguments of the op's schema: positional ones in order, keyword-only ones by name."""
+    if not isinstance(overload, OpOverload):
+        return tuple(args), dict(kwargs)
+    positional, keywords = _schema(overload)
+    full = list(args)
+    for name, default in positional[len(args) :]:
+        full.append(kwargs.get(name, default))
+    return tuple(full), {name: kwargs.get(name, default) for name, default in keywords.items()}

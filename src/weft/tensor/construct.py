@@ -1,0 +1,468 @@
+"""ShardTensors from local tensors, from full ones, from nothing; and back.
+
+`from_local` asks other ranks for sizes only where it is told to infer them, in one exchange over
+the mesh that all ranks make; faults are then found by all of them and raised on all of them.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from weft.comm import BoundMesh, as_bound_mesh
+from weft.core import Layout, P
+from weft.errors import LayoutError, PlacementError, ShardTypeError, message
+from weft.tensor.meta import contiguous_strides, intern, replicated_meta
+from weft.tensor.recipe import enter, local_of, transition_between
+from weft.tensor.shard_tensor import ShardTensor, wrap
+
+__all__ = [
+    "arange", "as_layout", "as_sharded", "deepcopy", "distribute_tensor", "empty", "from_local",
+    "full", "full_tensor", "offsets", "ones", "redistribute", "redistribute_to", "set_data",
+    "to_local", "zeros",
+]
+
+
+def as_layout(mesh: BoundMesh, shape: Sequence[int], placements: Any) -> Layout:
+    """The layout that placements, a P or a Layout mean for a tensor of this shape.
+
+    Raises:
+        LayoutError: a Layout of another mesh or shape.
+    """
+    if isinstance(placements, ShardTensor):
+        placements = placements.layout
+    if not isinstance(placements, Layout):
+        return Layout(mesh, shape, placements)
+    if placements.shape != tuple(shape) or placements.mesh != mesh:
+        raise LayoutError(
+            message("placements=Layout", f"the layout is {placements} on {placements.mesh}, the "
+                    f"tensor has shape {tuple(shape)} on {mesh}",
+                    "a layout is given for the tensor's own shape and mesh", [str(placements)],
+                    f"Layout(mesh, {tuple(shape)}, P(...))")
+        )
+    return placements
+
+
+def as_sharded(tensor: torch.Tensor, mesh: BoundMesh) -> ShardTensor:
+    """A ShardTensor as it is; a plain tensor as Replicate on the mesh."""
+    if type(tensor) is ShardTensor:
+        return tensor
+    return wrap(tensor, replicated_meta(mesh, tensor))
+
+
+def _local_to_sharded(local: torch.Tensor, mesh: BoundMesh, layout: Layout) -> ShardTensor:
+    return wrap(local, intern(mesh, layout, local.dtype, local.device, local.requires_grad))
+
+
+def from_local(
+    local: torch.Tensor,
+    device_mesh: Any,
+    placements: Any,
+    *,
+    run_check: bool,
+    shape: Sequence[int] | None,
+    stride: Sequence[int] | None,
+    sizes: Any,
+    sharding_shapes: Any,
+    sync: bool,
+) -> ShardTensor:
+    """See `ShardTensor.from_local`."""
+    mesh = as_bound_mesh(device_mesh)
+    if type(local) is ShardTensor:
+        raise ShardTypeError(
+            message("from_local(local_tensor)", f"it is a ShardTensor {local.layout} already",
+                    "a local tensor is a plain torch.Tensor", [str(local.layout)],
+                    "x.redistribute(placements=...)")
+        )
+    layout = _layout_of_local(local, mesh, placements, shape, sizes, sharding_shapes)
+    if run_check:
+        _check_over_ranks(local, mesh, layout)
+    _check_local(local, mesh, layout)
+    if sync:
+        local = _synced(local, mesh, layout)
+    out = _local_to_sharded(local, mesh, layout)
+    if stride is not None and tuple(stride) != contiguous_strides(layout.shape):
+        out._meta = out._meta.replace(strides=tuple(stride))
+    return out
+
+
+def _layout_of_local(
+    local: torch.Tensor, mesh: BoundMesh, placements: Any, shape: Any, sizes: Any, shapes: Any
+) -> Layout:
+    if isinstance(placements, Layout):
+        return as_layout(mesh, placements.shape, placements)
+    # Which axes cut which dim depends on the number of dims alone.
+    form = Layout(mesh, (0,) * local.dim(), _without_sizes(placements))
+    cut = [dim for dim, axes in enumerate(form.dims) if axes]
+    if shapes is not None:
+        sizes = _sizes_from_shapes(form, shapes)
+    if isinstance(sizes, Mapping):
+        given = {dim % local.dim(): tuple(each) for dim, each in sizes.items()}
+        lengths = [sum(given[d]) if d in given else n for d, n in enumerate(local.shape)]
+        return Layout(mesh, shape or lengths, placements, sizes=given)
+    if shape is not None:
+        return Layout(mesh, shape, placements)
+    if sizes == "chunk":
+        lengths = [n * form.num_shards(d) for d, n in enumerate(local.shape)]
+        return Layout(mesh, lengths, placements)
+    if sizes != "infer":
+        raise LayoutError(
+            message("from_local(sizes=)", f"sizes is {sizes!r}",
+                    'sizes is "infer", "chunk" or a map tensor dim -> sizes in shard order',
+                    [repr(sizes)], "from_local(x, mesh, [Shard(0)], sizes={0: (3, 2)})")
+        )
+    if not cut or mesh.here is None:
+        return Layout(mesh, local.shape, placements)
+    inferred = _infer(local, mesh, form, cut)
+    lengths = [sum(inferred[d]) if d in inferred else n for d, n in enumerate(local.shape)]
+    return Layout(mesh, lengths, form.spec, sizes=inferred)
+
+
+def _without_sizes(placements: Any) -> Any:
+    if placements is None or isinstance(placements, P):
+        return placements
+    return [
+        type(placement)(placement.dim) if getattr(placement, "sizes", None) else placement
+        for placement in placements
+    ]
+
+
+def _sizes_from_shapes(form: Layout, shapes: Mapping[Any, Any]) -> dict[int, tuple[int, ...]]:
+    out: dict[int, tuple[int, ...]] = {}
+    for name, each in shapes.items():
+        dim = form.on(form.mesh.axis(name))
+        if isinstance(dim, int):
+            out[dim] = tuple(int(shape[dim]) for shape in each)
+    return out
+
+
+def _infer(
+    local: torch.Tensor, mesh: BoundMesh, form: Layout, cut: Sequence[int]
+) -> dict[int, tuple[int, ...]]:
+    """Sizes of the cut dims, from one exchange of all local shapes. The same on every rank."""
+    shapes: list[Any] = mesh.comm(tuple(range(mesh.ndim))).exchange(tuple(local.shape))
+    found: dict[int, dict[int, int]] = {dim: {} for dim in cut}
+    wrong: list[str] = []
+    first = shapes[0]
+    for position, shape in enumerate(shapes):
+        rank = mesh.rank_at(position)
+        if len(shape) != len(first):
+            wrong.append(f"rank {rank}: {len(shape)} dims")
+            continue
+        coordinate = mesh.coordinate(position)
+        for dim, length in enumerate(shape):
+            if dim not in found:
+                if length != first[dim]:
+                    wrong.append(f"rank {rank}: {length} in dim {dim}, which no axis cuts")
+                continue
+            known = found[dim].setdefault(form.shard_index(dim, coordinate), length)
+            if known != length:
+                wrong.append(f"rank {rank}: {length} in dim {dim}, another rank with the same "
+                             f"shard has {known}")
+    if wrong:
+        raise LayoutError(
+            message('from_local(sizes="infer")', f"the local shapes {shapes} do not make one "
+                    f"tensor on {form.mesh} with {form.spec!r}",
+                    "local shapes differ only in the dims that mesh axes cut, and ranks with the "
+                    "same shard agree", wrong, "check each rank's local tensor")
+        )
+    return {
+        dim: tuple(lengths[index] for index in range(form.num_shards(dim)))
+        for dim, lengths in found.items()
+    }
+
+
+def _check_local(local: torch.Tensor, mesh: BoundMesh, layout: Layout) -> None:
+    if mesh.here is None:
+        return
+    expected = layout.local_shape_at(mesh.here)
+    if tuple(local.shape) != expected:
+        raise LayoutError(
+            message("from_local(local_tensor)", f"rank {mesh.rank} gives shape "
+                    f"{tuple(local.shape)}, the layout {layout} gives it {expected}",
+                    "a local tensor has the shape that the layout gives its rank", [mesh.rank],
+                    'from_local(..., sizes="infer"), or sizes={dim: (...)}')
+        )
+
+
+def _check_over_ranks(local: torch.Tensor, mesh: BoundMesh, layout: Layout) -> None:
+    """Compare shapes, dtypes and replicas over the mesh; raise the same error on all ranks."""
+    if mesh.here is None:
+        return
+    mine = (tuple(local.shape), str(local.dtype), str(layout), _digest(local))
+    facts: list[Any] = mesh.comm(tuple(range(mesh.ndim))).exchange(mine)
+    wrong: list[str] = []
+    replicas: dict[Any, tuple[int, int]] = {}
+    for position, (shape, dtype, text, digest) in enumerate(facts):
+        rank, coordinate = mesh.rank_at(position), mesh.coordinate(position)
+        if (dtype, text) != facts[0][1:3]:
+            wrong.append(f"rank {rank}: {dtype} {text}, rank {mesh.rank_at(0)}: "
+                         f"{facts[0][1]} {facts[0][2]}")
+        elif shape != layout.local_shape_at(coordinate):
+            wrong.append(f"rank {rank}: shape {shape} for {layout.local_shape_at(coordinate)}")
+        terms = tuple(coordinate[a] for a, kind in enumerate(layout.partial) if kind)
+        first = replicas.setdefault((layout.box_at(coordinate), terms), (rank, digest))
+        if first[1] != digest:
+            wrong.append(f"rank {rank}: other values than its replica, rank {first[0]}")
+    if wrong:
+        raise LayoutError(
+            message("from_local(run_check=True)", f"{len(wrong)} ranks contradict layout {layout}",
+                    "all ranks agree on layout and dtype, and replicas are equal", wrong,
+                    "from_local(..., sync=True) takes the first replica's values")
+        )
+
+
+def _digest(local: torch.Tensor) -> int:
+    flat = local.detach().contiguous().cpu().flatten()
+    return zlib.crc32(flat.view(torch.uint8).numpy().tobytes()) if flat.numel() else 0
+
+
+def _synced(local: torch.Tensor, mesh: BoundMesh, layout: Layout) -> torch.Tensor:
+    """Replicas take the values of the first coordinate of the axes that replicate."""
+    axes = tuple(axis for axis in range(mesh.ndim) if layout.on(axis) is None)
+    if not axes or mesh.here is None:
+        return local
+    with torch.no_grad():
+        got = mesh.comm(axes).broadcast(local.detach().contiguous().flatten(), 0)
+        local.data.copy_(got.view(local.shape))
+    return local
+
+
+def distribute_tensor(
+    tensor: torch.Tensor, device_mesh: Any = None, placements: Any = None,
+    *, src_data_rank: int | None = 0,
+) -> ShardTensor:
+    """A leaf ShardTensor of a full tensor.
+
+    Args:
+        tensor: the full tensor, of the same shape and dtype on every rank.
+        device_mesh: the mesh; None means the current one.
+        placements: placements, P or Layout; None replicates.
+        src_data_rank: the rank whose data count (the mesh's first, when it holds no such rank);
+            None takes each rank's own and communicates nothing.
+
+    Raises:
+        LayoutError: `tensor` is distributed already, in another way.
+    """
+    mesh = as_bound_mesh(device_mesh)
+    layout = as_layout(mesh, tensor.shape, placements)
+    if type(tensor) is ShardTensor:
+        if tensor.layout != layout:
+            raise LayoutError(
+                message("distribute_tensor(tensor)", f"it is distributed as {tensor.layout}, not "
+                        f"as {layout}", "a distributed tensor passes unchanged or not at all",
+                        [str(tensor.layout)], "x.redistribute(placements=...)")
+            )
+        return tensor
+    if mesh.here is None:
+        local = tensor.new_empty(0)
+    elif src_data_rank is None:
+        local = _block(tensor.detach(), layout, mesh.here).clone()
+    else:
+        source = mesh.position_of_rank(src_data_rank)
+        local = _scattered(tensor.detach(), mesh, layout, source or 0)
+    if layout.is_partial and mesh.here is not None:
+        whole = layout.replace(partial=(None,) * mesh.ndim)
+        to_partial = transition_between(mesh, whole, layout)
+        local = local if to_partial is None else to_partial(local)
+    if local.is_floating_point() or local.is_complex():
+        local.requires_grad_(tensor.requires_grad)
+    return _local_to_sharded(local, mesh, layout)
+
+
+def _block(tensor: torch.Tensor, layout: Layout, coordinate: Sequence[int]) -> torch.Tensor:
+    box = layout.box_at(coordinate)
+    return tensor[tuple(slice(start, stop) for start, stop in box)].contiguous()
+
+
+def _scattered(
+    tensor: torch.Tensor, mesh: BoundMesh, layout: Layout, source: int
+) -> torch.Tensor:
+    """This rank's block, from the rank at position `source`."""
+    comm = mesh.comm(tuple(range(mesh.ndim)))
+    assert mesh.here is not None
+    mine = layout.local_shape_at(mesh.here)
+    if comm.size == 1:
+        return _block(tensor, layout, mesh.here).clone()
+    if layout.is_replicated or not any(layout.dims):
+        return comm.broadcast(tensor.contiguous().flatten(), source).view(mine)
+    coordinates = [mesh.coordinate(position) for position in range(comm.size)]
+    sizes = [math.prod(layout.local_shape_at(coordinate)) for coordinate in coordinates]
+    packed = None
+    if comm.index == source:
+        blocks = [_block(tensor, layout, coordinate).flatten() for coordinate in coordinates]
+        packed = torch.cat(blocks)
+    return comm.scatter(packed, sizes, source, tensor.dtype).view(mine)
+
+
+def redistribute(tensor: ShardTensor, device_mesh: Any, placements: Any) -> ShardTensor:
+    """See `ShardTensor.redistribute`."""
+    mesh = tensor._meta.mesh
+    if device_mesh is None and placements is None:
+        raise PlacementError(
+            message("redistribute()", f"neither a mesh nor placements are given for "
+                    f"{tensor.layout}", "redistribute is told where to", ["placements=None"],
+                    "x.redistribute(placements=[Replicate()])")
+        )
+    target = mesh if device_mesh is None else as_bound_mesh(device_mesh)
+    layout = as_layout(target, tensor.shape, placements)
+    if target != mesh:
+        raise LayoutError(
+            message("redistribute(device_mesh)", f"the tensor lives on {mesh!r}, the target is "
+                    f"{target!r}", "redistribute to another mesh is not built yet",
+                    [repr(target)], "weft.distribute_tensor(x.full_tensor(), other_mesh, ...)")
+        )
+    out = redistribute_to(tensor, layout)
+    if out._local is tensor._local or _shares(out._local, tensor._local):
+        # A value: the first write to either copies.
+        out = wrap(torch._lazy_clone(out._local), out._meta)
+    return out
+
+
+def _shares(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.untyped_storage()._cdata == other.untyped_storage()._cdata
+
+
+def redistribute_to(tensor: ShardTensor, layout: Layout) -> ShardTensor:
+    """The tensor in a layout of its own mesh; may share memory."""
+    meta = tensor._meta
+    if meta.layout == layout:
+        return tensor
+    transition = transition_between(meta.mesh, meta.layout, layout)
+    if meta.mesh.here is None or transition is None:
+        local = tensor._local
+    else:
+        local = enter(tensor, transition, "redistribute")
+    return wrap(local, meta.replace(layout=layout, requires_grad=local.requires_grad))
+
+
+def to_local(tensor: ShardTensor, grad_placements: Any) -> torch.Tensor:
+    """See `ShardTensor.to_local`."""
+    local, meta = tensor._local, tensor._meta
+    if not (torch.is_grad_enabled() and local.requires_grad):
+        return local
+    if grad_placements is None:
+        return local.view_as(local)
+    wanted = as_layout(meta.mesh, meta.shape, grad_placements)
+    layout = meta.layout
+    wrong = [
+        f"{meta.mesh.axis_names[axis]}: {wanted.on(axis)} for {layout.on(axis)}"
+        for axis in range(meta.mesh.ndim)
+        if wanted.on(axis) != layout.on(axis)
+        and (layout.on(axis), wanted.on(axis)) != (None, "sum")
+        and not (isinstance(layout.on(axis), str) and wanted.on(axis) is None)
+    ]
+    if wrong:
+        raise PlacementError(
+            message("to_local(grad_placements)", f"{grad_placements!r} for a tensor {layout}",
+                    "local gradients of S are S, of a partial tensor replicated, of a replicated "
+                    "one Replicate() or Partial()", wrong, "to_local(grad_placements=None)")
+        )
+    varying = frozenset(
+        axis for axis in range(meta.mesh.ndim)
+        if layout.on(axis) is None and wanted.on(axis) == "sum"
+    )
+    transition = transition_between(meta.mesh, layout, layout, frozenset(), varying)
+    return local.view_as(local) if transition is None else transition(local)
+
+
+def full_tensor(tensor: ShardTensor, grad_placements: Any) -> torch.Tensor:
+    """See `ShardTensor.full_tensor`."""
+    if tensor._meta.mesh.here is None:
+        return tensor.item()  # raises: a rank outside the mesh knows no value
+    full = Layout.replicated(tensor._meta.mesh.abstract, tensor.shape)
+    return to_local(redistribute_to(tensor, full), grad_placements)
+
+
+def offsets(tensor: ShardTensor, mesh_dim: Any) -> Any:
+    """See `ShardTensor.offsets`."""
+    meta = tensor._meta
+    if meta.mesh.here is None:
+        return None
+    starts = tuple(start for start, _ in meta.layout.box_at(meta.mesh.here))
+    if mesh_dim is None:
+        return starts
+    dim = meta.layout.on(meta.mesh.axis(mesh_dim, "offsets(mesh_dim)"))
+    return starts[dim] if isinstance(dim, int) else 0
+
+
+def set_data(tensor: ShardTensor, value: torch.Tensor) -> None:
+    """`x.data = value`: the data, and with it layout and dtype; the leaf stays the same leaf."""
+    mesh = tensor._meta.mesh
+    given = value if type(value) is ShardTensor else redistribute_to(
+        as_sharded(value, mesh), as_layout(mesh, value.shape, tensor._meta.layout)
+    )
+    tensor._local.data = local_of(given).detach()
+    tensor._meta = given._meta.replace(requires_grad=tensor._local.requires_grad)
+    tensor._memo = None
+    with torch._C.DisableTorchFunctionSubclass():
+        torch._C.TensorBase.data.__set__(tensor, wrap(given._local, given._meta))  # type: ignore
+
+
+def deepcopy(tensor: ShardTensor, memo: dict[int, Any]) -> ShardTensor:
+    """A leaf with its own memory, on the same mesh."""
+    if id(tensor) in memo:
+        return memo[id(tensor)]
+    if not tensor.is_leaf:
+        raise RuntimeError(
+            "Only Tensors created explicitly by the user (graph leaves) support the deepcopy "
+            "protocol at the moment."
+        )
+    out = wrap(tensor._local.detach().clone().requires_grad_(tensor.requires_grad), tensor._meta)
+    memo[id(tensor)] = out
+    if tensor._local.grad is not None:
+        out._local.grad = tensor._local.grad.detach().clone()
+    for name, value in tensor.__dict__.items():
+        setattr(out, name, value)
+    return out
+
+
+def full(
+    size: Sequence[int] | int, fill_value: Any, *, mesh: Any = None, spec: Any = None,
+    dtype: torch.dtype | None = None, requires_grad: bool = False,
+) -> ShardTensor:
+    """A tensor filled with one value; each rank makes its block."""
+    shape = (size,) if isinstance(size, int) else tuple(size)
+    bound = as_bound_mesh(mesh)
+    layout = as_layout(bound, shape, spec)
+    local_shape = (0,) if bound.here is None else layout.local_shape_at(bound.here)
+    local = torch.full(local_shape, fill_value, dtype=dtype, device=bound.device)
+    if layout.is_partial and bound.here is not None:
+        whole = layout.replace(partial=(None,) * bound.ndim)
+        to_partial = transition_between(bound, whole, layout)
+        local = local if to_partial is None else to_partial(local)
+    return _local_to_sharded(local.requires_grad_(requires_grad), bound, layout)
+
+
+def zeros(*size: Any, dtype: torch.dtype | None = None, **where: Any) -> ShardTensor:
+    """Zeros of a global shape: `weft.zeros(4, 5, mesh=mesh, spec=P("dp"))`."""
+    return full(_size(size), 0, dtype=dtype or torch.get_default_dtype(), **where)
+
+
+def ones(*size: Any, dtype: torch.dtype | None = None, **where: Any) -> ShardTensor:
+    """Ones of a global shape."""
+    return full(_size(size), 1, dtype=dtype or torch.get_default_dtype(), **where)
+
+
+def empty(*size: Any, dtype: torch.dtype | None = None, **where: Any) -> ShardTensor:
+    """A tensor whose values mean nothing yet (they are zero)."""
+    return zeros(*size, dtype=dtype, **where)
+
+
+def arange(
+    start: int | float, end: int | float | None = None, step: int | float = 1, *,
+    mesh: Any = None, spec: Any = None, dtype: torch.dtype | None = None,
+) -> ShardTensor:
+    """As torch.arange; each rank keeps its block."""
+    first, last = (0, start) if end is None else (start, end)
+    bound = as_bound_mesh(mesh)
+    values = torch.arange(first, last, step, dtype=dtype, device=bound.device)
+    return distribute_tensor(values, bound, spec, src_data_rank=None)
+
+
+def _size(size: tuple[Any, ...]) -> tuple[int, ...]:
+    return tuple(size[0]) if len(size) == 1 and not isinstance(size[0], int) else size

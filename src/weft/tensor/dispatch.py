@@ -1,0 +1,149 @@
+"""From a call to its recipe: look up, or capture, decide, build.
+
+`call` is the general route; the short one is `ShardTensor.__torch_function__`, with the same keys.
+A key holds what the recipe depends on: the function, the operands' metas, the other arguments by
+type and value, and the flags that change meaning. Floats count by type alone, because learning
+rates change every step; where a recipe has baked a float in, `BY_VALUE` stands in the cache and
+the floats' values join the key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import is_grad_enabled
+from torch._C import _is_any_autocast_enabled as is_autocast_enabled
+
+from weft.errors import MeshError, message
+from weft.tensor import build
+from weft.tensor.meta import MAX_RECIPES, Meta, bounded_put
+from weft.tensor.recipe import Recipe
+from weft.tensor.shard_tensor import ShardTensor
+
+__all__ = ["SPECIAL", "call", "mesh_of"]
+
+SPECIAL: dict[Any, Callable[..., Any]] = {}
+"""Functions that are answered without a recipe: attributes, values, autograd. Filled by
+`weft.tensor.special`; users' handlers join it."""
+
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+
+
+class _ByValue(Recipe):
+    __slots__ = ()
+
+
+BY_VALUE = _ByValue()
+
+
+def call(func: Any, args: Any, kwargs: Any) -> Any:
+    """Carry out `func(*args, **kwargs)`, at least one tensor of which is a ShardTensor."""
+    special = SPECIAL.get(func)
+    if special is not None:
+        return special(*args, **(kwargs or {}))
+    key: list[Any] = [func, is_grad_enabled(), is_autocast_enabled(), torch.get_default_dtype()]
+    scan = _Scan(key)
+    for arg in args:
+        scan.add(arg)
+    if kwargs:
+        for name, arg in kwargs.items():
+            key.append(name)
+            scan.add(arg)
+    kwargs = kwargs or {}
+    home = scan.home
+    if home is None:
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs)
+    full = tuple(key)
+    try:
+        recipe = home.recipes.get(full)
+    except TypeError:  # an argument that cannot be hashed: not kept
+        return build.recipe(func, args, kwargs, _mesh(func, scan))[0].run(func, args, kwargs)
+    if recipe is BY_VALUE:
+        full = (*full, *scan.floats)
+        recipe = home.recipes.get(full)
+    if recipe is None:
+        recipe, floats_flow = build.recipe(func, args, kwargs, _mesh(func, scan))
+        if scan.floats and not floats_flow and len(full) == len(key):
+            bounded_put(home.recipes, full, BY_VALUE, MAX_RECIPES)
+            full = (*full, *scan.floats)
+        bounded_put(home.recipes, full, recipe, MAX_RECIPES)
+    return recipe.run(func, args, kwargs)
+
+
+class _Scan:
+    """Builds the key of a call's arguments and finds the metas in them."""
+
+    __slots__ = ("floats", "home", "key", "metas")
+
+    def __init__(self, key: list[Any]) -> None:
+        self.key = key
+        self.home: Meta | None = None
+        self.floats: list[float] = []
+        self.metas: list[Meta] = []
+
+    def add(self, arg: Any) -> None:
+        kind = type(arg)
+        key = self.key
+        if kind is ShardTensor:
+            self.home = arg._meta
+            self.metas.append(arg._meta)
+            key.append(arg._meta)
+        elif kind is float:
+            key.append(float)
+            self.floats.append(arg)
+        elif kind in _PLAIN:
+            key.extend((arg.shape, arg.stride(), arg.dtype, arg.requires_grad))
+        elif kind is list or kind is tuple:
+            self._add_sequence(kind, arg)
+        elif kind is slice:
+            key.append(slice)
+            for part in (arg.start, arg.stop, arg.step):
+                self.add(part)
+        elif isinstance(arg, torch.Tensor):
+            key.extend((kind, arg.shape, arg.stride(), arg.dtype, arg.requires_grad))
+        elif kind is dict:
+            key.append(tuple(arg))
+            for item in arg.values():
+                self.add(item)
+        else:
+            key.append(kind)
+            key.append(arg)
+
+    def _add_sequence(self, kind: type, items: Any) -> None:
+        self.key.append(kind)
+        self.key.append(len(items))
+        if len(items) > 8 and set(map(type, items)) == {ShardTensor}:
+            metas = [item._meta for item in items]
+            self.home = metas[0]
+            self.metas.extend(metas)
+            self.key.extend(metas)
+            return
+        for item in items:
+            self.add(item)
+
+
+def _mesh(func: Any, scan: _Scan) -> Any:
+    return mesh_of(getattr(func, "__name__", str(func)), scan.metas)
+
+
+def mesh_of(call_name: str, metas: Sequence[Meta]) -> Any:
+    """The one mesh of the operands.
+
+    Raises:
+        MeshError: they live on several.
+    """
+    mesh = metas[0].mesh
+    others = {str(meta.layout): meta.mesh for meta in metas if meta.mesh != mesh}
+    if others:
+        raise MeshError(
+            message(
+                call_name, f"operands live on {mesh!r} and on "
+                + ", ".join(repr(other) for other in dict.fromkeys(others.values())),
+                "all operands of one call live on one mesh", list(others),
+                "x.redistribute(mesh, placements) first",
+            )
+        )
+    return mesh

@@ -1,0 +1,102 @@
+"""What happens to an op that nothing covers: all operands to Replicate, the op, Replicate.
+
+It serves functional and in-place deterministic ops, and those whose result depends on the data:
+every rank computes the same thing on the same full tensors. One warning per op says what it cost.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from weft.comm import BoundMesh
+from weft.core import Layout
+from weft.errors import StrictError, WeftWarning, message
+from weft.tensor import modes
+from weft.tensor.capture import map_tensors
+from weft.tensor.meta import intern, replicated_meta
+from weft.tensor.recipe import enter, flatten, transition_between
+from weft.tensor.shard_tensor import ShardTensor, wrap
+
+__all__ = ["replicate", "runner"]
+
+_WARNED: set[str] = set()
+
+
+def replicate(tensor: torch.Tensor, mesh: BoundMesh, name: str) -> torch.Tensor:
+    """The full tensor, plain, on every rank; differentiable (the gradient is replicated)."""
+    if type(tensor) is not ShardTensor:
+        return tensor
+    full = Layout.replicated(mesh.abstract, tensor.shape)
+    transition = transition_between(mesh, tensor._meta.layout, full)
+    return tensor._local if transition is None else enter(tensor, transition, name)
+
+
+def runner(mesh: BoundMesh, reason: str) -> Callable[[Any, Any, Any], Any]:
+    """A function that carries out calls by fallback."""
+
+    def run(func: Any, args: Any, kwargs: Any) -> Any:
+        name = getattr(func, "__name__", None) or str(func)
+        tensors = flatten((args, kwargs))
+        _tell(name, reason, tensors)
+        full: dict[int, torch.Tensor] = {}
+
+        def open_(tensor: torch.Tensor) -> torch.Tensor:
+            return full.setdefault(id(tensor), replicate(tensor, mesh, name))
+
+        before = {id(tensor): tensor._version for tensor in map(open_, tensors)}
+        out = func(*map_tensors(open_, args), **map_tensors(open_, kwargs))
+        written = {}
+        for tensor in tensors:
+            local = full[id(tensor)]
+            if local._version != before[id(local)]:
+                _write_back(tensor, local, mesh)
+            written[id(local)] = tensor
+        return map_tensors(lambda local: _wrapped(local, written, mesh), out)
+
+    return run
+
+
+def _wrapped(local: torch.Tensor, known: dict[int, torch.Tensor], mesh: BoundMesh) -> Any:
+    if id(local) in known:
+        return known[id(local)]
+    meta = replicated_meta(mesh, local)
+    return wrap(local, meta)
+
+
+def _write_back(tensor: torch.Tensor, full: torch.Tensor, mesh: BoundMesh) -> None:
+    if type(tensor) is not ShardTensor or tensor._local is full:
+        return
+    back = transition_between(
+        mesh, Layout.replicated(mesh.abstract, tensor.shape), tensor._meta.layout
+    )
+    tensor._local.copy_(full if back is None else back(full))
+    tensor._memo = None
+    tensor._meta = tensor._meta.replace(requires_grad=tensor._local.requires_grad)
+
+
+def _tell(name: str, reason: str, tensors: list[torch.Tensor]) -> None:
+    sharded = [t for t in tensors if type(t) is ShardTensor and not t._meta.layout.is_replicated]
+    if not sharded:
+        return
+    nbytes = sum(math.prod(t.shape) * t.dtype.itemsize for t in sharded)
+    layouts = [str(t._meta.layout) for t in sharded]
+    if modes.is_strict():
+        raise StrictError(
+            message(name, f"{reason}, so it would gather {nbytes} bytes on every rank",
+                    "under weft.strict() no op communicates implicitly", layouts,
+                    "x.redistribute(placements=[Replicate(), ...]) before the call")
+        )
+    if name not in _WARNED:
+        _WARNED.add(name)
+        warnings.warn(
+            message(name, f"{reason}, so its operands were gathered, {nbytes} bytes on every rank",
+                    "an op without a rule runs on full tensors", layouts,
+                    "weft.register_rule(op, ...), or redistribute to Replicate yourself"),
+            WeftWarning,
+            stacklevel=5,
+        )

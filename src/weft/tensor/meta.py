@@ -1,0 +1,112 @@
+"""What a ShardTensor is, without its data: interned, so that a cache key is a tuple of pointers.
+
+A `Meta` belongs to one bound mesh, hence to one rank. Two tensors of one rank that agree in
+layout, dtype, strides, device and requires_grad share one `Meta`, and the recipes of calls whose
+first sharded operand has it hang on it: a look-up hashes identities, never layouts.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from weft.comm import BoundMesh
+from weft.core import Layout
+
+__all__ = ["Meta", "bounded_put", "contiguous_strides", "intern", "replicated_meta"]
+
+MAX_METAS = 8192
+MAX_RECIPES = 1024
+
+
+class Meta:
+    """Layout, dtype, strides (None = contiguous), device and requires_grad of a ShardTensor.
+
+    `alias` is None, or says why the tensor shares no memory with the one that it is a view of
+    (an in-place write then raises). `recipes` caches the calls that start with such a tensor.
+    """
+
+    __slots__ = (
+        "mesh", "layout", "shape", "dtype", "strides", "device", "requires_grad", "alias",
+        "local_shape", "recipes", "plain",
+    )
+
+    def __init__(
+        self,
+        mesh: BoundMesh,
+        layout: Layout,
+        dtype: torch.dtype,
+        device: torch.device,
+        requires_grad: bool,
+        strides: tuple[int, ...] | None,
+        alias: str | None,
+    ) -> None:
+        layout.check_dtype(str(dtype).removeprefix("torch."))
+        self.mesh, self.layout, self.dtype, self.device = mesh, layout, dtype, device
+        self.shape = torch.Size(layout.shape)
+        self.strides, self.requires_grad, self.alias = strides, requires_grad, alias
+        here = mesh.here
+        self.local_shape = (0,) if here is None else layout.local_shape_at(here)
+        self.recipes: dict[Any, Any] = {}
+        self.plain = strides is None and device.type == "cpu"
+
+    def replace(self, **parts: Any) -> Meta:
+        """The interned meta with some parts exchanged."""
+        return intern(
+            self.mesh,
+            parts.get("layout", self.layout),
+            parts.get("dtype", self.dtype),
+            parts.get("device", self.device),
+            parts.get("requires_grad", self.requires_grad),
+            parts.get("strides", self.strides),
+            parts.get("alias", self.alias),
+        )
+
+    def stride(self) -> tuple[int, ...]:
+        """Global strides, in elements."""
+        return contiguous_strides(self.shape) if self.strides is None else self.strides
+
+
+def intern(
+    mesh: BoundMesh,
+    layout: Layout,
+    dtype: torch.dtype,
+    device: torch.device,
+    requires_grad: bool = False,
+    strides: tuple[int, ...] | None = None,
+    alias: str | None = None,
+) -> Meta:
+    """The one Meta of these parts on this rank."""
+    table: dict[Any, Meta] = mesh.cache.setdefault("metas", {})
+    key = (layout, dtype, device, requires_grad, strides, alias)
+    meta = table.get(key)
+    if meta is None:
+        meta = Meta(mesh, layout, dtype, device, requires_grad, strides, alias)
+        bounded_put(table, key, meta, MAX_METAS)
+    return meta
+
+
+def replicated_meta(mesh: BoundMesh, tensor: torch.Tensor) -> Meta:
+    """The Meta of a plain tensor that is the same on every rank."""
+    layout = Layout.replicated(mesh.abstract, tensor.shape)
+    strides = None if tensor.is_contiguous() else tensor.stride()
+    return intern(mesh, layout, tensor.dtype, tensor.device, tensor.requires_grad, strides)
+
+
+def bounded_put(table: dict[Any, Any], key: Any, value: Any, limit: int) -> None:
+    """Put into a dict that forgets its older half when it is full (same program, same choice)."""
+    if len(table) >= limit:
+        for old in list(table)[: limit // 2]:
+            del table[old]
+    table[key] = value
+
+
+def contiguous_strides(shape: torch.Size | tuple[int, ...]) -> tuple[int, ...]:
+    """Row-major strides as torch gives them (a dim of size 0 counts as 1)."""
+    strides: list[int] = []
+    step = 1
+    for length in reversed(shape):
+        strides.append(step)
+        step *= max(length, 1)
+    return tuple(reversed(strides))

@@ -1,0 +1,82 @@
+"""`weft.strict()` and `weft.explain()`: what is checked and recorded where a recipe communicates.
+
+Both are per thread. A recipe that communicates nothing never looks here.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+from weft.errors import StrictError, message
+from weft.transport import traffic
+from weft.transport.transition import Transition
+
+__all__ = ["check_strict", "explain", "is_strict", "observed", "source_line", "strict"]
+
+_STATE = threading.local()
+_PARTS_OF_WEFT_AND_TORCH = (f"{__name__.split('.')[0]}.", "torch.")
+
+
+@contextmanager
+def strict(enabled: bool = True) -> Iterator[None]:
+    """Inside, an op that would communicate implicitly raises StrictError instead.
+
+    What is written as communication (`redistribute`, `full_tensor`, `item`) is still allowed.
+    """
+    before = is_strict()
+    _STATE.strict = enabled
+    try:
+        yield
+    finally:
+        _STATE.strict = before
+
+
+def is_strict() -> bool:
+    return getattr(_STATE, "strict", False)
+
+
+def explain() -> AbstractContextManager[traffic.Log]:
+    """Record every transition: op, source line, layouts, bytes and reason, backward included."""
+    return traffic.record()
+
+
+def observed() -> bool:
+    """Whether a mode of this thread wants to see transitions."""
+    return traffic.is_on() or is_strict()
+
+
+def check_strict(op: str, transition: Transition, is_sharded: bool) -> None:
+    """Raise when strict mode forbids this operand's transition.
+
+    Raises:
+        StrictError: it communicates, or the operand is a plain tensor.
+    """
+    if not is_strict():
+        return
+    if not is_sharded:
+        raise StrictError(
+            message(op, f"a plain tensor of shape {transition.src.shape} was taken as replicated "
+                    f"on {transition.src.mesh}",
+                    "under weft.strict() every operand is a ShardTensor", [source_line()],
+                    "weft.distribute_tensor(t, mesh, placements)")
+        )
+    if transition.communicates:
+        raise StrictError(
+            message(op, f"an operand is {transition.src} and has to be {transition.dst}",
+                    "under weft.strict() no op communicates implicitly", [source_line()],
+                    f"x.redistribute(placements={list(transition.dst.placements)!r})")
+        )
+
+
+def source_line() -> str:
+    """file:line of the innermost frame that is neither weft's nor torch's."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if not f"{module}.".startswith(_PARTS_OF_WEFT_AND_TORCH):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "unknown"

@@ -1,0 +1,307 @@
+"""How one call is carried out, decided once and kept: transitions, the local op, wrapping.
+
+A recipe is built for one function and the metas of its operands on one rank. The gradient rule
+is applied here and nowhere else: where an op varies over an axis, replicated operands enter
+through I -> R (their gradient is reduced) and replicated results leave through R -> I.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from weft.comm import BoundMesh
+from weft.core import Layout
+from weft.tensor import modes
+from weft.tensor.capture import Slot
+from weft.tensor.meta import Meta, bounded_put
+from weft.tensor.shard_tensor import ShardTensor, wrap
+from weft.transport import traffic
+from weft.transport.transition import Transition
+
+__all__ = [
+    "Alias", "Direct", "Function", "Recipe", "Result", "Views", "enter", "fill", "flatten", "local_of",
+    "transition_between", "varying_axes",
+]
+
+MAX_VIEWS = 4096
+
+
+class Recipe:
+    """Base: `fast` is the meta of the only result when nothing but the function itself is run."""
+
+    __slots__ = ()
+    fast: Meta | None = None
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Carry the call out."""
+        raise NotImplementedError
+
+
+class Function(Recipe):
+    """A Python function that is given the call's own arguments."""
+
+    __slots__ = ("function",)
+
+    def __init__(self, function: Callable[[Any, Any, Any], Any]) -> None:
+        self.function = function
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        return self.function(func, args, kwargs)
+
+
+class Alias(Recipe):
+    """The result consists of the arguments themselves and of constants."""
+
+    __slots__ = ("result",)
+
+    def __init__(self, result: Any) -> None:
+        self.result = result
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        return fill(self.result, flatten((args, kwargs)))
+
+
+@dataclass(slots=True)
+class Result:
+    """One result of the local op: what it becomes, and the R -> I on its way out."""
+
+    slot: int
+    meta: Meta
+    leave: Transition | None
+
+
+class Direct(Recipe):
+    """One local op between transitions.
+
+    Args:
+        name: the op, for messages.
+        operands: per tensor argument, its transition or None.
+        local: what runs on the local tensors; None = the very function that the user called.
+        args, kwargs: the local op's arguments with Slots; None = the user's own.
+        results: per tensor the local op returns.
+        result: the structure that the call returns, with Slots.
+        target: the tensor argument that an in-place op writes, or None.
+        write: how an indirect in-place result comes to the target's layout.
+    """
+
+    __slots__ = (
+        "args", "fast", "kwargs", "local", "name", "operands", "passes", "result", "results",
+        "single", "target", "write", "write_back",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        operands: Sequence[Transition | None],
+        local: Callable[..., Any] | None,
+        args: Any,
+        kwargs: Any,
+        results: Sequence[Result],
+        result: Any,
+        target: int | None = None,
+        write_back: bool = False,
+        write: Transition | None = None,
+    ) -> None:
+        self.name, self.operands, self.local = name, tuple(operands), local
+        self.args, self.kwargs = args, kwargs
+        self.results, self.result = tuple(results), result
+        self.target, self.write_back, self.write = target, write_back, write
+        self.passes = not any(operands)
+        self.single = (
+            len(results) == 1 and isinstance(result, Slot) and result.index == results[0].slot
+        )
+        runs_as_called = self.passes and local is None and target is None
+        self.fast = (
+            self.results[0].meta
+            if runs_as_called and self.single and self.results[0].leave is None
+            else None
+        )
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        tensors = flatten((args, kwargs) if kwargs else args)
+        if self.passes:
+            locals_ = [local_of(tensor) for tensor in tensors]
+        else:
+            locals_ = [
+                local_of(tensor) if transition is None else enter(tensor, transition, self.name)
+                for tensor, transition in zip(tensors, self.operands)
+            ]
+        if self.local is None:
+            feed = iter(locals_)
+            out = func(*_substitute(args, feed), **_substitute(kwargs, feed))
+        else:
+            out = self.local(*fill(self.args, locals_), **fill(self.kwargs, locals_))
+        if self.target is not None:
+            return self._finish_in_place(tensors, out)
+        return self._wrap(tensors, out)
+
+    def _wrap(self, tensors: Sequence[torch.Tensor], out: Any) -> Any:
+        if self.single:
+            result = self.results[0]
+            local = out if result.leave is None else result.leave(out)
+            return wrap(local, result.meta)
+        values: dict[int, Any] = dict(enumerate(tensors))
+        for result, local in zip(self.results, flatten(out)):
+            if result.leave is not None:
+                local = result.leave(local)
+            values[result.slot] = wrap(local, result.meta)
+        return fill(self.result, values)
+
+    def _finish_in_place(self, tensors: Sequence[torch.Tensor], out: Any) -> Any:
+        assert self.target is not None
+        target = tensors[self.target]
+        local = local_of(target)
+        if self.write_back:
+            if self.write is not None:
+                out = self.write(out)
+            local.copy_(out)
+        if type(target) is ShardTensor:
+            target._memo = None
+            if target._meta.requires_grad != local.requires_grad:
+                target._meta = target._meta.replace(requires_grad=local.requires_grad)
+        return fill(self.result, tensors)
+
+
+def enter(tensor: torch.Tensor, transition: Transition, name: str) -> torch.Tensor:
+    """The local tensor of an operand in the layout that the op needs.
+
+    What a tensor became for one use serves its later uses (one all-gather, and one reduction of
+    the gradient, for q, k and v). It is kept until the tensor changes or the gradient has passed:
+    all ranks run the same program, so they forget at the same call.
+    """
+    local = local_of(tensor)
+    if not (local.requires_grad and torch.is_grad_enabled()):
+        return _move(tensor, local, transition, name)
+    if type(tensor) is ShardTensor:
+        if tensor._memo is None:
+            tensor._memo = Views()
+        views, key = tensor._memo, transition
+    else:
+        views, key = transition.mesh.cache.setdefault("views", Views()), (id(tensor), transition)
+    kept = views.get(key)
+    state = (local._version, local.data_ptr() if key is not transition else 0)
+    if kept is not None and kept[0] is local and kept[1] == state:
+        return kept[2]
+    out = _move(tensor, local, transition, name)
+    if out is not local and out.requires_grad:
+        bounded_put(views, key, (local, state, out), MAX_VIEWS)
+        out.register_hook(_Forget(views, key))
+    return out
+
+
+class Views(dict[Any, Any]):
+    """What tensors became for their uses. Weakly referable: a graph must not keep it alive."""
+
+    __slots__ = ("__weakref__",)
+
+
+class _Forget:
+    """A tensor hook: the gradient has come, the next forward starts anew."""
+
+    __slots__ = ("key", "views")
+
+    def __init__(self, views: Views, key: Any) -> None:
+        self.views, self.key = weakref.ref(views), key
+
+    def __call__(self, grad: torch.Tensor) -> None:
+        views = self.views()
+        if views is not None:
+            views.pop(self.key, None)
+
+
+def _move(
+    tensor: torch.Tensor, local: torch.Tensor, transition: Transition, name: str
+) -> torch.Tensor:
+    if modes.observed():
+        modes.check_strict(name, transition, type(tensor) is ShardTensor)
+        with traffic.label(name, modes.source_line()):
+            return transition(local)
+    return transition(local)
+
+
+def transition_between(
+    mesh: BoundMesh,
+    src: Layout,
+    dst: Layout,
+    src_varying: frozenset[int] = frozenset(),
+    dst_varying: frozenset[int] = frozenset(),
+) -> Transition | None:
+    """The one Transition of these layouts on this rank; None when it does nothing at all."""
+    if src == dst and src_varying == dst_varying:
+        return None
+    table = mesh.cache.setdefault("transitions", {})
+    key = (src, dst, src_varying, dst_varying)
+    if key not in table:
+        made = Transition(mesh, src, dst, src_varying=src_varying, dst_varying=dst_varying)
+        bounded_put(table, key, None if made.is_identity else made, 4 * MAX_VIEWS)
+    return table[key]
+
+
+def varying_axes(layouts: Sequence[Layout]) -> frozenset[int]:
+    """The axes over which a call with these operands and results computes different things."""
+    return frozenset(
+        axis
+        for layout in layouts
+        for axis in range(layout.mesh.ndim)
+        if layout.on(axis) is not None
+    )
+
+
+def local_of(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor._local if type(tensor) is ShardTensor else tensor
+
+
+def flatten(tree: Any) -> list[torch.Tensor]:
+    """The tensors of nested arguments, in order."""
+    found: list[torch.Tensor] = []
+    _collect(tree, found)
+    return found
+
+
+def _collect(tree: Any, found: list[torch.Tensor]) -> None:
+    if isinstance(tree, torch.Tensor):
+        found.append(tree)
+    elif isinstance(tree, (list, tuple)):
+        for item in tree:
+            _collect(item, found)
+    elif isinstance(tree, dict):
+        for item in tree.values():
+            _collect(item, found)
+    elif isinstance(tree, slice):
+        _collect((tree.start, tree.stop, tree.step), found)
+
+
+def _substitute(tree: Any, feed: Iterator[torch.Tensor]) -> Any:
+    """`tree` with its tensors replaced in order by those of `feed`."""
+    if isinstance(tree, torch.Tensor):
+        return next(feed)
+    kind = type(tree)
+    if kind is list or kind is tuple:
+        return kind([_substitute(item, feed) for item in tree])
+    if kind is dict:
+        return {name: _substitute(item, feed) for name, item in tree.items()}
+    if isinstance(tree, (list, tuple)) and kind is not torch.Size:
+        return [_substitute(item, feed) for item in tree]
+    if kind is slice:
+        return slice(*(_substitute(part, feed) for part in (tree.start, tree.stop, tree.step)))
+    return tree
+
+
+def fill(tree: Any, values: Any) -> Any:
+    """`tree` with each Slot replaced by `values[slot.index]`."""
+    kind = type(tree)
+    if kind is Slot:
+        return values[tree.index]
+    if kind is list or kind is tuple:
+        return kind([fill(item, values) for item in tree])
+    if kind is dict:
+        return {name: fill(item, values) for name, item in tree.items()}
+    if isinstance(tree, tuple) and kind is not torch.Size:
+        items = [fill(item, values) for item in tree]
+        return kind(*items) if hasattr(kind, "_fields") else kind(items)
+    return tree

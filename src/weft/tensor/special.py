@@ -1,0 +1,173 @@
+"""Functions that need no recipe: metadata, autograd's borders, conversions, refusals.
+
+One table, function -> what answers it. Metadata is read from the wrapper itself, whose shape,
+dtype and strides are the global ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+
+from weft.errors import UnsupportedOpError, message
+from weft.tensor import autograd
+from weft.tensor.dispatch import call
+from weft.tensor.fallback import replicate
+from weft.tensor.recipe import local_of
+from weft.tensor.shard_tensor import ShardTensor, wrap
+
+__all__ = ["TABLE"]
+
+_Tensor: Any = torch.Tensor
+
+_METADATA = (
+    "dim", "ndimension", "numel", "nelement", "size", "stride", "is_contiguous",
+    "is_floating_point", "is_complex", "is_signed", "is_conj", "is_neg", "is_inference",
+    "is_same_size", "element_size", "get_device", "storage_offset", "dim_order",
+)
+_FLAGS = (
+    "is_cuda", "is_cpu", "is_sparse", "is_sparse_csr", "is_mkldnn", "is_quantized", "is_meta",
+    "is_nested", "is_xpu", "is_mps", "is_ipu", "is_maia", "is_mtia", "is_vulkan", "is_xla",
+    "itemsize", "nbytes", "names", "name", "_backward_hooks", "_base", "_cdata",
+    "_post_accumulate_grad_hooks", "is_xla", "grad_dtype",
+)
+_LOCAL_ATTRIBUTES = ("retains_grad", "output_nr")
+
+_REFUSED = {
+    "data_ptr": "no single address holds a global tensor",
+    "untyped_storage": "no single storage holds a global tensor",
+    "storage": "no single storage holds a global tensor",
+    "as_strided": "strides of the global tensor do not describe local memory",
+    "as_strided_": "strides of the global tensor do not describe local memory",
+    "set_": "the op would change the shape in place",
+    "resize_": "the op would change the shape in place",
+    "resize_as_": "the op would change the shape in place",
+    "share_memory_": "a rank's block cannot be shared with processes of another mesh position",
+}
+
+
+def _metadata(func: Any) -> Callable[..., Any]:
+    def read(*args: Any, **kwargs: Any) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs)
+
+    return read
+
+
+def _refusal(name: str, reason: str) -> Callable[..., Any]:
+    def refuse(tensor: Any, *args: Any, **kwargs: Any) -> NoReturn:
+        raise UnsupportedOpError(
+            message(f"{name}()", f"{reason}; the tensor is {getattr(tensor, 'layout', tensor)}",
+                    "what reads or changes memory layout works on local tensors", [name],
+                    f"x.to_local().{name}(...)")
+        )
+
+    return refuse
+
+
+def _local_attribute(name: str) -> Callable[..., Any]:
+    return lambda tensor: getattr(tensor._local, name)
+
+
+def _retain_grad(tensor: ShardTensor) -> None:
+    tensor._local.retain_grad()
+
+
+def _detach_(tensor: ShardTensor) -> ShardTensor:
+    tensor._local.detach_()
+    tensor._meta = tensor._meta.replace(requires_grad=False)
+    tensor._memo = None
+    return tensor
+
+
+def _to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """`to` in all its forms; the device can only be the mesh's own."""
+    if type(tensor) is not ShardTensor:  # plain.to(sharded): the other's dtype and device
+        return tensor.to(*map(_dtype_of, args), **kwargs)
+    if args and isinstance(args[0], torch.Tensor):
+        kwargs = {"dtype": args[0].dtype, **kwargs}
+        args = args[1:]
+    copy = kwargs.pop("copy", False) or (len(args) > 2 and bool(args[2]))
+    device, dtype, _, memory_format = torch._C._nn._parse_to(*args[:2], **kwargs)
+    if device is not None and device.type != tensor.device.type:
+        raise UnsupportedOpError(
+            message("to(device)", f"the tensor is on {tensor.device.type}, asked for is {device}",
+                    "a ShardTensor lives on its mesh's device type", [str(device)],
+                    f'weft.init_mesh(..., device_type="{device.type}") and distribute onto it')
+        )
+    more = {} if memory_format is None else {"memory_format": memory_format}
+    if dtype is None and not copy and not more:
+        return tensor
+    return call(torch.ops.aten.to.dtype, (tensor, dtype or tensor.dtype, False, copy), more)
+
+
+def _dtype_of(value: Any) -> Any:
+    return value.dtype if type(value) is ShardTensor else value
+
+
+def _cpu(tensor: ShardTensor, memory_format: Any = None) -> Any:
+    return _to(tensor, "cpu")
+
+
+def _cuda(tensor: ShardTensor, *args: Any, **kwargs: Any) -> Any:
+    return _to(tensor, "cuda")
+
+
+def _type(tensor: ShardTensor, dtype: Any = None, **kwargs: Any) -> Any:
+    if dtype is None:
+        return tensor._local.type()
+    return _to(tensor, dtype) if isinstance(dtype, torch.dtype) else replicate(
+        tensor, tensor._meta.mesh, "type"
+    ).type(dtype)
+
+
+def _pin_memory(tensor: ShardTensor, *args: Any) -> Any:
+    return wrap(tensor._local.pin_memory(), tensor._meta)
+
+
+def _is_set_to(tensor: Any, other: Any) -> bool:
+    return local_of(tensor).is_set_to(local_of(other))
+
+
+def _table() -> dict[Any, Callable[..., Any]]:
+    table: dict[Any, Callable[..., Any]] = {}
+    for name in _METADATA:
+        table[getattr(_Tensor, name)] = _metadata(getattr(_Tensor, name))
+    for name in _FLAGS:
+        if hasattr(_Tensor, name):
+            getter = getattr(_Tensor, name).__get__
+            table[getter] = _metadata(getter)
+    for name in _LOCAL_ATTRIBUTES:
+        table[getattr(_Tensor, name).__get__] = _local_attribute(name)
+    for function in (torch.is_floating_point, torch.is_complex, torch.numel, torch.is_signed,
+                     torch.is_same_size, torch.is_conj, torch.is_neg, torch.result_type,
+                     torch.is_inference):
+        table[function] = _metadata(function)
+    for name, reason in _REFUSED.items():
+        table[getattr(_Tensor, name)] = _refusal(name, reason)
+    table |= {
+        _Tensor.retain_grad: _retain_grad,
+        _Tensor.register_hook: autograd.register_hook,
+        _Tensor.register_post_accumulate_grad_hook: autograd.register_post_accumulate_grad_hook,
+        torch.autograd.grad: autograd.grad,
+        _Tensor.backward: lambda tensor, *a, **k: ShardTensor.backward(tensor, *a, **k),
+        _Tensor.detach_: _detach_,
+        _Tensor.detach: ShardTensor.detach,
+        torch.detach: ShardTensor.detach,
+        torch.ops.aten.detach.default: ShardTensor.detach,
+        _Tensor.requires_grad_: ShardTensor.requires_grad_,
+        _Tensor.to: _to,
+        _Tensor.cpu: _cpu,
+        _Tensor.cuda: _cuda,
+        _Tensor.type: _type,
+        _Tensor.pin_memory: _pin_memory,
+        _Tensor.is_set_to: _is_set_to,
+        _Tensor.item: ShardTensor.item,
+        _Tensor.tolist: ShardTensor.tolist,
+    }
+    return table
+
+
+TABLE = _table()
