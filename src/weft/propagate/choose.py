@@ -1,0 +1,206 @@
+"""Which candidate a mesh axis takes: the cheapest way to bring the operands together.
+
+Theory of operation. Over one axis a rule allows: cut a factor; let terms of a sum pass through a
+linear set of operands; or replicate. Each candidate asks something of every operand, and the
+table of transitions says what that costs in bytes received per rank:
+
+    from      to S(same)  to S(other)    to replicated       to P
+    S         0           n/g + back     n + back if varying  2n
+    P         n + back    n + back       2n + back if varying 0, or 4n for another kind
+    replic.   back        back           0                    2n
+
+each times (1 - 1/g), "back" being the same again when the operand needs a gradient. The gradient
+of an operand that enters replicated is reduced for free: that is due to the user's choice of
+layout, and counting it would undo data parallelism for small batches. A value that enters as one
+term (to P) is charged the reduction that it makes necessary, so that a finished value meets a
+partial one by finishing the partial one.
+
+An axis of size 1 is judged as one of size 2: a program reads the same layouts on any number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from weft.rules import Rule
+
+__all__ = ["OTHER", "Choice", "Frame", "Passed", "cheapest", "terms"]
+
+OTHER = ""
+"""Stands for the factor of a dim that is cut where the rule knows no factor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """Terms of `kind` pass through: the members are partial, the other operands replicated."""
+
+    members: tuple[int, ...]
+    kind: str
+
+
+Choice = str | Passed | None
+"""What an axis does: cut a factor, pass terms, or nothing."""
+
+
+@dataclass(slots=True)
+class Frame:
+    """One call as propagation sees it.
+
+    Args:
+        rule: its rule.
+        leads: per factor, where it leads a dim: (operand, dim, product of the dim's other factors).
+        barred: factors that cannot be cut.
+        held: per axis, per operand: the factor that the axis cuts, OTHER, or None.
+        kinds: per axis, per operand: the kind of its terms; None for an axis without any.
+        nbytes: per operand, bytes of what one rank holds of it.
+        grads: per operand, whether its gradient is wanted.
+        sizes: of the mesh axes.
+    """
+
+    rule: Rule
+    leads: dict[str, list[tuple[int, int, int]]]
+    barred: set[str]
+    held: list[list[str | None]]
+    kinds: list[list[str | None] | None]
+    nbytes: list[float]
+    grads: Sequence[bool]
+    sizes: tuple[int, ...]
+
+
+def terms(frame: Frame, factor: str) -> tuple[int, ...]:
+    """The operands that are added to what a contraction of `factor` gives.
+
+    They lack the factor and stand in one linear set with an operand that has it; cut, the result
+    is a sum of terms and they enter it as one.
+    """
+    rule = frame.rule
+    if rule.reduce.get(factor) != "sum" or len(rule.operands) == 1:
+        return ()
+    owners = {operand for operand, _, _ in frame.leads[factor]}
+    return tuple({
+        member for members in rule.linear if not owners.isdisjoint(members)
+        for member in members if member not in owners
+    })
+
+
+def cheapest(frame: Frame, axis: int) -> Choice:
+    """The candidate that moves the fewest bytes over one axis; ties as in `_better`."""
+    held, kinds = frame.held[axis], frame.kinds[axis]
+    if kinds is None:
+        free = _agreed(frame, held)
+    else:
+        free = _passing(frame, held, kinds)
+    return _search(frame, axis) if free is OTHER else free
+
+
+def _agreed(frame: Frame, held: Sequence[str | None]) -> Choice:
+    """The factor that every operand which has it is cut on, others being replicated: no cost."""
+    found: str | None = None
+    for name in held:
+        if name is not None:
+            if found is None:
+                found = name
+            elif name != found:
+                return OTHER
+    if found is None:
+        return None
+    if found in frame.barred or found == OTHER:
+        return OTHER
+    for operand, _, _ in frame.leads[found]:
+        if held[operand] != found:
+            return OTHER
+    return OTHER if found in frame.rule.reduce and terms(frame, found) else found
+
+
+def _passing(
+    frame: Frame, held: Sequence[str | None], kinds: Sequence[str | None]
+) -> Choice:
+    """The linear set whose members are all partial and the others replicated: no cost."""
+    if any(name is not None for name in held):
+        return OTHER
+    partial = tuple([index for index, kind in enumerate(kinds) if kind is not None])
+    kind = kinds[partial[0]]
+    assert kind is not None
+    if partial in frame.rule.linear and _may_pass(frame.rule, kind) and all(
+        kinds[index] == kind for index in partial
+    ):
+        return Passed(partial, kind)
+    return OTHER
+
+
+def _may_pass(rule: Rule, kind: str) -> bool:
+    return rule.moves or kind == "sum" or kind == "avg"
+
+
+def _search(frame: Frame, axis: int) -> Choice:
+    rule, held, size = frame.rule, frame.held[axis], max(frame.sizes[axis], 2)
+    kinds = frame.kinds[axis] or (None,) * len(held)
+    # What one rank would hold of each operand if this axis cut nothing.
+    nbytes = [
+        held_nbytes * frame.sizes[axis] if name is not None else held_nbytes
+        for held_nbytes, name in zip(frame.nbytes, held)
+    ]
+    best: Choice = None
+    wanted: list[Choice] = [None] * len(held)
+    best_key = _key(frame, nbytes, held, kinds, wanted, size, None)
+    for factor, places in frame.leads.items():
+        if factor in frame.barred or (rule.sizes[factor] <= 1 and factor not in held):
+            continue
+        wanted = [None] * len(held)
+        for operand, _, _ in places:
+            wanted[operand] = factor
+        added = terms(frame, factor) if factor in rule.reduce else ()
+        for operand in added:
+            wanted[operand] = Passed(added, "sum")
+        key = _key(frame, nbytes, held, kinds, wanted, size, factor)
+        if key < best_key:
+            best, best_key = factor, key
+    for kind in {kind for kind in kinds if kind is not None and _may_pass(rule, kind)}:
+        for members in rule.linear:
+            if any(kinds[member] == kind for member in members):
+                passed = Passed(members, kind)
+                wanted = [None] * len(held)
+                for member in members:
+                    wanted[member] = passed
+                key = _key(frame, nbytes, held, kinds, wanted, size, passed)
+                if key < best_key:
+                    best, best_key = passed, key
+    return best
+
+
+def _key(
+    frame: Frame, nbytes: Sequence[float], held: Sequence[str | None],
+    kinds: Sequence[str | None], wanted: Sequence[Choice], size: int, candidate: Choice,
+) -> tuple[float, int, int]:
+    """Bytes; then fewer operands that stop being sharded; then fewer partial results."""
+    cost, lost = 0.0, 0
+    for index, target in enumerate(wanted):
+        name, kind = held[index], kinds[index]
+        back = 2 if frame.grads[index] else 1
+        if isinstance(target, str):
+            if name == target:
+                continue
+            if name is not None:
+                length = frame.rule.sizes[target]
+                cost += nbytes[index] * -(-length // size) / length * back
+            elif kind is not None:
+                cost += nbytes[index] * back
+            else:
+                cost += nbytes[index] * (back - 1)
+        elif target is None:
+            if name is not None:
+                lost += 1
+                cost += nbytes[index] * (back if candidate is not None else 1)
+            elif kind is not None:
+                cost += 2 * nbytes[index] * (back if candidate is not None else 1)
+        else:
+            lost += name is not None
+            if kind is None:
+                cost += 2 * nbytes[index]
+            elif kind != target.kind:
+                cost += 4 * nbytes[index]
+    partial = not (candidate is None or isinstance(candidate, str)) or (
+        candidate in frame.rule.reduce
+    )
+    return cost, lost, partial

@@ -1,0 +1,361 @@
+"""From one axis to many: every mesh axis takes its candidate, then they join into layouts.
+
+Axes that cut one factor agree on one order and one vector of cuts, taken from the operand with
+most bytes that already has them. Where a factor leads a compound dim its cuts are multiples of
+the product of the dim's other factors; cuts that are not move to the nearest multiples, which is
+one exchange of a few rows and no gather.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from weft.core import Layout, balanced_cuts, default_cuts
+from weft.propagate.choose import OTHER, Choice, Frame, Passed, cheapest, terms
+from weft.rules import Call, Decision, LocalArgs, Rule, TensorArg
+
+__all__ = ["decide"]
+
+Cuts = tuple[int, ...] | None
+"""Cuts in units of a factor; None = the default ones."""
+
+_GRADIENT_KINDS = ("sum", "avg")
+
+_ITEMSIZE = {
+    "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "uint16": 2, "float16": 2, "bfloat16": 2,
+    "int64": 8, "uint64": 8, "float64": 8, "complex64": 8, "complex128": 16,
+}
+
+
+def decide(
+    rule: Rule, call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
+) -> Decision:
+    """The layouts that the operands of a call come to, and those of its results.
+
+    Args:
+        rule: what the op means, as `rules.lookup` gives it.
+        call: the op with its arguments and results.
+        layouts: of the tensor operands, in the order of `call.tensors`, all on one mesh.
+        wants_grad: per operand, whether its gradient will be asked for.
+    """
+    frame = _frame(rule, call.tensors, layouts, wants_grad)
+    num_axes = len(frame.sizes)
+    choices: list[Choice] = [cheapest(frame, axis) for axis in range(num_axes)]
+    _drop_mixed_kinds(frame, choices)
+    cut: dict[str, tuple[tuple[int, ...], Cuts]] = {}
+    for axis, choice in enumerate(choices):
+        if isinstance(choice, str) and choice not in cut:
+            axes = [other for other in range(axis, num_axes) if choices[other] == choice]
+            found = _cuts(frame, layouts, choice, axes)
+            if found is None:
+                for other in axes:
+                    choices[other] = None
+            else:
+                cut[choice] = found
+    operands = _operands(frame, layouts, choices, cut)
+    results = _results(frame, call, layouts[0], choices, cut)
+    return Decision(
+        operands, results, _local_args(rule, call, results), rule.op,
+        tuple([
+            "" if choice is None else choice if isinstance(choice, str)
+            else f"partial({choice.kind})" for choice in choices
+        ]),
+    )
+
+
+def _frame(
+    rule: Rule, tensors: Sequence[TensorArg], layouts: Sequence[Layout],
+    wants_grad: Sequence[bool],
+) -> Frame:
+    sizes = layouts[0].mesh.axis_sizes
+    num = len(layouts)
+    held: list[list[str | None]] = [[None] * num for _ in sizes]
+    kinds: list[list[str | None] | None] = [None] * len(sizes)
+    leads: dict[str, list[tuple[int, int, int]]] = {}
+    barred = set(rule.whole)
+    nbytes: list[float] = []
+    for index, (dims, layout) in enumerate(zip(rule.operands, layouts)):
+        tensor = tensors[index]
+        own = math.prod(tensor.shape) * _ITEMSIZE.get(tensor.dtype, 4)
+        if dims is not None:
+            for dim, (factors, axes) in enumerate(zip(dims, layout.dims)):
+                lead = OTHER
+                if factors:
+                    lead, inner = factors[0], 1
+                    if len(factors) > 1:
+                        barred.update(factors[1:])
+                        inner = math.prod([rule.sizes[name] for name in factors[1:]])
+                    if lead in leads:
+                        leads[lead].append((index, dim, inner))
+                    else:
+                        leads[lead] = [(index, dim, inner)]
+                for axis in axes:
+                    held[axis][index] = lead
+                    own /= sizes[axis]
+            for axis, kind in enumerate(layout.partial):
+                if kind is not None:
+                    row = kinds[axis]
+                    if row is None:
+                        row = kinds[axis] = [None] * num
+                    row[index] = kind
+        nbytes.append(own)
+    _bar(rule, leads, barred, wants_grad)
+    return Frame(rule, leads, barred, held, kinds, nbytes, wants_grad, sizes)
+
+
+def _bar(
+    rule: Rule, leads: dict[str, Any], barred: set[str], wants_grad: Sequence[bool]
+) -> None:
+    """Bar what no shard may cut: a factor must lead a dim of every result, or be reduced by a
+    kind that has a gradient where one is wanted."""
+    for dims in rule.results:
+        kept = {factors[0] for factors in dims if factors}
+        for factors in dims:
+            if len(factors) > 1:
+                barred.update(factors[1:])
+        for name in leads:
+            if name not in kept and name not in rule.reduce:
+                barred.add(name)
+    if rule.reduce and True in wants_grad:
+        barred.update(
+            name for name, kind in rule.reduce.items() if kind not in _GRADIENT_KINDS
+        )
+
+
+def _drop_mixed_kinds(frame: Frame, choices: list[Choice]) -> None:
+    """A layout waits for one kind of reduction (sum and avg may stand together); the axes that
+    would bring another one replicate."""
+    first: str | None = None
+    for axis, choice in enumerate(choices):
+        if choice is None:
+            continue
+        kind = frame.rule.reduce.get(choice) if isinstance(choice, str) else choice.kind
+        kind = "sum" if kind == "avg" else kind
+        if kind is not None:
+            first = first or kind
+            if kind != first:
+                choices[axis] = None
+
+
+# The cuts of one factor.
+
+
+def _cuts(
+    frame: Frame, layouts: Sequence[Layout], factor: str, axes: Sequence[int]
+) -> tuple[tuple[int, ...], Cuts] | None:
+    """(order of axes, cuts) for the axes that cut a factor; None when it cannot be cut."""
+    places = frame.leads[factor]
+    operand, dim, inner = places[0]
+    if len(places) > 1:
+        most = (-1, -1.0)
+        for place in places:
+            layout = layouts[place[0]]
+            have = layout.dims[place[1]]
+            score = (sum(axis in have for axis in axes), frame.nbytes[place[0]])
+            if score > most:
+                most, (operand, dim, inner) = score, place
+    layout = layouts[operand]
+    have = layout.dims[dim]
+    order = tuple([axis for axis in have if axis in axes])
+    if len(order) < len(axes):
+        order += tuple([axis for axis in axes if axis not in order])
+    offsets = frame.rule.offsets.get(factor)
+    length = frame.rule.sizes[factor]
+    sizes = [frame.sizes[axis] for axis in order]
+    if offsets is not None:
+        return order, _joined_cuts(frame, layouts, factor, offsets, order)
+    cuts = _units(layout, dim, inner, order, length, sizes)
+    if factor in frame.rule.nonempty:
+        full = cuts or default_cuts(length, sizes)
+        if any(start == stop for start, stop in zip(full, full[1:])):
+            if length < math.prod(sizes):
+                return None
+            cuts = balanced_cuts(length, sizes)
+    return order, cuts
+
+
+def _units(
+    layout: Layout, dim: int, inner: int, order: tuple[int, ...], length: int,
+    sizes: Sequence[int],
+) -> Cuts:
+    """The cuts of a dim in units of its leading factor, for axes that may differ from its own."""
+    have = layout.dims[dim]
+    if have == order:
+        if inner == 1:
+            return layout.cuts[dim]
+        full = layout.cuts_of(dim)
+    else:
+        # Axes that both begin with keep their cuts; those that follow chunk each piece.
+        same = 0
+        while same < min(len(have), len(order)) and have[same] == order[same]:
+            same += 1
+        if same == 0:
+            return None
+        step = math.prod(layout.mesh.axis_sizes[axis] for axis in have[same:])
+        full = layout.cuts_of(dim)[::step]
+        rest = sizes[same:]
+        fine = [0]
+        units = [_nearest(cut, inner) for cut in full]
+        for start, stop in zip(units, units[1:]):
+            fine += [start + cut for cut in default_cuts(stop - start, rest)[1:]]
+        return tuple(fine)
+    return tuple([_nearest(cut, inner) for cut in full])
+
+
+def _nearest(cut: int, inner: int) -> int:
+    """A cut in units of a factor, half up (as the default cuts, which give the first the more)."""
+    return cut if inner == 1 else (2 * cut + inner) // (2 * inner) if inner else 0
+
+
+def _joined_cuts(
+    frame: Frame, layouts: Sequence[Layout], factor: str, offsets: Sequence[int],
+    order: tuple[int, ...],
+) -> tuple[int, ...]:
+    """Cuts of a concatenation: the default, or those of one operand with the first and the last
+    shard taking what lies before and after it; whichever asks the busiest rank for the least."""
+    length = frame.rule.sizes[factor]
+    held = []
+    options = [default_cuts(length, [frame.sizes[axis] for axis in order])]
+    for operand, dim, _ in frame.leads[factor]:
+        layout, offset = layouts[operand], offsets[operand]
+        own = [offset + cut for cut in layout.cuts_of(dim)]
+        if layout.dims[dim] == order:
+            options.append((0, *own[1:-1], length))
+            row = frame.nbytes[operand] * (len(own) - 1) / max(layout.shape[dim], 1)
+            held.append((own, row))
+    def busiest(cuts: tuple[int, ...]) -> float:
+        loads = [0.0] * (len(cuts) - 1)
+        for own, row in held:
+            for shard, (start, stop) in enumerate(zip(cuts, cuts[1:])):
+                inside = max(0, min(stop, own[-1]) - max(start, own[0]))
+                kept = max(0, min(stop, own[shard + 1]) - max(start, own[shard]))
+                loads[shard] += (inside - kept) * row
+        return max(loads)
+
+    return min(options, key=busiest)
+
+
+# The layouts.
+
+
+def _operands(
+    frame: Frame, layouts: Sequence[Layout], choices: Sequence[Choice],
+    cut: dict[str, tuple[tuple[int, ...], Cuts]],
+) -> tuple[Layout, ...]:
+    rule = frame.rule
+    entering: dict[int, list[tuple[int, str]]] = {}
+    for axis, choice in enumerate(choices):
+        if choice is None:
+            continue
+        if isinstance(choice, Passed):
+            for member in choice.members:
+                entering.setdefault(member, []).append((axis, choice.kind))
+        elif choice in rule.reduce:
+            for member in terms(frame, choice):
+                entering.setdefault(member, []).append((axis, "sum"))
+    out = []
+    for index, (dims, layout) in enumerate(zip(rule.operands, layouts)):
+        if dims is None:
+            out.append(layout)
+            continue
+        partial = layout.partial
+        if index in entering or any(partial):
+            fresh: list[str | None] = [None] * len(partial)
+            for axis, kind in entering.get(index, ()):
+                fresh[axis] = kind
+            partial = tuple(fresh)
+        out.append(_come_to(rule, index, dims, layout, partial, cut))
+    return tuple(out)
+
+
+def _come_to(
+    rule: Rule, index: int, dims: Any, layout: Layout, partial: tuple[str | None, ...],
+    cut: dict[str, tuple[tuple[int, ...], Cuts]],
+) -> Layout:
+    """The operand's layout with these cuts; the very same object when it has them."""
+    same = partial == layout.partial
+    axes_of: list[tuple[int, ...]] = []
+    cuts_of: list[Cuts] = []
+    for dim, factors in enumerate(dims):
+        axes: tuple[int, ...] = ()
+        cuts: Cuts = None
+        if factors and factors[0] in cut:
+            axes, units = cut[factors[0]]
+            offsets = rule.offsets.get(factors[0])
+            if offsets is not None:
+                start, size = offsets[index], layout.shape[dim]
+                assert units is not None
+                cuts = tuple([min(max(unit - start, 0), size) for unit in units])
+            else:
+                cuts = _scaled(rule, layout, factors, axes, units)
+        if same and (axes != layout.dims[dim] or (
+            axes and cuts != layout.cuts[dim] and (cuts or _default(layout, dim))
+            != layout.cuts_of(dim)
+        )):
+            same = False
+        axes_of.append(axes)
+        cuts_of.append(cuts)
+    if same:
+        return layout
+    return Layout.make(layout.mesh, layout.shape, axes_of, cuts_of, partial)
+
+
+def _default(layout: Layout, dim: int) -> tuple[int, ...]:
+    return default_cuts(
+        layout.shape[dim], [layout.mesh.axis_sizes[axis] for axis in layout.dims[dim]]
+    )
+
+
+def _scaled(
+    rule: Rule, layout: Layout, factors: Sequence[str], axes: Sequence[int], units: Cuts
+) -> Cuts:
+    """A dim's cuts from those of its leading factor."""
+    if len(factors) == 1:
+        return units
+    if units is None:
+        sizes = [layout.mesh.axis_sizes[axis] for axis in axes]
+        units = default_cuts(rule.sizes[factors[0]], sizes)
+    inner = math.prod([rule.sizes[name] for name in factors[1:]])
+    return tuple([unit * inner for unit in units])
+
+
+def _results(
+    frame: Frame, call: Call, like: Layout, choices: Sequence[Choice],
+    cut: dict[str, tuple[tuple[int, ...], Cuts]],
+) -> tuple[Layout, ...]:
+    rule = frame.rule
+    partial = tuple([
+        None if choice is None else rule.reduce.get(choice) if isinstance(choice, str)
+        else choice.kind for choice in choices
+    ])
+    made: list[Layout] = []
+    for index, (dims, result) in enumerate(zip(rule.results, call.results)):
+        if index and dims == rule.results[0] and result.shape == call.results[0].shape:
+            made.append(made[0])
+            continue
+        axes_of, cuts_of = [], []
+        for factors in dims:
+            axes, units = cut.get(factors[0], ((), None)) if factors else ((), None)
+            axes_of.append(axes)
+            cuts_of.append(_scaled(rule, like, factors, axes, units) if axes else None)
+        made.append(Layout.make(like.mesh, result.shape, axes_of, cuts_of, partial))
+    return tuple(made)
+
+
+def _local_args(rule: Rule, call: Call, results: Sequence[Layout]) -> LocalArgs | None:
+    """The local op's arguments where they are not those of the call."""
+    if rule.args is not None:
+        fixed = rule.args
+        return lambda coordinate: (fixed, {})
+    if rule.size_arg is None or not any(results[0].dims):
+        return None
+    layout, place = results[0], rule.size_arg
+    first, last = rule.size_dims or (0, len(layout.shape))
+
+    def args(coordinate: tuple[int, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        size = list(layout.local_shape_at(coordinate)[first:last])
+        return (*call.args[:place], size, *call.args[place + 1 :]), dict(call.kwargs)
+
+    return args

@@ -1,0 +1,115 @@
+"""What the families share: names of factors, broadcasting, dim arguments, exact conversions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from weft.rules.notation import FactorDims
+
+__all__ = [
+    "IDENTITY", "broadcast", "carries", "dim_list", "dims", "linear_sets", "names", "one_dim",
+    "packet",
+]
+
+IDENTITY = ((0,),)
+"""The linear sets of an op that is linear in its only operand."""
+
+
+@lru_cache(maxsize=64)
+def names(ndim: int) -> tuple[str, ...]:
+    """The factors of a tensor whose dims are all apart: d0, d1, ..."""
+    return tuple(f"d{dim}" for dim in range(ndim))
+
+
+@lru_cache(maxsize=64)
+def dims(ndim: int) -> FactorDims:
+    """The dims of a tensor with one factor each."""
+    return tuple((name,) for name in names(ndim))
+
+
+def broadcast(shape: Sequence[int], result: Sequence[int], kinds: FactorDims) -> FactorDims:
+    """The dims of an operand that broadcasts, from the right, to a result with dims `kinds`."""
+    if shape == result:
+        return kinds
+    skip = len(result) - len(shape)
+    return tuple(
+        kinds[skip + dim] if length == result[skip + dim] else ()
+        for dim, length in enumerate(shape)
+    )
+
+
+def one_dim(dim: int, ndim: int) -> int:
+    """A dim counted from the front; a tensor without dims has dim 0."""
+    return dim % ndim if ndim else 0
+
+
+def dim_list(value: Any, ndim: int) -> tuple[int, ...]:
+    """The dims that a `dim` argument names; None and an empty list name all."""
+    if value is None:
+        return tuple(range(ndim))
+    if isinstance(value, int):
+        value = (value,)
+    return tuple(sorted({dim % ndim for dim in value})) if ndim and value else tuple(range(ndim))
+
+
+@lru_cache(maxsize=1024)
+def packet(op: str) -> str:
+    """The op without its overload, and without the marks of in-place and out= variants.
+
+    >>> packet("aten.add_.Tensor"), packet("aten.__iand__.Scalar")
+    ('aten.add', 'aten.bitwise_and')
+    """
+    head, _, name = op.partition(".")
+    name = name.rpartition(".")[0] or name
+    if name.startswith("__") and name.endswith("__"):
+        return f"{head}.{_DUNDER.get(name.strip('_').removeprefix('i'), name)}"
+    return f"{head}.{name.removesuffix('_')}"
+
+
+_DUNDER = {
+    "and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor",
+    "lshift": "bitwise_left_shift", "rshift": "bitwise_right_shift",
+}
+
+# Conversions that commute with a sum of terms. Floats that widen lose nothing; integers that
+# narrow keep the sum modulo 2^bits, whereas widening ones would lose the wrap of the narrow sum;
+# between the families rounding (int to float) or truncation (float to int) breaks it.
+_CARRIES: Mapping[str, frozenset[str]] = {
+    "float16": frozenset({"float32", "float64", "complex64", "complex128"}),
+    "bfloat16": frozenset({"float32", "float64", "complex64", "complex128"}),
+    "float32": frozenset({"float64", "complex64", "complex128"}),
+    "float64": frozenset({"complex128"}),
+    "complex64": frozenset({"complex128", "float32", "float64"}),
+    "complex128": frozenset({"float64"}),
+    "int64": frozenset({"int32", "int16", "int8", "uint8"}),
+    "int32": frozenset({"int16", "int8", "uint8"}),
+    "int16": frozenset({"int8", "uint8"}),
+    "int8": frozenset({"uint8"}),
+    "uint8": frozenset({"int8"}),
+}
+
+
+def carries(source: str, target: str) -> bool:
+    """Whether a P(sum) of one dtype may become a P(sum) of another, term by term."""
+    if source == target:
+        return source != "bool"
+    return target in _CARRIES.get(source, ())
+
+
+def linear_sets(
+    sets: tuple[tuple[int, ...], ...], operands: Sequence[Any], result: Any
+) -> tuple[tuple[int, ...], ...]:
+    """The sets whose members are all tensors (a number in a set makes the op affine) of a dtype
+    that the result's carries."""
+    kept = sets
+    for members in sets:
+        for member in members:
+            if member >= len(operands) or not (
+                operands[member].dtype == result.dtype != "bool"
+                or carries(operands[member].dtype, result.dtype)
+            ):
+                kept = tuple(other for other in kept if other is not members)
+                break
+    return kept

@@ -1,0 +1,40 @@
+"""The one table of rules: an op's name to the function that gives its rule for a call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from weft.core import Layout
+from weft.rules import contraction, index, pointwise, reduction, view
+from weft.rules.factors import packet
+from weft.rules.notation import Call, Decision, Rule
+
+__all__ = ["DECISIONS", "RULES", "lookup"]
+
+RULES: Mapping[str, Callable[[Call], Rule | None]] = {
+    **pointwise.RULES, **reduction.RULES, **contraction.RULES, **view.RULES, **index.RULES,
+}
+"""Ops whose meaning for sharded operands a rule says."""
+
+DECISIONS: Mapping[str, Callable[[Call, Sequence[Layout]], Decision | Rule | None]] = {
+    **pointwise.DECISIONS, **index.DECISIONS,
+}
+"""Ops for which the operands' cuts decide."""
+
+
+def lookup(call: Call, layouts: Sequence[Layout]) -> Rule | Decision | None:
+    """The rule of a call, or the decision itself where the operands' cuts leave no choice.
+
+    None when no rule says this op, or not with these arguments (a random dropout, a mean loss):
+    then an algorithm, a decomposition or the fallback serves.
+
+    Args:
+        call: one ATen op; in-place and out= variants are found under their functional op.
+        layouts: of the tensor operands, in the order of `call.tensors`.
+    """
+    name = packet(call.op)
+    rule = RULES.get(name)
+    if rule is not None:
+        return rule(call)
+    decision = DECISIONS.get(name)
+    return None if decision is None else decision(call, layouts)
