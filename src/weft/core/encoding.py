@@ -96,10 +96,10 @@ def _decode_placements(mesh: Mesh, ndim: int, placements: Any) -> Decoded:
         placements = (placements,)
     given = [as_placement(placement) for placement in placements]
     if len(given) != mesh.ndim:
+        fix: list[Placement] = [*given, *[Replicate()] * mesh.ndim][: mesh.ndim]
         raise PlacementError(
-            message("placements", f"{len(given)} placements for {mesh.ndim} axes of {mesh}",
-                    "there is one placement per mesh axis", [str(p) for p in given],
-                    f"[{', '.join(['Replicate()'] * mesh.ndim)}]")
+            message("placements", f"{len(given)} placements for the {mesh.ndim} axes of {mesh}",
+                    "there is one placement per mesh axis", [str(p) for p in given], repr(fix))
         )
     _check_dims(mesh, ndim, given)
     dims: list[list[int]] = [[] for _ in range(ndim)]

@@ -119,24 +119,29 @@ def read(text: str, mesh: Mesh, ndim: int) -> tuple[tuple[int, ...], ...]:
         )
     tiles = _numbers(match["tiles"])
     replicas = tiles.pop() if match["last"] else 1
-    positions = _positions(match, mesh, replicas)
-    if len(tiles) != ndim or positions is None or (
-        math.prod(tiles) * replicas != math.prod(size for size, _ in positions) or
-        math.prod(tiles) * replicas != mesh.size()
-    ):
+    listed = _numbers(match["devices"] or match["reshape"])
+    num_devices = len(listed) if match["devices"] else math.prod(listed)
+    num_tiled = math.prod(tiles) * replicas
+    if len(tiles) != ndim or not num_tiled == num_devices == mesh.size():
         raise PlacementError(
-            message(call, f"{text!r} has {len(tiles)} tile dims over "
-                    f"{math.prod(tiles) * replicas} devices, the tensor {ndim} dims, "
-                    f"{mesh} {mesh.size()} devices",
+            message(call, f"{text!r} has {len(tiles)} tile dims for {num_tiled} devices and lists "
+                    f"{num_devices}, the tensor has {ndim} dims and {mesh} {mesh.size()} devices",
                     "there is one tile dim per tensor dim (and one for replicas), and the devices "
-                    "are those of the mesh, in the order of whole axes", [text],
-                    f"a mesh whose axes make these tiles, or P(...) over {mesh}")
+                    "are those of the mesh", [text],
+                    f"a shape of {len(tiles)} dims, and a mesh of these devices")
+        )
+    positions = _positions(match, mesh, replicas)
+    if positions is None:
+        raise PlacementError(
+            message(call, f"{text!r} lists the devices of {mesh} in an order of their own",
+                    "the devices are those of the mesh, each once, in the order of whole axes",
+                    [text], f"the devices in that order, Mesh(({mesh.size()},), ranks=(...))")
         )
     return _axes_of_tiles(text, mesh, tiles, list(positions))
 
 
 def _positions(match: re.Match[str], mesh: Mesh, replicas: int) -> Digits | None:
-    # The listed devices as positions in the mesh; None where they are no order of axes.
+    # The listed devices as positions in the mesh; None where they are in no order of axes.
     if match["devices"]:
         ids: Sequence[int] = _numbers(match["devices"])
     else:
@@ -144,16 +149,15 @@ def _positions(match: re.Match[str], mesh: Mesh, replicas: int) -> Digits | None
         order = _numbers(match["order"]) if match["order"] else list(range(len(sizes)))
         if sorted(order) != list(range(len(sizes))):
             return None
-        strides = [math.prod(sizes[place + 1 :]) for place in range(len(sizes))]
-        digits = _merge((sizes[place], strides[place]) for place in order)
+        digits = _merge((sizes[place], math.prod(sizes[place + 1 :])) for place in order)
         if mesh.ranks is None:
             return digits
         ids = _expand(digits)
     positions = [mesh.position_of_rank(device) for device in ids]
-    if None in positions or len(set(positions)) < len(positions) or len(positions) % replicas:
+    known = [position for position in positions if position is not None]
+    if len(set(known)) < len(ids):
         return None
     # The replicas of a tile have no order among themselves.
-    known = [position for position in positions if position is not None]
     return _compress([
         position
         for at in range(0, len(known), replicas)

@@ -1,0 +1,57 @@
+"""core stands on the standard library alone, and travels between processes."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+from weft.core import Layout, Mesh, P
+
+SOURCES = Path(__file__).parents[2] / "src"
+
+# The package's own __init__ imports torch; core must not need it.
+_ALONE = f"""
+import sys, time, types
+package = types.ModuleType("weft")
+package.__path__ = [{str(SOURCES / "weft")!r}]
+sys.modules["weft"] = package
+start = time.perf_counter()
+import weft.core
+took = time.perf_counter() - start
+"""
+
+
+def _run(code: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", _ALONE + code], env=environment, check=True,
+        capture_output=True, text=True, timeout=60,
+    )
+    return done.stdout.strip()
+
+
+def test_core_imports_the_standard_library_only():
+    foreign = _run("""
+print([name for name in sys.modules
+       if name.split(".")[0] not in {*sys.stdlib_module_names, "weft", "__main__"}])""")
+    assert foreign == "[]"
+
+
+def test_core_imports_in_milliseconds():
+    # About 20 ms on a quiet machine, half of it dataclasses; torch would take seconds.
+    assert min(float(_run("print(took)")) for _ in range(3)) < 0.2
+
+
+def test_values_keep_their_identity_in_another_process():
+    # Hashes of text differ from process to process; a stored one must not travel.
+    layout = Layout(Mesh({"dp": 2, "tp": 2}), (7, 5), P("dp", partial={"tp": "sum"}),
+                    sizes={0: (1, 6)})
+    data = pickle.dumps((layout, layout.mesh, layout.spec))
+    assert _run(f"""
+import pickle
+from weft.core import *
+layout, mesh, spec = pickle.loads({data!r})
+fresh = {layout!r}
+print(layout == fresh, hash(layout) == hash(fresh), hash(mesh) == hash(fresh.mesh),
+      {{fresh: 1}}[layout], spec == fresh.spec)""", PYTHONHASHSEED="12345") == "True True True 1 True"
