@@ -1,1 +1,24 @@
-"""One tensor on many devices."""
+"""One tensor on many devices: ordinary PyTorch code on global tensors with layouts."""
+
+from weft.comm import BoundMesh, as_bound_mesh, current_mesh, init_mesh
+from weft.core import (
+    KINDS, Layout, Mesh, P, Partial, Placement, Replicate, Shard, StridedShard,
+)
+from weft.errors import (
+    CommunicationError, LayoutError, MeshError, PlacementError, ShardTypeError, StrictError,
+    UnsupportedOpError, WeftError, WeftWarning,
+)
+from weft.planner import plan
+from weft.tensor import (
+    ShardTensor, arange, distribute_tensor, empty, explain, full, ones, strict, zeros,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "KINDS", "BoundMesh", "CommunicationError", "Layout", "LayoutError", "Mesh", "MeshError", "P",
+    "Partial", "Placement", "PlacementError", "Replicate", "Shard", "ShardTensor",
+    "ShardTypeError", "StridedShard", "StrictError", "UnsupportedOpError", "WeftError",
+    "WeftWarning", "arange", "as_bound_mesh", "current_mesh", "distribute_tensor", "empty",
+    "explain", "full", "init_mesh", "ones", "plan", "strict", "zeros",
+]

@@ -53,8 +53,7 @@ def recipe(func: Any, args: Any, kwargs: Any, mesh: BoundMesh) -> tuple[Recipe, 
     if len(trace.ops) > 1:
         return Function(_program(trace)), False
     made = _Builder(func, trace, tensors, mesh).build()
-    flows = isinstance(made, Direct) and made.local is None and _is_pointwise(trace.ops[0])
-    return made, flows
+    return made, made.as_called and _is_pointwise(trace.ops[0])
 
 
 class _Builder:
@@ -139,7 +138,10 @@ class _Builder:
         if self.target is not None:
             return self._in_place(decision, entering, varying, local, args, kwargs)
         results = self._results(decision, entering, varying, any(wants))
-        return Direct(self.name, entering, local, args, kwargs, results, self.trace.result)
+        return Direct(
+            self.name, entering, local, args, kwargs, results, self.trace.result,
+            why=decision.reason(),
+        )
 
     def _local(self, decision: Decision, bind: Any) -> tuple[Any, Any, Any]:
         """What runs on the local tensors, with its arguments (None: the user's own call)."""
@@ -212,7 +214,8 @@ class _Builder:
         )
         if direct and decision.op is None:
             return Direct(
-                self.name, entering, local, args, kwargs, (), self.trace.result, self.target
+                self.name, entering, local, args, kwargs, (), self.trace.result, self.target,
+                why=decision.reason(),
             )
         if local is None or local is self.op.overload:
             local = functional(self.op)
@@ -225,7 +228,7 @@ class _Builder:
         )
         return Direct(
             self.name, entering, local, args, kwargs, (), self.trace.result, self.target,
-            write_back=True, write=write,
+            write_back=True, write=write, why=decision.reason(),
         )
 
 

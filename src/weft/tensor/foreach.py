@@ -40,8 +40,7 @@ def recipe(
         for place, slot in enumerate(slots_of(op.results))
     ]
     return Direct(
-        str(op.overload), [None] * len(tensors), op.overload, op.args, op.kwargs, results,
-        trace.result,
+        str(op.overload), [None] * len(tensors), None, None, None, results, trace.result
     )
 
 
@@ -49,6 +48,7 @@ class InPlace(Recipe):
     """The call itself on lists of local tensors."""
 
     __slots__ = ()
+    as_called = True
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         opened = [

@@ -45,7 +45,7 @@ def explain() -> AbstractContextManager[traffic.Log]:
 
 def observed() -> bool:
     """Whether a mode of this thread wants to see transitions."""
-    return traffic.is_on() or is_strict()
+    return traffic.STATE.on or is_strict()
 
 
 def check_strict(op: str, transition: Transition, is_sharded: bool) -> None:

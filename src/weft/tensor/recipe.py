@@ -36,6 +36,8 @@ class Recipe:
 
     __slots__ = ()
     fast: Meta | None = None
+    as_called = False
+    """Whether the function runs with the caller's own numbers, none of them baked in."""
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Carry the call out."""
@@ -86,12 +88,14 @@ class Direct(Recipe):
         results: per tensor the local op returns.
         result: the structure that the call returns, with Slots.
         target: the tensor argument that an in-place op writes, or None.
-        write: how an indirect in-place result comes to the target's layout.
+        write_back, write: whether an in-place result is computed out of place, and how it then
+            comes to the target's layout.
+        why: the reason of the transitions, for `weft.explain()`.
     """
 
     __slots__ = (
         "args", "fast", "kwargs", "local", "name", "operands", "passes", "result", "results",
-        "single", "target", "write", "write_back",
+        "single", "target", "why", "write", "write_back",
     )
 
     def __init__(
@@ -106,8 +110,10 @@ class Direct(Recipe):
         target: int | None = None,
         write_back: bool = False,
         write: Transition | None = None,
+        why: str = "",
     ) -> None:
-        self.name, self.operands, self.local = name, tuple(operands), local
+        self.name, self.why = name, why
+        self.operands, self.local = tuple(operands), local
         self.args, self.kwargs = args, kwargs
         self.results, self.result = tuple(results), result
         self.target, self.write_back, self.write = target, write_back, write
@@ -122,13 +128,17 @@ class Direct(Recipe):
             else None
         )
 
+    @property
+    def as_called(self) -> bool:  # type: ignore[override]
+        return self.local is None
+
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         tensors = flatten((args, kwargs) if kwargs else args)
         if self.passes:
             locals_ = [local_of(tensor) for tensor in tensors]
         else:
             locals_ = [
-                local_of(tensor) if transition is None else enter(tensor, transition, self.name)
+                local_of(tensor) if transition is None else enter(tensor, transition, self.name, self.why)
                 for tensor, transition in zip(tensors, self.operands)
             ]
         if self.local is None:
@@ -167,7 +177,9 @@ class Direct(Recipe):
         return fill(self.result, tensors)
 
 
-def enter(tensor: torch.Tensor, transition: Transition, name: str) -> torch.Tensor:
+def enter(
+    tensor: torch.Tensor, transition: Transition, name: str, why: str = ""
+) -> torch.Tensor:
     """The local tensor of an operand in the layout that the op needs.
 
     What a tensor became for one use serves its later uses (one all-gather, and one reduction of
@@ -176,7 +188,7 @@ def enter(tensor: torch.Tensor, transition: Transition, name: str) -> torch.Tens
     """
     local = local_of(tensor)
     if not (local.requires_grad and torch.is_grad_enabled()):
-        return _move(tensor, local, transition, name)
+        return _move(tensor, local, transition, name, why)
     if type(tensor) is ShardTensor:
         if tensor._memo is None:
             tensor._memo = Views()
@@ -187,7 +199,7 @@ def enter(tensor: torch.Tensor, transition: Transition, name: str) -> torch.Tens
     state = (local._version, local.data_ptr() if key is not transition else 0)
     if kept is not None and kept[0] is local and kept[1] == state:
         return kept[2]
-    out = _move(tensor, local, transition, name)
+    out = _move(tensor, local, transition, name, why)
     if out is not local and out.requires_grad:
         bounded_put(views, key, (local, state, out), MAX_VIEWS)
         out.register_hook(_Forget(views, key))
@@ -215,11 +227,11 @@ class _Forget:
 
 
 def _move(
-    tensor: torch.Tensor, local: torch.Tensor, transition: Transition, name: str
+    tensor: torch.Tensor, local: torch.Tensor, transition: Transition, name: str, why: str
 ) -> torch.Tensor:
     if modes.observed():
         modes.check_strict(name, transition, type(tensor) is ShardTensor)
-        with traffic.label(name, modes.source_line()):
+        with traffic.label(name, modes.source_line(), why):
             return transition(local)
     return transition(local)
 
