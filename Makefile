@@ -1,0 +1,35 @@
+# Every target sets up what it needs: a .venv from the pinned requirements, then weft itself.
+# The stamp makes a second run cost nothing.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+TORCH := $(shell grep '^torch==' requirements.txt)
+
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: test demo check bench setup
+
+test: $(STAMP)
+	$(BIN)/python -m pytest $(ARGS)
+
+demo: $(STAMP)
+	$(BIN)/weft demo $(ARGS)
+
+check: $(STAMP)
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m pyright
+	$(BIN)/lint-imports
+
+bench: $(STAMP)
+	$(BIN)/python -m bench $(ARGS)
+
+setup: $(STAMP)
+
+$(STAMP): requirements.txt pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install $(TORCH)
+	$(BIN)/python -m pip install -r requirements.txt
+	$(BIN)/python -m pip install --no-deps --no-build-isolation -e .
+	touch $@
