@@ -21,7 +21,7 @@ def check(src: Layout, dst: Layout, call: str = "plan(src, dst)") -> None:
     """Refuse a pair that the table of transitions lacks.
 
     Raises:
-        LayoutError: other meshes or global shapes, mixed kinds, or a row such as S -> P(max).
+        LayoutError: other meshes or global shapes, or a row such as S -> P(max).
     """
     if src.mesh != dst.mesh:
         raise LayoutError(
@@ -35,14 +35,6 @@ def check(src: Layout, dst: Layout, call: str = "plan(src, dst)") -> None:
                     "a transition changes where elements lie, never the global shape",
                     [src, dst], "reshape first, then redistribute")
         )
-    for name, layout in (("src", src), ("dst", dst)):
-        kinds = {kind for kind in layout.partial if kind is not None}
-        if len(kinds) > 1 and not kinds <= LINEAR:
-            raise LayoutError(
-                message(call, f"{name} is partial by {len(kinds)} kinds, {_listed(kinds)}",
-                        "the partial axes of a layout share one kind; only sum and avg may "
-                        "stand together", _partial_axes(layout), "reduce one of them first")
-            )
     _check_rows(src, dst, call)
 
 
@@ -65,10 +57,5 @@ def _check_rows(src: Layout, dst: Layout, call: str) -> None:
         )
 
 
-def _partial_axes(layout: Layout) -> list[str]:
-    names = layout.mesh.axis_names
-    return [f"{kind}@{names[axis]}" for axis, kind in enumerate(layout.partial) if kind]
-
-
-def _listed(kinds: frozenset[str] | set[str]) -> str:
+def _listed(kinds: frozenset[str]) -> str:
     return ", ".join(sorted(kinds))

@@ -1,0 +1,42 @@
+"""Every small layout, and what each rank holds of a value: for tests of plans and transitions.
+
+Standard library only; blocks and reductions of real tensors are the oracle's business.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+from weft.core import Layout, Mesh
+
+MESHES = ((2,), (3,), (2, 2), (2, 3), (1, 2))
+SHAPES = ((), (0,), (1,), (2,), (4,), (5,), (3, 4), (2, 0))
+
+
+def layouts(mesh: Mesh, shape: Sequence[int], kinds: Sequence[str] = ("sum",)) -> list[Layout]:
+    """Every assignment and order of axes, with default cuts and with ragged ones."""
+    out = []
+    for dims, partial in assignments(mesh, len(shape), kinds):
+        plain = Layout.make(mesh, shape, dims, None, partial)
+        cuts = [ragged(plain, dim) if axes else None for dim, axes in enumerate(dims)]
+        out += [plain, plain.replace(cuts=cuts)]
+    return list(dict.fromkeys(out))
+
+
+def assignments(
+    mesh: Mesh, ndim: int, kinds: Sequence[str]
+) -> Iterator[tuple[tuple[tuple[int, ...], ...], tuple[str | None, ...]]]:
+    """(axes per dim, kind per axis): each axis idle, partial, or cutting a dim, in every order."""
+    does: list[None | str | int] = [None, *kinds, *range(ndim)]
+    for choice in itertools.product(does, repeat=mesh.ndim):
+        partial = tuple(it if isinstance(it, str) else None for it in choice)
+        cutting = [[axis for axis, it in enumerate(choice) if it == dim] for dim in range(ndim)]
+        for dims in itertools.product(*(itertools.permutations(axes) for axes in cutting)):
+            yield dims, partial
+
+
+def ragged(layout: Layout, dim: int) -> tuple[int, ...]:
+    """Shards of one element, the first one empty, the last one with the rest."""
+    length, count = layout.shape[dim], layout.num_shards(dim)
+    return tuple(min(max(index - 1, 0), length) for index in range(count)) + (length,)
