@@ -60,7 +60,7 @@ class Runner:
         self.gate = threading.Lock()
         self.gate.acquire()
         self.state: GlobalState | None = None
-        self.waits: Hashable = None  # the meeting it waits for
+        self.waits: Any = None  # (members, what) of the meeting it waits for
         self.taken: Any = None  # what it takes away from the meeting
         self.error: BaseException | None = None  # raised in it when it runs next
         self.ended: str | None = None  # "has returned" or "has raised ..."
@@ -138,7 +138,7 @@ class Baton:
         here = self.meetings.setdefault(key, {})
         here[place] = deposit
         if len(here) < len(members):
-            runner.waits = what
+            runner.waits = key
             self._pass(runner)
             taken, runner.taken = runner.taken, None
             return taken
@@ -216,20 +216,24 @@ class Baton:
         return self.queue.popleft() if self.queue else None
 
     def _disagreement(self) -> str:
-        doing: dict[str, list[int]] = {}
+        """Who waits where, when all that have not ended wait."""
+        doing: dict[str, list[str]] = {}
         for runner in self.runners:
-            state = runner.ended if runner.waits is None else f"waits at {runner.waits}"
-            doing.setdefault(state or "runs", []).append(runner.rank)
-        waits = {runner.waits for runner in self.runners if runner.waits is not None}
+            state = runner.ended or "waits at {1} of ranks {0}".format(
+                ", ".join(map(str, runner.waits[0])), runner.waits[1]
+            )
+            doing.setdefault(state, []).append(str(runner.rank))
+        waiting = [runner.waits for runner in self.runners if runner.waits is not None]
         return message(
-            f"collectives of {len(self.runners)} simulated ranks",
-            f"no rank can run on: {sum(r.waits is not None for r in self.runners)} ranks wait at "
-            f"{len(waits)} different collectives and {sum(bool(r.ended) for r in self.runners)} "
-            "have ended",
+            "collectives of simulated ranks",
+            f"no rank can run on: of {len(self.runners)} ranks {len(waiting)} wait, at "
+            f"{len(set(waiting))} collectives, and {len(self.runners) - len(waiting)} have ended",
             "all ranks of a group issue the same collectives in the same order, with the same "
             "kind, dtype and sizes",
             [
-                f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} {state}"
+                f"rank {ranks[0]} {state}" if len(ranks) == 1
+                else f"ranks {', '.join(ranks)} "
+                + state.replace("waits", "wait", 1).replace("has", "have", 1)
                 for state, ranks in doing.items()
             ],
             "call on every rank of the group what any of them calls: no `if rank == 0:` around it",

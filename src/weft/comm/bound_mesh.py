@@ -101,7 +101,7 @@ class BoundMesh(Mesh):
         return comm
 
     def _connect(self, axes: tuple[int, ...]) -> Communicator:
-        ordered = tuple(sorted({self.axis(axis, "comm") for axis in axes}))
+        ordered = tuple(sorted(set(self.axes(axes, "comm"))))
         if ordered != axes:
             return self.comm(ordered)
         ranks = self.group_ranks(axes)
@@ -177,25 +177,8 @@ class BoundMesh(Mesh):
         A rank outside gets the one at coordinate 0 of the others, outside again.
         """
         names = names if isinstance(names, tuple) else (names,)
-        axes = [self.axis(name, "mesh[...]") for name in names]
-        if axes == list(range(self.ndim)):
-            return self
-        if len(set(axes)) < len(axes):
-            raise MeshError(
-                message("mesh[...]", f"{names} names {len(set(axes))} axes in {len(axes)} places",
-                        "a mesh has each axis once", names, f"mesh[{self.axis_names[axes[0]]!r}]")
-            )
-        base = list(self.here or (0,) * self.ndim)
-        ranks = []
-        for digits in itertools.product(*(range(self.axis_sizes[axis]) for axis in axes)):
-            for axis, digit in zip(axes, digits):
-                base[axis] = digit
-            ranks.append(self.rank_at(self.position(base)))
-        sizes = tuple(self.axis_sizes[axis] for axis in axes)
-        named = self.mesh_dim_names is not None
-        value = Mesh(dict(zip((self.axis_names[a] for a in axes), sizes)) if named else sizes,  # type: ignore[arg-type]
-                     ranks)
-        return self.world.bind(value, self.device_type)
+        value = self._value.submesh(names, self.here)
+        return self if value == self._value else self.world.bind(value, self.device_type)
 
     def _one_axis(self, mesh_dim: AxisName | None, call: str) -> int:
         if mesh_dim is None and self.ndim != 1:
@@ -215,18 +198,13 @@ class BoundMesh(Mesh):
     def __exit__(self, *_: object) -> None:
         _defaults.stack.pop()
 
-    # One object per rank: copies of what holds a mesh share it, and pickles carry the value.
+    # One object per rank: copies of what holds a mesh share it. (Pickles carry the value.)
 
-    def __copy__(self) -> BoundMesh:
+    def __copy__(self) -> Self:
         return self
 
-    def __deepcopy__(self, _: object) -> BoundMesh:
+    def __deepcopy__(self, _: object) -> Self:
         return self
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        named = self.mesh_dim_names is not None
-        axes = dict(zip(self.axis_names, self.axis_sizes)) if named else self.axis_sizes
-        return Mesh, (axes, self.ranks)
 
 
 class _Defaults(threading.local):

@@ -27,7 +27,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from weft.comm.bound_mesh import BoundMesh, World
 from weft.comm.communicator import Communicator, as_bytes
 from weft.comm.reduction import reduce_terms
-from weft.core import AxisName, Mesh, balanced_cuts
+from weft.core import AxisName, as_mesh, balanced_cuts
 from weft.errors import CommunicationError, message
 
 __all__ = ["ProcessWorld", "backend_for", "process_world", "timeout"]
@@ -113,14 +113,13 @@ class ProcessWorld(World):
         mesh = getattr(device_mesh, "_weft_mesh", None)
         if isinstance(mesh, BoundMesh) and mesh.world is self:
             return mesh
-        sizes, names = tuple(device_mesh.mesh.shape), device_mesh.mesh_dim_names
-        value = Mesh(dict(zip(names, sizes)) if names else sizes, device_mesh.mesh.flatten().tolist())
+        value = as_mesh(device_mesh)
         mesh = BoundMesh(self, value, device_mesh.device_type)
         self._wrap(mesh, device_mesh)
         if mesh.here is not None:
             for axis in range(mesh.ndim):
                 key = (mesh.device_type, frozenset(mesh.group_ranks((axis,))))
-                self._groups.setdefault(key, device_mesh.get_group(axis))
+                self._groups[key] = device_mesh.get_group(axis)
         self._bound.setdefault((value, mesh.device_type), mesh)
         return mesh
 

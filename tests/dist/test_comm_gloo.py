@@ -1,0 +1,118 @@
+"""Process groups over gloo: the model, torch's DeviceMesh, and simulated ranks bit for bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from tests.cases.collectives import DTYPES, MESHES, faults_on_rank, kinds_of
+from tests.gloo import GlooWorld
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from weft.comm import as_bound_mesh, current_mesh, init_mesh, run_simulated
+from weft.core import Mesh
+from weft.errors import MeshError
+
+
+def everything(mesh):
+    faults = [faults_on_rank(mesh, dtype) for dtype in DTYPES]
+    return None if mesh.here is None else [text for some in faults for text in some]
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=repr)
+def test_every_collective_equals_the_model(gloo: GlooWorld, mesh: Mesh) -> None:
+    outside = [mesh.position_of_rank(rank) is None for rank in range(4)]
+    assert gloo.run(everything, mesh) == [None if out else [] for out in outside]
+
+
+def random_reductions(mesh):
+    generator = torch.Generator().manual_seed(mesh.rank)
+    comm, results = mesh.comm((0, 1)), []
+    for numel in (5, 1000, 100_003):  # the last is reduced in pieces
+        for dtype in (torch.float32, torch.bfloat16, torch.complex64):
+            x = torch.randn(numel, generator=generator).to(dtype)
+            for kind in kinds_of(dtype):
+                results.append(comm.all_reduce(x, kind))
+                results.append(comm.reduce_scatter(x, (2, numel - 3, 0, 1), kind))
+    return [result.numpy(force=True) if result.dtype is not torch.bfloat16
+            else result.float().numpy(force=True) for result in results]
+
+
+def test_gloo_and_simulated_ranks_agree_bit_for_bit(gloo: GlooWorld) -> None:
+    axes = {"dp": 2, "tp": 2}
+    simulated = run_simulated(random_reductions, mesh=axes)
+    for mine, theirs in zip(gloo.run(random_reductions, axes), simulated, strict=True):
+        assert [one.tobytes() for one in mine] == [one.tobytes() for one in theirs]
+
+
+def wrapping(mesh):
+    """What a torch DeviceMesh becomes, and what our meshes are to torch."""
+    theirs = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+    bound = as_bound_mesh(theirs)
+    assert bound is as_bound_mesh(theirs) is as_bound_mesh(bound)
+    bound.cache["key"] = "kept"
+    assert as_bound_mesh(theirs).cache == {"key": "kept"}
+    assert bound == Mesh({"a": 2, "b": 2})
+    assert bound.device_mesh is theirs
+    assert [bound.get_group(axis) for axis in ("a", "b")] == theirs.get_all_groups()
+    assert bound.get_all_groups() == theirs.get_all_groups()
+    assert bound.here == tuple(theirs.get_coordinate())
+    assert (bound.shape, bound.ndim, bound.size()) == (theirs.shape, theirs.ndim, theirs.size())
+    assert bound.get_rank() == theirs.get_rank()
+    for name in ("a", "b"):
+        assert bound[name].get_group() is theirs[name].get_group()
+        assert bound.get_local_rank(name) == theirs.get_local_rank(name)
+        assert as_bound_mesh(theirs[name]) == bound[name]
+        assert as_bound_mesh(theirs[name]).get_group() is theirs.get_group(name)
+    assert bound.comm((0, 1)).exchange(mesh.rank) == [0, 1, 2, 3]
+    with bound:
+        assert current_mesh() is bound
+
+    assert isinstance(mesh.device_mesh, DeviceMesh)
+    assert mesh.device_mesh is mesh.device_mesh
+    assert mesh.device_mesh.mesh_dim_names == ("dp", "tp")
+    assert mesh.device_mesh.mesh.tolist() == mesh.mesh.tolist()
+    assert as_bound_mesh(mesh.device_mesh) is mesh
+    assert init_mesh({"dp": 2, "tp": 2}) is mesh
+
+    unnamed = DeviceMesh("cpu", [2, 0, 1, 3])
+    assert as_bound_mesh(unnamed) == Mesh((4,), ranks=(2, 0, 1, 3))
+    assert as_bound_mesh(unnamed).comm((0,)).exchange(mesh.rank) == [2, 0, 1, 3]
+    partial = DeviceMesh("cpu", [3, 1])
+    assert as_bound_mesh(partial).here == {3: (0,), 1: (1,)}.get(mesh.rank)
+
+
+def test_a_torch_device_mesh_is_taken_as_it_is(gloo: GlooWorld) -> None:
+    gloo.run(wrapping, {"dp": 2, "tp": 2})
+
+
+def groups(mesh):
+    small = init_mesh({"x": 2, "y": 2, "z": 1})
+    whole = [small.comm((0, 1)).group, small.comm((0, 1, 2)).group, mesh.comm((0, 1)).group]
+    assert whole == [dist.group.WORLD] * 3
+    assert small.comm((1, 2)).group is small.comm((1,)).group is mesh.get_group("tp")
+    assert small["y"].comm((0,)).group is mesh.get_group("tp")
+
+
+def test_meshes_share_groups(gloo: GlooWorld) -> None:
+    gloo.run(groups, {"dp": 2, "tp": 2})
+
+
+def too_large(mesh):
+    with pytest.raises(MeshError, match="needs 6 ranks up to rank 5, the world has 4"):
+        init_mesh({"dp": 2, "tp": 3})
+    with pytest.raises(MeshError, match="Offenders: 4, 9"):
+        init_mesh((3,), ranks=(4, 0, 9))
+
+
+def test_a_mesh_larger_than_the_world_is_refused(gloo: GlooWorld) -> None:
+    gloo.run(too_large, {"dp": 2, "tp": 2})
+
+
+def simulated_inside(mesh):
+    inner = run_simulated(lambda inside: inside.comm((0,)).exchange((mesh.rank, inside.rank)), 2)
+    return inner == [[(mesh.rank, 0), (mesh.rank, 1)]] * 2
+
+
+def test_simulated_ranks_inside_a_process(gloo: GlooWorld) -> None:
+    assert gloo.run(simulated_inside, (4,)) == [True] * 4
