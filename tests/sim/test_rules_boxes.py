@@ -1,0 +1,394 @@
+"""Every rule against torch, box by box and without communication.
+
+For an op on dense operands and random layouts of them: the decision's operand layouts say which
+box (or which terms of a sum) each coordinate holds. The local op runs on each, and what comes out,
+put together as the result layouts say, must be the dense result.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from weft.core import Layout, Mesh
+from weft.propagate import decide
+from weft.rules import Call, Decision, TensorArg, lookup
+
+aten = torch.ops.aten
+MESHES = (Mesh({"x": 2, "y": 2}), Mesh({"x": 3}), Mesh({"x": 1, "y": 2}), Mesh({"x": 3, "y": 2}))
+NUM_LAYOUTS = 60
+
+
+def f(*shape: int) -> Tensor:
+    """Integers small enough that sums of products are exact."""
+    return torch.randint(-4, 5, shape).to(torch.float64)
+
+
+def i(high: int, *shape: int) -> Tensor:
+    return torch.randint(0, high, shape)
+
+
+def flags(*shape: int) -> Tensor:
+    return torch.rand(shape) > 0.5
+
+
+SAMPLES: dict[str, Callable[[], tuple[Any, ...]]] = {
+    "add": lambda: (aten.add.Tensor, f(5, 4), f(5, 4)),
+    "add broadcast": lambda: (aten.add.Tensor, f(5, 4, 3), f(4, 1)),
+    "add number": lambda: (aten.add.Tensor, f(5, 4), 2),
+    "add scalar tensor": lambda: (aten.add.Tensor, f(5, 4), f()),
+    "add one": lambda: (aten.add.Tensor, f(1, 4), f(5, 1)),
+    "sub": lambda: (aten.sub.Tensor, f(5, 4), f(1, 4)),
+    "rsub": lambda: (aten.rsub.Scalar, f(5, 4), 1),
+    "mul": lambda: (aten.mul.Tensor, f(5, 4), f(4)),
+    "mul int": lambda: (aten.mul.Tensor, i(9, 5, 4), i(9, 5, 1)),
+    "mul mixed": lambda: (aten.mul.Tensor, i(9, 5, 4), f(5, 4)),
+    "div": lambda: (aten.div.Tensor, f(5, 4), f(5, 4).abs() + 1),
+    "div floor": lambda: (aten.div.Tensor_mode, f(5, 4), f(5, 4).abs() + 1, {"rounding_mode": "floor"}),
+    "relu": lambda: (aten.relu.default, f(5, 4)),
+    "gelu": lambda: (aten.gelu.default, f(5, 4)),
+    "pow": lambda: (aten.pow.Tensor_Scalar, f(5, 4), 2),
+    "where": lambda: (aten.where.self, flags(5, 4), f(5, 4), f(4)),
+    "where zero": lambda: (aten.where.ScalarOther, flags(5, 4), f(5, 4), 0.0),
+    "where one": lambda: (aten.where.ScalarOther, flags(5, 4), f(5, 4), 1.0),
+    "masked_fill": lambda: (aten.masked_fill.Scalar, f(5, 4), flags(4), 7.0),
+    "masked_fill zero": lambda: (aten.masked_fill.Scalar, f(5, 4), flags(4), 0.0),
+    "masked_fill tensor": lambda: (aten.masked_fill.Tensor, f(5, 4), flags(4), f()),
+    "addcmul": lambda: (aten.addcmul.default, f(5, 4), f(5, 1), f(4)),
+    "addcdiv": lambda: (aten.addcdiv.default, f(5, 4), f(5, 1), f(4).abs() + 1),
+    "lerp": lambda: (aten.lerp.Scalar, f(5, 4), f(5, 4), 0.25),
+    "lerp tensor": lambda: (aten.lerp.Tensor, f(5, 4), f(5, 4), f(4)),
+    "clamp": lambda: (aten.clamp.default, f(5, 4), -1.0, 1.0),
+    "clamp tensor": lambda: (aten.clamp.Tensor, f(5, 4), f(4), None),
+    "gt": lambda: (aten.gt.Tensor, f(5, 4), f(5, 4)),
+    "logical_not": lambda: (aten.logical_not.default, f(5, 4)),
+    "to half": lambda: (aten.to.dtype, f(5, 4), torch.float16),
+    "to int": lambda: (aten.to.dtype, f(5, 4), torch.int64),
+    "to double": lambda: (aten.to.dtype, f(5, 4).float(), torch.float64),
+    "int narrows": lambda: (aten.to.dtype, i(300, 5, 4), torch.uint8),
+    "type_as": lambda: (aten.type_as.default, f(5, 4), i(3, 7)),
+    "clone": lambda: (aten.clone.default, f(5, 4)),
+    "detach": lambda: (aten.detach.default, f(5, 4)),
+    "copy": lambda: (aten.copy.default, f(5, 4), f(4)),
+    "zeros_like": lambda: (aten.zeros_like.default, f(5, 4)),
+    "ones_like": lambda: (aten.ones_like.default, f(5, 4)),
+    "full_like": lambda: (aten.full_like.default, f(5, 4), 3.0),
+    "fill": lambda: (aten.fill.Scalar, f(5, 4), 3.0),
+    "fill tensor": lambda: (aten.fill.Tensor, f(5, 4), f()),
+    "new_zeros": lambda: (aten.new_zeros.default, f(5, 4), [3, 2]),
+    "prelu": lambda: (aten.prelu.default, f(5, 4, 3), f(4)),
+    "mse none": lambda: (aten.mse_loss.default, f(5, 4), f(5, 4), 0),
+    "mse sum": lambda: (aten.mse_loss.default, f(5, 4), f(5, 4), 2),
+    "dropout off": lambda: (aten.dropout.default, f(5, 4), 0.5, False),
+    "conj": lambda: (aten.conj_physical.default, torch.complex(f(5, 4), f(5, 4))),
+    "sum": lambda: (aten.sum.dim_IntList, f(5, 4, 3), [1]),
+    "sum keepdim": lambda: (aten.sum.dim_IntList, f(5, 4, 3), [0, -1], True),
+    "sum all": lambda: (aten.sum.default, f(5, 4)),
+    "sum bool": lambda: (aten.sum.default, flags(5, 4)),
+    "sum int": lambda: (aten.sum.dim_IntList, i(9, 5, 4), [0]),
+    "amax": lambda: (aten.amax.default, f(5, 4, 3), [1]),
+    "amin all": lambda: (aten.amin.default, f(5, 4)),
+    "max": lambda: (aten.max.default, f(5, 4)),
+    "max dim": lambda: (aten.max.dim, f(5, 4), 1),
+    "max other": lambda: (aten.max.other, f(5, 4), f(4)),
+    "prod": lambda: (aten.prod.dim_int, f(5, 4), 0),
+    "all": lambda: (aten.all.default, flags(5, 4)),
+    "any dim": lambda: (aten.any.dim, flags(5, 4), 1),
+    "mean": lambda: (aten.mean.dim, f(5, 4, 3), [1], True),
+    "var": lambda: (aten.var.correction, f(5, 4), [1], {"correction": 1}),
+    "std flag": lambda: (aten.std.default, f(5, 4), False),
+    "argmax": lambda: (aten.argmax.default, f(5, 4), 1),
+    "argmax all": lambda: (aten.argmax.default, f(5, 4)),
+    "logsumexp": lambda: (aten.logsumexp.default, f(5, 4), [1]),
+    "norm": lambda: (aten.linalg_vector_norm.default, f(5, 4), 2, [1]),
+    "norm inf": lambda: (aten.linalg_vector_norm.default, f(5, 4), math.inf, [1]),
+    "softmax": lambda: (aten.softmax.int, f(5, 4, 3), 1),
+    "log_softmax": lambda: (aten._log_softmax.default, f(5, 4), -1, False),
+    "cumsum": lambda: (aten.cumsum.default, f(5, 4), 0),
+    "sort": lambda: (aten.sort.stable, f(5, 4), {"stable": True, "dim": 1}),
+    "topk": lambda: (aten.topk.default, f(5, 4), 2),
+    "glu": lambda: (aten.glu.default, f(5, 4), -1),
+    "flip": lambda: (aten.flip.default, f(5, 4, 3), [1]),
+    "roll": lambda: (aten.roll.default, f(5, 4), [2], [1]),
+    "roll flat": lambda: (aten.roll.default, f(5, 4), [2]),
+    "layer_norm": lambda: (aten.layer_norm.default, f(5, 4, 3), [3], f(3), f(3)),
+    "layer_norm two": lambda: (aten.layer_norm.default, f(5, 4, 3), [4, 3], None, f(4, 3)),
+    "native_layer_norm": lambda: (aten.native_layer_norm.default, f(5, 4), [4], f(4), f(4), 1e-5),
+    "rms_norm": lambda: (aten.rms_norm.default, f(5, 4), [4], f(4)),
+    "group_norm": lambda: (aten.group_norm.default, f(5, 4, 3), 2, f(4), f(4)),
+    "cross_entropy": lambda: (aten.cross_entropy_loss.default, f(5, 4), i(4, 5), None, 0),
+    "cross_entropy wide": lambda: (aten.cross_entropy_loss.default, f(5, 4, 3), i(4, 5, 3), f(4).abs(), 0),
+    "cross_entropy soft": lambda: (aten.cross_entropy_loss.default, f(5, 4), f(5, 4).abs(), None, 0),
+    "mm": lambda: (aten.mm.default, f(5, 4), f(4, 3)),
+    "bmm": lambda: (aten.bmm.default, f(2, 5, 4), f(2, 4, 3)),
+    "mv": lambda: (aten.mv.default, f(5, 4), f(4)),
+    "dot": lambda: (aten.dot.default, f(5), f(5)),
+    "outer": lambda: (aten.outer.default, f(5), f(4)),
+    "matmul batch": lambda: (aten.matmul.default, f(3, 1, 5, 4), f(2, 4, 3)),
+    "matmul vector": lambda: (aten.matmul.default, f(4), f(2, 4, 3)),
+    "matmul row": lambda: (aten.matmul.default, f(2, 5, 4), f(4)),
+    "matmul int": lambda: (aten.matmul.default, i(9, 5, 4), i(9, 4, 3)),
+    "addmm": lambda: (aten.addmm.default, f(3), f(5, 4), f(4, 3)),
+    "addmm scaled": lambda: (aten.addmm.default, f(5, 1), f(5, 4), f(4, 3), {"beta": 2, "alpha": 3}),
+    "addmv": lambda: (aten.addmv.default, f(5), f(5, 4), f(4)),
+    "baddbmm": lambda: (aten.baddbmm.default, f(1, 3), f(2, 5, 4), f(2, 4, 3)),
+    "addr": lambda: (aten.addr.default, f(4), f(5), f(4)),
+    "linear": lambda: (aten.linear.default, f(3, 5, 4), f(6, 4), f(6)),
+    "linear plain": lambda: (aten.linear.default, f(5, 4), f(6, 4)),
+    "linear vector": lambda: (aten.linear.default, f(4), f(6, 4), f(6)),
+    "einsum": lambda: (aten.einsum.default, "bij,bkj->bik", [f(2, 5, 4), f(2, 3, 4)]),
+    "einsum dots": lambda: (aten.einsum.default, "...ij,jk", [f(2, 3, 4), f(4, 5)]),
+    "einsum three": lambda: (aten.einsum.default, "ij,jk,k->i", [f(5, 4), f(4, 3), f(3)]),
+    "einsum diagonal": lambda: (aten.einsum.default, "ii->i", [f(4, 4)]),
+    "tensordot": lambda: (aten.tensordot.default, f(2, 4, 3), f(3, 4, 5), [1, 2], [1, 0]),
+    "embedding": lambda: (aten.embedding.default, f(7, 4), i(7, 5, 3)),
+    "sdpa": lambda: (aten.scaled_dot_product_attention.default, f(2, 5, 4, 3), f(2, 5, 6, 3), f(2, 5, 6, 3)),
+    "sdpa causal": lambda: (aten.scaled_dot_product_attention.default, f(2, 5, 4, 3), f(2, 5, 4, 3),
+                            f(2, 5, 4, 3), None, 0.0, True),
+    "sdpa mask": lambda: (aten.scaled_dot_product_attention.default, f(2, 5, 4, 3), f(2, 5, 6, 3),
+                          f(2, 5, 6, 3), f(5, 4, 1)),
+    "sdpa grouped": lambda: (aten.scaled_dot_product_attention.default, f(2, 6, 4, 3), f(2, 3, 4, 3),
+                             f(2, 3, 4, 3), None, 0.0, True, {"enable_gqa": True}),
+    "sdpa one key head": lambda: (aten.scaled_dot_product_attention.default, f(2, 6, 4, 3),
+                                  f(2, 1, 4, 3), f(2, 1, 4, 3), None, 0.0, False, {"enable_gqa": True}),
+    "view split": lambda: (aten.view.default, f(3, 20), [3, 5, 4]),
+    "view join": lambda: (aten.view.default, f(3, 5, 4), [3, 20]),
+    "view batch": lambda: (aten.view.default, f(3, 5, 4), [15, 4]),
+    "view regroup": lambda: (aten.view.default, f(6, 4, 2), [8, 6]),
+    "view ones": lambda: (aten.view.default, f(1, 6, 1), [6, 1, 1]),
+    "view negative": lambda: (aten.reshape.default, f(4, 6), [2, -1, 3]),
+    "view empty": lambda: (aten.view.default, f(0, 6), [0, 2, 3]),
+    "view scalar": lambda: (aten.view.default, f(1), []),
+    "flatten": lambda: (aten.flatten.using_ints, f(3, 5, 4), 1),
+    "unflatten": lambda: (aten.unflatten.int, f(3, 20), -1, [5, 4]),
+    "transpose": lambda: (aten.transpose.int, f(5, 4, 3), 0, -1),
+    "permute": lambda: (aten.permute.default, f(5, 4, 3), [2, 0, 1]),
+    "t": lambda: (aten.t.default, f(5, 4)),
+    "mT": lambda: (aten.mT.default, f(5, 4, 3)),
+    "movedim": lambda: (aten.movedim.intlist, f(5, 4, 3), [0, 2], [1, 0]),
+    "squeeze": lambda: (aten.squeeze.default, f(3, 1, 2)),
+    "squeeze dim": lambda: (aten.squeeze.dim, f(3, 1, 2), 1),
+    "squeeze nothing": lambda: (aten.squeeze.dim, f(3, 1, 2), 0),
+    "unsqueeze": lambda: (aten.unsqueeze.default, f(5, 4), -2),
+    "expand": lambda: (aten.expand.default, f(5, 1), [3, -1, 4]),
+    "expand_as": lambda: (aten.expand_as.default, f(5, 1), f(3, 5, 4)),
+    "broadcast_tensors": lambda: (aten.broadcast_tensors.default, [f(5, 1), f(4)]),
+    "repeat": lambda: (aten.repeat.default, f(5, 4), [2, 1, 3]),
+    "repeat_interleave": lambda: (aten.repeat_interleave.self_int, f(5, 4), 3, 0),
+    "repeat_interleave one": lambda: (aten.repeat_interleave.self_int, f(1, 4), 3, 0),
+    "view_as_real": lambda: (aten.view_as_real.default, torch.complex(f(5, 4), f(5, 4))),
+    "view_as_complex": lambda: (aten.view_as_complex.default, f(5, 4, 2)),
+    "slice": lambda: (aten.slice.Tensor, f(7, 4), 0, 1, 6),
+    "slice step": lambda: (aten.slice.Tensor, f(7, 4), 0, 1, 7, 3),
+    "slice none": lambda: (aten.slice.Tensor, f(7, 4), 0, 5, 2),
+    "slice tail": lambda: (aten.slice.Tensor, f(7, 4), 0, -3, 9223372036854775807),
+    "narrow": lambda: (aten.narrow.default, f(7, 4), 0, -5, 3),
+    "select": lambda: (aten.select.int, f(7, 4), 0, -2),
+    "unbind": lambda: (aten.unbind.int, f(3, 4), 0),
+    "split": lambda: (aten.split.Tensor, f(7, 4), 3),
+    "split sizes": lambda: (aten.split_with_sizes.default, f(7, 4), [2, 0, 5], 0),
+    "chunk": lambda: (aten.chunk.default, f(5, 7), 3, -1),
+    "tensor_split": lambda: (aten.tensor_split.sections, f(7, 4), 3),
+    "cat": lambda: (aten.cat.default, [f(3, 4), f(5, 4), f(2, 4)]),
+    "cat other": lambda: (aten.cat.default, [f(3, 4), f(3, 1)], 1),
+    "cat nothing": lambda: (aten.cat.default, [f(0), f(3, 4)]),
+    "cat mixed": lambda: (aten.cat.default, [f(3, 4), i(4, 2, 4)]),
+    "stack": lambda: (aten.stack.default, [f(3, 4), f(3, 4)], 1),
+    "pad": lambda: (aten.constant_pad_nd.default, f(5, 4), [1, 2, 3, 1], 2.5),
+    "pad zero": lambda: (aten.pad.default, f(5, 4), [0, 0, 2, 0]),
+    "pad crop": lambda: (aten.constant_pad_nd.default, f(6, 4), [0, 0, -3, 2]),
+    "tril": lambda: (aten.tril.default, f(5, 4), 1),
+    "triu": lambda: (aten.triu.default, f(2, 5, 4), -1),
+    "index_select": lambda: (aten.index_select.default, f(5, 4), 1, i(4, 6)),
+    "gather": lambda: (aten.gather.default, f(5, 4), 1, i(4, 5, 3)),
+    "gather short": lambda: (aten.gather.default, f(5, 4), 1, i(4, 2, 3)),
+    "scatter": lambda: (aten.scatter.value, f(5, 4), 1, i(4, 5, 1), 0),
+    "scatter_add": lambda: (aten.scatter_add.default, f(5, 4), 1, i(4, 5, 3), f(5, 3)),
+    "index": lambda: (aten.index.Tensor, f(5, 4, 3), [None, i(4, 2)]),
+    "index two": lambda: (aten.index.Tensor, f(5, 4, 3), [i(5, 2, 1), i(4, 2)]),
+    "index apart": lambda: (aten.index.Tensor, f(5, 4, 3), [i(5, 2), None, i(3, 2)]),
+    "index_add": lambda: (aten.index_add.default, f(5, 4), 1, i(4, 3), f(5, 3)),
+    "index_copy": lambda: (aten.index_copy.default, f(5, 4), 1, torch.tensor([2, 0]), f(5, 2)),
+    "index_fill": lambda: (aten.index_fill.int_Scalar, f(5, 4), 1, torch.tensor([2, 0]), 3.0),
+}
+
+
+def random_layout(rng: random.Random, mesh: Mesh, tensor: Tensor) -> Layout:
+    """Any axis on any dim in any order, default or ragged cuts, or partial."""
+    dims: list[list[int]] = [[] for _ in tensor.shape]
+    kinds = ["sum", "avg", "max"] if tensor.is_floating_point() else ["sum"]
+    if tensor.dtype == torch.bool or tensor.is_complex():
+        kinds = []
+    kind = rng.choice(kinds) if kinds else None
+    partial: list[str | None] = [None] * mesh.ndim
+    for axis in rng.sample(range(mesh.ndim), mesh.ndim):
+        place = rng.randrange(tensor.ndim + 2)
+        if place < tensor.ndim:
+            dims[place].append(axis)
+        elif place == tensor.ndim and kind:
+            partial[axis] = kind if kind == "max" else rng.choice(["sum", "avg"][: len(kinds)])
+    cuts: list[tuple[int, ...] | None] = [None] * tensor.ndim
+    for dim, axes in enumerate(dims):
+        if axes and rng.random() < 0.6:
+            count = math.prod(mesh.axis_sizes[axis] for axis in axes)
+            inner = sorted(rng.randint(0, tensor.shape[dim]) for _ in range(count - 1))
+            cuts[dim] = (0, *inner, tensor.shape[dim])
+    return Layout.make(mesh, tensor.shape, dims, cuts, partial)
+
+
+def coordinates(mesh: Mesh) -> Iterator[tuple[int, ...]]:
+    return itertools.product(*map(range, mesh.axis_sizes))
+
+
+def locals_of(dense: Tensor, layout: Layout, rng: random.Random) -> dict[tuple[int, ...], Tensor]:
+    """What every coordinate holds; terms are random and reduce to the dense value."""
+    axes = [axis for axis, kind in enumerate(layout.partial) if kind]
+    kinds = {layout.partial[axis] for axis in axes}
+    keys = list(itertools.product(*(range(layout.mesh.axis_sizes[axis]) for axis in axes)))
+    terms: dict[tuple[int, ...], Tensor] = {}
+    if kinds <= {"sum", "avg"}:
+        rest = dense * math.prod(
+            layout.mesh.axis_sizes[axis] for axis in axes if layout.partial[axis] == "avg"
+        )
+        for key in keys[:-1]:
+            low = 0 if dense.dtype == torch.uint8 else -5
+            terms[key] = torch.randint(low, 6, dense.shape).to(dense.dtype)
+            rest = rest - terms[key] if dense.dtype != torch.bool else rest
+        terms[keys[-1]] = rest if axes else dense
+    else:
+        assert kinds == {"max"}
+        winner = torch.randint(0, len(keys), dense.shape)
+        for place, key in enumerate(keys):
+            less = torch.randint(0, 6, dense.shape).to(dense.dtype)
+            terms[key] = dense - torch.where(winner == place, torch.zeros_like(less), less)
+    out = {}
+    for coordinate in coordinates(layout.mesh):
+        box = tuple(slice(start, stop) for start, stop in layout.box_at(coordinate))
+        out[coordinate] = terms[tuple(coordinate[axis] for axis in axes)][box]
+    return out
+
+
+def assemble(pieces: dict[tuple[int, ...], Tensor], layout: Layout, dense: Tensor) -> Tensor:
+    """The dense value of local results; replicas must agree, terms are reduced."""
+    axes = [axis for axis, kind in enumerate(layout.partial) if kind]
+    seen: dict[tuple[int, ...], Tensor] = {}
+    filled: dict[tuple[int, ...], Tensor] = {}
+    for coordinate, piece in pieces.items():
+        box = layout.box_at(coordinate)
+        assert tuple(piece.shape) == tuple(stop - start for start, stop in box), (layout, coordinate)
+        assert piece.dtype == dense.dtype
+        key = tuple(coordinate[axis] for axis in axes)
+        whole = filled.setdefault(key, torch.zeros_like(dense))
+        mask = seen.setdefault(key, torch.zeros(dense.shape, dtype=torch.bool))
+        where = tuple(slice(start, stop) for start, stop in box)
+        assert torch.equal(whole[where][mask[where]], piece[mask[where]]), "replicas differ"
+        whole[where], mask[where] = piece, True
+    assert all(bool(mask.all()) for mask in seen.values()), "elements that no coordinate holds"
+    value = filled
+    for place in reversed(range(len(axes))):
+        kind = layout.partial[axes[place]]
+        groups: dict[tuple[int, ...], list[Tensor]] = {}
+        for key, term in value.items():
+            groups.setdefault(key[:place], []).append(term)
+        value = {key: reduce_terms(kind, terms) for key, terms in groups.items()}
+    return value[()]
+
+
+def reduce_terms(kind: str | None, terms: Sequence[Tensor]) -> Tensor:
+    stacked = torch.stack(list(terms))
+    match kind:
+        case "sum":
+            return stacked.sum(0, dtype=stacked.dtype)
+        case "avg":
+            return stacked.mean(0)
+        case "max":
+            return stacked.amax(0)
+        case "min":
+            return stacked.amin(0)
+        case "product":
+            return stacked.prod(0)
+        case "and":
+            return stacked.all(0)
+        case "or":
+            return stacked.any(0)
+    raise AssertionError(kind)
+
+
+def as_call(op: Any, args: Sequence[Any], kwargs: dict[str, Any], results: Sequence[Tensor]) -> Call:
+    def swap(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return TensorArg(tuple(value.shape), str(value.dtype)[6:])
+        return [swap(one) for one in value] if isinstance(value, list) else value
+
+    return Call(str(op), tuple(map(swap, args)), {k: swap(v) for k, v in kwargs.items()},
+                tuple(map(swap, results)))
+
+
+def tensors_in(values: Any) -> list[Tensor]:
+    if isinstance(values, Tensor):
+        return [values]
+    if isinstance(values, (list, tuple)):
+        return [tensor for value in values for tensor in tensors_in(value)]
+    return []
+
+
+def put(values: Any, locals_: Iterator[Tensor]) -> Any:
+    if isinstance(values, (Tensor, TensorArg)):
+        return next(locals_)
+    if isinstance(values, (list, tuple)):
+        return type(values)(put(value, locals_) for value in values)
+    return values
+
+
+def overload(name: str) -> Any:
+    _, packet, which = name.split(".")
+    return getattr(getattr(aten, packet), which)
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["value", "grad"])
+@pytest.mark.parametrize("name", SAMPLES)
+def test_boxes_make_the_dense_result(name: str, grad: bool) -> None:
+    seed = zlib.crc32(f"{name} {grad}".encode())
+    torch.manual_seed(seed)
+    rng = random.Random(seed)
+    op, *args = SAMPLES[name]()
+    kwargs = args.pop() if isinstance(args[-1], dict) else {}
+    dense = tensors_in(args)
+    results = tensors_in(op(*args, **kwargs))
+    call = as_call(op, args, kwargs, results)
+    for trial in range(NUM_LAYOUTS):
+        mesh = MESHES[trial % len(MESHES)]
+        layouts = [random_layout(rng, mesh, tensor) for tensor in dense]
+        found = lookup(call, layouts)
+        assert found is not None
+        wants = [grad and tensor.is_floating_point() for tensor in dense]
+        decision = found if isinstance(found, Decision) else decide(found, call, layouts, wants)
+        check(call, op, args, kwargs, dense, results, decision, rng)
+
+
+def check(
+    call: Call, op: Any, args: Sequence[Any], kwargs: dict[str, Any], dense: Sequence[Tensor],
+    results: Sequence[Tensor], decision: Decision, rng: random.Random,
+) -> None:
+    held = [locals_of(tensor, layout, rng) for tensor, layout in zip(dense, decision.operands)]
+    assert [layout.shape for layout in decision.operands] == [tuple(t.shape) for t in dense]
+    run = overload(decision.op) if decision.op else op
+    pieces: list[dict[tuple[int, ...], Tensor]] = [{} for _ in results]
+    for coordinate in coordinates(decision.operands[0].mesh):
+        given, named = (args, kwargs) if decision.args is None else decision.args(coordinate)
+        locals_ = iter([one[coordinate] for one in held])
+        out = tensors_in(run(*put(list(given), locals_), **named))
+        for place, piece in enumerate(out):
+            pieces[place][coordinate] = piece
+    for piece, layout, expected in zip(pieces, decision.results, results, strict=True):
+        found = assemble(piece, layout, expected)
+        same = torch.allclose(found, expected, atol=1e-9, rtol=1e-9, equal_nan=True)
+        assert same, (decision, found, expected)
