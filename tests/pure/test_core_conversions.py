@@ -336,6 +336,7 @@ def test_torch_placements_are_known_by_type_and_fields():
     assert as_placement(_torch("Replicate")) == Replicate()
     assert as_placement(_torch("Partial", reduce_op="avg")) == Partial("avg")
     assert as_placement(_torch("_StridedShard", dim=0, split_factor=2)) == StridedShard(0, 2)
-    for stranger in (_torch("_MaskPartial", reduce_op="sum"), _LooksLikeTorch(dim=0), "dp", 0, None):
+    strangers = (_torch("_MaskPartial", reduce_op="sum"), _LooksLikeTorch(dim=0), "dp", 0, None)
+    for stranger in strangers:
         with pytest.raises(ShardTypeError):
             as_placement(stranger)

@@ -48,10 +48,11 @@ def test_values_keep_their_identity_in_another_process():
     layout = Layout(Mesh({"dp": 2, "tp": 2}), (7, 5), P("dp", partial={"tp": "sum"}),
                     sizes={0: (1, 6)})
     data = pickle.dumps((layout, layout.mesh, layout.spec))
-    assert _run(f"""
+    answers = _run(f"""
 import pickle
 from weft.core import *
 layout, mesh, spec = pickle.loads({data!r})
 fresh = {layout!r}
 print(layout == fresh, hash(layout) == hash(fresh), hash(mesh) == hash(fresh.mesh),
-      {{fresh: 1}}[layout], spec == fresh.spec)""", PYTHONHASHSEED="12345") == "True True True 1 True"
+      {{fresh: 1}}[layout], spec == fresh.spec)""", PYTHONHASHSEED="12345")
+    assert answers == "True True True 1 True"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import combinations, permutations, product
+from itertools import combinations, pairwise, permutations, product
 
 import pytest
 from hypothesis import given, settings
@@ -146,7 +146,7 @@ def test_cuts_by_their_definitions(length: int, sizes: list[int]):
     flat, balanced = flat_cuts(length, sizes), balanced_cuts(length, sizes)
     width = math.ceil(length / count)
     assert flat == tuple(min(width * i, length) for i in range(count + 1))
-    even = [stop - start for start, stop in zip(balanced, balanced[1:])]
+    even = [stop - start for start, stop in pairwise(balanced)]
     assert sum(even) == length
     assert max(even) - min(even) <= 1
     assert sorted(even, reverse=True) == even

@@ -90,7 +90,9 @@ def test_names_that_torch_users_have(name: str):
     assert Mesh({name: 2}).axis_names == (name,)
 
 
-@pytest.mark.parametrize("axes", [{"dp": 2.0}, {"dp": "2"}, {"dp": True}, "dp", None, [("a", 1), 2]])
+@pytest.mark.parametrize(
+    "axes", [{"dp": 2.0}, {"dp": "2"}, {"dp": True}, "dp", None, [("a", 1), 2]]
+)
 def test_sizes_are_whole_numbers(axes: object):
     with pytest.raises(ShardTypeError):
         Mesh(axes)  # type: ignore[arg-type]

@@ -26,7 +26,9 @@ from weft.core.placement import (
 )
 from weft.errors import LayoutError, PlacementError, ShardTypeError, message
 
-__all__ = ["Cuts", "Decoded", "Sizes", "check_sizes", "decode", "encode_placements", "encode_spec", "text"]
+__all__ = [
+    "Cuts", "Decoded", "Sizes", "check_sizes", "decode", "encode_placements", "encode_spec", "text",
+]
 
 Cuts = tuple[tuple[int, ...] | None, ...]
 """Per tensor dim, explicit offsets of its shards, or None for the default."""
@@ -140,7 +142,7 @@ def _check_kinds(mesh: Mesh, partial: Sequence[str | None]) -> None:
         raise PlacementError(
             message("partial axes", f"{len(kinds)} kinds of reduction on one tensor of {mesh}",
                     "all partial axes have one kind; only sum and avg may stand together",
-                    [f"{kind}@{mesh.axis_names[axis]}" for axis, kind in enumerate(partial) if kind],
+                    [f"{kind}@{axis}" for kind, axis in zip(partial, mesh.axis_names) if kind],
                     "reduce the axes of one kind first: x.redistribute(...)")
         )
 
@@ -185,7 +187,7 @@ def check_sizes(
     """
     if not isinstance(sizes, Mapping):
         raise ShardTypeError(
-            message("Layout(sizes=)", f"{sizes!r} is a {type(sizes).__name__}",
+            message("Layout(sizes=)", f"{sizes!r} is of type {type(sizes).__name__}",
                     "sizes is a map tensor dim -> shard sizes", [repr(sizes)],
                     "Layout(mesh, shape, spec, sizes={0: (6, 14)})")
         )
@@ -221,7 +223,8 @@ def _cuts_of(length: int, sizes: Sequence[int], given: Any) -> tuple[int, ...] |
     given = integers(given, "Layout(sizes=)", "shard sizes", "sizes={0: (6, 14)}")
     count = math.prod(sizes)
     if len(given) != count or sum(given) != length or min(given) < 0:
-        return f"{given} are {len(given)} sizes with sum {sum(given)} for {count} shards of {length}"
+        return (f"{given} are {len(given)} sizes with sum {sum(given)} for {count} shards of "
+                f"{length}")
     return cuts_from_sizes(given)
 
 

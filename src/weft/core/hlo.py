@@ -73,7 +73,8 @@ class TileAssignment:
                 message("hlo_sharding(version=2)", f"the {self.mesh.size()} device ids of "
                         f"{self.mesh} are no transposed iota",
                         "version 2 describes devices 0..n-1 in the order of permuted axes",
-                        [self.mesh.ranks], "layout.hlo_sharding(version=1)")
+                        [f"devices {_commas(self.devices[:16])}, ..."],
+                        "layout.hlo_sharding(version=1)")
             )
         order = [radix.index(digit) for digit in digits]
         transposed = f"T({_commas(order)})" if order != sorted(order) else ""

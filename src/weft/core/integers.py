@@ -19,7 +19,7 @@ def integers(values: Any, call: str, what: str, fix: str) -> tuple[int, ...]:
     """
     if not isinstance(values, Iterable) or isinstance(values, (str, bytes)):
         raise ShardTypeError(
-            message(call, f"{values!r} is a {type(values).__name__}, no sequence",
+            message(call, f"{values!r}, of type {type(values).__name__}, is no sequence",
                     f"{what} are given as a sequence of whole numbers", [repr(values)], fix)
         )
     values = tuple(values)

@@ -57,7 +57,7 @@ class Layout:
     f32[5@(dp,tp), 6]
     """
 
-    __slots__ = ("_hash", "cuts", "dims", "mesh", "partial", "shape")
+    __slots__ = ("mesh", "shape", "dims", "cuts", "partial", "_hash")
 
     mesh: Mesh
     shape: tuple[int, ...]

@@ -48,7 +48,7 @@ class Mesh:
     Mesh({'dp': 2}, ranks=(0, 4))
     """
 
-    __slots__ = ("_hash", "_positions", "axis_names", "axis_sizes", "axis_strides", "ranks")
+    __slots__ = ("axis_names", "axis_sizes", "axis_strides", "ranks", "_hash", "_positions")
 
     axis_names: tuple[AxisName, ...]
     axis_sizes: tuple[int, ...]
@@ -251,7 +251,7 @@ def as_mesh(value: Any, call: str = "mesh") -> Mesh:
         axes = zip(value.mesh_dim_names, sizes) if value.mesh_dim_names else sizes
         return Mesh(axes, ranks=value.mesh.flatten().tolist())
     raise ShardTypeError(
-        message(call, f"{value!r} is a {kind.__name__}, no mesh",
+        message(call, f"{value!r}, of type {kind.__name__}, is no mesh",
                 "a mesh is a weft.Mesh or a torch DeviceMesh", [repr(value)], _FIX)
     )
 

@@ -46,7 +46,7 @@ class P:
         self.entries = tuple(canonical)
         if partial is not None and not isinstance(partial, Mapping):
             raise ShardTypeError(
-                message("P(partial=)", f"{partial!r} is a {type(partial).__name__}",
+                message("P(partial=)", f"{partial!r} is of type {type(partial).__name__}",
                         "partial is a map axis -> kind of reduction", [repr(partial)],
                         'P("dp", partial={"cp": "sum"})')
             )
@@ -81,7 +81,7 @@ def _entry(entry: Any) -> SpecEntry:
     ):
         return tuple(entry)
     raise ShardTypeError(
-        message("P(*entries)", f"entry {entry!r} is a {type(entry).__name__}",
+        message("P(*entries)", f"entry {entry!r} is of type {type(entry).__name__}",
                 "an entry is an axis name or number, a tuple of them, or None", [repr(entry)],
                 'P(("dp", "tp"), None)')
     )

@@ -165,7 +165,7 @@ def as_placement(value: Any, call: str = "placements") -> Placement:
             return Partial(value.reduce_op)
     hint = f"P({value!r})" if isinstance(value, str) else "[Shard(0), Replicate()]"
     raise ShardTypeError(
-        message(call, f"{value!r} is a {type(value).__name__}, no placement",
+        message(call, f"{value!r}, of type {type(value).__name__}, is no placement",
                 "a placement is Shard(dim), Replicate() or Partial(kind), one per mesh axis",
                 [repr(value)], hint)
     )
@@ -185,7 +185,7 @@ def _torch_name(value: Any) -> str | None:
 def _check_shard(name: str, shard: Shard | StridedShard) -> None:
     if not isinstance(shard.dim, int) or isinstance(shard.dim, bool):
         raise ShardTypeError(
-            message(f"{name}(dim)", f"dim is {shard.dim!r}, a {type(shard.dim).__name__}",
+            message(f"{name}(dim)", f"dim is {shard.dim!r}, of type {type(shard.dim).__name__}",
                     "a tensor dim is a whole number", [repr(shard.dim)], f"{name}(0)")
         )
     if shard.sizes is not None:
