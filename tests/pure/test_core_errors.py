@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from weft.core import Mesh
+from weft import core
 from weft.errors import (
     LayoutError,
     MeshError,
@@ -15,7 +15,7 @@ from weft.errors import (
     message,
 )
 
-MESH = Mesh({"dp": 2, "tp": 4})
+NAMES = {**vars(core), "MESH": core.Mesh({"dp": 2, "tp": 4})}
 
 CASES: dict[str, tuple[type[WeftError], str]] = {
     'Mesh({"dp": 0, "tp": -1, "cp": 2})': (MeshError, """
@@ -210,7 +210,7 @@ P(partial=): 'cp' is of type str.
 def test_errors_say_it_in_five_parts(code: str):
     kind, text = CASES[code]
     with pytest.raises(kind) as raised:
-        eval(code)
+        eval(code, dict(NAMES))
     assert str(raised.value) == text.lstrip("\n")
     assert isinstance(raised.value, TypeError if kind is ShardTypeError else ValueError)
     for part in ("Rule: ", "Offenders: ", "Fix: "):
