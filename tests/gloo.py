@@ -62,8 +62,8 @@ class GlooWorld:
         """Per rank, the result of `fn(mesh, *args)` or the exception that it raised."""
         if not self._processes:
             self._start()
-        axes = mesh if isinstance(mesh, Mesh) else dict(mesh) if isinstance(mesh, Mapping) else tuple(mesh)
-        request = (list(sys.path), pickle.dumps((fn, axes, args)))
+        value = mesh.abstract if isinstance(mesh, Mesh) else Mesh(mesh)
+        request = (list(sys.path), pickle.dumps((fn, value, args)))
         for pipe in self._pipes:
             with contextlib.suppress(OSError):  # a rank that has died: its answer will say so
                 pipe.send(request)
@@ -80,7 +80,7 @@ class GlooWorld:
             return pickle.loads(pipe.recv_bytes())
         except (EOFError, OSError):
             return RankDied(f"rank {rank} ended without an answer")
-        except Exception as error:  # noqa: BLE001 - an answer that cannot be read is an outcome
+        except Exception as error:
             error.add_note(f"in reading the answer of rank {rank}")
             return error
 
@@ -127,15 +127,15 @@ def _serve(rank: int, size: int, store: str, timeout: float, pipe: Connection) -
 
 def _attempt(rank: int, request: bytes) -> bytes:
     try:
-        fn, axes, args = pickle.loads(request)
+        fn, value, args = pickle.loads(request)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            return pickle.dumps(fn(weft.comm.init_mesh(axes), *args))
-    except BaseException as error:  # noqa: BLE001 - sent to the caller
+            return pickle.dumps(fn(weft.comm.init_mesh(value), *args))
+    except BaseException as error:
         text = f"on gloo rank {rank}:\n{traceback.format_exc()}"
         try:
             pickle.loads(pickle.dumps(error))
-        except Exception:  # noqa: BLE001 - an exception that cannot travel
+        except Exception:
             error = RuntimeError(repr(error))
         error.add_note(text)
         return pickle.dumps(error)

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from tests.gloo import GlooWorld, RankDied
 
+from tests.gloo import GlooWorld, RankDied
 from weft.errors import CommunicationError
 
 TIMEOUT = 3

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
-from tests.cases.collectives import DTYPES, MESHES, faults_on_rank, kinds_of
-from tests.gloo import GlooWorld
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from tests.cases.collectives import DTYPES, MESHES, faults_on_rank, kinds_of
+from tests.gloo import GlooWorld
 from weft.comm import as_bound_mesh, current_mesh, init_mesh, run_simulated
 from weft.core import Mesh
 from weft.errors import MeshError

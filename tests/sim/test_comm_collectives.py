@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.cases.collectives import DTYPES, MESHES, differences, expected, faults_on_rank
 
+from tests.cases.collectives import DTYPES, MESHES, differences, expected, faults_on_rank
 from weft.comm import check_kind, run_simulated
 from weft.core import KINDS, Mesh
 from weft.errors import PlacementError

@@ -9,7 +9,13 @@ import pytest
 import torch
 
 from weft.comm import (
-    BoundMesh, Recorded, as_bound_mesh, current_mesh, init_mesh, recorded, recording_mesh,
+    BoundMesh,
+    Recorded,
+    as_bound_mesh,
+    current_mesh,
+    init_mesh,
+    recorded,
+    recording_mesh,
     run_simulated,
 )
 from weft.core import Layout, Mesh, P

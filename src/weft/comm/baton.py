@@ -176,7 +176,7 @@ class Baton:
             runner.ended = "has returned"
         except _Unwound:
             runner.ended = "was unwound"
-        except BaseException as error:  # noqa: BLE001 - raised again by `run`
+        except BaseException as error:
             runner.ended = f"has raised {type(error).__name__}"
             error.add_note(f"on simulated rank {runner.rank} of {len(self.runners)}")
             self._stop(error)
@@ -219,9 +219,10 @@ class Baton:
         """Who waits where, when all that have not ended wait."""
         doing: dict[str, list[str]] = {}
         for runner in self.runners:
-            state = runner.ended or "waits at {1} of ranks {0}".format(
-                ", ".join(map(str, runner.waits[0])), runner.waits[1]
-            )
+            state = runner.ended
+            if state is None:
+                members, what = runner.waits
+                state = f"waits at {what} of ranks {', '.join(map(str, members))}"
             doing.setdefault(state, []).append(str(runner.rank))
         waiting = [runner.waits for runner in self.runners if runner.waits is not None]
         return message(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -148,7 +148,7 @@ class Alone(Communicator):
 
     __slots__ = ()
 
-    def _nothing(self, *arguments: object) -> NoReturn:
+    def _nothing(self, *_: Any, **__: Any) -> Any:
         raise AssertionError("a group of one rank has nothing to communicate")
 
     _all_reduce = _all_gather = _reduce_scatter = _all_to_all = _nothing
@@ -156,7 +156,7 @@ class Alone(Communicator):
 
 
 def as_bytes(x: Tensor) -> Tensor:
-    """A contiguous tensor as flat bytes: how data of every dtype moves, float8 and bool included."""
+    """A contiguous tensor as flat bytes: how data of every dtype moves, float8 and bool too."""
     return x.resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)
 
 

@@ -101,12 +101,14 @@ class ProcessWorld(World):
             assert self.default is not None
             return self.default
         try:
-            return dist.new_group(
+            group = dist.new_group(
                 sorted(ranks), timeout=timeout(), use_local_synchronization=True,
                 backend=None if carried else backend_for(device_type),
             )
         except RuntimeError as error:
             raise _gave_up("making a process group", f"ranks {ranks}", error) from error
+        assert isinstance(group, dist.ProcessGroup), f"rank {self.rank} is not among {ranks}"
+        return group
 
     def adopt(self, device_mesh: DeviceMesh) -> BoundMesh:
         """The bound mesh that wraps a torch DeviceMesh and uses its groups; one per object."""
@@ -258,8 +260,8 @@ def process_world() -> ProcessWorld | None:
 
 def _backend_of(group: Any, device_type: str) -> str | None:
     """The backend by which a group carries a device type."""
-    pairs = (entry.split(":") for entry in dist.get_backend_config(group).split(","))
-    return {device: backend for device, backend in pairs}.get(device_type)
+    entries = dist.get_backend_config(group).split(",")  # "cpu:gloo,cuda:nccl"
+    return dict(entry.split(":") for entry in entries).get(device_type)
 
 
 def _gave_up(op: str, where: str, error: RuntimeError) -> CommunicationError:
