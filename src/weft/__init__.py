@@ -1,5 +1,6 @@
 """One tensor on many devices: ordinary PyTorch code on global tensors with layouts."""
 
+from weft import testing
 from weft.comm import BoundMesh, as_bound_mesh, current_mesh, init_mesh
 from weft.core import (
     KINDS, Layout, Mesh, P, Partial, Placement, Replicate, Shard, StridedShard,
@@ -20,5 +21,5 @@ __all__ = [
     "Partial", "Placement", "PlacementError", "Replicate", "Shard", "ShardTensor",
     "ShardTypeError", "StridedShard", "StrictError", "UnsupportedOpError", "WeftError",
     "WeftWarning", "arange", "as_bound_mesh", "current_mesh", "distribute_tensor", "empty",
-    "explain", "full", "init_mesh", "ones", "plan", "strict", "zeros",
+    "explain", "full", "init_mesh", "ones", "plan", "strict", "testing", "zeros",
 ]

@@ -241,8 +241,9 @@ def _program(trace: Trace) -> Callable[..., Any]:
 
     def run(func: Any, args: Any, kwargs: Any) -> Any:
         values: dict[int, Any] = dict(enumerate(flatten((args, kwargs))))
+        device = values[0].device
         for op in trace.ops:
-            out = _call_op(op, fill(op.args, values), fill(op.kwargs, values))
+            out = _call_op(op, fill(op.args, values), fill(op.kwargs, values), device)
             for slot, value in zip(slots_of(op.results), flatten(out)):
                 values[slot.index] = value
         return fill(trace.result, values)
@@ -250,9 +251,11 @@ def _program(trace: Trace) -> Callable[..., Any]:
     return run
 
 
-def _call_op(op: Op, args: Any, kwargs: Any) -> Any:
+def _call_op(op: Op, args: Any, kwargs: Any, device: torch.device) -> Any:
     if any(type(tensor) is ShardTensor for tensor in flatten((args, kwargs))):
         return hooks.call(op.overload, args, kwargs)
+    if kwargs.get("device") is not None:  # captured on meta tensors
+        kwargs["device"] = device
     return op.overload(*args, **kwargs)
 
 

@@ -109,6 +109,14 @@ def _trace(calls: Sequence[Any], result: Any, inputs: Sequence[torch.Tensor]) ->
             metas.append(tensor)
         return known
 
+    def result_slot(tensor: torch.Tensor) -> Slot:
+        # torch's factory functions hand out a new tensor over what the op returned.
+        if id(tensor) not in slots:
+            for index, meta in enumerate(metas[len(inputs) :], start=len(inputs)):
+                if _same_memory(tensor, meta):
+                    return Slot(index)
+        return slot(tensor)
+
     for tensor in inputs:
         slots[id(tensor)] = Slot(len(metas))
         metas.append(tensor)
@@ -123,7 +131,15 @@ def _trace(calls: Sequence[Any], result: Any, inputs: Sequence[torch.Tensor]) ->
                 map_tensors(slot, out),
             )
         )
-    return Trace(tuple(ops), map_tensors(slot, result), tuple(metas))
+    return Trace(tuple(ops), map_tensors(result_slot, result), tuple(metas))
+
+
+def _same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return (
+        one.untyped_storage()._cdata == other.untyped_storage()._cdata
+        and (one.shape, one.stride(), one.dtype, one.storage_offset())
+        == (other.shape, other.stride(), other.dtype, other.storage_offset())
+    )
 
 
 def map_tensors(change: Callable[[torch.Tensor], Any], tree: Any) -> Any:

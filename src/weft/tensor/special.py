@@ -15,6 +15,7 @@ from weft.errors import UnsupportedOpError, message
 from weft.tensor import autograd
 from weft.tensor.dispatch import call
 from weft.tensor.fallback import replicate
+from weft.tensor.indexing import set_item
 from weft.tensor.recipe import local_of
 from weft.tensor.shard_tensor import ShardTensor, wrap
 
@@ -164,6 +165,7 @@ def _table() -> dict[Any, Callable[..., Any]]:
         _Tensor.type: _type,
         _Tensor.pin_memory: _pin_memory,
         _Tensor.is_set_to: _is_set_to,
+        _Tensor.__setitem__: set_item,
         _Tensor.item: ShardTensor.item,
         _Tensor.tolist: ShardTensor.tolist,
     }
