@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from tests.cases.collectives import DTYPES, MESHES, faults_on_rank, kinds_of
 from tests.gloo import GlooWorld
 from weft.comm import as_bound_mesh, current_mesh, init_mesh, run_simulated
+from weft.comm.process_group import ProcessCommunicator
 from weft.core import Mesh
 from weft.errors import MeshError
 
@@ -56,7 +57,7 @@ def wrapping(mesh):
     assert bound.device_mesh is theirs
     assert [bound.get_group(axis) for axis in ("a", "b")] == theirs.get_all_groups()
     assert bound.get_all_groups() == theirs.get_all_groups()
-    assert bound.here == tuple(theirs.get_coordinate())
+    assert bound.here == tuple(theirs.get_coordinate() or ())
     assert (bound.shape, bound.ndim, bound.size()) == (theirs.shape, theirs.ndim, theirs.size())
     assert bound.get_rank() == theirs.get_rank()
     for name in ("a", "b"):
@@ -86,12 +87,18 @@ def test_a_torch_device_mesh_is_taken_as_it_is(gloo: GlooWorld) -> None:
     gloo.run(wrapping, {"dp": 2, "tp": 2})
 
 
+def group_of(mesh, *axes):
+    comm = mesh.comm(axes)
+    assert isinstance(comm, ProcessCommunicator)
+    return comm.group
+
+
 def groups(mesh):
     small = init_mesh({"x": 2, "y": 2, "z": 1})
-    whole = [small.comm((0, 1)).group, small.comm((0, 1, 2)).group, mesh.comm((0, 1)).group]
+    whole = [group_of(small, 0, 1), group_of(small, 0, 1, 2), group_of(mesh, 0, 1)]
     assert whole == [dist.group.WORLD] * 3
-    assert small.comm((1, 2)).group is small.comm((1,)).group is mesh.get_group("tp")
-    assert small["y"].comm((0,)).group is mesh.get_group("tp")
+    assert group_of(small, 1, 2) is group_of(small, 1) is mesh.get_group("tp")
+    assert group_of(small["y"], 0) is mesh.get_group("tp")
 
 
 def test_meshes_share_groups(gloo: GlooWorld) -> None:

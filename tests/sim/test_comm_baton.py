@@ -283,6 +283,7 @@ def test_collectives_in_reentrant_backward() -> None:
         x = torch.tensor([1.0 + mesh.rank], requires_grad=True)
         y = checkpoint(lambda x: Summed.apply(x * x, world(mesh)), x, use_reentrant=True)
         checkpoint(lambda y: Summed.apply(y * 3, world(mesh)), y, use_reentrant=True).backward()
+        assert x.grad is not None
         return x.grad.item()
 
     assert run_simulated(fn, 4) == [4 * 4 * 3 * 2 * (1.0 + rank) for rank in range(4)]
