@@ -46,7 +46,8 @@ class Case:
 
     `fn` gets the operands and returns a tensor, a number, or a tuple or list of them. A case
     with `grad` is also run backward. `layouts` limits the layouts of an operand by name, and
-    `per_mesh` says how many combinations of layouts are tried on each mesh.
+    `per_mesh` says how many combinations of layouts are tried on each mesh. A case that
+    `falls_back` may gather its operands, with a warning, because no rule covers it.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Case:
     grad: bool = True
     layouts: tuple[tuple[str, ...] | None, ...] = ()
     per_mesh: int = 3
+    falls_back: bool = False
 
     def tensors(self) -> list[Tensor]:
         """The dense operands, the same at every call."""
