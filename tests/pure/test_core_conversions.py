@@ -238,9 +238,12 @@ def test_op_shardings_of_a_mesh_with_its_own_devices():
     assert odd.hlo_sharding(1) == "{devices=[4]0,1,3,2}"
     with pytest.raises(PlacementError, match="no transposed iota"):
         odd.hlo_sharding(2)
+    every_other = Layout(Mesh((4,), ranks=(0, 2, 4, 6)), (8,), P(0))
+    with pytest.raises(PlacementError, match="no transposed iota"):
+        every_other.hlo_sharding(2)
     some = Layout(Mesh((2, 2), ranks=(9, 4, 7, 0)), (8,), P(1))
     assert some.hlo_sharding(1) == "{devices=[2,2]9,7,4,0 last_tile_dim_replicate}"
-    for case in (layout, odd, some):
+    for case in (layout, odd, every_other, some):
         check_hlo(case, case.hlo_sharding(1))
         assert Layout.from_hlo(case.hlo_sharding(1), case.mesh, case.shape) == case
     assert Layout.from_hlo(layout.hlo_sharding(2), mesh, (6, 6)) == layout
@@ -336,7 +339,8 @@ def test_torch_placements_are_known_by_type_and_fields():
     assert as_placement(_torch("Replicate")) == Replicate()
     assert as_placement(_torch("Partial", reduce_op="avg")) == Partial("avg")
     assert as_placement(_torch("_StridedShard", dim=0, split_factor=2)) == StridedShard(0, 2)
-    strangers = (_torch("_MaskPartial", reduce_op="sum"), _LooksLikeTorch(dim=0), "dp", 0, None)
+    others_shard = type("Shard", (_LooksLikeTorch,), {"__module__": "jax"})(dim=0)
+    strangers = (_torch("_MaskPartial", reduce_op="sum"), others_shard, "dp", 0, None)
     for stranger in strangers:
         with pytest.raises(ShardTypeError):
             as_placement(stranger)

@@ -200,7 +200,7 @@ def _axes_of_digit(mesh: Mesh, size: int, stride: int) -> list[int] | None:
     # A digit covers the strides [stride, stride * size): the axes that fill this range exactly.
     axes, top = [], size * stride
     for axis, (length, step) in enumerate(zip(mesh.axis_sizes, mesh.axis_strides)):
-        if length > 1 and length * step == top and step >= stride and top > stride:
+        if length > 1 and length * step == top > stride:
             axes.append(axis)
             top = step
     return axes if top == stride and size > 1 else None
@@ -226,8 +226,6 @@ def _expand(digits: Digits) -> list[int]:
 def _compress(values: Sequence[int]) -> Digits | None:
     # The digits whose sums are `values`, minor ones first found; None where there are none.
     digits: list[tuple[int, int]] = []
-    if values[0] != 0:
-        return None
     while len(values) > 1:
         stride = values[1]
         size = 2
