@@ -23,6 +23,7 @@ from weft.propagate import decide
 from weft.rules import Call, Decision, TensorArg, lookup
 
 aten = torch.ops.aten
+SDPA = aten.scaled_dot_product_attention.default
 MESHES = (Mesh({"x": 2, "y": 2}), Mesh({"x": 3}), Mesh({"x": 1, "y": 2}), Mesh({"x": 3, "y": 2}))
 NUM_LAYOUTS = 60
 
@@ -52,7 +53,9 @@ SAMPLES: dict[str, Callable[[], tuple[Any, ...]]] = {
     "mul int": lambda: (aten.mul.Tensor, i(9, 5, 4), i(9, 5, 1)),
     "mul mixed": lambda: (aten.mul.Tensor, i(9, 5, 4), f(5, 4)),
     "div": lambda: (aten.div.Tensor, f(5, 4), f(5, 4).abs() + 1),
-    "div floor": lambda: (aten.div.Tensor_mode, f(5, 4), f(5, 4).abs() + 1, {"rounding_mode": "floor"}),
+    "div floor": lambda: (
+        aten.div.Tensor_mode, f(5, 4), f(5, 4).abs() + 1, {"rounding_mode": "floor"},
+    ),
     "relu": lambda: (aten.relu.default, f(5, 4)),
     "gelu": lambda: (aten.gelu.default, f(5, 4)),
     "pow": lambda: (aten.pow.Tensor_Scalar, f(5, 4), 2),
@@ -125,8 +128,12 @@ SAMPLES: dict[str, Callable[[], tuple[Any, ...]]] = {
     "rms_norm": lambda: (aten.rms_norm.default, f(5, 4), [4], f(4)),
     "group_norm": lambda: (aten.group_norm.default, f(5, 4, 3), 2, f(4), f(4)),
     "cross_entropy": lambda: (aten.cross_entropy_loss.default, f(5, 4), i(4, 5), None, 0),
-    "cross_entropy wide": lambda: (aten.cross_entropy_loss.default, f(5, 4, 3), i(4, 5, 3), f(4).abs(), 0),
-    "cross_entropy soft": lambda: (aten.cross_entropy_loss.default, f(5, 4), f(5, 4).abs(), None, 0),
+    "cross_entropy wide": lambda: (
+        aten.cross_entropy_loss.default, f(5, 4, 3), i(4, 5, 3), f(4).abs(), 0,
+    ),
+    "cross_entropy soft": lambda: (
+        aten.cross_entropy_loss.default, f(5, 4), f(5, 4).abs(), None, 0,
+    ),
     "mm": lambda: (aten.mm.default, f(5, 4), f(4, 3)),
     "bmm": lambda: (aten.bmm.default, f(2, 5, 4), f(2, 4, 3)),
     "mv": lambda: (aten.mv.default, f(5, 4), f(4)),
@@ -137,7 +144,9 @@ SAMPLES: dict[str, Callable[[], tuple[Any, ...]]] = {
     "matmul row": lambda: (aten.matmul.default, f(2, 5, 4), f(4)),
     "matmul int": lambda: (aten.matmul.default, i(9, 5, 4), i(9, 4, 3)),
     "addmm": lambda: (aten.addmm.default, f(3), f(5, 4), f(4, 3)),
-    "addmm scaled": lambda: (aten.addmm.default, f(5, 1), f(5, 4), f(4, 3), {"beta": 2, "alpha": 3}),
+    "addmm scaled": lambda: (
+        aten.addmm.default, f(5, 1), f(5, 4), f(4, 3), {"beta": 2, "alpha": 3},
+    ),
     "addmv": lambda: (aten.addmv.default, f(5), f(5, 4), f(4)),
     "baddbmm": lambda: (aten.baddbmm.default, f(1, 3), f(2, 5, 4), f(2, 4, 3)),
     "addr": lambda: (aten.addr.default, f(4), f(5), f(4)),
@@ -150,15 +159,17 @@ SAMPLES: dict[str, Callable[[], tuple[Any, ...]]] = {
     "einsum diagonal": lambda: (aten.einsum.default, "ii->i", [f(4, 4)]),
     "tensordot": lambda: (aten.tensordot.default, f(2, 4, 3), f(3, 4, 5), [1, 2], [1, 0]),
     "embedding": lambda: (aten.embedding.default, f(7, 4), i(7, 5, 3)),
-    "sdpa": lambda: (aten.scaled_dot_product_attention.default, f(2, 5, 4, 3), f(2, 5, 6, 3), f(2, 5, 6, 3)),
-    "sdpa causal": lambda: (aten.scaled_dot_product_attention.default, f(2, 5, 4, 3), f(2, 5, 4, 3),
-                            f(2, 5, 4, 3), None, 0.0, True),
-    "sdpa mask": lambda: (aten.scaled_dot_product_attention.default, f(2, 5, 4, 3), f(2, 5, 6, 3),
-                          f(2, 5, 6, 3), f(5, 4, 1)),
-    "sdpa grouped": lambda: (aten.scaled_dot_product_attention.default, f(2, 6, 4, 3), f(2, 3, 4, 3),
-                             f(2, 3, 4, 3), None, 0.0, True, {"enable_gqa": True}),
-    "sdpa one key head": lambda: (aten.scaled_dot_product_attention.default, f(2, 6, 4, 3),
-                                  f(2, 1, 4, 3), f(2, 1, 4, 3), None, 0.0, False, {"enable_gqa": True}),
+    "sdpa": lambda: (SDPA, f(2, 5, 4, 3), f(2, 5, 6, 3), f(2, 5, 6, 3)),
+    "sdpa causal": lambda: (
+        SDPA, f(2, 5, 4, 3), f(2, 5, 4, 3), f(2, 5, 4, 3), None, 0.0, True,
+    ),
+    "sdpa mask": lambda: (SDPA, f(2, 5, 4, 3), f(2, 5, 6, 3), f(2, 5, 6, 3), f(5, 4, 1)),
+    "sdpa grouped": lambda: (
+        SDPA, f(2, 6, 4, 3), f(2, 3, 4, 3), f(2, 3, 4, 3), None, 0.0, True, {"enable_gqa": True},
+    ),
+    "sdpa one key head": lambda: (
+        SDPA, f(2, 6, 4, 3), f(2, 1, 4, 3), f(2, 1, 4, 3), None, 0.0, False, {"enable_gqa": True},
+    ),
     "view split": lambda: (aten.view.default, f(3, 20), [3, 5, 4]),
     "view join": lambda: (aten.view.default, f(3, 5, 4), [3, 20]),
     "view batch": lambda: (aten.view.default, f(3, 5, 4), [15, 4]),
@@ -283,7 +294,7 @@ def assemble(pieces: dict[tuple[int, ...], Tensor], layout: Layout, dense: Tenso
     filled: dict[tuple[int, ...], Tensor] = {}
     for coordinate, piece in pieces.items():
         box = layout.box_at(coordinate)
-        assert tuple(piece.shape) == tuple(stop - start for start, stop in box), (layout, coordinate)
+        assert tuple(piece.shape) == layout.local_shape_at(coordinate), (layout, coordinate)
         assert piece.dtype == dense.dtype
         key = tuple(coordinate[axis] for axis in axes)
         whole = filled.setdefault(key, torch.zeros_like(dense))
@@ -322,7 +333,9 @@ def reduce_terms(kind: str | None, terms: Sequence[Tensor]) -> Tensor:
     raise AssertionError(kind)
 
 
-def as_call(op: Any, args: Sequence[Any], kwargs: dict[str, Any], results: Sequence[Tensor]) -> Call:
+def as_call(
+    op: Any, args: Sequence[Any], kwargs: dict[str, Any], results: Sequence[Tensor]
+) -> Call:
     def swap(value: Any) -> Any:
         if isinstance(value, Tensor):
             return TensorArg(tuple(value.shape), str(value.dtype)[6:])

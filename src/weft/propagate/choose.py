@@ -13,14 +13,16 @@ each times (1 - 1/g), "back" being the same again when the operand needs a gradi
 of an operand that enters replicated is reduced for free: that is due to the user's choice of
 layout, and counting it would undo data parallelism for small batches. A value that enters as one
 term (to P) is charged the reduction that it makes necessary, so that a finished value meets a
-partial one by finishing the partial one.
+partial one by finishing the partial one; so is a contraction for which a sharded operand would
+have to be cut anew, since what it saves in moving that operand the result must pay. Where all
+operands agree on a factor, or on the terms of a linear set, nothing moves and nothing is compared.
 
 An axis of size 1 is judged as one of size 2: a program reads the same layouts on any number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from weft.rules import Rule
@@ -42,6 +44,9 @@ class Passed:
 Choice = str | Passed | None
 """What an axis does: cut a factor, pass terms, or nothing."""
 
+_COMPARE = Passed((), "")
+"""No candidate is free."""
+
 
 @dataclass(slots=True)
 class Frame:
@@ -49,6 +54,7 @@ class Frame:
 
     Args:
         rule: its rule.
+        results: bytes of all results.
         leads: per factor, where it leads a dim: (operand, dim, product of the dim's other factors).
         barred: factors that cannot be cut.
         held: per axis, per operand: the factor that the axis cuts, OTHER, or None.
@@ -59,6 +65,7 @@ class Frame:
     """
 
     rule: Rule
+    results: int
     leads: dict[str, list[tuple[int, int, int]]]
     barred: set[str]
     held: list[list[str | None]]
@@ -78,10 +85,10 @@ def terms(frame: Frame, factor: str) -> tuple[int, ...]:
     if rule.reduce.get(factor) != "sum" or len(rule.operands) == 1:
         return ()
     owners = {operand for operand, _, _ in frame.leads[factor]}
-    return tuple({
+    return tuple(sorted({
         member for members in rule.linear if not owners.isdisjoint(members)
         for member in members if member not in owners
-    })
+    }))
 
 
 def cheapest(frame: Frame, axis: int) -> Choice:
@@ -91,7 +98,7 @@ def cheapest(frame: Frame, axis: int) -> Choice:
         free = _agreed(frame, held)
     else:
         free = _passing(frame, held, kinds)
-    return _search(frame, axis) if free is OTHER else free
+    return _search(frame, axis) if free is _COMPARE else free
 
 
 def _agreed(frame: Frame, held: Sequence[str | None]) -> Choice:
@@ -102,15 +109,15 @@ def _agreed(frame: Frame, held: Sequence[str | None]) -> Choice:
             if found is None:
                 found = name
             elif name != found:
-                return OTHER
+                return _COMPARE
     if found is None:
         return None
-    if found in frame.barred or found == OTHER:
-        return OTHER
+    if found == OTHER or found in frame.barred:
+        return _COMPARE
     for operand, _, _ in frame.leads[found]:
         if held[operand] != found:
-            return OTHER
-    return OTHER if found in frame.rule.reduce and terms(frame, found) else found
+            return _COMPARE
+    return _COMPARE if found in frame.rule.reduce and terms(frame, found) else found
 
 
 def _passing(
@@ -118,7 +125,7 @@ def _passing(
 ) -> Choice:
     """The linear set whose members are all partial and the others replicated: no cost."""
     if any(name is not None for name in held):
-        return OTHER
+        return _COMPARE
     partial = tuple([index for index, kind in enumerate(kinds) if kind is not None])
     kind = kinds[partial[0]]
     assert kind is not None
@@ -126,7 +133,7 @@ def _passing(
         kinds[index] == kind for index in partial
     ):
         return Passed(partial, kind)
-    return OTHER
+    return _COMPARE
 
 
 def _may_pass(rule: Rule, kind: str) -> bool:
@@ -138,42 +145,62 @@ def _search(frame: Frame, axis: int) -> Choice:
     kinds = frame.kinds[axis] or (None,) * len(held)
     # What one rank would hold of each operand if this axis cut nothing.
     nbytes = [
-        held_nbytes * frame.sizes[axis] if name is not None else held_nbytes
-        for held_nbytes, name in zip(frame.nbytes, held)
+        own * frame.sizes[axis] if name is not None else own
+        for own, name in zip(frame.nbytes, held)
     ]
     best: Choice = None
-    wanted: list[Choice] = [None] * len(held)
-    best_key = _key(frame, nbytes, held, kinds, wanted, size, None)
+    best_key = _key(frame, nbytes, held, kinds, (None,) * len(held), size, None)
+    for candidate, wanted in _candidates(frame, held, kinds):
+        key = _key(frame, nbytes, held, kinds, wanted, size, candidate)
+        if candidate in rule.reduce and any(
+            name is not None and name != candidate == target
+            for name, target in zip(held, wanted)
+        ):
+            key = (key[0] + 2 * _result_nbytes(frame, axis), *key[1:])
+        if key < best_key:
+            best, best_key = candidate, key
+    return best
+
+
+def _candidates(
+    frame: Frame, held: Sequence[str | None], kinds: Sequence[str | None]
+) -> Iterator[tuple[Choice, list[Choice]]]:
+    """Every candidate but the replicated one, with what it wants of each operand."""
+    rule = frame.rule
     for factor, places in frame.leads.items():
         if factor in frame.barred or (rule.sizes[factor] <= 1 and factor not in held):
             continue
-        wanted = [None] * len(held)
+        wanted: list[Choice] = [None] * len(held)
         for operand, _, _ in places:
             wanted[operand] = factor
         added = terms(frame, factor) if factor in rule.reduce else ()
         for operand in added:
             wanted[operand] = Passed(added, "sum")
-        key = _key(frame, nbytes, held, kinds, wanted, size, factor)
-        if key < best_key:
-            best, best_key = factor, key
-    for kind in {kind for kind in kinds if kind is not None and _may_pass(rule, kind)}:
+        yield factor, wanted
+    for kind in dict.fromkeys(kinds):  # in order: every rank must break ties alike
+        if kind is None or not _may_pass(rule, kind):
+            continue
         for members in rule.linear:
             if any(kinds[member] == kind for member in members):
                 passed = Passed(members, kind)
-                wanted = [None] * len(held)
-                for member in members:
-                    wanted[member] = passed
-                key = _key(frame, nbytes, held, kinds, wanted, size, passed)
-                if key < best_key:
-                    best, best_key = passed, key
-    return best
+                yield passed, [passed if index in members else None for index in range(len(held))]
+
+
+def _result_nbytes(frame: Frame, axis: int) -> float:
+    """Bytes of the results on one rank, as far as other axes cut them already."""
+    kept = {factors[0] for dims in frame.rule.results for factors in dims if factors}
+    nbytes = float(frame.results)
+    for other, size in enumerate(frame.sizes):
+        if other != axis and any(name in kept for name in frame.held[other]):
+            nbytes /= size
+    return nbytes
 
 
 def _key(
     frame: Frame, nbytes: Sequence[float], held: Sequence[str | None],
     kinds: Sequence[str | None], wanted: Sequence[Choice], size: int, candidate: Choice,
-) -> tuple[float, int, int]:
-    """Bytes; then fewer operands that stop being sharded; then fewer partial results."""
+) -> tuple[float, int, bool]:
+    """Bytes; then fewer operands that stop being sharded; then no partial result."""
     cost, lost = 0.0, 0
     for index, target in enumerate(wanted):
         name, kind = held[index], kinds[index]
@@ -200,7 +227,5 @@ def _key(
                 cost += 2 * nbytes[index]
             elif kind != target.kind:
                 cost += 4 * nbytes[index]
-    partial = not (candidate is None or isinstance(candidate, str)) or (
-        candidate in frame.rule.reduce
-    )
+    partial = isinstance(candidate, Passed) or candidate in frame.rule.reduce
     return cost, lost, partial

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from weft.core import Layout, balanced_cuts, default_cuts
@@ -40,7 +41,7 @@ def decide(
         layouts: of the tensor operands, in the order of `call.tensors`, all on one mesh.
         wants_grad: per operand, whether its gradient will be asked for.
     """
-    frame = _frame(rule, call.tensors, layouts, wants_grad)
+    frame = _frame(rule, call, layouts, wants_grad)
     num_axes = len(frame.sizes)
     choices: list[Choice] = [cheapest(frame, axis) for axis in range(num_axes)]
     _drop_mixed_kinds(frame, choices)
@@ -66,8 +67,7 @@ def decide(
 
 
 def _frame(
-    rule: Rule, tensors: Sequence[TensorArg], layouts: Sequence[Layout],
-    wants_grad: Sequence[bool],
+    rule: Rule, call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
 ) -> Frame:
     sizes = layouts[0].mesh.axis_sizes
     num = len(layouts)
@@ -77,8 +77,7 @@ def _frame(
     barred = set(rule.whole)
     nbytes: list[float] = []
     for index, (dims, layout) in enumerate(zip(rule.operands, layouts)):
-        tensor = tensors[index]
-        own = math.prod(tensor.shape) * _ITEMSIZE.get(tensor.dtype, 4)
+        own = float(_nbytes(call.tensors[index]))
         if dims is not None:
             for dim, (factors, axes) in enumerate(zip(dims, layout.dims)):
                 lead = OTHER
@@ -96,13 +95,17 @@ def _frame(
                     own /= sizes[axis]
             for axis, kind in enumerate(layout.partial):
                 if kind is not None:
-                    row = kinds[axis]
-                    if row is None:
-                        row = kinds[axis] = [None] * num
+                    row: list[str | None] = kinds[axis] or [None] * num
                     row[index] = kind
+                    kinds[axis] = row
         nbytes.append(own)
     _bar(rule, leads, barred, wants_grad)
-    return Frame(rule, leads, barred, held, kinds, nbytes, wants_grad, sizes)
+    results = sum([_nbytes(result) for result in call.results])
+    return Frame(rule, results, leads, barred, held, kinds, nbytes, wants_grad, sizes)
+
+
+def _nbytes(tensor: TensorArg) -> int:
+    return math.prod(tensor.shape) * _ITEMSIZE.get(tensor.dtype, 4)
 
 
 def _bar(
@@ -169,7 +172,7 @@ def _cuts(
     cuts = _units(layout, dim, inner, order, length, sizes)
     if factor in frame.rule.nonempty:
         full = cuts or default_cuts(length, sizes)
-        if any(start == stop for start, stop in zip(full, full[1:])):
+        if any(start == stop for start, stop in pairwise(full)):
             if length < math.prod(sizes):
                 return None
             cuts = balanced_cuts(length, sizes)
@@ -198,7 +201,7 @@ def _units(
         rest = sizes[same:]
         fine = [0]
         units = [_nearest(cut, inner) for cut in full]
-        for start, stop in zip(units, units[1:]):
+        for start, stop in pairwise(units):
             fine += [start + cut for cut in default_cuts(stop - start, rest)[1:]]
         return tuple(fine)
     return tuple([_nearest(cut, inner) for cut in full])
@@ -228,7 +231,7 @@ def _joined_cuts(
     def busiest(cuts: tuple[int, ...]) -> float:
         loads = [0.0] * (len(cuts) - 1)
         for own, row in held:
-            for shard, (start, stop) in enumerate(zip(cuts, cuts[1:])):
+            for shard, (start, stop) in enumerate(pairwise(cuts)):
                 inside = max(0, min(stop, own[-1]) - max(start, own[0]))
                 kept = max(0, min(stop, own[shard + 1]) - max(start, own[shard]))
                 loads[shard] += (inside - kept) * row

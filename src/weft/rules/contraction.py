@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import string
 from collections.abc import Callable, Sequence
+
 from weft.rules.factors import broadcast, dims, linear_sets, names
 from weft.rules.notation import Call, FactorDims, Rule
 
@@ -50,7 +51,7 @@ def _matmul(call: Call) -> Rule:
     return _matrix_product(call, left.shape, right.shape)
 
 
-def _matrix_product(call: Call, left: tuple[int, ...], right: tuple[int, ...]) -> Rule:
+def _matrix_product(call: Call, left: Sequence[int], right: Sequence[int]) -> Rule:
     shape = call.results[0].shape
     rows: FactorDims = (_M,) if len(left) > 1 else ()
     columns: FactorDims = (_N,) if len(right) > 1 else ()
@@ -113,7 +114,10 @@ def _einsum(call: Call) -> Rule | None:
         for name, length in zip(letters, tensor.shape):
             sizes[name] = length if sizes.get(name, 1) == 1 else sizes[name]
     operands = tuple(
-        tuple((name,) if sizes[name] == length else () for name, length in zip(letters, tensor.shape))
+        tuple(
+            (name,) if sizes[name] == length else ()
+            for name, length in zip(letters, tensor.shape)
+        )
         for letters, tensor in zip(spread, tensors)
     )
     repeated = {name for letters in spread for name in letters if letters.count(name) > 1}
@@ -181,15 +185,12 @@ def _attention(call: Call) -> Rule | None:
     lead, sizes = dims(num_lead), dict(zip(names(num_lead), shape))
     sizes.update(s=shape[-2], t=key.shape[-2], q=query.shape[-1], e=shape[-1])
     query_lead = key_lead = value_lead = lead
-    nonempty: frozenset[str] = frozenset()
     if call.kwargs.get("enable_gqa", False) and key.shape[-3] not in (1, shape[-3]):
-        group = shape[-3] // key.shape[-3]
-        sizes.update(g=key.shape[-3], r=group)
+        sizes.update(g=key.shape[-3], r=shape[-3] // key.shape[-3])
         query_lead = (*lead[:-1], ("g", "r"))
         key_lead = value_lead = (*lead[:-1], ("g",))
-        nonempty = frozenset({"g"})
     lead = query_lead
-    operands = [
+    operands: list[FactorDims] = [
         (*_lead(query.shape, shape, query_lead), ("s",), ("q",)),
         (*_lead(key.shape, shape, key_lead), ("t",), ("q",)),
         (*_lead(value.shape, shape, value_lead), ("t",), ("e",)),
@@ -200,7 +201,7 @@ def _attention(call: Call) -> Rule | None:
     whole = {"t", "q"} | ({"s"} if causal else set())
     return Rule(
         tuple(operands), ((*lead, ("s",), ("e",)),), sizes, whole=frozenset(whole),
-        linear=linear_sets(((2,),), call.tensors, call.results[0]), nonempty=nonempty,
+        linear=linear_sets(((2,),), call.tensors, call.results[0]),
     )
 
 

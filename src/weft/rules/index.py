@@ -8,7 +8,7 @@ coordinate calls the op with numbers of its own. Nothing is sent.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 from weft.core import Layout
@@ -110,7 +110,7 @@ def _split(call: Call, layouts: Sequence[Layout]) -> Decision:
     def args(coordinate: tuple[int, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         index = layout.shard_index(dim, coordinate)
         inside = [min(max(start, old[index]), old[index + 1]) for start in starts]
-        sizes = [stop - start for start, stop in zip(inside, inside[1:])]
+        sizes = [stop - start for start, stop in pairwise(inside)]
         return (source, sizes, dim), {}
 
     return Decision((layout,), pieces, args, "aten.split_with_sizes.default")
@@ -239,13 +239,15 @@ def _picked(
     shapes = [tensor.shape for tensor in call.tensors]
     ndim = len(call.results[0].shape)
     dim = one_dim(call.arg(1, "dim"), ndim)
+    shared = {
+        other for other in range(ndim)
+        if other != dim and len({shape[other : other + 1] for shape in shapes}) == 1
+    }
     sizes: dict[str, int] = {}
     named: list[FactorDims] = []
     for place, shape in enumerate(shapes):
         factors = [
-            f"d{other}" if other != dim and all(len(s) == ndim and s[other] == length for s in shapes)
-            else f"{place}.{other}"
-            for other, length in enumerate(shape)
+            f"d{other}" if other in shared else f"{place}.{other}" for other in range(len(shape))
         ]
         sizes.update(zip(factors, shape))
         named.append(tuple((name,) for name in factors))

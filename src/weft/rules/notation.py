@@ -125,6 +125,9 @@ class Rule:
 class Decision:
     """How one call is carried out.
 
+    Where `op` or `args` is given, the local op is that ATen overload, or the one that was called,
+    with those arguments; otherwise it is the very function that was called.
+
     Args:
         operands: the layout that each tensor operand must come to.
         results: the layouts of the results as the local op leaves them.
@@ -198,7 +201,7 @@ class Pattern:
         )
         return Rule(
             bound[: len(operands)], bound[len(operands) :], sizes, self.reduce,
-            self.whole | ones, linear, **more,
+            self.whole | ones, tuple(tuple(sorted(members)) for members in linear), **more,
         )
 
     def _misfit(self, facts: str, offenders: Sequence[object] = ()) -> LayoutError:
@@ -305,6 +308,9 @@ def _parse_side(
                     kinds[word] = kind
                 names.append(word)
             dims.append(tuple(names))
+        named = [name for factors in dims for name in factors if name not in ("1", "...")]
+        # A diagonal: cutting both of its dims alike would leave out the blocks off it.
+        whole.update(name for name in named if named.count(name) > 1)
         tensors.append(tuple(dims))
     return tuple(tensors)
 

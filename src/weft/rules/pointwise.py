@@ -13,7 +13,7 @@ from weft.core import Layout
 from weft.rules.factors import IDENTITY, broadcast, carries, dims, linear_sets, names
 from weft.rules.notation import Call, Decision, Rule, TensorArg
 
-__all__ = ["DECISIONS", "RULES", "elementwise"]
+__all__ = ["DECISIONS", "RULES", "VALUES_MATTER", "elementwise"]
 
 # Per op: the sets of operands in which it is jointly linear. A number in the place of a set's
 # member drops the set: x + 1 would count the 1 once per rank.
@@ -21,42 +21,42 @@ _FIRST = IDENTITY
 _BILINEAR = ((0,), (1,))
 _JOINT = ((0, 1),)
 _LINEAR: dict[str, tuple[tuple[int, ...], ...]] = {
-    "neg": _FIRST, "negative": _FIRST, "positive": _FIRST, "conj": _FIRST, "_conj": _FIRST,
-    "conj_physical": _FIRST, "resolve_conj": _FIRST, "resolve_neg": _FIRST, "real": _FIRST,
-    "imag": _FIRST, "deg2rad": _FIRST, "rad2deg": _FIRST, "ldexp": _FIRST,
-    "add": _JOINT, "sub": _JOINT, "subtract": _JOINT, "rsub": _JOINT, "lerp": _JOINT,
-    "mul": _BILINEAR, "multiply": _BILINEAR, "div": _FIRST, "divide": _FIRST,
-    "true_divide": _FIRST, "addcmul": ((0, 1), (0, 2)), "addcdiv": _JOINT,
+    "neg": _FIRST, "negative": _FIRST, "positive": _FIRST, "_neg_view": _FIRST,
+    "conj": _FIRST, "_conj": _FIRST, "conj_physical": _FIRST, "resolve_conj": _FIRST,
+    "resolve_neg": _FIRST, "real": _FIRST, "imag": _FIRST, "deg2rad": _FIRST, "rad2deg": _FIRST,
+    "ldexp": _FIRST, "add": _JOINT, "sub": _JOINT, "subtract": _JOINT, "rsub": _JOINT,
+    "lerp": _JOINT, "complex": _JOINT, "mul": _BILINEAR, "multiply": _BILINEAR,
+    "addcmul": ((0, 1), (0, 2)), "addcdiv": _JOINT,
     "gelu_backward": _FIRST, "silu_backward": _FIRST, "sigmoid_backward": _FIRST,
     "tanh_backward": _FIRST, "threshold_backward": _FIRST, "logit_backward": _FIRST,
 }
 
 _NONLINEAR = """
-    __xor__ abs absolute acos acosh angle arccos arccosh arcsin arcsinh arctan arctan2 arctanh asin
-    asinh atan atan2 atanh bitwise_and bitwise_left_shift bitwise_not bitwise_or
+    __xor__ abs absolute acos acosh angle arccos arccosh arcsin arcsinh arctan arctan2 arctanh
+    asin asinh atan atan2 atanh bitwise_and bitwise_left_shift bitwise_not bitwise_or
     bitwise_right_shift bitwise_xor ceil celu clamp clamp_max clamp_min clip copysign cos cosh
     digamma elu eq erf erfc erfinv exp exp2 expm1 fix float_power floor floor_divide fmax fmin
     fmod frac frexp gcd ge gelu greater greater_equal gt hardshrink hardsigmoid hardswish
     hardtanh heaviside hypot i0 igamma igammac isclose isfinite isinf isnan isneginf isposinf
     isreal lcm le leaky_relu less less_equal lgamma log log10 log1p log2 log_sigmoid logaddexp
     logaddexp2 logical_and logical_not logical_or logical_xor logit lt maximum minimum mish
-    mvlgamma nan_to_num ne nextafter not_equal polygamma pow reciprocal relu relu6 remainder round
-    rsqrt selu sgn sigmoid sign signbit silu sin sinc sinh softplus softshrink sqrt square tan
-    tanh threshold trunc xlogy special_airy_ai special_bessel_j0 special_bessel_j1
-    special_bessel_y0 special_bessel_y1 special_chebyshev_polynomial_t
+    mvlgamma nan_to_num ne nextafter not_equal polygamma polar pow reciprocal relu relu6
+    remainder round rsqrt selu sgn sigmoid sign signbit silu sin sinc sinh softplus softshrink
+    sqrt square tan tanh threshold trunc xlogy special_airy_ai special_bessel_j0
+    special_bessel_j1 special_bessel_y0 special_bessel_y1 special_chebyshev_polynomial_t
     special_chebyshev_polynomial_u special_chebyshev_polynomial_v special_chebyshev_polynomial_w
-    special_digamma special_entr special_erf special_erfc special_erfcx special_erfinv special_exp2
-    special_expit special_expm1 special_gammainc special_gammaincc special_gammaln
+    special_digamma special_entr special_erf special_erfc special_erfcx special_erfinv
+    special_exp2 special_expit special_expm1 special_gammainc special_gammaincc special_gammaln
     special_hermite_polynomial_h special_hermite_polynomial_he special_i0 special_i0e special_i1
     special_i1e special_laguerre_polynomial_l special_legendre_polynomial_p special_log1p
     special_log_ndtr special_logit special_modified_bessel_i0 special_modified_bessel_i1
     special_modified_bessel_k0 special_modified_bessel_k1 special_multigammaln special_ndtr
-    special_ndtri special_polygamma special_psi special_round
-    special_scaled_modified_bessel_k0 special_scaled_modified_bessel_k1
-    special_shifted_chebyshev_polynomial_t special_shifted_chebyshev_polynomial_u
-    special_shifted_chebyshev_polynomial_v special_shifted_chebyshev_polynomial_w special_sinc
-    special_spherical_bessel_j0 special_xlog1py special_xlogy special_zeta
-""".split()
+    special_ndtri special_polygamma special_psi special_round special_scaled_modified_bessel_k0
+    special_scaled_modified_bessel_k1 special_shifted_chebyshev_polynomial_t
+    special_shifted_chebyshev_polynomial_u special_shifted_chebyshev_polynomial_v
+    special_shifted_chebyshev_polynomial_w special_sinc special_spherical_bessel_j0
+    special_xlog1py special_xlogy special_zeta
+""".split()  # noqa: SIM905 (a page of names reads better than a page of quotes)
 
 _MOVES = ("alias", "clone", "contiguous", "detach", "lift", "lift_fresh", "lift_fresh_copy")
 
@@ -187,6 +187,12 @@ RULES: dict[str, Callable[[Call], Rule | None]] = {
     "aten.dropout": _dropout, "aten.feature_dropout": _dropout, "aten.alpha_dropout": _dropout,
     "aten.prelu": _prelu,
 }
+
+
+VALUES_MATTER = frozenset({
+    "aten.where", "aten.masked_fill", "aten.dropout", "aten.feature_dropout", "aten.alpha_dropout",
+})
+"""Ops whose rule reads the value of a number (is it 0?)."""
 
 
 # Ops that read no element of their first operand: its layout stays, terms of a sum do not count.

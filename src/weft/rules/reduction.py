@@ -54,7 +54,9 @@ def _gone(call: Call, dim_index: int | None, ndim: int) -> tuple[int, ...]:
     return dim_list(None if isinstance(value, bool) else value, ndim)
 
 
-def _whole(dim_index: int | None = 1, linear: bool = False) -> Callable[[Call], Rule]:
+def _whole(
+    dim_index: int | None = 1, linear: bool = False, nonempty: bool = False
+) -> Callable[[Call], Rule]:
     """Reduced dims whole, one result shape for all results."""
 
     def rule(call: Call) -> Rule:
@@ -68,6 +70,7 @@ def _whole(dim_index: int | None = 1, linear: bool = False) -> Callable[[Call], 
             tuple(_reduced(kinds, gone, result.shape) for result in call.results),
             dict(zip(factors, source.shape)), whole=frozenset(factors[dim] for dim in gone),
             linear=linear_sets(IDENTITY, call.tensors, call.results[0]) if linear else (),
+            nonempty=frozenset(factors) if nonempty else frozenset(),
         )
 
     return rule
@@ -200,8 +203,11 @@ RULES: dict[str, Callable[[Call], Rule | None]] = {
     "aten.logsumexp": _whole(1),
     "aten.special_logsumexp": _whole(1),
     **{f"aten.{name}": _whole(1) for name in (
-        "argmax", "argmin", "aminmax", "median", "mode", "nanmean", "nanmedian", "std",
-        "std_mean", "var", "var_mean",
+        "argmax", "argmin", "aminmax", "median", "mode", "nanmean", "nanmedian",
+    )},
+    # These warn of too few degrees of freedom where a shard has no elements.
+    **{f"aten.{name}": _whole(1, nonempty=True) for name in (
+        "std", "std_mean", "var", "var_mean",
     )},
     **{f"aten.{name}": _whole(2) for name in ("kthvalue", "norm", "quantile", "nanquantile")},
     **{f"aten.{name}": _along(1) for name in (

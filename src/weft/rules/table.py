@@ -9,7 +9,7 @@ from weft.rules import contraction, index, pointwise, reduction, view
 from weft.rules.factors import packet
 from weft.rules.notation import Call, Decision, Rule
 
-__all__ = ["DECISIONS", "RULES", "lookup"]
+__all__ = ["DECISIONS", "RULES", "lookup", "numbers_flow"]
 
 RULES: Mapping[str, Callable[[Call], Rule | None]] = {
     **pointwise.RULES, **reduction.RULES, **contraction.RULES, **view.RULES, **index.RULES,
@@ -38,3 +38,12 @@ def lookup(call: Call, layouts: Sequence[Layout]) -> Rule | Decision | None:
         return rule(call)
     decision = DECISIONS.get(name)
     return None if decision is None else decision(call, layouts)
+
+
+def numbers_flow(op: str) -> bool:
+    """Whether floats among the arguments only flow through: no rule reads their value.
+
+    Then one decision serves every learning rate; the types of the arguments still count.
+    """
+    name = packet(op)
+    return name in pointwise.RULES and name not in pointwise.VALUES_MATTER
