@@ -9,6 +9,7 @@ from weft.errors import (
     CommunicationError, LayoutError, MeshError, PlacementError, ShardTypeError, StrictError,
     UnsupportedOpError, WeftError, WeftWarning,
 )
+from weft.nn import distribute_module
 from weft.planner import plan
 from weft.tensor import (
     ShardTensor, arange, distribute_tensor, empty, explain, full, ones, strict, zeros,
@@ -20,6 +21,7 @@ __all__ = [
     "KINDS", "BoundMesh", "CommunicationError", "Layout", "LayoutError", "Mesh", "MeshError", "P",
     "Partial", "Placement", "PlacementError", "Replicate", "Shard", "ShardTensor",
     "ShardTypeError", "StridedShard", "StrictError", "UnsupportedOpError", "WeftError",
-    "WeftWarning", "arange", "as_bound_mesh", "current_mesh", "distribute_tensor", "empty",
+    "WeftWarning", "arange", "as_bound_mesh", "current_mesh", "distribute_module",
+    "distribute_tensor", "empty",
     "explain", "full", "init_mesh", "ones", "plan", "strict", "testing", "zeros",
 ]
