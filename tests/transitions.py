@@ -28,7 +28,7 @@ def assignments(
     mesh: Mesh, ndim: int, kinds: Sequence[str]
 ) -> Iterator[tuple[tuple[tuple[int, ...], ...], tuple[str | None, ...]]]:
     """(axes per dim, kind per axis): each axis idle, partial, or cutting a dim, in every order."""
-    does: list[None | str | int] = [None, *kinds, *range(ndim)]
+    does: list[str | int | None] = [None, *kinds, *range(ndim)]
     for choice in itertools.product(does, repeat=mesh.ndim):
         partial = tuple(it if isinstance(it, str) else None for it in choice)
         cutting = [[axis for axis, it in enumerate(choice) if it == dim] for dim in range(ndim)]
@@ -39,4 +39,4 @@ def assignments(
 def ragged(layout: Layout, dim: int) -> tuple[int, ...]:
     """Shards of one element, the first one empty, the last one with the rest."""
     length, count = layout.shape[dim], layout.num_shards(dim)
-    return tuple(min(max(index - 1, 0), length) for index in range(count)) + (length,)
+    return (*(min(max(index - 1, 0), length) for index in range(count)), length)

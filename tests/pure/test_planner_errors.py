@@ -7,7 +7,16 @@ import pytest
 from weft.core import Layout, Mesh, P
 from weft.errors import LayoutError
 from weft.planner import (
-    AllGather, AllReduce, Exchange, Plan, PlanError, ReduceScatter, Slice, Step, Term, interpret,
+    AllGather,
+    AllReduce,
+    Exchange,
+    Plan,
+    PlanError,
+    ReduceScatter,
+    Slice,
+    Step,
+    Term,
+    interpret,
     plan,
 )
 

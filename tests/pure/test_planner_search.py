@@ -11,7 +11,16 @@ from tests.transitions import MESHES, SHAPES, layouts
 from weft.core import Layout, Mesh, P
 from weft.errors import LayoutError
 from weft.planner import (
-    AllGather, AllReduce, Exchange, Plan, ReduceScatter, Slice, Term, interpret, naive, plan,
+    AllGather,
+    AllReduce,
+    Exchange,
+    Plan,
+    ReduceScatter,
+    Slice,
+    Term,
+    interpret,
+    naive,
+    plan,
 )
 
 
@@ -39,7 +48,7 @@ def test_every_plan_denotes_its_target(sizes: tuple[int, ...], shape: tuple[int,
 
 
 @pytest.mark.parametrize("sizes", MESHES)
-@pytest.mark.parametrize("shape", SHAPES[:5] + ((3, 2),))
+@pytest.mark.parametrize("shape", (*SHAPES[:5], (3, 2)))
 def test_every_naive_plan_denotes_its_target(
     sizes: tuple[int, ...], shape: tuple[int, ...]
 ) -> None:

@@ -5,7 +5,13 @@ from weft.planner.cost import Link, is_local, step_nbytes, step_nbytes_at, step_
 from weft.planner.interpret import PlanError, interpret
 from weft.planner.plan import Plan, gradient_layout, naive, plan, transpose
 from weft.planner.steps import (
-    AllGather, AllReduce, Exchange, ReduceScatter, Slice, Step, Term,
+    AllGather,
+    AllReduce,
+    Exchange,
+    ReduceScatter,
+    Slice,
+    Step,
+    Term,
 )
 
 __all__ = [

@@ -15,7 +15,13 @@ from typing import assert_never
 from weft.core.layout import Layout
 from weft.planner.geometry import Coordinate, num_copies, size_over, strip, volume
 from weft.planner.steps import (
-    AllGather, AllReduce, Exchange, ReduceScatter, Slice, Step, Term,
+    AllGather,
+    AllReduce,
+    Exchange,
+    ReduceScatter,
+    Slice,
+    Step,
+    Term,
 )
 
 __all__ = [

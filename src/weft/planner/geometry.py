@@ -10,6 +10,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
+from itertools import pairwise
 
 from weft.core.cuts import default_cuts
 from weft.core.layout import Box, Layout
@@ -72,7 +73,7 @@ def finer(layout: Layout, dim: int, cut: Cut, more: tuple[int, ...]) -> Cut:
         return axes + more, cuts
     sizes = [layout.mesh.axis_sizes[axis] for axis in more]
     out = [0]
-    for start, stop in zip(cuts, cuts[1:]):
+    for start, stop in pairwise(cuts):
         out += [start + offset for offset in default_cuts(stop - start, sizes)[1:]]
     return axes + more, tuple(out)
 

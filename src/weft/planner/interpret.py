@@ -16,7 +16,13 @@ from weft.core.layout import Layout
 from weft.planner.check import IDEMPOTENT, LINEAR
 from weft.planner.plan import Plan
 from weft.planner.steps import (
-    AllGather, AllReduce, Exchange, ReduceScatter, Slice, Step, Term,
+    AllGather,
+    AllReduce,
+    Exchange,
+    ReduceScatter,
+    Slice,
+    Step,
+    Term,
 )
 
 __all__ = ["PlanError", "interpret"]
@@ -142,9 +148,11 @@ def _views_agree(step: Step, at: tuple[int, ...]) -> bool:
     covered = [i for _, box in blocks for i in product(*(range(*pair) for pair in box))]
     if sorted(covered) != _indices(step.dst, at):
         return False
-    return isinstance(step, AllGather) or all(
-        (at, box) in step.sends(peer) for peer, box in blocks
-    ) and all((at, box) in step.receives(taker) for taker, box in step.sends(at))
+    if isinstance(step, AllGather):
+        return True
+    return all((at, box) in step.sends(peer) for peer, box in blocks) and all(
+        (at, box) in step.receives(taker) for taker, box in step.sends(at)
+    )
 
 
 def _term(step: Term, at: tuple[int, ...], world: World) -> Held:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -13,7 +12,11 @@ from weft.core.layout import Layout
 from weft.errors import LayoutError, message
 from weft.planner.check import check
 from weft.planner.cost import (
-    missing_elements, peak_elements, step_nbytes, step_nbytes_at, step_seconds,
+    missing_elements,
+    peak_elements,
+    step_nbytes,
+    step_nbytes_at,
+    step_seconds,
 )
 from weft.planner.geometry import strip
 from weft.planner.search import move, search

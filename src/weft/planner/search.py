@@ -14,7 +14,13 @@ from __future__ import annotations
 from weft.core.layout import Layout
 from weft.planner.geometry import Cut, coarser, common_depth, finer
 from weft.planner.steps import (
-    AllGather, AllReduce, Exchange, ReduceScatter, Slice, Step, Term,
+    AllGather,
+    AllReduce,
+    Exchange,
+    ReduceScatter,
+    Slice,
+    Step,
+    Term,
 )
 
 __all__ = ["move", "search"]

@@ -19,8 +19,18 @@ from torch import Tensor
 from weft.comm import BoundMesh
 from weft.core.layout import Box, Layout
 from weft.planner import (
-    IDEMPOTENT, LINEAR, AllGather, AllReduce, Exchange, Plan, ReduceScatter, Slice, Step, Term,
-    is_local, step_nbytes_at,
+    IDEMPOTENT,
+    LINEAR,
+    AllGather,
+    AllReduce,
+    Exchange,
+    Plan,
+    ReduceScatter,
+    Slice,
+    Step,
+    Term,
+    is_local,
+    step_nbytes_at,
 )
 from weft.planner.geometry import Coordinate, group, intersect, size_over, volume
 from weft.transport import traffic
@@ -243,19 +253,19 @@ def _within(box: Box, outer: Box) -> tuple[slice, ...]:
 
 
 def _in_order(boxes: Any, whole: Box) -> bool:
-    """Whether the boxes, one after the other, are `whole` as it lies in memory."""
+    """Whether the boxes, one after the other, are `whole` as it lies in memory.
+
+    They are boxes of one grid, so two of them are apart or equal: when each starts where those
+    before it end, none can have a gap that another one would have to fill.
+    """
     shape, at = _shape(whole), 0
     for box in boxes:
-        sizes = _shape(box)
-        lead = next((dim for dim, size in enumerate(sizes) if size != 1), len(sizes))
-        if sizes[lead + 1 :] != shape[lead + 1 :]:
-            return False
         start = 0
         for where, length in zip(_within(box, whole), shape):
             start = start * length + where.start
         if start != at:
             return False
-        at += math.prod(sizes)
+        at += volume(box)
     return at == math.prod(shape)
 
 

@@ -160,7 +160,7 @@ class _Apply(torch.autograd.Function):
         return ctx.transition.reverse(grad), None
 
 
-_apply = super(torch.autograd.Function, _Apply).apply
+_apply = super(torch.autograd.Function, _Apply).apply  # type: ignore[misc]
 """What `_Apply.apply` calls once it has seen that no functorch transform is active: those are
 refused where sharded tensors meet them, and the look costs a third of the call."""
 
