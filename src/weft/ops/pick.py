@@ -14,7 +14,7 @@ import torch
 
 from weft.comm import BoundMesh
 from weft.core import Layout
-from weft.ops.algorithm import Algorithm, Local
+from weft.ops.algorithm import Algorithm, Local, replicated
 from weft.rules import Call, Decision
 
 __all__ = ["embedding_lookup", "gather_lookup"]
@@ -33,9 +33,11 @@ def _own(indices: torch.Tensor, start: int, stop: int, length: int) -> tuple[Any
 
 def embedding_lookup(
     call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
-) -> Algorithm | None:
+) -> Algorithm | Decision | None:
     """`embedding(weight, indices)` with a sharded vocabulary."""
     weight, indices = layouts
+    if call.args[3]:  # scale_grad_by_freq: frequencies are those of all indices
+        return replicated(call, layouts)
     if not weight.dims[0] or weight.is_partial or indices.is_partial:
         return None
     mesh = weight.mesh

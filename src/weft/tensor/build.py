@@ -19,7 +19,7 @@ from weft.tensor import fallback, foreach
 from weft.tensor.calls import (
     as_call, functional, functional_name, is_view, overload_named, place_slots, slots_of, target_of,
 )
-from weft.tensor.capture import NotCapturable, Op, Slot, Trace, capture, map_tensors
+from weft.tensor.capture import NotCapturable, Op, Slot, Trace, capture, differentiated, map_tensors, meta_like
 from weft.tensor.meta import Meta, contiguous_strides, intern
 from weft.tensor.recipe import (
     Alias, Direct, Function, Recipe, Result, fill, flatten, transition_between, varying_axes,
@@ -35,7 +35,7 @@ _RANDOM = torch.Tag.nondeterministic_seeded
 def recipe(func: Any, args: Any, kwargs: Any, mesh: BoundMesh) -> tuple[Recipe, bool]:
     """The recipe of a call, and whether its float arguments only flow through."""
     tensors = flatten((args, kwargs))
-    metas = [_meta_like(tensor) for tensor in tensors]
+    metas = [meta_like(tensor) for tensor in tensors]
     feed = iter(metas)
     try:
         trace = capture(
@@ -140,8 +140,19 @@ class _Builder:
         results = self._results(decision, entering, varying, any(wants))
         return Direct(
             self.name, entering, local, args, kwargs, results, self.trace.result,
-            why=decision.reason(),
+            why=decision.reason(), anchor=self._anchored(decision, wants) if bind is None else (),
         )
+
+    def _anchored(self, decision: Decision, wants: list[bool]) -> tuple[int, ...]:
+        """The arguments that must keep a graph edge though this rank's shard is empty."""
+        assert self.mesh.here is not None
+        here = self.mesh.here
+        if not any(wants) or all(
+            0 not in layout.local_shape_at(here) for layout in decision.operands
+        ):
+            return ()
+        wanted = [index for index, wants_grad in zip(self.slots, wants) if wants_grad]
+        return differentiated(self.op, self.tensors, wanted)
 
     def _local(self, decision: Decision, bind: Any) -> tuple[Any, Any, Any]:
         """What runs on the local tensors, with its arguments (None: the user's own call)."""
@@ -170,8 +181,7 @@ class _Builder:
         self, decision: Decision, entering: list[Any], varying: frozenset[int], grad: bool
     ) -> list[Result]:
         out: list[Result] = []
-        moved = any(transition is not None and transition.communicates for transition in entering)
-        alias = self.name if moved and is_view(self.op) else None
+        alias = self._alias(entering) if is_view(self.op) else None
         for slot, layout in zip(slots_of(self.op.results), decision.results):
             meta = self.trace.metas[slot.index]
             differentiable = grad and (meta.dtype.is_floating_point or meta.dtype.is_complex)
@@ -185,6 +195,13 @@ class _Builder:
                 Result(slot.index, self._meta(layout, meta, differentiable, alias), leave)
             )
         return out
+
+    def _alias(self, entering: list[Any]) -> str | None:
+        """Why the results, views by the op's schema, share no memory with their base."""
+        if any(move is not None and move.src != move.dst for move in entering):
+            return self.name
+        known = [t._meta.alias for t in self.tensors if type(t) is ShardTensor]
+        return next((alias for alias in known if alias), None)
 
     def _meta(
         self, layout: Layout, meta: torch.Tensor, grad: bool, alias: str | None = None
@@ -277,11 +294,6 @@ def _outside(trace: Trace, tensors: Sequence[Any], mesh: BoundMesh) -> Callable[
         return fill(trace.result, values)
 
     return run
-
-
-def _meta_like(tensor: torch.Tensor) -> torch.Tensor:
-    shape, strides = tuple(tensor.shape), tuple(tensor.stride())
-    return torch.empty_strided(shape, strides, dtype=tensor.dtype, device="meta")
 
 
 def _layout_of(tensor: torch.Tensor, mesh: BoundMesh) -> Layout:

@@ -18,7 +18,10 @@ import torch
 from torch._ops import OpOverload, _pop_mode_from_pre_dispatch, _set_mode_pre_dispatch
 from torch._subclasses.schema_check_mode import SchemaCheckMode
 
-__all__ = ["NotCapturable", "Op", "Slot", "Trace", "capture", "map_tensors", "with_defaults"]
+__all__ = [
+    "NotCapturable", "Op", "Slot", "Trace", "capture",
+    "differentiated", "map_tensors", "meta_like", "with_defaults",
+]
 
 _LOCK = threading.Lock()
 _MAPPED = (torch.Tensor,)
@@ -140,6 +143,39 @@ def _same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
         and (one.shape, one.stride(), one.dtype, one.storage_offset())
         == (other.shape, other.stride(), other.dtype, other.storage_offset())
     )
+
+
+def meta_like(tensor: torch.Tensor) -> torch.Tensor:
+    """A meta tensor of the tensor's (global) shape, strides and dtype."""
+    shape, strides = tuple(tensor.shape), tuple(tensor.stride())
+    return torch.empty_strided(shape, strides, dtype=tensor.dtype, device="meta")
+
+
+def differentiated(
+    op: Op, tensors: Sequence[torch.Tensor], wanted: Sequence[int]
+) -> tuple[int, ...]:
+    """Which of the `wanted` slots get a gradient from the op at global shape."""
+    metas = [meta_like(tensor) for tensor in tensors]
+    leaves = [metas[index].requires_grad_() for index in wanted]
+
+    def place(tree: Any) -> Any:
+        if type(tree) is Slot:
+            # In-place ops write to no leaf.
+            return metas[tree.index].view_as(metas[tree.index])
+        if isinstance(tree, (list, tuple)):
+            return type(tree)([place(item) for item in tree])
+        return tree
+
+    with torch.enable_grad():
+        found: list[torch.Tensor] = []
+        map_tensors(found.append, op.overload(*place(op.args), **{
+            name: place(value) for name, value in op.kwargs.items()
+        }))
+        total = sum(out.sum() for out in found if out.requires_grad)
+    if not isinstance(total, torch.Tensor):
+        return ()
+    grads = torch.autograd.grad(total, leaves, allow_unused=True)
+    return tuple(index for index, grad in zip(wanted, grads) if grad is not None)
 
 
 def map_tensors(change: Callable[[torch.Tensor], Any], tree: Any) -> Any:

@@ -32,7 +32,12 @@ _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 
 
 class _ByValue(Recipe):
+    """Stands where the floats' values belong to the key; only `call` forms that key."""
+
     __slots__ = ()
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        return call(func, args, kwargs)
 
 
 BY_VALUE = _ByValue()

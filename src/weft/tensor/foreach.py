@@ -132,6 +132,8 @@ def _element(op: Op, args: Sequence[Any], kwargs: Any) -> Any:
         return torch.linalg.vector_norm(args[0], args[1], dtype=dtype)
     if name == "copy":
         return args[1]
+    if name in ("addcmul", "addcdiv") and len(args) > 3:
+        kwargs, args = {"value": args[3]}, args[:3]
     packet = getattr(torch, name, None) or getattr(torch.Tensor, name)
     if overload_named(f"aten.{name}.default") is None and name in ("maximum", "minimum"):
         args = [args[0], torch.as_tensor(args[1])]

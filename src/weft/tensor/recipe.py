@@ -17,7 +17,7 @@ import torch
 from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.tensor import modes
-from weft.tensor.capture import Slot
+from weft.tensor.capture import Slot, map_tensors
 from weft.tensor.meta import Meta, bounded_put
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.transport import traffic
@@ -91,10 +91,13 @@ class Direct(Recipe):
         write_back, write: whether an in-place result is computed out of place, and how it then
             comes to the target's layout.
         why: the reason of the transitions, for `weft.explain()`.
+        anchor: where this rank's shard is empty, the tensor arguments that get a gradient on the
+            other ranks: torch's kernels may drop edges on empty tensors, and a transition behind
+            a dropped edge would leave its peers waiting.
     """
 
     __slots__ = (
-        "args", "fast", "kwargs", "local", "name", "operands", "passes", "result", "results",
+        "anchor", "args", "fast", "kwargs", "local", "name", "operands", "passes", "result", "results",
         "single", "target", "why", "write", "write_back",
     )
 
@@ -111,8 +114,9 @@ class Direct(Recipe):
         write_back: bool = False,
         write: Transition | None = None,
         why: str = "",
+        anchor: Sequence[int] = (),
     ) -> None:
-        self.name, self.why = name, why
+        self.name, self.why, self.anchor = name, why, anchor
         self.operands, self.local = tuple(operands), local
         self.args, self.kwargs = args, kwargs
         self.results, self.result = tuple(results), result
@@ -121,7 +125,7 @@ class Direct(Recipe):
         self.single = (
             len(results) == 1 and isinstance(result, Slot) and result.index == results[0].slot
         )
-        runs_as_called = self.passes and local is None and target is None
+        runs_as_called = self.passes and local is None and target is None and not anchor
         self.fast = (
             self.results[0].meta
             if runs_as_called and self.single and self.results[0].leave is None
@@ -148,6 +152,8 @@ class Direct(Recipe):
             out = self.local(*fill(self.args, locals_), **fill(self.kwargs, locals_))
         if self.target is not None:
             return self._finish_in_place(tensors, out)
+        if self.anchor:
+            out = _anchored(out, [locals_[index] for index in self.anchor])
         return self._wrap(tensors, out)
 
     def _wrap(self, tensors: Sequence[torch.Tensor], out: Any) -> Any:
@@ -175,6 +181,18 @@ class Direct(Recipe):
             if target._meta.requires_grad != local.requires_grad:
                 target._meta = target._meta.replace(requires_grad=local.requires_grad)
         return fill(self.result, tensors)
+
+
+def _anchored(out: Any, locals_: Sequence[torch.Tensor]) -> Any:
+    """The results with a graph edge to each of these operands."""
+    # Sums of no elements: zero whatever the elements are.
+    zero: Any = sum(torch.atleast_1d(local).narrow(0, 0, 0).sum() for local in locals_)
+
+    def tie(one: torch.Tensor) -> torch.Tensor:
+        differentiable = one.is_floating_point() or one.is_complex()
+        return one + zero.to(one.dtype) if differentiable else one
+
+    return map_tensors(tie, out)
 
 
 def enter(
