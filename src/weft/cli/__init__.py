@@ -1,0 +1,1 @@
+"""The command line: `weft demo`, `weft run`, `weft bench`."""

@@ -1,0 +1,1 @@
+"""A transformer over four local ranks, beside the same in one process."""

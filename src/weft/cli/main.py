@@ -1,0 +1,57 @@
+"""The commands."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from weft.cli.demo.command import demo
+from weft.cli.launch import environment, launch_command
+
+__all__ = ["main"]
+
+_PASS_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="weft")
+def main() -> None:
+    """weft: one tensor on many devices."""
+
+
+main.add_command(demo)
+
+
+@main.command(context_settings=_PASS_ON)
+@click.option("-n", "--num-ranks", type=click.IntRange(min=1), required=True,
+              help="How many ranks to start on this machine.")
+@click.argument("script", type=click.Path(exists=True, dir_okay=False))
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def run(num_ranks: int, script: str, arguments: tuple[str, ...]) -> None:
+    """Run SCRIPT with its ARGUMENTS as ranks on this machine.
+
+    The ranks are started by torch's launcher (torchrun does as well) with one thread each, unless
+    OMP_NUM_THREADS says otherwise. A rank that dies ends them all, with an error.
+    """
+    command = launch_command(num_ranks, [script, *arguments])
+    # The launcher takes this process's place, and with it signals and the exit status.
+    os.execve(command[0], command, environment())
+
+
+@main.command(context_settings={**_PASS_ON, "help_option_names": []})
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def bench(arguments: tuple[str, ...]) -> None:
+    """Measure the cost of a call; ARGUMENTS go to `python -m bench`, of weft's repository."""
+    here = Path.cwd()
+    if not (here / "bench" / "__main__.py").is_file():
+        Console(stderr=True).print(
+            "weft bench: the benchmark is part of weft's repository; "
+            f"{here} has no bench/__main__.py", highlight=False,
+        )
+        sys.exit(2)
+    sys.exit(subprocess.run([sys.executable, "-m", "bench", *arguments], check=False).returncode)
