@@ -109,7 +109,7 @@ def test_kinds_that_replicated_values_take(kind: str) -> None:
 
 @pytest.mark.parametrize("kinds", [("avg",), ("avg", "sum"), ("bxor",)])
 def test_kinds_that_only_a_source_can_have(kinds: tuple[str, ...]) -> None:
-    mesh = Mesh((2, 3))
+    mesh = Mesh((2, 2))
     for src in layouts(mesh, (3, 2), kinds):
         for dst in layouts(mesh, (3, 2), ()):
             interpret(plan(src, dst))

@@ -263,6 +263,7 @@ def test_a_value_becomes_a_factor_and_comes_back() -> None:
         factor = Transition(bound, whole, factors)(x)
         expected = x.detach() if bound.here[0] == 0 else torch.ones_like(factor)
         assert torch.equal(factor.detach(), expected)
+        assert Transition(bound, whole, factors).backward_communicates
         out = Transition(bound, factors, whole)(factor)
         mine = block(whole, weight, bound.here)
         (grad,) = torch.autograd.grad(out, x, mine)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import torch
 
 from weft.comm import BoundMesh, run_simulated
@@ -77,6 +79,26 @@ def test_logs_nest_and_local_steps_are_not_in_them() -> None:
         return len(outer.events), len(inner.events)
 
     assert run_simulated(fn, 4, MESH) == [(2, 1)] * 4
+
+
+def test_backward_in_a_thread_of_autograd_reaches_the_log() -> None:
+    mesh = Mesh({"a": 1, "b": 1})  # nothing waits for another rank: any thread may run it
+
+    def fn(bound: BoundMesh) -> list[tuple[str, str, str]]:
+        def later() -> None:
+            with traffic.resume(kept, "gradient of x"):
+                traffic.emit("t", ("a",), "AllReduce", 4)
+
+        with traffic.record() as log:
+            with traffic.label("op", "f.py:1"):
+                kept = traffic.note()
+            thread = threading.Thread(target=later)
+            thread.start()
+            thread.join()
+        later()  # the log is closed
+        return [(event.op, event.direction, event.reason) for event in log.events]
+
+    assert run_simulated(fn, 1, mesh) == [[("op", "backward", "gradient of x")]]
 
 
 def test_bytes_count_the_dtype_and_this_rank() -> None:

@@ -3,7 +3,8 @@
 A log is open on one thread (one simulated rank); events are this rank's own. While no log is open
 anywhere, a transition pays one truth test (`STATE.on`). The dispatcher names the call it works for
 with `label`; the autograd node of a transition keeps that name, so that what backward moves
-is listed under the call and line that caused it.
+is listed under the call and line that caused it, also where autograd runs it in a thread of its
+own (as it does for accelerators).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-__all__ = ["STATE", "Event", "Label", "Log", "current_label", "emit", "label", "record"]
+__all__ = ["STATE", "Event", "Label", "Log", "Note", "emit", "label", "note", "record", "resume"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +42,10 @@ class Event:
 
 @dataclass(slots=True)
 class Log:
-    """The events of a recording, in order."""
+    """The events of a recording, in order; `open` until the recording ends."""
 
     events: list[Event] = field(default_factory=list)
+    open: bool = True
 
     @property
     def nbytes(self) -> int:
@@ -112,25 +114,48 @@ def record() -> Iterator[Log]:
         yield log
     finally:
         STATE.change(-1)
+        log.open = False
         _thread.logs = outer
 
 
 @contextmanager
-def label(
-    op: str, line: str = "", reason: str = "", direction: str = "forward"
-) -> Iterator[Label]:
+def label(op: str, line: str = "", reason: str = "") -> Iterator[Label]:
     """What moves inside is listed under this op and source line."""
-    outer = _thread.label, _thread.direction
-    _thread.label, _thread.direction = Label(op, line, reason), direction
+    outer, _thread.label = _thread.label, Label(op, line, reason)
     try:
         yield _thread.label
     finally:
-        _thread.label, _thread.direction = outer
+        _thread.label = outer
 
 
-def current_label() -> Label:
-    """The label in force on this thread."""
-    return _thread.label
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What an autograd node keeps for its backward: the label and logs of its forward."""
+
+    label: Label = Label()
+    logs: tuple[Log, ...] = ()
+
+
+def note() -> Note:
+    """The label and logs in force on this thread."""
+    return Note(_thread.label, _thread.logs)
+
+
+@contextmanager
+def resume(kept: Note | None, reason: str) -> Iterator[None]:
+    """What moves inside is the backward of the noted call, for the logs of this thread.
+
+    A thread that has none is one of autograd's own: there the noted logs, if still open.
+    """
+    kept = kept or Note()
+    outer = _thread.label, _thread.logs, _thread.direction
+    _thread.label = Label(kept.label.op, kept.label.line, reason)
+    _thread.logs = _thread.logs or tuple(log for log in kept.logs if log.open)
+    _thread.direction = "backward"
+    try:
+        yield
+    finally:
+        _thread.label, _thread.logs, _thread.direction = outer
 
 
 def emit(transition: str, axes: tuple[str, ...], collective: str, nbytes: int) -> None:

@@ -29,7 +29,7 @@ from weft.core.layout import Layout
 from weft.errors import UnsupportedOpError, message
 from weft.planner import IDEMPOTENT, Plan, gradient_layout, is_local, plan, step_nbytes_at
 from weft.transport.execute import Program, compile_plan, unshared
-from weft.transport.traffic import STATE, Label, current_label, label
+from weft.transport.traffic import STATE, note, resume
 
 __all__ = ["Transition"]
 
@@ -82,6 +82,8 @@ class Transition:
         self.backward_communicates = _communicates(self._back)
         self.text = _text(self)
         self._special = _special(src, dst)
+        if self._special is _factor:  # the coordinate that keeps the value tells the others
+            self.backward_communicates = True
         self.is_identity = (
             mesh.here is None and not copy
         ) or not (
@@ -144,7 +146,7 @@ class _Apply(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, transition: Transition) -> Tensor:  # type: ignore[override]
         ctx.transition = transition
-        ctx.label = current_label() if STATE.on else None
+        ctx.note = note() if STATE.on else None
         out = transition._run(x)
         program = transition._program
         if program is None or program.aliases:
@@ -154,8 +156,7 @@ class _Apply(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
         if STATE.on:
-            mine: Label = ctx.label or Label()
-            with label(mine.op, mine.line, f"gradient of {ctx.transition.text}", "backward"):
+            with resume(ctx.note, f"gradient of {ctx.transition.text}"):
                 return ctx.transition.reverse(grad), None
         return ctx.transition.reverse(grad), None
 
