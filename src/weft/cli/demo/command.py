@@ -43,7 +43,7 @@ def demo(steps: int, compare: bool, out: Path) -> None:
     run = Run(num_steps=steps)
     with console.status("reading Python's standard library"):
         corpus = standard_library()
-    console.print(screen.header(run, corpus.num_files, corpus.tokens.numel()))
+    console.print(screen.header(run, corpus))
     console.print(screen.written_shardings(run))
     single = _in_one_process(console, run, corpus) if compare else []
     try:

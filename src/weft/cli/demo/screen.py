@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from rich.text import Text
 from weft.cli.demo.events import Box, Parameter, Traffic
 from weft.cli.demo.follow import Told
 from weft.cli.demo.picture import draw, holders
+from weft.cli.demo.text import Corpus
 from weft.cli.demo.train import MESH, NUM_RANKS, Run, Step, shardings
 
 __all__ = ["bar", "differences", "header", "losses", "parameters", "pictures", "summary",
@@ -29,19 +31,19 @@ __all__ = ["bar", "differences", "header", "losses", "parameters", "pictures", "
 T = TypeVar("T")
 
 
-def header(run: Run, num_files: int, num_bytes: int) -> RenderableType:
+def header(run: Run, corpus: Corpus) -> RenderableType:
     """What is going to happen."""
     settings = run.settings
     axes = " x ".join(f"{name}={size}" for name, size in MESH.items())
     rows = [
-        ("mesh", f"four gloo processes on this machine, {axes}"),
-        ("model", f"decoder-only transformer: {settings.num_blocks} blocks, width "
-                  f"{settings.width}, {settings.num_heads} heads, vocabulary "
-                  f"{settings.vocabulary}"),
-        ("data", f"Python's standard library, {num_files} files, {num_bytes / 1e6:.1f} MB"),
-        ("batch", f"{run.batch} windows of {settings.context} bytes; {run.num_steps} steps of "
-                  f"AdamW, float32"),
-        ("uneven", f"dp=2 cuts {run.batch} windows; tp=2 cuts {settings.num_heads} heads, "
+        ("mesh", f"{axes}: four gloo processes on this machine"),
+        ("model", f"decoder-only transformer, {settings.num_blocks} blocks of width "
+                  f"{settings.width}, float32"),
+        ("data", f"the sources of Python's standard library: {corpus.num_files} files, "
+                 f"{corpus.tokens.numel() / 1e6:.1f} MB"),
+        ("task", f"predict the next byte; {run.num_steps} steps of AdamW, {run.batch} windows of "
+                 f"{settings.context}"),
+        ("uneven", f"dp cuts {run.batch} windows; tp cuts {settings.num_heads} heads, "
                    f"{settings.vocabulary} tokens, {settings.hidden} hidden units"),
     ]
     grid = Table.grid(padding=(0, 2))
@@ -53,14 +55,11 @@ def header(run: Run, num_files: int, num_bytes: int) -> RenderableType:
 
 def written_shardings(run: Run) -> RenderableType:
     """What the user writes to distribute the model."""
-    grid = Table.grid(padding=(0, 2))
+    grid = Table.grid(padding=(0, 1))
     for pattern, spec in shardings(run.settings).items():
-        grid.add_row(Text(f"{pattern!r}:", style="green"), Text(repr(spec), style="cyan"))
-    return Panel(
-        grid, title="weft.distribute_module(model, mesh, shardings=...)", title_align="left",
-        subtitle="all other parameters: replicated", subtitle_align="left", box=box.ROUNDED,
-        border_style="dim", expand=False,
-    )
+        grid.add_row(Text(f" {pattern!r}:", style="green"), Text(repr(spec), style="cyan"))
+    return Group(Text("\nweft.distribute_module(model, mesh, shardings={", style="bold"), grid,
+                 Text("})  # all other parameters: replicated\n", style="bold"))
 
 
 @contextmanager
@@ -86,24 +85,22 @@ def bar(
 
 
 def parameters(found: Sequence[Parameter]) -> RenderableType:
-    """The layout of every parameter, those of equal name and layout in all blocks together."""
+    """The layout of every parameter, those of the same name in all blocks together."""
     table = Table(title="Parameters", title_justify="left", title_style="bold",
-                  box=box.SIMPLE_HEAD, pad_edge=False)
+                  box=box.SIMPLE_HEAD, padding=0)
     table.add_column("name")
-    table.add_column("", justify="right", style="dim")
     table.add_column("shape", justify="right")
     table.add_column("layout", style="cyan")
-    table.add_column("block at tp=0", justify="right")
+    table.add_column("at tp=0", justify="right")
     table.add_column("at tp=1", justify="right")
-    for name, group in _grouped(found, lambda one: (_pattern(one.name), one.layout)).items():
-        first = group[0]
-        blocks = [_block(each) for each in holders(first.boxes)]
-        table.add_row(name[0], f"x{len(group)}" if len(group) > 1 else "",
-                      _times(first.shape), first.layout, *blocks)
-    held = _elements(found)
+    by_name = _grouped(found, lambda one: (_pattern(one.name), one.layout))
+    for (name, layout), group in by_name.items():
+        blocks = [_times(stop - start for start, stop in each) for each in holders(group[0].boxes)]
+        table.add_row(name, _times(group[0].shape), layout, *blocks)
     whole = sum(math.prod(one.shape) for one in found)
+    held = [sum(_volume(one.boxes[rank]) for one in found) for rank in range(NUM_RANKS)]
     return Group(table, Text(
-        f"{whole:,} parameters; ranks 0 to {len(held) - 1} hold "
+        f"{whole:,} parameters; ranks 0 to {NUM_RANKS - 1} hold "
         + ", ".join(f"{each:,}" for each in held) + "\n", style="dim"))
 
 
@@ -111,42 +108,35 @@ def pictures(found: Sequence[Parameter]) -> RenderableType:
     """The same as pictures, one per way to be cut."""
     cut = [one for one in found if len(set(one.boxes)) > 1]
     cells = []
-    for group in _grouped(cut, lambda one: (one.shape, one.boxes)).values():
-        one = group[0]
+    for (shape, boxes), group in _grouped(cut, lambda one: (one.shape, one.boxes)).items():
         names = dict.fromkeys(_pattern(each.name).removeprefix("blocks.*.") for each in group)
-        caption = Text(_times(one.shape) + "\n", style="dim")
-        caption.append("\n".join(names), style="not dim")
-        tall = len(one.shape) > 1 and one.shape[0] > one.shape[1]
-        cells.append(Group(draw(one.shape, one.boxes, 29, 10 if tall else 7), caption, Text()))
+        is_tall = len(shape) > 1 and shape[0] > shape[1]
+        caption = Text("\n".join([_times(shape), *names, ""]), style="dim")
+        cells.append(Group(draw(shape, boxes, 24, 10 if is_tall else 7), caption))
     rest = dict.fromkeys(_pattern(one.name) for one in found if len(set(one.boxes)) == 1)
     return Group(
         Text("Where they live\n", style="bold"), Columns(cells, padding=(0, 2)),
-        Text("whole on every rank: " + ", ".join(rest), style="dim"), Text(),
+        Text("whole on every rank: " + ", ".join(rest) + "\n", style="dim"),
     )
 
 
 def losses(ranks: Sequence[Step], single: Sequence[Step], num_groups: int = 3) -> RenderableType:
     """The loss of every step, over the ranks and in one process."""
-    title = "Loss of every step: four ranks, one process, relative difference"
-    table = Table(title=title if single else "Loss of every step", title_justify="left",
-                  title_style="bold", box=box.SIMPLE, show_header=False, pad_edge=False)
-    for _ in range(num_groups):
-        table.add_column(justify="right", style="dim")
-        table.add_column(justify="right", style="cyan")
-        table.add_column(justify="right")
-        table.add_column(justify="right", style="dim")
+    title = "Loss of every step" + (": four ranks, one process, difference" if single else "")
+    grid = Table.grid(padding=(0, 4))
     length = -(-len(ranks) // num_groups)
     for line in range(length):
-        cells: list[str] = []
+        cells = []
         for step in range(line, len(ranks), length):
-            cells += [str(step), f"{ranks[step].loss:.5f}"]
+            mine = ranks[step].loss
+            cell = Text.assemble((f"{step:3} ", "dim"), (f"{mine:.4f}", "cyan"))
             if single:
-                mine, theirs = ranks[step].loss, single[step].loss
-                cells += [f"{theirs:.5f}", f"{abs(mine - theirs) / theirs:.0e}"]
-            else:
-                cells += ["", ""]
-        table.add_row(*cells)
-    return table
+                theirs = single[step].loss
+                apart = f"{_apart(mine, theirs):.0e}".replace("0e+00", "0")
+                cell.append(f" {theirs:.4f}").append(f" {apart:>5}", "dim")
+            cells.append(cell)
+        grid.add_row(*cells)
+    return Group(Text(f"\n{title}\n", style="bold"), grid, Text())
 
 
 def traffic(rows: Iterable[Traffic]) -> RenderableType:
@@ -179,9 +169,13 @@ def differences(ranks: Sequence[Step], single: Sequence[Step]) -> Difference:
 
     With no single run there is nothing to differ from.
     """
-    apart = [abs(one.loss - other.loss) / abs(other.loss) for one, other in zip(ranks, single)]
-    apart = [each if math.isfinite(each) else math.inf for each in apart]
+    apart = [_apart(one.loss, other.loss) for one, other in zip(ranks, single)]
     return Difference(max(apart), apart.index(max(apart))) if apart else Difference()
+
+
+def _apart(loss: float, other: float) -> float:
+    relative = abs(loss - other) / abs(other)
+    return relative if math.isfinite(relative) else math.inf
 
 
 def summary(
@@ -196,13 +190,13 @@ def summary(
     if single:
         rows.append((
             "agreement",
-            f"[bold {'green' if agree else 'red'}]{'yes' if agree else 'NO'}[/]: the losses of "
-            f"four ranks and one process differ by at most {apart.largest:.1e} of the loss "
-            f"(step {apart.step}; allowed {tolerance:.0e})",
+            f"[bold {'green' if agree else 'red'}]{'yes' if agree else 'NO'}[/]: losses differ by "
+            f"at most {apart.largest:.0e} of their value, in step {apart.step} (allowed: "
+            f"{tolerance:.0e})",
         ))
-    speed = f"four ranks {_rate(told.steps, run):,.0f} tokens/s"
+    speed = f"{_rate(told.steps, run):,.0f} tokens/s over {os.cpu_count()} cores"
     if single:
-        speed += f", one process {_rate(single, run):,.0f} tokens/s"
+        speed += f"; one process, one core: {_rate(single, run):,.0f}"
     rows += [
         ("speed", speed),
         ("traffic", f"{_size(told.traffic)} received per step, over all ranks"),
@@ -237,10 +231,6 @@ def _grouped(found: Iterable[T], key: Callable[[T], Hashable]) -> dict[Any, list
 
 def _times(shape: Iterable[int]) -> str:
     return " x ".join(map(str, shape))
-
-
-def _block(each: Box) -> str:
-    return _times(stop - start for start, stop in each)
 
 
 def _volume(each: Box) -> int:
