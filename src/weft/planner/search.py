@@ -11,6 +11,8 @@ that of XLA's Shardy: "Shardy: an MLIR-based tensor partitioning system", its re
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from weft.core.layout import Layout
 from weft.planner.geometry import Cut, coarser, common_depth, finer
 from weft.planner.steps import (
@@ -34,7 +36,7 @@ def search(src: Layout, dst: Layout) -> list[Step]:
     changed = [axis for axis in axes if src.partial[axis] != dst.partial[axis]]
     reduced = [axis for axis in changed if src.partial[axis] is not None]
     made = [axis for axis in changed if dst.partial[axis] is not None]
-    steps: list[Step] = _reduce(src, dst, reduced, made) if reduced else []
+    steps: list[Step] = _reduce(src, dst, reduced) if reduced else []
     here = steps[-1].dst if steps else src
     if not made:
         return steps + move(here, dst)
@@ -54,8 +56,8 @@ def move(src: Layout, dst: Layout) -> list[Step]:
         ceasing += up
         coming += down
         nested = nested and not (up and down)
-        side = src if up else dst
-        between.append((side.dims[dim], side.cuts[dim]))
+        finest = src if up else dst
+        between.append((finest.dims[dim], finest.cuts[dim]))
     if 0 in src.shape:
         return [Slice(src, dst)] if ceasing or coming else []
     if not ceasing:
@@ -69,7 +71,7 @@ def move(src: Layout, dst: Layout) -> list[Step]:
     return [Slice(src, middle), AllGather(middle, dst, axes)]
 
 
-def _reduce(src: Layout, dst: Layout, reduced: list[int], made: list[int]) -> list[Step]:
+def _reduce(src: Layout, dst: Layout, reduced: list[int]) -> list[Step]:
     """Slice what the target drops, reduce-scatter what it cuts, all-reduce the rest."""
     held = {axis for axes in src.dims for axis in axes}
     free = {
@@ -98,7 +100,7 @@ def _cut_down(src: Layout, dst: Layout, dim: int, free: set[int]) -> Cut:
     """A dim as it is held, cut further by those of the target's axes that are free for it."""
     held, target = src.dims[dim], dst.dims[dim]
     depth = common_depth(src, dst, dim)
-    cut = coarser(src, dim, len(held))
+    cut = held, src.cuts[dim]
     if depth == len(held):
         while depth < len(target) and target[depth] in free:
             depth += 1
@@ -110,23 +112,19 @@ def _cut_down(src: Layout, dst: Layout, dim: int, free: set[int]) -> Cut:
 
 def _before_term(here: Layout, dst: Layout, made: list[int]) -> Layout:
     """The layout from which axes can become partial locally: `here` itself, where it serves."""
-    held = {axis for axes in here.dims for axis in axes}
-    depths = [common_depth(here, dst, dim) for dim in range(here.ndim)]
     if all(
-        set(here.dims[dim][depth:]) <= set(made) and not held & set(dst.dims[dim][depth:])
-        for dim, depth in enumerate(depths)
+        set(here.dims[dim][common_depth(here, dst, dim):]) <= set(made)
+        for dim in range(here.ndim)
     ):
         return here
     cuts = [
-        finer(dst, dim, coarser(dst, dim, len(dst.dims[dim])),
+        finer(dst, dim, (dst.dims[dim], dst.cuts[dim]),
               tuple(axis for axis in here.dims[dim] if axis in made))
         for dim in range(here.ndim)
     ]
     return _cut(here, cuts, here.partial)
 
 
-def _cut(layout: Layout, cuts: list[Cut], partial: object) -> Layout:
-    return Layout.make(
-        layout.mesh, layout.shape, [axes for axes, _ in cuts], [cut for _, cut in cuts],
-        partial,  # type: ignore[arg-type]
-    )
+def _cut(layout: Layout, cuts: list[Cut], partial: Sequence[str | None]) -> Layout:
+    dims, offsets = [axes for axes, _ in cuts], [cut for _, cut in cuts]
+    return Layout.make(layout.mesh, layout.shape, dims, offsets, partial)
