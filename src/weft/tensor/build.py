@@ -147,7 +147,7 @@ class _Builder:
         """The arguments that must keep a graph edge though this rank's shard is empty."""
         assert self.mesh.here is not None
         here = self.mesh.here
-        if not any(wants) or all(
+        if not any(wants) or is_view(self.op) or all(
             0 not in layout.local_shape_at(here) for layout in decision.operands
         ):
             return ()
