@@ -1,0 +1,48 @@
+"""Plans and transitions over gloo give what they give over simulated ranks."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.gloo import GlooWorld
+from tests.sim.test_transport_execute import held, integers, judge, terms_of
+from tests.sim.test_transport_gradient import run_row, sides
+from tests.transitions import layouts
+from weft.comm import BoundMesh, run_simulated
+from weft.core import Mesh
+from weft.planner import plan
+from weft.transport import Transition, execute
+
+MESH = Mesh((2, 2))
+
+
+def every_pair(mesh: BoundMesh) -> list[Tensor]:
+    assert mesh.here is not None
+    return [
+        execute(plan(src, dst), held(src, terms_of(src, integers), mesh.here), mesh)
+        for src, dst in itertools.product(layouts(MESH, (5,)), repeat=2)
+    ]
+
+
+def every_row(mesh: BoundMesh) -> list[dict[str, Tensor]]:
+    made: dict[Any, Transition] = {}
+    return [run_row(src, dst, mesh, made) for src, dst in itertools.product(sides(MESH, (3,)),
+                                                                            repeat=2)]
+
+
+def test_every_pair(gloo: GlooWorld) -> None:
+    ranks = gloo.run(every_pair, MESH)
+    for number, (src, dst) in enumerate(itertools.product(layouts(MESH, (5,)), repeat=2)):
+        judge(plan(src, dst), integers, [parts[number] for parts in ranks])
+
+
+def test_gradients_of_every_row(gloo: GlooWorld) -> None:
+    simulated = run_simulated(every_row, 4, MESH)
+    for expected, found in zip(simulated, gloo.run(every_row, MESH)):
+        for row, mine in zip(expected, found):
+            for name, tensor in row.items():
+                torch.testing.assert_close(mine[name], tensor, rtol=1e-12, atol=1e-12)
