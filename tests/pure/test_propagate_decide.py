@@ -9,12 +9,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from weft.core import Layout, Mesh, P
+from weft.core import AxisName, Layout, Mesh, P
 from weft.propagate import decide
 from weft.rules import Call, Decision, TensorArg, lookup, parse
 
 MESH = Mesh({"dp": 2, "tp": 2})
-SUM = {"tp": "sum"}
+SUM: dict[AxisName, str] = {"tp": "sum"}
 
 
 def tensor(*shape: int, dtype: str = "float32") -> TensorArg:

@@ -20,7 +20,8 @@ from torch import Tensor
 
 from weft.core import Layout, Mesh
 from weft.propagate import decide
-from weft.rules import Call, Decision, TensorArg, lookup
+from weft.rules import Call, Decision, TensorArg, lookup, pointwise, table
+from weft.rules.factors import packet
 
 aten = torch.ops.aten
 SDPA = aten.scaled_dot_product_attention.default
@@ -143,6 +144,7 @@ SAMPLES: dict[str, Callable[[], tuple[Any, ...]]] = {
     "matmul vector": lambda: (aten.matmul.default, f(4), f(2, 4, 3)),
     "matmul row": lambda: (aten.matmul.default, f(2, 5, 4), f(4)),
     "matmul int": lambda: (aten.matmul.default, i(9, 5, 4), i(9, 4, 3)),
+    "matmul nothing": lambda: (aten.matmul.default, f(4, 0), f(0, 3)),
     "addmm": lambda: (aten.addmm.default, f(3), f(5, 4), f(4, 3)),
     "addmm scaled": lambda: (
         aten.addmm.default, f(5, 1), f(5, 4), f(4, 3), {"beta": 2, "alpha": 3},
@@ -300,7 +302,8 @@ def assemble(pieces: dict[tuple[int, ...], Tensor], layout: Layout, dense: Tenso
         whole = filled.setdefault(key, torch.zeros_like(dense))
         mask = seen.setdefault(key, torch.zeros(dense.shape, dtype=torch.bool))
         where = tuple(slice(start, stop) for start, stop in box)
-        assert torch.equal(whole[where][mask[where]], piece[mask[where]]), "replicas differ"
+        before, again = whole[where][mask[where]], piece[mask[where]]
+        assert torch.all((before == again) | before.isnan() & again.isnan()), "replicas differ"
         whole[where], mask[where] = piece, True
     assert all(bool(mask.all()) for mask in seen.values()), "elements that no coordinate holds"
     value = filled
@@ -366,18 +369,121 @@ def overload(name: str) -> Any:
     return getattr(getattr(aten, packet), which)
 
 
+def overloads_of(name: str) -> list[Any]:
+    """The functional overloads of an op that takes tensors."""
+    found = getattr(aten, name.split(".")[1])
+    overloads = [getattr(found, which) for which in found.overloads()]
+    return [
+        one for one in overloads
+        if not one._schema.is_mutable and "out" not in one._overloadname
+        and any(str(argument.type) == "Tensor" for argument in one._schema.arguments)
+    ]
+
+
+def generic_arguments(
+    op: Any, make: Callable[..., Tensor], shapes: Iterator[tuple[int, ...]]
+) -> tuple[list[Any], dict[str, Any]]:
+    """Arguments from the schema alone: small numbers, no options."""
+    values = {"number": 2, "float": 0.5, "int": 1, "bool": False, "Optional[str]": None}
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    for argument in op._schema.arguments:
+        kind = str(argument.type)
+        if kind == "Tensor":
+            value: Any = make(*next(shapes))
+        elif argument.name == "reduction":
+            kwargs["reduction"] = 0
+            continue
+        elif argument.has_default_value():
+            continue
+        else:
+            value = values.get(kind)
+        if argument.kwarg_only:
+            kwargs[argument.name] = value
+        else:
+            args.append(value)
+    return args, kwargs
+
+
+MAKERS: dict[str, Callable[..., Tensor]] = {
+    "float": lambda *shape: f(*shape) + 0.5,  # no zero: terms of a sum over 0 are infinities
+    "unit": lambda *shape: torch.rand(shape, dtype=torch.float64),
+    "int": lambda *shape: i(5, *shape), "bool": flags,
+    "complex": lambda *shape: torch.complex(f(*shape), f(*shape)),
+}
+
+SHAPES = (((5, 4), (4,), (5, 1)), ((5, 4),))
+"""Operands that broadcast, and operands of one shape."""
+
+OWN_SAMPLES = (
+    "aten.fill.Tensor", "aten.masked_fill.Tensor", "aten.to.device", "aten.where.default",
+    "aten.clamp.default", "aten.clamp.Tensor", "aten.clip.default", "aten.clip.Tensor",
+    "aten._neg_view.default",
+)
+"""Ops that want arguments which their schema does not tell."""
+
+GENERIC = [
+    str(op) for name in sorted({*pointwise.RULES, *pointwise.DECISIONS})
+    if not name.startswith(("aten.new_", "aten.empty", "aten.prelu"))
+    for op in overloads_of(name) if str(op) not in OWN_SAMPLES
+]
+
+
+@pytest.mark.parametrize("name", GENERIC)
+@pytest.mark.filterwarnings("ignore")
+def test_every_elementwise_op(name: str) -> None:
+    op, seed = overload(name), zlib.crc32(name.encode())
+    rng, ran = random.Random(seed), 0
+    for make in MAKERS.values():
+        for shapes in SHAPES:
+            torch.manual_seed(seed)
+            args, kwargs = generic_arguments(op, make, itertools.cycle(shapes))
+            try:
+                results = tensors_in(op(*args, **kwargs))
+            except (RuntimeError, TypeError, NotImplementedError):
+                continue  # not with this dtype, or not with these shapes
+            check_layouts(op, args, kwargs, results, rng, False, 8)
+            ran += 1
+            break
+    assert ran, "no arguments were found for this op"
+
+
+def test_the_table_names_ops_that_exist() -> None:
+    names = {*table.RULES, *table.DECISIONS}
+    assert not [name for name in names if not hasattr(aten, name.split(".")[1])]
+    assert not set(table.RULES) & set(table.DECISIONS)
+
+
+def test_every_op_that_torch_calls_pointwise_has_a_rule() -> None:
+    names = {*table.RULES, *table.DECISIONS}
+    packets = [getattr(aten, name) for name in dir(aten)]
+    tagged = {
+        packet(str(getattr(one, which)))
+        for one in packets if hasattr(one, "overloads") for which in one.overloads()
+        if torch.Tag.pointwise in getattr(one, which).tags
+    }
+    assert len(tagged) > 100
+    assert tagged <= names
+
+
 @pytest.mark.parametrize("grad", [False, True], ids=["value", "grad"])
 @pytest.mark.parametrize("name", SAMPLES)
 def test_boxes_make_the_dense_result(name: str, grad: bool) -> None:
     seed = zlib.crc32(f"{name} {grad}".encode())
     torch.manual_seed(seed)
-    rng = random.Random(seed)
     op, *args = SAMPLES[name]()
     kwargs = args.pop() if isinstance(args[-1], dict) else {}
-    dense = tensors_in(args)
     results = tensors_in(op(*args, **kwargs))
+    check_layouts(op, args, kwargs, results, random.Random(seed), grad, NUM_LAYOUTS)
+
+
+def check_layouts(
+    op: Any, args: Sequence[Any], kwargs: dict[str, Any], results: Sequence[Tensor],
+    rng: random.Random, grad: bool, num_layouts: int,
+) -> None:
+    dense = tensors_in(args)
     call = as_call(op, args, kwargs, results)
-    for trial in range(NUM_LAYOUTS):
+    for trial in range(num_layouts):
         mesh = MESHES[trial % len(MESHES)]
         layouts = [random_layout(rng, mesh, tensor) for tensor in dense]
         found = lookup(call, layouts)

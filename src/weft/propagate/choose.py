@@ -209,7 +209,7 @@ def _key(
             if name == target:
                 continue
             if name is not None:
-                length = frame.rule.sizes[target]
+                length = frame.rule.sizes[target] or 1
                 cost += nbytes[index] * -(-length // size) / length * back
             elif kind is not None:
                 cost += nbytes[index] * back

@@ -28,11 +28,11 @@ _LINEAR: dict[str, tuple[tuple[int, ...], ...]] = {
     "lerp": _JOINT, "complex": _JOINT, "mul": _BILINEAR, "multiply": _BILINEAR,
     "addcmul": ((0, 1), (0, 2)), "addcdiv": _JOINT,
     "gelu_backward": _FIRST, "silu_backward": _FIRST, "sigmoid_backward": _FIRST,
-    "tanh_backward": _FIRST, "threshold_backward": _FIRST, "logit_backward": _FIRST,
+    "tanh_backward": _FIRST, "threshold_backward": _FIRST, "logit_backward": _FIRST, "native_dropout_backward": _FIRST,
 }
 
 _NONLINEAR = """
-    __xor__ abs absolute acos acosh angle arccos arccosh arcsin arcsinh arctan arctan2 arctanh
+    abs absolute acos acosh angle arccos arccosh arcsin arcsinh arctan arctan2 arctanh
     asin asinh atan atan2 atanh bitwise_and bitwise_left_shift bitwise_not bitwise_or
     bitwise_right_shift bitwise_xor ceil celu clamp clamp_max clamp_min clip copysign cos cosh
     digamma elu eq erf erfc erfinv exp exp2 expm1 fix float_power floor floor_divide fmax fmin
