@@ -58,15 +58,12 @@ class Program:
     `aliases`: the result may be, or share memory with, the argument.
     """
 
-    __slots__ = ("moves", "collectives", "aliases", "text")
+    __slots__ = ("aliases", "collectives", "moves")
 
-    def __init__(
-        self, moves: Sequence[Move], collectives: Sequence[_Collective | None], text: str
-    ) -> None:
+    def __init__(self, moves: Sequence[Move], collectives: Sequence[_Collective]) -> None:
         self.moves = tuple(moves)
         self.collectives = tuple(collectives)
-        self.aliases = not any(self.collectives)
-        self.text = text
+        self.aliases = not self.collectives
 
     def run(self, x: Tensor) -> Tensor:
         """The local tensor at the plan's target."""
@@ -74,11 +71,10 @@ class Program:
             x = move(x)
         return x
 
-    def report(self, itemsize: int) -> None:
-        """Tell the traffic log what a run moves."""
+    def report(self, text: str, itemsize: int) -> None:
+        """Tell the traffic log what a run of the transition `text` moves."""
         for it in self.collectives:
-            if it is not None:
-                traffic.emit(self.text, it.axes, it.name, it.elements * itemsize)
+            traffic.emit(text, it.axes, it.name, it.elements * itemsize)
 
 
 def execute(plan: Plan, local: Tensor, mesh: BoundMesh, *, copy: bool = False) -> Tensor:
@@ -100,7 +96,7 @@ def execute(plan: Plan, local: Tensor, mesh: BoundMesh, *, copy: bool = False) -
         program = programs[plan] = compile_plan(plan, mesh)
     local = local.detach()
     if traffic.STATE.on:
-        program.report(local.element_size())
+        program.report(f"{plan.src} -> {plan.dst}", local.element_size())
     out = program.run(local)
     return unshared(out, local) if copy and program.aliases else out
 
@@ -112,7 +108,7 @@ def unshared(out: Tensor, x: Tensor) -> Tensor:
     return out
 
 
-def compile_plan(plan: Plan, mesh: BoundMesh, text: str = "") -> Program:
+def compile_plan(plan: Plan, mesh: BoundMesh) -> Program:
     """The program of a plan on this rank. Every rank of the mesh compiles it alike."""
     at = mesh.here
     assert at is not None, "a rank outside the mesh runs nothing"
@@ -120,11 +116,11 @@ def compile_plan(plan: Plan, mesh: BoundMesh, text: str = "") -> Program:
     moves, collectives = [], []
     for step in plan.steps:
         moves.append(_compile(step, at, mesh))
-        collectives.append(None if is_local(step) else _Collective(
-            type(step).__name__, tuple(str(names[axis]) for axis in step.axes),
-            step_nbytes_at(step, at, 1),
-        ))
-    return Program(moves, collectives, text or f"{plan.src} -> {plan.dst}")
+        if not is_local(step):
+            over = tuple(str(names[axis]) for axis in step.axes)
+            elements = step_nbytes_at(step, at, 1)
+            collectives.append(_Collective(type(step).__name__, over, elements))
+    return Program(moves, collectives)
 
 
 def _compile(step: Step, at: Coordinate, mesh: BoundMesh) -> Move:

@@ -56,7 +56,7 @@ class Transition:
 
     __slots__ = (
         "mesh", "src", "dst", "src_varying", "dst_varying", "copy", "scale", "is_identity",
-        "communicates", "backward_communicates", "text", "_plan", "_back", "_program", "_reverse",
+        "communicates", "backward_communicates", "_plan", "_back", "_program", "_reverse",
         "_special", "_way",
     )
 
@@ -80,7 +80,6 @@ class Transition:
         )
         self.communicates = _communicates(self._plan)
         self.backward_communicates = _communicates(self._back)
-        self.text = _text(self)
         self._special = _special(src, dst)
         if self._special is _factor:  # the coordinate that keeps the value tells the others
             self.backward_communicates = True
@@ -92,7 +91,7 @@ class Transition:
         )
         self._program: Program | None = None
         if self._plan.steps and mesh.here is not None:
-            self._program = compile_plan(self._plan, mesh, self.text)
+            self._program = compile_plan(self._plan, mesh)
         self._reverse: Transition | None = None
         self._way: Way | None = None
 
@@ -105,6 +104,11 @@ class Transition:
                 self._way = self._special(self)
             return self._way(x)
         return self._run(x)
+
+    @property
+    def text(self) -> str:
+        """What changes, in the words of the table: `S(0)->R on dp`."""
+        return _text(self)
 
     @property
     def reverse(self) -> Transition:
@@ -133,7 +137,7 @@ class Transition:
         out = x
         if program is not None:
             if STATE.on:
-                program.report(x.element_size())
+                program.report(self.text, x.element_size())
             out = program.run(x)
         if self.scale != 1:
             out = out * self.scale
