@@ -354,6 +354,8 @@ def test_without_work_the_argument_comes_back() -> None:
         assert out is not x and out.data_ptr() == x.data_ptr() and not out._is_view()
         assert out.requires_grad and not out.is_leaf
         assert Transition(bound, whole, whole).is_identity
+        largest = Layout(mesh, (2,), P(partial={"a": "max"}))
+        assert Transition(bound, largest, largest).is_identity
         assert Transition(bound, whole, whole, src_varying=frozenset({0}),
                           dst_varying=frozenset({0})).is_identity
         apart = Transition(bound, whole, whole, copy=True)

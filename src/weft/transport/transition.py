@@ -80,15 +80,11 @@ class Transition:
         )
         self.communicates = _communicates(self._plan)
         self.backward_communicates = _communicates(self._back)
-        self._special = _special(src, dst)
+        self._special = _special(src, dst) if self._plan.steps else None
         if self._special is _factor:  # the coordinate that keeps the value tells the others
             self.backward_communicates = True
-        self.is_identity = (
-            mesh.here is None and not copy
-        ) or not (
-            self._plan.steps or self._back.steps or self._special or copy
-            or scale != 1 or _divisor(self) != 1
-        )
+        works = self._plan.steps or self._back.steps or scale != 1 or _divisor(self) != 1
+        self.is_identity = not copy and (mesh.here is None or not works)
         self._program: Program | None = None
         if self._plan.steps and mesh.here is not None:
             self._program = compile_plan(self._plan, mesh)
