@@ -121,17 +121,23 @@ def _specs_for(tensors: list[_Named], shardings: dict[str, Any]) -> list[Any]:
 
 
 def _layout(named: _Named, mesh: BoundMesh, spec: Any) -> Layout:
-    if spec is None and isinstance(named.tensor, ShardTensor):
-        return named.tensor.layout
+    tensor = named.tensor
+    if spec is None and isinstance(tensor, ShardTensor):
+        return tensor.layout
     try:
-        return as_layout(mesh, named.tensor.shape, spec)
+        layout = as_layout(mesh, tensor.shape, spec)
+        if isinstance(tensor, ShardTensor):
+            distribute_tensor(tensor, mesh, layout)  # refuses another layout than it has
     except WeftError as error:
         error.add_note(f"  in distribute_module, for {', '.join(named.names)}")
         raise
+    return layout
 
 
 def _replace(named: _Named, mesh: BoundMesh, layout: Layout) -> None:
     old = named.tensor
+    if isinstance(old, ShardTensor):
+        return  # an optimizer may hold it
     new: torch.Tensor = distribute_tensor(old.detach(), mesh, layout)
     if isinstance(old, nn.Parameter):
         new = nn.Parameter(new, requires_grad=old.requires_grad)

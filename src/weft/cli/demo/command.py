@@ -65,7 +65,7 @@ def demo(steps: int, compare: bool, out: Path) -> None:
 def _in_one_process(console: Console, run: Run, corpus: Corpus) -> list[Step]:
     made: list[Step] = []
     with screen.bar(console, "one process", run) as advance:
-        for step in plain(run, corpus):
+        for step in plain(run, corpus)[1]:
             made.append(step)
             advance(made)
     return made

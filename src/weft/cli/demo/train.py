@@ -72,13 +72,18 @@ def shardings(settings: Settings) -> dict[str, Any]:
     }
 
 
-def plain(run: Run, corpus: Corpus) -> Iterator[Step]:
-    """The steps of one process on plain tensors."""
-    return _steps(run, corpus, _model(run), lambda batch: batch)
+Training = tuple[Transformer, Iterator[Step]]
+"""A model, and the steps that train it, made as they are asked for."""
 
 
-def distributed(run: Run, corpus: Corpus, mesh: Any) -> tuple[Transformer, Iterator[Step]]:
-    """The model on the mesh, and the steps of this rank: the batch is cut over dp."""
+def plain(run: Run, corpus: Corpus) -> Training:
+    """One process and plain tensors."""
+    model = _model(run)
+    return model, _steps(run, corpus, model, lambda batch: batch)
+
+
+def distributed(run: Run, corpus: Corpus, mesh: Any) -> Training:
+    """A rank of the mesh: parameters by `shardings`, the batch cut over dp."""
     model = _model(run)
     weft.distribute_module(model, mesh, shardings=shardings(run.settings))
     return model, _steps(
