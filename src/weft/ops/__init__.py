@@ -27,6 +27,7 @@ TABLE: dict[str, Lookup] = {
     "aten.linalg_vector_norm.default": reduce.vector_norm_lookup,
     "aten.embedding.default": pick.embedding_lookup,
     "aten.gather.default": pick.gather_lookup,
+    "aten.select.int": pick.select_lookup,
     "aten.cross_entropy_loss.default": loss.cross_entropy_lookup,
     "aten.nll_loss.default": loss.nll_loss_lookup,
     "aten.nll_loss_nd.default": loss.nll_loss_lookup,

@@ -14,10 +14,10 @@ import torch
 
 from weft.comm import BoundMesh
 from weft.core import Layout
-from weft.ops.algorithm import Algorithm, Local, replicated
+from weft.ops.algorithm import Algorithm, Composite, Local, replicated
 from weft.rules import Call, Decision
 
-__all__ = ["embedding_lookup", "gather_lookup"]
+__all__ = ["embedding_lookup", "gather_lookup", "select_lookup"]
 
 
 def _own(indices: torch.Tensor, start: int, stop: int, length: int) -> tuple[Any, Any]:
@@ -115,3 +115,18 @@ def gather_lookup(
 
 def _with(shape: Sequence[int], dim: int, length: int) -> list[int]:
     return [length if at == dim else size for at, size in enumerate(shape)]
+
+
+def select_lookup(
+    call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
+) -> Algorithm | None:
+    """`select(x, dim, index)` on a cut dim: the slice of length 1 stays where it lies, for free,
+    and comes to whole by itself, so that no more than the result is sent."""
+    layout = layouts[0]
+    if not layout.ndim or not layout.dims[call.args[1] % layout.ndim]:
+        return None
+
+    def select(x: torch.Tensor, dim: int, index: int) -> torch.Tensor:
+        return x.narrow(dim, index % x.shape[dim], 1).squeeze(dim)
+
+    return Composite(select)

@@ -14,7 +14,7 @@ from weft import ops, propagate, rules
 from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.errors import UnsupportedOpError, message
-from weft.rules import Call, Decision, Rule, pointwise
+from weft.rules import Call, Decision, Rule
 from weft.tensor import fallback, foreach
 from weft.tensor.calls import (
     as_call, functional, functional_name, is_view, overload_named, place_slots, slots_of, target_of,
@@ -53,7 +53,7 @@ def recipe(func: Any, args: Any, kwargs: Any, mesh: BoundMesh) -> tuple[Recipe, 
     if len(trace.ops) > 1:
         return Function(_program(trace)), False
     made = _Builder(func, trace, tensors, mesh).build()
-    return made, made.as_called and _is_pointwise(trace.ops[0])
+    return made, made.as_called and _numbers_flow(trace.ops[0])
 
 
 class _Builder:
@@ -302,6 +302,6 @@ def _layout_of(tensor: torch.Tensor, mesh: BoundMesh) -> Layout:
     return Layout.replicated(mesh.abstract, tensor.shape)
 
 
-def _is_pointwise(op: Op) -> bool:
-    base = functional_name(str(op.overload)).split(".")[1]
-    return base.startswith("_foreach_") or (base in pointwise.RULES and "dropout" not in base)
+def _numbers_flow(op: Op) -> bool:
+    name = functional_name(str(op.overload))
+    return name.startswith("aten._foreach_") or rules.numbers_flow(name)
