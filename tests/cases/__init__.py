@@ -47,7 +47,8 @@ class Case:
     `fn` gets the operands and returns a tensor, a number, or a tuple or list of them. A case
     with `grad` is also run backward. `layouts` limits the layouts of an operand by name, and
     `per_mesh` says how many combinations of layouts are tried on each mesh. A case that
-    `falls_back` may gather its operands, with a warning, because no rule covers it.
+    `falls_back` may gather its operands, with a warning, because no rule covers it; one that
+    `may_refuse` may raise UnsupportedOpError instead, in the layouts that leave no other way.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Case:
     layouts: tuple[tuple[str, ...] | None, ...] = ()
     per_mesh: int = 3
     falls_back: bool = False
+    may_refuse: bool = False
 
     def tensors(self) -> list[Tensor]:
         """The dense operands, the same at every call."""

@@ -96,10 +96,15 @@ _WRITES: dict[str, tuple[Callable[..., object], tuple]] = {
     "write_to_columns": (lambda a: a[:, 2:].mul_(3), (reals(5, 4),)),
 }
 
+_MAY_REFUSE = ("write_through_view",)  # a view that had to communicate shares no memory
+_FALL_BACK = ("set_all",)  # into a plain tensor: it gets the full value
+
 CASES: list[Case] = [
-    case(f"{name}", _written(write), *operands) for name, (write, operands) in _WRITES.items()
-] + [
-    case(f"{name}_no_grad", _written(write), *operands, grad=False)
+    case(
+        name if grad else f"{name}_no_grad", _written(write), *operands, grad=grad,
+        falls_back=name in _FALL_BACK, may_refuse=name in _MAY_REFUSE,
+    )
+    for grad in (True, False)
     for name, (write, operands) in _WRITES.items()
 ] + [
     case("add_int_", _written(lambda a, b: a.add_(b)), integers(6, 5), integers(6, 5), grad=False),
