@@ -15,9 +15,9 @@ from bench.item import Figure, Row
 
 HEADER = (
     "One process, one thread, rank 0 of a world of {ranks} whose collectives return at once "
-    '(torch\'s "fake" backend), the same for every system: what is timed is the work of the '
-    "process.\nMedians of {rounds} interleaved rounds; ratios and differences are medians over "
-    "the rounds."
+    '(torch\'s "fake" backend), for every system alike: what is timed is the work of the '
+    "process, as CPU time.\nMedians of {rounds} interleaved rounds; ratios and differences are "
+    "medians over the rounds."
 )
 
 
