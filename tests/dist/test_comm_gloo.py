@@ -9,7 +9,14 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from tests.cases.collectives import DTYPES, MESHES, faults_on_rank, kinds_of
 from tests.gloo import GlooWorld
-from weft.comm import as_bound_mesh, current_mesh, init_mesh, run_simulated
+from weft.comm import (
+    BoundMesh,
+    as_bound_mesh,
+    current_mesh,
+    init_mesh,
+    process_group,
+    run_simulated,
+)
 from weft.comm.process_group import ProcessCommunicator
 from weft.core import Mesh
 from weft.errors import MeshError
@@ -17,7 +24,7 @@ from weft.errors import MeshError
 
 def everything(mesh):
     faults = [faults_on_rank(mesh, dtype) for dtype in DTYPES]
-    return None if mesh.here is None else [text for some in faults for text in some]
+    return None if mesh.here is None else [text for some in faults for text in some or ()]
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=repr)
@@ -103,6 +110,50 @@ def groups(mesh):
 
 def test_meshes_share_groups(gloo: GlooWorld) -> None:
     gloo.run(groups, {"dp": 2, "tp": 2})
+
+
+def split_groups(mesh):
+    """As though the default group were bound to a device: groups are made by the whole world."""
+    world = mesh.world
+    world._splits = lambda: True
+    try:
+        mixed = init_mesh({"u": 2, "v": 2}, ranks=(0, 3, 1, 2))  # pairs that no other mesh has
+        faults = [faults_on_rank(mixed, torch.float32), [mixed.rows((0,)), mixed.rows((1,))]]
+        three = init_mesh((3,), ranks=(0, 1, 3))
+        if three.here is not None:
+            with pytest.raises(MeshError, match="without device_id="):
+                three.comm((0,))
+    finally:
+        del world._splits
+    return faults
+
+
+def test_groups_split_off_by_the_whole_world(gloo: GlooWorld) -> None:
+    assert gloo.run(split_groups, {"dp": 2, "tp": 2}) == [
+        [[], [[(0, 1), (3, 2)], [(0, 3), (1, 2)]]]
+    ] * 4
+
+
+def native(mesh):
+    """As though gloo reduced sums and whole numbers exactly: the paths that NCCL takes."""
+    exact = process_group._EXACT
+    faults = []
+    try:
+        exact["gloo"] = exact["nccl"]
+        for axes in ({"x": 2, "y": 2}, Mesh({"x": 4}), Mesh({"x": 2, "y": 2}, (3, 1, 0, 2))):
+            bound = BoundMesh(mesh.world, Mesh(axes) if isinstance(axes, dict) else axes, "cpu")
+            faults += [faults_on_rank(bound, dtype) for dtype in (torch.float32, torch.int64)]
+            comm = bound.comm((0,))
+            assert isinstance(comm, ProcessCommunicator)
+            assert comm.exact
+            assert comm.native is (list(comm.ranks) == sorted(comm.ranks))
+    finally:
+        del exact["gloo"]
+    return faults
+
+
+def test_the_paths_of_backends_with_exact_reductions(gloo: GlooWorld) -> None:
+    assert gloo.run(native, {"dp": 2, "tp": 2}) == [[[]] * 6] * 4
 
 
 def too_large(mesh):

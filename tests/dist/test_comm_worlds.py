@@ -1,4 +1,4 @@
-"""How a process comes into its world: torchrun's environment, torch's fake backend, an own start."""
+"""How a process comes into its world: torchrun's environment, or torch's fake backend."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_world_ends_with_its_process_group() -> None:
     dist.destroy_process_group()
     with pytest.raises(MeshError, match="the world has 1"):
         init_mesh({"x": 4})
-    with pytest.raises(ShardTypeError, match="while torch.distributed runs"):
+    with pytest.raises(ShardTypeError, match=r"while torch\.distributed runs"):
         as_bound_mesh(theirs)
     dist.init_process_group("fake", rank=2, world_size=4, store=FakeStore())
     try:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
 import torch
@@ -45,13 +45,11 @@ class World(ABC):
         return next((have for (value, _), have in self._bound.items() if value == mesh), None)
 
     @abstractmethod
-    def connect(
-        self, mesh: BoundMesh, ranks: tuple[int, ...], axes: tuple[AxisName, ...]
-    ) -> Communicator:
-        """A communicator over `ranks`: at least two, mine among them, in mesh order."""
+    def connect(self, mesh: BoundMesh, axes: tuple[int, ...]) -> Communicator:
+        """A communicator over `mesh.group_ranks(axes)`, of which there are at least two."""
 
-    def group(self, mesh: BoundMesh, ranks: tuple[int, ...]) -> Any:
-        """The torch process group of `ranks`."""
+    def group(self, mesh: BoundMesh, axes: tuple[int, ...]) -> Any:
+        """The torch process group of `mesh.group_ranks(axes)`."""
         raise _no_groups("get_group", mesh)
 
     def device_mesh(self, mesh: BoundMesh) -> Any:
@@ -105,19 +103,34 @@ class BoundMesh(Mesh):
         if ordered != axes:
             return self.comm(ordered)
         ranks = self.group_ranks(axes)
-        names = tuple(self.axis_names[axis] for axis in axes)
         if len(ranks) == 1:
-            return Alone(ranks, 0, names, self.device)
-        return self.world.connect(self, ranks, names)
+            return Alone(ranks, 0, self.names(axes), self.device)
+        return self.world.connect(self, axes)
 
-    def group_ranks(self, axes: Sequence[int]) -> tuple[int, ...]:
-        """The ranks that share my coordinates on all axes but `axes`, in mesh order."""
-        here = self._inside("comm")
+    def names(self, axes: Iterable[int]) -> tuple[AxisName, ...]:
+        """The names of axes."""
+        return tuple(self.axis_names[axis] for axis in axes)
+
+    def group_ranks(
+        self, axes: Sequence[int], at: Sequence[int] | None = None
+    ) -> tuple[int, ...]:
+        """The ranks that share my coordinates (or those `at`) on all axes but `axes`.
+
+        In mesh order. Raises MeshError on a rank outside, unless `at` is given.
+        """
+        fixed = self._inside("comm") if at is None else at
         digits = [
-            range(size) if axis in axes else (here[axis],)
+            range(size) if axis in axes else (fixed[axis],)
             for axis, size in enumerate(self.axis_sizes)
         ]
-        return tuple(self.rank_at(self.position(at)) for at in itertools.product(*digits))
+        return tuple(self.rank_at(self.position(place)) for place in itertools.product(*digits))
+
+    def rows(self, axes: Sequence[int]) -> list[tuple[int, ...]]:
+        """The groups over `axes` of all ranks of the mesh, in mesh order; mine is one of them."""
+        digits = [
+            (0,) if axis in axes else range(size) for axis, size in enumerate(self.axis_sizes)
+        ]
+        return [self.group_ranks(axes, at) for at in itertools.product(*digits)]
 
     def _inside(self, call: str) -> tuple[int, ...]:
         if self.here is None:
@@ -150,7 +163,7 @@ class BoundMesh(Mesh):
         Raises:
             MeshError: where there are no process groups; use `comm` there.
         """
-        return self.world.group(self, self.group_ranks((self._one_axis(mesh_dim, "get_group"),)))
+        return self.world.group(self, (self._one_axis(mesh_dim, "get_group"),))
 
     def get_all_groups(self) -> list[Any]:
         """The torch process group of every axis."""

@@ -19,7 +19,7 @@ from weft.comm.bound_mesh import BoundMesh, World, current_mesh
 from weft.comm.communicator import Communicator
 from weft.comm.process_group import backend_for, process_world, timeout
 from weft.comm.simulated import current_simulated_world
-from weft.core import AxisName, Mesh
+from weft.core import Mesh
 from weft.errors import MeshError, ShardTypeError, message
 
 __all__ = ["as_bound_mesh", "init_mesh", "this_world"]
@@ -31,10 +31,8 @@ class SoloWorld(World):
     def __init__(self) -> None:
         super().__init__(0, 1)
 
-    def connect(
-        self, mesh: BoundMesh, ranks: tuple[int, ...], axes: tuple[AxisName, ...]
-    ) -> Communicator:
-        raise AssertionError(f"a world of one rank has no group {ranks}")
+    def connect(self, mesh: BoundMesh, axes: tuple[int, ...]) -> Communicator:
+        raise AssertionError(f"a world of one rank has no group over {axes}")
 
 
 _solo = SoloWorld()

@@ -12,8 +12,10 @@ order is the mesh's, and `places` translates.
 
 from __future__ import annotations
 
+import atexit
 import os
 import pickle
+import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from itertools import pairwise
@@ -28,7 +30,7 @@ from weft.comm.bound_mesh import BoundMesh, World
 from weft.comm.communicator import Communicator, as_bytes
 from weft.comm.reduction import reduce_terms
 from weft.core import AxisName, as_mesh, balanced_cuts
-from weft.errors import CommunicationError, message
+from weft.errors import CommunicationError, MeshError, message
 
 __all__ = ["ProcessWorld", "backend_for", "process_world", "timeout"]
 
@@ -42,13 +44,15 @@ _OPS = {
 }
 """torch's reductions; the mean is the sum divided afterwards, as in every other body."""
 
-_EXACT: dict[str, frozenset[tuple[str, torch.dtype]]] = {
-    "nccl": frozenset(
-        [(kind, dtype) for kind in ("sum", "avg", "product") for dtype in _FLOATS]
-        + [(kind, dtype) for kind in ("sum", "product", "max", "min") for dtype in _INTEGERS]
-    ),
-}
-"""What a backend reduces exactly by itself. Max and min of floats may lose NaN: not here."""
+_NATIVE = frozenset(
+    [(kind, dtype) for kind in ("sum", "avg", "product") for dtype in _FLOATS]
+    + [(kind, dtype) for kind in ("sum", "product", "max", "min") for dtype in _INTEGERS]
+)
+_EXACT: dict[str, frozenset[tuple[str, torch.dtype]]] = {"nccl": _NATIVE, "fake": _NATIVE}
+"""What a backend reduces exactly by itself. Max and min of floats may lose NaN: not here.
+
+torch's "fake" backend, on which costs are measured without a network, takes NCCL's ways.
+"""
 
 _GATHER_LIMIT_NBYTES = 1 << 20
 """Up to this many bytes gathered, one exchange of whole terms beats scatter and gather."""
@@ -78,37 +82,57 @@ class ProcessWorld(World):
         super().__init__(dist.get_rank(), dist.get_world_size())
         self.default = dist.group.WORLD
         self._groups: dict[tuple[str, frozenset[int]], dist.ProcessGroup] = {}
+        self._comms: weakref.WeakSet[ProcessCommunicator] = weakref.WeakSet()
+        self._wrapping: weakref.WeakValueDictionary[int, BoundMesh] = weakref.WeakValueDictionary()
 
-    def connect(
-        self, mesh: BoundMesh, ranks: tuple[int, ...], axes: tuple[AxisName, ...]
-    ) -> Communicator:
-        return ProcessCommunicator(self.group(mesh, ranks), ranks, self.rank, axes, mesh.device)
+    def connect(self, mesh: BoundMesh, axes: tuple[int, ...]) -> Communicator:
+        ranks, names = mesh.group_ranks(axes), mesh.names(axes)
+        comm = ProcessCommunicator(self.group(mesh, axes), ranks, self.rank, names, mesh.device)
+        self._comms.add(comm)
+        return comm
 
-    def group(self, mesh: BoundMesh, ranks: tuple[int, ...]) -> dist.ProcessGroup:
-        """The group of `ranks`: the default one, one that a DeviceMesh brought, or a new one.
+    def group(self, mesh: BoundMesh, axes: tuple[int, ...]) -> dist.ProcessGroup:
+        """The default group, one that a DeviceMesh brought, or a new one, kept for these ranks.
 
-        A new group is made by its members alone, the first time that they need it. All ranks
-        run one program, so they make their groups in one order.
+        All ranks run one program, so they make their groups in one order.
+
+        Raises:
+            CommunicationError: the other members do not come.
         """
+        ranks = mesh.group_ranks(axes)
         key = (mesh.device_type, frozenset(ranks))
         if key not in self._groups:
-            self._groups[key] = self._find_group(mesh.device_type, ranks)
+            default = self.default
+            carries = _backend_of(default, mesh.device_type) is not None
+            if carries and default is not None and len(ranks) == self.size:
+                self._groups[key] = default
+            else:
+                backend = None if carries else backend_for(mesh.device_type)
+                self._groups[key] = self._new_group(mesh, axes, backend)
         return self._groups[key]
 
-    def _find_group(self, device_type: str, ranks: tuple[int, ...]) -> dist.ProcessGroup:
-        carried = _backend_of(self.default, device_type) is not None
-        if len(ranks) == self.size and carried:
-            assert self.default is not None
-            return self.default
-        try:
-            group = dist.new_group(
-                sorted(ranks), timeout=timeout(), use_local_synchronization=True,
-                backend=None if carried else backend_for(device_type),
-            )
-        except RuntimeError as error:
-            raise _gave_up("making a process group", f"ranks {ranks}", error) from error
-        assert isinstance(group, dist.ProcessGroup), f"rank {self.rank} is not among {ranks}"
-        return group
+    def _new_group(
+        self, mesh: BoundMesh, axes: tuple[int, ...], backend: str | None
+    ) -> dist.ProcessGroup:
+        """A group made by its members alone; by the whole world where the backend splits one."""
+        rows = mesh.rows(axes) if self._splits() else [mesh.group_ranks(axes)]
+        if self._splits() and mesh.size() < self.size:
+            raise _cannot_split(mesh, self.size)
+        mine: Any = None
+        for ranks in rows:
+            try:
+                group = dist.new_group(
+                    sorted(ranks), timeout=timeout(), backend=backend,
+                    use_local_synchronization=not self._splits(),
+                )
+            except RuntimeError as error:
+                raise _gave_up("making a process group", f"ranks {ranks}", error) from error
+            mine = group if self.rank in ranks else mine
+        return mine
+
+    def _splits(self) -> bool:
+        """Whether new groups are split off the default one, which takes all of its ranks."""
+        return getattr(self.default, "bound_device_id", None) is not None
 
     def adopt(self, device_mesh: DeviceMesh) -> BoundMesh:
         """The bound mesh that wraps a torch DeviceMesh and uses its groups; one per object."""
@@ -119,9 +143,9 @@ class ProcessWorld(World):
         mesh = BoundMesh(self, value, device_mesh.device_type)
         self._wrap(mesh, device_mesh)
         if mesh.here is not None:
-            for axis in range(mesh.ndim):
-                key = (mesh.device_type, frozenset(mesh.group_ranks((axis,))))
-                self._groups[key] = device_mesh.get_group(axis)
+            for axis, group in enumerate(device_mesh.get_all_groups()):
+                ranks = frozenset(mesh.group_ranks((axis,)))
+                self._groups[mesh.device_type, ranks] = group
         self._bound.setdefault((value, mesh.device_type), mesh)
         return mesh
 
@@ -136,12 +160,24 @@ class ProcessWorld(World):
     def _wrap(self, mesh: BoundMesh, device_mesh: DeviceMesh) -> None:
         mesh.wraps = device_mesh
         device_mesh._weft_mesh = mesh  # type: ignore[attr-defined]
+        self._wrapping[id(mesh)] = mesh
+
+    def close(self) -> None:
+        """Let go of every group. Those that outlive the interpreter's end may abort the process."""
+        for comm in self._comms:
+            comm.group = None
+        for mesh in self._wrapping.values():
+            mesh.wraps = None
+        self._groups.clear()
+        self.default = None
 
 
 class ProcessCommunicator(Communicator):
     """Collectives over one process group."""
 
-    __slots__ = ("exact", "group", "in_order", "native", "places")
+    __slots__ = ("__weakref__", "exact", "group", "in_order", "native", "places")
+
+    group: dist.ProcessGroup | None
 
     def __init__(
         self, group: dist.ProcessGroup, ranks: tuple[int, ...], rank: int,
@@ -253,15 +289,36 @@ def process_world() -> ProcessWorld | None:
     global _here
     if not (dist.is_available() and dist.is_initialized()):
         return None
+    if _here is None:
+        atexit.register(_let_go)
     if _here is None or _here.default is not dist.group.WORLD:
+        _let_go()
         _here = ProcessWorld()
     return _here
+
+
+def _let_go() -> None:
+    if _here is not None:
+        _here.close()
 
 
 def _backend_of(group: Any, device_type: str) -> str | None:
     """The backend by which a group carries a device type."""
     entries = dist.get_backend_config(group).split(",")  # "cpu:gloo,cuda:nccl"
     return dict(entry.split(":") for entry in entries).get(device_type)
+
+
+def _cannot_split(mesh: BoundMesh, world_size: int) -> MeshError:
+    return MeshError(
+        message(
+            "making a process group",
+            f"{mesh!r} has {mesh.size()} of the world's {world_size} ranks, and the default "
+            "process group is bound to a device",
+            "a group bound to a device is split with all its ranks taking part, and those "
+            "outside a mesh take part in nothing",
+            [repr(mesh)], "torch.distributed.init_process_group(...) without device_id=",
+        )
+    )
 
 
 def _gave_up(op: str, where: str, error: RuntimeError) -> CommunicationError:

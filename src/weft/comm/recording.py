@@ -37,10 +37,9 @@ class RecordingWorld(World):
         super().__init__(rank, size)
         self.log: list[Recorded] = []
 
-    def connect(
-        self, mesh: BoundMesh, ranks: tuple[int, ...], axes: tuple[AxisName, ...]
-    ) -> Communicator:
-        return RecordingCommunicator(self, ranks, axes, mesh.device)
+    def connect(self, mesh: BoundMesh, axes: tuple[int, ...]) -> Communicator:
+        ranks, names = mesh.group_ranks(axes), mesh.names(axes)
+        return RecordingCommunicator(self, ranks, names, mesh.device)
 
 
 class RecordingCommunicator(Communicator):

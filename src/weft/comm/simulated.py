@@ -47,10 +47,9 @@ class SimulatedWorld(World):
         super().__init__(runner.rank, len(baton.runners))
         self.baton, self.runner = baton, runner
 
-    def connect(
-        self, mesh: BoundMesh, ranks: tuple[int, ...], axes: tuple[AxisName, ...]
-    ) -> Communicator:
-        return SimulatedCommunicator(self, ranks, axes, mesh.device)
+    def connect(self, mesh: BoundMesh, axes: tuple[int, ...]) -> Communicator:
+        ranks, names = mesh.group_ranks(axes), mesh.names(axes)
+        return SimulatedCommunicator(self, ranks, names, mesh.device)
 
 
 class SimulatedCommunicator(Communicator):
