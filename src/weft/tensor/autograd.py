@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 
-from weft.core import Layout
 from weft.errors import LayoutError, UnsupportedOpError, message
-from weft.tensor.construct import as_sharded, redistribute_to
+from weft.tensor.construct import as_sharded, gathered, redistribute_to
 from weft.tensor.meta import Meta
-from weft.tensor.recipe import local_of
+from weft.tensor.recipe import forget_views, local_of
 from weft.tensor.shard_tensor import ShardTensor, wrap
 
 __all__ = ["backward", "backward_all", "grad", "grad_meta", "register_hook", "set_grad", "wrap_grad"]
@@ -83,8 +82,7 @@ def _remember_value(output: torch.Tensor) -> None:
     if layout.is_replicated:
         return
     with torch.no_grad():
-        full = redistribute_to(output.detach(), Layout.replicated(layout.mesh, layout.shape))
-    output._known = (output._local._version, full._local)
+        output._known = (output._local._version, gathered(output))
 
 
 def backward_all(
@@ -109,9 +107,7 @@ def backward_all(
         [local_of(output) for output in outputs], seeds, retain_graph, create_graph,
         inputs=local_inputs, **more,
     )
-    for output in outputs:
-        if type(output) is ShardTensor:
-            output._meta.mesh.cache.pop("views", None)
+    forget_views()
 
 
 _ENGINE_BACKWARD = torch.autograd.backward

@@ -21,7 +21,7 @@ from weft.tensor.capture import map_tensors
 from weft.tensor.construct import as_sharded, redistribute_to
 from weft.tensor.fallback import replicate
 from weft.tensor.meta import Meta, replicated_meta
-from weft.tensor.recipe import local_of
+from weft.tensor.recipe import forget_views, local_of
 from weft.tensor.shard_tensor import ShardTensor, wrap
 
 __all__ = ["install"]
@@ -55,7 +55,8 @@ def _backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
     inputs = [inputs] if isinstance(inputs, torch.Tensor) else inputs
     if any(type(tensor) is ShardTensor for tensor in (*given, *inputs)):
         return autograd.backward_all(tensors, *args, **kwargs)
-    return _BACKWARD(tensors, *args, **kwargs)
+    _BACKWARD(tensors, *args, **kwargs)
+    forget_views()
 
 
 def _on_full_tensors(cls: Any, args: Any, kwargs: Any) -> Any:

@@ -22,7 +22,7 @@ from weft.tensor.shard_tensor import ShardTensor, wrap
 
 __all__ = [
     "arange", "as_layout", "as_sharded", "deepcopy", "distribute_tensor", "empty", "from_local",
-    "full", "full_tensor", "offsets", "ones", "redistribute", "redistribute_to", "set_data",
+    "full", "full_tensor", "gathered", "offsets", "ones", "redistribute", "redistribute_to", "set_data",
     "to_local", "zeros",
 ]
 
@@ -338,6 +338,16 @@ def redistribute_to(tensor: ShardTensor, layout: Layout) -> ShardTensor:
     else:
         local = enter(tensor, transition, "redistribute")
     return wrap(local, meta.replace(layout=layout, requires_grad=local.requires_grad))
+
+
+def gathered(tensor: ShardTensor) -> torch.Tensor:
+    """The whole tensor, plain; a collective unless replicated."""
+    meta = tensor._meta
+    transition = meta.to_replicated
+    if transition is False:
+        full = Layout.replicated(meta.mesh.abstract, meta.shape)
+        transition = meta.to_replicated = transition_between(meta.mesh, meta.layout, full)
+    return tensor._local if transition is None else enter(tensor, transition, "full_tensor")
 
 
 def to_local(tensor: ShardTensor, grad_placements: Any) -> torch.Tensor:

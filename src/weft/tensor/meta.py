@@ -29,7 +29,7 @@ class Meta:
 
     __slots__ = (
         "mesh", "layout", "shape", "dtype", "strides", "device", "requires_grad", "alias",
-        "local_shape", "recipes", "plain",
+        "local_shape", "recipes", "plain", "to_replicated",
     )
 
     def __init__(
@@ -49,6 +49,7 @@ class Meta:
         here = mesh.here
         self.local_shape = (0,) if here is None else layout.local_shape_at(here)
         self.recipes: dict[Any, Any] = {}
+        self.to_replicated: Any = False  # the Transition, None when it is one already; False: unknown
         self.plain = strides is None and device.type == "cpu"
 
     def replace(self, **parts: Any) -> Meta:

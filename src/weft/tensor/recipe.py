@@ -7,9 +7,11 @@ through I -> R (their gradient is reduced) and replicated results leave through 
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import methodcaller
 from typing import Any
 
 import torch
@@ -24,8 +26,9 @@ from weft.transport import traffic
 from weft.transport.transition import Transition
 
 __all__ = [
-    "Alias", "Direct", "Function", "Recipe", "Result", "Views", "enter", "fill", "flatten", "local_of",
-    "transition_between", "varying_axes",
+    "Alias", "Direct", "Function", "Recipe", "Result", "Views",
+    "enter", "fill", "flatten", "local_of",
+    "forget_views", "transition_between", "varying_axes",
 ]
 
 MAX_VIEWS = 4096
@@ -36,6 +39,8 @@ class Recipe:
 
     __slots__ = ()
     fast: Meta | None = None
+    bound: Any = None
+    """With `fast`: runs on the one operand instead of the function, its other arguments bound."""
     as_called = False
     """Whether the function runs with the caller's own numbers, none of them baked in."""
 
@@ -97,7 +102,7 @@ class Direct(Recipe):
     """
 
     __slots__ = (
-        "anchor", "args", "fast", "kwargs", "local", "name", "operands", "passes", "result", "results",
+        "anchor", "args", "bound", "fast", "kwargs", "local", "name", "operands", "passes", "result", "results",
         "single", "target", "why", "write", "write_back",
     )
 
@@ -125,10 +130,12 @@ class Direct(Recipe):
         self.single = (
             len(results) == 1 and isinstance(result, Slot) and result.index == results[0].slot
         )
-        runs_as_called = self.passes and local is None and target is None and not anchor
+        self.bound = None if local is None else _bound(local, args, kwargs)
+        nothing_else = self.passes and target is None and not anchor
+        runs_alone = nothing_else and (local is None or self.bound is not None)
         self.fast = (
             self.results[0].meta
-            if runs_as_called and self.single and self.results[0].leave is None
+            if runs_alone and self.single and self.results[0].leave is None
             else None
         )
 
@@ -183,6 +190,23 @@ class Direct(Recipe):
         return fill(self.result, tensors)
 
 
+_METHODS = {
+    "aten.view.default": "view",
+    "aten.reshape.default": "reshape",
+    "aten._unsafe_view.default": "view",
+    "aten.expand.default": "expand",
+}
+"""Ops whose local arguments are one tensor and a shape, by the method that runs them fastest."""
+
+
+def _bound(local: Any, args: Any, kwargs: Any) -> Any:
+    """The op as a function of its only tensor, where that is its first argument."""
+    name = _METHODS.get(str(local))
+    if name is None or type(args[0]) is not Slot:
+        return None
+    return methodcaller(name, args[1])
+
+
 def _anchored(out: Any, locals_: Sequence[torch.Tensor]) -> Any:
     """The results with a graph edge to each of these operands."""
     # Sums of no elements: zero whatever the elements are.
@@ -201,7 +225,7 @@ def enter(
     """The local tensor of an operand in the layout that the op needs.
 
     What a tensor became for one use serves its later uses (one all-gather, and one reduction of
-    the gradient, for q, k and v). It is kept until the tensor changes or the gradient has passed:
+    the gradient, for q, k and v). It is kept until the tensor changes or a backward has passed:
     all ranks run the same program, so they forget at the same call.
     """
     local = local_of(tensor)
@@ -219,29 +243,37 @@ def enter(
         return kept[2]
     out = _move(tensor, local, transition, name, why)
     if out is not local and out.requires_grad:
-        bounded_put(views, key, (local, state, out), MAX_VIEWS)
-        out.register_hook(_Forget(views, key))
+        if len(_LIVE.views) >= MAX_VIEWS:
+            forget_views()
+        if not views:
+            _LIVE.views.append(weakref.ref(views))
+        views[key] = (local, state, out)
     return out
 
 
 class Views(dict[Any, Any]):
-    """What tensors became for their uses. Weakly referable: a graph must not keep it alive."""
+    """What tensors became for their uses. Weakly referable: the list of them keeps none alive."""
 
     __slots__ = ("__weakref__",)
 
 
-class _Forget:
-    """A tensor hook: the gradient has come, the next forward starts anew."""
+class _Live(threading.local):
+    """The views of this thread that the next backward forgets."""
 
-    __slots__ = ("key", "views")
+    def __init__(self) -> None:
+        self.views: list[weakref.ref[Views]] = []
 
-    def __init__(self, views: Views, key: Any) -> None:
-        self.views, self.key = weakref.ref(views), key
 
-    def __call__(self, grad: torch.Tensor) -> None:
-        views = self.views()
-        if views is not None:
-            views.pop(self.key, None)
+_LIVE = _Live()
+
+
+def forget_views() -> None:
+    """A backward has passed: the next forward starts anew, and nothing gathered stays alive."""
+    for views in _LIVE.views:
+        found = views()
+        if found is not None:
+            found.clear()
+    _LIVE.views.clear()
 
 
 def _move(

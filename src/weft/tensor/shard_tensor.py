@@ -95,7 +95,8 @@ class ShardTensor(torch.Tensor):
         meta = recipe.fast
         if meta is None:
             return recipe.run(func, args, {})
-        local = func(*locals_)
+        bound = recipe.bound
+        local = func(*locals_) if bound is None else bound(locals_[0])
         if not meta.plain:
             return wrap(local, meta)
         out = _make_wrapper(ShardTensor, meta.shape, dtype=meta.dtype)

@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 
-from weft.core import Layout
 from weft.errors import MeshError, message
-from weft.tensor.construct import redistribute_to
+from weft.tensor.construct import gathered
 from weft.tensor.shard_tensor import ShardTensor
 
 __all__ = ["global_value", "numpy", "text"]
@@ -38,8 +37,7 @@ def global_value(tensor: ShardTensor) -> torch.Tensor:
     if type(known) is tuple and known[0] == tensor._local._version:
         return known[1]
     with torch.no_grad():
-        full = Layout.replicated(meta.mesh.abstract, meta.shape)
-        return redistribute_to(tensor.detach(), full)._local
+        return gathered(tensor)
 
 
 def numpy(tensor: ShardTensor, force: bool) -> Any:
