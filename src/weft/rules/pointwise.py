@@ -28,7 +28,8 @@ _LINEAR: dict[str, tuple[tuple[int, ...], ...]] = {
     "lerp": _JOINT, "complex": _JOINT, "mul": _BILINEAR, "multiply": _BILINEAR,
     "addcmul": ((0, 1), (0, 2)), "addcdiv": _JOINT,
     "gelu_backward": _FIRST, "silu_backward": _FIRST, "sigmoid_backward": _FIRST,
-    "tanh_backward": _FIRST, "threshold_backward": _FIRST, "logit_backward": _FIRST, "native_dropout_backward": _FIRST,
+    "tanh_backward": _FIRST, "threshold_backward": _FIRST, "logit_backward": _FIRST,
+    "native_dropout_backward": _FIRST,
 }
 
 _NONLINEAR = """
