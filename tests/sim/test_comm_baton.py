@@ -213,6 +213,23 @@ def test_a_rank_that_swallows_exceptions_does_not_hang_the_others() -> None:
         run_simulated(fn, 3)
 
 
+def test_ranks_that_wait_in_backward_are_unwound() -> None:
+    reached = []
+
+    def fn(mesh):
+        y = Summed.apply(torch.ones(1, requires_grad=True), world(mesh))
+        if mesh.rank == 1:
+            raise ValueError("before backward")
+        try:
+            y.backward()
+        finally:
+            reached.append(mesh.rank)
+
+    with pytest.raises(ValueError, match="before backward"):
+        run_simulated(fn, 3)
+    assert reached == [0, 2]
+
+
 def test_no_thread_is_left_behind() -> None:
     def fn(mesh):
         world(mesh).exchange(None)

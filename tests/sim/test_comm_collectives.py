@@ -36,6 +36,10 @@ def test_results_are_fresh_memory() -> None:
     def fn(mesh):
         x = torch.arange(4.0)
         comm = mesh.comm((0,))
+        shared = comm.exchange([mesh.rank])
+        shared[0].append("mine")  # type: ignore[attr-defined]
+        comm.exchange(None)
+        assert shared == [[0, "mine"], *([rank] for rank in range(1, comm.size))]
         results = [
             comm.all_reduce(x, "sum"), comm.all_gather(x, (4,) * comm.size),
             comm.reduce_scatter(x, (4 // comm.size,) * comm.size, "sum"),
