@@ -32,12 +32,16 @@ PLAIN = "plain"
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """How to make one operand; `fixed` ones get no gradient, `dense` ones are never sharded."""
+    """How to make one operand.
+
+    `fixed` ones get no gradient; `dense` ones are always plain tensors, `laid` ones never.
+    """
 
     shape: tuple[int, ...]
     make: Callable[[torch.Generator], Tensor]
     fixed: bool = False
     dense: bool = False
+    laid: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +160,7 @@ def _options(case: Case, place: int, mesh: Mesh) -> dict[str, Layout | None]:
     wanted = case.layouts[place] if place < len(case.layouts) else None
     partial = operand.make(torch.Generator()).dtype is not torch.bool
     have: dict[str, Layout | None] = dict(layouts_of(mesh, operand.shape, partial))
-    if len(case.operands) > 1:
+    if len(case.operands) > 1 and not operand.laid:
         have[PLAIN] = None
     return have if wanted is None else {name: have[name] for name in wanted if name in have}
 

@@ -61,6 +61,8 @@ def _adam(p: Tensor, g: Tensor) -> list[Tensor]:
     return moved + mean + square
 
 
+_TARGET = reals(7, 3, laid=True)
+
 _WRITES: dict[str, tuple[Callable[..., object], tuple]] = {
     "add_": (lambda a, b: a.add_(b), (reals(6, 5), reals(6, 5))),
     "add_row_": (lambda a, b: a.add_(b, alpha=2), (reals(6, 5), reals(5))),
@@ -82,13 +84,13 @@ _WRITES: dict[str, tuple[Callable[..., object], tuple]] = {
     "addcmul_": (lambda a, b, c: a.addcmul_(b, c, value=-0.5),
                  (reals(6, 5), reals(6, 5), reals(6, 5))),
     "masked_fill_": (lambda a, m: a.masked_fill_(m, 0.0), (reals(6, 5), bools(6, 5))),
-    "set_slice": (_set(slice(1, 3), 0.0), (reals(7, 3),)),
-    "set_row": (_set(0, 2.0), (reals(7, 3),)),
-    "set_column": (_set((slice(None), 1)), (reals(7, 3), reals(7))),
-    "set_slice_tensor": (_set(slice(2, 6)), (reals(7, 3), reals(4, 3))),
-    "set_slice_row": (_set(slice(2, 6)), (reals(7, 3), reals(3))),
-    "set_all": (_set(slice(None)), (reals(7, 3), reals(7, 3))),
-    "set_item": (_set((3, 1), 9.0), (reals(7, 3),)),
+    "set_slice": (_set(slice(1, 3), 0.0), (_TARGET,)),
+    "set_row": (_set(0, 2.0), (_TARGET,)),
+    "set_column": (_set((slice(None), 1)), (_TARGET, reals(7))),
+    "set_slice_tensor": (_set(slice(2, 6)), (_TARGET, reals(4, 3))),
+    "set_slice_row": (_set(slice(2, 6)), (_TARGET, reals(3))),
+    "set_all": (_set(slice(None)), (_TARGET, reals(7, 3))),
+    "set_item": (_set((3, 1), 9.0), (_TARGET,)),
     "zero_a_slice": (lambda a: a[:2].zero_(), (reals(7, 3),)),
     "add_to_a_slice": (lambda a, b: a[1:4].add_(b), (reals(7, 3), reals(3, 3))),
     "write_through_transpose": (lambda a: a.t().mul_(2), (reals(6, 5),)),
@@ -97,12 +99,11 @@ _WRITES: dict[str, tuple[Callable[..., object], tuple]] = {
 }
 
 _MAY_REFUSE = ("write_through_view",)  # a view that had to communicate shares no memory
-_FALL_BACK = ("set_all",)  # into a plain tensor: it gets the full value
 
 CASES: list[Case] = [
     case(
         name if grad else f"{name}_no_grad", _written(write), *operands, grad=grad,
-        falls_back=name in _FALL_BACK, may_refuse=name in _MAY_REFUSE,
+        may_refuse=name in _MAY_REFUSE,
     )
     for grad in (True, False)
     for name, (write, operands) in _WRITES.items()
@@ -110,6 +111,10 @@ CASES: list[Case] = [
     case("add_int_", _written(lambda a, b: a.add_(b)), integers(6, 5), integers(6, 5), grad=False),
     case("view_sees_write", _views(lambda view: view.mul_(3)), reals(7, 3), grad=False),
     case("base_and_view", _views(lambda view: view.add_(1)), reals(7, 3)),
+    case("mul_into_replicated", _written(lambda a, b: a.mul_(b)), reals(6, 5), reals(6, 5),
+         layouts=(("r",), ("s0", "s1!", "p", "s0.d", "s1.t?", "s0.d+p.t"))),
+    case("set_in_a_plain_tensor", _written(_set(slice(2, 6))), reals(7, 3, dense=True),
+         reals(4, 3, laid=True), falls_back=True),
     case("out_argument", lambda a, b: torch.add(a, b, out=torch.empty_like(a)), reals(6, 5),
          reals(6, 5), grad=False),
     case("foreach_add_", _foreach_add, reals(6, 5), reals(6, 5), reals(6, 5), grad=False),
