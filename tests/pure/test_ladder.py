@@ -52,18 +52,24 @@ def _of_file(room: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
                 if isinstance(node, (ast.Import, ast.ImportFrom)):
                     yield node.lineno, "an import inside a function"
     for node in ast.walk(tree):
-        for name in _names(node):
+        for line, name in _names(node):
             top = name.split(".")[0]
             if name in ("weft", "importlib") and room != "cli":
-                yield node.lineno, f"{name} goes around the ladder"
+                yield line, f"{name} goes around the ladder"
             if top not in sys.stdlib_module_names and top not in OUTSIDE[room] | {"weft"}:
-                yield node.lineno, f"{room} may not use {top}"
+                yield line, f"{room} may not use {top}"
             if f"{name}.".startswith("torch.distributed.") and room not in DISTRIBUTED:
-                yield node.lineno, f"{room} may not use torch.distributed"
+                yield line, f"{room} may not use torch.distributed"
 
 
-def _names(node: ast.AST) -> list[str]:
-    """The modules that a node names; a call of `__import__` counts as importlib."""
+def _names(node: ast.AST) -> list[tuple[int, str]]:
+    """Lines and modules that a node names; a call of `__import__` counts as importlib."""
+    if isinstance(node, (ast.stmt, ast.expr)):
+        return [(node.lineno, name) for name in _modules(node)]
+    return []
+
+
+def _modules(node: ast.stmt | ast.expr) -> list[str]:
     match node:
         case ast.Import(names=names):
             return [alias.name for alias in names]

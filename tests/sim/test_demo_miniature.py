@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 import weft
 from tests.harness import held
@@ -25,6 +26,10 @@ def corpus() -> Corpus:
     return Corpus([Path(__file__), Path(torch.__file__)])
 
 
+def gradients_of(model: nn.Module) -> list[Tensor]:
+    return [each.grad for each in model.parameters() if each.grad is not None]
+
+
 @pytest.mark.parametrize("mesh", [MESH, {"dp": 1, "tp": 2}, {"dp": 4, "tp": 2}, {"dp": 8, "tp": 2}],
                          ids=str)
 def test_losses_gradients_and_parameters_are_those_of_one_process(
@@ -32,17 +37,19 @@ def test_losses_gradients_and_parameters_are_those_of_one_process(
 ) -> None:
     def on_rank(bound):
         model, steps = distributed(RUN, corpus, bound)
-        made, first = [next(steps).loss], [held(each.grad) for each in model.parameters()]
+        made, first = [next(steps).loss], [held(each) for each in gradients_of(model)]
         made += [step.loss for step in steps]
         return made, first, [held(each.detach()) for each in model.parameters()]
 
     model, steps = plain(RUN, corpus)
-    losses, gradients = [next(steps).loss], [each.grad.clone() for each in model.parameters()]
+    losses, gradients = [next(steps).loss], [each.clone() for each in gradients_of(model)]
     losses += [step.loss for step in steps]
     ranks = weft.testing.run(on_rank, mesh["dp"] * mesh["tp"], mesh)
     for made, _, _ in ranks:
         assert made == pytest.approx(losses, rel=1e-6)
-    for place, (name, parameter) in enumerate(model.named_parameters()):
+    parameters = dict(model.named_parameters())
+    assert len(gradients) == len(parameters)
+    for place, (name, parameter) in enumerate(parameters.items()):
         check(gradients[place], [first[place] for _, first, _ in ranks], f"gradient of {name}")
         check(parameter.detach(), [last[place] for _, _, last in ranks], name)
 

@@ -19,6 +19,16 @@ from weft.errors import LayoutError, MeshError
 MESH = {"dp": 2, "tp": 2}
 
 
+def gradient_of(parameter: torch.Tensor) -> torch.Tensor:
+    assert parameter.grad is not None
+    return parameter.grad
+
+
+def sharded(tensor: torch.Tensor) -> ShardTensor:
+    assert isinstance(tensor, ShardTensor)
+    return tensor
+
+
 def on_ranks(fn: Callable[[Any], Any]) -> list[Any]:
     return weft.testing.run(fn, 4, MESH)
 
@@ -34,6 +44,7 @@ class Tied(nn.Module):
         self.head = nn.Linear(5, 7)
         self.head.weight = self.token.weight
         self.head.bias.requires_grad_(False)
+        self.scale: torch.Tensor
         self.register_buffer("scale", torch.arange(5.0))
         self.norm.register_buffer("scale", self.scale)
 
@@ -51,13 +62,13 @@ def test_values_and_gradients_are_those_of_the_full_module() -> None:
         )
         out = module(weft.distribute_tensor(tokens, mesh, P("dp")))
         out.square().sum().backward()
-        return held(out.detach()), held(module.token.weight.grad)
+        return held(out.detach()), held(gradient_of(module.token.weight))
 
     out = dense(tokens)
     out.square().sum().backward()
     ranks = on_ranks(on_rank)
     check(out.detach(), [each for each, _ in ranks])
-    check(dense.token.weight.grad, [each for _, each in ranks], "gradient")
+    check(gradient_of(dense.token.weight), [each for _, each in ranks], "gradient")
 
 
 def test_the_first_pattern_that_matches_one_of_a_tensors_names_counts() -> None:
@@ -91,8 +102,9 @@ def test_without_shardings_all_is_replicated_with_the_first_ranks_values() -> No
         nn.init.constant_(module.weight, mesh.rank)
         with mesh:
             weft.distribute_module(module)
-        assert module.weight.layout.is_replicated and module.bias.layout.is_replicated
-        return module.weight.to_local().unique().tolist()
+        assert sharded(module.bias).layout.is_replicated
+        assert sharded(module.weight).layout.is_replicated
+        return sharded(module.weight).to_local().unique().tolist()
 
     assert on_ranks(on_rank) == [[0.0]] * 4
 
@@ -113,7 +125,8 @@ def test_functions_of_the_user_are_called_as_by_dtensor() -> None:
             nn.Sequential(nn.Linear(3, 4), nn.ReLU()), mesh, partition, to_shards,
             lambda module, out, on: out.redistribute(on, [Replicate()] * 2).to_local(),
         )
-        assert module[0].weight.spec == P("dp") and module[0].bias.spec == P()
+        weight, bias = module[0].parameters()
+        assert (sharded(weight).spec, sharded(bias).spec) == (P("dp"), P())
         out = module(torch.ones(5, 3))
         assert type(out) is torch.Tensor and out.shape == (5, 4)
         return calls

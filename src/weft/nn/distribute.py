@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -22,20 +22,22 @@ from weft.tensor.construct import as_layout
 
 __all__ = ["distribute_module"]
 
+M = TypeVar("M", bound=nn.Module)
+
 PartitionFn = Callable[[str, nn.Module, BoundMesh], None]
 InputFn = Callable[[nn.Module, Any, BoundMesh], Any]
 OutputFn = Callable[[nn.Module, Any, BoundMesh], Any]
 
 
 def distribute_module(
-    module: nn.Module,
+    module: M,
     device_mesh: Any = None,
     partition_fn: PartitionFn | None = None,
     input_fn: InputFn | None = None,
     output_fn: OutputFn | None = None,
     *,
     shardings: Mapping[str, Any] | None = None,
-) -> nn.Module:
+) -> M:
     """Distribute a module's parameters and buffers over a mesh, in place; returns the module.
 
     The values are those of the mesh's first rank. Parameters keep `requires_grad`, and one that
@@ -142,5 +144,7 @@ def _replace(named: _Named, mesh: BoundMesh, layout: Layout) -> None:
     if isinstance(old, nn.Parameter):
         new = nn.Parameter(new, requires_grad=old.requires_grad)
     for owner, key in named.places:
-        store = owner._parameters if key in owner._parameters else owner._buffers
+        store: dict[str, Any] = (
+            owner._parameters if key in owner._parameters else owner._buffers
+        )
         store[key] = new

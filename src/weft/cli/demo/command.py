@@ -11,15 +11,13 @@ import torch
 from rich.console import Console
 
 from weft.cli.demo import screen
+from weft.cli.demo.compare import TOLERANCE, differences
 from weft.cli.demo.follow import RanksFailed, Told, follow
 from weft.cli.demo.plot import plot_losses
 from weft.cli.demo.text import Corpus, standard_library
 from weft.cli.demo.train import Run, Step, plain
 
-__all__ = ["TOLERANCE", "demo"]
-
-TOLERANCE = 1e-4
-"""How far two float32 losses of a step may be apart, as a part of the loss."""
+__all__ = ["demo"]
 
 _MAX_WIDTH = 100
 
@@ -55,10 +53,10 @@ def demo(steps: int, compare: bool, out: Path) -> None:
     console.print(screen.losses(told.steps, single))
     console.print(screen.traffic(told.traffic))
     plot = out / "demo-loss.png"
-    plot_losses(plot, [step.loss for step in told.steps], [step.loss for step in single], run)
-    agree = screen.differences(told.steps, single).largest <= TOLERANCE
-    seconds = time.perf_counter() - start
-    console.print(screen.summary(run, told, single, TOLERANCE, plot, seconds))
+    plot_losses(plot, run, told.steps, single)
+    console.print(screen.summary(run, told, single, time.perf_counter() - start))
+    console.print(f"The losses as a picture: {plot}", highlight=False, soft_wrap=True)
+    agree = max(differences(told.steps, single), default=0.0) <= TOLERANCE
     sys.exit(0 if agree else 1)
 
 

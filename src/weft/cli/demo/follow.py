@@ -36,11 +36,11 @@ def follow(run: Run, told: Told) -> Iterator[str]:
         RanksFailed: one of them failed, or died.
     """
     program = ["-m", "weft.cli.demo.ranks", json.dumps(run.as_dict())]
-    with tempfile.TemporaryFile("w+") as errors:
-        ranks = subprocess.Popen(
-            launch_command(NUM_RANKS, program), env=environment(), stdout=subprocess.PIPE,
-            stderr=errors, text=True,
-        )
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(launch_command(NUM_RANKS, program), env=environment(),
+                         stdout=subprocess.PIPE, stderr=errors, text=True) as ranks,
+    ):
         assert ranks.stdout is not None
         try:
             for line in ranks.stdout:
@@ -50,7 +50,6 @@ def follow(run: Run, told: Told) -> Iterator[str]:
         finally:
             # Also when the user interrupts: the launcher ends its ranks when it is told to end.
             ranks.terminate()
-            ranks.wait()
         if status or len(told.steps) < run.num_steps:
             errors.seek(0)
             raise RanksFailed(errors.read())

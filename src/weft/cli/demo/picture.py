@@ -47,8 +47,9 @@ def draw(shape: Sequence[int], boxes: Sequence[Box], width: int, height: int) ->
             text = Text("│")
             for column, inner in columns:
                 box = (row, column)
-                label = "ranks " + " ".join(map(str, owners[box]))
-                shown = label if len(label) <= inner else label.removeprefix("ranks ")
+                ranks = " ".join(map(str, owners[box]))
+                label = f"ranks {ranks}" if len(owners[box]) > 1 else f"rank {ranks}"
+                shown = label if len(label) <= inner else ranks
                 middle = line == (lines_of_row - 1) // 2
                 text.append((shown if middle else "").center(inner), f"bold {styles[box]} reverse")
                 text.append("│")

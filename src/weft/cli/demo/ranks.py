@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import asdict
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -31,7 +31,7 @@ def main() -> None:
     model, steps = distributed(run, standard_library(), mesh)
     if mesh.rank == 0:
         for name, parameter in model.named_parameters():
-            layout = parameter.layout
+            layout = cast(weft.ShardTensor, parameter).layout
             boxes = [layout.box(rank) for rank in range(mesh.size())]
             _tell("parameter", name=name, layout=str(layout), shape=layout.shape, boxes=boxes)
     for step in range(run.num_steps):

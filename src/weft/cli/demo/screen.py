@@ -7,8 +7,6 @@ import os
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 from rich import box
@@ -19,13 +17,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
+from weft.cli.demo.compare import TOLERANCE, differences
 from weft.cli.demo.events import Box, Parameter, Traffic
 from weft.cli.demo.follow import Told
 from weft.cli.demo.picture import draw, holders
 from weft.cli.demo.text import Corpus
 from weft.cli.demo.train import MESH, NUM_RANKS, Run, Step, shardings
 
-__all__ = ["bar", "differences", "header", "losses", "parameters", "pictures", "summary",
+__all__ = ["bar", "header", "losses", "parameters", "pictures", "summary",
            "traffic", "written_shardings"]
 
 T = TypeVar("T")
@@ -124,16 +123,15 @@ def losses(ranks: Sequence[Step], single: Sequence[Step], num_groups: int = 3) -
     """The loss of every step, over the ranks and in one process."""
     title = "Loss of every step" + (": four ranks, one process, difference" if single else "")
     grid = Table.grid(padding=(0, 4))
+    apart = differences(ranks, single)
     length = -(-len(ranks) // num_groups)
     for line in range(length):
         cells = []
         for step in range(line, len(ranks), length):
-            mine = ranks[step].loss
-            cell = Text.assemble((f"{step:3} ", "dim"), (f"{mine:.4f}", "cyan"))
+            cell = Text.assemble((f"{step:3} ", "dim"), (f"{ranks[step].loss:.4f}", "cyan"))
             if single:
-                theirs = single[step].loss
-                apart = f"{_apart(mine, theirs):.0e}".replace("0e+00", "0")
-                cell.append(f" {theirs:.4f}").append(f" {apart:>5}", "dim")
+                shown = f"{apart[step]:.0e}".replace("0e+00", "0")
+                cell.append(f" {single[step].loss:.4f}").append(f" {shown:>5}", "dim")
             cells.append(cell)
         grid.add_row(*cells)
     return Group(Text(f"\n{title}\n", style="bold"), grid, Text())
@@ -143,9 +141,11 @@ def traffic(rows: Iterable[Traffic]) -> RenderableType:
     """What one step moves, per mesh axis and op."""
     table = Table(title="Bytes received in one step, per mesh axis and op, over all ranks",
                   title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    for name, justify in (("axis", "left"), ("op", "left"), ("pass", "left"),
-                          ("collective", "left"), ("times", "right"), ("received", "right")):
-        table.add_column(name, justify=justify, style="cyan" if name == "axis" else None)
+    table.add_column("axis", style="cyan")
+    for name in ("op", "pass", "collective"):
+        table.add_column(name)
+    for name in ("times", "received"):
+        table.add_column(name, justify="right")
     by_axis = _grouped(rows, lambda row: row.axes)
     for axes, of_axis in by_axis.items():
         kinds = _grouped(of_axis, lambda row: (row.op, row.direction, row.collective))
@@ -156,43 +156,20 @@ def traffic(rows: Iterable[Traffic]) -> RenderableType:
     return table
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """How far two runs are apart: the largest relative difference of a step, and that step."""
-
-    largest: float = 0.0
-    step: int = 0
-
-
-def differences(ranks: Sequence[Step], single: Sequence[Step]) -> Difference:
-    """The largest relative difference of two runs' losses. Infinite for a loss that is no number.
-
-    With no single run there is nothing to differ from.
-    """
-    apart = [_apart(one.loss, other.loss) for one, other in zip(ranks, single)]
-    return Difference(max(apart), apart.index(max(apart))) if apart else Difference()
-
-
-def _apart(loss: float, other: float) -> float:
-    relative = abs(loss - other) / abs(other)
-    return relative if math.isfinite(relative) else math.inf
-
-
-def summary(
-    run: Run, told: Told, single: Sequence[Step], tolerance: float, plot: Path, seconds: float
-) -> RenderableType:
+def summary(run: Run, told: Told, single: Sequence[Step], seconds: float) -> RenderableType:
     """What came out."""
     grid = Table.grid(padding=(0, 2))
     losses = [step.loss for step in told.steps]
     rows = [("loss", f"{losses[0]:.4f} -> {losses[-1]:.4f} in {len(losses)} steps")]
     apart = differences(told.steps, single)
-    agree = apart.largest <= tolerance
+    largest = max(apart, default=0.0)
+    agree = largest <= TOLERANCE
     if single:
         rows.append((
             "agreement",
             f"[bold {'green' if agree else 'red'}]{'yes' if agree else 'NO'}[/]: losses differ by "
-            f"at most {apart.largest:.0e} of their value, in step {apart.step} (allowed: "
-            f"{tolerance:.0e})",
+            f"at most {largest:.0e} of their value, in step {apart.index(largest)} (allowed: "
+            f"{TOLERANCE:.0e})",
         ))
     speed = f"{_rate(told.steps, run):,.0f} tokens/s over {os.cpu_count()} cores"
     if single:
@@ -200,7 +177,6 @@ def summary(
     rows += [
         ("speed", speed),
         ("traffic", f"{_size(told.traffic)} received per step, over all ranks"),
-        ("plot", str(plot)),
         ("time", f"{seconds:.0f} s in all"),
     ]
     for name, value in rows:
