@@ -1,0 +1,65 @@
+"""The README's programs run, in order, and print what stands below them."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+REPOSITORY = Path(__file__).parents[2]
+README = REPOSITORY / "README.md"
+
+_BLOCK = re.compile(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A program, the line of its first line in the page, and the output that the page shows."""
+
+    line: int
+    program: str
+    shown: str
+
+
+def blocks(page: str) -> list[Block]:
+    return [
+        Block(page.count("\n", 0, match.start(1)) + 1, match[1], match[2])
+        for match in _BLOCK.finditer(page)
+    ]
+
+
+def outputs(found: list[Block], name: str) -> list[str]:
+    """What the programs print, one after the other in one namespace."""
+    names: dict[str, object] = {"__name__": "__main__"}
+    printed = []
+    for block in found:
+        # Blank lines before the program let error messages name the page's own lines.
+        code = compile("\n" * (block.line - 1) + block.program, name, "exec")
+        with contextlib.redirect_stdout(io.StringIO()) as output:
+            exec(code, names)
+        printed.append(output.getvalue())
+    return printed
+
+
+def test_programs_print_what_is_shown() -> None:
+    page = README.read_text()
+    found = blocks(page)
+    assert len(found) == page.count("```python\n") == page.count("```text\n") > 3
+    assert outputs(found, README.name) == [block.shown for block in found]
+
+
+def test_the_first_screen_has_a_short_program_and_both_commands() -> None:
+    page = README.read_text()
+    program = blocks(page)[0].program
+    assert len([line for line in program.splitlines() if line]) == 12
+    screen = "\n".join(page.splitlines()[:35])
+    assert program in screen
+    assert "make demo" in screen and "make test" in screen
+
+
+def test_the_examples_are_found_and_compared() -> None:
+    page = "text\n```python\nprint(1)\n```\n\n```text\n2\n```\n```python\nprint(3)\n```\n"
+    assert blocks(page) == [Block(3, "print(1)\n", "2\n")]
+    assert outputs(blocks(page), "page") == ["1\n"]
