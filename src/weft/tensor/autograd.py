@@ -29,10 +29,7 @@ def grad_meta(meta: Meta) -> Meta:
 
 
 def wrap_grad(tensor: ShardTensor, local: torch.Tensor) -> ShardTensor:
-    """The gradient of `tensor` from the local one; the same object while the local one lasts."""
-    kept = getattr(tensor, "_grad_view", None)
-    if kept is not None and kept._local is local and kept._meta.requires_grad == local.requires_grad:
-        return kept
+    """The gradient of `tensor` from the local one; kept while the local one lasts."""
     meta = grad_meta(tensor._meta)
     if local.requires_grad:
         meta = meta.replace(requires_grad=True)
@@ -71,7 +68,8 @@ def _seed(output: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor |
         return _as_gradient(output, gradient)._local
     if output.numel() != 1:
         raise RuntimeError("grad can be implicitly created only for scalar outputs")
-    return torch.ones_like(output._local)
+    local = output._local
+    return None if local.numel() == 1 else torch.ones_like(local)
 
 
 def _remember_value(output: torch.Tensor) -> None:

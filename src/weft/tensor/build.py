@@ -52,7 +52,8 @@ def recipe(func: Any, args: Any, kwargs: Any, mesh: BoundMesh) -> tuple[Recipe, 
         return Alias(trace.result), False
     if len(trace.ops) > 1:
         return Function(_program(trace)), False
-    made = _Builder(func, trace, tensors, mesh).build()
+    places = _places(args) if not kwargs else None
+    made = _Builder(func, trace, tensors, mesh, places).build()
     return made, made.as_called and _numbers_flow(trace.ops[0])
 
 
@@ -60,8 +61,10 @@ class _Builder:
     """Builds the recipe of a call that consists of one op."""
 
     def __init__(
-        self, func: Any, trace: Trace, tensors: Sequence[torch.Tensor], mesh: BoundMesh
+        self, func: Any, trace: Trace, tensors: Sequence[torch.Tensor], mesh: BoundMesh,
+        places: Sequence[int] | None,
     ) -> None:
+        self.places = places
         self.func, self.trace, self.tensors, self.mesh = func, trace, tensors, mesh
         self.op = trace.ops[0]
         self.name = str(self.op.overload)
@@ -141,6 +144,7 @@ class _Builder:
         return Direct(
             self.name, entering, local, args, kwargs, results, self.trace.result,
             why=decision.reason(), anchor=self._anchored(decision, wants) if bind is None else (),
+            places=self.places,
         )
 
     def _anchored(self, decision: Decision, wants: list[bool]) -> tuple[int, ...]:
@@ -247,6 +251,13 @@ class _Builder:
             self.name, entering, local, args, kwargs, (), self.trace.result, self.target,
             write_back=True, write=write, why=decision.reason(),
         )
+
+
+def _places(args: Sequence[Any]) -> tuple[int, ...] | None:
+    """Where tensors stand among positional arguments; None when lists or slices hold some."""
+    if any(isinstance(arg, (list, tuple, dict, slice)) and flatten(arg) for arg in args):
+        return None
+    return tuple(place for place, arg in enumerate(args) if isinstance(arg, torch.Tensor))
 
 
 def _needs_leaving(layout: Layout, varying: frozenset[int]) -> bool:

@@ -17,7 +17,7 @@ from weft.comm import BoundMesh, as_bound_mesh
 from weft.core import Layout, P
 from weft.errors import LayoutError, PlacementError, ShardTypeError, message
 from weft.tensor.meta import contiguous_strides, intern, replicated_meta
-from weft.tensor.recipe import enter, local_of, transition_between
+from weft.tensor.recipe import Named, enter, local_of, transition_between
 from weft.tensor.shard_tensor import ShardTensor, wrap
 
 __all__ = [
@@ -25,6 +25,10 @@ __all__ = [
     "full", "full_tensor", "gathered", "offsets", "ones", "redistribute", "redistribute_to", "set_data",
     "to_local", "zeros",
 ]
+
+
+_REDISTRIBUTE = Named("redistribute", "asked for")
+_FULL_TENSOR = Named("full_tensor", "asked for")
 
 
 def as_layout(mesh: BoundMesh, shape: Sequence[int], placements: Any) -> Layout:
@@ -336,7 +340,7 @@ def redistribute_to(tensor: ShardTensor, layout: Layout) -> ShardTensor:
     if meta.mesh.here is None or transition is None:
         local = tensor._local
     else:
-        local = enter(tensor, transition, "redistribute")
+        local = enter(tensor, transition, _REDISTRIBUTE)
     return wrap(local, meta.replace(layout=layout, requires_grad=local.requires_grad))
 
 
@@ -347,7 +351,7 @@ def gathered(tensor: ShardTensor) -> torch.Tensor:
     if transition is False:
         full = Layout.replicated(meta.mesh.abstract, meta.shape)
         transition = meta.to_replicated = transition_between(meta.mesh, meta.layout, full)
-    return tensor._local if transition is None else enter(tensor, transition, "full_tensor")
+    return tensor._local if transition is None else enter(tensor, transition, _FULL_TENSOR)
 
 
 def to_local(tensor: ShardTensor, grad_placements: Any) -> torch.Tensor:

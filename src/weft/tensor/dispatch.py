@@ -19,10 +19,10 @@ from torch._C import _is_any_autocast_enabled as is_autocast_enabled
 from weft.errors import MeshError, message
 from weft.tensor import build
 from weft.tensor.meta import MAX_RECIPES, Meta, bounded_put
-from weft.tensor.recipe import Recipe
+from weft.tensor.recipe import Alias, Recipe
 from weft.tensor.shard_tensor import ShardTensor
 
-__all__ = ["SPECIAL", "call", "mesh_of"]
+__all__ = ["SPECIAL", "call", "keep_constant", "mesh_of"]
 
 SPECIAL: dict[Any, Callable[..., Any]] = {}
 """Functions that are answered without a recipe: attributes, values, autograd. Filled by
@@ -78,6 +78,13 @@ def call(func: Any, args: Any, kwargs: Any) -> Any:
     return recipe.run(func, args, kwargs)
 
 
+def keep_constant(func: Any, tensor: ShardTensor, value: Any) -> None:
+    """Let the short route answer `func(tensor)` from now on: optimizers ask often."""
+    meta = tensor._meta
+    key = (func, is_grad_enabled(), is_autocast_enabled(), torch.get_default_dtype(), meta)
+    bounded_put(meta.recipes, key, Alias(value), MAX_RECIPES)
+
+
 class _Scan:
     """Builds the key of a call's arguments and finds the metas in them."""
 
@@ -120,7 +127,7 @@ class _Scan:
     def _add_sequence(self, kind: type, items: Any) -> None:
         self.key.append(kind)
         self.key.append(len(items))
-        if len(items) > 8 and set(map(type, items)) == {ShardTensor}:
+        if items and set(map(type, items)) == {ShardTensor}:
             metas = [item._meta for item in items]
             self.home = metas[0]
             self.metas.extend(metas)

@@ -14,10 +14,10 @@ import torch
 
 from weft.comm import BoundMesh
 from weft.tensor.calls import functional_name, overload_named, slots_of
-from weft.tensor.capture import Op, Slot, Trace
+from weft.tensor.capture import Op, Slot, Trace, map_tensors
 from weft.tensor.meta import Meta, contiguous_strides, intern
-from weft.tensor.recipe import Direct, Function, Recipe, Result, fill, flatten
-from weft.tensor.shard_tensor import ShardTensor, hooks
+from weft.tensor.recipe import Function, Recipe, fill, flatten, local_of
+from weft.tensor.shard_tensor import ShardTensor, hooks, wrap
 
 __all__ = ["recipe"]
 
@@ -35,33 +35,47 @@ def recipe(
         return Function(_one_by_one(op, writes))
     if writes:
         return InPlace()
-    results = [
-        Result(slot.index, _meta(trace.metas[slot.index], _first(op, tensors, place), mesh), None)
-        for place, slot in enumerate(slots_of(op.results))
-    ]
-    return Direct(
-        str(op.overload), [None] * len(tensors), None, None, None, results, trace.result
+    return OutOfPlace(
+        [_meta(trace.metas[slot.index], _first(op, tensors, place), mesh)
+         for place, slot in enumerate(slots_of(op.results))]
     )
 
 
 class InPlace(Recipe):
-    """The call itself on lists of local tensors."""
+    """The call itself on lists of local tensors, which it writes to."""
 
     __slots__ = ()
     as_called = True
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        opened = [
-            [tensor._local if type(tensor) is ShardTensor else tensor for tensor in arg]
-            if type(arg) in (list, tuple)
-            else arg._local if type(arg) is ShardTensor else arg
-            for arg in args
-        ]
-        func(*opened, **kwargs)
-        for tensor in args[0]:
-            if type(tensor) is ShardTensor:
-                tensor._memo = None
-        return args[0]
+        func(*map_tensors(local_of, args), **map_tensors(local_of, kwargs))
+        return self._written(args[0])
+
+    def run_opened(self, func: Any, args: Any, locals_: list[Any]) -> Any:
+        func(*locals_)
+        return self._written(args[0])
+
+    def _written(self, targets: Sequence[ShardTensor]) -> Any:
+        for tensor in targets:
+            tensor._memo = None
+        return targets
+
+
+class OutOfPlace(Recipe):
+    """The call itself on lists of local tensors, its results wrapped."""
+
+    __slots__ = ("metas",)
+    as_called = True
+
+    def __init__(self, metas: Sequence[Meta]) -> None:
+        self.metas = metas
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        out = func(*map_tensors(local_of, args), **map_tensors(local_of, kwargs))
+        return list(map(wrap, out, self.metas))
+
+    def run_opened(self, func: Any, args: Any, locals_: list[Any]) -> Any:
+        return list(map(wrap, func(*locals_), self.metas))
 
 
 def _lists(op: Op) -> list[Sequence[Slot]]:

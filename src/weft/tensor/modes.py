@@ -14,9 +14,18 @@ from weft.errors import StrictError, message
 from weft.transport import traffic
 from weft.transport.transition import Transition
 
-__all__ = ["check_strict", "explain", "is_strict", "observed", "source_line", "strict"]
+__all__ = ["STRICT", "check_strict", "explain", "is_strict", "source_line", "strict"]
 
 _STATE = threading.local()
+
+
+class _Strict:
+    """`on`: how many strict blocks are open, on any thread; the one test of the hot path."""
+
+    on = 0
+
+
+STRICT = _Strict()
 _PARTS_OF_WEFT_AND_TORCH = (f"{__name__.split('.')[0]}.", "torch.")
 
 
@@ -28,10 +37,12 @@ def strict(enabled: bool = True) -> Iterator[None]:
     """
     before = is_strict()
     _STATE.strict = enabled
+    STRICT.on += enabled
     try:
         yield
     finally:
         _STATE.strict = before
+        STRICT.on -= enabled
 
 
 def is_strict() -> bool:
@@ -41,11 +52,6 @@ def is_strict() -> bool:
 def explain() -> AbstractContextManager[traffic.Log]:
     """Record every transition: op, source line, layouts, bytes and reason, backward included."""
     return traffic.record()
-
-
-def observed() -> bool:
-    """Whether a mode of this thread wants to see transitions."""
-    return traffic.STATE.on or is_strict()
 
 
 def check_strict(op: str, transition: Transition, is_sharded: bool) -> None:

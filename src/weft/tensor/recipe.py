@@ -15,10 +15,12 @@ from operator import methodcaller
 from typing import Any
 
 import torch
+from torch import is_grad_enabled
 
 from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.tensor import modes
+from weft.tensor.calls import slots_of
 from weft.tensor.capture import Slot, map_tensors
 from weft.tensor.meta import Meta, bounded_put
 from weft.tensor.shard_tensor import ShardTensor, wrap
@@ -26,7 +28,7 @@ from weft.transport import traffic
 from weft.transport.transition import Transition
 
 __all__ = [
-    "Alias", "Direct", "Function", "Recipe", "Result", "Views",
+    "Alias", "Direct", "Function", "Named", "Recipe", "Result", "Views",
     "enter", "fill", "flatten", "local_of",
     "forget_views", "transition_between", "varying_axes",
 ]
@@ -35,18 +37,30 @@ MAX_VIEWS = 4096
 
 
 class Recipe:
-    """Base: `fast` is the meta of the only result when nothing but the function itself is run."""
+    """Base. A recipe with `fast` is carried out by the short route, without `run`.
+
+    That is a call whose arguments are no lists and no keywords, with one result: `fast` is its
+    meta, `moves` the transitions by argument place, `bound` what runs on the one operand instead
+    of the function (its other arguments bound), `leave` the transition of the result.
+    """
 
     __slots__ = ()
+    name = why = ""
     fast: Meta | None = None
+    moves: tuple[tuple[int, Transition], ...] = ()
     bound: Any = None
-    """With `fast`: runs on the one operand instead of the function, its other arguments bound."""
+    leave: Transition | None = None
     as_called = False
     """Whether the function runs with the caller's own numbers, none of them baked in."""
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Carry the call out."""
         raise NotImplementedError
+
+
+    def run_opened(self, func: Any, args: Any, locals_: list[Any]) -> Any:
+        """`run` from the short route, which has opened the arguments already."""
+        return self.run(func, args, {})
 
 
 class Function(Recipe):
@@ -64,12 +78,15 @@ class Function(Recipe):
 class Alias(Recipe):
     """The result consists of the arguments themselves and of constants."""
 
-    __slots__ = ("result",)
+    __slots__ = ("is_constant", "result")
 
     def __init__(self, result: Any) -> None:
         self.result = result
+        self.is_constant = not slots_of(result)
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if self.is_constant:
+            return self.result
         return fill(self.result, flatten((args, kwargs)))
 
 
@@ -99,11 +116,13 @@ class Direct(Recipe):
         anchor: where this rank's shard is empty, the tensor arguments that get a gradient on the
             other ranks: torch's kernels may drop edges on empty tensors, and a transition behind
             a dropped edge would leave its peers waiting.
+        places: where the tensors stand among the call's positional arguments; None when some
+            stand in lists or keywords.
     """
 
     __slots__ = (
-        "anchor", "args", "bound", "fast", "kwargs", "local", "name", "operands", "passes", "result", "results",
-        "single", "target", "why", "write", "write_back",
+        "anchor", "args", "bound", "fast", "kwargs", "leave", "local", "moves", "name", "operands",
+        "passes", "result", "results", "single", "target", "why", "write", "write_back",
     )
 
     def __init__(
@@ -120,6 +139,7 @@ class Direct(Recipe):
         write: Transition | None = None,
         why: str = "",
         anchor: Sequence[int] = (),
+        places: Sequence[int] | None = None,
     ) -> None:
         self.name, self.why, self.anchor = name, why, anchor
         self.operands, self.local = tuple(operands), local
@@ -131,13 +151,13 @@ class Direct(Recipe):
             len(results) == 1 and isinstance(result, Slot) and result.index == results[0].slot
         )
         self.bound = None if local is None else _bound(local, args, kwargs)
-        nothing_else = self.passes and target is None and not anchor
-        runs_alone = nothing_else and (local is None or self.bound is not None)
-        self.fast = (
-            self.results[0].meta
-            if runs_alone and self.single and self.results[0].leave is None
-            else None
-        )
+        self.fast, self.moves, self.leave = None, (), None
+        runs_alone = target is None and not anchor and (local is None or self.bound is not None)
+        if runs_alone and self.single and places is not None:
+            self.fast, self.leave = self.results[0].meta, self.results[0].leave
+            self.moves = tuple(
+                (place, move) for place, move in zip(places, operands) if move is not None
+            )
 
     @property
     def as_called(self) -> bool:  # type: ignore[override]
@@ -149,9 +169,13 @@ class Direct(Recipe):
             locals_ = [local_of(tensor) for tensor in tensors]
         else:
             locals_ = [
-                local_of(tensor) if transition is None else enter(tensor, transition, self.name, self.why)
+                local_of(tensor) if transition is None else enter(tensor, transition, self)
                 for tensor, transition in zip(tensors, self.operands)
             ]
+        if self.write_back and is_grad_enabled():
+            # The op may save the target's old value for backward.
+            assert self.target is not None
+            locals_[self.target] = locals_[self.target].clone()
         if self.local is None:
             feed = iter(locals_)
             out = func(*_substitute(args, feed), **_substitute(kwargs, feed))
@@ -219,34 +243,34 @@ def _anchored(out: Any, locals_: Sequence[torch.Tensor]) -> Any:
     return map_tensors(tie, out)
 
 
-def enter(
-    tensor: torch.Tensor, transition: Transition, name: str, why: str = ""
-) -> torch.Tensor:
+def enter(tensor: torch.Tensor, transition: Transition, recipe: Recipe) -> torch.Tensor:
     """The local tensor of an operand in the layout that the op needs.
 
     What a tensor became for one use serves its later uses (one all-gather, and one reduction of
     the gradient, for q, k and v). It is kept until the tensor changes or a backward has passed:
     all ranks run the same program, so they forget at the same call.
     """
-    local = local_of(tensor)
-    if not (local.requires_grad and torch.is_grad_enabled()):
-        return _move(tensor, local, transition, name, why)
     if type(tensor) is ShardTensor:
-        if tensor._memo is None:
-            tensor._memo = Views()
-        views, key = tensor._memo, transition
+        local = tensor._local
+        if not (local.requires_grad and is_grad_enabled()):
+            return _move(tensor, local, transition, recipe)
+        views: Any = tensor._memo
+        if views is None:
+            views = tensor._memo = Views()
+        key: Any = transition
+        state: Any = local._version
     else:
+        local = tensor
+        if not (local.requires_grad and is_grad_enabled()):
+            return _move(tensor, local, transition, recipe)
         views, key = transition.mesh.cache.setdefault("views", Views()), (id(tensor), transition)
+        state = (local._version, local.data_ptr())
     kept = views.get(key)
-    state = (local._version, local.data_ptr() if key is not transition else 0)
     if kept is not None and kept[0] is local and kept[1] == state:
         return kept[2]
-    out = _move(tensor, local, transition, name, why)
+    out = _move(tensor, local, transition, recipe)
     if out is not local and out.requires_grad:
-        if len(_LIVE.views) >= MAX_VIEWS:
-            forget_views()
-        if not views:
-            _LIVE.views.append(weakref.ref(views))
+        _LIVE.keep(views)
         views[key] = (local, state, out)
     return out
 
@@ -263,6 +287,13 @@ class _Live(threading.local):
     def __init__(self) -> None:
         self.views: list[weakref.ref[Views]] = []
 
+    def keep(self, views: Views) -> None:
+        """List views that are about to become non-empty."""
+        if len(self.views) >= MAX_VIEWS:
+            forget_views()
+        if not views:
+            self.views.append(weakref.ref(views))
+
 
 _LIVE = _Live()
 
@@ -277,13 +308,22 @@ def forget_views() -> None:
 
 
 def _move(
-    tensor: torch.Tensor, local: torch.Tensor, transition: Transition, name: str, why: str
+    tensor: torch.Tensor, local: torch.Tensor, transition: Transition, recipe: Recipe
 ) -> torch.Tensor:
-    if modes.observed():
-        modes.check_strict(name, transition, type(tensor) is ShardTensor)
-        with traffic.label(name, modes.source_line(), why):
+    if traffic.STATE.on or modes.STRICT.on:
+        modes.check_strict(recipe.name, transition, type(tensor) is ShardTensor)
+        with traffic.label(recipe.name, modes.source_line(), recipe.why):
             return transition(local)
     return transition(local)
+
+
+class Named(Recipe):
+    """Stands for a call without a recipe of its own (redistribute, fallback) in `enter`."""
+
+    __slots__ = ("name", "why")
+
+    def __init__(self, name: str, why: str = "") -> None:
+        self.name, self.why = name, why
 
 
 def transition_between(

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Hooks", "ShardTensor", "hooks", "wrap"]
 
+_is_complex = torch.is_complex
 _make_wrapper = torch.Tensor._make_wrapper_subclass
+_Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
 _get_default_dtype = torch.get_default_dtype
 _VALUES = frozenset((int, bool, str, type(None), torch.dtype, torch.device, torch.Size,
                      torch.memory_format, complex, type(Ellipsis)))
@@ -40,6 +42,7 @@ class Hooks:
     """
 
     call: Callable[[Any, Any, Any], Any]
+    enter: Callable[[Any, Any, Any], torch.Tensor]
     construct: Any
     autograd: Any
     values: Any
@@ -65,6 +68,8 @@ class ShardTensor(torch.Tensor):
     def __torch_function__(
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
+        if func is _is_complex:  # optimizers ask it of every parameter
+            return args[0]._meta.dtype.is_complex
         if kwargs:
             return hooks.call(func, args, kwargs)
         key: list[Any] = [
@@ -85,6 +90,23 @@ class ShardTensor(torch.Tensor):
                 key.append(kind)
                 key.append(arg)
                 locals_.append(arg)
+            elif kind is _Parameter or kind is _Tensor:
+                key += (arg.shape, arg.stride(), arg.dtype, arg.requires_grad)
+                locals_.append(arg)
+            elif kind is list:
+                kinds = set(map(type, arg))
+                if kinds == _SHARDED:
+                    home = arg[0]._meta
+                    parts = [item._meta for item in arg]
+                    locals_.append([item._local for item in arg])
+                elif kinds == _FLOATS:
+                    parts = [float] * len(arg)
+                    locals_.append(arg)
+                else:
+                    return hooks.call(func, args, None)
+                key.append(list)
+                key.append(len(arg))
+                key += parts
             else:
                 return hooks.call(func, args, None)
         if home is None:
@@ -94,9 +116,14 @@ class ShardTensor(torch.Tensor):
             return hooks.call(func, args, None)
         meta = recipe.fast
         if meta is None:
-            return recipe.run(func, args, {})
+            return recipe.run_opened(func, args, locals_)
+        for place, transition in recipe.moves:
+            locals_[place] = hooks.enter(args[place], transition, recipe)
         bound = recipe.bound
         local = func(*locals_) if bound is None else bound(locals_[0])
+        leave = recipe.leave
+        if leave is not None:
+            local = leave(local)
         if not meta.plain:
             return wrap(local, meta)
         out = _make_wrapper(ShardTensor, meta.shape, dtype=meta.dtype)
@@ -119,6 +146,8 @@ class ShardTensor(torch.Tensor):
         )
 
     # Attributes.
+
+    is_sparse = is_sparse_csr = is_mkldnn = is_quantized = is_nested = is_meta = False
 
     @property
     def shape(self) -> torch.Size:  # type: ignore[override]
@@ -194,7 +223,14 @@ class ShardTensor(torch.Tensor):
     @property
     def grad(self) -> ShardTensor | None:  # type: ignore[override]
         local = self._local.grad
-        return None if local is None else hooks.autograd.wrap_grad(self, local)
+        if local is None:
+            return None
+        kept = getattr(self, "_grad_view", None)
+        if kept is not None and kept._local is local and kept._meta.requires_grad == (
+            local.requires_grad
+        ):
+            return kept
+        return hooks.autograd.wrap_grad(self, local)
 
     @grad.setter
     def grad(self, grad: torch.Tensor | None) -> None:
@@ -357,6 +393,9 @@ class ShardTensor(torch.Tensor):
                     "only local data can be written", [str(self.layout)],
                     "torch.save(x.full_tensor(), path) or torch.save(x.to_local(), path)")
         )
+
+
+_SHARDED, _FLOATS = {ShardTensor}, {float}
 
 
 def wrap(local: torch.Tensor, meta: Meta) -> ShardTensor:

@@ -13,7 +13,7 @@ import torch
 
 from weft.errors import UnsupportedOpError, message
 from weft.tensor import autograd
-from weft.tensor.dispatch import call
+from weft.tensor.dispatch import call, keep_constant
 from weft.tensor.fallback import replicate
 from weft.tensor.indexing import set_item
 from weft.tensor.recipe import local_of
@@ -49,12 +49,20 @@ _REFUSED = {
 }
 
 
-def _metadata(func: Any) -> Callable[..., Any]:
-    def read(*args: Any, **kwargs: Any) -> Any:
-        with torch._C.DisableTorchFunctionSubclass():
-            return func(*args, **kwargs)
+class Metadata:
+    """Reads the wrapper itself; the answer for one tensor is a fact of its meta."""
 
-    return read
+    __slots__ = ("func",)
+
+    def __init__(self, func: Any) -> None:
+        self.func = func
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            value = self.func(*args, **kwargs)
+        if len(args) == 1 and not kwargs and type(args[0]) is ShardTensor:
+            keep_constant(self.func, args[0], value)
+        return value
 
 
 def _refusal(name: str, reason: str) -> Callable[..., Any]:
@@ -135,17 +143,17 @@ def _is_set_to(tensor: Any, other: Any) -> bool:
 def _table() -> dict[Any, Callable[..., Any]]:
     table: dict[Any, Callable[..., Any]] = {}
     for name in _METADATA:
-        table[getattr(_Tensor, name)] = _metadata(getattr(_Tensor, name))
+        table[getattr(_Tensor, name)] = Metadata(getattr(_Tensor, name))
     for name in _FLAGS:
         if hasattr(_Tensor, name):
             getter = getattr(_Tensor, name).__get__
-            table[getter] = _metadata(getter)
+            table[getter] = Metadata(getter)
     for name in _LOCAL_ATTRIBUTES:
         table[getattr(_Tensor, name).__get__] = _local_attribute(name)
     for function in (torch.is_floating_point, torch.is_complex, torch.numel, torch.is_signed,
                      torch.is_same_size, torch.is_conj, torch.is_neg, torch.result_type,
                      torch.is_inference):
-        table[function] = _metadata(function)
+        table[function] = Metadata(function)
     for name, reason in _REFUSED.items():
         table[getattr(_Tensor, name)] = _refusal(name, reason)
     table |= {
