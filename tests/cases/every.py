@@ -9,6 +9,7 @@ from tests.cases import (
     loss,
     norm,
     pointwise,
+    program,
     reduction,
     view,
 )
@@ -16,7 +17,7 @@ from tests.cases import (
 EVERY: list[Case] = [
     one
     for family in (
-        pointwise, reduction, contraction, view, index, norm, loss, attention, inplace,
+        pointwise, reduction, contraction, view, index, norm, loss, attention, inplace, program,
     )
     for one in family.CASES
 ]
