@@ -17,7 +17,7 @@ from weft.tensor.calls import functional_name, overload_named, slots_of
 from weft.tensor.capture import Op, Slot, Trace, map_tensors
 from weft.tensor.meta import Meta, contiguous_strides, intern
 from weft.tensor.recipe import Function, Recipe, fill, flatten, local_of
-from weft.tensor.shard_tensor import ShardTensor, hooks, wrap
+from weft.tensor.shard_tensor import ShardTensor, hooks, wrap_all
 
 __all__ = ["recipe"]
 
@@ -49,16 +49,11 @@ class InPlace(Recipe):
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         func(*map_tensors(local_of, args), **map_tensors(local_of, kwargs))
-        return self._written(args[0])
+        return args[0]
 
     def run_opened(self, func: Any, args: Any, locals_: list[Any]) -> Any:
         func(*locals_)
-        return self._written(args[0])
-
-    def _written(self, targets: Sequence[ShardTensor]) -> Any:
-        for tensor in targets:
-            tensor._memo = None
-        return targets
+        return args[0]
 
 
 class OutOfPlace(Recipe):
@@ -72,10 +67,10 @@ class OutOfPlace(Recipe):
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         out = func(*map_tensors(local_of, args), **map_tensors(local_of, kwargs))
-        return list(map(wrap, out, self.metas))
+        return wrap_all(out, self.metas)
 
     def run_opened(self, func: Any, args: Any, locals_: list[Any]) -> Any:
-        return list(map(wrap, func(*locals_), self.metas))
+        return wrap_all(func(*locals_), self.metas)
 
 
 def _lists(op: Op) -> list[Sequence[Slot]]:
