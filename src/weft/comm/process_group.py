@@ -44,6 +44,15 @@ _OPS = {
 }
 """torch's reductions; the mean is the sum divided afterwards, as in every other body."""
 
+def _options(op: Any) -> Any:
+    options = dist.AllreduceOptions()
+    options.reduceOp = op
+    options.asyncOp = False
+    return options
+
+
+_REDUCE = {kind: _options(op) for kind, op in _OPS.items()}
+
 _NATIVE = frozenset(
     [(kind, dtype) for kind in ("sum", "avg", "product") for dtype in _FLOATS]
     + [(kind, dtype) for kind in ("sum", "product", "max", "min") for dtype in _INTEGERS]
@@ -191,11 +200,19 @@ class ProcessCommunicator(Communicator):
         self.exact = _EXACT.get(_backend_of(group, device.type) or "", frozenset())
         self.native = bool(self.exact) and self.in_order
 
+    def all_reduce(self, x: Tensor, kind: str) -> Tensor:
+        if (kind, x.dtype) not in self.exact or x.numel() == 0:
+            return super().all_reduce(x, kind)
+        # Straight to the group: a small gradient's reduction costs less than torch's wrappers.
+        total = (x.detach() if x.requires_grad else x).clone(memory_format=torch.contiguous_format)
+        assert self.group is not None
+        try:
+            self.group.allreduce([total], _REDUCE[kind]).wait()
+        except RuntimeError as error:
+            raise _gave_up("all_reduce", self.where, error) from error
+        return total.div_(self.size) if kind == "avg" else total
+
     def _all_reduce(self, x: Tensor, kind: str) -> Tensor:
-        if (kind, x.dtype) in self.exact:
-            total = x.clone(memory_format=torch.contiguous_format)
-            self._issue("all_reduce", dist.all_reduce, total, _OPS[kind])
-            return total.div_(self.size) if kind == "avg" else total
         flat = x.reshape(-1)
         if x.numel() * x.element_size() * self.size <= _GATHER_LIMIT_NBYTES:
             terms = self._all_gather(flat, (flat.numel(),) * self.size).chunk(self.size)

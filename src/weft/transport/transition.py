@@ -158,7 +158,9 @@ class _Apply(torch.autograd.Function):
         if STATE.on:
             with resume(ctx.note, f"gradient of {ctx.transition.text}"):
                 return ctx.transition.reverse(grad), None
-        return ctx.transition.reverse(grad), None
+        transition = ctx.transition
+        reverse = transition._reverse or transition.reverse
+        return reverse(grad) if grad.requires_grad else reverse._run(grad), None
 
 
 _apply = super(torch.autograd.Function, _Apply).apply  # type: ignore[misc]
