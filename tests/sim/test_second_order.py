@@ -1,0 +1,54 @@
+"""Gradients of gradients equal the one-process ones: transitions are differentiable to any order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import weft
+from tests.cases import Case, Trial, case, positives, reals, seed_of, trials_of
+from tests.harness import held, local_part
+from tests.oracle import Held, check
+from weft import ShardTensor
+from weft.core import Mesh
+
+CASES: list[Case] = [
+    case("cube", lambda a: a**3, reals(7, 3)),
+    case("products", lambda a, b: (a * b * b).tanh(), reals(6, 5), reals(5)),
+    case("matmul", lambda a, b: torch.tanh(a @ b), reals(6, 5), reals(5, 4)),
+    case("linear", lambda x, w, b: F.linear(x, w, b).square(), reals(6, 5), reals(4, 5), reals(4)),
+    case("softmax", lambda a: F.softmax(a, -1).square(), reals(4, 6)),
+    case("mean", lambda a: (a - a.mean(0, keepdim=True)).square().mean(), reals(7, 3)),
+    case("log", lambda a: a.log().sum(1), positives(7, 3)),
+    case("views", lambda a: a.t().reshape(2, -1).narrow(1, 1, 4).square(), reals(6, 2)),
+]
+
+
+def penalty(operands: list[Tensor], fn: Any) -> list[Tensor]:
+    """The gradients of the squared norm of the gradients of `fn`."""
+    leaves = [one.requires_grad_() for one in operands]
+    first = torch.autograd.grad(fn(*leaves).sum(), leaves, create_graph=True)
+    return list(torch.autograd.grad(sum((one**2).sum() for one in first), leaves))
+
+
+def on_rank(trial: Trial, mesh: Any) -> list[Held]:
+    """The second-order gradients as one rank has them."""
+    operands = [
+        dense if layout is None else ShardTensor.from_local(
+            local_part(layout, dense, mesh.here, seed_of(trial.id, place)), mesh, layout
+        )
+        for place, (dense, layout) in enumerate(zip(trial.case.tensors(), trial.layouts))
+    ]
+    return [held(one) for one in penalty(operands, trial.case.fn)]
+
+
+@pytest.mark.parametrize("trial", trials_of(CASES), ids=lambda trial: trial.id)
+def test_second_order(trial: Trial) -> None:
+    mesh = dict(trial.axes)
+    of_ranks = weft.testing.run(lambda on: on_rank(trial, on), Mesh(mesh).size(), mesh)
+    for place, expected in enumerate(penalty(trial.case.tensors(), trial.case.fn)):
+        check(expected, [results[place] for results in of_ranks], f"{trial.id}: {place}")
