@@ -28,6 +28,7 @@ bench: $(STAMP)
 setup: $(STAMP)
 
 $(STAMP): requirements.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("weft needs Python 3.11 or later: make PYTHON=python3.x")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install $(TORCH)
 	$(BIN)/python -m pip install -r requirements.txt

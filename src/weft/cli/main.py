@@ -33,9 +33,9 @@ main.add_command(demo)
 @click.argument("script", type=click.Path(exists=True, dir_okay=False))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def run(num_ranks: int, script: str, arguments: tuple[str, ...]) -> None:
-    """Run SCRIPT with its ARGUMENTS as ranks on this machine.
+    """Run SCRIPT as ranks on this machine.
 
-    The ranks are started by torch's launcher (torchrun does as well) with one thread each, unless
+    ARGUMENTS go to the script. The ranks are started by torch's launcher (torchrun does as well) with one thread each, unless
     OMP_NUM_THREADS says otherwise. A rank that dies ends them all, with an error.
     """
     command = launch_command(num_ranks, [script, *arguments])
@@ -46,7 +46,10 @@ def run(num_ranks: int, script: str, arguments: tuple[str, ...]) -> None:
 @main.command(context_settings={**_PASS_ON, "help_option_names": []})
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def bench(arguments: tuple[str, ...]) -> None:
-    """Measure the cost of a call; ARGUMENTS go to `python -m bench`, of weft's repository."""
+    """Measure the cost of a call.
+
+    ARGUMENTS go to `python -m bench`, which is part of weft's repository.
+    """
     here = Path.cwd()
     if not (here / "bench" / "__main__.py").is_file():
         Console(stderr=True).print(

@@ -30,9 +30,9 @@ _MAX_WIDTH = 100
 @click.option("--out", default="out", show_default=True, help="Folder for the loss plot.",
               type=click.Path(path_type=Path, file_okay=False))
 def demo(steps: int, compare: bool, out: Path) -> None:
-    """Train a transformer over four local ranks, and compare it with a single process.
+    """Train one transformer over four ranks.
 
-    Ends with status 1 when a loss differs by more than 1e-4 of itself, or when a rank dies.
+    The same is trained in a single process, and the losses of all steps are compared. Ends with status 1 when a loss differs by more than 1e-4 of itself, or when a rank dies.
     """
     start = time.perf_counter()
     console = Console()

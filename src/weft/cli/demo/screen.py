@@ -56,7 +56,7 @@ def written_shardings(run: Run) -> RenderableType:
     """What the user writes to distribute the model."""
     grid = Table.grid(padding=(0, 1))
     for pattern, spec in shardings(run.settings).items():
-        grid.add_row(Text(f" {pattern!r}:", style="green"), Text(repr(spec), style="cyan"))
+        grid.add_row(Text(f" {pattern!r}:", style="green"), Text(f"{spec!r},", style="cyan"))
     return Group(Text("\nweft.distribute_module(model, mesh, shardings={", style="bold"), grid,
                  Text("})  # all other parameters: replicated\n", style="bold"))
 
