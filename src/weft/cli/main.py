@@ -35,8 +35,9 @@ main.add_command(demo)
 def run(num_ranks: int, script: str, arguments: tuple[str, ...]) -> None:
     """Run SCRIPT as ranks on this machine.
 
-    ARGUMENTS go to the script. The ranks are started by torch's launcher (torchrun does as well) with one thread each, unless
-    OMP_NUM_THREADS says otherwise. A rank that dies ends them all, with an error.
+    ARGUMENTS go to the script. The ranks are started by torch's launcher (torchrun does as well)
+    with one thread each, unless OMP_NUM_THREADS says otherwise. A rank that dies ends them all,
+    with an error.
     """
     command = launch_command(num_ranks, [script, *arguments])
     # The launcher takes this process's place, and with it signals and the exit status.

@@ -32,7 +32,8 @@ _MAX_WIDTH = 100
 def demo(steps: int, compare: bool, out: Path) -> None:
     """Train one transformer over four ranks.
 
-    The same is trained in a single process, and the losses of all steps are compared. Ends with status 1 when a loss differs by more than 1e-4 of itself, or when a rank dies.
+    The same is trained in a single process, and the losses of all steps are compared. Ends with
+    status 1 when a loss differs by more than 1e-4 of itself, or when a rank dies.
     """
     start = time.perf_counter()
     console = Console()
