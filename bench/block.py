@@ -96,17 +96,21 @@ def _by_hand(p: Named, x: Tensor, enter: Callable, leave: Callable) -> Tensor:
     return x + (leave(F.linear(h, p["down.weight"])) + p["down.bias"])
 
 
-def _with_dtensor(p: Named, x: DTensor) -> Tensor:
+def _summed(terms: Any) -> Tensor:
+    return terms.redistribute(placements=[Shard(0), Replicate()])
+
+
+def _with_dtensor(p: Named, x: Tensor) -> Tensor:
     """Attention on local tensors between the linears, as torch's own plans for it do."""
-    mesh, cut = world.device_mesh(), [Shard(0), Replicate()]
+    mesh = world.device_mesh()
     h = F.layer_norm(x, (WIDTH,), p["norm1.weight"], p["norm1.bias"])
     q, k, v = (F.linear(h, p[f"{name}.weight"], p[f"{name}.bias"]) for name in "qkv")
     mixed = _attend(*(one.to_local() for one in (q, k, v)), HEADS // 2)  # type: ignore[attr-defined]
     spread = DTensor.from_local(mixed, mesh, [Shard(0), Shard(2)])
-    x = x + F.linear(spread, p["out.weight"], p["out.bias"]).redistribute(placements=cut)
+    x = x + _summed(F.linear(spread, p["out.weight"], p["out.bias"]))
     h = F.layer_norm(x, (WIDTH,), p["norm2.weight"], p["norm2.bias"])
     h = F.gelu(F.linear(h, p["up.weight"], p["up.bias"]))
-    return x + F.linear(h, p["down.weight"], p["down.bias"]).redistribute(placements=cut)
+    return x + _summed(F.linear(h, p["down.weight"], p["down.bias"]))
 
 
 def _locals() -> tuple[Named, Tensor]:
@@ -156,13 +160,13 @@ def _hand_written():
 
 
 def _dtensor(summed: bool):
-    p, x = _locals()
+    parameters, x = _locals()
     mesh = world.device_mesh()
     cuts = {WHOLE: Replicate(), BY_OUTPUT: Shard(0), BY_INPUT: Shard(1)}
-    p = {
+    p: Named = {
         name: DTensor.from_local(one.detach(), mesh, [Replicate(), cuts[PARAMETERS[name][1]]])
         .requires_grad_()
-        for name, one in p.items()
+        for name, one in parameters.items()
     }
     cut = DTensor.from_local(x.detach(), mesh, [Shard(0), Replicate()]).requires_grad_()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +17,7 @@ from weft import ShardTensor
 SIDE = 8
 OVER_WRAPPER_US = 1.0
 
-CALLS: dict[str, tuple[str | None, Callable[[Any, Any, Any, int], Callable[[], object]]]] = {
+CALLS: dict[str, tuple[str | None, Callable[..., Callable[[], object]]]] = {
     "add": ("__add__", lambda x, y, w, rows: lambda: x + y),
     "mm": (None, lambda x, y, w, rows: lambda: torch.mm(x, w)),
     "relu": (None, lambda x, y, w, rows: lambda: torch.relu(x)),
@@ -33,7 +32,7 @@ def _operands(grad: bool) -> list[Tensor]:
     return [x.requires_grad_(grad), y, w]
 
 
-def _dtensors(grad: bool) -> list[DTensor]:
+def _dtensors(grad: bool) -> list[Tensor]:
     x, y, w = _operands(False)
     cut = [DTensor.from_local(one, world.line(), [Shard(0)]) for one in (x, y)]
     return [cut[0].requires_grad_(grad), cut[1],

@@ -37,6 +37,7 @@ def step(mesh: Any, weight: Tensor, rows: int, length: int, rate: float) -> None
     loss = F.softmax(F.linear(x, weight), -1).square().mean()
     loss.backward()
     with torch.no_grad():
+        assert weight.grad is not None
         weight.add_(weight.grad, alpha=-rate)
     weight.grad = None
 

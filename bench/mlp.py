@@ -9,6 +9,8 @@ redistribute that sums them, and judged by the first, which does less.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -53,7 +55,8 @@ def _one_bucket():
 
     def run() -> Tensor:
         loss = _step(x, parameters).detach()
-        flat = torch.cat([*(parameter.grad.view(-1) for parameter in parameters), loss.view(1)])
+        terms: list[Any] = [parameter.grad for parameter in parameters]
+        flat = torch.cat([*(term.view(-1) for term in terms), loss.view(1)])
         dist.all_reduce(flat)
         *gradients, total = flat.split(sizes)
         for parameter, gradient in zip(parameters, gradients):

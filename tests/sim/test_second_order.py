@@ -1,4 +1,4 @@
-"""Gradients of gradients equal the one-process ones: transitions are differentiable to any order."""
+"""Gradients of gradients equal the one-process ones."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ def penalty(operands: list[Tensor], fn: Any) -> list[Tensor]:
     """The gradients of the squared norm of the gradients of `fn`."""
     leaves = [one.requires_grad_() for one in operands]
     first = torch.autograd.grad(fn(*leaves).sum(), leaves, create_graph=True)
-    return list(torch.autograd.grad(sum((one**2).sum() for one in first), leaves))
+    squares = torch.stack([one.square().sum() for one in first])
+    return list(torch.autograd.grad(squares.sum(), leaves))
 
 
 def on_rank(trial: Trial, mesh: Any) -> list[Held]:
