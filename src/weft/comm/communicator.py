@@ -24,6 +24,10 @@ from weft.core import AxisName
 __all__ = ["Alone", "Communicator", "as_bytes"]
 
 
+_TOGETHER_NBYTES = 1 << 18
+"""Up to this size, copying into one buffer costs less than another collective's latency."""
+
+
 class Communicator(ABC):
     """Collectives over one group of ranks.
 
@@ -61,6 +65,21 @@ class Communicator(ABC):
         if self.size == 1 or x.numel() == 0:
             return _copy(x)
         return self._all_reduce(x.contiguous(), kind)
+
+    def all_reduce_together(self, xs: list[Tensor], kind: str) -> Sequence[Tensor]:
+        """`all_reduce` of several tensors, small ones of one dtype by one collective.
+
+        Raises:
+            PlacementError: a kind that a dtype cannot carry exactly.
+        """
+        nbytes, dtype = 0, xs[0].dtype
+        for x in xs:
+            nbytes += x.nbytes if x.dtype is dtype else _TOGETHER_NBYTES
+        if len(xs) == 1 or nbytes > _TOGETHER_NBYTES:
+            return [self.all_reduce(x, kind) for x in xs]
+        # torch's pair for gradient buckets: a third of the time of cat, split and view.
+        flat = torch._C._nn.flatten_dense_tensors(xs)
+        return torch._C._nn.unflatten_dense_tensors(self.all_reduce(flat, kind), xs)
 
     def all_gather(self, x: Tensor, sizes: Sequence[int]) -> Tensor:
         """`sizes[i]` elements from each rank i, one after the other."""

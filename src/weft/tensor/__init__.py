@@ -2,7 +2,7 @@
 
 from weft.tensor import autograd, bridge, construct, dispatch, special, values
 from weft.tensor.construct import arange, distribute_tensor, empty, full, ones, zeros
-from weft.tensor.recipe import enter
+from weft.tensor.recipe import enter_all
 from weft.tensor.modes import explain, strict
 from weft.tensor.shard_tensor import ShardTensor, hooks
 
@@ -12,7 +12,7 @@ __all__ = [
 ]
 
 hooks.call = dispatch.call
-hooks.enter = enter
+hooks.enter_all = enter_all
 hooks.construct = construct
 hooks.autograd = autograd
 hooks.values = values

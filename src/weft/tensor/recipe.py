@@ -24,12 +24,12 @@ from weft.tensor.calls import slots_of
 from weft.tensor.capture import Slot, map_tensors
 from weft.tensor.meta import Meta, bounded_put
 from weft.tensor.shard_tensor import ShardTensor, wrap
-from weft.transport import traffic
+from weft.transport import move_together, traffic
 from weft.transport.transition import Transition
 
 __all__ = [
     "Alias", "Direct", "Function", "Named", "Recipe", "Result", "Views",
-    "enter", "fill", "flatten", "local_of",
+    "enter", "enter_all", "fill", "flatten", "local_of",
     "forget_views", "transition_between", "varying_axes",
 ]
 
@@ -122,7 +122,7 @@ class Direct(Recipe):
 
     __slots__ = (
         "anchor", "args", "bound", "fast", "kwargs", "leave", "local", "moves", "name", "operands",
-        "passes", "result", "results", "single", "target", "why", "write", "write_back",
+        "result", "results", "single", "target", "why", "write", "write_back",
     )
 
     def __init__(
@@ -142,11 +142,11 @@ class Direct(Recipe):
         places: Sequence[int] | None = None,
     ) -> None:
         self.name, self.why, self.anchor = name, why, anchor
-        self.operands, self.local = tuple(operands), local
+        self.local = local
+        self.operands = tuple((at, move) for at, move in enumerate(operands) if move is not None)
         self.args, self.kwargs = args, kwargs
         self.results, self.result = tuple(results), result
         self.target, self.write_back, self.write = target, write_back, write
-        self.passes = not any(operands)
         self.single = (
             len(results) == 1 and isinstance(result, Slot) and result.index == results[0].slot
         )
@@ -155,9 +155,7 @@ class Direct(Recipe):
         runs_alone = target is None and not anchor and (local is None or self.bound is not None)
         if runs_alone and self.single and places is not None:
             self.fast, self.leave = self.results[0].meta, self.results[0].leave
-            self.moves = tuple(
-                (place, move) for place, move in zip(places, operands) if move is not None
-            )
+            self.moves = tuple((places[at], move) for at, move in self.operands)
 
     @property
     def as_called(self) -> bool:  # type: ignore[override]
@@ -165,13 +163,9 @@ class Direct(Recipe):
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         tensors = flatten((args, kwargs) if kwargs else args)
-        if self.passes:
-            locals_ = [local_of(tensor) for tensor in tensors]
-        else:
-            locals_ = [
-                local_of(tensor) if transition is None else enter(tensor, transition, self)
-                for tensor, transition in zip(tensors, self.operands)
-            ]
+        locals_ = [local_of(tensor) for tensor in tensors]
+        if self.operands:
+            enter_all(tensors, self.operands, locals_, self)
         if self.write_back and is_grad_enabled():
             # The op may save the target's old value for backward.
             assert self.target is not None
@@ -244,35 +238,67 @@ def _anchored(out: Any, locals_: Sequence[torch.Tensor]) -> Any:
 
 
 def enter(tensor: torch.Tensor, transition: Transition, recipe: Recipe) -> torch.Tensor:
-    """The local tensor of an operand in the layout that the op needs.
+    """The local tensor of one operand in the layout that the op needs."""
+    locals_: list[Any] = [None]
+    enter_all((tensor,), ((0, transition),), locals_, recipe)
+    return locals_[0]
+
+
+def enter_all(
+    tensors: Sequence[Any],
+    moves: Sequence[tuple[int, Transition]],
+    locals_: list[Any],
+    recipe: Recipe,
+) -> None:
+    """Put the local tensors of operands, in the layouts that the op needs, into `locals_`.
 
     What a tensor became for one use serves its later uses (one all-gather, and one reduction of
     the gradient, for q, k and v). It is kept until the tensor changes or a backward has passed:
     all ranks run the same program, so they forget at the same call.
     """
-    if type(tensor) is ShardTensor:
-        local = tensor._local
-        if not (local.requires_grad and is_grad_enabled()):
-            return _move(tensor, local, transition, recipe)
-        views: Any = tensor._memo
-        if views is None:
-            views = tensor._memo = Views()
-        key: Any = transition
-        state: Any = local._version
+    if traffic.STATE.on or modes.STRICT.on:
+        for place, transition in moves:
+            modes.check_strict(recipe.name, transition, type(tensors[place]) is ShardTensor)
+        with traffic.label(recipe.name, modes.source_line(), recipe.why):
+            _enter_all(tensors, moves, locals_)
     else:
-        local = tensor
-        if not (local.requires_grad and is_grad_enabled()):
-            return _move(tensor, local, transition, recipe)
-        views, key = transition.mesh.cache.setdefault("views", Views()), (id(tensor), transition)
-        state = (local._version, local.data_ptr())
-    kept = views.get(key)
-    if kept is not None and kept[0] is local and kept[1] == state:
-        return kept[2]
-    out = _move(tensor, local, transition, recipe)
-    if out is not local and out.requires_grad:
-        _LIVE.keep(views)
-        views[key] = (local, state, out)
-    return out
+        _enter_all(tensors, moves, locals_)
+
+
+def _enter_all(
+    tensors: Sequence[Any], moves: Sequence[tuple[int, Transition]], locals_: list[Any]
+) -> None:
+    pending: list[Any] = []
+    grad_mode = is_grad_enabled()
+    for place, transition in moves:
+        tensor = tensors[place]
+        sharded = type(tensor) is ShardTensor
+        local = tensor._local if sharded else tensor
+        if not (grad_mode and local.requires_grad):
+            locals_[place] = transition(local)
+            continue
+        key: Any
+        if sharded:
+            views = tensor._memo
+            if views is None:
+                views = tensor._memo = Views()
+            key, state = transition, local._version
+        else:
+            views = transition.mesh.cache.setdefault("views", Views())
+            key, state = (id(tensor), transition), (local._version, local.data_ptr())
+        kept = views.get(key)
+        if kept is not None and kept[0] is local and kept[1] == state:
+            locals_[place] = kept[2]
+        else:
+            pending.append((place, transition, local, views, key, state))
+    if pending:
+        outs = move_together([item[1] for item in pending], [item[2] for item in pending])
+        for (place, _, local, views, key, state), out in zip(pending, outs):
+            locals_[place] = out
+            if out is not local and out.requires_grad:
+                if not views:
+                    _LIVE.keep(views)
+                views[key] = (local, state, out)
 
 
 class Views(dict[Any, Any]):
@@ -291,8 +317,7 @@ class _Live(threading.local):
         """List views that are about to become non-empty."""
         if len(self.views) >= MAX_VIEWS:
             forget_views()
-        if not views:
-            self.views.append(weakref.ref(views))
+        self.views.append(weakref.ref(views))
 
 
 _LIVE = _Live()
@@ -305,16 +330,6 @@ def forget_views() -> None:
         if found is not None:
             found.clear()
     _LIVE.views.clear()
-
-
-def _move(
-    tensor: torch.Tensor, local: torch.Tensor, transition: Transition, recipe: Recipe
-) -> torch.Tensor:
-    if traffic.STATE.on or modes.STRICT.on:
-        modes.check_strict(recipe.name, transition, type(tensor) is ShardTensor)
-        with traffic.label(recipe.name, modes.source_line(), recipe.why):
-            return transition(local)
-    return transition(local)
 
 
 class Named(Recipe):

@@ -43,7 +43,7 @@ class Hooks:
     """
 
     call: Callable[[Any, Any, Any], Any]
-    enter: Callable[[Any, Any, Any], torch.Tensor]
+    enter_all: Callable[[Any, Any, Any, Any], None]
     construct: Any
     autograd: Any
     values: Any
@@ -117,8 +117,9 @@ class ShardTensor(torch.Tensor):
         meta = recipe.fast
         if meta is None:
             return recipe.run_opened(func, args, locals_)
-        for place, transition in recipe.moves:
-            locals_[place] = hooks.enter(args[place], transition, recipe)
+        moves = recipe.moves
+        if moves:
+            hooks.enter_all(args, moves, locals_, recipe)
         bound = recipe.bound
         local = func(*locals_) if bound is None else bound(locals_[0])
         leave = recipe.leave

@@ -16,7 +16,7 @@ from typing import Any, assert_never
 import torch
 from torch import Tensor
 
-from weft.comm import BoundMesh
+from weft.comm import BoundMesh, Communicator
 from weft.core.layout import Box, Layout
 from weft.planner import (
     IDEMPOTENT,
@@ -55,15 +55,22 @@ class _Collective:
 class Program:
     """A plan compiled for one rank: `run(local) -> local`.
 
-    `aliases`: the result may be, or share memory with, the argument.
+    `aliases`: the result may be, or share memory with, the argument. `reduction`: communicator
+    and kind, where the program is one all-reduce and nothing else, so that several may join.
     """
 
-    __slots__ = ("aliases", "collectives", "moves")
+    __slots__ = ("aliases", "collectives", "moves", "reduction")
 
-    def __init__(self, moves: Sequence[Move], collectives: Sequence[_Collective]) -> None:
+    def __init__(
+        self,
+        moves: Sequence[Move],
+        collectives: Sequence[_Collective],
+        reduction: tuple[Communicator, str] | None = None,
+    ) -> None:
         self.moves = tuple(moves)
         self.collectives = tuple(collectives)
         self.aliases = not self.collectives
+        self.reduction = reduction
 
     def run(self, x: Tensor) -> Tensor:
         """The local tensor at the plan's target."""
@@ -120,7 +127,15 @@ def compile_plan(plan: Plan, mesh: BoundMesh) -> Program:
             over = tuple(str(names[axis]) for axis in step.axes)
             elements = step_nbytes_at(step, at, 1)
             collectives.append(_Collective(type(step).__name__, over, elements))
-    return Program(moves, collectives)
+    return Program(moves, collectives, _reduction(plan, mesh))
+
+
+def _reduction(plan: Plan, mesh: BoundMesh) -> tuple[Communicator, str] | None:
+    if len(plan.steps) != 1 or not isinstance(plan.steps[0], AllReduce):
+        return None
+    step = plan.steps[0]
+    kind, divisor = _kind(step.src, step.axes)
+    return (mesh.comm(step.axes), kind) if divisor == 1 else None
 
 
 def _compile(step: Step, at: Coordinate, mesh: BoundMesh) -> Move:

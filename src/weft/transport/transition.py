@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.comm import BoundMesh
+from weft.comm import BoundMesh, Communicator
 from weft.core.layout import Layout
 from weft.errors import UnsupportedOpError, message
 from weft.planner import IDEMPOTENT, Plan, gradient_layout, is_local, plan, step_nbytes_at
@@ -56,7 +56,7 @@ class Transition:
 
     __slots__ = (
         "mesh", "src", "dst", "src_varying", "dst_varying", "copy", "scale", "is_identity",
-        "communicates", "backward_communicates", "_plan", "_back", "_program", "_reverse",
+        "communicates", "backward_communicates", "reduction", "_plan", "_back", "_program", "_reverse",
         "_special", "_way",
     )
 
@@ -88,6 +88,9 @@ class Transition:
         self._program: Program | None = None
         if self._plan.steps and mesh.here is not None:
             self._program = compile_plan(self._plan, mesh)
+        # Communicator and kind, where one all-reduce is all there is to do.
+        alone = self._program is not None and scale == 1 and not copy
+        self.reduction = self._program.reduction if alone and self._program else None
         self._reverse: Transition | None = None
         self._way: Way | None = None
 
@@ -100,6 +103,24 @@ class Transition:
                 self._way = self._special(self)
             return self._way(x)
         return self._run(x)
+
+    @property
+    def is_special(self) -> bool:
+        """Whether its gradient is more than a plan between duals."""
+        return self._special is not None
+
+    def report(self, itemsize: int) -> None:
+        """Tell the traffic log what a run moves."""
+        if self._program is not None:
+            self._program.report(self.text, itemsize)
+
+    def as_node(self, x: Tensor) -> Tensor:
+        """What autograd gets as the result of a node."""
+        out = self._run(x)
+        program = self._program
+        if program is None or program.aliases:
+            return out.detach()  # a tensor of its own: autograd would take a view for a view op
+        return out
 
     @property
     def text(self) -> str:
@@ -147,11 +168,7 @@ class _Apply(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, transition: Transition) -> Tensor:  # type: ignore[override]
         ctx.transition = transition
         ctx.note = note() if STATE.on else None
-        out = transition._run(x)
-        program = transition._program
-        if program is None or program.aliases:
-            return out.detach()  # a tensor of its own: autograd would take a view for a view op
-        return out
+        return transition.as_node(x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
