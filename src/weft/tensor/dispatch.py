@@ -100,7 +100,8 @@ class _Scan:
         kind = type(arg)
         key = self.key
         if kind is ShardTensor:
-            self.home = arg._meta
+            if self.home is None:
+                self.home = arg._meta
             self.metas.append(arg._meta)
             key.append(arg._meta)
         elif kind is float:
@@ -129,7 +130,8 @@ class _Scan:
         self.key.append(len(items))
         if items and set(map(type, items)) == {ShardTensor}:
             metas = [item._meta for item in items]
-            self.home = metas[0]
+            if self.home is None:
+                self.home = metas[0]
             self.metas.extend(metas)
             self.key.extend(metas)
             return

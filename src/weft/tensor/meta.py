@@ -16,8 +16,8 @@ from weft.core import Layout
 
 __all__ = ["Meta", "bounded_put", "contiguous_strides", "intern", "replicated_meta"]
 
-MAX_METAS = 8192
-MAX_RECIPES = 1024
+MAX_METAS = 4096
+MAX_RECIPES = 512
 
 
 class Meta:

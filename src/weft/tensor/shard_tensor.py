@@ -81,8 +81,10 @@ class ShardTensor(torch.Tensor):
         for arg in args:
             kind = type(arg)
             if kind is ShardTensor:
-                home = arg._meta
-                key.append(home)
+                meta = arg._meta
+                if home is None:
+                    home = meta
+                key.append(meta)
                 locals_.append(arg._local)
             elif kind is float:
                 key.append(float)
@@ -98,7 +100,8 @@ class ShardTensor(torch.Tensor):
                 try:
                     parts = [item._meta for item in arg]
                     locals_.append([item._local for item in arg])
-                    home = parts[0]
+                    if home is None:
+                        home = parts[0]
                 except AttributeError:  # not all are sharded: numbers, or the general route
                     if set(map(type, arg)) != _FLOATS:
                         return hooks.call(func, args, None)
