@@ -20,11 +20,12 @@ from weft.tensor.calls import (
     as_call, functional, functional_name, is_view, overload_named, place_slots, slots_of, target_of,
 )
 from weft.tensor.capture import NotCapturable, Op, Slot, Trace, capture, differentiated, map_tensors, meta_like
-from weft.tensor.meta import Meta, contiguous_strides, intern
+from weft.tensor.meta import Meta, bounded_put, contiguous_strides, intern
 from weft.tensor.recipe import (
     Alias, Direct, Function, Recipe, Result, fill, flatten, transition_between, varying_axes,
 )
 from weft.tensor.shard_tensor import ShardTensor, hooks, wrap
+from weft.tensor.structure import MAX_STRUCTURES, Structure, numbers_come_from, structure_of
 
 __all__ = ["recipe"]
 
@@ -32,20 +33,23 @@ _BUILTINS = (type(torch.add), type(torch.Tensor.add), type(torch.Tensor.__len__)
 _RANDOM = torch.Tag.nondeterministic_seeded
 
 
-def recipe(func: Any, args: Any, kwargs: Any, mesh: BoundMesh) -> tuple[Recipe, bool]:
-    """The recipe of a call, and whether its float arguments only flow through."""
+def recipe(
+    func: Any, args: Any, kwargs: Any, mesh: BoundMesh, structure: Any = None
+) -> tuple[Recipe, bool]:
+    """The recipe of a call, and whether its float arguments only flow through.
+
+    `structure` is the call's key with lengths reduced (see `structure`), or None.
+    """
     tensors = flatten((args, kwargs))
-    metas = [meta_like(tensor) for tensor in tensors]
-    feed = iter(metas)
-    try:
-        trace = capture(
-            func,
-            map_tensors(lambda _: next(feed), args),
-            map_tensors(lambda _: next(feed), kwargs),
-            metas,
-        )
-    except NotCapturable as reason:
-        return Function(fallback.runner(mesh, str(reason))), False
+    known: dict[Any, Structure] = mesh.cache.setdefault("structures", {})
+    found = None if structure is None else known.get(structure)
+    if found is not None:
+        trace = found.trace(tensors)
+    else:
+        try:
+            trace = _captured(func, args, kwargs, tensors)
+        except NotCapturable as reason:
+            return Function(fallback.runner(mesh, str(reason))), False
     if mesh.here is None:
         return Function(_outside(trace, tensors, mesh)), False
     if not trace.ops:
@@ -53,8 +57,25 @@ def recipe(func: Any, args: Any, kwargs: Any, mesh: BoundMesh) -> tuple[Recipe, 
     if len(trace.ops) > 1:
         return Function(_program(trace)), False
     places = _places(args) if not kwargs else None
-    made = _Builder(func, trace, tensors, mesh, places).build()
+    builder = _Builder(func, trace, tensors, mesh, places)
+    made = builder.build()
+    if found is None and structure is not None and builder.rule is not None:
+        if isinstance(func, _BUILTINS) or numbers_come_from(trace.ops[0], (args, kwargs)):
+            new = structure_of(trace, builder.rule, len(tensors))
+            if new is not None:
+                bounded_put(known, structure, new, MAX_STRUCTURES)
     return made, made.as_called and _numbers_flow(trace.ops[0])
+
+
+def _captured(func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]) -> Trace:
+    metas = [meta_like(tensor) for tensor in tensors]
+    feed = iter(metas)
+    return capture(
+        func,
+        map_tensors(lambda _: next(feed), args),
+        map_tensors(lambda _: next(feed), kwargs),
+        metas,
+    )
 
 
 class _Builder:
@@ -65,6 +86,7 @@ class _Builder:
         places: Sequence[int] | None,
     ) -> None:
         self.places = places
+        self.rule: Rule | None = None
         self.func, self.trace, self.tensors, self.mesh = func, trace, tensors, mesh
         self.op = trace.ops[0]
         self.name = str(self.op.overload)
@@ -110,6 +132,7 @@ class _Builder:
             return algorithm
         rule = rules.lookup(call, layouts)
         if isinstance(rule, Rule):
+            self.rule = rule
             return propagate.decide(rule, call, layouts, wants)
         return rule
 

@@ -21,6 +21,7 @@ from weft.tensor import build
 from weft.tensor.meta import MAX_RECIPES, Meta, bounded_put
 from weft.tensor.recipe import Alias, Recipe
 from weft.tensor.shard_tensor import ShardTensor
+from weft.tensor.structure import structure_key
 
 __all__ = ["SPECIAL", "call", "keep_constant", "mesh_of"]
 
@@ -70,7 +71,10 @@ def call(func: Any, args: Any, kwargs: Any) -> Any:
         full = (*full, *scan.floats)
         recipe = home.recipes.get(full)
     if recipe is None:
-        recipe, floats_flow = build.recipe(func, args, kwargs, _mesh(func, scan))
+        structure = structure_key(key)
+        if structure is not None and scan.floats:
+            structure = (*structure, *scan.floats)
+        recipe, floats_flow = build.recipe(func, args, kwargs, _mesh(func, scan), structure)
         if scan.floats and not floats_flow and len(full) == len(key):
             bounded_put(home.recipes, full, BY_VALUE, MAX_RECIPES)
             full = (*full, *scan.floats)

@@ -29,7 +29,7 @@ class Meta:
 
     __slots__ = (
         "mesh", "layout", "shape", "dtype", "strides", "device", "requires_grad", "alias",
-        "local_shape", "recipes", "plain", "to_replicated",
+        "local_shape", "recipes", "plain", "to_replicated", "form",
     )
 
     def __init__(
@@ -50,6 +50,11 @@ class Meta:
         self.local_shape = (0,) if here is None else layout.local_shape_at(here)
         self.recipes: dict[Any, Any] = {}
         self.to_replicated: Any = False  # the Transition, None when it is one already; False: unknown
+        # What stays the same when only lengths change.
+        self.form = (
+            layout.dims, layout.partial, tuple([cut is None for cut in layout.cuts]), dtype,
+            requires_grad, alias, tuple([min(length, 2) for length in layout.shape]), device,
+        )
         self.plain = strides is None and device.type == "cpu"
 
     def replace(self, **parts: Any) -> Meta:

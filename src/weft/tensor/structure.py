@@ -1,0 +1,125 @@
+"""A new size of a known structure: what a call consists of is known, only lengths differ.
+
+Capturing costs 0.1 to 1 ms, most of it in torch's meta kernels. Where a rule has described the op
+by factors, the lengths of its results follow from those of its operands, so neither is needed
+again: the recorded op is taken over, with results of the new lengths. The structure of a call is
+its key with every length reduced to "0, 1 or more" (what broadcasting looks at); other numbers
+keep their values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from weft.rules import Rule
+from weft.tensor.calls import slots_of
+from weft.tensor.capture import Op, Trace, meta_like
+from weft.tensor.meta import Meta, contiguous_strides
+
+__all__ = ["MAX_STRUCTURES", "Structure", "numbers_come_from", "structure_key", "structure_of"]
+
+MAX_STRUCTURES = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """An op with the factors of its operands' and results' dims."""
+
+    op: Op
+    result: Any
+    slots: tuple[int, ...]
+    operands: tuple[tuple[str | None, ...], ...]
+    results: tuple[tuple[tuple[str | None, ...], torch.dtype], ...]
+
+    def trace(self, tensors: Sequence[torch.Tensor]) -> Trace:
+        """The trace of the call on tensors of other lengths."""
+        sizes: dict[str | None, int] = {}
+        for slot, factors in zip(self.slots, self.operands):
+            for factor, length in zip(factors, tensors[slot].shape):
+                if sizes.get(factor, 1) == 1:
+                    sizes[factor] = length
+        sizes[None] = 1
+        metas = [meta_like(tensor) for tensor in tensors]
+        for factors, dtype in self.results:
+            shape = [sizes[factor] for factor in factors]
+            metas.append(torch.empty(shape, dtype=dtype, device="meta"))
+        return Trace((self.op,), self.result, tuple(metas))
+
+
+def structure_of(trace: Trace, rule: Rule, num_tensors: int) -> Structure | None:
+    """The structure of a captured call, if lengths and strides of its results follow from it."""
+    op = trace.ops[0]
+    slots = tuple(slot.index for slot in slots_of((op.args, op.kwargs)))
+    results = slots_of(op.results)
+    if rule.size_arg is not None or rule.offsets or rule.op is not None:
+        return None
+    if [slot.index for slot in results] != list(range(num_tensors, num_tensors + len(results))):
+        return None
+    tensors = [*rule.operands, *rule.results]
+    if any(dims is None or any(len(factors) > 1 for factors in dims) for dims in tensors):
+        return None
+    single = [tuple(factors[0] if factors else None for factors in dims or ()) for dims in tensors]
+    count = len(rule.operands)
+    metas = [trace.metas[slot.index] for slot in results]
+    made = Structure(
+        op, trace.result, slots, tuple(single[:count]),
+        tuple((factors, meta.dtype) for factors, meta in zip(single[count:], metas)),
+    )
+    again = made.trace(trace.metas[:num_tensors]).metas[num_tensors:]
+    same = all(
+        (one.shape, one.stride()) == (other.shape, other.stride())
+        for one, other in zip(again, metas)
+    )
+    return made if same else None
+
+
+def numbers_come_from(op: Op, tree: Any) -> bool:
+    """Whether every integer of the op is one of the call's own, or the schema's default.
+
+    A Python function may compute numbers from lengths; what it recorded then serves one size.
+    """
+    given: set[int] = set()
+    _integers(tree, given)
+    schema = op.overload._schema.arguments
+    for argument, value in zip(schema, (*op.args, *op.kwargs.values())):
+        found: set[int] = set()
+        _integers(value, found)
+        if not found <= given and value != argument.default_value:
+            return False
+    return True
+
+
+def _integers(tree: Any, found: set[int]) -> None:
+    if type(tree) is int:
+        found.add(tree)
+    elif isinstance(tree, (list, tuple)):
+        for item in tree:
+            _integers(item, found)
+    elif isinstance(tree, dict):
+        _integers(tuple(tree.values()), found)
+    elif isinstance(tree, slice):
+        _integers((tree.start, tree.stop, tree.step), found)
+
+
+def structure_key(key: Sequence[Any]) -> tuple[Any, ...] | None:
+    """The key of a call with its lengths reduced; None where strides are not the default."""
+    out: list[Any] = []
+    for item in key:
+        if type(item) is Meta:
+            if item.strides is not None:
+                return None
+            item = item.form
+        elif type(item) is torch.Size:
+            # A plain tensor: its strides follow its shape in the key.
+            place = len(out)
+            if key[place + 1] != contiguous_strides(item):
+                return None
+            item = tuple([min(length, 2) for length in item])
+        elif out and type(out[-1]) is tuple and type(key[len(out) - 1]) is torch.Size:
+            item = None
+        out.append(item)
+    return tuple(out)
