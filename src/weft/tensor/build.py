@@ -52,7 +52,7 @@ def recipe(
             return Function(fallback.runner(mesh, str(reason))), False
     if mesh.here is None:
         return Function(_outside(trace, tensors, mesh)), False
-    if not trace.ops:
+    if not trace.ops or _returns_operand(trace, len(tensors)):
         return Alias(trace.result), False
     if len(trace.ops) > 1:
         return Function(_program(trace)), False
@@ -75,6 +75,16 @@ def _captured(func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]
         map_tensors(lambda _: next(feed), args),
         map_tensors(lambda _: next(feed), kwargs),
         metas,
+    )
+
+
+def _returns_operand(trace: Trace, num_tensors: int) -> bool:
+    """Whether nothing is to do: `x.float()` of a float32 tensor is `x` itself."""
+    return (
+        len(trace.ops) == 1
+        and type(trace.result) is Slot
+        and trace.result.index < num_tensors
+        and not trace.ops[0].overload._schema.is_mutable
     )
 
 

@@ -166,7 +166,7 @@ def differentiated(
             return type(tree)([place(item) for item in tree])
         return tree
 
-    with torch.enable_grad():
+    with torch.enable_grad(), torch.autograd.set_detect_anomaly(False):
         found: list[torch.Tensor] = []
         map_tensors(found.append, op.overload(*place(op.args), **{
             name: place(value) for name, value in op.kwargs.items()
