@@ -5,7 +5,7 @@ to arrive computes what each takes away and runs on; the others queue for the ba
 order. So a run is deterministic, and when nobody can run although somebody waits, the ranks
 disagree: all that wait are told at once who waits where.
 
-torch's global state (default dtype, default generators) is each rank's own: it is put away when
+torch's global state (default dtype, default generators, anomaly mode) is each rank's own: it is put away when
 the baton leaves a rank and restored when it returns. Thread-local state (grad mode, autocast)
 starts from torch's defaults, since every rank is a new thread, as a new process would.
 
@@ -38,16 +38,18 @@ class _Unwound(BaseException):
 class GlobalState:
     """torch's global state at one moment."""
 
-    __slots__ = ("dtype", "generators", "states")
+    __slots__ = ("anomaly", "dtype", "generators", "states")
 
     def __init__(self, generators: Sequence[torch.Generator]) -> None:
         self.dtype = torch.get_default_dtype()
+        self.anomaly = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
         self.generators = generators
         self.states = [generator.get_state() for generator in generators]
 
     def restore(self) -> None:
         if torch.get_default_dtype() != self.dtype:
             torch.set_default_dtype(self.dtype)
+        torch.set_anomaly_enabled(*self.anomaly)
         for generator, state in zip(self.generators, self.states):
             generator.set_state(state)
 

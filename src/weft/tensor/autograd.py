@@ -14,10 +14,13 @@ import torch
 from weft.errors import LayoutError, UnsupportedOpError, message
 from weft.tensor.construct import as_sharded, gathered, redistribute_to
 from weft.tensor.meta import Meta
-from weft.tensor.recipe import forget_views, local_of
+from weft.tensor.recipe import forget_views, local_of, transition_between
 from weft.tensor.shard_tensor import ShardTensor, wrap
 
-__all__ = ["backward", "backward_all", "grad", "grad_meta", "register_hook", "set_grad", "wrap_grad"]
+__all__ = [
+    "backward", "backward_all", "grad", "grad_meta", "local_cotangent", "register_hook",
+    "register_post_accumulate_grad_hook", "set_grad", "wrap_cotangent", "wrap_grad",
+]
 
 
 def grad_meta(meta: Meta) -> Meta:
@@ -28,12 +31,36 @@ def grad_meta(meta: Meta) -> Meta:
     return meta.replace(layout=layout, requires_grad=False, alias=None)
 
 
+def _partial_axes(meta: Meta) -> frozenset[int]:
+    return frozenset(axis for axis, kind in enumerate(meta.layout.partial) if kind)
+
+
+def wrap_cotangent(meta: Meta, local: torch.Tensor) -> ShardTensor:
+    """The gradient of a tensor that has `meta`, from the local one that autograd holds.
+
+    Where the tensor is partial, autograd's is R, and the user's is I (see `Transition`): that
+    matters to the gradient of the gradient alone.
+    """
+    made = grad_meta(meta)
+    if not local.requires_grad:
+        return wrap(local, made)
+    layout, axes = made.layout, _partial_axes(meta)
+    leave = transition_between(meta.mesh, layout, layout, axes, frozenset())
+    local = local if leave is None else leave(local)
+    return wrap(local, made.replace(requires_grad=local.requires_grad))
+
+
+def local_cotangent(meta: Meta, grad: torch.Tensor) -> torch.Tensor:
+    """The inverse: what autograd gets for a gradient that the user gives; may communicate."""
+    layout, axes = grad_meta(meta).layout, _partial_axes(meta)
+    local = redistribute_to(as_sharded(grad, meta.mesh), layout)._local
+    enter = transition_between(meta.mesh, layout, layout, frozenset(), axes)
+    return local if enter is None else enter(local)
+
+
 def wrap_grad(tensor: ShardTensor, local: torch.Tensor) -> ShardTensor:
     """The gradient of `tensor` from the local one; kept while the local one lasts."""
-    meta = grad_meta(tensor._meta)
-    if local.requires_grad:
-        meta = meta.replace(requires_grad=True)
-    made = wrap(local, meta)
+    made = wrap_cotangent(tensor._meta, local)
     tensor._grad_view = made
     return made
 
@@ -47,12 +74,9 @@ def set_grad(tensor: ShardTensor, grad: torch.Tensor) -> None:
                     "a gradient has the global shape and dtype of its tensor",
                     [tuple(grad.shape), grad.dtype], "x.grad = g.to(x.dtype).reshape(x.shape)")
         )
-    tensor._local.grad = _as_gradient(tensor, grad)._local
-
-
-def _as_gradient(tensor: ShardTensor, grad: torch.Tensor) -> ShardTensor:
-    meta = grad_meta(tensor._meta)
-    return redistribute_to(as_sharded(grad, meta.mesh), meta.layout)
+    tensor._local.grad = local_cotangent(tensor._meta, grad)
+    if local_of(grad) is tensor._local.grad and type(grad) is ShardTensor:
+        tensor._grad_view = grad
 
 
 def _seed(output: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor | None:
@@ -65,7 +89,7 @@ def _seed(output: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor |
                 f"Mismatch in shape: gradient of shape {tuple(gradient.shape)} for an output of "
                 f"shape {tuple(output.shape)}"
             )
-        return _as_gradient(output, gradient)._local
+        return local_cotangent(output._meta, gradient)
     if output.numel() != 1:
         raise RuntimeError("grad can be implicitly created only for scalar outputs")
     local = output._local
@@ -147,22 +171,23 @@ def grad(
         seeds, retain_graph, create_graph, allow_unused=allow_unused,
         materialize_grads=materialize_grads,
     )
+    forget_views()
     return tuple(_wrapped_grad(tensor, local) for tensor, local in zip(inputs, local_grads))
 
 
 def _wrapped_grad(tensor: torch.Tensor, local: torch.Tensor | None) -> torch.Tensor | None:
     if local is None or type(tensor) is not ShardTensor:
         return local
-    return wrap(local, grad_meta(tensor._meta).replace(requires_grad=local.requires_grad))
+    return wrap_cotangent(tensor._meta, local)
 
 
 def register_hook(tensor: ShardTensor, hook: Callable[[ShardTensor], Any]) -> Any:
     """A tensor hook: it gets, and may return, the gradient as a ShardTensor."""
-    meta = grad_meta(tensor._meta)
+    meta = tensor._meta
 
     def local_hook(local: torch.Tensor) -> torch.Tensor | None:
-        out = hook(wrap(local, meta.replace(requires_grad=local.requires_grad)))
-        return None if out is None else _as_gradient(tensor, out)._local
+        out = hook(wrap_cotangent(meta, local))
+        return None if out is None else local_cotangent(meta, out)
 
     return tensor._local.register_hook(local_hook)
 
@@ -172,5 +197,3 @@ def register_post_accumulate_grad_hook(
 ) -> Any:
     """A hook that runs with the tensor itself once its gradient is complete."""
     return tensor._local.register_post_accumulate_grad_hook(lambda _: hook(tensor))
-
-

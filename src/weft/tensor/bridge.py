@@ -18,7 +18,6 @@ from torch.utils.checkpoint import CheckpointFunction
 from weft.errors import UnsupportedOpError, message
 from weft.tensor import autograd
 from weft.tensor.capture import map_tensors
-from weft.tensor.construct import as_sharded, redistribute_to
 from weft.tensor.fallback import replicate
 from weft.tensor.meta import Meta, replicated_meta
 from weft.tensor.recipe import forget_views, local_of
@@ -78,6 +77,14 @@ def _on_full_tensors(cls: Any, args: Any, kwargs: Any) -> Any:
     return map_tensors(lambda one: wrap(one, replicated_meta(mesh, one)), out)
 
 
+def _wrapped(grads: Any, metas: Sequence[Meta | None]) -> tuple[Any, ...]:
+    """The gradients as the user sees them, one per meta (None: of a plain tensor)."""
+    return tuple(
+        grad if grad is None or meta is None else autograd.wrap_cotangent(meta, grad)
+        for grad, meta in zip(grads, metas)
+    )
+
+
 class _HookNode:
     """A grad_fn whose hooks see the gradients of all its tensors as ShardTensors."""
 
@@ -96,18 +103,13 @@ class _HookNode:
         )
 
     def _wrap(self, grads: Any) -> tuple[Any, ...]:
-        return tuple(
-            grad if grad is None or meta is None else wrap(grad, autograd.grad_meta(meta))
-            for grad, meta in zip(grads, self._metas)
-        )
+        return _wrapped(grads, self._metas)
 
     def _local(self, grads: Any) -> Any:
         if grads is None:
             return None
         return tuple(
-            grad if grad is None or meta is None else redistribute_to(
-                as_sharded(grad, meta.mesh), autograd.grad_meta(meta).layout
-            )._local
+            grad if grad is None or meta is None else autograd.local_cotangent(meta, grad)
             for grad, meta in zip(grads, self._metas)
         )
 
@@ -171,10 +173,7 @@ class _GlobalView(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        wrapped = tuple(
-            grad if grad is None or meta is None else wrap(grad, autograd.grad_meta(meta))
-            for grad, meta in zip(grads, ctx.metas)
-        )
+        wrapped = _wrapped(grads, ctx.metas)
         back = ctx.cls.backward(ctx.user, *wrapped)
         back = back if isinstance(back, tuple) else (back,)
         found = []
@@ -182,8 +181,7 @@ class _GlobalView(Function):
             if not isinstance(arg, torch.Tensor):
                 continue
             if grad is not None and type(arg) is ShardTensor:
-                meta = autograd.grad_meta(arg._meta)
-                grad = redistribute_to(as_sharded(grad, meta.mesh), meta.layout)
+                grad = autograd.local_cotangent(arg._meta, grad)
             found.append(None if grad is None else local_of(grad))
         return (None, None, None, *found)
 

@@ -172,9 +172,9 @@ def differentiated(
             name: place(value) for name, value in op.kwargs.items()
         }))
         total = sum(out.sum() for out in found if out.requires_grad)
-    if not isinstance(total, torch.Tensor):
-        return ()
-    grads = torch.autograd.grad(total, leaves, allow_unused=True)
+        if not isinstance(total, torch.Tensor):
+            return ()
+        grads = torch.autograd.grad(total, leaves, allow_unused=True)
     return tuple(index for index, grad in zip(wanted, grads) if grad is not None)
 
 

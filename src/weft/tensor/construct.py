@@ -22,8 +22,8 @@ from weft.tensor.shard_tensor import ShardTensor, wrap
 
 __all__ = [
     "arange", "as_layout", "as_sharded", "deepcopy", "distribute_tensor", "empty", "from_local",
-    "full", "full_tensor", "gathered", "offsets", "ones", "redistribute", "redistribute_to", "set_data",
-    "to_local", "zeros",
+    "full", "full_tensor", "gathered", "offsets", "ones", "redistribute", "redistribute_to",
+    "set_data", "shallow_copy", "to_local", "zeros",
 ]
 
 
@@ -428,8 +428,18 @@ def deepcopy(tensor: ShardTensor, memo: dict[int, Any]) -> ShardTensor:
         )
     out = wrap(tensor._local.detach().clone().requires_grad_(tensor.requires_grad), tensor._meta)
     memo[id(tensor)] = out
-    if tensor._local.grad is not None:
+    is_parameter = getattr(tensor, "_is_param", False)
+    if tensor._local.grad is not None and not is_parameter:  # as torch does
         out._local.grad = tensor._local.grad.detach().clone()
+    for name, value in tensor.__dict__.items():
+        setattr(out, name, value)
+    return out
+
+
+def shallow_copy(tensor: ShardTensor) -> ShardTensor:
+    """`copy.copy`: a leaf that shares the memory."""
+    local = tensor._local.detach().requires_grad_(tensor.requires_grad)
+    out = wrap(local, tensor._meta)
     for name, value in tensor.__dict__.items():
         setattr(out, name, value)
     return out

@@ -388,6 +388,9 @@ class ShardTensor(torch.Tensor):
             return format(self.item(), spec)
         return repr(self)
 
+    def __copy__(self) -> ShardTensor:
+        return hooks.construct.shallow_copy(self)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> ShardTensor:
         return hooks.construct.deepcopy(self, memo)
 

@@ -106,8 +106,11 @@ def _to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
                     "a ShardTensor lives on its mesh's device type", [str(device)],
                     f'weft.init_mesh(..., device_type="{device.type}") and distribute onto it')
         )
+    if memory_format is torch.preserve_format:
+        memory_format = None
     more = {} if memory_format is None else {"memory_format": memory_format}
-    if dtype is None and not copy and not more:
+    as_it_is = memory_format is None or tensor.is_contiguous(memory_format=memory_format)
+    if dtype in (None, tensor.dtype) and not copy and as_it_is:
         return tensor
     return call(torch.ops.aten.to.dtype, (tensor, dtype or tensor.dtype, False, copy), more)
 
@@ -138,6 +141,11 @@ def _pin_memory(tensor: ShardTensor, *args: Any) -> Any:
 
 def _is_set_to(tensor: Any, other: Any) -> bool:
     return local_of(tensor).is_set_to(local_of(other))
+
+
+def _can_take_data(tensor: Any, other: Any) -> bool:
+    """Whether `tensor.data = other` is possible, which `Module.to` asks."""
+    return type(tensor) is ShardTensor or type(other) is not ShardTensor
 
 
 def _table() -> dict[Any, Callable[..., Any]]:
@@ -174,6 +182,7 @@ def _table() -> dict[Any, Callable[..., Any]]:
         _Tensor.pin_memory: _pin_memory,
         _Tensor.is_set_to: _is_set_to,
         _Tensor.__setitem__: set_item,
+        torch._has_compatible_shallow_copy_type: _can_take_data,
         _Tensor.item: ShardTensor.item,
         _Tensor.tolist: ShardTensor.tolist,
     }
