@@ -64,6 +64,9 @@ def structure_of(trace: Trace, rule: Rule, num_tensors: int) -> Structure | None
         return None
     single = [tuple(factors[0] if factors else None for factors in dims or ()) for dims in tensors]
     count = len(rule.operands)
+    told = {factor for factors in single[:count] for factor in factors} | {None}
+    if any(factor not in told for factors in single[count:] for factor in factors):
+        return None  # a length that an argument says (repeat, one-hot)
     metas = [trace.metas[slot.index] for slot in results]
     made = Structure(
         op, trace.result, slots, tuple(single[:count]),
@@ -106,20 +109,24 @@ def _integers(tree: Any, found: set[int]) -> None:
 
 
 def structure_key(key: Sequence[Any]) -> tuple[Any, ...] | None:
-    """The key of a call with its lengths reduced; None where strides are not the default."""
+    """The key of a call with its lengths reduced; None where strides are not the default.
+
+    A plain tensor stands in the key as shape, strides, dtype and requires_grad; an argument that
+    is a torch.Size follows its type.
+    """
     out: list[Any] = []
-    for item in key:
+    skip = False
+    for place, item in enumerate(key):
+        if skip:  # the strides of a plain tensor, known by its shape
+            skip = False
+            continue
         if type(item) is Meta:
             if item.strides is not None:
                 return None
             item = item.form
-        elif type(item) is torch.Size:
-            # A plain tensor: its strides follow its shape in the key.
-            place = len(out)
+        elif type(item) is torch.Size and key[place - 1] is not torch.Size:
             if key[place + 1] != contiguous_strides(item):
                 return None
-            item = tuple([min(length, 2) for length in item])
-        elif out and type(out[-1]) is tuple and type(key[len(out) - 1]) is torch.Size:
-            item = None
+            item, skip = tuple([min(length, 2) for length in item]), True
         out.append(item)
     return tuple(out)
