@@ -18,9 +18,10 @@ from torch.utils.checkpoint import CheckpointFunction
 from weft.errors import UnsupportedOpError, message
 from weft.tensor import autograd
 from weft.tensor.capture import map_tensors
+from weft.tensor.dispatch import mesh_of
 from weft.tensor.fallback import replicate
 from weft.tensor.meta import Meta, replicated_meta
-from weft.tensor.recipe import forget_views, local_of
+from weft.tensor.recipe import flatten, forget_views, local_of
 from weft.tensor.shard_tensor import ShardTensor, wrap
 
 __all__ = ["install"]
@@ -36,10 +37,7 @@ def install() -> None:
 
 
 def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-    for arg in args:
-        if type(arg) is ShardTensor:
-            break
-    else:
+    if not any(type(tensor) is ShardTensor for tensor in flatten((args, kwargs))):
         return _APPLY(cls, *args, **kwargs)
     if cls is BackwardHookFunction:
         return _hooked(args)
@@ -60,19 +58,25 @@ def _backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
 
 def _on_full_tensors(cls: Any, args: Any, kwargs: Any) -> Any:
     """A user's Function on full tensors; every rank computes the same."""
-    mesh = next(arg._meta.mesh for arg in args if type(arg) is ShardTensor)
-    full = [replicate(arg, mesh, cls.__name__) for arg in args]
-    before = [one._version if isinstance(one, torch.Tensor) else 0 for one in full]
-    out = _APPLY(cls, *full, **kwargs)
+    tensors = flatten((args, kwargs))
+    metas = [tensor._meta for tensor in tensors if type(tensor) is ShardTensor]
+    mesh = mesh_of(f"{cls.__name__}.apply", metas)
+    full = [replicate(tensor, mesh, cls.__name__) for tensor in tensors]
+    before = [one._version for one in full]
+    feed = iter(full)
+    out = _APPLY(
+        cls, *map_tensors(lambda _: next(feed), args),
+        **map_tensors(lambda _: next(feed), kwargs),
+    )
     changed = [
-        index for index, (arg, one) in enumerate(zip(args, full))
-        if type(arg) is ShardTensor and one._version != before[index]
+        index for index, (tensor, one) in enumerate(zip(tensors, full))
+        if type(tensor) is ShardTensor and one._version != before[index]
     ]
     if changed:
         raise UnsupportedOpError(
             message(f"{cls.__name__}.apply", f"it changed {len(changed)} of its arguments in place",
                     "a Function without a rule gets gathered copies, which it must not write to",
-                    [f"argument {index}" for index in changed], "return a new tensor instead")
+                    [f"tensor argument {index}" for index in changed], "return a new tensor instead")
         )
     return map_tensors(lambda one: wrap(one, replicated_meta(mesh, one)), out)
 

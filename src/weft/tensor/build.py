@@ -56,7 +56,7 @@ def recipe(
         return Alias(trace.result), False
     if len(trace.ops) > 1:
         return Function(_program(trace)), False
-    places = _places(args) if not kwargs else None
+    places = _places((*args, *kwargs.values()))
     builder = _Builder(func, trace, tensors, mesh, places)
     made = builder.build()
     if found is None and structure is not None and builder.rule is not None:

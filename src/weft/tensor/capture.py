@@ -151,6 +151,14 @@ def meta_like(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(shape, strides, dtype=tensor.dtype, device="meta")
 
 
+_UNSEEN = torch.autograd.graph.saved_tensors_hooks
+"""Innermost, it keeps what is saved here from the hooks of the user and of checkpointing."""
+
+
+def _same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
 def differentiated(
     op: Op, tensors: Sequence[torch.Tensor], wanted: Sequence[int]
 ) -> tuple[int, ...]:
@@ -166,7 +174,7 @@ def differentiated(
             return type(tree)([place(item) for item in tree])
         return tree
 
-    with torch.enable_grad(), torch.autograd.set_detect_anomaly(False):
+    with torch.enable_grad(), torch.autograd.set_detect_anomaly(False), _UNSEEN(_same, _same):
         found: list[torch.Tensor] = []
         map_tensors(found.append, op.overload(*place(op.args), **{
             name: place(value) for name, value in op.kwargs.items()

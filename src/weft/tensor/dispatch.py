@@ -36,6 +36,7 @@ class _ByValue(Recipe):
     """Stands where the floats' values belong to the key; only `call` forms that key."""
 
     __slots__ = ()
+    by_value = True
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         return call(func, args, kwargs)
@@ -51,13 +52,11 @@ def call(func: Any, args: Any, kwargs: Any) -> Any:
         return special(*args, **(kwargs or {}))
     key: list[Any] = [func, is_grad_enabled(), is_autocast_enabled(), torch.get_default_dtype()]
     scan = _Scan(key)
-    for arg in args:
-        scan.add(arg)
-    if kwargs:
-        for name, arg in kwargs.items():
-            key.append(name)
-            scan.add(arg)
     kwargs = kwargs or {}
+    if kwargs:
+        key.append(tuple(kwargs))
+    for arg in (*args, *kwargs.values()):
+        scan.add(arg)
     home = scan.home
     if home is None:
         with torch._C.DisableTorchFunctionSubclass():
@@ -131,6 +130,9 @@ class _Scan:
 
     def _add_sequence(self, kind: type, items: Any) -> None:
         self.key.append(kind)
+        if kind is tuple and set(map(type, items)) == {int}:
+            self.key.append(items)
+            return
         self.key.append(len(items))
         if items and set(map(type, items)) == {ShardTensor}:
             metas = [item._meta for item in items]

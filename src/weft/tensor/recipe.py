@@ -11,7 +11,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from operator import methodcaller
 from typing import Any
 
 import torch
@@ -39,9 +38,9 @@ MAX_VIEWS = 4096
 class Recipe:
     """Base. A recipe with `fast` is carried out by the short route, without `run`.
 
-    That is a call whose arguments are no lists and no keywords, with one result: `fast` is its
-    meta, `moves` the transitions by argument place, `bound` what runs on the one operand instead
-    of the function (its other arguments bound), `leave` the transition of the result.
+    That is a call without tensors in lists, with one result: `fast` is its meta, `moves` the
+    transitions by argument place (keywords last), `bound` what runs on the opened arguments
+    instead of the function, `leave` the transition of the result.
     """
 
     __slots__ = ()
@@ -52,6 +51,8 @@ class Recipe:
     leave: Transition | None = None
     as_called = False
     """Whether the function runs with the caller's own numbers, none of them baked in."""
+    by_value = False
+    """Whether this only says that the floats' values belong to the key."""
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Carry the call out."""
@@ -116,8 +117,8 @@ class Direct(Recipe):
         anchor: where this rank's shard is empty, the tensor arguments that get a gradient on the
             other ranks: torch's kernels may drop edges on empty tensors, and a transition behind
             a dropped edge would leave its peers waiting.
-        places: where the tensors stand among the call's positional arguments; None when some
-            stand in lists or keywords.
+        places: where the tensors stand among the call's arguments, keywords last; None when some
+            stand in lists.
     """
 
     __slots__ = (
@@ -150,7 +151,9 @@ class Direct(Recipe):
         self.single = (
             len(results) == 1 and isinstance(result, Slot) and result.index == results[0].slot
         )
-        self.bound = None if local is None else _bound(local, args, kwargs)
+        self.bound = None
+        if local is not None and places is not None:
+            self.bound = _bound(local, args, kwargs, places)
         self.fast, self.moves, self.leave = None, (), None
         runs_alone = target is None and not anchor and (local is None or self.bound is not None)
         if runs_alone and self.single and places is not None:
@@ -208,21 +211,37 @@ class Direct(Recipe):
         return fill(self.result, tensors)
 
 
-_METHODS = {
-    "aten.view.default": "view",
-    "aten.reshape.default": "reshape",
-    "aten._unsafe_view.default": "view",
-    "aten.expand.default": "expand",
+_QUICK = {
+    "aten.view.default": torch.Tensor.view,
+    "aten.reshape.default": torch.Tensor.reshape,
+    "aten._unsafe_view.default": torch.Tensor.view,
+    "aten.expand.default": torch.Tensor.expand,
+    "aten.unflatten.int": torch._C.TensorBase.unflatten,
+    "aten.layer_norm.default": torch.layer_norm,
+    "aten.softmax.int": torch.softmax,
+    "aten.embedding.default": torch.embedding,
 }
-"""Ops whose local arguments are one tensor and a shape, by the method that runs them fastest."""
+"""torch's own builtin for an overload, where it takes the same positional arguments: 1 us less."""
 
 
-def _bound(local: Any, args: Any, kwargs: Any) -> Any:
-    """The op as a function of its only tensor, where that is its first argument."""
-    name = _METHODS.get(str(local))
-    if name is None or type(args[0]) is not Slot:
+def _bound(
+    local: Any, args: Sequence[Any], kwargs: Any, places: Sequence[int]
+) -> Callable[[Sequence[Any]], Any] | None:
+    """The local op as a function of the call's opened arguments, its own numbers bound.
+
+    None where tensors stand in lists or keywords of the op.
+    """
+    named = {name: value for name, value in (kwargs or {}).items() if value is not None}
+    if slots_of(named) or any(slots_of(arg) and type(arg) is not Slot for arg in args):
         return None
-    return methodcaller(name, args[1])
+    local = _QUICK.get(str(local), local)
+    order = [places[arg.index] if type(arg) is Slot else None for arg in args]
+    if not named and order[:1] == [places[0]] and order[1:] == [None] * (len(args) - 1):
+        first, rest = places[0], tuple(args[1:])
+        return lambda opened: local(opened[first], *rest)
+    return lambda opened: local(
+        *[arg if at is None else opened[at] for at, arg in zip(order, args)], **named
+    )
 
 
 def _anchored(out: Any, locals_: Sequence[torch.Tensor]) -> Any:
@@ -293,18 +312,24 @@ def _enter_all(
             pending.append((place, transition, local, views, key, state))
     if pending:
         outs = move_together([item[1] for item in pending], [item[2] for item in pending])
+        live = _LIVE.views
+        if len(live) > MAX_VIEWS:
+            forget_views()
         for (place, _, local, views, key, state), out in zip(pending, outs):
             locals_[place] = out
             if out is not local and out.requires_grad:
                 if not views:
-                    _LIVE.keep(views)
+                    live.append(views.ref)
                 views[key] = (local, state, out)
 
 
 class Views(dict[Any, Any]):
-    """What tensors became for their uses. Weakly referable: the list of them keeps none alive."""
+    """What a tensor became for its uses. `ref` is weak: the list of them keeps none alive."""
 
-    __slots__ = ("__weakref__",)
+    __slots__ = ("__weakref__", "ref")
+
+    def __init__(self) -> None:
+        self.ref = weakref.ref(self)
 
 
 class _Live(threading.local):
@@ -312,12 +337,6 @@ class _Live(threading.local):
 
     def __init__(self) -> None:
         self.views: list[weakref.ref[Views]] = []
-
-    def keep(self, views: Views) -> None:
-        """List views that are about to become non-empty."""
-        if len(self.views) >= MAX_VIEWS:
-            forget_views()
-        self.views.append(weakref.ref(views))
 
 
 _LIVE = _Live()

@@ -31,7 +31,7 @@ _is_complex = torch.is_complex
 _make_wrapper = torch.Tensor._make_wrapper_subclass
 _Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
 _get_default_dtype = torch.get_default_dtype
-_FLOATS = {float}
+_FLOATS, _INTS = {float}, {int}
 _VALUES = frozenset((int, bool, str, type(None), torch.dtype, torch.device, torch.Size,
                      torch.memory_format, complex, type(Ellipsis)))
 
@@ -72,13 +72,15 @@ class ShardTensor(torch.Tensor):
     ) -> Any:
         if func is _is_complex:  # optimizers ask it of every parameter
             return args[0]._meta.dtype.is_complex
-        if kwargs:
-            return hooks.call(func, args, kwargs)
         default_dtype = _get_default_dtype()
         key: list[Any] = [func, is_grad_enabled(), is_autocast_enabled(), default_dtype]
+        given = args
+        if kwargs:
+            key.append(tuple(kwargs))
+            given = (*args, *kwargs.values())
         locals_ = []
         home = None
-        for arg in args:
+        for arg in given:
             kind = type(arg)
             if kind is ShardTensor:
                 meta = arg._meta
@@ -86,45 +88,58 @@ class ShardTensor(torch.Tensor):
                     home = meta
                 key.append(meta)
                 locals_.append(arg._local)
-            elif kind is float:
+                continue
+            if kind is float:
                 key.append(float)
-                locals_.append(arg)
-            elif kind in _VALUES:
+            elif kind in _VALUES or kind is tuple and set(map(type, arg)) == _INTS:
                 key.append(kind)
                 key.append(arg)
-                locals_.append(arg)
             elif kind is _Parameter or kind is _Tensor:
                 key += (arg.shape, arg.stride(), arg.dtype, arg.requires_grad)
-                locals_.append(arg)
             elif kind is list and arg:
+                key.append(list)
+                key.append(len(arg))
                 try:
                     parts = [item._meta for item in arg]
                     locals_.append([item._local for item in arg])
                     if home is None:
                         home = parts[0]
+                    key += parts
+                    continue
                 except AttributeError:  # not all are sharded: numbers, or the general route
                     if set(map(type, arg)) != _FLOATS:
-                        return hooks.call(func, args, None)
-                    parts = [float] * len(arg)
-                    locals_.append(arg)
-                key.append(list)
-                key.append(len(arg))
-                key += parts
+                        return hooks.call(func, args, kwargs)
+                    key += [float] * len(arg)
             else:
-                return hooks.call(func, args, None)
+                return hooks.call(func, args, kwargs)
+            locals_.append(arg)
         if home is None:
-            return hooks.call(func, args, None)
+            return hooks.call(func, args, kwargs)
         recipe = home.recipes.get(tuple(key))
         if recipe is None:
-            return hooks.call(func, args, None)
+            return hooks.call(func, args, kwargs)
         meta = recipe.fast
         if meta is None:
-            return recipe.run_opened(func, args, locals_)
+            if recipe.by_value:
+                recipe = home.recipes.get((*key, *_floats_of(given)))
+                if recipe is None:
+                    return hooks.call(func, args, kwargs)
+                meta = recipe.fast
+            if meta is None:
+                if kwargs:
+                    return recipe.run(func, args, kwargs)
+                return recipe.run_opened(func, args, locals_)
         moves = recipe.moves
         if moves:
-            hooks.enter_all(args, moves, locals_, recipe)
+            hooks.enter_all(given, moves, locals_, recipe)
         bound = recipe.bound
-        local = func(*locals_) if bound is None else bound(locals_[0])
+        if bound is not None:
+            local = bound(locals_)
+        elif kwargs:
+            count = len(args)
+            local = func(*locals_[:count], **dict(zip(kwargs, locals_[count:])))
+        else:
+            local = func(*locals_)
         leave = recipe.leave
         if leave is not None:
             local = leave(local)
@@ -402,6 +417,16 @@ class ShardTensor(torch.Tensor):
         )
 
 
+
+
+def _floats_of(given: Any) -> list[float]:
+    found: list[float] = []
+    for arg in given:
+        if type(arg) is float:
+            found.append(arg)
+        elif type(arg) is list and arg and type(arg[0]) is float:
+            found += arg
+    return found
 
 
 def wrap(local: torch.Tensor, meta: Meta) -> ShardTensor:
