@@ -6,7 +6,7 @@ has the dual of x's layout: S of S, I of I, and replicated over axes where x is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -100,10 +100,7 @@ def _remember_value(output: torch.Tensor) -> None:
     """Make a one-element loss known on every rank, so that one rank alone may print it."""
     if type(output) is not ShardTensor or output.numel() != 1:
         return
-    layout = output._meta.layout
-    if layout.is_replicated:
-        return
-    with torch.no_grad():
+    if output._meta.to_replicated is not None:  # None: it is replicated already
         output._known = (output._local._version, gathered(output))
 
 

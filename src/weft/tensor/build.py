@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+
 from weft import ops, propagate, rules
 from weft.comm import BoundMesh
 from weft.core import Layout
@@ -17,12 +18,36 @@ from weft.errors import UnsupportedOpError, message
 from weft.rules import Call, Decision, Rule
 from weft.tensor import fallback, foreach
 from weft.tensor.calls import (
-    as_call, functional, functional_name, is_view, overload_named, place_slots, slots_of, target_of,
+    as_call,
+    functional,
+    functional_name,
+    is_view,
+    overload_named,
+    place_slots,
+    slots_of,
+    target_of,
 )
-from weft.tensor.capture import NotCapturable, Op, Slot, Trace, capture, differentiated, map_tensors, meta_like
+from weft.tensor.capture import (
+    NotCapturable,
+    Op,
+    Slot,
+    Trace,
+    capture,
+    differentiated,
+    map_tensors,
+    meta_like,
+)
 from weft.tensor.meta import Meta, bounded_put, contiguous_strides, intern
 from weft.tensor.recipe import (
-    Alias, Direct, Function, Recipe, Result, fill, flatten, transition_between, varying_axes,
+    Alias,
+    Direct,
+    Function,
+    Recipe,
+    Result,
+    fill,
+    flatten,
+    transition_between,
+    varying_axes,
 )
 from weft.tensor.shard_tensor import ShardTensor, hooks, wrap
 from weft.tensor.structure import MAX_STRUCTURES, Structure, numbers_come_from, structure_of

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -203,7 +203,7 @@ def map_tensors(change: Callable[[torch.Tensor], Any], tree: Any) -> Any:
     return tree
 
 
-@lru_cache(maxsize=None)
+@cache
 def _schema(overload: OpOverload) -> tuple[list[Any], dict[str, Any]]:
     arguments = overload._schema.arguments
     positional = [(a.name, a.default_value) for a in arguments if not a.kwarg_only]

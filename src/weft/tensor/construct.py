@@ -17,8 +17,10 @@ from weft.comm import BoundMesh, as_bound_mesh
 from weft.core import Layout, P
 from weft.errors import LayoutError, PlacementError, ShardTypeError, message
 from weft.tensor.meta import contiguous_strides, intern, replicated_meta
+from weft.tensor.modes import source_line
 from weft.tensor.recipe import Named, enter, local_of, transition_between
 from weft.tensor.shard_tensor import ShardTensor, wrap
+from weft.transport import traffic
 
 __all__ = [
     "arange", "as_layout", "as_sharded", "deepcopy", "distribute_tensor", "empty", "from_local",
@@ -28,7 +30,6 @@ __all__ = [
 
 
 _REDISTRIBUTE = Named("redistribute", "asked for")
-_FULL_TENSOR = Named("full_tensor", "asked for")
 
 
 def as_layout(mesh: BoundMesh, shape: Sequence[int], placements: Any) -> Layout:
@@ -345,13 +346,19 @@ def redistribute_to(tensor: ShardTensor, layout: Layout) -> ShardTensor:
 
 
 def gathered(tensor: ShardTensor) -> torch.Tensor:
-    """The whole tensor, plain; a collective unless replicated."""
+    """The whole tensor, plain and detached; a collective unless replicated."""
     meta = tensor._meta
     transition = meta.to_replicated
     if transition is False:
         full = Layout.replicated(meta.mesh.abstract, meta.shape)
         transition = meta.to_replicated = transition_between(meta.mesh, meta.layout, full)
-    return tensor._local if transition is None else enter(tensor, transition, _FULL_TENSOR)
+    local = tensor._local.detach()
+    if transition is None:
+        return local
+    if traffic.STATE.on:
+        with traffic.label("full_tensor", source_line(), "asked for"):
+            return transition(local)
+    return transition(local)
 
 
 def to_local(tensor: ShardTensor, grad_placements: Any) -> torch.Tensor:

@@ -18,7 +18,7 @@ from weft.core import Layout
 from weft.errors import StrictError, WeftWarning, message
 from weft.tensor import modes
 from weft.tensor.capture import map_tensors
-from weft.tensor.meta import intern, replicated_meta
+from weft.tensor.meta import replicated_meta
 from weft.tensor.recipe import Named, enter, flatten, transition_between
 from weft.tensor.shard_tensor import ShardTensor, wrap
 

@@ -25,8 +25,8 @@ def set_item(tensor: torch.Tensor, index: Any, value: Any) -> None:
         _set_by_fallback(tensor, index, value)
         return
     items = index if isinstance(index, tuple) else (index,)
-    if all(item is None or item is Ellipsis or isinstance(item, (slice, int))
-           and not isinstance(item, bool) for item in items):
+    if all(item is None or item is Ellipsis or (isinstance(item, (slice, int))
+           and not isinstance(item, bool)) for item in items):
         _set_block(tensor, items, value)
     elif _is_mask(tensor, index) and (not isinstance(value, torch.Tensor) or value.dim() == 0):
         fill = torch.as_tensor(value, dtype=tensor.dtype, device=tensor.device) if not isinstance(

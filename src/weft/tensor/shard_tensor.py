@@ -91,7 +91,7 @@ class ShardTensor(torch.Tensor):
                 continue
             if kind is float:
                 key.append(float)
-            elif kind in _VALUES or kind is tuple and set(map(type, arg)) == _INTS:
+            elif kind in _VALUES or (kind is tuple and set(map(type, arg)) == _INTS):
                 key.append(kind)
                 key.append(arg)
             elif kind is _Parameter or kind is _Tensor:
