@@ -6,7 +6,7 @@ import pytest
 
 import weft
 from bench.memory import TO_FIRST_HALF, growth
-from weft.tensor import meta
+from weft.tensor import build, meta
 
 
 @pytest.mark.parametrize("limit, is_bounded", [(128, True), (10**9, False)])
@@ -18,5 +18,6 @@ def test_memory_of_ever_new_sizes(
     Without a bound it does: the measurement sees it.
     """
     monkeypatch.setattr(meta, "MAX_METAS", limit)
+    monkeypatch.setattr(build, "MAX_STRUCTURES", limit)
     (grown,) = weft.testing.run(lambda mesh: growth(mesh, 600), 1, {"x": 1})
     assert (grown <= TO_FIRST_HALF) == is_bounded, grown
