@@ -66,7 +66,7 @@ class Communicator(ABC):
             return _copy(x)
         return self._all_reduce(x.contiguous(), kind)
 
-    def all_reduce_together(self, xs: list[Tensor], kind: str) -> Sequence[Tensor]:
+    def all_reduce_together(self, xs: Sequence[Tensor], kind: str) -> Sequence[Tensor]:
         """`all_reduce` of several tensors, small ones of one dtype by one collective.
 
         Raises:
@@ -79,7 +79,11 @@ class Communicator(ABC):
             return [self.all_reduce(x, kind) for x in xs]
         # torch's pair for gradient buckets: a third of the time of cat, split and view.
         flat = torch._C._nn.flatten_dense_tensors(xs)
-        return torch._C._nn.unflatten_dense_tensors(self.all_reduce(flat, kind), xs)
+        return torch._C._nn.unflatten_dense_tensors(self._all_reduce_own(flat, kind), xs)
+
+    def _all_reduce_own(self, x: Tensor, kind: str) -> Tensor:
+        """`all_reduce` of a buffer that nobody else has: it may be written to."""
+        return self.all_reduce(x, kind)
 
     def all_gather(self, x: Tensor, sizes: Sequence[int]) -> Tensor:
         """`sizes[i]` elements from each rank i, one after the other."""

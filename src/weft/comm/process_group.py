@@ -203,8 +203,13 @@ class ProcessCommunicator(Communicator):
     def all_reduce(self, x: Tensor, kind: str) -> Tensor:
         if (kind, x.dtype) not in self.exact or x.numel() == 0:
             return super().all_reduce(x, kind)
+        x = x.detach() if x.requires_grad else x
+        return self._all_reduce_own(x.clone(memory_format=torch.contiguous_format), kind)
+
+    def _all_reduce_own(self, total: Tensor, kind: str) -> Tensor:
+        if (kind, total.dtype) not in self.exact or total.numel() == 0:
+            return super().all_reduce(total, kind)
         # Straight to the group: a small gradient's reduction costs less than torch's wrappers.
-        total = (x.detach() if x.requires_grad else x).clone(memory_format=torch.contiguous_format)
         assert self.group is not None
         try:
             self.group.allreduce([total], _REDUCE[kind]).wait()

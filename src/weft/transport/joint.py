@@ -52,6 +52,14 @@ _apply: Any = super(torch.autograd.Function, _Together).apply  # type: ignore[mi
 def _reversed(
     transitions: Sequence[Transition], grads: Sequence[Tensor | None]
 ) -> Sequence[Tensor | None]:
+    first = (transitions[0]._reverse or transitions[0].reverse).reduction
+    if first is not None and not STATE.on:
+        for transition, grad in zip(transitions, grads):
+            reverse = transition._reverse or transition.reverse
+            if grad is None or grad.requires_grad or reverse.reduction != first:
+                break
+        else:  # a weight and its bias: the usual case, without the bookkeeping below
+            return first[0].all_reduce_together(grads, first[1])  # type: ignore[arg-type]
     out: list[Tensor | None] = list(grads)
     joint: dict[tuple[Communicator, str], list[int]] = {}
     for place, (transition, grad) in enumerate(zip(transitions, grads)):

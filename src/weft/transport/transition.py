@@ -118,7 +118,7 @@ class Transition:
         """What autograd gets as the result of a node."""
         out = self._run(x)
         program = self._program
-        if program is None or program.aliases:
+        if program is None or program.aliases or out._is_view():
             return out.detach()  # a tensor of its own: autograd would take a view for a view op
         return out
 
@@ -168,10 +168,13 @@ class _Apply(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, transition: Transition) -> Tensor:  # type: ignore[override]
         ctx.transition = transition
         ctx.note = note() if STATE.on else None
+        ctx.set_materialize_grads(False)
         return transition.as_node(x)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, None]:  # type: ignore[override]
+        if grad is None:  # of a user's Function: all ranks run the same one
+            return None, None
         if STATE.on:
             with resume(ctx.note, f"gradient of {ctx.transition.text}"):
                 return ctx.transition.reverse(grad), None
