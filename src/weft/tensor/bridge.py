@@ -1,8 +1,9 @@
-"""Where torch passes `__torch_function__` by: `autograd.Function.apply`, `autograd.backward`.
+"""Where torch passes `__torch_function__` by: `autograd.Function.apply`, `autograd.backward`,
+and the inputs that checkpointing saves.
 
-Both would see the wrapper, which has no graph, and silently lose gradients. They are replaced,
+They would see the wrapper, which has no graph, and silently lose gradients. They are replaced,
 once, at import; calls without a ShardTensor go straight on. A user's Function gets full tensors;
-torch's own reentrant checkpoint and module backward hooks keep the global view.
+torch's own checkpoint and module backward hooks keep the global view.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, NoReturn
 import torch
 from torch.autograd import Function
 from torch.nn.modules._functions import BackwardHookFunction
-from torch.utils.checkpoint import CheckpointFunction
+from torch.utils.checkpoint import CheckpointFunction, _CheckpointFrame
 
 from weft.errors import UnsupportedOpError, message
 from weft.tensor import autograd
@@ -28,12 +29,15 @@ __all__ = ["install"]
 
 _APPLY = Function.__dict__["apply"].__func__
 _BACKWARD = torch.autograd.backward
+_SAVE_INPUTS, _INPUTS = _CheckpointFrame.save_inputs, _CheckpointFrame.get_inputs
 
 
 def install() -> None:
-    """Route the two past weft. Idempotent."""
+    """Route them past weft. Idempotent."""
     Function.apply = classmethod(_apply)  # type: ignore[assignment]
     torch.autograd.backward = _backward
+    _CheckpointFrame.save_inputs = _save_inputs
+    _CheckpointFrame.get_inputs = _inputs
 
 
 def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
@@ -54,6 +58,19 @@ def _backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
         return autograd.backward_all(tensors, *args, **kwargs)
     _BACKWARD(tensors, *args, **kwargs)
     forget_views()
+
+
+def _save_inputs(frame: Any, *args: Any) -> None:
+    """Checkpoint without reentrance: what is saved are the local tensors, with their graph."""
+    frame.metas = [arg._meta if type(arg) is ShardTensor else None for arg in args]
+    _SAVE_INPUTS(frame, *map(local_of, args))
+
+
+def _inputs(frame: Any) -> list[Any]:
+    return [
+        arg if meta is None else wrap(arg, meta.replace(requires_grad=arg.requires_grad))
+        for arg, meta in zip(_INPUTS(frame), frame.metas)
+    ]
 
 
 def _on_full_tensors(cls: Any, args: Any, kwargs: Any) -> Any:

@@ -18,18 +18,16 @@ from weft.core import Layout, P
 from weft.errors import LayoutError, PlacementError, ShardTypeError, message
 from weft.tensor.meta import contiguous_strides, intern, replicated_meta
 from weft.tensor.modes import source_line
-from weft.tensor.recipe import Named, enter, local_of, transition_between
+from weft.tensor.recipe import local_of, transition_between
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.transport import traffic
+from weft.transport.transition import Transition
 
 __all__ = [
     "arange", "as_layout", "as_sharded", "deepcopy", "distribute_tensor", "empty", "from_local",
     "full", "full_tensor", "gathered", "offsets", "ones", "redistribute", "redistribute_to",
     "set_data", "shallow_copy", "to_local", "zeros",
 ]
-
-
-_REDISTRIBUTE = Named("redistribute", "asked for")
 
 
 def as_layout(mesh: BoundMesh, shape: Sequence[int], placements: Any) -> Layout:
@@ -321,10 +319,13 @@ def redistribute(tensor: ShardTensor, device_mesh: Any, placements: Any) -> Shar
                     f"{target!r}", "redistribute to another mesh is not built yet",
                     [repr(target)], "weft.distribute_tensor(x.full_tensor(), other_mesh, ...)")
         )
-    out = redistribute_to(tensor, layout)
+    return _as_value(tensor, redistribute_to(tensor, layout))
+
+
+def _as_value(tensor: ShardTensor, out: ShardTensor) -> ShardTensor:
+    """`out`; where it shares memory with `tensor`, the first write to either copies."""
     if out._local is tensor._local or _shares(out._local, tensor._local):
-        # A value: the first write to either copies.
-        out = wrap(torch._lazy_clone(out._local), out._meta)
+        return wrap(torch._lazy_clone(out._local), out._meta)
     return out
 
 
@@ -341,7 +342,7 @@ def redistribute_to(tensor: ShardTensor, layout: Layout) -> ShardTensor:
     if meta.mesh.here is None or transition is None:
         local = tensor._local
     else:
-        local = enter(tensor, transition, _REDISTRIBUTE)
+        local = _asked_for("redistribute", transition, tensor._local)
     return wrap(local, meta.replace(layout=layout, requires_grad=local.requires_grad))
 
 
@@ -353,12 +354,15 @@ def gathered(tensor: ShardTensor) -> torch.Tensor:
         full = Layout.replicated(meta.mesh.abstract, meta.shape)
         transition = meta.to_replicated = transition_between(meta.mesh, meta.layout, full)
     local = tensor._local.detach()
-    if transition is None:
-        return local
-    if traffic.STATE.on:
-        with traffic.label("full_tensor", source_line(), "asked for"):
-            return transition(local)
-    return transition(local)
+    return local if transition is None else _asked_for("full_tensor", transition, local)
+
+
+def _asked_for(call: str, transition: Transition, local: torch.Tensor) -> torch.Tensor:
+    """A transition that the user has written: no other use shares it, strict mode lets it pass."""
+    if not traffic.STATE.on:
+        return transition(local)
+    with traffic.label(call, source_line(), "asked for"):
+        return transition(local)
 
 
 def to_local(tensor: ShardTensor, grad_placements: Any) -> torch.Tensor:
@@ -396,7 +400,7 @@ def full_tensor(tensor: ShardTensor, grad_placements: Any) -> torch.Tensor:
     if tensor._meta.mesh.here is None:
         return tensor.item()  # raises: a rank outside the mesh knows no value
     full = Layout.replicated(tensor._meta.mesh.abstract, tensor.shape)
-    return to_local(redistribute_to(tensor, full), grad_placements)
+    return to_local(_as_value(tensor, redistribute_to(tensor, full)), grad_placements)
 
 
 def offsets(tensor: ShardTensor, mesh_dim: Any) -> Any:
