@@ -13,7 +13,6 @@ import torch
 
 from weft.core import Layout
 from weft.ops.algorithm import Algorithm, Composite, replicated
-from weft.ops.normalize import log_softmax
 from weft.rules import Call, Decision
 
 __all__ = ["REDUCED_AT", "cross_entropy_lookup", "elementwise_lookup", "nll_loss_lookup"]
@@ -62,7 +61,15 @@ def cross_entropy_lookup(
     call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
 ) -> Algorithm | Decision | None:
     """cross_entropy_loss with anything sharded."""
-    return Composite(_cross_entropy) if _any_sharded(layouts) else replicated(call, layouts)
+    if not _any_sharded(layouts):
+        return replicated(call, layouts)
+    logits, target = layouts[0], call.tensors[1]
+    classes = 1 if logits.ndim > 1 else 0
+    hard = not target.dtype.startswith(("float", "bfloat"))
+    if logits.ndim > 1 and hard and not logits.dims[classes]:
+        # Each sample by itself: the rule does it; its mean goes by the true count.
+        return None if call.args[3] == _NONE else Composite(_reduced_cross_entropy)
+    return Composite(_cross_entropy)
 
 
 def nll_loss_lookup(
@@ -72,12 +79,26 @@ def nll_loss_lookup(
     return Composite(_nll) if _any_sharded(layouts) else replicated(call, layouts)
 
 
+def _reduced_cross_entropy(
+    x: torch.Tensor, target: torch.Tensor, weight: Any = None, reduction: int = _MEAN,
+    ignore_index: int = -100, label_smoothing: float = 0.0,
+) -> torch.Tensor:
+    total = torch.nn.functional.cross_entropy(
+        x, target, weight, ignore_index=ignore_index, reduction="none",
+        label_smoothing=label_smoothing,
+    ).sum()
+    if reduction == _SUM:
+        return total
+    valid = target != ignore_index
+    return total / _class_weights(target, valid, weight, x.dtype).sum()
+
+
 def _cross_entropy(
     x: torch.Tensor, target: torch.Tensor, weight: Any = None, reduction: int = _MEAN,
     ignore_index: int = -100, label_smoothing: float = 0.0,
 ) -> torch.Tensor:
     classes = 1 if x.dim() > 1 else 0
-    logp = log_softmax(x, classes)
+    logp = torch.log_softmax(x, classes)
     if target.is_floating_point():
         return _against_probabilities(logp, target, weight, reduction, label_smoothing, classes)
     hard = _nll(logp, target, weight, reduction, ignore_index)

@@ -21,7 +21,8 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 def _wide(x: torch.Tensor) -> torch.Tensor:
-    return x.float() if x.dtype in _HALF else x
+    """In the precision to compute in, and contiguous, as torch returns these ops' results."""
+    return (x.float() if x.dtype in _HALF else x).contiguous()
 
 
 def softmax(x: torch.Tensor, dim: int, dtype: Any = None) -> torch.Tensor:

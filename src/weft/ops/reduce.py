@@ -38,7 +38,8 @@ def mean_lookup(
     dims = _reduced(layouts[0], call.args[1] if has_dims else None)
     if not _is_cut(layouts[0], dims):
         return None
-    count = math.prod(layouts[0].shape[dim] for dim in dims)
+    # A float: it flows through, and serves every size.
+    count = float(math.prod(layouts[0].shape[dim] for dim in dims))
 
     def mean(
         x: torch.Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None, out: Any = None

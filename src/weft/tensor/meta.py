@@ -7,6 +7,7 @@ first sharded operand has it hang on it: a look-up hashes identities, never layo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -14,7 +15,10 @@ import torch
 from weft.comm import BoundMesh
 from weft.core import Layout
 
-__all__ = ["Meta", "bounded_put", "contiguous_strides", "intern", "replicated_meta"]
+__all__ = [
+    "Meta", "bounded_put", "contiguous_strides", "intern", "memory_order", "replicated_meta",
+    "strides_in_order",
+]
 
 MAX_METAS = 4096
 MAX_RECIPES = 512
@@ -29,7 +33,7 @@ class Meta:
 
     __slots__ = (
         "mesh", "layout", "shape", "dtype", "strides", "device", "requires_grad", "alias",
-        "local_shape", "recipes", "plain", "to_replicated", "form",
+        "local_shape", "recipes", "plain", "to_replicated", "form", "order",
     )
 
     def __init__(
@@ -49,11 +53,13 @@ class Meta:
         here = mesh.here
         self.local_shape = (0,) if here is None else layout.local_shape_at(here)
         self.recipes: dict[Any, Any] = {}
-        self.to_replicated: Any = False  # the Transition, None when it is one already; False: unknown
+        # The Transition to Replicate; None where there is nothing to do; False: not asked yet.
+        self.to_replicated: Any = False
+        self.order = memory_order(self.shape, self.stride())
         # What stays the same when only lengths change.
         self.form = (
             layout.dims, layout.partial, tuple([cut is None for cut in layout.cuts]), dtype,
-            requires_grad, alias, tuple([min(length, 2) for length in layout.shape]), device,
+            requires_grad, alias, self.order, tuple([min(length, 2) for length in layout.shape]), device,
         )
         self.plain = strides is None and device.type == "cpu"
 
@@ -116,3 +122,19 @@ def contiguous_strides(shape: torch.Size | tuple[int, ...]) -> tuple[int, ...]:
         strides.append(step)
         step *= max(length, 1)
     return tuple(reversed(strides))
+
+
+def memory_order(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
+    """The dims from the one that steps farthest in memory to the one that steps least."""
+    order = sorted(range(len(shape)), key=lambda dim: -strides[dim])
+    return tuple(order)
+
+
+def strides_in_order(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
+    """Strides of a dense tensor whose dims lie in this order."""
+    strides = [0] * len(shape)
+    step = 1
+    for dim in reversed(order):
+        strides[dim] = step
+        step *= max(shape[dim], 1)
+    return tuple(strides)

@@ -18,7 +18,7 @@ import torch
 from weft.rules import Rule
 from weft.tensor.calls import slots_of
 from weft.tensor.capture import Op, Trace, meta_like
-from weft.tensor.meta import Meta, contiguous_strides
+from weft.tensor.meta import Meta, contiguous_strides, memory_order, strides_in_order
 
 __all__ = ["MAX_STRUCTURES", "Structure", "numbers_come_from", "structure_key", "structure_of"]
 
@@ -33,7 +33,8 @@ class Structure:
     result: Any
     slots: tuple[int, ...]
     operands: tuple[tuple[str | None, ...], ...]
-    results: tuple[tuple[tuple[str | None, ...], torch.dtype], ...]
+    results: tuple[tuple[tuple[str | None, ...], torch.dtype, tuple[int, ...]], ...]
+    """Per result: factors, dtype, and its dims in the order of memory."""
 
     def trace(self, tensors: Sequence[torch.Tensor]) -> Trace:
         """The trace of the call on tensors of other lengths."""
@@ -44,9 +45,10 @@ class Structure:
                     sizes[factor] = length
         sizes[None] = 1
         metas = [meta_like(tensor) for tensor in tensors]
-        for factors, dtype in self.results:
+        for factors, dtype, order in self.results:
             shape = [sizes[factor] for factor in factors]
-            metas.append(torch.empty(shape, dtype=dtype, device="meta"))
+            strides = strides_in_order(shape, order)
+            metas.append(torch.empty_strided(shape, strides, dtype=dtype, device="meta"))
         return Trace((self.op,), self.result, tuple(metas))
 
 
@@ -68,9 +70,13 @@ def structure_of(trace: Trace, rule: Rule, num_tensors: int) -> Structure | None
     if any(factor not in told for factors in single[count:] for factor in factors):
         return None  # a length that an argument says (repeat, one-hot)
     metas = [trace.metas[slot.index] for slot in results]
+    orders = [memory_order(meta.shape, meta.stride()) for meta in metas]
     made = Structure(
         op, trace.result, slots, tuple(single[:count]),
-        tuple((factors, meta.dtype) for factors, meta in zip(single[count:], metas)),
+        tuple(
+            (factors, meta.dtype, order)
+            for factors, meta, order in zip(single[count:], metas, orders)
+        ),
     )
     again = made.trace(trace.metas[:num_tensors]).metas[num_tensors:]
     same = all(
@@ -121,7 +127,9 @@ def structure_key(key: Sequence[Any]) -> tuple[Any, ...] | None:
             skip = False
             continue
         if type(item) is Meta:
-            if item.strides is not None:
+            if item.strides is not None and item.strides != strides_in_order(
+                item.shape, item.order
+            ):
                 return None
             item = item.form
         elif type(item) is torch.Size and key[place - 1] is not torch.Size:
