@@ -38,10 +38,13 @@ def _partial_axes(meta: Meta) -> frozenset[int]:
 def wrap_cotangent(meta: Meta, local: torch.Tensor) -> ShardTensor:
     """The gradient of a tensor that has `meta`, from the local one that autograd holds.
 
-    Where the tensor is partial, autograd's is R, and the user's is I (see `Transition`): that
-    matters to the gradient of the gradient alone.
+    It has the strides of its tensor, which all ranks know. Where the tensor is partial,
+    autograd's gradient is R and the user's is I (see `Transition`): that matters to the gradient
+    of the gradient alone.
     """
     made = grad_meta(meta)
+    if made.strides is None and not local.is_contiguous():
+        local = local.contiguous()
     if not local.requires_grad:
         return wrap(local, made)
     layout, axes = made.layout, _partial_axes(meta)
