@@ -463,7 +463,7 @@ def test_every_op_that_torch_calls_pointwise_has_a_rule() -> None:
         if torch.Tag.pointwise in getattr(one, which).tags
     }
     assert len(tagged) > 100
-    assert tagged <= names
+    assert tagged <= names | {"aten.equal"}  # a bool: by fallback
 
 
 @pytest.mark.parametrize("grad", [False, True], ids=["value", "grad"])

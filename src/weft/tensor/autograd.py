@@ -178,12 +178,6 @@ def grad(
 def _wrapped_grad(tensor: torch.Tensor, local: torch.Tensor | None) -> torch.Tensor | None:
     if local is None or type(tensor) is not ShardTensor:
         return local
-    # Backward leaves gradients in any order of memory; the wrapper says the tensor's.
-    order = tensor._meta.order
-    if local.dim() == len(order) and not local.permute(order).is_contiguous():
-        local = local.permute(order).contiguous().permute(
-            [order.index(dim) for dim in range(len(order))]
-        )
     return wrap_cotangent(tensor._meta, local)
 
 

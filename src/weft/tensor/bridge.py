@@ -1,5 +1,5 @@
 """Where torch passes `__torch_function__` by: `autograd.Function.apply`, `autograd.backward`,
-and the inputs that checkpointing saves.
+the inputs that checkpointing saves, and `torch.testing`.
 
 They would see the wrapper, which has no graph, and silently lose gradients. They are replaced,
 once, at import; calls without a ShardTensor go straight on. A user's Function gets full tensors;
@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import torch
 from torch.autograd import Function
 from torch.nn.modules._functions import BackwardHookFunction
+from torch.testing._comparison import TensorLikePair
 from torch.utils.checkpoint import CheckpointFunction, _CheckpointFrame
 
 from weft.errors import UnsupportedOpError, message
@@ -24,11 +25,13 @@ from weft.tensor.fallback import replicate
 from weft.tensor.meta import Meta, replicated_meta
 from weft.tensor.recipe import flatten, forget_views, local_of
 from weft.tensor.shard_tensor import ShardTensor, wrap
+from weft.tensor.values import global_value
 
 __all__ = ["install"]
 
 _APPLY = Function.__dict__["apply"].__func__
 _BACKWARD = torch.autograd.backward
+_TO_TENSOR = TensorLikePair._to_tensor
 _SAVE_INPUTS, _INPUTS = _CheckpointFrame.save_inputs, _CheckpointFrame.get_inputs
 
 
@@ -38,6 +41,7 @@ def install() -> None:
     torch.autograd.backward = _backward
     _CheckpointFrame.save_inputs = _save_inputs
     _CheckpointFrame.get_inputs = _inputs
+    TensorLikePair._to_tensor = _to_tensor
 
 
 def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
@@ -71,6 +75,11 @@ def _inputs(frame: Any) -> list[Any]:
         arg if meta is None else wrap(arg, meta.replace(requires_grad=arg.requires_grad))
         for arg, meta in zip(_INPUTS(frame), frame.metas)
     ]
+
+
+def _to_tensor(pair: Any, value: Any) -> torch.Tensor:
+    """`torch.testing.assert_close` compares global values."""
+    return global_value(value) if type(value) is ShardTensor else _TO_TENSOR(pair, value)
 
 
 def _on_full_tensors(cls: Any, args: Any, kwargs: Any) -> Any:

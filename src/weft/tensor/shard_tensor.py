@@ -401,7 +401,7 @@ class ShardTensor(torch.Tensor):
     def __format__(self, spec: str) -> str:
         if self.dim() == 0 and spec:
             return format(self.item(), spec)
-        return repr(self)
+        return object.__format__(self, spec)
 
     def __copy__(self) -> ShardTensor:
         return hooks.construct.shallow_copy(self)

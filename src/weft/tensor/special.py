@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import torch
 
 from weft.errors import UnsupportedOpError, message
-from weft.tensor import autograd
+from weft.tensor import autograd, values
 from weft.tensor.dispatch import call, keep_constant
 from weft.tensor.fallback import replicate
 from weft.tensor.indexing import set_item
@@ -40,6 +40,8 @@ _REFUSED = {
     "data_ptr": "no single address holds a global tensor",
     "untyped_storage": "no single storage holds a global tensor",
     "storage": "no single storage holds a global tensor",
+    "__dlpack__": "no single storage holds a global tensor",
+    "__dlpack_device__": "no single storage holds a global tensor",
     "as_strided": "strides of the global tensor do not describe local memory",
     "as_strided_": "strides of the global tensor do not describe local memory",
     "set_": "the op would change the shape in place",
@@ -182,6 +184,11 @@ def _table() -> dict[Any, Callable[..., Any]]:
         _Tensor.pin_memory: _pin_memory,
         _Tensor.is_set_to: _is_set_to,
         _Tensor.__setitem__: set_item,
+        torch.equal: values.equal,
+        _Tensor.equal: values.equal,
+        torch.allclose: values.allclose,
+        _Tensor.allclose: values.allclose,
+        _Tensor.__contains__: values.contains,
         torch._has_compatible_shallow_copy_type: _can_take_data,
         _Tensor.item: ShardTensor.item,
         _Tensor.tolist: ShardTensor.tolist,

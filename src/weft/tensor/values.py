@@ -13,7 +13,7 @@ from weft.errors import MeshError, message
 from weft.tensor.construct import gathered
 from weft.tensor.shard_tensor import ShardTensor
 
-__all__ = ["global_value", "numpy", "text"]
+__all__ = ["allclose", "contains", "equal", "global_value", "numpy", "text"]
 
 
 def global_value(tensor: ShardTensor) -> torch.Tensor:
@@ -49,6 +49,29 @@ def numpy(tensor: ShardTensor, force: bool) -> Any:
     return global_value(tensor).numpy(force=force)
 
 
+def equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """`torch.equal`: only the verdict travels."""
+    return one.shape == other.shape and bool((one == other).all())
+
+
+def allclose(
+    one: torch.Tensor, other: torch.Tensor, rtol: float = 1e-5, atol: float = 1e-8,
+    equal_nan: bool = False,
+) -> bool:
+    """`torch.allclose`: only the verdict travels."""
+    return bool(torch.isclose(one, other, rtol, atol, equal_nan).all())
+
+
+def contains(tensor: torch.Tensor, element: Any) -> bool:
+    """`element in tensor`: only the verdict travels."""
+    if not isinstance(element, (torch.Tensor, bool, int, float, complex)):
+        raise RuntimeError(
+            "Tensor.__contains__ only supports Tensor or scalar, but you passed in a "
+            f"{type(element)}."
+        )
+    return bool((tensor == element).any())
+
+
 def text(tensor: ShardTensor) -> str:
     """Global shape, layout, and this rank's block. Never communicates."""
     meta = tensor._meta
@@ -58,8 +81,8 @@ def text(tensor: ShardTensor) -> str:
     else:
         box = ", ".join(f"{start}:{stop}" for start, stop in meta.layout.box_at(meta.mesh.here))
         lines.append(f"rank {meta.mesh.rank} holds [{box}]:")
-        local = repr(tensor._local.detach())
-        lines.extend(local.removeprefix("tensor(").removesuffix(")").split("\n"))
+        local = repr(tensor._local.detach()).removesuffix(")")
+        lines.extend(line[len("tensor(") :] for line in local.split("\n"))
     if tensor.grad_fn is not None:
         lines.append(f"grad_fn=<{type(tensor.grad_fn).__name__}>")
     elif tensor.requires_grad:
