@@ -201,7 +201,7 @@ class _Builder:
         results = self._results(decision, entering, varying, any(wants))
         return Direct(
             self.name, entering, local, args, kwargs, results, self.trace.result,
-            why=decision.reason(), anchor=self._anchored(decision, wants) if bind is None else (),
+            why=decision.reason, anchor=self._anchored(decision, wants) if bind is None else (),
             places=self.places,
         )
 
@@ -210,7 +210,7 @@ class _Builder:
         assert self.mesh.here is not None
         here = self.mesh.here
         if not any(wants) or is_view(self.op) or all(
-            0 not in layout.local_shape_at(here) for layout in decision.operands
+            0 not in layout.local_shape_at(here) for layout in dict.fromkeys(decision.operands)
         ):
             return ()
         wanted = [index for index, wants_grad in zip(self.slots, wants) if wants_grad]
@@ -294,7 +294,7 @@ class _Builder:
         if direct and decision.op is None:
             return Direct(
                 self.name, entering, local, args, kwargs, (), self.trace.result, self.target,
-                why=decision.reason(),
+                why=decision.reason,
             )
         if local is None or local is self.op.overload:
             local = functional(self.op)
@@ -307,7 +307,7 @@ class _Builder:
         )
         return Direct(
             self.name, entering, local, args, kwargs, (), self.trace.result, self.target,
-            write_back=True, write=write, why=decision.reason(),
+            write_back=True, write=write, why=decision.reason,
         )
 
 

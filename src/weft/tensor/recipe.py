@@ -44,7 +44,8 @@ class Recipe:
     """
 
     __slots__ = ()
-    name = why = ""
+    name = ""
+    why: Callable[[], str] = str
     fast: Meta | None = None
     moves: tuple[tuple[int, Transition], ...] = ()
     bound: Any = None
@@ -113,7 +114,7 @@ class Direct(Recipe):
         target: the tensor argument that an in-place op writes, or None.
         write_back, write: whether an in-place result is computed out of place, and how it then
             comes to the target's layout.
-        why: the reason of the transitions, for `weft.explain()`.
+        why: tells the reason of the transitions, for `weft.explain()`.
         anchor: where this rank's shard is empty, the tensor arguments that get a gradient on the
             other ranks: torch's kernels may drop edges on empty tensors, and a transition behind
             a dropped edge would leave its peers waiting.
@@ -138,7 +139,7 @@ class Direct(Recipe):
         target: int | None = None,
         write_back: bool = False,
         write: Transition | None = None,
-        why: str = "",
+        why: Callable[[], str] = str,
         anchor: Sequence[int] = (),
         places: Sequence[int] | None = None,
     ) -> None:
@@ -278,7 +279,7 @@ def enter_all(
     if traffic.STATE.on or modes.STRICT.on:
         for place, transition in moves:
             modes.check_strict(recipe.name, transition, type(tensors[place]) is ShardTensor)
-        with traffic.label(recipe.name, modes.source_line(), recipe.why):
+        with traffic.label(recipe.name, modes.source_line(), recipe.why()):
             _enter_all(tensors, moves, locals_)
     else:
         _enter_all(tensors, moves, locals_)
@@ -357,7 +358,7 @@ class Named(Recipe):
     __slots__ = ("name", "why")
 
     def __init__(self, name: str, why: str = "") -> None:
-        self.name, self.why = name, why
+        self.name, self.why = name, lambda: why
 
 
 def transition_between(
@@ -380,12 +381,13 @@ def transition_between(
 
 def varying_axes(layouts: Sequence[Layout]) -> frozenset[int]:
     """The axes over which a call with these operands and results computes different things."""
-    return frozenset(
-        axis
-        for layout in layouts
-        for axis in range(layout.mesh.ndim)
-        if layout.on(axis) is not None
-    )
+    found: set[int] = set()
+    for layout in layouts:
+        for axes in layout.dims:
+            found.update(axes)
+        if layout.is_partial:
+            found.update(axis for axis, kind in enumerate(layout.partial) if kind is not None)
+    return frozenset(found)
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ import torch
 
 from weft.rules import Rule
 from weft.tensor.calls import slots_of
-from weft.tensor.capture import Op, Trace, meta_like
+from weft.tensor.capture import Op, Trace
 from weft.tensor.meta import Meta, contiguous_strides, memory_order, strides_in_order
 
 __all__ = ["MAX_STRUCTURES", "Structure", "numbers_come_from", "structure_key", "structure_of"]
@@ -44,7 +44,7 @@ class Structure:
                 if sizes.get(factor, 1) == 1:
                     sizes[factor] = length
         sizes[None] = 1
-        metas = [meta_like(tensor) for tensor in tensors]
+        metas: list[Any] = [None] * len(tensors)  # nobody asks for those of the operands
         for factors, dtype, order in self.results:
             shape = [sizes[factor] for factor in factors]
             strides = strides_in_order(shape, order)
