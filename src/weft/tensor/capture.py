@@ -112,7 +112,7 @@ def _trace(calls: Sequence[Any], result: Any, inputs: Sequence[torch.Tensor]) ->
             metas.append(tensor)
         return known
 
-    def result_slot(tensor: torch.Tensor) -> Slot:
+    def used_slot(tensor: torch.Tensor) -> Slot:
         # torch's factory functions hand out a new tensor over what the op returned.
         if id(tensor) not in slots:
             for index, meta in enumerate(metas[len(inputs) :], start=len(inputs)):
@@ -129,12 +129,12 @@ def _trace(calls: Sequence[Any], result: Any, inputs: Sequence[torch.Tensor]) ->
         ops.append(
             Op(
                 overload,
-                map_tensors(slot, full_args),
-                map_tensors(slot, full_kwargs),
+                map_tensors(used_slot, full_args),
+                map_tensors(used_slot, full_kwargs),
                 map_tensors(slot, out),
             )
         )
-    return Trace(tuple(ops), map_tensors(result_slot, result), tuple(metas))
+    return Trace(tuple(ops), map_tensors(used_slot, result), tuple(metas))
 
 
 def _same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:

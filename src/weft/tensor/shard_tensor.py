@@ -19,7 +19,7 @@ from torch import is_grad_enabled
 from torch._C import _is_any_autocast_enabled as is_autocast_enabled
 
 from weft.core import Layout, P, Placement
-from weft.errors import UnsupportedOpError, message
+from weft.errors import ShardTypeError, UnsupportedOpError, message
 from weft.tensor.meta import Meta
 
 if TYPE_CHECKING:
@@ -202,7 +202,10 @@ class ShardTensor(torch.Tensor):
 
     def __len__(self) -> int:
         if not self._meta.shape:
-            raise TypeError("len() of a 0-d tensor")
+            raise ShardTypeError(
+                message("len(x)", "x has no dims", "len() of a 0-d tensor has no meaning (torch."
+                        "tensor([x]) asks for it too)", [str(self.layout)], "x.item()")
+            )
         return self._meta.shape[0]
 
     __hash__ = object.__hash__  # type: ignore[assignment]

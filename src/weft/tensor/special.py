@@ -16,6 +16,7 @@ from weft.tensor import autograd, values
 from weft.tensor.dispatch import call, keep_constant
 from weft.tensor.fallback import replicate
 from weft.tensor.indexing import set_item
+from weft.tensor.meta import replicated_meta
 from weft.tensor.recipe import local_of
 from weft.tensor.shard_tensor import ShardTensor, wrap
 
@@ -145,6 +146,11 @@ def _is_set_to(tensor: Any, other: Any) -> bool:
     return local_of(tensor).is_set_to(local_of(other))
 
 
+def _new_tensor(tensor: ShardTensor, data: Any, **options: Any) -> ShardTensor:
+    local = tensor._local.new_tensor(data, **options)
+    return wrap(local, replicated_meta(tensor._meta.mesh, local))
+
+
 def _can_take_data(tensor: Any, other: Any) -> bool:
     """Whether `tensor.data = other` is possible, which `Module.to` asks."""
     return type(tensor) is ShardTensor or type(other) is not ShardTensor
@@ -184,6 +190,8 @@ def _table() -> dict[Any, Callable[..., Any]]:
         _Tensor.pin_memory: _pin_memory,
         _Tensor.is_set_to: _is_set_to,
         _Tensor.__setitem__: set_item,
+        _Tensor.new_tensor: _new_tensor,
+        torch.as_strided: _refusal("as_strided", _REFUSED["as_strided"]),
         torch.equal: values.equal,
         _Tensor.equal: values.equal,
         torch.allclose: values.allclose,

@@ -46,7 +46,7 @@ class _Together(torch.autograd.Function):
 
 
 _apply: Any = super(torch.autograd.Function, _Together).apply  # type: ignore[misc]
-"""As in `transition`: no functorch transform reaches this point."""
+"""As in `transition`: a run refuses the tensors of functorch transforms."""
 
 
 def _reversed(

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from weft.comm import BoundMesh, Communicator
 from weft.core.layout import Layout
@@ -35,6 +36,7 @@ __all__ = ["Transition"]
 
 Way = Callable[[Tensor], Tensor]
 
+_transforms = torch._C._functorch.peek_interpreter_stack
 _NO_GRADIENT = IDEMPOTENT | {"bxor"}
 
 
@@ -153,12 +155,28 @@ class Transition:
         program = self._program
         out = x
         if program is not None:
+            if forward_ad._current_level >= 0 or _transforms() is not None:
+                _refuse_transforms(self, x)
             if STATE.on:
                 program.report(self.text, x.element_size())
             out = program.run(x)
         if self.scale != 1:
             out = out * self.scale
         return unshared(out, x) if self.copy else out
+
+
+def _refuse_transforms(transition: Transition, x: Tensor) -> None:
+    """Collectives see values alone: what forward AD, vmap or torch.func hang on them is lost."""
+    is_dual = forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None
+    if is_dual or torch._C._functorch.is_functorch_wrapped_tensor(x):
+        kind = "dual tensor" if is_dual else "torch.func tensor"
+        raise UnsupportedOpError(
+            message(
+                f"transition {transition.text}", f"it was given a {kind}",
+                "forward AD, vmap and torch.func do not reach through communication", [kind],
+                "torch.autograd.grad on ShardTensors, or the transform on x.full_tensor()",
+            )
+        )
 
 
 class _Apply(torch.autograd.Function):
@@ -184,8 +202,8 @@ class _Apply(torch.autograd.Function):
 
 
 _apply = super(torch.autograd.Function, _Apply).apply  # type: ignore[misc]
-"""What `_Apply.apply` calls once it has seen that no functorch transform is active: those are
-refused where sharded tensors meet them, and the look costs a third of the call."""
+"""What `_Apply.apply` calls once it has seen that no functorch transform is active, a look that
+costs a third of the call: a run refuses the tensors of such a transform."""
 
 
 # Kinds whose gradient is more than a plan between duals.
