@@ -2,8 +2,8 @@
 
 from weft.tensor import autograd, bridge, construct, dispatch, special, values
 from weft.tensor.construct import arange, distribute_tensor, empty, full, ones, zeros
+from weft.tensor.enter import enter_all
 from weft.tensor.modes import explain, strict
-from weft.tensor.recipe import enter_all
 from weft.tensor.shard_tensor import ShardTensor, hooks
 
 __all__ = [

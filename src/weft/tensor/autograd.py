@@ -13,9 +13,10 @@ import torch
 
 from weft.errors import LayoutError, UnsupportedOpError, message
 from weft.tensor.construct import as_sharded, gathered, redistribute_to
+from weft.tensor.enter import forget_views, transition_between
 from weft.tensor.meta import Meta
-from weft.tensor.recipe import forget_views, local_of, transition_between
 from weft.tensor.shard_tensor import ShardTensor, wrap
+from weft.tensor.trees import local_of
 
 __all__ = [
     "backward", "backward_all", "grad", "grad_meta", "local_cotangent", "register_hook",

@@ -21,10 +21,11 @@ from weft.errors import UnsupportedOpError, message
 from weft.tensor import autograd
 from weft.tensor.capture import map_tensors
 from weft.tensor.dispatch import mesh_of
+from weft.tensor.enter import forget_views
 from weft.tensor.fallback import replicate
 from weft.tensor.meta import Meta, replicated_meta
-from weft.tensor.recipe import flatten, forget_views, local_of
 from weft.tensor.shard_tensor import ShardTensor, wrap
+from weft.tensor.trees import flatten, local_of
 from weft.tensor.values import global_value
 
 __all__ = ["install"]
@@ -102,7 +103,8 @@ def _on_full_tensors(cls: Any, args: Any, kwargs: Any) -> Any:
         raise UnsupportedOpError(
             message(f"{cls.__name__}.apply", f"it changed {len(changed)} of its arguments in place",
                     "a Function without a rule gets gathered copies, which it must not write to",
-                    [f"tensor argument {index}" for index in changed], "return a new tensor instead")
+                    [f"tensor argument {index}" for index in changed],
+                    "return a new tensor instead")
         )
     return map_tensors(lambda one: wrap(one, replicated_meta(mesh, one)), out)
 

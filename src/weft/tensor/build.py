@@ -37,20 +37,12 @@ from weft.tensor.capture import (
     map_tensors,
     meta_like,
 )
+from weft.tensor.enter import transition_between, varying_axes
 from weft.tensor.meta import Meta, bounded_put, contiguous_strides, intern
-from weft.tensor.recipe import (
-    Alias,
-    Direct,
-    Function,
-    Recipe,
-    Result,
-    fill,
-    flatten,
-    transition_between,
-    varying_axes,
-)
+from weft.tensor.recipe import Alias, Direct, Function, Recipe, Result
 from weft.tensor.shard_tensor import ShardTensor, hooks, wrap
 from weft.tensor.structure import MAX_STRUCTURES, Structure, numbers_come_from, structure_of
+from weft.tensor.trees import fill, flatten
 
 __all__ = ["recipe"]
 
@@ -84,11 +76,12 @@ def recipe(
     places = _places((*args, *kwargs.values()))
     builder = _Builder(func, trace, tensors, mesh, places)
     made = builder.build()
-    if found is None and structure is not None and builder.rule is not None:
-        if isinstance(func, _BUILTINS) or numbers_come_from(trace.ops[0], (args, kwargs)):
-            new = structure_of(trace, builder.rule, len(tensors))
-            if new is not None:
-                bounded_put(known, structure, new, MAX_STRUCTURES)
+    if found is None and structure is not None and builder.rule is not None and (
+        isinstance(func, _BUILTINS) or numbers_come_from(trace.ops[0], (args, kwargs))
+    ):
+        new = structure_of(trace, builder.rule, len(tensors))
+        if new is not None:
+            bounded_put(known, structure, new, MAX_STRUCTURES)
     return made, made.as_called and _numbers_flow(trace.ops[0])
 
 

@@ -16,10 +16,11 @@ import torch
 from weft.comm import BoundMesh, as_bound_mesh
 from weft.core import Layout, P
 from weft.errors import LayoutError, PlacementError, ShardTypeError, message
+from weft.tensor.enter import transition_between
 from weft.tensor.meta import contiguous_strides, intern, replicated_meta
 from weft.tensor.modes import source_line
-from weft.tensor.recipe import local_of, transition_between
 from weft.tensor.shard_tensor import ShardTensor, wrap
+from weft.tensor.trees import local_of
 from weft.transport import traffic
 from weft.transport.transition import Transition
 

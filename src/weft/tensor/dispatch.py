@@ -19,7 +19,8 @@ from torch._C import _is_any_autocast_enabled as is_autocast_enabled
 from weft.errors import MeshError, message
 from weft.tensor import build
 from weft.tensor.meta import MAX_RECIPES, Meta, bounded_put
-from weft.tensor.recipe import Alias, Recipe
+from weft.tensor.modes import STRICT, check_plain
+from weft.tensor.recipe import Alias, Recipe, flatten
 from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.structure import structure_key
 
@@ -61,6 +62,8 @@ def call(func: Any, args: Any, kwargs: Any) -> Any:
     if home is None:
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
+    if STRICT.on:
+        check_plain(getattr(func, "__name__", str(func)), flatten((args, kwargs)))
     full = tuple(key)
     try:
         recipe = home.recipes.get(full)

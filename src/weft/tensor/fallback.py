@@ -18,9 +18,10 @@ from weft.core import Layout
 from weft.errors import StrictError, WeftWarning, message
 from weft.tensor import modes
 from weft.tensor.capture import map_tensors
+from weft.tensor.enter import Named, enter, transition_between
 from weft.tensor.meta import replicated_meta
-from weft.tensor.recipe import Named, enter, flatten, transition_between
 from weft.tensor.shard_tensor import ShardTensor, wrap
+from weft.tensor.trees import flatten
 
 __all__ = ["replicate", "runner"]
 
@@ -33,7 +34,9 @@ def replicate(tensor: torch.Tensor, mesh: BoundMesh, name: str) -> torch.Tensor:
         return tensor
     full = Layout.replicated(mesh.abstract, tensor.shape)
     transition = transition_between(mesh, tensor._meta.layout, full)
-    return tensor._local if transition is None else enter(tensor, transition, Named(name, "no rule covers the op"))
+    if transition is None:
+        return tensor._local
+    return enter(tensor, transition, Named(name, "no rule covers the op"))
 
 
 def runner(mesh: BoundMesh, reason: str) -> Callable[[Any, Any, Any], Any]:

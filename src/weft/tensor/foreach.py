@@ -16,8 +16,9 @@ from weft.comm import BoundMesh
 from weft.tensor.calls import functional_name, overload_named, slots_of
 from weft.tensor.capture import Op, Slot, Trace, map_tensors
 from weft.tensor.meta import Meta, contiguous_strides, intern
-from weft.tensor.recipe import Function, Recipe, fill, flatten, local_of
+from weft.tensor.recipe import Function, Recipe
 from weft.tensor.shard_tensor import ShardTensor, hooks, wrap_all
+from weft.tensor.trees import fill, flatten, local_of
 
 __all__ = ["recipe"]
 

@@ -13,8 +13,8 @@ import torch
 
 from weft.tensor.dispatch import mesh_of
 from weft.tensor.fallback import runner
-from weft.tensor.recipe import flatten
 from weft.tensor.shard_tensor import ShardTensor
+from weft.tensor.trees import flatten
 
 __all__ = ["set_item"]
 

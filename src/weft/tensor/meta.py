@@ -59,7 +59,8 @@ class Meta:
         # What stays the same when only lengths change.
         self.form = (
             layout.dims, layout.partial, tuple([cut is None for cut in layout.cuts]), dtype,
-            requires_grad, alias, self.order, tuple([min(length, 2) for length in layout.shape]), device,
+            requires_grad, alias, self.order, device,
+            tuple([min(length, 2) for length in layout.shape]),
         )
         self.plain = strides is None and device.type == "cpu"
 

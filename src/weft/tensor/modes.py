@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+
+import torch
 
 from weft.errors import StrictError, message
 from weft.transport import traffic
 from weft.transport.transition import Transition
 
-__all__ = ["STRICT", "check_strict", "explain", "is_strict", "source_line", "strict"]
+__all__ = ["STRICT", "check_plain", "check_strict", "explain", "is_strict", "source_line", "strict"]
 
 _STATE = threading.local()
 
@@ -54,22 +56,37 @@ def explain() -> AbstractContextManager[traffic.Log]:
     return traffic.record()
 
 
-def check_strict(op: str, transition: Transition, is_sharded: bool) -> None:
-    """Raise when strict mode forbids this operand's transition.
+def check_plain(op: str, tensors: Sequence[torch.Tensor]) -> None:
+    """Raise when strict mode forbids the plain tensors among these operands.
+
+    A plain 0-dim tensor without gradient is a number.
 
     Raises:
-        StrictError: it communicates, or the operand is a plain tensor.
+        StrictError: some are plain.
     """
     if not is_strict():
         return
-    if not is_sharded:
+    plain = [
+        tuple(tensor.shape) for tensor in tensors
+        if type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        and (tensor.dim() or tensor.requires_grad)
+    ]
+    if plain:
         raise StrictError(
-            message(op, f"a plain tensor of shape {transition.src.shape} was taken as replicated "
-                    f"on {transition.src.mesh}",
-                    "under weft.strict() every operand is a ShardTensor", [source_line()],
+            message(op, f"at {source_line()} {len(plain)} plain tensors are taken as replicated",
+                    "under weft.strict() every operand is a ShardTensor",
+                    [f"shape {shape}" for shape in plain],
                     "weft.distribute_tensor(t, mesh, placements)")
         )
-    if transition.communicates:
+
+
+def check_strict(op: str, transition: Transition) -> None:
+    """Raise when strict mode forbids this operand's transition.
+
+    Raises:
+        StrictError: it communicates.
+    """
+    if is_strict() and transition.communicates:
         raise StrictError(
             message(op, f"an operand is {transition.src} and has to be {transition.dst}",
                     "under weft.strict() no op communicates implicitly", [source_line()],

@@ -7,32 +7,22 @@ through I -> R (their gradient is reduced) and replicated results leave through 
 
 from __future__ import annotations
 
-import threading
-import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import is_grad_enabled
 
-from weft.comm import BoundMesh
-from weft.core import Layout
-from weft.tensor import modes
 from weft.tensor.calls import slots_of
 from weft.tensor.capture import Slot, map_tensors
-from weft.tensor.meta import Meta, bounded_put
+from weft.tensor.enter import enter_all
+from weft.tensor.meta import Meta
 from weft.tensor.shard_tensor import ShardTensor, wrap
-from weft.transport import move_together, traffic
+from weft.tensor.trees import fill, flatten, local_of, substitute
 from weft.transport.transition import Transition
 
-__all__ = [
-    "Alias", "Direct", "Function", "Named", "Recipe", "Result", "Views",
-    "enter", "enter_all", "fill", "flatten", "local_of",
-    "forget_views", "transition_between", "varying_axes",
-]
-
-MAX_VIEWS = 4096
+__all__ = ["Alias", "Direct", "Function", "Recipe", "Result"]
 
 
 class Recipe:
@@ -58,7 +48,6 @@ class Recipe:
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Carry the call out."""
         raise NotImplementedError
-
 
     def run_opened(self, func: Any, args: Any, locals_: list[Any]) -> Any:
         """`run` from the short route, which has opened the arguments already."""
@@ -176,7 +165,7 @@ class Direct(Recipe):
             locals_[self.target] = locals_[self.target].clone()
         if self.local is None:
             feed = iter(locals_)
-            out = func(*_substitute(args, feed), **_substitute(kwargs, feed))
+            out = func(*substitute(args, feed), **substitute(kwargs, feed))
         else:
             out = self.local(*fill(self.args, locals_), **fill(self.kwargs, locals_))
         if self.target is not None:
@@ -255,191 +244,3 @@ def _anchored(out: Any, locals_: Sequence[torch.Tensor]) -> Any:
         return one + zero.to(one.dtype) if differentiable else one
 
     return map_tensors(tie, out)
-
-
-def enter(tensor: torch.Tensor, transition: Transition, recipe: Recipe) -> torch.Tensor:
-    """The local tensor of one operand in the layout that the op needs."""
-    locals_: list[Any] = [None]
-    enter_all((tensor,), ((0, transition),), locals_, recipe)
-    return locals_[0]
-
-
-def enter_all(
-    tensors: Sequence[Any],
-    moves: Sequence[tuple[int, Transition]],
-    locals_: list[Any],
-    recipe: Recipe,
-) -> None:
-    """Put the local tensors of operands, in the layouts that the op needs, into `locals_`.
-
-    What a tensor became for one use serves its later uses (one all-gather, and one reduction of
-    the gradient, for q, k and v). It is kept until the tensor changes or a backward has passed:
-    all ranks run the same program, so they forget at the same call.
-    """
-    if traffic.STATE.on or modes.STRICT.on:
-        for place, transition in moves:
-            modes.check_strict(recipe.name, transition, type(tensors[place]) is ShardTensor)
-        with traffic.label(recipe.name, modes.source_line(), recipe.why()):
-            _enter_all(tensors, moves, locals_)
-    else:
-        _enter_all(tensors, moves, locals_)
-
-
-def _enter_all(
-    tensors: Sequence[Any], moves: Sequence[tuple[int, Transition]], locals_: list[Any]
-) -> None:
-    pending: list[Any] = []
-    grad_mode = is_grad_enabled()
-    for place, transition in moves:
-        tensor = tensors[place]
-        sharded = type(tensor) is ShardTensor
-        local = tensor._local if sharded else tensor
-        if not (grad_mode and local.requires_grad):
-            locals_[place] = transition(local)
-            continue
-        key: Any
-        if sharded:
-            views = tensor._memo
-            if views is None:
-                views = tensor._memo = Views()
-            key, state = transition, local._version
-        else:
-            views = transition.mesh.cache.setdefault("views", Views())
-            key, state = (id(tensor), transition), (local._version, local.data_ptr())
-        kept = views.get(key)
-        if kept is not None and kept[0] is local and kept[1] == state:
-            locals_[place] = kept[2]
-        else:
-            pending.append((place, transition, local, views, key, state))
-    if pending:
-        outs = move_together([item[1] for item in pending], [item[2] for item in pending])
-        live = _LIVE.views
-        if len(live) > MAX_VIEWS:
-            forget_views()
-        for (place, _, local, views, key, state), out in zip(pending, outs):
-            locals_[place] = out
-            if out is not local and out.requires_grad:
-                if not views:
-                    live.append(views.ref)
-                views[key] = (local, state, out)
-
-
-class Views(dict[Any, Any]):
-    """What a tensor became for its uses. `ref` is weak: the list of them keeps none alive."""
-
-    __slots__ = ("__weakref__", "ref")
-
-    def __init__(self) -> None:
-        self.ref = weakref.ref(self)
-
-
-class _Live(threading.local):
-    """The views of this thread that the next backward forgets."""
-
-    def __init__(self) -> None:
-        self.views: list[weakref.ref[Views]] = []
-
-
-_LIVE = _Live()
-
-
-def forget_views() -> None:
-    """A backward has passed: the next forward starts anew, and nothing gathered stays alive."""
-    for views in _LIVE.views:
-        found = views()
-        if found is not None:
-            found.clear()
-    _LIVE.views.clear()
-
-
-class Named(Recipe):
-    """Stands for a call without a recipe of its own (redistribute, fallback) in `enter`."""
-
-    __slots__ = ("name", "why")
-
-    def __init__(self, name: str, why: str = "") -> None:
-        self.name, self.why = name, lambda: why
-
-
-def transition_between(
-    mesh: BoundMesh,
-    src: Layout,
-    dst: Layout,
-    src_varying: frozenset[int] = frozenset(),
-    dst_varying: frozenset[int] = frozenset(),
-) -> Transition | None:
-    """The one Transition of these layouts on this rank; None when it does nothing at all."""
-    if src == dst and src_varying == dst_varying:
-        return None
-    table = mesh.cache.setdefault("transitions", {})
-    key = (src, dst, src_varying, dst_varying)
-    if key not in table:
-        made = Transition(mesh, src, dst, src_varying=src_varying, dst_varying=dst_varying)
-        bounded_put(table, key, None if made.is_identity else made, 4 * MAX_VIEWS)
-    return table[key]
-
-
-def varying_axes(layouts: Sequence[Layout]) -> frozenset[int]:
-    """The axes over which a call with these operands and results computes different things."""
-    found: set[int] = set()
-    for layout in layouts:
-        for axes in layout.dims:
-            found.update(axes)
-        if layout.is_partial:
-            found.update(axis for axis, kind in enumerate(layout.partial) if kind is not None)
-    return frozenset(found)
-
-
-def local_of(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor._local if type(tensor) is ShardTensor else tensor
-
-
-def flatten(tree: Any) -> list[torch.Tensor]:
-    """The tensors of nested arguments, in order."""
-    found: list[torch.Tensor] = []
-    _collect(tree, found)
-    return found
-
-
-def _collect(tree: Any, found: list[torch.Tensor]) -> None:
-    if isinstance(tree, torch.Tensor):
-        found.append(tree)
-    elif isinstance(tree, (list, tuple)):
-        for item in tree:
-            _collect(item, found)
-    elif isinstance(tree, dict):
-        for item in tree.values():
-            _collect(item, found)
-    elif isinstance(tree, slice):
-        _collect((tree.start, tree.stop, tree.step), found)
-
-
-def _substitute(tree: Any, feed: Iterator[torch.Tensor]) -> Any:
-    """`tree` with its tensors replaced in order by those of `feed`."""
-    if isinstance(tree, torch.Tensor):
-        return next(feed)
-    kind = type(tree)
-    if kind is list or kind is tuple:
-        return kind([_substitute(item, feed) for item in tree])
-    if kind is dict:
-        return {name: _substitute(item, feed) for name, item in tree.items()}
-    if isinstance(tree, (list, tuple)) and kind is not torch.Size:
-        return [_substitute(item, feed) for item in tree]
-    if kind is slice:
-        return slice(*(_substitute(part, feed) for part in (tree.start, tree.stop, tree.step)))
-    return tree
-
-
-def fill(tree: Any, values: Any) -> Any:
-    """`tree` with each Slot replaced by `values[slot.index]`."""
-    kind = type(tree)
-    if kind is Slot:
-        return values[tree.index]
-    if kind is list or kind is tuple:
-        return kind([fill(item, values) for item in tree])
-    if kind is dict:
-        return {name: fill(item, values) for name, item in tree.items()}
-    if isinstance(tree, tuple) and kind is not torch.Size:
-        items = [fill(item, values) for item in tree]
-        return kind(*items) if hasattr(kind, "_fields") else kind(items)
-    return tree

@@ -21,6 +21,7 @@ from torch._C import _is_any_autocast_enabled as is_autocast_enabled
 from weft.core import Layout, P, Placement
 from weft.errors import ShardTypeError, UnsupportedOpError, message
 from weft.tensor.meta import Meta
+from weft.tensor.modes import STRICT
 
 if TYPE_CHECKING:
     from weft.comm import BoundMesh
@@ -65,6 +66,7 @@ class ShardTensor(torch.Tensor):
     _meta: Meta
     _memo: Any
     _grad_view: ShardTensor | None
+    _known: Any
 
     @classmethod
     def __torch_function__(
@@ -95,6 +97,8 @@ class ShardTensor(torch.Tensor):
                 key.append(kind)
                 key.append(arg)
             elif kind is _Parameter or kind is _Tensor:
+                if STRICT.on:
+                    return hooks.call(func, args, kwargs)
                 key += (arg.shape, arg.stride(), arg.dtype, arg.requires_grad)
             elif kind is list and arg:
                 key.append(list)
@@ -368,7 +372,10 @@ class ShardTensor(torch.Tensor):
         meta = self._meta
         if meta.requires_grad:
             meta = meta.replace(requires_grad=False)
-        return wrap(self._local.detach(), meta)
+        out = wrap(self._local.detach(), meta)
+        if not meta.shape and hasattr(self, "_known"):  # a loss after its backward
+            out._known = self._known
+        return out
 
     def item(self) -> Any:
         return hooks.values.global_value(self).item()

@@ -17,8 +17,8 @@ from weft.tensor.dispatch import call, keep_constant
 from weft.tensor.fallback import replicate
 from weft.tensor.indexing import set_item
 from weft.tensor.meta import replicated_meta
-from weft.tensor.recipe import local_of
 from weft.tensor.shard_tensor import ShardTensor, wrap
+from weft.tensor.trees import local_of
 
 __all__ = ["TABLE"]
 

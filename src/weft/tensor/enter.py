@@ -1,0 +1,165 @@
+"""What happens to operands on their way into a local op: transitions, kept for later uses.
+
+What a tensor became for one use serves its later uses (one all-gather, and one reduction of the
+gradient, for q, k and v). It is kept until the tensor changes or a backward has passed: all ranks
+run the same program, so they forget at the same call.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import is_grad_enabled
+
+from weft.comm import BoundMesh
+from weft.core import Layout
+from weft.tensor import modes
+from weft.tensor.meta import bounded_put
+from weft.tensor.shard_tensor import ShardTensor
+from weft.transport import move_together, traffic
+from weft.transport.transition import Transition
+
+__all__ = [
+    "Cause", "Named", "enter", "enter_all", "forget_views", "transition_between", "varying_axes",
+]
+
+MAX_VIEWS = 4096
+
+
+class Cause(Protocol):
+    """Whose operands move, for messages and the traffic log."""
+
+    name: str
+    why: Callable[[], str]
+
+
+class Named:
+    """The cause of a transition that no recipe asks for (redistribute, fallback)."""
+
+    __slots__ = ("name", "why")
+
+    def __init__(self, name: str, why: str = "") -> None:
+        self.name, self.why = name, lambda: why
+
+
+def enter(tensor: torch.Tensor, transition: Transition, call: Cause) -> torch.Tensor:
+    """The local tensor of one operand in the layout that the op needs."""
+    locals_: list[Any] = [None]
+    enter_all((tensor,), ((0, transition),), locals_, call)
+    return locals_[0]
+
+
+def enter_all(
+    tensors: Sequence[Any],
+    moves: Sequence[tuple[int, Transition]],
+    locals_: list[Any],
+    call: Cause,
+) -> None:
+    """Put the local tensors of operands, in the layouts that the op needs, into `locals_`."""
+    if traffic.STATE.on or modes.STRICT.on:
+        for place, transition in moves:
+            modes.check_strict(call.name, transition, type(tensors[place]) is ShardTensor)
+        with traffic.label(call.name, modes.source_line(), call.why()):
+            _enter_all(tensors, moves, locals_)
+    else:
+        _enter_all(tensors, moves, locals_)
+
+
+def _enter_all(
+    tensors: Sequence[Any], moves: Sequence[tuple[int, Transition]], locals_: list[Any]
+) -> None:
+    pending: list[Any] = []
+    grad_mode = is_grad_enabled()
+    for place, transition in moves:
+        tensor = tensors[place]
+        sharded = type(tensor) is ShardTensor
+        local = tensor._local if sharded else tensor
+        if not (grad_mode and local.requires_grad):
+            locals_[place] = transition(local)
+            continue
+        key: Any
+        if sharded:
+            views = tensor._memo
+            if views is None:
+                views = tensor._memo = Views()
+            key, state = transition, local._version
+        else:
+            views = transition.mesh.cache.setdefault("views", Views())
+            key, state = (id(tensor), transition), (local._version, local.data_ptr())
+        kept = views.get(key)
+        if kept is not None and kept[0] is local and kept[1] == state:
+            locals_[place] = kept[2]
+        else:
+            pending.append((place, transition, local, views, key, state))
+    if pending:
+        outs = move_together([item[1] for item in pending], [item[2] for item in pending])
+        live = _LIVE.views
+        if len(live) > MAX_VIEWS:
+            forget_views()
+        for (place, _, local, views, key, state), out in zip(pending, outs):
+            locals_[place] = out
+            if out is not local and out.requires_grad:
+                if not views:
+                    live.append(views.ref)
+                views[key] = (local, state, out)
+
+
+class Views(dict[Any, Any]):
+    """What a tensor became for its uses. `ref` is weak: the list of them keeps none alive."""
+
+    __slots__ = ("__weakref__", "ref")
+
+    def __init__(self) -> None:
+        self.ref = weakref.ref(self)
+
+
+class _Live(threading.local):
+    """The views of this thread that the next backward forgets."""
+
+    def __init__(self) -> None:
+        self.views: list[weakref.ref[Views]] = []
+
+
+_LIVE = _Live()
+
+
+def forget_views() -> None:
+    """A backward has passed: the next forward starts anew, and nothing gathered stays alive."""
+    for views in _LIVE.views:
+        found = views()
+        if found is not None:
+            found.clear()
+    _LIVE.views.clear()
+
+
+def transition_between(
+    mesh: BoundMesh,
+    src: Layout,
+    dst: Layout,
+    src_varying: frozenset[int] = frozenset(),
+    dst_varying: frozenset[int] = frozenset(),
+) -> Transition | None:
+    """The one Transition of these layouts on this rank; None when it does nothing at all."""
+    if src == dst and src_varying == dst_varying:
+        return None
+    table = mesh.cache.setdefault("transitions", {})
+    key = (src, dst, src_varying, dst_varying)
+    if key not in table:
+        made = Transition(mesh, src, dst, src_varying=src_varying, dst_varying=dst_varying)
+        bounded_put(table, key, None if made.is_identity else made, 4 * MAX_VIEWS)
+    return table[key]
+
+
+def varying_axes(layouts: Sequence[Layout]) -> frozenset[int]:
+    """The axes over which a call with these operands and results computes different things."""
+    found: set[int] = set()
+    for layout in layouts:
+        for axes in layout.dims:
+            found.update(axes)
+        if layout.is_partial:
+            found.update(axis for axis, kind in enumerate(layout.partial) if kind is not None)
+    return frozenset(found)
