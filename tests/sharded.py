@@ -1,0 +1,109 @@
+"""One program on plain tensors in one process and on ShardTensors on simulated ranks.
+
+A program gets `make`, which turns a full tensor into an operand: a copy of it, or a ShardTensor
+of it. What it returns (tensors, numbers, containers of them) must be the same everywhere, and
+what it raises of the same type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import weft
+from tests.oracle import TOLERANCE
+from weft import Layout, P, ShardTensor
+from weft.core import Mesh
+
+Make = Callable[..., Any]
+Program = Callable[[Make], Any]
+
+WAYS: dict[str, tuple[dict[str, int], Any]] = {
+    "even": ({"x": 2}, P(None, "x")),
+    "uneven": ({"x": 2}, P("x")),
+    "replicated": ({"x": 2}, P()),
+    "partial": ({"x": 2}, P(partial={"x": "sum"})),
+    "empty": ({"x": 2}, (5, 0)),
+    "three": ({"x": 3}, P("x")),
+    "ragged": ({"x": 3}, (1, 0, 4)),
+    "both": ({"dp": 2, "tp": 2}, P("dp", "tp")),
+    "one dim": ({"dp": 2, "tp": 2}, P(("dp", "tp"))),
+    "half partial": ({"dp": 2, "tp": 2}, P("dp", partial={"tp": "sum"})),
+}
+"""Name -> mesh, and a spec or the sizes of 5 rows over x."""
+
+
+def layout_for(mesh: Mesh, shape: Sequence[int], way: Any) -> Layout:
+    """The layout of one operand; a dim that it does not have is not cut."""
+    if isinstance(way, tuple):
+        whole = not shape or shape[0] != sum(way)
+        return Layout(mesh, shape, P() if whole else P("x"), sizes={} if whole else {0: way})
+    partial = dict(way.partial) if way.partial else None
+    return Layout(mesh, shape, P(*way.entries[: len(shape)], partial=partial))
+
+
+def agree(program: Program, name: str) -> None:
+    """Run the program on plain tensors and on those laid out in the way named."""
+    expected = _outcome(lambda: program(_plain))
+    axes, way = WAYS[name]
+
+    def on_rank(mesh: Any) -> Any:
+        def make(full: Tensor, grad: bool = True) -> ShardTensor:
+            layout = layout_for(mesh, full.shape, way)
+            made = weft.distribute_tensor(full, mesh, layout, src_data_rank=None)
+            return made.requires_grad_(grad and full.is_floating_point())
+
+        return data(program(make))
+
+    got = _outcome(lambda: weft.testing.run(on_rank, mesh=axes))
+    if isinstance(expected, Exception):
+        assert type(got) is type(expected), f"{got!r} instead of {expected!r}"
+        return
+    if isinstance(got, Exception):
+        raise got
+    for rank, result in enumerate(got):
+        same(result, data(expected), f"rank {rank}")
+
+
+def data(value: Any) -> Any:
+    """The value with full plain tensors in it."""
+    if isinstance(value, ShardTensor):
+        return value.detach().full_tensor()
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, (list, tuple)):
+        return [data(one) for one in value]
+    return value
+
+
+def same(actual: Any, expected: Any, where: str) -> None:
+    """Equal, and tensors within the tolerance of their dtype."""
+    if isinstance(expected, list):
+        assert isinstance(actual, list) and len(actual) == len(expected), f"{where}: {actual}"
+        for place, (one, other) in enumerate(zip(actual, expected)):
+            same(one, other, f"{where}, {place}")
+    elif isinstance(expected, Tensor):
+        assert isinstance(actual, Tensor), f"{where}: {actual}"
+        close = TOLERANCE.get(expected.dtype, 0.0)
+        torch.testing.assert_close(
+            actual, expected, rtol=close, atol=close, equal_nan=True,
+            msg=lambda text: f"{where}: {text}",
+        )
+    elif isinstance(expected, (float, complex)):
+        assert type(actual) is type(expected) and abs(actual - expected) < 1e-9, where
+    else:
+        assert type(actual) is type(expected) and actual == expected, f"{where}: {actual}"
+
+
+def _plain(full: Tensor, grad: bool = True) -> Tensor:
+    return full.clone().requires_grad_(grad and full.is_floating_point())
+
+
+def _outcome(run: Callable[[], Any]) -> Any:
+    try:
+        return run()
+    except Exception as error:
+        return error
