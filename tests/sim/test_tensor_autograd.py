@@ -1,0 +1,405 @@
+"""Backward, grad, hooks and modes: the same gradients as on plain tensors, reduced once."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import weft
+from tests.sharded import WAYS, Make, agree
+from weft import P, Replicate, ShardTensor
+
+X = torch.arange(1.0, 31.0, dtype=torch.float64).view(5, 6) / 8
+W = torch.linspace(-1, 1, 18, dtype=torch.float64).view(6, 3)
+
+
+def leaf(full: torch.Tensor) -> torch.Tensor:
+    return full.clone().requires_grad_()
+
+
+@contextmanager
+def anomalies() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch says that the mode is slow
+        with torch.autograd.detect_anomaly():
+            yield
+
+
+def backward_twice(make: Make) -> Any:
+    x = make(X)
+    (x * x).sum().backward()
+    first = x.grad.clone()
+    (x * x).mean().backward()
+    return [first, x.grad]
+
+
+def backward_with_gradient(make: Make) -> Any:
+    x = make(X)
+    y = x * x
+    y.backward(gradient=torch.full((5, 6), 2.0, dtype=X.dtype), retain_graph=True)
+    first = x.grad.clone()
+    y.backward(make(X, False))
+    return [first, x.grad]
+
+
+def backward_of_many(make: Make) -> Any:
+    (make(X) * 2).backward()
+
+
+def backward_wrong_shape(make: Make) -> Any:
+    (make(X) * 2).backward(torch.ones(3, 6))
+
+
+def backward_without_graph(make: Make) -> Any:
+    make(X, False).sum().backward()
+
+
+def backward_of_freed_graph(make: Make) -> Any:
+    y = make(X).square().sum()
+    y.backward()
+    y.backward()
+
+
+def backward_into_inputs(make: Make) -> Any:
+    x, w, t = make(X), make(X), leaf(X[0])
+    (x * w * t).sum().backward(inputs=[x])
+    untouched = (w.grad is None, t.grad is None)
+    (x * w * t).sum().backward(inputs=(t,))
+    return [x.grad, untouched, t.grad, w.grad is None]
+
+
+def backward_of_one_element(make: Make) -> Any:
+    x = make(X)
+    y = (x * x).sum().view(1, 1)
+    y.backward()
+    return [x.grad, y.item()]
+
+
+def functional_backward(make: Make) -> Any:
+    x = make(X)
+    torch.autograd.backward([(x * x).sum(), x.exp()], [None, torch.ones_like(X)])
+    first = x.grad.clone()
+    torch.autograd.backward((x * 2).sum())
+    torch.autograd.backward(x * 2, grad_tensors=(make(X, False),))
+    return [first, x.grad]
+
+
+def functional_grad(make: Make) -> Any:
+    x, w, b = make(X), make(X + 1), leaf(X[0])
+    y = (x * w + b).tanh()
+    first = torch.autograd.grad(y, [x, w, b], grad_outputs=make(X, False), retain_graph=True)
+    return [first, torch.autograd.grad(y.sum(), x), x.grad is None]
+
+
+def grad_of_unused(make: Make) -> Any:
+    x = make(X)
+    torch.autograd.grad((x * x).sum(), [x, make(X)])
+
+
+def grad_of_unused_allowed(make: Make) -> Any:
+    x, w = make(X), make(X)
+    y = (x * x).sum()
+    none = torch.autograd.grad(y, [x, w], allow_unused=True, retain_graph=True)
+    return [none, torch.autograd.grad(y, [x, w], materialize_grads=True)]
+
+
+def double_backward(make: Make) -> Any:
+    x, w = make(X), leaf(W)
+    gradient, = torch.autograd.grad((x @ w).tanh().sum(), x, create_graph=True)
+    (gradient * gradient).sum().backward()
+    return [gradient, x.grad, w.grad, gradient.requires_grad]
+
+
+def double_backward_of_grad_outputs(make: Make) -> Any:
+    x, v = make(X), make(X + 1)
+    gradient, = torch.autograd.grad(x * x * x, x, grad_outputs=v, create_graph=True)
+    (gradient * gradient).sum().backward()
+    return [x.grad, v.grad]
+
+
+def double_backward_of_plain_grad_outputs(make: Make) -> Any:
+    x, v = make(X), leaf(X + 1)
+    gradient, = torch.autograd.grad(x * x * x, x, grad_outputs=v, create_graph=True)
+    (gradient * gradient).sum().backward()
+    return [x.grad, v.grad]
+
+
+def backward_that_creates_a_graph(make: Make) -> Any:
+    x = make(X)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        (x * x * x).sum().backward(create_graph=True)
+    first = x.grad
+    second, = torch.autograd.grad((first * first).sum(), x)
+    x.grad = None
+    return [first, second]
+
+
+def double_backward_through_a_hook(make: Make) -> Any:
+    x = make(X)
+    x.register_hook(lambda gradient: gradient * gradient)
+    gradient, = torch.autograd.grad((x * x).sum(), x, create_graph=True)
+    return [gradient, torch.autograd.grad(gradient.sum(), x)]
+
+
+def hooks(make: Make) -> Any:
+    x = make(X)
+    seen: list[Any] = []
+
+    def double(gradient: torch.Tensor) -> torch.Tensor:
+        seen.append(gradient.clone())
+        return gradient * 2
+
+    handle = x.register_hook(double)
+    y = x * x
+    y.register_hook(lambda gradient: gradient * 3)
+    y.sum().backward(retain_graph=True)
+    first = x.grad.clone()
+    handle.remove()
+    x.grad = None
+    y.sum().backward()
+    return [seen, first, x.grad]
+
+
+def hook_that_returns_a_plain_tensor(make: Make) -> Any:
+    x = make(X)
+    x.register_hook(lambda gradient: torch.ones_like(X))
+    (x * x).sum().backward()
+    return x.grad
+
+
+def optimizer_in_a_hook(make: Make) -> Any:
+    p = nn.Parameter(make(X, False))
+    optimizer = torch.optim.SGD([p], 0.1)
+    seen = []
+
+    def step(parameter: torch.Tensor) -> None:
+        seen.append((parameter is p, parameter.grad.clone()))
+        optimizer.step()
+        optimizer.zero_grad()
+
+    p.register_post_accumulate_grad_hook(step)
+    (p * p).sum().backward()
+    return [seen, p, p.grad is None]
+
+
+def tied_weights(make: Make) -> Any:
+    w, x = nn.Parameter(make(X, False)), make(X)
+    (F.linear(x, w) @ w).tanh().sum().backward()
+    return [w.grad, x.grad]
+
+
+def tied_plain_weights(make: Make) -> Any:
+    w, x = nn.Parameter(X.clone()), make(X)
+    (F.linear(x, w) @ w).tanh().sum().backward()
+    return [w.grad, x.grad]
+
+
+def accumulation(make: Make) -> Any:
+    x, w = make(X), nn.Parameter(W.clone())
+    for k in range(3):
+        ((x @ w) * (k + 1)).tanh().sum().backward()
+    return [x.grad, w.grad]
+
+
+def updates_between_forwards(make: Make) -> Any:
+    x, w = make(X), nn.Parameter(W.clone())
+    losses = []
+    for _ in range(3):
+        loss = (x @ w).tanh().sum()
+        loss.backward()
+        losses.append(loss.detach())
+        with torch.no_grad():
+            w.sub_(w.grad * 0.1)
+        w.grad = None
+    return [losses, w]
+
+
+def detached_and_cloned(make: Make) -> Any:
+    x = make(X)
+    shared, own = x.detach(), x.clone()
+    own.mul_(2)
+    (own * own).sum().backward()
+    shared.add_(1)
+    y = make(X) * 1
+    y.detach_()
+    return [shared.requires_grad, x, x.grad, y.requires_grad, y.is_leaf]
+
+
+def in_place_on_a_leaf(make: Make) -> Any:
+    make(X).add_(1)
+
+
+def in_place_on_what_is_saved(make: Make) -> Any:
+    y = make(X).exp()
+    z = y * y
+    y.add_(1)
+    z.sum().backward()
+
+
+def grad_modes(make: Make) -> Any:
+    x = make(X)
+    with torch.no_grad():
+        y = x * 2
+        x.mul_(2)
+        with torch.enable_grad():
+            z = (x * x).sum()
+    torch.set_grad_enabled(False)
+    off = x * 2
+    torch.set_grad_enabled(True)
+    z.backward()
+    return [y.requires_grad, y, x.requires_grad, x, x.grad, off.requires_grad]
+
+
+def inference_mode(make: Make) -> Any:
+    x, w = make(X), nn.Parameter(W.clone())
+    outs = []
+    for _ in range(2):
+        with torch.inference_mode():
+            y = (x @ w).softmax(-1)
+            y.add_(1)
+            outs += [y.requires_grad, y.is_inference(), y.sum(0).clone()]
+        with torch.no_grad():
+            w.add_(1)
+        outs.append((x @ w).sum())
+    outs[-1].backward()
+    return [*outs, w.grad, x.grad, x.is_inference()]
+
+
+def anomaly_mode(make: Make) -> Any:
+    x, w = make(X), leaf(W)
+    with anomalies():
+        ((x * x).sum() + (x @ w).softmax(-1).log().sum()).backward()
+    return [x.grad, w.grad]
+
+
+PROGRAMS = [
+    backward_twice, backward_with_gradient, backward_of_many, backward_wrong_shape,
+    backward_without_graph, backward_of_freed_graph, backward_into_inputs,
+    backward_of_one_element, functional_backward, functional_grad, grad_of_unused,
+    grad_of_unused_allowed, double_backward, double_backward_of_grad_outputs,
+    double_backward_of_plain_grad_outputs, backward_that_creates_a_graph,
+    double_backward_through_a_hook, hooks, hook_that_returns_a_plain_tensor, optimizer_in_a_hook,
+    tied_weights, tied_plain_weights, accumulation, updates_between_forwards,
+    detached_and_cloned, in_place_on_a_leaf, in_place_on_what_is_saved, grad_modes,
+    inference_mode, anomaly_mode,
+]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_autograd(program: Any, way: str) -> None:
+    agree(program, way)
+
+
+def test_anomaly_mode_finds_the_function() -> None:
+    def on_rank(mesh: Any) -> None:
+        x = weft.distribute_tensor(X * 0, mesh, P("x")).requires_grad_()
+        with anomalies():
+            (x.sqrt() * 0).sum().backward()
+
+    with pytest.raises(RuntimeError, match="SqrtBackward0"):
+        weft.testing.run(on_rank, mesh={"x": 2})
+    assert not torch.is_anomaly_enabled()
+
+
+def test_a_plain_parameter_is_reduced_once() -> None:
+    def on_rank(mesh: Any) -> list[tuple[str, str]]:
+        x = weft.distribute_tensor(X, mesh, P("x"))
+        w = nn.Parameter(W.clone())
+        with weft.explain() as log:
+            loss = ((x @ w).tanh() * (x @ w) + x.exp() @ w).square().mean()
+        forward = len(log.events)
+        with weft.explain() as log:
+            loss.backward()
+        assert forward == 0
+        expected = leaf(W)
+        ((X @ expected).tanh() * (X @ expected) + X.exp() @ expected).square().mean().backward()
+        torch.testing.assert_close(w.grad, expected.grad)
+        return [(event.direction, event.collective) for event in log.events]
+
+    # The loss's own value, and the parameter's gradient: one all-reduce each.
+    due = [("forward", "AllReduce"), ("backward", "AllReduce")]
+    assert weft.testing.run(on_rank, mesh={"x": 2}) == [due] * 2
+
+
+@pytest.mark.parametrize("call", ["method", "function"])
+def test_one_rank_prints_the_loss(call: str) -> None:
+    def on_rank(mesh: Any) -> list[Any]:
+        x = weft.distribute_tensor(X, mesh, P("x")).requires_grad_()
+        loss = (x * x).mean()
+        assert loss.layout.is_partial
+        if call == "method":
+            loss.backward()
+        else:
+            torch.autograd.backward([loss])
+        if mesh.rank != 0:
+            return []
+        with weft.explain() as log:
+            values = [loss.item(), float(loss.detach()), loss.detach().item(), loss.tolist()]
+            text = f"{loss:.3f}"
+        assert log.events == []
+        return [*values, text]
+
+    due = (X * X).mean().item()
+    first, other = weft.testing.run(on_rank, mesh={"x": 2})
+    assert other == [] and first[4] == f"{due:.3f}"
+    assert first[:4] == pytest.approx([due] * 4)
+
+
+def test_a_known_value_is_forgotten_when_it_changes() -> None:
+    def on_rank(mesh: Any) -> float:
+        loss = weft.distribute_tensor(X, mesh, P("x")).requires_grad_().sum()
+        loss.backward()
+        with torch.no_grad():
+            loss.mul_(2)
+        return loss.detach().item()
+
+    assert weft.testing.run(on_rank, mesh={"x": 2}) == pytest.approx([2 * X.sum().item()] * 2)
+
+
+def test_explicit_results_are_the_users_own() -> None:
+    """Writing to what redistribute or full_tensor gave reaches neither the source nor a memo."""
+    def on_rank(mesh: Any, spec: P) -> None:
+        x = weft.distribute_tensor(X, mesh, spec).requires_grad_()
+        for target in ([Replicate()], [weft.Shard(1)], x.placements):
+            y = x.redistribute(placements=target)
+            y.add_(1)
+            z = x.full_tensor()
+            z.mul_(0)
+            again = x.redistribute(placements=target).full_tensor()
+            assert torch.equal(again.detach(), X) and torch.equal(x.detach().full_tensor(), X)
+            x.grad = None
+            ((y * y).sum() + (x.sum(0) ** 2).sum() + z.sum()).backward()
+            expected = leaf(X)
+            (((expected + 1) ** 2).sum() + (expected.sum(0) ** 2).sum()).backward()
+            torch.testing.assert_close(x.grad.full_tensor(), expected.grad)
+        with torch.no_grad():
+            x.redistribute(placements=x.placements).zero_()
+            x.full_tensor().zero_()
+        assert torch.equal(x.detach().full_tensor(), X)
+
+    for spec in (P("x"), P(), P(None, "x"), P(partial={"x": "sum"})):
+        weft.testing.run(lambda mesh, spec=spec: on_rank(mesh, spec), mesh={"x": 2})
+
+
+def test_gradients_have_the_dual_layout() -> None:
+    def on_rank(mesh: Any) -> list[str]:
+        seen: list[str] = []
+        for spec in (P("dp", "tp"), P(), P("dp", partial={"tp": "sum"})):
+            x = weft.distribute_tensor(X, mesh, spec).requires_grad_()
+            x.register_hook(lambda gradient: seen.append(str(gradient.layout)))
+            (x * x).sum().backward()
+            assert type(x.grad) is ShardTensor
+            seen.append(str(x.grad.layout))
+        return seen
+
+    due = ["[5@dp, 6@tp]", "[5@dp, 6@tp]", "[5, 6]", "[5, 6]", "[5@dp, 6]", "[5@dp, 6]"]
+    assert weft.testing.run(on_rank, mesh={"dp": 2, "tp": 2}) == [due] * 4
