@@ -102,8 +102,11 @@ def _layout_of_local(
     # Which axes cut which dim depends on the number of dims alone.
     form = Layout(mesh, (0,) * local.dim(), _without_sizes(placements))
     cut = [dim for dim, axes in enumerate(form.dims) if axes]
+    told = _told_sizes(placements, local.dim())
     if shapes is not None:
         sizes = _sizes_from_shapes(form, shapes)
+    elif told and set(told) == set(cut):
+        sizes = told
     if isinstance(sizes, Mapping):
         given = {dim % local.dim(): tuple(each) for dim, each in sizes.items()}
         lengths = [sum(given[d]) if d in given else n for d, n in enumerate(local.shape)]
@@ -127,12 +130,21 @@ def _layout_of_local(
 
 
 def _without_sizes(placements: Any) -> Any:
-    if placements is None or isinstance(placements, P):
+    if not isinstance(placements, (list, tuple)):
         return placements
     return [
         type(placement)(placement.dim) if getattr(placement, "sizes", None) else placement
         for placement in placements
     ]
+
+
+def _told_sizes(placements: Any, ndim: int) -> dict[int, tuple[int, ...]]:
+    """The sizes that placements bring along: `Shard(0, sizes=(6, 3, 4, 7))`."""
+    if not isinstance(placements, (list, tuple)):
+        return {}
+    return {
+        one.dim % ndim: tuple(one.sizes) for one in placements if getattr(one, "sizes", None)
+    }
 
 
 def _sizes_from_shapes(form: Layout, shapes: Mapping[Any, Any]) -> dict[int, tuple[int, ...]]:

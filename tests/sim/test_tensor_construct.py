@@ -1,0 +1,396 @@
+"""ShardTensors from local and full tensors and back, and on ranks outside the mesh."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import weft
+from weft import (
+    Layout, LayoutError, MeshError, P, Partial, PlacementError, Replicate, Shard, ShardTensor,
+    ShardTypeError,
+)
+
+X = torch.arange(30.0, dtype=torch.float64).view(5, 6)
+ROWS = (3, 0, 2)
+OFFSETS = (0, 3, 3)
+
+
+def rows_of(rank: int) -> torch.Tensor:
+    return X[OFFSETS[rank] : OFFSETS[rank] + ROWS[rank]].clone()
+
+
+def on_three(fn: Any) -> list[Any]:
+    return weft.testing.run(fn, mesh={"x": 3})
+
+
+def is_ragged(x: ShardTensor) -> bool:
+    return (
+        str(x.layout) == "[5@x{3,0,2}, 6]" and torch.equal(x.detach().full_tensor(), X)
+        and x.to_local().shape == (ROWS[x.device_mesh.rank], 6)
+    )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {}, {"sizes": "infer"}, {"run_check": True}, {"sizes": {0: ROWS}}, {"sizes": {-2: ROWS}},
+        {"sizes": {0: ROWS}, "run_check": True}, {"sizes": {0: ROWS}, "shape": (5, 6)},
+        {"sharding_shapes": {0: [(3, 6), (0, 6), (2, 6)]}},
+        {"sharding_shapes": {"x": [torch.Size((3, 6)), torch.Size((0, 6)), torch.Size((2, 6))]}},
+        {"stride": (6, 1)},
+    ],
+    ids=str,
+)
+def test_from_local_of_ragged_rows(options: dict[str, Any]) -> None:
+    for placements in ([Shard(0)], P("x"), (Shard(-2),)):
+        made = on_three(
+            lambda mesh, how=placements: is_ragged(
+                ShardTensor.from_local(rows_of(mesh.rank), mesh, how, **options)
+            )
+        )
+        assert made == [True] * 3
+
+
+def test_from_local_in_other_spellings() -> None:
+    def on_rank(mesh: Any) -> list[str]:
+        local = rows_of(mesh.rank)
+        layout = Layout(mesh, (5, 6), P("x"), sizes={0: ROWS})
+        with mesh:
+            default = ShardTensor.from_local(local, None, [Shard(0)])
+        return [str(x.layout) for x in (
+            ShardTensor.from_local(local, mesh, layout),
+            ShardTensor.from_local(local, mesh, [Shard(0, sizes=ROWS)]),
+            default,
+            ShardTensor.from_local(torch.ones(2, 6), mesh, P("x"), sizes="chunk"),
+            ShardTensor.from_local(torch.ones(2, 6), mesh, P("x"), shape=(6, 6)),
+            ShardTensor.from_local(torch.ones(2, 6), mesh),
+            ShardTensor.from_local(torch.ones(2, 6), mesh, [Partial()]),
+            ShardTensor.from_local(torch.ones(2, 6), mesh, [Partial("max")]),
+        )]
+
+    due = ["[5@x{3,0,2}, 6]"] * 3 + ["[6@x, 6]"] * 2 + [
+        "[2, 6]", "[2, 6] partial(sum@x)", "[2, 6] partial(max@x)",
+    ]
+    assert on_three(on_rank) == [due] * 3
+
+
+def test_only_infer_asks_the_other_ranks() -> None:
+    def on_rank(mesh: Any) -> str:
+        if mesh.rank != 1:
+            return "absent"
+        made = ShardTensor.from_local(rows_of(1), mesh, P("x"), sizes={0: ROWS})
+        chunks = ShardTensor.from_local(torch.ones(2), mesh, P("x"), sizes="chunk")
+        return f"{made.layout} {made.offsets()} {chunks.layout} {chunks.offsets('x')}"
+
+    assert on_three(on_rank)[1] == "[5@x{3,0,2}, 6] (3, 0) [6@x] 2"
+
+
+def test_gradients_reach_the_local_tensor() -> None:
+    def on_rank(mesh: Any) -> bool:
+        local = rows_of(mesh.rank).requires_grad_()
+        x = ShardTensor.from_local(local * 2, mesh, P("x"))
+        (x * x).sum().backward()
+        assert local.grad is not None
+        return torch.equal(local.grad, 8 * local.detach())
+
+    assert on_three(on_rank) == [True] * 3
+
+
+def test_sync_takes_the_first_replica() -> None:
+    def on_rank(mesh: Any) -> torch.Tensor:
+        local = torch.full((2,), float(mesh.rank))
+        x = ShardTensor.from_local(local, mesh, P("tp"), sync=True, sizes="chunk")
+        return x.full_tensor()
+
+    for full in weft.testing.run(on_rank, mesh={"dp": 2, "tp": 2}):
+        assert full.tolist() == [0.0, 0.0, 1.0, 1.0]
+
+
+FAULTS: dict[str, tuple[Any, list[str]]] = {
+    "columns": (
+        lambda mesh: ShardTensor.from_local(torch.ones(2, 4 + (mesh.rank == 2)), mesh, P("x")),
+        ['from_local(sizes="infer"): the local shapes [(2, 4), (2, 4), (2, 5)] do not make one '
+         "tensor on Mesh(x=3) with P('x').",
+         "  Rule: local shapes differ only in the dims that mesh axes cut, and ranks with the same "
+         "shard agree.",
+         "  Offenders: rank 2: 5 in dim 1, which no axis cuts",
+         "  Fix: check each rank's local tensor"],
+    ),
+    "dims": (
+        lambda mesh: ShardTensor.from_local(
+            torch.ones((2,) * (2 + (mesh.rank == 1))), mesh, P("x")
+        ),
+        ['from_local(sizes="infer"): the local shapes [(2, 2), (2, 2, 2), (2, 2)] do not make one '
+         "tensor on Mesh(x=3) with P('x').",
+         "  Rule: local shapes differ only in the dims that mesh axes cut, and ranks with the same "
+         "shard agree.",
+         "  Offenders: rank 1: 3 dims",
+         "  Fix: check each rank's local tensor"],
+    ),
+    "replicas": (
+        lambda mesh: ShardTensor.from_local(
+            torch.full((2,), float(mesh.rank > 1)), mesh, [Replicate()], run_check=True
+        ),
+        ["from_local(run_check=True): 1 ranks contradict layout [2].",
+         "  Rule: all ranks agree on layout and dtype, and replicas are equal.",
+         "  Offenders: rank 2: other values than its replica, rank 0",
+         "  Fix: from_local(..., sync=True) takes the first replica's values"],
+    ),
+    "dtype": (
+        lambda mesh: ShardTensor.from_local(
+            torch.ones(2, dtype=torch.float32 if mesh.rank else torch.float64), mesh, P("x"),
+            sizes="chunk", run_check=True,
+        ),
+        ["from_local(run_check=True): 2 ranks contradict layout [6@x].",
+         "  Rule: all ranks agree on layout and dtype, and replicas are equal.",
+         "  Offenders: rank 1: torch.float32 [6@x], rank 0: torch.float64 [6@x], "
+         "rank 2: torch.float32 [6@x], rank 0: torch.float64 [6@x]",
+         "  Fix: from_local(..., sync=True) takes the first replica's values"],
+    ),
+    "shape that one rank contradicts": (
+        lambda mesh: ShardTensor.from_local(
+            torch.ones(2 + (mesh.rank == 1)), mesh, P("x"), sizes={0: (2, 2, 2)}, run_check=True
+        ),
+        ["from_local(run_check=True): 1 ranks contradict layout [6@x].",
+         "  Rule: all ranks agree on layout and dtype, and replicas are equal.",
+         "  Offenders: rank 1: shape (3,) for (2,)",
+         "  Fix: from_local(..., sync=True) takes the first replica's values"],
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_of_one_rank_are_raised_on_all(fault: str) -> None:
+    make, due = FAULTS[fault]
+
+    def on_rank(mesh: Any) -> list[str]:
+        with pytest.raises(LayoutError) as caught:
+            make(mesh)
+        return str(caught.value).splitlines()
+
+    assert on_three(on_rank) == [due] * 3
+
+
+def test_a_local_tensor_that_contradicts_its_layout() -> None:
+    def on_rank(mesh: Any) -> list[str]:
+        with pytest.raises(LayoutError) as caught:
+            ShardTensor.from_local(torch.ones(4, 6), mesh, P("x"), sizes={0: ROWS})
+        return str(caught.value).splitlines()
+
+    assert on_three(on_rank)[1] == [
+        "from_local(local_tensor): rank 1 gives shape (4, 6), the layout [5@x{3,0,2}, 6] gives it "
+        "(0, 6).",
+        "  Rule: a local tensor has the shape that the layout gives its rank.",
+        "  Offenders: 1",
+        '  Fix: from_local(..., sizes="infer"), or sizes={dim: (...)}',
+    ]
+
+
+BAD: dict[str, tuple[Any, type[Exception], list[str]]] = {
+    "to nothing": (
+        lambda x: x.redistribute(), PlacementError,
+        ["redistribute(): neither a mesh nor placements are given for [5@dp, 6].",
+         "  Rule: redistribute is told where to.", "  Offenders: placements=None",
+         "  Fix: x.redistribute(placements=[Replicate()])"],
+    ),
+    "another mesh": (
+        lambda x: x.redistribute(weft.init_mesh({"y": 4}), [Replicate()]), LayoutError,
+        ["redistribute(device_mesh): the tensor lives on Mesh({'dp': 2, 'tp': 2}), the target is "
+         "Mesh({'y': 4}).", "  Rule: redistribute to another mesh is not built yet.",
+         "  Offenders: Mesh({'y': 4})",
+         "  Fix: weft.distribute_tensor(x.full_tensor(), other_mesh, ...)"],
+    ),
+    "distributed already": (
+        lambda x: weft.distribute_tensor(x, x.device_mesh, P("tp")), LayoutError,
+        ["distribute_tensor(tensor): it is distributed as [5@dp, 6], not as [5@tp, 6].",
+         "  Rule: a distributed tensor passes unchanged or not at all.",
+         "  Offenders: [5@dp, 6]", "  Fix: x.redistribute(placements=...)"],
+    ),
+    "local is sharded": (
+        lambda x: ShardTensor.from_local(x, x.device_mesh, P()), ShardTypeError,
+        ["from_local(local_tensor): it is a ShardTensor [5@dp, 6] already.",
+         "  Rule: a local tensor is a plain torch.Tensor.", "  Offenders: [5@dp, 6]",
+         "  Fix: x.redistribute(placements=...)"],
+    ),
+    "unknown sizes": (
+        lambda x: ShardTensor.from_local(X, x.device_mesh, P("dp"), sizes="guess"), LayoutError,
+        ["from_local(sizes=): sizes is 'guess'.",
+         '  Rule: sizes is "infer", "chunk" or a map tensor dim -> sizes in shard order.',
+         "  Offenders: 'guess'", "  Fix: from_local(x, mesh, [Shard(0)], sizes={0: (3, 2)})"],
+    ),
+    "two meshes": (
+        lambda x: x + weft.distribute_tensor(X, weft.init_mesh({"y": 4}), P("y")), MeshError,
+        ["__add__: operands live on Mesh({'dp': 2, 'tp': 2}) and on Mesh({'y': 4}).",
+         "  Rule: all operands of one call live on one mesh.", "  Offenders: [5@y, 6]",
+         "  Fix: x.redistribute(mesh, placements) first"],
+    ),
+    "gradients that cannot be": (
+        lambda x: x.requires_grad_().to_local(grad_placements=P("tp")), PlacementError,
+        ["to_local(grad_placements): P('tp') for a tensor [5@dp, 6].",
+         "  Rule: local gradients of S are S, of a partial tensor replicated, of a replicated one "
+         "Replicate() or Partial().", "  Offenders: dp: None for 0, tp: 0 for None",
+         "  Fix: to_local(grad_placements=None)"],
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", BAD)
+def test_bad_input_is_told_on_all_ranks(fault: str) -> None:
+    call, kind, due = BAD[fault]
+
+    def on_rank(mesh: Any) -> list[str]:
+        x = weft.distribute_tensor(X, mesh, P("dp"))
+        with weft.explain() as log, pytest.raises(kind) as caught:
+            call(x)
+        assert all(event.op != "redistribute" for event in log.events)
+        return str(caught.value).splitlines()
+
+    assert weft.testing.run(on_rank, mesh={"dp": 2, "tp": 2}) == [due] * 4
+
+
+@pytest.mark.parametrize(
+    ("placements", "kind"),
+    [
+        (P("dq"), MeshError), (P("dp", "dp"), PlacementError), (P("dp", None, "tp"), LayoutError),
+        ([Shard(0)], PlacementError), ([Shard(0), Shard(2)], LayoutError),
+        ([Shard(0), Replicate(), Replicate()], PlacementError),
+        ([Shard(0, sizes=(4, 4)), Replicate()], LayoutError), (["dp", Replicate()], ShardTypeError),
+        (P(partial={"dq": "sum"}), MeshError), (7, ShardTypeError),
+    ],
+    ids=str,
+)
+def test_placements_that_cannot_be(placements: Any, kind: type[Exception]) -> None:
+    def on_rank(mesh: Any) -> list[str]:
+        x = weft.distribute_tensor(X, mesh, P())
+        said = []
+        for call in (
+            lambda: weft.distribute_tensor(X, mesh, placements),
+            lambda: x.redistribute(placements=placements),
+            lambda: weft.zeros(5, 6, mesh=mesh, spec=placements),
+            lambda: ShardTensor.from_local(X, mesh, placements),
+        ):
+            with pytest.raises(kind) as caught:
+                call()
+            said.append(str(caught.value))
+        return said
+
+    results = weft.testing.run(on_rank, mesh={"dp": 2, "tp": 2})
+    # What from_local says may name the rank: its local tensor is its own.
+    assert [one[:3] for one in results] == [results[0][:3]] * 4
+    for text in results[0]:
+        lines = text.splitlines()
+        assert len(lines) >= 4 and lines[1].startswith("  Rule: "), text
+        assert lines[2].startswith("  Offenders: ") and lines[3].startswith("  Fix: "), text
+
+
+def test_to_local_gradients() -> None:
+    """By default S -> S and P -> R; from replicas that are used differently Partial is due."""
+    def on_rank(mesh: Any) -> list[Any]:
+        seen = []
+        for spec, grads in ((P("x"), None), (P(partial={"x": "sum"}), None), (P(), [Partial()])):
+            x = weft.distribute_tensor(X, mesh, spec).requires_grad_()
+            local = x.to_local(grad_placements=grads)
+            (local * (mesh.rank + 1 if grads else 1)).sum().backward()
+            seen.append((str(x.grad.layout), x.grad.full_tensor()))
+        x = weft.distribute_tensor(X, mesh, P("x")).requires_grad_()
+        (x.full_tensor(grad_placements=[Partial()]) * (mesh.rank + 1)).sum().backward()
+        seen.append((str(x.grad.layout), x.grad.full_tensor()))
+        x.grad = None
+        x.full_tensor().sum().backward()
+        seen.append((str(x.grad.layout), x.grad.full_tensor()))
+        return seen
+
+    for seen in weft.testing.run(on_rank, mesh={"x": 2}):
+        layouts = [layout for layout, _ in seen]
+        assert layouts == ["[5@x, 6]", "[5, 6]", "[5, 6]", "[5@x, 6]", "[5@x, 6]"]
+        assert [full.unique().tolist() for _, full in seen] == [[1.0], [1.0], [3.0], [3.0], [1.0]]
+
+
+@pytest.mark.parametrize("source", [0, 1, 3, None])
+@pytest.mark.parametrize(
+    "spec", [P("dp", "tp"), P(("tp", "dp")), P(), P("dp", partial={"tp": "sum"}), None], ids=str
+)
+def test_distribute_tensor(source: int | None, spec: P | None) -> None:
+    """Of the source's data; with None every rank takes its own and nobody is asked."""
+    def on_rank(mesh: Any) -> bool:
+        mine = X + (0 if source is None else 100 * (mesh.rank - source))
+        with weft.explain() as log:
+            x = weft.distribute_tensor(mine.requires_grad_(), mesh, spec, src_data_rank=source)
+        assert source is not None or not log.events
+        assert x.is_leaf and x.requires_grad and weft.distribute_tensor(x, mesh, spec) is x
+        whole = torch.equal(x.detach().full_tensor(), X)
+        with torch.no_grad():
+            x.zero_()
+        return whole and torch.equal(mine[0], mine.detach()[0]) and bool(mine.detach().any())
+
+    assert weft.testing.run(on_rank, mesh={"dp": 2, "tp": 2}) == [True] * 4
+
+
+def test_makers() -> None:
+    def on_rank(mesh: Any) -> None:
+        where: dict[str, Any] = {"mesh": mesh, "spec": P("x")}
+        for made, due in (
+            (weft.zeros(5, 6, **where), torch.zeros(5, 6)),
+            (weft.ones((5, 6), dtype=torch.int64, **where), torch.ones(5, 6, dtype=torch.int64)),
+            (weft.full((5,), 2.5, **where), torch.full((5,), 2.5)),
+            (weft.full(5, 7, **where), torch.full((5,), 7)),
+            (weft.full((5,), 3.0, mesh=mesh, spec=P(partial={"x": "sum"})), torch.full((5,), 3.0)),
+            (weft.arange(5, **where), torch.arange(5)),
+            (weft.arange(1, 10, 2, **where), torch.arange(1, 10, 2)),
+            (weft.arange(0.0, 1.0, 0.3, **where), torch.arange(0.0, 1.0, 0.3)),
+            (weft.zeros(0, 6, **where), torch.zeros(0, 6)),
+            (weft.zeros((), mesh=mesh), torch.zeros(())),
+        ):
+            full = made.full_tensor()
+            assert full.dtype == due.dtype and torch.equal(full, due)
+        assert weft.empty(5, 6, **where).shape == (5, 6)
+        assert weft.ones(5, requires_grad=True, **where).requires_grad
+        with mesh:
+            assert str(weft.zeros(4, spec=P("x")).layout) == "[4@x]"
+
+    weft.testing.run(on_rank, mesh={"x": 3})
+
+
+def test_without_a_mesh_it_says_so() -> None:
+    with pytest.raises(MeshError) as caught:
+        weft.zeros(3)
+    assert str(caught.value).splitlines()[0] == (
+        "device_mesh: no mesh is given and this thread has no default mesh."
+    )
+
+
+def test_ranks_outside_the_mesh_run_the_same_program() -> None:
+    def on_rank(_: Any) -> list[Any]:
+        mesh = weft.init_mesh({"x": 2}, ranks=(2, 0))
+        x = weft.distribute_tensor(X, mesh, P("x")).requires_grad_()
+        w = torch.ones(6, 3, dtype=X.dtype, requires_grad=True)
+        loss = F.cross_entropy(x @ w, torch.zeros(5, dtype=torch.long)) + (x * x).mean()
+        loss.backward()
+        y = x.detach().clone()
+        y[0] = 1
+        y.add_(1)
+        parts = [*y.split(2), torch.cat([y, y]), y.redistribute(placements=[Replicate()])]
+        torch.optim.AdamW([x]).step()
+        seen: list[Any] = [tuple(loss.shape), x.dtype, [tuple(one.shape) for one in parts]]
+        if mesh.here is None:
+            assert x.to_local().shape == (0,) and x.grad is None and x.offsets() is None
+            assert repr(x).splitlines()[1] == "  rank 1 is outside Mesh(x=2)"
+            for ask in (loss.item, lambda: bool(loss > 0), x.full_tensor, x.tolist, x.numpy):
+                with pytest.raises((MeshError, RuntimeError)):
+                    ask()
+        else:
+            assert x.grad.shape == (5, 6) and w.grad is not None
+            seen.append(loss.item())
+        return seen
+
+    first, outside, last = weft.testing.run(on_rank, num_ranks=3, mesh={"world": 3})
+    assert first == last and outside == first[:3]
+    with pytest.raises(MeshError, match="rank 1 is outside"):
+        weft.testing.run(
+            lambda _: weft.zeros((), mesh=weft.init_mesh({"x": 2}, ranks=(2, 0))).item(),
+            num_ranks=3, mesh={"world": 3},
+        )
