@@ -255,8 +255,8 @@ def test_bad_input_is_told_on_all_ranks(fault: str) -> None:
 @pytest.mark.parametrize(
     ("placements", "kind"),
     [
-        (P("dq"), MeshError), (P("dp", "dp"), PlacementError), (P("dp", None, "tp"), LayoutError),
-        ([Shard(0)], PlacementError), ([Shard(0), Shard(2)], LayoutError),
+        (P("dq"), MeshError), (P("dp", "dp"), PlacementError), (P("dp", None, "tp"), PlacementError),
+        ([Shard(0)], PlacementError), ([Shard(0), Shard(2)], PlacementError),
         ([Shard(0), Replicate(), Replicate()], PlacementError),
         ([Shard(0, sizes=(4, 4)), Replicate()], LayoutError), (["dp", Replicate()], ShardTypeError),
         (P(partial={"dq": "sum"}), MeshError), (7, ShardTypeError),

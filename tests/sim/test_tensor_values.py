@@ -1,0 +1,181 @@
+"""A ShardTensor's value as numbers, arrays and text."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import weft
+from tests.sharded import WAYS, Make, agree
+from weft import P, UnsupportedOpError
+
+X = torch.arange(1.0, 31.0, dtype=torch.float64).view(5, 6) / 8
+
+
+def numbers(make: Make) -> Any:
+    x, whole = make(X, False), make(torch.arange(10))
+    s, n, yes = x.sum(), whole.sum(), (x > 0).all()
+    return [
+        s.item(), n.item(), yes.item(), bool(yes), float(s), int(n), complex(s), bool(s),
+        s.view(1, 1).item(), float(s.view(1, 1)), [10, 20, 30][whole[1]], list(range(whole[2])),
+        round(float(s), 2), math.sqrt(s), "%.3f" % s, f"{s:.2f}", "{:d}".format(n), s.tolist(),
+        x.tolist(), whole.tolist(), not x.isnan().any(), max(s, x.mean()).item(),
+    ]
+
+
+def item_of_many(make: Make) -> Any:
+    make(X).item()
+
+
+def bool_of_many(make: Make) -> Any:
+    bool(make(X))
+
+
+def index_of_a_float(make: Make) -> Any:
+    [1, 2][make(X, False).sum()]
+
+
+def format_of_many(make: Make) -> Any:
+    format(make(X, False), ".2f")
+
+
+def arrays(make: Make) -> Any:
+    x = make(X, False)
+    return [
+        x.numpy().tolist(), np.asarray(x).tolist(), x.numpy().dtype.name,
+        np.asarray(x, dtype=np.float32).dtype.name, float(np.sum(np.asarray(x))),
+        make(X).numpy(force=True).tolist(), make(X).detach().cpu().numpy().tolist(),
+        x * np.float64(2), x + np.int64(1), np.stack([x, x]).shape,
+    ]
+
+
+def array_with_gradient(make: Make) -> Any:
+    make(X).numpy()
+
+
+def iteration(make: Make) -> Any:
+    x = make(X)
+    rows = list(x)
+    sum((row * k).sum() for k, row in enumerate(x)).backward()
+    a, *_, e = x.detach()
+    return [rows, a, e, x.grad, [one.item() for one in make(torch.arange(4))]]
+
+
+def membership(make: Make) -> Any:
+    x = make(X, False)
+    return [0.125 in x, 99.0 in x, torch.tensor(0.25) in x, 3 in make(torch.arange(4))]
+
+
+def membership_of_text(make: Make) -> Any:
+    "a" in make(X, False)
+
+
+def comparisons(make: Make) -> Any:
+    x, y, z = make(X, False), make(X, False), make(X + 1, False)
+    return [
+        torch.equal(x, y), torch.equal(x, z), torch.equal(x, make(X[:4], False)), x.equal(y),
+        torch.equal(x, X), torch.equal(X, x), torch.allclose(x, y), torch.allclose(x, z),
+        x.allclose(y + 1e-9), torch.allclose(x, z, atol=2.0), torch.allclose(x, X),
+        torch.equal(x / 0 * 0, x / 0 * 0), torch.allclose(x / 0 * 0, x / 0 * 0, equal_nan=True),
+    ]
+
+
+def close(make: Make) -> Any:
+    x = make(X)
+    torch.testing.assert_close(x, make(X))
+    torch.testing.assert_close(x, X + 1e-12)
+    torch.testing.assert_close([x], [make(X, False)])
+    with pytest.raises(AssertionError, match="Mismatched elements: 30 / 30"):
+        torch.testing.assert_close(x, make(X + 1))
+    return 0
+
+
+def control_flow(make: Make) -> Any:
+    x, seen = make(X, False), []
+    while x.sum() > 10:
+        x = x / 2
+    if (x > 0.2).any():
+        seen.append("large")
+    ordered = sorted([x.sum(), x.mean(), x.amax()], key=float)
+    return [x, seen, [one.item() for one in ordered]]
+
+
+PROGRAMS = [
+    numbers, item_of_many, bool_of_many, index_of_a_float, format_of_many, arrays,
+    array_with_gradient, iteration, membership, membership_of_text, comparisons, close,
+    control_flow,
+]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_values(program: Any, way: str) -> None:
+    agree(program, way)
+
+
+def test_replicated_values_do_not_communicate() -> None:
+    def on_rank(mesh: Any) -> float:
+        x = weft.distribute_tensor(X, mesh, P(), src_data_rank=None)
+        if mesh.rank:
+            return 0.0
+        assert x.tolist() == X.tolist() and bool((x > 0).all()) and (x.numpy() == X.numpy()).all()
+        return x.sum().item() + float(x[0, 0])
+
+    assert weft.testing.run(on_rank, mesh={"x": 2}) == [X.sum().item() + 0.125, 0.0]
+
+
+def test_only_the_verdict_travels() -> None:
+    def on_rank(mesh: Any) -> int:
+        x = weft.distribute_tensor(torch.ones(64, 64), mesh, P("x"))
+        with weft.explain() as log:
+            assert torch.equal(x, x + 0) and torch.allclose(x, x * 1) and 1.0 in x
+        return log.nbytes
+
+    assert all(nbytes < 64 for nbytes in weft.testing.run(on_rank, mesh={"x": 2}))
+
+
+def test_text() -> None:
+    """repr shows the layout and this rank's block, and asks nobody."""
+    def on_rank(mesh: Any) -> Any:
+        if mesh.rank:
+            return None
+        x = weft.distribute_tensor(torch.arange(6.0).view(3, 2), mesh, P("x"), src_data_rank=None)
+        whole = weft.distribute_tensor(torch.arange(2), mesh, P("x"), src_data_rank=None)
+        y = x.requires_grad_() * 2
+        texts = repr(x), repr(whole), str(y.sum()), f"{y}", repr(weft.zeros(0, 2, mesh=mesh))
+        return [text.splitlines() for text in texts]
+
+    assert weft.testing.run(on_rank, mesh={"x": 2})[0] == [
+        ["ShardTensor(f32[3@x, 2],", "  rank 0 holds [0:2, 0:2]:", "  [[0., 1.],",
+         "   [2., 3.]]", "  requires_grad=True)"],
+        ["ShardTensor(i64[2@x],", "  rank 0 holds [0:1]:", "  [0])"],
+        ["ShardTensor(f32[] partial(sum@x),", "  rank 0 holds []:", "  12.", "  grad_fn=<SumBackward0>)"],
+        ["ShardTensor(f32[3@x, 2],", "  rank 0 holds [0:2, 0:2]:", "  [[0., 2.],",
+         "   [4., 6.]]", "  grad_fn=<MulBackward0>)"],
+        ["ShardTensor(f32[0, 2],", "  rank 0 holds [0:0, 0:2]:", "  [], size=(0, 2))"],
+    ]
+
+
+def _lines(fn: Any) -> list[str]:
+    def on_rank(mesh: Any) -> list[str]:
+        x = weft.distribute_tensor(X, mesh, P("x"))
+        with pytest.raises((UnsupportedOpError, TypeError)) as caught:
+            fn(x)
+        return str(caught.value).splitlines()
+
+    first, other = weft.testing.run(on_rank, mesh={"x": 2})
+    assert first == other
+    return first
+
+
+def test_lists_of_tensors_are_no_data() -> None:
+    assert _lines(lambda x: torch.tensor([x.sum(), x.mean()])) == [
+        "len(x): x has no dims.",
+        "  Rule: len() of a 0-d tensor has no meaning (torch.tensor([x]) asks for it too).",
+        "  Offenders: [] partial(sum@x)",
+        "  Fix: x.item()",
+    ]
