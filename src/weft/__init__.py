@@ -3,16 +3,39 @@
 from weft import testing
 from weft.comm import BoundMesh, as_bound_mesh, current_mesh, init_mesh
 from weft.core import (
-    KINDS, Layout, Mesh, P, Partial, Placement, Replicate, Shard, StridedShard,
+    KINDS,
+    Layout,
+    Mesh,
+    P,
+    Partial,
+    Placement,
+    Replicate,
+    Shard,
+    StridedShard,
 )
 from weft.errors import (
-    CommunicationError, LayoutError, MeshError, PlacementError, ShardTypeError, StrictError,
-    UnsupportedOpError, WeftError, WeftWarning,
+    CommunicationError,
+    LayoutError,
+    MeshError,
+    PlacementError,
+    ShardTypeError,
+    StrictError,
+    UnsupportedOpError,
+    WeftError,
+    WeftWarning,
 )
 from weft.nn import distribute_module
 from weft.planner import plan
 from weft.tensor import (
-    ShardTensor, arange, distribute_tensor, empty, explain, full, ones, strict, zeros,
+    ShardTensor,
+    arange,
+    distribute_tensor,
+    empty,
+    explain,
+    full,
+    ones,
+    strict,
+    zeros,
 )
 
 __version__ = "0.1.0"

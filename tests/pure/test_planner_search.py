@@ -26,7 +26,8 @@ from weft.planner import (
 
 def pairs(mesh: Mesh, shape: tuple[int, ...]) -> list[tuple[Layout, Layout]]:
     """Every pair that the table of transitions has (a shard becomes a term of a sum only)."""
-    return list(itertools.product(layouts(mesh, shape), repeat=2))
+    found = layouts(mesh, shape)
+    return list(itertools.product(found, found))
 
 
 def missing(src: Layout, dst: Layout, itemsize: int) -> list[int]:

@@ -169,8 +169,8 @@ def copies(make: Make) -> Any:
     (parameter * 2).sum().backward()
     again = copy.deepcopy(parameter)
     return [
-        x, deep, deep.grad, deep.tag, shallow, shallow.requires_grad, isinstance(again, nn.Parameter),
-        again.grad is None, again.requires_grad, again,
+        x, deep, deep.grad, deep.tag, shallow, shallow.requires_grad,
+        isinstance(again, nn.Parameter), again.grad is None, again.requires_grad, again,
     ]
 
 

@@ -192,6 +192,7 @@ def test_strides_of_the_argument_do_not_matter(spec: P, target: P) -> None:
     terms = terms_of(src, integers)
 
     def fn(bound: BoundMesh) -> Tensor:
+        assert bound.here is not None
         mine = held(src, terms, bound.here)
         wide = torch.zeros(*mine.shape, 2, dtype=mine.dtype)
         wide[..., 0] = mine

@@ -113,7 +113,7 @@ def value(side: Side, parts: list[Tensor]) -> list[Tensor]:
     return [totals[key] for key in keys]
 
 
-def check_rows(mesh: Mesh, rows: list[tuple[Side, Side]]) -> None:
+def check_rows(mesh: Mesh, rows: Sequence[tuple[Side, ...]]) -> None:
     def fn(bound: BoundMesh) -> list[dict[str, Tensor]]:
         made: dict[Any, Transition] = {}
         return [run_row(src, dst, bound, made) for src, dst in rows]
@@ -219,6 +219,7 @@ def test_products_have_the_gradient_of_exclusive_products(zeros: int, target: P)
 
     def fn(bound: BoundMesh) -> Tensor:
         at = bound.here
+        assert at is not None
         mine = block(src, stacked[at[0]], at).requires_grad_()
         out = Transition(bound, src, dst)(mine)
         torch.testing.assert_close(out, block(dst, stacked.prod(0), at))
@@ -259,13 +260,15 @@ def test_a_value_becomes_a_factor_and_comes_back() -> None:
     full, weight = terms((4,)), terms((4,), 1)
 
     def fn(bound: BoundMesh) -> None:
-        x = block(whole, full, bound.here).requires_grad_()
+        at = bound.here
+        assert at is not None
+        x = block(whole, full, at).requires_grad_()
         factor = Transition(bound, whole, factors)(x)
-        expected = x.detach() if bound.here[0] == 0 else torch.ones_like(factor)
+        expected = x.detach() if at[0] == 0 else torch.ones_like(factor)
         assert torch.equal(factor.detach(), expected)
         assert Transition(bound, whole, factors).backward_communicates
         out = Transition(bound, factors, whole)(factor)
-        mine = block(whole, weight, bound.here)
+        mine = block(whole, weight, at)
         (grad,) = torch.autograd.grad(out, x, mine)
         torch.testing.assert_close(grad, mine)
 
@@ -279,8 +282,10 @@ def test_means_divide_their_gradient_by_the_number_of_terms(target: P) -> None:
     stacked, weight = terms((3, 2, 5)), terms((5,), 1)
 
     def fn(bound: BoundMesh) -> tuple[Tensor, Tensor]:
-        mine = stacked[bound.here].clone().requires_grad_()
-        back = block(dst, weight, bound.here).requires_grad_()
+        at = bound.here
+        assert at is not None
+        mine = stacked[at].clone().requires_grad_()
+        back = block(dst, weight, at).requires_grad_()
         out = Transition(bound, src, dst)(mine)
         (grad,) = torch.autograd.grad(out, mine, back, create_graph=True)
         torch.testing.assert_close(grad.detach(), weight / 3)

@@ -5,9 +5,9 @@ to arrive computes what each takes away and runs on; the others queue for the ba
 order. So a run is deterministic, and when nobody can run although somebody waits, the ranks
 disagree: all that wait are told at once who waits where.
 
-torch's global state (default dtype, default generators, anomaly mode) is each rank's own: it is put away when
-the baton leaves a rank and restored when it returns. Thread-local state (grad mode, autocast)
-starts from torch's defaults, since every rank is a new thread, as a new process would.
+torch's global state (default dtype, default generators, anomaly mode) is each rank's own: it is
+put away when the baton leaves a rank and restored when it returns. Thread-local state (grad mode,
+autocast) starts from torch's defaults, since every rank is a new thread, as a new process would.
 
 Backward has to stay in the thread that called it. On the CPU it does; for accelerators torch
 would use threads of its own, so the rank's thread turns multithreaded backward off.

@@ -24,6 +24,7 @@ from weft.core import AxisName
 __all__ = ["Alone", "Communicator", "as_bytes"]
 
 
+_native: Any = torch._C._nn  # type: ignore[attr-defined]
 _TOGETHER_NBYTES = 1 << 18
 """Up to this size, copying into one buffer costs less than another collective's latency."""
 
@@ -78,8 +79,8 @@ class Communicator(ABC):
         if len(xs) == 1 or nbytes > _TOGETHER_NBYTES:
             return [self.all_reduce(x, kind) for x in xs]
         # torch's pair for gradient buckets: a third of the time of cat, split and view.
-        flat = torch._C._nn.flatten_dense_tensors(xs)
-        return torch._C._nn.unflatten_dense_tensors(self._all_reduce_own(flat, kind), xs)
+        flat = _native.flatten_dense_tensors(xs)
+        return _native.unflatten_dense_tensors(self._all_reduce_own(flat, kind), xs)
 
     def _all_reduce_own(self, x: Tensor, kind: str) -> Tensor:
         """`all_reduce` of a buffer that nobody else has: it may be written to."""

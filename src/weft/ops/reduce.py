@@ -42,7 +42,8 @@ def mean_lookup(
     count = float(math.prod(layouts[0].shape[dim] for dim in dims))
 
     def mean(
-        x: torch.Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None, out: Any = None
+        x: torch.Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None,
+        out: Any = None,
     ) -> torch.Tensor:
         dtype = dtype or x.dtype
         wide = torch.float32 if dtype in _HALF else dtype

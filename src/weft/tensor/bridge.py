@@ -40,9 +40,9 @@ def install() -> None:
     """Route them past weft. Idempotent."""
     Function.apply = classmethod(_apply)  # type: ignore[assignment]
     torch.autograd.backward = _backward
-    _CheckpointFrame.save_inputs = _save_inputs
-    _CheckpointFrame.get_inputs = _inputs
-    TensorLikePair._to_tensor = _to_tensor
+    _CheckpointFrame.save_inputs = _save_inputs  # type: ignore[method-assign]
+    _CheckpointFrame.get_inputs = _inputs  # type: ignore[method-assign]
+    TensorLikePair._to_tensor = _to_tensor  # type: ignore[method-assign]
 
 
 def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:

@@ -60,9 +60,8 @@ def recipe(
     tensors = flatten((args, kwargs))
     known: dict[Any, Structure] = mesh.cache.setdefault("structures", {})
     found = None if structure is None else known.get(structure)
-    if found is not None:
-        trace = found.trace(tensors)
-    else:
+    trace = None if found is None else found.trace(tensors)
+    if trace is None:
         try:
             trace = _captured(func, args, kwargs, tensors)
         except NotCapturable as reason:
@@ -71,18 +70,19 @@ def recipe(
         return Function(_outside(trace, tensors, mesh)), False
     if not trace.ops or _returns_operand(trace, len(tensors)):
         return Alias(trace.result), False
-    if len(trace.ops) > 1:
+    op, *others = trace.ops
+    if others:
         return Function(_program(trace)), False
     places = _places((*args, *kwargs.values()))
     builder = _Builder(func, trace, tensors, mesh, places)
     made = builder.build()
     if found is None and structure is not None and builder.rule is not None and (
-        isinstance(func, _BUILTINS) or numbers_come_from(trace.ops[0], (args, kwargs))
+        isinstance(func, _BUILTINS) or numbers_come_from(op, (args, kwargs))
     ):
         new = structure_of(trace, builder.rule, len(tensors))
         if new is not None:
             bounded_put(known, structure, new, MAX_STRUCTURES)
-    return made, made.as_called and _numbers_flow(trace.ops[0])
+    return made, made.as_called and _numbers_flow(op)
 
 
 def _captured(func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]) -> Trace:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import is_grad_enabled
@@ -30,14 +30,15 @@ __all__ = [
 MAX_VIEWS = 4096
 
 
-class Cause(Protocol):
+class Cause:
     """Whose operands move, for messages and the traffic log."""
 
-    name: str
-    why: Callable[[], str]
+    __slots__ = ()
+    name = ""
+    why: Callable[[], str] = str
 
 
-class Named:
+class Named(Cause):
     """The cause of a transition that no recipe asks for (redistribute, fallback)."""
 
     __slots__ = ("name", "why")

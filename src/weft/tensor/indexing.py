@@ -29,9 +29,10 @@ def set_item(tensor: torch.Tensor, index: Any, value: Any) -> None:
            and not isinstance(item, bool)) for item in items):
         _set_block(tensor, items, value)
     elif _is_mask(tensor, index) and (not isinstance(value, torch.Tensor) or value.dim() == 0):
-        fill = torch.as_tensor(value, dtype=tensor.dtype, device=tensor.device) if not isinstance(
-            value, torch.Tensor) else value
-        tensor.copy_(torch.where(index, fill, tensor))
+        if not isinstance(value, torch.Tensor):
+            value = torch.as_tensor(value, dtype=tensor.dtype, device=tensor.device)
+        mask: Any = index
+        tensor.copy_(torch.where(mask, value, tensor))
     else:
         _set_by_fallback(tensor, index, value)
 

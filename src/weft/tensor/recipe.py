@@ -16,7 +16,7 @@ from torch import is_grad_enabled
 
 from weft.tensor.calls import slots_of
 from weft.tensor.capture import Slot, map_tensors
-from weft.tensor.enter import enter_all
+from weft.tensor.enter import Cause, enter_all
 from weft.tensor.meta import Meta
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.trees import fill, flatten, local_of, substitute
@@ -25,7 +25,7 @@ from weft.transport.transition import Transition
 __all__ = ["Alias", "Direct", "Function", "Recipe", "Result"]
 
 
-class Recipe:
+class Recipe(Cause):
     """Base. A recipe with `fast` is carried out by the short route, without `run`.
 
     That is a call without tensors in lists, with one result: `fast` is its meta, `moves` the
@@ -34,8 +34,6 @@ class Recipe:
     """
 
     __slots__ = ()
-    name = ""
-    why: Callable[[], str] = str
     fast: Meta | None = None
     moves: tuple[tuple[int, Transition], ...] = ()
     bound: Any = None

@@ -23,6 +23,7 @@ from weft.tensor.trees import local_of
 __all__ = ["TABLE"]
 
 _Tensor: Any = torch.Tensor
+_parse_to: Any = torch._C._nn._parse_to  # type: ignore[attr-defined]
 
 _METADATA = (
     "dim", "ndimension", "numel", "nelement", "size", "stride", "is_contiguous",
@@ -102,7 +103,7 @@ def _to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         kwargs = {"dtype": args[0].dtype, **kwargs}
         args = args[1:]
     copy = kwargs.pop("copy", False) or (len(args) > 2 and bool(args[2]))
-    device, dtype, _, memory_format = torch._C._nn._parse_to(*args[:2], **kwargs)
+    device, dtype, _, memory_format = _parse_to(*args[:2], **kwargs)
     if device is not None and device.type != tensor.device.type:
         raise UnsupportedOpError(
             message("to(device)", f"the tensor is on {tensor.device.type}, asked for is {device}",

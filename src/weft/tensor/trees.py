@@ -46,10 +46,10 @@ def substitute(tree: Any, feed: Iterator[torch.Tensor]) -> Any:
         return kind([substitute(item, feed) for item in tree])
     if kind is dict:
         return {name: substitute(item, feed) for name, item in tree.items()}
-    if isinstance(tree, (list, tuple)) and kind is not torch.Size:
-        return [substitute(item, feed) for item in tree]
     if kind is slice:
         return slice(*(substitute(part, feed) for part in (tree.start, tree.stop, tree.step)))
+    if isinstance(tree, (list, tuple)) and kind is not torch.Size:
+        return [substitute(item, feed) for item in tree]
     return tree
 
 

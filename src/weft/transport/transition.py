@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from weft.comm import BoundMesh, Communicator
+from weft.comm import BoundMesh
 from weft.core.layout import Layout
 from weft.errors import UnsupportedOpError, message
 from weft.planner import IDEMPOTENT, Plan, gradient_layout, is_local, plan, step_nbytes_at
@@ -36,7 +36,8 @@ __all__ = ["Transition"]
 
 Way = Callable[[Tensor], Tensor]
 
-_transforms = torch._C._functorch.peek_interpreter_stack
+_functorch: Any = torch._C._functorch  # type: ignore[attr-defined]
+_transforms = _functorch.peek_interpreter_stack
 _NO_GRADIENT = IDEMPOTENT | {"bxor"}
 
 
@@ -58,8 +59,8 @@ class Transition:
 
     __slots__ = (
         "mesh", "src", "dst", "src_varying", "dst_varying", "copy", "scale", "is_identity",
-        "communicates", "backward_communicates", "reduction", "_plan", "_back", "_program", "_reverse",
-        "_special", "_way",
+        "communicates", "backward_communicates", "reduction", "_plan", "_back", "_program",
+        "_reverse", "_special", "_way",
     )
 
     def __init__(
@@ -168,7 +169,7 @@ class Transition:
 def _refuse_transforms(transition: Transition, x: Tensor) -> None:
     """Collectives see values alone: what forward AD, vmap or torch.func hang on them is lost."""
     is_dual = forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None
-    if is_dual or torch._C._functorch.is_functorch_wrapped_tensor(x):
+    if is_dual or _functorch.is_functorch_wrapped_tensor(x):
         kind = "dual tensor" if is_dual else "torch.func tensor"
         raise UnsupportedOpError(
             message(
