@@ -36,13 +36,16 @@ class Structure:
     results: tuple[tuple[tuple[str | None, ...], torch.dtype, tuple[int, ...]], ...]
     """Per result: factors, dtype, and its dims in the order of memory."""
 
-    def trace(self, tensors: Sequence[torch.Tensor]) -> Trace:
-        """The trace of the call on tensors of other lengths."""
+    def trace(self, tensors: Sequence[torch.Tensor]) -> Trace | None:
+        """The trace of the call on tensors of other lengths; None where they do not fit."""
         sizes: dict[str | None, int] = {}
         for slot, factors in zip(self.slots, self.operands):
             for factor, length in zip(factors, tensors[slot].shape):
-                if sizes.get(factor, 1) == 1:
+                known = sizes.get(factor, 1)
+                if known == 1:
                     sizes[factor] = length
+                elif length not in (1, known):
+                    return None  # torch will say so
         sizes[None] = 1
         metas: list[Any] = [None] * len(tensors)  # nobody asks for those of the operands
         for factors, dtype, order in self.results:
@@ -78,7 +81,10 @@ def structure_of(trace: Trace, rule: Rule, num_tensors: int) -> Structure | None
             for factors, meta, order in zip(single[count:], metas, orders)
         ),
     )
-    again = made.trace(trace.metas[:num_tensors]).metas[num_tensors:]
+    found = made.trace(trace.metas[:num_tensors])
+    if found is None:
+        return None
+    again = found.metas[num_tensors:]
     same = all(
         (one.shape, one.stride()) == (other.shape, other.stride())
         for one, other in zip(again, metas)

@@ -1,0 +1,167 @@
+"""weft.strict() and weft.explain(): what they refuse and what they write down."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import weft
+from weft import P, Replicate, Shard, StrictError
+from weft.tensor import modes
+
+X = torch.arange(30.0, dtype=torch.float64).view(5, 6) / 8
+HERE = __file__
+
+
+def on_two(fn: Callable[..., Any]) -> list[Any]:
+    return weft.testing.run(
+        lambda mesh: fn(weft.distribute_tensor(X, mesh, P("x"))), mesh={"x": 2}
+    )
+
+
+def refusal(call: Callable[[], Any]) -> list[str]:
+    with pytest.raises(StrictError) as caught:
+        call()
+    return str(caught.value).splitlines()
+
+
+def test_strict_names_the_redistribute() -> None:
+    def program(x: Any) -> Any:
+        w = weft.distribute_tensor(torch.ones(6, 5), x.device_mesh, P("x")).double()
+        with weft.strict():
+            first = refusal(lambda: x @ w)
+        x @ w
+        with weft.strict():
+            return first, refusal(lambda: x @ w)  # from the cache, too
+
+    (first, again), other = on_two(program)
+    assert other == (first, again)
+    source = Path(HERE).read_text().splitlines()
+    line = next(n for n, text in enumerate(source, 1) if "    first = refusal" in text)
+    assert first == [
+        "aten.matmul.default: an operand is [6@x, 5] and has to be [6, 5].",
+        "  Rule: under weft.strict() no op communicates implicitly.",
+        f"  Offenders: {HERE}:{line}",
+        "  Fix: x.redistribute(placements=[Replicate()])",
+    ]
+    assert [first[0], first[3]] == [again[0], again[3]]
+
+
+def test_strict_names_plain_operands() -> None:
+    def program(x: Any) -> Any:
+        x * torch.ones(6)
+        with weft.strict():
+            said = refusal(lambda: torch.where(x > 1, torch.ones(5, 6), torch.ones(6)))
+            refusal(lambda: x * torch.ones(6))
+            refusal(lambda: x * torch.ones((), requires_grad=True))
+            refusal(lambda: torch.cat([x, torch.ones(1, 6)]))
+            x * torch.tensor(2.0)  # a number
+            with weft.strict(False):
+                x * torch.ones(6)
+        return said
+
+    for said in on_two(program):
+        assert said[0].startswith(f"where: at {HERE}:")
+        assert said[0].endswith(" 2 plain tensors are taken as replicated.")
+        assert said[1:] == [
+            "  Rule: under weft.strict() every operand is a ShardTensor.",
+            "  Offenders: shape (5, 6), shape (6,)",
+            "  Fix: weft.distribute_tensor(t, mesh, placements)",
+        ]
+
+
+def test_strict_refuses_fallback() -> None:
+    def program(x: Any) -> list[str]:
+        with weft.strict():
+            return refusal(lambda: torch.linalg.svdvals(x))
+
+    for said in on_two(program):
+        assert said[0].startswith("linalg_svdvals: ") or said[0].startswith("aten.linalg_svd")
+        assert said[1] == "  Rule: under weft.strict() no op communicates implicitly."
+
+
+def test_strict_lets_what_is_written_pass() -> None:
+    def program(x: Any) -> float:
+        with weft.strict():
+            w = weft.distribute_tensor(torch.ones(6, 3).double(), x.device_mesh, [Replicate()])
+            w.requires_grad_(), x.requires_grad_()
+            loss = ((x @ w) ** 2).mean()
+            loss.backward()
+            x.grad = torch.ones(5, 6, dtype=X.dtype)
+            assert torch.equal(x.detach().redistribute(placements=[Shard(1)]).full_tensor(), X)
+            assert x.tolist() == X.tolist() and torch.equal(x, x)
+            return loss.item()
+
+    due = ((X @ torch.ones(6, 3).double()) ** 2).mean().item()
+    assert on_two(program) == pytest.approx([due] * 2)
+
+
+def test_strict_is_per_thread_and_nests() -> None:
+    def other_thread() -> bool:
+        seen: list[bool] = []
+        thread = threading.Thread(target=lambda: seen.append(modes.is_strict()))
+        thread.start()
+        thread.join()
+        return seen[0]
+
+    assert not modes.is_strict()
+    with weft.strict():
+        assert modes.is_strict() and not other_thread()
+        with weft.strict(False):
+            assert not modes.is_strict()
+        with pytest.raises(ZeroDivisionError), weft.strict():
+            raise ZeroDivisionError
+        assert modes.is_strict()
+    assert not modes.is_strict() and modes.STRICT.on == 0
+
+
+def test_explain_lists_forward_and_backward() -> None:
+    def program(x: Any) -> Any:
+        x.requires_grad_()
+        w = torch.ones(6, 3, dtype=X.dtype, requires_grad=True)
+        with weft.explain() as log:
+            y = (x @ w).softmax(0)
+            y.square().sum().backward()
+            x.redistribute(placements=[Shard(1)])
+        x.full_tensor()
+        facts = [
+            (e.op, e.transition, e.axes, e.collective, e.nbytes, e.direction) for e in log.events
+        ]
+        lines = [int(e.line.removeprefix(f"{HERE}:")) for e in log.events]
+        reasons = [e.reason for e in log.events]
+        return facts, [line - lines[0] for line in lines], reasons, str(log), log.nbytes
+
+    facts, lines, reasons, text, nbytes = on_two(program)[0]
+    assert facts == [
+        ("aten.sub.Tensor", "P(max)->I on x", ("x",), "AllReduce", 24, "forward"),
+        ("aten.div.Tensor", "P(sum)->R on x", ("x",), "AllReduce", 24, "forward"),
+        ("full_tensor", "P(sum)->I on x", ("x",), "AllReduce", 8, "forward"),
+        ("aten.div.Tensor", "P(sum)->R on x", ("x",), "AllReduce", 24, "backward"),
+        ("aten.matmul.default", "P(sum)->I on x", ("x",), "AllReduce", 144, "backward"),
+        ("redistribute", "S(0)->S(1) on x", ("x",), "Exchange", 48, "forward"),
+    ]
+    assert lines == [0, 0, 1, 0, 0, 2]
+    assert all(reasons) and reasons[-1] == "asked for"
+    table = text.splitlines()
+    assert table[0].split() == [
+        "op", "line", "transition", "over", "collective", "bytes", "direction", "reason",
+    ]
+    assert len(table) == 8 and table[-1] == f"6 collectives, {nbytes} bytes received"
+    assert nbytes == sum(fact[4] for fact in facts)
+
+
+def test_explain_nests_and_is_per_rank() -> None:
+    def program(x: Any) -> tuple[int, int]:
+        with weft.explain() as outer:
+            x.full_tensor()
+            with weft.explain() as inner:
+                x.full_tensor()
+        x.full_tensor()
+        return len(outer.events), len(inner.events)
+
+    assert on_two(program) == [(2, 1)] * 2

@@ -1,0 +1,200 @@
+"""What weft does not do it refuses clearly, on every rank, or it does it exactly."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.autograd import forward_ad
+
+import weft
+from weft import P, Replicate, ShardTensor, UnsupportedOpError
+
+X = torch.arange(1.0, 31.0, dtype=torch.float64).view(5, 6) / 32
+
+MEMORY: dict[str, Callable[[Any], Any]] = {
+    "data_ptr": lambda x: x.data_ptr(),
+    "untyped_storage": lambda x: x.untyped_storage(),
+    "as_strided": lambda x: x.as_strided((2, 2), (1, 1)),
+    "as_strided function": lambda x: torch.as_strided(x, (2, 2), (1, 1)),
+    "resize_": lambda x: x.resize_(2, 2),
+    "set_": lambda x: x.set_(torch.ones(3).double()),
+    "t_": lambda x: x.t_(),
+    "squeeze_": lambda x: x.squeeze_(),
+    "share_memory_": lambda x: x.share_memory_(),
+    "dlpack": lambda x: np.from_dlpack(x),
+    "pickle": pickle.dumps,
+    "save": lambda x: torch.save(x, io.BytesIO()),
+}
+RANDOM: dict[str, Callable[[Any], Any]] = {
+    "dropout": F.dropout,
+    "dropout module": lambda x: nn.Dropout(0.1)(x),
+    "attention dropout": lambda x: F.scaled_dot_product_attention(
+        x[None, None], x[None, None], x[None, None], dropout_p=0.5
+    ),
+    "rand_like": torch.rand_like,
+    "normal_": lambda x: x.normal_(),
+    "init": nn.init.xavier_uniform_,
+    "bernoulli": torch.bernoulli,
+    "multinomial": lambda x: torch.multinomial(x, 2),
+    "rrelu": lambda x: F.rrelu(x, training=True),
+    "gumbel": F.gumbel_softmax,
+}
+TRANSFORMS: dict[str, Callable[[Any], Any]] = {
+    "torch.tensor": torch.tensor,
+    "vmap": lambda x: torch.vmap(lambda row: row * 2)(x),
+    "vmap around": lambda x: torch.vmap(lambda row: x * row)(torch.ones(3, 6)),
+    "func.grad": lambda x: torch.func.grad(lambda a: (a * a).sum())(x),
+    "func.vjp": lambda x: torch.func.vjp(lambda a: (a * a).sum(), x),
+    "jacrev": lambda x: torch.func.jacrev(lambda a: (a * a).sum(0))(x),
+    "is_grads_batched": lambda x: torch.autograd.grad(
+        (x.requires_grad_() * 2).sum(), x, is_grads_batched=True
+    ),
+}
+
+
+def refusal(call: Callable[[Any], Any], spec: P | None = None) -> list[str]:
+    """What both ranks are told, the same."""
+    def on_rank(mesh: Any) -> list[str]:
+        x = weft.distribute_tensor(X, mesh, P("x") if spec is None else spec)
+        with pytest.raises(UnsupportedOpError) as caught:
+            call(x)
+        return str(caught.value).splitlines()
+
+    first, other = weft.testing.run(on_rank, mesh={"x": 2})
+    assert first == other
+    assert first[1].startswith("  Rule: ") and first[2].startswith("  Offenders: ")
+    assert first[3].startswith("  Fix: ")
+    return first
+
+
+@pytest.mark.parametrize("name", MEMORY)
+def test_memory(name: str) -> None:
+    refusal(MEMORY[name])
+    refusal(MEMORY[name], P())
+
+
+@pytest.mark.filterwarnings("ignore:To copy construct from a tensor")
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_transforms(name: str) -> None:
+    refusal(TRANSFORMS[name])
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_random(name: str) -> None:
+    said = refusal(RANDOM[name])
+    assert said[0].endswith("the op draws random numbers on a ShardTensor.")
+    assert said[1] == (
+        "  Rule: random numbers that do not depend on the sharding are not built yet."
+    )
+
+
+def test_texts() -> None:
+    assert refusal(MEMORY["data_ptr"]) == [
+        "data_ptr(): no single address holds a global tensor; the tensor is [5@x, 6].",
+        "  Rule: what reads or changes memory layout works on local tensors.",
+        "  Offenders: data_ptr", "  Fix: x.to_local().data_ptr(...)",
+    ]
+    assert refusal(MEMORY["pickle"]) == [
+        "pickle: a ShardTensor [5@x, 6] is bound to the ranks that run now.",
+        "  Rule: only local data can be written.", "  Offenders: [5@x, 6]",
+        "  Fix: torch.save(x.full_tensor(), path) or torch.save(x.to_local(), path)",
+    ]
+    assert refusal(TRANSFORMS["vmap"]) == [
+        "aten.mul.Tensor: a ShardTensor reached torch's dispatcher below autograd.",
+        "  Rule: weft intercepts above autograd; torch.func, vmap, forward AD, torch.jit and "
+        "torch.tensor(x) pass it by.",
+        "  Offenders: ShardTensor",
+        "  Fix: use the tensor method (x.clone(), x.detach()), or x.full_tensor() and plain torch",
+    ]
+    assert refusal(RANDOM["normal_"])[0] == (
+        "aten.normal_.default: the op draws random numbers on a ShardTensor."
+    )
+
+
+def test_dropout_that_draws_nothing_works() -> None:
+    def on_rank(mesh: Any) -> bool:
+        x = weft.distribute_tensor(X, mesh, P("x"))
+        return torch.equal(F.dropout(x, 0.5, training=False).full_tensor(), X)
+
+    assert weft.testing.run(on_rank, mesh={"x": 2}) == [True] * 2
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script. is deprecated:DeprecationWarning")
+def test_forward_ad_is_exact_or_refused() -> None:
+    """Local ops carry tangents; communication would lose them."""
+    def on_rank(mesh: Any) -> str:
+        dual = forward_ad.make_dual(X, X + 1)
+        x = ShardTensor.from_local(dual, mesh, P("x"))
+        square = forward_ad.unpack_dual((x * x).to_local())
+        assert torch.equal(square.tangent, 2 * X * (X + 1))
+        total = x.sum(0)
+        assert total.layout.is_partial
+        with pytest.raises(UnsupportedOpError) as caught:
+            total.redistribute(placements=[Replicate()])
+        return str(caught.value)
+
+    with forward_ad.dual_level():
+        for said in weft.testing.run(on_rank, mesh={"x": 2}):
+            assert said.splitlines() == [
+                "transition P(sum)->I on x: it was given a dual tensor.",
+                "  Rule: forward AD, vmap and torch.func do not reach through communication.",
+                "  Offenders: dual tensor",
+                "  Fix: torch.autograd.grad on ShardTensors, or the transform on x.full_tensor()",
+            ]
+
+
+def test_writes_to_views_that_had_to_move_are_refused() -> None:
+    def on_rank(mesh: Any) -> str:
+        x = weft.distribute_tensor(X, mesh, P("x"))
+        y = x.reshape(6, 5)
+        x[1:4].zero_()  # a ragged view, in place
+        assert torch.equal(x.full_tensor()[1:4], torch.zeros(3, 6).double())
+        z = x.t().reshape(-1).view(5, 6)
+        with pytest.raises(UnsupportedOpError) as caught:
+            y.zero_()
+        assert z.shape == (5, 6)
+        return str(caught.value)
+
+    first, other = weft.testing.run(on_rank, mesh={"x": 2})
+    assert first == other and first.splitlines()[1:] == [
+        "  Rule: a write through a view reaches its base only where they share memory.",
+        "  Offenders: " + first.splitlines()[2].removeprefix("  Offenders: "),
+        "  Fix: write to the base, or clone() the view first",
+    ]
+
+
+def test_mismatched_shapes_are_refused_before_communication() -> None:
+    """Also where calls of the same structure are known already."""
+    def on_rank(mesh: Any) -> list[str]:
+        def laid(*shape: int) -> Any:
+            return weft.ones(*shape, mesh=mesh, spec=P("x"))
+
+        laid(5, 4) + laid(5, 4)
+        laid(5, 4) @ laid(4, 7)
+        F.linear(laid(5, 4), laid(7, 4))
+        said = []
+        with weft.explain() as log:
+            for call in (
+                lambda: laid(5, 4) + laid(6, 4), lambda: laid(4, 4) + laid(3, 4),
+                lambda: laid(5, 4) @ laid(5, 7), lambda: laid(5, 6) @ laid(5, 7),
+                lambda: F.linear(laid(5, 4), laid(7, 3)), lambda: laid(5, 4) + torch.ones(3),
+                lambda: laid(5, 4).view(7, 3), lambda: laid(5, 4).sum(2), lambda: laid(5, 4)[7],
+                lambda: torch.cat([laid(5, 4), laid(5, 3)]), lambda: laid(5, 4).transpose(0, 2),
+                lambda: laid(5, 4).add_(laid(6, 4)), lambda: laid(5, 4).copy_(torch.ones(3, 4)),
+            ):
+                with pytest.raises((RuntimeError, IndexError)) as caught:
+                    call()
+                said.append(str(caught.value))
+        assert not log.events
+        return said
+
+    first, *others = weft.testing.run(on_rank, mesh={"x": 3})
+    assert others == [first] * 2
