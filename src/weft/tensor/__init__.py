@@ -3,6 +3,7 @@
 from weft.tensor import autograd, bridge, construct, dispatch, special, values
 from weft.tensor.construct import arange, distribute_tensor, empty, full, ones, zeros
 from weft.tensor.enter import enter_all
+from weft.tensor.from_local import from_local
 from weft.tensor.modes import explain, strict
 from weft.tensor.shard_tensor import ShardTensor, hooks
 
@@ -14,6 +15,7 @@ __all__ = [
 hooks.call = dispatch.call
 hooks.enter_all = enter_all
 hooks.construct = construct
+hooks.from_local = from_local
 hooks.autograd = autograd
 hooks.values = values
 dispatch.SPECIAL.update(special.TABLE)

@@ -46,6 +46,7 @@ class Hooks:
     call: Callable[[Any, Any, Any], Any]
     enter_all: Callable[[Any, Any, Any, Any], None]
     construct: Any
+    from_local: Callable[..., Any]
     autograd: Any
     values: Any
 
@@ -323,7 +324,7 @@ class ShardTensor(torch.Tensor):
         Raises:
             LayoutError: the local tensor contradicts the layout.
         """
-        return hooks.construct.from_local(
+        return hooks.from_local(
             local_tensor, device_mesh, placements, run_check=run_check, shape=shape,
             stride=stride, sizes=sizes, sharding_shapes=sharding_shapes, sync=sync,
         )
