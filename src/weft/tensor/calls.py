@@ -11,6 +11,7 @@ from torch._ops import OpOverload
 from weft.errors import UnsupportedOpError, message
 from weft.rules import Call, TensorArg
 from weft.tensor.capture import Op, Slot, Trace
+from weft.tensor.trees import leaves
 
 __all__ = [
     "as_call", "functional", "functional_name", "is_view", "overload_named", "place_slots",
@@ -20,20 +21,7 @@ __all__ = [
 
 def slots_of(tree: Any) -> list[Slot]:
     """The Slots of nested arguments, in order."""
-    found: list[Slot] = []
-    _collect(tree, found)
-    return found
-
-
-def _collect(tree: Any, found: list[Slot]) -> None:
-    if type(tree) is Slot:
-        found.append(tree)
-    elif isinstance(tree, (list, tuple)):
-        for item in tree:
-            _collect(item, found)
-    elif isinstance(tree, dict):
-        for item in tree.values():
-            _collect(item, found)
+    return leaves(tree, Slot)
 
 
 def as_call(op: Op, operands: Sequence[torch.Tensor], trace: Trace) -> Call:

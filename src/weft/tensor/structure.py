@@ -19,6 +19,7 @@ from weft.rules import Rule
 from weft.tensor.calls import slots_of
 from weft.tensor.capture import Op, Trace
 from weft.tensor.meta import Meta, contiguous_strides, memory_order, strides_in_order
+from weft.tensor.trees import leaves
 
 __all__ = ["MAX_STRUCTURES", "Structure", "numbers_come_from", "structure_key", "structure_of"]
 
@@ -97,27 +98,16 @@ def numbers_come_from(op: Op, tree: Any) -> bool:
 
     A Python function may compute numbers from lengths; what it recorded then serves one size.
     """
-    given: set[int] = set()
-    _integers(tree, given)
+    given = _integers(tree)
     schema = op.overload._schema.arguments
     for argument, value in zip(schema, (*op.args, *op.kwargs.values())):
-        found: set[int] = set()
-        _integers(value, found)
-        if not found <= given and value != argument.default_value:
+        if not _integers(value) <= given and value != argument.default_value:
             return False
     return True
 
 
-def _integers(tree: Any, found: set[int]) -> None:
-    if type(tree) is int:
-        found.add(tree)
-    elif isinstance(tree, (list, tuple)):
-        for item in tree:
-            _integers(item, found)
-    elif isinstance(tree, dict):
-        _integers(tuple(tree.values()), found)
-    elif isinstance(tree, slice):
-        _integers((tree.start, tree.stop, tree.step), found)
+def _integers(tree: Any) -> set[int]:
+    return {number for number in leaves(tree, int) if type(number) is int}
 
 
 def structure_key(key: Sequence[Any]) -> tuple[Any, ...] | None:

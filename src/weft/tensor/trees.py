@@ -10,7 +10,7 @@ import torch
 from weft.tensor.capture import Slot
 from weft.tensor.shard_tensor import ShardTensor
 
-__all__ = ["fill", "flatten", "local_of", "substitute"]
+__all__ = ["fill", "flatten", "leaves", "local_of", "substitute"]
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -19,22 +19,27 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
 
 def flatten(tree: Any) -> list[torch.Tensor]:
     """The tensors of nested arguments, in order."""
-    found: list[torch.Tensor] = []
-    _collect(tree, found)
+    return leaves(tree, torch.Tensor)
+
+
+def leaves(tree: Any, kind: type) -> list[Any]:
+    """What is of this kind in nested arguments, in order."""
+    found: list[Any] = []
+    _collect(tree, kind, found)
     return found
 
 
-def _collect(tree: Any, found: list[torch.Tensor]) -> None:
-    if isinstance(tree, torch.Tensor):
+def _collect(tree: Any, kind: type, found: list[Any]) -> None:
+    if isinstance(tree, kind):
         found.append(tree)
     elif isinstance(tree, (list, tuple)):
         for item in tree:
-            _collect(item, found)
+            _collect(item, kind, found)
     elif isinstance(tree, dict):
         for item in tree.values():
-            _collect(item, found)
+            _collect(item, kind, found)
     elif isinstance(tree, slice):
-        _collect((tree.start, tree.stop, tree.step), found)
+        _collect((tree.start, tree.stop, tree.step), kind, found)
 
 
 def substitute(tree: Any, feed: Iterator[torch.Tensor]) -> Any:
