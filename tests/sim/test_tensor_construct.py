@@ -10,7 +10,15 @@ import torch.nn.functional as F
 
 import weft
 from weft import (
-    Layout, LayoutError, MeshError, P, Partial, PlacementError, Replicate, Shard, ShardTensor,
+    Layout,
+    LayoutError,
+    MeshError,
+    P,
+    Partial,
+    PlacementError,
+    Replicate,
+    Shard,
+    ShardTensor,
     ShardTypeError,
 )
 
@@ -258,7 +266,8 @@ def test_bad_input_is_told_on_all_ranks(fault: str) -> None:
         (P("dq"), MeshError), (P("dp", "dp"), PlacementError), (P("dp", None, "tp"), PlacementError),
         ([Shard(0)], PlacementError), ([Shard(0), Shard(2)], PlacementError),
         ([Shard(0), Replicate(), Replicate()], PlacementError),
-        ([Shard(0, sizes=(4, 4)), Replicate()], LayoutError), (["dp", Replicate()], ShardTypeError),
+        ([Shard(0, sizes=(4, 4)), Replicate()], LayoutError),
+        (["dp", Replicate()], ShardTypeError),
         (P(partial={"dq": "sum"}), MeshError), (7, ShardTypeError),
     ],
     ids=str,

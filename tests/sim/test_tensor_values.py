@@ -22,7 +22,7 @@ def numbers(make: Make) -> Any:
     return [
         s.item(), n.item(), yes.item(), bool(yes), float(s), int(n), complex(s), bool(s),
         s.view(1, 1).item(), float(s.view(1, 1)), [10, 20, 30][whole[1]], list(range(whole[2])),
-        round(float(s), 2), math.sqrt(s), "%.3f" % s, f"{s:.2f}", "{:d}".format(n), s.tolist(),
+        round(float(s), 2), math.sqrt(s), f"{s:.3f}", f"{n:d}", s.tolist(),
         x.tolist(), whole.tolist(), not x.isnan().any(), max(s, x.mean()).item(),
     ]
 
@@ -71,7 +71,7 @@ def membership(make: Make) -> Any:
 
 
 def membership_of_text(make: Make) -> Any:
-    "a" in make(X, False)
+    return "a" in make(X, False)
 
 
 def comparisons(make: Make) -> Any:
@@ -153,7 +153,8 @@ def test_text() -> None:
         ["ShardTensor(f32[3@x, 2],", "  rank 0 holds [0:2, 0:2]:", "  [[0., 1.],",
          "   [2., 3.]]", "  requires_grad=True)"],
         ["ShardTensor(i64[2@x],", "  rank 0 holds [0:1]:", "  [0])"],
-        ["ShardTensor(f32[] partial(sum@x),", "  rank 0 holds []:", "  12.", "  grad_fn=<SumBackward0>)"],
+        ["ShardTensor(f32[] partial(sum@x),", "  rank 0 holds []:", "  12.",
+         "  grad_fn=<SumBackward0>)"],
         ["ShardTensor(f32[3@x, 2],", "  rank 0 holds [0:2, 0:2]:", "  [[0., 2.],",
          "   [4., 6.]]", "  grad_fn=<MulBackward0>)"],
         ["ShardTensor(f32[0, 2],", "  rank 0 holds [0:0, 0:2]:", "  [], size=(0, 2))"],

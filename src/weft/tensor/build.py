@@ -93,6 +93,7 @@ def _captured(func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]
         map_tensors(lambda _: next(feed), args),
         map_tensors(lambda _: next(feed), kwargs),
         metas,
+        tensors[0].device.type,
     )
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload, _pop_mode_from_pre_dispatch, _set_mode_pre_dispatch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.schema_check_mode import SchemaCheckMode
 
 __all__ = [
@@ -63,28 +64,51 @@ class Trace:
 class _Recorder(SchemaCheckMode):
     """A pre-dispatch mode that writes down each op and runs it (torch only asks for the class)."""
 
-    def __init__(self) -> None:
+    def __init__(self, device_type: str) -> None:
         self.calls: list[tuple[Any, Any, Any, Any]] = []
+        self.device_type = device_type
+        self.autocast = torch.is_autocast_enabled(device_type)
+
+    def _casts(self, func: Any) -> bool:
+        key = f"Autocast{self.device_type.upper()}"
+        return self.autocast and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
+
+    def _as_cast(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The op's result under autocast, which meta tensors do not know: by fake tensors."""
+        def like(tensor: torch.Tensor, device: str) -> torch.Tensor:
+            return torch.empty_strided(
+                tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device
+            )
+
+        with FakeTensorMode():
+            out = func(
+                *map_tensors(lambda tensor: like(tensor, self.device_type), args),
+                **map_tensors(lambda tensor: like(tensor, self.device_type), kwargs),
+            )
+        return map_tensors(lambda tensor: like(tensor, "meta"), out)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
         with torch._C._DisablePythonDispatcher():
-            out = func(*args, **kwargs)
+            out = self._as_cast(func, args, kwargs) if self._casts(func) else func(*args, **kwargs)
         self.calls.append((func, args, kwargs, out))
         return out
 
 
 def capture(
-    func: Callable[..., Any], args: Any, kwargs: Any, metas: Sequence[torch.Tensor]
+    func: Callable[..., Any], args: Any, kwargs: Any, metas: Sequence[torch.Tensor],
+    device_type: str = "cpu",
 ) -> Trace:
     """Run `func` on meta tensors (`metas` lists those in `args`, in order) and record its ops.
+
+    `device_type` is that of the tensors meant; its autocast applies.
 
     Raises:
         NotCapturable: the function reads values. Any error of the function itself passes through.
     """
-    recorder = _Recorder()
+    recorder = _Recorder(device_type)
     with _LOCK, torch.no_grad():
         _set_mode_pre_dispatch(recorder)
         try:

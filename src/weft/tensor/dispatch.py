@@ -18,7 +18,7 @@ from torch._C import _is_any_autocast_enabled as is_autocast_enabled
 
 from weft.errors import MeshError, message
 from weft.tensor import build
-from weft.tensor.meta import MAX_RECIPES, Meta, bounded_put
+from weft.tensor.meta import MAX_RECIPES, Meta, autocast_state, bounded_put
 from weft.tensor.modes import STRICT, check_plain
 from weft.tensor.recipe import Alias, Recipe, flatten
 from weft.tensor.shard_tensor import ShardTensor
@@ -51,7 +51,10 @@ def call(func: Any, args: Any, kwargs: Any) -> Any:
     special = SPECIAL.get(func)
     if special is not None:
         return special(*args, **(kwargs or {}))
-    key: list[Any] = [func, is_grad_enabled(), is_autocast_enabled(), torch.get_default_dtype()]
+    key: list[Any] = [
+        func, is_grad_enabled(), is_autocast_enabled() and autocast_state(),
+        torch.get_default_dtype(),
+    ]
     scan = _Scan(key)
     kwargs = kwargs or {}
     if kwargs:
@@ -87,7 +90,10 @@ def call(func: Any, args: Any, kwargs: Any) -> Any:
 def keep_constant(func: Any, tensor: ShardTensor, value: Any) -> None:
     """Let the short route answer `func(tensor)` from now on: optimizers ask often."""
     meta = tensor._meta
-    key = (func, is_grad_enabled(), is_autocast_enabled(), torch.get_default_dtype(), meta)
+    key = (
+        func, is_grad_enabled(), is_autocast_enabled() and autocast_state(),
+        torch.get_default_dtype(), meta,
+    )
     bounded_put(meta.recipes, key, Alias(value), MAX_RECIPES)
 
 

@@ -16,8 +16,8 @@ from weft.comm import BoundMesh
 from weft.core import Layout
 
 __all__ = [
-    "Meta", "bounded_put", "contiguous_strides", "intern", "memory_order", "replicated_meta",
-    "strides_in_order",
+    "Meta", "autocast_state", "bounded_put", "contiguous_strides", "intern", "memory_order",
+    "replicated_meta", "strides_in_order",
 ]
 
 MAX_METAS = 4096
@@ -105,6 +105,14 @@ def replicated_meta(mesh: BoundMesh, tensor: torch.Tensor) -> Meta:
     layout = Layout.replicated(mesh.abstract, tensor.shape)
     strides = None if tensor.is_contiguous() else tensor.stride()
     return intern(mesh, layout, tensor.dtype, tensor.device, tensor.requires_grad, strides)
+
+
+def autocast_state() -> tuple[Any, ...]:
+    """What autocast does now, as part of a key. Asked only while some autocast is on."""
+    return tuple([
+        torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        for kind in ("cpu", "cuda")
+    ])
 
 
 def bounded_put(table: dict[Any, Any], key: Any, value: Any, limit: int) -> None:

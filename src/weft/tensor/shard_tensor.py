@@ -20,7 +20,7 @@ from torch._C import _is_any_autocast_enabled as is_autocast_enabled
 
 from weft.core import Layout, P, Placement
 from weft.errors import ShardTypeError, UnsupportedOpError, message
-from weft.tensor.meta import Meta
+from weft.tensor.meta import Meta, autocast_state
 from weft.tensor.modes import STRICT
 
 if TYPE_CHECKING:
@@ -76,7 +76,9 @@ class ShardTensor(torch.Tensor):
         if func is _is_complex:  # optimizers ask it of every parameter
             return args[0]._meta.dtype.is_complex
         default_dtype = _get_default_dtype()
-        key: list[Any] = [func, is_grad_enabled(), is_autocast_enabled(), default_dtype]
+        key: list[Any] = [
+            func, is_grad_enabled(), is_autocast_enabled() and autocast_state(), default_dtype
+        ]
         given = args
         if kwargs:
             key.append(tuple(kwargs))
