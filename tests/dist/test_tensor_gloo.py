@@ -1,0 +1,165 @@
+"""The tensor room on real processes: training, values on one rank, faults of one rank."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import weft
+from tests.gloo import GlooWorld
+from weft import LayoutError, P, ShardTensor
+from weft.errors import CommunicationError
+
+MESH = {"dp": 2, "tp": 2}
+TIMEOUT = 3
+
+
+class Mlp(nn.Module):
+    """Two linears and a norm, with fixed weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(5), nn.Linear(5, 7), nn.Linear(7, 3)
+        self.double()
+        with torch.no_grad():
+            for k, p in enumerate(self.parameters()):
+                p.copy_(torch.linspace(-1, 1, p.numel()).view(p.shape) * (k + 1) / 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.gelu(self.up(self.norm(x))))
+
+
+def batch(step: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    x = torch.rand(9, 5, generator=generator, dtype=torch.float64)
+    return x, torch.randint(0, 3, (9,), generator=generator)
+
+
+def train(model: nn.Module, lay: Any) -> tuple[list[float], list[Tensor]]:
+    """The losses of five steps, and the weights after them."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, foreach=True)
+    losses = []
+    for step in range(5):
+        x, target = (lay(one) for one in batch(step))
+        loss = F.cross_entropy(model(x), target)
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.3)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, [p.detach() for p in model.parameters()]
+
+
+def full(tensors: list[Any]) -> list[Tensor]:
+    return [one.full_tensor() if isinstance(one, ShardTensor) else one for one in tensors]
+
+
+def train_on_rank(mesh: Any, distributed: bool) -> tuple[list[float], list[Tensor]]:
+    model = Mlp()
+    if distributed:
+        shardings = {"up.weight": P("tp"), "up.bias": P("tp"), "down.weight": P(None, "tp")}
+        weft.distribute_module(model, mesh, shardings=shardings)
+    losses, weights = train(model, lambda one: weft.distribute_tensor(one, mesh, P("dp")))
+    return losses, full(weights)
+
+
+@pytest.mark.parametrize("distributed", [False, True], ids=["plain", "distributed"])
+def test_training(gloo: GlooWorld, distributed: bool) -> None:
+    losses, weights = train(Mlp(), lambda one: one)
+    for got, held in gloo.run(train_on_rank, MESH, distributed):
+        assert got == pytest.approx(losses, rel=1e-9)
+        for mine, due in zip(held, weights):
+            torch.testing.assert_close(mine, due)
+
+
+def item_on_rank_0(mesh: Any) -> float | None:
+    x = weft.ones(9, 5, mesh=mesh, spec=P("dp", "tp"), requires_grad=True)
+    loss = (x * x).mean() * 2
+    loss.backward()
+    value = None
+    if mesh.rank == 0:
+        with weft.explain() as log:
+            value = loss.item() + float(f"{loss.detach():.2f}")
+        assert not log.events
+    return value
+
+
+def test_one_rank_prints_the_loss(gloo: GlooWorld) -> None:
+    assert gloo.run(item_on_rank_0, MESH) == [4.0, None, None, None]
+
+
+def infer(mesh: Any) -> tuple[str, float]:
+    rows = (3, 0, 4, 2)[mesh.rank]
+    x = ShardTensor.from_local(torch.full((rows, 2), 1.0), mesh, P(("dp", "tp")), run_check=True)
+    return str(x.layout), x.sum().item()
+
+
+def test_from_local_of_ragged_rows(gloo: GlooWorld) -> None:
+    assert gloo.run(infer, MESH) == [("[9@(dp,tp){3,0,4,2}, 2]", 18.0)] * 4
+
+
+def fault_of_one_rank(mesh: Any, kind: str) -> list[str]:
+    odd = mesh.rank == 2
+    with pytest.raises(LayoutError) as caught:
+        if kind == "infer":
+            ShardTensor.from_local(torch.ones(2, 3 + odd), mesh, P("dp"))
+        else:
+            ShardTensor.from_local(
+                torch.full((2, 3), float(odd)), mesh, P("dp"), sizes="chunk", run_check=True
+            )
+    return str(caught.value).splitlines()
+
+
+@pytest.mark.parametrize(
+    ("kind", "offenders"),
+    [("infer", "  Offenders: rank 2: 4 in dim 1, which no axis cuts"),
+     ("run_check", "  Offenders: rank 3: other values than its replica, rank 2")],
+)
+def test_faults_of_one_rank_are_raised_on_all(
+    gloo: GlooWorld, kind: str, offenders: str
+) -> None:
+    said = gloo.run(fault_of_one_rank, MESH, kind)
+    assert said == [said[0]] * 4 and said[0][2] == offenders
+
+
+@pytest.fixture(scope="module")
+def short() -> Iterator[GlooWorld]:
+    world = GlooWorld(2, timeout=TIMEOUT, patience=8 * TIMEOUT)
+    yield world
+    world.close()
+
+
+def one_rank_raises(mesh: Any, where: str) -> None:
+    x = weft.ones(4, 4, mesh=mesh, spec=P(0), requires_grad=True)
+
+    def fail(gradient: Any) -> None:
+        raise ValueError("only here")
+
+    y = x * 2
+    if mesh.rank == 1:
+        if where == "forward":
+            raise ValueError("only here")
+        y.register_hook(fail)
+    w = torch.ones(4, 4, requires_grad=True)
+    (y.exp() @ w).sum().backward()
+    (x @ w).sum().item()
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_an_error_on_one_rank_ends_the_others_in_time(short: GlooWorld, where: str) -> None:
+    short.run(item_on_rank_0_of_two, (2,))
+    start = time.monotonic()
+    waited, cause = short.outcomes(one_rank_raises, (2,), where)
+    assert time.monotonic() - start < 6 * TIMEOUT
+    assert isinstance(cause, ValueError) and isinstance(waited, CommunicationError)
+    assert str(waited).splitlines()[1].startswith("  Rule: every rank of a group issues the same")
+
+
+def item_on_rank_0_of_two(mesh: Any) -> float:
+    return weft.ones(3, mesh=mesh, spec=P(0)).sum().item()
