@@ -263,7 +263,8 @@ def test_bad_input_is_told_on_all_ranks(fault: str) -> None:
 @pytest.mark.parametrize(
     ("placements", "kind"),
     [
-        (P("dq"), MeshError), (P("dp", "dp"), PlacementError), (P("dp", None, "tp"), PlacementError),
+        (P("dq"), MeshError), (P("dp", "dp"), PlacementError),
+        (P("dp", None, "tp"), PlacementError),
         ([Shard(0)], PlacementError), ([Shard(0), Shard(2)], PlacementError),
         ([Shard(0), Replicate(), Replicate()], PlacementError),
         ([Shard(0, sizes=(4, 4)), Replicate()], LayoutError),
