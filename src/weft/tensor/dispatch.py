@@ -20,6 +20,7 @@ from weft.errors import MeshError, message
 from weft.tensor import build
 from weft.tensor.meta import MAX_RECIPES, Meta, autocast_state, bounded_put
 from weft.tensor.modes import STRICT, check_plain
+from weft.tensor.out import write_out
 from weft.tensor.recipe import Alias, Recipe, flatten
 from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.structure import structure_key
@@ -51,12 +52,14 @@ def call(func: Any, args: Any, kwargs: Any) -> Any:
     special = SPECIAL.get(func)
     if special is not None:
         return special(*args, **(kwargs or {}))
+    kwargs = kwargs or {}
+    if kwargs.get("out") is not None:
+        return write_out(func, args, kwargs)
     key: list[Any] = [
         func, is_grad_enabled(), is_autocast_enabled() and autocast_state(),
         torch.get_default_dtype(),
     ]
     scan = _Scan(key)
-    kwargs = kwargs or {}
     if kwargs:
         key.append(tuple(kwargs))
     for arg in (*args, *kwargs.values()):

@@ -1,0 +1,80 @@
+"""`out=`: targets plain and sharded, in other layouts, of other shapes and dtypes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import weft
+from tests.sharded import WAYS, Make, agree
+from weft import P, UnsupportedOpError
+
+X = torch.arange(1.0, 31.0, dtype=torch.float64).view(5, 6) / 8
+
+
+def plain_targets(make: Make) -> Any:
+    x = make(X, False)
+    outs = [torch.zeros(5, 6).double(), torch.zeros(6, 6).double(), torch.zeros(5).double()]
+    same = [torch.add(x, 1, out=outs[0]) is outs[0], torch.mm(x.mT, x, out=outs[1]) is outs[1]]
+    torch.sum(x, 1, out=outs[2])
+    return [outs, same]
+
+
+def own_targets(make: Make) -> Any:
+    x, out = make(X, False), make(X * 0, False)
+    torch.mul(x, x, out=out)
+    torch.add(X, out, out=out)
+    torch.ops.aten.sub.out(out, x, out=out)
+    return out
+
+
+def empty_targets(make: Make) -> Any:
+    x, out = make(X, False), torch.empty(0).double()
+    torch.mm(x, x.mT, out=out)
+    return out
+
+
+def several_targets(make: Make) -> Any:
+    x = make(X, False)
+    values, indices = torch.zeros(6).double(), torch.zeros(6, dtype=torch.long)
+    torch.max(x, 0, out=(values, indices))
+    return [values, indices]
+
+
+def other_dtypes(make: Make) -> Any:
+    out = torch.zeros(5, 6)
+    return torch.add(make(X, False), 1, out=out)
+
+
+def integers(make: Make) -> Any:
+    return torch.add(make(X, False), 1, out=torch.zeros(5, 6, dtype=torch.long))
+
+
+def gradients(make: Make) -> Any:
+    return torch.add(make(X), 1, out=torch.zeros(5, 6).double())
+
+
+@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize(
+    "program",
+    [plain_targets, own_targets, empty_targets, several_targets, other_dtypes, integers, gradients],
+    ids=lambda program: program.__name__,
+)
+def test_as_plain_tensors(program: Any, name: str) -> None:
+    agree(program, name)
+
+
+def test_a_target_keeps_its_layout_and_shape() -> None:
+    def on_rank(mesh: Any) -> Any:
+        x = weft.distribute_tensor(X, mesh, P("x"))
+        out = weft.zeros(5, 6, dtype=X.dtype, mesh=mesh, spec=P(None, "x"))
+        assert torch.mul(x, 2, out=out) is out
+        with pytest.raises(UnsupportedOpError, match="a target is written to, never resized"):
+            torch.sum(x, 1, out=out)
+        return str(out.layout), out.full_tensor()
+
+    for layout, full in weft.testing.run(on_rank, mesh={"x": 2}):
+        assert layout == "[5, 6@x]"
+        torch.testing.assert_close(full, X * 2)
