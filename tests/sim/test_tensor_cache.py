@@ -138,6 +138,7 @@ def test_floats_make_no_new_recipes() -> None:
         def step(rate: float) -> None:
             y = (x * rate + rate - rate / 2).clamp(min=rate)
             torch.add(y, x, alpha=rate).sum().backward()
+            assert x.grad is not None
             with torch.no_grad():
                 x.sub_(x.grad, alpha=rate)
                 x.grad.mul_(rate)

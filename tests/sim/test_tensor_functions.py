@@ -235,7 +235,7 @@ def forward_hooks(make: Make) -> Any:
     module, x, seen = Net(), make(X), []
     module.a.register_forward_hook(lambda _, i, o: seen.append((i[0].clone(), o.clone())))
     module.b.register_forward_pre_hook(lambda _, i: (i[0] * 2,))
-    module.act.register_forward_hook(lambda _, i, o: o + 1)
+    module.act.register_forward_hook(lambda _, i, o: torch.add(o, 1))
     module(x).sum().backward()
     return [seen, x.grad, module.gradients()]
 
@@ -373,6 +373,7 @@ def clipped_values(make: Make) -> Any:
     for foreach in (None, False, True):
         p, q, r = nn.Parameter(make(X, False)), nn.Parameter(make(W, False)), nn.Parameter(X[:3])
         ((r @ (p.T @ p @ q)) ** 2).sum().backward()
+        assert p.grad is not None and q.grad is not None
         seen.append(nn.utils.get_total_norm([p.grad, q.grad]))
         seen.append(nn.utils.clip_grad_norm_([p, q, r], 0.5, foreach=foreach))
         nn.utils.clip_grad_value_([p, q, r], 0.01, foreach=foreach)
