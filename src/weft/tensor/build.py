@@ -36,6 +36,7 @@ from weft.tensor.capture import (
     differentiated,
     map_tensors,
     meta_like,
+    reshaped,
 )
 from weft.tensor.enter import transition_between, varying_axes
 from weft.tensor.meta import Meta, bounded_put, contiguous_strides, intern
@@ -86,6 +87,9 @@ def recipe(
 
 
 def _captured(func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]) -> Trace:
+    quick = None if kwargs else reshaped(func, args, tensors[0])
+    if quick is not None:
+        return quick
     metas = [meta_like(tensor) for tensor in tensors]
     feed = iter(metas)
     return capture(

@@ -22,6 +22,7 @@ from torch._subclasses.schema_check_mode import SchemaCheckMode
 __all__ = [
     "NotCapturable", "Op", "Slot", "Trace", "capture",
     "differentiated", "map_tensors", "meta_like", "with_defaults",
+    "reshaped",
 ]
 
 _LOCK = threading.Lock()
@@ -123,6 +124,28 @@ def capture(
         finally:
             _pop_mode_from_pre_dispatch()
     return _trace(recorder.calls, result, metas)
+
+
+_RESHAPES = {
+    torch.Tensor.view: torch.ops.aten.view.default,
+    torch.Tensor.reshape: torch.ops.aten.reshape.default,
+}
+"""Methods that are one op whatever the numbers, and whose meta kernel costs nothing: recording
+them would be most of what a new size costs."""
+
+
+def reshaped(func: Any, args: Any, tensor: torch.Tensor) -> Trace | None:
+    """The trace of `view` and `reshape` with numbers, without recording; None for other calls."""
+    overload = _RESHAPES.get(func)
+    if overload is None:
+        return None
+    size = args[1] if len(args) == 2 and isinstance(args[1], (list, tuple)) else args[1:]
+    if not size or not all(type(length) is int for length in size):
+        return None
+    meta = meta_like(tensor)
+    with torch.no_grad():
+        out = overload(meta, list(size))
+    return Trace((Op(overload, (Slot(0), list(size)), {}, Slot(1)),), Slot(1), (meta, out))
 
 
 def _trace(calls: Sequence[Any], result: Any, inputs: Sequence[torch.Tensor]) -> Trace:
