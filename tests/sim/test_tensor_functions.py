@@ -235,7 +235,11 @@ def forward_hooks(make: Make) -> Any:
     module, x, seen = Net(), make(X), []
     module.a.register_forward_hook(lambda _, i, o: seen.append((i[0].clone(), o.clone())))
     module.b.register_forward_pre_hook(lambda _, i: (i[0] * 2,))
-    module.act.register_forward_hook(lambda _, i, o: torch.add(o, 1))
+
+    def one_more(_: Any, given: Any, out: Any) -> Tensor:
+        return out + 1
+
+    module.act.register_forward_hook(one_more)
     module(x).sum().backward()
     return [seen, x.grad, module.gradients()]
 
