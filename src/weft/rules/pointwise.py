@@ -6,6 +6,7 @@ Random ops are not here: their values depend on the global index (`weft.rng`).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -80,12 +81,23 @@ def elementwise(
 
 
 def _linear(sets: tuple[tuple[int, ...], ...]) -> Callable[[Call], Rule]:
-    return lambda call: elementwise(call, sets)
+    return lambda call: elementwise(call, sets if _numbers_are_finite(call) else ())
+
+
+def _numbers_are_finite(call: Call) -> bool:
+    """Terms times inf may add up to nan where their sum times inf is inf."""
+    numbers = [arg for arg in (*call.args, *call.kwargs.values()) if type(arg) in (int, float)]
+    return all(map(math.isfinite, numbers))
 
 
 def _rounded(call: Call) -> Rule:
-    """Division: linear in the dividend unless the quotient is rounded."""
-    return elementwise(call, () if call.kwargs.get("rounding_mode") else _FIRST)
+    """Division: linear in the dividend where the divisor is a number, finite and not zero.
+
+    Terms divided by zero add up to nan, and a divisor that is a tensor may hold zeros.
+    """
+    divisor = call.args[1]
+    tame = type(divisor) in (int, float) and divisor != 0 and _numbers_are_finite(call)
+    return elementwise(call, _FIRST if tame and not call.kwargs.get("rounding_mode") else ())
 
 
 def _move(call: Call) -> Rule:

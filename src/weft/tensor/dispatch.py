@@ -120,7 +120,7 @@ class _Scan:
             self.metas.append(arg._meta)
             key.append(arg._meta)
         elif kind is float:
-            key.append(float)
+            key.append(float if arg and arg - arg == 0.0 else arg)
             self.floats.append(arg)
         elif kind in _PLAIN:
             key.extend((arg.shape, arg.stride(), arg.dtype, arg.requires_grad))

@@ -94,8 +94,8 @@ class ShardTensor(torch.Tensor):
                 key.append(meta)
                 locals_.append(arg._local)
                 continue
-            if kind is float:
-                key.append(float)
+            if kind is float:  # zero and what is not finite count by value: rules look at them
+                key.append(float if arg and arg - arg == 0.0 else arg)
             elif kind in _VALUES or (kind is tuple and set(map(type, arg)) == _INTS):
                 key.append(kind)
                 key.append(arg)
