@@ -12,19 +12,17 @@ class, because reading one through `__torch_function__` costs 2.4 us.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import is_grad_enabled
 from torch._C import _is_any_autocast_enabled as is_autocast_enabled
 
+from weft.comm import BoundMesh
 from weft.core import Layout, P, Placement
 from weft.errors import ShardTypeError, UnsupportedOpError, message
 from weft.tensor.meta import Meta, autocast_state
 from weft.tensor.modes import STRICT
-
-if TYPE_CHECKING:
-    from weft.comm import BoundMesh
 
 __all__ = ["Hooks", "ShardTensor", "hooks", "wrap"]
 
