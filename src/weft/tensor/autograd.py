@@ -12,15 +12,19 @@ from typing import Any
 import torch
 
 from weft.errors import LayoutError, UnsupportedOpError, message
-from weft.tensor.construct import as_sharded, gathered, redistribute_to
+from weft.tensor import modes
+from weft.tensor.construct import as_sharded, gathered, redistribute_to, to_replicated
 from weft.tensor.enter import forget_views, transition_between
 from weft.tensor.meta import Meta
 from weft.tensor.shard_tensor import ShardTensor, wrap
+from weft.tensor.terms import discard, fired, flush_riders, retire, ride, summed, terms_of
 from weft.tensor.trees import local_of
+from weft.transport import traffic
 
 __all__ = [
-    "backward", "backward_all", "grad", "grad_meta", "local_cotangent", "register_hook",
-    "register_post_accumulate_grad_hook", "set_grad", "wrap_cotangent", "wrap_grad",
+    "OneBackward", "backward", "backward_all", "grad", "grad_meta", "local_cotangent",
+    "register_hook", "register_post_accumulate_grad_hook", "set_grad", "wrap_cotangent",
+    "wrap_grad",
 ]
 
 
@@ -104,8 +108,35 @@ def _remember_value(output: torch.Tensor) -> None:
     """Make a one-element loss known on every rank, so that one rank alone may print it."""
     if type(output) is not ShardTensor or output.numel() != 1:
         return
-    if output._meta.to_replicated is not None:  # None: it is replicated already
-        output._known = (output._local._version, gathered(output))
+    transition = to_replicated(output._meta)
+    if transition is None:  # it is replicated already
+        return
+    version = output._local._version
+
+    def take(value: torch.Tensor) -> None:
+        output._known = (version, value)
+
+    if transition.reduction is None:
+        take(gathered(output))
+    elif traffic.STATE.on:
+        with traffic.label("backward", modes.source_line()):
+            ride(output._local.detach(), transition, take)
+    else:
+        ride(output._local.detach(), transition, take)
+
+
+class OneBackward:
+    """Around a backward: it leaves nothing behind, whether it succeeds or fails."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, failed: Any, *_: Any) -> None:
+        if failed is not None:
+            discard()
+        forget_views()
 
 
 def backward_all(
@@ -125,12 +156,16 @@ def backward_all(
         _remember_value(output)
     if isinstance(inputs, torch.Tensor):
         inputs = [inputs]
-    local_inputs = None if inputs is None else [local_of(tensor) for tensor in inputs]
-    _ENGINE_BACKWARD(
-        [local_of(output) for output in outputs], seeds, retain_graph, create_graph,
-        inputs=local_inputs, **more,
-    )
-    forget_views()
+    local_inputs = None
+    if inputs is not None:
+        local_inputs = [local_of(tensor) for tensor in inputs]
+        local_inputs += [term.seen for local in local_inputs for term in terms_of(local)]
+    with OneBackward():
+        _ENGINE_BACKWARD(
+            [local_of(output) for output in outputs], seeds, retain_graph, create_graph,
+            inputs=local_inputs, **more,
+        )
+        flush_riders()
 
 
 _ENGINE_BACKWARD = torch.autograd.backward
@@ -166,12 +201,21 @@ def grad(
     if grad_outputs is None or isinstance(grad_outputs, torch.Tensor):
         grad_outputs = [grad_outputs] * len(outputs)
     seeds = [_seed(output, gradient) for output, gradient in zip(outputs, grad_outputs)]
-    local_grads = torch.autograd.grad(
+    leaves = [local_of(tensor) for tensor in inputs]
+    terms = [terms_of(local) for local in leaves]
+    found = torch.autograd.grad(
         [local_of(output) for output in outputs],
-        [local_of(tensor) for tensor in inputs],
-        seeds, retain_graph, create_graph, allow_unused=allow_unused,
+        [*leaves, *(term.seen for of_leaf in terms for term in of_leaf)],
+        seeds, retain_graph, create_graph, allow_unused=allow_unused or any(terms),
         materialize_grads=materialize_grads,
     )
+    local_grads = summed(found, terms)
+    unused = any(local is None for local in local_grads)
+    if any(terms) and unused and not (allow_unused or materialize_grads):
+        raise RuntimeError(
+            "One of the differentiated Tensors appears to not have been used in the graph. Set "
+            "allow_unused=True if this is the desired behavior."
+        )
     forget_views()
     return tuple(_wrapped_grad(tensor, local) for tensor, local in zip(inputs, local_grads))
 
@@ -187,9 +231,11 @@ def register_hook(tensor: ShardTensor, hook: Callable[[ShardTensor], Any]) -> An
     meta = tensor._meta
 
     def local_hook(local: torch.Tensor) -> torch.Tensor | None:
+        fired(tensor._local)
         out = hook(wrap_cotangent(meta, local))
         return None if out is None else local_cotangent(meta, out)
 
+    retire(tensor._local)
     return tensor._local.register_hook(local_hook)
 
 
@@ -197,4 +243,5 @@ def register_post_accumulate_grad_hook(
     tensor: ShardTensor, hook: Callable[[ShardTensor], Any]
 ) -> Any:
     """A hook that runs with the tensor itself once its gradient is complete."""
+    retire(tensor._local)
     return tensor._local.register_post_accumulate_grad_hook(lambda _: hook(tensor))

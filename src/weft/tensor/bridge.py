@@ -21,7 +21,6 @@ from weft.errors import UnsupportedOpError, message
 from weft.tensor import autograd
 from weft.tensor.capture import map_tensors
 from weft.tensor.dispatch import mesh_of
-from weft.tensor.enter import forget_views
 from weft.tensor.fallback import replicate
 from weft.tensor.meta import Meta, replicated_meta
 from weft.tensor.shard_tensor import ShardTensor, wrap
@@ -61,8 +60,8 @@ def _backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
     inputs = [inputs] if isinstance(inputs, torch.Tensor) else inputs
     if any(type(tensor) is ShardTensor for tensor in (*given, *inputs)):
         return autograd.backward_all(tensors, *args, **kwargs)
-    _BACKWARD(tensors, *args, **kwargs)
-    forget_views()
+    with autograd.OneBackward():
+        _BACKWARD(tensors, *args, **kwargs)
 
 
 def _save_inputs(frame: Any, *args: Any) -> None:

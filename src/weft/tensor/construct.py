@@ -12,9 +12,10 @@ from weft.comm import BoundMesh, as_bound_mesh
 from weft.core import Layout
 from weft.errors import LayoutError, PlacementError, message
 from weft.tensor.enter import transition_between
-from weft.tensor.meta import intern, replicated_meta
+from weft.tensor.meta import Meta, intern, replicated_meta
 from weft.tensor.modes import source_line
 from weft.tensor.shard_tensor import ShardTensor, wrap
+from weft.tensor.terms import own
 from weft.tensor.trees import local_of
 from weft.transport import traffic
 from weft.transport.transition import Transition
@@ -96,7 +97,7 @@ def distribute_tensor(
         to_partial = transition_between(mesh, whole, layout)
         local = local if to_partial is None else to_partial(local)
     if local.is_floating_point() or local.is_complex():
-        local.requires_grad_(tensor.requires_grad)
+        own(local.requires_grad_(tensor.requires_grad))
     return local_to_sharded(local, mesh, layout)
 
 
@@ -169,13 +170,18 @@ def redistribute_to(tensor: ShardTensor, layout: Layout) -> ShardTensor:
     return wrap(local, meta.replace(layout=layout, requires_grad=local.requires_grad))
 
 
-def gathered(tensor: ShardTensor) -> torch.Tensor:
-    """The whole tensor, plain and detached; a collective unless replicated."""
-    meta = tensor._meta
+def to_replicated(meta: Meta) -> Transition | None:
+    """The transition to the whole value on every rank; None where it is there already."""
     transition = meta.to_replicated
     if transition is False:
         full = Layout.replicated(meta.mesh.abstract, meta.shape)
         transition = meta.to_replicated = transition_between(meta.mesh, meta.layout, full)
+    return transition
+
+
+def gathered(tensor: ShardTensor) -> torch.Tensor:
+    """The whole tensor, plain and detached; a collective unless replicated."""
+    transition = to_replicated(tensor._meta)
     local = tensor._local.detach()
     return local if transition is None else _asked_for("full_tensor", transition, local)
 
@@ -260,7 +266,8 @@ def deepcopy(tensor: ShardTensor, memo: dict[int, Any]) -> ShardTensor:
             "Only Tensors created explicitly by the user (graph leaves) support the deepcopy "
             "protocol at the moment."
         )
-    out = wrap(tensor._local.detach().clone().requires_grad_(tensor.requires_grad), tensor._meta)
+    local = tensor._local.detach().clone().requires_grad_(tensor.requires_grad)
+    out = wrap(own(local), tensor._meta)
     memo[id(tensor)] = out
     is_parameter = getattr(tensor, "_is_param", False)
     if tensor._local.grad is not None and not is_parameter:  # as torch does
@@ -273,7 +280,7 @@ def deepcopy(tensor: ShardTensor, memo: dict[int, Any]) -> ShardTensor:
 def shallow_copy(tensor: ShardTensor) -> ShardTensor:
     """`copy.copy`: a leaf that shares the memory."""
     local = tensor._local.detach().requires_grad_(tensor.requires_grad)
-    out = wrap(local, tensor._meta)
+    out = wrap(own(local), tensor._meta)
     for name, value in tensor.__dict__.items():
         setattr(out, name, value)
     return out
@@ -293,7 +300,7 @@ def full(
         whole = layout.replace(partial=(None,) * bound.ndim)
         to_partial = transition_between(bound, whole, layout)
         local = local if to_partial is None else to_partial(local)
-    return local_to_sharded(local.requires_grad_(requires_grad), bound, layout)
+    return local_to_sharded(own(local.requires_grad_(requires_grad)), bound, layout)
 
 
 def zeros(*size: Any, dtype: torch.dtype | None = None, **where: Any) -> ShardTensor:

@@ -20,6 +20,7 @@ from weft.core import Layout
 from weft.tensor import modes
 from weft.tensor.meta import bounded_put
 from weft.tensor.shard_tensor import ShardTensor
+from weft.tensor.terms import Term, term_of
 from weft.transport import move_together, traffic
 from weft.transport.transition import Transition
 
@@ -87,6 +88,10 @@ def _enter_all(
             views = tensor._memo
             if views is None:
                 views = tensor._memo = Views()
+            term = views.terms.get(transition)
+            if term is not None and term.local is local and term.address == local.data_ptr():
+                locals_[place] = term.seen
+                continue
             key, state = transition, local._version
         else:
             views = transition.mesh.cache.setdefault("views", Views())
@@ -94,6 +99,10 @@ def _enter_all(
         kept = views.get(key)
         if kept is not None and kept[0] is local and kept[1] == state:
             locals_[place] = kept[2]
+            continue
+        if sharded and (term := term_of(local, transition)) is not None:
+            views.terms[transition] = term
+            locals_[place] = term.seen
         else:
             pending.append((place, transition, local, views, key, state))
     if pending:
@@ -110,11 +119,15 @@ def _enter_all(
 
 
 class Views(dict[Any, Any]):
-    """What a tensor became for its uses. `ref` is weak: the list of them keeps none alive."""
+    """What a tensor became for its uses. `ref` is weak: the list of them keeps none alive.
 
-    __slots__ = ("__weakref__", "ref")
+    `terms` outlive a backward: they are leaves of their own (see `tensor.terms`).
+    """
+
+    __slots__ = ("__weakref__", "ref", "terms")
 
     def __init__(self) -> None:
+        self.terms: dict[Transition, Term] = {}
         self.ref = weakref.ref(self)
 
 

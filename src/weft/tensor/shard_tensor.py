@@ -23,6 +23,7 @@ from weft.core import Layout, P, Placement
 from weft.errors import ShardTypeError, UnsupportedOpError, message
 from weft.tensor.meta import Meta, autocast_state
 from weft.tensor.modes import STRICT
+from weft.tensor.terms import own
 
 __all__ = ["Hooks", "ShardTensor", "hooks", "wrap"]
 
@@ -244,7 +245,10 @@ class ShardTensor(torch.Tensor):
         self.requires_grad_(wanted)
 
     def requires_grad_(self, requires_grad: bool = True) -> ShardTensor:
+        already = self._local.requires_grad
         self._local.requires_grad_(requires_grad)
+        if not already:
+            own(self._local)
         self._meta = self._meta.replace(requires_grad=requires_grad)
         self._memo = None
         return self

@@ -2,7 +2,7 @@
 
 from weft.transport import traffic
 from weft.transport.execute import execute
-from weft.transport.joint import move_together
+from weft.transport.joint import move_together, run_together
 from weft.transport.transition import Transition
 
-__all__ = ["Transition", "execute", "move_together", "traffic"]
+__all__ = ["Transition", "execute", "move_together", "run_together", "traffic"]

@@ -1,4 +1,4 @@
-"""Several operands of one call move together: one node of autograd's graph, joint reductions.
+"""Several transitions at once: one node of autograd's graph, joint reductions.
 
 A Python node costs more than the small operations around it, and on a real network each
 reduction costs its latency: the gradients of a weight and of its bias come at the same time
@@ -8,16 +8,27 @@ and go as one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from contextlib import nullcontext
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from weft.comm import Communicator
-from weft.transport.traffic import STATE, note, resume
+from weft.transport.traffic import STATE, Note, note, resume
 from weft.transport.transition import Transition
 
-__all__ = ["move_together"]
+__all__ = ["Noted", "move_together", "run_together"]
+
+
+class Noted(Protocol):
+    """Whose transition it is, for the log."""
+
+    @property
+    def note(self) -> Note: ...
+
+    @property
+    def reason(self) -> str: ...
 
 
 def move_together(transitions: Sequence[Transition], xs: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -25,6 +36,37 @@ def move_together(transitions: Sequence[Transition], xs: Sequence[Tensor]) -> Se
     if len(xs) == 1 or any(transition.is_special for transition in transitions):
         return [transition(x) for transition, x in zip(transitions, xs)]
     return _apply(transitions, *xs)
+
+
+def run_together(
+    transitions: Sequence[Transition], xs: Sequence[Tensor | None], noted: Sequence[Noted] = ()
+) -> Sequence[Any]:
+    """`[transition(x) for ...]` (None stays None); all-reduces of one group are one collective."""
+    if transitions and transitions[0].reduction is not None and not STATE.on:
+        first = transitions[0].reduction
+        for transition, x in zip(transitions, xs):
+            if x is None or x.requires_grad or transition.reduction != first:
+                break
+        else:  # the usual case, without the bookkeeping below
+            return first[0].all_reduce_together(xs, first[1])  # type: ignore[arg-type]
+    out: list[Any] = list(xs)
+    joint: dict[tuple[Communicator, str], list[int]] = {}
+    for place, (transition, x) in enumerate(zip(transitions, xs)):
+        if x is None:
+            continue
+        told = noted[place] if noted and STATE.on else None
+        with nullcontext() if told is None else resume(told.note, told.reason):
+            if transition.reduction is None or x.requires_grad:
+                out[place] = transition(x)
+                continue
+            if STATE.on:
+                transition.report(x.element_size())
+        joint.setdefault(transition.reduction, []).append(place)
+    for (comm, kind), places in joint.items():
+        totals = comm.all_reduce_together([out[place] for place in places], kind)
+        for place, total in zip(places, totals):
+            out[place] = total
+    return out
 
 
 class _Together(torch.autograd.Function):
@@ -39,42 +81,12 @@ class _Together(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:  # type: ignore[override]
+        transitions = [transition._reverse or transition.reverse for transition in ctx.transitions]
         if STATE.on:
             with resume(ctx.note, f"gradient of {ctx.transitions[0].text}"):
-                return None, *_reversed(ctx.transitions, grads)
-        return None, *_reversed(ctx.transitions, grads)
+                return None, *run_together(transitions, grads)
+        return None, *run_together(transitions, grads)
 
 
 _apply: Any = super(torch.autograd.Function, _Together).apply  # type: ignore[misc]
 """As in `transition`: a run refuses the tensors of functorch transforms."""
-
-
-def _reversed(
-    transitions: Sequence[Transition], grads: Sequence[Tensor | None]
-) -> Sequence[Tensor | None]:
-    first = (transitions[0]._reverse or transitions[0].reverse).reduction
-    if first is not None and not STATE.on:
-        for transition, grad in zip(transitions, grads):
-            reverse = transition._reverse or transition.reverse
-            if grad is None or grad.requires_grad or reverse.reduction != first:
-                break
-        else:  # a weight and its bias: the usual case, without the bookkeeping below
-            return first[0].all_reduce_together(grads, first[1])  # type: ignore[arg-type]
-    out: list[Tensor | None] = list(grads)
-    joint: dict[tuple[Communicator, str], list[int]] = {}
-    for place, (transition, grad) in enumerate(zip(transitions, grads)):
-        if grad is None:
-            continue
-        reverse = transition._reverse or transition.reverse
-        reduction = reverse.reduction
-        if reduction is None or grad.requires_grad:
-            out[place] = reverse(grad)
-            continue
-        if STATE.on:
-            reverse.report(grad.element_size())
-        joint.setdefault(reduction, []).append(place)
-    for (comm, kind), places in joint.items():
-        totals = comm.all_reduce_together([grads[place] for place in places], kind)  # type: ignore[misc]
-        for place, total in zip(places, totals):
-            out[place] = total
-    return out

@@ -112,6 +112,12 @@ class Transition:
         """Whether its gradient is more than a plan between duals."""
         return self._special is not None
 
+    @property
+    def enters(self) -> bool:
+        """Whether nothing moves forward and one all-reduce backward: I -> R, and no more."""
+        alone = not self._plan.steps and self._special is None and not self.copy
+        return alone and self.reverse.reduction is not None
+
     def report(self, itemsize: int) -> None:
         """Tell the traffic log what a run moves."""
         if self._program is not None:
