@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.cases.collectives import DTYPES, MESHES, differences, expected, faults_on_rank
-from weft.comm import check_kind, run_simulated
+from weft.comm import Communicator, check_kind, run_simulated
 from weft.core import KINDS, Mesh
 from weft.errors import PlacementError
 
@@ -112,3 +112,30 @@ def test_scatter_and_all_reduce_agree_bitwise() -> None:
         return torch.equal(scattered, comm.all_reduce(x, "sum"))
 
     assert all(run_simulated(fn, 4))
+
+
+def test_all_reduce_together_of_any_sizes_and_dtypes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small ones of a dtype share a collective; each comes back as it would alone."""
+    original, calls = Communicator.all_reduce, [0] * 3
+
+    def counted(comm: Communicator, x: torch.Tensor, kind: str) -> torch.Tensor:
+        calls[comm.index] += 1
+        return original(comm, x, kind)
+
+    def fn(mesh):
+        comm, rank = mesh.comm((0,)), mesh.rank
+        xs = [
+            torch.full((5, 3), rank + 1.0), torch.full((), rank, dtype=torch.int64),
+            torch.full((1 << 17,), rank + 2.0), torch.full((0, 4), 1.0),
+            torch.full((7,), rank + 3, dtype=torch.float64), torch.full((1 << 15,), rank + 4.0),
+            torch.full((2, 2), rank + 5, dtype=torch.int64), torch.full((1 << 15,), rank + 6.0),
+            torch.full((9,), rank + 7.0),
+        ]
+        for x, total in zip(xs, comm.all_reduce_together(xs, "sum")):
+            assert total.dtype == x.dtype and total.shape == x.shape
+            assert torch.equal(total, original(comm, x, "sum"))
+
+    monkeypatch.setattr(Communicator, "all_reduce", counted)
+    run_simulated(fn, 3, Mesh({"x": 3}))
+    # float32: 5x3 with 0x4 and the first 128 KiB, the 512 KiB, the rest; int64; float64.
+    assert calls == [5] * 3

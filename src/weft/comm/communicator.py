@@ -76,8 +76,15 @@ class Communicator(ABC):
         nbytes, dtype = 0, xs[0].dtype
         for x in xs:
             nbytes += x.nbytes if x.dtype is dtype else _TOGETHER_NBYTES
-        if len(xs) == 1 or nbytes > _TOGETHER_NBYTES:
-            return [self.all_reduce(x, kind) for x in xs]
+        if len(xs) == 1:
+            return [self.all_reduce(xs[0], kind)]
+        if nbytes > _TOGETHER_NBYTES:
+            out: list[Any] = [None] * len(xs)
+            for bucket in _buckets(xs):
+                totals = self.all_reduce_together([xs[place] for place in bucket], kind)
+                for place, total in zip(bucket, totals):
+                    out[place] = total
+            return out
         # torch's pair for gradient buckets: a third of the time of cat, split and view.
         flat = _native.flatten_dense_tensors(xs)
         return _native.unflatten_dense_tensors(self._all_reduce_own(flat, kind), xs)
@@ -165,6 +172,23 @@ class Communicator(ABC):
 
     @abstractmethod
     def _exchange(self, value: object) -> list[object]: ...
+
+
+def _buckets(xs: Sequence[Tensor]) -> list[list[int]]:
+    """Places in `xs` that go together: of one dtype, small, and little in all."""
+    buckets: list[list[int]] = []
+    last: dict[torch.dtype, list[int]] = {}
+    room: dict[torch.dtype, int] = {}
+    for place, x in enumerate(xs):
+        if x.nbytes > _TOGETHER_NBYTES:
+            buckets.append([place])
+            continue
+        if x.nbytes > room.get(x.dtype, -1):
+            last[x.dtype], room[x.dtype] = [], _TOGETHER_NBYTES
+            buckets.append(last[x.dtype])
+        last[x.dtype].append(place)
+        room[x.dtype] -= x.nbytes
+    return buckets
 
 
 class Alone(Communicator):

@@ -91,6 +91,8 @@ def _enter_all(
             term = views.terms.get(transition)
             if term is not None and term.local is local and term.address == local.data_ptr():
                 locals_[place] = term.seen
+                if traffic.STATE.on:
+                    term.note = traffic.note()
                 continue
             key, state = transition, local._version
         else:

@@ -44,7 +44,8 @@ _engine: Any = torch.autograd.Variable._execution_engine
 class Term:
     """A leaf as those computations see it that vary over the axes of `transition`, an I -> R.
 
-    It serves while the leaf's memory is where it was; `seen` has the same memory.
+    It serves while the leaf's memory is where it was: `seen` has the same memory (or is zero, on
+    axes over which it becomes a term that another coordinate keeps).
     """
 
     __slots__ = ("__weakref__", "address", "local", "note", "seen", "transition")
@@ -53,7 +54,7 @@ class Term:
         self.local, self.transition = local, transition
         self.address: int | None = local.data_ptr()
         self.note = traffic.note()
-        self.seen = local.detach().requires_grad_()
+        self.seen = transition(local.detach()).detach().requires_grad_()
         self.seen.register_post_accumulate_grad_hook(self._arrived)
 
     @property

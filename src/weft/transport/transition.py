@@ -114,9 +114,14 @@ class Transition:
 
     @property
     def enters(self) -> bool:
-        """Whether nothing moves forward and one all-reduce backward: I -> R, and no more."""
-        alone = not self._plan.steps and self._special is None and not self.copy
-        return alone and self.reverse.reduction is not None
+        """Whether backward is one all-reduce, and the result the argument itself or zeros.
+
+        That is I -> R, on other axes perhaps I -> P(sum).
+        """
+        src, dst = self.src, self.dst
+        kinds = {kind for kind, before in zip(dst.partial, src.partial) if kind != before}
+        same = src.dims == dst.dims and src.cuts == dst.cuts and kinds <= {"sum"}
+        return same and not self.communicates and self.reverse.reduction is not None
 
     def report(self, itemsize: int) -> None:
         """Tell the traffic log what a run moves."""
