@@ -66,7 +66,7 @@ COUNTS = [
     Count("mlp_block", _mlp, [((6, 4), WHOLE), ((8, 4), ROWS), ((4, 8), COLUMNS)], (1, 1)),
     Count("sum_rows", lambda a: a.sum(0), [((6, 4), ROWS)]),
     # A mean is left partial; backward() makes the value of a one-element tensor known everywhere.
-    Count("mean_all", lambda a: a.mean(), [((7, 4), ROWS, RAGGED)], (1, 0)),
+    Count("mean_all", lambda a: a.mean(), [((7, 4), ROWS, RAGGED)], (0, 1)),
     Count("mean_rows", lambda a: a.mean(0), [((7, 4), ROWS, RAGGED)]),
     Count("sum_columns", lambda a: a.sum(1), [((6, 4), ROWS)]),
     Count("slice", lambda a: a[2:5], [((7, 4), ROWS)]),
