@@ -54,6 +54,8 @@ class Mesh:
     axis_sizes: tuple[int, ...]
     axis_strides: tuple[int, ...]
     ranks: tuple[int, ...] | None
+    # Device id -> position; device ids that are evenly spaced cost nothing.
+    _positions: range | dict[int, int]
 
     def __init__(
         self,
@@ -65,7 +67,7 @@ class Mesh:
         self.axis_strides = _row_major(sizes)
         self.ranks = None if ranks is None else self._check_ranks(ranks)
         self._hash = hash((names, sizes, self.ranks))
-        self._positions: dict[int, int] | None = None
+        self._positions = _positions(self.ranks, math.prod(sizes))
 
     def _check_ranks(self, ranks: Iterable[int]) -> tuple[int, ...] | None:
         size = math.prod(self.axis_sizes)
@@ -154,11 +156,18 @@ class Mesh:
 
     def position_of_rank(self, rank: int) -> int | None:
         """Where device id `rank` stands in the device list; None when it is not in the mesh."""
-        if self.ranks is None:
-            return rank if 0 <= rank < self.size() else None
-        if self._positions is None:
-            self._positions = {device: place for place, device in enumerate(self.ranks)}
-        return self._positions.get(rank)
+        positions = self._positions
+        if isinstance(positions, range):
+            return positions.index(rank) if rank in positions else None
+        return positions.get(rank)
+
+    @property
+    def rank_span(self) -> tuple[int, int]:
+        """The lowest device id, and one more than the highest."""
+        positions = self._positions
+        if isinstance(positions, range):
+            return positions[0], positions[-1] + 1
+        return min(positions), max(positions) + 1
 
     def rank_at(self, position: int) -> int:
         """The device id at a position."""
@@ -297,6 +306,16 @@ def _check_names(names: tuple[Any, ...]) -> None:
                     "axis names are different, start with a letter, and go on with letters, "
                     "digits and _ . : / -", wrong, f"{_FIX}; sizes alone number the axes")
         )
+
+
+def _positions(ranks: tuple[int, ...] | None, size: int) -> range | dict[int, int]:
+    if ranks is None:
+        return range(size)
+    step = ranks[1] - ranks[0] if size > 1 else 1
+    even = range(ranks[0], ranks[-1] + 1, step) if step > 0 else range(0)
+    if len(even) == size and ranks == tuple(even):
+        return even
+    return {device: place for place, device in enumerate(ranks)}
 
 
 def _row_major(sizes: Sequence[int]) -> tuple[int, ...]:

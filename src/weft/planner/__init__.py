@@ -12,10 +12,11 @@ from weft.planner.steps import (
     Slice,
     Step,
     Term,
+    Transfer,
 )
 
 __all__ = [
     "AllGather", "AllReduce", "Exchange", "IDEMPOTENT", "LINEAR", "Link", "Plan", "PlanError",
-    "ReduceScatter", "Slice", "Step", "Term", "check", "gradient_layout", "interpret", "is_local",
-    "naive", "plan", "step_nbytes", "step_nbytes_at", "step_seconds", "transpose",
+    "ReduceScatter", "Slice", "Step", "Term", "Transfer", "check", "gradient_layout", "interpret",
+    "is_local", "naive", "plan", "step_nbytes", "step_nbytes_at", "step_seconds", "transpose",
 ]

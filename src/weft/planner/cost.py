@@ -13,7 +13,15 @@ from itertools import product
 from typing import assert_never
 
 from weft.core.layout import Layout
-from weft.planner.geometry import Coordinate, num_copies, size_over, strip, volume
+from weft.planner.geometry import (
+    Coordinate,
+    intersect,
+    num_copies,
+    size_over,
+    strip,
+    volume,
+)
+from weft.planner.holders import Side
 from weft.planner.steps import (
     AllGather,
     AllReduce,
@@ -22,11 +30,12 @@ from weft.planner.steps import (
     Slice,
     Step,
     Term,
+    Transfer,
 )
 
 __all__ = [
-    "DEFAULT_LINK", "Link", "is_local", "missing_elements", "peak_elements", "step_nbytes",
-    "step_nbytes_at", "step_seconds",
+    "DEFAULT_LINK", "Link", "is_local", "missing_across", "missing_elements", "peak_elements",
+    "step_nbytes", "step_nbytes_at", "step_seconds",
 ]
 
 
@@ -44,11 +53,18 @@ DEFAULT_LINK = Link(latency_s=50e-6, seconds_per_byte=1e-9)
 
 def is_local(step: Step) -> bool:
     """Whether a step sends nothing."""
+    if isinstance(step, Transfer):
+        return missing_across(step.src, step.dst) == 0
     return isinstance(step, (Slice, Term))
 
 
 def step_nbytes_at(step: Step, coordinate: Coordinate, itemsize: int) -> int:
-    """Bytes that one coordinate receives from others."""
+    """Bytes that one coordinate (of the target's mesh) receives from others."""
+    if isinstance(step, Transfer):
+        mesh = step.dst.mesh
+        rank = mesh.rank_at(mesh.position(coordinate))
+        blocks = step.receives(rank)
+        return itemsize * sum(volume(box) for holder, box in blocks if holder != rank)
     own = step.dst.box_at(coordinate)
     members = size_over(step.src, step.axes)
     match step:
@@ -74,6 +90,8 @@ def step_nbytes(step: Step, itemsize: int) -> int:
             return 0
         case Exchange():
             return itemsize * missing_elements(step.src, step.dst)
+        case Transfer():
+            return itemsize * missing_across(step.src, step.dst)
         case AllGather():
             return itemsize * numel * (num_copies(step.dst) - num_copies(step.src))
         case ReduceScatter():
@@ -92,6 +110,9 @@ def step_seconds(step: Step, itemsize: int, links: tuple[Link, ...] | None = Non
     """Seconds that a step takes: the latency of its slowest axis and its mean bytes per rank."""
     if is_local(step):
         return 0.0
+    if isinstance(step, Transfer):
+        nbytes = step_nbytes(step, itemsize) / min(step.src.mesh.size(), step.dst.mesh.size())
+        return DEFAULT_LINK.latency_s + nbytes * DEFAULT_LINK.seconds_per_byte
     over = [links[axis] if links else DEFAULT_LINK for axis in step.axes]
     nbytes = step_nbytes(step, itemsize) / step.src.mesh.size()
     return max(link.latency_s for link in over) + nbytes * max(
@@ -119,6 +140,29 @@ def missing_elements(src: Layout, dst: Layout) -> int:
         held *= _overlap(src, dst, axes, dims)
         used *= size_over(src, axes)
     return numel * num_copies(dst) - held * (src.mesh.size() // used)
+
+
+def missing_across(src: Layout, dst: Layout) -> int:
+    """Elements of their target boxes that the devices of the target's mesh do not hold.
+
+    The cost grows with the devices that are in both meshes.
+    """
+    return math.prod(src.shape) * num_copies(dst) - _kept_across(src, dst)
+
+
+@lru_cache(maxsize=1024)
+def _kept_across(src: Layout, dst: Layout) -> int:
+    here, there = Side(src), Side(dst)
+    (a, b), (c, d) = src.mesh.rank_span, dst.mesh.rank_span
+    small = src.mesh if src.mesh.size() <= dst.mesh.size() else dst.mesh
+    ranks = [] if b <= c or d <= a else map(small.rank_at, range(small.size()))
+    total = 0
+    for rank in ranks:
+        at, to = here.at(rank), there.at(rank)
+        if at is None or to is None or here.term(at) != there.term(to):
+            continue
+        total += volume(intersect(src.box_at(at), dst.box_at(to)) or ((0, 0),))
+    return total
 
 
 def _components(src: Layout, dst: Layout) -> list[tuple[set[int], set[int]]]:

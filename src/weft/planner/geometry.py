@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import pairwise
 
 from weft.core.cuts import default_cuts
 from weft.core.layout import Box, Layout
+from weft.core.mesh import Mesh
 
 __all__ = [
-    "Coordinate", "coarser", "common_depth", "finer", "group", "intersect", "meets", "num_copies",
-    "size_over", "strip", "volume",
+    "Coordinate", "coarser", "common_depth", "digits_of", "finer", "group", "intersect", "meets",
+    "num_copies", "size_over", "strip", "volume",
 ]
 
 Coordinate = tuple[int, ...]
@@ -94,17 +95,52 @@ def volume(box: Box) -> int:
     return math.prod([stop - start for start, stop in box])
 
 
-def meets(layout: Layout, dim: int, interval: tuple[int, int]) -> Iterator[tuple[int, ...]]:
-    """The shards of a dim that overlap an interval, as (index, start, stop of the overlap)."""
+def meets(layout: Layout, dim: int, interval: tuple[int, int]) -> list[tuple[int, int, int]]:
+    """The shards of a dim that overlap an interval, as (index, start, stop of the overlap).
+
+    The cost grows with the shards found and the axes of the dim, not with its shards.
+    """
     start, stop = interval
     if start >= stop:
-        return
-    cuts = layout.cuts_of(dim)
+        return []
+    cuts = layout.cuts[dim]
+    if cuts is None:
+        sizes = [layout.mesh.axis_sizes[axis] for axis in layout.dims[dim]]
+        return _default_meets(sizes, layout.shape[dim], start, stop)
+    found = []
     index = bisect_right(cuts, start) - 1
     while index + 1 < len(cuts) and cuts[index] < stop:
         if cuts[index] < cuts[index + 1]:
-            yield index, max(start, cuts[index]), min(stop, cuts[index + 1])
+            found.append((index, max(start, cuts[index]), min(stop, cuts[index + 1])))
         index += 1
+    return found
+
+
+def _default_meets(
+    sizes: Sequence[int], length: int, start: int, stop: int
+) -> list[tuple[int, int, int]]:
+    """As `meets`, for default cuts: descend into the pieces of each axis that overlap."""
+    pieces = [(0, 0, length)]
+    for size in sizes:
+        finer_pieces = []
+        for index, low, high in pieces:
+            chunk = -(-(high - low) // size)
+            first, last = (max(start, low) - low) // chunk, (min(stop, high) - 1 - low) // chunk
+            for digit in range(first, last + 1):
+                begin = low + digit * chunk
+                end = begin + chunk
+                finer_pieces.append((index * size + digit, begin, end if end < high else high))
+        pieces = finer_pieces
+    return [(index, max(start, low), min(stop, high)) for index, low, high in pieces]
+
+
+def digits_of(mesh: Mesh, axes: Sequence[int], index: int) -> list[tuple[int, int]]:
+    """(axis, digit) of the place `index` among those along some axes, the last one fastest."""
+    out = []
+    for axis in reversed(axes):
+        index, digit = divmod(index, mesh.axis_sizes[axis])
+        out.append((axis, digit))
+    return out
 
 
 def group(layout: Layout, axes: Sequence[int], coordinate: Coordinate) -> list[Coordinate]:

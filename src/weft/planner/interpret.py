@@ -23,6 +23,7 @@ from weft.planner.steps import (
     Slice,
     Step,
     Term,
+    Transfer,
 )
 
 __all__ = ["PlanError", "interpret"]
@@ -38,7 +39,9 @@ class PlanError(AssertionError):
 
 
 def interpret(plan: Plan) -> World:
-    """What each coordinate holds after the plan: global index -> combination of source symbols.
+    """What each coordinate (of the target's mesh) holds after the plan: index -> symbols.
+
+    A value is the combination of source symbols that stands at a global index.
 
     Raises:
         PlanError: a step whose precondition fails, steps that do not chain, or a result that is
@@ -66,8 +69,10 @@ def _indices(layout: Layout, at: tuple[int, ...]) -> list[Index]:
 def _alike(left: Layout, right: Layout) -> bool:
     """Same boxes everywhere, same kinds on every axis of more than one device."""
     wide = [axis for axis, size in enumerate(left.mesh.axis_sizes) if size > 1]
-    return all(left.box_at(at) == right.box_at(at) for at in _mesh(left)) and all(
-        left.partial[axis] == right.partial[axis] for axis in wide
+    return (
+        left.mesh == right.mesh
+        and all(left.partial[axis] == right.partial[axis] for axis in wide)
+        and all(left.box_at(at) == right.box_at(at) for at in _mesh(left))
     )
 
 
@@ -107,6 +112,9 @@ def _reduce(layout: Layout, axes: Iterable[int], terms: list[Symbols]) -> Symbol
 
 def _run(step: Step, world: World) -> World:
     src, dst = step.src, step.dst
+    if isinstance(step, Transfer):
+        _require(0 in src.shape or _terms(src) == _terms(dst), f"{step} changes kinds")
+        return _cross(step, world)
     changed = {axis for axis, kind in enumerate(src.partial) if kind != dst.partial[axis]}
     if 0 not in src.shape:
         match step:
@@ -138,6 +146,49 @@ def _arrive(step: Step, at: tuple[int, ...], world: World) -> Held:
             _require(all(index in held for index in wanted), f"{step} at {at} lacks data")
             _require(_views_agree(step, at), f"the two sides of {step} disagree at {at}")
             return {index: world[at].get(index, held[index]) for index in wanted}
+
+
+def _terms(layout: Layout) -> set[tuple[object, int, str]]:
+    """Name, size and kind of every axis of terms."""
+    mesh = layout.mesh
+    axes = zip(mesh.axis_names, mesh.axis_sizes, layout.partial)
+    return {(name, size, kind) for name, size, kind in axes if kind and size > 1}
+
+
+def _cross(step: Transfer, world: World) -> World:
+    """What the devices of the target's mesh get; none takes what it holds."""
+    src, dst = step.src, step.dst
+    places = {src.mesh.rank_at(src.mesh.position(at)): at for at in world}
+    takers = {dst.mesh.rank_at(dst.mesh.position(at)): at for at in _mesh(dst)}
+    received = {rank: step.receives(rank) for rank in takers}
+    moved = {(holder, rank, box) for rank, got in received.items() for holder, box in got}
+    sent = {(rank, taker, box) for rank in places for taker, box in step.sends(rank)}
+    _require(moved == sent, f"{step}: the two sides disagree on {moved ^ sent}")
+    after: World = {}
+    for rank, at in takers.items():
+        holders = [holder for holder, _ in received[rank]]
+        _require(holders == sorted(set(holders)), f"{step}: {rank} takes from {holders}")
+        held: Held = after.setdefault(at, {})
+        mine = places.get(rank)
+        own = world[mine] if mine is not None and _same_term(step, at, mine) else {}
+        for holder, box in received[rank]:
+            there = places[holder]
+            _require(_same_term(step, at, there), f"{step}: {rank} takes another term")
+            for index in product(*(range(*pair) for pair in box)):
+                _require(index not in held, f"{step}: {rank} gets {index} twice")
+                _require(holder == rank or index not in own, f"{step}: {rank} has {index}")
+                held[index] = world[there][index]
+        _require(sorted(held) == _indices(dst, at), f"{step}: {rank} lacks data")
+    return after
+
+
+def _same_term(step: Transfer, at: tuple[int, ...], there: tuple[int, ...]) -> bool:
+    """Whether coordinates of the two meshes stand for one term of the reductions that remain."""
+    sides = []
+    for layout, place in ((step.dst, at), (step.src, there)):
+        axes = zip(layout.mesh.axis_names, place, layout.partial)
+        sides.append({name: digit for name, digit, kind in axes if kind})
+    return sides[0] == sides[1]
 
 
 def _views_agree(step: Step, at: tuple[int, ...]) -> bool:

@@ -7,6 +7,7 @@
 | AllGather | every member of the group comes to the same box | axes that cease to cut |
 | ReduceScatter | reduces terms, each member its own box | partial axes that come to cut |
 | AllReduce | reduces terms, all members the same box | partial axes that come to replicate |
+| Transfer | box intersections, from one mesh to another | no axes: device ids say who sends |
 | Term | the value becomes this rank's term of a reduction | axes that become partial; not sent |
 
 Kinds stand in the layouts. Axes that are partial on both sides are not touched: terms move as
@@ -15,15 +16,17 @@ values do. `sends` and `receives` name what one coordinate exchanges, without li
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
 
 from weft.core.layout import Box, Layout
-from weft.planner.geometry import Coordinate, group, meets
+from weft.planner.geometry import Coordinate, digits_of, group, meets
+from weft.planner.holders import NODE_SIZE, crossing
 
 __all__ = [
     "AllGather", "AllReduce", "Block", "Exchange", "ReduceScatter", "Slice", "Step", "Term",
+    "Transfer",
 ]
 
 Block = tuple[Coordinate, Box]
@@ -59,7 +62,7 @@ class Exchange(_Step):
         """What makes up the target box at `coordinate`: holder and box, in group order."""
         wanted = self.dst.box_at(coordinate)
         choices = [
-            [(_digits(self.src, dim, index), (start, stop))
+            [(digits_of(self.src.mesh, self.src.dims[dim], index), (start, stop))
              for index, start, stop in meets(self.src, dim, interval)]
             for dim, interval in enumerate(wanted)
         ]
@@ -75,7 +78,7 @@ class Exchange(_Step):
         choices = [
             [(digits, (start, stop))
              for index, start, stop in meets(self.dst, dim, interval)
-             for digits in (_digits(self.dst, dim, index),)
+             for digits in (digits_of(self.dst.mesh, self.dst.dims[dim], index),)
              if all(axis in cut or coordinate[axis] == digit for axis, digit in digits)]
             for dim, interval in enumerate(held)
         ]
@@ -125,20 +128,60 @@ class Term(_Step):
     __slots__ = ()
 
 
-Step = Slice | Exchange | AllGather | ReduceScatter | AllReduce | Term
+@dataclass(frozen=True, slots=True)
+class Transfer(_Step):
+    """From a layout on one mesh to a layout on another: every device gets its new box.
+
+    The meshes may differ in axes, sizes, names and the order of their device ids; they may overlap
+    or not. `axes` is empty. What one device does goes by its *device id* (`rank`), because a
+    device has another coordinate, or none, on the other mesh:
+
+    - A device of `src.mesh` holds `src.box(rank)` before the step, a device of `dst.mesh` holds
+      `dst.box(rank)` after it. A device of `src.mesh` alone is left with nothing: the empty local
+      part of a rank outside. A device of neither takes no part.
+    - `receives(rank)`: [(holder, box), ...], ascending by holder. The boxes (global indices) are
+      apart, none is empty, and together they are `dst.box(rank)`; each lies in `src.box(holder)`.
+      One holder gives one box at most. The device itself stands among the holders where it keeps
+      a part. [] for a device that is not in `dst.mesh`, or whose target box is empty.
+    - `sends(rank)`: [(taker, box), ...], ascending by taker, the device itself included where it
+      keeps a part. [] for a device that is not in `src.mesh`, or of which nothing is wanted.
+    - Both tell the same story: `(taker, box) in sends(holder)` where and only where
+      `(holder, box) in receives(taker)`, and each names what one device exchanges without listing
+      the meshes.
+
+    Axes that are partial must be partial on both sides, by the same names, sizes and kinds: terms
+    move as values do, from the holder of a term to the devices of the same term. All other
+    reductions are done before, on `src.mesh`, or made after, on `dst.mesh`.
+
+    Which copy serves a device: itself, else one on its node (device ids that are equal when
+    divided by `node_size`), else any; balanced within each class (`weft.planner.holders`).
+    """
+
+    node_size: int = NODE_SIZE
+
+    def receives(self, rank: int) -> list[tuple[int, Box]]:
+        """What makes up the target box of a device: holder and box, ascending."""
+        return crossing(self.src, self.dst, self.node_size).receives(rank)
+
+    def sends(self, rank: int) -> list[tuple[int, Box]]:
+        """What is wanted of the source box of a device: taker and box, ascending."""
+        return crossing(self.src, self.dst, self.node_size).sends(rank)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """All devices that take part, ascending: those of both meshes, as a group lists them."""
+        ends = self.src.mesh, self.dst.mesh
+        return tuple(sorted({m.rank_at(place) for m in ends for place in range(m.size())}))
+
+    def __str__(self) -> str:
+        return f"Transfer from {self.src.mesh} to {self.dst.mesh}: {self.src} -> {self.dst}"
 
 
-def _digits(layout: Layout, dim: int, index: int) -> tuple[tuple[int, int], ...]:
-    """(axis, digit) of shard `index` of a dim."""
-    out = []
-    for axis in reversed(layout.dims[dim]):
-        index, digit = divmod(index, layout.mesh.axis_sizes[axis])
-        out.append((axis, digit))
-    return tuple(out)
+Step = Slice | Exchange | AllGather | ReduceScatter | AllReduce | Transfer | Term
 
 
 def _moved(
-    coordinate: Coordinate, changes: Iterator[tuple[tuple[int, int], ...]]
+    coordinate: Coordinate, changes: Iterable[Sequence[tuple[int, int]]]
 ) -> Coordinate:
     out = list(coordinate)
     for digits in changes:

@@ -29,6 +29,7 @@ from weft.planner import (
     Slice,
     Step,
     Term,
+    Transfer,
     is_local,
     step_nbytes_at,
 )
@@ -139,6 +140,7 @@ def _reduction(plan: Plan, mesh: BoundMesh) -> tuple[Communicator, str] | None:
 
 
 def _compile(step: Step, at: Coordinate, mesh: BoundMesh) -> Move:
+    assert not isinstance(step, Transfer), "plan() stays on one mesh so far"
     held, wanted = step.src.box_at(at), step.dst.box_at(at)
     match step:
         case Slice():
