@@ -87,13 +87,32 @@ def functional(op: Op) -> Callable[..., Any]:
     if name == "aten.copy.default":  # torch's own has no derivative
         return _copied
     found = overload_named(name)
-    if found is None or found._schema.is_mutable:
+    if found is None or found._schema.is_mutable or _parameters(found) != _parameters(op.overload):
+        found = _namesake(op.overload, name)
+    if found is None:
         raise UnsupportedOpError(
             message(str(op.overload), "its operands have to move, and the op has no form that is "
                     "not in place", "an in-place op on operands of other layouts is computed out "
                     "of place, then written", [name], "x.copy_(out_of_place_computation)")
         )
     return found
+
+
+def _namesake(overload: OpOverload, name: str) -> OpOverload | None:
+    """The op of the same parameters whose overload is named otherwise: `pow_.Scalar` is
+    `pow.Tensor_Scalar`. Not of random ones, whose draws need more care."""
+    if torch.Tag.nondeterministic_seeded in overload.tags:
+        return None
+    packet = getattr(torch.ops.aten, name.split(".")[1], None)
+    for other in () if packet is None else packet.overloads():
+        found = getattr(packet, other)
+        if not found._schema.is_mutable and _parameters(found) == _parameters(overload):
+            return found
+    return None
+
+
+def _parameters(overload: OpOverload) -> list[str]:
+    return [str(one.type) for one in overload._schema.arguments]
 
 
 def target_of(op: Op) -> int | None:

@@ -7,22 +7,29 @@ plain tensors. Otherwise every element is a call of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from weft.comm import BoundMesh
-from weft.tensor.calls import functional_name, overload_named, slots_of
+from weft.tensor.calls import functional_name, slots_of
 from weft.tensor.capture import Op, Slot, Trace, map_tensors
 from weft.tensor.meta import Meta, contiguous_strides, intern
-from weft.tensor.recipe import Function, Recipe
-from weft.tensor.shard_tensor import ShardTensor, hooks, wrap_all
-from weft.tensor.trees import fill, flatten, local_of
+from weft.tensor.recipe import Recipe
+from weft.tensor.shard_tensor import ShardTensor, wrap_all
+from weft.tensor.trees import local_of
 
 __all__ = ["recipe"]
 
-_REDUCTIONS = ("aten._foreach_norm", "aten._foreach_max", "aten._foreach_powsum")
+_ELEMENTWISE = frozenset((
+    "abs", "acos", "add", "addcdiv", "addcmul", "asin", "atan", "ceil", "clamp_max",
+    "clamp_min", "clone", "copy", "cos", "cosh", "div", "erf", "erfc", "exp", "expm1", "floor",
+    "frac", "lerp", "lgamma", "log", "log10", "log1p", "log2", "maximum", "minimum", "mul",
+    "neg", "pow", "reciprocal", "round", "rsqrt", "sigmoid", "sign", "sin", "sinh", "sqrt",
+    "sub", "tan", "tanh", "trunc", "zero",
+))
+"""What may run on blocks as it is: all but max, mm, norm and powsum, and what torch may add."""
 
 
 def recipe(
@@ -30,10 +37,10 @@ def recipe(
 ) -> Recipe:
     """The recipe of a foreach call: direct where it can be, else one call an element."""
     writes = not slots_of(op.results) or op.overload._schema.name.endswith("_")
-    if str(op.overload).startswith(_REDUCTIONS) or not _lie_alike(op, tensors):
-        return Function(_one_by_one(op, writes))
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        return Function(_one_by_one(op, writes))
+    name = functional_name(str(op.overload)).split(".")[1].removeprefix("_foreach_")
+    wants_grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    if name not in _ELEMENTWISE or wants_grad or not _lie_alike(op, tensors, writes):
+        return OneByOne(op, name, writes, type(trace.result))
     if writes:
         return InPlace()
     return OutOfPlace(
@@ -50,7 +57,7 @@ class InPlace(Recipe):
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         func(*map_tensors(local_of, args), **map_tensors(local_of, kwargs))
-        return args[0]
+        return args[0] if args else kwargs["self"]
 
     def run_opened(self, func: Any, args: Any, locals_: list[Any]) -> Any:
         func(*locals_)
@@ -68,10 +75,63 @@ class OutOfPlace(Recipe):
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         out = func(*map_tensors(local_of, args), **map_tensors(local_of, kwargs))
-        return wrap_all(out, self.metas)
+        return type(out)(wrap_all(out, self.metas))
 
     def run_opened(self, func: Any, args: Any, locals_: list[Any]) -> Any:
-        return wrap_all(func(*locals_), self.metas)
+        out = func(*locals_)
+        return type(out)(wrap_all(out, self.metas))
+
+
+class OneByOne(Recipe):
+    """`_foreach_add_(xs, ys, alpha=a)` as `x.add_(y, alpha=a)` for each of the elements.
+
+    In their order, so that a tensor which stands in two lists changes as it does in torch.
+    """
+
+    __slots__ = ("kind", "name", "parameters", "writes")
+    as_called = True
+
+    def __init__(self, op: Op, name: str, writes: bool, kind: type) -> None:
+        self.name, self.writes, self.kind = name, writes, kind
+        self.parameters = [
+            (one.name, one.name == "scalars" or str(one.type).startswith("List"))
+            for one in op.overload._schema.arguments
+        ]
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        given = dict(zip([name for name, _ in self.parameters], args)) | kwargs
+        lists = [name for name, is_list in self.parameters if is_list]
+        outs = [
+            _element(self.name, self.writes, {
+                name: given[name][place] if name in lists else given[name]
+                for name, _ in self.parameters if name in given
+            })
+            for place in range(len(given[lists[0]]))
+        ]
+        return given["self"] if self.writes else self.kind(outs)
+
+
+def _element(name: str, writes: bool, given: dict[str, Any]) -> Any:
+    """One element through the op that the list op stands for."""
+    if name in ("norm", "powsum"):
+        order, dtype = given.get("ord", 2), given.get("dtype")
+        if name == "norm":
+            return torch.linalg.vector_norm(given["self"], order, dtype=dtype)
+        sizes = torch.abs(given["self"])
+        return torch.sum(torch.pow(sizes if dtype is None else sizes.to(dtype), order))
+    options = {key: given.pop(key) for key in ("alpha", "value", "memory_format") if key in given}
+    if name in ("addcmul", "addcdiv") and "scalars" in given:
+        value = given.pop("scalars")
+        options["value"] = value.item() if isinstance(value, torch.Tensor) else value
+    args = [*given.values()]
+    if name in ("maximum", "minimum") and not isinstance(args[1], torch.Tensor):
+        name = {"maximum": "clamp_min", "minimum": "clamp_max"}[name]
+    if not writes:
+        return getattr(torch, name)(*args, **options)
+    in_place = getattr(torch.Tensor, f"{name}_", None)
+    if in_place is not None:
+        return in_place(*args, **options)
+    return args[0].copy_(getattr(torch, name)(*args, **options))
 
 
 def _lists(op: Op) -> list[Sequence[Slot]]:
@@ -82,8 +142,11 @@ def _first(op: Op, tensors: Sequence[torch.Tensor], place: int) -> torch.Tensor:
     return tensors[_lists(op)[0][place].index]
 
 
-def _lie_alike(op: Op, tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether every element's operands are ShardTensors of one finished layout."""
+def _lie_alike(op: Op, tensors: Sequence[torch.Tensor], writes: bool) -> bool:
+    """Whether every element's operands are ShardTensors of one finished layout.
+
+    A written view that shares no memory with its base is no such operand: its own call raises.
+    """
     single = [arg for arg in op.args if type(arg) is Slot]
     if any(type(tensors[slot.index]) is ShardTensor for slot in single):
         return False
@@ -91,8 +154,9 @@ def _lie_alike(op: Op, tensors: Sequence[torch.Tensor]) -> bool:
         operands = [tensors[slot.index] for slot in element]
         if not all(type(tensor) is ShardTensor for tensor in operands):
             return False
-        layout = operands[0]._meta.layout  # type: ignore[attr-defined]
-        if layout.is_partial or any(
+        target: Meta = operands[0]._meta  # type: ignore[attr-defined]
+        layout = target.layout
+        if layout.is_partial or (writes and target.alias is not None) or any(
             tensor._meta.layout is not layout and tensor._meta.layout != layout  # type: ignore[attr-defined]
             for tensor in operands
         ):
@@ -107,46 +171,3 @@ def _meta(meta: torch.Tensor, like: torch.Tensor, mesh: BoundMesh) -> Meta:
         mesh, like._meta.layout, meta.dtype, like.device, False,
         None if strides == contiguous_strides(meta.shape) else strides,
     )
-
-
-def _one_by_one(op: Op, writes: bool) -> Callable[[Any, Any, Any], Any]:
-    """`_foreach_add_(xs, ys, alpha=a)` as `[x.add_(y, alpha=a) for x, y in zip(xs, ys)]`."""
-
-    def run(func: Any, args: Any, kwargs: Any) -> Any:
-        tensors = flatten((args, kwargs))
-        filled = fill(op.args, tensors)
-        count = len(filled[0])
-        out = [
-            _element(op, [_at(arg, index, count) for arg in filled], kwargs)
-            for index in range(count)
-        ]
-        if not writes:
-            return out
-        for target, value in zip(filled[0], out):
-            if value is not target:
-                target.copy_(value)
-        return args[0] if str(op.overload).endswith("_") else None
-
-    return run
-
-
-def _at(arg: Any, index: int, count: int) -> Any:
-    return arg[index] if type(arg) in (list, tuple) and len(arg) == count else arg
-
-
-def _element(op: Op, args: Sequence[Any], kwargs: Any) -> Any:
-    """One element through the op that the list op stands for."""
-    name = functional_name(str(op.overload)).split(".")[1].removeprefix("_foreach_")
-    if name == "norm":
-        dtype = op.kwargs.get("dtype") or (args[2] if len(args) > 2 else None)
-        return torch.linalg.vector_norm(args[0], args[1], dtype=dtype)
-    if name == "copy":
-        return args[1]
-    if name in ("addcmul", "addcdiv") and len(args) > 3:
-        kwargs, args = {"value": args[3]}, args[:3]
-    packet = getattr(torch, name, None) or getattr(torch.Tensor, name)
-    if overload_named(f"aten.{name}.default") is None and name in ("maximum", "minimum"):
-        args = [args[0], torch.as_tensor(args[1])]
-    if any(type(arg) is ShardTensor for arg in args):
-        return hooks.call(packet, tuple(args), dict(kwargs))
-    return packet(*args, **kwargs)

@@ -102,8 +102,10 @@ class ShardTensor(torch.Tensor):
                 if STRICT.on:
                     return hooks.call(func, args, kwargs)
                 key += (arg.shape, arg.stride(), arg.dtype, arg.requires_grad)
-            elif kind is list and arg:
-                key.append(list)
+            elif (kind is list and arg) or (
+                kind is tuple and arg and type(arg[0]) is ShardTensor
+            ):
+                key.append(kind)
                 key.append(len(arg))
                 try:
                     parts = [item._meta for item in arg]

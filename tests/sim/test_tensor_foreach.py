@@ -1,0 +1,129 @@
+"""Every `torch._foreach_*` does on ShardTensors, and among plain tensors, what it does on plain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import weft
+from tests.sharded import Make, agree
+from weft import P, ShardTensor, UnsupportedOpError
+
+FUNCTIONS = sorted(name for name in dir(torch) if name.startswith("_foreach_"))
+X = torch.arange(1.0, 26.0, dtype=torch.float64).view(5, 5) / 32
+LISTS_OR_NUMBERS = ("add", "clamp_max", "clamp_min", "div", "maximum", "minimum", "mul", "pow",
+                    "sub")
+
+
+def arguments(name: str, a: Tensor, b: Tensor, c: Tensor) -> Iterator[tuple[Any, ...]]:
+    """What follows the list [a, b], in every form that the function takes."""
+    base = name.removeprefix("_foreach_").removesuffix("_")
+    if base in LISTS_OR_NUMBERS:
+        yield from (([b, c],), (0.5,), ([0.5, 2.0],))
+    if base in ("mul", "div"):
+        yield (torch.tensor(0.25, dtype=torch.float64),)
+    if base in ("addcdiv", "addcmul"):
+        yield from (([b, c], [c, a]), ([b, c], [c, a], 0.3), ([b, c], [c, a], [0.3, 0.4]))
+    if base == "lerp":
+        yield from (([b, c], 0.3), ([b, c], [c, a]), ([b, c], [0.3, 0.6]))
+    if base in ("copy", "mm"):
+        yield ([b, c],)
+    if base in ("norm", "powsum"):
+        yield from ((), (1,), (3, torch.float64))
+    if not base.startswith((*LISTS_OR_NUMBERS, "addc", "lerp", "copy", "mm", "norm", "powsum")):
+        yield ()
+
+
+def every_form(name: str, mixed: bool) -> Callable[[Make], Any]:
+    func = getattr(torch, name)
+
+    def program(make: Make) -> Any:
+        def operands() -> tuple[Any, Any, Any]:
+            second = X.flip(1) * 0.7 + 0.01
+            b = second if mixed else make(second, False)
+            return make(X, False), b, make(X.flip(0) * 0.3, False)
+
+        seen: list[Any] = []
+        for form in range(len(list(arguments(name, *operands())))):
+            for _ in range(2):  # built, then from the cache
+                a, b, c = operands()
+                more = list(arguments(name, a, b, c))[form]
+                out = func([a, b], *more)
+                seen += [type(out).__name__, out, a, b, c]
+        return seen
+
+    return program
+
+
+@pytest.mark.parametrize("mixed", [False, True], ids=["sharded", "mixed"])
+@pytest.mark.parametrize("way", ["partial", "empty", "both"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_foreach(name: str, way: str, mixed: bool) -> None:
+    agree(every_form(name, mixed), way)
+
+
+def layouts_differ(make: Make) -> Any:
+    """Within an element; and the elements are of several shapes and dtypes."""
+    x, row = make(X, False), make(X[0].float(), False)
+    other = x.redistribute(placements=P()) if isinstance(x, ShardTensor) else x
+    out = torch._foreach_mul([x, row, x], [other, row, x])
+    torch._foreach_add_([x, row], [other * 2, row], alpha=3)
+    return [out, x, row, torch._foreach_pow(2.0, [x, row])]
+
+
+def tuples_and_keywords(make: Make) -> Any:
+    x, y = make(X, False), make(X * 2, False)
+    roots = torch._foreach_sqrt((x, y))
+    torch._foreach_add_(roots, 1e-8)
+    torch._foreach_addcmul_(self=[x], value=0.5, tensor1=[y], tensor2=[y])
+    return [roots, x, torch._foreach_add((x, y), other=[y, y], alpha=2)]
+
+
+def numbers_that_change(make: Make) -> Any:
+    x, y = make(X, False), make(X * 2, False)
+    seen: list[Any] = []
+    for step in (0.5, 0.25, 0.0, float("inf"), 0.25):
+        torch._foreach_addcdiv_([x], [y], [y + 1], [step])
+        seen += [torch._foreach_mul([x, X], [step, 2 * step]), torch._foreach_pow([x], step)]
+    return seen
+
+
+def gradients(make: Make) -> Any:
+    x, y = make(X), make(X * 2)
+    torch.stack([one.sum() for one in torch._foreach_mul([x, y], [y, x])]).sum().backward()
+    return [x.grad, y.grad]
+
+
+@pytest.mark.parametrize("way", ["uneven", "replicated", "partial", "empty", "both"])
+@pytest.mark.parametrize(
+    "program", [layouts_differ, tuples_and_keywords, numbers_that_change, gradients],
+    ids=lambda program: program.__name__,
+)
+def test_programs(program: Callable[[Make], Any], way: str) -> None:
+    agree(program, way)
+
+
+def written_copies(mesh: Any) -> list[str]:
+    base = weft.distribute_tensor(X[:4], mesh, P(None, "x"))
+    view = base.view(-1)  # gathered: it shares no memory with `base`
+    assert view._meta.alias is not None
+    said = []
+    for write in (
+        lambda: torch._foreach_mul_([view], 2), lambda: torch._foreach_zero_([view, view]),
+        lambda: torch._foreach_copy_([view], [view * 2]),
+    ):
+        with pytest.raises(UnsupportedOpError) as caught:
+            write()
+        said.append(str(caught.value).splitlines()[1])
+    assert torch._foreach_mul([view], 2)[0].shape == view.shape
+    assert torch.equal(base.full_tensor(), X[:4])
+    return said
+
+
+def test_a_write_to_a_view_that_is_a_copy_is_refused() -> None:
+    rule = "  Rule: a write through a view reaches its base only where they share memory."
+    assert weft.testing.run(written_copies, mesh={"x": 2}) == [[rule] * 3] * 2
