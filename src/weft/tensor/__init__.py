@@ -1,6 +1,6 @@
 """The ShardTensor: the subclass, capture, recipes, dispatch, construction."""
 
-from weft.tensor import autograd, bridge, construct, dispatch, special, values
+from weft.tensor import autograd, bridge, construct, dispatch, optimizers, special, values
 from weft.tensor.construct import arange, distribute_tensor, empty, full, ones, zeros
 from weft.tensor.enter import enter_all
 from weft.tensor.from_local import from_local
@@ -20,3 +20,4 @@ hooks.autograd = autograd
 hooks.values = values
 dispatch.SPECIAL.update(special.TABLE)
 bridge.install()
+optimizers.install()
