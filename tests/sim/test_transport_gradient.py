@@ -42,10 +42,12 @@ class Side:
         return [axis for axis, kind in enumerate(self.layout.partial) if kind]
 
 
-def sides(mesh: Mesh, shape: Sequence[int], cut: bool = False) -> list[Side]:
+def sides(
+    mesh: Mesh, shape: Sequence[int], cut: bool = False, does: Sequence[str] = ("sum", "R")
+) -> list[Side]:
     """Every S, I, P, R on every axis; with `cut`, ragged cuts."""
     out = []
-    for dims, kinds in assignments(mesh, len(shape), ("sum", "R")):
+    for dims, kinds in assignments(mesh, len(shape), does):
         partial = [None if kind == "R" else kind for kind in kinds]
         layout = Layout.make(mesh, shape, dims, None, partial)
         if cut:

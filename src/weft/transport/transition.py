@@ -11,6 +11,7 @@ reduction does to the size of a gradient, and P(product), whose gradient needs t
 - P(product) reduced: the terms are gathered and multiplied one after the other by torch, whose
   gradient is that of exclusive products. Nothing is divided, so zeros are fine.
 - I -> P(product): the gradient of the one coordinate that keeps the value, brought to all.
+- P(product) on both sides: each factor has a gradient of its own, which moves as factors do.
 - P(max, min, and, or, band, bor, bxor) -> anything: refused where a gradient is wanted.
 """
 
@@ -49,6 +50,7 @@ class Transition:
         src, dst: the layouts.
         src_varying, dst_varying: replicated axes on which the value is seen by a computation that
             varies (R instead of I); other axes in them are ignored.
+        apart: axes on both sides of which terms have nothing to do with each other.
         copy: the result never shares memory with the argument. Without it a result that needs no
             work is the argument itself, or (where autograd records) shares its memory.
 
@@ -59,8 +61,8 @@ class Transition:
 
     __slots__ = (
         "mesh", "src", "dst", "src_varying", "dst_varying", "copy", "scale", "is_identity",
-        "communicates", "backward_communicates", "reduction", "_plan", "_back", "_program",
-        "_reverse", "_special", "_way",
+        "apart", "communicates", "backward_communicates", "reduction", "_plan", "_back",
+        "_program", "_reverse", "_special", "_way",
     )
 
     def __init__(
@@ -73,13 +75,17 @@ class Transition:
         dst_varying: frozenset[int] = frozenset(),
         copy: bool = False,
         scale: float = 1.0,
+        apart: frozenset[int] = frozenset(),
     ) -> None:
         self.mesh, self.src, self.dst, self.copy, self.scale = mesh, src, dst, copy, scale
         self.src_varying = _replicated(src, src_varying)
         self.dst_varying = _replicated(dst, dst_varying)
+        # Axes on which ranks hold values of their own, before and after: gradients do too.
+        self.apart = apart | _factors(src) & _factors(dst)
         self._plan = plan(src, dst)
         self._back = plan(
-            gradient_layout(dst, self.dst_varying), gradient_layout(src, self.src_varying)
+            gradient_layout(dst, self.dst_varying | self.apart),
+            gradient_layout(src, self.src_varying | self.apart),
         )
         self.communicates = _communicates(self._plan)
         self.backward_communicates = _communicates(self._back)
@@ -149,7 +155,7 @@ class Transition:
                 self.mesh, self._back.src, self._back.dst,
                 src_varying=_partial_axes(self.dst) | self.dst_varying,
                 dst_varying=_partial_axes(self.src) | self.src_varying,
-                scale=self.scale / _divisor(self),
+                scale=self.scale / _divisor(self), apart=self.apart,
             )
         return self._reverse
 
@@ -303,6 +309,10 @@ def _partial_axes(layout: Layout) -> frozenset[int]:
     return frozenset(axis for axis, kind in enumerate(layout.partial) if kind)
 
 
+def _factors(layout: Layout) -> frozenset[int]:
+    return frozenset(axis for axis, kind in enumerate(layout.partial) if kind == "product")
+
+
 def _communicates(found: Plan) -> bool:
     return any(not is_local(step) for step in found.steps)
 
@@ -311,8 +321,9 @@ def _divisor(transition: Transition) -> int:
     """The number of terms that share a gradient, over all axes where they do."""
     src, dst = transition.src, transition.dst
     return math.prod([
-        size for before, after, size in zip(src.partial, dst.partial, src.mesh.axis_sizes)
-        if before != after and (before == "avg" or after in IDEMPOTENT)
+        size ** ((before == "avg") + (after in IDEMPOTENT))
+        for before, after, size in zip(src.partial, dst.partial, src.mesh.axis_sizes)
+        if before != after
     ])
 
 
