@@ -29,6 +29,7 @@ from weft.planner import plan
 from weft.tensor import (
     ShardTensor,
     arange,
+    debug,
     distribute_tensor,
     empty,
     explain,
@@ -44,7 +45,7 @@ __all__ = [
     "KINDS", "BoundMesh", "CommunicationError", "Layout", "LayoutError", "Mesh", "MeshError", "P",
     "Partial", "Placement", "PlacementError", "Replicate", "Shard", "ShardTensor",
     "ShardTypeError", "StridedShard", "StrictError", "UnsupportedOpError", "WeftError",
-    "WeftWarning", "arange", "as_bound_mesh", "current_mesh", "distribute_module",
-    "distribute_tensor", "empty",
-    "explain", "full", "init_mesh", "ones", "plan", "strict", "testing", "zeros",
+    "WeftWarning", "arange", "as_bound_mesh", "current_mesh", "debug",
+    "distribute_module", "distribute_tensor", "empty", "explain", "full", "init_mesh", "ones",
+    "plan", "strict", "testing", "zeros",
 ]

@@ -56,14 +56,47 @@ def test_the_others_stop_waiting_in_time(short: GlooWorld, fn, op, other) -> Non
     assert time.monotonic() - start < 6 * TIMEOUT
     assert isinstance(cause, other)
     assert isinstance(stopped, CommunicationError)
-    first, rule, offenders, fix = str(stopped).splitlines()
+    first, rule, mine, theirs, fix = str(stopped).splitlines()
     assert first.startswith(f"{op} over axes (0), ranks 0, 1: rank 0 stopped waiting")
     assert rule == (
         "  Rule: every rank of a group issues the same collectives, each within the timeout "
         f"({TIMEOUT} s), and lives until all are done."
     )
-    assert offenders.startswith("  Offenders: ")
+    assert mine == (
+        f"  Offenders: rank 0 stopped at {op} (number 2 of its group), at {last_line_of(fn)}"
+    )
+    assert theirs == (
+        "             rank 1 has not been heard of: it did not come here, has ended, or waits "
+        "elsewhere"
+    )
     assert fix.endswith("WEFT_TIMEOUT=600")
+
+
+def last_line_of(fn) -> str:
+    return f"{__file__}:{max(line for *_, line in fn.__code__.co_lines() if line)}"
+
+
+def part_ways(mesh):
+    mesh.comm((0,)).exchange(None)
+    with pytest.raises(CommunicationError) as caught:
+        if mesh.rank == 0:
+            mesh.comm((0,)).all_gather(torch.ones(3), (3, 3))
+        else:
+            mesh.comm((0,)).broadcast(torch.ones(3), 0)
+    return str(caught.value).splitlines()
+
+
+def test_ranks_that_fail_together_hear_of_each_other(short: GlooWorld) -> None:
+    short.run(abs_of_rank, (2,))
+    first = part_ways.__code__.co_firstlineno
+    for said in short.run(part_ways, (2,)):
+        assert said[2:4] == [
+            "  Offenders: rank 0 stopped at all_to_all (number 2 of its group), at "
+            f"{__file__}:{first + 4}",
+            "             rank 1 stopped at broadcast (number 2 of its group), at "
+            f"{__file__}:{first + 6}",
+        ]
+    short.close()
 
 
 def abs_of_rank(mesh):

@@ -137,6 +137,7 @@ def test_ranks_that_wait_for_different_collectives_are_named() -> None:
         return str(caught.value)
 
     texts = run_simulated(fn, 4)
+    line = fn.__code__.co_firstlineno + 6
     assert texts[3] is None
     assert texts[:3] == [
         "collectives of simulated ranks: no rank can run on: of 4 ranks 3 wait, at 2 "
@@ -144,8 +145,10 @@ def test_ranks_that_wait_for_different_collectives_are_named() -> None:
         "  Rule: all ranks of a group issue the same collectives in the same order, with the "
         "same kind, dtype and sizes.\n"
         "  Offenders: rank 0 waits at all_reduce(sum, float32, (2, 3)) over axes (0) of "
-        "ranks 0, 1, 2, 3, ranks 1, 2 wait at all_gather(int64, (2, 2, 2, 2)) over axes (0) of "
-        "ranks 0, 1, 2, 3, rank 3 has returned\n"
+        f"ranks 0, 1, 2, 3, at {__file__}:{line}\n"
+        "             ranks 1, 2 wait at all_gather(int64, (2, 2, 2, 2)) over axes (0) of "
+        f"ranks 0, 1, 2, 3, at {__file__}:{line + 2}\n"
+        "             rank 3 has returned\n"
         "  Fix: call on every rank of the group what any of them calls: no `if rank == 0:` "
         "around it"
     ] * 3

@@ -1,5 +1,6 @@
 """Communication: one interface, three bodies (process groups, simulated, recording)."""
 
+from weft.comm.asking import PROCESS, PROVIDER, source_line
 from weft.comm.bound_mesh import BoundMesh, World, current_mesh
 from weft.comm.communicator import Communicator
 from weft.comm.init import as_bound_mesh, init_mesh, this_world
@@ -8,6 +9,7 @@ from weft.comm.reduction import check_kind
 from weft.comm.simulated import run_simulated
 
 __all__ = [
-    "BoundMesh", "Communicator", "Recorded", "World", "as_bound_mesh", "check_kind",
-    "current_mesh", "init_mesh", "recorded", "recording_mesh", "run_simulated", "this_world",
+    "PROCESS", "PROVIDER", "BoundMesh", "Communicator", "Recorded", "World", "as_bound_mesh",
+    "check_kind", "current_mesh", "init_mesh", "recorded", "recording_mesh", "run_simulated",
+    "source_line", "this_world",
 ]

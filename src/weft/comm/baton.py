@@ -3,7 +3,8 @@
 A *meeting* is a collective: every member of a group deposits what it brings and waits. The last
 to arrive computes what each takes away and runs on; the others queue for the baton in rank
 order. So a run is deterministic, and when nobody can run although somebody waits, the ranks
-disagree: all that wait are told at once who waits where.
+disagree: all that wait are told at once who waits where, down to the line of the program, for
+which their threads are looked at only then.
 
 torch's global state (default dtype, default generators, anomaly mode) is each rank's own: it is
 put away when the baton leaves a rank and restored when it returns. Thread-local state (grad mode,
@@ -16,13 +17,16 @@ would use threads of its own, so the rank's thread turns multithreaded backward 
 from __future__ import annotations
 
 import contextvars
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
 
+from weft.comm.asking import FIX, RULE, lines, source_line, who
 from weft.errors import CommunicationError, message
 
 __all__ = ["Baton", "Runner", "current_runner"]
@@ -67,6 +71,7 @@ class Runner:
         self.error: BaseException | None = None  # raised in it when it runs next
         self.ended: str | None = None  # "has returned" or "has raised ..."
         self.result: Any = None
+        self.thread: int | None = None  # its identifier
         self.world: Any = None  # the rank's world, kept here for the layer above
 
 
@@ -168,7 +173,7 @@ class Baton:
 
     def _main(self, runner: Runner, body: Callable[[Runner], Any]) -> None:
         runner.gate.acquire()
-        _local.runner = runner
+        _local.runner, runner.thread = runner, threading.get_ident()
         try:
             if not self.stopped:
                 assert runner.state is not None
@@ -219,30 +224,28 @@ class Baton:
 
     def _disagreement(self) -> str:
         """Who waits where, when all that have not ended wait."""
-        doing: dict[str, list[str]] = {}
-        for runner in self.runners:
-            state = runner.ended
-            if state is None:
-                members, what = runner.waits
-                state = f"waits at {what} of ranks {', '.join(map(str, members))}"
-            doing.setdefault(state, []).append(str(runner.rank))
+        frames = sys._current_frames()
+        whose = [
+            (runner.rank, runner.ended or _waits(runner, frames.get(runner.thread or 0)))
+            for runner in self.runners
+        ]
         waiting = [runner.waits for runner in self.runners if runner.waits is not None]
         return message(
             "collectives of simulated ranks",
-            f"no rank can run on: of {len(self.runners)} ranks {len(waiting)} wait, at "
-            f"{len(set(waiting))} collectives, and {len(self.runners) - len(waiting)} have ended",
-            "all ranks of a group issue the same collectives in the same order, with the same "
-            "kind, dtype and sizes",
-            [
-                f"rank {ranks[0]} {state}" if len(ranks) == 1
-                else f"ranks {', '.join(ranks)} "
-                + state.replace("waits", "wait", 1).replace("has", "have", 1)
-                for state, ranks in doing.items()
-            ],
-            "call on every rank of the group what any of them calls: no `if rank == 0:` around it",
+            f"no rank can run on: of {len(whose)} ranks {len(waiting)} wait, at "
+            f"{len({str(what) for _, what in waiting})} collectives, and "
+            f"{len(whose) - len(waiting)} have ended",
+            RULE, lines(who(whose)), FIX,
         )
 
     def _stop(self, error: BaseException) -> None:
         if self.failure is None:
             self.failure = error
         self.stopped = True
+
+
+def _waits(runner: Runner, frame: FrameType | None) -> str:
+    """Where a rank waits: the collective, who asks for it where that is known, the line."""
+    _, what = runner.waits
+    reason = getattr(what, "reason", "") or f", at {source_line(frame)}"
+    return f"waits at {what}{reason}"

@@ -16,6 +16,7 @@ from typing import Any, Self
 
 import torch
 
+from weft.comm.asking import PROCESS, Switch
 from weft.comm.communicator import Alone, Communicator
 from weft.core import AxisName, Mesh
 from weft.errors import MeshError, message
@@ -24,10 +25,11 @@ __all__ = ["BoundMesh", "World", "current_mesh"]
 
 
 class World(ABC):
-    """All the ranks that can meet, seen from one of them."""
+    """All the ranks that can meet, seen from one of them. `debug` switches their debug mode."""
 
     rank: int
     size: int
+    debug: Switch = PROCESS
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size

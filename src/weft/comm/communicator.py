@@ -7,19 +7,24 @@ ranks. Three bodies exist: process groups, simulated, recording.
 Buffers are plain tensors. All but those of `all_reduce` and `broadcast` are flat and contiguous,
 and sizes count elements. A result never shares memory with an argument. Collectives are finished
 (or, on an accelerator, ordered on its stream) when they return.
+
+In debug mode each collective, empty ones too, begins with a comparison of what the ranks ask for
+(`_agree`); otherwise it pays one truth test for it.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from weft.comm.asking import PROCESS, Ask
 from weft.comm.reduction import check_kind
 from weft.core import AxisName
+from weft.errors import CommunicationError
 
 __all__ = ["Alone", "Communicator", "as_bytes"]
 
@@ -34,16 +39,17 @@ class Communicator(ABC):
 
     `ranks` are the members in mesh order, `index` is my place among them, `axes` the mesh axes
     that the group runs over (for messages and traffic), `device` where buffers live that no
-    argument brings along.
+    argument brings along, `debug` the switch of the debug mode.
     """
 
-    __slots__ = ("axes", "device", "index", "ranks", "size")
+    __slots__ = ("axes", "debug", "device", "index", "ranks", "size")
 
     def __init__(
         self, ranks: tuple[int, ...], index: int, axes: tuple[AxisName, ...], device: torch.device
     ) -> None:
         self.ranks, self.index, self.axes, self.device = ranks, index, axes, device
         self.size = len(ranks)
+        self.debug = PROCESS
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.where})"
@@ -61,6 +67,8 @@ class Communicator(ABC):
         Raises:
             PlacementError: a kind that the dtype cannot carry exactly.
         """
+        if self.debug.on:
+            self._agree("all_reduce", kind, x.dtype, tuple(x.shape))
         check_kind(kind, x.dtype)
         x = x.detach()
         if self.size == 1 or x.numel() == 0:
@@ -96,6 +104,8 @@ class Communicator(ABC):
     def all_gather(self, x: Tensor, sizes: Sequence[int]) -> Tensor:
         """`sizes[i]` elements from each rank i, one after the other."""
         self._check(x, sizes[self.index], sizes)
+        if self.debug.on:
+            self._agree("all_gather", x.dtype, tuple(sizes))
         if self.size == 1 or sum(sizes) == 0:
             return _copy(x.detach())
         return self._all_gather(x.detach(), tuple(sizes))
@@ -106,6 +116,8 @@ class Communicator(ABC):
         Raises:
             PlacementError: a kind that the dtype cannot carry exactly.
         """
+        if self.debug.on:
+            self._agree("reduce_scatter", kind, x.dtype, tuple(sizes))
         check_kind(kind, x.dtype)
         self._check(x, sum(sizes), sizes)
         if self.size == 1 or x.numel() == 0:
@@ -116,12 +128,16 @@ class Communicator(ABC):
         """Send `send[i]` elements to each rank i, receive `recv[i]` from it, in rank order."""
         self._check(x, sum(send), send)
         self._check(None, 0, recv)
+        if self.debug.on:
+            self._agree("all_to_all", x.dtype, send=tuple(send), recv=tuple(recv))
         if self.size == 1:
             return _copy(x.detach())
         return self._all_to_all(x.detach(), tuple(send), tuple(recv))
 
     def broadcast(self, x: Tensor, source: int) -> Tensor:
         """The tensor of the rank at place `source`; all pass one of its shape and dtype."""
+        if self.debug.on:
+            self._agree("broadcast", x.dtype, tuple(x.shape), source)
         x = x.detach()
         if self.size == 1 or x.numel() == 0:
             return _copy(x)
@@ -131,6 +147,8 @@ class Communicator(ABC):
         self, x: Tensor | None, sizes: Sequence[int], source: int, dtype: torch.dtype
     ) -> Tensor:
         """The rank at place `source` gives rank i `sizes[i]` elements; the others pass None."""
+        if self.debug.on:
+            self._agree("scatter", dtype, tuple(sizes), source)
         if x is not None:
             self._check(x, sum(sizes), sizes)
             x = x.detach()
@@ -142,7 +160,27 @@ class Communicator(ABC):
 
     def exchange(self, value: object) -> list[object]:
         """A small picklable value of every rank, in group order."""
+        if self.debug.on:
+            self._agree("exchange")
         return [value] if self.size == 1 else self._exchange(value)
+
+    def _agree(
+        self, op: str, *facts: Hashable, send: tuple[int, ...] = (), recv: tuple[int, ...] = ()
+    ) -> None:
+        """Compare what the ranks of the group ask for, before they do it.
+
+        Raises:
+            CommunicationError: on all of them, when they ask for different things.
+        """
+        if self.size > 1:
+            ask = Ask(op, self.axes, self.ranks, facts, send, recv)
+            said = self._roll_call(ask.by_now())
+            if said:
+                raise CommunicationError(said)
+
+    def _roll_call(self, ask: Ask) -> str:
+        """The error of ranks that do not agree, the same on all of them, or ""."""
+        return ""
 
     def _check(self, x: Tensor | None, numel: int, sizes: Sequence[int]) -> None:
         assert len(sizes) == self.size, f"{len(sizes)} sizes for {self.size} ranks"

@@ -26,9 +26,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from weft.comm.asking import Ask, lines, source_line
 from weft.comm.bound_mesh import BoundMesh, World
 from weft.comm.communicator import Communicator, as_bytes
 from weft.comm.reduction import reduce_terms
+from weft.comm.roll_call import RollCall
 from weft.core import AxisName, as_mesh, balanced_cuts
 from weft.errors import CommunicationError, MeshError, message
 
@@ -90,13 +92,15 @@ class ProcessWorld(World):
     def __init__(self) -> None:
         super().__init__(dist.get_rank(), dist.get_world_size())
         self.default = dist.group.WORLD
+        self.roll = RollCall(self.rank)
         self._groups: dict[tuple[str, frozenset[int]], dist.ProcessGroup] = {}
         self._comms: weakref.WeakSet[ProcessCommunicator] = weakref.WeakSet()
         self._wrapping: weakref.WeakValueDictionary[int, BoundMesh] = weakref.WeakValueDictionary()
 
     def connect(self, mesh: BoundMesh, axes: tuple[int, ...]) -> Communicator:
         ranks, names = mesh.group_ranks(axes), mesh.names(axes)
-        comm = ProcessCommunicator(self.group(mesh, axes), ranks, self.rank, names, mesh.device)
+        group = self.group(mesh, axes)
+        comm = ProcessCommunicator(group, ranks, self.roll, names, mesh.device)
         self._comms.add(comm)
         return comm
 
@@ -128,6 +132,7 @@ class ProcessWorld(World):
         if self._splits() and mesh.size() < self.size:
             raise _cannot_split(mesh, self.size)
         mine: Any = None
+        self._agree(mesh, axes)
         for ranks in rows:
             try:
                 group = dist.new_group(
@@ -135,9 +140,19 @@ class ProcessWorld(World):
                     use_local_synchronization=not self._splits(),
                 )
             except RuntimeError as error:
-                raise _gave_up("making a process group", f"ranks {ranks}", error) from error
+                where = f"axes ({', '.join(map(str, mesh.names(axes)))}), ranks {ranks}"
+                raise _gave_up("new_group", where, error, self.roll, ranks) from error
             mine = group if self.rank in ranks else mine
         return mine
+
+    def _agree(self, mesh: BoundMesh, axes: tuple[int, ...]) -> None:
+        """In debug mode: all that have to make a group make one."""
+        if self.debug.on:
+            ranks = tuple(range(self.size)) if self._splits() else mesh.group_ranks(axes)
+            ask = Ask("new_group", mesh.names(axes), ranks, ())
+            said = self.roll.call(ask.by_now(), timeout().total_seconds())
+            if said:
+                raise CommunicationError(said)
 
     def _splits(self) -> bool:
         """Whether new groups are split off the default one, which takes all of its ranks."""
@@ -173,6 +188,7 @@ class ProcessWorld(World):
 
     def close(self) -> None:
         """Let go of every group. Those that outlive the interpreter's end may abort the process."""
+        self.roll.end()
         for comm in self._comms:
             comm.group = None
         for mesh in self._wrapping.values():
@@ -184,21 +200,24 @@ class ProcessWorld(World):
 class ProcessCommunicator(Communicator):
     """Collectives over one process group."""
 
-    __slots__ = ("__weakref__", "exact", "group", "in_order", "native", "places")
+    __slots__ = ("__weakref__", "exact", "group", "in_order", "native", "places", "roll")
 
     group: dist.ProcessGroup | None
 
     def __init__(
-        self, group: dist.ProcessGroup, ranks: tuple[int, ...], rank: int,
+        self, group: dist.ProcessGroup, ranks: tuple[int, ...], roll: RollCall,
         axes: tuple[AxisName, ...], device: torch.device,
     ) -> None:
-        super().__init__(ranks, ranks.index(rank), axes, device)
-        self.group = group
+        super().__init__(ranks, ranks.index(roll.rank), axes, device)
+        self.group, self.roll = group, roll
         order = dist.get_process_group_ranks(group)
         self.places = tuple(order.index(member) for member in ranks)
         self.in_order = self.places == tuple(range(self.size))
         self.exact = _EXACT.get(_backend_of(group, device.type) or "", frozenset())
         self.native = bool(self.exact) and self.in_order
+
+    def _roll_call(self, ask: Ask) -> str:
+        return self.roll.call(ask, timeout().total_seconds())
 
     def all_reduce(self, x: Tensor, kind: str) -> Tensor:
         if (kind, x.dtype) not in self.exact or x.numel() == 0:
@@ -209,12 +228,14 @@ class ProcessCommunicator(Communicator):
     def _all_reduce_own(self, total: Tensor, kind: str) -> Tensor:
         if (kind, total.dtype) not in self.exact or total.numel() == 0:
             return super().all_reduce(total, kind)
+        if self.debug.on:
+            self._agree("all_reduce", kind, total.dtype, tuple(total.shape))
         # Straight to the group: a small gradient's reduction costs less than torch's wrappers.
         assert self.group is not None
         try:
             self.group.allreduce([total], _REDUCE[kind]).wait()
         except RuntimeError as error:
-            raise _gave_up("all_reduce", self.where, error) from error
+            raise self._gave_up("all_reduce", error) from error
         return total.div_(self.size) if kind == "avg" else total
 
     def _all_reduce(self, x: Tensor, kind: str) -> Tensor:
@@ -300,7 +321,14 @@ class ProcessCommunicator(Communicator):
         try:
             call(*args, group=self.group, **named)
         except RuntimeError as error:
-            raise _gave_up(op, self.where, error) from error
+            raise self._gave_up(op, error) from error
+
+    def _gave_up(self, op: str, error: RuntimeError) -> CommunicationError:
+        try:  # how many collectives the backend has counted tells ranks in a loop apart
+            count = f" (number {self.group._get_sequence_number_for_group()} of its group)"  # type: ignore[union-attr]
+        except RuntimeError:
+            count = ""
+        return _gave_up(op + count, self.where, error, self.roll, self.ranks)
 
 
 _here: ProcessWorld | None = None
@@ -343,15 +371,17 @@ def _cannot_split(mesh: BoundMesh, world_size: int) -> MeshError:
     )
 
 
-def _gave_up(op: str, where: str, error: RuntimeError) -> CommunicationError:
+def _gave_up(
+    op: str, where: str, error: RuntimeError, roll: RollCall, ranks: Sequence[int]
+) -> CommunicationError:
     reason = str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else "no reason"
+    known = roll.last_words(ranks, f"stopped at {op}, at {source_line()}")
     return CommunicationError(
         message(
-            f"{op} over {where}", f"rank {dist.get_rank()} stopped waiting: {reason}",
+            f"{op.split()[0]} over {where}", f"rank {roll.rank} stopped waiting: {reason}",
             f"every rank of a group issues the same collectives, each within the timeout "
-            f"({timeout().total_seconds():g} s), and lives until all are done",
-            ["a rank of this group that raised, ended, or went another way"],
-            "see the first error that any rank printed; if ranks merely need longer, "
-            "WEFT_TIMEOUT=600",
+            f"({timeout().total_seconds():g} s), and lives until all are done", lines(known),
+            "see the first error that any rank printed; WEFT_DEBUG=1 compares what the ranks ask "
+            "for before they do it; if ranks merely need longer, WEFT_TIMEOUT=600",
         )
     )

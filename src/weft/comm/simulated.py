@@ -1,5 +1,9 @@
 """n ranks in this process: communicators whose data meets under a baton.
 
+What ranks meet for is an `Ask`: those that ask for other ops or facts never meet, and the baton
+says so. (The splits of an all-to-all are compared where they meet.) In debug mode the ranks of a
+group meet before each collective, whatever they ask for, and compare.
+
 What a rank takes away from a meeting is always fresh memory, computed by the last to arrive
 while the others wait, so that no rank sees another one's later writes. Reductions are those of
 `weft.comm.reduction`: torch's own, in rank order.
@@ -10,12 +14,21 @@ from __future__ import annotations
 import math
 import pickle
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from weft.comm.asking import (
+    PROCESS,
+    Ask,
+    Switch,
+    agree,
+    digest,
+    disagreement,
+    pairs_that_differ,
+)
 from weft.comm.baton import Baton, Finish, Runner, current_runner
 from weft.comm.bound_mesh import BoundMesh, World
 from weft.comm.communicator import Communicator
@@ -29,24 +42,25 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class _Meeting:
-    """What ranks must agree on to meet: the op, the mesh axes, and the facts (dtype, sizes...)."""
+class _RollCall:
+    """What ranks that compare what they ask for meet at: any of them is equal to any other."""
 
-    op: str
-    axes: tuple[AxisName, ...]
-    facts: tuple[Hashable, ...]
+    ask: Ask = field(compare=False)
 
     def __str__(self) -> str:
-        facts = ", ".join(str(fact).removeprefix("torch.") for fact in self.facts)
-        return f"{self.op}({facts}) over axes ({', '.join(map(str, self.axes))})"
+        return f"the comparison before {self.ask}"
+
+    @property
+    def reason(self) -> str:
+        return self.ask.reason
 
 
 class SimulatedWorld(World):
     """The simulated ranks of one run, seen from one of them."""
 
-    def __init__(self, baton: Baton, runner: Runner) -> None:
+    def __init__(self, baton: Baton, runner: Runner, debug: bool) -> None:
         super().__init__(runner.rank, len(baton.runners))
-        self.baton, self.runner = baton, runner
+        self.baton, self.runner, self.debug = baton, runner, Switch(debug)
 
     def connect(self, mesh: BoundMesh, axes: tuple[int, ...]) -> Communicator:
         ranks, names = mesh.group_ranks(axes), mesh.names(axes)
@@ -63,10 +77,18 @@ class SimulatedCommunicator(Communicator):
         device: torch.device,
     ) -> None:
         super().__init__(ranks, ranks.index(world.rank), axes, device)
-        self.world = world
+        self.world, self.debug = world, world.debug
+
+    def _roll_call(self, ask: Ask) -> str:
+        def finish(asks: list[Ask]) -> list[str]:
+            same = agree(digest(ask, rank) for ask, rank in zip(asks, self.ranks))
+            return ["" if same else disagreement(asks, self.ranks)] * self.size
+
+        world, what = self.world, _RollCall(ask)
+        return world.baton.meet(world.runner, self.ranks, self.index, what, ask, finish)
 
     def _meet(self, op: str, facts: tuple[Hashable, ...], deposit: Any, finish: Finish) -> Any:
-        what = _Meeting(op, self.axes, facts)
+        what = Ask(op, self.axes, self.ranks, facts)
         world = self.world
         return world.baton.meet(world.runner, self.ranks, self.index, what, deposit, finish)
 
@@ -99,12 +121,7 @@ class SimulatedCommunicator(Communicator):
         return self._meet("all_to_all", (x.dtype,), (x, send, recv), finish)
 
     def _check_splits(self, splits: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> None:
-        wrong = [
-            f"rank {self.ranks[i]} sends {sent} to rank {self.ranks[j]}, which expects {due}"
-            for i, (send, _) in enumerate(splits)
-            for j, (sent, (_, recv)) in enumerate(zip(send, splits))
-            for due in (recv[i],) if sent != due
-        ]
+        wrong = pairs_that_differ(self.ranks, splits)
         if wrong:
             raise CommunicationError(
                 message(
@@ -157,7 +174,8 @@ def run_simulated(
 
     Without `mesh`, one unnamed axis of all ranks; without `num_ranks`, as many ranks as the mesh
     needs. Ranks that the mesh does not hold get it with `here` None. Each rank starts from the
-    caller's default dtype and generator state, which are untouched afterwards.
+    caller's default dtype and generator state, which are untouched afterwards, and in debug mode if
+    the caller is.
 
     Raises:
         MeshError: the mesh needs more ranks. CommunicationError: ranks wait for different
@@ -176,6 +194,8 @@ def run_simulated(
                 f"run(fn, num_ranks={math.prod(value.axis_sizes)}, mesh=...)",
             )
         )
+    outer = current_simulated_world()
+    debug = (PROCESS if outer is None else outer.debug).on
     baton = Baton(num_ranks, _generators(device_type))
     current = None
     if device_type not in ("cpu", "meta"):
@@ -184,7 +204,7 @@ def run_simulated(
     def body(runner: Runner) -> T:
         if current is not None:
             torch.get_device_module(device_type).set_device(current)
-        runner.world = SimulatedWorld(baton, runner)
+        runner.world = SimulatedWorld(baton, runner, debug)
         return fn(runner.world.bind(value, device_type))
 
     return baton.run(body)

@@ -4,12 +4,12 @@ from weft.tensor import autograd, bridge, construct, dispatch, optimizers, speci
 from weft.tensor.construct import arange, distribute_tensor, empty, full, ones, zeros
 from weft.tensor.enter import enter_all
 from weft.tensor.from_local import from_local
-from weft.tensor.modes import explain, strict
+from weft.tensor.modes import debug, explain, strict
 from weft.tensor.shard_tensor import ShardTensor, hooks
 
 __all__ = [
-    "ShardTensor", "arange", "distribute_tensor", "empty", "explain", "full", "ones", "strict",
-    "zeros",
+    "ShardTensor", "arange", "debug", "distribute_tensor", "empty", "explain", "full", "ones",
+    "strict", "zeros",
 ]
 
 hooks.call = dispatch.call

@@ -1,22 +1,26 @@
-"""`weft.strict()` and `weft.explain()`: what is checked and recorded where a recipe communicates.
+"""`weft.strict()`, `weft.explain()`, `weft.debug()`: what a recipe that communicates looks at.
 
-Both are per thread. A recipe that communicates nothing never looks here.
+The first two are per thread, `debug` is per rank. A recipe that communicates nothing never looks
+here.
 """
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
 import torch
 
+from weft.comm import source_line, this_world
 from weft.errors import StrictError, message
 from weft.transport import traffic
 from weft.transport.transition import Transition
 
-__all__ = ["STRICT", "check_plain", "check_strict", "explain", "is_strict", "source_line", "strict"]
+__all__ = [
+    "STRICT", "check_plain", "check_strict", "debug", "explain", "is_strict", "source_line",
+    "strict",
+]
 
 _STATE = threading.local()
 
@@ -28,7 +32,6 @@ class _Strict:
 
 
 STRICT = _Strict()
-_PARTS_OF_WEFT_AND_TORCH = (f"{__name__.split('.')[0]}.", "torch.")
 
 
 @contextmanager
@@ -54,6 +57,24 @@ def is_strict() -> bool:
 def explain() -> AbstractContextManager[traffic.Log]:
     """Record every transition: op, source line, layouts, bytes and reason, backward included."""
     return traffic.record()
+
+
+@contextmanager
+def debug(enabled: bool = True) -> Iterator[None]:
+    """Inside, all ranks of a group say what they ask for before each collective, and compare.
+
+    Where they ask for different things, or some do not come within the timeout, all raise the
+    same CommunicationError. It is the rank's mode (in a process: of all its threads); all ranks
+    enter and leave it together. `WEFT_DEBUG=1` in the environment turns it on for good.
+    """
+    switch = this_world().debug
+    before, switch.on = switch.on, enabled
+    traffic.STATE.change(enabled)
+    try:
+        yield
+    finally:
+        traffic.STATE.change(-enabled)
+        switch.on = before
 
 
 def check_plain(op: str, tensors: Sequence[torch.Tensor]) -> None:
@@ -92,14 +113,3 @@ def check_strict(op: str, transition: Transition) -> None:
                     "under weft.strict() no op communicates implicitly", [source_line()],
                     f"x.redistribute(placements={list(transition.dst.placements)!r})")
         )
-
-
-def source_line() -> str:
-    """file:line of the innermost frame that is neither weft's nor torch's."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        module = frame.f_globals.get("__name__", "")
-        if not f"{module}.".startswith(_PARTS_OF_WEFT_AND_TORCH):
-            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        frame = frame.f_back
-    return "unknown"

@@ -79,6 +79,12 @@ class Program:
             x = move(x)
         return x
 
+    def run_as(self, text: str, layouts: str, x: Tensor) -> Tensor:
+        """`run`, told to the traffic log, and to the debug mode of collectives."""
+        self.report(text, x.element_size())
+        with traffic.moving(layouts if layouts == text else f"{text}: {layouts}"):
+            return self.run(x)
+
     def report(self, text: str, itemsize: int) -> None:
         """Tell the traffic log what a run of the transition `text` moves."""
         for it in self.collectives:
@@ -103,9 +109,8 @@ def execute(plan: Plan, local: Tensor, mesh: BoundMesh, *, copy: bool = False) -
             programs.clear()
         program = programs[plan] = compile_plan(plan, mesh)
     local = local.detach()
-    if traffic.STATE.on:
-        program.report(f"{plan.src} -> {plan.dst}", local.element_size())
-    out = program.run(local)
+    text = f"{plan.src} -> {plan.dst}" if traffic.STATE.on else ""
+    out = program.run_as(text, text, local) if text else program.run(local)
     return unshared(out, local) if copy and program.aliases else out
 
 

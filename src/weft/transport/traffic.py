@@ -14,7 +14,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-__all__ = ["STATE", "Event", "Label", "Log", "Note", "emit", "label", "note", "record", "resume"]
+from weft.comm import PROCESS, PROVIDER
+
+__all__ = [
+    "STATE", "Event", "Label", "Log", "Note", "emit", "label", "moving", "note", "record", "resume",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +81,7 @@ class Log:
 
 
 class _State:
-    """`on`: whether a log is open on any thread."""
+    """`on`: whether a log is open on any thread, or debug mode wants to know who asks."""
 
     __slots__ = ("on", "open", "lock")
 
@@ -99,6 +103,7 @@ class _Thread(threading.local):
     logs: tuple[Log, ...] = ()
     label: Label = Label()
     direction: str = "forward"
+    transition: str = ""
 
 
 _thread = _Thread()
@@ -126,6 +131,26 @@ def label(op: str, line: str = "", reason: str = "") -> Iterator[Label]:
         yield _thread.label
     finally:
         _thread.label = outer
+
+
+@contextmanager
+def moving(transition: str) -> Iterator[None]:
+    """What moves inside belongs to this transition."""
+    outer, _thread.transition = _thread.transition, transition
+    try:
+        yield
+    finally:
+        _thread.transition = outer
+
+
+def _asks() -> tuple[str, str, str]:
+    mine = _thread.label
+    back = "the backward of " if mine.op and _thread.direction == "backward" else ""
+    return back + mine.op, mine.line, _thread.transition
+
+
+PROVIDER.asks = _asks
+STATE.change(PROCESS.on)
 
 
 @dataclass(frozen=True, slots=True)

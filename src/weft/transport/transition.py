@@ -175,9 +175,8 @@ class Transition:
         if program is not None:
             if forward_ad._current_level >= 0 or _transforms() is not None:
                 _refuse_transforms(self, x)
-            if STATE.on:
-                program.report(self.text, x.element_size())
-            out = program.run(x)
+            layouts = f"{self.src} -> {self.dst}" if STATE.on else ""
+            out = program.run_as(self.text, layouts, x) if layouts else program.run(x)
         if self.scale != 1:
             out = out * self.scale
         return unshared(out, x) if self.copy else out

@@ -1,0 +1,292 @@
+"""What a rank asks for when it enters a collective, and the words in which ranks disagree.
+
+An `Ask` is one rank's collective as data. Ranks agree when they ask for the same op over the same
+ranks with the same facts (kind, dtype, sizes), and, where both are known, for the same call and
+transition. The splits of an all-to-all differ from rank to rank: there, what i sends to j has to
+be what j expects of i. `digest` is the fixed-size image of an ask in which all of this can be
+compared: its last two parts are sums of hashes, one over what is sent, one over what is expected,
+whose totals over the group are equal when every pair agrees.
+
+Which call a collective serves, the rooms above know; they say so through `PROVIDER`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from types import FrameType
+
+from weft.core import AxisName
+from weft.errors import message
+
+__all__ = [
+    "DIGEST_NBYTES", "FIX", "PROCESS", "PROVIDER", "RULE", "Ask", "Switch", "agree", "digest",
+    "disagreement", "lines", "pairs_that_differ", "source_line", "who",
+]
+
+RULE = (
+    "all ranks of a group issue the same collectives in the same order, with the same kind, dtype "
+    "and sizes"
+)
+FIX = "call on every rank of the group what any of them calls: no `if rank == 0:` around it"
+
+DIGEST_NBYTES = 64
+_PARTS = (16, 8, 8, 16, 16)  # what all share, the call, the transition, sent, expected
+
+_FACTS = {
+    "all_gather": ("dtype", "list of sizes"),
+    "all_reduce": ("kind", "dtype", "shape"),
+    "all_to_all": ("dtype",),
+    "broadcast": ("dtype", "shape", "source"),
+    "exchange": (),
+    "new_group": (),
+    "reduce_scatter": ("kind", "dtype", "list of sizes"),
+    "scatter": ("dtype", "list of sizes", "source"),
+}
+"""The facts of each collective, in the order in which an ask holds them."""
+
+_SHOWN = 160
+"""Characters of a list of facts that a message shows."""
+
+_PARTS_OF_WEFT_AND_TORCH = (f"{__name__.split('.')[0]}.", "torch.")
+
+
+class Switch:
+    """Whether debug mode is on: one for a process, one for each simulated rank."""
+
+    __slots__ = ("on",)
+
+    def __init__(self, on: bool) -> None:
+        self.on = on
+
+
+PROCESS = Switch(os.environ.get("WEFT_DEBUG", "") not in ("", "0"))
+"""The process's own. `WEFT_DEBUG=1` turns it on for good."""
+
+
+class Provider:
+    """`asks()`: the call that asks for what is communicated, its source line, the transition.
+
+    What is unknown is "". Set by the room that knows.
+    """
+
+    __slots__ = ("asks",)
+
+    def __init__(self) -> None:
+        self.asks: Callable[[], tuple[str, str, str]] = lambda: ("", "", "")
+
+
+PROVIDER = Provider()
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One collective as one rank asks for it. Equal asks meet; who asks does not matter there."""
+
+    op: str
+    axes: tuple[AxisName, ...]
+    ranks: tuple[int, ...]  # in mesh order
+    facts: tuple[Hashable, ...]
+    send: tuple[int, ...] = field(default=(), compare=False)  # of an all-to-all
+    recv: tuple[int, ...] = field(default=(), compare=False)
+    call: str = field(default="", compare=False)
+    call_line: str = field(default="", compare=False)
+    transition: str = field(default="", compare=False)
+    line: str = field(default="", compare=False)  # where the program is now; "" is unknown
+
+    def by_now(self) -> Ask:
+        """This ask with who asks for it, and where."""
+        call, call_line, transition = PROVIDER.asks()
+        return replace(
+            self, call=call, call_line=call_line, transition=transition, line=source_line()
+        )
+
+    def __str__(self) -> str:
+        return f"{self.collective} over axes ({self.over}) of ranks {_some(self.ranks)}"
+
+    @property
+    def collective(self) -> str:
+        """`all_reduce(sum, float32, (2, 3))`"""
+        return f"{self.op}({_short(', '.join(map(_word, self.facts)))})"
+
+    @property
+    def over(self) -> str:
+        """The axes in words."""
+        return ", ".join(map(str, self.axes))
+
+    @property
+    def reason(self) -> str:
+        """Who asks: `, for full_tensor, P(sum)->I on dp, at train.py:12`"""
+        parts = []
+        if self.call:
+            elsewhere = self.call_line and self.call_line != self.line
+            parts.append(f"for {self.call}" + (f" at {self.call_line}" if elsewhere else ""))
+        if self.transition:
+            parts.append(_short(self.transition))
+        if self.line:
+            parts.append(f"at {self.line}")
+        return "".join(f", {part}" for part in parts)
+
+
+def source_line(frame: FrameType | None = None) -> str:
+    """file:line of the innermost frame (from `frame` outward) that is not weft's or torch's."""
+    frame = frame or sys._getframe(1)
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if not f"{module}.".startswith(_PARTS_OF_WEFT_AND_TORCH):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "unknown"
+
+
+# Comparing.
+
+
+def digest(ask: Ask, rank: int) -> bytes:
+    """The image of one rank's ask, of DIGEST_NBYTES."""
+    place = ask.ranks.index(rank)
+    shared, call, transition, pair, _ = _PARTS
+    sent = sum(_hash((place, j, size), pair) for j, size in enumerate(ask.send))
+    due = sum(_hash((i, place, size), pair) for i, size in enumerate(ask.recv))
+    numbers = (
+        _hash((ask.op, ask.axes, ask.ranks, ask.facts), shared),
+        _hash(ask.call, call) if ask.call else 0,
+        _hash(ask.transition, transition) if ask.transition else 0,
+        sent, due,
+    )
+    return b"".join(
+        (number % (1 << 8 * size)).to_bytes(size, "little")
+        for number, size in zip(numbers, _PARTS)
+    )
+
+
+def agree(digests: Iterable[bytes]) -> bool:
+    """Whether the ranks with these digests ask for the same."""
+    rows: list[list[int]] = []
+    for one in digests:
+        assert len(one) == DIGEST_NBYTES, f"a digest of {len(one)} bytes"
+        starts = [sum(_PARTS[:at]) for at in range(len(_PARTS))]
+        rows.append([
+            int.from_bytes(one[start : start + size], "little")
+            for start, size in zip(starts, _PARTS)
+        ])
+    shared, call, transition, sent, due = zip(*rows)
+    same = all(len({*column} - {0}) <= 1 for column in (call, transition))
+    return len({*shared}) == 1 and same and (sum(sent) - sum(due)) % (1 << 128) == 0
+
+
+def _hash(value: object, size: int) -> int:
+    return int.from_bytes(
+        hashlib.blake2b(repr(value).encode(), digest_size=size).digest(), "little"
+    )
+
+
+# Saying it.
+
+
+def disagreement(asks: Sequence[Ask], ranks: Sequence[int]) -> str:
+    """The error of ranks that came to one collective and ask for different ones.
+
+    `asks[i]` is that of `ranks[i]`; equal arguments give the same text on every rank.
+    """
+    differ = pairs_that_differ(asks[0].ranks, [(ask.send, ask.recv) for ask in asks])
+    fact = _first_difference(asks, ranks)
+    if fact is None:
+        fact = f"{len(differ)} of {len(asks) ** 2} pairs of ranks disagree about what they exchange"
+    else:
+        differ = []
+    whose = [(rank, f"asks for {ask.collective}{ask.reason}") for ask, rank in zip(asks, ranks)]
+    return message(
+        f"collectives over axes ({asks[0].over}), ranks {_some(asks[0].ranks)}",
+        fact, RULE, lines([*differ, *who(whose)]), FIX,
+    )
+
+
+def _first_difference(asks: Sequence[Ask], ranks: Sequence[int]) -> str | None:
+    """The first thing that ranks do not share, with who asks for which."""
+    columns: list[tuple[str, list[str]]] = [
+        ("the collective", [ask.op for ask in asks]),
+        ("the list of mesh axes", [f"({ask.over})" for ask in asks]),
+        ("the order of ranks", [_some(ask.ranks) for ask in asks]),
+    ]
+    names = _FACTS[asks[0].op]
+    if {ask.op for ask in asks} == {asks[0].op}:
+        columns += [
+            (f"the {name}", [_short(_word(ask.facts[at])) for ask in asks])
+            for at, name in enumerate(names)
+        ]
+    columns += [
+        ("the call", [ask.call for ask in asks]),
+        ("the transition", [ask.transition for ask in asks]),
+    ]
+    for name, values in columns:
+        sides: dict[str, list[int]] = {}
+        for value, rank in zip(values, ranks):
+            if value:
+                sides.setdefault(value, []).append(rank)
+        if len(sides) > 1:
+            return f"{name} is " + " and ".join(
+                f"{value} on {_ranks(members)}" for value, members in sides.items()
+            )
+    return None
+
+
+def pairs_that_differ(
+    ranks: Sequence[int], splits: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]
+) -> list[str]:
+    """The pairs of an all-to-all between which other sizes are sent than expected.
+
+    `splits[i]` is what the rank at place i sends to each place, and what it expects of each.
+    """
+    return [
+        f"rank {ranks[i]} sends {sent} to rank {ranks[j]}, which expects {due}"
+        for i, (send, _) in enumerate(splits)
+        for j, (sent, (_, recv)) in enumerate(zip(send, splits))
+        for due in (recv[i] if recv else 0,) if sent != due
+    ]
+
+
+def who(whose: Iterable[tuple[int, str]]) -> list[str]:
+    """What ranks do, those that do the same together: `ranks 1, 2 wait at ...`"""
+    doing: dict[str, list[int]] = {}
+    for rank, verb in whose:
+        doing.setdefault(verb, []).append(rank)
+    return [
+        f"{_ranks(ranks)} {verb if len(ranks) == 1 else _PLURALS.get(first, first) + rest}"
+        for verb, ranks in doing.items()
+        for first, rest in (_first_word(verb),)
+    ]
+
+
+_PLURALS = {"waits": "wait", "has": "have", "was": "were", "asks": "ask", "stopped": "stopped"}
+
+
+def _first_word(text: str) -> tuple[str, str]:
+    first, space, rest = text.partition(" ")
+    return first, space + rest
+
+
+def lines(offenders: Sequence[str]) -> list[str]:
+    """Offenders of a message, one to a line."""
+    return [("\n" + " " * len("  Offenders: ")).join(offenders)]
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {_some(ranks)}"
+
+
+def _some(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks[:16])) + (", ..." if len(ranks) > 16 else "")
+
+
+def _word(fact: object) -> str:
+    return str(fact).removeprefix("torch.")
+
+
+def _short(text: str) -> str:
+    if len(text) <= _SHOWN:
+        return text
+    return f"{text[: _SHOWN // 2]} ... {text[-_SHOWN // 2 :]}"
