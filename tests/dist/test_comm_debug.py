@@ -112,8 +112,9 @@ def other_groups(mesh: Any) -> tuple[str, str]:
     comms = [mesh.comm((axis,)) for axis in axes]
     for axis in (0, 1):  # a group is made by all of its ranks, and they are in step
         mesh.comm((axis,)).exchange(None)
-    first, second = (refusal(lambda: comm.exchange(None))[1] for comm in comms)
-    return first, second
+    first = refusal(lambda: comms[0].exchange(None))[1]
+    world(mesh).exchange(None)  # all have given up
+    return first, refusal(lambda: comms[1].exchange(None))[1]
 
 
 def one_has_it_off(mesh: Any) -> str:

@@ -7,15 +7,15 @@ and go as one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from weft.comm import Communicator
-from weft.transport.traffic import STATE, Note, note, resume
+from weft.transport.traffic import STATE, Note, moving, note, resume
 from weft.transport.transition import Transition
 
 __all__ = ["Noted", "move_together", "run_together"]
@@ -63,10 +63,23 @@ def run_together(
                 transition.report(x.element_size())
         joint.setdefault(transition.reduction, []).append(place)
     for (comm, kind), places in joint.items():
-        totals = comm.all_reduce_together([out[place] for place in places], kind)
+        with _told(transitions, noted, places) if STATE.on else nullcontext():
+            totals = comm.all_reduce_together([out[place] for place in places], kind)
         for place, total in zip(places, totals):
             out[place] = total
     return out
+
+
+@contextmanager
+def _told(
+    transitions: Sequence[Transition], noted: Sequence[Noted], places: Sequence[int]
+) -> Iterator[None]:
+    """A joint collective serves, for debug mode, the first of its calls and all its transitions."""
+    texts = [f"{one.text}: {one.src} -> {one.dst}" for one in map(transitions.__getitem__, places)]
+    first = noted[places[0]] if noted else None
+    told = nullcontext() if first is None else resume(first.note, first.reason)
+    with told, moving("; ".join(texts)):
+        yield
 
 
 class _Together(torch.autograd.Function):
