@@ -30,10 +30,13 @@ __all__ = [
 
 def grad_meta(meta: Meta) -> Meta:
     """What the gradient of such a tensor is."""
-    layout = meta.layout
-    if layout.is_partial:
-        layout = layout.replace(partial=(None,) * layout.mesh.ndim)
-    return meta.replace(layout=layout, requires_grad=False, alias=None)
+    made = meta.of_grad
+    if made is None:
+        layout = meta.layout
+        if layout.is_partial:
+            layout = layout.replace(partial=(None,) * layout.mesh.ndim)
+        made = meta.of_grad = meta.replace(layout=layout, requires_grad=False, alias=None)
+    return made
 
 
 def _partial_axes(meta: Meta) -> frozenset[int]:

@@ -17,7 +17,7 @@ from weft.tensor.calls import functional_name, slots_of
 from weft.tensor.capture import Op, Slot, Trace, map_tensors
 from weft.tensor.meta import Meta, contiguous_strides, intern
 from weft.tensor.recipe import Recipe
-from weft.tensor.shard_tensor import ShardTensor, wrap_all
+from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.trees import local_of
 
 __all__ = ["recipe"]
@@ -75,11 +75,11 @@ class OutOfPlace(Recipe):
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         out = func(*map_tensors(local_of, args), **map_tensors(local_of, kwargs))
-        return type(out)(wrap_all(out, self.metas))
+        return type(out)(map(wrap, out, self.metas))
 
     def run_opened(self, func: Any, args: Any, locals_: list[Any]) -> Any:
         out = func(*locals_)
-        return type(out)(wrap_all(out, self.metas))
+        return type(out)(map(wrap, out, self.metas))
 
 
 class OneByOne(Recipe):

@@ -33,7 +33,7 @@ class Meta:
 
     __slots__ = (
         "mesh", "layout", "shape", "dtype", "strides", "device", "requires_grad", "alias",
-        "local_shape", "recipes", "plain", "to_replicated", "form", "order",
+        "local_shape", "recipes", "plain", "to_replicated", "of_grad", "form", "order",
     )
 
     def __init__(
@@ -55,6 +55,7 @@ class Meta:
         self.recipes: dict[Any, Any] = {}
         # The Transition to Replicate; None where there is nothing to do; False: not asked yet.
         self.to_replicated: Any = False
+        self.of_grad: Meta | None = None  # see `autograd.grad_meta`; None: not asked yet
         self.order = memory_order(self.shape, self.stride())
         # What stays the same when only lengths change.
         self.form = (

@@ -23,7 +23,6 @@ from weft.tensor.autograd import wrap_cotangent
 from weft.tensor.meta import Meta
 from weft.tensor.modes import STRICT
 from weft.tensor.shard_tensor import ShardTensor
-from weft.tensor.trees import local_of
 
 __all__ = ["install"]
 
@@ -40,6 +39,8 @@ _UPDATES = [
 ]
 
 _Metas = list[Meta | None]
+_Tensor = torch.Tensor
+_STATE = frozenset((ShardTensor, type(None)))
 
 
 def install() -> None:
@@ -89,7 +90,9 @@ def _opened(given: Sequence[Any]) -> list[list[Any]] | None:
             all_sharded = True
         except AttributeError:
             metas = [tensor._meta if type(tensor) is ShardTensor else None for tensor in tensors]
-            opened.append([local_of(tensor) for tensor in tensors])
+            opened.append([
+                tensor if meta is None else tensor._local for tensor, meta in zip(tensors, metas)
+            ])
             all_sharded = False
         if homes is None:
             homes = metas
@@ -111,21 +114,19 @@ def _lie_as(homes: _Metas, metas: _Metas, tensors: Sequence[Any]) -> bool:
     if metas and len(metas) != len(homes):
         return False
     mesh = next(meta.mesh for meta in homes if meta is not None)
-    for home, meta, tensor in zip(homes, metas, tensors):
-        if meta is None or home is None:
-            fits = meta is None and (
-                home is None or tensor is None
-                or (isinstance(tensor, torch.Tensor) and not tensor.dim())
-            )
-        else:
-            layout = meta.layout
-            fits = (
-                (layout is home.layout or layout == home.layout) and meta.mesh is mesh
-                and meta.alias is None and not layout.is_partial
-            )
-        if not fits:
+    numbers = False
+    for home, meta in set(zip(homes, metas)):  # a model has few kinds of parameters
+        if meta is None:
+            numbers |= home is not None
+        elif (
+            home is None or (meta.layout is not home.layout and meta.layout != home.layout)
+            or meta.mesh is not mesh or meta.alias is not None or meta.layout.is_partial
+        ):
             return False
-    return True
+    return not numbers or all(
+        (type(tensor) is _Tensor and not tensor.dim()) or home is None or type(tensor) in _STATE
+        for home, tensor in zip(homes, tensors)
+    )
 
 
 def _take_over(params: Any, tensors: Any, old: Sequence[Any], new: Sequence[Any]) -> None:
