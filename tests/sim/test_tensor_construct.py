@@ -239,8 +239,9 @@ BAD: dict[str, tuple[Any, type[Exception], list[str]]] = {
     "gradients that cannot be": (
         lambda x: x.requires_grad_().to_local(grad_placements=P("tp")), PlacementError,
         ["to_local(grad_placements): P('tp') for a tensor [5@dp, 6].",
-         "  Rule: local gradients of S are S, of a partial tensor replicated, of a replicated one "
-         "Replicate() or Partial().", "  Offenders: dp: None for 0, tp: 0 for None",
+         "  Rule: where the tensor is sharded, gradients of its local tensors are sharded alike; "
+         "elsewhere they are Replicate(), or Partial() of any kind.",
+         "  Offenders: dp: Replicate() for Shard(0), tp: Shard(0) for Replicate()",
          "  Fix: to_local(grad_placements=None)"],
     ),
 }
@@ -318,6 +319,61 @@ def test_to_local_gradients() -> None:
         layouts = [layout for layout, _ in seen]
         assert layouts == ["[5@x, 6]", "[5, 6]", "[5, 6]", "[5@x, 6]", "[5@x, 6]"]
         assert [full.unique().tolist() for _, full in seen] == [[1.0], [1.0], [3.0], [3.0], [1.0]]
+
+
+KINDS = ["sum", "avg", "max", "min", "product", None]
+ROWS_OVER_B = [P("b"), P(None, "b"), (0, 5)]
+
+
+@pytest.mark.parametrize("cut", [*ROWS_OVER_B, P()], ids=str)
+@pytest.mark.parametrize("given", KINDS)
+@pytest.mark.parametrize("held", [None, "sum", "avg", "product"])
+def test_local_gradients_of_every_placement(held: str | None, given: str | None, cut: Any) -> None:
+    """Over `a` the local gradients are terms of one kind (None: replicas); over `b` shards."""
+    def on_rank(mesh: Any) -> None:
+        spec = P("b") if isinstance(cut, tuple) else cut
+        sizes = {0: cut} if isinstance(cut, tuple) else {}
+        whole = Layout(mesh, (5, 6), spec, sizes=sizes)
+        terms = Layout(mesh, (5, 6), P(*spec.entries, partial=held and {"a": held}), sizes=sizes)
+        mine = weft.distribute_tensor(X, mesh, whole, src_data_rank=None).to_local()
+        x = ShardTensor.from_local(mine, mesh, terms).requires_grad_()
+        grads = P(*spec.entries, partial=given and {"a": given})
+        local = x.to_local(grad_placements=grads)
+        assert local.data_ptr() == mine.data_ptr() and local.shape == mine.shape
+        one, two = (torch.full_like(local, value) for value in (2.0, 6.0))
+        local.backward((one, two)[mesh.here[0]] if given else two)
+        due = {"sum": 8, "avg": 4, "max": 6, "min": 2, "product": 12, None: 6}[given]
+        assert x.grad.layout == whole
+        assert x.grad.to_local().unique().tolist() in ([float(due)], [])
+
+    weft.testing.run(on_rank, mesh={"a": 2, "b": 2})
+
+
+def test_local_gradients_have_gradients() -> None:
+    """Of sums of local terms: x**2 on each of two ranks, weighted 1 and 2, twice differentiated."""
+    def on_rank(mesh: Any) -> tuple[Any, Any]:
+        x = weft.distribute_tensor(X, mesh, P()).requires_grad_()
+        local = x.to_local(grad_placements=[Partial()])
+        loss = ShardTensor.from_local(
+            (local**3 * (mesh.rank + 1)).sum(), mesh, [Partial()]
+        )
+        (first,) = torch.autograd.grad(loss, x, create_graph=True)
+        (second,) = torch.autograd.grad((first * first).sum(), x)
+        return first.detach().full_tensor(), second.full_tensor()
+
+    for first, second in weft.testing.run(on_rank, mesh={"x": 2}):
+        assert torch.allclose(first, 9 * X**2) and torch.allclose(second, 324 * X**3)
+
+
+def test_local_gradients_on_axes_of_one_rank_may_be_anything() -> None:
+    def on_rank(mesh: Any) -> None:
+        x = weft.distribute_tensor(X, mesh, P("x")).requires_grad_()
+        for one in (Replicate(), Partial("max"), Shard(1)):
+            x.grad = None
+            x.to_local(grad_placements=[Shard(0), one]).sum().backward()
+            assert x.grad.full_tensor().unique().tolist() == [1.0]
+
+    weft.testing.run(on_rank, mesh={"x": 2, "one": 1})
 
 
 @pytest.mark.parametrize("source", [0, 1, 3, None])

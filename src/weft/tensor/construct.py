@@ -11,6 +11,7 @@ import torch
 from weft.comm import BoundMesh, as_bound_mesh
 from weft.core import Layout
 from weft.errors import LayoutError, PlacementError, message
+from weft.planner import gradient_layout
 from weft.tensor.enter import transition_between
 from weft.tensor.meta import Meta, intern, replicated_meta
 from weft.tensor.modes import source_line
@@ -18,7 +19,7 @@ from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.terms import own
 from weft.tensor.trees import local_of
 from weft.transport import traffic
-from weft.transport.transition import Transition
+from weft.transport.transition import Transition, gradient_through
 
 __all__ = [
     "arange", "as_layout", "as_sharded", "deepcopy", "distribute_tensor", "empty", "full",
@@ -197,31 +198,61 @@ def _asked_for(call: str, transition: Transition, local: torch.Tensor) -> torch.
 def to_local(tensor: ShardTensor, grad_placements: Any) -> torch.Tensor:
     """See `ShardTensor.to_local`."""
     local, meta = tensor._local, tensor._meta
+    back = None if grad_placements is None else _gradient_from(meta, grad_placements)
     if not (torch.is_grad_enabled() and local.requires_grad):
         return local
-    if grad_placements is None:
+    if back is None:
         return local.view_as(local)
-    wanted = as_layout(meta.mesh, meta.shape, grad_placements)
-    layout = meta.layout
+    with traffic.label("to_local", source_line() if traffic.STATE.on else "", "asked for"):
+        return gradient_through(local, back)
+
+
+def _gradient_from(meta: Meta, placements: Any) -> Transition | None:
+    """The transition from gradients of local tensors, placed as the user says, to the tensor's.
+
+    Raises:
+        PlacementError: another gradient than that of the local tensors.
+    """
+    layout, mesh = meta.layout, meta.mesh
+    given = as_layout(mesh, meta.shape, placements)
     wrong = [
-        f"{meta.mesh.axis_names[axis]}: {wanted.on(axis)} for {layout.on(axis)}"
-        for axis in range(meta.mesh.ndim)
-        if wanted.on(axis) != layout.on(axis)
-        and (layout.on(axis), wanted.on(axis)) != (None, "sum")
-        and not (isinstance(layout.on(axis), str) and wanted.on(axis) is None)
+        f"{name}: {_word(given, axis)} for {_word(layout, axis)}"
+        for axis, name in enumerate(mesh.axis_names)
+        if mesh.axis_sizes[axis] > 1 and given.on(axis) != layout.on(axis)
+        and (isinstance(given.on(axis), int) or isinstance(layout.on(axis), int))
     ]
+    if not wrong:
+        wrong = [
+            f"dim {dim}: cut as {given.text()} for {layout.text()}" for dim in range(layout.ndim)
+            if (given.cuts[dim] is not None and given.sizes_of(dim) != layout.sizes_of(dim))
+            or _cutting(given, dim) != _cutting(layout, dim)
+        ]
     if wrong:
         raise PlacementError(
-            message("to_local(grad_placements)", f"{grad_placements!r} for a tensor {layout}",
-                    "local gradients of S are S, of a partial tensor replicated, of a replicated "
-                    "one Replicate() or Partial()", wrong, "to_local(grad_placements=None)")
+            message("to_local(grad_placements)", f"{placements!r} for a tensor {layout}",
+                    "where the tensor is sharded, gradients of its local tensors are sharded "
+                    "alike; elsewhere they are Replicate(), or Partial() of any kind", wrong,
+                    "to_local(grad_placements=None)")
         )
-    varying = frozenset(
-        axis for axis in range(meta.mesh.ndim)
-        if layout.on(axis) is None and wanted.on(axis) == "sum"
-    )
-    transition = transition_between(meta.mesh, layout, layout, frozenset(), varying)
-    return local.view_as(local) if transition is None else transition(local)
+    seen = layout.replace(cuts=layout.cuts, partial=[
+        None if isinstance(layout.on(axis), int) else kind
+        for axis, kind in enumerate(given.partial)
+    ])
+    seen.check_dtype(str(meta.dtype).removeprefix("torch."))
+    terms = frozenset(axis for axis, kind in enumerate(layout.partial) if kind)
+    return transition_between(mesh, seen, gradient_layout(layout), terms, terms)
+
+
+def _cutting(layout: Layout, dim: int) -> list[int]:
+    sizes = layout.mesh.axis_sizes
+    return [axis for axis in layout.dims[dim] if sizes[axis] > 1]
+
+
+def _word(layout: Layout, axis: int) -> str:
+    does = layout.on(axis)
+    if does is None:
+        return "Replicate()"
+    return f"Shard({does})" if isinstance(does, int) else f"Partial({does!r})"
 
 
 def full_tensor(tensor: ShardTensor, grad_placements: Any) -> torch.Tensor:

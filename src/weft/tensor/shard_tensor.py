@@ -353,7 +353,11 @@ class ShardTensor(torch.Tensor):
         Args:
             grad_placements: what the gradients of the local tensors mean, one placement per mesh
                 axis. Default: sharded as the tensor is; replicated over partial axes; replicated
-                where the tensor is (say Partial() when ranks use the replicas differently).
+                where the tensor is (say Partial() when ranks use the replicas differently;
+                Partial("avg") when the gradient is the mean over them, and so on).
+
+        Raises:
+            PlacementError: gradients that are not sharded as the tensor is.
         """
         return hooks.construct.to_local(self, grad_placements)
 

@@ -33,7 +33,7 @@ from weft.planner import IDEMPOTENT, Plan, gradient_layout, is_local, plan, step
 from weft.transport.execute import Program, compile_plan, unshared
 from weft.transport.traffic import STATE, note, resume
 
-__all__ = ["Transition"]
+__all__ = ["Transition", "gradient_through"]
 
 Way = Callable[[Tensor], Tensor]
 
@@ -221,6 +221,29 @@ class _Apply(torch.autograd.Function):
 _apply = super(torch.autograd.Function, _Apply).apply  # type: ignore[misc]
 """What `_Apply.apply` calls once it has seen that no functorch transform is active, a look that
 costs a third of the call: a run refuses the tensors of such a transform."""
+
+
+class _Back(torch.autograd.Function):
+    """The argument, whose gradient comes back through a transition."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, back: Transition) -> Tensor:  # type: ignore[override]
+        ctx.back = back
+        ctx.note = note() if STATE.on else None
+        ctx.set_materialize_grads(False)
+        return x.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, None]:  # type: ignore[override]
+        if grad is None or not STATE.on:
+            return None if grad is None else ctx.back(grad), None
+        with resume(ctx.note, "gradients of local tensors"):
+            return ctx.back(grad), None
+
+
+def gradient_through(x: Tensor, back: Transition) -> Tensor:
+    """`x`, sharing its memory; its gradient is what `back` makes of the one that arrives."""
+    return _Back.apply(x, back)  # type: ignore[no-any-return]
 
 
 # Kinds whose gradient is more than a plan between duals.
