@@ -19,7 +19,8 @@ from weft.core import Mesh
 
 DTYPES = (
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex64, torch.bool,
-    torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.uint16,
+    torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32,
+    torch.uint64,
     torch.float8_e4m3fn, torch.float8_e5m2,
 )
 
@@ -89,7 +90,7 @@ def given(position: int, numel: int, dtype: torch.dtype) -> Tensor:
     return values.to(dtype)
 
 
-_UNSIGNED = (torch.uint8, torch.uint16)
+_UNSIGNED = (torch.uint8, torch.uint16, torch.uint32, torch.uint64)
 
 
 def splits_of(size: int) -> dict[str, tuple[int, ...]]:
@@ -195,7 +196,7 @@ def reduced(terms: list[Tensor], kind: str) -> Tensor:
     if len(terms) == 1:
         return terms[0]
     wide = torch.float64 if dtype.is_floating_point else dtype
-    wide = torch.int64 if dtype is torch.uint16 else wide
+    wide = torch.int64 if dtype in _UNSIGNED else wide
     return _REDUCE[kind](torch.stack([term.to(wide) for term in terms])).to(dtype)
 
 

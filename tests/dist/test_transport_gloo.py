@@ -5,9 +5,12 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
+from tests.cases.dtypes import MEMORY, dtypes_in, faults, run_rows
+from tests.cases.dtypes import MESH as dtypes_mesh
 from tests.gloo import GlooWorld
 from tests.sim.test_transport_execute import held, integers, judge, terms_of
 from tests.sim.test_transport_gradient import run_row, sides
@@ -46,3 +49,15 @@ def test_gradients_of_every_row(gloo: GlooWorld) -> None:
         for row, mine in zip(expected, found):
             for name, tensor in row.items():
                 torch.testing.assert_close(mine[name], tensor, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("memory", MEMORY)
+def test_every_dtype_from_every_memory(gloo: GlooWorld, memory: str) -> None:
+    dtypes = dtypes_in(memory)
+    ranks = gloo.run(rows_of_dtypes, dtypes_mesh, dtypes, memory)
+    for number, dtype in enumerate(dtypes):
+        assert faults([results[number] for results in ranks], dtype) == [], dtype
+
+
+def rows_of_dtypes(mesh: BoundMesh, dtypes: list[torch.dtype], memory: str) -> list[Any]:
+    return [run_rows(mesh, dtype, memory) for dtype in dtypes]

@@ -243,7 +243,10 @@ class Alone(Communicator):
 
 def as_bytes(x: Tensor) -> Tensor:
     """A contiguous tensor as flat bytes: how data of every dtype moves, float8 and bool too."""
-    return x.resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)
+    flat = x.resolve_conj().resolve_neg().reshape(-1)
+    if flat.numel() <= 1:  # contiguous with any stride, but viewed as bytes with stride 1 alone
+        flat = flat.as_strided(flat.shape, (1,))
+    return flat.view(torch.uint8)
 
 
 def _copy(x: Tensor) -> Tensor:

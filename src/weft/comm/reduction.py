@@ -72,6 +72,8 @@ def check_kind(kind: str, dtype: torch.dtype) -> None:
 def reduce_terms(terms: Sequence[Tensor], kind: str) -> Tensor:
     """The reduction of `terms` (equal shapes and dtypes), in their order, as a fresh tensor."""
     dtype = terms[0].dtype
+    if dtype is torch.uint64:
+        return _reduce_uint64(terms, kind)
     wide = _WIDE.get(dtype, dtype)
     total = terms[0].to(wide, copy=True)
     step = _STEP[kind]
@@ -80,3 +82,13 @@ def reduce_terms(terms: Sequence[Tensor], kind: str) -> Tensor:
     if kind == "avg":
         total.div_(len(terms))
     return total.to(dtype)
+
+
+def _reduce_uint64(terms: Sequence[Tensor], kind: str) -> Tensor:
+    """As int64, which has the same bits of sums and products; its order begins at the sign bit."""
+    bits = [term.view(torch.int64) for term in terms]
+    if kind not in ("max", "min"):
+        return reduce_terms(bits, kind).view(torch.uint64)
+    first = torch.iinfo(torch.int64).min
+    best = reduce_terms([term ^ first for term in bits], kind)
+    return best.bitwise_xor_(first).view(torch.uint64)
