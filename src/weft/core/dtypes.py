@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["carries", "dtype_text"]
+from weft.errors import LayoutError, message
+
+__all__ = ["carries", "dtype_name", "dtype_text", "itemsize"]
 
 _BOOL, _INTEGER, _FLOAT, _COMPLEX = "bool", "integer", "float", "complex"
 
@@ -16,6 +18,8 @@ _FAMILY = re.compile(r"(?P<bool>bool)|(?P<integer>u?int)\d+|(?P<float>b?float)\d
                      r"|(?P<complex>complex)\d+")
 
 _SHORT = {"bool": "bool", "int": "i", "uint": "u", "float": "f", "bfloat": "bf", "complex": "c"}
+
+_LONG = {short: long for long, short in _SHORT.items()}
 
 _CARRIED_BY: dict[str, frozenset[str]] = {
     # A sum of bools is "any", as torch adds them.
@@ -51,6 +55,38 @@ def dtype_text(dtype: str) -> str:
     family = re.match("[a-z]+", name)
     assert family is not None
     return _SHORT[family[0]] + name[family.end():]
+
+
+def dtype_name(text: str, call: str = "dtype") -> str:
+    """The name of a dtype that is given by its name, short or long.
+
+    Raises:
+        LayoutError: a name of no family of dtypes.
+
+    >>> dtype_name("f32"), dtype_name("torch.bool"), dtype_name("bf16")
+    ('float32', 'bool', 'bfloat16')
+    """
+    name = _name(text)
+    short = re.fullmatch(r"(bf|f|i|u|c)(\d+\w*)", name)
+    if short:
+        name = _LONG[short[1]] + short[2]
+    if not _FAMILY.fullmatch(name):
+        raise LayoutError(
+            message(call, f"{text!r} names no dtype",
+                    "a dtype is named as torch names it, or as a layout's text does: float32 or "
+                    "f32, bfloat16, int64, bool, complex64, float8_e4m3fn", [repr(text)], "float32")
+        )
+    return name
+
+
+def itemsize(dtype: str) -> int:
+    """Bytes of one element.
+
+    >>> itemsize("float32"), itemsize("torch.bool"), itemsize("float8_e4m3fn")
+    (4, 1, 1)
+    """
+    bits = re.search(r"\d+", _name(dtype))
+    return max(int(bits[0]) // 8, 1) if bits else 1
 
 
 def _name(dtype: str) -> str:

@@ -289,7 +289,7 @@ def text(
     mesh: Mesh,
     shape: Sequence[int],
     dims: Sequence[Sequence[int]],
-    sizes: Mapping[int, tuple[int, ...]],
+    sizes: Mapping[int, Sequence[object]],
     partial: Sequence[str | None],
 ) -> str:
     """`[8@dp, 16@(tp,sp)] partial(sum@cp)`; explicit sizes follow their axes in braces."""
