@@ -26,6 +26,7 @@ from weft.errors import (
 )
 from weft.nn import distribute_module
 from weft.planner import plan
+from weft.show import show
 from weft.tensor import (
     ShardTensor,
     arange,
@@ -47,5 +48,5 @@ __all__ = [
     "ShardTypeError", "StridedShard", "StrictError", "UnsupportedOpError", "WeftError",
     "WeftWarning", "arange", "as_bound_mesh", "current_mesh", "debug",
     "distribute_module", "distribute_tensor", "empty", "explain", "full", "init_mesh", "ones",
-    "plan", "strict", "testing", "zeros",
+    "plan", "show", "strict", "testing", "zeros",
 ]
