@@ -5,8 +5,14 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from weft.cli.main import main
 
 REPOSITORY = Path(__file__).parents[2]
 README = REPOSITORY / "README.md"
@@ -48,6 +54,17 @@ def test_programs_print_what_is_shown() -> None:
     found = blocks(page)
     assert len(found) == page.count("```python\n") == page.count("```text\n") > 3
     assert outputs(found, README.name) == [block.shown for block in found]
+
+
+def test_commands_do_what_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands = re.findall(r"^    weft ((?:show|plan) .*)$", README.read_text(), re.MULTILINE)
+    assert len(commands) == 3
+    monkeypatch.chdir(tmp_path)
+    for command in commands:
+        result = CliRunner().invoke(main, shlex.split(command))
+        assert result.exit_code == 0, result.output
+    written = (tmp_path / "layout.svg").read_text()
+    assert written == (REPOSITORY / "docs" / "layout.svg").read_text()
 
 
 def test_the_first_screen_has_a_short_program_and_both_commands() -> None:

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
-from rich.console import Console
 
-from weft.cli.demo.command import demo
 from weft.cli.launch import environment, launch_command
+from weft.cli.layouts import plan, show
 
 __all__ = ["main"]
 
 _PASS_ON = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+
+
+class _Later(click.Command):
+    """A command that is imported when it is called: `place` is its module, which has it by name."""
+
+    def __init__(self, name: str, place: str, short_help: str) -> None:
+        super().__init__(name, short_help=short_help)
+        self.place = place
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None,
+                     **extra: Any) -> click.Context:
+        command = getattr(importlib.import_module(self.place), str(self.name))
+        return command.make_context(info_name, args, parent, **extra)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -24,7 +38,9 @@ def main() -> None:
     """weft: one tensor on many devices."""
 
 
-main.add_command(demo)
+main.add_command(_Later("demo", "weft.cli.demo.command", "Train one transformer over four ranks."))
+main.add_command(plan)
+main.add_command(show)
 
 
 @main.command(context_settings=_PASS_ON)
@@ -53,9 +69,7 @@ def bench(arguments: tuple[str, ...]) -> None:
     """
     here = Path.cwd()
     if not (here / "bench" / "__main__.py").is_file():
-        Console(stderr=True).print(
-            "weft bench: the benchmark is part of weft's repository; "
-            f"{here} has no bench/__main__.py", highlight=False,
-        )
+        click.echo("weft bench: the benchmark is part of weft's repository; "
+                   f"{here} has no bench/__main__.py", err=True)
         sys.exit(2)
     sys.exit(subprocess.run([sys.executable, "-m", "bench", *arguments], check=False).returncode)

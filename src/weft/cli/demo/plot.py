@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-
+from weft.cli.canvas import new_figure
 from weft.cli.demo.compare import TOLERANCE, differences
 from weft.cli.demo.train import Run, Step
 
@@ -23,8 +21,7 @@ def plot_losses(path: Path, run: Run, ranks: Sequence[Step], single: Sequence[St
         ranks: the steps over the ranks.
         single: those of one process; none when there was no such run.
     """
-    figure = Figure(figsize=(8, 5.5 if single else 4), layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(8, 5.5 if single else 4, path, layout="constrained")
     axes = figure.subplots(2 if single else 1, 1, sharex=True, squeeze=False,
                            height_ratios=[3, 1] if single else [1])[:, 0]
     steps = range(len(ranks))
