@@ -63,7 +63,8 @@ def test_the_others_stop_waiting_in_time(short: GlooWorld, fn, op, other) -> Non
         f"({TIMEOUT} s), and lives until all are done."
     )
     assert mine == (
-        f"  Offenders: rank 0 stopped at {op} (number 2 of its group), at {last_line_of(fn)}"
+        f"  Offenders: rank 0 stopped at {op} (number 2 of its group) over axes (0), ranks 0, 1, at "
+        f"{last_line_of(fn)}"
     )
     assert theirs == (
         "             rank 1 has not been heard of: it did not come here, has ended, or waits "
@@ -91,12 +92,37 @@ def test_ranks_that_fail_together_hear_of_each_other(short: GlooWorld) -> None:
     first = part_ways.__code__.co_firstlineno
     for said in short.run(part_ways, (2,)):
         assert said[2:4] == [
-            "  Offenders: rank 0 stopped at all_to_all (number 2 of its group), at "
-            f"{__file__}:{first + 4}",
-            "             rank 1 stopped at broadcast (number 2 of its group), at "
-            f"{__file__}:{first + 6}",
+            "  Offenders: rank 0 stopped at all_to_all (number 2 of its group) over axes (0), "
+            f"ranks 0, 1, at {__file__}:{first + 4}",
+            "             rank 1 stopped at broadcast (number 2 of its group) over axes (0), "
+            f"ranks 0, 1, at {__file__}:{first + 6}",
         ]
     short.close()
+
+
+def wait_in_a_ring(mesh):
+    """0 waits for 1 over b, 1 for 3 over a, 3 for 2 over b, 2 for 0 over a: in new groups."""
+    mesh.comm((0, 1)).exchange(None)
+    with pytest.raises(CommunicationError) as caught:
+        mesh.comm((1 if mesh.rank in (0, 3) else 0,))
+    return str(caught.value).splitlines()
+
+
+def test_ranks_that_wait_in_other_groups_are_heard_of() -> None:
+    four = GlooWorld(4, timeout=TIMEOUT, patience=8 * TIMEOUT)
+    try:
+        said = four.run(wait_in_a_ring, {"a": 2, "b": 2})
+    finally:
+        four.close()
+    line = f"{__file__}:{wait_in_a_ring.__code__.co_firstlineno + 4}"
+    waits = [
+        f"rank {rank} stopped at new_group over axes ({axis}), ranks {ranks}, at {line}"
+        for rank, axis, ranks in
+        ((0, "b", "0, 1"), (1, "a", "1, 3"), (2, "a", "0, 2"), (3, "b", "2, 3"))
+    ]
+    for rank, members in enumerate(((0, 1), (1, 3), (0, 2), (2, 3))):
+        assert [text.split(maxsplit=1)[1] if text.startswith("  Off") else text.strip()
+                for text in said[rank][2:4]] == [waits[member] for member in members]
 
 
 def abs_of_rank(mesh):

@@ -140,7 +140,7 @@ class ProcessWorld(World):
                     use_local_synchronization=not self._splits(),
                 )
             except RuntimeError as error:
-                where = f"axes ({', '.join(map(str, mesh.names(axes)))}), ranks {ranks}"
+                where = f"axes ({', '.join(map(str, mesh.names(axes)))}), ranks {str(ranks)[1:-1]}"
                 raise _gave_up("new_group", where, error, self.roll, ranks) from error
             mine = group if self.rank in ranks else mine
         return mine
@@ -375,7 +375,7 @@ def _gave_up(
     op: str, where: str, error: RuntimeError, roll: RollCall, ranks: Sequence[int]
 ) -> CommunicationError:
     reason = str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else "no reason"
-    known = roll.last_words(ranks, f"stopped at {op}, at {source_line()}")
+    known = roll.last_words(ranks, f"stopped at {op} over {where}, at {source_line()}")
     return CommunicationError(
         message(
             f"{op.split()[0]} over {where}", f"rank {roll.rank} stopped waiting: {reason}",

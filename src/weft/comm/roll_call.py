@@ -12,7 +12,8 @@ those that did not come. Verdicts are written once, so all ranks raise one error
 late included. What has been read is deleted.
 
 *Last words*: a rank whose collective has failed writes where that was, and reads for a second
-what others write. This costs nothing until something fails.
+what the others write about this group, or have written last about any. This costs nothing until
+something fails.
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ class _Turn:
     def _wait(self) -> str:
         """The verdict, which the first of the ranks gives, or one that has waited too long."""
         start = time.monotonic()
-        pause, looked = 5e-5, start
+        pause, looked = 1e-4, start
         digests = [f"{self.place}/{rank}" for rank in self.members]
         while not self.store.check([self.verdict]):
             if self.rank == self.members[0] and self.store.check(digests):
@@ -131,7 +132,7 @@ class _Turn:
             if now - start > self.patience:
                 return self._give(self._late(self.patience))
             time.sleep(pause)
-            pause = min(1.5 * pause, _LONGEST_PAUSE)
+            pause = min(2 * pause, _LONGEST_PAUSE)
         return self.store.get(self.verdict).decode()
 
     def _give(self, verdict: str) -> str:
@@ -202,7 +203,8 @@ def _read_words(words: dict[int, str], rank: int, ranks: tuple[int, ...], count:
         store = _store()
         if store is None:
             return
-        store.set(f"{place}/{rank}", words[rank])
+        for key in (f"{place}/{rank}", f"stopped/{rank}"):
+            store.set(key, words[rank])
         deadline = time.monotonic() + _GRACE
         missing = [other for other in ranks if other != rank]
         while missing and time.monotonic() < deadline:
@@ -211,7 +213,9 @@ def _read_words(words: dict[int, str], rank: int, ranks: tuple[int, ...], count:
                 missing.remove(other)
             time.sleep(_LONGEST_PAUSE)
         for other in missing:
-            if store.check([f"at/{other}"]):
+            if store.check([f"stopped/{other}"]):  # in another group, or earlier in this one
+                words[other] = store.get(f"stopped/{other}").decode()
+            elif store.check([f"at/{other}"]):
                 last = store.get(f"at/{other}").decode()
                 words[other] = f"has not been heard of; the last it asked for is {last}"
     except RuntimeError:  # the process that has the store has ended
