@@ -216,6 +216,7 @@ def test_ranks_that_have_ended_are_not_waited_for() -> None:
     finally:
         for rank in ranks:
             rank.kill()
+            rank.wait()
     first, second, third = (out for out, _ in outputs)
     said = (
         "True rank 2 has ended; the last it asked for is exchange() over axes (x) of ranks 0, 1, "
