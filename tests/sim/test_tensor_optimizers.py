@@ -90,20 +90,22 @@ def mixed(make: Make) -> Any:
 
 def moved_state(make: Make) -> Any:
     """State that a user redistributed, or put back as full tensors."""
+    moves: list[Callable[[Any], Any]] = [
+        lambda state: state.redistribute(placements=P()), lambda state: state.full_tensor(),
+    ]
     seen = []
     for how in ("for-loop", "foreach"):
-        params = leaves(make)
-        optimizer = made("adamw", how, params)
-        train(optimizer, 2)
-        if isinstance(params[0], ShardTensor):
-            state = optimizer.state[params[0]]
-            state["exp_avg"] = state["exp_avg"].redistribute(placements=P())
-            state = optimizer.state[params[3]]
-            state["exp_avg_sq"] = state["exp_avg_sq"].full_tensor()
-        optimizer.zero_grad()
-        sum((p**2).sum() for p in params).backward()
-        optimizer.step()
-        seen.append(params)
+        for move in moves:
+            params = leaves(make)
+            optimizer = made("adamw", how, params)
+            train(optimizer, 2)
+            if isinstance(params[0], ShardTensor):
+                state = optimizer.state[params[0]]
+                state["exp_avg"] = move(state["exp_avg"])
+            optimizer.zero_grad()
+            sum((p**2).sum() for p in params).backward()
+            optimizer.step()
+            seen.append(params)
     return seen
 
 
@@ -152,26 +154,33 @@ def complex_parameters(make: Make) -> Any:
 
 
 def differentiable(make: Make) -> Any:
-    """The optimizer's steps in the graph: the gradient with respect to where it started."""
-    start = make(X)
-    moved = start * 1
-    optimizer = torch.optim.SGD([torch.nn.Parameter(X)], lr=0.1, differentiable=True)
-    optimizer.param_groups[0]["params"] = [moved]
-    moved.grad = make(X * 2, False)
-    optimizer.step()
-    (moved**2).sum().backward()
-    return [moved, start.grad]
+    """The optimizer's steps in the graph: gradients with respect to where it started, and to what
+    a gradient was made of."""
+    start, source = make(X[0]), make(X[1] / 2)
+    seen = []
+    for moved, grad in ((start * 1, make(X[0] * 2, False)), (make(X[0], False), source * 2)):
+        optimizer = torch.optim.SGD([torch.nn.Parameter(X)], lr=0.1, differentiable=True)
+        optimizer.param_groups[0]["params"] = [moved]
+        moved.grad = grad
+        optimizer.step()
+        assert not isinstance(moved, ShardTensor) or moved._meta.requires_grad
+        seen.append(moved.requires_grad)
+        (moved[:, None] ** 2 * make(X, False)).sum().backward()
+    return [seen, start.grad, source.grad]
 
 
-@pytest.mark.parametrize("way", ["uneven", "replicated", "empty", "both"])
-@pytest.mark.parametrize(
-    "program",
-    [mixed, moved_state, tensor_learning_rate, update_function, clipped, complex_parameters,
-     differentiable],
-    ids=lambda program: program.__name__,
-)
+PROGRAMS = (mixed, moved_state, update_function, clipped, complex_parameters, differentiable)
+
+
+@pytest.mark.parametrize("way", ["uneven", "partial", "empty", "both"])
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_programs(program: Callable[[Make], Any], way: str) -> None:
     agree(program, way)
+
+
+@pytest.mark.parametrize("way", ["uneven", "both"])
+def test_a_learning_rate_that_is_a_tensor(way: str) -> None:
+    agree(tensor_learning_rate, way)
 
 
 class Seen(TorchFunctionMode):
@@ -251,3 +260,25 @@ def outside(mesh: Any) -> list[tuple[int, ...]]:
 def test_ranks_outside_the_mesh_hold_nothing() -> None:
     shapes = weft.testing.run(outside, 3, mesh={"x": 2})
     assert shapes == [[(3, 5)] * 2, [(2, 5)] * 2, [(0,)] * 2]
+
+
+def terms(mesh: Any) -> list[Tensor]:
+    """Parameters of which every rank holds a term: an update of terms is no update of their sum."""
+    def lists(make: Callable[[Tensor], Any]) -> list[Any]:
+        return [[make(X)], [make(X * 2)], [make(X - 1)], [make(X**2)], [], [torch.tensor(1.0)]]
+
+    options = {"amsgrad": False, "beta1": 0.9, "beta2": 0.99, "lr": 0.1, "weight_decay": 0.1,
+               "eps": 1e-8, "maximize": False}
+    sharded = lists(lambda full: ShardTensor.from_local(
+        full * (1.5 if mesh.rank else -0.5), mesh, P(partial={"x": "sum"})
+    ))
+    plain = lists(torch.clone)
+    with torch.no_grad():
+        adamw(*sharded, **options)
+        adamw(*plain, **options)
+    return [(one[0].full_tensor() - due[0]).abs().max() for one, due in zip(sharded[:4], plain)]
+
+
+def test_terms_are_reduced_first() -> None:
+    for gaps in weft.testing.run(terms, mesh={"x": 2}):
+        assert max(gaps) < 1e-12

@@ -26,16 +26,16 @@ from weft.tensor.shard_tensor import ShardTensor
 
 __all__ = ["install"]
 
-_ELEMENTWISE = (
-    "adadelta", "adagrad", "adam", "adamax", "adamw", "asgd", "nadam", "radam", "rmsprop", "rprop",
-    "sgd",
-)
-"""Modules of `torch.optim`, each with an update function of its own name. Adafactor and Muon are
-not among them: they take norms and products of whole matrices."""
+_ELEMENTWISE = {
+    name: name for name in ("adadelta", "adagrad", "adam", "adamax", "asgd", "nadam", "radam",
+                            "rmsprop", "rprop", "sgd")
+} | {"adamw": "adam"}
+"""Module of `torch.optim` -> the update function that is called in it (`adamw` calls `adam`).
+Adafactor and Muon are not among them: they take norms and products of whole matrices."""
 
 _UPDATES = [
     (module, name, getattr(module, name))
-    for name in _ELEMENTWISE for module in [sys.modules[f"torch.optim.{name}"]]
+    for home, name in _ELEMENTWISE.items() for module in [sys.modules[f"torch.optim.{home}"]]
 ]
 
 _Metas = list[Meta | None]
