@@ -6,9 +6,14 @@ Standard library only; blocks and reductions of real tensors are the oracle's bu
 from __future__ import annotations
 
 import itertools
+import os
+import random
 from collections.abc import Iterator, Sequence
 
 from weft.core import Layout, Mesh
+
+EFFORT = int(os.environ.get("WEFT_EFFORT", "1"))
+"""How many times the usual number of pairs is tried. The long sweep raises it."""
 
 MESHES = ((2,), (3,), (2, 2), (2, 3), (1, 2))
 SHAPES = ((), (0,), (1,), (2,), (4,), (5,), (3, 4), (2, 0))
@@ -40,3 +45,21 @@ def ragged(layout: Layout, dim: int) -> tuple[int, ...]:
     """Shards of one element, the first one empty, the last one with the rest."""
     length, count = layout.shape[dim], layout.num_shards(dim)
     return (*(min(max(index - 1, 0), length) for index in range(count)), length)
+
+
+def some(pairs: Sequence[tuple[Layout, Layout]], count: int) -> Sequence[tuple[Layout, Layout]]:
+    """All pairs, or a seeded sample of `count` (times the effort) where there are more."""
+    count *= EFFORT
+    return pairs if len(pairs) <= count else random.Random(len(pairs)).sample(pairs, count)
+
+
+def missing(src: Layout, dst: Layout) -> dict[int, int]:
+    """Elements of its target box that each device of the target's mesh lacks, one by one."""
+
+    def elements(layout: Layout, rank: int) -> set[tuple[int, ...]]:
+        if layout.mesh.position_of_rank(rank) is None:
+            return set()
+        return set(itertools.product(*(range(*pair) for pair in layout.box(rank))))
+
+    ranks = [dst.mesh.rank_at(place) for place in range(dst.mesh.size())]
+    return {rank: len(elements(dst, rank) - elements(src, rank)) for rank in ranks}

@@ -25,7 +25,7 @@ from weft.errors import (
     WeftWarning,
 )
 from weft.nn import distribute_module
-from weft.planner import plan
+from weft.planner import Link, Links, plan, set_links
 from weft.show import show
 from weft.tensor import (
     ShardTensor,
@@ -43,10 +43,10 @@ from weft.tensor import (
 __version__ = "0.1.0"
 
 __all__ = [
-    "KINDS", "BoundMesh", "CommunicationError", "Layout", "LayoutError", "Mesh", "MeshError", "P",
-    "Partial", "Placement", "PlacementError", "Replicate", "Shard", "ShardTensor",
-    "ShardTypeError", "StridedShard", "StrictError", "UnsupportedOpError", "WeftError",
-    "WeftWarning", "arange", "as_bound_mesh", "current_mesh", "debug",
+    "KINDS", "BoundMesh", "CommunicationError", "Layout", "LayoutError", "Link", "Links", "Mesh",
+    "MeshError", "P", "Partial", "Placement", "PlacementError", "Replicate", "Shard",
+    "ShardTensor", "ShardTypeError", "StrictError", "StridedShard", "UnsupportedOpError",
+    "WeftError", "WeftWarning", "arange", "as_bound_mesh", "current_mesh", "debug",
     "distribute_module", "distribute_tensor", "empty", "explain", "full", "init_mesh", "ones",
-    "plan", "show", "strict", "testing", "zeros",
+    "plan", "set_links", "show", "strict", "testing", "zeros",
 ]

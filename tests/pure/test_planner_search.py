@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import itertools
-import math
+from collections.abc import Iterable
 
 import pytest
 
-from tests.transitions import MESHES, SHAPES, layouts
+from tests.transitions import MESHES, SHAPES, layouts, missing, some
 from weft.core import Layout, Mesh, P
 from weft.errors import LayoutError
 from weft.planner import (
     AllGather,
     AllReduce,
     Exchange,
+    Link,
+    Links,
     Plan,
     ReduceScatter,
     Slice,
@@ -22,74 +24,63 @@ from weft.planner import (
     naive,
     plan,
 )
+from weft.planner.geometry import volume
+
+BYTES = Links(near=Link(0, 1e-9), far=Link(0, 1e-9))
+"""A network without latency: the fewest bytes win."""
 
 
-def pairs(mesh: Mesh, shape: tuple[int, ...]) -> list[tuple[Layout, Layout]]:
+SIZES = (0, 1, 2, 3, 4, 5)
+
+
+def pairs(mesh: Mesh, shapes: Iterable[tuple[int, ...]]) -> list[tuple[Layout, Layout]]:
     """Every pair that the table of transitions has (a shard becomes a term of a sum only)."""
-    found = layouts(mesh, shape)
-    return list(itertools.product(found, found))
+    found = [layouts(mesh, shape) for shape in shapes]
+    return [pair for its in found for pair in itertools.product(its, its)]
 
 
-def missing(src: Layout, dst: Layout, itemsize: int) -> list[int]:
-    """Bytes that each rank lacks, element by element."""
-    def elements(layout: Layout, position: int) -> set[tuple[int, ...]]:
-        return set(itertools.product(*(range(*pair) for pair in layout.box(position))))
-
-    return [
-        itemsize * len(elements(dst, position) - elements(src, position))
-        for position in range(src.mesh.size())
-    ]
-
-
-@pytest.mark.parametrize("sizes", MESHES)
-@pytest.mark.parametrize("shape", SHAPES)
-def test_every_plan_denotes_its_target(sizes: tuple[int, ...], shape: tuple[int, ...]) -> None:
-    for src, dst in pairs(Mesh(sizes), shape):
-        interpret(plan(src, dst))
-
-
-@pytest.mark.parametrize("sizes", MESHES)
-@pytest.mark.parametrize("shape", (*SHAPES[:5], (3, 2)))
-def test_every_naive_plan_denotes_its_target(
-    sizes: tuple[int, ...], shape: tuple[int, ...]
-) -> None:
-    for src, dst in pairs(Mesh(sizes), shape):
-        interpret(naive(src, dst))
-
-
-@pytest.mark.parametrize("sizes", MESHES)
-@pytest.mark.parametrize("shape", SHAPES)
-def test_bytes_without_partial_are_those_that_are_missing(
-    sizes: tuple[int, ...], shape: tuple[int, ...]
-) -> None:
-    mesh = Mesh(sizes)
-    for src, dst in itertools.product(layouts(mesh, shape, kinds=()), repeat=2):
-        found = plan(src, dst, 8)
-        lacking = missing(src, dst, 8)
-        assert [found.bytes_received(rank) for rank in range(mesh.size())] == lacking, str(found)
-        assert found.total_bytes == found.lower_bound == sum(lacking), str(found)
+def judge(src: Layout, dst: Layout) -> None:
+    """A plan and the naive one give every rank the same; nothing moves that need not."""
+    found = plan(src, dst, 8)
+    world, reference = interpret(found), interpret(naive(src, dst))
+    assert dst.is_partial or world == reference, str(found)
+    ranks = range(src.mesh.size())
+    received = {rank: found.bytes_received(rank) for rank in ranks}
+    if src.is_partial or dst.is_partial:
+        rounded = len(found.steps) * src.mesh.size()  # an all-reduce may round up on each rank
+        assert found.total_bytes <= sum(received.values()) <= found.total_bytes + rounded
+        assert found.lower_bound <= found.total_bytes <= naive(src, dst, 8).total_bytes
+    else:
+        assert received == {rank: 8 * count for rank, count in missing(src, dst).items()}
+        assert found.total_bytes == found.lower_bound == sum(received.values()), str(found)
         assert sum(isinstance(step, (Exchange, AllGather)) for step in found.steps) <= 1
+    for step in found.steps:
+        for rank in ranks:
+            box, *ends = (volume(its.box(rank)) for its in (step.dst, src, dst))
+            assert box <= max(ends), str(found)
 
 
-@pytest.mark.parametrize("sizes", MESHES)
-@pytest.mark.parametrize("shape", SHAPES)
-def test_bytes_with_partial_add_up_and_never_exceed_naive(
-    sizes: tuple[int, ...], shape: tuple[int, ...]
-) -> None:
-    mesh = Mesh(sizes)
-    for src, dst in pairs(mesh, shape):
-        found = plan(src, dst)
-        each = sum(found.bytes_received(rank) for rank in range(mesh.size()))
-        rounded = sum(isinstance(step, AllReduce) for step in found.steps) * mesh.size()
-        assert found.total_bytes <= each <= found.total_bytes + rounded
-        assert found.total_bytes <= naive(src, dst).total_bytes, str(found)
-        assert found.lower_bound == found.total_bytes
+@pytest.mark.parametrize("sizes", [(2,), (3,), (1, 2), (2, 2), (2, 3), (3, 2), (3, 3)])
+@pytest.mark.parametrize("ndim", [0, 1, 2])
+def test_every_plan_gives_what_the_naive_one_gives(sizes: tuple[int, ...], ndim: int) -> None:
+    """All pairs of small layouts; of two dims on two axes a sample, all of them with effort 80."""
+    shapes = itertools.product(SIZES, repeat=ndim)
+    for src, dst in some(pairs(Mesh(sizes), shapes), 600):
+        judge(src, dst)
+
+
+@pytest.mark.parametrize("sizes", [(2, 2, 2), (2, 3, 2), (4, 2), (5, 3)])
+@pytest.mark.parametrize("shape", [(7,), (12,), (5, 6), (8, 8), (2, 3, 4)])
+def test_plans_on_larger_meshes(sizes: tuple[int, ...], shape: tuple[int, ...]) -> None:
+    found = layouts(Mesh(sizes), shape)
+    for src, dst in some(list(itertools.product(found, found)), 20):
+        judge(src, dst)
 
 
 @pytest.mark.parametrize("sizes", MESHES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_transposed_plans_lead_back(sizes: tuple[int, ...], shape: tuple[int, ...]) -> None:
-    for src, dst in pairs(Mesh(sizes), shape):
+    for src, dst in pairs(Mesh(sizes), [shape]):
         back = plan(src, dst).transpose()
         none = (None,) * len(sizes)
         assert back.src == dst.replace(cuts=dst.cuts, partial=none)
@@ -134,22 +125,37 @@ def test_another_kind_is_reduced_first(before: str, after: str) -> None:
     src = Layout(mesh, (4,), P(0, partial={1: before}))
     found = plan(src, Layout(mesh, (4,), P(0, partial={1: after})))
     interpret(found)
-    assert [type(step) for step in found.steps] == [AllReduce, Term]
+    reduction = ReduceScatter if after == "sum" else AllReduce  # a shard can become a sum only
+    assert [type(step) for step in found.steps] == [reduction, Term]
 
 
 PEERS = [
-    (P("a", "b"), P("b", "a")), (P(("a", "b")), P(None, ("a", "b"))), (P("a"), P("b")),
-    (P("a", "b"), P("b")), (P("b"), P(("a", "b"))),
+    # source, target, step: the rows of a comparison with other systems, each the minimum here
+    (P("a", "b"), P("b", "a"), Exchange), (P(("a", "b")), P(None, ("a", "b")), Exchange),
+    (P("a"), P("b"), Exchange), (P("a", "b"), P("b"), Exchange),
+    (P("b"), P(("a", "b")), Exchange), (P("a"), P(), AllGather),
 ]
 
 
-@pytest.mark.parametrize("src, dst", PEERS)
-def test_the_peers_rows_are_one_exchange(src: P, dst: P) -> None:
+@pytest.mark.parametrize("shape", [(16, 16), (17, 23), (3, 2)])
+@pytest.mark.parametrize("src, dst, kind", PEERS)
+def test_the_peers_rows_are_one_step_and_minimal(
+    src: P, dst: P, kind: type, shape: tuple[int, int]
+) -> None:
     mesh = Mesh({"a": 2, "b": 4})
-    found = plan(Layout(mesh, (16, 16), src), Layout(mesh, (16, 16), dst))
-    interpret(found)
-    assert [type(step) for step in found.steps] == [Exchange]
-    assert found.total_bytes == sum(missing(found.src, found.dst, 4))
+    found = plan(Layout(mesh, shape, src), Layout(mesh, shape, dst))
+    assert [type(step) for step in found.steps] == [kind]
+    lacking = {rank: 4 * count for rank, count in missing(found.src, found.dst).items()}
+    assert {rank: found.bytes_received(rank) for rank in range(8)} == lacking
+    assert found.total_bytes / sum(lacking.values()) == 1.0
+
+
+def test_the_peers_row_on_one_axis() -> None:
+    mesh = Mesh((8,))
+    for shape, nbytes in (((16, 16), 4 * 14 * 16), ((64, 64), 4 * 56 * 64)):
+        found = plan(Layout(mesh, shape, P(0)), Layout(mesh, shape, P(None, 0)))
+        assert [type(step) for step in found.steps] == [Exchange]
+        assert found.total_bytes == found.lower_bound == nbytes
 
 
 STEPS = [
@@ -179,8 +185,9 @@ STEPS = [
 @pytest.mark.parametrize("src, dst, steps", STEPS)
 def test_which_steps_a_pair_takes(src: P, dst: P, steps: list[tuple[type, object]]) -> None:
     mesh = Mesh({"a": 2, "b": 4})
-    found = plan(Layout(mesh, (16, 24), src), Layout(mesh, (16, 24), dst))
+    found = plan(Layout(mesh, (16, 24), src), Layout(mesh, (16, 24), dst), links=BYTES)
     assert [(type(step), step.axes) for step in found.steps] == steps, str(found)
+    assert found.total_bytes == found.lower_bound
 
 
 def test_axes_of_size_one_need_no_step() -> None:
@@ -230,28 +237,6 @@ def test_peak_is_both_sides_of_the_largest_step() -> None:
     found = plan(Layout(mesh, (16, 9), P("a")), Layout(mesh, (16, 9), P()))
     assert found.peak_elements == 8 * 9 + 16 * 9
     assert plan(found.src, found.src).peak_elements == 8 * 9
-
-
-def test_a_plan_prints_its_steps_and_bytes() -> None:
-    mesh = Mesh({"dp": 2, "tp": 4})
-    src = Layout(mesh, (16, 8), P("dp", partial={"tp": "sum"}))
-    assert str(plan(src, Layout(mesh, (16, 8), P(None, "tp")))) == (
-        "[16@dp, 8] partial(sum@tp) -> [16, 8@tp] on Mesh(dp=2, tp=4)\n"
-        "  2048 bytes received by 8 ranks, 1.00x the minimum; at most 80 elements at once\n"
-        "  1. ReduceScatter over tp: [16@dp, 8] partial(sum@tp) -> [16@dp, 8@tp], 1536 bytes\n"
-        "  2. AllGather over dp: [16@dp, 8@tp] -> [16, 8@tp], 512 bytes"
-    )
-    assert str(plan(src, src)).endswith("\n  nothing to do")
-
-
-def test_time_grows_with_bytes_and_steps() -> None:
-    mesh = Mesh((2, 2))
-    small, large = (
-        plan(Layout(mesh, (n, n), P(0)), Layout(mesh, (n, n), P(1))).seconds for n in (4, 4096)
-    )
-    assert plan(Layout(mesh, (4, 4), P(0)), Layout(mesh, (4, 4), P(0))).seconds == 0
-    assert 0 < small < large
-    assert math.isclose(large - small, (4096**2 - 4**2) * 4 / 2 / 2 * 1e-9, rel_tol=1e-6)
 
 
 def test_a_plan_is_a_value_with_slots() -> None:

@@ -162,12 +162,15 @@ class Mesh:
         return positions.get(rank)
 
     @property
+    def rank_range(self) -> range | None:
+        """The device ids in order, where they are evenly spaced and ascending."""
+        return self._positions if isinstance(self._positions, range) else None
+
+    @property
     def rank_span(self) -> tuple[int, int]:
         """The lowest device id, and one more than the highest."""
-        positions = self._positions
-        if isinstance(positions, range):
-            return positions[0], positions[-1] + 1
-        return min(positions), max(positions) + 1
+        ids = self._positions
+        return (ids[0], ids[-1] + 1) if isinstance(ids, range) else (min(ids), max(ids) + 1)
 
     def rank_at(self, position: int) -> int:
         """The device id at a position."""

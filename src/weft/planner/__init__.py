@@ -1,8 +1,9 @@
 """From one layout to another: steps, plans, and what they cost. Standard library only."""
 
-from weft.planner.check import IDEMPOTENT, LINEAR, check
-from weft.planner.cost import Link, is_local, step_nbytes, step_nbytes_at, step_seconds
+from weft.planner.check import IDEMPOTENT, LINEAR, check, check_world, kept_terms
+from weft.planner.cost import is_local, step_nbytes, step_nbytes_at, step_seconds
 from weft.planner.interpret import PlanError, interpret
+from weft.planner.links import GLOO, NCCL, Link, Links, set_links
 from weft.planner.plan import Plan, gradient_layout, naive, plan, transpose
 from weft.planner.steps import (
     AllGather,
@@ -16,7 +17,8 @@ from weft.planner.steps import (
 )
 
 __all__ = [
-    "AllGather", "AllReduce", "Exchange", "IDEMPOTENT", "LINEAR", "Link", "Plan", "PlanError",
-    "ReduceScatter", "Slice", "Step", "Term", "Transfer", "check", "gradient_layout", "interpret",
-    "is_local", "naive", "plan", "step_nbytes", "step_nbytes_at", "step_seconds", "transpose",
+    "AllGather", "AllReduce", "Exchange", "GLOO", "IDEMPOTENT", "LINEAR", "Link", "Links", "NCCL",
+    "Plan", "PlanError", "ReduceScatter", "Slice", "Step", "Term", "Transfer", "check",
+    "check_world", "gradient_layout", "interpret", "is_local", "kept_terms", "naive", "plan",
+    "set_links", "step_nbytes", "step_nbytes_at", "step_seconds", "transpose",
 ]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from weft.core.layout import Layout
-from weft.errors import LayoutError, message
+from weft.core.mesh import Mesh
+from weft.errors import LayoutError, MeshError, message
 
-__all__ = ["IDEMPOTENT", "LINEAR", "check"]
+__all__ = ["IDEMPOTENT", "LINEAR", "check", "check_world", "kept_terms"]
 
 LINEAR = frozenset({"sum", "avg"})
 """Kinds that may stand together: a sum of means is a mean of sums."""
@@ -21,32 +22,82 @@ def check(src: Layout, dst: Layout, call: str = "plan(src, dst)") -> None:
     """Refuse a pair that the table of transitions lacks.
 
     Raises:
-        LayoutError: other meshes or global shapes, or a row such as S -> P(max).
+        LayoutError: other global shapes, kinds that do not stand together, or a row such as
+            S -> P(max).
     """
-    if src.mesh != dst.mesh:
-        raise LayoutError(
-            message(call, f"src lies on {src.mesh!r}, dst on {dst.mesh!r}",
-                    "a plan leads from one layout to another on the same mesh",
-                    [src.mesh, dst.mesh], "go through the full tensor, x.full_tensor()")
-        )
     if src.shape != dst.shape:
         raise LayoutError(
             message(call, f"src has global shape {src.shape}, dst {dst.shape}",
                     "a transition changes where elements lie, never the global shape",
                     [src, dst], "reshape first, then redistribute")
         )
-    _check_rows(src, dst, call)
+    if src.is_partial or dst.is_partial:
+        _check_kinds(src, dst, call)
+        _check_rows(src, dst, call)
+
+
+def check_world(mesh: Mesh, num_ranks: int, call: str) -> None:
+    """Refuse a mesh of which no device is a rank of the program.
+
+    Raises:
+        MeshError: no device id of `mesh` is below `num_ranks`.
+    """
+    low, high = mesh.rank_span
+    if low >= num_ranks:
+        raise MeshError(
+            message(call, f"{mesh} has device ids {low} to {high - 1}, the program has the ranks 0 "
+                    f"to {num_ranks - 1}",
+                    "a tensor moves to a mesh only if ranks of the program are on it",
+                    [f"device ids from {low} on"],
+                    f"a mesh of ranks below {num_ranks}, or start more ranks")
+        )
+
+
+def kept_terms(src: Layout, dst: Layout) -> dict[int, int]:
+    """Source axis -> target axis, for the axes on which terms stay terms.
+
+    On one mesh they are the same axis with the same kind; on two, axes of one name and size.
+    """
+    if src.mesh == dst.mesh:
+        pairs = zip(src.partial, dst.partial)
+        return {axis: axis for axis, (a, b) in enumerate(pairs) if a is not None and a == b}
+    there = {name: axis for axis, name in enumerate(dst.mesh.axis_names)}
+    out = {}
+    for axis, kind in enumerate(src.partial):
+        to = there.get(src.mesh.axis_names[axis])
+        if kind is None or to is None or src.mesh.axis_sizes[axis] != dst.mesh.axis_sizes[to]:
+            continue
+        if dst.partial[to] == kind:
+            out[axis] = to
+    return out
+
+
+def _check_kinds(src: Layout, dst: Layout, call: str) -> None:
+    wrong = []
+    for end, layout in (("src", src), ("dst", dst)):
+        kinds = {kind for kind in layout.partial if kind}
+        if len(kinds) > 1 and not kinds <= LINEAR:
+            wrong.append(f"{end} {layout}: {', '.join(sorted(kinds))}")
+    if wrong:
+        raise LayoutError(
+            message(call, f"{len(wrong)} of 2 layouts wait for reductions of kinds that do not mix",
+                    "the partial axes of a layout have one kind; sum and avg may stand together",
+                    wrong, "reduce one kind first, by a redistribute of its own")
+        )
 
 
 def _check_rows(src: Layout, dst: Layout, call: str) -> None:
+    kept = set(kept_terms(src, dst).values())
+    alone = src.mesh == dst.mesh
     wrong = []
     for axis, kind in enumerate(dst.partial):
-        before = src.on(axis)
-        if kind is None or kind == before or src.mesh.axis_sizes[axis] == 1:
+        if kind is None or axis in kept or dst.mesh.axis_sizes[axis] == 1:
             continue
+        # What comes from another mesh is reduced there, and arrives replicated if need be.
+        before = src.on(axis) if alone else None
         if kind not in (_FROM_SHARDED if isinstance(before, int) else _FROM_REPLICATED):
             word = f"S({before})" if isinstance(before, int) else f"P({before})" if before else "I"
-            wrong.append(f"{word} -> P({kind}) on axis {src.mesh.axis_names[axis]!r}")
+            wrong.append(f"{word} -> P({kind}) on axis {dst.mesh.axis_names[axis]!r}")
     if wrong:
         raise LayoutError(
             message(call, f"{len(wrong)} axes would become partial by a row that the table of "

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
 
-from weft.core.cuts import default_cuts
+from weft.core.cuts import default_cuts, default_interval
 from weft.core.layout import Box, Layout
 from weft.core.mesh import Mesh
 
 __all__ = [
-    "Coordinate", "coarser", "common_depth", "digits_of", "finer", "group", "intersect", "meets",
-    "num_copies", "size_over", "strip", "volume",
+    "Coordinate", "coarser", "common_depth", "digits_of", "finer", "group", "group_boxes",
+    "intersect", "largest", "meets", "num_copies", "size_over", "strip", "volume",
 ]
 
 Coordinate = tuple[int, ...]
@@ -95,37 +95,48 @@ def volume(box: Box) -> int:
     return math.prod([stop - start for start, stop in box])
 
 
-def meets(layout: Layout, dim: int, interval: tuple[int, int]) -> list[tuple[int, int, int]]:
+def meets(
+    layout: Layout, dim: int, interval: tuple[int, int], fixed: Mapping[int, int] | None = None
+) -> list[tuple[int, int, int]]:
     """The shards of a dim that overlap an interval, as (index, start, stop of the overlap).
 
-    The cost grows with the shards found and the axes of the dim, not with its shards.
+    Of axes in `fixed` only the digit given there. The cost grows with the shards found and the
+    axes of the dim, not with its shards.
     """
     start, stop = interval
+    axes = layout.dims[dim]
+    levels = [
+        (layout.mesh.axis_sizes[axis], fixed.get(axis) if fixed else None) for axis in axes
+    ]
     if start >= stop:
         return []
     cuts = layout.cuts[dim]
     if cuts is None:
-        sizes = [layout.mesh.axis_sizes[axis] for axis in layout.dims[dim]]
-        return _default_meets(sizes, layout.shape[dim], start, stop)
+        return _default_meets(levels, layout.shape[dim], start, stop)
     found = []
     index = bisect_right(cuts, start) - 1
     while index + 1 < len(cuts) and cuts[index] < stop:
-        if cuts[index] < cuts[index + 1]:
+        if cuts[index] < cuts[index + 1] and (not fixed or all(
+            fixed.get(axis, digit) == digit
+            for axis, digit in digits_of(layout.mesh, axes, index)
+        )):
             found.append((index, max(start, cuts[index]), min(stop, cuts[index + 1])))
         index += 1
     return found
 
 
 def _default_meets(
-    sizes: Sequence[int], length: int, start: int, stop: int
+    levels: Sequence[tuple[int, int | None]], length: int, start: int, stop: int
 ) -> list[tuple[int, int, int]]:
     """As `meets`, for default cuts: descend into the pieces of each axis that overlap."""
     pieces = [(0, 0, length)]
-    for size in sizes:
+    for size, fixed in levels:
         finer_pieces = []
         for index, low, high in pieces:
             chunk = -(-(high - low) // size)
             first, last = (max(start, low) - low) // chunk, (min(stop, high) - 1 - low) // chunk
+            if fixed is not None:
+                first, last = max(first, fixed), min(last, fixed)
             for digit in range(first, last + 1):
                 begin = low + digit * chunk
                 end = begin + chunk
@@ -153,6 +164,39 @@ def group(layout: Layout, axes: Sequence[int], coordinate: Coordinate) -> list[C
             for digit in range(layout.mesh.axis_sizes[axis])
         ]
     return out
+
+
+def group_boxes(
+    layout: Layout, axes: Sequence[int], coordinate: Coordinate
+) -> list[tuple[Coordinate, Box]]:
+    """The members of a group and their boxes, in mesh order."""
+    moving = [not set(axes).isdisjoint(its) for its in layout.dims]
+    sizes, shape, dims, cuts = layout.mesh.axis_sizes, layout.shape, layout.dims, layout.cuts
+    still = layout.box_at(coordinate)
+
+    def box(peer: Coordinate) -> Box:
+        return tuple([
+            own if not moves
+            else default_interval(shape[dim], [(sizes[axis], peer[axis]) for axis in dims[dim]])
+            if cuts[dim] is None else layout.interval(dim, layout.shard_index(dim, peer))
+            for dim, (own, moves) in enumerate(zip(still, moving))
+        ])
+
+    return [(peer, box(peer)) for peer in group(layout, axes, coordinate)]
+
+
+def largest(layout: Layout) -> int:
+    """Elements of the largest box; among default pieces the first is one of the largest."""
+    lengths = [
+        max(layout.sizes_of(dim)) if layout.cuts[dim] else _length(layout, dim)
+        for dim in range(layout.ndim)
+    ]
+    return math.prod(lengths)
+
+
+def _length(layout: Layout, dim: int) -> int:
+    start, stop = layout.interval(dim, 0)
+    return stop - start
 
 
 def num_copies(layout: Layout) -> int:

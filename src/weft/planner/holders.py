@@ -21,18 +21,16 @@ All of it is a pure function of the two layouts and the node size.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import product
 
 from weft.core.layout import Box, Layout
 from weft.core.mesh import Mesh
-from weft.planner.geometry import Coordinate, digits_of, intersect, meets, volume
+from weft.planner.geometry import Coordinate, intersect, meets, volume
 
-__all__ = ["LISTED", "NODE_SIZE", "Crossing", "Side", "crossing"]
-
-NODE_SIZE = 8
-"""Devices of one node, by default."""
+__all__ = ["LISTED", "Crossing", "Side", "crossing"]
 
 LISTED = 64
 """Lines of up to so many takers are listed."""
@@ -44,7 +42,7 @@ Cell = tuple[int, ...]
 class Side:
     """One of the two layouts: its cells, and the devices that hold copies of each."""
 
-    __slots__ = ("layout", "terms", "free", "num")
+    __slots__ = ("layout", "terms", "free", "num", "_places")
 
     def __init__(self, layout: Layout) -> None:
         mesh = layout.mesh
@@ -54,9 +52,9 @@ class Side:
         # Terms stay terms axis by axis, by name: both sides list them alike.
         self.terms = sorted(terms, key=lambda axis: str(mesh.axis_names[axis]))
         self.free = [axis for axis in range(mesh.ndim) if axis not in cutting | set(terms)]
-        self.num = 1
-        for axis in self.free:
-            self.num *= mesh.axis_sizes[axis]
+        self.num = math.prod([mesh.axis_sizes[axis] for axis in self.free])
+        lists = [*layout.dims, *([axis] for axis in self.terms), self.free]
+        self._places = [_strides(mesh, axes) for axes in lists]
 
     def at(self, rank: int) -> Coordinate | None:
         """The coordinate of a device; None outside the mesh."""
@@ -71,11 +69,11 @@ class Side:
 
     def term(self, at: Coordinate) -> tuple[int, ...]:
         """Which term of the reductions that remain a coordinate holds."""
-        return tuple(at[axis] for axis in self.terms)
+        return tuple([at[axis] for axis in self.terms])
 
     def box(self, cell: Cell) -> Box:
         """What a cell contains."""
-        return tuple(self.layout.interval(dim, cell[dim]) for dim in range(self.layout.ndim))
+        return tuple([self.layout.interval(dim, cell[dim]) for dim in range(self.layout.ndim)])
 
     def copy(self, at: Coordinate) -> int:
         """Which copy of its cell a coordinate holds."""
@@ -86,16 +84,12 @@ class Side:
 
     def rank(self, cell: Cell, copy: int) -> int:
         """The device that holds a copy of a cell."""
-        mesh = self.layout.mesh
-        at = [0] * mesh.ndim
-        for dim in range(self.layout.ndim):
-            for axis, digit in digits_of(mesh, self.layout.dims[dim], cell[dim]):
-                at[axis] = digit
-        for axis, digit in zip(self.terms, cell[self.layout.ndim:]):
-            at[axis] = digit
-        for axis, digit in digits_of(mesh, self.free, copy):
-            at[axis] = digit
-        return mesh.rank_at(mesh.position(at))
+        position = 0
+        for places, index in zip(self._places, (*cell, copy)):
+            for size, stride in places:
+                index, digit = divmod(index, size)
+                position += digit * stride
+        return self.layout.mesh.rank_at(position)
 
     def cells_in(self, box: Box, digits: Cell) -> Iterator[tuple[Cell, Box]]:
         """The cells that meet a box, for given digits of terms, and what they have of it."""
@@ -103,6 +97,18 @@ class Side:
         for choice in product(*found):
             indices = tuple(index for index, _, _ in choice)
             yield (*indices, *digits), tuple((start, stop) for _, start, stop in choice)
+
+
+def _strides(mesh: Mesh, axes: Sequence[int]) -> list[tuple[int, int]]:
+    """(size, stride) of axes, the last first; axes that follow one another in the mesh are one."""
+    out: list[tuple[int, int]] = []
+    for axis in reversed(axes):
+        size, stride = mesh.axis_sizes[axis], mesh.axis_strides[axis]
+        if out and out[-1][0] * out[-1][1] == stride:
+            out[-1] = (out[-1][0] * size, out[-1][1])
+        else:
+            out.append((size, stride))
+    return out
 
 
 class Crossing:
@@ -145,6 +151,13 @@ class Crossing:
         if volume(self.src.box(cell)):
             out += self._line(cell).sent(self.src.copy(at))
         return sorted(out)
+
+    def holds(self, rank: int) -> Box | None:
+        """What a device of both meshes holds of the term that it is to have, else None."""
+        at, to = self.src.at(rank), self.dst.at(rank)
+        if at is None or to is None or self.src.term(at) != self.dst.term(to):
+            return None
+        return self.src.layout.box_at(at)
 
     def _cell_of(self, rank: int) -> Cell | None:
         """What a device holds at the source, if it has a place there."""

@@ -29,7 +29,7 @@ from weft.planner.steps import (
 __all__ = ["PlanError", "interpret"]
 
 Index = tuple[int, ...]
-Symbols = Mapping[tuple[Index, Index], Fraction]
+Symbols = Mapping[tuple[Index, Index], Fraction | int]
 Held = dict[Index, Symbols]
 World = dict[tuple[int, ...], Held]
 
@@ -50,10 +50,10 @@ def interpret(plan: Plan) -> World:
     world = {at: _source(plan.src, at) for at in _mesh(plan.src)}
     here = plan.src
     for step in plan.steps:
-        _require(_alike(here, step.src), f"{step} follows {here}")
+        _require(_alike(here, step.src), step, "follows", here)
         world = _run(step, world)
         here = step.dst
-    _require(_alike(here, plan.dst), f"the plan ends at {here}, not at {plan.dst}")
+    _require(_alike(here, plan.dst), "the plan ends at", here, "not at", plan.dst)
     _judge(plan, world)
     return world
 
@@ -76,14 +76,14 @@ def _alike(left: Layout, right: Layout) -> bool:
     )
 
 
-def _require(holds: bool, what: str) -> None:
+def _require(holds: bool, *what: object) -> None:
     if not holds:
-        raise PlanError(what)
+        raise PlanError(" ".join(map(str, what)))
 
 
 def _source(layout: Layout, at: tuple[int, ...]) -> Held:
     digits = tuple(digit for digit, kind in zip(at, layout.partial) if kind)
-    return {index: {(index, digits): Fraction(1)} for index in _indices(layout, at)}
+    return {index: {(index, digits): 1} for index in _indices(layout, at)}
 
 
 def _members(layout: Layout, axes: Iterable[int], at: tuple[int, ...]) -> list[tuple[int, ...]]:
@@ -98,13 +98,13 @@ def _reduce(layout: Layout, axes: Iterable[int], terms: list[Symbols]) -> Symbol
     """Terms that stand on `axes` of a layout, reduced by the kinds of these axes."""
     kinds = {axis: layout.partial[axis] for axis in axes}
     mean = prod(layout.mesh.axis_sizes[axis] for axis, kind in kinds.items() if kind == "avg")
-    out: dict[tuple[Index, Index], Fraction] = {}
+    out: dict[tuple[Index, Index], Fraction | int] = {}
     for term in terms:
         for symbol, count in term.items():
-            out[symbol] = out.get(symbol, Fraction(0)) + count / mean
+            out[symbol] = out.get(symbol, 0) + (count if mean == 1 else Fraction(count) / mean)
     family = next(iter(set(kinds.values()) - LINEAR), "sum")
     if family in IDEMPOTENT:
-        return dict.fromkeys(out, Fraction(1))
+        return dict.fromkeys(out, 1)
     if family == "bxor":
         return {symbol: count for symbol, count in out.items() if count % 2}
     return out
@@ -113,18 +113,19 @@ def _reduce(layout: Layout, axes: Iterable[int], terms: list[Symbols]) -> Symbol
 def _run(step: Step, world: World) -> World:
     src, dst = step.src, step.dst
     if isinstance(step, Transfer):
-        _require(0 in src.shape or _terms(src) == _terms(dst), f"{step} changes kinds")
+        _require(0 in src.shape or _terms(src) == _terms(dst), step, "changes kinds")
         return _cross(step, world)
+    _require(src.mesh == dst.mesh, step, "leaves its mesh")
     changed = {axis for axis, kind in enumerate(src.partial) if kind != dst.partial[axis]}
     if 0 not in src.shape:
         match step:
             case Slice() | Exchange() | AllGather():
-                _require(not changed, f"{step} changes kinds")
+                _require(not changed, step, "changes kinds")
             case ReduceScatter() | AllReduce():
                 gone = all(src.partial[axis] and not dst.partial[axis] for axis in changed)
-                _require(changed == set(step.axes) and gone, f"{step} reduces {changed}")
+                _require(changed == set(step.axes) and gone, step, "reduces", changed)
             case Term():
-                _require(changed == set(step.axes), f"{step} makes {changed} partial")
+                _require(changed == set(step.axes), step, "makes", changed, "partial")
                 return {at: _term(step, at, world) for at in world}
     return {at: _arrive(step, at, world) for at in world}
 
@@ -134,7 +135,7 @@ def _arrive(step: Step, at: tuple[int, ...], world: World) -> Held:
     members = _members(step.src, step.axes, at)
     match step:
         case Slice():
-            _require(all(index in world[at] for index in wanted), f"{step} at {at} lacks data")
+            _require(all(index in world[at] for index in wanted), step, "at", at, "lacks data")
             return {index: world[at][index] for index in wanted}
         case ReduceScatter() | AllReduce():
             return {
@@ -143,8 +144,8 @@ def _arrive(step: Step, at: tuple[int, ...], world: World) -> Held:
             }
         case _:
             held = {index: world[peer][index] for peer in members for index in world[peer]}
-            _require(all(index in held for index in wanted), f"{step} at {at} lacks data")
-            _require(_views_agree(step, at), f"the two sides of {step} disagree at {at}")
+            _require(all(index in held for index in wanted), step, "at", at, "lacks data")
+            _require(_views_agree(step, at), "the two sides of", step, "disagree at", at)
             return {index: world[at].get(index, held[index]) for index in wanted}
 
 
@@ -163,22 +164,22 @@ def _cross(step: Transfer, world: World) -> World:
     received = {rank: step.receives(rank) for rank in takers}
     moved = {(holder, rank, box) for rank, got in received.items() for holder, box in got}
     sent = {(rank, taker, box) for rank in places for taker, box in step.sends(rank)}
-    _require(moved == sent, f"{step}: the two sides disagree on {moved ^ sent}")
+    _require(moved == sent, step, ": the two sides disagree on", moved ^ sent)
     after: World = {}
     for rank, at in takers.items():
         holders = [holder for holder, _ in received[rank]]
-        _require(holders == sorted(set(holders)), f"{step}: {rank} takes from {holders}")
+        _require(holders == sorted(set(holders)), step, ":", rank, "takes from", holders)
         held: Held = after.setdefault(at, {})
         mine = places.get(rank)
         own = world[mine] if mine is not None and _same_term(step, at, mine) else {}
         for holder, box in received[rank]:
             there = places[holder]
-            _require(_same_term(step, at, there), f"{step}: {rank} takes another term")
+            _require(_same_term(step, at, there), step, ":", rank, "takes another term")
             for index in product(*(range(*pair) for pair in box)):
-                _require(index not in held, f"{step}: {rank} gets {index} twice")
-                _require(holder == rank or index not in own, f"{step}: {rank} has {index}")
+                _require(index not in held, step, ":", rank, "gets", index, "twice")
+                _require(holder == rank or index not in own, step, ":", rank, "has", index)
                 held[index] = world[there][index]
-        _require(sorted(held) == _indices(dst, at), f"{step}: {rank} lacks data")
+        _require(sorted(held) == _indices(dst, at), step, ":", rank, "lacks data")
     return after
 
 
@@ -211,7 +212,7 @@ def _term(step: Term, at: tuple[int, ...], world: World) -> Held:
     kinds = {step.dst.partial[axis] for axis in step.axes}
     same = kinds <= IDEMPOTENT
     cut = {axis for axes in step.src.dims for axis in axes}
-    _require(kinds <= {"sum"} or not cut & set(step.axes), f"{step} pads a kind that is not sum")
+    _require(kinds <= {"sum"} or not cut & set(step.axes), step, "pads a kind that is not sum")
     keeps = same or all(at[axis] == 0 for axis in step.axes if axis not in cut)
     return {
         index: world[at].get(index, {}) if keeps else {} for index in _indices(step.dst, at)
@@ -224,9 +225,17 @@ def _judge(plan: Plan, world: World) -> None:
     terms = [axis for axis, kind in enumerate(src.partial) if kind]
     made = [axis for axis, kind in enumerate(dst.partial) if kind]
     digits = list(product(*(range(src.mesh.axis_sizes[axis]) for axis in terms)))
+    expected = {
+        index: _reduce(src, terms, [{(index, d): 1} for d in digits])
+        for index in {index for held in world.values() for index in held}
+    }
+    judged: set[tuple[int, ...]] = set()
     for at, held in world.items():
+        if at in judged:
+            continue
         members = _members(dst, made, at)
+        judged.update(members)  # terms of one value lie in boxes alike
         for index in held:
-            expected = _reduce(src, terms, [{(index, d): Fraction(1)} for d in digits])
             found = _reduce(dst, made, [world[member][index] for member in members])
-            _require(found == expected, f"{plan.src} -> {plan.dst}: {index} at {at} is {found}")
+            _require(found == expected[index], plan.src, "->", plan.dst, ":", index, "at", at,
+                     "is", found)

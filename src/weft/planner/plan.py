@@ -8,21 +8,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
+from weft.core.dtypes import dtype_name
+from weft.core.dtypes import itemsize as itemsize_of
 from weft.core.layout import Layout
-from weft.errors import LayoutError, message
-from weft.planner.check import check
-from weft.planner.cost import (
-    missing_elements,
-    peak_elements,
-    step_nbytes,
-    step_nbytes_at,
-    step_seconds,
-)
+from weft.errors import LayoutError, ShardTypeError, message
+from weft.planner.check import check, kept_terms
+from weft.planner.cost import nbytes_of, peak_elements, seconds_of, step_nbytes_at
 from weft.planner.geometry import strip
-from weft.planner.search import move, search
-from weft.planner.steps import AllGather, AllReduce, Slice, Step, Term
+from weft.planner.links import Links, as_links
+from weft.planner.overlap import missing_elements
+from weft.planner.search import family, search
+from weft.planner.steps import AllGather, AllReduce, Slice, Step, Term, Transfer
+from weft.planner.text import plan_text
 
 __all__ = ["Plan", "gradient_layout", "naive", "plan", "transpose"]
+
+_NOT_MADE = frozenset({"avg", "bxor"})
+"""Kinds of terms that a plan cannot make from a value, so that it has to keep them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,44 +38,53 @@ class Plan:
     dst: Layout
     steps: tuple[Step, ...]
     itemsize: int = 4
+    links: Links | None = None
 
     def bytes_received(self, rank: int) -> int:
         """Bytes that device id `rank` receives from others.
 
         Raises:
-            LayoutError: `rank` is not in the mesh.
+            LayoutError: `rank` is in neither mesh.
         """
-        mesh = self.src.mesh
-        position = mesh.position_of_rank(rank)
-        if position is None:
+        meshes = [self.src.mesh] + [self.dst.mesh] * (self.dst.mesh != self.src.mesh)
+        if all(mesh.position_of_rank(rank) is None for mesh in meshes):
             raise LayoutError(
                 message("plan.bytes_received(rank)", f"rank {rank} is not among the "
-                        f"{mesh.size()} devices of {mesh}", "only a rank of the mesh takes part",
-                        [rank], f"plan.bytes_received({mesh.rank_at(0)})")
+                        + " or the ".join(f"{mesh.size()} devices of {mesh}" for mesh in meshes),
+                        "only a rank of the mesh takes part", [rank],
+                        f"plan.bytes_received({self.dst.mesh.rank_at(0)})")
             )
-        at = mesh.coordinate(position)
-        return sum(step_nbytes_at(step, at, self.itemsize) for step in self.steps)
+        total = 0
+        for step in self.steps:
+            position = step.dst.mesh.position_of_rank(rank)
+            if position is not None:
+                at = step.dst.mesh.coordinate(position)
+                total += step_nbytes_at(step, at, self.itemsize)
+        return total
 
     @property
     def total_bytes(self) -> int:
         """Bytes received by all ranks together."""
-        return sum(step_nbytes(step, self.itemsize) for step in self.steps)
+        return nbytes_of(self.steps, self.itemsize)
 
     @property
     def lower_bound(self) -> int:
         """Fewest bytes, over all ranks, that any plan needs.
 
         Without partial axes: the bytes of the target boxes that the ranks lack. With them: those
-        of the plan itself, which is the best of its family.
+        of the best of the family that the plan was chosen from, which may take more steps.
         """
-        if self.src.is_partial or self.dst.is_partial:
-            return min(plan(self.src, self.dst, self.itemsize).total_bytes, self.total_bytes)
-        return self.itemsize * missing_elements(self.src, self.dst)
+        src, dst = strip(self.src), strip(self.dst)
+        if src.is_partial or dst.is_partial:
+            node_size = as_links(self.links, "plan.lower_bound").node_size
+            found = family(src, dst, node_size)
+            return min(nbytes_of(steps, self.itemsize) for steps in (*found, self.steps))
+        return self.itemsize * missing_elements(src, dst)
 
     @property
     def seconds(self) -> float:
-        """Estimated time over the default links."""
-        return sum(step_seconds(step, self.itemsize) for step in self.steps)
+        """Estimated time over the links that the plan was made for."""
+        return seconds_of(self.steps, self.itemsize, self.links)
 
     @property
     def peak_elements(self) -> int:
@@ -85,52 +96,87 @@ class Plan:
         return transpose(self)
 
     def __str__(self) -> str:
-        total, bound = self.total_bytes, self.lower_bound
-        ratio = f", {total / bound:.2f}x the minimum" if bound else ""
-        lines = [
-            f"{self.src} -> {self.dst} on {self.src.mesh}",
-            f"  {total} bytes received by {self.src.mesh.size()} ranks{ratio}; at most "
-            f"{self.peak_elements} elements at once",
-        ]
-        lines += [f"  {number}. {step}, {step_nbytes(step, self.itemsize)} bytes"
-                  for number, step in enumerate(self.steps, 1)]
-        return "\n".join(lines if self.steps else [*lines, "  nothing to do"])
+        return plan_text(self)
+
+
+def plan(
+    src: Layout,
+    dst: Layout,
+    itemsize: int | None = None,
+    *,
+    dtype: object = None,
+    links: Links | str | None = None,
+) -> Plan:
+    """The cheapest steps from one layout to another of the same global shape.
+
+    Args:
+        src, dst: the layouts, on one mesh or on two.
+        itemsize: bytes of one element (4 when not given). dtype: "float32", torch.float32, ...,
+            instead.
+        links: the network, `weft.Links`, "gloo" or "nccl"; None is what `weft.set_links` said.
+
+    Raises:
+        LayoutError: other global shapes, kinds of reduction that do not mix or that the dtype
+            does not carry, a row that the table of transitions lacks, or an unknown dtype.
+        ShardTypeError: an itemsize below 1 or other than the dtype's, links that are none.
+    """
+    if dtype is not None:
+        name = dtype_name(str(dtype), "plan(dtype)")
+        nbytes = itemsize_of(name)
+        for layout in (src, dst):
+            layout.check_dtype(name)
+        if itemsize is not None and itemsize != nbytes:
+            raise ShardTypeError(
+                message("plan(itemsize, dtype)", f"itemsize is {itemsize!r}, {dtype} has {nbytes} "
+                        "bytes", "both say how large an element is, so one is enough",
+                        [f"itemsize={itemsize!r}"], f"plan(src, dst, dtype={str(dtype)!r})")
+            )
+        itemsize = nbytes
+    elif itemsize is None:
+        itemsize = 4
+    elif isinstance(itemsize, bool) or not isinstance(itemsize, int) or itemsize < 1:
+        raise ShardTypeError(
+            message("plan(itemsize)", f"itemsize is {itemsize!r}",
+                    "an element has a whole number of bytes, at least 1", [repr(itemsize)],
+                    'plan(src, dst, itemsize=4), or dtype="float32"')
+        )
+    return _plan(src, dst, itemsize, as_links(links, "plan(links)"))
 
 
 @lru_cache(maxsize=16384)
-def plan(src: Layout, dst: Layout, itemsize: int = 4) -> Plan:
-    """The steps from one layout to another of the same global shape, on one mesh.
-
-    Args:
-        src, dst: the layouts. itemsize: bytes of one element.
-
-    Raises:
-        LayoutError: other meshes or shapes, or a row that the table of transitions lacks.
-    """
+def _plan(src: Layout, dst: Layout, itemsize: int, links: Links) -> Plan:
     check(src, dst)
-    return Plan(src, dst, tuple(search(strip(src), strip(dst))), itemsize)
+    return Plan(src, dst, search(strip(src), strip(dst), itemsize, links), itemsize, links)
 
 
 def naive(src: Layout, dst: Layout, itemsize: int = 4) -> Plan:
-    """Gather all, reduce all, then cut: the reference that every plan is compared with."""
+    """Gather all, reduce all, cross, then cut: the reference that every plan is compared with."""
     check(src, dst)
     src_, dst_ = strip(src), strip(dst)
     if 0 in src.shape:
         return plan(src, dst, itemsize)
+    kept = {s: d for s, d in kept_terms(src_, dst_).items() if src_.partial[s] in _NOT_MADE}
     whole = src_.replace(dims=((),) * src.ndim)
-    full = whole.replace(partial=(None,) * src.mesh.ndim)
-    cut = dst_.replace(cuts=dst_.cuts, partial=full.partial)
-    terms = tuple(axis for axis, kind in enumerate(whole.partial) if kind)
+    terms = tuple(axis for axis, kind in enumerate(whole.partial) if kind and axis not in kept)
+    full = whole.replace(partial=[
+        kind if axis in kept else None for axis, kind in enumerate(whole.partial)
+    ])
     steps: list[Step] = []
     if src_ != whole:
         steps.append(AllGather(src_, whole, src_.sharded_axes))
     if terms:
         steps.append(AllReduce(whole, full, terms))
-    if cut != full:
-        steps.append(Slice(full, cut))
+    there = dst_.replace(dims=((),) * src.ndim, partial=[
+        kind if axis in kept.values() else None for axis, kind in enumerate(dst_.partial)
+    ])
+    if there.mesh != full.mesh:
+        steps.append(Transfer(full, there))
+    cut = dst_.replace(cuts=dst_.cuts, partial=there.partial)
+    if cut != there:
+        steps.append(Slice(there, cut))
     if dst_ != cut:
-        made = tuple(axis for axis, kind in enumerate(dst_.partial) if kind)
-        steps.append(Term(cut, dst_, made))
+        made = [axis for axis, kind in enumerate(dst_.partial) if kind != cut.partial[axis]]
+        steps.append(Term(cut, dst_, tuple(made)))
     return Plan(src, dst, tuple(steps), itemsize)
 
 
@@ -143,13 +189,10 @@ def gradient_layout(layout: Layout, varying: frozenset[int] = frozenset()) -> La
 
 
 def transpose(forward: Plan) -> Plan:
-    """The plan of the gradient, each step reversed; a value that was replicated stays so.
+    """The plan of the gradient: from the dual of the target to the dual of the source.
 
-    Slice and all-gather are each other's reverse, an exchange is its own, a reduce-scatter turns
-    into an all-gather, and what was reduced or made partial as a whole needs nothing.
+    Both duals are values without terms, so it moves exactly what is missing: a gather becomes a
+    slice, a reduce-scatter a gather, an exchange its own reverse, and an all-reduce nothing.
     """
-    src, dst = gradient_layout(forward.dst), gradient_layout(forward.src)
-    steps: list[Step] = []
-    for step in reversed(forward.steps):
-        steps += move(gradient_layout(step.dst), gradient_layout(step.src))
-    return Plan(src, dst, tuple(steps), forward.itemsize)
+    return plan(gradient_layout(forward.dst), gradient_layout(forward.src), forward.itemsize,
+                links=forward.links)

@@ -1,20 +1,33 @@
 """From two layouts to the steps between them.
 
-Theory of operation. Without partial axes every pair is one exchange of box intersections. It
-turns into a slice when nothing is missing, and into a slice and an all-gather when the axes that
-cease to cut stand below those that stay: the same bytes, by the collective made for it. With
-partial axes to be reduced, the target's cuts are applied as far as they go before or by the
-reduction, so that terms are reduced at the smallest size; what remains to be moved moves after.
-Axes that become partial do so last, locally. (The order slice, reduce-scatter, permute, gather is
-that of XLA's Shardy: "Shardy: an MLIR-based tensor partitioning system", its reshard pass.)
+Theory of operation. Without partial axes a pair is one exchange of box intersections (`move`),
+or one `Transfer` between two meshes. On one mesh it turns into a slice when nothing is missing,
+and into a slice and an all-gather when the axes that cease to cut stand below those that stay:
+the same bytes, by the collective made for it.
+
+What is to be reduced has a *family* of plans. Each slices what it can spare, reduces (partial axes
+that come to cut by reduce-scatter, the rest by all-reduce), moves at the smallest size, and
+gathers last. Members differ in which partial axes are scattered, to their place in the target or
+to a spare one, and which replicated axes are sliced for the while, so that replicas share the
+reduction. Axes that become partial do so last, locally. Between two meshes the reductions come
+before the transfer; terms that stay terms cross as they are, or are reduced and made anew; what
+is to be replicated may arrive cut and be gathered there. One cost function chooses, by time, then
+by bytes, then by steps. (The order slice, reduce-scatter, permute, gather is that of XLA's Shardy:
+"Shardy: an MLIR-based tensor partitioning system", its reshard pass.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from itertools import chain, combinations, product
 
 from weft.core.layout import Layout
-from weft.planner.geometry import Cut, coarser, common_depth, finer
+from weft.planner.check import IDEMPOTENT, LINEAR, kept_terms
+from weft.planner.cost import nbytes_of, seconds_of
+from weft.planner.geometry import Cut, coarser, common_depth, finer, size_over
+from weft.planner.links import Links
+from weft.planner.overlap import shared_ranks
 from weft.planner.steps import (
     AllGather,
     AllReduce,
@@ -23,25 +36,48 @@ from weft.planner.steps import (
     Slice,
     Step,
     Term,
+    Transfer,
 )
 
-__all__ = ["move", "search"]
+__all__ = ["family", "move", "search"]
+
+Steps = tuple[Step, ...]
+
+_TRIED = 4
+"""Axes of which every combination is tried; of more, only all or none."""
 
 
-def search(src: Layout, dst: Layout) -> list[Step]:
-    """The steps from `src` to `dst`: layouts of one shape and mesh, without axes of size 1."""
+def search(src: Layout, dst: Layout, itemsize: int, links: Links) -> Steps:
+    """The cheapest steps from `src` to `dst`: layouts of one shape, without axes of size 1."""
+    found = family(src, dst, links.node_size)
+    if len(found) == 1:
+        return found[0]
+    return min(found, key=lambda steps: (
+        seconds_of(steps, itemsize, links), nbytes_of(steps, itemsize), len(steps)
+    ))
+
+
+@lru_cache(maxsize=1024)
+def family(src: Layout, dst: Layout, node_size: int) -> tuple[Steps, ...]:
+    """The plans to choose from, the first of them the one that follows the target's cuts."""
+    if src == dst:
+        return ((),)
     if 0 in src.shape:
-        return [] if src == dst else [Slice(src, dst)]
-    axes = range(src.mesh.ndim)
-    changed = [axis for axis in axes if src.partial[axis] != dst.partial[axis]]
+        alone = src.mesh == dst.mesh
+        return ((Slice(src, dst) if alone else Transfer(src, dst, node_size=node_size),),)
+    if src.mesh != dst.mesh:
+        return tuple(dict.fromkeys(_across(src, dst, node_size)))
+    changed = [axis for axis, kind in enumerate(src.partial) if kind != dst.partial[axis]]
     reduced = [axis for axis in changed if src.partial[axis] is not None]
     made = [axis for axis in changed if dst.partial[axis] is not None]
-    steps: list[Step] = _reduce(src, dst, reduced) if reduced else []
-    here = steps[-1].dst if steps else src
-    if not made:
-        return steps + move(here, dst)
-    below = _before_term(here, dst, made)
-    return steps + move(here, below) + [Term(below, dst, tuple(made))]
+    out: dict[Steps, None] = {}
+    for steps, here in _reductions(src, dst, reduced):
+        if made:
+            below = _before_term(here, dst, made)
+            out[*steps, *move(here, below), Term(below, dst, tuple(made))] = None
+        else:
+            out[*steps, *move(here, dst)] = None
+    return tuple(out)
 
 
 def move(src: Layout, dst: Layout) -> list[Step]:
@@ -71,14 +107,50 @@ def move(src: Layout, dst: Layout) -> list[Step]:
     return [Slice(src, middle), AllGather(middle, dst, axes)]
 
 
-def _reduce(src: Layout, dst: Layout, reduced: list[int]) -> list[Step]:
-    """Slice what the target drops, reduce-scatter what it cuts, all-reduce the rest."""
-    held = {axis for axes in src.dims for axis in axes}
-    free = {
-        axis for axis in range(src.mesh.ndim)
-        if axis not in held and (src.partial[axis] is None or axis in reduced)
-    }
-    cuts = [_cut_down(src, dst, dim, free) for dim in range(src.ndim)]
+# Reductions.
+
+
+def _reductions(src: Layout, dst: Layout, reduced: list[int]) -> Iterator[tuple[Steps, Layout]]:
+    """Ways to reduce some axes on the source's mesh: the steps and the layout that they end at."""
+    if not reduced:
+        yield (), src
+        return
+    # An axis that becomes a term of another kind than a sum may not cut before that.
+    free = [axis for axis in _free(src) if _may_cut(dst, axis)]
+    scattering = [axis for axis in reduced if _may_cut(dst, axis)]
+    wanted = {axis for axes in dst.dims for axis in axes}
+    first = {*wanted.intersection(free), *wanted.intersection(scattering)}
+    for chosen in dict.fromkeys((frozenset(first), *_subsets(free, scattering))):
+        steps = _reduce(src, dst, reduced, set(chosen))
+        yield steps, steps[-1].dst
+
+
+def _may_cut(dst: Layout, axis: int) -> bool:
+    return dst.partial[axis] in (None, "sum")
+
+
+def _free(layout: Layout) -> list[int]:
+    held = {axis for axes in layout.dims for axis in axes}
+    return [
+        axis for axis, size in enumerate(layout.mesh.axis_sizes)
+        if axis not in held and layout.partial[axis] is None and size > 1
+    ]
+
+
+def _subsets(free: list[int], scattering: list[int]) -> Iterator[frozenset[int]]:
+    axes = [*free, *scattering]
+    if len(axes) > _TRIED:
+        yield from map(frozenset, ([], free, scattering, axes))
+        return
+    sizes = range(len(axes) + 1)
+    yield from map(frozenset, chain.from_iterable(combinations(axes, size) for size in sizes))
+
+
+def _reduce(src: Layout, dst: Layout, reduced: list[int], chosen: set[int]) -> Steps:
+    """Cut by the chosen axes, those among `reduced` by reduce-scatter; all-reduce the rest."""
+    cuts = [_cut_down(src, dst, dim, chosen) for dim in range(src.ndim)]
+    placed = {axis for axes, _ in cuts for axis in axes}
+    cuts = _with_spare(src, cuts, [axis for axis in sorted(chosen) if axis not in placed], dst)
     scattered = [axis for axes, _ in cuts for axis in axes if axis in reduced]
     summed = [axis for axis in reduced if axis not in scattered]
     kept = [None if axis in reduced else kind for axis, kind in enumerate(src.partial)]
@@ -93,21 +165,42 @@ def _reduce(src: Layout, dst: Layout, reduced: list[int]) -> list[Step]:
         steps.append(Slice(src, first))
     if summed:
         steps.append(AllReduce(first, last, tuple(summed)))
-    return steps
+    return tuple(steps)
 
 
-def _cut_down(src: Layout, dst: Layout, dim: int, free: set[int]) -> Cut:
-    """A dim as it is held, cut further by those of the target's axes that are free for it."""
+def _cut_down(src: Layout, dst: Layout, dim: int, chosen: set[int]) -> Cut:
+    """A dim as it is held, cut further by those of the target's axes that are chosen for it."""
     held, target = src.dims[dim], dst.dims[dim]
     depth = common_depth(src, dst, dim)
     cut = held, src.cuts[dim]
     if depth == len(held):
-        while depth < len(target) and target[depth] in free:
+        while depth < len(target) and target[depth] in chosen:
             depth += 1
         if depth > len(held):
             cut = coarser(dst, dim, depth)
-    more = tuple(axis for axis in target if axis in free and axis not in cut[0])
+    more = tuple(axis for axis in target if axis in chosen and axis not in cut[0])
     return finer(src, dim, cut, more)
+
+
+def _with_spare(layout: Layout, cuts: list[Cut], axes: Sequence[int], dst: Layout) -> list[Cut]:
+    """Cuts with some more axes, each below all others of the dim that it divides best.
+
+    First come dims that are cut as the target cuts them, so that these axes can be gathered.
+    """
+    cuts = list(cuts)
+    for axis in axes if cuts else ():
+        size = layout.mesh.axis_sizes[axis]
+
+        def rank(dim: int, size: int = size) -> tuple[bool, bool, int]:
+            length = -(-layout.shape[dim] // size_over(layout, cuts[dim][0]))
+            return cuts[dim][0] == dst.dims[dim], length % size == 0, length
+
+        best = max(range(len(cuts)), key=rank)
+        cuts[best] = finer(layout, best, cuts[best], (axis,))
+    return cuts
+
+
+# Terms.
 
 
 def _before_term(here: Layout, dst: Layout, made: list[int]) -> Layout:
@@ -128,3 +221,52 @@ def _before_term(here: Layout, dst: Layout, made: list[int]) -> Layout:
 def _cut(layout: Layout, cuts: list[Cut], partial: Sequence[str | None]) -> Layout:
     dims, offsets = [axes for axes, _ in cuts], [cut for _, cut in cuts]
     return Layout.make(layout.mesh, layout.shape, dims, offsets, partial)
+
+
+# Two meshes.
+
+
+def _across(src: Layout, dst: Layout, node_size: int) -> Iterator[Steps]:
+    for crossing in _crossing_terms(src, dst):
+        reduced = [axis for axis, kind in enumerate(src.partial) if kind and axis not in crossing]
+        made = [axis for axis, kind in enumerate(dst.partial)
+                if kind and axis not in crossing.values()]
+        befores = _reductions(src, _anywhere(src, reduced), reduced)
+        for (before, here), (landing, after) in product(befores, _landings(src, dst, made)):
+            yield *before, Transfer(here, landing, node_size=node_size), *after
+
+
+def _crossing_terms(src: Layout, dst: Layout) -> Iterator[dict[int, int]]:
+    """Source axis -> target axis of the terms that cross: all that can, or all that must."""
+    kept = kept_terms(src, dst)
+    yield kept
+    if kept:
+        # A sum can be finished and made anew, a mean cannot. (Means and sums stand together.)
+        kinds = {src.partial[axis] for axis in kept}
+        if kinds <= IDEMPOTENT | {"sum", "product"}:
+            yield {}
+        elif kinds <= LINEAR:
+            yield {s: d for s, d in kept.items() if src.partial[s] == "avg"}
+
+
+def _anywhere(src: Layout, reduced: Iterable[int]) -> Layout:
+    """A target that asks for no place: what is reduced may be scattered wherever it fits."""
+    gone = set(reduced)
+    kinds = [None if axis in gone else kind for axis, kind in enumerate(src.partial)]
+    return src.replace(cuts=src.cuts, partial=kinds)
+
+
+def _landings(src: Layout, dst: Layout, made: list[int]) -> Iterator[tuple[Layout, Steps]]:
+    """Layouts to arrive at on the target's mesh, and the steps from there."""
+    kinds = [None if axis in made else kind for axis, kind in enumerate(dst.partial)]
+    cuts: list[Cut] = list(zip(dst.dims, dst.cuts))
+    # Each element of a sum is needed in one of its terms only.
+    cuts = _with_spare(dst, cuts, [axis for axis in made if dst.partial[axis] == "sum"], dst)
+    below = _cut(dst, cuts, kinds)
+    last: Steps = (Term(below, dst, tuple(made)),) if made else ()
+    yield below, last
+    free = [axis for axis in _free(dst) if axis not in made]
+    if free and dst.ndim and not shared_ranks(src.mesh, dst.mesh):
+        # Every element comes over once, and is handed on there.
+        finest = _cut(dst, _with_spare(below, cuts, free, below), kinds)
+        yield finest, (*move(finest, below), *last)

@@ -16,13 +16,13 @@ values do. `sends` and `receives` name what one coordinate exchanges, without li
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
 
 from weft.core.layout import Box, Layout
-from weft.planner.geometry import Coordinate, digits_of, group, meets
-from weft.planner.holders import NODE_SIZE, crossing
+from weft.planner.geometry import Coordinate, digits_of, group, group_boxes, meets
+from weft.planner.holders import crossing
+from weft.planner.links import NODE_SIZE
 
 __all__ = [
     "AllGather", "AllReduce", "Block", "Exchange", "ReduceScatter", "Slice", "Step", "Term",
@@ -61,34 +61,21 @@ class Exchange(_Step):
     def receives(self, coordinate: Coordinate) -> list[Block]:
         """What makes up the target box at `coordinate`: holder and box, in group order."""
         wanted = self.dst.box_at(coordinate)
-        choices = [
-            [(digits_of(self.src.mesh, self.src.dims[dim], index), (start, stop))
-             for index, start, stop in meets(self.src, dim, interval)]
-            for dim, interval in enumerate(wanted)
-        ]
-        return sorted(
-            (_moved(coordinate, (digits for digits, _ in choice)), tuple(box for _, box in choice))
-            for choice in product(*choices)
-        )
+        return _blocks(self.src, [
+            meets(self.src, dim, interval) for dim, interval in enumerate(wanted)
+        ], [coordinate])
 
     def sends(self, coordinate: Coordinate) -> list[Block]:
         """What is wanted of the box at `coordinate`: taker and box, in group order."""
         held = self.src.box_at(coordinate)
         cut = {axis for axes in self.src.dims for axis in axes}
-        choices = [
-            [(digits, (start, stop))
-             for index, start, stop in meets(self.dst, dim, interval)
-             for digits in (digits_of(self.dst.mesh, self.dst.dims[dim], index),)
-             if all(axis in cut or coordinate[axis] == digit for axis, digit in digits)]
-            for dim, interval in enumerate(held)
-        ]
+        # Who takes from here is here on every axis that does not cut: the nearest holder.
+        fixed = {axis: digit for axis, digit in enumerate(coordinate) if axis not in cut}
         named = {axis for axes in self.dst.dims for axis in axes}
         takers = group(self.src, [axis for axis in self.axes if axis not in named], coordinate)
-        return sorted(
-            (_moved(taker, (digits for digits, _ in choice)), tuple(box for _, box in choice))
-            for choice in product(*choices)
-            for taker in takers
-        )
+        return _blocks(self.dst, [
+            meets(self.dst, dim, interval, fixed) for dim, interval in enumerate(held)
+        ], takers)
 
 
 class AllGather(_Step):
@@ -98,7 +85,7 @@ class AllGather(_Step):
 
     def receives(self, coordinate: Coordinate) -> list[Block]:
         """The members of the group and what they hold, in group order."""
-        return [(peer, self.src.box_at(peer)) for peer in group(self.src, self.axes, coordinate)]
+        return group_boxes(self.src, self.axes, coordinate)
 
 
 class ReduceScatter(_Step):
@@ -108,7 +95,7 @@ class ReduceScatter(_Step):
 
     def sends(self, coordinate: Coordinate) -> list[Block]:
         """The members of the group and the box that each comes to hold, in group order."""
-        return [(peer, self.dst.box_at(peer)) for peer in group(self.src, self.axes, coordinate)]
+        return group_boxes(self.dst, self.axes, coordinate)
 
 
 class AllReduce(_Step):
@@ -167,6 +154,10 @@ class Transfer(_Step):
         """What is wanted of the source box of a device: taker and box, ascending."""
         return crossing(self.src, self.dst, self.node_size).sends(rank)
 
+    def holds(self, rank: int) -> Box | None:
+        """What a device holds of the term that it is to have; None where it holds none."""
+        return crossing(self.src, self.dst, self.node_size).holds(rank)
+
     @property
     def ranks(self) -> tuple[int, ...]:
         """All devices that take part, ascending: those of both meshes, as a group lists them."""
@@ -180,11 +171,22 @@ class Transfer(_Step):
 Step = Slice | Exchange | AllGather | ReduceScatter | AllReduce | Transfer | Term
 
 
-def _moved(
-    coordinate: Coordinate, changes: Iterable[Sequence[tuple[int, int]]]
-) -> Coordinate:
-    out = list(coordinate)
-    for digits in changes:
-        for axis, digit in digits:
-            out[axis] = digit
-    return tuple(out)
+def _blocks(
+    layout: Layout, found: list[list[tuple[int, int, int]]], others: list[Coordinate]
+) -> list[Block]:
+    """(coordinate, box) for each choice of a shard per dim, on the other axes as in `others`."""
+    mesh = layout.mesh
+    choices = [
+        [(digits_of(mesh, axes, index), (start, stop)) for index, start, stop in meeting]
+        for axes, meeting in zip(layout.dims, found)
+    ]
+    out = []
+    for choice in product(*choices):
+        box = tuple([interval for _, interval in choice])
+        for other in others:
+            at = list(other)
+            for digits, _ in choice:
+                for axis, digit in digits:
+                    at[axis] = digit
+            out.append((tuple(at), box))
+    return sorted(out)

@@ -1,0 +1,159 @@
+"""The network, as the cost function sees it: what a message costs over each mesh axis.
+
+A collective takes a start, a round of messages for each doubling of its group, a little for each
+member, and the bytes that a device receives, over the slowest network that it crosses. An
+all-reduce passes through its group twice.
+
+Facts that must be the same on every rank: the planner compares plans by them, and ranks that
+chose different plans would wait for each other. So they are given, never measured on the way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from weft.core.mesh import Mesh
+from weft.errors import ShardTypeError, message
+
+__all__ = ["GLOO", "NCCL", "NODE_SIZE", "Link", "Links", "as_links", "set_links"]
+
+NODE_SIZE = 8
+"""Devices of one node, by default."""
+
+_FIX = 'weft.set_links("nccl"), or weft.Links(near=weft.Link(15e-6, 4e-12), far=...)'
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One network: seconds of a round of messages, seconds per byte that a device receives."""
+
+    latency_s: float
+    seconds_per_byte: float
+
+    def __post_init__(self) -> None:
+        _check_seconds("Link", self, "latency_s", "seconds_per_byte")
+
+
+@dataclass(frozen=True, slots=True)
+class Links:
+    """The networks of a machine.
+
+    Args:
+        near: between devices of one node. far: between nodes.
+        start_s: seconds to start a collective, whatever it moves.
+        member_s: seconds that a device spends on each other member of its group.
+        node_size: devices of a node; device ids that are equal when divided by it share one.
+        axes: map axis name -> Link, for axes that are neither.
+
+    Raises:
+        ShardTypeError: an argument of the wrong type or range.
+    """
+
+    near: Link
+    far: Link
+    start_s: float = 0.0
+    member_s: float = 0.0
+    node_size: int = NODE_SIZE
+    axes: Any = ()
+
+    def __post_init__(self) -> None:
+        given = self.axes.items() if isinstance(self.axes, Mapping) else self.axes
+        object.__setattr__(self, "axes", tuple(given))
+        size = self.node_size
+        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            raise _wrong("Links(node_size)", f"node_size is {size!r}",
+                         "a node has a whole number of devices, at least 1", repr(size))
+        _check_seconds("Links", self, "start_s", "member_s")
+        wrong = [it for it in (self.near, self.far, *(link for _, link in self.axes))
+                 if not isinstance(it, Link)]
+        if wrong:
+            raise _wrong("Links", f"{len(wrong)} networks are no weft.Link",
+                         "a network is a Link(latency_s, seconds_per_byte)", *wrong)
+
+    def seconds_over(self, mesh: Mesh, axes: Sequence[int], nbytes: float, passes: int) -> float:
+        """Of a collective over some axes of a mesh that passes through its group so many times."""
+        given = dict(self.axes)
+        crossed = [
+            given.get(mesh.axis_names[axis])
+            or (self.near if _is_near(mesh, axis, self.node_size) else self.far)
+            for axis in axes
+        ]
+        latency = max(link.latency_s for link in crossed)
+        others = math.prod([mesh.axis_sizes[axis] for axis in axes]) - 1
+        once = others.bit_length() * latency + others * self.member_s
+        slowest = max(link.seconds_per_byte for link in crossed)
+        return self.start_s + passes * once + nbytes * slowest
+
+    def seconds_between(self, src: Mesh, dst: Mesh, nbytes: float) -> float:
+        """Of a transfer from one mesh to another, as one round."""
+        spans = src.rank_span, dst.rank_span
+        nodes = {end // self.node_size for low, high in spans for end in (low, high - 1)}
+        link = self.near if len(nodes) == 1 else self.far
+        return self.start_s + link.latency_s + nbytes * link.seconds_per_byte
+
+
+@lru_cache(maxsize=4096)
+def _is_near(mesh: Mesh, axis: int, node_size: int) -> bool:
+    """Whether devices that differ in one axis only are on one node."""
+    low, high = mesh.rank_span
+    if low // node_size == (high - 1) // node_size:
+        return True
+    stride = mesh.axis_strides[axis]
+    block = stride * mesh.axis_sizes[axis]
+    even = mesh.rank_range
+    if even is not None:  # blocks of ids that follow one another: whole ones must fit into nodes
+        return node_size % (block * even.step) == 0 and low % (block * even.step) == 0
+    nodes = [mesh.rank_at(place) // node_size for place in range(mesh.size())]
+    return all(
+        node == nodes[place - place % block + place % stride] for place, node in enumerate(nodes)
+    )
+
+
+def _check_seconds(call: str, value: object, *names: str) -> None:
+    for name in names:
+        it = getattr(value, name)
+        if isinstance(it, bool) or not isinstance(it, (int, float)) or not it >= 0:
+            raise _wrong(f"{call}({name})", f"{name} is {it!r}", "seconds are at least 0", repr(it))
+
+
+def _wrong(call: str, facts: str, rule: str, *offenders: object) -> ShardTypeError:
+    return ShardTypeError(message(call, facts, rule, offenders, _FIX))
+
+
+GLOO = Links(near=Link(50e-6, 1e-9), far=Link(100e-6, 1e-9), start_s=100e-6, member_s=5e-6)
+"""Processes of one machine, as measured on one, or machines on 10 Gbit/s; orders of magnitude."""
+
+NCCL = Links(near=Link(3e-6, 4e-12), far=Link(10e-6, 25e-12), start_s=10e-6, member_s=0.2e-6)
+"""NVLink within a node, 400 Gbit/s a device between nodes; orders of magnitude, not measured."""
+
+_NAMED = {"gloo": GLOO, "nccl": NCCL}
+
+
+class _Default:
+    links: Links = GLOO
+
+
+def set_links(links: Links | str) -> None:
+    """What the planner assumes of the network from now on: `Links`, "gloo" (at first), or "nccl".
+
+    Every rank must call it alike, before the tensors that it is meant for move.
+
+    Raises:
+        ShardTypeError: neither.
+    """
+    _Default.links = as_links(links, "set_links(links)")
+
+
+def as_links(links: Links | str | None, call: str) -> Links:
+    """`Links` for what a user gives: themselves, a name, or None for the default."""
+    if links is None:
+        return _Default.links
+    found = _NAMED.get(links) if isinstance(links, str) else links
+    if not isinstance(found, Links):
+        raise _wrong(call, f"{links!r} is no network",
+                     f"links are weft.Links or one of {', '.join(_NAMED)}", repr(links))
+    return found

@@ -1,0 +1,82 @@
+"""A plan as text: its steps, what each rank receives, the lower bound, memory and time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median_low
+from typing import TYPE_CHECKING
+
+from weft.core.mesh import Mesh
+from weft.planner.cost import step_nbytes, step_seconds
+
+if TYPE_CHECKING:
+    from weft.planner.plan import Plan
+
+__all__ = ["plan_text", "seconds_text"]
+
+_LISTED = 16
+"""Ranks of which each gets a figure of its own."""
+
+_SAMPLED = 256
+"""Ranks that a summary looks at, evenly spaced."""
+
+
+def plan_text(plan: Plan) -> str:
+    """Layouts, steps, and what they cost, one thing a line."""
+    src, dst = plan.src, plan.dst
+    alone = src.mesh == dst.mesh
+    places = f" on {src.mesh}" if alone else f", from {src.mesh} to {dst.mesh}"
+    lines = [f"{src} -> {dst}{places}"]
+    for number, step in enumerate(plan.steps, 1):
+        nbytes = step_nbytes(step, plan.itemsize)
+        seconds = step_seconds(step, plan.itemsize, plan.links)
+        cost = f"{nbytes} bytes, {seconds_text(seconds)}" if nbytes else "nothing is sent"
+        lines.append(f"  {number}. {step}: {cost}")
+    if not plan.steps:
+        lines.append("  nothing to do")
+    total, bound = plan.total_bytes, plan.lower_bound
+    ratio = f", {total / bound:.2f}x" if bound else ""
+    lines += [
+        f"  received: {total} bytes; lower bound {bound}{ratio}",
+        f"  per rank: {_by_rank(plan)}",
+        f"  memory:   {plan.peak_elements * plan.itemsize} bytes at once, at most",
+        f"  time:     {seconds_text(plan.seconds)}, estimated",
+    ]
+    return "\n".join(lines)
+
+
+def seconds_text(seconds: float) -> str:
+    """A duration in a unit that reads well."""
+    for unit, scale in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
+        if seconds * scale >= 1 or unit == "us":
+            return f"{seconds * scale:.3g} {unit}"
+    raise AssertionError
+
+
+def _by_rank(plan: Plan) -> str:
+    meshes = [plan.src.mesh] + [plan.dst.mesh] * (plan.dst.mesh != plan.src.mesh)
+    count = sum(mesh.size() for mesh in meshes)
+    ranks = sorted({rank for mesh in meshes for rank in _some(mesh, _SAMPLED // len(meshes))})
+    nbytes = [plan.bytes_received(rank) for rank in ranks]
+    if len(ranks) <= _LISTED:
+        return _listed(ranks, nbytes)
+    of = f"{len(ranks)} of {count} ranks" if count > _SAMPLED else f"{len(ranks)} ranks"
+    return f"min {min(nbytes)}, median {median_low(nbytes)}, max {max(nbytes)} ({of})"
+
+
+def _some(mesh: Mesh, most: int) -> list[int]:
+    size = mesh.size()
+    count = min(size, most)
+    return [mesh.rank_at(place * size // count) for place in range(count)]
+
+
+def _listed(ranks: Sequence[int], nbytes: Sequence[int]) -> str:
+    """Ranks that receive as much as each other stand together."""
+    groups: dict[int, list[int]] = {}
+    for rank, count in zip(ranks, nbytes):
+        groups.setdefault(count, []).append(rank)
+    if len(groups) == 1:
+        return f"{nbytes[0]} each"
+    return "; ".join(
+        f"{count} on {','.join(map(str, its))}" for count, its in sorted(groups.items())
+    )
