@@ -164,7 +164,9 @@ def served(step: Transfer) -> list[tuple[int, int, tuple[tuple[int, int], ...]]]
     return [(holder, taker, box) for taker in takers for holder, box in step.receives(taker)]
 
 
-def holders_of(step: Transfer | Exchange | AllGather, box: tuple[tuple[int, int], ...]) -> list[int]:
+def holders_of(
+    step: Transfer | Exchange | AllGather, box: tuple[tuple[int, int], ...]
+) -> list[int]:
     """The devices whose source box holds a box, found by looking at all of them."""
     return [
         rank for rank in ranks_of(step.src)
