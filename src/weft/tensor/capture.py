@@ -70,6 +70,11 @@ class _Recorder(SchemaCheckMode):
         self.device_type = device_type
         self.autocast = torch.is_autocast_enabled(device_type)
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: torch would import its compiler at the first call of each process, over a second."""
+        return False
+
     def _casts(self, func: Any) -> bool:
         key = f"Autocast{self.device_type.upper()}"
         return self.autocast and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
