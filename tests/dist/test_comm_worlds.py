@@ -16,7 +16,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from weft.comm import as_bound_mesh, init_mesh
 from weft.core import Mesh
-from weft.errors import MeshError, ShardTypeError
+from weft.errors import CommunicationError, MeshError, ShardTypeError
 
 SCRIPT = """
 import torch, torch.distributed as dist, weft.comm
@@ -83,6 +83,7 @@ def test_torchs_fake_backend(fake_world: None) -> None:
 def test_a_world_ends_with_its_process_group() -> None:
     dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
     first = init_mesh({"x": 4})
+    connected = first.comm((0,))
     theirs = init_device_mesh("cpu", (4,), mesh_dim_names=("x",))
     wrapped = as_bound_mesh(theirs)
     dist.destroy_process_group()
@@ -95,6 +96,9 @@ def test_a_world_ends_with_its_process_group() -> None:
         second = init_mesh({"x": 4})
         assert second is not first
         assert (first.here, second.here) == ((0,), (2,))
+        assert second.comm((0,)).all_reduce(torch.ones(1), "sum").shape == (1,)
+        with pytest.raises(CommunicationError, match="that its mesh was bound in has ended"):
+            connected.all_reduce(torch.ones(1), "sum")
         assert as_bound_mesh(init_device_mesh("cpu", (4,), mesh_dim_names=("x",))) is not wrapped
     finally:
         dist.destroy_process_group()

@@ -17,7 +17,7 @@ def launch_command(num_ranks: int, program: Sequence[str]) -> list[str]:
     """
     return [
         sys.executable, "-m", "torch.distributed.run", "--standalone",
-        f"--nproc-per-node={num_ranks}", "-m", "weft.cli.script", *program,
+        f"--nproc-per-node={num_ranks}", *program,
     ]
 
 

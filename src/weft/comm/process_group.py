@@ -15,6 +15,7 @@ from __future__ import annotations
 import atexit
 import os
 import pickle
+import traceback
 import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -29,6 +30,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from weft.comm.asking import Ask, lines, source_line
 from weft.comm.bound_mesh import BoundMesh, World
 from weft.comm.communicator import Communicator, as_bytes
+from weft.comm.lent import lend, settle
 from weft.comm.reduction import reduce_terms
 from weft.comm.roll_call import RollCall
 from weft.core import AxisName, as_mesh, balanced_cuts
@@ -67,6 +69,9 @@ torch's "fake" backend, on which costs are measured without a network, takes NCC
 
 _GATHER_LIMIT_NBYTES = 1 << 20
 """Up to this many bytes gathered, one exchange of whole terms beats scatter and gather."""
+
+_SETTLE_S = 5.0
+"""How long the end of the process waits for a backend's threads, which need a few ms at most."""
 
 _HEAD_NBYTES = 256
 """What `exchange` sends first: a length, and the pickle itself where it fits."""
@@ -187,7 +192,7 @@ class ProcessWorld(World):
         self._wrapping[id(mesh)] = mesh
 
     def close(self) -> None:
-        """Let go of every group. Those that outlive the interpreter's end may abort the process."""
+        """Let go of every group, so that torch can end them. Communicators of this world raise."""
         self.roll.end()
         for comm in self._comms:
             comm.group = None
@@ -200,7 +205,9 @@ class ProcessWorld(World):
 class ProcessCommunicator(Communicator):
     """Collectives over one process group."""
 
-    __slots__ = ("__weakref__", "exact", "group", "in_order", "native", "places", "roll")
+    __slots__ = (
+        "__weakref__", "exact", "group", "in_order", "lends", "native", "places", "roll",
+    )
 
     group: dist.ProcessGroup | None
 
@@ -215,6 +222,7 @@ class ProcessCommunicator(Communicator):
         self.in_order = self.places == tuple(range(self.size))
         self.exact = _EXACT.get(_backend_of(group, device.type) or "", frozenset())
         self.native = bool(self.exact) and self.in_order
+        self.lends = device.type == "cpu"  # there, a backend works on threads of the process
 
     def _roll_call(self, ask: Ask) -> str:
         return self.roll.call(ask, timeout().total_seconds())
@@ -231,9 +239,9 @@ class ProcessCommunicator(Communicator):
         if self.debug.on:
             self._agree("all_reduce", kind, total.dtype, tuple(total.shape))
         # Straight to the group: a small gradient's reduction costs less than torch's wrappers.
-        assert self.group is not None
+        group = self._alive("all_reduce")
         try:
-            self.group.allreduce([total], _REDUCE[kind]).wait()
+            group.allreduce([total], _REDUCE[kind]).wait()
         except RuntimeError as error:
             raise self._gave_up("all_reduce", error) from error
         return total.div_(self.size) if kind == "avg" else total
@@ -318,10 +326,23 @@ class ProcessCommunicator(Communicator):
         return [part.numpy().tobytes() for part in parts]
 
     def _issue(self, op: str, call: Callable[..., Any], *args: Any, **named: Any) -> None:
+        group = self._alive(op)
+        if self.lends:
+            args = tuple(lend(arg) if isinstance(arg, Tensor) else arg for arg in args)
         try:
-            call(*args, group=self.group, **named)
-        except RuntimeError as error:
-            raise self._gave_up(op, error) from error
+            call(*args, group=group, **named)
+        except BaseException as error:
+            args = ()
+            traceback.clear_frames(error.__traceback__)  # they keep what was lent
+            if isinstance(error, RuntimeError):
+                raise self._gave_up(op, error) from error
+            raise
+
+    def _alive(self, op: str) -> dist.ProcessGroup:
+        """The group, while its world is; torch would take None for the default group."""
+        if self.group is None:
+            raise _ended(op, self.where)
+        return self.group
 
     def _gave_up(self, op: str, error: RuntimeError) -> CommunicationError:
         try:  # how many collectives the backend has counted tells ranks in a loop apart
@@ -340,11 +361,16 @@ def process_world() -> ProcessWorld | None:
     if not (dist.is_available() and dist.is_initialized()):
         return None
     if _here is None:
-        atexit.register(_let_go)
+        atexit.register(_at_exit)
     if _here is None or _here.default is not dist.group.WORLD:
         _let_go()
         _here = ProcessWorld()
     return _here
+
+
+def _at_exit() -> None:
+    settle(_SETTLE_S)
+    _let_go()
 
 
 def _let_go() -> None:
@@ -367,6 +393,17 @@ def _cannot_split(mesh: BoundMesh, world_size: int) -> MeshError:
             "a group bound to a device is split with all its ranks taking part, and those "
             "outside a mesh take part in nothing",
             [repr(mesh)], "torch.distributed.init_process_group(...) without device_id=",
+        )
+    )
+
+
+def _ended(op: str, where: str) -> CommunicationError:
+    return CommunicationError(
+        message(
+            f"{op} over {where}", "the world that its mesh was bound in has ended",
+            "a mesh lives as long as the default process group that it was bound under: until "
+            "that is destroyed, or the process ends", [where],
+            "make the mesh again, under the process group that there is now: weft.init_mesh(...)",
         )
     )
 

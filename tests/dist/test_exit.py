@@ -1,0 +1,82 @@
+"""How ranks leave: in order when a script ends, and with its error when it raises.
+
+What a careless end runs into is told in weft.comm.lent. It takes luck to see, so these scripts
+bring it about: gloo's threads yield their core to the main thread, which keeps Python's lock from
+its last collective to its end.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
+
+START = """
+import os, sys, time, torch, torch.distributed as dist
+if "theirs" in sys.argv:
+    dist.init_process_group("gloo")
+import weft
+from weft import P
+mesh = weft.init_mesh({"dp": 2, "tp": 2})
+x = weft.distribute_tensor(torch.arange(15.).reshape(5, 3), mesh, P("dp", "tp"))
+"""
+
+WORK = START + """
+w = weft.distribute_tensor(torch.ones(3, 4), mesh, P("tp")).requires_grad_()
+(x @ w).sum().backward()
+grad = w.grad.full_tensor().sum().item()
+kept = mesh.get_group("dp")
+assert "torch._dynamo" not in sys.modules  # whose import takes longer than all of this
+print(f"rank {mesh.rank} {grad} {x.sum().item()}\\n", end="", flush=True)
+cores = sorted(os.sched_getaffinity(0))
+for thread in map(int, os.listdir("/proc/self/task")):
+    os.sched_setaffinity(thread, {cores[mesh.rank % len(cores)]})
+    if thread != os.getpid():
+        os.setpriority(os.PRIO_PROCESS, thread, 19)
+sys.setswitchinterval(60)
+x.sum().item()
+end = time.monotonic() + 0.3
+while time.monotonic() < end:
+    pass
+if "destroys" in sys.argv:
+    dist.destroy_process_group()
+"""
+
+RAISING = START + """
+x.sum().item()
+if mesh.rank == 2:
+    raise ValueError("only here")
+x.full_tensor()
+"""
+
+
+def torchrun(script: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*TORCHRUN, str(script), *arguments], capture_output=True, text=True, timeout=150,
+        check=False, env={**os.environ, "OMP_NUM_THREADS": "1", "WEFT_TIMEOUT": "300"},
+    )
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux's threads")
+@pytest.mark.parametrize("how", ["theirs", "destroys"])
+def test_ranks_leave_in_order(how: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(WORK)
+    done = torchrun(script, how)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"rank {rank} 420.0 105.0" for rank in range(4)]
+
+
+def test_a_rank_that_raises_ends_the_run_with_its_traceback(tmp_path: Path) -> None:
+    script = tmp_path / "raising.py"
+    script.write_text(RAISING)
+    done = torchrun(script)  # in less than WEFT_TIMEOUT
+    assert done.returncode == 1
+    assert "ValueError: only here" in done.stderr
+    assert "exitcode  : 1" in done.stderr
+    assert "terminate called" not in done.stderr
