@@ -9,7 +9,8 @@ import pytest
 
 from weft.core import Layout, Mesh, P
 from weft.core.parse import parse_layout, parse_mesh
-from weft.show import show
+from weft.show import show, sketch
+from weft.show.text import plain
 
 CASES: dict[tuple[str, tuple[int, ...] | None, str, int], str] = {
     ("dp=2,tp=4", None, "[1024@dp, 4096@tp]", 64): """
@@ -365,3 +366,24 @@ def test_a_drawing_is_text_that_a_session_shows():
     assert isinstance(drawing, str)
     assert repr(drawing) == str(drawing) == "\n".join(drawing.splitlines())
     assert drawing._repr_svg_() == drawing.svg()
+
+
+def test_a_sketch_is_blocks_alone():
+    mesh = Mesh({"dp": 2, "tp": 2})
+    rows = Layout(mesh, (10, 20), P("tp"), sizes={0: (7, 3)})
+    assert plain(sketch(rows, 20, 7)).splitlines() == [
+        "   0                   20",
+        " 0 ┌────────────────────┐",
+        "   │                    │",
+        "   │     ranks 0,2      │",
+        "   │                    │",
+        " 7 ├────────────────────┤",
+        "   │     ranks 1,3      │",
+        "10 └────────────────────┘",
+    ]
+    assert plain(sketch(Layout(mesh, (5,), P(("dp", "tp"))), 30)).splitlines() == [
+        "0            2      3      4      5",
+        "┌────────────┬──────┬──────┬──────┐",
+        "│     0      │  1   │  2   │  3   │",
+        "└────────────┴──────┴──────┴──────┘",
+    ]

@@ -13,17 +13,12 @@ from click.testing import CliRunner, Result
 
 from weft.cli.demo import command, follow
 from weft.cli.demo.events import Parameter, Traffic
-from weft.cli.demo.picture import draw, holders
 from weft.cli.demo.text import Corpus
 from weft.cli.demo.train import Run, Step
 from weft.core import Layout, Mesh, P
 
 MESH = Mesh({"dp": 2, "tp": 2})
 LOSSES = [5.0, 4.0, 3.0, 2.5]
-
-
-def boxes(layout: Layout):
-    return tuple(layout.box(rank) for rank in range(layout.mesh.size()))
 
 
 @pytest.fixture
@@ -37,7 +32,7 @@ def demo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     def invoke(losses: list[float], *options: str) -> Result:
         def pretend(run: Run, told: follow.Told) -> Iterator[str]:
             layout = Layout(MESH, (5, 4), P("tp"))
-            told.parameters.append(Parameter("a.weight", str(layout), (5, 4), boxes(layout)))
+            told.parameters.append(Parameter("a.weight", layout))
             told.traffic.append(Traffic("tp", "aten.linear.default", "forward", "AllReduce", 2, 64))
             for loss in losses:
                 told.steps.append(Step(loss, 0.2))
@@ -97,31 +92,9 @@ def test_following_ranks_to_a_bad_end(monkeypatch, num_steps: int, end: str, wor
     assert told.steps == [Step(1.5, 0.5)] * num_steps
 
 
-def test_a_picture_shows_each_block_in_its_place() -> None:
-    rows = Layout(MESH, (10, 4), P("tp"), sizes={0: (7, 3)})
-    assert holders(boxes(rows)) == {((0, 7), (0, 4)): [0, 2], ((7, 10), (0, 4)): [1, 3]}
-    assert draw(rows.shape, boxes(rows), 17, 9).plain.splitlines() == [
-        "┌───────────────┐",
-        "│               │",
-        "│   ranks 0 2   │",
-        "│               │",
-        "│               │",
-        "├───────────────┤",
-        "│   ranks 1 3   │",
-        "│               │",
-        "└───────────────┘",
-    ]
-    grid = Layout(MESH, (4, 6), P("tp", "dp"))
-    assert draw(grid.shape, boxes(grid), 25, 5).plain.splitlines() == [
-        "┌───────────┬───────────┐",
-        "│   rank 0  │   rank 2  │",
-        "├───────────┼───────────┤",
-        "│   rank 1  │   rank 3  │",
-        "└───────────┴───────────┘",
-    ]
-    vector = Layout(MESH, (5,), P(("dp", "tp")))
-    assert draw(vector.shape, boxes(vector), 53, 9).plain.splitlines() == [
-        "┌───────────────────┬──────────┬──────────┬──────────┐",
-        "│       rank 0      │  rank 1  │  rank 2  │  rank 3  │",
-        "└───────────────────┴──────────┴──────────┴──────────┘",
-    ]
+def test_layouts_travel_as_text() -> None:
+    told = follow.Told()
+    layouts = [Layout(MESH, (80, 6), P("tp"), sizes={0: (48, 32)}), Layout(MESH, (7,))]
+    for layout in layouts:
+        follow._take(told, {"event": "parameter", "name": "w", "layout": str(layout)})
+    assert told.parameters == [Parameter("w", layout) for layout in layouts]

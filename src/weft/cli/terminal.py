@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
 
 from weft.errors import WeftError
-from weft.show import Drawing
+from weft.show import Drawing, Line
 
 try:
     from rich.console import Console
@@ -18,7 +18,7 @@ try:
 except ImportError:  # without it the text is the same, without colours
     Console = Text = None
 
-__all__ = ["RefusedError", "explained", "print_drawing", "width"]
+__all__ = ["RefusedError", "coloured", "explained", "print_drawing", "width"]
 
 _MAX_WIDTH = 160
 
@@ -55,8 +55,16 @@ def print_drawing(drawing: Drawing) -> None:
     if Console is None or Text is None or not Console().is_terminal:
         click.echo(drawing)
         return
-    text = Text()
-    for line in drawing.coloured:
-        for part, ground in [*line, ("\n", None)]:
+    Console().print(coloured(drawing.coloured), highlight=False, soft_wrap=True)
+
+
+def coloured(lines: Sequence[Line]) -> Any:
+    """Lines of a drawing as a text of rich, which must be installed."""
+    assert Text is not None
+    out = []
+    for line in lines:
+        text = Text(end="")
+        for part, ground in line:
             text.append(part, f"#000000 on {ground}" if ground else None)
-    Console().print(text, end="", highlight=False, soft_wrap=True)
+        out.append(text)
+    return Text("\n").join(out)

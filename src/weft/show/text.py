@@ -17,7 +17,7 @@ from weft.show.colours import Colours
 from weft.show.facts import notes
 from weft.show.measure import shares
 
-__all__ = ["Line", "beside", "fitting", "lines", "plain"]
+__all__ = ["Line", "beside", "fitting", "lines", "plain", "sketch"]
 
 Span = tuple[str, str | None]
 """Text, and the colour behind it (`#rrggbb`)."""
@@ -47,21 +47,16 @@ def lines(picture: Grid, colours: Colours, head: str, width: int = 80) -> list[L
     Args:
         picture: from `fitting`. colours: of its blocks. head: the line above it.
     """
-    frame = _frame(picture, width)
-    prefixed = picture.is_prefixed(lambda text, column: _fits(text, frame.widths[column]))
-    cells = iter(picture.cells)
-    drawn: list[list[Line]] = []
-    for panel in picture.panels:
-        lines: list[Line] = []
-        if panel is None:
-            lines.append([("…", None)])
-        else:
-            if picture.outer:
-                lines.append([(picture.title(panel), None)])
-            lines += _panel(picture, frame, next(cells), colours, prefixed)
-        drawn.append(lines)
-    words = notes(picture, prefixed)
-    return [[(head, None)], [], *_flowed(drawn, width), *_notes(words, width)]
+    frame = _frame(picture, width, _MULTIPLE if len(picture.panels) > 1 else _SINGLE)
+    words = notes(picture, _is_prefixed(picture, frame))
+    return [[(head, None)], [], *_panels(picture, frame, colours, width), *_notes(words, width)]
+
+
+def sketch(layout: Layout, width: int = 24, height: int = 7) -> list[Line]:
+    """The blocks of a layout and nothing else, about as large as asked, borders not counted."""
+    picture = fitting(layout, 2 * width)
+    frame = _frame(picture, 2 * width, (width, height))
+    return _panels(picture, frame, Colours(picture.ranks), 2 * width)
 
 
 def fitting(layout: Layout, width: int = 80) -> Grid:
@@ -90,6 +85,23 @@ def beside(left: Sequence[Line], right: Sequence[Line], gap: int = _GAP) -> list
     return out
 
 
+def _panels(picture: Grid, frame: _Frame, colours: Colours, width: int) -> list[Line]:
+    prefixed = _is_prefixed(picture, frame)
+    cells = iter(picture.cells)
+    drawn: list[list[Line]] = []
+    for panel in picture.panels:
+        if panel is None:
+            drawn.append([[("…", None)]])
+        else:
+            above: list[Line] = [[(picture.title(panel), None)]] if picture.outer else []
+            drawn.append(above + _panel(picture, frame, next(cells), colours, prefixed))
+    return _flowed(drawn, width)
+
+
+def _is_prefixed(picture: Grid, frame: _Frame) -> bool:
+    return picture.is_prefixed(lambda text, column: _fits(text, frame.widths[column]))
+
+
 def _notes(words: Sequence[tuple[str, str]], width: int) -> Iterator[Line]:
     yield []
     margin = 2 + max((len(word) for word, _ in words), default=0)
@@ -115,10 +127,9 @@ def _room(picture: Grid, width: int) -> int:
     return width - _gutter(picture) - len(picture.columns) - 1 - last
 
 
-def _frame(picture: Grid, width: int) -> _Frame:
+def _frame(picture: Grid, width: int, size: tuple[int, int]) -> _Frame:
     least, gutter = _need(picture), _gutter(picture)
-    several = len(picture.panels) > 1
-    want, high = _MULTIPLE if several else _SINGLE
+    want, high = size
     need = sum(least)
     num_lines, num_rows = 1, len(picture.rows)
     want = max(min(want, _room(picture, width)), need)

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Box", "Parameter", "Traffic"]
+from weft.core import Layout
 
-Box = tuple[tuple[int, int], ...]
+__all__ = ["Parameter", "Traffic"]
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """Where a parameter lives: its layout, and the block of every rank."""
+    """Where a parameter lives."""
 
     name: str
-    layout: str
-    shape: tuple[int, ...]
-    boxes: tuple[Box, ...]
+    layout: Layout
 
 
 @dataclass(frozen=True, slots=True)

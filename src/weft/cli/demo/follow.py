@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from weft.cli.demo.events import Parameter, Traffic
-from weft.cli.demo.train import NUM_RANKS, Run, Step
+from weft.cli.demo.train import MESH, NUM_RANKS, Run, Step
 from weft.cli.launch import environment, launch_command
+from weft.core import Mesh
+from weft.core.parse import parse_layout
 
 __all__ = ["RanksFailed", "Told", "follow"]
 
@@ -57,9 +59,9 @@ def follow(run: Run, told: Told) -> Iterator[str]:
 
 def _take(told: Told, event: dict[str, Any]) -> None:
     match event:
-        case {"event": "parameter", "name": name, "layout": layout, "shape": shape, "boxes": boxes}:
-            boxes = tuple(tuple((start, stop) for start, stop in box) for box in boxes)
-            told.parameters.append(Parameter(name, layout, tuple(shape), boxes))
+        case {"event": "parameter", "name": name, "layout": text}:
+            layout, _ = parse_layout(text, Mesh(MESH))
+            told.parameters.append(Parameter(name, layout))
         case {"event": "step", "loss": loss, "seconds": seconds}:
             told.steps.append(Step(loss, seconds))
         case {"event": "traffic", "row": row}:

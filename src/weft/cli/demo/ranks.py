@@ -31,9 +31,7 @@ def main() -> None:
     model, steps = distributed(run, standard_library(), mesh)
     if mesh.rank == 0:
         for name, parameter in model.named_parameters():
-            layout = cast(weft.ShardTensor, parameter).layout
-            boxes = [layout.box(rank) for rank in range(mesh.size())]
-            _tell("parameter", name=name, layout=str(layout), shape=layout.shape, boxes=boxes)
+            _tell("parameter", name=name, layout=str(cast(weft.ShardTensor, parameter).layout))
     for step in range(run.num_steps):
         if step == OBSERVED_STEP:
             with weft.explain() as log:

@@ -18,11 +18,12 @@ from rich.table import Table
 from rich.text import Text
 
 from weft.cli.demo.compare import TOLERANCE, differences
-from weft.cli.demo.events import Box, Parameter, Traffic
+from weft.cli.demo.events import Parameter, Traffic
 from weft.cli.demo.follow import Told
-from weft.cli.demo.picture import draw, holders
 from weft.cli.demo.text import Corpus
 from weft.cli.demo.train import MESH, NUM_RANKS, Run, Step, shardings
+from weft.cli.terminal import coloured
+from weft.show import sketch
 
 __all__ = ["bar", "header", "losses", "parameters", "pictures", "summary",
            "traffic", "written_shardings"]
@@ -93,11 +94,12 @@ def parameters(found: Sequence[Parameter]) -> RenderableType:
     table.add_column("at tp=0", justify="right")
     table.add_column("at tp=1", justify="right")
     by_name = _grouped(found, lambda one: (_pattern(one.name), one.layout))
-    for (name, layout), group in by_name.items():
-        blocks = [_times(stop - start for start, stop in each) for each in holders(group[0].boxes)]
-        table.add_row(name, _times(group[0].shape), layout, *blocks)
-    whole = sum(math.prod(one.shape) for one in found)
-    held = [sum(_volume(one.boxes[rank]) for one in found) for rank in range(NUM_RANKS)]
+    for name, layout in by_name:
+        boxes = dict.fromkeys(map(layout.box, range(NUM_RANKS)))
+        blocks = [_times(stop - start for start, stop in box) for box in boxes]
+        table.add_row(name, _times(layout.shape), str(layout), *blocks)
+    whole = sum(math.prod(one.layout.shape) for one in found)
+    held = _elements(found)
     return Group(table, Text(
         f"{whole:,} parameters; ranks 0 to {NUM_RANKS - 1} hold "
         + ", ".join(f"{each:,}" for each in held) + "\n", style="dim"))
@@ -105,14 +107,13 @@ def parameters(found: Sequence[Parameter]) -> RenderableType:
 
 def pictures(found: Sequence[Parameter]) -> RenderableType:
     """The same as pictures, one per way to be cut."""
-    cut = [one for one in found if len(set(one.boxes)) > 1]
+    cut = [one for one in found if not one.layout.is_replicated]
     cells = []
-    for (shape, boxes), group in _grouped(cut, lambda one: (one.shape, one.boxes)).items():
+    for layout, group in _grouped(cut, lambda one: one.layout).items():
         names = dict.fromkeys(_pattern(each.name).removeprefix("blocks.*.") for each in group)
-        is_tall = len(shape) > 1 and shape[0] > shape[1]
-        caption = Text("\n".join([_times(shape), *names, ""]), style="dim")
-        cells.append(Group(draw(shape, boxes, 24, 10 if is_tall else 7), caption))
-    rest = dict.fromkeys(_pattern(one.name) for one in found if len(set(one.boxes)) == 1)
+        caption = Text("\n".join([_times(layout.shape), *names, ""]), style="dim")
+        cells.append(Group(coloured(sketch(layout)), caption))
+    rest = dict.fromkeys(_pattern(one.name) for one in found if one.layout.is_replicated)
     return Group(
         Text("Where they live\n", style="bold"), Columns(cells, padding=(0, 2)),
         Text("whole on every rank: " + ", ".join(rest) + "\n", style="dim"),
@@ -209,12 +210,10 @@ def _times(shape: Iterable[int]) -> str:
     return " x ".join(map(str, shape))
 
 
-def _volume(each: Box) -> int:
-    return math.prod(stop - start for start, stop in each)
-
-
 def _elements(found: Sequence[Parameter]) -> list[int]:
-    return [sum(_volume(one.boxes[rank]) for one in found) for rank in range(NUM_RANKS)]
+    return [
+        sum(math.prod(one.layout.local_shape(rank)) for one in found) for rank in range(NUM_RANKS)
+    ]
 
 
 def _size(rows: Iterable[Traffic]) -> str:
