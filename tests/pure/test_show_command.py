@@ -131,6 +131,17 @@ def test_plan_with_sizes(tmp_path: Path):
     assert (tmp_path / "a.svg").read_text() == show(made).svg()
 
 
+def test_plan_to_another_mesh():
+    result = weft(*PLAN, "--from", "[1024@dp, 4096@tp]", "--to", "P(x)", "--to-mesh", "x=8",
+                  "--to-ranks", "4-11", "--rank", "9")
+    made = plan(LAYOUT, Layout(Mesh({"x": 8}, ranks=range(4, 12)), (1024, 4096), P("x")))
+    assert result.stdout == "\n".join([show(made), "", *rank_lines(made, 9), ""])
+    moved = weft(*PLAN, "--from", "[1024@dp, 4096@tp]", "--to", "P(dp,tp)", "--to-ranks", "8-15",
+                 "--no-draw")
+    there = Layout(Mesh({"dp": 2, "tp": 4}, ranks=range(8, 16)), (1024, 4096), P("dp", "tp"))
+    assert moved.stdout == f"{plan(LAYOUT, there)}\n"
+
+
 SPELLINGS = ("  Rule: it is written as weft prints it: a spec P(dp, None, (tp,sp), "
              "partial={cp: sum}), placements [Shard(0), Replicate(), Partial(sum)], or a layout's "
              "text [8@dp, 16@(tp,sp)] partial(sum@cp).\n")

@@ -10,7 +10,7 @@ import click
 from weft.cli.canvas import write_png
 from weft.cli.terminal import RefusedError, explained, print_drawing, width
 from weft.core import Layout, Mesh
-from weft.core.dtypes import dtype_name, itemsize
+from weft.core.dtypes import dtype_name
 from weft.core.parse import parse_mesh, parse_ranks, parse_shape, parse_sizes, read_layout
 from weft.errors import message
 from weft.planner import plan as make_plan
@@ -100,7 +100,7 @@ def plan(
     shape = ",".join(map(str, source.shape)) or "()"
     target, _ = _layout(after, dst, shape, to_sizes, "--to", "--to-sizes")
     name = _dtype(dtype or own or "float32", source, target)
-    made = make_plan(source, target, itemsize(name or "float32"))
+    made = make_plan(source, target, dtype=name)
     of_rank = [] if rank is None else ["", *rank_lines(made, rank, "--rank")]
     _check(out)
     drawing = draw(made, width=width())

@@ -160,5 +160,6 @@ def _scene(drawn: Layout | Plan, dtype: str | None) -> Scene:
     src, dst = drawable(drawn.src), drawable(drawn.dst)
     colours = Colours(src.ranks | dst.ranks)
     first, *rest = str(drawn).splitlines()
-    return joined(figure(src, colours), figure(dst, colours), first, rest)
+    below = [line.strip() for line in rest]
+    return joined(figure(src, colours), figure(dst, colours), first, below)
 
