@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.tensor import Partial, Shard
 
 import weft
 from weft import Layout, Mesh, P
@@ -31,7 +32,7 @@ def test_a_shard_tensor_is_drawn_alike_on_every_rank():
 def test_a_dtensor_is_drawn_as_its_layout():
     class Stands:  # what a DTensor offers; one needs a process group
         device_mesh = Mesh({"dp": 2, "tp": 2})
-        placements = (torch.distributed.tensor.Shard(0), torch.distributed.tensor.Partial("sum"))
+        placements = (Shard(0), Partial("sum"))
         shape = torch.Size([5, 6])
         dtype = torch.float32
         layout = torch.strided
