@@ -146,12 +146,33 @@ def _collectives(
             got[f"scatter {name} {source}"] = comm.scatter(x, sizes, source, dtype)
     send, recv = [sent(me, at) for at in places], [sent(at, me) for at in places]
     got["all_to_all"] = comm.all_to_all(given(position, sum(send), dtype), send, recv)
+    got["swap"] = _swapped(comm, send, recv, given(position, sum(send), dtype))
+    limit, comm.swaps_from_nbytes = comm.swaps_from_nbytes, 0
+    for name, sizes in splits_of(comm.size).items():  # as though it were much data
+        x = given(position, sizes[me], dtype)
+        got[f"all_gather {name}, swapped"] = comm.all_gather(x, sizes)
+    comm.swaps_from_nbytes = limit
     for source in places:
         x = given(position, 6, dtype).view(2, 3)
         got[f"broadcast {source}"] = comm.broadcast(x, source)
     got["exchange small"] = comm.exchange((position, str(dtype)))
     got["exchange large"] = comm.exchange("x" * (1000 * position + 1))
     return got
+
+
+def _swapped(comm: Any, send: list[int], recv: list[int], x: Tensor) -> Tensor:
+    """The all-to-all by pieces, some of which lie in matrices; what stays is copied here."""
+    out = torch.empty(sum(recv), dtype=x.dtype)
+    given, taken = list(enumerate(x.split(send))), list(enumerate(out.split(recv)))
+    taken[comm.index][1].copy_(given[comm.index][1])
+    pieces = [
+        [(place, part.view(1, -1)) for place, part in side if place != comm.index and len(part)]
+        for side in (given, taken)
+    ]
+    wait = comm.swap(*pieces, x.dtype)
+    wait()
+    wait()
+    return out
 
 
 def expected(mesh: Mesh, position: int, dtype: torch.dtype) -> dict[Any, Any]:
@@ -171,6 +192,7 @@ def _model(members: list[int], position: int, dtype: torch.dtype) -> dict[str, A
     for name, sizes in splits_of(size).items():
         parts = [given(member, sizes[place], dtype) for place, member in enumerate(members)]
         want[f"all_gather {name}"] = torch.cat(parts)
+        want[f"all_gather {name}, swapped"] = torch.cat(parts)
         mine = slice(sum(sizes[:me]), sum(sizes[: me + 1]))
         whole = [given(member, sum(sizes), dtype) for member in members]
         for kind in kinds_of(dtype):
@@ -182,7 +204,7 @@ def _model(members: list[int], position: int, dtype: torch.dtype) -> dict[str, A
         counts = [sent(place, at) for at in range(size)]
         start = sum(counts[:me])
         pieces.append(given(member, sum(counts), dtype)[start : start + counts[me]])
-    want["all_to_all"] = torch.cat(pieces)
+    want["all_to_all"] = want["swap"] = torch.cat(pieces)
     for source, member in enumerate(members):
         want[f"broadcast {source}"] = given(member, 6, dtype).view(2, 3)
     want["exchange small"] = [(member, str(dtype)) for member in members]

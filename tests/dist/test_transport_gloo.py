@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 import pytest
@@ -23,7 +24,19 @@ from weft.transport import Transition, execute
 MESH = Mesh((2, 2))
 
 
-def every_pair(mesh: BoundMesh) -> list[Tensor]:
+def every_pair(mesh: BoundMesh, pieces: bool) -> list[Tensor]:
+    assert mesh.here is not None
+    limits = {comm: comm.swaps_from_nbytes for comm in map(mesh.comm, [(0,), (1,), (0, 1)])}
+    for comm in limits:
+        comm.swaps_from_nbytes = 0 if pieces else math.inf
+    try:
+        return _every_pair(mesh)
+    finally:
+        for comm, limit in limits.items():
+            comm.swaps_from_nbytes = limit
+
+
+def _every_pair(mesh: BoundMesh) -> list[Tensor]:
     assert mesh.here is not None
     return [
         execute(plan(src, dst), held(src, terms_of(src, integers), mesh.here), mesh)
@@ -37,8 +50,9 @@ def every_row(mesh: BoundMesh) -> list[dict[str, Tensor]]:
                                                                             repeat=2)]
 
 
-def test_every_pair(gloo: GlooWorld) -> None:
-    ranks = gloo.run(every_pair, MESH)
+@pytest.mark.parametrize("pieces", [False, True])
+def test_every_pair(gloo: GlooWorld, pieces: bool) -> None:
+    ranks = gloo.run(every_pair, MESH, pieces)
     for number, (src, dst) in enumerate(itertools.product(layouts(MESH, (5,)), repeat=2)):
         judge(plan(src, dst), integers, [parts[number] for parts in ranks])
 

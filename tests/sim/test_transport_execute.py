@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -50,10 +51,21 @@ def reduced(layout: Layout, terms: Tensor) -> Tensor:
     return reduce_terms(layout, terms)
 
 
-def carry_out(plans: Sequence[Plan], make: Make, mesh: Mesh) -> list[list[Tensor]]:
+def by_pieces(bound: BoundMesh) -> None:
+    """From now on groups of this mesh move few bytes as they move many."""
+    for count in range(1, bound.ndim + 1):
+        for axes in itertools.combinations(range(bound.ndim), count):
+            bound.comm(axes).swaps_from_nbytes = 0
+
+
+def carry_out(
+    plans: Sequence[Plan], make: Make, mesh: Mesh, pieces: bool = False
+) -> list[list[Tensor]]:
     """Per rank, the local results of all plans."""
     def fn(bound: BoundMesh) -> list[Tensor]:
         assert bound.here is not None
+        if pieces:
+            by_pieces(bound)
         return [
             execute(found, held(found.src, terms_of(found.src, make), bound.here), bound)
             for found in plans
@@ -76,8 +88,8 @@ def judge(found: Plan, make: Make, parts: Sequence[Tensor]) -> None:
         assert torch.equal(got, block(dst, value, here)), f"{found}\nat {here}: {mine}"
 
 
-def check(plans: Sequence[Plan], make: Make, mesh: Mesh) -> None:
-    ranks = carry_out(plans, make, mesh)
+def check(plans: Sequence[Plan], make: Make, mesh: Mesh, pieces: bool = False) -> None:
+    ranks = carry_out(plans, make, mesh, pieces)
     for number, found in enumerate(plans):
         judge(found, make, [parts[number] for parts in ranks])
 
@@ -88,6 +100,15 @@ def test_every_pair(sizes: tuple[int, ...], shape: tuple[int, ...]) -> None:
     mesh = Mesh(sizes)
     pairs = itertools.product(layouts(mesh, shape), repeat=2)
     check([plan(src, dst) for src, dst in pairs], integers, mesh)
+
+
+@pytest.mark.parametrize("sizes", [(3,), (2, 2)])
+@pytest.mark.parametrize("shape", [(), (4,), (5,), (3, 4), (2, 0)])
+def test_every_pair_piece_by_piece(sizes: tuple[int, ...], shape: tuple[int, ...]) -> None:
+    mesh = Mesh(sizes)
+    pairs = list(itertools.product(layouts(mesh, shape), repeat=2))
+    sample = random.Random(0).sample(pairs, min(len(pairs), 800))
+    check([plan(src, dst) for src, dst in sample], integers, mesh, pieces=True)
 
 
 @pytest.mark.parametrize("sizes", [(3,), (2, 2)])

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
 
 import torch
@@ -21,7 +21,9 @@ from weft.comm.communicator import Alone, Communicator
 from weft.core import AxisName, Mesh
 from weft.errors import MeshError, message
 
-__all__ = ["BoundMesh", "World", "current_mesh"]
+__all__ = ["BoundMesh", "Rows", "World", "current_mesh"]
+
+Rows = Callable[[], Sequence[tuple[int, ...]]]
 
 
 class World(ABC):
@@ -34,6 +36,7 @@ class World(ABC):
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
         self._bound: dict[tuple[Mesh, str], BoundMesh] = {}
+        self._across: dict[tuple[torch.device, tuple[int, ...]], Communicator] = {}
 
     def bind(self, mesh: Mesh, device_type: str) -> BoundMesh:
         """The one bound mesh of this value and device type on this rank."""
@@ -47,8 +50,32 @@ class World(ABC):
         return next((have for (value, _), have in self._bound.items() if value == mesh), None)
 
     @abstractmethod
-    def connect(self, mesh: BoundMesh, axes: tuple[int, ...]) -> Communicator:
-        """A communicator over `mesh.group_ranks(axes)`, of which there are at least two."""
+    def connect(
+        self, ranks: tuple[int, ...], names: tuple[AxisName, ...], device: torch.device, rows: Rows
+    ) -> Communicator:
+        """A communicator over at least two ranks, in this order; `names` are for messages.
+
+        `rows` lists the groups that others make at the same time, this one included.
+        """
+
+    def across(self, one: BoundMesh, other: BoundMesh) -> Communicator:
+        """The communicator over all ranks of two meshes, ascending, which both directions share.
+
+        Raises:
+            MeshError: on a rank outside both.
+        """
+        ends = [mesh._value for mesh in (one, other)]
+        ranks = tuple(sorted({mesh.rank_at(at) for mesh in ends for at in range(mesh.size())}))
+        key = (one.device, ranks)
+        if key not in self._across:
+            if self.rank not in ranks:
+                raise _outside("redistribute", self.rank, f"{ends[0]!r} and {ends[1]!r}")
+            names = (f"{one} and {other}",)
+            self._across[key] = (
+                Alone(ranks, 0, names, one.device) if len(ranks) == 1
+                else self.connect(ranks, names, one.device, lambda: [ranks])
+            )
+        return self._across[key]
 
     def group(self, mesh: BoundMesh, axes: tuple[int, ...]) -> Any:
         """The torch process group of `mesh.group_ranks(axes)`."""
@@ -107,7 +134,7 @@ class BoundMesh(Mesh):
         ranks = self.group_ranks(axes)
         if len(ranks) == 1:
             return Alone(ranks, 0, self.names(axes), self.device)
-        return self.world.connect(self, axes)
+        return self.world.connect(ranks, self.names(axes), self.device, lambda: self.rows(axes))
 
     def names(self, axes: Iterable[int]) -> tuple[AxisName, ...]:
         """The names of axes."""
@@ -136,13 +163,7 @@ class BoundMesh(Mesh):
 
     def _inside(self, call: str) -> tuple[int, ...]:
         if self.here is None:
-            raise MeshError(
-                message(
-                    call, f"rank {self.rank} is outside {self._value!r}",
-                    "a rank outside a mesh takes part in no collective of that mesh",
-                    [self.rank], "if mesh.here is not None: ...",
-                )
-            )
+            raise _outside(call, self.rank, repr(self._value))
         return self.here
 
     # DeviceMesh's methods that the value does not have.
@@ -240,6 +261,16 @@ def _device(device_type: str) -> torch.device:
     if device_type in ("cpu", "meta"):
         return torch.device(device_type)
     return torch.device(device_type, torch.get_device_module(device_type).current_device())
+
+
+def _outside(call: str, rank: int, where: str) -> MeshError:
+    return MeshError(
+        message(
+            call, f"rank {rank} is outside {where}",
+            "a rank outside a mesh takes part in no collective of that mesh",
+            [rank], "if mesh.here is not None: ...",
+        )
+    )
 
 
 def _no_groups(call: str, mesh: BoundMesh) -> MeshError:

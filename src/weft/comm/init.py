@@ -15,11 +15,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from weft.comm.bound_mesh import BoundMesh, World, current_mesh
+from weft.comm.bound_mesh import BoundMesh, Rows, World, current_mesh
 from weft.comm.communicator import Communicator
-from weft.comm.process_group import backend_for, process_world, timeout
+from weft.comm.process_group import timeout
+from weft.comm.process_world import backend_for, process_world
 from weft.comm.simulated import current_simulated_world
-from weft.core import Mesh
+from weft.core import AxisName, Mesh
 from weft.errors import MeshError, ShardTypeError, message
 
 __all__ = ["as_bound_mesh", "init_mesh", "this_world"]
@@ -31,8 +32,10 @@ class SoloWorld(World):
     def __init__(self) -> None:
         super().__init__(0, 1)
 
-    def connect(self, mesh: BoundMesh, axes: tuple[int, ...]) -> Communicator:
-        raise AssertionError(f"a world of one rank has no group over {axes}")
+    def connect(
+        self, ranks: tuple[int, ...], names: tuple[AxisName, ...], device: torch.device, rows: Rows
+    ) -> Communicator:
+        raise AssertionError(f"a world of one rank has no group of ranks {ranks}")
 
 
 _solo = SoloWorld()

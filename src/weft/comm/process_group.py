@@ -1,22 +1,21 @@
 """Collectives over torch.distributed: one code path for gloo, NCCL and other backends.
 
 Data moves as bytes by `all_to_all_single` with split sizes, the one uneven primitive that every
-backend has, and by `broadcast`. A table says what a backend does as exactly and faster by itself;
+backend has, by `broadcast`, and over gloo, where much is moved, by messages from rank to rank,
+which need no common buffer. A table says what a backend does as exactly and faster by itself;
 any other reduction is an exchange of terms, torch's own reduction in mesh order, and a gather, so
 that gloo gives bitwise what simulated ranks give. (gloo's own MAX drops NaN, its bool sum wraps,
 and its rings take longer than one exchange.)
 
-Groups are looked up by their ranks, so that meshes share them. torch orders a group by rank; our
-order is the mesh's, and `places` translates.
+torch orders a group by rank; our order is the mesh's, and `places` translates.
 """
 
 from __future__ import annotations
 
-import atexit
+import math
 import os
 import pickle
 import traceback
-import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from itertools import pairwise
@@ -25,20 +24,24 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
 
 from weft.comm.asking import Ask, lines, source_line
-from weft.comm.bound_mesh import BoundMesh, World
-from weft.comm.communicator import Communicator, as_bytes
-from weft.comm.lent import lend, settle
+from weft.comm.communicator import (
+    Communicator,
+    Finish,
+    Pieces,
+    Wait,
+    as_bytes,
+    nothing_to_wait_for,
+)
+from weft.comm.lent import lend
+from weft.comm.point_to_point import Started, UnderWay
 from weft.comm.reduction import reduce_terms
 from weft.comm.roll_call import RollCall
-from weft.core import AxisName, as_mesh, balanced_cuts
-from weft.errors import CommunicationError, MeshError, message
+from weft.core import AxisName, balanced_cuts
+from weft.errors import CommunicationError, message
 
-__all__ = ["ProcessWorld", "backend_for", "process_world", "timeout"]
-
-_BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
+__all__ = ["ProcessCommunicator", "backend_of", "gave_up", "timeout"]
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _INTEGERS = (torch.int8, torch.uint8, torch.int32, torch.int64)
@@ -48,14 +51,21 @@ _OPS = {
 }
 """torch's reductions; the mean is the sum divided afterwards, as in every other body."""
 
-def _options(op: Any) -> Any:
-    options = dist.AllreduceOptions()
-    options.reduceOp = op
-    options.asyncOp = False
+
+def _options(options: Any, is_async: bool, op: Any = None) -> Any:
+    options.asyncOp = is_async
+    if op is not None:
+        options.reduceOp = op
     return options
 
 
-_REDUCE = {kind: _options(op) for kind, op in _OPS.items()}
+_REDUCE, _START_REDUCE = [
+    {kind: _options(dist.AllreduceOptions(), is_async, op) for kind, op in _OPS.items()}
+    for is_async in (False, True)
+]
+_ALL_TO_ALL, _START_ALL_TO_ALL = [
+    _options(dist.AllToAllOptions(), is_async) for is_async in (False, True)
+]
 
 _NATIVE = frozenset(
     [(kind, dtype) for kind in ("sum", "avg", "product") for dtype in _FLOATS]
@@ -70,8 +80,8 @@ torch's "fake" backend, on which costs are measured without a network, takes NCC
 _GATHER_LIMIT_NBYTES = 1 << 20
 """Up to this many bytes gathered, one exchange of whole terms beats scatter and gather."""
 
-_SETTLE_S = 5.0
-"""How long the end of the process waits for a backend's threads, which need a few ms at most."""
+_SWAP_NBYTES = 1 << 15
+"""From this many bytes a rank on, gloo's messages cost less than copies into common buffers."""
 
 _HEAD_NBYTES = 256
 """What `exchange` sends first: a length, and the pickle itself where it fits."""
@@ -86,141 +96,29 @@ def timeout() -> timedelta:
     return timedelta(seconds=float(os.environ.get("WEFT_TIMEOUT", "300")))
 
 
-def backend_for(device_type: str) -> str:
-    """The backend that carries a device type."""
-    return _BACKENDS.get(device_type) or dist.get_default_backend_for_device(device_type)
-
-
-class ProcessWorld(World):
-    """The ranks of torch's default process group."""
-
-    def __init__(self) -> None:
-        super().__init__(dist.get_rank(), dist.get_world_size())
-        self.default = dist.group.WORLD
-        self.roll = RollCall(self.rank)
-        self._groups: dict[tuple[str, frozenset[int]], dist.ProcessGroup] = {}
-        self._comms: weakref.WeakSet[ProcessCommunicator] = weakref.WeakSet()
-        self._wrapping: weakref.WeakValueDictionary[int, BoundMesh] = weakref.WeakValueDictionary()
-
-    def connect(self, mesh: BoundMesh, axes: tuple[int, ...]) -> Communicator:
-        ranks, names = mesh.group_ranks(axes), mesh.names(axes)
-        group = self.group(mesh, axes)
-        comm = ProcessCommunicator(group, ranks, self.roll, names, mesh.device)
-        self._comms.add(comm)
-        return comm
-
-    def group(self, mesh: BoundMesh, axes: tuple[int, ...]) -> dist.ProcessGroup:
-        """The default group, one that a DeviceMesh brought, or a new one, kept for these ranks.
-
-        All ranks run one program, so they make their groups in one order.
-
-        Raises:
-            CommunicationError: the other members do not come.
-        """
-        ranks = mesh.group_ranks(axes)
-        key = (mesh.device_type, frozenset(ranks))
-        if key not in self._groups:
-            default = self.default
-            carries = _backend_of(default, mesh.device_type) is not None
-            if carries and default is not None and len(ranks) == self.size:
-                self._groups[key] = default
-            else:
-                backend = None if carries else backend_for(mesh.device_type)
-                self._groups[key] = self._new_group(mesh, axes, backend)
-        return self._groups[key]
-
-    def _new_group(
-        self, mesh: BoundMesh, axes: tuple[int, ...], backend: str | None
-    ) -> dist.ProcessGroup:
-        """A group made by its members alone; by the whole world where the backend splits one."""
-        rows = mesh.rows(axes) if self._splits() else [mesh.group_ranks(axes)]
-        if self._splits() and mesh.size() < self.size:
-            raise _cannot_split(mesh, self.size)
-        mine: Any = None
-        self._agree(mesh, axes)
-        for ranks in rows:
-            try:
-                group = dist.new_group(
-                    sorted(ranks), timeout=timeout(), backend=backend,
-                    use_local_synchronization=not self._splits(),
-                )
-            except RuntimeError as error:
-                where = f"axes ({', '.join(map(str, mesh.names(axes)))}), ranks {str(ranks)[1:-1]}"
-                raise _gave_up("new_group", where, error, self.roll, ranks) from error
-            mine = group if self.rank in ranks else mine
-        return mine
-
-    def _agree(self, mesh: BoundMesh, axes: tuple[int, ...]) -> None:
-        """In debug mode: all that have to make a group make one."""
-        if self.debug.on:
-            ranks = tuple(range(self.size)) if self._splits() else mesh.group_ranks(axes)
-            ask = Ask("new_group", mesh.names(axes), ranks, ())
-            said = self.roll.call(ask.by_now(), timeout().total_seconds())
-            if said:
-                raise CommunicationError(said)
-
-    def _splits(self) -> bool:
-        """Whether new groups are split off the default one, which takes all of its ranks."""
-        return getattr(self.default, "bound_device_id", None) is not None
-
-    def adopt(self, device_mesh: DeviceMesh) -> BoundMesh:
-        """The bound mesh that wraps a torch DeviceMesh and uses its groups; one per object."""
-        mesh = getattr(device_mesh, "_weft_mesh", None)
-        if isinstance(mesh, BoundMesh) and mesh.world is self:
-            return mesh
-        value = as_mesh(device_mesh)
-        mesh = BoundMesh(self, value, device_mesh.device_type)
-        self._wrap(mesh, device_mesh)
-        if mesh.here is not None:
-            for axis, group in enumerate(device_mesh.get_all_groups()):
-                ranks = frozenset(mesh.group_ranks((axis,)))
-                self._groups[mesh.device_type, ranks] = group
-        self._bound.setdefault((value, mesh.device_type), mesh)
-        return mesh
-
-    def device_mesh(self, mesh: BoundMesh) -> DeviceMesh:
-        names = tuple(map(str, mesh.axis_names))
-        made = DeviceMesh.from_group(
-            mesh.get_all_groups(), mesh.device_type, mesh.mesh, mesh_dim_names=names
-        )
-        self._wrap(mesh, made)
-        return made
-
-    def _wrap(self, mesh: BoundMesh, device_mesh: DeviceMesh) -> None:
-        mesh.wraps = device_mesh
-        device_mesh._weft_mesh = mesh  # type: ignore[attr-defined]
-        self._wrapping[id(mesh)] = mesh
-
-    def close(self) -> None:
-        """Let go of every group, so that torch can end them. Communicators of this world raise."""
-        self.roll.end()
-        for comm in self._comms:
-            comm.group = None
-        for mesh in self._wrapping.values():
-            mesh.wraps = None
-        self._groups.clear()
-        self.default = None
-
-
 class ProcessCommunicator(Communicator):
     """Collectives over one process group."""
 
     __slots__ = (
         "__weakref__", "exact", "group", "in_order", "lends", "native", "places", "roll",
+        "under_way",
     )
 
     group: dist.ProcessGroup | None
 
     def __init__(
         self, group: dist.ProcessGroup, ranks: tuple[int, ...], roll: RollCall,
-        axes: tuple[AxisName, ...], device: torch.device,
+        under_way: UnderWay, axes: tuple[AxisName, ...], device: torch.device,
     ) -> None:
         super().__init__(ranks, ranks.index(roll.rank), axes, device)
-        self.group, self.roll = group, roll
+        self.group, self.roll, self.under_way = group, roll, under_way
         order = dist.get_process_group_ranks(group)
         self.places = tuple(order.index(member) for member in ranks)
         self.in_order = self.places == tuple(range(self.size))
-        self.exact = _EXACT.get(_backend_of(group, device.type) or "", frozenset())
+        backend = backend_of(group, device.type) or ""
+        self.exact = _EXACT.get(backend, frozenset())
+        if backend == "gloo":
+            self.swaps_from_nbytes = _SWAP_NBYTES
         self.native = bool(self.exact) and self.in_order
         self.lends = device.type == "cpu"  # there, a backend works on threads of the process
 
@@ -255,13 +153,44 @@ class ProcessCommunicator(Communicator):
         sizes = tuple(stop - start for start, stop in pairwise(cuts))
         return self._all_gather(self._reduce_scatter(flat, sizes, kind), sizes).view(x.shape)
 
+    def _start_all_reduce(self, x: Tensor, kind: str) -> Finish:
+        if (kind, x.dtype) in self.exact:
+            total = x.clone()
+            group = self._alive("all_reduce")
+            wait = self._start("all_reduce", group.allreduce, [total], _START_REDUCE[kind])
+            return _then(wait, lambda: total.div_(self.size) if kind == "avg" else total)
+        flat = x.reshape(-1)
+        if x.numel() * x.element_size() * self.size <= _GATHER_LIMIT_NBYTES:
+            gathered = self._start_all_gather(flat, (flat.numel(),) * self.size)
+            return lambda: reduce_terms(gathered().chunk(self.size), kind).view(x.shape)
+        cuts = balanced_cuts(flat.numel(), (self.size,))
+        sizes = tuple(stop - start for start, stop in pairwise(cuts))
+        gathered = self._start_all_gather(self._reduce_scatter(flat, sizes, kind), sizes)
+        return lambda: gathered().view(x.shape)
+
     def _all_gather(self, x: Tensor, sizes: tuple[int, ...]) -> Tensor:
         if self.native and len(set(sizes)) == 1:
             data = as_bytes(x)
             out = data.new_empty(data.numel() * self.size)
             self._issue("all_gather", _gather_even, out, data)
             return out.view(x.dtype)
+        if sum(sizes) * x.element_size() >= self.swaps_from_nbytes:
+            return self._start_all_gather(x, sizes)()
         return self._all_to_all(x.repeat(self.size), (x.numel(),) * self.size, sizes)
+
+    def _start_all_gather(self, x: Tensor, sizes: tuple[int, ...]) -> Finish:
+        """By messages; what is received has its place already."""
+        out = x.new_empty(sum(sizes))
+        parts = out.split(sizes)
+        recv = [(place, parts[place]) for place in self._others() if sizes[place]]
+        send = [(place, x) for place in self._others() if x.numel()]
+        wait = self._swap(send, recv, x.dtype)
+        parts[self.index].copy_(x)
+        return _then(wait, lambda: out)
+
+    def _others(self) -> list[int]:
+        """The other places, the next one first: all ranks start with another one."""
+        return [(self.index + step) % self.size for step in range(1, self.size)]
 
     def _reduce_scatter(self, x: Tensor, sizes: tuple[int, ...], kind: str) -> Tensor:
         if self.native and len(set(sizes)) == 1 and (kind, x.dtype) in self.exact:
@@ -272,6 +201,20 @@ class ProcessCommunicator(Communicator):
         terms = self._all_to_all(x, sizes, (mine,) * self.size).view(self.size, mine)
         return reduce_terms(terms.unbind(), kind)
 
+    def _start_reduce_scatter(self, x: Tensor, sizes: tuple[int, ...], kind: str) -> Finish:
+        mine = sizes[self.index]
+        if self.native and len(set(sizes)) == 1 and (kind, x.dtype) in self.exact:
+            total = x.new_empty(mine)
+            group = self._alive("reduce_scatter")
+            wait = self._start("reduce_scatter", _scatter_even, total, x, _OPS[kind], group, True)
+            return _then(wait, lambda: total.div_(self.size) if kind == "avg" else total)
+        terms, parts = x.new_empty(self.size, mine), x.split(sizes)
+        recv = [(place, terms[place]) for place in self._others() if mine]
+        send = [(place, parts[place]) for place in self._others() if sizes[place]]
+        wait = self._swap(send, recv, x.dtype)
+        terms[self.index] = parts[self.index]
+        return _then(wait, lambda: reduce_terms(terms.unbind(), kind))
+
     def _all_to_all(self, x: Tensor, send: tuple[int, ...], recv: tuple[int, ...]) -> Tensor:
         if not self.in_order:
             x, send, arriving = self._to_group(x, send), self._listed(send), self._listed(recv)
@@ -279,15 +222,73 @@ class ProcessCommunicator(Communicator):
             arriving = recv
         data, width = as_bytes(x), x.element_size()
         out = data.new_empty(sum(recv) * width)
-        self._issue(
-            "all_to_all", dist.all_to_all_single, out, data,
-            [size * width for size in arriving], [size * width for size in send],
-        )
+        call = self._alive("all_to_all").alltoall_base  # torch's wrapper around it takes 10 us
+        self._start(
+            "all_to_all", call, out, data, [size * width for size in arriving],
+            [size * width for size in send], _ALL_TO_ALL,
+        )()
         received = out.view(x.dtype)
         if self.in_order:
             return received
         pieces = received.split(arriving)
         return torch.cat([pieces[place] for place in self.places])
+
+    def _swap(self, send: Pieces, recv: Pieces, dtype: torch.dtype) -> Wait:
+        if self.swaps_from_nbytes == math.inf:
+            return self._swap_in_buffers(send, recv, dtype)
+        if not send and not recv:
+            return nothing_to_wait_for
+        group = self._alive("all_to_all")
+
+        def start() -> Started:
+            started = Started(group, self.places, send, recv)
+            self.under_way.add(started)
+            return started
+
+        return self._start("all_to_all", start)
+
+    def _swap_in_buffers(self, send: Pieces, recv: Pieces, dtype: torch.dtype) -> Wait:
+        """By one all-to-all, for backends that do better with few large messages."""
+        place = self.places
+        send = sorted(send, key=lambda piece: place[piece[0]])
+        recv = sorted(recv, key=lambda piece: place[piece[0]])
+        given = [as_bytes(piece) for _, piece in send]
+        empty = torch.empty(0, dtype=torch.uint8, device=self.device)
+        data = torch.cat(given) if given else empty
+        sizes = [self._listed([n * dtype.itemsize for n in self._sizes(some)])
+                 for some in (recv, send)]
+        out = data.new_empty(sum(sizes[0]))
+        call = self._alive("all_to_all").alltoall_base
+        wait = self._start("all_to_all", call, out, data, *sizes, _START_ALL_TO_ALL)
+
+        def finish() -> None:
+            wait()
+            for (_, piece), part in zip(recv, out.split([piece.nbytes for _, piece in recv])):
+                piece.copy_(part.view(dtype).view(piece.shape))
+
+        return finish
+
+    def _start(self, op: str, call: Callable[..., Any], *args: Any) -> Wait:
+        """Start something that can be waited for."""
+        if self.lends:
+            args = tuple(lend(arg) if isinstance(arg, Tensor) else arg for arg in args)
+        work = None
+        try:
+            work = call(*args)
+        except BaseException as error:
+            args = ()
+            raise self._failed(op, error) from error
+        args = ()
+
+        def wait() -> None:
+            nonlocal work
+            try:
+                work.wait()
+            except BaseException as error:
+                work = None
+                raise self._failed(op, error) from error
+
+        return wait
 
     def _to_group(self, x: Tensor, sizes: tuple[int, ...]) -> Tensor:
         """Pieces in mesh order, brought into the group's order."""
@@ -298,7 +299,8 @@ class ProcessCommunicator(Communicator):
         return tuple(piece for _, piece in sorted(zip(self.places, pieces), key=lambda p: p[0]))
 
     def _broadcast(self, x: Tensor, source: int) -> Tensor:
-        data = as_bytes(x).clone()
+        data = as_bytes(x)
+        data = data.clone() if source == self.index else torch.empty_like(data)
         self._issue("broadcast", dist.broadcast, data, group_src=self.places[source])
         return data.view(x.dtype).view(x.shape)
 
@@ -333,10 +335,12 @@ class ProcessCommunicator(Communicator):
             call(*args, group=group, **named)
         except BaseException as error:
             args = ()
-            traceback.clear_frames(error.__traceback__)  # they keep what was lent
-            if isinstance(error, RuntimeError):
-                raise self._gave_up(op, error) from error
-            raise
+            raise self._failed(op, error) from error
+
+    def _failed(self, op: str, error: BaseException) -> BaseException:
+        """What to raise where a call of torch has failed; tracebacks let go of what was lent."""
+        traceback.clear_frames(error.__traceback__)
+        return self._gave_up(op, error) if isinstance(error, RuntimeError) else error
 
     def _alive(self, op: str) -> dist.ProcessGroup:
         """The group, while its world is; torch would take None for the default group."""
@@ -349,52 +353,21 @@ class ProcessCommunicator(Communicator):
             count = f" (number {self.group._get_sequence_number_for_group()} of its group)"  # type: ignore[union-attr]
         except RuntimeError:
             count = ""
-        return _gave_up(op + count, self.where, error, self.roll, self.ranks)
+        return gave_up(op + count, self.where, error, self.roll, self.ranks)
 
 
-_here: ProcessWorld | None = None
+def _then(wait: Wait, result: Finish) -> Finish:
+    def finish() -> Tensor:
+        wait()
+        return result()
+
+    return finish
 
 
-def process_world() -> ProcessWorld | None:
-    """The world of torch's default process group; None when there is none."""
-    global _here
-    if not (dist.is_available() and dist.is_initialized()):
-        return None
-    if _here is None:
-        atexit.register(_at_exit)
-    if _here is None or _here.default is not dist.group.WORLD:
-        _let_go()
-        _here = ProcessWorld()
-    return _here
-
-
-def _at_exit() -> None:
-    settle(_SETTLE_S)
-    _let_go()
-
-
-def _let_go() -> None:
-    if _here is not None:
-        _here.close()
-
-
-def _backend_of(group: Any, device_type: str) -> str | None:
+def backend_of(group: Any, device_type: str) -> str | None:
     """The backend by which a group carries a device type."""
     entries = dist.get_backend_config(group).split(",")  # "cpu:gloo,cuda:nccl"
     return dict(entry.split(":") for entry in entries).get(device_type)
-
-
-def _cannot_split(mesh: BoundMesh, world_size: int) -> MeshError:
-    return MeshError(
-        message(
-            "making a process group",
-            f"{mesh!r} has {mesh.size()} of the world's {world_size} ranks, and the default "
-            "process group is bound to a device",
-            "a group bound to a device is split with all its ranks taking part, and those "
-            "outside a mesh take part in nothing",
-            [repr(mesh)], "torch.distributed.init_process_group(...) without device_id=",
-        )
-    )
 
 
 def _ended(op: str, where: str) -> CommunicationError:
@@ -408,9 +381,10 @@ def _ended(op: str, where: str) -> CommunicationError:
     )
 
 
-def _gave_up(
+def gave_up(
     op: str, where: str, error: RuntimeError, roll: RollCall, ranks: Sequence[int]
 ) -> CommunicationError:
+    """The error of a rank whose peers did not come."""
     reason = str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else "no reason"
     known = roll.last_words(ranks, f"stopped at {op} over {where}, at {source_line()}")
     return CommunicationError(

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from weft.comm.bound_mesh import BoundMesh, World
+from weft.comm.bound_mesh import BoundMesh, Rows, World
 from weft.comm.communicator import Communicator
 from weft.core import AxisName, Mesh
 
@@ -37,9 +37,10 @@ class RecordingWorld(World):
         super().__init__(rank, size)
         self.log: list[Recorded] = []
 
-    def connect(self, mesh: BoundMesh, axes: tuple[int, ...]) -> Communicator:
-        ranks, names = mesh.group_ranks(axes), mesh.names(axes)
-        return RecordingCommunicator(self, ranks, names, mesh.device)
+    def connect(
+        self, ranks: tuple[int, ...], names: tuple[AxisName, ...], device: torch.device, rows: Rows
+    ) -> Communicator:
+        return RecordingCommunicator(self, ranks, names, device)
 
 
 class RecordingCommunicator(Communicator):

@@ -30,7 +30,7 @@ from weft.comm.asking import (
     pairs_that_differ,
 )
 from weft.comm.baton import Baton, Finish, Runner, current_runner
-from weft.comm.bound_mesh import BoundMesh, World
+from weft.comm.bound_mesh import BoundMesh, Rows, World
 from weft.comm.communicator import Communicator
 from weft.comm.reduction import reduce_terms
 from weft.core import AxisName, Mesh
@@ -62,9 +62,10 @@ class SimulatedWorld(World):
         super().__init__(runner.rank, len(baton.runners))
         self.baton, self.runner, self.debug = baton, runner, Switch(debug)
 
-    def connect(self, mesh: BoundMesh, axes: tuple[int, ...]) -> Communicator:
-        ranks, names = mesh.group_ranks(axes), mesh.names(axes)
-        return SimulatedCommunicator(self, ranks, names, mesh.device)
+    def connect(
+        self, ranks: tuple[int, ...], names: tuple[AxisName, ...], device: torch.device, rows: Rows
+    ) -> Communicator:
+        return SimulatedCommunicator(self, ranks, names, device)
 
 
 class SimulatedCommunicator(Communicator):

@@ -1,22 +1,27 @@
 """A plan carried out on one rank's local tensor.
 
 A plan is *compiled* once per rank: which pieces of the local tensor go where, and how what
-arrives becomes the new local tensor, are worked out as slices and split sizes. A run is then a
-few torch calls around each collective. A piece that lies in memory as it has to be sent is sent
-as it lies, and what arrives in order is the result without being copied.
+arrives becomes the new local tensor, are worked out as slices and sizes. A run is then a few
+torch calls around each collective.
+
+Pieces travel in one of two ways. Few bytes go through one buffer by one all-to-all. Many bytes go
+each by itself, as they lie in memory where they lie without gaps, and are received where they have
+to lie; what stays on this rank is copied meanwhile. All ranks of a group choose alike, because
+the choice depends on what the whole step moves.
+
+A run may also be *started*: its last collective is then under way while the program goes on.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, assert_never
+from typing import assert_never
 
 import torch
 from torch import Tensor
 
-from weft.comm import BoundMesh, Communicator
+from weft.comm import BoundMesh, Communicator, Finish
 from weft.core.layout import Box, Layout
 from weft.planner import (
     IDEMPOTENT,
@@ -31,14 +36,16 @@ from weft.planner import (
     Term,
     Transfer,
     is_local,
+    step_nbytes,
     step_nbytes_at,
 )
 from weft.planner.geometry import Coordinate, group, intersect, size_over, volume
 from weft.transport import traffic
+from weft.transport.boxes import Move, flat, pack, shape_of, stretch, unpack, within
 
 __all__ = ["Program", "compile_plan", "execute", "unshared"]
 
-Move = Callable[[Tensor], Tensor]
+Start = Callable[[Tensor], Finish]
 
 _KEPT = 4096
 """Compiled plans kept per rank."""
@@ -60,15 +67,16 @@ class Program:
     and kind, where the program is one all-reduce and nothing else, so that several may join.
     """
 
-    __slots__ = ("aliases", "collectives", "moves", "reduction")
+    __slots__ = ("aliases", "collectives", "moves", "reduction", "starts")
 
     def __init__(
         self,
-        moves: Sequence[Move],
+        moves: Sequence[tuple[Move, Start | None]],
         collectives: Sequence[_Collective],
         reduction: tuple[Communicator, str] | None = None,
     ) -> None:
-        self.moves = tuple(moves)
+        self.moves = tuple(move for move, _ in moves)
+        self.starts = tuple(start for _, start in moves)
         self.collectives = tuple(collectives)
         self.aliases = not self.collectives
         self.reduction = reduction
@@ -78,6 +86,28 @@ class Program:
         for move in self.moves:
             x = move(x)
         return x
+
+    def start(self, x: Tensor) -> Finish:
+        """`run`, of which the last collective is under way until the result is called.
+
+        All that other ranks wait for has been issued by then: nobody has to call it.
+        """
+        last = max((at for at, start in enumerate(self.starts) if start is not None), default=-1)
+        for move in self.moves[: max(last, 0)]:
+            x = move(x)
+        start = self.starts[last] if last >= 0 else None
+        if start is None:
+            done = self.run(x)
+            return lambda: done
+        finish, rest = start(x), self.moves[last + 1 :]
+
+        def finished() -> Tensor:
+            out = finish()
+            for move in rest:
+                out = move(out)
+            return out
+
+        return finished
 
     def run_as(self, text: str, layouts: str, x: Tensor) -> Tensor:
         """`run`, told to the traffic log, and to the debug mode of collectives."""
@@ -91,23 +121,26 @@ class Program:
             traffic.emit(text, it.axes, it.name, it.elements * itemsize)
 
 
-def execute(plan: Plan, local: Tensor, mesh: BoundMesh, *, copy: bool = False) -> Tensor:
+def execute(
+    plan: Plan, local: Tensor, mesh: BoundMesh, target: BoundMesh | None = None, *,
+    copy: bool = False,
+) -> Tensor:
     """Carry out a plan: this rank's part at `plan.src` becomes its part at `plan.dst`.
 
-    A rank outside the mesh gets its (empty) argument back. Not differentiable; a `Transition` is.
+    A rank outside the mesh gets its (empty) argument back; between two meshes, one outside the
+    target's gets an empty one. Not differentiable; a `Transition` is.
 
     Args:
-        plan: any plan. local: this rank's part, of any strides. mesh: the plan's mesh, bound.
+        plan: any plan. local: this rank's part, of any strides. mesh: the source's mesh, bound.
+        target: the target's mesh, bound, where it is another one.
         copy: never share memory with `local`.
     """
-    if mesh.here is None:
-        return local.clone() if copy else local
     programs = mesh.cache.setdefault("transport.programs", {})
     program = programs.get(plan)
     if program is None:
         if len(programs) >= _KEPT:
             programs.clear()
-        program = programs[plan] = compile_plan(plan, mesh)
+        program = programs[plan] = compile_plan(plan, mesh, target)
     local = local.detach()
     text = f"{plan.src} -> {plan.dst}" if traffic.STATE.on else ""
     out = program.run_as(text, text, local) if text else program.run(local)
@@ -121,45 +154,58 @@ def unshared(out: Tensor, x: Tensor) -> Tensor:
     return out
 
 
-def compile_plan(plan: Plan, mesh: BoundMesh) -> Program:
-    """The program of a plan on this rank. Every rank of the mesh compiles it alike."""
-    at = mesh.here
-    assert at is not None, "a rank outside the mesh runs nothing"
-    names = mesh.axis_names
-    moves, collectives = [], []
+def compile_plan(plan: Plan, mesh: BoundMesh, target: BoundMesh | None = None) -> Program:
+    """The program of a plan on this rank. Every rank that takes part compiles it alike.
+
+    A rank outside a mesh does nothing where that mesh works.
+    """
+    moves: list[tuple[Move, Start | None]] = []
+    collectives = []
+    bound = mesh
     for step in plan.steps:
-        moves.append(_compile(step, at, mesh))
+        if isinstance(step, Transfer):
+            assert target is not None, f"{step} leads to a mesh that is not given"
+            moves.append(_transfer(step, mesh, target))
+            bound = target
+        elif bound.here is not None:
+            moves.append(_compile(step, bound.here, bound))
+        else:
+            continue
         if not is_local(step):
-            over = tuple(str(names[axis]) for axis in step.axes)
-            elements = step_nbytes_at(step, at, 1)
-            collectives.append(_Collective(type(step).__name__, over, elements))
+            collectives.append(_told(step, bound))
     return Program(moves, collectives, _reduction(plan, mesh))
 
 
+def _told(step: Step, mesh: BoundMesh) -> _Collective:
+    names = step.src.mesh.axis_names
+    over = tuple(str(names[axis]) for axis in step.axes)
+    elements = 0 if mesh.here is None else step_nbytes_at(step, mesh.here, 1)
+    return _Collective(type(step).__name__, over, elements)
+
+
 def _reduction(plan: Plan, mesh: BoundMesh) -> tuple[Communicator, str] | None:
-    if len(plan.steps) != 1 or not isinstance(plan.steps[0], AllReduce):
+    if len(plan.steps) != 1 or not isinstance(plan.steps[0], AllReduce) or mesh.here is None:
         return None
     step = plan.steps[0]
     kind, divisor = _kind(step.src, step.axes)
     return (mesh.comm(step.axes), kind) if divisor == 1 else None
 
 
-def _compile(step: Step, at: Coordinate, mesh: BoundMesh) -> Move:
-    assert not isinstance(step, Transfer), "plan() stays on one mesh so far"
+def _compile(step: Step, at: Coordinate, mesh: BoundMesh) -> tuple[Move, Start | None]:
     held, wanted = step.src.box_at(at), step.dst.box_at(at)
     match step:
         case Slice():
-            return _slice(held, wanted)
-        case Exchange():
-            return _exchange(step, at, mesh)
-        case AllGather():
-            return _all_gather(step, at, mesh)
+            return _slice(held, wanted), None
+        case Exchange() | AllGather():
+            return _moved(step, at, mesh)
         case ReduceScatter():
             return _reduce_scatter(step, at, mesh)
         case AllReduce():
             return _all_reduce(step, mesh)
         case Term():
-            return _term(step, at)
+            return _term(step, at), None
+        case Transfer():
+            raise AssertionError("it has two meshes")
         case _:
             assert_never(step)
 
@@ -168,10 +214,10 @@ def _compile(step: Step, at: Coordinate, mesh: BoundMesh) -> Move:
 
 
 def _slice(held: Box, wanted: Box) -> Move:
-    shape = _shape(wanted)
+    shape = shape_of(wanted)
     if 0 in shape:
         return lambda x: x.new_empty(shape)
-    where = _within(wanted, held)
+    where = within(wanted, held)
     return lambda x: x[where].contiguous()
 
 
@@ -184,12 +230,12 @@ def _term(step: Term, at: Coordinate) -> Move:
     shared = intersect(held, wanted) if keeps else None
     if shared == wanted:
         return _slice(held, wanted)
-    shape = _shape(wanted)
+    shape = shape_of(wanted)
     if kinds == {"product"}:
         return lambda x: x.new_ones(shape)
     if shared is None:
         return lambda x: x.new_zeros(shape)
-    source, target = _within(shared, held), _within(shared, wanted)
+    source, target = within(shared, held), within(shared, wanted)
 
     def pad(x: Tensor) -> Tensor:
         out = x.new_zeros(shape)
@@ -199,55 +245,178 @@ def _term(step: Term, at: Coordinate) -> Move:
     return pad
 
 
-# Steps that communicate.
+# Steps that move boxes.
 
 
-def _exchange(step: Exchange, at: Coordinate, mesh: BoundMesh) -> Move:
+@dataclass(frozen=True, slots=True)
+class _Boxes:
+    """What one rank of a group sends and receives: boxes by place in the group.
+
+    `held` and `wanted` are its boxes before and after. `mean` elements are received by a rank of
+    the group on average.
+    """
+
+    comm: Communicator
+    sends: Mapping[int, Box]
+    receives: Mapping[int, Box]
+    held: Box
+    wanted: Box
+    mean: float
+
+
+def _moved(step: Exchange | AllGather, at: Coordinate, mesh: BoundMesh) -> tuple[Move, Start]:
+    comm = mesh.comm(step.axes)
     peers = group(step.src, step.axes, at)
-    sent, got = dict(step.sends(at)), dict(step.receives(at))
+    place = {peer: index for index, peer in enumerate(peers)}
     held, wanted = step.src.box_at(at), step.dst.box_at(at)
-    own = sent.get(at)
-    if own and not (_in_order(sent.values(), held) or _in_order(got.values(), wanted)):
-        del sent[at], got[at]  # what stays here is copied from box to box, not through buffers
+    mean = step_nbytes(step, 1) / step.src.mesh.size()
+    receives = {place[peer]: box for peer, box in step.receives(at) if volume(box)}
+    if isinstance(step, AllGather):
+        sends = dict.fromkeys(place.values(), held) if volume(held) else {}
+        boxes = _Boxes(comm, sends, receives, held, wanted, mean)
+        return _either(_gathered(boxes), boxes)
+    sends = {place[peer]: box for peer, box in step.sends(at) if volume(box)}
+    boxes = _Boxes(comm, sends, receives, held, wanted, mean)
+    return _either(_exchanged(boxes), boxes)
+
+
+def _transfer(step: Transfer, mesh: BoundMesh, target: BoundMesh) -> tuple[Move, Start | None]:
+    here, there = mesh.here, target.here
+    nothing = ((0, 0),)  # what a rank outside holds
+    held = nothing if here is None else step.src.box_at(here)
+    wanted = nothing if there is None else step.dst.box_at(there)
+    if here is None and there is None:
+        return lambda x: x, None
+    comm = mesh.world.across(mesh, target)
+    place = {rank: index for index, rank in enumerate(comm.ranks)}
+    boxes = _Boxes(
+        comm,
+        {place[rank]: box for rank, box in step.sends(mesh.rank)},
+        {place[rank]: box for rank, box in step.receives(mesh.rank)},
+        held, wanted, step_nbytes(step, 1) / comm.size,
+    )
+    if comm.size == 1 or is_local(step):
+        return _slice(held, wanted), None
+    return _either(_exchanged(boxes), boxes)
+
+
+def _either(buffered: Move, boxes: _Boxes) -> tuple[Move, Start]:
+    """One buffer for little, piece by piece for much: the whole group alike."""
+    start, mean, limit = _piecewise(boxes), boxes.mean, boxes.comm.swaps_from_nbytes
+
+    def run(x: Tensor) -> Tensor:
+        if mean * x.element_size() < limit:
+            return buffered(x)
+        return start(x)()
+
+    return run, start
+
+
+def _exchanged(boxes: _Boxes) -> Move:
+    """Through one buffer, by one all-to-all."""
+    comm, held, wanted = boxes.comm, boxes.held, boxes.wanted
+    sent, got = dict(boxes.sends), dict(boxes.receives)
+    own = sent.get(comm.index)
+    if own and not (_whole(sent, held) or _whole(got, wanted)):
+        del sent[comm.index], got[comm.index]  # what stays is copied from box to box
     else:
         own = None
-    send = [volume(sent[peer]) if peer in sent else 0 for peer in peers]
-    recv = [volume(got[peer]) if peer in got else 0 for peer in peers]
-    pack = _pack(list(sent.values()), held)
-    unpack = _unpack(list(got.values()), wanted, own)
-    comm = mesh.comm(step.axes)
+    places = range(comm.size)
+    send = [volume(sent[place]) if place in sent else 0 for place in places]
+    recv = [volume(got[place]) if place in got else 0 for place in places]
+    packed = pack([sent[place] for place in sorted(sent)], held)
+    unpacked = unpack([got[place] for place in sorted(got)], wanted, own)
     if own is None:
-        return lambda x: unpack(comm.all_to_all(pack(x), send, recv), None)
-    kept = _within(own, held)
-    return lambda x: unpack(comm.all_to_all(pack(x), send, recv), x[kept])
+        return lambda x: unpacked(comm.all_to_all(packed(x), send, recv), None)
+    kept = within(own, held)
+    return lambda x: unpacked(comm.all_to_all(packed(x), send, recv), x[kept])
 
 
-def _all_gather(step: AllGather, at: Coordinate, mesh: BoundMesh) -> Move:
-    boxes = [box for _, box in step.receives(at)]
-    sizes = [volume(box) for box in boxes]
-    unpack = _unpack([box for box in boxes if volume(box)], step.dst.box_at(at), None)
-    comm = mesh.comm(step.axes)
-    return lambda x: unpack(comm.all_gather(_flat(x), sizes), None)
+def _whole(boxes: Mapping[int, Box], outer: Box) -> bool:
+    return stretch([boxes[place] for place in sorted(boxes)], outer) == (0, volume(outer))
 
 
-def _reduce_scatter(step: ReduceScatter, at: Coordinate, mesh: BoundMesh) -> Move:
+def _gathered(boxes: _Boxes) -> Move:
+    """Through one buffer, by one all-gather."""
+    comm, got = boxes.comm, boxes.receives
+    sizes = [volume(got[place]) if place in got else 0 for place in range(comm.size)]
+    unpacked = unpack([got[place] for place in sorted(got)], boxes.wanted, None)
+    return lambda x: unpacked(comm.all_gather(flat(x), sizes), None)
+
+
+def _piecewise(boxes: _Boxes) -> Start:
+    """Each piece by itself, from where it lies to where it has to lie."""
+    comm, held, wanted = boxes.comm, boxes.held, boxes.wanted
+    shape = shape_of(wanted)
+    others = [(comm.index + step) % comm.size for step in range(1, comm.size)]
+    sends = [(to, within(boxes.sends[to], held)) for to in others if to in boxes.sends]
+    receives = [
+        (by, within(boxes.receives[by], wanted), stretch([boxes.receives[by]], wanted) is not None)
+        for by in reversed(others) if by in boxes.receives
+    ]
+    kept = boxes.receives.get(comm.index)
+    own = kept and (within(kept, wanted), within(kept, held))
+
+    def start(x: Tensor) -> Finish:
+        out = x.new_empty(shape)
+        recv, placed = [], []
+        for by, place, in_place in receives:
+            part = out[place]
+            if not in_place:
+                part, there = x.new_empty(part.shape), part
+                placed.append((there, part))
+            recv.append((by, part))
+        wait = comm.swap([(to, x[place].contiguous()) for to, place in sends], recv, x.dtype)
+        if own:
+            out[own[0]] = x[own[1]]
+
+        def finish() -> Tensor:
+            wait()
+            for there, part in placed:
+                there.copy_(part)
+            return out
+
+        return finish
+
+    return start
+
+
+# Steps that reduce.
+
+
+def _reduce_scatter(step: ReduceScatter, at: Coordinate, mesh: BoundMesh) -> tuple[Move, Start]:
     boxes = [box for _, box in step.sends(at)]
     sizes = [volume(box) for box in boxes]
-    pack = _pack([box for box in boxes if volume(box)], step.src.box_at(at))
-    shape = _shape(step.dst.box_at(at))
+    packed = pack([box for box in boxes if volume(box)], step.src.box_at(at))
+    shape = shape_of(step.dst.box_at(at))
     comm = mesh.comm(step.axes)
     kind, divisor = _kind(step.src, step.axes)
-    if divisor == 1:
-        return lambda x: comm.reduce_scatter(pack(x), sizes, kind).view(shape)
-    return lambda x: comm.reduce_scatter(pack(x), sizes, kind).view(shape).div_(divisor)
+
+    def run(x: Tensor) -> Tensor:
+        return divided(comm.reduce_scatter(packed(x), sizes, kind))
+
+    def divided(total: Tensor) -> Tensor:
+        total = total.view(shape)
+        return total if divisor == 1 else total.div_(divisor)
+
+    def start(x: Tensor) -> Finish:
+        finish = comm.start_reduce_scatter(packed(x), sizes, kind)
+        return lambda: divided(finish())
+
+    return run, start
 
 
-def _all_reduce(step: AllReduce, mesh: BoundMesh) -> Move:
+def _all_reduce(step: AllReduce, mesh: BoundMesh) -> tuple[Move, Start]:
     comm = mesh.comm(step.axes)
     kind, divisor = _kind(step.src, step.axes)
+
+    def start(x: Tensor) -> Finish:
+        finish = comm.start_all_reduce(x, kind)
+        return finish if divisor == 1 else lambda: finish().div_(divisor)
+
     if divisor == 1:
-        return lambda x: comm.all_reduce(x, kind)
-    return lambda x: comm.all_reduce(x, kind).div_(divisor)
+        return lambda x: comm.all_reduce(x, kind), start
+    return lambda x: comm.all_reduce(x, kind).div_(divisor), start
 
 
 def _kind(layout: Layout, axes: tuple[int, ...]) -> tuple[str, int]:
@@ -257,83 +426,3 @@ def _kind(layout: Layout, axes: tuple[int, ...]) -> tuple[str, int]:
         return kinds.pop(), 1  # type: ignore[return-value]
     assert kinds <= LINEAR, f"{kinds} do not stand together"
     return "sum", size_over(layout, [axis for axis in axes if layout.partial[axis] == "avg"])
-
-
-# Boxes as slices of local tensors.
-
-
-def _shape(box: Box) -> tuple[int, ...]:
-    return tuple(stop - start for start, stop in box)
-
-
-def _within(box: Box, outer: Box) -> tuple[slice, ...]:
-    return tuple(slice(a - c, b - c) for (a, b), (c, _) in zip(box, outer))
-
-
-def _in_order(boxes: Any, whole: Box) -> bool:
-    """Whether the boxes, one after the other, are `whole` as it lies in memory.
-
-    They are boxes of one grid, so two of them are apart or equal: when each starts where those
-    before it end, none can have a gap that another one would have to fill.
-    """
-    shape, at = _shape(whole), 0
-    for box in boxes:
-        start = 0
-        for where, length in zip(_within(box, whole), shape):
-            start = start * length + where.start
-        if start != at:
-            return False
-        at += volume(box)
-    return at == math.prod(shape)
-
-
-def _flat(x: Tensor) -> Tensor:
-    return x.contiguous().view(-1)
-
-
-def _pack(boxes: list[Box], held: Box) -> Move:
-    """From the local tensor to one flat buffer: the boxes, one after the other."""
-    if _in_order(boxes, held):
-        return _flat
-    if not boxes:
-        return lambda x: x.new_empty(0)
-    places = [_within(box, held) for box in boxes]
-    if len(places) == 1:
-        (place,) = places
-        return lambda x: x[place].contiguous().view(-1)
-    return lambda x: torch.cat([x[place].reshape(-1) for place in places])
-
-
-def _unpack(
-    boxes: list[Box], wanted: Box, own: Box | None
-) -> Callable[[Tensor, Tensor | None], Tensor]:
-    """From what arrived (the boxes, one after the other) and what stayed to the local tensor."""
-    shape = _shape(wanted)
-    if own is None and _in_order(boxes, wanted):
-        return lambda got, kept: got.view(shape)
-    sizes = [volume(box) for box in boxes]
-    shapes = [_shape(box) for box in boxes]
-    places = [_within(box, wanted) for box in ([*boxes, own] if own else boxes)]
-
-    def pieces(got: Tensor, kept: Tensor | None) -> list[Tensor]:
-        out = [piece.view(size) for piece, size in zip(got.split(sizes), shapes)]
-        return out if kept is None else [*out, kept]
-
-    varying = [dim for dim in range(len(shape)) if len({place[dim].start for place in places}) > 1]
-    if len(varying) == 1:
-        (dim,) = varying
-        order = sorted(range(len(places)), key=lambda i: places[i][dim].start)
-
-        def join(got: Tensor, kept: Tensor | None) -> Tensor:
-            parts = pieces(got, kept)
-            return torch.cat([parts[i] for i in order], dim)
-
-        return join
-
-    def fill(got: Tensor, kept: Tensor | None) -> Tensor:
-        out = got.new_empty(shape)
-        for place, piece in zip(places, pieces(got, kept)):
-            out[place] = piece
-        return out
-
-    return fill

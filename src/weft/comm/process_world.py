@@ -1,0 +1,197 @@
+"""The world of torch.distributed: its process groups, and meshes that wrap torch's own.
+
+Groups are looked up by their ranks, so that meshes share them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from weft.comm.asking import Ask
+from weft.comm.bound_mesh import BoundMesh, Rows, World
+from weft.comm.communicator import Communicator
+from weft.comm.lent import settle
+from weft.comm.point_to_point import UnderWay
+from weft.comm.process_group import ProcessCommunicator, backend_of, gave_up, timeout
+from weft.comm.roll_call import RollCall
+from weft.core import AxisName, as_mesh
+from weft.errors import CommunicationError, MeshError, message
+
+__all__ = ["ProcessWorld", "backend_for", "process_world"]
+
+_BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
+
+_SETTLE_S = 5.0
+"""How long the end of the process waits for a backend's threads, which need a few ms at most."""
+
+
+def backend_for(device_type: str) -> str:
+    """The backend that carries a device type."""
+    return _BACKENDS.get(device_type) or dist.get_default_backend_for_device(device_type)
+
+
+class ProcessWorld(World):
+    """The ranks of torch's default process group."""
+
+    def __init__(self) -> None:
+        super().__init__(dist.get_rank(), dist.get_world_size())
+        self.default = dist.group.WORLD
+        self.roll = RollCall(self.rank)
+        self.under_way = UnderWay()
+        self._groups: dict[tuple[str, frozenset[int]], dist.ProcessGroup] = {}
+        self._comms: weakref.WeakSet[ProcessCommunicator] = weakref.WeakSet()
+        self._wrapping: weakref.WeakValueDictionary[int, BoundMesh] = weakref.WeakValueDictionary()
+
+    def connect(
+        self, ranks: tuple[int, ...], names: tuple[AxisName, ...], device: torch.device, rows: Rows
+    ) -> Communicator:
+        group = self._group_of(ranks, names, device.type, rows)
+        comm = ProcessCommunicator(group, ranks, self.roll, self.under_way, names, device)
+        self._comms.add(comm)
+        return comm
+
+    def group(self, mesh: BoundMesh, axes: tuple[int, ...]) -> dist.ProcessGroup:
+        ranks, names = mesh.group_ranks(axes), mesh.names(axes)
+        return self._group_of(ranks, names, mesh.device_type, lambda: mesh.rows(axes))
+
+    def _group_of(
+        self, ranks: tuple[int, ...], names: tuple[AxisName, ...], device_type: str, rows: Rows
+    ) -> dist.ProcessGroup:
+        """The default group, one that a DeviceMesh brought, or a new one, kept for these ranks.
+
+        All ranks run one program, so they make their groups in one order.
+
+        Raises:
+            CommunicationError: the other members do not come.
+        """
+        key = (device_type, frozenset(ranks))
+        if key not in self._groups:
+            default = self.default
+            carries = backend_of(default, device_type) is not None
+            if carries and default is not None and len(ranks) == self.size:
+                self._groups[key] = default
+            else:
+                backend = None if carries else backend_for(device_type)
+                self._groups[key] = self._new_group(ranks, names, rows, backend)
+        return self._groups[key]
+
+    def _new_group(
+        self, ranks: tuple[int, ...], names: tuple[AxisName, ...], rows: Rows, backend: str | None
+    ) -> dist.ProcessGroup:
+        """A group made by its members alone; by the whole world where the backend splits one."""
+        splits = self._splits()
+        groups = rows() if splits else [ranks]
+        if splits and sum(map(len, groups)) < self.size:
+            raise _cannot_split(groups, self.size)
+        mine: Any = None
+        self._agree(tuple(range(self.size)) if splits else ranks, names)
+        for members in groups:
+            try:
+                group = dist.new_group(
+                    sorted(members), timeout=timeout(), backend=backend,
+                    use_local_synchronization=not splits,
+                )
+            except RuntimeError as error:
+                where = f"axes ({', '.join(map(str, names))}), ranks {str(members)[1:-1]}"
+                raise gave_up("new_group", where, error, self.roll, members) from error
+            mine = group if self.rank in members else mine
+        return mine
+
+    def _agree(self, ranks: tuple[int, ...], names: tuple[AxisName, ...]) -> None:
+        """In debug mode: all that have to make a group make one."""
+        if self.debug.on:
+            ask = Ask("new_group", names, ranks, ())
+            said = self.roll.call(ask.by_now(), timeout().total_seconds())
+            if said:
+                raise CommunicationError(said)
+
+    def _splits(self) -> bool:
+        """Whether new groups are split off the default one, which takes all of its ranks."""
+        return getattr(self.default, "bound_device_id", None) is not None
+
+    def adopt(self, device_mesh: DeviceMesh) -> BoundMesh:
+        """The bound mesh that wraps a torch DeviceMesh and uses its groups; one per object."""
+        mesh = getattr(device_mesh, "_weft_mesh", None)
+        if isinstance(mesh, BoundMesh) and mesh.world is self:
+            return mesh
+        value = as_mesh(device_mesh)
+        mesh = BoundMesh(self, value, device_mesh.device_type)
+        self._wrap(mesh, device_mesh)
+        if mesh.here is not None:
+            for axis, group in enumerate(device_mesh.get_all_groups()):
+                ranks = frozenset(mesh.group_ranks((axis,)))
+                self._groups[mesh.device_type, ranks] = group
+        self._bound.setdefault((value, mesh.device_type), mesh)
+        return mesh
+
+    def device_mesh(self, mesh: BoundMesh) -> DeviceMesh:
+        names = tuple(map(str, mesh.axis_names))
+        made = DeviceMesh.from_group(
+            mesh.get_all_groups(), mesh.device_type, mesh.mesh, mesh_dim_names=names
+        )
+        self._wrap(mesh, made)
+        return made
+
+    def _wrap(self, mesh: BoundMesh, device_mesh: DeviceMesh) -> None:
+        mesh.wraps = device_mesh
+        device_mesh._weft_mesh = mesh  # type: ignore[attr-defined]
+        self._wrapping[id(mesh)] = mesh
+
+    def close(self) -> None:
+        """Let go of every group, so that torch can end them. Communicators of this world raise."""
+        self.under_way.end()
+        self.roll.end()
+        for comm in self._comms:
+            comm.group = None
+        for mesh in self._wrapping.values():
+            mesh.wraps = None
+        self._groups.clear()
+        self.default = None
+
+
+_here: ProcessWorld | None = None
+
+
+def process_world() -> ProcessWorld | None:
+    """The world of torch's default process group; None when there is none."""
+    global _here
+    if not (dist.is_available() and dist.is_initialized()):
+        return None
+    if _here is None:
+        atexit.register(_at_exit)
+    if _here is None or _here.default is not dist.group.WORLD:
+        _let_go()
+        _here = ProcessWorld()
+    return _here
+
+
+def _at_exit() -> None:
+    settle(_SETTLE_S)
+    _let_go()
+
+
+def _let_go() -> None:
+    if _here is not None:
+        _here.close()
+
+
+def _cannot_split(groups: Sequence[tuple[int, ...]], world_size: int) -> MeshError:
+    num_ranks = sum(map(len, groups))
+    return MeshError(
+        message(
+            "making a process group",
+            f"{num_ranks} of the world's {world_size} ranks take part, and the default process "
+            "group is bound to a device",
+            "a group bound to a device is split with all its ranks taking part, and those "
+            "outside a mesh take part in nothing",
+            [f"ranks {ranks}" for ranks in groups],
+            "torch.distributed.init_process_group(...) without device_id=",
+        )
+    )

@@ -1,0 +1,112 @@
+"""Boxes of a local tensor: as slices, as stretches of memory, packed into one buffer and back.
+
+A box that lies in memory without gaps is never copied on its way out, and what arrives where it
+has to lie is never copied either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from weft.core.layout import Box
+from weft.planner.geometry import volume
+
+__all__ = ["Move", "flat", "pack", "shape_of", "stretch", "unpack", "within"]
+
+Move = Callable[[Tensor], Tensor]
+
+
+def shape_of(box: Box) -> tuple[int, ...]:
+    """The lengths of a box."""
+    return tuple(stop - start for start, stop in box)
+
+
+def within(box: Box, outer: Box) -> tuple[slice, ...]:
+    """A box as slices of the tensor that holds `outer`."""
+    return tuple(slice(a - c, b - c) for (a, b), (c, _) in zip(box, outer))
+
+
+def stretch(boxes: Sequence[Box], whole: Box) -> tuple[int, int] | None:
+    """Where the boxes, one after the other, lie in the memory of a tensor that holds `whole`.
+
+    None where they do not lie so: a box has gaps, or does not begin where the last one ends.
+    """
+    shape = shape_of(whole)
+    start = stop = -1
+    for box in boxes:
+        place = within(box, whole)
+        begin, numel, gap = 0, 1, False
+        for at, length in zip(place, shape):
+            begin = begin * length + at.start
+            mine = at.stop - at.start
+            # Behind the first dim that is longer than 1, every dim must be whole.
+            gap = gap or (numel > 1 and mine != length)
+            numel *= mine
+        if gap or stop not in (-1, begin):
+            return None
+        start, stop = (begin if start < 0 else start), begin + numel
+    return (0, 0) if start < 0 else (start, stop)
+
+
+def flat(x: Tensor) -> Tensor:
+    """The elements in order, in one dim."""
+    return x.contiguous().view(-1)
+
+
+def pack(boxes: Sequence[Box], held: Box) -> Move:
+    """From the local tensor to one flat buffer: the boxes, one after the other."""
+    if not boxes:
+        return lambda x: x.new_empty(0)
+    where = stretch(boxes, held)
+    if where == (0, volume(held)):
+        return flat
+    places = [within(box, held) for box in boxes]
+
+    def joined(x: Tensor) -> Tensor:
+        return torch.cat([x[place].reshape(-1) for place in places])
+
+    if where is None:
+        if len(places) == 1:
+            (place,) = places
+            return lambda x: x[place].contiguous().view(-1)
+        return joined
+    start, stop = where
+    return lambda x: x.view(-1)[start:stop] if x.is_contiguous() else joined(x)
+
+
+def unpack(
+    boxes: Sequence[Box], wanted: Box, own: Box | None
+) -> Callable[[Tensor, Tensor | None], Tensor]:
+    """From what arrived (the boxes, one after the other) and what stayed to the local tensor."""
+    shape = shape_of(wanted)
+    if own is None and stretch(boxes, wanted) == (0, volume(wanted)):
+        return lambda got, kept: got.view(shape)
+    sizes = [volume(box) for box in boxes]
+    shapes = [shape_of(box) for box in boxes]
+    places = [within(box, wanted) for box in ([*boxes, own] if own else boxes)]
+
+    def pieces(got: Tensor, kept: Tensor | None) -> list[Tensor]:
+        out = [piece.view(size) for piece, size in zip(got.split(sizes), shapes)]
+        return out if kept is None else [*out, kept]
+
+    varying = [dim for dim in range(len(shape)) if len({place[dim].start for place in places}) > 1]
+    if len(varying) == 1:
+        (dim,) = varying
+        order = sorted(range(len(places)), key=lambda i: places[i][dim].start)
+
+        def join(got: Tensor, kept: Tensor | None) -> Tensor:
+            parts = pieces(got, kept)
+            return torch.cat([parts[i] for i in order], dim)
+
+        return join
+
+    def fill(got: Tensor, kept: Tensor | None) -> Tensor:
+        out = got.new_empty(shape)
+        for place, piece in zip(places, pieces(got, kept)):
+            out[place] = piece
+        return out
+
+    return fill
