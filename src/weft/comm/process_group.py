@@ -272,12 +272,13 @@ class ProcessCommunicator(Communicator):
         """Start something that can be waited for."""
         if self.lends:
             args = tuple(lend(arg) if isinstance(arg, Tensor) else arg for arg in args)
-        work = None
+        work: Any = None
         try:
             work = call(*args)
         except BaseException as error:
             args = ()
-            raise self._failed(op, error) from error
+            self._tell(op, error)
+            raise
         args = ()
 
         def wait() -> None:
@@ -286,7 +287,8 @@ class ProcessCommunicator(Communicator):
                 work.wait()
             except BaseException as error:
                 work = None
-                raise self._failed(op, error) from error
+                self._tell(op, error)
+                raise
 
         return wait
 
@@ -335,12 +337,14 @@ class ProcessCommunicator(Communicator):
             call(*args, group=group, **named)
         except BaseException as error:
             args = ()
-            raise self._failed(op, error) from error
+            self._tell(op, error)
+            raise
 
-    def _failed(self, op: str, error: BaseException) -> BaseException:
-        """What to raise where a call of torch has failed; tracebacks let go of what was lent."""
+    def _tell(self, op: str, error: BaseException) -> None:
+        """Raise ours for torch's error; the traceback lets go of what was lent."""
         traceback.clear_frames(error.__traceback__)
-        return self._gave_up(op, error) if isinstance(error, RuntimeError) else error
+        if isinstance(error, RuntimeError):
+            raise self._gave_up(op, error) from error
 
     def _alive(self, op: str) -> dist.ProcessGroup:
         """The group, while its world is; torch would take None for the default group."""
