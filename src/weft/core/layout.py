@@ -137,6 +137,17 @@ class Layout:
             ]
         return Layout.make(self.mesh, shape, dims, cuts, parts.get("partial", self.partial))
 
+    def resized(self, shape: tuple[int, ...], cuts: Cuts) -> Layout:
+        """The same dims cut and axes partial for other lengths; `cuts` are canonical.
+
+        The parts are taken as they are, as by `make`.
+        """
+        new = object.__new__(Layout)
+        new.mesh, new.shape, new.dims, new.partial = self.mesh, shape, self.dims, self.partial
+        new.cuts = cuts
+        new._hash = hash((self.mesh, shape, self.dims, cuts, self.partial))
+        return new
+
     # What each axis does.
 
     @property

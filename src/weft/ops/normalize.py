@@ -44,9 +44,12 @@ def log_softmax(x: torch.Tensor, dim: int, dtype: Any = None) -> torch.Tensor:
 def softmax_lookup(
     call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
 ) -> Algorithm | None:
-    """softmax and log_softmax along a cut dim."""
+    """softmax and log_softmax along a cut dim that has elements."""
     layout = layouts[0]
-    if not layout.shape or not layout.dims[call.args[1] % layout.ndim]:
+    if not layout.shape:
+        return None
+    dim = call.args[1] % layout.ndim
+    if not layout.dims[dim] or not layout.shape[dim]:
         return None
     function = log_softmax if "log_softmax" in call.op else softmax
     if call.op.startswith(("aten._softmax", "aten._log_softmax")):

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 
 from weft.rules import Rule
 
-__all__ = ["OTHER", "Choice", "Frame", "Passed", "cheapest", "terms"]
+__all__ = ["COMPARE", "OTHER", "Choice", "Frame", "Passed", "cheapest", "free", "terms"]
 
 OTHER = ""
 """Stands for the factor of a dim that is cut where the rule knows no factor."""
@@ -44,7 +44,7 @@ class Passed:
 Choice = str | Passed | None
 """What an axis does: cut a factor, pass terms, or nothing."""
 
-_COMPARE = Passed((), "")
+COMPARE = Passed((), "")
 """No candidate is free."""
 
 
@@ -91,14 +91,10 @@ def terms(frame: Frame, factor: str) -> tuple[int, ...]:
     }))
 
 
-def cheapest(frame: Frame, axis: int) -> Choice:
-    """The candidate that moves the fewest bytes over one axis; ties as in `_better`."""
+def free(frame: Frame, axis: int) -> Choice:
+    """The candidate for which nothing moves over one axis, or COMPARE; no length plays a part."""
     held, kinds = frame.held[axis], frame.kinds[axis]
-    if kinds is None:
-        free = _agreed(frame, held)
-    else:
-        free = _passing(frame, held, kinds)
-    return _search(frame, axis) if free is _COMPARE else free
+    return _agreed(frame, held) if kinds is None else _passing(frame, held, kinds)
 
 
 def _agreed(frame: Frame, held: Sequence[str | None]) -> Choice:
@@ -109,15 +105,15 @@ def _agreed(frame: Frame, held: Sequence[str | None]) -> Choice:
             if found is None:
                 found = name
             elif name != found:
-                return _COMPARE
+                return COMPARE
     if found is None:
         return None
     if found == OTHER or found in frame.barred:
-        return _COMPARE
+        return COMPARE
     for operand, _, _ in frame.leads[found]:
         if held[operand] != found:
-            return _COMPARE
-    return _COMPARE if found in frame.rule.reduce and terms(frame, found) else found
+            return COMPARE
+    return COMPARE if found in frame.rule.reduce and terms(frame, found) else found
 
 
 def _passing(
@@ -125,7 +121,7 @@ def _passing(
 ) -> Choice:
     """The linear set whose members are all partial and the others replicated: no cost."""
     if any(name is not None for name in held):
-        return _COMPARE
+        return COMPARE
     partial = tuple([index for index, kind in enumerate(kinds) if kind is not None])
     kind = kinds[partial[0]]
     assert kind is not None
@@ -133,14 +129,15 @@ def _passing(
         kinds[index] == kind for index in partial
     ):
         return Passed(partial, kind)
-    return _COMPARE
+    return COMPARE
 
 
 def _may_pass(rule: Rule, kind: str) -> bool:
     return rule.moves or kind == "sum" or kind == "avg"
 
 
-def _search(frame: Frame, axis: int) -> Choice:
+def cheapest(frame: Frame, axis: int) -> Choice:
+    """The candidate that moves the fewest bytes over one axis; ties as in `_key`."""
     rule, held, size = frame.rule, frame.held[axis], max(frame.sizes[axis], 2)
     kinds = frame.kinds[axis] or (None,) * len(held)
     # What one rank would hold of each operand if this axis cut nothing.

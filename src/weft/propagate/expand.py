@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any
 
 from weft.core import Layout, balanced_cuts, default_cuts
-from weft.propagate.choose import OTHER, Choice, Frame, Passed, cheapest, terms
+from weft.propagate.choose import COMPARE, OTHER, Choice, Frame, Passed, cheapest, free, terms
 from weft.rules import Call, Decision, LocalArgs, Rule, TensorArg
 
 __all__ = ["decide"]
@@ -43,7 +43,12 @@ def decide(
     """
     frame = _frame(rule, call, layouts, wants_grad)
     num_axes = len(frame.sizes)
-    choices: list[Choice] = [cheapest(frame, axis) for axis in range(num_axes)]
+    choices = [free(frame, axis) for axis in range(num_axes)]
+    by_form = not rule.nonempty
+    for axis, choice in enumerate(choices):
+        if choice is COMPARE:
+            choices[axis] = cheapest(frame, axis)
+            by_form = False
     _drop_mixed_kinds(frame, choices)
     cut: dict[str, tuple[tuple[int, ...], Cuts]] = {}
     for axis, choice in enumerate(choices):
@@ -63,6 +68,7 @@ def decide(
             "" if choice is None else choice if isinstance(choice, str)
             else f"partial({choice.kind})" for choice in choices
         ]),
+        by_form,
     )
 
 

@@ -185,7 +185,7 @@ def _attention(call: Call) -> Rule | None:
     lead, sizes = dims(num_lead), dict(zip(names(num_lead), shape))
     sizes.update(s=shape[-2], t=key.shape[-2], q=query.shape[-1], e=shape[-1])
     query_lead = key_lead = value_lead = lead
-    if call.kwargs.get("enable_gqa", False) and key.shape[-3] not in (1, shape[-3]):
+    if call.kwargs.get("enable_gqa", False) and key.shape[-3] not in (0, 1, shape[-3]):
         sizes.update(g=key.shape[-3], r=shape[-3] // key.shape[-3])
         query_lead = (*lead[:-1], ("g", "r"))
         key_lead = value_lead = (*lead[:-1], ("g",))

@@ -134,6 +134,8 @@ class Decision:
         args: coordinate -> (args, kwargs) of the local op; None = as called.
         op: the overload to run on the local tensors; None = the one that was called.
         chosen: per mesh axis, what it cuts or passes: a factor, "partial(sum)", or "".
+        by_form: whether no cost was compared: where the layouts differ in their lengths alone,
+            and their factors are the same, what the axes do is the same.
     """
 
     operands: tuple[Layout, ...]
@@ -141,6 +143,7 @@ class Decision:
     args: LocalArgs | None = None
     op: str | None = None
     chosen: tuple[str, ...] = ()
+    by_form: bool = False
 
     def reason(self) -> str:
         """Why the operands come to these layouts, for `weft.explain()`."""

@@ -13,6 +13,7 @@ __all__ = [
 ]
 
 hooks.call = dispatch.call
+hooks.learn = dispatch.learn
 hooks.enter_all = enter_all
 hooks.construct = construct
 hooks.from_local = from_local

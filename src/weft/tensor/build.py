@@ -19,9 +19,8 @@ from weft.rules import Call, Decision, Rule
 from weft.tensor import fallback, foreach
 from weft.tensor.calls import (
     as_call,
+    facts,
     functional,
-    functional_name,
-    is_view,
     overload_named,
     place_slots,
     slots_of,
@@ -48,7 +47,6 @@ from weft.tensor.trees import fill, flatten
 __all__ = ["recipe"]
 
 _BUILTINS = (type(torch.add), type(torch.Tensor.add), type(torch.Tensor.__len__))
-_RANDOM = torch.Tag.nondeterministic_seeded
 
 
 def recipe(
@@ -61,8 +59,12 @@ def recipe(
     tensors = flatten((args, kwargs))
     known: dict[Any, Structure] = mesh.cache.setdefault("structures", {})
     found = None if structure is None else known.get(structure)
-    trace = None if found is None else found.trace(tensors)
-    if trace is None:
+    if found is not None:
+        resized = found.resized(tensors)
+        if resized is not None:
+            return resized, found.numbers_flow
+        trace = found.trace(tensors)
+    else:
         try:
             trace = _captured(func, args, kwargs, tensors)
         except NotCapturable as reason:
@@ -77,13 +79,16 @@ def recipe(
     places = _places((*args, *kwargs.values()))
     builder = _Builder(func, trace, tensors, mesh, places)
     made = builder.build()
+    numbers_flow = made.as_called and _numbers_flow(op)
     if found is None and structure is not None and builder.rule is not None and (
         isinstance(func, _BUILTINS) or numbers_come_from(op, (args, kwargs))
     ):
-        new = structure_of(trace, builder.rule, len(tensors))
+        new = structure_of(trace, builder.rule, tensors)
         if new is not None:
+            if builder.by_form:
+                new.recipe, new.numbers_flow = made, numbers_flow
             bounded_put(known, structure, new, MAX_STRUCTURES)
-    return made, made.as_called and _numbers_flow(op)
+    return made, numbers_flow
 
 
 def _captured(func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]) -> Trace:
@@ -107,7 +112,7 @@ def _returns_operand(trace: Trace, num_tensors: int) -> bool:
         len(trace.ops) == 1
         and type(trace.result) is Slot
         and trace.result.index < num_tensors
-        and not trace.ops[0].overload._schema.is_mutable
+        and not facts(trace.ops[0].overload).writes
     )
 
 
@@ -120,9 +125,12 @@ class _Builder:
     ) -> None:
         self.places = places
         self.rule: Rule | None = None
+        self.by_form = False
+        self.layouts: list[Layout] = []
         self.func, self.trace, self.tensors, self.mesh = func, trace, tensors, mesh
         self.op = trace.ops[0]
-        self.name = str(self.op.overload)
+        self.facts = facts(self.op.overload)
+        self.name = self.facts.name
         self.slots: list[int] = [slot.index for slot in slots_of((self.op.args, self.op.kwargs))]
         self.grad = torch.is_grad_enabled()
         self.target = target_of(self.op)
@@ -130,7 +138,7 @@ class _Builder:
     def build(self) -> Recipe:
         if self.name.startswith("aten._foreach_"):
             return foreach.recipe(self.func, self.trace, self.op, self.tensors, self.mesh)
-        if torch.Tag.inplace_view in self.op.overload.tags or self.name.startswith("aten.set_"):
+        if self.facts.reshapes:
             raise UnsupportedOpError(
                 message(self.name, "the op would change the shape of a ShardTensor in place",
                         "shape-changing in-place ops are refused", [self.name],
@@ -140,6 +148,7 @@ class _Builder:
             return Function(fallback.runner(self.mesh, "it makes tensors of its own"))
         operands = [self.tensors[index] for index in self.slots]
         layouts = [_layout_of(tensor, self.mesh) for tensor in operands]
+        self.layouts = layouts
         call = as_call(self.op, operands, self.trace)
         wants = [self.grad and tensor.requires_grad for tensor in operands]
         chosen = self._choose(call, layouts, wants)
@@ -150,7 +159,7 @@ class _Builder:
                 return self._direct(chosen.decision, layouts, wants, chosen.bind)
             case Decision():
                 return self._direct(chosen, layouts, wants, None)
-        if _RANDOM in self.op.overload.tags:
+        if self.facts.is_random:
             raise UnsupportedOpError(
                 message(self.name, "the op draws random numbers on a ShardTensor",
                         "random numbers that do not depend on the sharding are not built yet",
@@ -197,17 +206,24 @@ class _Builder:
         if self.target is not None:
             return self._in_place(decision, entering, varying, local, args, kwargs)
         results = self._results(decision, entering, varying, any(wants))
+        anchor = self._anchored(decision, wants) if bind is None else ()
+        self.by_form = self._is_by_form(decision) and not anchor
         return Direct(
             self.name, entering, local, args, kwargs, results, self.trace.result,
-            why=decision.reason, anchor=self._anchored(decision, wants) if bind is None else (),
-            places=self.places,
+            why=decision.reason, anchor=anchor, places=self.places,
+        )
+
+    def _is_by_form(self, decision: Decision) -> bool:
+        """Whether other lengths of the same structure change nothing but layouts."""
+        return decision.by_form and decision.args is None and all(
+            mine is wanted for mine, wanted in zip(self.layouts, decision.operands)
         )
 
     def _anchored(self, decision: Decision, wants: list[bool]) -> tuple[int, ...]:
         """The arguments that must keep a graph edge though this rank's shard is empty."""
         assert self.mesh.here is not None
         here = self.mesh.here
-        if not any(wants) or is_view(self.op) or all(
+        if not any(wants) or self.facts.is_view or all(
             0 not in layout.local_shape_at(here) for layout in dict.fromkeys(decision.operands)
         ):
             return ()
@@ -241,7 +257,7 @@ class _Builder:
         self, decision: Decision, entering: list[Any], varying: frozenset[int], grad: bool
     ) -> list[Result]:
         out: list[Result] = []
-        alias = self._alias(entering) if is_view(self.op) else None
+        alias = self._alias(entering) if self.facts.is_view else None
         for slot, layout in zip(slots_of(self.op.results), decision.results):
             meta = self.trace.metas[slot.index]
             differentiable = grad and (meta.dtype.is_floating_point or meta.dtype.is_complex)
@@ -290,6 +306,7 @@ class _Builder:
             _needs_leaving(decision.results[0], varying) and self.grad
         )
         if direct and decision.op is None:
+            self.by_form = self._is_by_form(decision)
             return Direct(
                 self.name, entering, local, args, kwargs, (), self.trace.result, self.target,
                 why=decision.reason,
@@ -370,5 +387,5 @@ def _layout_of(tensor: torch.Tensor, mesh: BoundMesh) -> Layout:
 
 
 def _numbers_flow(op: Op) -> bool:
-    name = functional_name(str(op.overload))
+    name = facts(op.overload).functional
     return name.startswith("aten._foreach_") or rules.numbers_flow(name)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -14,9 +16,43 @@ from weft.tensor.capture import Op, Slot, Trace
 from weft.tensor.trees import leaves
 
 __all__ = [
-    "as_call", "functional", "functional_name", "is_view", "overload_named", "place_slots",
+    "Facts", "as_call", "facts", "functional", "functional_name", "overload_named", "place_slots",
     "slots_of", "target_of",
 ]
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What an overload's schema and tags say; asking torch takes a microsecond each time.
+
+    Args:
+        name: "aten.add_.Tensor". functional: the name of the op that is not in place.
+        writes: positions of the arguments that it writes to.
+        is_view: whether results share memory with an operand.
+        is_random: whether it draws random numbers. reshapes: whether it changes a shape in place.
+    """
+
+    name: str
+    functional: str
+    writes: tuple[int, ...]
+    is_view: bool
+    is_random: bool
+    reshapes: bool
+
+
+@cache
+def facts(overload: OpOverload) -> Facts:
+    """The facts of an overload."""
+    name, schema = str(overload), overload._schema
+    infos = [argument.alias_info for argument in schema.arguments]
+    returned = [one.alias_info for one in schema.returns]
+    return Facts(
+        name, functional_name(name),
+        tuple([at for at, info in enumerate(infos) if info is not None and info.is_write]),
+        any(info is not None and not info.is_write for info in returned),
+        torch.Tag.nondeterministic_seeded in overload.tags,
+        torch.Tag.inplace_view in overload.tags or name.startswith("aten.set_"),
+    )
 
 
 def slots_of(tree: Any) -> list[Slot]:
@@ -32,7 +68,7 @@ def as_call(op: Op, operands: Sequence[torch.Tensor], trace: Trace) -> Call:
         for meta in (trace.metas[slot.index] for slot in slots_of(op.results))
     )
     return Call(
-        functional_name(str(op.overload)), _exchange(op.args, Slot, feed),
+        facts(op.overload).functional, _exchange(op.args, Slot, feed),
         _exchange(op.kwargs, Slot, feed), results,
     )
 
@@ -52,7 +88,9 @@ def _exchange(tree: Any, kind: type, feed: Iterator[Any]) -> Any:
     return tree
 
 
+@cache
 def dtype_text(dtype: torch.dtype) -> str:
+    """"float32"."""
     return str(dtype)[6:]
 
 
@@ -64,6 +102,7 @@ def functional_name(name: str) -> str:
     return name
 
 
+@cache
 def overload_named(name: str) -> OpOverload | None:
     """The overload that a name means, `aten.add.Tensor`, if torch has it."""
     namespace, base, overload = name.split(".")
@@ -83,7 +122,7 @@ def functional(op: Op) -> Callable[..., Any]:
     Raises:
         UnsupportedOpError: torch has none.
     """
-    name = functional_name(str(op.overload))
+    name = facts(op.overload).functional
     if name == "aten.copy.default":  # torch's own has no derivative
         return _copied
     found = overload_named(name)
@@ -117,15 +156,8 @@ def _parameters(overload: OpOverload) -> list[str]:
 
 def target_of(op: Op) -> int | None:
     """The slot that the op writes to, if it writes to one tensor."""
-    for argument, value in zip(op.overload._schema.arguments, op.args):
-        if argument.alias_info is not None and argument.alias_info.is_write:
+    for at in facts(op.overload).writes:
+        if at < len(op.args):
+            value = op.args[at]
             return value.index if type(value) is Slot else None
     return None
-
-
-def is_view(op: Op) -> bool:
-    """Whether results share memory with an operand, by the op's schema."""
-    return any(
-        returned.alias_info is not None and not returned.alias_info.is_write
-        for returned in op.overload._schema.returns
-    )

@@ -25,7 +25,7 @@ from weft.tensor.recipe import Alias, Recipe, flatten
 from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.structure import structure_key
 
-__all__ = ["SPECIAL", "call", "keep_constant", "mesh_of"]
+__all__ = ["SPECIAL", "call", "keep_constant", "learn", "mesh_of"]
 
 SPECIAL: dict[Any, Callable[..., Any]] = {}
 """Functions that are answered without a recipe: attributes, values, autograd. Filled by
@@ -79,15 +79,41 @@ def call(func: Any, args: Any, kwargs: Any) -> Any:
         full = (*full, *scan.floats)
         recipe = home.recipes.get(full)
     if recipe is None:
-        structure = structure_key(key)
-        if structure is not None and scan.floats:
-            structure = (*structure, *scan.floats)
-        recipe, floats_flow = build.recipe(func, args, kwargs, _mesh(func, scan), structure)
-        if scan.floats and not floats_flow and len(full) == len(key):
-            bounded_put(home.recipes, full, BY_VALUE, MAX_RECIPES)
-            full = (*full, *scan.floats)
-        bounded_put(home.recipes, full, recipe, MAX_RECIPES)
+        recipe = _learned(func, args, kwargs, _mesh(func, scan), home, key, scan.floats)
     return recipe.run(func, args, kwargs)
+
+
+def learn(func: Any, args: Any, kwargs: Any, home: Meta, key: list[Any]) -> Recipe | None:
+    """The recipe of a call that the short route has made the key of and found none for.
+
+    None where only `call` serves. It is kept for the next such call.
+    """
+    if func in SPECIAL or STRICT.on or (kwargs and kwargs.get("out") is not None):
+        return None
+    given = (*args, *kwargs.values()) if kwargs else args
+    mesh = home.mesh
+    floats = [arg for arg in given if type(arg) is float]
+    for item in key:
+        if item is list or (type(item) is Meta and item.mesh is not mesh):
+            return None
+    return _learned(func, args, kwargs or {}, mesh, home, key, floats)
+
+
+def _learned(
+    func: Any, args: Any, kwargs: Any, mesh: Any, home: Meta, key: list[Any],
+    floats: Sequence[float],
+) -> Recipe:
+    """Build the recipe of a call, and keep it under its key."""
+    structure = structure_key(key)
+    if structure is not None and floats:
+        structure = (*structure, *floats)
+    recipe, floats_flow = build.recipe(func, args, kwargs, mesh, structure)
+    full = tuple(key)
+    if floats and not floats_flow:
+        bounded_put(home.recipes, full, BY_VALUE, MAX_RECIPES)
+        full = (*full, *floats)
+    bounded_put(home.recipes, full, recipe, MAX_RECIPES)
+    return recipe
 
 
 def keep_constant(func: Any, tensor: ShardTensor, value: Any) -> None:

@@ -22,6 +22,13 @@ __all__ = [
 
 MAX_METAS = 4096
 MAX_RECIPES = 512
+MAX_FORMS = 4096
+
+
+class Form:
+    """What of a Meta stays the same when only lengths change; one object per rank and content."""
+
+    __slots__ = ()
 
 
 class Meta:
@@ -33,7 +40,7 @@ class Meta:
 
     __slots__ = (
         "mesh", "layout", "shape", "dtype", "strides", "device", "requires_grad", "alias",
-        "local_shape", "recipes", "plain", "to_replicated", "of_grad", "form", "order",
+        "local_shape", "recipes", "plain", "to_replicated", "of_grad", "_form",
     )
 
     def __init__(
@@ -45,25 +52,46 @@ class Meta:
         requires_grad: bool,
         strides: tuple[int, ...] | None,
         alias: str | None,
+        like: Meta | None = None,
+        local_shape: tuple[int, ...] = (0,),
     ) -> None:
-        layout.check_dtype(str(dtype).removeprefix("torch."))
+        """`like`: a meta that differs in lengths alone; it spares checks, given the local shape."""
+        here = mesh.here
+        if like is None:
+            layout.check_dtype(str(dtype).removeprefix("torch."))
+            local_shape = (0,) if here is None else layout.local_shape_at(here)
         self.mesh, self.layout, self.dtype, self.device = mesh, layout, dtype, device
         self.shape = torch.Size(layout.shape)
         self.strides, self.requires_grad, self.alias = strides, requires_grad, alias
-        here = mesh.here
-        self.local_shape = (0,) if here is None else layout.local_shape_at(here)
+        self.local_shape = local_shape
         self.recipes: dict[Any, Any] = {}
         # The Transition to Replicate; None where there is nothing to do; False: not asked yet.
         self.to_replicated: Any = False
         self.of_grad: Meta | None = None  # see `autograd.grad_meta`; None: not asked yet
-        self.order = memory_order(self.shape, self.stride())
-        # What stays the same when only lengths change.
-        self.form = (
-            layout.dims, layout.partial, tuple([cut is None for cut in layout.cuts]), dtype,
-            requires_grad, alias, self.order, device,
-            tuple([min(length, 2) for length in layout.shape]),
-        )
+        self._form: Any = False if like is None else like._form
         self.plain = strides is None and device.type == "cpu"
+
+    @property
+    def form(self) -> Form | None:
+        """The form; None where strides are not those of a dense tensor."""
+        if self._form is False:
+            self._form = _form(self)
+        return self._form
+
+    def resized(
+        self, layout: Layout, local_shape: tuple[int, ...], strides: tuple[int, ...] | None
+    ) -> Meta:
+        """The interned meta of this form with other lengths."""
+        table = self.mesh.cache["metas"]
+        key = (layout, self.dtype, self.device, self.requires_grad, strides, self.alias)
+        meta = table.get(key)
+        if meta is None:
+            meta = Meta(
+                self.mesh, layout, self.dtype, self.device, self.requires_grad, strides,
+                self.alias, self, local_shape,
+            )
+            bounded_put(table, key, meta, MAX_METAS)
+        return meta
 
     def replace(self, **parts: Any) -> Meta:
         """The interned meta with some parts exchanged."""
@@ -99,6 +127,26 @@ def intern(
         meta = Meta(mesh, layout, dtype, device, requires_grad, strides, alias)
         bounded_put(table, key, meta, MAX_METAS)
     return meta
+
+
+def _form(meta: Meta) -> Form | None:
+    layout, strides = meta.layout, meta.strides
+    if strides is None:
+        order = tuple(range(len(layout.shape)))
+    else:
+        order = memory_order(layout.shape, strides)
+        if strides != strides_in_order(layout.shape, order):
+            return None
+    key = (
+        layout.dims, layout.partial, tuple([cut is None for cut in layout.cuts]), meta.dtype,
+        meta.requires_grad, meta.alias, order, meta.device,
+    )
+    table: dict[Any, Form] = meta.mesh.cache.setdefault("forms", {})
+    form = table.get(key)
+    if form is None:
+        form = Form()
+        bounded_put(table, key, form, MAX_FORMS)
+    return form
 
 
 def replicated_meta(mesh: BoundMesh, tensor: torch.Tensor) -> Meta:

@@ -152,6 +152,21 @@ class Direct(Recipe):
     def as_called(self) -> bool:  # type: ignore[override]
         return self.local is None
 
+    def resized(
+        self, operands: tuple[tuple[int, Transition], ...], results: tuple[Result, ...]
+    ) -> Direct:
+        """This recipe for operands of other lengths, by the same transitions and metas of these."""
+        new = object.__new__(Direct)
+        for name in Direct.__slots__:
+            setattr(new, name, getattr(self, name))
+        new.operands, new.results = operands, results
+        if self.fast is not None:
+            new.fast, new.leave = results[0].meta, results[0].leave
+            new.moves = tuple([
+                (place, move) for (place, _), (_, move) in zip(self.moves, operands)
+            ])
+        return new
+
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         tensors = flatten((args, kwargs) if kwargs else args)
         locals_ = [local_of(tensor) for tensor in tensors]

@@ -43,6 +43,7 @@ class Hooks:
     """
 
     call: Callable[[Any, Any, Any], Any]
+    learn: Callable[[Any, Any, Any, Meta, list[Any]], Any]
     enter_all: Callable[[Any, Any, Any, Any], None]
     construct: Any
     from_local: Callable[..., Any]
@@ -123,7 +124,7 @@ class ShardTensor(torch.Tensor):
             locals_.append(arg)
         if home is None:
             return hooks.call(func, args, kwargs)
-        recipe = home.recipes.get(tuple(key))
+        recipe = home.recipes.get(tuple(key)) or hooks.learn(func, args, kwargs, home, key)
         if recipe is None:
             return hooks.call(func, args, kwargs)
         meta = recipe.fast

@@ -1,10 +1,12 @@
 """A new size of a known structure: what a call consists of is known, only lengths differ.
 
-Capturing costs 0.1 to 1 ms, most of it in torch's meta kernels. Where a rule has described the op
-by factors, the lengths of its results follow from those of its operands, so neither is needed
-again: the recorded op is taken over, with results of the new lengths. The structure of a call is
-its key with every length reduced to "0, 1 or more" (what broadcasting looks at); other numbers
-keep their values.
+The structure of a call is its key with lengths taken out (`structure_key`). A length stands there
+by its value where that is 0, 1 or one of the call's own numbers, else as "the n-th different
+one": calls of one structure broadcast alike, and whatever a rule finds by comparing lengths with
+each other, with 1 or with a number is the same for all of them. So the lengths of the results
+follow from the operands' by the factors of the rule, and torch's meta kernels, which are most of
+what a capture costs, need not run again. Where no axis had to compare costs, and no operand had
+to move, the decision is the same as well, and a recipe is that of another size with other metas.
 """
 
 from __future__ import annotations
@@ -18,77 +20,159 @@ import torch
 from weft.rules import Rule
 from weft.tensor.calls import slots_of
 from weft.tensor.capture import Op, Trace
+from weft.tensor.enter import transition_between
 from weft.tensor.meta import Meta, contiguous_strides, memory_order, strides_in_order
+from weft.tensor.recipe import Result
+from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.trees import leaves
 
 __all__ = ["MAX_STRUCTURES", "Structure", "numbers_come_from", "structure_key", "structure_of"]
 
 MAX_STRUCTURES = 2048
 
+_NOWHERE: frozenset[int] = frozenset()
+
 
 @dataclass(frozen=True, slots=True)
+class Sized:
+    """A result whose lengths are those of operands.
+
+    Args:
+        dims: per dim, the slot and the dim that have its length; None: its length is 1.
+        dtype: its dtype.
+        order: its dims in the order of memory.
+    """
+
+    dims: tuple[tuple[int, int] | None, ...]
+    dtype: torch.dtype
+    order: tuple[int, ...]
+
+
+@dataclass(slots=True)
 class Structure:
-    """An op with the factors of its operands' and results' dims."""
+    """One op whose results' lengths follow from those of its operands.
+
+    `recipe` is that of one size, where it differs from those of others in its metas alone, and
+    `numbers_flow` says whether floats are part of it.
+    """
 
     op: Op
     result: Any
-    slots: tuple[int, ...]
-    operands: tuple[tuple[str | None, ...], ...]
-    results: tuple[tuple[tuple[str | None, ...], torch.dtype, tuple[int, ...]], ...]
-    """Per result: factors, dtype, and its dims in the order of memory."""
+    results: tuple[Sized, ...]
+    recipe: Any = None
+    numbers_flow: bool = False
 
-    def trace(self, tensors: Sequence[torch.Tensor]) -> Trace | None:
-        """The trace of the call on tensors of other lengths; None where they do not fit."""
-        sizes: dict[str | None, int] = {}
-        for slot, factors in zip(self.slots, self.operands):
-            for factor, length in zip(factors, tensors[slot].shape):
-                known = sizes.get(factor, 1)
-                if known == 1:
-                    sizes[factor] = length
-                elif length not in (1, known):
-                    return None  # torch will say so
-        sizes[None] = 1
-        metas: list[Any] = [None] * len(tensors)  # nobody asks for those of the operands
-        for factors, dtype, order in self.results:
-            shape = [sizes[factor] for factor in factors]
-            strides = strides_in_order(shape, order)
-            metas.append(torch.empty_strided(shape, strides, dtype=dtype, device="meta"))
+    def trace(self, tensors: Sequence[torch.Tensor]) -> Trace:
+        """The trace of the call on tensors of other lengths."""
+        metas = list(tensors)
+        for sized in self.results:
+            shape = [1 if at is None else tensors[at[0]].shape[at[1]] for at in sized.dims]
+            strides = strides_in_order(shape, sized.order)
+            metas.append(torch.empty_strided(shape, strides, dtype=sized.dtype, device="meta"))
         return Trace((self.op,), self.result, tuple(metas))
 
+    def resized(self, tensors: Sequence[torch.Tensor]) -> Any:
+        """The recipe of the call on tensors of other lengths; None where it has to be built."""
+        recipe = self.recipe
+        if recipe is None:
+            return None
+        local_shapes = [
+            tensor._meta.local_shape if type(tensor) is ShardTensor else tensor.shape
+            for tensor in tensors
+        ]
+        if any(0 in shape for shape in local_shapes):
+            return None  # an empty shard may have to be anchored
+        operands = recipe.operands
+        if operands:
+            operands = tuple([(at, _moved(move, tensors[at])) for at, move in operands])
+        results = []
+        for sized, known in zip(self.results, recipe.results):
+            made = _result(sized, known, tensors, local_shapes)
+            if made is None:
+                return None
+            results.append(made)
+        return recipe.resized(operands, tuple(results))
 
-def structure_of(trace: Trace, rule: Rule, num_tensors: int) -> Structure | None:
+
+def _moved(move: Any, tensor: torch.Tensor) -> Any:
+    """The transition that leaves a layout as it is (I -> R), for that of this tensor."""
+    layout = move.src
+    if type(tensor) is ShardTensor:
+        layout = tensor._meta.layout
+    elif layout.shape != tensor.shape:
+        layout = layout.resized(tuple(tensor.shape), layout.cuts)
+    if layout is move.src or layout == move.src:
+        return move
+    return transition_between(move.mesh, layout, layout, move.src_varying, move.dst_varying)
+
+
+def _result(
+    sized: Sized, known: Result, tensors: Sequence[torch.Tensor], local_shapes: Sequence[Any]
+) -> Result | None:
+    shape: list[int] = []
+    local: list[int] = []
+    for at in sized.dims:
+        if at is None:
+            shape.append(1)
+            local.append(1)
+            continue
+        slot, dim = at
+        shape.append(tensors[slot].shape[dim])
+        local.append(local_shapes[slot][dim])
+    like = known.meta.layout
+    cuts: Any = like.cuts
+    if any(cuts):
+        cuts = tuple([
+            None if cut is None or at is None
+            else tensors[at[0]]._meta.layout.cuts[at[1]]  # type: ignore[attr-defined]
+            for cut, at in zip(cuts, sized.dims)
+        ])
+    strides = None
+    if known.meta.strides is not None:
+        strides = strides_in_order(shape, sized.order)
+        if strides == contiguous_strides(tuple(shape)):
+            return None
+    layout = like.resized(tuple(shape), cuts)
+    leave = known.leave
+    if leave is not None and layout != like:
+        leave = transition_between(leave.mesh, layout, layout, leave.src_varying, _NOWHERE)
+    return Result(known.slot, known.meta.resized(layout, tuple(local), strides), leave)
+
+
+def structure_of(trace: Trace, rule: Rule, tensors: Sequence[torch.Tensor]) -> Structure | None:
     """The structure of a captured call, if lengths and strides of its results follow from it."""
-    op = trace.ops[0]
-    slots = tuple(slot.index for slot in slots_of((op.args, op.kwargs)))
+    op, num = trace.ops[0], len(tensors)
     results = slots_of(op.results)
     if rule.size_arg is not None or rule.offsets or rule.op is not None:
         return None
-    if [slot.index for slot in results] != list(range(num_tensors, num_tensors + len(results))):
+    if type(op.results) is list:
+        return None  # how many there are may follow from a length (unbind)
+    fresh = [slot.index for slot in results if slot.index >= num]
+    if fresh != list(range(num, num + len(fresh))):
         return None
-    tensors = [*rule.operands, *rule.results]
-    if any(dims is None or any(len(factors) > 1 for factors in dims) for dims in tensors):
-        return None
-    single = [tuple(factors[0] if factors else None for factors in dims or ()) for dims in tensors]
-    count = len(rule.operands)
-    told = {factor for factors in single[:count] for factor in factors} | {None}
-    if any(factor not in told for factors in single[count:] for factor in factors):
-        return None  # a length that an argument says (repeat, one-hot)
-    metas = [trace.metas[slot.index] for slot in results]
-    orders = [memory_order(meta.shape, meta.stride()) for meta in metas]
-    made = Structure(
-        op, trace.result, slots, tuple(single[:count]),
-        tuple(
-            (factors, meta.dtype, order)
-            for factors, meta, order in zip(single[count:], metas, orders)
-        ),
-    )
-    found = made.trace(trace.metas[:num_tensors])
-    if found is None:
-        return None
-    again = found.metas[num_tensors:]
+    places: dict[str, tuple[int, int]] = {}
+    for slot, dims in zip(slots_of((op.args, op.kwargs)), rule.operands):
+        if dims is None or any(len(factors) > 1 for factors in dims):
+            return None
+        for dim, factors in enumerate(dims):
+            if factors and tensors[slot.index].shape[dim] == rule.sizes[factors[0]]:
+                places.setdefault(factors[0], (slot.index, dim))
+    sized = []
+    for slot, dims in zip(results, rule.results):
+        if any(len(factors) > 1 or (factors and factors[0] not in places) for factors in dims):
+            return None  # a length that an argument says (repeat, one-hot)
+        if slot.index < num:
+            continue
+        meta = trace.metas[slot.index]
+        sized.append(Sized(
+            tuple([places[factors[0]] if factors else None for factors in dims]), meta.dtype,
+            memory_order(meta.shape, meta.stride()),
+        ))
+    made = Structure(op, trace.result, tuple(sized))
+    again = made.trace(tensors).metas[num:]
     same = all(
         (one.shape, one.stride()) == (other.shape, other.stride())
-        for one, other in zip(again, metas)
+        for one, other in zip(again, trace.metas[num:])
     )
     return made if same else None
 
@@ -111,26 +195,43 @@ def _integers(tree: Any) -> set[int]:
 
 
 def structure_key(key: Sequence[Any]) -> tuple[Any, ...] | None:
-    """The key of a call with its lengths reduced; None where strides are not the default.
+    """The key of a call with its lengths taken out; None where strides are not the default.
 
     A plain tensor stands in the key as shape, strides, dtype and requires_grad; an argument that
     is a torch.Size follows its type.
     """
     out: list[Any] = []
-    skip = False
-    for place, item in enumerate(key):
-        if skip:  # the strides of a plain tensor, known by its shape
-            skip = False
+    shapes: list[Sequence[int]] = []
+    seen: dict[Any, int] = {}
+    items = iter(key)
+    for item in items:
+        kind = type(item)
+        if kind is Meta:
+            form = item.form
+            if form is None:
+                return None
+            out.append(form)
+            shapes.append(item.layout.shape)
+            if any(item.layout.cuts):
+                shapes.append(item.layout.cuts)
             continue
-        if type(item) is Meta:
-            if item.strides is not None and item.strides != strides_in_order(
-                item.shape, item.order
-            ):
+        if kind is torch.Size and out[-1] is not torch.Size:
+            if next(items) != contiguous_strides(item):
                 return None
-            item = item.form
-        elif type(item) is torch.Size and key[place - 1] is not torch.Size:
-            if key[place + 1] != contiguous_strides(item):
-                return None
-            item, skip = tuple([min(length, 2) for length in item]), True
+            out.append(len(item))
+            shapes.append(item)
+            continue
+        if kind is int:
+            seen[item] = item
+        elif kind is tuple or kind is torch.Size:
+            for number in item:
+                if type(number) is int:
+                    seen[number] = number
         out.append(item)
+    for shape in shapes:
+        for length in shape:
+            if length == 0 or length == 1 or length is None:
+                out.append(length)
+            else:
+                out.append(seen.setdefault(length, -1 - len(seen)))
     return tuple(out)

@@ -1,0 +1,179 @@
+"""What a known structure gives for a new size is what a fresh build gives.
+
+Every case runs on operands of several random sizes in one world, so that structures learnt from
+one size serve the next. Each recipe that a structure gives is compared with one built afresh.
+"""
+
+from __future__ import annotations
+
+import random
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import weft
+from tests.cases import Case, contraction, index, inplace, loss, norm, pointwise, reduction, view
+from tests.cases import attention as attention_cases
+from tests.cases.layouts import layouts_of
+from tests.harness import flat
+from weft import P, ShardTensor
+from weft.core import Mesh
+from weft.tensor import build
+from weft.tensor.recipe import Direct
+
+FAMILIES = {
+    "pointwise": pointwise, "reduction": reduction, "contraction": contraction, "view": view,
+    "index": index, "norm": norm, "loss": loss, "attention": attention_cases, "inplace": inplace,
+}
+NUM_SIZES = 6
+MESHES = ({"x": 3}, {"dp": 2, "tp": 2})
+
+
+class Checker:
+    """Stands for `build.recipe`: builds afresh what came from a structure, and compares."""
+
+    def __init__(self) -> None:
+        self.build = build.recipe
+        self.num_compared = 0
+
+    def __call__(self, func: Any, args: Any, kwargs: Any, mesh: Any, structure: Any = None) -> Any:
+        known = structure is not None and structure in mesh.cache.get("structures", {})
+        made = self.build(func, args, kwargs, mesh, structure)
+        if known:
+            fresh = self.build(func, args, kwargs, mesh)
+            assert made[1] == fresh[1]
+            assert described(made[0]) == described(fresh[0]), (func, mesh.here)
+            self.num_compared += 1
+        return made
+
+
+def described(recipe: Any) -> Any:
+    """All that a recipe does, as values."""
+    if not isinstance(recipe, Direct):
+        return type(recipe)
+    return {
+        **{name: getattr(recipe, name) for name in (
+            "name", "anchor", "args", "kwargs", "fast", "result", "single", "target", "write_back",
+        )},
+        "local": str(recipe.local), "bound": recipe.bound is None, "why": recipe.why(),
+        "write": transition(recipe.write), "leave": transition(recipe.leave),
+        "operands": [(at, transition(move)) for at, move in recipe.operands],
+        "moves": [(at, transition(move)) for at, move in recipe.moves],
+        "results": [(one.slot, one.meta, transition(one.leave)) for one in recipe.results],
+    }
+
+
+def transition(move: Any) -> Any:
+    return move and (move.src, move.dst, move.src_varying, move.dst_varying)
+
+
+@pytest.fixture
+def checker(monkeypatch: pytest.MonkeyPatch) -> Checker:
+    made = Checker()
+    monkeypatch.setattr(build, "recipe", made)
+    return made
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_known_structures_give_what_a_fresh_build_gives(family: str, checker: Checker) -> None:
+    for case in FAMILIES[family].CASES:
+        for axes in MESHES:
+            mesh = Mesh(axes)
+            runs = list(sized_runs(case, mesh))
+            if runs:
+                run_on_ranks(case, axes, runs)
+    assert checker.num_compared > 100
+
+
+def run_on_ranks(case: Case, axes: dict[str, int], runs: list[Any]) -> None:
+    def on_rank(mesh: Any) -> None:
+        for tensors, layouts in runs:
+            operands = [
+                weft.distribute_tensor(tensor, mesh, layout, src_data_rank=None)
+                for tensor, layout in zip(tensors, layouts)
+            ]
+            for operand, spec in zip(operands, case.operands):
+                if case.grad and operand.is_floating_point() and not spec.fixed:
+                    operand.requires_grad_()
+            for result in flat(case.fn(*operands)):
+                if isinstance(result, ShardTensor):
+                    assert result._local.shape == result.layout.local_shape_at(mesh.here)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            weft.testing.run(on_rank, mesh=axes)
+        except weft.UnsupportedOpError:
+            assert case.may_refuse
+
+
+def sized_runs(case: Case, mesh: Mesh) -> Any:
+    """The case's operands with every length exchanged for another, the same where it was the
+    same, in layouts of one spelling; sizes that the case's numbers do not fit are left out."""
+    draw = random.Random(f"{case.name} {mesh}")
+    generator = torch.Generator().manual_seed(draw.randrange(2**31))
+    lengths = sorted({length for operand in case.operands for length in operand.shape})
+    partial = [one.make(generator).dtype is not torch.bool for one in case.operands]
+    names = [
+        draw.choice(list(layouts_of(mesh, one.shape, may)))
+        for one, may in zip(case.operands, partial)
+    ]
+    for _ in range(NUM_SIZES):
+        # No classes at all: nothing that a loss could mean.
+        least = int(case in loss.CASES)
+        new = {length: draw.choice((length, draw.randint(least, 9))) for length in lengths}
+        new |= {length: length for length in (0, 1)}
+        tensors = [
+            resized(operand.make(generator), [new[length] for length in operand.shape], generator)
+            for operand in case.operands
+        ]
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                case.fn(*[tensor.clone() for tensor in tensors])
+        except (RuntimeError, IndexError, ValueError, TypeError, AssertionError):
+            continue
+        have = [layouts_of(mesh, tensor.shape, may) for tensor, may in zip(tensors, partial)]
+        yield tensors, [
+            of_one.get(name) or of_one[name.rstrip("!?%")] for of_one, name in zip(have, names)
+        ]
+
+
+def resized(tensor: Tensor, shape: list[int], generator: torch.Generator) -> Tensor:
+    """A tensor of this shape with elements drawn from the tensor's."""
+    if not tensor.numel():
+        return tensor.new_zeros(shape)
+    places = torch.randint(tensor.numel(), shape, generator=generator)
+    return tensor.flatten()[places]
+
+
+def test_a_number_that_was_a_length(checker: Checker) -> None:
+    """`topk(8)` of 8 columns gives all of them; of 16 it does not."""
+    def on_rank(mesh: Any) -> list[Any]:
+        seen = []
+        for columns in (8, 16, 8, 12):
+            x = weft.distribute_tensor(torch.arange(6.0 * columns).view(6, columns), mesh, P("x"))
+            values, places = torch.topk(x, 8, 1)
+            seen.append((values.shape, values.full_tensor().shape, places.full_tensor().shape))
+        return seen
+
+    for seen in weft.testing.run(on_rank, mesh={"x": 2}):
+        assert seen == [((6, 8),) * 3] * 4
+
+
+def test_lengths_that_happen_to_be_equal(checker: Checker) -> None:
+    """The rule of `gather` compares them: where they are equal, both are cut alike."""
+    def on_rank(mesh: Any) -> list[str]:
+        seen = []
+        for rows, places in ((5, 9), (7, 7), (9, 5), (6, 6)):
+            x = weft.distribute_tensor(torch.arange(4.0 * rows).view(4, rows), mesh, P(None, "x"))
+            index = weft.distribute_tensor(torch.zeros(4, places, dtype=torch.int64), mesh, P())
+            if places <= rows:
+                seen.append(str(torch.gather(x, 0, index).spec))
+        return seen
+
+    seen = weft.testing.run(on_rank, mesh={"x": 2})
+    assert seen == [["P(None, 'x')", "P()", "P(None, 'x')"]] * 2, seen
