@@ -84,7 +84,7 @@ def test_known_structures_give_what_a_fresh_build_gives(family: str, checker: Ch
         runs = list(sized_runs(case, Mesh(axes)))
         if runs:
             run_on_ranks(case, axes, runs)
-    assert checker.num_compared > 100
+    assert checker.num_compared > 30
 
 
 def run_on_ranks(case: Case, axes: dict[str, int], runs: list[Any]) -> None:
