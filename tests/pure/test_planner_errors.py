@@ -105,6 +105,18 @@ def test_arguments_that_say_nothing(arguments: dict[str, Any], facts: str) -> No
     assert [line.split(":")[0].strip() for line in lines[1:]] == ["Rule", "Offenders", "Fix"]
 
 
+def test_what_is_no_layout() -> None:
+    spec: Any = P("a")
+    with pytest.raises(ShardTypeError) as caught:
+        plan(on(P()), spec)
+    assert str(caught.value) == (
+        "plan(src, dst): 1 of 2 arguments are no layouts.\n"
+        "  Rule: a plan leads from one weft.Layout to another.\n"
+        "  Offenders: P('a')\n"
+        "  Fix: plan(Layout(mesh, shape, P('dp')), Layout(mesh, shape, P(None, 'dp')))"
+    )
+
+
 def test_a_kind_that_the_dtype_does_not_carry() -> None:
     with pytest.raises(LayoutError, match="1 partial axes cannot carry int64"):
         plan(on(P(partial={"a": "avg"})), on(P()), dtype="int64")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 
@@ -36,6 +37,45 @@ def test_on_the_same_devices_with_other_axes(
     left, right = (layouts(Mesh(its, ranks=ids), shape, kinds=()) for its in sizes)
     for src, dst in some(list(itertools.product(left, right)), 30):
         assert missing_elements(src, dst) == sum(missing(src, dst).values()), (src, dst)
+
+
+@pytest.mark.parametrize("start", [0, 1, 2, 4, 6, 8, 12])
+@pytest.mark.parametrize("sizes", [((4, 4), (2, 4)), ((2, 8), (4, 2)), ((2, 2, 3), (4, 3))])
+@pytest.mark.parametrize("shape", [(16,), (19,), (7, 5)])
+def test_on_a_stretch_of_the_devices(
+    sizes: tuple[tuple[int, ...], tuple[int, ...]], shape: tuple[int, ...], start: int
+) -> None:
+    """In blocks where the digits fit, one by one where they do not."""
+    small = Mesh(sizes[1])
+    left, right = Mesh(sizes[0]), Mesh(sizes[1], ranks=range(start, start + small.size()))
+    ends = layouts(left, shape, kinds=()), layouts(right, shape, kinds=())
+    for src, dst in some(list(itertools.product(*ends)), 30):
+        assert missing_elements(src, dst) == sum(missing(src, dst).values()), (src, dst)
+        assert missing_elements(dst, src) == sum(missing(dst, src).values()), (dst, src)
+
+
+@pytest.mark.parametrize("ranks", [None, range(3, 9), (5, 1, 2, 0, 4, 3)])
+def test_terms_that_cross(ranks: range | tuple[int, ...] | None) -> None:
+    """A device that holds another term of what it wants holds nothing of it."""
+    left, right = Mesh({"a": 2, "b": 3}), Mesh({"b": 3, "c": 2}, ranks=ranks)
+    ends = layouts(left, (7,), ("avg",)), layouts(right, (7,), ("avg",))
+    tried = 0
+    for src, dst in itertools.product(*ends):
+        terms = [
+            [layout.mesh.axis_names[axis] for axis, kind in enumerate(layout.partial) if kind]
+            for layout in (src, dst)
+        ]
+        if terms[0] != terms[1] or not terms[0]:
+            continue
+        lacking = 0
+        for rank, count in missing(src, dst).items():
+            own = src.mesh.position_of_rank(rank)
+            there = dst.mesh.coordinate(dst.mesh.position_of_rank(rank) or 0)
+            same = own is not None and src.mesh.coordinate(own)[1] == there[0]
+            lacking += count if same else math.prod(dst.local_shape(rank))
+        assert missing_elements(src, dst) == lacking, (src, dst)
+        tried += 1
+    assert tried == 9
 
 
 def test_interleaved_and_partly_shared_devices() -> None:

@@ -13,8 +13,9 @@ takes; the line is cut into equal shares, one per holder in order, and the holde
 which a taker begins serves it. So loads differ by less than two parts. In class 2 the line is
 that of one node. In class 3 it runs through the target's cells in row-major order and, in each
 cell, through its copies: the place of a taker is arithmetic, and so are the takers of a holder,
-however large the meshes are. Takers whom a nearer class serves leave a line of up to `LISTED`
-takers; on a longer one they keep their place, and balance is that of those who stay.
+however large the meshes are. Where both meshes have at most `LISTED` devices, the line is listed
+and takers whom a nearer class serves leave it; on larger ones they keep their place, so that the
+load of the others may differ by more.
 
 All of it is a pure function of the two layouts and the node size.
 """
@@ -23,8 +24,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
+from typing import TypeVar
 
 from weft.core.layout import Box, Layout
 from weft.core.mesh import Mesh
@@ -32,8 +35,14 @@ from weft.planner.geometry import Coordinate, intersect, meets, volume
 
 __all__ = ["LISTED", "Crossing", "Side", "crossing"]
 
-LISTED = 64
-"""Lines of up to so many takers are listed."""
+LISTED = 256
+"""Devices of a mesh up to which the takers of a cell are listed."""
+
+_KEPT = 4096
+"""Lines and nodes that a crossing keeps."""
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 Cell = tuple[int, ...]
 """Shard index per dim, then digit per axis of terms."""
@@ -111,6 +120,14 @@ def _strides(mesh: Mesh, axes: Sequence[int]) -> list[tuple[int, int]]:
     return out
 
 
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """The devices of one node: what they hold at the source and want at the target."""
+
+    holders: dict[Cell, list[int]]
+    takers: list[tuple[int, Cell | None, tuple[int, ...], Box]]  # device, own cell, term, box
+
+
 class Crossing:
     """Who takes what from whom between two layouts on two meshes."""
 
@@ -122,17 +139,22 @@ class Crossing:
             c // node_size <= (b - 1) // node_size
         )
         self._lines: dict[Cell, _Line] = {}
+        self._nodes: dict[int, _Node] = {}
 
     def receives(self, rank: int) -> list[tuple[int, Box]]:
         """(holder, box) for every part of the target box of a device, itself included."""
         at = self.dst.at(rank)
         if at is None:
             return []
-        own = self._cell_of(rank)
-        digits = self.dst.term(at)
-        out = []
-        for cell, box in self.src.cells_in(self.dst.layout.box_at(at), digits):
-            holder = rank if cell == own else self._holder(cell, rank, at, box)
+        own, copy, out = self.cell_of(rank), self.dst.copy(at), []
+        for cell, box in self.src.cells_in(self.dst.layout.box_at(at), self.dst.term(at)):
+            near = None if cell == own else self.near(cell, rank)
+            if cell == own:
+                holder = rank
+            elif near is not None:
+                holder = next(it for it, served in near.items() if (rank, box) in served)
+            else:
+                holder = self.src.rank(cell, self._line(cell).copy_for(rank, copy, box))
             out.append((holder, box))
         return sorted(out)
 
@@ -142,15 +164,16 @@ class Crossing:
         if at is None:
             return []
         cell = self.src.cell(at)
-        out = []
-        if self.meshes_meet:
-            mine = self._wanted(rank, cell)
-            if mine is not None:
-                out.append((rank, mine))
-            out += self._sent_on_node(cell, rank)
-        if volume(self.src.box(cell)):
-            out += self._line(cell).sent(self.src.copy(at))
-        return sorted(out)
+        held = self.src.box(cell)
+        if not volume(held):
+            return []
+        out = self._line(cell).sent(self.src.copy(at))
+        to = self.dst.at(rank)
+        if to is not None and self.dst.term(to) == self.src.term(at):
+            own = intersect(held, self.dst.layout.box_at(to))
+            out += [] if own is None else [(rank, own)]
+        near = self.near(cell, rank)
+        return sorted(out if near is None else out + near.get(rank, []))
 
     def holds(self, rank: int) -> Box | None:
         """What a device of both meshes holds of the term that it is to have, else None."""
@@ -159,54 +182,51 @@ class Crossing:
             return None
         return self.src.layout.box_at(at)
 
-    def _cell_of(self, rank: int) -> Cell | None:
+    def cell_of(self, rank: int) -> Cell | None:
         """What a device holds at the source, if it has a place there."""
         at = self.src.at(rank)
         return None if at is None else self.src.cell(at)
 
-    def _wanted(self, rank: int, cell: Cell) -> Box | None:
-        """The part of a cell that a device wants, if any."""
-        at = self.dst.at(rank)
-        if at is None:
+    def near(self, cell: Cell, rank: int) -> dict[int, list[tuple[int, Box]]] | None:
+        """Holder -> its takers, for a cell on the node of a device; None without a holder."""
+        if not self.meshes_meet:
             return None
-        if self.dst.term(at) != cell[self.src.layout.ndim:]:
+        number = rank // self.node_size
+        node = self._nodes.get(number)
+        if node is None:
+            node = _kept(self._nodes, number, self._list_node(number))
+        holders = node.holders.get(cell)
+        if holders is None:
             return None
-        return intersect(self.src.box(cell), self.dst.layout.box_at(at))
+        held, term, takers = self.src.box(cell), cell[self.src.layout.ndim:], []
+        for device, own, its, wanted in node.takers:
+            if own != cell and its == term:
+                box = intersect(held, wanted)
+                takers += [] if box is None else [(device, box)]
+        return _shares(holders, takers)
 
-    def _holder(self, cell: Cell, taker: int, at: Coordinate, box: Box) -> int:
-        if self.meshes_meet:
-            near = self.on_node(cell, taker)
-            if near is not None:
-                return next(
-                    holder for holder, served in _shares(*near) if taker in dict(served)
-                )
-        copy = self._line(cell).copy_for(taker, self.dst.copy(at), box)
-        return self.src.rank(cell, copy)
-
-    def on_node(
-        self, cell: Cell, rank: int
-    ) -> tuple[list[int], list[tuple[int, Box]]] | None:
-        """Holders and takers of a cell on the node of a device; None without a holder."""
-        first = rank // self.node_size * self.node_size
-        holders, takers = [], []
+    def _list_node(self, number: int) -> _Node:
+        first = number * self.node_size
+        node = _Node({}, [])
         for device in range(first, first + self.node_size):
-            if self._cell_of(device) == cell:
-                holders.append(device)
-            else:
-                box = self._wanted(device, cell)
-                if box is not None:
-                    takers.append((device, box))
-        return (holders, takers) if holders else None
-
-    def _sent_on_node(self, cell: Cell, rank: int) -> list[tuple[int, Box]]:
-        near = self.on_node(cell, rank)
-        return [] if near is None else dict(_shares(*near)).get(rank, [])
+            cell, to = self.cell_of(device), self.dst.at(device)
+            if cell is not None:
+                node.holders.setdefault(cell, []).append(device)
+            if to is not None:
+                box = self.dst.layout.box_at(to)
+                node.takers.append((device, cell, self.dst.term(to), box))
+        return node
 
     def _line(self, cell: Cell) -> _Line:
         line = self._lines.get(cell)
-        if line is None:
-            line = self._lines[cell] = _Line(self, cell)
-        return line
+        return _kept(self._lines, cell, _Line(self, cell)) if line is None else line
+
+
+def _kept(store: dict[K, V], key: K, value: V) -> V:
+    if len(store) >= _KEPT:
+        store.clear()
+    store[key] = value
+    return value
 
 
 class _Line:
@@ -217,29 +237,25 @@ class _Line:
         self.box = crossing.src.box(cell)
         self.length = volume(self.box) * crossing.dst.num
         self.listed: dict[int, list[tuple[int, Box]]] | None = None
-        if crossing.meshes_meet:
-            self.listed = self._list()
-
-    def _list(self) -> dict[int, list[tuple[int, Box]]] | None:
-        """Copy -> takers, for a short line without those whom a nearer class serves."""
-        takers = []
-        for number, (_, rank, box) in enumerate(self._walk(0, self.length)):
-            if number == LISTED:
-                return None
-            if not self._served(rank):
-                takers.append((rank, box))
-        return dict(_shares(range(self.crossing.src.num), takers))
+        sizes = [side.layout.mesh.size() for side in (crossing.src, crossing.dst)]
+        if crossing.meshes_meet and max(sizes) <= LISTED:
+            takers = [
+                (rank, box) for _, rank, box in self._walk(0, self.length)
+                if not self._served(rank)
+            ]
+            self.listed = _shares(range(crossing.src.num), takers)
 
     def _served(self, rank: int) -> bool:
-        crossing = self.crossing
-        return crossing.meshes_meet and (
-            crossing._cell_of(rank) == self.cell or crossing.on_node(self.cell, rank) is not None
+        """Whether a nearer class serves a taker: itself, or its node."""
+        return self.crossing.meshes_meet and (
+            self.crossing.cell_of(rank) == self.cell
+            or self.crossing.near(self.cell, rank) is not None
         )
 
     def sent(self, copy: int) -> list[tuple[int, Box]]:
         """(taker, box) of those whom a copy serves."""
         if self.listed is not None:
-            return self.listed.get(copy, [])
+            return list(self.listed.get(copy, ()))
         num = self.crossing.src.num
         start, stop = -(-copy * self.length // num), -(-(copy + 1) * self.length // num)
         return [
@@ -287,16 +303,16 @@ class _Line:
 
 def _shares(
     holders: range | list[int], takers: list[tuple[int, Box]]
-) -> list[tuple[int, list[tuple[int, Box]]]]:
-    """(holder, its takers): the line of takers cut into equal shares."""
-    total = sum(volume(box) for _, box in takers)
+) -> dict[int, list[tuple[int, Box]]]:
+    """Holder -> its takers: the line of takers cut into equal shares."""
+    total = sum([volume(box) for _, box in takers])
     served: dict[int, list[tuple[int, Box]]] = {}
     begin = 0
     for taker, box in takers:
         place = begin * len(holders) // total
         served.setdefault(holders[place], []).append((taker, box))
         begin += volume(box)
-    return list(served.items())
+    return served
 
 
 @lru_cache(maxsize=1024)

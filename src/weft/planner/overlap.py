@@ -14,8 +14,9 @@ the piece). What is left is summed by descending in all trees at once, a digit a
 - else the digits are tried, those where the pieces still overlap.
 
 So the cost grows with the axes, and in the last case with the pieces that overlap, but not with
-the devices. Two meshes share digits where both have the same evenly spaced devices and their
-sizes have a common refinement; else the devices that are in both are listed.
+the devices. Two meshes share digits where both have evenly spaced devices and their sizes have a
+common refinement (in blocks, where only some of the devices are in both); else the devices that
+are in both are listed.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
@@ -34,6 +35,9 @@ from weft.planner.geometry import intersect, num_copies, strip, volume
 from weft.planner.holders import Side
 
 __all__ = ["missing_elements", "shared_ranks"]
+
+_BLOCKS = 16
+"""Blocks of shared devices that are summed one by one."""
 
 
 @lru_cache(maxsize=4096)
@@ -49,11 +53,15 @@ def missing_elements(src: Layout, dst: Layout) -> int:
 def _kept(src: Layout, dst: Layout) -> int:
     if src.mesh == dst.mesh:
         sizes = src.mesh.axis_sizes
-        return _sum(src, dst, [[axis] for axis in range(len(sizes))] * 2, sizes)
-    if not (src.is_partial or dst.is_partial):
-        refined = _refinement(src.mesh, dst.mesh)
-        if refined is not None:
-            return _sum(src, dst, *refined)
+        axes = [[axis] for axis in range(len(sizes))]
+        return _sum(_roots(src, axes, sizes), _roots(dst, axes, sizes), sizes)
+    shared = _refinement(src.mesh, dst.mesh)
+    if shared is not None:
+        own, other, sizes, blocks = shared
+        if not blocks:
+            return 0
+        ends = _roots(src, own, sizes), _roots(dst, other, sizes)
+        return sum(_sum(*ends, sizes, fixed) for fixed in blocks)
     here, there, total = Side(src), Side(dst), 0
     for rank in shared_ranks(src.mesh, dst.mesh):
         at, to = here.at(rank), there.at(rank)
@@ -64,33 +72,66 @@ def _kept(src: Layout, dst: Layout) -> int:
     return total
 
 
-@lru_cache(maxsize=64)
-def shared_ranks(left: Mesh, right: Mesh) -> Sequence[int]:
+def shared_ranks(left: Mesh, right: Mesh) -> Iterator[int]:
     """The device ids that are in both meshes."""
     small, large = (left, right) if left.size() <= right.size() else (right, left)
     (a, b), (c, d) = small.rank_span, large.rank_span
     if b <= c or d <= a:
-        return ()
+        return
     one, two = left.rank_range, right.rank_range
-    if one is not None and two is not None and one.step == two.step and (a - c) % one.step:
-        return ()
-    ids = map(small.rank_at, range(small.size()))
-    return [rank for rank in ids if large.position_of_rank(rank) is not None]
+    if one is not None and two is not None and one.step == two.step:
+        if (a - c) % one.step == 0:
+            yield from range(max(a, c), min(b, d), one.step)
+        return
+    for rank in map(small.rank_at, range(small.size())):
+        if large.position_of_rank(rank) is not None:
+            yield rank
 
 
-def _refinement(left: Mesh, right: Mesh) -> tuple[list[list[int]], list[int]] | None:
-    """The digits that both meshes' axes are made of: for each axis in turn, and their sizes."""
-    if left.rank_range is None or left.rank_range != right.rank_range:
+_Parts = list[list[int]]
+"""For each axis of a mesh, the digits that it is made of, major to minor."""
+
+
+def _refinement(
+    left: Mesh, right: Mesh
+) -> tuple[_Parts, _Parts, list[int], list[dict[int, int]]] | None:
+    """Digits that the axes of both meshes are made of, if there are: axes, sizes, blocks.
+
+    The devices that are in both are cut into blocks of positions, in which the lower digits of
+    both meshes run through all their values together; the upper ones are what a block fixes.
+    """
+    one, two = left.rank_range, right.rank_range
+    if one is None or two is None or one.step != two.step:
         return None
-    strides = sorted({*left.axis_strides, *right.axis_strides, left.size(), 1}, reverse=True)
-    if any(major % minor for major, minor in pairwise(strides)):
+    first, last = max(one[0], two[0]), min(one[-1], two[-1])
+    count = (last - first) // one.step + 1
+    if count <= 0 or first not in one or first not in two:
+        return [], [], [], []  # no devices, no blocks
+    starts = one.index(first), two.index(first)
+    block = math.gcd(*starts, count)
+    strides = sorted({1, block, *(s for s in left.axis_strides + right.axis_strides if s < block)})
+    if count // block > _BLOCKS or any(major % minor for minor, major in pairwise(strides)):
         return None
-    digits = {minor: number for number, minor in enumerate(strides[1:])}
-    parts = [
-        [digits[s] for s in strides[1:] if stride <= s < stride * size]
-        for mesh in (left, right) for stride, size in zip(mesh.axis_strides, mesh.axis_sizes)
-    ]
-    return parts, [major // minor for major, minor in pairwise(strides)]
+    sizes = [major // minor for minor, major in pairwise(strides)]
+    digits = {stride: digit for digit, stride in enumerate(strides)}
+    parts: list[_Parts] = []
+    blocks: list[dict[int, int]] = [{} for _ in range(count // block)]
+    for mesh, start in zip((left, right), starts):
+        parts.append([])
+        for stride, size in zip(mesh.axis_strides, mesh.axis_sizes):
+            lower = [s for s in strides[-2::-1] if stride <= s < stride * size]
+            upper, rest = max(stride, block), stride * size // max(stride, block)
+            if stride * size > block:
+                if stride * size % block or (stride > block and stride % block):
+                    return None
+                lower.insert(0, upper)
+                sizes.append(rest)
+                for number, fixed in enumerate(blocks):
+                    fixed[len(sizes) - 1] = (start + number * block) // upper % rest
+            parts[-1].append([
+                len(sizes) - 1 if s >= block else digits[s] for s in lower
+            ])
+    return parts[0], parts[1], sizes, blocks
 
 
 class _Level(NamedTuple):
@@ -155,30 +196,44 @@ _Dims = list[tuple[_Node, _Node]]
 """Per dim, the piece that the source and the piece that the target have come to."""
 
 
-def _sum(src: Layout, dst: Layout, parts: list[list[int]], sizes: Sequence[int]) -> int:
-    """The overlaps of all devices; `parts`: the digits of the source's axes and the target's."""
-    own, other = parts[: src.mesh.ndim], parts[src.mesh.ndim :]
+def _sum(
+    src: Sequence[_Node], dst: Sequence[_Node], sizes: Sequence[int], fixed: Mapping[int, int] = {}
+) -> int:
+    """The overlaps of all devices, or of those at which some digits have given values."""
+    dims = list(zip(src, dst))
+    cut = {level.digit for dim in dims for node in dim for level in node.levels}
+    idle = math.prod([
+        size for digit, size in enumerate(sizes) if digit not in cut and digit not in fixed
+    ])
+    for digit, value in fixed.items():
+        dims = _descended(dims, digit, value)
+    return idle * _overlaps(_without_last(dims))
+
+
+def _roots(layout: Layout, parts: _Parts, sizes: Sequence[int]) -> list[_Node]:
+    """The trees of all dims, and of the terms that stay: a dim of one element per term."""
     dims = [
-        (_root(src, dim, own, sizes), _root(dst, dim, other, sizes)) for dim in range(src.ndim)
+        _Node(0, length, _levels(layout.mesh, axes, parts, sizes), cuts)
+        for length, axes, cuts in zip(layout.shape, layout.dims, layout.cuts)
     ]
-    dims = _without_last(dims)
-    named = {level.digit for dim in dims for node in dim for level in node.levels}
-    left_out = {d for d in range(len(sizes)) if d not in named}
-    cut = {d for layout, its in ((src, own), (dst, other)) for axes in layout.dims
-           for axis in axes for d in its[axis]}
-    idle = math.prod([sizes[d] for d in left_out if d not in cut])
-    return idle * _overlaps(dims)
+    terms = [
+        _Node(0, layout.mesh.axis_sizes[axis], _levels(layout.mesh, (axis,), parts, sizes))
+        for axis in Side(layout).terms
+    ]
+    return dims + terms
 
 
-def _root(layout: Layout, dim: int, parts: list[list[int]], sizes: Sequence[int]) -> _Node:
+def _levels(
+    mesh: Mesh, axes: Sequence[int], parts: _Parts, sizes: Sequence[int]
+) -> tuple[_Level, ...]:
     levels = []
-    for axis in layout.dims[dim]:
-        total = unit = layout.mesh.axis_sizes[axis]
+    for axis in axes:
+        total = unit = mesh.axis_sizes[axis]
         for digit in parts[axis]:
             unit //= sizes[digit]
             levels.append(_Level(digit, sizes[digit], unit, total))
             total = 0
-    return _Node(0, layout.shape[dim], tuple(levels), layout.cuts[dim])
+    return tuple(levels)
 
 
 def _without_last(dims: _Dims) -> _Dims:
@@ -186,7 +241,8 @@ def _without_last(dims: _Dims) -> _Dims:
     while True:
         count = Counter(level.digit for dim in dims for node in dim for level in node.levels)
         lone = [
-            [bool(node.levels) and count[node.levels[-1].digit] == 1 for node in dim]
+            [bool(node.levels) and node.levels[-1].digit >= 0
+             and count[node.levels[-1].digit] == 1 for node in dim]
             for dim in dims
         ]
         if not any(map(any, lone)):

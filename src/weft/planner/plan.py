@@ -118,8 +118,16 @@ def plan(
     Raises:
         LayoutError: other global shapes, kinds of reduction that do not mix or that the dtype
             does not carry, a row that the table of transitions lacks, or an unknown dtype.
-        ShardTypeError: an itemsize below 1 or other than the dtype's, links that are none.
+        ShardTypeError: what is no layout, an itemsize below 1 or other than the dtype's, links
+            that are none.
     """
+    wrong = [repr(it) for it in (src, dst) if not isinstance(it, Layout)]
+    if wrong:
+        raise ShardTypeError(
+            message("plan(src, dst)", f"{len(wrong)} of 2 arguments are no layouts",
+                    "a plan leads from one weft.Layout to another", wrong,
+                    "plan(Layout(mesh, shape, P('dp')), Layout(mesh, shape, P(None, 'dp')))")
+        )
     if dtype is not None:
         name = dtype_name(str(dtype), "plan(dtype)")
         nbytes = itemsize_of(name)

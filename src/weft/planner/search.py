@@ -266,7 +266,7 @@ def _landings(src: Layout, dst: Layout, made: list[int]) -> Iterator[tuple[Layou
     last: Steps = (Term(below, dst, tuple(made)),) if made else ()
     yield below, last
     free = [axis for axis in _free(dst) if axis not in made]
-    if free and dst.ndim and not shared_ranks(src.mesh, dst.mesh):
+    if free and dst.ndim and next(shared_ranks(src.mesh, dst.mesh), None) is None:
         # Every element comes over once, and is handed on there.
         finest = _cut(dst, _with_spare(below, cuts, free, below), kinds)
         yield finest, (*move(finest, below), *last)
