@@ -36,6 +36,7 @@ from weft.tensor import (
     explain,
     full,
     ones,
+    scatter_tensor,
     strict,
     zeros,
 )
@@ -48,5 +49,5 @@ __all__ = [
     "ShardTensor", "ShardTypeError", "StrictError", "StridedShard", "UnsupportedOpError",
     "WeftError", "WeftWarning", "arange", "as_bound_mesh", "current_mesh", "debug",
     "distribute_module", "distribute_tensor", "empty", "explain", "full", "init_mesh", "ones",
-    "plan", "set_links", "show", "strict", "testing", "zeros",
+    "plan", "scatter_tensor", "set_links", "show", "strict", "testing", "zeros",
 ]

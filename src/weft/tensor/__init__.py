@@ -1,21 +1,32 @@
 """The ShardTensor: the subclass, capture, recipes, dispatch, construction."""
 
-from weft.tensor import autograd, bridge, construct, dispatch, optimizers, special, values
-from weft.tensor.construct import arange, distribute_tensor, empty, full, ones, zeros
+from weft.tensor import (
+    autograd,
+    bridge,
+    construct,
+    dispatch,
+    optimizers,
+    redistribute,
+    special,
+    values,
+)
+from weft.tensor.construct import arange, empty, full, ones, zeros
 from weft.tensor.enter import enter_all
 from weft.tensor.from_local import from_local
 from weft.tensor.modes import debug, explain, strict
+from weft.tensor.scatter import distribute_tensor, scatter_tensor
 from weft.tensor.shard_tensor import ShardTensor, hooks
 
 __all__ = [
     "ShardTensor", "arange", "debug", "distribute_tensor", "empty", "explain", "full", "ones",
-    "strict", "zeros",
+    "scatter_tensor", "strict", "zeros",
 ]
 
 hooks.call = dispatch.call
 hooks.learn = dispatch.learn
 hooks.enter_all = enter_all
 hooks.construct = construct
+hooks.redistribute = redistribute
 hooks.from_local = from_local
 hooks.autograd = autograd
 hooks.values = values

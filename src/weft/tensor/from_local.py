@@ -15,7 +15,7 @@ import torch
 from weft.comm import BoundMesh, as_bound_mesh
 from weft.core import Layout
 from weft.errors import LayoutError, ShardTypeError, message
-from weft.tensor.construct import as_layout, local_to_sharded
+from weft.tensor.layouts import as_layout, local_to_sharded
 from weft.tensor.meta import contiguous_strides
 from weft.tensor.shard_tensor import ShardTensor
 

@@ -46,6 +46,7 @@ class Hooks:
     learn: Callable[[Any, Any, Any, Meta, list[Any]], Any]
     enter_all: Callable[[Any, Any, Any, Any], None]
     construct: Any
+    redistribute: Any
     from_local: Callable[..., Any]
     autograd: Any
     values: Any
@@ -346,7 +347,7 @@ class ShardTensor(torch.Tensor):
             placements: placements, P or Layout.
             async_op: accepted as in DTensor; the result is complete when it is returned.
         """
-        return hooks.construct.redistribute(self, device_mesh, placements)
+        return hooks.redistribute.redistribute(self, device_mesh, placements)
 
     def to_local(self, *, grad_placements: Any = None) -> torch.Tensor:
         """This rank's block, a plain tensor; gradients flow back.
@@ -360,16 +361,16 @@ class ShardTensor(torch.Tensor):
         Raises:
             PlacementError: gradients that are not sharded as the tensor is.
         """
-        return hooks.construct.to_local(self, grad_placements)
+        return hooks.redistribute.to_local(self, grad_placements)
 
     def full_tensor(self, *, grad_placements: Any = None) -> torch.Tensor:
         """The whole tensor as a plain tensor on every rank; a collective unless replicated."""
-        return hooks.construct.full_tensor(self, grad_placements)
+        return hooks.redistribute.full_tensor(self, grad_placements)
 
     def offsets(self, mesh_dim: Any = None) -> Any:
         """Global index of this rank's first element, per tensor dim (or of the dim that
         `mesh_dim` cuts)."""
-        return hooks.construct.offsets(self, mesh_dim)
+        return hooks.redistribute.offsets(self, mesh_dim)
 
     # Autograd, values and the rest live in files of their own.
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from weft.errors import MeshError, message
-from weft.tensor.construct import gathered
+from weft.tensor.redistribute import gathered
 from weft.tensor.shard_tensor import ShardTensor
 
 __all__ = ["allclose", "contains", "equal", "global_value", "numpy", "text"]
