@@ -33,8 +33,8 @@ from weft.planner.steps import (
 )
 
 __all__ = [
-    "is_local", "nbytes_of", "peak_elements", "seconds_of", "step_nbytes", "step_nbytes_at",
-    "step_seconds",
+    "cheapest", "is_local", "nbytes_of", "peak_elements", "seconds_of", "step_nbytes",
+    "step_nbytes_at", "step_seconds",
 ]
 
 
@@ -118,6 +118,25 @@ def step_seconds(step: Step, itemsize: int, links: Links | None = None) -> float
 def seconds_of(steps: Sequence[Step], itemsize: int, links: Links | None = None) -> float:
     """Seconds that several steps take, one after the other."""
     return sum(step_seconds(step, itemsize, links) for step in steps)
+
+
+def cheapest(
+    family: Sequence[tuple[Step, ...]], itemsize: int, links: Links
+) -> tuple[Step, ...]:
+    """The member that takes the least time, then the fewest bytes, then the fewest steps."""
+    if len(family) == 1:
+        return family[0]
+    best, least = family[0], (math.inf, 0, 0)
+    for steps in family:
+        seconds, nbytes = 0.0, 0
+        for step in steps:
+            if seconds > least[0]:
+                break
+            seconds += step_seconds(step, itemsize, links)
+            nbytes += step_nbytes(step, itemsize)
+        if (seconds, nbytes, len(steps)) < least:
+            best, least = steps, (seconds, nbytes, len(steps))
+    return best
 
 
 def peak_elements(src: Layout, steps: Sequence[Step]) -> int:

@@ -11,9 +11,11 @@ gathers last. Members differ in which partial axes are scattered, to their place
 to a spare one, and which replicated axes are sliced for the while, so that replicas share the
 reduction. Axes that become partial do so last, locally. Between two meshes the reductions come
 before the transfer; terms that stay terms cross as they are, or are reduced and made anew; what
-is to be replicated may arrive cut and be gathered there. One cost function chooses, by time, then
-by bytes, then by steps. (The order slice, reduce-scatter, permute, gather is that of XLA's Shardy:
-"Shardy: an MLIR-based tensor partitioning system", its reshard pass.)
+is to be replicated may arrive cut and be gathered there. Members that cut by axes which the
+target leaves alone are *detours*: they save bytes, and are worth a look where bytes take time.
+One cost function chooses, by time, then by bytes, then by steps. (The order slice, reduce-scatter,
+permute, gather is that of XLA's Shardy: "Shardy: an MLIR-based tensor partitioning system", its
+reshard pass.)
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from itertools import chain, combinations, product
 
 from weft.core.layout import Layout
 from weft.planner.check import IDEMPOTENT, LINEAR, kept_terms
-from weft.planner.cost import nbytes_of, seconds_of
+from weft.planner.cost import cheapest, seconds_of
 from weft.planner.geometry import Cut, coarser, common_depth, finer, size_over
 from weft.planner.links import Links
 from weft.planner.overlap import shared_ranks
@@ -49,29 +51,44 @@ _TRIED = 4
 
 def search(src: Layout, dst: Layout, itemsize: int, links: Links) -> Steps:
     """The cheapest steps from `src` to `dst`: layouts of one shape, without axes of size 1."""
-    found = family(src, dst, links.node_size)
-    if len(found) == 1:
-        return found[0]
-    return min(found, key=lambda steps: (
-        seconds_of(steps, itemsize, links), nbytes_of(steps, itemsize), len(steps)
-    ))
+    best = cheapest(family(src, dst, links.node_size, False), itemsize, links)
+    if _may_gain(src, dst, best, itemsize, links):
+        return cheapest(family(src, dst, links.node_size), itemsize, links)
+    return best
 
 
-@lru_cache(maxsize=1024)
-def family(src: Layout, dst: Layout, node_size: int) -> tuple[Steps, ...]:
-    """The plans to choose from, the first of them the one that follows the target's cuts."""
+def _may_gain(src: Layout, dst: Layout, best: Steps, itemsize: int, links: Links) -> bool:
+    """Whether detours are worth a look.
+
+    They let replicas share a reduction, or make what moves smaller, for the price of another
+    collective as a rule: where bytes take no longer than that, they gain nothing.
+    """
+    reduces = any(kind not in (None, to) for kind, to in zip(src.partial, dst.partial))
+    if src.mesh == dst.mesh and not reduces:
+        return False
+    if not (_free(src) or any(isinstance(step, (Exchange, Transfer)) for step in best)):
+        return False
+    return seconds_of(best, itemsize, links) - seconds_of(best, 0, links) > links.start_s
+
+
+@lru_cache(maxsize=4096)
+def family(src: Layout, dst: Layout, node_size: int, detours: bool = True) -> tuple[Steps, ...]:
+    """The plans to choose from, the first of them the one that follows the target's cuts.
+
+    `detours`: also those that cut for the while by axes by which the target does not.
+    """
     if src == dst:
         return ((),)
     if 0 in src.shape:
         alone = src.mesh == dst.mesh
         return ((Slice(src, dst) if alone else Transfer(src, dst, node_size=node_size),),)
     if src.mesh != dst.mesh:
-        return tuple(dict.fromkeys(_across(src, dst, node_size)))
+        return tuple(dict.fromkeys(_across(src, dst, node_size, detours)))
     changed = [axis for axis, kind in enumerate(src.partial) if kind != dst.partial[axis]]
     reduced = [axis for axis in changed if src.partial[axis] is not None]
     made = [axis for axis in changed if dst.partial[axis] is not None]
     out: dict[Steps, None] = {}
-    for steps, here in _reductions(src, dst, reduced):
+    for steps, here in _reductions(src, dst, reduced, detours):
         if made:
             below = _before_term(here, dst, made)
             out[*steps, *move(here, below), Term(below, dst, tuple(made))] = None
@@ -110,23 +127,35 @@ def move(src: Layout, dst: Layout) -> list[Step]:
 # Reductions.
 
 
-def _reductions(src: Layout, dst: Layout, reduced: list[int]) -> Iterator[tuple[Steps, Layout]]:
-    """Ways to reduce some axes on the source's mesh: the steps and the layout that they end at."""
+def _reductions(
+    src: Layout, dst: Layout, reduced: list[int], detours: bool
+) -> Iterator[tuple[Steps, Layout]]:
+    """Ways to reduce some axes on the source's mesh: the steps and the layout that they end at.
+
+    A target on another mesh asks for no place there: what can be scattered is, below any dim.
+    """
     if not reduced:
         yield (), src
         return
+    alone = src.mesh == dst.mesh
     # An axis that becomes a term of another kind than a sum may not cut before that.
-    free = [axis for axis in _free(src) if _may_cut(dst, axis)]
-    scattering = [axis for axis in reduced if _may_cut(dst, axis)]
-    wanted = {axis for axes in dst.dims for axis in axes}
-    first = {*wanted.intersection(free), *wanted.intersection(scattering)}
-    for chosen in dict.fromkeys((frozenset(first), *_subsets(free, scattering))):
-        steps = _reduce(src, dst, reduced, set(chosen))
+    free, scattering = (
+        [axis for axis in axes if not alone or dst.partial[axis] in (None, "sum")]
+        for axes in (_free(src), reduced)
+    )
+    wanted = {*scattering}
+    if alone:  # of a term of a sum to come, each rank needs a part
+        sums = [axis for axis in scattering if dst.partial[axis] == "sum"]
+        wanted = {*sums, *(axis for axes in dst.dims for axis in axes)}
+    first = [axis for axis in (*free, *scattering) if axis in wanted]
+    ways: Iterable[Iterable[int]] = [first]
+    if detours:
+        ways = [first, *_subsets([*free, *scattering])]
+    elif alone and len({*first, *reduced}) > 1:
+        ways = [first, *_subsets(first)]
+    for chosen in dict.fromkeys(map(frozenset, ways)):
+        steps = _reduce(src, dst if alone else None, reduced, chosen)
         yield steps, steps[-1].dst
-
-
-def _may_cut(dst: Layout, axis: int) -> bool:
-    return dst.partial[axis] in (None, "sum")
 
 
 def _free(layout: Layout) -> list[int]:
@@ -137,27 +166,32 @@ def _free(layout: Layout) -> list[int]:
     ]
 
 
-def _subsets(free: list[int], scattering: list[int]) -> Iterator[frozenset[int]]:
-    axes = [*free, *scattering]
+def _subsets(axes: list[int]) -> Iterator[Iterable[int]]:
     if len(axes) > _TRIED:
-        yield from map(frozenset, ([], free, scattering, axes))
-        return
+        return iter(([], axes))
     sizes = range(len(axes) + 1)
-    yield from map(frozenset, chain.from_iterable(combinations(axes, size) for size in sizes))
+    return chain.from_iterable(combinations(axes, size) for size in sizes)
 
 
-def _reduce(src: Layout, dst: Layout, reduced: list[int], chosen: set[int]) -> Steps:
+def _reduce(
+    src: Layout, dst: Layout | None, reduced: list[int], chosen: frozenset[int]
+) -> Steps:
     """Cut by the chosen axes, those among `reduced` by reduce-scatter; all-reduce the rest."""
-    cuts = [_cut_down(src, dst, dim, chosen) for dim in range(src.ndim)]
+    cuts: list[Cut] = list(zip(src.dims, src.cuts))
+    if dst is not None:
+        cuts = [_cut_down(src, dst, dim, chosen) for dim in range(src.ndim)]
     placed = {axis for axes, _ in cuts for axis in axes}
-    cuts = _with_spare(src, cuts, [axis for axis in sorted(chosen) if axis not in placed], dst)
+    spare = [axis for axis in sorted(chosen) if axis not in placed]
+    cuts = _with_spare(src, cuts, spare, src if dst is None else dst)
     scattered = [axis for axes, _ in cuts for axis in axes if axis in reduced]
     summed = [axis for axis in reduced if axis not in scattered]
     kept = [None if axis in reduced else kind for axis, kind in enumerate(src.partial)]
     last = _cut(src, cuts, kept)
-    first = last.replace(cuts=last.cuts, partial=[
-        src.partial[axis] if axis in summed else kind for axis, kind in enumerate(kept)
-    ])
+    first = last
+    if summed:
+        first = last.replace(cuts=last.cuts, partial=[
+            src.partial[axis] if axis in summed else kind for axis, kind in enumerate(kept)
+        ])
     steps: list[Step] = []
     if scattered:
         steps.append(ReduceScatter(src, first, tuple(sorted(scattered))))
@@ -168,7 +202,7 @@ def _reduce(src: Layout, dst: Layout, reduced: list[int], chosen: set[int]) -> S
     return tuple(steps)
 
 
-def _cut_down(src: Layout, dst: Layout, dim: int, chosen: set[int]) -> Cut:
+def _cut_down(src: Layout, dst: Layout, dim: int, chosen: frozenset[int]) -> Cut:
     """A dim as it is held, cut further by those of the target's axes that are chosen for it."""
     held, target = src.dims[dim], dst.dims[dim]
     depth = common_depth(src, dst, dim)
@@ -226,13 +260,15 @@ def _cut(layout: Layout, cuts: list[Cut], partial: Sequence[str | None]) -> Layo
 # Two meshes.
 
 
-def _across(src: Layout, dst: Layout, node_size: int) -> Iterator[Steps]:
+def _across(src: Layout, dst: Layout, node_size: int, detours: bool) -> Iterator[Steps]:
     for crossing in _crossing_terms(src, dst):
         reduced = [axis for axis, kind in enumerate(src.partial) if kind and axis not in crossing]
         made = [axis for axis, kind in enumerate(dst.partial)
                 if kind and axis not in crossing.values()]
-        befores = _reductions(src, _anywhere(src, reduced), reduced)
-        for (before, here), (landing, after) in product(befores, _landings(src, dst, made)):
+        ways = product(
+            _reductions(src, dst, reduced, detours), _landings(src, dst, made, detours)
+        )
+        for (before, here), (landing, after) in ways:
             yield *before, Transfer(here, landing, node_size=node_size), *after
 
 
@@ -249,14 +285,9 @@ def _crossing_terms(src: Layout, dst: Layout) -> Iterator[dict[int, int]]:
             yield {s: d for s, d in kept.items() if src.partial[s] == "avg"}
 
 
-def _anywhere(src: Layout, reduced: Iterable[int]) -> Layout:
-    """A target that asks for no place: what is reduced may be scattered wherever it fits."""
-    gone = set(reduced)
-    kinds = [None if axis in gone else kind for axis, kind in enumerate(src.partial)]
-    return src.replace(cuts=src.cuts, partial=kinds)
-
-
-def _landings(src: Layout, dst: Layout, made: list[int]) -> Iterator[tuple[Layout, Steps]]:
+def _landings(
+    src: Layout, dst: Layout, made: list[int], detours: bool
+) -> Iterator[tuple[Layout, Steps]]:
     """Layouts to arrive at on the target's mesh, and the steps from there."""
     kinds = [None if axis in made else kind for axis, kind in enumerate(dst.partial)]
     cuts: list[Cut] = list(zip(dst.dims, dst.cuts))
@@ -265,6 +296,8 @@ def _landings(src: Layout, dst: Layout, made: list[int]) -> Iterator[tuple[Layou
     below = _cut(dst, cuts, kinds)
     last: Steps = (Term(below, dst, tuple(made)),) if made else ()
     yield below, last
+    if not detours:
+        return
     free = [axis for axis in _free(dst) if axis not in made]
     if free and dst.ndim and next(shared_ranks(src.mesh, dst.mesh), None) is None:
         # Every element comes over once, and is handed on there.
