@@ -112,6 +112,23 @@ def test_meshes_share_groups(gloo: GlooWorld) -> None:
     gloo.run(groups, {"dp": 2, "tp": 2})
 
 
+def apart(mesh):
+    """Groups that ranks make one after the other, of which each rank has made another number."""
+    told = []
+    for ranks in ((2, 0, 1), (3, 1, 2), (2, 3, 0)):
+        some = init_mesh((len(ranks),), ranks=ranks)
+        if some.here is not None:
+            told.append(some.comm((0,)).exchange(mesh.rank))
+    return told
+
+
+def test_ranks_meet_whatever_other_groups_they_are_in(gloo: GlooWorld) -> None:
+    assert gloo.run(apart, {"dp": 2, "tp": 2}) == [
+        [[2, 0, 1], [2, 3, 0]], [[2, 0, 1], [3, 1, 2]], [[2, 0, 1], [3, 1, 2], [2, 3, 0]],
+        [[3, 1, 2], [2, 3, 0]],
+    ]
+
+
 def split_groups(mesh):
     """As though the default group were bound to a device: groups are made by the whole world."""
     world = mesh.world

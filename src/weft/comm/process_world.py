@@ -6,12 +6,16 @@ Groups are looked up by their ranks, so that meshes share them.
 from __future__ import annotations
 
 import atexit
+import hashlib
+import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 
 from weft.comm.asking import Ask
@@ -94,10 +98,11 @@ class ProcessWorld(World):
         self._agree(tuple(range(self.size)) if splits else ranks, names)
         for members in groups:
             try:
-                group = dist.new_group(
-                    sorted(members), timeout=timeout(), backend=backend,
-                    use_local_synchronization=not splits,
-                )
+                with nullcontext() if splits else _named(members, backend):
+                    group = dist.new_group(
+                        sorted(members), timeout=timeout(), backend=backend,
+                        use_local_synchronization=not splits,
+                    )
             except RuntimeError as error:
                 where = f"axes ({', '.join(map(str, names))}), ranks {str(members)[1:-1]}"
                 raise gave_up("new_group", where, error, self.roll, members) from error
@@ -156,6 +161,25 @@ class ProcessWorld(World):
         self.default = None
 
 
+@contextmanager
+def _named(members: tuple[int, ...], backend: str | None) -> Iterator[None]:
+    """A group that is made in here is named after its members alone.
+
+    The name is where they look for each other. torch adds how many groups a rank is in, so that
+    ranks that are in other groups besides never meet; a rank outside a mesh is in fewer.
+    """
+    numbers = ",".join(map(str, sorted(members)))
+    name = "weft " + hashlib.sha1(f"{backend} {numbers}".encode()).hexdigest()
+    with _naming:
+        torchs = distributed_c10d._process_group_name
+        distributed_c10d._process_group_name = lambda *_, **__: name  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            distributed_c10d._process_group_name = torchs
+
+
+_naming = threading.Lock()
 _here: ProcessWorld | None = None
 
 

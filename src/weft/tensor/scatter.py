@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from weft.comm import BoundMesh, as_bound_mesh
+from weft.comm import BoundMesh, Communicator, as_bound_mesh
 from weft.core import Layout
 from weft.errors import LayoutError, MeshError, message
 from weft.tensor.enter import transition_between
@@ -176,9 +176,9 @@ def _scattered(
     else:
         full = None
         local = torch.empty(layout.local_shape_at(here), dtype=dtype, device=mesh.device)
+    takers, peers = mesh.comm(over), mesh.comm(copies)
     if all(here[axis] == source[axis] for axis in copies):
-        _send_blocks(full, local, mesh, layout, over, source)
-    peers = mesh.comm(copies)
+        _send_blocks(full, local, mesh, layout, takers, _place(mesh, over, source))
     if peers.size == 1:
         return local
     return peers.broadcast(local, _place(mesh, copies, source))
@@ -186,11 +186,10 @@ def _scattered(
 
 def _send_blocks(
     full: torch.Tensor | None, local: torch.Tensor, mesh: BoundMesh, layout: Layout,
-    over: tuple[int, ...], source: tuple[int, ...],
+    comm: Communicator, place: int,
 ) -> None:
-    """From the source to the ranks that differ from it in the axes that cut."""
-    comm, send, recv = mesh.comm(over), [], []
-    place = _place(mesh, over, source)
+    """From the source, at a place of the group, to the ranks that differ in axes that cut."""
+    send, recv = [], []
     if full is None:
         recv = [(place, local)] if local.numel() else []
     else:
