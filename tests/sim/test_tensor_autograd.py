@@ -222,6 +222,45 @@ def updates_between_forwards(make: Make) -> Any:
     return [losses, w]
 
 
+def writes_through_data(make: Make) -> Any:
+    """No backward between the forwards, so nothing has been forgotten."""
+    x, w = make(X), make(W)
+    outs = [x @ w]
+    alias = w.data
+    for write in (
+        lambda: w.data.mul_(2), lambda: x.data.add_(1), lambda: alias.mul_(3),
+        lambda: w.data.t().add_(1), lambda: w.data[2:].zero_(),
+        lambda: torch._foreach_add_([w.data, x.data], 1.0), lambda: w.data.copy_(make(W, False)),
+        lambda: w.detach().mul_(2),
+    ):
+        write()
+        outs.append(x @ w)
+    w.data = w.data * 2
+    outs.append(x @ w)
+    alias.zero_()
+    outs[-1].sum().backward()
+    return [*outs, x @ w, w.grad, x.grad]
+
+
+def writes_through_data_of_plain_tensors(make: Make) -> Any:
+    x, b, v = make(X), leaf(X[0]), leaf(X)
+    outs = [x + b, x * v]
+    b.data.add_(3)
+    v.data.mul_(2)
+    outs += [x + b, x * v]
+    (outs[2] * outs[3]).sum().backward()
+    return [*outs, b.grad, v.grad, x.grad]
+
+
+def writes_through_data_of_a_loss(make: Make) -> Any:
+    x = make(X)
+    loss = (x * x).sum()
+    loss.backward()
+    values = [loss.item(), loss.data.item()]
+    loss.data.mul_(2)
+    return [*values, loss.item(), loss.data.item(), loss.detach().item()]
+
+
 def detached_and_cloned(make: Make) -> Any:
     x = make(X)
     shared, own = x.detach(), x.clone()
@@ -288,6 +327,7 @@ PROGRAMS = [
     double_backward_of_plain_grad_outputs, backward_that_creates_a_graph,
     double_backward_through_a_hook, hooks, hook_that_returns_a_plain_tensor, optimizer_in_a_hook,
     tied_weights, tied_plain_weights, accumulation, updates_between_forwards,
+    writes_through_data, writes_through_data_of_plain_tensors, writes_through_data_of_a_loss,
     detached_and_cloned, in_place_on_a_leaf, in_place_on_what_is_saved, grad_modes,
     inference_mode, anomaly_mode,
 ]
@@ -343,7 +383,7 @@ def test_one_rank_prints_the_loss(call: str) -> None:
         if mesh.rank != 0:
             return []
         with weft.explain() as log:
-            values = [loss.item(), float(loss.detach()), loss.detach().item(), loss.tolist()]
+            values = [loss.item(), float(loss.detach()), loss.detach().item(), loss.data.item()]
             text = f"{loss:.3f}"
         assert log.events == []
         return [*values, text]

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import gc
+import io
 import warnings
+import weakref
 from typing import Any
 
 import pytest
@@ -273,5 +277,178 @@ def test_a_users_own_leaf_keeps_its_graph() -> None:
         w = weft.ShardTensor.from_local(mine, mesh, P())
         (found,) = torch.autograd.grad(linear(x, w, b).full_tensor(), [mine])
         torch.testing.assert_close(found, expected(linear)[0])
+
+    on_ranks(on_rank)
+
+
+def two_ways(x: Any, y: Any, w: Any) -> Any:
+    """w is a term over one axis, and another over the other."""
+    return (x @ w).tanh().sum() + (y @ w).exp().sum()
+
+
+@pytest.mark.parametrize("when", ["before", "between"])
+def test_hooks_see_the_sum_of_several_terms(when: str) -> None:
+    def program(x: Any, y: Any, w: Any) -> Any:
+        seen: list[Any] = []
+
+        def hook(grad: Any) -> Any:
+            seen.append(grad.clone())
+            return grad.clamp(-1, 1)
+
+        if when == "before":
+            w.register_hook(hook)
+        loss = two_ways(x, y, w)
+        if when == "between":
+            w.register_hook(hook)
+        loss.backward()
+        return [*seen, w.grad]
+
+    def on_rank(mesh: Any) -> list[Any]:
+        w = weft.distribute_tensor(W, mesh, P()).requires_grad_()
+        x, y = (weft.distribute_tensor(X, mesh, P(axis)) for axis in ("dp", "tp"))
+        return [one.to_local().clone() for one in program(x, y, w)]
+
+    wanted = program(X, X, W.clone().requires_grad_())
+    for found in weft.testing.run(on_rank, mesh={"dp": 2, "tp": 2}):
+        assert len(found) == len(wanted) == 2
+        for one, due in zip(found, wanted):
+            torch.testing.assert_close(one, due)
+
+
+def test_a_late_accumulation_hook_on_mixed_uses_is_refused() -> None:
+    def on_rank(mesh: Any) -> str:
+        x, w, b = leaves(mesh)
+        loss = mixed(x, w, b)
+        w.register_post_accumulate_grad_hook(lambda t: None)
+        with pytest.raises(UnsupportedOpError) as info:
+            loss.backward()
+        w.grad = None
+        mixed(x, w, b).backward()
+        torch.testing.assert_close(w.grad.to_local(), expected(mixed)[0])
+        return str(info.value)
+
+    assert "register hooks before the forward" in on_ranks(on_rank)[0]
+
+
+def test_leaves_and_their_terms_are_freed() -> None:
+    """Not even the collector is needed: no cycle leads through a hook."""
+    def on_rank(mesh: Any) -> list[bool]:
+        x, *_ = leaves(mesh)
+        alive = []
+        for backward in (False, True):
+            w = weft.distribute_tensor(W, mesh, P(), src_data_rank=None).requires_grad_()
+            found = weakref.ref(w._local)
+            loss = (x @ w).square().sum()
+            if backward:
+                loss.backward()
+            del w, loss
+            alive.append(found() is not None)
+        return alive
+
+    gc.disable()
+    try:
+        assert on_ranks(on_rank) == [[False, False]] * 3
+    finally:
+        gc.enable()
+
+
+def test_nothing_is_written_on_the_users_local_tensor() -> None:
+    def on_rank(mesh: Any) -> None:
+        x, w, b = leaves(mesh)
+        loss = linear(x, w, b)
+        with torch.no_grad():
+            local = w.to_local()
+        file = io.BytesIO()
+        torch.save(local, file)
+        file.seek(0)
+        assert torch.equal(torch.load(file, weights_only=True), W)
+        twin = copy.deepcopy(local)
+        assert not local.__dict__ and not twin.__dict__
+        other = weft.ShardTensor.from_local(twin.detach(), mesh, P()).requires_grad_()
+        with pytest.raises(RuntimeError, match="appears to not have been used"):
+            torch.autograd.grad(loss, [other])
+
+    on_ranks(on_rank)
+
+
+def test_a_leaf_that_stops_wanting_gradients_gets_none() -> None:
+    def on_rank(mesh: Any) -> None:
+        x, w, b = leaves(mesh)
+        loss = linear(x, w, b)
+        w.requires_grad_(False)
+        loss.backward()
+        assert w.grad is None
+        torch.testing.assert_close(b.grad.to_local(), expected(linear)[1])
+
+    on_ranks(on_rank)
+
+
+def test_gradients_have_no_memory_or_version_in_common() -> None:
+    """They are reduced in one buffer."""
+    def on_rank(mesh: Any) -> None:
+        x, w, b = leaves(mesh)
+        linear(x, w, b).backward()
+        other = weft.ones(3, 4, mesh=mesh, spec=P(), requires_grad=True)
+        loss = (w.grad * other).sum()
+        b.grad.mul_(2)
+        loss.backward()
+        torch.testing.assert_close(other.grad.to_local(), expected(linear)[0])
+        w.grad.detach_()
+
+    on_ranks(on_rank)
+
+
+@pytest.mark.filterwarnings("ignore:Using backward\\(\\) with create_graph=True")
+def test_a_gradient_that_somebody_holds_is_not_written_to() -> None:
+    def program(x: Any, w: Any, b: Any) -> list[Any]:
+        linear(x, w, b).backward()
+        first = w.grad
+        linear(x, w, b).backward()
+        second = w.grad
+        (x @ w).sum().backward(create_graph=True)
+        return [first is second, second is w.grad, second, w.grad.detach()]
+
+    def on_rank(mesh: Any) -> list[Any]:
+        return program(*leaves(mesh))
+
+    wanted = program(X, W.clone().requires_grad_(), B.clone().requires_grad_())
+    for found in on_ranks(on_rank):
+        assert found[:2] == wanted[:2] == [True, False]
+        for one, due in zip(found[2:], wanted[2:]):
+            torch.testing.assert_close(one.to_local(), due)
+
+
+def test_a_failed_backward_within_another_takes_nothing_from_it() -> None:
+    def on_rank(mesh: Any) -> Any:
+        x, w, b = leaves(mesh)
+        inner_x, inner_w, inner_b = leaves(mesh)
+
+        def fail(_: Any) -> None:
+            raise ArithmeticError
+
+        def hook(_: Any) -> None:
+            with torch.enable_grad():
+                y = inner_x @ inner_w + inner_b
+                z = y * 2
+                y.register_hook(fail)
+                with pytest.raises(ArithmeticError):
+                    (z + inner_b).sum().backward()
+
+        y = x @ w + b
+        y.register_hook(hook)
+        loss = y.square().mean() + (x @ w).sum()  # one term arrives before the hook
+        loss.backward()
+
+        def plain(x: Any, w: Any, b: Any) -> Any:
+            return (x @ w + b).square().mean() + (x @ w).sum()
+
+        for found, due in zip((w, b), expected(plain)):
+            torch.testing.assert_close(found.grad.to_local(), due)
+        assert inner_w.grad is None
+        inner_b.grad = None
+        linear(inner_x, inner_w, inner_b).backward()
+        for found, due in zip((inner_w, inner_b), expected(linear)):
+            torch.testing.assert_close(found.grad.to_local(), due)
+        return loss.item() if mesh.rank == 0 else None  # known: no collective
 
     on_ranks(on_rank)

@@ -11,7 +11,7 @@ from weft.tensor import (
     values,
 )
 from weft.tensor.construct import arange, empty, full, ones, zeros
-from weft.tensor.enter import enter_all
+from weft.tensor.enter import data_of, enter_all
 from weft.tensor.from_local import from_local
 from weft.tensor.modes import debug, explain, strict
 from weft.tensor.scatter import distribute_tensor, scatter_tensor
@@ -27,6 +27,7 @@ hooks.learn = dispatch.learn
 hooks.enter_all = enter_all
 hooks.construct = construct
 hooks.redistribute = redistribute
+hooks.data_of = data_of
 hooks.from_local = from_local
 hooks.autograd = autograd
 hooks.values = values

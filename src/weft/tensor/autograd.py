@@ -16,8 +16,8 @@ from weft.tensor import modes
 from weft.tensor.construct import as_sharded, gathered, redistribute_to, to_replicated
 from weft.tensor.enter import forget_views, transition_between
 from weft.tensor.meta import Meta
-from weft.tensor.shard_tensor import ShardTensor, wrap
-from weft.tensor.terms import discard, fired, flush_riders, retire, ride, summed, terms_of
+from weft.tensor.shard_tensor import ShardTensor, version_of, wrap
+from weft.tensor.terms import Backward, fired, retire, summed, terms_of
 from weft.tensor.trees import local_of
 from weft.transport import traffic
 
@@ -107,14 +107,14 @@ def _seed(output: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor |
     return None if local.numel() == 1 else torch.ones_like(local)
 
 
-def _remember_value(output: torch.Tensor) -> None:
+def _remember_value(output: torch.Tensor, running: Backward) -> None:
     """Make a one-element loss known on every rank, so that one rank alone may print it."""
     if type(output) is not ShardTensor or output.numel() != 1:
         return
     transition = to_replicated(output._meta)
     if transition is None:  # it is replicated already
         return
-    version = output._local._version
+    version = version_of(output)
 
     def take(value: torch.Tensor) -> None:
         output._known = (version, value)
@@ -123,22 +123,18 @@ def _remember_value(output: torch.Tensor) -> None:
         take(gathered(output))
     elif traffic.STATE.on:
         with traffic.label("backward", modes.source_line()):
-            ride(output._local.detach(), transition, take)
+            running.ride(output._local.detach(), transition, take)
     else:
-        ride(output._local.detach(), transition, take)
+        running.ride(output._local.detach(), transition, take)
 
 
-class OneBackward:
-    """Around a backward: it leaves nothing behind, whether it succeeds or fails."""
+class OneBackward(Backward):
+    """A backward leaves nothing behind, whether it succeeds or fails."""
 
     __slots__ = ()
 
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, failed: Any, *_: Any) -> None:
-        if failed is not None:
-            discard()
+    def __exit__(self, failed: Any, *more: Any) -> None:
+        super().__exit__(failed, *more)
         forget_views()
 
 
@@ -155,20 +151,20 @@ def backward_all(
     if grad_tensors is None or isinstance(grad_tensors, torch.Tensor):
         grad_tensors = [grad_tensors] * len(outputs)
     seeds = [_seed(output, gradient) for output, gradient in zip(outputs, grad_tensors)]
-    for output in outputs:
-        _remember_value(output)
     if isinstance(inputs, torch.Tensor):
         inputs = [inputs]
     local_inputs = None
     if inputs is not None:
         local_inputs = [local_of(tensor) for tensor in inputs]
         local_inputs += [term.seen for local in local_inputs for term in terms_of(local)]
-    with OneBackward():
+    with OneBackward() as running:
+        for output in outputs:
+            _remember_value(output, running)
         _ENGINE_BACKWARD(
             [local_of(output) for output in outputs], seeds, retain_graph, create_graph,
             inputs=local_inputs, **more,
         )
-        flush_riders()
+        running.flush()
 
 
 _ENGINE_BACKWARD = torch.autograd.backward
@@ -208,7 +204,7 @@ def grad(
     terms = [terms_of(local) for local in leaves]
     found = torch.autograd.grad(
         [local_of(output) for output in outputs],
-        [*leaves, *(term.seen for of_leaf in terms for term in of_leaf)],
+        [*leaves, *(term.seen for of_leaf in terms for term in of_leaf)],  # type: ignore[list-item]
         seeds, retain_graph, create_graph, allow_unused=allow_unused or any(terms),
         materialize_grads=materialize_grads,
     )
@@ -246,5 +242,9 @@ def register_post_accumulate_grad_hook(
     tensor: ShardTensor, hook: Callable[[ShardTensor], Any]
 ) -> Any:
     """A hook that runs with the tensor itself once its gradient is complete."""
+    def local_hook(local: torch.Tensor) -> None:
+        fired(local)
+        hook(tensor)
+
     retire(tensor._local)
-    return tensor._local.register_post_accumulate_grad_hook(lambda _: hook(tensor))
+    return tensor._local.register_post_accumulate_grad_hook(local_hook)

@@ -19,13 +19,14 @@ from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.tensor import modes
 from weft.tensor.meta import bounded_put
-from weft.tensor.shard_tensor import ShardTensor
+from weft.tensor.shard_tensor import ShardTensor, pass_known, version_of, wrap
 from weft.tensor.terms import Term, term_of
 from weft.transport import move_together, traffic
 from weft.transport.transition import Transition
 
 __all__ = [
-    "Cause", "Named", "enter", "enter_all", "forget_views", "transition_between", "varying_axes",
+    "Cause", "Named", "data_of", "enter", "enter_all", "forget_views", "transition_between",
+    "varying_axes",
 ]
 
 MAX_VIEWS = 4096
@@ -88,13 +89,15 @@ def _enter_all(
             views = tensor._memo
             if views is None:
                 views = tensor._memo = Views()
-            term = views.terms.get(transition)
-            if term is not None and term.local is local and term.address == local.data_ptr():
-                locals_[place] = term.seen
-                if traffic.STATE.on:
-                    term.note = traffic.note()
-                continue
-            key, state = transition, local._version
+            found = views.terms.get(transition)
+            if found is not None:
+                term, seen = found
+                if term.local is local and term.address == local.data_ptr():
+                    locals_[place] = seen
+                    if traffic.STATE.on:
+                        term.note = traffic.note()
+                    continue
+            key, state = transition, version_of(tensor)
         else:
             views = transition.mesh.cache.setdefault("views", Views())
             key, state = (id(tensor), transition), (local._version, local.data_ptr())
@@ -102,9 +105,9 @@ def _enter_all(
         if kept is not None and kept[0] is local and kept[1] == state:
             locals_[place] = kept[2]
             continue
-        if sharded and (term := term_of(local, transition)) is not None:
-            views.terms[transition] = term
-            locals_[place] = term.seen
+        if sharded and (made := term_of(local, transition)) is not None:
+            views.terms[transition] = made
+            locals_[place] = made[1]
         else:
             pending.append((place, transition, local, views, key, state))
     if pending:
@@ -114,23 +117,44 @@ def _enter_all(
             forget_views()
         for (place, _, local, views, key, state), out in zip(pending, outs):
             locals_[place] = out
-            if out is not local and out.requires_grad:
+            if out is not local and out.requires_grad and _follows(tensors[place], out):
                 if not views:
                     live.append(views.ref)
                 views[key] = (local, state, out)
 
 
+def _follows(tensor: torch.Tensor, out: torch.Tensor) -> bool:
+    """Whether `out` may serve later uses: nothing tells of a write through a plain tensor's
+    `.data`, so a copy of it may be old."""
+    return type(tensor) is ShardTensor or (
+        tensor.untyped_storage()._cdata == out.untyped_storage()._cdata
+    )
+
+
 class Views(dict[Any, Any]):
     """What a tensor became for its uses. `ref` is weak: the list of them keeps none alive.
 
-    `terms` outlive a backward: they are leaves of their own (see `tensor.terms`).
+    `terms` outlive a backward: they are leaves of their own (see `tensor.terms`). `alias` is what
+    stands behind the tensor's `.data`: torch gives that a version counter of its own.
     """
 
-    __slots__ = ("__weakref__", "ref", "terms")
+    __slots__ = ("__weakref__", "alias", "ref", "terms")
 
     def __init__(self) -> None:
-        self.terms: dict[Transition, Term] = {}
+        self.alias: torch.Tensor | None = None
+        self.terms: dict[Transition, tuple[Term, torch.Tensor]] = {}
         self.ref = weakref.ref(self)
+
+
+def data_of(tensor: ShardTensor) -> ShardTensor:
+    """`x.data`: the same memory, without history."""
+    views = tensor._memo
+    if views is None:
+        views = tensor._memo = Views()
+    if views.alias is None:
+        views.alias = tensor._local.data
+    out = wrap(views.alias.detach(), tensor._meta.replace(requires_grad=False))
+    return pass_known(tensor, out)
 
 
 class _Live(threading.local):

@@ -78,7 +78,8 @@ def _write_back(tensor: torch.Tensor, full: torch.Tensor, mesh: BoundMesh) -> No
         mesh, Layout.replicated(mesh.abstract, tensor.shape), tensor._meta.layout
     )
     tensor._local.copy_(full if back is None else back(full))
-    tensor._memo = None
+    if tensor._memo is not None:
+        tensor._memo.clear()
     tensor._meta = tensor._meta.replace(requires_grad=tensor._local.requires_grad)
 
 

@@ -208,7 +208,8 @@ class Direct(Recipe):
                 out = self.write(out)
             local.copy_(out)
         if type(target) is ShardTensor:
-            target._memo = None
+            if target._memo is not None:
+                target._memo.clear()
             if target._meta.requires_grad != local.requires_grad:
                 target._meta = target._meta.replace(requires_grad=local.requires_grad)
         return fill(self.result, tensors)

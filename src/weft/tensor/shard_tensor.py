@@ -25,7 +25,7 @@ from weft.tensor.meta import Meta, autocast_state
 from weft.tensor.modes import STRICT
 from weft.tensor.terms import own
 
-__all__ = ["Hooks", "ShardTensor", "hooks", "wrap"]
+__all__ = ["Hooks", "ShardTensor", "hooks", "pass_known", "version_of", "wrap"]
 
 _is_complex = torch.is_complex
 _make_wrapper = torch.Tensor._make_wrapper_subclass
@@ -47,6 +47,7 @@ class Hooks:
     enter_all: Callable[[Any, Any, Any, Any], None]
     construct: Any
     redistribute: Any
+    data_of: Callable[[Any], Any]
     from_local: Callable[..., Any]
     autograd: Any
     values: Any
@@ -254,7 +255,8 @@ class ShardTensor(torch.Tensor):
         if not already:
             own(self._local)
         self._meta = self._meta.replace(requires_grad=requires_grad)
-        self._memo = None
+        if self._memo is not None:
+            self._memo.clear()
         return self
 
     @property
@@ -293,7 +295,7 @@ class ShardTensor(torch.Tensor):
 
     @property
     def data(self) -> ShardTensor:  # type: ignore[override]
-        return wrap(self._local.data, self._meta.replace(requires_grad=False))
+        return hooks.data_of(self)
 
     @data.setter
     def data(self, value: torch.Tensor) -> None:
@@ -386,9 +388,7 @@ class ShardTensor(torch.Tensor):
         if meta.requires_grad:
             meta = meta.replace(requires_grad=False)
         out = wrap(self._local.detach(), meta)
-        if not meta.shape and hasattr(self, "_known"):  # a loss after its backward
-            out._known = self._known
-        return out
+        return out if meta.shape else pass_known(self, out)
 
     def item(self) -> Any:
         return hooks.values.global_value(self).item()
@@ -466,6 +466,22 @@ def wrap(local: torch.Tensor, meta: Meta) -> ShardTensor:
     out._local = local
     out._meta = meta
     out._memo = out._grad_view = None
+    return out
+
+
+def version_of(tensor: ShardTensor) -> int:
+    """What grows with every write to the tensor, be it through its `.data`."""
+    views = tensor._memo
+    if views is None or views.alias is None:
+        return tensor._local._version
+    return tensor._local._version + views.alias._version
+
+
+def pass_known(tensor: ShardTensor, out: ShardTensor) -> ShardTensor:
+    """`out`, of the same value, knows what is known of `tensor`: a loss after its backward."""
+    known = getattr(tensor, "_known", None)
+    if known is not None and known[0] == version_of(tensor):
+        out._known = version_of(out), known[1]
     return out
 
 

@@ -91,7 +91,8 @@ def _retain_grad(tensor: ShardTensor) -> None:
 def _detach_(tensor: ShardTensor) -> ShardTensor:
     tensor._local.detach_()
     tensor._meta = tensor._meta.replace(requires_grad=False)
-    tensor._memo = None
+    if tensor._memo is not None:
+        tensor._memo.clear()
     return tensor
 
 

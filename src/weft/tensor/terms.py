@@ -14,31 +14,48 @@ It serves leaves that weft made (`own`): a user's own plain leaf may be asked fo
 because a hook sees one gradient per backward, the sum over all uses.
 
 All ranks run the same graph, so terms arrive in the same order everywhere.
+
+Who holds whom: a graph holds `seen`, its hook the `Term`, that the leaf. A `Term` holds `seen`
+weakly, else none of them would ever be freed: torch shows no cycle through a hook to Python's
+collector. Nothing is written on the leaf itself, which users pickle and copy.
 """
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch._C import _current_graph_task_id  # type: ignore[attr-defined]
+from torch import Tensor, is_grad_enabled
+from torch._C import (  # type: ignore[attr-defined]
+    _current_graph_task_id,
+    _get_obj_in_tls,
+    _is_key_in_tls,
+    _stash_obj_in_tls,
+)
+from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
-from weft.comm import this_world
 from weft.errors import UnsupportedOpError, message
 from weft.transport import run_together, traffic
 from weft.transport.transition import Transition
 
-__all__ = [
-    "Term", "discard", "fired", "flush_riders", "own", "retire", "ride", "summed",
-    "term_of", "terms_of",
-]
+__all__ = ["Backward", "Term", "fired", "own", "retire", "summed", "term_of", "terms_of"]
 
-_TERMS, _FIRED = "_weft_terms", "_weft_fired"
 _engine: Any = torch.autograd.Variable._execution_engine
+
+
+class _Leaf:
+    """What is known of a leaf: its terms, and the backward in which one of its hooks fired."""
+
+    __slots__ = ("fired", "terms")
+
+    def __init__(self) -> None:
+        self.terms: list[weakref.ref[Term]] = []
+        self.fired = -1
+
+
+_LEAVES: Any = WeakTensorKeyDictionary()
 
 
 class Term:
@@ -48,63 +65,81 @@ class Term:
     axes over which it becomes a term that another coordinate keeps).
     """
 
-    __slots__ = ("__weakref__", "address", "local", "note", "seen", "transition")
+    __slots__ = ("__weakref__", "_seen", "address", "leaf", "local", "note", "transition")
 
-    def __init__(self, local: Tensor, transition: Transition) -> None:
-        self.local, self.transition = local, transition
+    def __init__(
+        self, leaf: _Leaf, local: Tensor, transition: Transition, seen: Tensor
+    ) -> None:
+        self.leaf, self.local, self.transition = leaf, local, transition
         self.address: int | None = local.data_ptr()
         self.note = traffic.note()
-        self.seen = transition(local.detach()).detach().requires_grad_()
-        self.seen.register_post_accumulate_grad_hook(self._arrived)
+        self._seen = TensorWeakRef(seen)
+
+    @property
+    def seen(self) -> Tensor | None:
+        """What stands for the leaf; None once no graph and no tensor holds it."""
+        return self._seen()
 
     @property
     def reason(self) -> str:
         """Why it is reduced, for the log."""
         return f"gradient of {self.transition.text}"
 
-    def _arrived(self, _: Tensor) -> None:
+    def arrived(self, seen: Tensor) -> None:
+        """The hook of `seen`: its gradient in this backward is complete."""
+        backward = _get_obj_in_tls(_KEY) if _is_key_in_tls(_KEY) else _STRAY
         task = _current_graph_task_id()
-        arrived = _ARRIVED.get(task)
-        if arrived is None:
-            arrived = _ARRIVED[task] = []
-            _engine.queue_callback(lambda: _finish(task))
-        arrived.append(self)
-
-
-_ARRIVED: dict[int, list[Term]] = {}
-"""The terms that each running backward (torch's number of it) has found."""
+        found = backward.found.get(task)
+        if found is None:
+            found = backward.found[task] = Found(is_grad_enabled())
+            _engine.queue_callback(lambda: backward.finish(task))
+        found.terms.append((self, seen))
 
 
 def own(local: Tensor) -> Tensor:
     """Say that no user holds this leaf but through its ShardTensor."""
-    if local.requires_grad and local.is_leaf and not hasattr(local, _TERMS):
-        setattr(local, _TERMS, [])
+    if local.requires_grad and local.is_leaf and local not in _LEAVES:
+        _LEAVES[local] = _Leaf()
     return local
 
 
-def term_of(local: Tensor, transition: Transition) -> Term | None:
-    """A new term of a leaf; None where only an autograd node will do."""
-    made = getattr(local, _TERMS, None)
-    if made is None or not transition.enters or local._backward_hooks:  # type: ignore[attr-defined]
+def term_of(local: Tensor, transition: Transition) -> tuple[Term, Tensor] | None:
+    """A new term of a leaf and what it is seen as; None where only an autograd node will do."""
+    if not transition.enters:
         return None
-    if local._post_accumulate_grad_hooks:  # type: ignore[attr-defined]
+    if local._backward_hooks or local._post_accumulate_grad_hooks:  # type: ignore[attr-defined]
         return None
-    term = Term(local, transition)
-    made[:] = [ref for ref in made if ref() is not None]
-    made.append(weakref.ref(term))
-    return term
+    leaf = _LEAVES.get(local)
+    if leaf is None:
+        return None
+    seen = transition(local.detach()).detach().requires_grad_()
+    term = Term(leaf, local, transition, seen)
+    seen.register_post_accumulate_grad_hook(term.arrived)
+    leaf.terms[:] = [ref for ref in leaf.terms if ref() is not None]
+    leaf.terms.append(weakref.ref(term))
+    return term, seen
 
 
 def terms_of(local: Tensor) -> list[Term]:
     """What stands for this leaf in the graphs that are alive."""
-    found = [ref() for ref in getattr(local, _TERMS, ())]
-    return [term for term in found if term is not None]
+    leaf = _LEAVES.get(local)
+    if leaf is None:
+        return []
+    found = [ref() for ref in leaf.terms]
+    return [term for term in found if term is not None and term.seen is not None]
 
 
 def retire(local: Tensor) -> None:
     """This leaf has hooks from now on: the next forward goes by nodes."""
     for term in terms_of(local):
         term.address = None
+
+
+def fired(local: Tensor) -> None:
+    """A hook of this leaf has seen the gradient of a use that does not vary."""
+    leaf = _LEAVES.get(local)
+    if leaf is not None:
+        leaf.fired = _current_graph_task_id()
 
 
 def summed(
@@ -124,6 +159,16 @@ def summed(
     return totals
 
 
+class Found:
+    """What one graph task of the engine has found: terms, with what each was seen as."""
+
+    __slots__ = ("creates_graph", "terms")
+
+    def __init__(self, creates_graph: bool) -> None:
+        self.creates_graph = creates_graph
+        self.terms: list[tuple[Term, Tensor]] = []
+
+
 class _Rider:
     """A value that is reduced along with the gradients: the loss."""
 
@@ -137,86 +182,108 @@ class _Rider:
         self.note = traffic.note()
 
 
-class _Riders(threading.local):
+class Backward:
+    """Around a call of the engine: what it finds is reduced at its end, or dropped if it fails.
+
+    One backward may run within another (in a hook, in a reentrant checkpoint); the innermost
+    stands in torch's thread-local state, which the engine takes along to its own threads.
+    """
+
+    __slots__ = ("found", "outer", "riders")
+
     def __init__(self) -> None:
-        self.waiting: list[_Rider] = []
+        self.found: dict[int, Found] = {}
+        self.riders: list[_Rider] = []
+
+    def __enter__(self) -> Backward:
+        self.outer = _get_obj_in_tls(_KEY) if _is_key_in_tls(_KEY) else _STRAY
+        _stash_obj_in_tls(_KEY, self)
+        return self
+
+    def __exit__(self, failed: Any, *_: Any) -> None:
+        _stash_obj_in_tls(_KEY, self.outer)
+        # What a backward had found when it failed is not a gradient of anything.
+        for found in self.found.values():
+            for _, seen in found.terms:
+                seen.grad = None
+
+    def ride(
+        self, value: Tensor, transition: Transition, take: Callable[[Tensor], None]
+    ) -> None:
+        """Reduce `value` with the terms; `take` gets the result."""
+        self.riders.append(_Rider(value, transition, take))
+
+    def flush(self) -> None:
+        """There were no terms to reduce."""
+        if self.riders:
+            self._reduce([], False)
+
+    def finish(self, task: int) -> None:
+        """The end of a task."""
+        found = self.found[task]
+        late = [term for term, _ in found.terms if term.leaf.fired == task]
+        if late:
+            raise UnsupportedOpError(
+                message("backward", f"{len(late)} leaves have hooks that were registered between "
+                        "forward and backward, and uses both varying and not over a mesh axis",
+                        "a hook sees the sum of the gradients of all uses, once",
+                        [f"a leaf {term.transition.src}" for term in late],
+                        "register hooks before the forward")
+            )
+        del self.found[task]
+        arrived = [(term, seen) for term, seen in found.terms if seen.grad is not None]
+        self._reduce(arrived, found.creates_graph)
+
+    def _reduce(self, arrived: Sequence[tuple[Term, Tensor]], creates_graph: bool) -> None:
+        riders, self.riders = self.riders, []
+        grads: list[Any] = []
+        for _, seen in arrived:
+            grads.append(seen.grad)
+            seen.grad = None
+        terms = [term for term, _ in arrived]
+        moves = [term.transition.reverse for term in terms]
+        if riders:
+            moves += [rider.transition for rider in riders]
+            grads += [rider.value for rider in riders]
+        totals = run_together(moves, grads, (*terms, *riders))
+        for rider, total in zip(riders, totals[len(terms):]):
+            rider.take(total)
+        for local, total in _of_leaves(terms, totals):
+            _accumulate(local, total, creates_graph)
 
 
-_RIDERS = _Riders()
+_KEY = "weft.backward"
+_STRAY = Backward()
+"""For a task of the engine that nobody has announced."""
 
 
-def ride(value: Tensor, transition: Transition, take: Callable[[Tensor], None]) -> None:
-    """Reduce `value` with what the next backward of this thread reduces; `take` gets the result."""
-    _RIDERS.waiting.append(_Rider(value, transition, take))
+def _of_leaves(terms: Sequence[Term], totals: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    """One gradient per leaf: hooks see the sum over all uses, once."""
+    whole: dict[int, tuple[Tensor, Tensor]] = {}
+    for term, total in zip(terms, totals):
+        known = whole.get(id(term.local))
+        whole[id(term.local)] = term.local, total if known is None else known[1] + total
+    return list(whole.values())
 
 
-def flush_riders() -> None:
-    """The backward had no terms to reduce."""
-    if _RIDERS.waiting:
-        _reduce([])
-
-
-def fired(local: Tensor) -> None:
-    """A hook of this leaf has seen the gradient of a use that does not vary."""
-    setattr(local, _FIRED, _current_graph_task_id())
-
-
-def discard() -> None:
-    """A backward of this rank has failed: what it had found is not a gradient of anything."""
-    _RIDERS.waiting.clear()
-    world = this_world()
-    for task, arrived in list(_ARRIVED.items()):
-        if arrived[0].transition.mesh.world is world:
-            for term in _ARRIVED.pop(task):
-                term.seen.grad = None
-
-
-def _finish(task: int) -> None:
-    """The end of a backward."""
-    arrived = [term for term in _ARRIVED.pop(task) if term.seen.grad is not None]
-    late = [term for term in arrived if getattr(term.local, _FIRED, None) == task]
-    if late:
-        raise UnsupportedOpError(
-            message("backward", f"{len(late)} leaves have hooks that were registered between "
-                    "forward and backward, and uses both varying and not over a mesh axis",
-                    "a hook sees the sum of the gradients of all uses, once",
-                    [f"a leaf {term.transition.src}" for term in late],
-                    "register hooks before the forward")
-        )
-    _reduce(arrived)
-
-
-def _reduce(arrived: Sequence[Term]) -> None:
-    riders, _RIDERS.waiting = _RIDERS.waiting, []
-    found: list[Any] = []
-    for term in arrived:
-        found.append(term.seen.grad)
-        term.seen.grad = None
-    moves = [term.transition.reverse for term in arrived]
-    if riders:
-        moves += [rider.transition for rider in riders]
-        found += [rider.value for rider in riders]
-    totals = run_together(moves, found, (*arrived, *riders))
-    for term, total in zip(arrived, totals):
-        _accumulate(term.local, total)
-    for rider, total in zip(riders, totals[len(arrived):]):
-        rider.take(total)
-
-
-def _accumulate(local: Tensor, total: Tensor) -> None:
+def _accumulate(local: Tensor, total: Tensor, creates_graph: bool) -> None:
     """What torch's AccumulateGrad does, whose way is longer and copies what Python holds."""
     grad = local.grad
     if (
         local._use_count() > 1  # type: ignore[attr-defined]  # somebody may have hooked that node
         or local._backward_hooks or local._post_accumulate_grad_hooks  # type: ignore[attr-defined]
-        or total.requires_grad or (grad is not None and grad.requires_grad)
+        or creates_graph or (grad is not None and grad.requires_grad)
         or total.stride() != local.stride()
     ):
-        graph = total.requires_grad
-        _engine.run_backward(
-            (local,), (total,), graph, graph, (), allow_unreachable=True, accumulate_grad=True
-        )
+        if local.requires_grad:  # as it did in the forward
+            _engine.run_backward(
+                (local,), (total,), creates_graph, creates_graph, (), allow_unreachable=True,
+                accumulate_grad=True,
+            )
+    elif not local.requires_grad:
+        return
     elif grad is None:
-        local.grad = total
+        # Several totals may be views of one buffer; gradients have nothing in common.
+        local.grad = total.data if total._is_view() else total
     else:
         grad.add_(total)

@@ -11,7 +11,7 @@ import torch
 
 from weft.errors import MeshError, message
 from weft.tensor.redistribute import gathered
-from weft.tensor.shard_tensor import ShardTensor
+from weft.tensor.shard_tensor import ShardTensor, version_of
 
 __all__ = ["allclose", "contains", "equal", "global_value", "numpy", "text"]
 
@@ -34,7 +34,7 @@ def global_value(tensor: ShardTensor) -> torch.Tensor:
     if meta.layout.is_replicated:
         return tensor._local.detach()
     known = getattr(tensor, "_known", None)
-    if type(known) is tuple and known[0] == tensor._local._version:
+    if type(known) is tuple and known[0] == version_of(tensor):
         return known[1]
     with torch.no_grad():
         return gathered(tensor)
