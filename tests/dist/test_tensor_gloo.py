@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import weft
+from tests.cases.backward import ragged_checkpoint, terms
 from tests.gloo import GlooWorld
 from weft import LayoutError, P, ShardTensor
 from weft.errors import CommunicationError
@@ -126,6 +127,20 @@ def test_faults_of_one_rank_are_raised_on_all(
 ) -> None:
     said = gloo.run(fault_of_one_rank, MESH, kind)
     assert said == [said[0]] * 4 and said[0][2] == offenders
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_ranks_that_save_less_recompute_at_the_same_time(gloo: GlooWorld, reentrant: bool) -> None:
+    outcomes = gloo.run(ragged_checkpoint, MESH, reentrant)
+    for found, moved in outcomes:
+        torch.testing.assert_close(found, ragged_checkpoint(None, reentrant)[0])
+        assert moved == outcomes[0][1] and len(moved) > 4
+
+
+def test_terms_of_leaves(gloo: GlooWorld) -> None:
+    for found in gloo.run(terms, MESH):
+        for one, due in zip(found, terms(None)):
+            torch.testing.assert_close(one, due)
 
 
 @pytest.fixture(scope="module")

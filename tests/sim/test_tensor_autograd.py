@@ -110,6 +110,161 @@ def grad_of_unused_allowed(make: Make) -> Any:
     return [none, torch.autograd.grad(y, [x, w], materialize_grads=True)]
 
 
+def grad_of_a_dict(make: Make) -> Any:
+    x, w = make(X), make(W)
+    found = torch.autograd.grad((x @ w).tanh().sum(), {"x": x, "w": w})
+    return [list(found), found["x"], found["w"]]
+
+
+def grad_of_several_outputs(make: Make) -> Any:
+    x, w, b = make(X), make(W), make(W[0])
+    loss = (x @ w + b).tanh().sum()
+    loss.backward(retain_graph=True)  # b has a gradient, which does not count
+    both = torch.autograd.grad([loss, (x * x).mean()], [x, w, b])
+    scaled = torch.autograd.grad(x.sum(), x, torch.tensor(3.0, dtype=X.dtype))
+    total = x.sum()
+    return [both, scaled, torch.autograd.grad(total, total)]
+
+
+def grad_of_results(make: Make) -> Any:
+    """With respect to what is no leaf, and the gradient of that."""
+    x, w, b = make(X), make(W), make(X[0])
+    h, c = x * 2, b * 2
+    first = torch.autograd.grad(((h + c) @ w).tanh().sum(), [h, c, w, x, b], create_graph=True)
+    torch.stack([one.square().sum() for one in first]).sum().backward()
+    return [first, x.grad, w.grad, b.grad]
+
+
+def grad_with_an_unused_term(make: Make) -> Any:
+    x, w, b = make(X, False), make(W), make(W[0])
+    (x @ w + b).sum().backward()
+    return torch.autograd.grad((x @ w).tanh().sum(), [w, b], allow_unused=True)
+
+
+def hessian_vector_products(make: Make) -> Any:
+    x, w, v = make(X, False), make(W), make(W + 1, False)
+    loss = (x @ w).tanh().square().sum()
+    first, = torch.autograd.grad(loss, w, create_graph=True)
+    return [
+        torch.autograd.grad((first * v).sum(), w, retain_graph=True),
+        torch.autograd.grad(first, w, grad_outputs=v),
+    ]
+
+
+def gradient_penalty(make: Make) -> Any:
+    w, b, x = make(W), leaf(W[0]), make(X)
+    loss = (x @ w + b).tanh().square().mean()
+    first, = torch.autograd.grad(loss, x, create_graph=True)
+    ((first.norm() - 1) ** 2 + loss).backward()
+    return [w.grad, b.grad, x.grad]
+
+
+def functionals(make: Make) -> Any:
+    of = torch.autograd.functional
+    x, v = make(X), make(X, False)
+    return [
+        of.jacobian(lambda a: a.sum(0), x), of.hessian(lambda a: (a**3).sum(), make(X[0])),
+        of.vjp(lambda a: (a * a).sum(0), x, make(X[0], False)),
+        of.jvp(lambda a: (a * a).sum(0), x, v), of.hvp(lambda a: (a**3).sum(), x, v),
+        of.vhp(lambda a: (a**3).sum(), x, v),
+    ]
+
+
+def checked_gradients(make: Make) -> Any:
+    x, w = make(X), leaf(W)
+
+    def program(a: torch.Tensor, b: torch.Tensor, k: float) -> Any:
+        return (a @ b).tanh() * k, (a * a).sum(0)
+
+    return [
+        torch.autograd.gradcheck(program, (x, w, 2.0)),  # type: ignore[arg-type]
+        torch.autograd.gradgradcheck(lambda a: (a * a * a).sum(), x),
+        torch.autograd.gradcheck(lambda a: a.detach() * a, x, raise_exception=False),
+    ]
+
+
+def gradient_set_by_hand(make: Make) -> Any:
+    x = make(X)
+    x.grad = mine = torch.ones_like(x)
+    same = x.grad is mine
+    (x * x).sum().backward()
+    first = x.grad.clone()
+    x.grad = torch.ones_like(X)
+    (x * x).sum().backward()
+    second = x.grad.clone()
+    x.grad.mul_(3)
+    x.grad.zero_()
+    (x * x).sum().backward()
+    held = x.grad
+    (x * x).sum().backward()
+    third = held is x.grad
+    del x.grad
+    return [same, mine, first, second, third, held, x.grad is None]
+
+
+def gradient_of_a_wrong_type(make: Make) -> Any:
+    make(X).grad = 3.0
+
+
+def requires_grad_between(make: Make) -> Any:
+    w, v, x = make(W), make(W), make(X, False)
+    (x @ w).tanh().sum().backward()
+    w.requires_grad_(False)
+    off = (x @ w).requires_grad
+    w.requires_grad_(True)
+    loss = ((x @ w).tanh() * (x @ v)).sum()
+    v.requires_grad_(False)
+    loss.backward()
+    return [w.grad, off, v.grad is None]
+
+
+def graphs_of_one_leaf(make: Make) -> Any:
+    """Two at a time, one kept and freed, one that is dropped, one that fails."""
+    w, b, x = make(W), make(W[0]), make(X, False)
+    one, other = (x @ w + b).tanh().sum(), (x @ w * 2 + b).exp().sum()
+    other.backward()
+    first = [w.grad.clone(), b.grad.clone()]
+    one.backward(retain_graph=True)
+    one.backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        one.backward()
+    dropped = (x @ w).sum()
+    del dropped
+    with torch.no_grad():
+        _ = x @ w
+    second = (x @ w + b).sum()
+    second.backward(inputs=[b], retain_graph=True)
+    second.backward(inputs=[w])
+    return [first, w.grad, b.grad]
+
+
+def second_order_optimizer(make: Make) -> Any:
+    w, x = make(W), make(X, False)
+    optimizer = torch.optim.LBFGS([w], lr=0.1, max_iter=4)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = (x @ w - 1).square().mean()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)  # type: ignore[arg-type]
+    return w
+
+
+def complex_gradients(make: Make) -> Any:
+    x = make(torch.view_as_complex(X.view(5, 3, 2).contiguous()), False).requires_grad_()
+    (x * x.conj()).real.sum().backward()
+    return x.grad
+
+
+def view_as_reads_the_shape_alone(make: Make) -> Any:
+    x, other = make(X), make(X.view(6, 5))
+    y, z = x.view_as(x) * 2, x.reshape_as(other)
+    (y.sum() + (z * z).sum()).backward()
+    return [y, z, x.grad, other.grad]
+
+
 def double_backward(make: Make) -> Any:
     x, w = make(X), leaf(W)
     gradient, = torch.autograd.grad((x @ w).tanh().sum(), x, create_graph=True)
@@ -329,10 +484,14 @@ PROGRAMS = [
     tied_weights, tied_plain_weights, accumulation, updates_between_forwards,
     writes_through_data, writes_through_data_of_plain_tensors, writes_through_data_of_a_loss,
     detached_and_cloned, in_place_on_a_leaf, in_place_on_what_is_saved, grad_modes,
-    inference_mode, anomaly_mode,
+    inference_mode, anomaly_mode, grad_of_a_dict, grad_of_several_outputs, grad_of_results,
+    grad_with_an_unused_term, hessian_vector_products, gradient_penalty, functionals,
+    checked_gradients, gradient_set_by_hand, gradient_of_a_wrong_type, requires_grad_between,
+    graphs_of_one_leaf, second_order_optimizer, complex_gradients, view_as_reads_the_shape_alone,
 ]
 
 
+@pytest.mark.filterwarnings("ignore:add_. Tensor.item:weft.WeftWarning")  # LBFGS: alpha=a tensor
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_autograd(program: Any, way: str) -> None:

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from weft.comm.asking import (
     PROCESS,
@@ -39,6 +40,8 @@ from weft.errors import CommunicationError, MeshError, message
 __all__ = ["SimulatedWorld", "current_simulated_world", "run_simulated"]
 
 T = TypeVar("T")
+
+_num_modes: Any = torch._C._len_torch_dispatch_stack  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,8 @@ class SimulatedCommunicator(Communicator):
     def _meet(self, op: str, facts: tuple[Hashable, ...], deposit: Any, finish: Finish) -> Any:
         what = Ask(op, self.axes, self.ranks, facts)
         world = self.world
+        if _num_modes():  # one rank computes for all: none of its own TorchDispatchModes is to see
+            finish = _unwatched(finish)
         return world.baton.meet(world.runner, self.ranks, self.index, what, deposit, finish)
 
     def _all_reduce(self, x: Tensor, kind: str) -> Tensor:
@@ -152,6 +157,14 @@ class SimulatedCommunicator(Communicator):
             return [[pickle.loads(one) for one in given] for _ in given]
 
         return self._meet("exchange", (), pickle.dumps(value), finish)
+
+
+def _unwatched(finish: Finish) -> Finish:
+    def quietly(deposits: list[Any]) -> Sequence[Any]:
+        with _disable_current_modes():
+            return finish(deposits)
+
+    return quietly
 
 
 def _join(parts: Sequence[Tensor]) -> Tensor:

@@ -136,13 +136,6 @@ def _unflatten(call: Call) -> Rule:
                 size_dims=(dim, dim + len(call.arg(2, "sizes"))))
 
 
-def _as_other(call: Call) -> Rule:
-    """`view_as(x, other)`, `reshape_as`: the shape that is read is that of the local `other`."""
-    source, other = call.tensors
-    old, new, sizes, whole = regroup(source.shape, other.shape)
-    return Rule((old, new), (new,), sizes, whole=whole, linear=IDENTITY, moves=True)
-
-
 def _moved(order: Callable[[Call, int], Sequence[int]]) -> Callable[[Call], Rule]:
     """A permutation of the dims: `order(call, ndim)` is the source dim of every result dim."""
 
@@ -294,7 +287,6 @@ RULES: dict[str, Callable[[Call], Rule | None]] = {
     "aten.view": _view_or_bits, "aten.reshape": _view(), "aten._unsafe_view": _view(),
     "aten._reshape_alias": _view(), "aten.view_copy": _view_or_bits,
     "aten.flatten": _view(None), "aten.ravel": _view(None), "aten.unflatten": _unflatten,
-    "aten.view_as": _as_other, "aten.reshape_as": _as_other,
     "aten.transpose": _transpose, "aten.swapaxes": _transpose, "aten.swapdims": _transpose,
     "aten.t": _last_two, "aten.mT": _last_two, "aten.mH": _last_two, "aten.adjoint": _last_two,
     "aten.numpy_T": _reverse, "aten.matrix_H": _last_two, "aten.permute": _permute,

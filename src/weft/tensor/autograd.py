@@ -17,6 +17,7 @@ from weft.tensor.construct import as_sharded, gathered, redistribute_to, to_repl
 from weft.tensor.enter import forget_views, transition_between
 from weft.tensor.meta import Meta
 from weft.tensor.shard_tensor import ShardTensor, version_of, wrap
+from weft.tensor.takeover import twin_of
 from weft.tensor.terms import Backward, fired, retire, summed, terms_of
 from weft.tensor.trees import local_of
 from weft.transport import traffic
@@ -78,6 +79,10 @@ def wrap_grad(tensor: ShardTensor, local: torch.Tensor) -> ShardTensor:
 
 def set_grad(tensor: ShardTensor, grad: torch.Tensor) -> None:
     """`tensor.grad = grad`: redistributed to the gradient's layout; the rest must agree."""
+    if not isinstance(grad, torch.Tensor):
+        raise TypeError(
+            f"assigned grad expected to be a Tensor or None but got grad of type {type(grad)}"
+        )
     if grad.shape != tensor.shape or grad.dtype != tensor.dtype:
         raise LayoutError(
             message("x.grad = g", f"x is {tensor.dtype} of shape {tuple(tensor.shape)}, g is "
@@ -133,8 +138,8 @@ class OneBackward(Backward):
 
     __slots__ = ()
 
-    def __exit__(self, failed: Any, *more: Any) -> None:
-        super().__exit__(failed, *more)
+    def __exit__(self, *failed: Any) -> None:
+        super().__exit__(*failed)
         forget_views()
 
 
@@ -167,7 +172,7 @@ def backward_all(
         running.flush()
 
 
-_ENGINE_BACKWARD = torch.autograd.backward
+_ENGINE_BACKWARD: Any = twin_of(torch.autograd.backward)  # type: ignore[arg-type]
 
 
 def backward(
@@ -232,7 +237,12 @@ def register_hook(tensor: ShardTensor, hook: Callable[[ShardTensor], Any]) -> An
     def local_hook(local: torch.Tensor) -> torch.Tensor | None:
         fired(tensor._local)
         out = hook(wrap_cotangent(meta, local))
-        return None if out is None else local_cotangent(meta, out)
+        if out is None:
+            return None
+        if out.shape != meta.shape:  # torch's own words
+            raise RuntimeError(f"hook '{getattr(hook, '__name__', hook)}' has changed the size of "
+                               f"value: {tuple(meta.shape)} became {tuple(out.shape)}")
+        return local_cotangent(meta, out)
 
     retire(tensor._local)
     return tensor._local.register_hook(local_hook)
@@ -242,9 +252,9 @@ def register_post_accumulate_grad_hook(
     tensor: ShardTensor, hook: Callable[[ShardTensor], Any]
 ) -> Any:
     """A hook that runs with the tensor itself once its gradient is complete."""
-    def local_hook(local: torch.Tensor) -> None:
+    def local_hook(local: torch.Tensor) -> Any:
         fired(local)
-        hook(tensor)
+        return hook(tensor)  # torch refuses what is not None
 
     retire(tensor._local)
     return tensor._local.register_post_accumulate_grad_hook(local_hook)

@@ -1,51 +1,72 @@
 """Where torch passes `__torch_function__` by: `autograd.Function.apply`, `autograd.backward`,
-the inputs that checkpointing saves, and `torch.testing`.
+checkpointing, module backward hooks, `gradcheck` and `torch.testing`.
 
-They would see the wrapper, which has no graph, and silently lose gradients. They are replaced,
-once, at import; calls without a ShardTensor go straight on. A user's Function gets full tensors;
-torch's own checkpoint and module backward hooks keep the global view.
+They would see the wrapper, which has no graph, and silently lose gradients. They are taken over,
+once, at import; calls without a ShardTensor go straight on. A user's Function gets full tensors
+unless it has a rule; torch's own checkpoint and module backward hooks keep the global view.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
 from torch.autograd import Function
+from torch.autograd.graph import get_gradient_edge
 from torch.nn.modules._functions import BackwardHookFunction
 from torch.testing._comparison import TensorLikePair
-from torch.utils.checkpoint import CheckpointFunction, _CheckpointFrame
+from torch.utils.checkpoint import CheckpointFunction, _CheckpointFrame, checkpoint
 
 from weft.errors import UnsupportedOpError, message
 from weft.tensor import autograd
 from weft.tensor.capture import map_tensors
+from weft.tensor.construct import as_sharded, redistribute_to
 from weft.tensor.dispatch import mesh_of
-from weft.tensor.fallback import replicate
+from weft.tensor.fallback import replicate, write_back
 from weft.tensor.meta import Meta, replicated_meta
 from weft.tensor.shard_tensor import ShardTensor, wrap
+from weft.tensor.takeover import take_over, twin_of
 from weft.tensor.trees import flatten, local_of
 from weft.tensor.values import global_value
 
 __all__ = ["install"]
 
-_APPLY = Function.__dict__["apply"].__func__
-_BACKWARD = torch.autograd.backward
-_TO_TENSOR = TensorLikePair._to_tensor
-_SAVE_INPUTS, _INPUTS = _CheckpointFrame.save_inputs, _CheckpointFrame.get_inputs
+_apply_function: Any = Function.__dict__["apply"].__func__
+_checkpoint_function: Any = checkpoint.__wrapped__  # type: ignore[attr-defined]  # below dynamo's
+_warn_of_hooks: Any = torch.nn.Module._maybe_warn_non_full_backward_hook
+
+_APPLY, _CHECKPOINT = twin_of(_apply_function), twin_of(_checkpoint_function)
+_WARN_OF_HOOKS, _EDGE = twin_of(_warn_of_hooks), twin_of(get_gradient_edge)  # type: ignore
+_BACKWARD: Any = twin_of(torch.autograd.backward)  # type: ignore[arg-type]
+_TO_TENSOR: Any = twin_of(TensorLikePair._to_tensor)  # type: ignore[arg-type]
+_SAVE_INPUTS, _INPUTS = twin_of(_CheckpointFrame.save_inputs), twin_of(_CheckpointFrame.get_inputs)
 
 
 def install() -> None:
-    """Route them past weft. Idempotent."""
-    Function.apply = classmethod(_apply)  # type: ignore[assignment]
-    torch.autograd.backward = _backward
-    _CheckpointFrame.save_inputs = _save_inputs  # type: ignore[method-assign]
-    _CheckpointFrame.get_inputs = _inputs  # type: ignore[method-assign]
-    TensorLikePair._to_tensor = _to_tensor  # type: ignore[method-assign]
+    """Route them past weft. Once per process."""
+    taken: list[tuple[Any, Callable[..., Any]]] = [
+        (_apply_function, _apply),
+        (torch.autograd.backward, _backward),
+        (_checkpoint_function, _checkpoint),
+        (_CheckpointFrame.save_inputs, _save_inputs),
+        (_CheckpointFrame.get_inputs, _inputs),
+        (_warn_of_hooks, _refuse_old_hooks),
+        (get_gradient_edge, _refuse_edges),
+        (torch.autograd.gradcheck, _checked(torch.autograd.gradcheck, 1)),
+        (torch.autograd.gradgradcheck, _checked(torch.autograd.gradgradcheck, 2)),
+        (TensorLikePair._to_tensor, _to_tensor),
+    ]
+    for function, answer in taken:
+        take_over(function, answer)
+
+
+def _sharded(tree: Any) -> bool:
+    return any(type(tensor) is ShardTensor for tensor in flatten(tree))
 
 
 def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-    if not any(type(tensor) is ShardTensor for tensor in flatten((args, kwargs))):
+    if not _sharded((args, kwargs)):
         return _APPLY(cls, *args, **kwargs)
     if cls is BackwardHookFunction:
         return _hooked(args)
@@ -62,6 +83,42 @@ def _backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
         return autograd.backward_all(tensors, *args, **kwargs)
     with autograd.OneBackward():
         _BACKWARD(tensors, *args, **kwargs)
+
+
+class _Tie(Function):
+    """The identity, which saves a tensor.
+
+    A checkpoint recomputes when the first saved tensor is asked for, and until the last one is
+    there. Where a rank's shard is empty an op may save less than on other ranks: that must not
+    decide which collectives a rank issues, or when.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        ctx.save_for_backward(x.new_empty(0))
+        return x.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        _ = ctx.saved_tensors
+        return grad
+
+
+def _checkpoint(function: Any, *args: Any, **kwargs: Any) -> Any:
+    """Checkpoint without reentrance: the results are the last to save, the first to recompute."""
+    if kwargs.get("use_reentrant") is not False:
+        return _CHECKPOINT(function, *args, **kwargs)
+
+    def tied(*given: Any, **named: Any) -> Any:
+        def tie(one: torch.Tensor) -> torch.Tensor:
+            if type(one) is not ShardTensor or not one.requires_grad or one.is_leaf:
+                return one
+            return wrap(_APPLY(_Tie, one._local), one._meta)
+
+        out = function(*given, **named)
+        return map_tensors(tie, out) if torch.is_grad_enabled() else out
+
+    return _CHECKPOINT(tied, *args, **kwargs)
 
 
 def _save_inputs(frame: Any, *args: Any) -> None:
@@ -94,18 +151,73 @@ def _on_full_tensors(cls: Any, args: Any, kwargs: Any) -> Any:
         cls, *map_tensors(lambda _: next(feed), args),
         **map_tensors(lambda _: next(feed), kwargs),
     )
-    changed = [
-        index for index, (tensor, one) in enumerate(zip(tensors, full))
-        if type(tensor) is ShardTensor and one._version != before[index]
-    ]
-    if changed:
+    given: dict[int, torch.Tensor] = {}
+    for tensor, one, version in zip(tensors, full, before):
+        if type(tensor) is ShardTensor and one._version != version:  # ctx.mark_dirty
+            write_back(f"{cls.__name__}.apply", tensor, one, mesh)
+            given[id(one)] = tensor
+    return map_tensors(
+        lambda one: given[id(one)] if id(one) in given else wrap(one, replicated_meta(mesh, one)),
+        out,
+    )
+
+
+def _refuse_old_hooks(module: Any, inputs: Any, result: Any, grad_fn: Any) -> Any:
+    if _sharded((inputs, result)):
         raise UnsupportedOpError(
-            message(f"{cls.__name__}.apply", f"it changed {len(changed)} of its arguments in place",
-                    "a Function without a rule gets gathered copies, which it must not write to",
-                    [f"tensor argument {index}" for index in changed],
-                    "return a new tensor instead")
+            message(f"{type(module).__name__}.register_backward_hook", "the module's results are "
+                    "ShardTensors, and such a hook sits on a node of the local graph",
+                    "hooks see gradients of global shape", [type(module).__name__],
+                    "module.register_full_backward_hook(hook)")
         )
-    return map_tensors(lambda one: wrap(one, replicated_meta(mesh, one)), out)
+    return _WARN_OF_HOOKS(module, inputs, result, grad_fn)
+
+
+def _refuse_edges(tensor: torch.Tensor) -> Any:
+    if type(tensor) is ShardTensor:
+        raise UnsupportedOpError(
+            message("get_gradient_edge(x)", f"x is a ShardTensor {tensor.layout}",
+                    "an edge belongs to the local graph and knows no layout",
+                    [str(tensor.layout)], "torch.autograd.grad(y, x), with x itself")
+        )
+    return _EDGE(tensor)
+
+
+def _checked(check: Any, order: int) -> Callable[..., bool]:
+    """gradcheck: of the function from full tensors to full tensors, which it can perturb.
+
+    The layouts of its ShardTensor arguments are kept.
+    """
+    original = twin_of(check)
+
+    def answer(func: Any, inputs: Any, *more: Any, **options: Any) -> bool:
+        given = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
+        if not _sharded((given, more)):
+            return original(func, inputs, *more, **options)
+        metas = [one._meta if type(one) is ShardTensor else None for one in given]
+
+        def laid_out(one: Any, meta: Meta | None) -> Any:
+            if meta is None:
+                return one
+            return redistribute_to(as_sharded(one, meta.mesh), meta.layout)
+
+        def whole(*full: Any) -> Any:
+            return map_tensors(_full, func(*map(laid_out, full, metas)))
+
+        leaves = [
+            global_value(one).clone().requires_grad_(one.requires_grad)
+            if type(one) is ShardTensor else one
+            for one in given
+        ]
+        if order == 2 and more:  # grad_outputs
+            more = (map_tensors(_full, more[0]), *more[1:])
+        return original(whole, leaves, *more, **options)
+
+    return answer
+
+
+def _full(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.full_tensor() if type(tensor) is ShardTensor else tensor
 
 
 def _wrapped(grads: Any, metas: Sequence[Meta | None]) -> tuple[Any, ...]:

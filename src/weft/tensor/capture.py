@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -18,6 +19,7 @@ import torch
 from torch._ops import OpOverload, _pop_mode_from_pre_dispatch, _set_mode_pre_dispatch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.schema_check_mode import SchemaCheckMode
+from torch.utils._python_dispatch import _disable_current_modes
 
 __all__ = [
     "NotCapturable", "Op", "Slot", "Trace", "capture",
@@ -26,6 +28,7 @@ __all__ = [
 ]
 
 _LOCK = threading.Lock()
+_num_modes: Any = torch._C._len_torch_dispatch_stack  # type: ignore[attr-defined]
 _MAPPED = (torch.Tensor,)
 
 
@@ -60,6 +63,11 @@ class Trace:
     ops: tuple[Op, ...]
     result: Any
     metas: tuple[torch.Tensor, ...]
+
+
+def _unwatched() -> AbstractContextManager[Any]:
+    """Others' TorchDispatchModes (selective checkpoints, counters) are not shown meta tensors."""
+    return _disable_current_modes() if _num_modes() else nullcontext()
 
 
 class _Recorder(SchemaCheckMode):
@@ -115,7 +123,7 @@ def capture(
         NotCapturable: the function reads values. Any error of the function itself passes through.
     """
     recorder = _Recorder(device_type)
-    with _LOCK, torch.no_grad():
+    with _LOCK, torch.no_grad(), _unwatched():
         _set_mode_pre_dispatch(recorder)
         try:
             with torch._C.DisableTorchFunctionSubclass(), torch._C._EnablePythonDispatcher():
@@ -226,15 +234,17 @@ def differentiated(
             return type(tree)([place(item) for item in tree])
         return tree
 
-    with torch.enable_grad(), torch.autograd.set_detect_anomaly(False), _UNSEEN(_same, _same):
+    quietly = torch.autograd.set_detect_anomaly(False), _UNSEEN(_same, _same)
+    with torch.enable_grad(), quietly[0], quietly[1], _unwatched():
         found: list[torch.Tensor] = []
         map_tensors(found.append, op.overload(*place(op.args), **{
             name: place(value) for name, value in op.kwargs.items()
         }))
-        total = sum(out.sum() for out in found if out.requires_grad)
-        if not isinstance(total, torch.Tensor):
+        outs = [out for out in found if out.requires_grad]
+        if not outs:
             return ()
-        grads = torch.autograd.grad(total, leaves, allow_unused=True)
+        grads = torch.autograd.grad(outs, leaves, list(map(torch.empty_like, outs)),
+                                    allow_unused=True)
     return tuple(index for index, grad in zip(wanted, grads) if grad is not None)
 
 

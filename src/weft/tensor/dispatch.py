@@ -19,7 +19,7 @@ from torch._C import _is_any_autocast_enabled as is_autocast_enabled
 from weft.errors import MeshError, message
 from weft.tensor import build
 from weft.tensor.meta import MAX_RECIPES, Meta, autocast_state, bounded_put
-from weft.tensor.modes import STRICT, check_plain
+from weft.tensor.modes import STRICT, check_plain, check_transforms, transforms
 from weft.tensor.out import write_out
 from weft.tensor.recipe import Alias, Recipe, flatten
 from weft.tensor.shard_tensor import ShardTensor
@@ -69,7 +69,9 @@ def call(func: Any, args: Any, kwargs: Any) -> Any:
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
     if STRICT.on:
-        check_plain(getattr(func, "__name__", str(func)), flatten((args, kwargs)))
+        check_plain(_name(func), flatten((args, kwargs)))
+    if scan.plain and transforms() is not None:
+        check_transforms(_name(func))
     full = tuple(key)
     try:
         recipe = home.recipes.get(full)
@@ -129,10 +131,11 @@ def keep_constant(func: Any, tensor: ShardTensor, value: Any) -> None:
 class _Scan:
     """Builds the key of a call's arguments and finds the metas in them."""
 
-    __slots__ = ("floats", "home", "key", "metas")
+    __slots__ = ("floats", "home", "key", "metas", "plain")
 
     def __init__(self, key: list[Any]) -> None:
         self.key = key
+        self.plain = False
         self.home: Meta | None = None
         self.floats: list[float] = []
         self.metas: list[Meta] = []
@@ -150,6 +153,7 @@ class _Scan:
             self.floats.append(arg)
         elif kind in _PLAIN:
             key.extend((arg.shape, arg.stride(), arg.dtype, arg.requires_grad))
+            self.plain = True
         elif kind is list or kind is tuple:
             self._add_sequence(kind, arg)
         elif kind is slice:
@@ -158,6 +162,7 @@ class _Scan:
                 self.add(part)
         elif isinstance(arg, torch.Tensor):
             key.extend((kind, arg.shape, arg.stride(), arg.dtype, arg.requires_grad))
+            self.plain = True
         elif kind is dict:
             key.append(tuple(arg))
             for item in arg.values():
@@ -183,8 +188,12 @@ class _Scan:
             self.add(item)
 
 
+def _name(func: Any) -> str:
+    return getattr(func, "__name__", str(func))
+
+
 def _mesh(func: Any, scan: _Scan) -> Any:
-    return mesh_of(getattr(func, "__name__", str(func)), scan.metas)
+    return mesh_of(_name(func), scan.metas)
 
 
 def mesh_of(call_name: str, metas: Sequence[Meta]) -> Any:

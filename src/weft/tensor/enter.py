@@ -100,6 +100,10 @@ def _enter_all(
             key, state = transition, version_of(tensor)
         else:
             views = transition.mesh.cache.setdefault("views", Views())
+            if not transition.enters:
+                # Nothing tells of a write through a plain tensor's `.data`: a copy may be old.
+                locals_[place] = transition(local)
+                continue
             key, state = (id(tensor), transition), (local._version, local.data_ptr())
         kept = views.get(key)
         if kept is not None and kept[0] is local and kept[1] == state:
@@ -117,18 +121,10 @@ def _enter_all(
             forget_views()
         for (place, _, local, views, key, state), out in zip(pending, outs):
             locals_[place] = out
-            if out is not local and out.requires_grad and _follows(tensors[place], out):
+            if out is not local and out.requires_grad:
                 if not views:
                     live.append(views.ref)
                 views[key] = (local, state, out)
-
-
-def _follows(tensor: torch.Tensor, out: torch.Tensor) -> bool:
-    """Whether `out` may serve later uses: nothing tells of a write through a plain tensor's
-    `.data`, so a copy of it may be old."""
-    return type(tensor) is ShardTensor or (
-        tensor.untyped_storage()._cdata == out.untyped_storage()._cdata
-    )
 
 
 class Views(dict[Any, Any]):

@@ -15,7 +15,7 @@ import torch
 
 from weft.comm import BoundMesh
 from weft.core import Layout
-from weft.errors import StrictError, WeftWarning, message
+from weft.errors import StrictError, UnsupportedOpError, WeftWarning, message
 from weft.tensor import modes
 from weft.tensor.capture import map_tensors
 from weft.tensor.enter import Named, enter, transition_between
@@ -23,7 +23,7 @@ from weft.tensor.meta import replicated_meta
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.trees import flatten
 
-__all__ = ["replicate", "runner"]
+__all__ = ["replicate", "runner", "write_back"]
 
 _WARNED: set[str] = set()
 
@@ -57,7 +57,7 @@ def runner(mesh: BoundMesh, reason: str) -> Callable[[Any, Any, Any], Any]:
         for tensor in tensors:
             local = full[id(tensor)]
             if local._version != before[id(local)]:
-                _write_back(tensor, local, mesh)
+                write_back(name, tensor, local, mesh)
             written[id(local)] = tensor
         return map_tensors(lambda local: _wrapped(local, written, mesh), out)
 
@@ -71,13 +71,26 @@ def _wrapped(local: torch.Tensor, known: dict[int, torch.Tensor], mesh: BoundMes
     return wrap(local, meta)
 
 
-def _write_back(tensor: torch.Tensor, full: torch.Tensor, mesh: BoundMesh) -> None:
-    if type(tensor) is not ShardTensor or tensor._local is full:
+def write_back(name: str, tensor: torch.Tensor, full: torch.Tensor, mesh: BoundMesh) -> None:
+    """Bring what was written to `full`, the operand's value on every rank, to the operand.
+
+    Raises:
+        UnsupportedOpError: the operand shares no memory with the tensor that it is a view of.
+    """
+    if type(tensor) is not ShardTensor:
         return
-    back = transition_between(
-        mesh, Layout.replicated(mesh.abstract, tensor.shape), tensor._meta.layout
-    )
-    tensor._local.copy_(full if back is None else back(full))
+    if tensor._meta.alias is not None:
+        raise UnsupportedOpError(
+            message(name, f"it writes to a tensor {tensor.layout} that came from a view op "
+                    f"({tensor._meta.alias}) that had to communicate",
+                    "a write through a view reaches its base only where they share memory",
+                    [str(tensor.layout)], "write to the base, or clone() the view first")
+        )
+    if tensor._local is not full:
+        back = transition_between(
+            mesh, Layout.replicated(mesh.abstract, tensor.shape), tensor._meta.layout
+        )
+        tensor._local.copy_(full if back is None else back(full))
     if tensor._memo is not None:
         tensor._memo.clear()
     tensor._meta = tensor._meta.replace(requires_grad=tensor._local.requires_grad)

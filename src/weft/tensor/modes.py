@@ -13,16 +13,18 @@ from contextlib import AbstractContextManager, contextmanager
 import torch
 
 from weft.comm import source_line, this_world
-from weft.errors import StrictError, message
+from weft.errors import StrictError, UnsupportedOpError, message
 from weft.transport import traffic
 from weft.transport.transition import Transition
 
 __all__ = [
-    "STRICT", "check_plain", "check_strict", "debug", "explain", "is_strict", "source_line",
-    "strict",
+    "STRICT", "check_plain", "check_strict", "check_transforms", "debug", "explain", "is_strict",
+    "source_line", "strict", "transforms",
 ]
 
 _STATE = threading.local()
+transforms = torch._C._functorch.peek_interpreter_stack  # type: ignore[attr-defined]
+"""The innermost transform of torch.func that is running, or None."""
 
 
 class _Strict:
@@ -75,6 +77,21 @@ def debug(enabled: bool = True) -> Iterator[None]:
     finally:
         traffic.STATE.change(-enabled)
         switch.on = before
+
+
+def check_transforms(op: str) -> None:
+    """Raise while a transform of torch.func runs: what it hangs on plain operands is lost here.
+
+    Raises:
+        UnsupportedOpError: one does.
+    """
+    if transforms() is not None:
+        raise UnsupportedOpError(
+            message(op, f"at {source_line()} a ShardTensor meets plain tensors under a transform "
+                    "of torch.func", "vmap, grad, jvp and their kin do not reach local tensors",
+                    ["a function that closes over a ShardTensor"],
+                    "torch.autograd.grad on ShardTensors, or the transform with x.full_tensor()")
+        )
 
 
 def check_plain(op: str, tensors: Sequence[torch.Tensor]) -> None:

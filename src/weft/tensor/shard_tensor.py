@@ -22,7 +22,7 @@ from weft.comm import BoundMesh
 from weft.core import Layout, P, Placement
 from weft.errors import ShardTypeError, UnsupportedOpError, message
 from weft.tensor.meta import Meta, autocast_state
-from weft.tensor.modes import STRICT
+from weft.tensor.modes import STRICT, transforms
 from weft.tensor.terms import own
 
 __all__ = ["Hooks", "ShardTensor", "hooks", "pass_known", "version_of", "wrap"]
@@ -102,7 +102,7 @@ class ShardTensor(torch.Tensor):
                 key.append(kind)
                 key.append(arg)
             elif kind is _Parameter or kind is _Tensor:
-                if STRICT.on:
+                if STRICT.on or transforms() is not None:
                     return hooks.call(func, args, kwargs)
                 key += (arg.shape, arg.stride(), arg.dtype, arg.requires_grad)
             elif (kind is list and arg) or (

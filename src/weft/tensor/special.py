@@ -33,10 +33,11 @@ _METADATA = (
 _FLAGS = (
     "is_cuda", "is_cpu", "is_sparse", "is_sparse_csr", "is_mkldnn", "is_quantized", "is_meta",
     "is_nested", "is_xpu", "is_mps", "is_ipu", "is_maia", "is_mtia", "is_vulkan", "is_xla",
-    "itemsize", "nbytes", "names", "name", "_backward_hooks", "_base", "_cdata",
-    "_post_accumulate_grad_hooks", "is_xla", "grad_dtype",
+    "itemsize", "nbytes", "names", "name", "_base", "_cdata", "is_xla", "grad_dtype",
 )
-_LOCAL_ATTRIBUTES = ("retains_grad", "output_nr")
+_LOCAL_ATTRIBUTES = (
+    "retains_grad", "output_nr", "_backward_hooks", "_post_accumulate_grad_hooks",
+)
 
 _REFUSED = {
     "data_ptr": "no single address holds a global tensor",
@@ -153,6 +154,14 @@ def _new_tensor(tensor: ShardTensor, data: Any, **options: Any) -> ShardTensor:
     return wrap(local, replicated_meta(tensor._meta.mesh, local))
 
 
+def _view_as(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    return tensor.view(other.shape)  # of `other` nothing but the shape is read
+
+
+def _reshape_as(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    return tensor.reshape(other.shape)
+
+
 def _can_take_data(tensor: Any, other: Any) -> bool:
     """Whether `tensor.data = other` is possible, which `Module.to` asks."""
     return type(tensor) is ShardTensor or type(other) is not ShardTensor
@@ -193,6 +202,10 @@ def _table() -> dict[Any, Callable[..., Any]]:
         _Tensor.is_set_to: _is_set_to,
         _Tensor.__setitem__: set_item,
         _Tensor.new_tensor: _new_tensor,
+        _Tensor.view_as: _view_as,
+        _Tensor.reshape_as: _reshape_as,
+        torch.ops.aten.view_as.default: _view_as,
+        torch.ops.aten.reshape_as.default: _reshape_as,
         torch.as_strided: _refusal("as_strided", _REFUSED["as_strided"]),
         torch.equal: values.equal,
         _Tensor.equal: values.equal,

@@ -22,18 +22,14 @@ collector. Nothing is written on the leaf itself, which users pickle and copy.
 
 from __future__ import annotations
 
+import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, is_grad_enabled
-from torch._C import (  # type: ignore[attr-defined]
-    _current_graph_task_id,
-    _get_obj_in_tls,
-    _is_key_in_tls,
-    _stash_obj_in_tls,
-)
+from torch._C import _current_graph_task_id  # type: ignore[attr-defined]
 from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
 from weft.errors import UnsupportedOpError, message
@@ -87,7 +83,8 @@ class Term:
 
     def arrived(self, seen: Tensor) -> None:
         """The hook of `seen`: its gradient in this backward is complete."""
-        backward = _get_obj_in_tls(_KEY) if _is_key_in_tls(_KEY) else _STRAY
+        # On a GPU the engine's own threads come here: theirs is the backward that runs.
+        backward = _OF_THREAD.innermost or _RUNNING[-1]
         task = _current_graph_task_id()
         found = backward.found.get(task)
         if found is None:
@@ -185,8 +182,7 @@ class _Rider:
 class Backward:
     """Around a call of the engine: what it finds is reduced at its end, or dropped if it fails.
 
-    One backward may run within another (in a hook, in a reentrant checkpoint); the innermost
-    stands in torch's thread-local state, which the engine takes along to its own threads.
+    One backward may run within another (in a hook, in a reentrant checkpoint).
     """
 
     __slots__ = ("found", "outer", "riders")
@@ -196,12 +192,14 @@ class Backward:
         self.riders: list[_Rider] = []
 
     def __enter__(self) -> Backward:
-        self.outer = _get_obj_in_tls(_KEY) if _is_key_in_tls(_KEY) else _STRAY
-        _stash_obj_in_tls(_KEY, self)
+        self.outer = _OF_THREAD.innermost
+        _OF_THREAD.innermost = self
+        _RUNNING.append(self)
         return self
 
-    def __exit__(self, failed: Any, *_: Any) -> None:
-        _stash_obj_in_tls(_KEY, self.outer)
+    def __exit__(self, *failed: Any) -> None:
+        _OF_THREAD.innermost = self.outer
+        _RUNNING.remove(self)
         # What a backward had found when it failed is not a gradient of anything.
         for found in self.found.values():
             for _, seen in found.terms:
@@ -237,10 +235,11 @@ class Backward:
     def _reduce(self, arrived: Sequence[tuple[Term, Tensor]], creates_graph: bool) -> None:
         riders, self.riders = self.riders, []
         grads: list[Any] = []
-        for _, seen in arrived:
+        terms: list[Term] = []
+        for term, seen in arrived:
+            terms.append(term)
             grads.append(seen.grad)
             seen.grad = None
-        terms = [term for term, _ in arrived]
         moves = [term.transition.reverse for term in terms]
         if riders:
             moves += [rider.transition for rider in riders]
@@ -252,18 +251,25 @@ class Backward:
             _accumulate(local, total, creates_graph)
 
 
-_KEY = "weft.backward"
-_STRAY = Backward()
-"""For a task of the engine that nobody has announced."""
+class _OfThread(threading.local):
+    innermost: Backward | None = None
 
 
-def _of_leaves(terms: Sequence[Term], totals: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+_OF_THREAD = _OfThread()
+_RUNNING = [Backward()]
+"""All that run, after one for tasks of the engine that nobody has announced."""
+
+
+def _of_leaves(terms: Sequence[Term], totals: Sequence[Tensor]) -> Iterable[tuple[Tensor, Tensor]]:
     """One gradient per leaf: hooks see the sum over all uses, once."""
-    whole: dict[int, tuple[Tensor, Tensor]] = {}
+    leaves = {id(term.local): term.local for term in terms}
+    if len(leaves) == len(terms):
+        return zip(leaves.values(), totals)
+    whole: dict[int, Tensor] = {}
     for term, total in zip(terms, totals):
         known = whole.get(id(term.local))
-        whole[id(term.local)] = term.local, total if known is None else known[1] + total
-    return list(whole.values())
+        whole[id(term.local)] = total if known is None else known + total
+    return zip(leaves.values(), whole.values())
 
 
 def _accumulate(local: Tensor, total: Tensor, creates_graph: bool) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from weft.comm import Communicator
 from weft.transport.traffic import STATE, Note, moving, note, resume
-from weft.transport.transition import Transition
+from weft.transport.transition import Transition, _transforms
 
 __all__ = ["Noted", "move_together", "run_together"]
 
@@ -33,7 +33,9 @@ class Noted(Protocol):
 
 def move_together(transitions: Sequence[Transition], xs: Sequence[Tensor]) -> Sequence[Tensor]:
     """`[transition(x) for ...]`, for tensors that require grad while autograd records."""
-    if len(xs) == 1 or any(transition.is_special for transition in transitions):
+    if len(xs) == 1 or _transforms() is not None or any(
+        transition.is_special for transition in transitions
+    ):
         return [transition(x) for transition, x in zip(transitions, xs)]
     return _apply(transitions, *xs)
 

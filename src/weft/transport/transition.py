@@ -20,7 +20,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -62,7 +62,7 @@ class Transition:
     __slots__ = (
         "mesh", "src", "dst", "src_varying", "dst_varying", "copy", "scale", "is_identity",
         "apart", "communicates", "backward_communicates", "reduction", "_plan", "_back",
-        "_program", "_reverse", "_special", "_way",
+        "_enters", "_program", "_reverse", "_special", "_way",
     )
 
     def __init__(
@@ -100,12 +100,15 @@ class Transition:
         # Communicator and kind, where one all-reduce is all there is to do.
         alone = self._program is not None and scale == 1 and not copy
         self.reduction = self._program.reduction if alone and self._program else None
+        self._enters: bool | None = None
         self._reverse: Transition | None = None
         self._way: Way | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
         """This rank's part at `dst`."""
         if x.requires_grad and torch.is_grad_enabled():
+            if _transforms() is not None:
+                _refuse_node(self)
             if self._special is None:
                 return _apply(x, self)
             if self._way is None:
@@ -124,10 +127,14 @@ class Transition:
 
         That is I -> R, on other axes perhaps I -> P(sum).
         """
-        src, dst = self.src, self.dst
-        kinds = {kind for kind, before in zip(dst.partial, src.partial) if kind != before}
-        same = src.dims == dst.dims and src.cuts == dst.cuts and kinds <= {"sum"}
-        return same and not self.communicates and self.reverse.reduction is not None
+        if self._enters is None:
+            src, dst = self.src, self.dst
+            kinds = {kind for kind, before in zip(dst.partial, src.partial) if kind != before}
+            same = src.dims == dst.dims and src.cuts == dst.cuts and kinds <= {"sum"}
+            self._enters = (
+                same and not self.communicates and self.reverse.reduction is not None
+            )
+        return self._enters
 
     def report(self, itemsize: int) -> None:
         """Tell the traffic log what a run moves."""
@@ -187,13 +194,23 @@ def _refuse_transforms(transition: Transition, x: Tensor) -> None:
     is_dual = forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None
     if is_dual or _functorch.is_functorch_wrapped_tensor(x):
         kind = "dual tensor" if is_dual else "torch.func tensor"
-        raise UnsupportedOpError(
-            message(
-                f"transition {transition.text}", f"it was given a {kind}",
-                "forward AD, vmap and torch.func do not reach through communication", [kind],
-                "torch.autograd.grad on ShardTensors, or the transform on x.full_tensor()",
-            )
+        raise _refusal(transition, f"it was given a {kind}", kind)
+
+
+def _refuse_node(transition: Transition) -> NoReturn:
+    """Under a transform torch makes no node of autograd's graph for it."""
+    kind = "a tensor that requires grad"
+    raise _refusal(transition, f"it was given {kind}, under a transform of torch.func", kind)
+
+
+def _refusal(transition: Transition, facts: str, kind: str) -> UnsupportedOpError:
+    return UnsupportedOpError(
+        message(
+            f"transition {transition.text}", facts,
+            "forward AD, vmap and torch.func do not reach through communication", [kind],
+            "torch.autograd.grad on ShardTensors, or the transform on x.full_tensor()",
         )
+    )
 
 
 class _Apply(torch.autograd.Function):

@@ -1,0 +1,66 @@
+"""Taking over a Python function, wherever it has been imported to.
+
+Rebinding a module's name would miss `from torch.autograd import backward` and `apply =
+MyFunction.apply`, made before. So the function object stays and its code is exchanged: it calls
+what was put in its place, which may call the original's twin.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import cache
+from types import CodeType, FunctionType
+from typing import Any
+
+__all__ = ["give_back", "take_over", "twin_of"]
+
+
+@cache
+def _calls_answer(num_cells: int) -> CodeType:
+    """Code that calls `_weft_answer_`, with as many free variables as the closure has cells: that
+    is what CPython asks for, and debuggers read them."""
+    names = ", ".join(f"cell{place}" for place in range(num_cells)) or "()"
+    source = f"""
+def outer({names if num_cells else ""}):
+    def call(*args, _weft_answer_, **kwargs):
+        if False:
+            {names}
+        return _weft_answer_(*args, **kwargs)
+    return call
+"""
+    made: dict[str, Any] = {}
+    exec(compile(source, __file__, "exec"), made)
+    return made["outer"](*range(num_cells)).__code__
+
+
+def twin_of(function: FunctionType) -> FunctionType:
+    """A function of the same code as `function` has now."""
+    twin = FunctionType(
+        function.__code__, function.__globals__, function.__name__, function.__defaults__,
+        function.__closure__,
+    )
+    twin.__kwdefaults__ = function.__kwdefaults__
+    twin.__qualname__, twin.__doc__ = function.__qualname__, function.__doc__
+    twin.__module__ = function.__module__
+    return twin
+
+
+def take_over(function: FunctionType, answer: Callable[..., Any]) -> FunctionType:
+    """Make every call of `function` a call of `answer`; gives the original's twin."""
+    twin = twin_of(function)
+    signature = inspect.signature(function)
+    code = _calls_answer(len(function.__code__.co_freevars)).replace(
+        co_name=function.__code__.co_name
+    )
+    function.__signature__ = signature  # type: ignore[attr-defined]
+    function.__defaults__, function.__kwdefaults__ = None, {"_weft_answer_": answer}
+    function.__code__ = code
+    return twin
+
+
+def give_back(function: FunctionType, twin: FunctionType) -> None:
+    """Undo `take_over`, which gave `twin`."""
+    function.__code__ = twin.__code__
+    function.__defaults__, function.__kwdefaults__ = twin.__defaults__, twin.__kwdefaults__
+    del function.__signature__  # type: ignore[attr-defined]
