@@ -16,6 +16,7 @@ from weft.tensor.meta import Meta
 from weft.tensor.modes import source_line
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.transport import traffic
+from weft.transport.in_flight import InFlight, landed
 from weft.transport.transition import Transition, gradient_through
 
 __all__ = [
@@ -24,7 +25,9 @@ __all__ = [
 ]
 
 
-def redistribute(tensor: ShardTensor, device_mesh: Any, placements: Any) -> ShardTensor:
+def redistribute(
+    tensor: ShardTensor, device_mesh: Any, placements: Any, async_op: bool
+) -> ShardTensor:
     """See `ShardTensor.redistribute`."""
     mesh = tensor._meta.mesh
     if device_mesh is None and placements is None:
@@ -41,7 +44,8 @@ def redistribute(tensor: ShardTensor, device_mesh: Any, placements: Any) -> Shar
                     f"{target!r}", "redistribute to another mesh is not built yet",
                     [repr(target)], "weft.distribute_tensor(x.full_tensor(), other_mesh, ...)")
         )
-    return _as_value(tensor, redistribute_to(tensor, layout))
+    out = redistribute_to(tensor, layout, async_op)
+    return out if type(out._local) is InFlight else _as_value(tensor, out)
 
 
 def _as_value(tensor: ShardTensor, out: ShardTensor) -> ShardTensor:
@@ -55,7 +59,9 @@ def _shares(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.untyped_storage()._cdata == other.untyped_storage()._cdata
 
 
-def redistribute_to(tensor: ShardTensor, layout: Layout) -> ShardTensor:
+def redistribute_to(
+    tensor: ShardTensor, layout: Layout, async_op: bool = False
+) -> ShardTensor:
     """The tensor in a layout of its own mesh; may share memory."""
     meta = tensor._meta
     if meta.layout == layout:
@@ -64,7 +70,7 @@ def redistribute_to(tensor: ShardTensor, layout: Layout) -> ShardTensor:
     if meta.mesh.here is None or transition is None:
         local = tensor._local
     else:
-        local = _asked_for("redistribute", transition, tensor._local)
+        local = _asked_for("redistribute", transition, tensor._local, async_op)
     return wrap(local, meta.replace(layout=layout, requires_grad=local.requires_grad))
 
 
@@ -84,17 +90,20 @@ def gathered(tensor: ShardTensor) -> torch.Tensor:
     return local if transition is None else _asked_for("full_tensor", transition, local)
 
 
-def _asked_for(call: str, transition: Transition, local: torch.Tensor) -> torch.Tensor:
+def _asked_for(
+    call: str, transition: Transition, local: torch.Tensor, async_op: bool = False
+) -> torch.Tensor:
     """A transition that the user has written: no other use shares it, strict mode lets it pass."""
+    carry_out = transition.start if async_op else transition
     if not traffic.STATE.on:
-        return transition(local)
+        return carry_out(local)
     with traffic.label(call, source_line(), "asked for"):
-        return transition(local)
+        return carry_out(local)
 
 
 def to_local(tensor: ShardTensor, grad_placements: Any) -> torch.Tensor:
     """See `ShardTensor.to_local`."""
-    local, meta = tensor._local, tensor._meta
+    local, meta = landed(tensor._local), tensor._meta
     back = None if grad_placements is None else _gradient_from(meta, grad_placements)
     if not (torch.is_grad_enabled() and local.requires_grad):
         return local

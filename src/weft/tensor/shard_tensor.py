@@ -347,9 +347,11 @@ class ShardTensor(torch.Tensor):
         Args:
             device_mesh: None, or this tensor's mesh.
             placements: placements, P or Layout.
-            async_op: accepted as in DTensor; the result is complete when it is returned.
+            async_op: start to communicate and return; the first use of the result waits. Until
+                then this tensor must not be written to (the use would raise UnsupportedOpError).
+                The backward is as ever.
         """
-        return hooks.redistribute.redistribute(self, device_mesh, placements)
+        return hooks.redistribute.redistribute(self, device_mesh, placements, async_op)
 
     def to_local(self, *, grad_placements: Any = None) -> torch.Tensor:
         """This rank's block, a plain tensor; gradients flow back.

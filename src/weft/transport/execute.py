@@ -115,6 +115,12 @@ class Program:
         with traffic.moving(layouts if layouts == text else f"{text}: {layouts}"):
             return self.run(x)
 
+    def start_as(self, text: str, layouts: str, x: Tensor) -> Finish:
+        """`start`, told likewise."""
+        self.report(text, x.element_size())
+        with traffic.moving(f"{text}: {layouts}"):
+            return self.start(x)
+
     def report(self, text: str, itemsize: int) -> None:
         """Tell the traffic log what a run of the transition `text` moves."""
         for it in self.collectives:

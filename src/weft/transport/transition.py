@@ -26,11 +26,12 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from weft.comm import BoundMesh
+from weft.comm import BoundMesh, Finish
 from weft.core.layout import Layout
 from weft.errors import UnsupportedOpError, message
 from weft.planner import IDEMPOTENT, Plan, gradient_layout, is_local, plan, step_nbytes_at
 from weft.transport.execute import Program, compile_plan, unshared
+from weft.transport.in_flight import in_flight
 from weft.transport.traffic import STATE, note, resume
 
 __all__ = ["Transition", "gradient_through"]
@@ -115,6 +116,36 @@ class Transition:
                 self._way = self._special(self)
             return self._way(x)
         return self._run(x)
+
+    def start(self, x: Tensor) -> Tensor:
+        """As a call, of which the last collective is under way: the first use of it waits.
+
+        Until then `x` must not be written to (the use would raise); it may never be used.
+        """
+        wants_grad = x.requires_grad and torch.is_grad_enabled()
+        if not self.communicates or self.mesh.here is None or (wants_grad and self.is_special):
+            return self(x)
+        x = x.clone() if x.is_inference() else x  # its writes are not counted
+        brings: list[Finish] = []
+        if wants_grad:
+            out = _start(x, self, brings)
+        else:
+            out = self._begin(x, brings)
+        return in_flight(out, x, brings[0])
+
+    def _begin(self, x: Tensor, brings: list[Finish]) -> Tensor:
+        """The result without its data; what brings them is put into the list."""
+        program = self._program
+        assert program is not None and self.mesh.here is not None
+        _refuse_transforms(self, x)
+        if STATE.on:
+            finish = program.start_as(self.text, f"{self.src} -> {self.dst}", x)
+        else:
+            finish = program.start(x)
+        scale = self.scale
+        brings.append(finish if scale == 1 else lambda: finish() * scale)
+        shape = self.dst.local_shape_at(self.mesh.here)
+        return torch.empty_strided(shape, [0] * len(shape), dtype=x.dtype, device=x.device)
 
     @property
     def is_special(self) -> bool:
@@ -235,7 +266,25 @@ class _Apply(torch.autograd.Function):
         return reverse(grad) if grad.requires_grad else reverse._run(grad), None
 
 
+class _Start(_Apply):
+    """A transition that is under way."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, x: Tensor, transition: Transition, brings: list[Finish]
+    ) -> Tensor:
+        ctx.transition = transition
+        ctx.note = note() if STATE.on else None
+        ctx.set_materialize_grads(False)
+        return transition._begin(x, brings)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> Any:  # type: ignore[override]
+        return *_Apply.backward(ctx, grad), None
+
+
 _apply = super(torch.autograd.Function, _Apply).apply  # type: ignore[misc]
+_start = super(torch.autograd.Function, _Start).apply  # type: ignore[misc]
 """What `_Apply.apply` calls once it has seen that no functorch transform is active, a look that
 costs a third of the call: a run refuses the tensors of such a transform."""
 

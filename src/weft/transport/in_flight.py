@@ -1,0 +1,88 @@
+"""Tensors whose data are on their way: the first use waits for them.
+
+`in_flight` gives a tensor that has everything but its data: shape, dtype, a place in autograd's
+graph. Its class is `InFlight`, so that torch calls `__torch_function__` for whatever uses it; that
+waits, gives the tensor its data, and makes it a plain tensor. From then on it costs nothing, and
+tensors that never were in flight never pay for it. (torch's AsyncCollectiveTensor waits in the
+same way, but stays around what it waited for.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.comm import Finish
+from weft.errors import UnsupportedOpError, message
+
+__all__ = ["InFlight", "in_flight", "landed"]
+
+_FINISH = "_weft_finish"
+
+_KNOWN = frozenset(
+    getattr(torch.Tensor, name).__get__
+    for name in ("requires_grad", "grad_fn", "is_leaf", "shape", "dtype", "device")
+)
+"""What is known before the data are there."""
+
+
+class InFlight(torch.Tensor):
+    """A tensor whose data are on their way."""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if func in _KNOWN:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args)
+        for tensor in _in_flight((args, kwargs)):
+            landed(tensor)
+        return func(*args, **(kwargs or {}))
+
+
+def in_flight(out: Tensor, x: Tensor, finish: Finish) -> Tensor:
+    """`out`, whose data `finish` brings, made from `x`, which must not change until then."""
+    version = None if x.is_inference() else x._version
+
+    def checked() -> Tensor:
+        if version is not None and x._version != version:
+            raise UnsupportedOpError(
+                message(
+                    "redistribute(async_op=True)", f"its source of shape {tuple(x.shape)} was "
+                    f"written to {x._version - version} times before the result was used",
+                    "what is on its way is read from where it lies: the source stays as it is "
+                    "until the first use of the result", [f"version {version}, now {x._version}"],
+                    "x.clone().redistribute(..., async_op=True), or use the result first",
+                )
+            )
+        return finish()
+
+    setattr(out, _FINISH, checked)
+    out.__class__ = InFlight  # type: ignore[assignment]
+    return out
+
+
+def landed(tensor: Tensor) -> Tensor:
+    """The tensor, plain and with its data."""
+    if type(tensor) is InFlight:
+        with torch.no_grad():
+            data = getattr(tensor, _FINISH)()
+            delattr(tensor, _FINISH)
+            tensor.__class__ = torch.Tensor  # type: ignore[assignment]
+            tensor.data = data
+    return tensor
+
+
+def _in_flight(tree: Any) -> Iterator[Tensor]:
+    if isinstance(tree, Tensor):
+        if type(tree) is InFlight:
+            yield tree
+    elif isinstance(tree, (list, tuple)):
+        for item in tree:
+            yield from _in_flight(item)
+    elif isinstance(tree, dict):
+        yield from _in_flight(list(tree.values()))

@@ -1,0 +1,173 @@
+"""Redistribution over gloo: the bytes that torch.distributed is given, and runs under way."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import weft
+from tests.cases.counting import counted
+from tests.dist.test_exit import START, torchrun
+from tests.gloo import GlooWorld
+from tests.oracle import block
+from tests.transitions import layouts
+from weft import Layout, P, ShardTensor
+from weft.core import Mesh
+from weft.transport.in_flight import InFlight
+
+MESH = Mesh({"dp": 2, "tp": 2})
+ROWS = [  # those of other systems' figures, on 2x2
+    (P("dp", "tp"), P("tp", "dp")), (P(("dp", "tp")), P(None, ("dp", "tp"))), (P("dp"), P("tp")),
+    (P("dp", "tp"), P("tp")), (P("tp"), P(("dp", "tp"))), (P("dp"), P(None, "dp")),
+    (P("dp"), P()), (P(("tp", "dp")), P(("dp", "tp"))),
+]
+
+
+def pairs_of(shape: tuple[int, ...]) -> list[tuple[Layout, Layout]]:
+    """The rows, and some of all pairs without partial axes, ragged ones included."""
+    rows = [(Layout(MESH, shape, one), Layout(MESH, shape, other)) for one, other in ROWS]
+    all_pairs = list(itertools.product(layouts(MESH, shape, ()), repeat=2))
+    return rows + [(one, other) for one, other in random.Random(0).sample(all_pairs, 60)]
+
+
+def missing(src: Layout, dst: Layout, at: tuple[int, ...]) -> int:
+    """Elements of its new block that a rank does not hold, by plain arithmetic."""
+    numbers = torch.arange(torch.Size(src.shape).numel()).view(src.shape)
+    held, wanted = block(src, numbers, at), block(dst, numbers, at)
+    return int((~torch.isin(wanted, held)).sum())
+
+
+def bytes_of_pairs(mesh: Any, shape: tuple[int, ...]) -> list[tuple[int, int, int, int]]:
+    """(received forward, sent forward, received backward, calls) of each pair."""
+    full = torch.arange(torch.Size(shape).numel(), dtype=torch.float32).view(shape)
+    found = []
+    for src, dst in pairs_of(shape):
+        local = block(src, full, mesh.here).contiguous()
+        x = ShardTensor.from_local(local, mesh, src).requires_grad_()
+        with counted() as forward:
+            y = x.redistribute(placements=dst)
+        assert torch.equal(y.detach().to_local(), block(dst, full, mesh.here)), f"{src} -> {dst}"
+        with counted() as backward:
+            y.backward(gradient=y.detach())
+        assert torch.equal(x.grad.to_local(), local), f"{src} -> {dst}"
+        found.append((forward.received, forward.sent, backward.received, forward.calls))
+    return found
+
+
+@pytest.mark.parametrize("shape", [(5, 6), (301, 402)])
+def test_no_more_than_the_missing_bytes_are_handed_over(
+    gloo: GlooWorld, shape: tuple[int, ...]
+) -> None:
+    """Small ones go by one all-to-all, large ones piece by piece."""
+    ranks = gloo.run(bytes_of_pairs, MESH, shape)
+    for number, (src, dst) in enumerate(pairs_of(shape)):
+        for position, results in enumerate(ranks):
+            at, (received, _, back, calls) = MESH.coordinate(position), results[number]
+            assert received == 4 * missing(src, dst, at), f"{src} -> {dst} at {at}"
+            assert back == 4 * missing(dst, src, at), f"{dst} -> {src} at {at}"
+            assert shape == (301, 402) or calls <= 1
+        assert sum(one[number][1] for one in ranks) == sum(one[number][0] for one in ranks)
+
+
+def bytes_of_scatter(mesh: Any, spec: P) -> tuple[Any, int]:
+    """What a rank hands over, and the bytes of its block."""
+    full = torch.randn(301, 402, generator=torch.Generator().manual_seed(0))
+    weft.scatter_tensor(full if mesh.rank == 1 else None, 1, mesh, spec)  # groups are made
+    start = time.monotonic()
+    with counted() as seen:
+        x = weft.scatter_tensor(full if mesh.rank == 1 else None, 1, mesh, spec)
+    assert time.monotonic() - start < 30
+    assert torch.equal(x.to_local(), block(x.layout, full, mesh.here))
+    return seen, x.to_local().nbytes
+
+
+@pytest.mark.parametrize("spec", [P("dp", "tp"), P("tp"), P(), P(None, "dp")], ids=str)
+def test_one_copy_leaves_the_source(gloo: GlooWorld, spec: P) -> None:
+    ranks = gloo.run(bytes_of_scatter, MESH, spec)
+    told = 4 * 256 * 2  # the exchange of shapes and dtypes
+    total, cut = 301 * 402 * 4, any(spec.entries)
+    for rank, (seen, own) in enumerate(ranks):
+        assert seen.broadcast == (own if spec != P("dp", "tp") else 0)
+        assert seen.received - told <= own
+        assert seen.sent - told <= (total - own if rank == 1 and cut else 0)
+
+
+def started(mesh: Any, shape: tuple[int, ...]) -> list[Any]:
+    """Results that all ranks use, that one rank uses, and that nobody does."""
+    full = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    x = weft.distribute_tensor(full, mesh, P("dp")).requires_grad_()
+    terms = weft.distribute_tensor(full, mesh, P(partial={"dp": "sum"}))
+    unused = x.redistribute(placements=P(None, "tp"), async_op=True)
+    kept = [terms.redistribute(placements=spec, async_op=True) for spec in (P(), P("dp"))]
+    y = x.redistribute(placements=P(), async_op=True)
+    z = x.redistribute(placements=P("tp"), async_op=True)
+    assert {type(one._local) for one in (unused, y, z, *kept)} == {InFlight}
+    if mesh.rank == 2:
+        assert torch.equal(z.detach().to_local(), block(z.layout, full, mesh.here))
+    (y * y + z).sum().backward()
+    assert torch.equal(x.grad.to_local(), block(x.layout, 2 * full + 1, mesh.here))
+    if mesh.rank < 2:  # sums of the value and of zeros: exact
+        for one in kept:
+            assert torch.equal(one.to_local(), block(one.layout, full, mesh.here))
+    return [type(unused._local) is InFlight]
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (300, 401)])
+def test_runs_under_way(gloo: GlooWorld, shape: tuple[int, ...]) -> None:
+    for _ in range(3):
+        assert gloo.run(started, MESH, shape) == [[True]] * 4
+
+
+
+
+def late(mesh: Any) -> float:
+    """How long the ranks before the last one wait for what the last one starts late."""
+    x = weft.ones(4000, 100, mesh=mesh, spec=P(("dp", "tp")))
+    x.redistribute(placements=P())
+    mesh.comm((0, 1)).exchange(None)
+    if mesh.rank == 3:
+        time.sleep(0.5)
+    start = time.monotonic()
+    y = x.redistribute(placements=P(), async_op=True)
+    took = time.monotonic() - start
+    assert y.sum().item() == 400_000
+    return took
+
+
+def test_starting_does_not_wait(gloo: GlooWorld) -> None:
+    assert max(gloo.run(late, MESH)) < 0.4
+
+
+UNUSED = START + """
+big = weft.ones(2000, 300, mesh=mesh, spec=P("dp"))
+kept = [big.redistribute(placements=P(None, "tp"), async_op=True) for _ in range(3)]
+if mesh.rank == 3:
+    time.sleep(1)
+x.redistribute(placements=P(), async_op=True)
+last = big.redistribute(placements=P(), async_op=True)
+value = 0.0
+if mesh.rank == 1:  # the others are leaving
+    value = last.sum().item()
+print(f"rank {mesh.rank} {value}\\n", end="", flush=True)
+if "destroys" in sys.argv:
+    dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("how", ["leaves", "destroys"])
+def test_a_process_may_end_with_runs_under_way(how: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(UNUSED)
+    done: subprocess.CompletedProcess[str] = torchrun(script, how)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [
+        "rank 0 0.0", "rank 1 600000.0", "rank 2 0.0", "rank 3 0.0",
+    ]
+    assert "Traceback" not in done.stderr
