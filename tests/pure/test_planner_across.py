@@ -9,6 +9,7 @@ import pytest
 
 from tests.transitions import layouts, missing, some
 from weft.core import Layout, Mesh, P
+from weft.errors import LayoutError
 from weft.planner import (
     AllGather,
     AllReduce,
@@ -19,12 +20,14 @@ from weft.planner import (
     ReduceScatter,
     Term,
     Transfer,
+    check,
     interpret,
     is_local,
     naive,
     plan,
 )
-from weft.planner.geometry import largest, volume
+from weft.planner.geometry import largest, strip, volume
+from weft.planner.search import family
 
 MESHES = {
     "disjoint": (Mesh((2,)), Mesh((3,), ranks=(2, 3, 4))),
@@ -145,6 +148,30 @@ def test_terms_cross_as_values_do(kind: str) -> None:
         interpret(Plan(src, dst, (Transfer(src, dst),)))
         interpret(plan(src, dst))
         interpret(naive(src, dst))
+
+
+def test_terms_of_another_kind_are_reduced_before() -> None:
+    src = Layout(TWO[0], (6,), P(partial={"b": "max"}))
+    dst = Layout(TWO[1], (6,), P(partial={"b": "sum"}))
+    interpret(plan(src, dst))
+    assert isinstance(plan(src, dst).steps[-1], Term)
+
+
+def test_every_member_of_a_family_is_a_plan() -> None:
+    """Not only the one that is chosen."""
+    tried = 0
+    for kinds in (("sum",), ("avg", "sum"), ("max",), ("product",), ("bxor",)):
+        for left, right in MESHES.values():
+            ends = layouts(left, (5, 2), kinds), layouts(right, (5, 2), kinds)
+            for src, dst in some(list(itertools.product(*ends)), 25):
+                try:
+                    check(src, dst)
+                except LayoutError:
+                    continue
+                for steps in family(strip(src), strip(dst), 8):
+                    interpret(Plan(src, dst, steps))
+                    tried += 1
+    assert tried > 1000
 
 
 def test_means_cross_as_terms_and_sums_beside_them_may_not() -> None:

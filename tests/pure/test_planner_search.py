@@ -24,7 +24,8 @@ from weft.planner import (
     naive,
     plan,
 )
-from weft.planner.geometry import volume
+from weft.planner.geometry import largest, volume
+from weft.planner.search import family
 
 BYTES = Links(near=Link(0, 1e-9), far=Link(0, 1e-9))
 """A network without latency: the fewest bytes win."""
@@ -86,6 +87,17 @@ def test_transposed_plans_lead_back(sizes: tuple[int, ...], shape: tuple[int, ..
         assert back.src == dst.replace(cuts=dst.cuts, partial=none)
         assert back.dst == src.replace(cuts=src.cuts, partial=none)
         interpret(back)
+
+
+@pytest.mark.parametrize("sizes", [(2, 2), (2, 3), (2, 2, 2)])
+def test_every_member_of_a_family_is_a_plan(sizes: tuple[int, ...]) -> None:
+    """Not only the one that is chosen; and none holds more than source and target."""
+    found = layouts(Mesh(sizes), (5, 4))
+    for src, dst in some(list(itertools.product(found, found)), 150):
+        for steps in family(src, dst, 8):
+            interpret(Plan(src, dst, steps))
+            for step in steps:
+                assert largest(step.dst) <= max(largest(src), largest(dst)), str(step)
 
 
 @pytest.mark.parametrize("kind", ["max", "min", "product", "and", "or", "band", "bor"])
