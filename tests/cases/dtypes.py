@@ -7,6 +7,7 @@ is due is computed on int64 and compared as bytes, since torch itself can do lit
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,7 +31,7 @@ MEMORY = ("contiguous", "transposed", "stepped", "expanded", "conjugate")
 SHAPES = ((5, 3), (4, 2), (), (0, 3), (1, 1))
 
 
-def _sum(*entries: object, kind: str = "sum", axis: str = "a") -> P:
+def _sum(*entries: Any, kind: str = "sum", axis: str = "a") -> P:
     return P(*entries, partial={axis: kind})
 
 

@@ -334,10 +334,11 @@ def test_local_gradients_of_every_placement(held: str | None, given: str | None,
         spec = P("b") if isinstance(cut, tuple) else cut
         sizes = {0: cut} if isinstance(cut, tuple) else {}
         whole = Layout(mesh, (5, 6), spec, sizes=sizes)
-        terms = Layout(mesh, (5, 6), P(*spec.entries, partial=held and {"a": held}), sizes=sizes)
+        partial: Any = {"a": held} if held else None
+        terms = Layout(mesh, (5, 6), P(*spec.entries, partial=partial), sizes=sizes)
         mine = weft.distribute_tensor(X, mesh, whole, src_data_rank=None).to_local()
         x = ShardTensor.from_local(mine, mesh, terms).requires_grad_()
-        grads = P(*spec.entries, partial=given and {"a": given})
+        grads = P(*spec.entries, partial={"a": given} if given else None)
         local = x.to_local(grad_placements=grads)
         assert local.data_ptr() == mine.data_ptr() and local.shape == mine.shape
         one, two = (torch.full_like(local, value) for value in (2.0, 6.0))
