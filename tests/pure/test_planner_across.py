@@ -157,21 +157,24 @@ def test_terms_of_another_kind_are_reduced_before() -> None:
     assert isinstance(plan(src, dst).steps[-1], Term)
 
 
-def test_every_member_of_a_family_is_a_plan() -> None:
+def allowed(src: Layout, dst: Layout) -> bool:
+    try:
+        check(src, dst)
+    except LayoutError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("kinds", [("sum",), ("avg", "sum"), ("max",), ("product",), ("bxor",)])
+def test_every_member_of_a_family_is_a_plan(kinds: tuple[str, ...]) -> None:
     """Not only the one that is chosen."""
-    tried = 0
-    for kinds in (("sum",), ("avg", "sum"), ("max",), ("product",), ("bxor",)):
-        for left, right in MESHES.values():
-            ends = layouts(left, (5, 2), kinds), layouts(right, (5, 2), kinds)
-            for src, dst in some(list(itertools.product(*ends)), 25):
-                try:
-                    check(src, dst)
-                except LayoutError:
-                    continue
-                for steps in family(strip(src), strip(dst), 8):
-                    interpret(Plan(src, dst, steps))
-                    tried += 1
-    assert tried > 1000
+    for left, right in MESHES.values():
+        ends = layouts(left, (5, 2), kinds), layouts(right, (5, 2), kinds)
+        both = [(src, dst) for src, dst in itertools.product(*ends)
+                if src.is_partial and dst.is_partial and allowed(src, dst)]
+        for src, dst in some(both, 25):
+            for steps in family(strip(src), strip(dst), 8):
+                interpret(Plan(src, dst, steps))
 
 
 def test_means_cross_as_terms_and_sums_beside_them_may_not() -> None:
