@@ -151,9 +151,10 @@ def test_one_kind_that_becomes_another_goes_through_the_value() -> None:
                 for one, other in itertools.pairwise(route):
                     out = Transition(bound, one, other)(out)
                 (grad,) = torch.autograd.grad(out, x, y)
-                seen.append((out.detach(), grad))
+                # Terms may be other ones (a reduce-scatter and zeros cost less): their value counts.
+                seen.append((Transition(bound, dst, whole)(out.detach()), grad))
             (direct, mine), (stepwise, due) = seen
-            assert torch.equal(direct, stepwise), f"{src} -> {dst}"
+            assert torch.allclose(direct, stepwise), f"{src} -> {dst}"
             assert torch.allclose(mine, due), f"{src} -> {dst}: {mine}, not {due}"
 
     run_simulated(on_rank, mesh.size(), mesh)
