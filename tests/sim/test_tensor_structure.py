@@ -6,12 +6,14 @@ one size serve the next. Each recipe that a structure gives is compared with one
 
 from __future__ import annotations
 
+import math
 import random
 import warnings
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import weft
@@ -20,8 +22,11 @@ from tests.cases import attention as attention_cases
 from tests.cases.layouts import layouts_of
 from tests.harness import flat
 from weft import P, ShardTensor
-from weft.core import Mesh
-from weft.tensor import build
+from weft.core import Layout, Mesh
+from weft.tensor import build, capture, program
+from weft.tensor.calls import slots_of
+from weft.tensor.capture import Slot
+from weft.tensor.program import Program
 from weft.tensor.recipe import Direct
 
 FAMILIES = {
@@ -37,7 +42,7 @@ class Checker:
 
     def __init__(self) -> None:
         self.build = build.recipe
-        self.num_compared = 0
+        self.num_compared = self.num_programs = 0
 
     def __call__(self, func: Any, args: Any, kwargs: Any, mesh: Any, structure: Any = None) -> Any:
         known = structure is not None and structure in mesh.cache.get("structures", {})
@@ -47,23 +52,42 @@ class Checker:
             assert made[1] == fresh[1]
             assert described(made[0]) == described(fresh[0]), (func, mesh.here)
             self.num_compared += 1
+            self.num_programs += isinstance(made[0], Program)
         return made
 
 
 def described(recipe: Any) -> Any:
     """All that a recipe does, as values."""
+    if isinstance(recipe, Program):
+        slots = slots_of(recipe.result) + [
+            Slot(at) for step in recipe.steps for at, _ in step.operands
+        ]
+        steps = [described(step) for step in recipe.steps]
+        for step in steps:  # a program has metas of its own
+            step["fast"] = step["fast"] is None
+            step["results"] = [(slot, leave) for slot, _, leave in step["results"]]
+        return recipe.result, steps, {slot.index: recipe.metas[slot.index] for slot in slots}
     if not isinstance(recipe, Direct):
         return type(recipe)
     return {
         **{name: getattr(recipe, name) for name in (
             "name", "anchor", "args", "kwargs", "fast", "result", "single", "target", "write_back",
         )},
-        "local": str(recipe.local), "bound": recipe.bound is None, "why": recipe.why(),
+        "local": local(recipe.local), "bound": recipe.bound is None, "why": recipe.why(),
         "write": transition(recipe.write), "leave": transition(recipe.leave),
         "operands": [(at, transition(move)) for at, move in recipe.operands],
         "moves": [(at, transition(move)) for at, move in recipe.moves],
         "results": [(one.slot, one.meta, transition(one.leave)) for one in recipe.results],
     }
+
+
+def local(function: Any) -> Any:
+    """The local op, and the numbers that it has been given."""
+    cells = getattr(function, "__closure__", None) or ()
+    numbers = [cell.cell_contents for cell in cells]
+    return getattr(function, "__qualname__", str(function)), [
+        number for number in numbers if isinstance(number, (int, float, tuple))
+    ]
 
 
 def transition(move: Any) -> Any:
@@ -85,6 +109,7 @@ def test_known_structures_give_what_a_fresh_build_gives(family: str, checker: Ch
         if runs:
             run_on_ranks(case, axes, runs)
     assert checker.num_compared > 30
+    assert checker.num_programs > 20 or family not in ("norm", "loss", "reduction")
 
 
 def run_on_ranks(case: Case, axes: dict[str, int], runs: list[Any]) -> None:
@@ -124,6 +149,8 @@ def sized_runs(case: Case, mesh: Mesh) -> Any:
         # No classes at all: nothing that a loss could mean.
         least = int(case in loss.CASES)
         new = {length: draw.choice((length, draw.randint(least, 9))) for length in lengths}
+        if draw.random() < 0.3:
+            new = {length: length for length in lengths}
         new |= {length: length for length in (0, 1)}
         tensors = [
             resized(operand.make(generator), [new[length] for length in operand.shape], generator)
@@ -137,8 +164,17 @@ def sized_runs(case: Case, mesh: Mesh) -> Any:
             continue
         have = [layouts_of(mesh, tensor.shape, may) for tensor, may in zip(tensors, partial)]
         yield tensors, [
-            of_one.get(name) or of_one[name.rstrip("!?%")] for of_one, name in zip(have, names)
+            recut(of_one.get(name) or of_one[name.rstrip("!?%")], draw)
+            for of_one, name in zip(have, names)
         ]
+
+
+def recut(layout: Layout, draw: random.Random) -> Layout:
+    """The layout with other explicit cuts, where it has some."""
+    return layout.replace(cuts=[
+        cut and (0, *sorted(draw.randint(0, cut[-1]) for _ in cut[2:]), cut[-1])
+        for cut in layout.cuts
+    ])
 
 
 def resized(tensor: Tensor, shape: list[int], generator: torch.Generator) -> Tensor:
@@ -176,3 +212,85 @@ def test_lengths_that_happen_to_be_equal(checker: Checker) -> None:
 
     seen = weft.testing.run(on_rank, mesh={"x": 2})
     assert seen == [["P(None, 'x')", "P()", "P(None, 'x')"]] * 2, seen
+
+
+def captures_of(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What has been captured from now on."""
+    seen: list[Any] = []
+    real = capture.capture
+
+    def counted(func: Any, *args: Any) -> Any:
+        seen.append(func)
+        return real(func, *args)
+
+    monkeypatch.setattr(build, "capture", counted)
+    monkeypatch.setattr(program, "capture", counted)
+    return seen
+
+
+CALLS = {
+    "add": lambda x, t: x + x, "linear": lambda x, t: F.linear(x, torch.ones(3, 7)),
+    "softmax": lambda x, t: x.softmax(-1), "cross_entropy": lambda x, t: F.cross_entropy(x, t),
+    "smooth": lambda x, t: F.cross_entropy(x, t, label_smoothing=0.1),
+    "sum": lambda x, t: F.cross_entropy(x, t, reduction="sum", ignore_index=2),
+    "layer_norm": lambda x, t: F.layer_norm(x, (7,)), "zero": lambda x, t: x.clone().zero_(),
+    "in place": lambda x, t: x.detach().mul_(x), "like": lambda x, t: torch.zeros_like(x),
+}
+
+
+@pytest.mark.parametrize("spec", [P("x"), P(None, "x")], ids=str)
+@pytest.mark.parametrize("name", CALLS)
+def test_a_third_size_captures_nothing(
+    name: str, spec: P, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = captures_of(monkeypatch)
+
+    def on_rank(mesh: Any) -> None:
+        for rows in (4, 5, 9, 8):
+            if rows == 9:
+                seen.clear()
+            full, targets = torch.randn(rows, 7), torch.arange(rows) % 7
+            x = weft.distribute_tensor(full, mesh, spec, src_data_rank=None).requires_grad_()
+            t = weft.distribute_tensor(targets, mesh, P(*spec.entries[:1]), src_data_rank=None)
+            out, due = CALLS[name](x, t), CALLS[name](full, targets)
+            torch.testing.assert_close(out.full_tensor(), due)
+
+    weft.testing.run(on_rank, mesh={"x": 1})
+    assert not seen, seen
+
+
+@pytest.mark.parametrize("spec", [P("x"), P(None, "x"), P()], ids=str)
+def test_numbers_that_follow_from_lengths(spec: P, checker: Checker) -> None:
+    """The count of a mean: of 4 x 6 as of 6 x 4, then of others."""
+    def on_rank(mesh: Any) -> None:
+        for shape in ((4, 6), (6, 4), (8, 6), (8, 3), (5, 6), (5, 5)):
+            full = torch.arange(1.0, 1 + math.prod(shape)).view(shape)
+            x = weft.distribute_tensor(full, mesh, spec, src_data_rank=None)
+            for mine, due in ((x.mean(), full.mean()), (x.mean(0), full.mean(0)),
+                              (F.mse_loss(x, x * 2), F.mse_loss(full, full * 2))):
+                torch.testing.assert_close(mine.full_tensor(), due)
+
+    weft.testing.run(on_rank, mesh={"x": 2})
+
+
+def test_other_cuts_of_one_length_leave_other_lengths_open(checker: Checker) -> None:
+    def on_rank(mesh: Any) -> None:
+        for sizes in ((2, 4), (1, 5), (6, 6), (8, 4)):
+            full = torch.arange(1.0, 1 + 4 * sum(sizes)).view(-1, 4)
+            layout = Layout(mesh, full.shape, P("x"), sizes={0: sizes})
+            x = weft.distribute_tensor(full, mesh, layout, src_data_rank=None)
+            torch.testing.assert_close(x.mean().full_tensor(), full.mean())
+
+    weft.testing.run(on_rank, mesh={"x": 2})
+
+
+def test_zeros_that_want_a_gradient() -> None:
+    def on_rank(mesh: Any) -> list[bool]:
+        x = weft.distribute_tensor(torch.ones(4, 3), mesh, P("x"), src_data_rank=None)
+        made = [torch.zeros_like(x), torch.zeros_like(x, requires_grad=True)]
+        x.requires_grad_()
+        made += [torch.zeros_like(x), torch.zeros_like(x, requires_grad=True), torch.detach(x)]
+        assert all(one._meta.requires_grad == one.requires_grad for one in made)
+        return [one.requires_grad for one in made]
+
+    assert weft.testing.run(on_rank, mesh={"x": 2}) == [[False, True, False, True, False]] * 2

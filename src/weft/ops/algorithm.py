@@ -20,7 +20,12 @@ __all__ = ["Algorithm", "Composite", "Local", "Lookup", "replicated"]
 
 @dataclass(frozen=True, slots=True)
 class Composite:
-    """`function` takes the op's arguments, schema order, all defaults filled in."""
+    """`function` takes the op's arguments, schema order, all defaults filled in.
+
+    Of lengths it may branch on 0 and 1 alone. Numbers that it computes from lengths are noticed,
+    because they are others where the length is: by sums, products and quotients, that is, and not
+    by a maximum over lengths.
+    """
 
     function: Callable[..., Any]
 

@@ -107,7 +107,7 @@ def _cross_entropy(
     count = x.shape[classes]
     spread = -_weighted(logp, weight, classes).sum(classes)
     valid = target != ignore_index
-    spread = torch.where(valid, spread, torch.zeros_like(spread))
+    spread = torch.where(valid, spread, 0.0)
     if reduction == _MEAN:
         spread = spread.sum() / _class_weights(target, valid, weight, logp.dtype).sum()
     elif reduction == _SUM:
@@ -140,9 +140,9 @@ def _class_weights(
     """The weight of each target, zero where it is ignored."""
     if weight is None:
         return valid.to(dtype)
-    known = torch.where(valid, target, torch.zeros_like(target))
+    known = torch.where(valid, target, 0)
     each = torch.embedding(weight.unsqueeze(-1), known).squeeze(-1)
-    return torch.where(valid, each, torch.zeros_like(each))
+    return torch.where(valid, each, 0.0)
 
 
 def _nll(
@@ -151,10 +151,10 @@ def _nll(
 ) -> torch.Tensor:
     classes = 1 if logp.dim() > 1 else 0
     valid = target != ignore_index
-    known = torch.where(valid, target, torch.zeros_like(target))
+    known = torch.where(valid, target, 0)
     picked = torch.gather(logp, classes, known.unsqueeze(classes)).squeeze(classes)
     weights = _class_weights(target, valid, weight, logp.dtype)
-    each = torch.where(valid, -(picked * weights), torch.zeros_like(picked))
+    each = torch.where(valid, -(picked * weights), 0.0)
     if reduction == _NONE:
         return each
     total = each.sum()

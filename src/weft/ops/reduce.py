@@ -115,8 +115,7 @@ def _attained(x: torch.Tensor, dims: tuple[int, ...], keepdim: bool, largest: bo
     value = reduce(fixed, dims, keepdim=True)
     attains = fixed == value
     count = attains.sum(dims, keepdim=True).to(x.dtype)
-    zero = torch.zeros((), dtype=x.dtype, device=x.device)
-    share = (torch.where(attains, x, zero) / count).sum(dims, keepdim=True)
+    share = (torch.where(attains, x, 0.0) / count).sum(dims, keepdim=True)
     # The shares add up to the value but for rounding: make it exact, keep the gradient.
     rest = (value - share.detach()).nan_to_num(0.0, 0.0, 0.0)
     out = share + rest

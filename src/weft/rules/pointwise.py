@@ -220,7 +220,7 @@ def _like(call: Call, layouts: Any) -> Decision:
     shape = call.results[0].shape
     result = _finished(first) if shape == first.shape else Layout.replicated(first.mesh, shape)
     rest = tuple(Layout.replicated(first.mesh, layout.shape) for layout in others)
-    return Decision((first, *rest), (result,))
+    return Decision((first, *rest), (result,), by_form=True)
 
 
 def _new(call: Call, layouts: Any) -> Decision:

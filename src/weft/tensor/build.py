@@ -1,4 +1,4 @@
-"""Building a recipe on a miss: capture, then per op an algorithm, a rule, or fallback.
+"""Building a recipe on a miss: capture, then a recipe of one op, or a program of several.
 
 Nothing here communicates, and everything depends on facts that are the same on all ranks, so all
 ranks build the same recipe for the same call.
@@ -11,42 +11,30 @@ from typing import Any
 
 import torch
 
-from weft import ops, propagate, rules
+from weft import ops, rules
 from weft.comm import BoundMesh
 from weft.core import Layout
-from weft.errors import UnsupportedOpError, message
-from weft.rules import Call, Decision, Rule
-from weft.tensor import fallback, foreach
-from weft.tensor.calls import (
-    as_call,
-    facts,
-    functional,
-    overload_named,
-    place_slots,
-    slots_of,
-    target_of,
-)
+from weft.tensor import fallback
+from weft.tensor.calls import facts, slots_of
 from weft.tensor.capture import (
     NotCapturable,
     Op,
     Slot,
     Trace,
     capture,
-    differentiated,
     map_tensors,
     meta_like,
     reshaped,
 )
-from weft.tensor.enter import transition_between, varying_axes
-from weft.tensor.meta import Meta, bounded_put, contiguous_strides, intern
-from weft.tensor.recipe import Alias, Direct, Function, Recipe, Result
+from weft.tensor.direct import BUILTINS, Builder
+from weft.tensor.meta import bounded_put, intern
+from weft.tensor.program import Composer, Sizes
+from weft.tensor.recipe import Alias, Function, Recipe
 from weft.tensor.shard_tensor import ShardTensor, hooks, wrap
 from weft.tensor.structure import MAX_STRUCTURES, Structure, numbers_come_from, structure_of
-from weft.tensor.trees import fill, flatten
+from weft.tensor.trees import fill, flatten, substitute
 
 __all__ = ["recipe"]
-
-_BUILTINS = (type(torch.add), type(torch.Tensor.add), type(torch.Tensor.__len__))
 
 
 def recipe(
@@ -57,38 +45,94 @@ def recipe(
     `structure` is the call's key with lengths reduced (see `structure`), or None.
     """
     tensors = flatten((args, kwargs))
-    known: dict[Any, Structure] = mesh.cache.setdefault("structures", {})
+    known: dict[Any, Structure | Sizes] = mesh.cache.setdefault("structures", {})
     found = None if structure is None else known.get(structure)
+    trace = None
     if found is not None:
         resized = found.resized(tensors)
+        if resized is None and type(found) is Sizes:
+            found.vary(tensors, lambda others: _sizes_of(func, args, kwargs, others, mesh))
+            resized = found.resized(tensors)
         if resized is not None:
             return resized, found.numbers_flow
         trace = found.trace(tensors)
-    else:
+    if trace is None:
         try:
             trace = _captured(func, args, kwargs, tensors)
         except NotCapturable as reason:
             return Function(fallback.runner(mesh, str(reason))), False
     if mesh.here is None:
         return Function(_outside(trace, tensors, mesh)), False
-    if not trace.ops or _returns_operand(trace, len(tensors)):
+    num = len(tensors)
+    if not trace.ops or _returns_operand(trace, num):
         return Alias(trace.result), False
     op, *others = trace.ops
     if others:
-        return Function(_program(trace)), False
+        composer = Composer(tensors, mesh)
+        result = composer.add(trace, {at: Slot(at) for at in range(num)})
+        return Function(_one_by_one(trace)) if result is None else composer.program(result), False
     places = _places((*args, *kwargs.values()))
-    builder = _Builder(func, trace, tensors, mesh, places)
+    builder = Builder(func, trace, tensors, mesh, places, kwargs.get("requires_grad") is True)
     made = builder.build()
+    new: Structure | Sizes | None
+    if isinstance(made, ops.Composite):
+        made, new = _composite(made, builder)
+    else:
+        new = structure_of(trace, builder, tensors) if (
+            isinstance(func, BUILTINS) or numbers_come_from(op, (args, kwargs))
+        ) else None
     numbers_flow = made.as_called and _numbers_flow(op)
-    if found is None and structure is not None and builder.rule is not None and (
-        isinstance(func, _BUILTINS) or numbers_come_from(op, (args, kwargs))
-    ):
-        new = structure_of(trace, builder.rule, tensors)
-        if new is not None:
-            if builder.by_form:
-                new.recipe, new.numbers_flow = made, numbers_flow
-            bounded_put(known, structure, new, MAX_STRUCTURES)
+    if new is not None and structure is not None and found is None:
+        if type(new) is Structure and builder.by_form:
+            new.recipe, new.numbers_flow = made, numbers_flow
+        bounded_put(known, structure, new, MAX_STRUCTURES)
     return made, numbers_flow
+
+
+def _composite(composite: ops.Composite, builder: Builder) -> tuple[Recipe, Sizes | None]:
+    """What carries out an op that is composed of others, and how it does for other lengths."""
+    op, trace, num = builder.op, builder.trace, len(builder.tensors)
+    if builder.target is None:
+        composer = Composer(builder.tensors, builder.mesh)
+        out = composer.composed(composite.function, op)
+        if out is not None:
+            slots = {at: Slot(at) for at in range(num)}
+            slots.update(zip([slot.index for slot in slots_of(op.results)], slots_of(out)))
+            program = composer.program(fill(trace.result, slots))
+            return program, Sizes.of(op, composer, program)
+    return Function(_on_tensors(composite.function, builder)), None
+
+
+def _sizes_of(
+    func: Any, args: Any, kwargs: Any, others: Sequence[torch.Tensor], mesh: BoundMesh
+) -> Sizes | None:
+    """The program of a call on other tensors, if it is one of the same kind."""
+    args, kwargs = substitute((args, kwargs), iter(others))
+    try:
+        trace = _captured(func, args, kwargs, others)
+        if len(trace.ops) != 1:
+            return None
+        builder = Builder(func, trace, others, mesh, None)
+        made = builder.build()
+    except (NotCapturable, RuntimeError, ValueError, IndexError):
+        return None  # it may not be called with such lengths
+    return _composite(made, builder)[1] if isinstance(made, ops.Composite) else None
+
+
+def _on_tensors(function: Callable[..., Any], builder: Builder) -> Callable[..., Any]:
+    """A composition of ops on the ShardTensors themselves: each op is a call of its own."""
+    op, trace, target = builder.op, builder.trace, builder.target
+
+    def run(func: Any, args: Any, kwargs: Any) -> Any:
+        tensors = flatten((args, kwargs))
+        out = function(*fill(op.args, tensors), **fill(op.kwargs, tensors))
+        if target is not None:
+            return tensors[target].copy_(out)
+        values = dict(enumerate(tensors))
+        values.update(zip((slot.index for slot in slots_of(op.results)), flatten(out)))
+        return fill(trace.result, values)
+
+    return run
 
 
 def _captured(func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]) -> Trace:
@@ -116,216 +160,6 @@ def _returns_operand(trace: Trace, num_tensors: int) -> bool:
     )
 
 
-class _Builder:
-    """Builds the recipe of a call that consists of one op."""
-
-    def __init__(
-        self, func: Any, trace: Trace, tensors: Sequence[torch.Tensor], mesh: BoundMesh,
-        places: Sequence[int] | None,
-    ) -> None:
-        self.places = places
-        self.rule: Rule | None = None
-        self.by_form = False
-        self.layouts: list[Layout] = []
-        self.func, self.trace, self.tensors, self.mesh = func, trace, tensors, mesh
-        self.op = trace.ops[0]
-        self.facts = facts(self.op.overload)
-        self.name = self.facts.name
-        self.slots: list[int] = [slot.index for slot in slots_of((self.op.args, self.op.kwargs))]
-        self.grad = torch.is_grad_enabled()
-        self.target = target_of(self.op)
-
-    def build(self) -> Recipe:
-        if self.name.startswith("aten._foreach_"):
-            return foreach.recipe(self.func, self.trace, self.op, self.tensors, self.mesh)
-        if self.facts.reshapes:
-            raise UnsupportedOpError(
-                message(self.name, "the op would change the shape of a ShardTensor in place",
-                        "shape-changing in-place ops are refused", [self.name],
-                        "use the op without the trailing underscore")
-            )
-        if any(index >= len(self.tensors) for index in self.slots):
-            return Function(fallback.runner(self.mesh, "it makes tensors of its own"))
-        operands = [self.tensors[index] for index in self.slots]
-        layouts = [_layout_of(tensor, self.mesh) for tensor in operands]
-        self.layouts = layouts
-        call = as_call(self.op, operands, self.trace)
-        wants = [self.grad and tensor.requires_grad for tensor in operands]
-        chosen = self._choose(call, layouts, wants)
-        match chosen:
-            case ops.Composite():
-                return Function(self._composite(chosen.function))
-            case ops.Local():
-                return self._direct(chosen.decision, layouts, wants, chosen.bind)
-            case Decision():
-                return self._direct(chosen, layouts, wants, None)
-        if self.facts.is_random:
-            raise UnsupportedOpError(
-                message(self.name, "the op draws random numbers on a ShardTensor",
-                        "random numbers that do not depend on the sharding are not built yet",
-                        [str(layout) for layout in layouts],
-                        "draw on the full tensor and weft.distribute_tensor() it")
-            )
-        return Function(fallback.runner(self.mesh, "no rule covers it"))
-
-    def _choose(self, call: Call, layouts: list[Layout], wants: list[bool]) -> Any:
-        algorithm = ops.lookup(call, layouts, wants)
-        if algorithm is not None:
-            return algorithm
-        rule = rules.lookup(call, layouts)
-        if isinstance(rule, Rule):
-            self.rule = rule
-            return propagate.decide(rule, call, layouts, wants)
-        return rule
-
-    def _composite(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        op, trace, target = self.op, self.trace, self.target
-
-        def run(func: Any, args: Any, kwargs: Any) -> Any:
-            tensors = flatten((args, kwargs))
-            out = function(*fill(op.args, tensors), **fill(op.kwargs, tensors))
-            if target is not None:
-                return tensors[target].copy_(out)
-            values = dict(enumerate(tensors))
-            values.update(zip((slot.index for slot in slots_of(op.results)), flatten(out)))
-            return fill(trace.result, values)
-
-        return run
-
-    def _direct(
-        self, decision: Decision, layouts: list[Layout], wants: list[bool], bind: Any
-    ) -> Recipe:
-        varying = varying_axes((*decision.operands, *decision.results))
-        entering: list[Any] = [None] * len(self.tensors)
-        for place, src, dst, wanted in zip(self.slots, layouts, decision.operands, wants):
-            replicated = frozenset(axis for axis in varying if wanted and dst.on(axis) is None)
-            entering[place] = transition_between(
-                self.mesh, src, dst, frozenset(), replicated
-            )
-        local, args, kwargs = self._local(decision, bind)
-        if self.target is not None:
-            return self._in_place(decision, entering, varying, local, args, kwargs)
-        results = self._results(decision, entering, varying, any(wants))
-        anchor = self._anchored(decision, wants) if bind is None else ()
-        self.by_form = self._is_by_form(decision) and not anchor
-        return Direct(
-            self.name, entering, local, args, kwargs, results, self.trace.result,
-            why=decision.reason, anchor=anchor, places=self.places,
-        )
-
-    def _is_by_form(self, decision: Decision) -> bool:
-        """Whether other lengths of the same structure change nothing but layouts."""
-        return decision.by_form and decision.args is None and all(
-            mine is wanted for mine, wanted in zip(self.layouts, decision.operands)
-        )
-
-    def _anchored(self, decision: Decision, wants: list[bool]) -> tuple[int, ...]:
-        """The arguments that must keep a graph edge though this rank's shard is empty."""
-        assert self.mesh.here is not None
-        here = self.mesh.here
-        if not any(wants) or self.facts.is_view or all(
-            0 not in layout.local_shape_at(here) for layout in dict.fromkeys(decision.operands)
-        ):
-            return ()
-        wanted = [index for index, wants_grad in zip(self.slots, wants) if wants_grad]
-        return differentiated(self.op, self.tensors, wanted)
-
-    def _local(self, decision: Decision, bind: Any) -> tuple[Any, Any, Any]:
-        """What runs on the local tensors, with its arguments (None: the user's own call)."""
-        if bind is not None:
-            order = tuple(Slot(index) for index in self.slots)
-            return bind(self.mesh), order, {}
-        as_called = (
-            decision.args is None
-            and decision.op is None
-            and isinstance(self.func, _BUILTINS)
-            and self.slots == list(range(len(self.tensors)))
-        )
-        if as_called:
-            return None, None, None
-        local = self.op.overload if decision.op is None else overload_named(decision.op)
-        if decision.args is None:
-            return local, self.op.args, self.op.kwargs
-        assert self.mesh.here is not None
-        args, kwargs = decision.args(self.mesh.here)
-        slots = [Slot(index) for index in self.slots]
-        # Positional arguments first, as the Call lists its tensors.
-        count = len(slots_of(self.op.args))
-        return local, place_slots(args, slots[:count]), place_slots(kwargs, slots[count:])
-
-    def _results(
-        self, decision: Decision, entering: list[Any], varying: frozenset[int], grad: bool
-    ) -> list[Result]:
-        out: list[Result] = []
-        alias = self._alias(entering) if self.facts.is_view else None
-        for slot, layout in zip(slots_of(self.op.results), decision.results):
-            meta = self.trace.metas[slot.index]
-            differentiable = grad and (meta.dtype.is_floating_point or meta.dtype.is_complex)
-            leaving = frozenset(axis for axis in varying if layout.on(axis) is None)
-            leave = (
-                transition_between(self.mesh, layout, layout, leaving, frozenset())
-                if differentiable and leaving
-                else None
-            )
-            out.append(
-                Result(slot.index, self._meta(layout, meta, differentiable, alias), leave)
-            )
-        return out
-
-    def _alias(self, entering: list[Any]) -> str | None:
-        """Why the results, views by the op's schema, share no memory with their base."""
-        if any(move is not None and move.src != move.dst for move in entering):
-            return self.name
-        known = [t._meta.alias for t in self.tensors if type(t) is ShardTensor]
-        return next((alias for alias in known if alias), None)
-
-    def _meta(
-        self, layout: Layout, meta: torch.Tensor, grad: bool, alias: str | None = None
-    ) -> Meta:
-        strides = tuple(meta.stride())
-        return intern(
-            self.mesh, layout, meta.dtype, self.tensors[0].device, grad,
-            None if strides == contiguous_strides(meta.shape) else strides, alias,
-        )
-
-    def _in_place(
-        self, decision: Decision, entering: list[Any], varying: frozenset[int],
-        local: Any, args: Any, kwargs: Any,
-    ) -> Recipe:
-        assert self.target is not None
-        target = self.tensors[self.target]
-        if isinstance(target, ShardTensor) and target._meta.alias is not None:
-            raise UnsupportedOpError(
-                message(self.name, f"the tensor {target.layout} came from a view op "
-                        f"({target._meta.alias}) that had to communicate",
-                        "a write through a view reaches its base only where they share memory",
-                        [str(target.layout)], "write to the base, or clone() the view first")
-            )
-        wanted = _layout_of(target, self.mesh)
-        direct = decision.results[0] == wanted and entering[self.target] is None and not (
-            _needs_leaving(decision.results[0], varying) and self.grad
-        )
-        if direct and decision.op is None:
-            self.by_form = self._is_by_form(decision)
-            return Direct(
-                self.name, entering, local, args, kwargs, (), self.trace.result, self.target,
-                why=decision.reason,
-            )
-        if local is None or local is self.op.overload:
-            local = functional(self.op)
-            args = self.op.args if args is None else args
-            kwargs = self.op.kwargs if kwargs is None else kwargs
-        result = decision.results[0]
-        leaving = frozenset(axis for axis in varying if result.on(axis) is None)
-        write = transition_between(
-            self.mesh, result, wanted, leaving if self.grad else frozenset(), frozenset()
-        )
-        return Direct(
-            self.name, entering, local, args, kwargs, (), self.trace.result, self.target,
-            write_back=True, write=write, why=decision.reason,
-        )
-
-
 def _places(args: Sequence[Any]) -> tuple[int, ...] | None:
     """Where tensors stand among positional arguments; None when lists or slices hold some."""
     if any(isinstance(arg, (list, tuple, dict, slice)) and flatten(arg) for arg in args):
@@ -333,12 +167,8 @@ def _places(args: Sequence[Any]) -> tuple[int, ...] | None:
     return tuple(place for place, arg in enumerate(args) if isinstance(arg, torch.Tensor))
 
 
-def _needs_leaving(layout: Layout, varying: frozenset[int]) -> bool:
-    return any(layout.on(axis) is None for axis in varying)
-
-
-def _program(trace: Trace) -> Callable[..., Any]:
-    """A function of several ops: each is a call of its own, with a recipe of its own."""
+def _one_by_one(trace: Trace) -> Callable[..., Any]:
+    """Ops of which some need more than a recipe of one op: each is a call of its own."""
 
     def run(func: Any, args: Any, kwargs: Any) -> Any:
         values: dict[int, Any] = dict(enumerate(flatten((args, kwargs))))
@@ -378,12 +208,6 @@ def _outside(trace: Trace, tensors: Sequence[Any], mesh: BoundMesh) -> Callable[
         return fill(trace.result, values)
 
     return run
-
-
-def _layout_of(tensor: torch.Tensor, mesh: BoundMesh) -> Layout:
-    if type(tensor) is ShardTensor:
-        return tensor._meta.layout
-    return Layout.replicated(mesh.abstract, tensor.shape)
 
 
 def _numbers_flow(op: Op) -> bool:

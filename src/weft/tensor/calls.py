@@ -30,6 +30,7 @@ class Facts:
         writes: positions of the arguments that it writes to.
         is_view: whether results share memory with an operand.
         is_random: whether it draws random numbers. reshapes: whether it changes a shape in place.
+        detaches: whether results have no gradient, though operands have.
     """
 
     name: str
@@ -38,6 +39,15 @@ class Facts:
     is_view: bool
     is_random: bool
     reshapes: bool
+    detaches: bool
+
+
+_DETACHING = ("aten.detach.", *(
+    f"aten.{name}." for name in (
+        "empty_like", "full_like", "ones_like", "zeros_like", "new_empty", "new_full", "new_ones",
+        "new_zeros",
+    )
+))
 
 
 @cache
@@ -52,6 +62,7 @@ def facts(overload: OpOverload) -> Facts:
         any(info is not None and not info.is_write for info in returned),
         torch.Tag.nondeterministic_seeded in overload.tags,
         torch.Tag.inplace_view in overload.tags or name.startswith("aten.set_"),
+        name.startswith(_DETACHING),
     )
 
 

@@ -223,13 +223,19 @@ def differentiated(
     op: Op, tensors: Sequence[torch.Tensor], wanted: Sequence[int]
 ) -> tuple[int, ...]:
     """Which of the `wanted` slots get a gradient from the op at global shape."""
-    metas = [meta_like(tensor) for tensor in tensors]
-    leaves = [metas[index].requires_grad_() for index in wanted]
+    metas: dict[int, torch.Tensor] = {}
+
+    def meta_of(index: int) -> torch.Tensor:
+        if index not in metas:
+            metas[index] = meta_like(tensors[index])
+        return metas[index]
+
+    leaves = [meta_of(index).requires_grad_() for index in wanted]
 
     def place(tree: Any) -> Any:
         if type(tree) is Slot:
             # In-place ops write to no leaf.
-            return metas[tree.index].view_as(metas[tree.index])
+            return meta_of(tree.index).view_as(meta_of(tree.index))
         if isinstance(tree, (list, tuple)):
             return type(tree)([place(item) for item in tree])
         return tree

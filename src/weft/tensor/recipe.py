@@ -187,6 +187,31 @@ class Direct(Recipe):
             out = _anchored(out, [locals_[index] for index in self.anchor])
         return self._wrap(tensors, out)
 
+    def advance(
+        self, wrapped: list[Any], locals_: list[Any], metas: Sequence[Meta | None]
+    ) -> None:
+        """Run as a step of a program, whose values Slots number: put the results into `locals_`.
+
+        `wrapped` are the ShardTensors of values that have moved, or are about to.
+        """
+        have = locals_
+        if self.operands:
+            for at, _ in self.operands:
+                if wrapped[at] is None:
+                    wrapped[at] = wrap(locals_[at], metas[at])  # type: ignore[arg-type]
+            have = locals_.copy()
+            enter_all(wrapped, self.operands, have, self)
+        if self.bound is not None:
+            out = self.bound(have)
+        else:
+            assert self.local is not None
+            out = self.local(*fill(self.args, have), **fill(self.kwargs, have))
+        if self.anchor:
+            out = _anchored(out, [have[at] for at in self.anchor])
+        outs = (out,) if self.single else flatten(out)
+        for result, local in zip(self.results, outs):
+            locals_[result.slot] = local if result.leave is None else result.leave(local)
+
     def _wrap(self, tensors: Sequence[torch.Tensor], out: Any) -> Any:
         if self.single:
             result = self.results[0]
@@ -240,8 +265,8 @@ def _bound(
         return None
     local = _QUICK.get(str(local), local)
     order = [places[arg.index] if type(arg) is Slot else None for arg in args]
-    if not named and order[:1] == [places[0]] and order[1:] == [None] * (len(args) - 1):
-        first, rest = places[0], tuple(args[1:])
+    if not named and order and order[0] is not None and order[1:] == [None] * (len(args) - 1):
+        first, rest = order[0], tuple(args[1:])
         return lambda opened: local(opened[first], *rest)
     return lambda opened: local(
         *[arg if at is None else opened[at] for at, arg in zip(order, args)], **named

@@ -17,20 +17,25 @@ from typing import Any
 
 import torch
 
-from weft.rules import Rule
+from weft.core import Layout
 from weft.tensor.calls import slots_of
 from weft.tensor.capture import Op, Trace
+from weft.tensor.direct import Builder
 from weft.tensor.enter import transition_between
 from weft.tensor.meta import Meta, contiguous_strides, memory_order, strides_in_order
 from weft.tensor.recipe import Result
 from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.trees import leaves
 
-__all__ = ["MAX_STRUCTURES", "Structure", "numbers_come_from", "structure_key", "structure_of"]
+__all__ = [
+    "MAX_STRUCTURES", "Sized", "Structure", "moved_to", "numbers_come_from", "resized_meta",
+    "sized_as", "sources", "structure_key", "structure_of",
+]
 
 MAX_STRUCTURES = 2048
 
-_NOWHERE: frozenset[int] = frozenset()
+Sources = tuple[tuple[int, int] | None, ...]
+"""Per dim, the slot and the dim that have its length; None: its length is 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +43,12 @@ class Sized:
     """A result whose lengths are those of operands.
 
     Args:
-        dims: per dim, the slot and the dim that have its length; None: its length is 1.
+        dims: per dim, where its length stands.
         dtype: its dtype.
         order: its dims in the order of memory.
     """
 
-    dims: tuple[tuple[int, int] | None, ...]
+    dims: Sources
     dtype: torch.dtype
     order: tuple[int, ...]
 
@@ -84,31 +89,32 @@ class Structure:
             return None  # an empty shard may have to be anchored
         operands = recipe.operands
         if operands:
-            operands = tuple([(at, _moved(move, tensors[at])) for at, move in operands])
-        results = []
-        for sized, known in zip(self.results, recipe.results):
-            made = _result(sized, known, tensors, local_shapes)
-            if made is None:
-                return None
-            results.append(made)
-        return recipe.resized(operands, tuple(results))
+            operands = tuple([
+                (at, moved_to(move, _layout_for(move, tensors[at]))) for at, move in operands
+            ])
+        results = tuple([
+            _result(sized, known, tensors, local_shapes)
+            for sized, known in zip(self.results, recipe.results)
+        ])
+        return recipe.resized(operands, results)
 
 
-def _moved(move: Any, tensor: torch.Tensor) -> Any:
-    """The transition that leaves a layout as it is (I -> R), for that of this tensor."""
-    layout = move.src
-    if type(tensor) is ShardTensor:
-        layout = tensor._meta.layout
-    elif layout.shape != tensor.shape:
-        layout = layout.resized(tuple(tensor.shape), layout.cuts)
+def moved_to(move: Any, layout: Layout) -> Any:
+    """A transition that leaves its layout as it is (I -> R), for a layout of other lengths."""
     if layout is move.src or layout == move.src:
         return move
     return transition_between(move.mesh, layout, layout, move.src_varying, move.dst_varying)
 
 
+def _layout_for(move: Any, tensor: torch.Tensor) -> Layout:
+    if type(tensor) is ShardTensor:
+        return tensor._meta.layout
+    return move.src.resized(tuple(tensor.shape), move.src.cuts)
+
+
 def _result(
     sized: Sized, known: Result, tensors: Sequence[torch.Tensor], local_shapes: Sequence[Any]
-) -> Result | None:
+) -> Result:
     shape: list[int] = []
     local: list[int] = []
     for at in sized.dims:
@@ -127,54 +133,94 @@ def _result(
             else tensors[at[0]]._meta.layout.cuts[at[1]]  # type: ignore[attr-defined]
             for cut, at in zip(cuts, sized.dims)
         ])
-    strides = None
-    if known.meta.strides is not None:
-        strides = strides_in_order(shape, sized.order)
-        if strides == contiguous_strides(tuple(shape)):
-            return None
     layout = like.resized(tuple(shape), cuts)
     leave = known.leave
-    if leave is not None and layout != like:
-        leave = transition_between(leave.mesh, layout, layout, leave.src_varying, _NOWHERE)
-    return Result(known.slot, known.meta.resized(layout, tuple(local), strides), leave)
+    if leave is not None:
+        leave = moved_to(leave, layout)
+    return Result(known.slot, resized_meta(known.meta, layout, tuple(local)), leave)
 
 
-def structure_of(trace: Trace, rule: Rule, tensors: Sequence[torch.Tensor]) -> Structure | None:
+def resized_meta(like: Meta, layout: Layout, local_shape: tuple[int, ...] | None = None) -> Meta:
+    """The meta of the same form with this layout, whose local shape may be known."""
+    strides = like.strides
+    if strides is not None:
+        strides = strides_in_order(layout.shape, memory_order(like.shape, strides))
+    if local_shape is None:
+        assert like.mesh.here is not None
+        local_shape = layout.local_shape_at(like.mesh.here)
+    return like.resized(layout, local_shape, strides)
+
+
+def structure_of(trace: Trace, builder: Builder, tensors: Sequence[torch.Tensor]) -> Any:
     """The structure of a captured call, if lengths and strides of its results follow from it."""
-    op, num = trace.ops[0], len(tensors)
-    results = slots_of(op.results)
-    if rule.size_arg is not None or rule.offsets or rule.op is not None:
-        return None
-    if type(op.results) is list:
-        return None  # how many there are may follow from a length (unbind)
+    num = len(tensors)
+    results = slots_of(trace.ops[0].results)
     fresh = [slot.index for slot in results if slot.index >= num]
-    if fresh != list(range(num, num + len(fresh))):
+    rule = builder.rule
+    if rule is not None and (rule.size_arg is not None or rule.offsets or rule.op is not None):
         return None
-    places: dict[str, tuple[int, int]] = {}
-    for slot, dims in zip(slots_of((op.args, op.kwargs)), rule.operands):
-        if dims is None or any(len(factors) > 1 for factors in dims):
-            return None
-        for dim, factors in enumerate(dims):
-            if factors and tensors[slot.index].shape[dim] == rule.sizes[factors[0]]:
-                places.setdefault(factors[0], (slot.index, dim))
-    sized = []
-    for slot, dims in zip(results, rule.results):
-        if any(len(factors) > 1 or (factors and factors[0] not in places) for factors in dims):
-            return None  # a length that an argument says (repeat, one-hot)
-        if slot.index < num:
-            continue
-        meta = trace.metas[slot.index]
-        sized.append(Sized(
-            tuple([places[factors[0]] if factors else None for factors in dims]), meta.dtype,
-            memory_order(meta.shape, meta.stride()),
-        ))
-    made = Structure(op, trace.result, tuple(sized))
+    found = sources(builder)
+    if found is None or fresh != list(range(num, num + len(fresh))):
+        return None
+    sized = [
+        sized_as(dims, trace.metas[slot.index]) for slot, dims in zip(results, found)
+        if slot.index >= num
+    ]
+    made = Structure(trace.ops[0], trace.result, tuple(sized))
     again = made.trace(tensors).metas[num:]
     same = all(
         (one.shape, one.stride()) == (other.shape, other.stride())
         for one, other in zip(again, trace.metas[num:])
     )
     return made if same else None
+
+
+def sized_as(dims: Sources, meta: torch.Tensor) -> Sized:
+    """A result with these sources, in the dtype and the order of memory of a captured one."""
+    return Sized(dims, meta.dtype, memory_order(meta.shape, meta.stride()))
+
+
+def sources(builder: Builder) -> list[Sources] | None:
+    """Per result and dim, the slot and the dim of an operand that has its length (None: it is 1).
+
+    None where lengths follow from arguments or from arithmetic.
+    """
+    op, rule = builder.op, builder.rule
+    if type(op.results) is list:
+        return None  # how many there are may follow from a length (unbind)
+    if rule is None:
+        return _sources_of_layouts(builder)
+    places: dict[str, tuple[int, int]] = {}
+    for slot, dims in zip(builder.slots, rule.operands):
+        shape = builder.tensors[slot].shape
+        if dims is None or any(len(factors) > 1 for factors in dims):
+            return None
+        for dim, factors in enumerate(dims):
+            if factors and shape[dim] == rule.sizes[factors[0]]:
+                places.setdefault(factors[0], (slot, dim))
+    if any(
+        len(factors) > 1 or (factors and factors[0] not in places)
+        for dims in rule.results for factors in dims
+    ):
+        return None  # a length that an argument says (repeat, one-hot)
+    return [
+        tuple([places[factors[0]] if factors else None for factors in dims])
+        for dims in rule.results
+    ]
+
+
+def _sources_of_layouts(builder: Builder) -> list[Sources] | None:
+    """Those of results that have the very layout of an operand (zeros_like)."""
+    if builder.decision is None:
+        return None
+    known = {id(layout): slot for slot, layout in zip(builder.slots, builder.layouts)}
+    slots = [known.get(id(layout)) for layout in builder.decision.results]
+    if None in slots:
+        return None
+    return [
+        tuple([(slot, dim) for dim in range(len(builder.tensors[slot].shape))])  # type: ignore[index]
+        for slot in slots
+    ]
 
 
 def numbers_come_from(op: Op, tree: Any) -> bool:
