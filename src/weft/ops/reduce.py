@@ -12,10 +12,11 @@ from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.ops.algorithm import Algorithm, Composite, Local
 from weft.rules import Call, Decision
+from weft.rules.factors import carries
 
 __all__ = ["amax_lookup", "mean_lookup", "vector_norm_lookup"]
 
-_HALF = (torch.float16, torch.bfloat16)
+_HALF = ("float16", "bfloat16")
 
 
 def _reduced(layout: Layout, dims: Any) -> tuple[int, ...]:
@@ -33,23 +34,48 @@ def _is_cut(layout: Layout, dims: Sequence[int]) -> bool:
 def mean_lookup(
     call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
 ) -> Algorithm | None:
-    """The mean over cut dims: the sum by the true global count, whatever the shards' sizes."""
+    """The mean over cut dims: each shard's sum by the true global count, whatever the sizes."""
+    layout, result = layouts[0], call.results[0]
     has_dims = call.op != "aten.mean.default"
-    dims = _reduced(layouts[0], call.args[1] if has_dims else None)
-    if not _is_cut(layouts[0], dims):
+    dims = _reduced(layout, call.args[1] if has_dims else None)
+    keepdim = has_dims and bool(call.args[2])
+    if not _is_cut(layout, dims):
         return None
-    # A float: it flows through, and serves every size.
-    count = float(math.prod(layouts[0].shape[dim] for dim in dims))
+    if result.dtype in _HALF:  # terms in half precision would be rounded before they are added
+        return Composite(lambda x, *args, **kwargs: _wide_mean(x, dims, keepdim, result.dtype))
+    if layout.is_partial and not (
+        set(layout.partial) <= {None, "sum", "avg"} and carries(call.tensors[0].dtype, result.dtype)
+    ):
+        layout = layout.replace(cuts=layout.cuts, partial=(None,) * layout.mesh.ndim)
+    count = math.prod(layout.shape[dim] for dim in dims)
+    dtype = getattr(torch, result.dtype)
 
-    def mean(
-        x: torch.Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None,
-        out: Any = None,
-    ) -> torch.Tensor:
-        dtype = dtype or x.dtype
-        wide = torch.float32 if dtype in _HALF else dtype
-        return (x.sum(dims, keepdim, dtype=wide) / count).to(dtype)
+    def local(x: torch.Tensor) -> torch.Tensor:
+        return x.sum(dims, keepdim, dtype=dtype) / count
 
-    return Composite(mean)
+    decision = Decision((layout,), (_left(call, layout, dims, keepdim, "sum"),))
+    return Local(decision, lambda mesh: local)
+
+
+def _wide_mean(x: torch.Tensor, dims: tuple[int, ...], keepdim: bool, dtype: str) -> torch.Tensor:
+    return torch.mean(x, dims, keepdim, dtype=torch.float32).to(getattr(torch, dtype))
+
+
+def _left(
+    call: Call, layout: Layout, dims: Sequence[int], keepdim: bool, kind: str
+) -> Layout:
+    """What is left when each shard has reduced its part of `dims`: terms of `kind`."""
+    partial = list(layout.partial)
+    for dim in dims:
+        for axis in layout.dims[dim]:
+            partial[axis] = kind
+    kept = [dim for dim in range(layout.ndim) if keepdim or dim not in dims]
+    return Layout.make(
+        layout.mesh, call.results[0].shape,
+        [() if dim in dims else layout.dims[dim] for dim in kept],
+        [None if dim in dims else layout.cuts[dim] for dim in kept],
+        partial,
+    )
 
 
 def amax_lookup(
@@ -72,17 +98,7 @@ def _local_extremum(
     call: Call, layout: Layout, dims: tuple[int, ...], keepdim: bool, largest: bool
 ) -> Local:
     """Each shard's own extremum, an empty one contributing the identity; P(max) or P(min)."""
-    partial = list(layout.partial)
-    for dim in dims:
-        for axis in layout.dims[dim]:
-            partial[axis] = "max" if largest else "min"
-    kept = [dim for dim in range(layout.ndim) if keepdim or dim not in dims]
-    result = Layout.make(
-        layout.mesh, call.results[0].shape,
-        [() if dim in dims else layout.dims[dim] for dim in kept],
-        [None if dim in dims else layout.cuts[dim] for dim in kept],
-        partial,
-    )
+    result = _left(call, layout, dims, keepdim, "max" if largest else "min")
 
     def bind(mesh: BoundMesh) -> Callable[[torch.Tensor], torch.Tensor]:
         assert mesh.here is not None
@@ -136,7 +152,7 @@ def vector_norm_lookup(
         *, dtype: Any = None, out: Any = None,
     ) -> torch.Tensor:
         kept = dtype or x.dtype
-        x = x.to(torch.float32 if kept in _HALF else kept)
+        x = x.to(torch.float32 if kept in (torch.float16, torch.bfloat16) else kept)
         size = x.abs()
         if math.isinf(ord):
             return (size.amax if ord > 0 else size.amin)(dims, keepdim).to(kept)

@@ -68,9 +68,10 @@ def recipe(
         return Alias(trace.result), False
     op, *others = trace.ops
     if others:
-        composer = Composer(tensors, mesh)
-        result = composer.add(trace, {at: Slot(at) for at in range(num)})
-        return Function(_one_by_one(trace)) if result is None else composer.program(result), False
+        made, new = _program(trace, tensors, mesh)
+        if new is not None and structure is not None and found is None:
+            bounded_put(known, structure, new, MAX_STRUCTURES)
+        return made, False
     places = _places((*args, *kwargs.values()))
     builder = Builder(func, trace, tensors, mesh, places, kwargs.get("requires_grad") is True)
     made = builder.build()
@@ -89,14 +90,26 @@ def recipe(
     return made, numbers_flow
 
 
+def _program(
+    trace: Trace, tensors: Sequence[torch.Tensor], mesh: BoundMesh
+) -> tuple[Recipe, Sizes | None]:
+    """What carries out several ops, and how it does for other lengths."""
+    composer = Composer(tensors, mesh)
+    result = composer.add(trace, {at: Slot(at) for at in range(len(tensors))})
+    if result is None:
+        return Function(_one_by_one(trace)), None
+    program = composer.program(result)
+    return program, Sizes.of(None, composer, program)
+
+
 def _composite(composite: ops.Composite, builder: Builder) -> tuple[Recipe, Sizes | None]:
     """What carries out an op that is composed of others, and how it does for other lengths."""
-    op, trace, num = builder.op, builder.trace, len(builder.tensors)
+    op, trace = builder.op, builder.trace
     if builder.target is None:
         composer = Composer(builder.tensors, builder.mesh)
         out = composer.composed(composite.function, op)
         if out is not None:
-            slots = {at: Slot(at) for at in range(num)}
+            slots = {at: Slot(at) for at in range(len(builder.tensors))}
             slots.update(zip([slot.index for slot in slots_of(op.results)], slots_of(out)))
             program = composer.program(fill(trace.result, slots))
             return program, Sizes.of(op, composer, program)
@@ -106,12 +119,12 @@ def _composite(composite: ops.Composite, builder: Builder) -> tuple[Recipe, Size
 def _sizes_of(
     func: Any, args: Any, kwargs: Any, others: Sequence[torch.Tensor], mesh: BoundMesh
 ) -> Sizes | None:
-    """The program of a call on other tensors, if it is one of the same kind."""
+    """The program of a call on other tensors, if it is one."""
     args, kwargs = substitute((args, kwargs), iter(others))
     try:
         trace = _captured(func, args, kwargs, others)
-        if len(trace.ops) != 1:
-            return None
+        if len(trace.ops) > 1:
+            return _program(trace, others, mesh)[1]
         builder = Builder(func, trace, others, mesh, None)
         made = builder.build()
     except (NotCapturable, RuntimeError, ValueError, IndexError):

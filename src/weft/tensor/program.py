@@ -155,7 +155,7 @@ class Sizes:
 
     Args:
         program: that of one size.
-        outer: the op that it carries out. ops: those of its steps.
+        outer: the op that it carries out, if it is one. ops: those of its steps.
         by_form: per step, whether only layouts differ.
         sized: per value that a step makes, where its lengths come from: the call's tensors.
         layouts: of the call's tensors.
@@ -164,7 +164,7 @@ class Sizes:
     """
 
     program: Program
-    outer: Op
+    outer: Op | None
     ops: tuple[Op, ...]
     by_form: tuple[bool, ...]
     sized: tuple[Sized, ...]
@@ -173,7 +173,7 @@ class Sizes:
     numbers_flow = False
 
     @classmethod
-    def of(cls, outer: Op, composer: Composer, program: Program) -> Sizes | None:
+    def of(cls, outer: Op | None, composer: Composer, program: Program) -> Sizes | None:
         """None where lengths of some value do not follow from those of the call's tensors."""
         num = composer.num_given
         layouts = tuple([layout_of(one, composer.mesh) for one in composer.values[:num]])

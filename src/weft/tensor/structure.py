@@ -186,7 +186,7 @@ def sources(builder: Builder) -> list[Sources] | None:
     None where lengths follow from arguments or from arithmetic.
     """
     op, rule = builder.op, builder.rule
-    if type(op.results) is list:
+    if type(op.results) is list and builder.name != "aten.broadcast_tensors.default":
         return None  # how many there are may follow from a length (unbind)
     if rule is None:
         return _sources_of_layouts(builder)
