@@ -1,6 +1,6 @@
 """What an algorithm is: more than a rule, less than a special case in the dispatcher.
 
-A `Composite` is ordinary torch code, run on the ShardTensors themselves, so its gradient, its
+A `Composite` is ordinary torch code on global tensors, captured once, so its gradient, its
 transitions and its layouts come from the ops that it consists of. A `Local` is a function of
 local tensors between a decision's layouts, for what no composition of torch ops says.
 """

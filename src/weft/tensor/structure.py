@@ -162,6 +162,8 @@ def structure_of(trace: Trace, builder: Builder, tensors: Sequence[torch.Tensor]
     found = sources(builder)
     if found is None or fresh != list(range(num, num + len(fresh))):
         return None
+    if len(fresh) != len(results) and builder.target is None:
+        return None  # it hands an operand on
     sized = [
         sized_as(dims, trace.metas[slot.index]) for slot, dims in zip(results, found)
         if slot.index >= num
