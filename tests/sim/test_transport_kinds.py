@@ -151,7 +151,7 @@ def test_one_kind_that_becomes_another_goes_through_the_value() -> None:
                 for one, other in itertools.pairwise(route):
                     out = Transition(bound, one, other)(out)
                 (grad,) = torch.autograd.grad(out, x, y)
-                # Terms may be other ones (a reduce-scatter and zeros cost less): their value counts.
+                # Terms may be others (a reduce-scatter and zeros cost less): their value counts.
                 seen.append((Transition(bound, dst, whole)(out.detach()), grad))
             (direct, mine), (stepwise, due) = seen
             assert torch.allclose(direct, stepwise), f"{src} -> {dst}"
