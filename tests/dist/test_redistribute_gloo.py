@@ -17,6 +17,8 @@ from tests.cases.counting import counted
 from tests.dist.test_exit import START, torchrun
 from tests.gloo import GlooWorld
 from tests.oracle import block
+from tests.sim.test_redistribute_across import check_two_stages, two_stages
+from tests.sim.test_transport_across import MESHES as ACROSS
 from tests.transitions import layouts
 from weft import Layout, P, ShardTensor
 from weft.core import Mesh
@@ -143,6 +145,48 @@ def late(mesh: Any) -> float:
 
 def test_starting_does_not_wait(gloo: GlooWorld) -> None:
     assert max(gloo.run(late, MESH)) < 0.4
+
+
+@pytest.mark.parametrize("meshes", ACROSS)
+def test_two_meshes(gloo: GlooWorld, meshes: str) -> None:
+    check_two_stages(meshes, gloo.run(two_stages, (4,), meshes, True))
+
+
+def across(mesh: Any, meshes: str, shape: tuple[int, ...]) -> list[Any]:
+    """(received, sent, what is due) of moves from one mesh to another."""
+    one, other = (weft.init_mesh(mesh) for mesh in ACROSS[meshes])
+    full = torch.arange(torch.Size(shape).numel(), dtype=torch.float32).view(shape)
+    found = []
+    for src, dst in pairs_across(meshes, shape):
+        local = full.new_empty(0) if one.here is None else block(src, full, one.here).contiguous()
+        x = ShardTensor.from_local(local, one, src)
+        x.redistribute(other, dst)  # groups are made
+        with counted() as seen:
+            y = x.redistribute(other, dst)
+        wanted = full.new_empty(0) if other.here is None else block(dst, full, other.here)
+        assert torch.equal(y.to_local(), wanted), f"{src} -> {dst}"
+        due = int((~torch.isin(wanted, local)).sum()) * 4
+        found.append((seen.received, seen.sent, due))
+    return found
+
+
+def pairs_across(meshes: str, shape: tuple[int, ...]) -> list[tuple[Layout, Layout]]:
+    one, other = ACROSS[meshes]
+    pairs = list(itertools.product(layouts(one, shape, ()), layouts(other, shape, ())))
+    return random.Random(0).sample(pairs, min(20, len(pairs)))
+
+
+@pytest.mark.parametrize("shape", [(5, 6), (301, 402)])
+@pytest.mark.parametrize("meshes", ACROSS)
+def test_no_more_than_the_missing_bytes_between_meshes(
+    gloo: GlooWorld, meshes: str, shape: tuple[int, ...]
+) -> None:
+    ranks = gloo.run(across, (4,), meshes, shape)
+    for number, pair in enumerate(pairs_across(meshes, shape)):
+        for one in ranks:
+            received, _, due = one[number]
+            assert received == due, pair
+        assert sum(one[number][1] for one in ranks) == sum(one[number][0] for one in ranks)
 
 
 UNUSED = START + """

@@ -13,7 +13,6 @@ import torch
 
 from weft import ops, rules
 from weft.comm import BoundMesh
-from weft.core import Layout
 from weft.tensor import fallback
 from weft.tensor.calls import facts, slots_of
 from weft.tensor.capture import (
@@ -27,10 +26,10 @@ from weft.tensor.capture import (
     reshaped,
 )
 from weft.tensor.direct import BUILTINS, Builder
-from weft.tensor.meta import bounded_put, intern
+from weft.tensor.meta import bounded_put
 from weft.tensor.program import Composer, Sizes
 from weft.tensor.recipe import Alias, Function, Recipe
-from weft.tensor.shard_tensor import ShardTensor, hooks, wrap
+from weft.tensor.shard_tensor import ShardTensor, hooks
 from weft.tensor.structure import MAX_STRUCTURES, Structure, numbers_come_from, structure_of
 from weft.tensor.trees import fill, flatten, substitute
 
@@ -46,6 +45,7 @@ def recipe(
     """
     tensors = flatten((args, kwargs))
     known: dict[Any, Structure | Sizes] = mesh.cache.setdefault("structures", {})
+    structure = None if mesh.here is None else structure
     found = None if structure is None else known.get(structure)
     trace = None
     if found is not None:
@@ -61,8 +61,6 @@ def recipe(
             trace = _captured(func, args, kwargs, tensors)
         except NotCapturable as reason:
             return Function(fallback.runner(mesh, str(reason))), False
-    if mesh.here is None:
-        return Function(_outside(trace, tensors, mesh)), False
     num = len(tensors)
     if not trace.ops or _returns_operand(trace, num):
         return Alias(trace.result), False
@@ -94,6 +92,8 @@ def _program(
     trace: Trace, tensors: Sequence[torch.Tensor], mesh: BoundMesh
 ) -> tuple[Recipe, Sizes | None]:
     """What carries out several ops, and how it does for other lengths."""
+    if mesh.here is None:
+        return Function(_one_by_one(trace)), None
     composer = Composer(tensors, mesh)
     result = composer.add(trace, {at: Slot(at) for at in range(len(tensors))})
     if result is None:
@@ -105,7 +105,7 @@ def _program(
 def _composite(composite: ops.Composite, builder: Builder) -> tuple[Recipe, Sizes | None]:
     """What carries out an op that is composed of others, and how it does for other lengths."""
     op, trace = builder.op, builder.trace
-    if builder.target is None:
+    if builder.target is None and builder.mesh.here is not None:
         composer = Composer(builder.tensors, builder.mesh)
         out = composer.composed(composite.function, op)
         if out is not None:
@@ -201,26 +201,6 @@ def _call_op(op: Op, args: Any, kwargs: Any, device: torch.device) -> Any:
     if kwargs.get("device") is not None:  # captured on meta tensors
         kwargs["device"] = device
     return op.overload(*args, **kwargs)
-
-
-def _outside(trace: Trace, tensors: Sequence[Any], mesh: BoundMesh) -> Callable[..., Any]:
-    """A rank outside the mesh: global metadata, an empty local part, no collective."""
-    grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    device = tensors[0].device
-
-    def empty(meta: torch.Tensor) -> ShardTensor:
-        wanted = grad and meta.dtype.is_floating_point
-        layout = Layout.replicated(mesh.abstract, meta.shape)
-        local = torch.empty(0, dtype=meta.dtype, device=device, requires_grad=wanted)
-        return wrap(local, intern(mesh, layout, meta.dtype, device, wanted))
-
-    def run(func: Any, args: Any, kwargs: Any) -> Any:
-        values: dict[int, Any] = dict(enumerate(flatten((args, kwargs))))
-        for index, meta in enumerate(trace.metas[len(values):], start=len(values)):
-            values[index] = empty(meta)
-        return fill(trace.result, values)
-
-    return run
 
 
 def _numbers_flow(op: Op) -> bool:

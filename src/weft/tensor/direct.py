@@ -7,6 +7,7 @@ ranks build the same recipe for the same call.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.errors import UnsupportedOpError, message
 from weft.rules import Call, Decision, Rule
-from weft.tensor import fallback, foreach
+from weft.tensor import fallback, foreach, outside
 from weft.tensor.calls import (
     as_call,
     facts,
@@ -74,7 +75,7 @@ class Builder:
                         "use the op without the trailing underscore")
             )
         if any(index >= len(self.tensors) for index in self.slots):
-            return Function(fallback.runner(self.mesh, "it makes tensors of its own"))
+            return self._fallback("it makes tensors of its own")
         operands = [self.tensors[index] for index in self.slots]
         layouts = [layout_of(tensor, self.mesh) for tensor in operands]
         self.layouts = layouts
@@ -95,7 +96,33 @@ class Builder:
                         [str(layout) for layout in layouts],
                         "draw on the full tensor and weft.distribute_tensor() it")
             )
-        return Function(fallback.runner(self.mesh, "no rule covers it"))
+        return self._fallback("no rule covers it")
+
+    def _fallback(self, reason: str) -> Recipe:
+        if self.mesh.here is not None:
+            return Function(fallback.runner(self.mesh, reason))
+        shapes = [self.trace.metas[slot.index].shape for slot in slots_of(self.op.results)]
+        layouts = tuple(Layout.replicated(self.mesh.abstract, shape) for shape in shapes)
+        return self._outside(layouts, None)
+
+    def _outside(self, layouts: Sequence[Layout], alias: str | None) -> Recipe:
+        """The call on a rank outside the mesh, where its results have these layouts inside."""
+        if self.target is not None:
+            self._check_writable(self.tensors[self.target])
+            op = replace(self.op, overload=functional(self.op))
+            return Function(outside.written(self.trace, op, self.target))
+        grad = self.grad and any(tensor.requires_grad for tensor in self.tensors)
+        metas = {}
+        for slot, layout in zip(slots_of(self.op.results), layouts):
+            meta = self.trace.metas[slot.index]
+            metas[slot.index] = self._meta(layout, meta, self._differentiable(meta, grad), alias)
+        base = self.slots[0] if self.facts.is_view and alias is None else None
+        return Function(outside.computed(self.trace, self.op, base, metas))
+
+    def _differentiable(self, meta: torch.Tensor, grad: bool) -> bool:
+        return (self.is_leaf or (grad and not self.facts.detaches)) and (
+            meta.dtype.is_floating_point or meta.dtype.is_complex
+        )
 
     def _choose(self, call: Call, layouts: list[Layout], wants: list[bool]) -> Any:
         algorithm = ops.lookup(call, layouts, wants)
@@ -112,6 +139,11 @@ class Builder:
         self, decision: Decision, layouts: list[Layout], wants: list[bool], bind: Any
     ) -> Recipe:
         self.decision = decision
+        if self.mesh.here is None:
+            moved = any(one != other for one, other in zip(layouts, decision.operands))
+            return self._outside(
+                decision.results, self._alias(moved) if self.facts.is_view else None
+            )
         varying = varying_axes((*decision.operands, *decision.results))
         entering: list[Any] = [None] * len(self.tensors)
         met: dict[int, Any] = {}
@@ -175,12 +207,11 @@ class Builder:
         self, decision: Decision, entering: list[Any], varying: frozenset[int], grad: bool
     ) -> list[Result]:
         out: list[Result] = []
-        alias = self._alias(entering) if self.facts.is_view else None
+        moved = any(move is not None and move.src != move.dst for move in entering)
+        alias = self._alias(moved) if self.facts.is_view else None
         for slot, layout in zip(slots_of(self.op.results), decision.results):
             meta = self.trace.metas[slot.index]
-            differentiable = (self.is_leaf or (grad and not self.facts.detaches)) and (
-                meta.dtype.is_floating_point or meta.dtype.is_complex
-            )
+            differentiable = self._differentiable(meta, grad)
             leaving = frozenset(axis for axis in varying if layout.on(axis) is None)
             leave = (
                 transition_between(self.mesh, layout, layout, leaving, frozenset())
@@ -192,9 +223,9 @@ class Builder:
             )
         return out
 
-    def _alias(self, entering: list[Any]) -> str | None:
+    def _alias(self, moved: bool) -> str | None:
         """Why the results, views by the op's schema, share no memory with their base."""
-        if any(move is not None and move.src != move.dst for move in entering):
+        if moved:
             return self.name
         operands = [self.tensors[slot] for slot in self.slots]
         known = [tensor._meta.alias for tensor in operands if type(tensor) is ShardTensor]
@@ -209,19 +240,22 @@ class Builder:
             None if strides == contiguous_strides(meta.shape) else strides, alias,
         )
 
-    def _in_place(
-        self, decision: Decision, entering: list[Any], varying: frozenset[int],
-        local: Any, args: Any, kwargs: Any,
-    ) -> Recipe:
-        assert self.target is not None
-        target = self.tensors[self.target]
-        if isinstance(target, ShardTensor) and target._meta.alias is not None:
+    def _check_writable(self, target: torch.Tensor) -> None:
+        if type(target) is ShardTensor and target._meta.alias is not None:
             raise UnsupportedOpError(
                 message(self.name, f"the tensor {target.layout} came from a view op "
                         f"({target._meta.alias}) that had to communicate",
                         "a write through a view reaches its base only where they share memory",
                         [str(target.layout)], "write to the base, or clone() the view first")
             )
+
+    def _in_place(
+        self, decision: Decision, entering: list[Any], varying: frozenset[int],
+        local: Any, args: Any, kwargs: Any,
+    ) -> Recipe:
+        assert self.target is not None
+        target = self.tensors[self.target]
+        self._check_writable(target)
         wanted = layout_of(target, self.mesh)
         direct = decision.results[0] == wanted and entering[self.target] is None and not (
             _needs_leaving(decision.results[0], varying) and self.grad

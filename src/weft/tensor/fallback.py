@@ -16,7 +16,7 @@ import torch
 from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.errors import StrictError, UnsupportedOpError, WeftWarning, message
-from weft.tensor import modes
+from weft.tensor import modes, outside
 from weft.tensor.capture import map_tensors
 from weft.tensor.enter import Named, enter, transition_between
 from weft.tensor.meta import replicated_meta
@@ -41,6 +41,8 @@ def replicate(tensor: torch.Tensor, mesh: BoundMesh, name: str) -> torch.Tensor:
 
 def runner(mesh: BoundMesh, reason: str) -> Callable[[Any, Any, Any], Any]:
     """A function that carries out calls by fallback."""
+    if mesh.here is None:
+        return outside.unknown(mesh, reason)
 
     def run(func: Any, args: Any, kwargs: Any) -> Any:
         name = getattr(func, "__name__", None) or str(func)

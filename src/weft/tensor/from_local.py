@@ -45,6 +45,8 @@ def from_local(
     layout = _layout_of_local(local, mesh, placements, shape, sizes, sharding_shapes)
     if run_check:
         _check_over_ranks(local, mesh, layout)
+    if mesh.here is None and local.shape != (0,):
+        local = local.reshape(-1)[:0]
     _check_local(local, mesh, layout)
     if sync:
         local = _synced(local, mesh, layout)
@@ -59,18 +61,27 @@ def _layout_of_local(
 ) -> Layout:
     if isinstance(placements, Layout):
         return as_layout(mesh, placements.shape, placements)
+    if mesh.here is None and shape is None:
+        raise LayoutError(
+            message("from_local(shape=)", f"rank {mesh.rank} is outside {mesh.abstract!r} and is "
+                    "not told the global shape",
+                    "a rank outside the mesh knows the layout all the same, and asks nobody",
+                    ["shape=None"], "from_local(x, mesh, [Shard(0)], shape=(8, 4)), or a Layout")
+        )
+    ndim = local.dim() if shape is None else len(shape)
     # Which axes cut which dim depends on the number of dims alone.
-    form = Layout(mesh, (0,) * local.dim(), _without_sizes(placements))
+    form = Layout(mesh, (0,) * ndim, _without_sizes(placements))
     cut = [dim for dim, axes in enumerate(form.dims) if axes]
-    told = _told_sizes(placements, local.dim())
+    told = _told_sizes(placements, ndim)
     if shapes is not None:
         sizes = _sizes_from_shapes(form, shapes)
     elif told and set(told) == set(cut):
         sizes = told
     if isinstance(sizes, Mapping):
-        given = {dim % local.dim(): tuple(each) for dim, each in sizes.items()}
-        lengths = [sum(given[d]) if d in given else n for d, n in enumerate(local.shape)]
-        return Layout(mesh, shape or lengths, placements, sizes=given)
+        given = {dim % ndim: tuple(each) for dim, each in sizes.items()}
+        if shape is None:
+            shape = [sum(given[d]) if d in given else n for d, n in enumerate(local.shape)]
+        return Layout(mesh, shape, placements, sizes=given)
     if shape is not None:
         return Layout(mesh, shape, placements)
     if sizes == "chunk":
@@ -82,7 +93,7 @@ def _layout_of_local(
                     'sizes is "infer", "chunk" or a map tensor dim -> sizes in shard order',
                     [repr(sizes)], "from_local(x, mesh, [Shard(0)], sizes={0: (3, 2)})")
         )
-    if not cut or mesh.here is None:
+    if not cut:
         return Layout(mesh, local.shape, placements)
     inferred = _infer(local, mesh, form, cut)
     lengths = [sum(inferred[d]) if d in inferred else n for d, n in enumerate(local.shape)]

@@ -40,7 +40,8 @@ def as_sharded(tensor: torch.Tensor, mesh: BoundMesh) -> ShardTensor:
     """A ShardTensor as it is; a plain tensor as Replicate on the mesh."""
     if type(tensor) is ShardTensor:
         return tensor
-    return wrap(tensor, replicated_meta(mesh, tensor))
+    local = tensor if mesh.here is not None else tensor.new_empty(0)
+    return wrap(local, replicated_meta(mesh, tensor))
 
 
 def local_to_sharded(local: torch.Tensor, mesh: BoundMesh, layout: Layout) -> ShardTensor:

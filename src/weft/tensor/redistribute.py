@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 
-from weft.comm import as_bound_mesh
+from weft.comm import BoundMesh, as_bound_mesh
 from weft.core import Layout
-from weft.errors import LayoutError, PlacementError, message
+from weft.errors import PlacementError, message
 from weft.planner import gradient_layout
-from weft.tensor.enter import transition_between
+from weft.tensor.enter import MAX_VIEWS, transition_between
 from weft.tensor.layouts import as_layout
-from weft.tensor.meta import Meta
+from weft.tensor.meta import Meta, bounded_put, intern
 from weft.tensor.modes import source_line
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.transport import traffic
@@ -38,14 +38,32 @@ def redistribute(
         )
     target = mesh if device_mesh is None else as_bound_mesh(device_mesh)
     layout = as_layout(target, tensor.shape, placements)
-    if target != mesh:
-        raise LayoutError(
-            message("redistribute(device_mesh)", f"the tensor lives on {mesh!r}, the target is "
-                    f"{target!r}", "redistribute to another mesh is not built yet",
-                    [repr(target)], "weft.distribute_tensor(x.full_tensor(), other_mesh, ...)")
-        )
-    out = redistribute_to(tensor, layout, async_op)
+    if target == mesh:
+        out = redistribute_to(tensor, layout, async_op)
+    else:
+        out = _across(tensor, target, layout, async_op)
     return out if type(out._local) is InFlight else _as_value(tensor, out)
+
+
+def _across(
+    tensor: ShardTensor, target: BoundMesh, layout: Layout, async_op: bool
+) -> ShardTensor:
+    """The tensor on another mesh. Every rank that is in one of the two calls it."""
+    meta = tensor._meta
+    known: dict[Any, Transition] = meta.mesh.cache.setdefault("crossings", {})
+    key = (meta.layout, layout, target.device)
+    transition = known.get(key)
+    if transition is None:
+        transition = Transition(meta.mesh, meta.layout, layout, target)
+        bounded_put(known, key, transition, MAX_VIEWS)
+    local = tensor._local
+    if not transition.is_identity:
+        local = _asked_for("redistribute", transition, local, async_op)
+    if target.device != meta.mesh.device:
+        local = local.to(target.device)
+    return wrap(local, intern(
+        target, layout, meta.dtype, target.device, local.requires_grad, meta.strides
+    ))
 
 
 def _as_value(tensor: ShardTensor, out: ShardTensor) -> ShardTensor:

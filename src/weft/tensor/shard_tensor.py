@@ -345,8 +345,10 @@ class ShardTensor(torch.Tensor):
         """The same tensor in another layout; differentiable.
 
         Args:
-            device_mesh: None, or this tensor's mesh.
-            placements: placements, P or Layout.
+            device_mesh: the mesh to come to; None is this tensor's own. Of another mesh, ranks
+                that are in one of the two only take part, too; outside the mesh of a tensor a
+                rank has an empty local part.
+            placements: placements, P or Layout; None replicates on a given mesh.
             async_op: start to communicate and return; the first use of the result waits. Until
                 then this tensor must not be written to (the use would raise UnsupportedOpError).
                 The backward is as ever.

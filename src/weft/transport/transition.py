@@ -29,7 +29,8 @@ from torch.autograd import forward_ad
 from weft.comm import BoundMesh, Finish
 from weft.core.layout import Layout
 from weft.errors import UnsupportedOpError, message
-from weft.planner import IDEMPOTENT, Plan, gradient_layout, is_local, plan, step_nbytes_at
+from weft.planner import IDEMPOTENT, gradient_layout, plan, step_nbytes_at
+from weft.transport import facts
 from weft.transport.execute import Program, compile_plan, unshared
 from weft.transport.in_flight import in_flight
 from weft.transport.traffic import STATE, note, resume
@@ -47,8 +48,10 @@ class Transition:
     """Takes this rank's part at `src` to its part at `dst`: `transition(local) -> local`.
 
     Args:
-        mesh: the bound mesh of both layouts.
+        mesh: the bound mesh of the source.
         src, dst: the layouts.
+        target: the bound mesh of the target, where it is another one. A rank that is in one of
+            them only has a local tensor of shape (0,) on the other side.
         src_varying, dst_varying: replicated axes on which the value is seen by a computation that
             varies (R instead of I); other axes in them are ignored.
         apart: axes on both sides of which terms have nothing to do with each other.
@@ -61,9 +64,9 @@ class Transition:
     """
 
     __slots__ = (
-        "mesh", "src", "dst", "src_varying", "dst_varying", "copy", "scale", "is_identity",
-        "apart", "communicates", "backward_communicates", "reduction", "_plan", "_back",
-        "_enters", "_program", "_reverse", "_special", "_way",
+        "mesh", "src", "dst", "target", "src_varying", "dst_varying", "copy", "scale",
+        "is_identity", "apart", "communicates", "backward_communicates", "reduction", "_plan",
+        "_back", "_enters", "_program", "_reverse", "_special", "_way",
     )
 
     def __init__(
@@ -71,6 +74,7 @@ class Transition:
         mesh: BoundMesh,
         src: Layout,
         dst: Layout,
+        target: BoundMesh | None = None,
         *,
         src_varying: frozenset[int] = frozenset(),
         dst_varying: frozenset[int] = frozenset(),
@@ -79,25 +83,29 @@ class Transition:
         apart: frozenset[int] = frozenset(),
     ) -> None:
         self.mesh, self.src, self.dst, self.copy, self.scale = mesh, src, dst, copy, scale
-        self.src_varying = _replicated(src, src_varying)
-        self.dst_varying = _replicated(dst, dst_varying)
-        # Axes on which ranks hold values of their own, before and after: gradients do too.
-        self.apart = apart | _factors(src) & _factors(dst)
+        self.target = mesh if target is None else target
+        self.src_varying = facts.replicated(src, src_varying)
+        self.dst_varying = facts.replicated(dst, dst_varying)
+        if src.mesh == dst.mesh:
+            # Axes on which ranks hold values of their own, before and after: gradients do too.
+            apart |= facts.factors(src) & facts.factors(dst)
+        self.apart = apart
         self._plan = plan(src, dst)
         self._back = plan(
             gradient_layout(dst, self.dst_varying | self.apart),
             gradient_layout(src, self.src_varying | self.apart),
         )
-        self.communicates = _communicates(self._plan)
-        self.backward_communicates = _communicates(self._back)
+        self.communicates = facts.communicates(self._plan)
+        self.backward_communicates = facts.communicates(self._back)
+        is_inside = mesh.here is not None or self.target.here is not None
         self._special = _special(src, dst) if self._plan.steps else None
         if self._special is _factor:  # the coordinate that keeps the value tells the others
             self.backward_communicates = True
-        works = self._plan.steps or self._back.steps or scale != 1 or _divisor(self) != 1
-        self.is_identity = not copy and (mesh.here is None or not works)
+        works = self._plan.steps or self._back.steps or scale != 1 or facts.divisor(src, dst) != 1
+        self.is_identity = not copy and not (is_inside and works)
         self._program: Program | None = None
-        if self._plan.steps and mesh.here is not None:
-            self._program = compile_plan(self._plan, mesh)
+        if self._plan.steps and is_inside:
+            self._program = compile_plan(self._plan, mesh, self.target)
         # Communicator and kind, where one all-reduce is all there is to do.
         alone = self._program is not None and scale == 1 and not copy
         self.reduction = self._program.reduction if alone and self._program else None
@@ -123,11 +131,13 @@ class Transition:
         Until then `x` must not be written to (the use would raise); it may never be used.
         """
         wants_grad = x.requires_grad and torch.is_grad_enabled()
-        if not self.communicates or self.mesh.here is None or (wants_grad and self.is_special):
+        if not self.communicates or not self._program or (wants_grad and self.is_special):
             return self(x)
         x = x.clone() if x.is_inference() else x  # its writes are not counted
         brings: list[Finish] = []
         if wants_grad:
+            if _transforms() is not None:
+                _refuse_node(self)
             out = _start(x, self, brings)
         else:
             out = self._begin(x, brings)
@@ -136,7 +146,7 @@ class Transition:
     def _begin(self, x: Tensor, brings: list[Finish]) -> Tensor:
         """The result without its data; what brings them is put into the list."""
         program = self._program
-        assert program is not None and self.mesh.here is not None
+        assert program is not None
         _refuse_transforms(self, x)
         if STATE.on:
             finish = program.start_as(self.text, f"{self.src} -> {self.dst}", x)
@@ -144,7 +154,8 @@ class Transition:
             finish = program.start(x)
         scale = self.scale
         brings.append(finish if scale == 1 else lambda: finish() * scale)
-        shape = self.dst.local_shape_at(self.mesh.here)
+        here = self.target.here
+        shape = (0,) if here is None else self.dst.local_shape_at(here)
         return torch.empty_strided(shape, [0] * len(shape), dtype=x.dtype, device=x.device)
 
     @property
@@ -161,9 +172,10 @@ class Transition:
         if self._enters is None:
             src, dst = self.src, self.dst
             kinds = {kind for kind, before in zip(dst.partial, src.partial) if kind != before}
-            same = src.dims == dst.dims and src.cuts == dst.cuts and kinds <= {"sum"}
+            same = src.mesh == dst.mesh and src.dims == dst.dims and src.cuts == dst.cuts
             self._enters = (
-                same and not self.communicates and self.reverse.reduction is not None
+                same and kinds <= {"sum"} and not self.communicates
+                and self.reverse.reduction is not None
             )
         return self._enters
 
@@ -183,26 +195,28 @@ class Transition:
     @property
     def text(self) -> str:
         """What changes, in the words of the table: `S(0)->R on dp`."""
-        return _text(self)
+        return facts.text(self.src, self.dst, self.src_varying, self.dst_varying)
 
     @property
     def reverse(self) -> Transition:
         """The transition of the gradient."""
         if self._reverse is None:
             self._reverse = Transition(
-                self.mesh, self._back.src, self._back.dst,
-                src_varying=_partial_axes(self.dst) | self.dst_varying,
-                dst_varying=_partial_axes(self.src) | self.src_varying,
-                scale=self.scale / _divisor(self), apart=self.apart,
+                self.target, self._back.src, self._back.dst, self.mesh,
+                src_varying=facts.partial_axes(self.dst) | self.dst_varying,
+                dst_varying=facts.partial_axes(self.src) | self.src_varying,
+                scale=self.scale / facts.divisor(self.src, self.dst), apart=self.apart,
             )
         return self._reverse
 
     def nbytes_received(self, itemsize: int) -> int:
         """Bytes that this rank receives from others, forward."""
-        at = self.mesh.here
-        if at is None:
-            return 0
-        return sum(step_nbytes_at(step, at, itemsize) for step in self._plan.steps)
+        total, rank = 0, self.mesh.rank
+        for step in self._plan.steps:
+            position = step.dst.mesh.position_of_rank(rank)
+            if position is not None:
+                total += step_nbytes_at(step, step.dst.mesh.coordinate(position), itemsize)
+        return total
 
     def __repr__(self) -> str:
         return f"Transition({self.text}: {self.src} -> {self.dst})"
@@ -317,27 +331,13 @@ def gradient_through(x: Tensor, back: Transition) -> Tensor:
 
 def _special(src: Layout, dst: Layout) -> Callable[[Transition], Way] | None:
     """What makes the differentiable way of a pair that a plan between duals does not describe."""
-    changes = list(zip(src.partial, dst.partial, src.mesh.axis_sizes))
-    if any(before in _NO_GRADIENT and size > 1 for before, _, size in changes):
+    if any(kind in _NO_GRADIENT and size > 1
+           for kind, size in zip(src.partial, src.mesh.axis_sizes)):
         return _refuse
-    if _axes_of_product(src, dst):
+    taken, made = facts.products(src, dst)
+    if taken:
         return _multiply
-    if _axes_of_product(dst, src):
-        return _factor
-    return None
-
-
-def _axes_of_product(layout: Layout, other: Layout) -> tuple[int, ...]:
-    """The axes that wait for a product in one layout and not in the other."""
-    return tuple(
-        axis for axis, size in enumerate(layout.mesh.axis_sizes)
-        if layout.partial[axis] == "product" and other.partial[axis] != "product" and size > 1
-    )
-
-
-def _without(layout: Layout, axes: tuple[int, ...]) -> Layout:
-    kinds = [None if axis in axes else kind for axis, kind in enumerate(layout.partial)]
-    return layout.replace(cuts=layout.cuts, partial=kinds)
+    return _factor if made else None
 
 
 def _refuse(transition: Transition) -> Way:
@@ -357,15 +357,15 @@ def _refuse(transition: Transition) -> Way:
 def _multiply(transition: Transition) -> Way:
     """P(product) reduced: every rank gathers the terms and multiplies them in the same order."""
     mesh, src, dst = transition.mesh, transition.src, transition.dst
-    axes = _axes_of_product(src, dst)
-    reduced = _without(src, axes)
+    axes, _ = facts.products(src, dst)
+    reduced = facts.without(src, axes)
     num_terms = math.prod(src.mesh.axis_sizes[axis] for axis in axes)
     shape, cuts = (num_terms, *src.shape), (None, *src.cuts)
     stacked = Layout.make(src.mesh, shape, (axes, *src.dims), cuts, reduced.partial)
     whole = stacked.replace(dims=((), *src.dims), cuts=cuts)
     gather = Transition(mesh, stacked, whole)
     rest = Transition(
-        mesh, reduced, dst, src_varying=transition.src_varying,
+        mesh, reduced, dst, transition.target, src_varying=transition.src_varying,
         dst_varying=transition.dst_varying,
     )
     return lambda x: rest(functools.reduce(torch.mul, gather(x.unsqueeze(0)).unbind(0)))
@@ -373,69 +373,13 @@ def _multiply(transition: Transition) -> Way:
 
 def _factor(transition: Transition) -> Way:
     """I -> P(product): the value on coordinate 0, ones elsewhere; all of them keep the edge."""
-    mesh = transition.mesh
-    axes = _axes_of_product(transition.dst, transition.src)
+    target = transition.target
+    _, axes = facts.products(transition.src, transition.dst)
     share = Transition(
-        mesh, transition.src, _without(transition.dst, axes),
-        src_varying=transition.src_varying,
-        dst_varying=transition.dst_varying.union(axes),
+        transition.mesh, transition.src, facts.without(transition.dst, axes), target,
+        src_varying=transition.src_varying, dst_varying=transition.dst_varying.union(axes),
     )
-    if mesh.here is None or not any(mesh.here[axis] for axis in axes):
+    if target.here is None or not any(target.here[axis] for axis in axes):
         return share
-    everywhere = torch.ones((), dtype=torch.bool, device=mesh.device)
+    everywhere = torch.ones((), dtype=torch.bool, device=target.device)
     return lambda x: share(x).masked_fill(everywhere, 1)
-
-
-# Facts about layouts.
-
-
-def _replicated(layout: Layout, axes: frozenset[int]) -> frozenset[int]:
-    return frozenset(axis for axis in axes if layout.on(axis) is None)
-
-
-def _partial_axes(layout: Layout) -> frozenset[int]:
-    return frozenset(axis for axis, kind in enumerate(layout.partial) if kind)
-
-
-def _factors(layout: Layout) -> frozenset[int]:
-    return frozenset(axis for axis, kind in enumerate(layout.partial) if kind == "product")
-
-
-def _communicates(found: Plan) -> bool:
-    return any(not is_local(step) for step in found.steps)
-
-
-def _divisor(transition: Transition) -> int:
-    """The number of terms that share a gradient, over all axes where they do."""
-    src, dst = transition.src, transition.dst
-    return math.prod([
-        size ** ((before == "avg") + (after in IDEMPOTENT))
-        for before, after, size in zip(src.partial, dst.partial, src.mesh.axis_sizes)
-        if before != after
-    ])
-
-
-def _text(transition: Transition) -> str:
-    """`S(0)->R on dp`, one part per axis that changes."""
-    src, dst = transition.src, transition.dst
-    parts = []
-    for axis, name in enumerate(src.mesh.axis_names):
-        before = _word(src, axis, transition.src_varying)
-        after = _word(dst, axis, transition.dst_varying)
-        if before != after:
-            parts.append(f"{before}->{after} on {name}")
-    if not parts:
-        moved = [dim for dim in range(src.ndim)
-                 if (src.dims[dim], src.cuts[dim]) != (dst.dims[dim], dst.cuts[dim])]
-        parts = [f"S({dim})->S({dim}) other cuts" for dim in moved]
-    return ", ".join(parts) or "nothing"
-
-
-def _word(layout: Layout, axis: int, varying: frozenset[int]) -> str:
-    match layout.on(axis):
-        case int(dim):
-            return f"S({dim})"
-        case str(kind):
-            return f"P({kind})"
-        case _:
-            return "R" if axis in varying else "I"
