@@ -223,10 +223,8 @@ class ProcessCommunicator(Communicator):
         data, width = as_bytes(x), x.element_size()
         out = data.new_empty(sum(recv) * width)
         call = self._alive("all_to_all").alltoall_base  # torch's wrapper around it takes 10 us
-        self._start(
-            "all_to_all", call, out, data, [size * width for size in arriving],
-            [size * width for size in send], _ALL_TO_ALL,
-        )()
+        sizes = [size * width for size in arriving], [size * width for size in send]
+        self._start("all_to_all", call, out, data, *sizes, _ALL_TO_ALL)()
         received = out.view(x.dtype)
         if self.in_order:
             return received

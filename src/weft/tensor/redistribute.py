@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from weft.comm import BoundMesh, as_bound_mesh
+from weft.comm import as_bound_mesh
 from weft.core import Layout
 from weft.errors import PlacementError, message
 from weft.planner import gradient_layout
@@ -16,7 +16,7 @@ from weft.tensor.meta import Meta, bounded_put, intern
 from weft.tensor.modes import source_line
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.transport import traffic
-from weft.transport.in_flight import InFlight, landed
+from weft.transport.in_flight import landed
 from weft.transport.transition import Transition, gradient_through
 
 __all__ = [
@@ -29,41 +29,72 @@ def redistribute(
     tensor: ShardTensor, device_mesh: Any, placements: Any, async_op: bool
 ) -> ShardTensor:
     """See `ShardTensor.redistribute`."""
-    mesh = tensor._meta.mesh
-    if device_mesh is None and placements is None:
-        raise PlacementError(
-            message("redistribute()", f"neither a mesh nor placements are given for "
-                    f"{tensor.layout}", "redistribute is told where to", ["placements=None"],
-                    "x.redistribute(placements=[Replicate()])")
-        )
-    target = mesh if device_mesh is None else as_bound_mesh(device_mesh)
-    layout = as_layout(target, tensor.shape, placements)
-    if target == mesh:
-        out = redistribute_to(tensor, layout, async_op)
-    else:
-        out = _across(tensor, target, layout, async_op)
-    return out if type(out._local) is InFlight else _as_value(tensor, out)
-
-
-def _across(
-    tensor: ShardTensor, target: BoundMesh, layout: Layout, async_op: bool
-) -> ShardTensor:
-    """The tensor on another mesh. Every rank that is in one of the two calls it."""
     meta = tensor._meta
-    known: dict[Any, Transition] = meta.mesh.cache.setdefault("crossings", {})
-    key = (meta.layout, layout, target.device)
-    transition = known.get(key)
+    if type(placements) is ShardTensor:
+        placements = placements.layout
+    key = (meta, device_mesh, tuple(placements) if type(placements) is list else placements)
+    known: dict[Any, _Move] = meta.mesh.cache.setdefault("moves", {})
+    try:
+        move = known.get(key)
+    except TypeError:  # something that cannot be hashed: `_Move` says what is wrong with it
+        move = _Move(meta, device_mesh, placements)
+    if move is None:
+        move = _Move(meta, device_mesh, placements)
+        bounded_put(known, key, move, MAX_VIEWS)
+    local, transition = tensor._local, move.transition
     if transition is None:
-        transition = Transition(meta.mesh, meta.layout, layout, target)
-        bounded_put(known, key, transition, MAX_VIEWS)
-    local = tensor._local
-    if not transition.is_identity:
-        local = _asked_for("redistribute", transition, local, async_op)
-    if target.device != meta.mesh.device:
-        local = local.to(target.device)
-    return wrap(local, intern(
-        target, layout, meta.dtype, target.device, local.requires_grad, meta.strides
-    ))
+        return wrap(torch._lazy_clone(local), meta if move.stays else move.meta(local))
+    if traffic.STATE.on:
+        with traffic.label("redistribute", source_line(), "asked for"):
+            out = transition.start(local) if async_op else transition(local)
+    else:
+        out = transition.start(local) if async_op else transition(local)
+    if not transition.communicates and _shares(out, local):
+        out = torch._lazy_clone(out)  # the first write to either copies
+    if move.target.device != meta.mesh.device:
+        out = out.to(move.target.device)
+    return wrap(out, move.meta(out))
+
+
+class _Move:
+    """Where a call of `redistribute` leads to, found once.
+
+    `transition` is None where this rank has nothing to do; `stays`: the tensor is there already.
+    """
+
+    __slots__ = ("_metas", "_parts", "_strides", "stays", "target", "transition")
+
+    def __init__(self, meta: Meta, device_mesh: Any, placements: Any) -> None:
+        mesh = meta.mesh
+        if device_mesh is None and placements is None:
+            raise PlacementError(
+                message("redistribute()", f"neither a mesh nor placements are given for "
+                        f"{meta.layout}", "redistribute is told where to", ["placements=None"],
+                        "x.redistribute(placements=[Replicate()])")
+            )
+        target = mesh if device_mesh is None else as_bound_mesh(device_mesh)
+        layout = as_layout(target, meta.shape, placements)
+        self.stays = layout == meta.layout
+        if target == mesh:
+            target = mesh
+            self.transition = transition_between(mesh, meta.layout, layout)
+        else:  # every rank that is in one of the two takes part
+            crossing = Transition(mesh, meta.layout, layout, target)
+            self.transition = None if crossing.is_identity else crossing
+        self.target = target
+        self._parts = layout, meta.dtype, target.device
+        self._metas: list[Meta | None] = [None, None]
+        self._strides = meta.strides
+
+    def meta(self, local: torch.Tensor) -> Meta:
+        """What the result is."""
+        grad = local.requires_grad
+        found = self._metas[grad]
+        if found is None:
+            layout, dtype, device = self._parts
+            found = intern(self.target, layout, dtype, device, grad, self._strides)
+            self._metas[grad] = found
+        return found
 
 
 def _as_value(tensor: ShardTensor, out: ShardTensor) -> ShardTensor:
@@ -77,9 +108,7 @@ def _shares(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.untyped_storage()._cdata == other.untyped_storage()._cdata
 
 
-def redistribute_to(
-    tensor: ShardTensor, layout: Layout, async_op: bool = False
-) -> ShardTensor:
+def redistribute_to(tensor: ShardTensor, layout: Layout) -> ShardTensor:
     """The tensor in a layout of its own mesh; may share memory."""
     meta = tensor._meta
     if meta.layout == layout:
@@ -88,7 +117,7 @@ def redistribute_to(
     if meta.mesh.here is None or transition is None:
         local = tensor._local
     else:
-        local = _asked_for("redistribute", transition, tensor._local, async_op)
+        local = _asked_for("redistribute", transition, tensor._local)
     return wrap(local, meta.replace(layout=layout, requires_grad=local.requires_grad))
 
 
@@ -108,15 +137,12 @@ def gathered(tensor: ShardTensor) -> torch.Tensor:
     return local if transition is None else _asked_for("full_tensor", transition, local)
 
 
-def _asked_for(
-    call: str, transition: Transition, local: torch.Tensor, async_op: bool = False
-) -> torch.Tensor:
+def _asked_for(call: str, transition: Transition, local: torch.Tensor) -> torch.Tensor:
     """A transition that the user has written: no other use shares it, strict mode lets it pass."""
-    carry_out = transition.start if async_op else transition
     if not traffic.STATE.on:
-        return carry_out(local)
+        return transition(local)
     with traffic.label(call, source_line(), "asked for"):
-        return carry_out(local)
+        return transition(local)
 
 
 def to_local(tensor: ShardTensor, grad_placements: Any) -> torch.Tensor:
