@@ -32,37 +32,43 @@ def redistribute(
     meta = tensor._meta
     if type(placements) is ShardTensor:
         placements = placements.layout
-    key = (meta, device_mesh, tuple(placements) if type(placements) is list else placements)
+    given: Any = tuple(placements) if type(placements) is list else placements
+    key: Any = (meta, given)
+    if device_mesh is not None:  # meshes on other devices are equal too
+        key = (*key, device_mesh, getattr(device_mesh, "device_type", None))
     known: dict[Any, _Move] = meta.mesh.cache.setdefault("moves", {})
     try:
         move = known.get(key)
-    except TypeError:  # something that cannot be hashed: `_Move` says what is wrong with it
-        move = _Move(meta, device_mesh, placements)
+    except TypeError:  # something in it cannot be hashed
+        key = move = None
     if move is None:
         move = _Move(meta, device_mesh, placements)
-        bounded_put(known, key, move, MAX_VIEWS)
+        if key is not None:
+            bounded_put(known, key, move, MAX_VIEWS)
     local, transition = tensor._local, move.transition
     if transition is None:
-        return wrap(torch._lazy_clone(local), meta if move.stays else move.meta(local))
-    if traffic.STATE.on:
-        with traffic.label("redistribute", source_line(), "asked for"):
-            out = transition.start(local) if async_op else transition(local)
+        out = torch._lazy_clone(local)  # the first write to either copies
     else:
-        out = transition.start(local) if async_op else transition(local)
-    if not transition.communicates and _shares(out, local):
-        out = torch._lazy_clone(out)  # the first write to either copies
-    if move.target.device != meta.mesh.device:
-        out = out.to(move.target.device)
+        if traffic.STATE.on:
+            with traffic.label("redistribute", source_line(), "asked for"):
+                out = transition.start(local) if async_op else transition(local)
+        else:
+            out = transition.start(local) if async_op else transition(local)
+        if not transition.communicates and _shares(out, local):
+            out = torch._lazy_clone(out)
+    if move.device is not None:
+        out = out.to(move.device)
     return wrap(out, move.meta(out))
 
 
 class _Move:
     """Where a call of `redistribute` leads to, found once.
 
-    `transition` is None where this rank has nothing to do; `stays`: the tensor is there already.
+    `transition` is None where this rank has nothing to do, `device` where the result stays where
+    it is.
     """
 
-    __slots__ = ("_metas", "_parts", "_strides", "stays", "target", "transition")
+    __slots__ = ("_metas", "_parts", "_strides", "device", "transition")
 
     def __init__(self, meta: Meta, device_mesh: Any, placements: Any) -> None:
         mesh = meta.mesh
@@ -74,15 +80,14 @@ class _Move:
             )
         target = mesh if device_mesh is None else as_bound_mesh(device_mesh)
         layout = as_layout(target, meta.shape, placements)
-        self.stays = layout == meta.layout
         if target == mesh:
-            target = mesh
+            target = mesh if target.device == mesh.device else target
             self.transition = transition_between(mesh, meta.layout, layout)
         else:  # every rank that is in one of the two takes part
             crossing = Transition(mesh, meta.layout, layout, target)
             self.transition = None if crossing.is_identity else crossing
-        self.target = target
-        self._parts = layout, meta.dtype, target.device
+        self.device = None if target.device == mesh.device else target.device
+        self._parts = target, layout, meta.dtype, target.device
         self._metas: list[Meta | None] = [None, None]
         self._strides = meta.strides
 
@@ -91,9 +96,7 @@ class _Move:
         grad = local.requires_grad
         found = self._metas[grad]
         if found is None:
-            layout, dtype, device = self._parts
-            found = intern(self.target, layout, dtype, device, grad, self._strides)
-            self._metas[grad] = found
+            found = self._metas[grad] = intern(*self._parts, grad, self._strides)
         return found
 
 
