@@ -92,6 +92,7 @@ WRONG_ARGUMENTS = [
     ({"itemsize": 2.0}, "plan(itemsize): itemsize is 2.0."),
     ({"itemsize": 4, "dtype": "int64"}, "plan(itemsize, dtype): itemsize is 4, int64 has 8 bytes."),
     ({"dtype": "quad"}, "plan(dtype): 'quad' names no dtype."),
+    ({"dtype": "f4"}, "plan(dtype): 'f4' names no dtype."),
     ({"links": "infiniband"}, "plan(links): 'infiniband' is no network."),
 ]
 

@@ -136,6 +136,8 @@ def _check_fits(value: Mesh, world: World) -> None:
     if not outside:
         return
     axes = dict(zip(value.axis_names, value.axis_sizes))
+    count = max(value.size(), max(ranks) + 1)
+    given = axes if value.ranks is None else repr(value)
     raise MeshError(
         message(
             "init_mesh(axes)", f"{value!r} needs {value.size()} ranks up to rank {max(ranks)}, "
@@ -143,7 +145,7 @@ def _check_fits(value: Mesh, world: World) -> None:
             "a mesh lies within the world: the simulated ranks of weft.testing.run, "
             "or the processes of torch.distributed or torchrun, or else this process alone",
             outside,
-            f"weft run -n {value.size()} script.py, or in one process:\n"
-            f"weft.testing.run(fn, num_ranks={value.size()}, mesh={axes})",
+            f"weft run -n {count} script.py, or in one process:\n"
+            f"weft.testing.run(fn, num_ranks={count}, mesh={given})",
         )
     )

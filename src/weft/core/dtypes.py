@@ -14,8 +14,10 @@ __all__ = ["carries", "dtype_name", "dtype_text", "itemsize"]
 
 _BOOL, _INTEGER, _FLOAT, _COMPLEX = "bool", "integer", "float", "complex"
 
-_FAMILY = re.compile(r"(?P<bool>bool)|(?P<integer>u?int)\d+|(?P<float>b?float)\d+\w*"
-                     r"|(?P<complex>complex)\d+")
+_FAMILY = re.compile(
+    r"(?P<bool>bool)|(?P<integer>u?int(?:8|16|32|64))"
+    r"|(?P<float>float(?:16|32|64)|bfloat16|float[48]_\w+)|(?P<complex>complex(?:32|64|128))"
+)
 
 _SHORT = {"bool": "bool", "int": "i", "uint": "u", "float": "f", "bfloat": "bf", "complex": "c"}
 
