@@ -9,10 +9,13 @@ TORCH := $(shell grep '^torch==' requirements.txt)
 
 export OMP_NUM_THREADS ?= 1
 
+# Processes that run tests; those over gloo go to one of them, which starts the world once.
+WORKERS ?= auto
+
 .PHONY: test demo check bench setup
 
 test: $(STAMP)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 --dist loadgroup $(ARGS)
 
 demo: $(STAMP)
 	$(BIN)/weft demo $(ARGS)
