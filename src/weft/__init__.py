@@ -25,6 +25,7 @@ from weft.errors import (
     WeftWarning,
 )
 from weft.nn import distribute_module
+from weft.own import register_handler, register_rule, unregister_handler, unregister_rule
 from weft.planner import Link, Links, plan, set_links
 from weft.show import show
 from weft.tensor import (
@@ -49,5 +50,6 @@ __all__ = [
     "ShardTensor", "ShardTypeError", "StrictError", "StridedShard", "UnsupportedOpError",
     "WeftError", "WeftWarning", "arange", "as_bound_mesh", "current_mesh", "debug",
     "distribute_module", "distribute_tensor", "empty", "explain", "full", "init_mesh", "ones",
-    "plan", "scatter_tensor", "set_links", "show", "strict", "testing", "zeros",
+    "plan", "register_handler", "register_rule", "scatter_tensor", "set_links", "show", "strict",
+    "testing", "unregister_handler", "unregister_rule", "zeros",
 ]

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import weft
 from tests.cases.backward import ragged_checkpoint, terms
+from tests.cases.own import own_ops
 from tests.gloo import GlooWorld
 from weft import LayoutError, P, ShardTensor
 from weft.errors import CommunicationError
@@ -140,6 +141,12 @@ def test_ranks_that_save_less_recompute_at_the_same_time(gloo: GlooWorld, reentr
 def test_terms_of_leaves(gloo: GlooWorld) -> None:
     for found in gloo.run(terms, MESH):
         for one, due in zip(found, terms(None)):
+            torch.testing.assert_close(one, due)
+
+
+def test_own_ops(gloo: GlooWorld) -> None:
+    for found in gloo.run(own_ops, MESH):
+        for one, due in zip(found, own_ops(None)):
             torch.testing.assert_close(one, due)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -455,3 +456,17 @@ def test_ranks_outside_the_mesh_run_the_same_program() -> None:
             lambda _: weft.zeros((), mesh=weft.init_mesh({"x": 2}, ranks=(2, 0))).item(),
             num_ranks=3, mesh={"world": 3},
         )
+
+
+def test_memory_that_is_numpy_s() -> None:
+    """torch cannot copy it on write."""
+    def on_rank(mesh: Any) -> None:
+        array = np.arange(6.0)
+        x = ShardTensor.from_local(torch.from_numpy(array), mesh, P())
+        y, z = x.redistribute(placements=P()), x.full_tensor()
+        y.add_(1)
+        z.add_(2)
+        array[0] = 5
+        assert x.tolist() == [5, 1, 2, 3, 4, 5] and y.tolist() == [1, 2, 3, 4, 5, 6]
+
+    weft.testing.run(on_rank, mesh={"x": 2})

@@ -14,6 +14,7 @@ The strings:
     b s:max -> b         the kind of a factor that no result has; without a kind it is a sum
     b, -> b              an operand without dims; "b ->" has a result without dims
     b 1 -> b             a dim that always has size 1
+    b i -> b 3           a dim of a size that no operand tells; it is whole
 """
 
 from __future__ import annotations
@@ -168,6 +169,36 @@ class Pattern:
     reduce: Mapping[str, str]
     whole: frozenset[str]
 
+    def result_shapes(self, operands: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+        """The shapes of the results, from those of the operands.
+
+        Raises:
+            LayoutError: operands that do not fit, or a factor whose size they do not tell.
+        """
+        self._check_numbers(len(operands), len(self.results))
+        dims = [_spread(self, tensor, shape) for tensor, shape in zip(self.operands, operands)]
+        sizes = _sizes(self, dims, operands)
+        leads = [len(shape) - len(tensor) + 1 for tensor, shape in zip(self.operands, operands)
+                 if ("...",) in tensor]
+        shapes: list[tuple[int, ...]] = []
+        for tensor in self.results:
+            lead = tuple((f"...{more}",) for more in range(max(leads, default=0), 0, -1))
+            if ("...",) in tensor:
+                place = tensor.index(("...",))
+                tensor = tensor[:place] + lead + tensor[place + 1 :]
+            unknown = sorted({name for factors in tensor for name in factors} - sizes.keys())
+            if unknown:
+                raise self._misfit(f"operands of shapes {[tuple(shape) for shape in operands]} do "
+                                   "not tell the shapes of the results",
+                                   [f"{name}: no operand tells its size" for name in unknown])
+            shapes.append(tuple(_product(factors, sizes) for factors in tensor))
+        return shapes
+
+    def _check_numbers(self, operands: int, results: int) -> None:
+        if operands != len(self.operands) or results != len(self.results):
+            raise self._misfit(f"{operands} operands and {results} results are given, the rule "
+                               f"has {len(self.operands)} and {len(self.results)}")
+
     def bind(
         self,
         operands: Sequence[Sequence[int]],
@@ -183,9 +214,7 @@ class Pattern:
         """
         shapes = [*operands, *results]
         named = [*self.operands, *self.results]
-        if len(operands) != len(self.operands) or len(results) != len(self.results):
-            raise self._misfit(f"{len(operands)} operands and {len(results)} results are given, "
-                               f"the rule has {len(self.operands)} and {len(self.results)}")
+        self._check_numbers(len(operands), len(results))
         dims = [_spread(self, tensor, shape) for tensor, shape in zip(named, shapes)]
         sizes = _sizes(self, dims, shapes)
         # A factor of size 1 in a compound dim would stand before the one that can be cut.
@@ -240,13 +269,18 @@ def _sizes(
     pattern: Pattern, dims: Sequence[FactorDims], shapes: Sequence[Sequence[int]]
 ) -> dict[str, int]:
     pairs = [pair for tensor, shape in zip(dims, shapes) for pair in zip(tensor, shape)]
-    sizes: dict[str, int] = {"1": 1}
+    sizes = {name: int(name) for tensor in (*pattern.operands, *pattern.results)
+             for factors in tensor for name in factors if name.isdigit()}
+    sizes["1"] = 1
     clash: list[str] = []
     for factors, length in pairs:
         if len(factors) != 1:
             continue
         known = sizes.get(factors[0], 1)
-        if known == 1 and factors[0] != "1":
+        if factors[0].isdigit() and factors[0] != "1":
+            if length != known:
+                clash.append(f"{known}: a dim of length {length}")
+        elif known == 1 and factors[0] != "1":
             sizes[factors[0]] = length
         elif length not in (1, known):
             clash.append(f"{factors[0]}: {known} and {length}")
@@ -266,7 +300,9 @@ def _sizes(
     return sizes
 
 
-_TOKEN = re.compile(r"\(([^()]*)\)|(\.\.\.|[A-Za-z_][A-Za-z0-9_]*!?(?::[a-z]+)?|1)|(\S)")
+_TOKEN = re.compile(
+    r"\(([^()]*)\)|(\.\.\.|[A-Za-z_][A-Za-z0-9_]*!?(?::[a-z]+)?|[1-9][0-9]*(?![\w!:]))|(\S)"
+)
 
 
 @lru_cache(maxsize=4096)
@@ -312,6 +348,7 @@ def _parse_side(
                 names.append(word)
             dims.append(tuple(names))
         named = [name for factors in dims for name in factors if name not in ("1", "...")]
+        whole.update(name for name in named if name.isdigit())
         # A diagonal: cutting both of its dims alike would leave out the blocks off it.
         whole.update(name for name in named if named.count(name) > 1)
         tensors.append(tuple(dims))

@@ -6,6 +6,7 @@ has the dual of x's layout: S of S, I of I, and replicated over axes where x is 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -44,14 +45,37 @@ def _partial_axes(meta: Meta) -> frozenset[int]:
     return frozenset(axis for axis, kind in enumerate(meta.layout.partial) if kind)
 
 
+def _num_means(meta: Meta) -> int:
+    """By how much the gradient of such a tensor is larger than that of its local term.
+
+    Raises:
+        UnsupportedOpError: it is partial by a kind for which one does not follow from the other.
+    """
+    layout = meta.layout
+    kinds = {kind for kind in layout.partial if kind is not None}
+    if not kinds <= {"sum", "avg"}:
+        raise UnsupportedOpError(
+            message("x.grad, hooks, torch.autograd.grad", f"x is {layout}",
+                    "the gradient of a term of a sum or of a mean is that of the value; those of "
+                    "other terms depend on the other terms", [str(layout)],
+                    "x.redistribute(placements=...), and the gradient of that")
+        )
+    sizes = zip(layout.partial, layout.mesh.axis_sizes)
+    return math.prod([size for kind, size in sizes if kind == "avg"])
+
+
 def wrap_cotangent(meta: Meta, local: torch.Tensor) -> ShardTensor:
     """The gradient of a tensor that has `meta`, from the local one that autograd holds.
 
     It has the strides of its tensor, which all ranks know. Where the tensor is partial,
     autograd's gradient is R and the user's is I (see `Transition`): that matters to the gradient
-    of the gradient alone.
+    of the gradient alone. Terms of a mean have one g-th of it; a write to their gradient would
+    not reach what autograd holds, and raises.
     """
     made = grad_meta(meta)
+    if meta.layout.is_partial and (means := _num_means(meta)) != 1:
+        local = local * means
+        made = made.replace(alias="the gradient of a mean")
     if made.strides is None and not local.is_contiguous():
         local = local.contiguous()
     if not local.requires_grad:
@@ -67,7 +91,9 @@ def local_cotangent(meta: Meta, grad: torch.Tensor) -> torch.Tensor:
     layout, axes = grad_meta(meta).layout, _partial_axes(meta)
     local = redistribute_to(as_sharded(grad, meta.mesh), layout)._local
     enter = transition_between(meta.mesh, layout, layout, frozenset(), axes)
-    return local if enter is None else enter(local)
+    local = local if enter is None else enter(local)
+    means = _num_means(meta) if axes else 1
+    return local if means == 1 else local / means
 
 
 def wrap_grad(tensor: ShardTensor, local: torch.Tensor) -> ShardTensor:
@@ -93,6 +119,17 @@ def set_grad(tensor: ShardTensor, grad: torch.Tensor) -> None:
     tensor._local.grad = local_cotangent(tensor._meta, grad)
     if local_of(grad) is tensor._local.grad and type(grad) is ShardTensor:
         tensor._grad_view = grad
+
+
+def _reduced(output: torch.Tensor) -> torch.Tensor:
+    """The output of a backward; terms of other kinds than a sum are reduced, for their gradient
+    is not that of the value."""
+    if type(output) is not ShardTensor or not output._meta.layout.is_partial:
+        return output
+    layout = output._meta.layout
+    if {"sum", None} >= set(layout.partial):
+        return output
+    return redistribute_to(output, layout.replace(partial=(None,) * layout.mesh.ndim))
 
 
 def _seed(output: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor | None:
@@ -155,6 +192,8 @@ def backward_all(
     outputs = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
     if grad_tensors is None or isinstance(grad_tensors, torch.Tensor):
         grad_tensors = [grad_tensors] * len(outputs)
+    known = outputs
+    outputs = [_reduced(output) for output in outputs]
     seeds = [_seed(output, gradient) for output, gradient in zip(outputs, grad_tensors)]
     if isinstance(inputs, torch.Tensor):
         inputs = [inputs]
@@ -163,7 +202,7 @@ def backward_all(
         local_inputs = [local_of(tensor) for tensor in inputs]
         local_inputs += [term.seen for local in local_inputs for term in terms_of(local)]
     with OneBackward() as running:
-        for output in outputs:
+        for output in known:
             _remember_value(output, running)
         _ENGINE_BACKWARD(
             [local_of(output) for output in outputs], seeds, retain_graph, create_graph,
@@ -204,6 +243,7 @@ def grad(
         )
     if grad_outputs is None or isinstance(grad_outputs, torch.Tensor):
         grad_outputs = [grad_outputs] * len(outputs)
+    outputs = [_reduced(output) for output in outputs]
     seeds = [_seed(output, gradient) for output, gradient in zip(outputs, grad_outputs)]
     leaves = [local_of(tensor) for tensor in inputs]
     terms = [terms_of(local) for local in leaves]

@@ -9,6 +9,7 @@ unless it has a rule; torch's own checkpoint and module backward hooks keep the 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -25,12 +26,13 @@ from weft.tensor.construct import as_sharded, redistribute_to
 from weft.tensor.dispatch import mesh_of
 from weft.tensor.fallback import replicate, write_back
 from weft.tensor.meta import Meta, replicated_meta
+from weft.tensor.own import OWN, is_sharded
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.takeover import take_over, twin_of
 from weft.tensor.trees import flatten, local_of
 from weft.tensor.values import global_value
 
-__all__ = ["install"]
+__all__ = ["install", "on_full_tensors", "plain_apply"]
 
 _apply_function: Any = Function.__dict__["apply"].__func__
 _checkpoint_function: Any = checkpoint.__wrapped__  # type: ignore[attr-defined]  # below dynamo's
@@ -61,18 +63,17 @@ def install() -> None:
         take_over(function, answer)
 
 
-def _sharded(tree: Any) -> bool:
-    return any(type(tensor) is ShardTensor for tensor in flatten(tree))
-
-
 def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-    if not _sharded((args, kwargs)):
+    if not is_sharded(args, kwargs):
         return _APPLY(cls, *args, **kwargs)
+    own = OWN.get(cls)
+    if own is not None:
+        return own(*args, **kwargs)
     if cls is BackwardHookFunction:
         return _hooked(args)
     if cls is CheckpointFunction:
         return _global_view(cls, args)
-    return _on_full_tensors(cls, args, kwargs)
+    return on_full_tensors(cls, *args, **kwargs)
 
 
 def _backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
@@ -139,7 +140,12 @@ def _to_tensor(pair: Any, value: Any) -> torch.Tensor:
     return global_value(value) if type(value) is ShardTensor else _TO_TENSOR(pair, value)
 
 
-def _on_full_tensors(cls: Any, args: Any, kwargs: Any) -> Any:
+def plain_apply(cls: Any) -> Callable[..., Any]:
+    """`cls.apply` as torch has it, for plain tensors."""
+    return partial(_APPLY, cls)
+
+
+def on_full_tensors(cls: Any, *args: Any, **kwargs: Any) -> Any:
     """A user's Function on full tensors; every rank computes the same."""
     tensors = flatten((args, kwargs))
     metas = [tensor._meta for tensor in tensors if type(tensor) is ShardTensor]
@@ -163,7 +169,7 @@ def _on_full_tensors(cls: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _refuse_old_hooks(module: Any, inputs: Any, result: Any, grad_fn: Any) -> Any:
-    if _sharded((inputs, result)):
+    if is_sharded(inputs, result):
         raise UnsupportedOpError(
             message(f"{type(module).__name__}.register_backward_hook", "the module's results are "
                     "ShardTensors, and such a hook sits on a node of the local graph",
@@ -192,7 +198,7 @@ def _checked(check: Any, order: int) -> Callable[..., bool]:
 
     def answer(func: Any, inputs: Any, *more: Any, **options: Any) -> bool:
         given = (inputs,) if isinstance(inputs, torch.Tensor) else tuple(inputs)
-        if not _sharded((given, more)):
+        if not is_sharded(given, more):
             return original(func, inputs, *more, **options)
         metas = [one._meta if type(one) is ShardTensor else None for one in given]
 

@@ -13,7 +13,7 @@ import torch
 
 from weft import ops, rules
 from weft.comm import BoundMesh
-from weft.tensor import fallback
+from weft.tensor import fallback, own
 from weft.tensor.calls import facts, slots_of
 from weft.tensor.capture import (
     NotCapturable,
@@ -44,6 +44,11 @@ def recipe(
     `structure` is the call's key with lengths reduced (see `structure`), or None.
     """
     tensors = flatten((args, kwargs))
+    function = own.rule_of(func)
+    if function is not None and not function.is_op:
+        made = own.recipe(function, args, kwargs, tensors, mesh)
+        if made is not None:
+            return made
     known: dict[Any, Structure | Sizes] = mesh.cache.setdefault("structures", {})
     structure = None if mesh.here is None else structure
     found = None if structure is None else known.get(structure)
@@ -60,12 +65,19 @@ def recipe(
         try:
             trace = _captured(func, args, kwargs, tensors)
         except NotCapturable as reason:
+            made = None if function is None else own.recipe(function, args, kwargs, tensors, mesh)
+            if made is not None:
+                return made
             return Function(fallback.runner(mesh, str(reason))), False
     num = len(tensors)
     if not trace.ops or _returns_operand(trace, num):
         return Alias(trace.result), False
     op, *others = trace.ops
-    if others:
+    if function is not None and not others and facts(op.overload).writes:
+        made = own.recipe(function, args, kwargs, tensors, mesh)
+        if made is not None:
+            return made
+    if others or own.handled(op.overload, func):
         made, new = _program(trace, tensors, mesh)
         if new is not None and structure is not None and found is None:
             bounded_put(known, structure, new, MAX_STRUCTURES)
@@ -80,7 +92,8 @@ def recipe(
         new = structure_of(trace, builder, tensors) if (
             isinstance(func, BUILTINS) or numbers_come_from(op, (args, kwargs))
         ) else None
-    numbers_flow = made.as_called and _numbers_flow(op)
+    by_number = builder.own is not None and not builder.own.by_shape
+    numbers_flow = made.as_called and not by_number and _numbers_flow(op)
     if new is not None and structure is not None and found is None:
         if type(new) is Structure and builder.by_form:
             new.recipe, new.numbers_flow = made, numbers_flow

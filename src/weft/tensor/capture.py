@@ -22,7 +22,7 @@ from torch._subclasses.schema_check_mode import SchemaCheckMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 __all__ = [
-    "NotCapturable", "Op", "Slot", "Trace", "capture",
+    "NotCapturable", "Op", "Slot", "Trace", "capture", "connected",
     "differentiated", "map_tensors", "meta_like", "with_defaults",
     "reshaped",
 ]
@@ -131,7 +131,7 @@ def capture(
         except NotImplementedError as error:
             raise NotCapturable(str(error)) from error
         except RuntimeError as error:
-            if "meta tensor" in str(error) or "Meta" in str(error):
+            if any(said in str(error) for said in ("meta tensor", "Meta", "no fake impl")):
                 raise NotCapturable(str(error)) from error
             raise
         finally:
@@ -223,29 +223,43 @@ def differentiated(
     op: Op, tensors: Sequence[torch.Tensor], wanted: Sequence[int]
 ) -> tuple[int, ...]:
     """Which of the `wanted` slots get a gradient from the op at global shape."""
-    metas: dict[int, torch.Tensor] = {}
 
-    def meta_of(index: int) -> torch.Tensor:
-        if index not in metas:
-            metas[index] = meta_like(tensors[index])
-        return metas[index]
+    def call(given: Callable[[int], torch.Tensor]) -> Any:
+        def place(tree: Any) -> Any:
+            if type(tree) is Slot:
+                return given(tree.index)
+            if isinstance(tree, (list, tuple)):
+                return type(tree)([place(item) for item in tree])
+            return tree
 
-    leaves = [meta_of(index).requires_grad_() for index in wanted]
-
-    def place(tree: Any) -> Any:
-        if type(tree) is Slot:
-            # In-place ops write to no leaf.
-            return meta_of(tree.index).view_as(meta_of(tree.index))
-        if isinstance(tree, (list, tuple)):
-            return type(tree)([place(item) for item in tree])
-        return tree
-
-    quietly = torch.autograd.set_detect_anomaly(False), _UNSEEN(_same, _same)
-    with torch.enable_grad(), quietly[0], quietly[1], _unwatched():
-        found: list[torch.Tensor] = []
-        map_tensors(found.append, op.overload(*place(op.args), **{
+        return op.overload(*place(op.args), **{
             name: place(value) for name, value in op.kwargs.items()
-        }))
+        })
+
+    with _unwatched():
+        return connected(call, lambda index: meta_like(tensors[index]), wanted)
+
+
+def connected(
+    call: Callable[[Callable[[int], torch.Tensor]], Any],
+    sample: Callable[[int], torch.Tensor], wanted: Sequence[int],
+) -> tuple[int, ...]:
+    """Which of the `wanted` tensors get a gradient from what `call` makes of samples.
+
+    `sample` makes the one of a number, `call` is given a function that says it.
+    """
+    known: dict[int, torch.Tensor] = {}
+
+    def given(index: int) -> torch.Tensor:
+        if index not in known:
+            known[index] = sample(index)
+        return known[index].view_as(known[index])  # in-place ops write to no leaf
+
+    leaves = [known.setdefault(index, sample(index)).requires_grad_() for index in wanted]
+    quietly = torch.autograd.set_detect_anomaly(False), _UNSEEN(_same, _same)
+    with torch.enable_grad(), quietly[0], quietly[1]:
+        found: list[torch.Tensor] = []
+        map_tensors(found.append, call(given))
         outs = [out for out in found if out.requires_grad]
         if not outs:
             return ()

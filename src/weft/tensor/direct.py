@@ -28,12 +28,13 @@ from weft.tensor.calls import (
     target_of,
 )
 from weft.tensor.capture import Slot, Trace, differentiated
-from weft.tensor.enter import transition_between, varying_axes
+from weft.tensor.enter import entering, transition_between, varying_axes
+from weft.tensor.layouts import layout_of
 from weft.tensor.meta import Meta, contiguous_strides, intern
 from weft.tensor.recipe import Direct, Function, Recipe, Result
 from weft.tensor.shard_tensor import ShardTensor
 
-__all__ = ["BUILTINS", "Builder", "layout_of"]
+__all__ = ["BUILTINS", "Builder"]
 
 BUILTINS = (type(torch.add), type(torch.Tensor.add), type(torch.Tensor.__len__))
 
@@ -42,9 +43,10 @@ class Builder:
     """Builds the recipe of one op: `trace` has one, and `tensors` are the values of its Slots.
 
     `is_leaf`: the call asks for results that require a gradient, as `zeros_like` may.
-    What it leaves behind: `rule`, which says the lengths of the results, if one does, `layouts` of
-    the operands and the `decision`; `by_form`, whether the recipe of other lengths differs in
-    layouts alone; `clashes`, whether a value that the op takes twice moves to two layouts.
+    What it leaves behind: `rule`, which says the lengths of the results, if one does, `own`, what a
+    user has registered for the op, `layouts` of the operands and the `decision`; `by_form`, whether
+    the recipe of other lengths differs in layouts alone; `clashes`, whether a value that the op
+    takes twice moves to two layouts.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Builder:
     ) -> None:
         self.places, self.is_leaf = places, is_leaf
         self.rule: Rule | None = None
+        self.own: rules.OwnRule | None = None
         self.by_form = self.clashes = False
         self.layouts: list[Layout] = []
         self.decision: Decision | None = None
@@ -125,6 +128,13 @@ class Builder:
         )
 
     def _choose(self, call: Call, layouts: list[Layout], wants: list[bool]) -> Any:
+        bound = None
+        self.own = rules.OWN.get(call.op)
+        if self.own is not None:
+            bound = self.own.bind(call, True)
+        if bound is not None:
+            self.rule = bound[0]
+            return propagate.decide(self.rule, call, layouts, wants)
         algorithm = ops.lookup(call, layouts, wants)
         if isinstance(algorithm, ops.Composite):
             return algorithm
@@ -145,21 +155,21 @@ class Builder:
                 decision.results, self._alias(moved) if self.facts.is_view else None
             )
         varying = varying_axes((*decision.operands, *decision.results))
-        entering: list[Any] = [None] * len(self.tensors)
+        moves: list[Any] = [None] * len(self.tensors)
         met: dict[int, Any] = {}
-        for place, src, dst, wanted in zip(self.slots, layouts, decision.operands, wants):
-            replicated = frozenset(axis for axis in varying if wanted and dst.on(axis) is None)
-            move = transition_between(self.mesh, src, dst, frozenset(), replicated)
+        for place, move in zip(
+            self.slots, entering(self.mesh, layouts, decision.operands, wants, varying)
+        ):
             self.clashes |= met.setdefault(place, move) is not move
-            entering[place] = move
+            moves[place] = move
         local, args, kwargs = self._local(decision, bind)
         if self.target is not None:
-            return self._in_place(decision, entering, varying, local, args, kwargs)
-        results = self._results(decision, entering, varying, any(wants))
+            return self._in_place(decision, moves, varying, local, args, kwargs)
+        results = self._results(decision, moves, varying, any(wants))
         anchor = self._anchored(decision, wants) if bind is None else ()
         self.by_form = self._is_by_form(decision) and not anchor
         return Direct(
-            self.name, entering, local, args, kwargs, results, self.trace.result,
+            self.name, moves, local, args, kwargs, results, self.trace.result,
             why=decision.reason, anchor=anchor, places=self.places,
         )
 
@@ -173,7 +183,8 @@ class Builder:
         """The arguments that must keep a graph edge though this rank's shard is empty."""
         assert self.mesh.here is not None
         here = self.mesh.here
-        if not any(wants) or self.facts.is_view or all(
+        own = self.own is not None and not self.name.startswith("aten.")  # a node of Python's
+        if not any(wants) or self.facts.is_view or own or all(
             0 not in layout.local_shape_at(here) for layout in dict.fromkeys(decision.operands)
         ):
             return ()
@@ -204,10 +215,10 @@ class Builder:
         return local, place_slots(args, slots[:count]), place_slots(kwargs, slots[count:])
 
     def _results(
-        self, decision: Decision, entering: list[Any], varying: frozenset[int], grad: bool
+        self, decision: Decision, moves: list[Any], varying: frozenset[int], grad: bool
     ) -> list[Result]:
         out: list[Result] = []
-        moved = any(move is not None and move.src != move.dst for move in entering)
+        moved = any(move is not None and move.src != move.dst for move in moves)
         alias = self._alias(moved) if self.facts.is_view else None
         for slot, layout in zip(slots_of(self.op.results), decision.results):
             meta = self.trace.metas[slot.index]
@@ -250,20 +261,20 @@ class Builder:
             )
 
     def _in_place(
-        self, decision: Decision, entering: list[Any], varying: frozenset[int],
+        self, decision: Decision, moves: list[Any], varying: frozenset[int],
         local: Any, args: Any, kwargs: Any,
     ) -> Recipe:
         assert self.target is not None
         target = self.tensors[self.target]
         self._check_writable(target)
         wanted = layout_of(target, self.mesh)
-        direct = decision.results[0] == wanted and entering[self.target] is None and not (
+        direct = decision.results[0] == wanted and moves[self.target] is None and not (
             _needs_leaving(decision.results[0], varying) and self.grad
         )
         if direct and decision.op is None:
             self.by_form = self._is_by_form(decision)
             return Direct(
-                self.name, entering, local, args, kwargs, (), self.trace.result, self.target,
+                self.name, moves, local, args, kwargs, (), self.trace.result, self.target,
                 why=decision.reason,
             )
         if local is None or local is self.op.overload:
@@ -276,18 +287,10 @@ class Builder:
             self.mesh, result, wanted, leaving if self.grad else frozenset(), frozenset()
         )
         return Direct(
-            self.name, entering, local, args, kwargs, (), self.trace.result, self.target,
+            self.name, moves, local, args, kwargs, (), self.trace.result, self.target,
             write_back=True, write=write, why=decision.reason,
         )
 
 
 def _needs_leaving(layout: Layout, varying: frozenset[int]) -> bool:
     return any(layout.on(axis) is None for axis in varying)
-
-
-def layout_of(tensor: torch.Tensor, mesh: BoundMesh) -> Layout:
-    if type(tensor) is ShardTensor:
-        return tensor._meta.layout
-    return Layout.replicated(mesh.abstract, tensor.shape)
-
-

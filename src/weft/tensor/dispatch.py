@@ -21,6 +21,7 @@ from weft.tensor import build
 from weft.tensor.meta import MAX_RECIPES, Meta, autocast_state, bounded_put
 from weft.tensor.modes import STRICT, check_plain, check_transforms, transforms
 from weft.tensor.out import write_out
+from weft.tensor.own import OwnFunction
 from weft.tensor.recipe import Alias, Recipe, flatten
 from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.structure import structure_key
@@ -29,7 +30,7 @@ __all__ = ["SPECIAL", "call", "keep_constant", "learn", "mesh_of"]
 
 SPECIAL: dict[Any, Callable[..., Any]] = {}
 """Functions that are answered without a recipe: attributes, values, autograd. Filled by
-`weft.tensor.special`; users' handlers join it."""
+`weft.tensor.special`; ops that have users' handlers join it."""
 
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 
@@ -53,7 +54,7 @@ def call(func: Any, args: Any, kwargs: Any) -> Any:
     if special is not None:
         return special(*args, **(kwargs or {}))
     kwargs = kwargs or {}
-    if kwargs.get("out") is not None:
+    if kwargs.get("out") is not None and type(func) is not OwnFunction:
         return write_out(func, args, kwargs)
     key: list[Any] = [
         func, is_grad_enabled(), is_autocast_enabled() and autocast_state(),

@@ -25,8 +25,8 @@ from weft.transport import move_together, traffic
 from weft.transport.transition import Transition
 
 __all__ = [
-    "Cause", "Named", "data_of", "enter", "enter_all", "forget_views", "transition_between",
-    "varying_axes",
+    "Cause", "Named", "data_of", "enter", "enter_all", "entering", "forget_views",
+    "transition_between", "varying_axes",
 ]
 
 MAX_VIEWS = 4096
@@ -188,6 +188,24 @@ def transition_between(
         made = Transition(mesh, src, dst, src_varying=src_varying, dst_varying=dst_varying)
         bounded_put(table, key, None if made.is_identity else made, 4 * MAX_VIEWS)
     return table[key]
+
+
+def entering(
+    mesh: BoundMesh, sources: Sequence[Layout], targets: Sequence[Layout],
+    wants: Sequence[bool], varying: frozenset[int],
+) -> list[Transition | None]:
+    """Per operand, what brings it to the layout that the op needs.
+
+    The gradient rule: over an axis on which the call varies, an operand that is replicated and
+    wants a gradient enters through I -> R.
+    """
+    return [
+        transition_between(
+            mesh, source, target, frozenset(),
+            frozenset(axis for axis in varying if wanted and target.on(axis) is None),
+        )
+        for source, target, wanted in zip(sources, targets, wants)
+    ]
 
 
 def varying_axes(layouts: Sequence[Layout]) -> frozenset[int]:

@@ -13,7 +13,7 @@ from weft.errors import LayoutError, message
 from weft.tensor.meta import intern, replicated_meta
 from weft.tensor.shard_tensor import ShardTensor, wrap
 
-__all__ = ["as_layout", "as_sharded", "local_to_sharded"]
+__all__ = ["as_layout", "as_sharded", "layout_of", "local_to_sharded"]
 
 
 def as_layout(mesh: BoundMesh, shape: Sequence[int], placements: Any) -> Layout:
@@ -34,6 +34,13 @@ def as_layout(mesh: BoundMesh, shape: Sequence[int], placements: Any) -> Layout:
                     f"Layout(mesh, {tuple(shape)}, P(...))")
         )
     return placements
+
+
+def layout_of(tensor: torch.Tensor, mesh: BoundMesh) -> Layout:
+    """The layout of an operand; a plain tensor is the same on every rank."""
+    if type(tensor) is ShardTensor:
+        return tensor._meta.layout
+    return Layout.replicated(mesh.abstract, tensor.shape)
 
 
 def as_sharded(tensor: torch.Tensor, mesh: BoundMesh) -> ShardTensor:

@@ -7,6 +7,7 @@ first sharded operand has it hang on it: a look-up hashes identities, never layo
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,8 +17,8 @@ from weft.comm import BoundMesh
 from weft.core import Layout
 
 __all__ = [
-    "Meta", "autocast_state", "bounded_put", "contiguous_strides", "intern", "memory_order",
-    "replicated_meta", "strides_in_order",
+    "Meta", "autocast_state", "bounded_put", "contiguous_strides", "forget_recipes", "intern",
+    "memory_order", "replicated_meta", "strides_in_order",
 ]
 
 MAX_METAS = 4096
@@ -40,7 +41,7 @@ class Meta:
 
     __slots__ = (
         "mesh", "layout", "shape", "dtype", "strides", "device", "requires_grad", "alias",
-        "local_shape", "recipes", "plain", "to_replicated", "of_grad", "_form",
+        "local_shape", "recipes", "plain", "to_replicated", "of_grad", "_form", "__weakref__",
     )
 
     def __init__(
@@ -69,6 +70,7 @@ class Meta:
         self.to_replicated: Any = False
         self.of_grad: Meta | None = None  # see `autograd.grad_meta`; None: not asked yet
         self._form: Any = False if like is None else like._form
+        _ALIVE.add(self)
         self.plain = strides is None and device.type == "cpu"
 
     @property
@@ -108,6 +110,16 @@ class Meta:
     def stride(self) -> tuple[int, ...]:
         """Global strides, in elements."""
         return contiguous_strides(self.shape) if self.strides is None else self.strides
+
+
+_ALIVE: weakref.WeakSet[Meta] = weakref.WeakSet()
+
+
+def forget_recipes() -> None:
+    """A rule has changed: no call of any rank of this process may use what the old one made."""
+    for meta in list(_ALIVE):
+        meta.recipes.clear()
+        meta.mesh.cache.pop("structures", None)
 
 
 def intern(

@@ -25,8 +25,10 @@ from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.tensor.calls import facts, slots_of
 from weft.tensor.capture import NotCapturable, Op, Slot, Trace, capture, meta_like
-from weft.tensor.direct import Builder, layout_of
+from weft.tensor.direct import Builder
+from weft.tensor.layouts import layout_of
 from weft.tensor.meta import Meta
+from weft.tensor.own import handled
 from weft.tensor.recipe import Direct, Recipe
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.structure import Sized, moved_to, resized_meta, sized_as, sources
@@ -103,6 +105,8 @@ class Composer:
         for op in trace.ops:
             about = facts(op.overload)
             if about.writes or about.is_random or not slots_of((op.args, op.kwargs)):
+                return None
+            if handled(op.overload):
                 return None
             results = slots_of(op.results)
             if all(slot.index in slots for slot in results):

@@ -22,7 +22,7 @@ from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.trees import fill, flatten, local_of, substitute
 from weft.transport.transition import Transition
 
-__all__ = ["Alias", "Direct", "Function", "Recipe", "Result"]
+__all__ = ["Alias", "Direct", "Function", "Recipe", "Result", "anchored"]
 
 
 class Recipe(Cause):
@@ -184,7 +184,7 @@ class Direct(Recipe):
         if self.target is not None:
             return self._finish_in_place(tensors, out)
         if self.anchor:
-            out = _anchored(out, [locals_[index] for index in self.anchor])
+            out = anchored(out, [locals_[index] for index in self.anchor])
         return self._wrap(tensors, out)
 
     def advance(
@@ -207,7 +207,7 @@ class Direct(Recipe):
             assert self.local is not None
             out = self.local(*fill(self.args, have), **fill(self.kwargs, have))
         if self.anchor:
-            out = _anchored(out, [have[at] for at in self.anchor])
+            out = anchored(out, [have[at] for at in self.anchor])
         outs = (out,) if self.single else flatten(out)
         for result, local in zip(self.results, outs):
             locals_[result.slot] = local if result.leave is None else result.leave(local)
@@ -273,7 +273,7 @@ def _bound(
     )
 
 
-def _anchored(out: Any, locals_: Sequence[torch.Tensor]) -> Any:
+def anchored(out: Any, locals_: Sequence[torch.Tensor]) -> Any:
     """The results with a graph edge to each of these operands."""
     # Sums of no elements: zero whatever the elements are.
     zero: Any = sum(torch.atleast_1d(local).narrow(0, 0, 0).sum() for local in locals_)

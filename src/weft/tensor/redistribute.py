@@ -103,8 +103,15 @@ class _Move:
 def _as_value(tensor: ShardTensor, out: ShardTensor) -> ShardTensor:
     """`out`; where it shares memory with `tensor`, the first write to either copies."""
     if out._local is tensor._local or _shares(out._local, tensor._local):
-        return wrap(torch._lazy_clone(out._local), out._meta)
+        return wrap(_copied_on_write(out._local), out._meta)
     return out
+
+
+def _copied_on_write(local: torch.Tensor) -> torch.Tensor:
+    try:
+        return torch._lazy_clone(local)
+    except RuntimeError:  # memory that is not torch's own (from_numpy, from_dlpack)
+        return local.clone()
 
 
 def _shares(one: torch.Tensor, other: torch.Tensor) -> bool:

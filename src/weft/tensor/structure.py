@@ -188,6 +188,8 @@ def sources(builder: Builder) -> list[Sources] | None:
     None where lengths follow from arguments or from arithmetic.
     """
     op, rule = builder.op, builder.rule
+    if builder.own is not None and not builder.own.by_shape:
+        return None  # the user's function may look at lengths
     if type(op.results) is list and builder.name != "aten.broadcast_tensors.default":
         return None  # how many there are may follow from a length (unbind)
     if rule is None:

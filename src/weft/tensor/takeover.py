@@ -30,7 +30,7 @@ def outer({names if num_cells else ""}):
     return call
 """
     made: dict[str, Any] = {}
-    exec(compile(source, __file__, "exec"), made)
+    exec(compile(source, "<taken over by weft>", "exec"), made)
     return made["outer"](*range(num_cells)).__code__
 
 

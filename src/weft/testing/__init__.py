@@ -1,5 +1,6 @@
-"""n ranks in this process, for tests and notebooks."""
+"""n ranks in this process, for tests and notebooks; the check of a rule."""
 
 from weft.comm import run_simulated as run
+from weft.own import check_rule
 
-__all__ = ["run"]
+__all__ = ["check_rule", "run"]

@@ -1,0 +1,13 @@
+"""Users' own ops: rules and handlers for what torch or weft cannot know, and their check."""
+
+from weft.own.check import check_rule
+from weft.own.register import (
+    register_handler,
+    register_rule,
+    unregister_handler,
+    unregister_rule,
+)
+
+__all__ = [
+    "check_rule", "register_handler", "register_rule", "unregister_handler", "unregister_rule",
+]

@@ -1,0 +1,234 @@
+"""`register_rule` and `register_handler`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, overload
+
+from weft import rules
+from weft.errors import PlacementError, ShardTypeError, message
+from weft.own.check import check_rule
+from weft.own.targets import known, overloads_of, own_of
+from weft.rules import OwnRule, Pattern, parse
+from weft.tensor import dispatch
+from weft.tensor.calls import facts
+from weft.tensor.meta import forget_recipes
+from weft.tensor.own import OWN, Own, keys_of
+
+__all__ = ["register_handler", "register_rule", "unregister_handler", "unregister_rule"]
+
+def register_rule(
+    op: Any,
+    pattern: Any = None,
+    *,
+    linear: Sequence[int | Sequence[int]] = (),
+    moves: bool = False,
+    nonempty: Sequence[str] = (),
+    check: Any = False,
+) -> Any:
+    """Say by factors what an op means for sharded operands; it then runs on local tensors.
+
+    `register_rule(op, "m k, k n -> m n", linear=[0, 1])`, or as a decorator of a function:
+    `@register_rule("m k, k n -> m n", linear=[0, 1])`. Operands that lie otherwise are brought to
+    where the rule wants them, gradients are reduced by the gradient rule: the op's own code never
+    communicates. A rule that the op has already is replaced.
+
+    Args:
+        op: a Python function, an `autograd.Function` subclass, a `torch.library` op
+            (`torch.ops.ns.name`, or what `custom_op` made), or a function of torch.
+        pattern: a factor string (see `weft.rules`), the tensors of a call standing in order;
+            several, of which the first that fits a call serves; or a function of the call's
+            arguments (tensors have `.shape` and `.dtype`) that gives one, None where the rule
+            does not speak.
+        linear: operands in which the op is linear, each alone (a number) or several together (a
+            tuple of numbers): there terms of a sum pass.
+        moves: elements only change places, so that terms of every reduction pass.
+        nonempty: factors that the op refuses with length 0.
+        check: True, or a tuple of example arguments: `check_rule` on the new rule, which is not
+            kept when it fails.
+
+    Returns:
+        `op`.
+
+    Raises:
+        PlacementError: a string that is none, or that does not fit the op's signature.
+        ShardTypeError: an op whose calls do not come to weft.
+        LayoutError: from `check`.
+
+    Factor notation is that of einops and of XLA's Shardy (sdy.op_sharding_rule).
+    """
+    if pattern is None:
+        return lambda function: register_rule(
+            function, op, linear=linear, moves=moves, nonempty=nonempty, check=check
+        )
+    own = own_of(op, f"register_rule({_text(op)}, ...)")
+    strings: Any = pattern if isinstance(pattern, str) or callable(pattern) else tuple(pattern)
+    rule = OwnRule(
+        own.name, strings,
+        tuple([(one,) if isinstance(one, int) else tuple(sorted(one)) for one in linear]),
+        moves, frozenset(nonempty),
+    )
+    try:
+        if rule.by_shape:
+            _check_strings(own, rule)
+    except PlacementError:
+        _drop_if_bare(own)
+        raise
+    before = own.function.rule
+    _set_rule(own, rule)
+    if check is not False:
+        try:
+            check_rule(op, *(() if check is True else check))
+        except BaseException:
+            _set_rule(own, before)
+            raise
+    return op
+
+
+def unregister_rule(op: Any) -> None:
+    """Forget the rule of an op, if it has one."""
+    own = known(op)
+    if own is not None:
+        _set_rule(own, None)
+
+
+@overload
+def register_handler(op: Any) -> Callable[[Any], Any]: ...
+@overload
+def register_handler(op: Any, handler: Callable[..., Any]) -> Any: ...
+def register_handler(op: Any, handler: Any = None) -> Any:
+    """Carry out an op on ShardTensors by a function of one's own, where a rule cannot say it.
+
+    `register_handler(op, handler)`, or as a decorator of the handler: `@register_handler(op)`.
+
+    Every rank calls `handler` with the arguments of the call, ShardTensors as they are, plain
+    tensors plain. It returns ShardTensors (in the containers that the op returns; what is no
+    tensor passes), whose global value, shape and dtype are those of the op on full tensors, on
+    all ranks of the same layout. Or it returns NotImplemented: the call goes on as if there were
+    no handler. All ranks must decide and communicate alike, so it may look at layouts, shapes and
+    dtypes, but not at local values. Within it, `op` on local tensors is the op itself, on
+    ShardTensors what it would be without the handler. Gradients are those of the ops that it
+    calls: `to_local(grad_placements=...)` and `ShardTensor.from_local` keep the graph.
+
+    Returns:
+        The handler.
+
+    Raises:
+        ShardTypeError: an op whose calls do not come to weft, or a handler that cannot be called.
+    """
+    if handler is None:
+        return lambda function: register_handler(op, function)
+    if not callable(handler):
+        raise ShardTypeError(
+            message(f"register_handler({_text(op)}, handler)", f"handler is {handler!r}",
+                    "a handler is called as the op is", [type(handler).__name__],
+                    "register_handler(op, lambda x: ...)")
+        )
+    own = own_of(op, f"register_handler({_text(op)}, ...)")
+    _set_handler(own, handler)
+    return handler
+
+
+def unregister_handler(op: Any) -> None:
+    """Forget the handler of an op, if it has one."""
+    own = known(op)
+    if own is not None:
+        _set_handler(own, None)
+
+
+def _set_rule(own: Own, rule: OwnRule | None) -> None:
+    if own.function.rule == rule and own.target in OWN:
+        return  # every simulated rank registers it
+    own.function = own.function_with(rule)
+    for one in overloads_of(own):
+        rules.OWN.pop(facts(one).functional, None)
+        if rule is not None:
+            rules.OWN[facts(one).functional] = rule
+    _update(own)
+
+
+def _set_handler(own: Own, handler: Callable[..., Any] | None) -> None:
+    own.handler = handler
+    for one in keys_of(own.target) if own.signature is None else ():  # torch brings its calls
+        dispatch.SPECIAL.pop(one, None)
+        if handler is not None:
+            dispatch.SPECIAL[one] = own
+    _update(own)
+
+
+def _update(own: Own) -> None:
+    if own.target not in OWN:
+        OWN.update(dict.fromkeys(keys_of(own.target), own))
+    _drop_if_bare(own)
+    forget_recipes()
+
+
+def _drop_if_bare(own: Own) -> None:
+    if own.function.rule is None and own.handler is None:
+        for key in [key for key, known in OWN.items() if known is own]:
+            del OWN[key]
+        own.undo()
+
+
+def _text(op: Any) -> str:
+    return getattr(op, "__qualname__", None) or str(op)
+
+
+# Whether strings fit the op's signature.
+
+
+def _check_strings(own: Own, rule: OwnRule) -> None:
+    for text in (rule.pattern,) if isinstance(rule.pattern, str) else rule.pattern:  # type: ignore[union-attr]
+        pattern = parse(text)
+        rule.check(pattern)
+        for wrong, due in _misfits(own, pattern):
+            raise PlacementError(
+                message(f"register_rule({own.name}, {text!r})", wrong,
+                        "a rule names the dims of every tensor of a call, in order, and of every "
+                        "tensor that it returns", [due], f'weft.register_rule({own.name}, "...")')
+            )
+
+
+def _misfits(own: Own, pattern: Pattern) -> list[tuple[str, str]]:
+    """What a string says that cannot be, and what is so."""
+    found = []
+    overloads = overloads_of(own)
+    num_operands, num_results = len(pattern.operands), len(pattern.results)
+    if overloads:
+        fits = [one for one in overloads if _fits(one, num_operands, num_results)]
+        if not fits:
+            found.append((f"it has {num_operands} operands and {num_results} results",
+                          ", ".join(str(one._schema) for one in overloads)))
+    elif own.signature is not None:
+        kinds = inspect.Parameter
+        parameters = own.signature.parameters.values()
+        open_ = any(one.kind in (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD) for one in parameters)
+        if num_operands > len(parameters) and not open_ and not _takes_lists(parameters):
+            found.append((f"it has {num_operands} operands", f"{own.name}{own.signature}"))
+    if not overloads:
+        told = {name for tensor in pattern.operands for factors in tensor for name in factors}
+        asked = {name for tensor in pattern.results for factors in tensor for name in factors}
+        unknown = sorted(name for name in asked - told if not name.isdigit())
+        if unknown:
+            found.append((f"no operand tells the size of {len(unknown)} factors of the results",
+                          f'{", ".join(unknown)}: write a number ("b i -> b 3"), or give a '
+                          "function of the call's arguments that writes it"))
+    return found
+
+
+def _takes_lists(parameters: Any) -> bool:
+    """Whether one argument may hold several tensors, as far as annotations say."""
+    return any("[" in str(one.annotation) for one in parameters)
+
+
+def _fits(one: Any, num_operands: int, num_results: int) -> bool:
+    """Whether an overload may take and return so many tensors; lists hold any number."""
+    arguments = [str(argument.type) for argument in one._schema.arguments]
+    needed = arguments.count("Tensor")
+    lists = any("List[" in text and "Tensor" in text for text in arguments)
+    most = needed + arguments.count("Optional[Tensor]")
+    returned = [str(value.type) for value in one._schema.returns]
+    results = len(returned) or len(facts(one).writes)
+    return (needed <= num_operands and (lists or num_operands <= most)
+            and (results == num_results or any("List[" in text for text in returned)))

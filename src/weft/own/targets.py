@@ -1,0 +1,132 @@
+"""What can be registered, and how calls of it come to weft.
+
+torch passes calls of its own functions and of `torch.library` ops to the ShardTensor. A Python
+function and an `autograd.Function` know nothing of it: the first is taken over, the second comes
+by `Function.apply`, which is.
+"""
+
+from __future__ import annotations
+
+import inspect
+from types import FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch._library.custom_ops import CustomOpDef
+from torch._ops import OpOverload, OpOverloadPacket
+from torch.overrides import get_testing_overrides
+
+from weft.errors import ShardTypeError, message
+from weft.tensor import bridge, dispatch
+from weft.tensor.own import OWN, Own, is_sharded, keys_of
+from weft.tensor.takeover import give_back, take_over, twin_of
+
+__all__ = ["known", "overloads_of", "own_of"]
+
+
+def _canonical(op: Any) -> Any:
+    """The object by which calls of `op` come to weft."""
+    if isinstance(op, CustomOpDef):
+        return op._opoverload
+    if isinstance(op, MethodType) and inspect.isclass(op.__self__) and op.__name__ == "apply":
+        return op.__self__  # MyFunction.apply
+    if isinstance(op, MethodType):
+        return op.__func__
+    return op
+
+
+def known(op: Any) -> Own | None:
+    """What has been registered for `op`."""
+    try:
+        return OWN.get(_canonical(op))
+    except TypeError:  # cannot be hashed
+        return None
+
+
+def own_of(op: Any, call: str) -> Own:
+    """What has been registered for `op`; a new one that nothing has been registered for.
+
+    Raises:
+        ShardTypeError: calls of `op` cannot come to weft.
+    """
+    target = _canonical(op)
+    found = known(op)
+    if found is not None:
+        return found
+    if isinstance(target, type) and issubclass(target, torch.autograd.Function):
+        made = _of_function_class(target)
+    elif isinstance(target, (OpOverload, OpOverloadPacket)):
+        made = _of_torch(target, str(target))
+    elif _is_overridable(target):
+        made = _of_torch(target, getattr(target, "__name__", str(target)))
+    elif isinstance(target, FunctionType):
+        made = _of_python(target)
+    else:
+        raise _refusal(op, call)
+    return made
+
+
+def _is_overridable(target: Any) -> bool:
+    """Whether torch passes calls of it to tensor subclasses, and weft answers none of itself."""
+    try:
+        return target in get_testing_overrides() and target not in dispatch.SPECIAL
+    except TypeError:  # cannot be hashed
+        return False
+
+
+def _refusal(op: Any, call: str) -> ShardTypeError:
+    try:
+        special = op in dispatch.SPECIAL
+    except TypeError:
+        special = False
+    facts = (
+        "weft answers it from a tensor's layout, without local tensors" if special
+        else f"calls of a {type(op).__name__} cannot be seen from outside"
+    )
+    return ShardTypeError(
+        message(call, f"{op!r} cannot have a rule or a handler: {facts}",
+                "a Python function, an autograd.Function, a torch.library op or a function of "
+                "torch can", [f"{type(op).__module__}.{type(op).__qualname__}"],
+                "def op(x, w): return module(x, w)    # and register that function")
+    )
+
+
+def _of_function_class(target: Any) -> Own:
+    forward = inspect.signature(target.forward)
+    if target.setup_context is torch.autograd.Function.setup_context:
+        first, *others = forward.parameters.values()  # ctx
+        if first.kind is not inspect.Parameter.VAR_POSITIONAL:
+            forward = forward.replace(parameters=others)
+    return Own(
+        target, target.__name__, bridge.plain_apply(target),
+        lambda *args, **kwargs: bridge.on_full_tensors(target, *args, **kwargs), forward,
+    )
+
+
+def _of_torch(target: Any, name: str) -> Own:
+    own: Own
+
+    def otherwise(*args: Any, **kwargs: Any) -> Any:
+        return dispatch.call(own.function, args, kwargs)
+
+    own = Own(target, name, target, otherwise, None)
+    return own
+
+
+def _of_python(target: FunctionType) -> Own:
+    twin = twin_of(target)
+    own = Own(target, target.__qualname__, twin, twin, inspect.signature(target))
+
+    def answer(*args: Any, **kwargs: Any) -> Any:
+        return own(*args, **kwargs) if is_sharded(args, kwargs) else twin(*args, **kwargs)
+
+    take_over(target, answer)
+    own.undo = lambda: give_back(target, twin)
+    return own
+
+
+def overloads_of(own: Own) -> list[OpOverload]:
+    """The overloads that torch's dispatcher knows the op by."""
+    return [one for one in keys_of(own.target) if isinstance(one, OpOverload)]
+
+
