@@ -469,4 +469,17 @@ def test_memory_that_is_numpy_s() -> None:
         array[0] = 5
         assert x.tolist() == [5, 1, 2, 3, 4, 5] and y.tolist() == [1, 2, 3, 4, 5, 6]
 
+
+def test_what_befalls_the_tensor_does_not_befall_the_local_one() -> None:
+    def on_rank(mesh: Any) -> None:
+        local = torch.ones(2)
+        x = ShardTensor.from_local(local, mesh, [Shard(0)]).requires_grad_()
+        (x * x).sum().backward()
+        assert not local.requires_grad and local.grad is None
+        leaf = torch.ones(2, requires_grad=True)
+        y = ShardTensor.from_local(leaf, mesh, [Shard(0)])
+        assert y.requires_grad and not y.is_leaf
+        (3 * y).sum().backward()
+        assert torch.equal(leaf.grad, torch.full((2,), 3.0))
+
     weft.testing.run(on_rank, mesh={"x": 2})
