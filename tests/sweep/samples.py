@@ -71,9 +71,9 @@ def _sample(name: str, op: Callable[..., Any], given: Any, inplace: bool) -> Sam
         return None
     leaves, tree = pytree.tree_flatten((given.input, given.args, given.kwargs))
     places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-    tensors = tuple(leaves[place].detach().contiguous() for place in places)
-    if not tensors or any(t.layout != torch.strided for t in tensors):
+    if not places or any(leaves[place].layout != torch.strided for place in places):
         return None
+    tensors = tuple(leaves[place].detach().contiguous() for place in places)
     if sum(t.numel() for t in tensors) > MAX_NUMEL:
         return None
 

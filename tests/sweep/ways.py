@@ -42,14 +42,16 @@ def _ragged(tensor: Tensor) -> Layout:
 
 
 def _partial(tensor: Tensor) -> Layout:
-    kind = None if tensor.dtype == torch.bool else {"x": "sum"}
-    return Layout(_PAIR, tuple(tensor.shape), P(partial=kind))
+    return Layout(_PAIR, tuple(tensor.shape), P(partial=_sum(tensor, "x")))
 
 
 def _half_partial(tensor: Tensor) -> Layout:
-    kind = None if tensor.dtype == torch.bool else {"tp": "sum"}
     entries = ["dp"] if tensor.dim() else []
-    return Layout(_SQUARE, tuple(tensor.shape), P(*entries, partial=kind))
+    return Layout(_SQUARE, tuple(tensor.shape), P(*entries, partial=_sum(tensor, "tp")))
+
+
+def _sum(tensor: Tensor, axis: str | int) -> dict[str | int, str] | None:
+    return None if tensor.dtype == torch.bool else {axis: "sum"}
 
 
 _ROWS = _cut(_PAIR, "x")
@@ -77,6 +79,11 @@ def laid_out(way: str, tensors: tuple[Tensor, ...]) -> tuple[Mesh, list[Layout |
     layouts = [None if lay is None else lay(tensor) for lay, tensor in zip(ways, tensors)]
     if way.startswith("first") and len(tensors) < 2:
         return None
+    widest = max(tensor.element_size() for tensor in tensors)
+    for place, (tensor, layout) in enumerate(zip(tensors, layouts)):
+        if layout is not None and layout.is_partial and tensor.element_size() < widest:
+            # Terms round as their dtype does, which the result's does not show.
+            layouts[place] = layout.replace(partial=[None] * layout.mesh.ndim)
     largest = max(tensor.dim() for tensor in tensors)
     if (way == "last" and largest < 2) or (way == "middle" and largest < 3):
         return None
