@@ -78,17 +78,17 @@ class Frame:
 def terms(frame: Frame, factor: str) -> tuple[int, ...]:
     """The operands that are added to what a contraction of `factor` gives.
 
-    They lack the factor and stand in one linear set with an operand that has it; cut, the result
-    is a sum of terms and they enter it as one.
+    The rule says so, or they stand in one linear set with an operand that has the factor, which
+    they lack; cut, the result is a sum of terms and they enter it as one.
     """
     rule = frame.rule
     if rule.reduce.get(factor) != "sum" or len(rule.operands) == 1:
         return ()
     owners = {operand for operand, _, _ in frame.leads[factor]}
-    return tuple(sorted({
+    return tuple(sorted({*rule.added, *(
         member for members in rule.linear if not owners.isdisjoint(members)
         for member in members if member not in owners
-    }))
+    )}))
 
 
 def free(frame: Frame, axis: int) -> Choice:

@@ -1,8 +1,8 @@
 """Matrix products and what is built on them: sums over a factor that two operands share.
 
 A contracted factor that is cut leaves P(sum). Operands that are added rather than multiplied
-(a bias) then enter as a single term: `weft.propagate` sees it in the linear sets, where a bias
-stands together with each of the two sides of the product.
+(a bias) then enter as a single term; the rule says which they are (`added`). The linear sets do
+not say it: under autocast the product has another dtype than its operands, and no terms pass.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _SUM_K = {"k": "sum"}
 
 def _product(
     operands: tuple[FactorDims, ...], result: FactorDims, sizes: dict[str, int], call: Call,
-    linear: tuple[tuple[int, ...], ...] = ((0,), (1,)),
+    linear: tuple[tuple[int, ...], ...] = ((0,), (1,)), added: tuple[int, ...] = (),
 ) -> Rule:
-    return Rule(operands, (result,), sizes, _SUM_K,
+    return Rule(operands, (result,), sizes, _SUM_K, added=added,
                 linear=linear_sets(linear, call.tensors, call.results[0]))
 
 
@@ -42,7 +42,7 @@ def _linear(call: Call) -> Rule:
     if not bias:
         return _product(operands, result, sizes, call)
     added = broadcast(bias[0].shape, call.results[0].shape, result)
-    return _product((*operands, added), result, sizes, call, ((0, 2), (1, 2)))
+    return _product((*operands, added), result, sizes, call, ((0, 2), (1, 2)), (2,))
 
 
 def _matmul(call: Call) -> Rule:
@@ -78,12 +78,8 @@ def _added(call: Call) -> Rule:
     """`addmm(bias, a, b)`, `addmv`, `baddbmm`: a product with a term that broadcasts to it."""
     bias, left, right = call.tensors
     product = _matrix_product(call, left.shape, right.shape)
-    result = call.results[0].shape
-    added = broadcast(bias.shape, result, product.results[0])
-    # torch's addmv of an empty matrix gives a bias of length 1 back as it is.
-    spread = {"m", "k"} if call.op.startswith("aten.addmv") and bias.shape != result else set()
-    return Rule((added, *product.operands), product.results, product.sizes, _SUM_K,
-                nonempty=frozenset(spread),
+    added = broadcast(bias.shape, call.results[0].shape, product.results[0])
+    return Rule((added, *product.operands), product.results, product.sizes, _SUM_K, added=(0,),
                 linear=linear_sets(((0, 1), (0, 2)), call.tensors, call.results[0]))
 
 

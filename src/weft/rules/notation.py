@@ -97,6 +97,8 @@ class Rule:
         whole: factors that must not be cut.
         linear: sets of operands in which the op is jointly linear, so that P(sum) and P(avg) pass
             when all of a set are partial.
+        added: operands that are added to what a contraction gives, of whatever dtype: where the
+            contracted factor is cut, they enter as a single term.
         moves: elements only change places, so P of every kind passes through the linear sets.
         size_arg: position of the argument that says the result's shape...
         size_dims: ...or the shape of these dims of it (first, one past the last).
@@ -113,6 +115,7 @@ class Rule:
     reduce: Mapping[str, str] = field(default_factory=dict)
     whole: frozenset[str] = frozenset()
     linear: tuple[tuple[int, ...], ...] = ()
+    added: tuple[int, ...] = ()
     moves: bool = False
     size_arg: int | None = None
     size_dims: tuple[int, int] | None = None

@@ -20,6 +20,7 @@ from weft.tensor.capture import (
     Op,
     Slot,
     Trace,
+    as_autocast,
     capture,
     map_tensors,
     meta_like,
@@ -118,6 +119,9 @@ def _program(
 def _composite(composite: ops.Composite, builder: Builder) -> tuple[Recipe, Sizes | None]:
     """What carries out an op that is composed of others, and how it does for other lengths."""
     op, trace = builder.op, builder.trace
+    if torch.is_autocast_enabled(builder.tensors[0].device.type):
+        function = as_autocast(composite.function, op, trace, builder.tensors[0].device.type)
+        return Function(_on_tensors(function, builder)), None
     if builder.target is None and builder.mesh.here is not None:
         composer = Composer(builder.tensors, builder.mesh)
         out = composer.composed(composite.function, op)

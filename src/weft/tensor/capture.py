@@ -22,7 +22,7 @@ from torch._subclasses.schema_check_mode import SchemaCheckMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 __all__ = [
-    "NotCapturable", "Op", "Slot", "Trace", "capture", "connected",
+    "NotCapturable", "Op", "Slot", "Trace", "as_autocast", "capture", "connected",
     "differentiated", "map_tensors", "meta_like", "with_defaults",
     "reshaped",
 ]
@@ -83,9 +83,19 @@ class _Recorder(SchemaCheckMode):
         """No: torch would import its compiler at the first call of each process, over a second."""
         return False
 
-    def _casts(self, func: Any) -> bool:
-        key = f"Autocast{self.device_type.upper()}"
-        return self.autocast and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)
+    def _result(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if not self.autocast:
+            return func(*args, **kwargs)
+        has_kernel, name = torch._C._dispatch_has_kernel_for_dispatch_key, func.name()
+        if has_kernel(name, f"Autocast{self.device_type.upper()}"):
+            return self._as_cast(func, args, kwargs)
+        out = func(*args, **kwargs)
+        if not has_kernel(name, "CompositeImplicitAutograd") or any(
+            one.alias_info is not None for one in func._schema.returns
+        ):
+            return out
+        cast = self._as_cast(func, args, kwargs)  # of what it consists of, something may cast
+        return out if _dtypes(cast) == _dtypes(out) else cast
 
     def _as_cast(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The op's result under autocast, which meta tensors do not know: by fake tensors."""
@@ -106,9 +116,52 @@ class _Recorder(SchemaCheckMode):
     ) -> Any:
         kwargs = kwargs or {}
         with torch._C._DisablePythonDispatcher():
-            out = self._as_cast(func, args, kwargs) if self._casts(func) else func(*args, **kwargs)
+            out = self._result(func, args, kwargs)
+        if func.overloadpacket is _POW and out.dtype is torch.int64:
+            out = out.to(torch.result_type(*args))  # torch's meta kernel takes bools for integers
         self.calls.append((func, args, kwargs, out))
         return out
+
+
+_POW = torch.ops.aten.pow
+
+
+def as_autocast(
+    function: Callable[..., Any], op: Op, trace: Trace, device_type: str
+) -> Callable[..., Any]:
+    """What stands for a whole op, as autocast runs the op: cast once, and no policy inside.
+
+    Operands come to the dtype that autocast gives the op's result, float64 ones stay.
+    """
+    found: list[int] = []
+    _slots(op.results, found)
+    dtypes = [trace.metas[index].dtype for index in found]
+    dtype = next((one for one in dtypes if one.is_floating_point), None)
+
+    def cast(tensor: torch.Tensor) -> torch.Tensor:
+        stays = dtype is None or not tensor.is_floating_point() or tensor.dtype is torch.float64
+        return tensor if stays else tensor.to(dtype)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(device_type, enabled=False):
+            out = function(*map_tensors(cast, args), **map_tensors(cast, kwargs))
+            return map_tensors(cast, out)
+
+    return run
+
+
+def _slots(tree: Any, found: list[int]) -> None:
+    if type(tree) is Slot:
+        found.append(tree.index)
+    elif isinstance(tree, (list, tuple)):
+        for item in tree:
+            _slots(item, found)
+
+
+def _dtypes(tree: Any) -> list[torch.dtype]:
+    found: list[torch.dtype] = []
+    map_tensors(lambda tensor: found.append(tensor.dtype), tree)
+    return found
 
 
 def capture(

@@ -33,6 +33,7 @@ from weft.tensor.layouts import layout_of
 from weft.tensor.meta import Meta, contiguous_strides, intern
 from weft.tensor.recipe import Direct, Function, Recipe, Result
 from weft.tensor.shard_tensor import ShardTensor
+from weft.tensor.trees import fill
 
 __all__ = ["BUILTINS", "Builder"]
 
@@ -103,7 +104,10 @@ class Builder:
 
     def _fallback(self, reason: str) -> Recipe:
         if self.mesh.here is not None:
-            return Function(fallback.runner(self.mesh, reason))
+            args = self.op.args
+            written = slots_of([args[at] for at in self.facts.writes if at < len(args)])
+            writes = frozenset(slot.index for slot in written)
+            return Function(fallback.runner(self.mesh, reason, writes))
         shapes = [self.trace.metas[slot.index].shape for slot in slots_of(self.op.results)]
         layouts = tuple(Layout.replicated(self.mesh.abstract, shape) for shape in shapes)
         return self._outside(layouts, None)
@@ -260,6 +264,18 @@ class Builder:
                         [str(target.layout)], "write to the base, or clone() the view first")
             )
 
+    def _check_cast(self, local: Any) -> None:
+        """Raise torch's error where the target cannot take what the op computes."""
+        with torch.no_grad():
+            found = local(
+                *fill(self.op.args, self.trace.metas), **fill(self.op.kwargs, self.trace.metas)
+            )
+        assert self.target is not None
+        wanted = self.tensors[self.target].dtype
+        if not torch.can_cast(found.dtype, wanted):
+            raise RuntimeError(f"result type {_words(found.dtype)} can't be cast to the desired "
+                               f"output type {_words(wanted)}")
+
     def _in_place(
         self, decision: Decision, moves: list[Any], varying: frozenset[int],
         local: Any, args: Any, kwargs: Any,
@@ -279,6 +295,7 @@ class Builder:
             )
         if local is None or local is self.op.overload:
             local = functional(self.op)
+            self._check_cast(local)
             args = self.op.args if args is None else args
             kwargs = self.op.kwargs if kwargs is None else kwargs
         result = decision.results[0]
@@ -290,6 +307,11 @@ class Builder:
             self.name, moves, local, args, kwargs, (), self.trace.result, self.target,
             write_back=True, write=write, why=decision.reason,
         )
+
+
+def _words(dtype: torch.dtype) -> str:
+    """As torch's messages name a dtype: `Float`."""
+    return torch.empty(0, dtype=dtype).type().split(".")[-1].removesuffix("Tensor")
 
 
 def _needs_leaving(layout: Layout, varying: frozenset[int]) -> bool:

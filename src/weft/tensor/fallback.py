@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -39,8 +39,14 @@ def replicate(tensor: torch.Tensor, mesh: BoundMesh, name: str) -> torch.Tensor:
     return enter(tensor, transition, Named(name, "no rule covers the op"))
 
 
-def runner(mesh: BoundMesh, reason: str) -> Callable[[Any, Any, Any], Any]:
-    """A function that carries out calls by fallback."""
+def runner(
+    mesh: BoundMesh, reason: str, writes: Collection[int] = ()
+) -> Callable[[Any, Any, Any], Any]:
+    """A function that carries out calls by fallback.
+
+    `writes`: which of the tensors it writes to, as far as its schema is known: some ops do so
+    without counting a version.
+    """
     if mesh.here is None:
         return outside.unknown(mesh, reason)
 
@@ -51,14 +57,16 @@ def runner(mesh: BoundMesh, reason: str) -> Callable[[Any, Any, Any], Any]:
         full: dict[int, torch.Tensor] = {}
 
         def open_(tensor: torch.Tensor) -> torch.Tensor:
-            return full.setdefault(id(tensor), replicate(tensor, mesh, name))
+            if id(tensor) not in full:
+                full[id(tensor)] = replicate(tensor, mesh, name)
+            return full[id(tensor)]
 
         before = {id(tensor): tensor._version for tensor in map(open_, tensors)}
         out = func(*map_tensors(open_, args), **map_tensors(open_, kwargs))
         written = {}
-        for tensor in tensors:
+        for at, tensor in enumerate(tensors):
             local = full[id(tensor)]
-            if local._version != before[id(local)]:
+            if local._version != before[id(local)] or at in writes:
                 write_back(name, tensor, local, mesh)
             written[id(local)] = tensor
         return map_tensors(lambda local: _wrapped(local, written, mesh), out)

@@ -127,6 +127,8 @@ class Composer:
         builder = Builder(None, trace, self.values, self.mesh, range(len(self.values)))
         made = builder.build()
         if isinstance(made, ops.Composite):
+            if torch.is_autocast_enabled(self.device.type):
+                return None  # what it is composed of runs without
             out = self.composed(made.function, op)
             return None if out is None else slots_of(out)
         if type(made) is not Direct or builder.clashes:

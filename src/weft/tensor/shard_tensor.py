@@ -31,6 +31,7 @@ _is_complex = torch.is_complex
 _make_wrapper = torch.Tensor._make_wrapper_subclass
 _Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
 _get_default_dtype = torch.get_default_dtype
+_num_modes: Any = torch._C._len_torch_function_stack  # type: ignore[attr-defined]
 _FLOATS, _INTS = {float}, {int}
 _VALUES = frozenset((int, bool, str, type(None), torch.dtype, torch.device, torch.Size,
                      torch.memory_format, complex, type(Ellipsis)))
@@ -98,9 +99,10 @@ class ShardTensor(torch.Tensor):
                 continue
             if kind is float:  # zero and what is not finite count by value: rules look at them
                 key.append(float if arg and arg - arg == 0.0 else arg)
-            elif kind in _VALUES or (kind is tuple and set(map(type, arg)) == _INTS):
-                key.append(kind)
-                key.append(arg)
+            elif kind is int or kind in _VALUES or (
+                kind is tuple and set(map(type, arg)) == _INTS
+            ):
+                key += (kind, arg)
             elif kind is _Parameter or kind is _Tensor:
                 if STRICT.on or transforms() is not None:
                     return hooks.call(func, args, kwargs)
@@ -250,6 +252,8 @@ class ShardTensor(torch.Tensor):
         self.requires_grad_(wanted)
 
     def requires_grad_(self, requires_grad: bool = True) -> ShardTensor:
+        if _num_modes():  # as in `_method`
+            return _Tensor.requires_grad_(self, requires_grad)  # type: ignore[return-value]
         already = self._local.requires_grad
         self._local.requires_grad_(requires_grad)
         if not already:
@@ -385,9 +389,13 @@ class ShardTensor(torch.Tensor):
         inputs: Any = None,
     ) -> None:
         """As torch's: of a one-element tensor in any layout, or with `gradient=`."""
+        if _num_modes():
+            return _Tensor.backward(self, gradient, retain_graph, create_graph, inputs)
         hooks.autograd.backward(self, gradient, retain_graph, create_graph, inputs)
 
     def detach(self) -> ShardTensor:
+        if _num_modes():
+            return _Tensor.detach(self)  # type: ignore[return-value]
         meta = self._meta
         if meta.requires_grad:
             meta = meta.replace(requires_grad=False)
@@ -395,9 +403,13 @@ class ShardTensor(torch.Tensor):
         return out if meta.shape else pass_known(self, out)
 
     def item(self) -> Any:
+        if _num_modes():
+            return _Tensor.item(self)
         return hooks.values.global_value(self).item()
 
     def tolist(self) -> Any:
+        if _num_modes():
+            return _Tensor.tolist(self)
         return hooks.values.global_value(self).tolist()
 
     def numpy(self, *, force: bool = False) -> Any:
@@ -490,22 +502,39 @@ def pass_known(tensor: ShardTensor, out: ShardTensor) -> ShardTensor:
 
 
 def _method(func: Any) -> Any:
-    """An operator on the class: saves the 1 us that torch takes to find `__torch_function__`."""
+    """An operator on the class: saves the 1 us that torch takes to find `__torch_function__`.
+
+    While a TorchFunctionMode is on, torch asks that first.
+    """
     intercept = ShardTensor.__torch_function__
 
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return intercept(func, None, (self, *args), kwargs)
+    def method(*args: Any, **kwargs: Any) -> Any:
+        if _num_modes():
+            return func(*args, **kwargs)
+        return intercept(func, None, args, kwargs)
 
     method.__name__ = func.__name__
     return method
 
 
+def _rtruediv(self: Any, other: Any) -> Any:
+    """`other / x`. Python asks it before a plain tensor's own division, which is not torch's
+    `x.reciprocal() * other` but rounds once."""
+    if isinstance(other, _Tensor):
+        return _Tensor.__truediv__(other, self)
+    return _divided_by(self, other)
+
+
+_divided_by = _method(_Tensor.__rtruediv__)
+
+
 for _name in (
     "__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__", "__truediv__",
-    "__rtruediv__", "__pow__", "__matmul__", "__neg__", "__getitem__", "__eq__", "__ne__",
+    "__pow__", "__matmul__", "__neg__", "__getitem__", "__eq__", "__ne__",
     "__lt__", "__le__", "__gt__", "__ge__", "__iadd__", "__isub__", "__imul__", "__itruediv__",
     "add", "sub", "mul", "div", "add_", "mul_", "mm", "matmul", "relu", "view", "reshape",
     "transpose", "permute", "sum", "mean", "exp", "clone", "contiguous", "softmax", "unflatten",
     "flatten", "split", "copy_", "zero_",
 ):
     setattr(ShardTensor, _name, _method(getattr(torch.Tensor, _name)))
+ShardTensor.__rtruediv__ = _rtruediv  # type: ignore[method-assign]

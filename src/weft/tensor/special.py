@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import torch
 
 from weft.errors import UnsupportedOpError, message
-from weft.tensor import autograd, values
+from weft.tensor import amp, autograd, values
 from weft.tensor.dispatch import call, keep_constant
 from weft.tensor.fallback import replicate
 from weft.tensor.indexing import set_item
@@ -27,17 +27,20 @@ _parse_to: Any = torch._C._nn._parse_to  # type: ignore[attr-defined]
 
 _METADATA = (
     "dim", "ndimension", "numel", "nelement", "size", "stride", "is_contiguous",
-    "is_floating_point", "is_complex", "is_signed", "is_conj", "is_neg", "is_inference",
-    "is_same_size", "element_size", "get_device", "storage_offset", "dim_order",
+    "is_floating_point", "is_complex", "is_signed", "is_same_size", "element_size", "get_device",
+    "storage_offset", "dim_order",
 )
 _FLAGS = (
     "is_cuda", "is_cpu", "is_sparse", "is_sparse_csr", "is_mkldnn", "is_quantized", "is_meta",
     "is_nested", "is_xpu", "is_mps", "is_ipu", "is_maia", "is_mtia", "is_vulkan", "is_xla",
-    "itemsize", "nbytes", "names", "name", "_base", "_cdata", "is_xla", "grad_dtype",
+    "itemsize", "nbytes", "names", "name", "_base", "is_xla", "grad_dtype",
 )
 _LOCAL_ATTRIBUTES = (
     "retains_grad", "output_nr", "_backward_hooks", "_post_accumulate_grad_hooks",
 )
+
+_OF_LOCAL = ("is_conj", "is_inference", "is_neg")
+"""What no meta says: of how the local tensor was made."""
 
 _REFUSED = {
     "data_ptr": "no single address holds a global tensor",
@@ -83,6 +86,10 @@ def _refusal(name: str, reason: str) -> Callable[..., Any]:
 
 def _local_attribute(name: str) -> Callable[..., Any]:
     return lambda tensor: getattr(tensor._local, name)
+
+
+def _local_method(method: Any) -> Callable[..., Any]:
+    return lambda tensor: method(local_of(tensor))
 
 
 def _retain_grad(tensor: ShardTensor) -> None:
@@ -177,9 +184,12 @@ def _table() -> dict[Any, Callable[..., Any]]:
             table[getter] = Metadata(getter)
     for name in _LOCAL_ATTRIBUTES:
         table[getattr(_Tensor, name).__get__] = _local_attribute(name)
+    for name in _OF_LOCAL:
+        of_local = getattr(_Tensor, name)
+        table[of_local] = table[getattr(torch, name)] = _local_method(of_local)
+    table[_Tensor._cdata.__get__] = lambda tensor: _Tensor._cdata.__get__(local_of(tensor))
     for function in (torch.is_floating_point, torch.is_complex, torch.numel, torch.is_signed,
-                     torch.is_same_size, torch.is_conj, torch.is_neg, torch.result_type,
-                     torch.is_inference):
+                     torch.is_same_size, torch.result_type):
         table[function] = Metadata(function)
     for name, reason in _REFUSED.items():
         table[getattr(_Tensor, name)] = _refusal(name, reason)
@@ -215,6 +225,7 @@ def _table() -> dict[Any, Callable[..., Any]]:
         torch._has_compatible_shallow_copy_type: _can_take_data,
         _Tensor.item: ShardTensor.item,
         _Tensor.tolist: ShardTensor.tolist,
+        torch._amp_foreach_non_finite_check_and_unscale_: amp.unscale,
     }
     return table
 

@@ -20,6 +20,7 @@ from typing import assert_never
 
 import torch
 from torch import Tensor
+from torch._C import _DisableAutocast  # type: ignore[attr-defined]
 
 from weft.comm import BoundMesh, Communicator, Finish
 from weft.core.layout import Box, Layout
@@ -149,7 +150,8 @@ def execute(
         program = programs[plan] = compile_plan(plan, mesh, target)
     local = local.detach()
     text = f"{plan.src} -> {plan.dst}" if traffic.STATE.on else ""
-    out = program.run_as(text, text, local) if text else program.run(local)
+    with _DisableAutocast():
+        out = program.run_as(text, text, local) if text else program.run(local)
     return unshared(out, local) if copy and program.aliases else out
 
 

@@ -13,6 +13,8 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch._C import _DisableAutocast  # type: ignore[attr-defined]
+from torch._C import _is_any_autocast_enabled as is_autocast_enabled
 
 from weft.comm import Communicator
 from weft.transport.traffic import STATE, Note, moving, note, resume
@@ -44,6 +46,9 @@ def run_together(
     transitions: Sequence[Transition], xs: Sequence[Tensor | None], noted: Sequence[Noted] = ()
 ) -> Sequence[Any]:
     """`[transition(x) for ...]` (None stays None); all-reduces of one group are one collective."""
+    if is_autocast_enabled():  # a backward inside of it: buffers are put together by `cat`
+        with _DisableAutocast():
+            return run_together(transitions, xs, noted)
     if transitions and transitions[0].reduction is not None and not STATE.on:
         first = transitions[0].reduction
         for transition, x in zip(transitions, xs):

@@ -24,6 +24,8 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch._C import _DisableAutocast  # type: ignore[attr-defined]
+from torch._C import _is_any_autocast_enabled as is_autocast_enabled
 from torch.autograd import forward_ad
 
 from weft.comm import BoundMesh, Finish
@@ -122,7 +124,8 @@ class Transition:
                 return _apply(x, self)
             if self._way is None:
                 self._way = self._special(self)
-            return self._way(x)
+            with _DisableAutocast():
+                return self._way(x)
         return self._run(x)
 
     def start(self, x: Tensor) -> Tensor:
@@ -148,12 +151,19 @@ class Transition:
         program = self._program
         assert program is not None
         _refuse_transforms(self, x)
-        if STATE.on:
-            finish = program.start_as(self.text, f"{self.src} -> {self.dst}", x)
-        else:
-            finish = program.start(x)
+        with _DisableAutocast():
+            if STATE.on:
+                finish = program.start_as(self.text, f"{self.src} -> {self.dst}", x)
+            else:
+                finish = program.start(x)
         scale = self.scale
-        brings.append(finish if scale == 1 else lambda: finish() * scale)
+
+        def finished() -> Tensor:
+            with _DisableAutocast():  # whoever uses it first may be inside of one
+                out = finish()
+            return out if scale == 1 else out * scale
+
+        brings.append(finished)
         here = self.target.here
         shape = (0,) if here is None else self.dst.local_shape_at(here)
         return torch.empty_strided(shape, [0] * len(shape), dtype=x.dtype, device=x.device)
@@ -227,11 +237,18 @@ class Transition:
         if program is not None:
             if forward_ad._current_level >= 0 or _transforms() is not None:
                 _refuse_transforms(self, x)
-            layouts = f"{self.src} -> {self.dst}" if STATE.on else ""
-            out = program.run_as(self.text, layouts, x) if layouts else program.run(x)
+            if is_autocast_enabled():  # it knows `cat`, `prod` and others, and would cast there
+                with _DisableAutocast():
+                    out = self._run_program(program, x)
+            else:
+                out = self._run_program(program, x)
         if self.scale != 1:
             out = out * self.scale
         return unshared(out, x) if self.copy else out
+
+    def _run_program(self, program: Program, x: Tensor) -> Tensor:
+        layouts = f"{self.src} -> {self.dst}" if STATE.on else ""
+        return program.run_as(self.text, layouts, x) if layouts else program.run(x)
 
 
 def _refuse_transforms(transition: Transition, x: Tensor) -> None:
