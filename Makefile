@@ -12,7 +12,7 @@ export OMP_NUM_THREADS ?= 1
 # Processes that run tests; those over gloo go to one of them, which starts the world once.
 WORKERS ?= auto
 
-.PHONY: test demo check bench setup
+.PHONY: test demo check bench sweep setup
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 --dist loadgroup $(ARGS)
@@ -27,6 +27,9 @@ check: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m bench $(ARGS)
+
+sweep: $(STAMP)
+	$(BIN)/python -m tests.sweep $(ARGS)
 
 setup: $(STAMP)
 

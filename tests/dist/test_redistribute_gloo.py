@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import weft
-from bench.counting import counted
+from weft.cli.bench.counting import counted
 from tests.dist.test_exit import START, torchrun
 from tests.gloo import GlooWorld
 from tests.oracle import block

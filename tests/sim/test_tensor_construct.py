@@ -21,6 +21,7 @@ from weft import (
     Shard,
     ShardTensor,
     ShardTypeError,
+    UnsupportedOpError,
 )
 
 X = torch.arange(30.0, dtype=torch.float64).view(5, 6)
@@ -338,6 +339,10 @@ def test_local_gradients_of_every_placement(held: str | None, given: str | None,
         one, two = (torch.full_like(local, value) for value in (2.0, 6.0))
         local.backward((one, two)[mesh.here[0]] if given else two)
         due = {"sum": 8, "avg": 4, "max": 6, "min": 2, "product": 12, None: 6}[given]
+        if held == "product":
+            with pytest.raises(UnsupportedOpError):
+                _ = x.grad
+            return
         assert x.grad.layout == whole
         assert x.grad.to_local().unique().tolist() in ([float(due)], [])
 
@@ -468,5 +473,18 @@ def test_memory_that_is_numpy_s() -> None:
         z.add_(2)
         array[0] = 5
         assert x.tolist() == [5, 1, 2, 3, 4, 5] and y.tolist() == [1, 2, 3, 4, 5, 6]
+
+
+def test_what_befalls_the_tensor_does_not_befall_the_local_one() -> None:
+    def on_rank(mesh: Any) -> None:
+        local = torch.ones(2)
+        x = ShardTensor.from_local(local, mesh, [Shard(0)]).requires_grad_()
+        (x * x).sum().backward()
+        assert not local.requires_grad and local.grad is None
+        leaf = torch.ones(2, requires_grad=True)
+        y = ShardTensor.from_local(leaf, mesh, [Shard(0)])
+        assert y.requires_grad and not y.is_leaf
+        (3 * y).sum().backward()
+        assert torch.equal(leaf.grad, torch.full((2,), 3.0))
 
     weft.testing.run(on_rank, mesh={"x": 2})

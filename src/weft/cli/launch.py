@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-__all__ = ["environment", "launch_command"]
+__all__ = ["RanksFailed", "environment", "events", "launch_command"]
+
+
+class RanksFailed(Exception):
+    """The ranks ended with an error; the text is what they wrote."""
 
 
 def launch_command(num_ranks: int, program: Sequence[str]) -> list[str]:
@@ -24,3 +32,27 @@ def launch_command(num_ranks: int, program: Sequence[str]) -> list[str]:
 def environment() -> dict[str, str]:
     """This process's environment, with one thread per rank unless it says otherwise."""
     return {"OMP_NUM_THREADS": "1", **os.environ}
+
+
+def events(num_ranks: int, program: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Run `program` as ranks; what they write to standard output, one JSON object per line.
+
+    Raises:
+        RanksFailed: one of them failed, or died.
+    """
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(launch_command(num_ranks, program), env=environment(),
+                         stdout=subprocess.PIPE, stderr=errors, text=True) as ranks,
+    ):
+        assert ranks.stdout is not None
+        try:
+            for line in ranks.stdout:
+                yield json.loads(line)
+            status = ranks.wait()
+        finally:
+            # Also when the user interrupts: the launcher ends its ranks when it is told to end.
+            ranks.terminate()
+        if status:
+            errors.seek(0)
+            raise RanksFailed(errors.read())

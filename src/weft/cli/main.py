@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import click
@@ -39,6 +36,7 @@ def main() -> None:
 
 
 main.add_command(_Later("demo", "weft.cli.demo.command", "Train one transformer over four ranks."))
+main.add_command(_Later("bench", "weft.cli.bench.command", "Measure what weft costs, here."))
 main.add_command(plan)
 main.add_command(show)
 
@@ -58,18 +56,3 @@ def run(num_ranks: int, script: str, arguments: tuple[str, ...]) -> None:
     command = launch_command(num_ranks, [script, *arguments])
     # The launcher takes this process's place, and with it signals and the exit status.
     os.execve(command[0], command, environment())
-
-
-@main.command(context_settings={**_PASS_ON, "help_option_names": []})
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def bench(arguments: tuple[str, ...]) -> None:
-    """Measure the cost of a call.
-
-    ARGUMENTS go to `python -m bench`, which is part of weft's repository.
-    """
-    here = Path.cwd()
-    if not (here / "bench" / "__main__.py").is_file():
-        click.echo("weft bench: the benchmark is part of weft's repository; "
-                   f"{here} has no bench/__main__.py", err=True)
-        sys.exit(2)
-    sys.exit(subprocess.run([sys.executable, "-m", "bench", *arguments], check=False).returncode)

@@ -78,8 +78,12 @@ def _added(call: Call) -> Rule:
     """`addmm(bias, a, b)`, `addmv`, `baddbmm`: a product with a term that broadcasts to it."""
     bias, left, right = call.tensors
     product = _matrix_product(call, left.shape, right.shape)
-    added = broadcast(bias.shape, call.results[0].shape, product.results[0])
-    return Rule((added, *product.operands), product.results, product.sizes, _SUM_K, added=(0,),
+    result = call.results[0].shape
+    added = broadcast(bias.shape, result, product.results[0])
+    # torch's addmv of an empty matrix gives a bias of length 1 back as it is.
+    spread = {"m", "k"} if call.op.startswith("aten.addmv") and bias.shape != result else set()
+    return Rule((added, *product.operands), product.results, product.sizes, _SUM_K,
+                added=(0,), nonempty=frozenset(spread),
                 linear=linear_sets(((0, 1), (0, 2)), call.tensors, call.results[0]))
 
 

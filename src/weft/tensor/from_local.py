@@ -50,6 +50,8 @@ def from_local(
     _check_local(local, mesh, layout)
     if sync:
         local = _synced(local, mesh, layout)
+    # What becomes of the ShardTensor (requires_grad_, a gradient) must not befall the argument.
+    local = local.view_as(local) if local.requires_grad else local.detach()
     out = local_to_sharded(local, mesh, layout)
     if stride is not None and tuple(stride) != contiguous_strides(layout.shape):
         out._meta = out._meta.replace(strides=tuple(stride))

@@ -16,6 +16,7 @@ from weft.tensor.meta import Meta, bounded_put, intern
 from weft.tensor.modes import source_line
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.transport import traffic
+from weft.transport.facts import divisor
 from weft.transport.in_flight import landed
 from weft.transport.transition import Transition, gradient_through
 
@@ -200,7 +201,12 @@ def _gradient_from(meta: Meta, placements: Any) -> Transition | None:
     ])
     seen.check_dtype(str(meta.dtype).removeprefix("torch."))
     terms = frozenset(axis for axis, kind in enumerate(layout.partial) if kind)
-    return transition_between(mesh, seen, gradient_layout(layout), terms, terms)
+    due = gradient_layout(layout)
+    means = divisor(layout, due)
+    if means == 1:
+        return transition_between(mesh, seen, due, terms, terms)
+    # What is placed is the gradient of the value; a term of a mean has its share of it.
+    return Transition(mesh, seen, due, src_varying=terms, dst_varying=terms, scale=1 / means)
 
 
 def _cutting(layout: Layout, dim: int) -> list[int]:

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from weft.cli.demo.events import Parameter, Traffic
 from weft.cli.demo.train import MESH, NUM_RANKS, Run, Step
-from weft.cli.launch import environment, launch_command
+from weft.cli.launch import RanksFailed, events
 from weft.core import Mesh
 from weft.core.parse import parse_layout
 
 __all__ = ["RanksFailed", "Told", "follow"]
-
-
-class RanksFailed(Exception):
-    """The ranks ended with an error; the text is what they wrote."""
 
 
 @dataclass(slots=True)
@@ -31,30 +25,18 @@ class Told:
     traffic: list[Traffic] = field(default_factory=list)
 
 
-def follow(run: Run, told: Told) -> Iterator[str]:
-    """Run the ranks; after each line of theirs, `told` has grown.
+def follow(run: Run, told: Told) -> Iterator[dict[str, Any]]:
+    """Run the ranks; after each event of theirs, `told` has grown.
 
     Raises:
         RanksFailed: one of them failed, or died.
     """
     program = ["-m", "weft.cli.demo.ranks", json.dumps(run.as_dict())]
-    with (
-        tempfile.TemporaryFile("w+") as errors,
-        subprocess.Popen(launch_command(NUM_RANKS, program), env=environment(),
-                         stdout=subprocess.PIPE, stderr=errors, text=True) as ranks,
-    ):
-        assert ranks.stdout is not None
-        try:
-            for line in ranks.stdout:
-                _take(told, json.loads(line))
-                yield line
-            status = ranks.wait()
-        finally:
-            # Also when the user interrupts: the launcher ends its ranks when it is told to end.
-            ranks.terminate()
-        if status or len(told.steps) < run.num_steps:
-            errors.seek(0)
-            raise RanksFailed(errors.read())
+    for event in events(NUM_RANKS, program):
+        _take(told, event)
+        yield event
+    if len(told.steps) < run.num_steps:
+        raise RanksFailed(f"{len(told.steps)} of {run.num_steps} steps were told")
 
 
 def _take(told: Told, event: dict[str, Any]) -> None:

@@ -64,12 +64,19 @@ def counted() -> Iterator[Bytes]:
     def refuse(call: Any, *_: Any) -> Any:
         raise AssertionError(f"{call.__name__} is not counted")
 
+    def all_gather(call: Any, group: Any, out: Tensor, x: Tensor, *rest: Any) -> Any:
+        assert out.numel() == x.numel() * group.size()
+        seen.sent += x.nbytes * (group.size() - 1)
+        seen.received += out.nbytes - x.nbytes
+        return call(group, out, x, *rest)
+
     counts = {"alltoall_base": all_to_all, "all_to_all_single": all_to_all, "send": send,
-              "recv": recv, "broadcast": broadcast}
-    others = ["allreduce", "alltoall", "allgather", "_allgather_base", "gather",
-                                "all_gather_single", "reduce_scatter", "_reduce_scatter_base",
-                                "reduce_scatter_single", "scatter", "reduce"]
-    before = {name: vars(ProcessGroup)[name] for name in (*counts, *others)}
+              "recv": recv, "broadcast": broadcast, "_allgather_base": all_gather,
+              "all_gather_single": all_gather}
+    others = ["allreduce", "alltoall", "allgather", "gather", "reduce_scatter",
+              "_reduce_scatter_base", "reduce_scatter_single", "scatter", "reduce"]
+    names = [*counts, *others]  # some of them in some versions of torch
+    before = {name: vars(ProcessGroup)[name] for name in names if name in vars(ProcessGroup)}
 
     def watch(name: str) -> Any:
         call, count = getattr(ProcessGroup, name), counts.get(name, refuse)

@@ -1,0 +1,1 @@
+"""`weft bench`: what redistribution costs here, and what the network takes."""

@@ -1,0 +1,85 @@
+"""The sweep over torch's database: a fixed sample of it, and that it finds what is wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.sweep.board import scoreboard
+from tests.sweep.journal import Found, Journal
+from tests.sweep.judge import Dense, dense, judge
+from tests.sweep.samples import Sample, samples_of
+from tests.sweep.ways import WAYS, laid_out
+
+OPS = ("addmv", "cumsum", "nn.functional.linear", "std", "where", "index_add", "masked_select")
+
+
+@pytest.fixture(scope="module")
+def rows() -> Sample:
+    return Sample("0", lambda own: own[0] * own[1], (torch.rand(4, 3), torch.rand(4, 3)),
+                  (True, False))
+
+
+def verdict(sample: Sample, expected: Dense, way: str = "rows") -> str:
+    found = judge(sample, expected, way, "planted")
+    assert found is not None
+    return found.kind
+
+
+def test_it_finds_wrong_values_gradients_shapes_and_dtypes(rows: Sample) -> None:
+    expected = dense(rows)
+    assert expected is not None and verdict(rows, expected) == "right"
+    (result,), (gradient, _) = expected.results, expected.gradients
+    assert gradient is not None
+    for wrong in (result + 1e-3, result[:3], result.double(), result.flip(0)):
+        assert verdict(rows, Dense([wrong], expected.gradients)) == "wrong"
+    for wrong in (gradient * 2, None):
+        assert verdict(rows, Dense([result], [wrong, None])) == "wrong"
+
+
+def test_it_tells_refusals_from_other_errors(rows: Sample) -> None:
+    expected = dense(rows)
+    assert expected is not None
+
+    def raising(own: list[torch.Tensor]) -> torch.Tensor:
+        raise KeyError("of the test")
+
+    refused = dataclasses.replace(rows, fn=lambda own: own[0].as_strided((2,), (1,)))
+    assert verdict(refused, expected) == "refused"
+    assert verdict(dataclasses.replace(rows, fn=raising), expected) == "unclear"
+    by_chance = dataclasses.replace(rows, fn=lambda own: torch.rand(3))
+    assert dense(by_chance) is None
+
+
+def test_ways_differ() -> None:
+    tensors = (torch.rand(4, 3), torch.rand(3))
+    texts = {way: [str(placed[0]), *map(str, placed[1])]
+             for way in WAYS if (placed := laid_out(way, tensors))}
+    assert "middle" not in texts and len({*map(str, texts.values())}) == len(texts)
+    assert texts["ragged"] == ["Mesh(x=3)", "[4@x{3,0,1}, 3]", "[3@x{2,0,1}]"]
+
+
+@pytest.mark.parametrize("name", OPS)
+@pytest.mark.filterwarnings("ignore::weft.WeftWarning")
+def test_a_fixed_sample(name: str) -> None:
+    for sample in samples_of(name, torch.float64, 2):
+        expected = dense(sample)
+        assert expected is not None
+        for way in WAYS:
+            found = judge(sample, expected, way, f"{name} {sample.name} {way}")
+            assert found is None or found.kind in ("right", "gathered"), found
+
+
+def test_the_journal_keeps_what_was_done(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "found.jsonl")
+    one = Found("weft", "add", "float64", "", "0", "rows", "wrong", "by 1")
+    for found in (one, dataclasses.replace(one, op="mul", kind="right")):
+        journal.add(found)
+    journal.finish(("weft", "add", "float64", ""))
+    journal.add(dataclasses.replace(one, kind="right"))
+    assert journal.done() == {("weft", "add", "float64", "")}
+    assert {found.kind for found in journal.found()} == {"right"}
+    assert "`add` (1: float64; rows): by 1" in scoreboard([one])

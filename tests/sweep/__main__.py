@@ -1,0 +1,54 @@
+"""`python -m tests.sweep`: see `make sweep`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from tests.sweep import board
+from tests.sweep.journal import Journal
+from tests.sweep.runner import Job, run
+from tests.sweep.samples import DTYPES, database
+
+
+@click.command()
+@click.argument("ops", nargs=-1)
+@click.option("--dtype", "dtypes", multiple=True, type=click.Choice(list(DTYPES)),
+              default=("float64", "int64", "bool", "complex64"), show_default=True)
+@click.option("--variant", "variants", multiple=True, type=click.Choice(["", "inplace"]),
+              default=("", "inplace"), show_default=True)
+@click.option("--samples", default=6, show_default=True, help="Most samples of an op and dtype.")
+@click.option("--seconds", default=1800.0, show_default=True, help="Budget of time.")
+@click.option("--workers", default=os.cpu_count() or 1, show_default=True)
+@click.option("--journal", default=".sweep/found.jsonl", show_default=True, type=Path)
+@click.option("--fresh", is_flag=True, help="Forget what was found before.")
+@click.option("--out", type=Path, help="Write the scoreboard, as Markdown.")
+def main(
+    ops: tuple[str, ...], dtypes: tuple[str, ...], variants: tuple[str, ...], samples: int,
+    seconds: float, workers: int, journal: Path, fresh: bool, out: Path | None,
+) -> None:
+    """Run OPS of torch's database (all of them by default) on simulated ranks."""
+    if fresh:
+        journal.unlink(missing_ok=True)
+    book = Journal(journal)
+    unknown = [op for op in ops if op not in database()]
+    if unknown:
+        raise click.BadParameter(f"not in the database: {', '.join(unknown)}")
+    jobs = [
+        Job("weft", op, dtype, variant, samples)
+        for dtype in dtypes for variant in variants for op in (ops or database())
+    ]
+    done = book.done()
+    left = run([job for job in jobs if job.key not in done], book, workers, seconds)
+    text = board.scoreboard([it for it in book.found() if not ops or it.op in ops])
+    click.echo(text)
+    if left:
+        click.echo(f"{left} of {len(jobs)} jobs are left; run again to go on.")
+    if out is not None:
+        out.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""The scoreboard: how many ops are right in every layout, and what keeps the others from it."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+from tests.sweep.journal import Found
+from tests.sweep.judge import VERDICTS
+
+__all__ = ["scoreboard"]
+
+_WORST = ("crash", "hang", "wrong", "unclear", "refused", "gathered", "right")
+
+
+def scoreboard(found: Sequence[Found]) -> str:
+    """Markdown: ops by their worst verdict, for each dtype and variant; then every op that is not
+    right, with an example."""
+    lines = ["| dtype | variant | ops | " + " | ".join(VERDICTS) + " |",
+             "|---|---|---|" + "---|" * len(VERDICTS)]
+    groups: dict[tuple[str, str], dict[str, list[Found]]] = defaultdict(lambda: defaultdict(list))
+    for it in found:
+        groups[it.dtype, it.variant][it.op].append(it)
+    for (dtype, variant), ops in groups.items():
+        worst = Counter(_worst(its) for its in ops.values())
+        counts = " | ".join(str(worst[kind]) for kind in VERDICTS)
+        lines.append(f"| {dtype} | {variant or 'function'} | {len(ops)} | {counts} |")
+    for kind in _WORST[:-2]:
+        its = [it for it in found if it.kind == kind]
+        if its:
+            lines += ["", f"## {kind}", ""]
+            lines += [_example(op, same) for op, same in _by_op(its)]
+    return "\n".join(lines) + "\n"
+
+
+def _worst(its: Sequence[Found]) -> str:
+    kinds = {it.kind for it in its}
+    return next(kind for kind in _WORST if kind in kinds)
+
+
+def _by_op(its: Sequence[Found]) -> list[tuple[str, list[Found]]]:
+    ops: dict[str, list[Found]] = defaultdict(list)
+    for it in its:
+        ops[it.op].append(it)
+    return sorted(ops.items())
+
+
+def _example(op: str, its: Sequence[Found]) -> str:
+    one = its[0]
+    ways = ", ".join(sorted({it.way for it in its}))
+    first = " ".join(one.detail.split())[:160]
+    return f"- `{op}` ({len(its)}: {one.dtype}{one.variant and ' ' + one.variant}; {ways}): {first}"

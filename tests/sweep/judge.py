@@ -1,0 +1,146 @@
+"""One sample in one way: the same call on plain tensors and on ShardTensors."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+import weft
+from tests.cases import seed_of
+from tests.harness import Outcome, held, local_part
+from tests.oracle import Held, check, check_gradient, same
+from tests.sweep.samples import Sample
+from tests.sweep.ways import laid_out
+from weft import ShardTensor
+
+__all__ = ["VERDICTS", "Dense", "Verdict", "dense", "judge"]
+
+VERDICTS = ("right", "gathered", "refused", "unclear", "wrong", "hang", "crash")
+"""`gathered` is right with a warning of a fallback; `unclear` an error that is not weft's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What came of a sample in a way."""
+
+    kind: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """What the call gives on plain tensors, and the gradients of those that want one."""
+
+    results: list[Any]
+    gradients: list[Tensor | None]
+
+
+def dense(sample: Sample) -> Dense | None:
+    """None where the call raises, or gives something else each time."""
+    try:
+        once, again = _plain(sample, 1), _plain(sample, 2)
+    except Exception:
+        return None
+    if len(once.results) != len(again.results):
+        return None
+    for one, other in zip(once.results, again.results):
+        if isinstance(one, Tensor) and not torch.equal(*_bits(one, other)):
+            return None
+    return once
+
+
+def _bits(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.nan_to_num(one), torch.nan_to_num(other)
+
+
+def _plain(sample: Sample, seed: int) -> Dense:
+    torch.manual_seed(seed)
+    leaves = [t.clone().requires_grad_(g) for t, g in zip(sample.tensors, sample.wants_grad)]
+    results = _leaves(sample.fn(leaves))
+    _backward(results)
+    return Dense(
+        [one.detach() if isinstance(one, Tensor) else one for one in results],
+        [leaf.grad for leaf in leaves],
+    )
+
+
+def judge(sample: Sample, expected: Dense, way: str, what: str) -> Verdict | None:
+    """None where the way does not apply."""
+    placed = laid_out(way, sample.tensors)
+    if placed is None:
+        return None
+    mesh, layouts = placed
+
+    def on_rank(bound: Any) -> Outcome:
+        operands = [
+            tensor.clone() if layout is None else ShardTensor.from_local(
+                local_part(layout, tensor, bound.here, seed_of(what, place)).clone(), bound, layout
+            )
+            for place, (tensor, layout) in enumerate(zip(sample.tensors, layouts))
+        ]
+        for operand, wanted in zip(operands, sample.wants_grad):
+            operand.requires_grad_(wanted)
+        results = _leaves(sample.fn(operands))
+        _backward(results)
+        return Outcome(
+            [held(one.detach()) if isinstance(one, Tensor) else one for one in results],
+            [None if one.grad is None else held(one.grad) for one in operands],
+        )
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            outcomes = weft.testing.run(on_rank, mesh.size(), mesh)
+        except (weft.UnsupportedOpError, weft.WeftError) as error:
+            return Verdict("refused", _short(error))
+        except Exception as error:
+            return Verdict("unclear", _short(error))
+        try:
+            _verify(expected, outcomes, layouts, what)
+        except AssertionError as error:
+            return Verdict("wrong", _short(error))
+    gathered = [it for it in caught if issubclass(it.category, weft.WeftWarning)]
+    return Verdict("gathered", _short(gathered[0].message)) if gathered else Verdict("right")
+
+
+def _verify(expected: Dense, outcomes: list[Outcome], layouts: list[Any], what: str) -> None:
+    for place, due in enumerate(expected.results):
+        counts = {len(outcome.results) for outcome in outcomes}
+        assert counts == {len(expected.results)}, f"{what}: {counts} results"
+        mine: list[Any] = [outcome.results[place] for outcome in outcomes]
+        if isinstance(due, Tensor):
+            assert all(isinstance(one, Held) for one in mine), f"{what}: no tensor, {mine}"
+            check(due, mine, f"{what}: result {place}")
+        elif isinstance(due, (bool, int, float, complex)):
+            for one in mine:
+                same(torch.tensor(one), torch.tensor(due), f"{what}: result {place}")
+        else:
+            assert all(one == due for one in mine), f"{what}: result {place}: {mine}"
+    for place, (due, layout) in enumerate(zip(expected.gradients, layouts)):
+        mine = [outcome.gradients[place] for outcome in outcomes]
+        check_gradient(due, layout, mine, f"{what}: gradient {place}")
+
+
+def _leaves(value: Any) -> list[Any]:
+    return pytree.tree_leaves(value)
+
+
+def _backward(results: list[Any]) -> None:
+    """Backward from every result that has a gradient, from the same cotangent on all ranks."""
+    live = [one for one in results if isinstance(one, Tensor) and one.requires_grad]
+    for place, one in enumerate(live):
+        generator = torch.Generator().manual_seed(seed_of("cotangent", place))
+        shape = (*one.shape, 2) if one.is_complex() else one.shape
+        steps = torch.randint(-512, 513, shape, generator=generator) / 256
+        steps = torch.view_as_complex(steps) if one.is_complex() else steps
+        one.backward(gradient=steps.to(one.dtype), retain_graph=place + 1 < len(live))
+
+
+def _short(error: object) -> str:
+    text = str(error).strip() or type(error).__name__
+    return f"{type(error).__name__}: {text}"[:600]

@@ -1,0 +1,154 @@
+"""Processes that run samples: one that hangs or dies is replaced, and its call noted so."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+import traceback
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import torch
+
+from tests.sweep.journal import Found, Journal
+from tests.sweep.judge import dense, judge
+from tests.sweep.samples import DTYPES, samples_of
+from tests.sweep.ways import WAYS
+
+__all__ = ["CALL_SECONDS", "Job", "run"]
+
+CALL_SECONDS = 60.0
+"""How long one call may take, with those on plain tensors before it."""
+
+_START_SECONDS = 120.0
+
+_CONTEXT = multiprocessing.get_context("spawn")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """All samples of an entry in one dtype and variant ("", "inplace"), up to `most`."""
+
+    system: str
+    op: str
+    dtype: str
+    variant: str
+    most: int
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        return self.system, self.op, self.dtype, self.variant
+
+
+@dataclass(slots=True)
+class _Worker:
+    process: Any
+    pipe: Connection
+    job: Job | None = None
+    at: tuple[str, str] = ("", "")
+    deadline: float = 0.0
+    broken: set[tuple[str, str]] = field(default_factory=set)
+
+
+def run(jobs: Iterable[Job], journal: Journal, num_workers: int, seconds: float) -> int:
+    """Run the jobs until the time is over; how many were left."""
+    todo, end = deque(jobs), time.monotonic() + seconds
+    workers = [_start() for _ in range(min(num_workers, len(todo)))]
+    try:
+        while any(worker.job for worker in workers) or (todo and time.monotonic() < end):
+            for place, worker in enumerate(workers):
+                if worker.job is None and todo and time.monotonic() < end:
+                    _give(worker, todo.popleft(), _START_SECONDS)
+                elif worker.job is not None and not _heard(worker, journal):
+                    workers[place] = _replaced(worker, journal)
+            wait([worker.pipe for worker in workers if worker.job], timeout=0.5)
+    finally:
+        for worker in workers:
+            worker.process.kill()
+    return len(todo)
+
+
+def _start() -> _Worker:
+    ours, theirs = _CONTEXT.Pipe()
+    process = _CONTEXT.Process(target=_work, args=(theirs,), daemon=True)
+    process.start()
+    theirs.close()
+    return _Worker(process, ours)
+
+
+def _give(worker: _Worker, job: Job, seconds: float) -> None:
+    worker.job, worker.at = job, ("", "")
+    worker.deadline = time.monotonic() + seconds
+    worker.pipe.send((job, worker.broken))
+
+
+def _heard(worker: _Worker, journal: Journal) -> bool:
+    """Take what a worker says; whether it lives."""
+    job = worker.job
+    assert job is not None
+    try:
+        while worker.pipe.poll():
+            said, *rest = worker.pipe.recv()
+            worker.deadline = time.monotonic() + CALL_SECONDS
+            if said == "at":
+                worker.at = tuple(rest)
+            elif said == "found":
+                journal.add(Found(*job.key, *worker.at, *rest))
+            else:
+                journal.finish(job.key)
+                worker.job = None
+                worker.broken = set()
+                return True
+    except (EOFError, ConnectionResetError):
+        return False
+    return worker.process.is_alive() and time.monotonic() < worker.deadline
+
+
+def _replaced(worker: _Worker, journal: Journal) -> _Worker:
+    """Another process, that goes on with the same job after the call that broke the first."""
+    job = worker.job
+    assert job is not None
+    kind = "hang" if worker.process.is_alive() else "crash"
+    worker.process.kill()
+    worker.process.join()
+    journal.add(Found(*job.key, *worker.at, kind, f"exit code {worker.process.exitcode}"))
+    fresh = _start()
+    fresh.broken = {*worker.broken, worker.at}
+    if worker.at[0] and len(fresh.broken) < 4:
+        _give(fresh, job, _START_SECONDS)
+    else:
+        journal.finish(job.key)
+        fresh.broken = set()
+    return fresh
+
+
+def _work(pipe: Connection) -> None:
+    torch.set_num_threads(1)
+    while True:
+        job, broken = pipe.recv()
+        try:
+            _samples(job, broken, pipe)
+        except Exception:
+            pipe.send(("at", "", ""))
+            pipe.send(("found", "crash", traceback.format_exc(limit=-4)[-600:]))
+        pipe.send(("done",))
+
+
+def _samples(job: Job, broken: set[tuple[str, str]], pipe: Connection) -> None:
+    inplace = job.variant == "inplace"
+    for sample in samples_of(job.op, DTYPES[job.dtype], job.most, inplace):
+        pipe.send(("at", sample.name, ""))
+        expected = dense(sample)
+        if expected is None:
+            continue
+        for way in WAYS:
+            if (sample.name, way) in broken:
+                continue
+            pipe.send(("at", sample.name, way))
+            what = f"{job.op} {job.dtype} {job.variant} {sample.name} {way}"
+            verdict = judge(sample, expected, way, what)
+            if verdict is not None:
+                pipe.send(("found", verdict.kind, verdict.detail))

@@ -1,0 +1,89 @@
+"""Samples of torch's operator database: functions of a list of dense tensors."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+__all__ = ["DTYPES", "MAX_NUMEL", "Sample", "database", "samples_of"]
+
+DTYPES = {
+    "float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16,
+    "complex64": torch.complex64, "int64": torch.int64, "bool": torch.bool,
+}
+
+MAX_NUMEL = 20_000
+"""Elements of all operands together; larger samples take long and say nothing more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One call: `fn` takes the tensors that the database's arguments hold, in their order.
+
+    `wants_grad` says which of them require a gradient.
+    """
+
+    name: str
+    fn: Callable[[list[Tensor]], Any]
+    tensors: tuple[Tensor, ...]
+    wants_grad: tuple[bool, ...]
+
+
+@functools.cache
+def database() -> dict[str, Any]:
+    """Name (and variant) -> entry."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from torch.testing._internal.common_methods_invocations import (  # noqa: PLC0415
+            op_db,  # it takes ten seconds
+        )
+    return {entry.name + (entry.variant_test_name and f".{entry.variant_test_name}"): entry
+            for entry in op_db}
+
+
+def samples_of(name: str, dtype: torch.dtype, most: int, inplace: bool = False) -> Iterator[Sample]:
+    """Up to `most` samples of an entry, evenly chosen; none where it has not the dtype."""
+    entry = database()[name]
+    variant = entry.inplace_variant if inplace else entry.op
+    if variant is None or dtype not in entry.supported_dtypes("cpu"):
+        return
+    grad = entry.supports_autograd and dtype in entry.supported_backward_dtypes("cpu")
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = list(entry.sample_inputs("cpu", dtype, requires_grad=grad))
+    stride = max(len(found) / most, 1)
+    for number in sorted({int(place * stride) for place in range(min(most, len(found)))}):
+        sample = _sample(f"{number}", variant, found[number], inplace)
+        if sample is not None:
+            yield sample
+
+
+def _sample(name: str, op: Callable[..., Any], given: Any, inplace: bool) -> Sample | None:
+    if inplace and getattr(given, "broadcasts_input", False):
+        return None
+    leaves, tree = pytree.tree_flatten((given.input, given.args, given.kwargs))
+    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+    if not places or any(leaves[place].layout != torch.strided for place in places):
+        return None
+    tensors = tuple(leaves[place].detach().contiguous() for place in places)
+    if sum(t.numel() for t in tensors) > MAX_NUMEL:
+        return None
+
+    def fn(own: list[Tensor]) -> Any:
+        if inplace:
+            own = [t.clone() if t.requires_grad else t for t in own]
+        full = list(leaves)
+        for place, tensor in zip(places, own):
+            full[place] = tensor
+        first, args, kwargs = pytree.tree_unflatten(full, tree)
+        return op(first, *args, **kwargs)
+
+    return Sample(name, fn, tensors, tuple(leaves[place].requires_grad for place in places))
