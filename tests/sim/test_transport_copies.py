@@ -125,6 +125,40 @@ def test_one_buffer(src: Layout, dst: Layout) -> None:
     run_simulated(on_rank, 4, MESH)
 
 
+LINE = Mesh({"x": 4})
+WAYS = [
+    # mesh, from, to, bytes that a rank receives of 4 x 8 float32 per rank, from so many by messages
+    (LINE, P("x"), P(None, "x"), 96, 64 * 16),
+    (LINE, P("x"), P(), 384, 64),
+    (MESH, P("a", "b"), P("b", "a"), 64, 0),
+    (MESH, P("a"), P("b"), 128, 0),
+]
+
+
+@pytest.mark.parametrize(("mesh", "src", "dst", "nbytes", "limit"), WAYS, ids=str)
+@pytest.mark.parametrize("factor", [1, 4, 16])
+def test_which_way_pieces_travel(
+    mesh: Mesh, src: P, dst: P, nbytes: int, limit: int, factor: int
+) -> None:
+    """By messages from some size on, at once where few ranks have something for each other."""
+    before, after = (Layout(mesh, (16, 8 * factor), spec) for spec in (src, dst))
+    found = plan(before, after)
+    (step,) = found.steps
+    assert found.total_bytes == 4 * nbytes * factor
+
+    def on_rank(bound: BoundMesh) -> list[bool]:
+        ways = []
+        for preferred in (64, math.inf):
+            bound.cache.clear()
+            bound.comm(step.axes).swaps_from_nbytes = preferred
+            with watched(bound.comm(step.axes)) as seen:
+                execute(found, torch.ones(before.local_shape_at(bound.here or ())), bound)
+            ways.append(seen.swaps)
+        return ways
+
+    assert run_simulated(on_rank, 4, mesh) == [[nbytes * factor >= limit, False]] * 4
+
+
 def test_a_strided_tensor_is_copied_only_where_it_is_sent() -> None:
     src, dst = ragged(7, 1), ragged(6, 2)
     found = plan(src, dst)

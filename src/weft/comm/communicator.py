@@ -181,7 +181,9 @@ class Communicator(ABC):
             self._agree("all_to_all", dtype, send=self._sizes(send), recv=self._sizes(recv))
         if self.size == 1:
             return nothing_to_wait_for
-        return self._swap([(to, x.detach()) for to, x in send], recv, dtype)
+        return self._swap(
+            [(to, x.detach() if x.requires_grad else x) for to, x in send], recv, dtype
+        )
 
     def _sizes(self, pieces: Pieces) -> tuple[int, ...]:
         sizes = {place: piece.numel() for place, piece in pieces}

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from weft.comm.communicator import Pieces, as_bytes
+from weft.comm.communicator import Pieces
 
 __all__ = ["Started", "UnderWay"]
 
@@ -35,9 +35,11 @@ class Started:
         self.works: list[Any] = []
         self.buffers: list[Tensor] = []
         for place, piece in recv:
-            self._keep(group.recv, as_bytes(piece), places[place])
+            self._keep(group.recv, piece, places[place])
         for place, piece in send:
-            self._keep(group.send, as_bytes(piece), places[place])
+            if piece.is_conj() or piece.is_neg():  # sent is what lies in memory
+                piece = piece.resolve_conj().resolve_neg()
+            self._keep(group.send, piece, places[place])
 
     def _keep(self, start: Any, buffer: Tensor, place: int) -> None:
         self.buffers.append(buffer)

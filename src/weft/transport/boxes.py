@@ -14,7 +14,7 @@ from torch import Tensor
 from weft.core.layout import Box
 from weft.planner.geometry import volume
 
-__all__ = ["Move", "flat", "pack", "shape_of", "stretch", "unpack", "within"]
+__all__ = ["Move", "flat", "pack", "part", "shape_of", "stretch", "unpack", "within"]
 
 Move = Callable[[Tensor], Tensor]
 
@@ -27,6 +27,19 @@ def shape_of(box: Box) -> tuple[int, ...]:
 def within(box: Box, outer: Box) -> tuple[slice, ...]:
     """A box as slices of the tensor that holds `outer`."""
     return tuple(slice(a - c, b - c) for (a, b), (c, _) in zip(box, outer))
+
+
+def part(box: Box, outer: Box) -> Move:
+    """The view of a box, of the tensor that holds `outer`."""
+    place = within(box, outer)
+    cut = [(dim, at.start, at.stop - at.start) for dim, at in enumerate(place)
+           if box[dim] != outer[dim]]
+    match cut:
+        case []:
+            return lambda x: x
+        case [only]:
+            return lambda x: x.narrow(*only)  # a third of the time of an index
+    return lambda x: x[place]
 
 
 def stretch(boxes: Sequence[Box], whole: Box) -> tuple[int, int] | None:
@@ -63,15 +76,24 @@ def pack(boxes: Sequence[Box], held: Box) -> Move:
     where = stretch(boxes, held)
     if where == (0, volume(held)):
         return flat
-    places = [within(box, held) for box in boxes]
+    parts = [part(box, held) for box in boxes]
+    shapes = [shape_of(box) for box in boxes]
+    if len({shape[1:] for shape in shapes}) == 1 and shapes[0]:
+        # Below each other they are one after the other: each element is copied once.
+        def joined(x: Tensor) -> Tensor:
+            return torch.cat([cut(x) for cut in parts]).view(-1)
+    else:
+        sizes = [volume(box) for box in boxes]
 
-    def joined(x: Tensor) -> Tensor:
-        return torch.cat([x[place].reshape(-1) for place in places])
+        def joined(x: Tensor) -> Tensor:
+            out = x.new_empty(sum(sizes))
+            for place, shape, cut in zip(out.split(sizes), shapes, parts):
+                place.view(shape).copy_(cut(x))
+            return out
 
     if where is None:
-        if len(places) == 1:
-            (place,) = places
-            return lambda x: x[place].contiguous().view(-1)
+        if len(parts) == 1:
+            return lambda x: parts[0](x).contiguous().view(-1)
         return joined
     start, stop = where
     return lambda x: x.view(-1)[start:stop] if x.is_contiguous() else joined(x)
@@ -86,7 +108,8 @@ def unpack(
         return lambda got, kept: got.view(shape)
     sizes = [volume(box) for box in boxes]
     shapes = [shape_of(box) for box in boxes]
-    places = [within(box, wanted) for box in ([*boxes, own] if own else boxes)]
+    all_boxes = [*boxes, own] if own else boxes
+    places = [within(box, wanted) for box in all_boxes]
 
     def pieces(got: Tensor, kept: Tensor | None) -> list[Tensor]:
         out = [piece.view(size) for piece, size in zip(got.split(sizes), shapes)]
@@ -98,15 +121,17 @@ def unpack(
         order = sorted(range(len(places)), key=lambda i: places[i][dim].start)
 
         def join(got: Tensor, kept: Tensor | None) -> Tensor:
-            parts = pieces(got, kept)
-            return torch.cat([parts[i] for i in order], dim)
+            found = pieces(got, kept)
+            return torch.cat([found[i] for i in order], dim)
 
         return join
 
+    parts = [part(box, wanted) for box in all_boxes]
+
     def fill(got: Tensor, kept: Tensor | None) -> Tensor:
         out = got.new_empty(shape)
-        for place, piece in zip(places, pieces(got, kept)):
-            out[place] = piece
+        for cut, piece in zip(parts, pieces(got, kept)):
+            cut(out).copy_(piece)
         return out
 
     return fill

@@ -4,16 +4,18 @@ A plan is *compiled* once per rank: which pieces of the local tensor go where, a
 arrives becomes the new local tensor, are worked out as slices and sizes. A run is then a few
 torch calls around each collective.
 
-Pieces travel in one of two ways. Few bytes go through one buffer by one all-to-all. Many bytes go
-each by itself, as they lie in memory where they lie without gaps, and are received where they have
-to lie; what stays on this rank is copied meanwhile. All ranks of a group choose alike, because
-the choice depends on what the whole step moves.
+Pieces travel in one of two ways: all through one buffer, by one all-to-all; or each by itself, as
+they lie in memory where they lie without gaps, received where they have to lie, while what stays
+on this rank is copied. Where a backend can do the latter (gloo), it takes less time for many bytes,
+and for any where most ranks of a group have nothing for each other, because an all-to-all bothers
+all of them. All ranks of a group choose alike: the choice depends on what the whole step moves.
 
 A run may also be *started*: its last collective is then under way while the program goes on.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import assert_never
@@ -42,7 +44,7 @@ from weft.planner import (
 )
 from weft.planner.geometry import Coordinate, group, intersect, size_over, volume
 from weft.transport import traffic
-from weft.transport.boxes import Move, flat, pack, shape_of, stretch, unpack, within
+from weft.transport.boxes import Move, flat, pack, part, shape_of, stretch, unpack, within
 
 __all__ = ["Program", "compile_plan", "execute", "unshared"]
 
@@ -50,6 +52,10 @@ Start = Callable[[Tensor], Finish]
 
 _KEPT = 4096
 """Compiled plans kept per rank."""
+
+_DENSE = 16
+"""An all-to-all starts what a rank has for all others at once, and copies no more than messages do:
+where most have something for each other, messages pay from so many times the bytes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +267,8 @@ class _Boxes:
     """What one rank of a group sends and receives: boxes by place in the group.
 
     `held` and `wanted` are its boxes before and after. `mean` elements are received by a rank of
-    the group on average.
+    the group on average. They go each by itself from so many bytes on: `weight` times those from
+    which the communicator prefers it.
     """
 
     comm: Communicator
@@ -270,6 +277,7 @@ class _Boxes:
     held: Box
     wanted: Box
     mean: float
+    weight: int
 
 
 def _moved(step: Exchange | AllGather, at: Coordinate, mesh: BoundMesh) -> tuple[Move, Start]:
@@ -281,11 +289,18 @@ def _moved(step: Exchange | AllGather, at: Coordinate, mesh: BoundMesh) -> tuple
     receives = {place[peer]: box for peer, box in step.receives(at) if volume(box)}
     if isinstance(step, AllGather):
         sends = dict.fromkeys(place.values(), held) if volume(held) else {}
-        boxes = _Boxes(comm, sends, receives, held, wanted, mean)
+        boxes = _Boxes(comm, sends, receives, held, wanted, mean, 1)
         return _either(_gathered(boxes), boxes)
     sends = {place[peer]: box for peer, box in step.sends(at) if volume(box)}
-    boxes = _Boxes(comm, sends, receives, held, wanted, mean)
+    weight = _DENSE if 2 * _num_pieces(step) > comm.size else 0
+    boxes = _Boxes(comm, sends, receives, held, wanted, mean, weight)
     return _either(_exchanged(boxes), boxes)
+
+
+def _num_pieces(step: Exchange) -> float:
+    """Of how many pieces a target box is made up, where lengths divide evenly."""
+    counts = [[size_over(it, axes) for axes in it.dims] for it in (step.src, step.dst)]
+    return math.prod(max(1.0, before / after) for before, after in zip(*counts))
 
 
 def _transfer(step: Transfer, mesh: BoundMesh, target: BoundMesh) -> tuple[Move, Start | None]:
@@ -301,7 +316,7 @@ def _transfer(step: Transfer, mesh: BoundMesh, target: BoundMesh) -> tuple[Move,
         comm,
         {place[rank]: box for rank, box in step.sends(mesh.rank)},
         {place[rank]: box for rank, box in step.receives(mesh.rank)},
-        held, wanted, step_nbytes(step, 1) / comm.size,
+        held, wanted, step_nbytes(step, 1) / comm.size, 0,
     )
     if comm.size == 1 or is_local(step):
         return _slice(held, wanted), None
@@ -311,6 +326,7 @@ def _transfer(step: Transfer, mesh: BoundMesh, target: BoundMesh) -> tuple[Move,
 def _either(buffered: Move, boxes: _Boxes) -> tuple[Move, Start]:
     """One buffer for little, piece by piece for much: the whole group alike."""
     start, mean, limit = _piecewise(boxes), boxes.mean, boxes.comm.swaps_from_nbytes
+    limit = limit if limit == math.inf else limit * boxes.weight
 
     def run(x: Tensor) -> Tensor:
         if mean * x.element_size() < limit:
@@ -357,31 +373,31 @@ def _piecewise(boxes: _Boxes) -> Start:
     comm, held, wanted = boxes.comm, boxes.held, boxes.wanted
     shape = shape_of(wanted)
     others = [(comm.index + step) % comm.size for step in range(1, comm.size)]
-    sends = [(to, within(boxes.sends[to], held)) for to in others if to in boxes.sends]
+    sends = [(to, part(boxes.sends[to], held)) for to in others if to in boxes.sends]
     receives = [
-        (by, within(boxes.receives[by], wanted), stretch([boxes.receives[by]], wanted) is not None)
+        (by, part(boxes.receives[by], wanted), stretch([boxes.receives[by]], wanted) is not None)
         for by in reversed(others) if by in boxes.receives
     ]
     kept = boxes.receives.get(comm.index)
-    own = kept and (within(kept, wanted), within(kept, held))
+    own = kept and (part(kept, wanted), part(kept, held))
 
     def start(x: Tensor) -> Finish:
         out = x.new_empty(shape)
         recv, placed = [], []
-        for by, place, in_place in receives:
-            part = out[place]
+        for by, cut, in_place in receives:
+            piece = cut(out)
             if not in_place:
-                part, there = x.new_empty(part.shape), part
-                placed.append((there, part))
-            recv.append((by, part))
-        wait = comm.swap([(to, x[place].contiguous()) for to, place in sends], recv, x.dtype)
+                piece, there = x.new_empty(piece.shape), piece
+                placed.append((there, piece))
+            recv.append((by, piece))
+        wait = comm.swap([(to, cut(x).contiguous()) for to, cut in sends], recv, x.dtype)
         if own:
-            out[own[0]] = x[own[1]]
+            own[0](out).copy_(own[1](x))
 
         def finish() -> Tensor:
             wait()
-            for there, part in placed:
-                there.copy_(part)
+            for there, piece in placed:
+                there.copy_(piece)
             return out
 
         return finish
