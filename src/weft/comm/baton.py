@@ -6,8 +6,9 @@ order. So a run is deterministic, and when nobody can run although somebody wait
 disagree: all that wait are told at once who waits where, down to the line of the program, for
 which their threads are looked at only then.
 
-torch's global state (default dtype, default generators, anomaly mode) is each rank's own: it is
-put away when the baton leaves a rank and restored when it returns. Thread-local state (grad mode,
+torch's global state (default dtype, default generators, anomaly mode, whether saved tensors may be
+written to) is each rank's own: it is put away when the baton leaves a rank and restored when it
+returns. Thread-local state (grad mode,
 autocast) starts from torch's defaults, since every rank is a new thread, as a new process would.
 
 Backward has to stay in the thread that called it. On the CPU it does; for accelerators torch
@@ -25,6 +26,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch.autograd import graph
 
 from weft.comm.asking import FIX, RULE, lines, source_line, who
 from weft.errors import CommunicationError, message
@@ -42,11 +44,12 @@ class _Unwound(BaseException):
 class GlobalState:
     """torch's global state at one moment."""
 
-    __slots__ = ("anomaly", "dtype", "generators", "states")
+    __slots__ = ("anomaly", "dtype", "generators", "mutation", "states")
 
     def __init__(self, generators: Sequence[torch.Generator]) -> None:
         self.dtype = torch.get_default_dtype()
         self.anomaly = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
+        self.mutation = graph._allow_mutation_on_saved_tensors_enabled
         self.generators = generators
         self.states = [generator.get_state() for generator in generators]
 
@@ -54,6 +57,7 @@ class GlobalState:
         if torch.get_default_dtype() != self.dtype:
             torch.set_default_dtype(self.dtype)
         torch.set_anomaly_enabled(*self.anomaly)
+        graph._allow_mutation_on_saved_tensors_enabled = self.mutation
         for generator, state in zip(self.generators, self.states):
             generator.set_state(state)
 

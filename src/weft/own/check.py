@@ -140,15 +140,16 @@ class _Program:
                 if not any(said in str(error) for said in _NO_GRADIENT):
                     raise
         results = tuple(_arg(one) for one in flatten(self.plain[False].results))
-        self.described = Call(rule.name, described.args, described.kwargs, results)
-        bound = rule.bind(self.described, True)
+        described = Call(rule.name, described.args, described.kwargs, results)
+        bound = rule.bind(described, bool(results))  # what it has written to may be its results
         if bound is None:
             raise ShardTypeError(
                 message("check_rule(op, ...)", f"the rule of {rule.name} does not speak of this "
                         "call", "an example is a call that the rule speaks of",
-                        [str(one.shape) for one in self.described.tensors], "another example")
+                        [str(one.shape) for one in described.tensors], "another example")
             )
         self.bound: Rule = bound[0]
+        self.described = Call(rule.name, described.args, described.kwargs, bound[1])
 
     def run(self, operands: Sequence[Tensor], grad: bool) -> _Outcome:
         """The call on these operands, plain or sharded."""

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch.autograd import Function
-from torch.autograd.graph import get_gradient_edge
+from torch.autograd.graph import get_gradient_edge, increment_version
 from torch.nn.modules._functions import BackwardHookFunction
 from torch.testing._comparison import TensorLikePair
 from torch.utils.checkpoint import CheckpointFunction, _CheckpointFrame, checkpoint
@@ -27,6 +27,7 @@ from weft.tensor.dispatch import mesh_of
 from weft.tensor.fallback import replicate, write_back
 from weft.tensor.meta import Meta, replicated_meta
 from weft.tensor.own import OWN, is_sharded
+from weft.tensor.own_outside import OutsideMesh
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.takeover import take_over, twin_of
 from weft.tensor.trees import flatten, local_of
@@ -41,6 +42,7 @@ _warn_of_hooks: Any = torch.nn.Module._maybe_warn_non_full_backward_hook
 _APPLY, _CHECKPOINT = twin_of(_apply_function), twin_of(_checkpoint_function)
 _WARN_OF_HOOKS, _EDGE = twin_of(_warn_of_hooks), twin_of(get_gradient_edge)  # type: ignore
 _BACKWARD: Any = twin_of(torch.autograd.backward)  # type: ignore[arg-type]
+_INCREMENT: Any = twin_of(increment_version)  # type: ignore[arg-type]
 _TO_TENSOR: Any = twin_of(TensorLikePair._to_tensor)  # type: ignore[arg-type]
 _SAVE_INPUTS, _INPUTS = twin_of(_CheckpointFrame.save_inputs), twin_of(_CheckpointFrame.get_inputs)
 
@@ -55,6 +57,7 @@ def install() -> None:
         (_CheckpointFrame.get_inputs, _inputs),
         (_warn_of_hooks, _refuse_old_hooks),
         (get_gradient_edge, _refuse_edges),
+        (increment_version, _increment),
         (torch.autograd.gradcheck, _checked(torch.autograd.gradcheck, 1)),
         (torch.autograd.gradgradcheck, _checked(torch.autograd.gradgradcheck, 2)),
         (TensorLikePair._to_tensor, _to_tensor),
@@ -150,6 +153,8 @@ def on_full_tensors(cls: Any, *args: Any, **kwargs: Any) -> Any:
     tensors = flatten((args, kwargs))
     metas = [tensor._meta for tensor in tensors if type(tensor) is ShardTensor]
     mesh = mesh_of(f"{cls.__name__}.apply", metas)
+    if mesh.here is None:
+        return OutsideMesh(plain_apply(cls), mesh, None).run(cls, args, kwargs)
     full = [replicate(tensor, mesh, cls.__name__) for tensor in tensors]
     before = [one._version for one in full]
     feed = iter(full)
@@ -187,6 +192,11 @@ def _refuse_edges(tensor: torch.Tensor) -> Any:
                     [str(tensor.layout)], "torch.autograd.grad(y, x), with x itself")
         )
     return _EDGE(tensor)
+
+
+def _increment(tensors: Any) -> None:
+    given = [tensors] if isinstance(tensors, torch.Tensor) else tensors
+    _INCREMENT([local_of(tensor) for tensor in given])
 
 
 def _checked(check: Any, order: int) -> Callable[..., bool]:

@@ -13,7 +13,7 @@ import torch
 
 from weft import ops, rules
 from weft.comm import BoundMesh
-from weft.tensor import fallback, own
+from weft.tensor import fallback, own, own_local
 from weft.tensor.calls import facts, slots_of
 from weft.tensor.capture import (
     NotCapturable,
@@ -47,7 +47,7 @@ def recipe(
     tensors = flatten((args, kwargs))
     function = own.rule_of(func)
     if function is not None and not function.is_op:
-        made = own.recipe(function, args, kwargs, tensors, mesh)
+        made = own_local.recipe(function, args, kwargs, tensors, mesh)
         if made is not None:
             return made
     known: dict[Any, Structure | Sizes] = mesh.cache.setdefault("structures", {})
@@ -66,16 +66,17 @@ def recipe(
         try:
             trace = _captured(func, args, kwargs, tensors)
         except NotCapturable as reason:
-            made = None if function is None else own.recipe(function, args, kwargs, tensors, mesh)
-            if made is not None:
-                return made
+            if function is not None:
+                made = own_local.recipe(function, args, kwargs, tensors, mesh)
+                if made is not None:
+                    return made
             return Function(fallback.runner(mesh, str(reason))), False
     num = len(tensors)
     if not trace.ops or _returns_operand(trace, num):
         return Alias(trace.result), False
     op, *others = trace.ops
     if function is not None and not others and facts(op.overload).writes:
-        made = own.recipe(function, args, kwargs, tensors, mesh)
+        made = own_local.recipe(function, args, kwargs, tensors, mesh)
         if made is not None:
             return made
     if others or own.handled(op.overload, func):

@@ -23,7 +23,7 @@ from weft.tensor.meta import Meta
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.trees import fill, flatten
 
-__all__ = ["computed", "unknown", "written"]
+__all__ = ["computed", "leave", "twin", "unknown", "write", "written"]
 
 Run = Callable[[Any, Any, Any], Any]
 
@@ -55,7 +55,7 @@ def computed(trace: Trace, op: Op, base: int | None, metas: Mapping[int, Meta]) 
                 local = _view(viewed._local, meta.dtype)
             else:
                 twins = flatten(_on_twins(trace, op, given)) if twins is None else twins
-                local = _Leaving.apply(twins[place], meta.device)
+                local = leave(twins[place], meta.device)
             values[slot.index] = wrap(local, meta)
         return fill(trace.result, values)
 
@@ -69,10 +69,8 @@ def written(trace: Trace, op: Op, target: int) -> Run:
         given = flatten((args, kwargs))
         into = given[target]
         if type(into) is ShardTensor:
-            (twin,) = flatten(_on_twins(trace, op, given))
-            into._local.copy_(_Leaving.apply(twin, into.device))
-            into._memo = None
-            into._meta = into._meta.replace(requires_grad=into._local.requires_grad)
+            (found,) = flatten(_on_twins(trace, op, given))
+            write(into, leave(found, into.device))
         return fill(trace.result, dict(enumerate(given)))
 
     return run
@@ -93,19 +91,32 @@ def unknown(mesh: BoundMesh, reason: str) -> Run:
 
 
 def _on_twins(trace: Trace, op: Op, given: Sequence[Tensor]) -> Any:
-    twins: list[Any] = [_twin(tensor) for tensor in given]
+    twins: list[Any] = [twin(tensor) for tensor in given]
     twins += trace.metas[len(twins):]
     return op.overload(*fill(op.args, twins), **fill(op.kwargs, twins))
 
 
-def _twin(tensor: Tensor) -> Tensor:
+def twin(tensor: Tensor) -> Tensor:
     """The tensor at its global shape, without data."""
-    twin = meta_like(tensor)
+    made = meta_like(tensor)
     if not (torch.is_grad_enabled() and tensor.requires_grad):
-        return twin
+        return made
     if type(tensor) is ShardTensor:
-        return _Entering.apply(tensor._local, twin)  # type: ignore[return-value]
-    return twin.requires_grad_()  # nothing comes back to a plain tensor on this rank
+        return _Entering.apply(tensor._local, made)  # type: ignore[return-value]
+    return made.requires_grad_()  # nothing comes back to a plain tensor on this rank
+
+
+def leave(found: Tensor, device: torch.device) -> Tensor:
+    """The empty local part of what was computed from twins."""
+    return _Leaving.apply(found, device)  # type: ignore[return-value]
+
+
+def write(into: Tensor, local: Tensor) -> None:
+    """Give a tensor that was written to the history of `local`."""
+    if type(into) is ShardTensor:
+        into._local.copy_(local)
+        into._memo = None
+        into._meta = into._meta.replace(requires_grad=into._local.requires_grad)
 
 
 class _Entering(torch.autograd.Function):
