@@ -268,3 +268,12 @@ def test_wrong_gradients_are_refused(wrong: torch.Tensor, text: str) -> None:
             f"  Offenders: {tuple(wrong.shape)}, {wrong.dtype}",
             "  Fix: x.grad = g.to(x.dtype).reshape(x.shape)",
         ]
+
+
+def test_the_layout_answers_those_who_ask_whether_it_is_dense() -> None:
+    def on_rank(mesh: Any) -> None:
+        x = weft.distribute_tensor(torch.arange(6.0), mesh, P("x"))
+        assert x.layout == torch.strided and torch.strided == x.layout
+        assert x.layout != torch.sparse_coo and x.layout != "torch.strided"
+
+    weft.testing.run(on_rank, mesh={"x": 2})

@@ -77,7 +77,7 @@ def gather_lookup(
 ) -> Algorithm | None:
     """`gather(x, dim, index)` along a cut dim; the other dims of both are cut alike."""
     source, index = layouts
-    if not source.ndim or source.is_partial or index.is_partial:
+    if not source.ndim or source.ndim != index.ndim or source.is_partial or index.is_partial:
         return None
     dim = call.args[1] % source.ndim
     if not source.dims[dim]:

@@ -143,16 +143,25 @@ def _tensordot(call: Call) -> Rule:
     left, right = call.tensors
     left_dims = [dim % len(left.shape) for dim in call.arg(2, "dims_self")]
     right_dims = [dim % len(right.shape) for dim in call.arg(3, "dims_other")]
-    first = [f"l{dim}" for dim in range(len(left.shape))]
-    second = [f"r{dim}" for dim in range(len(right.shape))]
+    first = [(f"l{dim}",) for dim in range(len(left.shape))]
+    second = [(f"r{dim}",) for dim in range(len(right.shape))]
+    result = tuple(
+        name for dims, given in ((left_dims, first), (right_dims, second))
+        for dim, name in enumerate(given) if dim not in dims
+    )
+    kinds = {}
     for index, (one, other) in enumerate(zip(left_dims, right_dims)):
-        first[one] = second[other] = f"k{index}"
-    result = [name for name in first + second if name[0] != "k"]
-    sizes = {**dict(zip(first, left.shape)), **dict(zip(second, right.shape))}
+        first[one] = second[other] = (f"k{index}",)
+        kinds[f"k{index}"] = "sum"
+        if left.shape[one] != right.shape[other]:  # 1 meets any other, which is summed
+            short, dim = (first, one) if left.shape[one] == 1 else (second, other)
+            short[dim] = ()
+    sizes = {
+        name: length for dims, shape in ((first, left.shape), (second, right.shape))
+        for names, length in zip(dims, shape) for name in names
+    }
     return Rule(
-        (tuple((name,) for name in first), tuple((name,) for name in second)),
-        (tuple((name,) for name in result),), sizes,
-        {f"k{index}": "sum" for index in range(len(left_dims))},
+        (tuple(first), tuple(second)), (result,), sizes, kinds,
         linear=linear_sets(((0,), (1,)), call.tensors, call.results[0]),
     )
 
@@ -203,8 +212,13 @@ def _attention(call: Call) -> Rule | None:
         full = (*shape[:-1], key.shape[-2])
         operands.append(broadcast(tensor.shape, full, (*lead, ("s",), ("t",))))
     whole = {"t", "q"} | ({"s"} if causal else set())
+    # torch gives the query's own shape back where there is nothing to attend from or to.
+    spreads = {len(query.shape), len(key.shape), len(value.shape)} != {len(shape)} or any(
+        not factors for operand in operands[:3] for factors in operand[:-2]
+    )
     return Rule(
         tuple(operands), ((*lead, ("s",), ("e",)),), sizes, whole=frozenset(whole),
+        nonempty=frozenset(name for (name, *_) in lead) if spreads else frozenset(),
         linear=linear_sets(((2,),), call.tensors, call.results[0]),
     )
 

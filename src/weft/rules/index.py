@@ -215,13 +215,17 @@ def _index_select(call: Call) -> Rule:
                 whole=frozenset(factors[dim : dim + 1]), linear=IDENTITY, moves=True)
 
 
-def _gather(call: Call) -> Rule:
+def _gather(call: Call) -> Rule | None:
     """`gather(x, dim, index)`: dims other than the read one pass; along it the index may be cut."""
+    if len({len(tensor.shape) for tensor in call.tensors}) > 1:
+        return None  # an index without elements may have any shape
     return _picked(call, 1, IDENTITY, moves=True)
 
 
-def _scatter(call: Call) -> Rule:
+def _scatter(call: Call) -> Rule | None:
     """`scatter`, `scatter_add`, `scatter_reduce`: linear in target and source unless it reduces."""
+    if len({len(tensor.shape) for tensor in call.tensors}) > 1:
+        return None  # an index without elements may have any shape
     reduces = "reduce" in call.kwargs or "scatter_reduce" in call.op
     if len(call.tensors) > 2:
         return _picked(call, 0, () if reduces else ((0, 2),))

@@ -76,6 +76,21 @@ def _whole(
     return rule
 
 
+def _quantile(call: Call) -> Rule:
+    """`quantile(x, q, dim)`: the reduced dim whole; a `q` of one dim stands in front."""
+    source, *levels = call.tensors
+    ndim, shape = len(source.shape), call.results[0].shape
+    gone = _gone(call, 2, ndim)
+    kinds, factors = dims(ndim), names(ndim)
+    given = tuple([(("q",),) if level.shape else () for level in levels])
+    front = given[0] if given else ()
+    return Rule(
+        (kinds, *given), ((*front, *_reduced(kinds, gone, shape[len(front) :])),),
+        {**dict(zip(factors, source.shape)), **({"q": shape[0]} if front else {})},
+        whole=frozenset(factors[dim] for dim in gone), nonempty=frozenset(factors),
+    )
+
+
 def _along(
     dim_index: int, default: int = -1, linear: bool = False, moves: bool = False
 ) -> Callable[[Call], Rule]:
@@ -209,7 +224,8 @@ RULES: dict[str, Callable[[Call], Rule | None]] = {
     **{f"aten.{name}": _whole(1, nonempty=True) for name in (
         "std", "std_mean", "var", "var_mean",
     )},
-    **{f"aten.{name}": _whole(2) for name in ("kthvalue", "norm", "quantile", "nanquantile")},
+    **{f"aten.{name}": _whole(2) for name in ("kthvalue", "norm")},
+    "aten.quantile": _quantile, "aten.nanquantile": _quantile,
     **{f"aten.{name}": _along(1) for name in (
         "_log_softmax", "_softmax", "argsort", "cummax", "cummin", "cumprod", "glu",
         "log_softmax", "logcumsumexp", "softmax", "sort",

@@ -172,7 +172,8 @@ def _squeeze(call: Call) -> Rule:
     """Drops the dims of global size 1; a shard of another dim that has length 1 stays."""
     source, result = call.tensors[0], call.results[0]
     ndim = len(source.shape)
-    named = dim_list(call.arg(1, "dim"), ndim)
+    given = call.arg(1, "dim")
+    named = () if given in ((), []) else dim_list(given, ndim)
     gone = [dim for dim in named if source.shape[dim] == 1]
     kinds = dims(ndim)
     assert len(result.shape) == ndim - len(gone)

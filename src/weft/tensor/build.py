@@ -21,6 +21,7 @@ from weft.tensor.capture import (
     Slot,
     Trace,
     as_autocast,
+    asks_for_grad,
     capture,
     map_tensors,
     meta_like,
@@ -171,6 +172,11 @@ def _captured(func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]
     if quick is not None:
         return quick
     metas = [meta_like(tensor) for tensor in tensors]
+    asks = asks_for_grad(func)
+    if asks:
+        metas = [
+            meta.requires_grad_(tensor.requires_grad) for meta, tensor in zip(metas, tensors)
+        ]
     feed = iter(metas)
     return capture(
         func,
@@ -178,6 +184,7 @@ def _captured(func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]
         map_tensors(lambda _: next(feed), kwargs),
         metas,
         tensors[0].device.type,
+        asks,
     )
 
 

@@ -22,9 +22,8 @@ from torch._subclasses.schema_check_mode import SchemaCheckMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 __all__ = [
-    "NotCapturable", "Op", "Slot", "Trace", "as_autocast", "capture", "connected",
-    "differentiated", "map_tensors", "meta_like", "with_defaults",
-    "reshaped",
+    "NotCapturable", "Op", "Slot", "Trace", "as_autocast", "asks_for_grad", "capture",
+    "connected", "differentiated", "edges", "map_tensors", "meta_like", "reshaped", "with_defaults",
 ]
 
 _LOCK = threading.Lock()
@@ -166,17 +165,18 @@ def _dtypes(tree: Any) -> list[torch.dtype]:
 
 def capture(
     func: Callable[..., Any], args: Any, kwargs: Any, metas: Sequence[torch.Tensor],
-    device_type: str = "cpu",
+    device_type: str = "cpu", grad: bool = False,
 ) -> Trace:
     """Run `func` on meta tensors (`metas` lists those in `args`, in order) and record its ops.
 
-    `device_type` is that of the tensors meant; its autocast applies.
+    `device_type` is that of the tensors meant; its autocast applies. `grad`: with autograd as it
+    is, for functions that ask about it.
 
     Raises:
         NotCapturable: the function reads values. Any error of the function itself passes through.
     """
     recorder = _Recorder(device_type)
-    with _LOCK, torch.no_grad(), _unwatched():
+    with _LOCK, nullcontext() if grad else torch.no_grad(), _unwatched():
         _set_mode_pre_dispatch(recorder)
         try:
             with torch._C.DisableTorchFunctionSubclass(), torch._C._EnablePythonDispatcher():
@@ -189,7 +189,16 @@ def capture(
             raise
         finally:
             _pop_mode_from_pre_dispatch()
-    return _trace(recorder.calls, result, metas)
+    trace = _trace(recorder.calls, result, metas)
+    if grad:
+        trace = Trace(trace.ops, trace.result, tuple([meta.detach() for meta in trace.metas]))
+    return trace
+
+
+def asks_for_grad(func: Any) -> bool:
+    """Whether a Python function looks whether a gradient is wanted: what it consists of differs."""
+    code = getattr(func, "__code__", None)
+    return code is not None and "requires_grad" in code.co_names
 
 
 _RESHAPES = {
@@ -274,8 +283,8 @@ def _same(tensor: torch.Tensor) -> torch.Tensor:
 
 def differentiated(
     op: Op, tensors: Sequence[torch.Tensor], wanted: Sequence[int]
-) -> tuple[int, ...]:
-    """Which of the `wanted` slots get a gradient from the op at global shape."""
+) -> tuple[tuple[int, ...], ...]:
+    """Per result, which of the `wanted` slots get a gradient from it, at global shape."""
 
     def call(given: Callable[[int], torch.Tensor]) -> Any:
         def place(tree: Any) -> Any:
@@ -290,14 +299,23 @@ def differentiated(
         })
 
     with _unwatched():
-        return connected(call, lambda index: meta_like(tensors[index]), wanted)
+        return edges(call, lambda index: meta_like(tensors[index]), wanted)
 
 
 def connected(
     call: Callable[[Callable[[int], torch.Tensor]], Any],
     sample: Callable[[int], torch.Tensor], wanted: Sequence[int],
 ) -> tuple[int, ...]:
-    """Which of the `wanted` tensors get a gradient from what `call` makes of samples.
+    """Which of the `wanted` tensors get a gradient from any of the results (see `edges`)."""
+    found = set().union(*edges(call, sample, wanted))
+    return tuple(index for index in wanted if index in found)
+
+
+def edges(
+    call: Callable[[Callable[[int], torch.Tensor]], Any],
+    sample: Callable[[int], torch.Tensor], wanted: Sequence[int],
+) -> tuple[tuple[int, ...], ...]:
+    """Per result, which of the `wanted` tensors get a gradient from what `call` makes of samples.
 
     `sample` makes the one of a number, `call` is given a function that says it.
     """
@@ -309,16 +327,20 @@ def connected(
         return known[index].view_as(known[index])  # in-place ops write to no leaf
 
     leaves = [known.setdefault(index, sample(index)).requires_grad_() for index in wanted]
+
+    def behind(out: torch.Tensor) -> tuple[int, ...]:
+        if not out.requires_grad:
+            return ()
+        grads = torch.autograd.grad(
+            out, leaves, torch.empty_like(out), retain_graph=True, allow_unused=True
+        )
+        return tuple(index for index, grad in zip(wanted, grads) if grad is not None)
+
     quietly = torch.autograd.set_detect_anomaly(False), _UNSEEN(_same, _same)
     with torch.enable_grad(), quietly[0], quietly[1]:
         found: list[torch.Tensor] = []
         map_tensors(found.append, call(given))
-        outs = [out for out in found if out.requires_grad]
-        if not outs:
-            return ()
-        grads = torch.autograd.grad(outs, leaves, list(map(torch.empty_like, outs)),
-                                    allow_unused=True)
-    return tuple(index for index, grad in zip(wanted, grads) if grad is not None)
+        return tuple(map(behind, found))
 
 
 def map_tensors(change: Callable[[torch.Tensor], Any], tree: Any) -> Any:

@@ -183,8 +183,8 @@ class Builder:
             mine is wanted for mine, wanted in zip(self.layouts, decision.operands)
         )
 
-    def _anchored(self, decision: Decision, wants: list[bool]) -> tuple[int, ...]:
-        """The arguments that must keep a graph edge though this rank's shard is empty."""
+    def _anchored(self, decision: Decision, wants: list[bool]) -> tuple[tuple[int, ...], ...]:
+        """Per result, the arguments that must keep a graph edge though my shard is empty."""
         assert self.mesh.here is not None
         here = self.mesh.here
         own = self.own is not None and not self.name.startswith("aten.")  # a node of Python's
@@ -193,7 +193,8 @@ class Builder:
         ):
             return ()
         wanted = [index for index, wants_grad in zip(self.slots, wants) if wants_grad]
-        return differentiated(self.op, self.tensors, wanted)
+        found = differentiated(self.op, self.tensors, wanted)
+        return found if any(found) else ()
 
     def _local(self, decision: Decision, bind: Any) -> tuple[Any, Any, Any]:
         """What runs on the local tensors, with its arguments (None: the user's own call)."""

@@ -22,7 +22,7 @@ from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.trees import fill, flatten, local_of, substitute
 from weft.transport.transition import Transition
 
-__all__ = ["Alias", "Direct", "Function", "Recipe", "Result", "anchored"]
+__all__ = ["Alias", "Direct", "Function", "Recipe", "Result", "anchored", "tied"]
 
 
 class Recipe(Cause):
@@ -102,8 +102,8 @@ class Direct(Recipe):
         write_back, write: whether an in-place result is computed out of place, and how it then
             comes to the target's layout.
         why: tells the reason of the transitions, for `weft.explain()`.
-        anchor: where this rank's shard is empty, the tensor arguments that get a gradient on the
-            other ranks: torch's kernels may drop edges on empty tensors, and a transition behind
+        anchor: where this rank's shard is empty, per result, the tensor arguments that get a
+            gradient from it on the other ranks: torch's kernels may drop edges on empty tensors, and a transition behind
             a dropped edge would leave its peers waiting.
         places: where the tensors stand among the call's arguments, keywords last; None when some
             stand in lists.
@@ -127,7 +127,7 @@ class Direct(Recipe):
         write_back: bool = False,
         write: Transition | None = None,
         why: Callable[[], str] = str,
-        anchor: Sequence[int] = (),
+        anchor: Sequence[Sequence[int]] = (),
         places: Sequence[int] | None = None,
     ) -> None:
         self.name, self.why, self.anchor = name, why, anchor
@@ -184,7 +184,7 @@ class Direct(Recipe):
         if self.target is not None:
             return self._finish_in_place(tensors, out)
         if self.anchor:
-            out = anchored(out, [locals_[index] for index in self.anchor])
+            out = tied(out, self.anchor, locals_)
         return self._wrap(tensors, out)
 
     def advance(
@@ -207,7 +207,7 @@ class Direct(Recipe):
             assert self.local is not None
             out = self.local(*fill(self.args, have), **fill(self.kwargs, have))
         if self.anchor:
-            out = anchored(out, [have[at] for at in self.anchor])
+            out = tied(out, self.anchor, have)
         outs = (out,) if self.single else flatten(out)
         for result, local in zip(self.results, outs):
             locals_[result.slot] = local if result.leave is None else result.leave(local)
@@ -274,12 +274,19 @@ def _bound(
 
 
 def anchored(out: Any, locals_: Sequence[torch.Tensor]) -> Any:
-    """The results with a graph edge to each of these operands."""
+    """The results with a graph edge from each of them to each of these operands."""
+    return map_tensors(lambda one: _tie(one, locals_), out)
+
+
+def tied(out: Any, anchor: Sequence[Sequence[int]], locals_: Sequence[torch.Tensor]) -> Any:
+    """The results with graph edges, each to the operands that `anchor` names for it."""
+    each = iter(anchor)
+    return map_tensors(lambda one: _tie(one, [locals_[at] for at in next(each)]), out)
+
+
+def _tie(one: torch.Tensor, locals_: Sequence[torch.Tensor]) -> torch.Tensor:
+    if not locals_ or not (one.is_floating_point() or one.is_complex()):
+        return one
     # Sums of no elements: zero whatever the elements are.
     zero: Any = sum(torch.atleast_1d(local).narrow(0, 0, 0).sum() for local in locals_)
-
-    def tie(one: torch.Tensor) -> torch.Tensor:
-        differentiable = one.is_floating_point() or one.is_complex()
-        return one + zero.to(one.dtype) if differentiable else one
-
-    return map_tensors(tie, out)
+    return one + zero.to(one.dtype)
