@@ -64,6 +64,8 @@ CASES: list[Case] = [case(name, fn, reals(*shape)) for name, shape, fn in _ONE] 
     case("stack_last", lambda a, b: torch.stack([a, b], -1), reals(4, 3), reals(4, 3)),
     case("split_then_cat", lambda a: torch.cat(a.split([2, 3, 2]), 0), reals(7, 3)),
     case("gather", lambda a, i: torch.gather(a, 1, i), reals(5, 4), integers(5, 2, high=4)),
+    case("gather_nothing", lambda a: a.gather(0, torch.empty(2, 0, dtype=torch.long)), reals(5),
+         falls_back=True),
     case("take_along", lambda a, i: a.gather(-1, i[:, None])[:, 0], reals(5, 4),
          integers(5, high=4)),
     case("index_tensor", lambda a, i: a[i], reals(5, 3), integers(4, high=5)),

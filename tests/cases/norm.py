@@ -29,6 +29,8 @@ CASES: list[Case] = [
     case("layer_norm_two_dims", lambda a, w, b: F.layer_norm(a, (4, 3), w, b), reals(5, 4, 3),
          reals(4, 3), reals(4, 3), per_mesh=10),
     case("layer_norm_far_mean", lambda a: F.layer_norm(a + 1e4, (6,)), reals(5, 6)),
+    case("layer_norm_with_statistics", lambda a, w, b: torch.native_layer_norm(a, (6,), w, b, 1e-5),
+         reals(5, 6), reals(6), reals(6), per_mesh=8),
     case("layer_norm_eps", lambda a: F.layer_norm(a * 1e-3, (7,), eps=1e-3), reals(5, 7)),
     case("layer_norm_one_row", lambda a, w: F.layer_norm(a, (6,), w), reals(1, 6), reals(6)),
     case("rms_norm", lambda a, w: F.rms_norm(a, (6,), w), reals(5, 6), reals(6)),

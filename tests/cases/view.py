@@ -42,6 +42,7 @@ CASES: list[Case] = [
         ("unsqueeze", (5, 4), lambda a: a.unsqueeze(1)),
         ("unsqueeze_last", (5, 4), lambda a: a.unsqueeze(-1)),
         ("squeeze", (5, 1, 3), lambda a: a.squeeze()),
+        ("squeeze_no_dim", (5, 1, 3), lambda a: a.squeeze(())),
         ("squeeze_dim", (5, 1, 3), lambda a: a.squeeze(1)),
         ("squeeze_nothing", (5, 4), lambda a: a.squeeze(0)),
         ("expand", (5, 1), lambda a: a.expand(5, 4)),

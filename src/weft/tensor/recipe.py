@@ -103,8 +103,8 @@ class Direct(Recipe):
             comes to the target's layout.
         why: tells the reason of the transitions, for `weft.explain()`.
         anchor: where this rank's shard is empty, per result, the tensor arguments that get a
-            gradient from it on the other ranks: torch's kernels may drop edges on empty tensors, and a transition behind
-            a dropped edge would leave its peers waiting.
+            gradient from it on the other ranks: torch's kernels may drop edges on empty tensors,
+            and a transition behind a dropped edge would leave its peers waiting.
         places: where the tensors stand among the call's arguments, keywords last; None when some
             stand in lists.
     """
