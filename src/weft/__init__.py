@@ -41,6 +41,7 @@ from weft.tensor import (
     strict,
     zeros,
 )
+from weft.transport import measure_links
 
 __version__ = "0.1.0"
 
@@ -49,7 +50,7 @@ __all__ = [
     "MeshError", "P", "Partial", "Placement", "PlacementError", "Replicate", "Shard",
     "ShardTensor", "ShardTypeError", "StrictError", "StridedShard", "UnsupportedOpError",
     "WeftError", "WeftWarning", "arange", "as_bound_mesh", "current_mesh", "debug",
-    "distribute_module", "distribute_tensor", "empty", "explain", "full", "init_mesh", "ones",
-    "plan", "register_handler", "register_rule", "scatter_tensor", "set_links", "show", "strict",
-    "testing", "unregister_handler", "unregister_rule", "zeros",
+    "distribute_module", "distribute_tensor", "empty", "explain", "full", "init_mesh",
+    "measure_links", "ones", "plan", "register_handler", "register_rule", "scatter_tensor",
+    "set_links", "show", "strict", "testing", "unregister_handler", "unregister_rule", "zeros",
 ]

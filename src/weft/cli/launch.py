@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-__all__ = ["RanksFailed", "environment", "events", "launch_command"]
+__all__ = ["RanksFailed", "environment", "events", "is_rank", "launch_command"]
 
 
 class RanksFailed(Exception):
@@ -27,6 +27,11 @@ def launch_command(num_ranks: int, program: Sequence[str]) -> list[str]:
         sys.executable, "-m", "torch.distributed.run", "--standalone",
         f"--nproc-per-node={num_ranks}", *program,
     ]
+
+
+def is_rank() -> bool:
+    """Whether torchrun, or something like it, has started this process as a rank."""
+    return {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys()
 
 
 def environment() -> dict[str, str]:

@@ -10,16 +10,19 @@ chose different plans would wait for each other. So they are given, never measur
 
 from __future__ import annotations
 
+import json
 import math
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from weft.core.mesh import Mesh
 from weft.errors import ShardTypeError, message
 
-__all__ = ["GLOO", "NCCL", "NODE_SIZE", "Link", "Links", "as_links", "set_links"]
+__all__ = ["GLOO", "NCCL", "NODE_SIZE", "Link", "Links", "as_links", "is_near", "set_links"]
 
 NODE_SIZE = 8
 """Devices of one node, by default."""
@@ -74,12 +77,42 @@ class Links:
             raise _wrong("Links", f"{len(wrong)} networks are no weft.Link",
                          "a network is a Link(latency_s, seconds_per_byte)", *wrong)
 
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write them to a file, for `Links.load`."""
+        Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Links:
+        """What `save` has written.
+
+        Raises:
+            ShardTypeError: a file that is not there, or is none of these.
+        """
+        try:
+            return Links.from_json(Path(path).read_text(encoding="utf-8"))
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise _wrong("Links.load(path)", f"{os.fspath(path)} gives {error!r}",
+                         "links are read from what Links.save or weft bench links wrote",
+                         os.fspath(path)) from error
+
+    def to_json(self) -> str:
+        """As JSON."""
+        return json.dumps(asdict(self), indent=1)
+
+    @staticmethod
+    def from_json(text: str) -> Links:
+        """What `to_json` has written; whatever goes wrong is raised as it is."""
+        found = json.loads(text)
+        near, far = Link(**found.pop("near")), Link(**found.pop("far"))
+        axes = [(name, Link(**link)) for name, link in found.pop("axes")]
+        return Links(near, far, axes=axes, **found)
+
     def seconds_over(self, mesh: Mesh, axes: Sequence[int], nbytes: float, passes: int) -> float:
         """Of a collective over some axes of a mesh that passes through its group so many times."""
         given = dict(self.axes)
         crossed = [
             given.get(mesh.axis_names[axis])
-            or (self.near if _is_near(mesh, axis, self.node_size) else self.far)
+            or (self.near if is_near(mesh, axis, self.node_size) else self.far)
             for axis in axes
         ]
         latency = max(link.latency_s for link in crossed)
@@ -97,7 +130,7 @@ class Links:
 
 
 @lru_cache(maxsize=4096)
-def _is_near(mesh: Mesh, axis: int, node_size: int) -> bool:
+def is_near(mesh: Mesh, axis: int, node_size: int) -> bool:
     """Whether devices that differ in one axis only are on one node."""
     low, high = mesh.rank_span
     if low // node_size == (high - 1) // node_size:

@@ -3,6 +3,9 @@
 from weft.transport import traffic
 from weft.transport.execute import execute
 from weft.transport.joint import move_together, run_together
+from weft.transport.network import measure_links
 from weft.transport.transition import Transition
 
-__all__ = ["Transition", "execute", "move_together", "run_together", "traffic"]
+__all__ = [
+    "Transition", "execute", "measure_links", "move_together", "run_together", "traffic",
+]

@@ -379,7 +379,7 @@ def _piecewise(boxes: _Boxes) -> Start:
         for by in reversed(others) if by in boxes.receives
     ]
     kept = boxes.receives.get(comm.index)
-    own = kept and (part(kept, wanted), part(kept, held))
+    own = (part(kept, wanted), part(kept, held)) if kept else None
 
     def start(x: Tensor) -> Finish:
         out = x.new_empty(shape)

@@ -11,12 +11,14 @@ from typing import Any
 
 import click
 
-from weft.cli.bench import table
+from weft.cli.bench import networks, table
 from weft.cli.bench.measured import Measured
 from weft.cli.bench.rows import ROWS
-from weft.cli.launch import RanksFailed, events
+from weft.cli.launch import RanksFailed, events, is_rank
 from weft.cli.terminal import RefusedError, explained
+from weft.core.parse import parse_mesh
 from weft.errors import message
+from weft.planner import Links
 
 __all__ = ["bench", "measured_rows"]
 
@@ -136,3 +138,54 @@ def measured_rows(
             program = ["-m", "weft.cli.bench.ranks", json.dumps(asked)]
             for event in events(num_ranks, program):
                 yield Measured.read(event), event
+
+
+@bench.command()
+@click.option("--mesh", required=True, metavar="AXES", help="Axes and sizes: dp=2,tp=4.")
+@click.option("--device", default="cpu", show_default=True,
+              help="Where the tensors live, hence which backend: cpu (gloo), cuda (NCCL), ...")
+@click.option("--sizes", default="4KiB,64KiB,512KiB,4MiB", show_default=True, callback=_sizes,
+              help="Bytes that a rank receives.")
+@click.option("--rounds", default=9, show_default=True, type=click.IntRange(min=1),
+              help="Turns of each collective, of which the best counts.")
+@click.option("--node-size", default=8, show_default=True, type=click.IntRange(min=1),
+              help="Devices of a node.")
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False),
+              help="Write the links, for weft.Links.load.")
+@explained
+def links(
+    mesh: str, device: str, sizes: list[int], rounds: int, node_size: int, out: Path | None
+) -> None:
+    """Latency and bandwidth of each mesh axis, for the planner.
+
+    Starts the ranks of the mesh on this machine. On several, start it by torchrun: then it runs as
+    the ranks that torchrun has started.
+
+    \b
+    weft bench links --mesh dp=2,tp=2 --out links.json
+    torchrun --nnodes 2 --nproc-per-node 8 ... --no-python weft bench links --mesh dp=2,tp=8
+    """
+    value = parse_mesh(mesh, None, "--mesh")
+    if value.size() == 1:
+        raise RefusedError(
+            message(f"weft bench links --mesh {mesh}", f"{value} has one rank",
+                    "a network is measured between ranks", [mesh], "--mesh dp=2")
+        )
+    asked = {"mesh": dict(zip(value.axis_names, value.axis_sizes)), "device": device,
+             "sizes": sizes, "num_rounds": rounds, "node_size": node_size}
+    try:
+        if is_rank():
+            found = networks.measure(asked)
+        else:
+            program = ["-m", "weft.cli.bench.networks", json.dumps(asked)]
+            (found,) = events(value.size(), program)
+    except RanksFailed as failed:
+        click.echo(str(failed), err=True)
+        sys.exit(1)
+    if found is None:  # another rank says it
+        return
+    measured = Links.from_json(found["links"])
+    click.echo(networks.text(value, measured, found["error"]))
+    if out is not None:
+        measured.save(out)
+        click.echo(f'written to {out}: weft.set_links(weft.Links.load("{out}"))')
