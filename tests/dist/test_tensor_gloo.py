@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import weft
+from tests.cases.autograd import PROGRAMS, WAYS, differences
 from tests.cases.backward import ragged_checkpoint, terms
 from tests.cases.own import own_ops
 from tests.gloo import GlooWorld
@@ -148,6 +149,13 @@ def test_own_ops(gloo: GlooWorld) -> None:
     for found in gloo.run(own_ops, MESH):
         for one, due in zip(found, own_ops(None)):
             torch.testing.assert_close(one, due)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", PROGRAMS)
+def test_autograd(gloo: GlooWorld, kind: str, way: str) -> None:
+    """All programs of the simulated tests."""
+    assert gloo.run(differences, MESH, kind, way) == [[]] * 4
 
 
 @pytest.fixture(scope="module")
