@@ -343,6 +343,24 @@ def test_edges_of_empty_shards_stay(way: str) -> None:
         agree(program, way)
 
 
+@pytest.mark.parametrize("way", ["empty", "ragged", "both"])
+def test_each_result_keeps_its_own_edges(way: str) -> None:
+    def apart(x: Tensor, w: Tensor) -> Any:
+        return x * 2, x + 0 * w.detach(), w * 1 + 0 * x.detach()
+
+    def program(make: Make) -> Any:
+        x, w = make(X), make(X[0])
+        a, b = x * 1, w * 1
+        one, other, third = apart(a, b)
+        found = [torch.autograd.grad(one.sum(), [a, b], allow_unused=True, retain_graph=True),
+                 torch.autograd.grad(other.sum(), [a, b], allow_unused=True, retain_graph=True)]
+        third.square().sum().backward()
+        return [*found, x.grad is None, w.grad]
+
+    with rule(apart, "a b, b -> a b, a b, a b"):
+        agree(program, way)
+
+
 class AddOne(torch.autograd.Function):
     """In place."""
 

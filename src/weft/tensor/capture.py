@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 __all__ = [
     "NotCapturable", "Op", "Slot", "Trace", "as_autocast", "asks_for_grad", "capture",
-    "connected", "differentiated", "edges", "map_tensors", "meta_like", "reshaped", "with_defaults",
+    "differentiated", "edges", "map_tensors", "meta_like", "reshaped", "with_defaults",
 ]
 
 _LOCK = threading.Lock()
@@ -300,15 +300,6 @@ def differentiated(
 
     with _unwatched():
         return edges(call, lambda index: meta_like(tensors[index]), wanted)
-
-
-def connected(
-    call: Callable[[Callable[[int], torch.Tensor]], Any],
-    sample: Callable[[int], torch.Tensor], wanted: Sequence[int],
-) -> tuple[int, ...]:
-    """Which of the `wanted` tensors get a gradient from any of the results (see `edges`)."""
-    found = set().union(*edges(call, sample, wanted))
-    return tuple(index for index in wanted if index in found)
 
 
 def edges(

@@ -28,7 +28,7 @@ from weft.tensor.layouts import layout_of
 from weft.tensor.meta import intern
 from weft.tensor.own import OwnFunction
 from weft.tensor.own_outside import OutsideMesh, common_strides, edges
-from weft.tensor.recipe import Function, Recipe, anchored
+from weft.tensor.recipe import Function, Recipe, tied
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.trees import flatten, local_of, substitute
 from weft.transport import traffic
@@ -71,10 +71,11 @@ def recipe(
         )
         return OutsideMesh(function.run, mesh, decision.results, moved), rule.by_shape
     dtypes = [arg.dtype for arg in args_of]
-    anchor: Sequence[int] = ()
+    anchor: Sequence[Sequence[int]] = ()
     if not function.keeps_edges and any(wants) and _has_empty_shard(decision):
-        wanted = [at for at, wants_grad in enumerate(wants) if wants_grad]
-        anchor = edges(function.run, args, kwargs, tensors, wanted)
+        wanted = tuple([at for at, wants_grad in enumerate(wants) if wants_grad])
+        found = edges(function.run, args, kwargs, tensors, wanted)
+        anchor = (wanted,) * len(decision.results) if found is None else found
     return OnLocal(function, mesh, decision, layouts, wants, dtypes, anchor), rule.by_shape
 
 
@@ -97,7 +98,7 @@ class OnLocal(Recipe):
     def __init__(
         self, function: OwnFunction, mesh: BoundMesh, decision: Decision,
         layouts: Sequence[Layout], wants: Sequence[bool], dtypes: Sequence[str],
-        anchor: Sequence[int],
+        anchor: Sequence[Sequence[int]],
     ) -> None:
         self.function, self.mesh, self.decision = function, mesh, decision
         self.name, self.why = function.__name__, decision.reason
@@ -150,7 +151,7 @@ class OnLocal(Recipe):
         if out is None:
             return None
         if self.anchor and not places:
-            out = anchored(out, [locals_[at] for at in self.anchor])
+            out = tied(out, self.anchor, locals_)
         moved = {_memory(locals_[at]) for at, _ in self.operands}
         feed = iter(range(len(self.decision.results)))
         return map_tensors(lambda one: self._wrap(next(feed), one, given, moved), out)

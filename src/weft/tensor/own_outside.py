@@ -7,6 +7,7 @@ of its own) runs once on ones: that tells dtypes, strides, and which operands ge
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,10 +15,10 @@ import torch
 
 from weft.comm import BoundMesh
 from weft.core import Layout
-from weft.tensor import outside
-from weft.tensor.capture import connected, map_tensors, meta_like
+from weft.tensor import capture, outside
+from weft.tensor.capture import map_tensors, meta_like
 from weft.tensor.meta import intern, memory_order, strides_in_order
-from weft.tensor.recipe import Recipe, anchored
+from weft.tensor.recipe import Recipe, tie
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.trees import flatten, substitute
 
@@ -61,14 +62,15 @@ class OutsideMesh(Recipe):
                 return self._wrapped(out, twins, given, outside.leave)
         if self.seen is None:
             self.seen = self._on_ones(args, kwargs, given)
-        ones, out, wanted, written = self.seen
-        ends = [given[at]._local for at in wanted if type(given[at]) is ShardTensor]
+        ones, out, behind, written = self.seen
         grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given)
 
         def made(one: torch.Tensor, device: torch.device) -> torch.Tensor:
             local = torch.empty(0, dtype=one.dtype, device=device)
             if grad and one.requires_grad:
-                local = anchored(local, ends) if ends else local.requires_grad_()
+                ends = [given[at]._local for at in behind[id(one)]
+                        if type(given[at]) is ShardTensor]
+                local = tie(local, ends) if ends else local.requires_grad_()
             return local
 
         for at in written:
@@ -80,9 +82,10 @@ class OutsideMesh(Recipe):
         return self.function(*substitute(args, feed), **substitute(kwargs, feed))
 
     def _on_ones(self, args: Any, kwargs: Any, given: Sequence[torch.Tensor]) -> Any:
-        wants = [at for at, one in enumerate(given)
-                 if torch.is_grad_enabled() and one.requires_grad]
-        wanted = edges(self.function, args, kwargs, given, wants)
+        wants = tuple([at for at, one in enumerate(given)
+                       if torch.is_grad_enabled() and one.requires_grad])
+        found = edges(self.function, args, kwargs, given, wants)
+        wanted = set(wants if found is None else itertools.chain(*found))
         ones = [_ones(tensor).requires_grad_(at in wanted) for at, tensor in enumerate(given)]
         ones = [one * 1 if one.requires_grad else one for one in ones]  # no leaf: it may be written
         before = [one._version for one in ones]
@@ -93,7 +96,11 @@ class OutsideMesh(Recipe):
         def keep(one: torch.Tensor) -> torch.Tensor:
             return kept.setdefault(id(one), meta_like(one).requires_grad_(one.requires_grad))
 
-        return list(map(keep, ones)), map_tensors(keep, out), wanted, written
+        ones, out = list(map(keep, ones)), map_tensors(keep, out)
+        results = flatten(out)
+        behind = {id(one): wants for one in (*ones, *results)}
+        behind.update(zip(map(id, results), found or ()))
+        return ones, out, behind, written
 
     def _wrapped(
         self, out: Any, opened: Sequence[torch.Tensor], given: Sequence[torch.Tensor],
@@ -119,20 +126,21 @@ class OutsideMesh(Recipe):
 def edges(
     function: Callable[..., Any], args: Any, kwargs: Any, tensors: Sequence[torch.Tensor],
     wanted: Sequence[int],
-) -> tuple[int, ...]:
-    """The operands that a function gives a gradient, found by running it on ones.
+) -> tuple[tuple[int, ...], ...] | None:
+    """Per result of a function, the operands that get a gradient from it; None: not known.
 
-    torch's kernels, and the function itself, may drop edges of empty tensors; a transition behind
-    a dropped edge would leave other ranks waiting. All ranks of the call look, and find the same.
+    They are found by running it on ones. torch's kernels, and the function itself, may drop edges
+    of empty tensors; a transition behind a dropped edge would leave other ranks waiting. All ranks
+    of the call look, and find the same.
     """
     def call(given: Callable[[int], torch.Tensor]) -> Any:
         feed = map(given, range(len(tensors)))
         return function(*substitute(args, feed), **substitute(kwargs, feed))
 
     try:
-        return connected(call, lambda index: _ones(tensors[index]), wanted)
+        return capture.edges(call, lambda index: _ones(tensors[index]), wanted)
     except Exception:  # it does not like ones
-        return tuple(wanted)
+        return None
 
 
 def _ones(tensor: torch.Tensor) -> torch.Tensor:

@@ -22,7 +22,7 @@ from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.trees import fill, flatten, local_of, substitute
 from weft.transport.transition import Transition
 
-__all__ = ["Alias", "Direct", "Function", "Recipe", "Result", "anchored", "tied"]
+__all__ = ["Alias", "Direct", "Function", "Recipe", "Result", "tie", "tied"]
 
 
 class Recipe(Cause):
@@ -273,18 +273,14 @@ def _bound(
     )
 
 
-def anchored(out: Any, locals_: Sequence[torch.Tensor]) -> Any:
-    """The results with a graph edge from each of them to each of these operands."""
-    return map_tensors(lambda one: _tie(one, locals_), out)
-
-
 def tied(out: Any, anchor: Sequence[Sequence[int]], locals_: Sequence[torch.Tensor]) -> Any:
     """The results with graph edges, each to the operands that `anchor` names for it."""
     each = iter(anchor)
-    return map_tensors(lambda one: _tie(one, [locals_[at] for at in next(each)]), out)
+    return map_tensors(lambda one: tie(one, [locals_[at] for at in next(each)]), out)
 
 
-def _tie(one: torch.Tensor, locals_: Sequence[torch.Tensor]) -> torch.Tensor:
+def tie(one: torch.Tensor, locals_: Sequence[torch.Tensor]) -> torch.Tensor:
+    """A result with a graph edge to each of these operands."""
     if not locals_ or not (one.is_floating_point() or one.is_complex()):
         return one
     # Sums of no elements: zero whatever the elements are.
