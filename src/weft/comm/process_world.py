@@ -21,9 +21,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from weft.comm.asking import Ask
 from weft.comm.bound_mesh import BoundMesh, Rows, World
 from weft.comm.communicator import Communicator
+from weft.comm.group_calls import backend_of, gave_up, timeout
 from weft.comm.lent import settle
 from weft.comm.point_to_point import UnderWay
-from weft.comm.process_group import ProcessCommunicator, backend_of, gave_up, timeout
+from weft.comm.process_group import ProcessCommunicator
 from weft.comm.roll_call import RollCall
 from weft.core import AxisName, as_mesh
 from weft.errors import CommunicationError, MeshError, message

@@ -1,0 +1,151 @@
+"""A process group as collectives use it: the order of its ranks, starting a call, waiting, failing.
+
+torch orders a group by rank; our order is the mesh's, and `places` translates.
+"""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from weft.comm.asking import Ask, lines, source_line
+from weft.comm.communicator import Communicator, Wait
+from weft.comm.lent import lend
+from weft.comm.point_to_point import UnderWay
+from weft.comm.roll_call import RollCall
+from weft.core import AxisName
+from weft.errors import CommunicationError, message
+
+__all__ = ["GroupCalls", "backend_of", "gave_up", "timeout"]
+
+
+def timeout() -> timedelta:
+    """How long a collective may wait for other ranks: WEFT_TIMEOUT seconds, 300 by default."""
+    return timedelta(seconds=float(os.environ.get("WEFT_TIMEOUT", "300")))
+
+
+class GroupCalls(Communicator):
+    """A communicator over one process group, all but its collectives."""
+
+    __slots__ = (
+        "__weakref__", "group", "in_order", "lends", "places", "roll", "under_way",
+    )
+
+    group: dist.ProcessGroup | None
+
+    def __init__(
+        self, group: dist.ProcessGroup, ranks: tuple[int, ...], roll: RollCall,
+        under_way: UnderWay, axes: tuple[AxisName, ...], device: torch.device,
+    ) -> None:
+        super().__init__(ranks, ranks.index(roll.rank), axes, device)
+        self.group, self.roll, self.under_way = group, roll, under_way
+        order = dist.get_process_group_ranks(group)
+        self.places = tuple(order.index(member) for member in ranks)
+        self.in_order = self.places == tuple(range(self.size))
+        self.lends = device.type == "cpu"  # there, a backend works on threads of the process
+
+    def _roll_call(self, ask: Ask) -> str:
+        return self.roll.call(ask, timeout().total_seconds())
+
+    def _start(self, op: str, call: Callable[..., Any], *args: Any) -> Wait:
+        """Start something that can be waited for."""
+        if self.lends:
+            args = tuple(lend(arg) if isinstance(arg, Tensor) else arg for arg in args)
+        work: Any = None
+        try:
+            work = call(*args)
+        except BaseException as error:
+            args = ()
+            self._tell(op, error)
+            raise
+        args = ()
+
+        def wait() -> None:
+            nonlocal work
+            try:
+                work.wait()
+            except BaseException as error:
+                work = None
+                self._tell(op, error)
+                raise
+
+        return wait
+
+    def _to_group(self, x: Tensor, sizes: tuple[int, ...]) -> Tensor:
+        """Pieces in mesh order, brought into the group's order."""
+        return torch.cat(self._listed(x.split(sizes)))
+
+    def _listed(self, pieces: Sequence[Any]) -> tuple[Any, ...]:
+        """What belongs to each member, listed in the group's order."""
+        return tuple(piece for _, piece in sorted(zip(self.places, pieces), key=lambda p: p[0]))
+
+    def _issue(self, op: str, call: Callable[..., Any], *args: Any, **named: Any) -> None:
+        group = self._alive(op)
+        if self.lends:
+            args = tuple(lend(arg) if isinstance(arg, Tensor) else arg for arg in args)
+        try:
+            call(*args, group=group, **named)
+        except BaseException as error:
+            args = ()
+            self._tell(op, error)
+            raise
+
+    def _tell(self, op: str, error: BaseException) -> None:
+        """Raise ours for torch's error; the traceback lets go of what was lent."""
+        traceback.clear_frames(error.__traceback__)
+        if isinstance(error, RuntimeError):
+            raise self._gave_up(op, error) from error
+
+    def _alive(self, op: str) -> dist.ProcessGroup:
+        """The group, while its world is; torch would take None for the default group."""
+        if self.group is None:
+            raise _ended(op, self.where)
+        return self.group
+
+    def _gave_up(self, op: str, error: RuntimeError) -> CommunicationError:
+        try:  # how many collectives the backend has counted tells ranks in a loop apart
+            count = f" (number {self.group._get_sequence_number_for_group()} of its group)"  # type: ignore[union-attr]
+        except RuntimeError:
+            count = ""
+        return gave_up(op + count, self.where, error, self.roll, self.ranks)
+
+
+def backend_of(group: Any, device_type: str) -> str | None:
+    """The backend by which a group carries a device type."""
+    entries = dist.get_backend_config(group).split(",")  # "cpu:gloo,cuda:nccl"
+    return dict(entry.split(":") for entry in entries).get(device_type)
+
+
+def _ended(op: str, where: str) -> CommunicationError:
+    return CommunicationError(
+        message(
+            f"{op} over {where}", "the world that its mesh was bound in has ended",
+            "a mesh lives as long as the default process group that it was bound under: until "
+            "that is destroyed, or the process ends", [where],
+            "make the mesh again, under the process group that there is now: weft.init_mesh(...)",
+        )
+    )
+
+
+def gave_up(
+    op: str, where: str, error: RuntimeError, roll: RollCall, ranks: Sequence[int]
+) -> CommunicationError:
+    """The error of a rank whose peers did not come."""
+    reason = str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else "no reason"
+    known = roll.last_words(ranks, f"stopped at {op} over {where}, at {source_line()}")
+    return CommunicationError(
+        message(
+            f"{op.split()[0]} over {where}", f"rank {roll.rank} stopped waiting: {reason}",
+            f"every rank of a group issues the same collectives, each within the timeout "
+            f"({timeout().total_seconds():g} s), and lives until all are done", lines(known),
+            "see the first error that any rank printed; WEFT_DEBUG=1 compares what the ranks ask "
+            "for before they do it; if ranks merely need longer, WEFT_TIMEOUT=600",
+        )
+    )
