@@ -12,12 +12,14 @@ from tests.cases import (
     program,
     reduction,
     view,
+    views,
 )
 
 EVERY: list[Case] = [
     one
     for family in (
         pointwise, reduction, contraction, view, index, norm, loss, attention, inplace, program,
+        views,
     )
     for one in family.CASES
 ]

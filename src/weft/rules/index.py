@@ -92,11 +92,19 @@ def _without(call: Call, layout: Layout, dim: int) -> Decision | Rule:
     return Decision((layout,), (result,) * len(call.results))
 
 
+_SPLIT_DIM = {"hsplit": 1, "vsplit": 0, "dsplit": 2}
+
+
 def _split(call: Call, layouts: Sequence[Layout]) -> Decision:
-    """`split`, `split_with_sizes`, `chunk`, `tensor_split`: pieces follow one another."""
+    """`split`, `split_with_sizes`, `chunk`, `tensor_split` and its kin: pieces follow one
+    another."""
     layout = layouts[0]
     source = call.tensors[0]
-    dim = one_dim(call.arg(2, "dim", 0), len(source.shape))
+    named = _SPLIT_DIM.get(call.op.split(".")[1])
+    dim = (
+        one_dim(call.arg(2, "dim", 0), len(source.shape)) if named is None
+        else min(named, len(source.shape) - 1)
+    )
     lengths = [result.shape[dim] for result in call.results]
     if not layout.dims[dim]:
         return Decision((layout,), tuple(_recut(layout, dim, size, None) for size in lengths))
@@ -110,10 +118,49 @@ def _split(call: Call, layouts: Sequence[Layout]) -> Decision:
     def args(coordinate: tuple[int, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         index = layout.shard_index(dim, coordinate)
         inside = [min(max(start, old[index]), old[index + 1]) for start in starts]
+        if apart:
+            return (source, [border - old[index] for border in inside[1:-1]], dim), {}
         sizes = [stop - start for start, stop in pairwise(inside)]
         return (source, sizes, dim), {}
 
-    return Decision((layout,), pieces, args, "aten.split_with_sizes.default")
+    # To autograd pieces of `tensor_split` are views of their own, those of `split` are not.
+    apart = named is not None or call.op.startswith("aten.tensor_split")
+    op = "aten.tensor_split.indices" if apart else "aten.split_with_sizes.default"
+    return Decision((layout,), pieces, args, op)
+
+
+def _diagonal(call: Call, layouts: Sequence[Layout]) -> Decision:
+    """`diagonal(x, offset, dim1, dim2)`: it shifts by the shard's place. Of two dims that are cut
+    the second comes to whole."""
+    layout, source = layouts[0], call.tensors[0]
+    ndim = len(source.shape)
+    offset = call.arg(1, "offset", 0)
+    one = one_dim(call.arg(2, "dim1", 0), ndim)
+    other = one_dim(call.arg(3, "dim2", 1), ndim)
+    if layout.dims[one] and layout.dims[other]:
+        layout = layout.replace(dims=[
+            () if dim == other else axes for dim, axes in enumerate(layout.dims)
+        ])
+    along = one if layout.dims[one] else other
+    kept = [dim for dim in range(ndim) if dim not in (one, other)]
+    count = call.results[0].shape[-1]
+    cuts = None
+    if layout.dims[along]:
+        first = max(-offset, 0) if along == one else max(offset, 0)
+        cuts = tuple(min(max(cut - first, 0), count) for cut in layout.cuts_of(along))
+    result = Layout.make(
+        layout.mesh, call.results[0].shape, [*(layout.dims[dim] for dim in kept),
+                                             layout.dims[along]],
+        [*(layout.cuts[dim] for dim in kept), cuts], layout.partial,
+    )
+    if cuts is None:
+        return Decision((layout,), (result,))
+
+    def args(coordinate: tuple[int, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        start, _ = layout.box_at(coordinate)[along]
+        return (source, offset + (start if along == one else -start), one, other), {}
+
+    return Decision((layout,), (result,), args)
 
 
 def _pad(call: Call, layouts: Sequence[Layout]) -> Decision | None:
@@ -186,6 +233,20 @@ def _cat(call: Call) -> Rule:
         tuple(operands), (kinds,), sizes, whole=frozenset({"nothing"}),
         linear=(tuple(range(len(tensors))),) if same else (), moves=same,
         offsets={factors[dim]: tuple([0, *accumulate(lengths)][:-1])},
+    )
+
+
+def _unfold(call: Call) -> Rule:
+    """`unfold(x, dim, size, step)`: windows of a dim that is whole."""
+    source, result = call.tensors[0].shape, call.results[0].shape
+    ndim = len(source)
+    dim = one_dim(call.arg(1, "dimension"), ndim)
+    kinds, factors = dims(ndim), names(ndim)
+    sizes = dict(zip(factors, source), windows=result[dim] if ndim else 1, inside=result[-1])
+    return Rule(
+        (kinds,), ((*kinds[:dim], ("windows",), *kinds[dim + 1 :], ("inside",)),), sizes,
+        whole=frozenset({*factors[dim : dim + 1], "windows", "inside"}), linear=IDENTITY,
+        moves=True,
     )
 
 
@@ -307,6 +368,7 @@ def _index_written(call: Call) -> Rule:
 RULES: dict[str, Callable[[Call], Rule | None]] = {
     **{f"aten.{name}": _cat for name in ("cat", "concat", "concatenate")},
     "aten.stack": _stack,
+    "aten.unfold": _unfold,
     "aten.index_select": _index_select,
     "aten.gather": _gather,
     **{f"aten.{name}": _scatter for name in ("scatter", "scatter_add", "scatter_reduce")},
@@ -322,9 +384,10 @@ DECISIONS: dict[str, Callable[[Call, Sequence[Layout]], Decision | Rule | None]]
     "aten.select": _select,
     "aten.unbind": _unbind,
     **{f"aten.{name}": _split for name in (
-        "chunk", "split", "split_with_sizes", "tensor_split", "unsafe_chunk", "unsafe_split",
-        "unsafe_split_with_sizes",
+        "chunk", "dsplit", "hsplit", "split", "split_with_sizes", "tensor_split", "unsafe_chunk",
+        "unsafe_split", "unsafe_split_with_sizes", "vsplit",
     )},
+    "aten.diagonal": _diagonal,
     "aten.pad": _pad,
     "aten.constant_pad_nd": _pad,
     "aten.tril": _triangle,

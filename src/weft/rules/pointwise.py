@@ -223,6 +223,11 @@ def _like(call: Call, layouts: Any) -> Decision:
     return Decision((first, *rest), (result,), by_form=True)
 
 
+def _zero(call: Call, layouts: Any) -> Decision:
+    """`x.zero_()`: terms of zero, whatever the kind, are zero."""
+    return Decision(tuple(layouts), tuple(layouts), by_form=True)
+
+
 def _new(call: Call, layouts: Any) -> Decision:
     mesh = layouts[0].mesh
     return Decision(tuple(layouts), (Layout.replicated(mesh, call.results[0].shape),))
@@ -230,8 +235,9 @@ def _new(call: Call, layouts: Any) -> Decision:
 
 DECISIONS: dict[str, Callable[[Call, Any], Decision]] = {
     **{f"aten.{name}": _like for name in (
-        "empty_like", "fill", "full_like", "ones_like", "zero", "zeros_like",
+        "empty_like", "fill", "full_like", "ones_like", "zeros_like",
     )},
+    "aten.zero": _zero,
     **{f"aten.{name}": _new for name in (
         "new_empty", "new_full", "new_ones", "new_zeros",
     )},

@@ -17,10 +17,11 @@ from weft.tensor import modes
 from weft.tensor.construct import as_sharded, gathered, redistribute_to, to_replicated
 from weft.tensor.enter import forget_views, transition_between
 from weft.tensor.meta import Meta
+from weft.tensor.moved import plain
 from weft.tensor.shard_tensor import ShardTensor, version_of, wrap
 from weft.tensor.takeover import twin_of
 from weft.tensor.terms import Backward, fired, retire, summed, terms_of
-from weft.tensor.trees import local_of
+from weft.tensor.trees import local_of as _local_of
 from weft.transport import traffic
 
 __all__ = [
@@ -39,6 +40,11 @@ def grad_meta(meta: Meta) -> Meta:
             layout = layout.replace(partial=(None,) * layout.mesh.ndim)
         made = meta.of_grad = meta.replace(layout=layout, requires_grad=False, alias=None)
     return made
+
+
+def local_of(tensor: torch.Tensor) -> torch.Tensor:
+    """What stands for the tensor in autograd's graph."""
+    return plain(_local_of(tensor))
 
 
 def _partial_axes(meta: Meta) -> frozenset[int]:

@@ -28,7 +28,7 @@ class Facts:
     Args:
         name: "aten.add_.Tensor". functional: the name of the op that is not in place.
         writes: positions of the arguments that it writes to.
-        is_view: whether results share memory with an operand.
+        is_view: whether results share memory with an operand. may_copy: whether they may not.
         is_random: whether it draws random numbers. reshapes: whether it changes a shape in place.
         detaches: whether results have no gradient, though operands have.
     """
@@ -37,6 +37,7 @@ class Facts:
     functional: str
     writes: tuple[int, ...]
     is_view: bool
+    may_copy: bool
     is_random: bool
     reshapes: bool
     detaches: bool
@@ -49,6 +50,11 @@ _DETACHING = ("aten.detach.", *(
     )
 ))
 
+_MAY_COPY = frozenset((
+    "contiguous", "flatten", "ravel", "reshape", "reshape_as", "resolve_conj", "resolve_neg", "to",
+    "type_as",
+))
+
 
 @cache
 def facts(overload: OpOverload) -> Facts:
@@ -59,7 +65,9 @@ def facts(overload: OpOverload) -> Facts:
     return Facts(
         name, functional_name(name),
         tuple([at for at, info in enumerate(infos) if info is not None and info.is_write]),
-        any(info is not None and not info.is_write for info in returned),
+        any(info is not None and not info.is_write for info in returned)
+        or name == "aten.broadcast_tensors.default",
+        name.split(".")[1] in _MAY_COPY,
         torch.Tag.nondeterministic_seeded in overload.tags,
         torch.Tag.inplace_view in overload.tags or name.startswith("aten.set_"),
         name.startswith(_DETACHING),

@@ -27,13 +27,14 @@ from weft.tensor.calls import (
     slots_of,
     target_of,
 )
-from weft.tensor.capture import Slot, Trace, differentiated
+from weft.tensor.capture import Slot, Trace, differentiated, meta_like
 from weft.tensor.enter import entering, transition_between, varying_axes
 from weft.tensor.layouts import layout_of
 from weft.tensor.meta import Meta, contiguous_strides, intern
 from weft.tensor.recipe import Direct, Function, Recipe, Result
 from weft.tensor.shard_tensor import ShardTensor
-from weft.tensor.trees import fill
+from weft.tensor.trees import fill, flatten
+from weft.transport.execute import unshared
 
 __all__ = ["BUILTINS", "Builder"]
 
@@ -123,7 +124,7 @@ class Builder:
         for slot, layout in zip(slots_of(self.op.results), layouts):
             meta = self.trace.metas[slot.index]
             metas[slot.index] = self._meta(layout, meta, self._differentiable(meta, grad), alias)
-        base = self.slots[0] if self.facts.is_view and alias is None else None
+        base = self.slots[0] if self._shares() and alias is None else None
         return Function(outside.computed(self.trace, self.op, base, metas))
 
     def _differentiable(self, meta: torch.Tensor, grad: bool) -> bool:
@@ -154,9 +155,8 @@ class Builder:
     ) -> Recipe:
         self.decision = decision
         if self.mesh.here is None:
-            moved = any(one != other for one, other in zip(layouts, decision.operands))
             return self._outside(
-                decision.results, self._alias(moved) if self.facts.is_view else None
+                decision.results, self._alias(layouts[0] != decision.operands[0])
             )
         varying = varying_axes((*decision.operands, *decision.results))
         moves: list[Any] = [None] * len(self.tensors)
@@ -207,9 +207,12 @@ class Builder:
             and isinstance(self.func, BUILTINS)
             and self.slots == list(range(len(self.tensors)))
         )
-        if as_called:
+        copies = self.facts.is_view and not self._shares()
+        if as_called and not copies:
             return None, None, None
-        local = self.op.overload if decision.op is None else overload_named(decision.op)
+        local: Any = self.op.overload if decision.op is None else overload_named(decision.op)
+        if copies:
+            local = _copying(local)
         if decision.args is None:
             return local, self.op.args, self.op.kwargs
         assert self.mesh.here is not None
@@ -223,9 +226,10 @@ class Builder:
         self, decision: Decision, moves: list[Any], varying: frozenset[int], grad: bool
     ) -> list[Result]:
         out: list[Result] = []
-        moved = any(move is not None and move.src != move.dst for move in moves)
-        alias = self._alias(moved) if self.facts.is_view else None
-        for slot, layout in zip(slots_of(self.op.results), decision.results):
+        several = self.name == "aten.broadcast_tensors.default"
+        for place, (slot, layout) in enumerate(zip(slots_of(self.op.results), decision.results)):
+            move = moves[self.slots[place if several else 0]]
+            alias = self._alias(move is not None and move.src != move.dst)
             meta = self.trace.metas[slot.index]
             differentiable = self._differentiable(meta, grad)
             leaving = frozenset(axis for axis in varying if layout.on(axis) is None)
@@ -239,8 +243,20 @@ class Builder:
             )
         return out
 
+    def _shares(self) -> bool:
+        """Whether results of the op share memory with an operand in torch."""
+        if not (self.facts.is_view and self.facts.may_copy):
+            return self.facts.is_view
+        metas = {slot: meta_like(self.tensors[slot]) for slot in self.slots}
+        args, kwargs = fill(self.op.args, metas), fill(self.op.kwargs, metas)
+        (out,) = flatten(self.op.overload(*args, **kwargs))
+        base = metas[self.slots[0]]
+        return out.untyped_storage()._cdata == base.untyped_storage()._cdata
+
     def _alias(self, moved: bool) -> str | None:
-        """Why the results, views by the op's schema, share no memory with their base."""
+        """Why the results, views in torch, share no memory with their base; None if they do."""
+        if not self._shares():
+            return None
         if moved:
             return self.name
         operands = [self.tensors[slot] for slot in self.slots]
@@ -313,6 +329,12 @@ class Builder:
 def _words(dtype: torch.dtype) -> str:
     """As torch's messages name a dtype: `Float`."""
     return torch.empty(0, dtype=dtype).type().split(".")[-1].removesuffix("Tensor")
+
+
+def _copying(local: Any) -> Any:
+    """The op, whose result never shares memory with its operand: where the local tensor lies as
+    it should already, torch would hand it on."""
+    return lambda x, *args, **kwargs: unshared(local(x, *args, **kwargs), x)
 
 
 def _needs_leaving(layout: Layout, varying: frozenset[int]) -> bool:

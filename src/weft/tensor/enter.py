@@ -19,6 +19,7 @@ from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.tensor import modes
 from weft.tensor.meta import bounded_put
+from weft.tensor.moved import plain
 from weft.tensor.shard_tensor import ShardTensor, pass_known, version_of, wrap
 from weft.tensor.terms import Term, term_of
 from weft.transport import move_together, traffic
@@ -80,7 +81,7 @@ def _enter_all(
     for place, transition in moves:
         tensor = tensors[place]
         sharded = type(tensor) is ShardTensor
-        local = tensor._local if sharded else tensor
+        local = plain(tensor._local) if sharded else tensor
         if not (grad_mode and local.requires_grad):
             locals_[place] = transition(local)
             continue
@@ -131,13 +132,15 @@ class Views(dict[Any, Any]):
     """What a tensor became for its uses. `ref` is weak: the list of them keeps none alive.
 
     `terms` outlive a backward: they are leaves of their own (see `tensor.terms`). `alias` is what
-    stands behind the tensor's `.data`: torch gives that a version counter of its own.
+    stands behind the tensor's `.data`: torch gives that a version counter of its own. `source` is
+    what this tensor is the `.data` of, detached.
     """
 
-    __slots__ = ("__weakref__", "alias", "ref", "terms")
+    __slots__ = ("__weakref__", "alias", "ref", "source", "terms")
 
     def __init__(self) -> None:
         self.alias: torch.Tensor | None = None
+        self.source: torch.Tensor | None = None
         self.terms: dict[Transition, tuple[Term, torch.Tensor]] = {}
         self.ref = weakref.ref(self)
 
@@ -150,6 +153,8 @@ def data_of(tensor: ShardTensor) -> ShardTensor:
     if views.alias is None:
         views.alias = tensor._local.data
     out = wrap(views.alias.detach(), tensor._meta.replace(requires_grad=False))
+    out._memo = Views()
+    out._memo.source = tensor._local.detach()
     return pass_known(tensor, out)
 
 

@@ -20,8 +20,9 @@ from weft.tensor import modes, outside
 from weft.tensor.capture import map_tensors
 from weft.tensor.enter import Named, enter, transition_between
 from weft.tensor.meta import replicated_meta
+from weft.tensor.moved import following, plain, wrote
 from weft.tensor.shard_tensor import ShardTensor, wrap
-from weft.tensor.trees import flatten
+from weft.tensor.trees import flatten, local_of
 
 __all__ = ["replicate", "runner", "write_back"]
 
@@ -69,23 +70,32 @@ def runner(
             if local._version != before[id(local)] or at in writes:
                 write_back(name, tensor, local, mesh)
             written[id(local)] = tensor
-        return map_tensors(lambda local: _wrapped(local, written, mesh), out)
+        views = {
+            plain(local).untyped_storage()._cdata: name for tensor in tensors
+            if (local := full[id(tensor)]) is not local_of(tensor)
+        }
+        result = map_tensors(lambda local: _wrapped(local, written, mesh, views), out)
+        return following(result, func, args, kwargs)
 
     return run
 
 
-def _wrapped(local: torch.Tensor, known: dict[int, torch.Tensor], mesh: BoundMesh) -> Any:
+def _wrapped(
+    local: torch.Tensor, known: dict[int, torch.Tensor], mesh: BoundMesh, views: dict[int, str]
+) -> Any:
+    """A result; one that shares memory with a gathered operand is a view whose data moved."""
     if id(local) in known:
         return known[id(local)]
     meta = replicated_meta(mesh, local)
-    return wrap(local, meta)
+    alias = views.get(plain(local).untyped_storage()._cdata)
+    return wrap(local, meta if alias is None else meta.replace(alias=alias))
 
 
 def write_back(name: str, tensor: torch.Tensor, full: torch.Tensor, mesh: BoundMesh) -> None:
     """Bring what was written to `full`, the operand's value on every rank, to the operand.
 
     Raises:
-        UnsupportedOpError: the operand shares no memory with the tensor that it is a view of.
+        UnsupportedOpError: the operand shares no memory with the tensor that it stands for.
     """
     if type(tensor) is not ShardTensor:
         return
@@ -101,6 +111,7 @@ def write_back(name: str, tensor: torch.Tensor, full: torch.Tensor, mesh: BoundM
             mesh, Layout.replicated(mesh.abstract, tensor.shape), tensor._meta.layout
         )
         tensor._local.copy_(full if back is None else back(full))
+    wrote()
     if tensor._memo is not None:
         tensor._memo.clear()
     tensor._meta = tensor._meta.replace(requires_grad=tensor._local.requires_grad)

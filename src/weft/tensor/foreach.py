@@ -16,6 +16,7 @@ from weft.comm import BoundMesh
 from weft.tensor.calls import functional_name, slots_of
 from weft.tensor.capture import Op, Slot, Trace, map_tensors
 from weft.tensor.meta import Meta, contiguous_strides, intern
+from weft.tensor.moved import wrote
 from weft.tensor.recipe import Recipe
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.trees import local_of
@@ -57,10 +58,12 @@ class InPlace(Recipe):
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         func(*map_tensors(local_of, args), **map_tensors(local_of, kwargs))
+        wrote()
         return args[0] if args else kwargs["self"]
 
     def run_opened(self, func: Any, args: Any, locals_: list[Any]) -> Any:
         func(*locals_)
+        wrote()
         return args[0]
 
 
@@ -145,7 +148,7 @@ def _first(op: Op, tensors: Sequence[torch.Tensor], place: int) -> torch.Tensor:
 def _lie_alike(op: Op, tensors: Sequence[torch.Tensor], writes: bool) -> bool:
     """Whether every element's operands are ShardTensors of one finished layout.
 
-    A written view that shares no memory with its base is no such operand: its own call raises.
+    What shares no memory with the tensor that it stands for is no such operand: its own call raises.
     """
     single = [arg for arg in op.args if type(arg) is Slot]
     if any(type(tensors[slot.index]) is ShardTensor for slot in single):

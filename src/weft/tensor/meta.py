@@ -35,8 +35,9 @@ class Form:
 class Meta:
     """Layout, dtype, strides (None = contiguous), device and requires_grad of a ShardTensor.
 
-    `alias` is None, or says why the tensor shares no memory with the one that it is a view of
-    (an in-place write then raises). `recipes` caches the calls that start with such a tensor.
+    `alias` is None, or says why the tensor shares no memory with the one that it stands for: then
+    an in-place write raises. Of a result to be it names the view op whose data had to move, and the
+    tensor follows its base (see `moved`). `recipes` caches the calls that start with such a tensor.
     """
 
     __slots__ = (

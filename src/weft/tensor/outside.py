@@ -20,6 +20,7 @@ from weft.errors import MeshError, message
 from weft.tensor.calls import slots_of
 from weft.tensor.capture import Op, Trace, meta_like
 from weft.tensor.meta import Meta
+from weft.tensor.moved import following, plain, wrote
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.trees import fill, flatten
 
@@ -57,7 +58,7 @@ def computed(trace: Trace, op: Op, base: int | None, metas: Mapping[int, Meta]) 
                 twins = flatten(_on_twins(trace, op, given)) if twins is None else twins
                 local = leave(twins[place], meta.device)
             values[slot.index] = wrap(local, meta)
-        return fill(trace.result, values)
+        return following(fill(trace.result, values), func, args, kwargs)
 
     return run
 
@@ -102,7 +103,7 @@ def twin(tensor: Tensor) -> Tensor:
     if not (torch.is_grad_enabled() and tensor.requires_grad):
         return made
     if type(tensor) is ShardTensor:
-        return _Entering.apply(tensor._local, made)  # type: ignore[return-value]
+        return _Entering.apply(plain(tensor._local), made)  # type: ignore[return-value]
     return made.requires_grad_()  # nothing comes back to a plain tensor on this rank
 
 
@@ -115,6 +116,7 @@ def write(into: Tensor, local: Tensor) -> None:
     """Give a tensor that was written to the history of `local`."""
     if type(into) is ShardTensor:
         into._local.copy_(local)
+        wrote()
         into._memo = None
         into._meta = into._meta.replace(requires_grad=into._local.requires_grad)
 

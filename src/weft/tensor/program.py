@@ -28,6 +28,7 @@ from weft.tensor.capture import NotCapturable, Op, Slot, Trace, capture, meta_li
 from weft.tensor.direct import Builder
 from weft.tensor.layouts import layout_of
 from weft.tensor.meta import Meta
+from weft.tensor.moved import following
 from weft.tensor.own import handled
 from weft.tensor.recipe import Direct, Recipe
 from weft.tensor.shard_tensor import ShardTensor, wrap
@@ -47,12 +48,14 @@ class Program(Recipe):
         result: the structure that the call returns, with Slots.
     """
 
-    __slots__ = ("metas", "result", "steps")
+    __slots__ = ("metas", "moved", "result", "steps")
 
     def __init__(
         self, steps: Sequence[Direct], metas: Sequence[Meta | None], result: Any
     ) -> None:
         self.steps, self.metas, self.result = tuple(steps), tuple(metas), result
+        made = [self.metas[slot.index] for slot in slots_of(result)]
+        self.moved = any(meta is not None and meta.alias is not None for meta in made)
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         given = flatten((args, kwargs) if kwargs else args)
@@ -66,7 +69,8 @@ class Program(Recipe):
             at = slot.index
             if wrapped[at] is None:
                 wrapped[at] = wrap(locals_[at], metas[at])  # type: ignore[arg-type]
-        return fill(self.result, wrapped)
+        out = fill(self.result, wrapped)
+        return following(out, func, args, kwargs) if self.moved else out
 
 
 class Composer:

@@ -18,6 +18,7 @@ from weft.tensor.calls import slots_of
 from weft.tensor.capture import Slot, map_tensors
 from weft.tensor.enter import Cause, enter_all
 from weft.tensor.meta import Meta
+from weft.tensor.moved import following, wrote
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.trees import fill, flatten, local_of, substitute
 from weft.transport.transition import Transition
@@ -111,7 +112,7 @@ class Direct(Recipe):
 
     __slots__ = (
         "anchor", "args", "bound", "fast", "kwargs", "leave", "local", "moves", "name", "operands",
-        "result", "results", "single", "target", "why", "write", "write_back",
+        "moved", "result", "results", "single", "target", "why", "write", "write_back",
     )
 
     def __init__(
@@ -143,7 +144,10 @@ class Direct(Recipe):
         if local is not None and places is not None:
             self.bound = _bound(local, args, kwargs, places)
         self.fast, self.moves, self.leave = None, (), None
-        runs_alone = target is None and not anchor and (local is None or self.bound is not None)
+        self.moved = any(result.meta.alias is not None for result in results)
+        runs_alone = not (self.moved or anchor or target is not None) and (
+            local is None or self.bound is not None
+        )
         if runs_alone and self.single and places is not None:
             self.fast, self.leave = self.results[0].meta, self.results[0].leave
             self.moves = tuple((places[at], move) for at, move in self.operands)
@@ -185,7 +189,8 @@ class Direct(Recipe):
             return self._finish_in_place(tensors, out)
         if self.anchor:
             out = tied(out, self.anchor, locals_)
-        return self._wrap(tensors, out)
+        result = self._wrap(tensors, out)
+        return following(result, func, args, kwargs) if self.moved else result
 
     def advance(
         self, wrapped: list[Any], locals_: list[Any], metas: Sequence[Meta | None]
@@ -232,6 +237,7 @@ class Direct(Recipe):
             if self.write is not None:
                 out = self.write(out)
             local.copy_(out)
+        wrote()
         if type(target) is ShardTensor:
             if target._memo is not None:
                 target._memo.clear()

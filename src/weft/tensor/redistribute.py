@@ -14,6 +14,7 @@ from weft.tensor.enter import MAX_VIEWS, transition_between
 from weft.tensor.layouts import as_layout
 from weft.tensor.meta import Meta, bounded_put, intern
 from weft.tensor.modes import source_line
+from weft.tensor.moved import plain
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.transport import traffic
 from weft.transport.facts import divisor
@@ -46,7 +47,7 @@ def redistribute(
         move = _Move(meta, device_mesh, placements)
         if key is not None:
             bounded_put(known, key, move, MAX_VIEWS)
-    local, transition = tensor._local, move.transition
+    local, transition = plain(tensor._local), move.transition
     if transition is None:
         out = torch._lazy_clone(local)  # the first write to either copies
     else:
@@ -150,6 +151,7 @@ def gathered(tensor: ShardTensor) -> torch.Tensor:
 
 def _asked_for(call: str, transition: Transition, local: torch.Tensor) -> torch.Tensor:
     """A transition that the user has written: no other use shares it, strict mode lets it pass."""
+    local = plain(local)
     if not traffic.STATE.on:
         return transition(local)
     with traffic.label(call, source_line(), "asked for"):
@@ -158,7 +160,7 @@ def _asked_for(call: str, transition: Transition, local: torch.Tensor) -> torch.
 
 def to_local(tensor: ShardTensor, grad_placements: Any) -> torch.Tensor:
     """See `ShardTensor.to_local`."""
-    local, meta = landed(tensor._local), tensor._meta
+    local, meta = plain(landed(tensor._local)), tensor._meta
     back = None if grad_placements is None else _gradient_from(meta, grad_placements)
     if not (torch.is_grad_enabled() and local.requires_grad):
         return local

@@ -488,9 +488,12 @@ def wrap(local: torch.Tensor, meta: Meta) -> ShardTensor:
 def version_of(tensor: ShardTensor) -> int:
     """What grows with every write to the tensor, be it through its `.data`."""
     views = tensor._memo
-    if views is None or views.alias is None:
-        return tensor._local._version
-    return tensor._local._version + views.alias._version
+    version = tensor._local._version
+    if views is not None:
+        for other in (views.alias, views.source):
+            if other is not None:
+                version += other._version
+    return version
 
 
 def pass_known(tensor: ShardTensor, out: ShardTensor) -> ShardTensor:
