@@ -16,7 +16,7 @@ from weft.comm import BoundMesh
 from weft.tensor.calls import functional_name, slots_of
 from weft.tensor.capture import Op, Slot, Trace, map_tensors
 from weft.tensor.meta import Meta, contiguous_strides, intern
-from weft.tensor.moved import wrote
+from weft.tensor.moved import Moved, wrote
 from weft.tensor.recipe import Recipe
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.trees import local_of
@@ -43,7 +43,7 @@ def recipe(
     if name not in _ELEMENTWISE or wants_grad or not _lie_alike(op, tensors, writes):
         return OneByOne(op, name, writes, type(trace.result))
     if writes:
-        return InPlace()
+        return InPlace(OneByOne(op, name, writes, type(trace.result)))
     return OutOfPlace(
         [_meta(trace.metas[slot.index], _first(op, tensors, place), mesh)
          for place, slot in enumerate(slots_of(op.results))]
@@ -51,17 +51,28 @@ def recipe(
 
 
 class InPlace(Recipe):
-    """The call itself on lists of local tensors, which it writes to."""
+    """The call itself on lists of local tensors, which it writes to.
 
-    __slots__ = ()
+    Views whose data had to move are written one after the other: two may have the same base.
+    """
+
+    __slots__ = ("one_by_one",)
     as_called = True
 
+    def __init__(self, one_by_one: OneByOne) -> None:
+        self.one_by_one = one_by_one
+
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        targets = args[0] if args else kwargs["self"]
+        if Moved in map(type, map(local_of, targets)):
+            return self.one_by_one.run(func, args, kwargs)
         func(*map_tensors(local_of, args), **map_tensors(local_of, kwargs))
         wrote()
-        return args[0] if args else kwargs["self"]
+        return targets
 
     def run_opened(self, func: Any, args: Any, locals_: list[Any]) -> Any:
+        if Moved in map(type, locals_[0]):
+            return self.one_by_one.run(func, args, {})
         func(*locals_)
         wrote()
         return args[0]
@@ -148,7 +159,7 @@ def _first(op: Op, tensors: Sequence[torch.Tensor], place: int) -> torch.Tensor:
 def _lie_alike(op: Op, tensors: Sequence[torch.Tensor], writes: bool) -> bool:
     """Whether every element's operands are ShardTensors of one finished layout.
 
-    What shares no memory with the tensor that it stands for is no such operand: its own call raises.
+    A written one that shares no memory with what it stands for is no such operand: its call raises.
     """
     single = [arg for arg in op.args if type(arg) is Slot]
     if any(type(tensors[slot.index]) is ShardTensor for slot in single):
