@@ -65,8 +65,7 @@ def facts(overload: OpOverload) -> Facts:
     return Facts(
         name, functional_name(name),
         tuple([at for at, info in enumerate(infos) if info is not None and info.is_write]),
-        any(info is not None and not info.is_write for info in returned)
-        or name == "aten.broadcast_tensors.default",
+        any(info is not None and not info.is_write for info in returned),
         name.split(".")[1] in _MAY_COPY,
         torch.Tag.nondeterministic_seeded in overload.tags,
         torch.Tag.inplace_view in overload.tags or name.startswith("aten.set_"),

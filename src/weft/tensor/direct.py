@@ -124,7 +124,7 @@ class Builder:
         for slot, layout in zip(slots_of(self.op.results), layouts):
             meta = self.trace.metas[slot.index]
             metas[slot.index] = self._meta(layout, meta, self._differentiable(meta, grad), alias)
-        base = self.slots[0] if self._shares() and alias is None else None
+        base = self.slots[0] if self.facts.is_view and self._shares() and not alias else None
         return Function(outside.computed(self.trace, self.op, base, metas))
 
     def _differentiable(self, meta: torch.Tensor, grad: bool) -> bool:
@@ -226,7 +226,7 @@ class Builder:
         self, decision: Decision, moves: list[Any], varying: frozenset[int], grad: bool
     ) -> list[Result]:
         out: list[Result] = []
-        several = self.name == "aten.broadcast_tensors.default"
+        several = self.name == _SEVERAL
         for place, (slot, layout) in enumerate(zip(slots_of(self.op.results), decision.results)):
             move = moves[self.slots[place if several else 0]]
             alias = self._alias(move is not None and move.src != move.dst)
@@ -246,7 +246,7 @@ class Builder:
     def _shares(self) -> bool:
         """Whether results of the op share memory with an operand in torch."""
         if not (self.facts.is_view and self.facts.may_copy):
-            return self.facts.is_view
+            return self.facts.is_view or self.name == _SEVERAL
         metas = {slot: meta_like(self.tensors[slot]) for slot in self.slots}
         args, kwargs = fill(self.op.args, metas), fill(self.op.kwargs, metas)
         (out,) = flatten(self.op.overload(*args, **kwargs))
@@ -324,6 +324,10 @@ class Builder:
             self.name, moves, local, args, kwargs, (), self.trace.result, self.target,
             write_back=True, write=write, why=decision.reason,
         )
+
+
+_SEVERAL = "aten.broadcast_tensors.default"
+"""Each of its results is a view of another operand, though its schema does not say so."""
 
 
 def _words(dtype: torch.dtype) -> str:
