@@ -31,6 +31,8 @@ from weft.show import show
 from weft.tensor import (
     ShardTensor,
     arange,
+    cache_clear,
+    cache_info,
     debug,
     distribute_tensor,
     empty,
@@ -49,8 +51,9 @@ __all__ = [
     "KINDS", "BoundMesh", "CommunicationError", "Layout", "LayoutError", "Link", "Links", "Mesh",
     "MeshError", "P", "Partial", "Placement", "PlacementError", "Replicate", "Shard",
     "ShardTensor", "ShardTypeError", "StrictError", "StridedShard", "UnsupportedOpError",
-    "WeftError", "WeftWarning", "arange", "as_bound_mesh", "current_mesh", "debug",
-    "distribute_module", "distribute_tensor", "empty", "explain", "full", "init_mesh",
-    "measure_links", "ones", "plan", "register_handler", "register_rule", "scatter_tensor",
-    "set_links", "show", "strict", "testing", "unregister_handler", "unregister_rule", "zeros",
+    "WeftError", "WeftWarning", "arange", "as_bound_mesh", "cache_clear", "cache_info",
+    "current_mesh", "debug", "distribute_module", "distribute_tensor", "empty", "explain", "full",
+    "init_mesh", "measure_links", "ones", "plan", "register_handler", "register_rule",
+    "scatter_tensor", "set_links", "show", "strict", "testing", "unregister_handler",
+    "unregister_rule", "zeros",
 ]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
@@ -21,9 +22,17 @@ from weft.comm.communicator import Alone, Communicator
 from weft.core import AxisName, Mesh
 from weft.errors import MeshError, message
 
-__all__ = ["BoundMesh", "Rows", "World", "current_mesh"]
+__all__ = ["BoundMesh", "Rows", "World", "current_mesh", "live_meshes"]
 
 Rows = Callable[[], Sequence[tuple[int, ...]]]
+
+
+_live: weakref.WeakValueDictionary[int, BoundMesh] = weakref.WeakValueDictionary()
+
+
+def live_meshes() -> list[BoundMesh]:
+    """The bound meshes of this process that are in use, those of all simulated ranks included."""
+    return list(_live.values())
 
 
 class World(ABC):
@@ -41,9 +50,12 @@ class World(ABC):
     def bind(self, mesh: Mesh, device_type: str) -> BoundMesh:
         """The one bound mesh of this value and device type on this rank."""
         key = (mesh.abstract, device_type)
-        if key not in self._bound:
-            self._bound[key] = BoundMesh(self, mesh.abstract, device_type)
-        return self._bound[key]
+        bound = self._bound.get(key)
+        if bound is None:  # of two threads that make one, both get the first
+            made = BoundMesh(self, mesh.abstract, device_type)
+            bound = self._bound.setdefault(key, made)
+            _live[id(bound)] = bound
+        return bound
 
     def bound(self, mesh: Mesh) -> BoundMesh | None:
         """The first bound mesh of this value, of whichever device type, if there is one."""

@@ -4,7 +4,15 @@ from weft.planner.check import IDEMPOTENT, LINEAR, check, check_world, kept_term
 from weft.planner.cost import is_local, step_nbytes, step_nbytes_at, step_seconds
 from weft.planner.interpret import PlanError, interpret
 from weft.planner.links import GLOO, NCCL, Link, Links, set_links
-from weft.planner.plan import Plan, gradient_layout, naive, plan, transpose
+from weft.planner.plan import (
+    Plan,
+    forget_plans,
+    gradient_layout,
+    kept_plans,
+    naive,
+    plan,
+    transpose,
+)
 from weft.planner.steps import (
     AllGather,
     AllReduce,
@@ -19,6 +27,7 @@ from weft.planner.steps import (
 __all__ = [
     "AllGather", "AllReduce", "Exchange", "GLOO", "IDEMPOTENT", "LINEAR", "Link", "Links", "NCCL",
     "Plan", "PlanError", "ReduceScatter", "Slice", "Step", "Term", "Transfer", "check",
-    "check_world", "gradient_layout", "interpret", "is_local", "kept_terms", "naive", "plan",
-    "set_links", "step_nbytes", "step_nbytes_at", "step_seconds", "transpose",
+    "check_world", "forget_plans", "gradient_layout", "interpret", "is_local", "kept_plans",
+    "kept_terms", "naive", "plan", "set_links", "step_nbytes", "step_nbytes_at", "step_seconds",
+    "transpose",
 ]

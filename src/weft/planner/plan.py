@@ -21,7 +21,9 @@ from weft.planner.search import family, search
 from weft.planner.steps import AllGather, AllReduce, Slice, Step, Term, Transfer
 from weft.planner.text import plan_text
 
-__all__ = ["Plan", "gradient_layout", "naive", "plan", "transpose"]
+__all__ = [
+    "Plan", "forget_plans", "gradient_layout", "kept_plans", "naive", "plan", "transpose",
+]
 
 _NOT_MADE = frozenset({"avg", "bxor"})
 """Kinds of terms that a plan cannot make from a value, so that it has to keep them."""
@@ -155,6 +157,16 @@ def plan(
 def _plan(src: Layout, dst: Layout, itemsize: int, links: Links) -> Plan:
     check(src, dst)
     return Plan(src, dst, search(strip(src), strip(dst), itemsize, links), itemsize, links)
+
+
+def kept_plans() -> tuple[int, int, int | None, int]:
+    """Hits, misses, maxsize and currsize of the plans that are kept."""
+    return _plan.cache_info()
+
+
+def forget_plans() -> None:
+    """Search anew from now on."""
+    _plan.cache_clear()
 
 
 def naive(src: Layout, dst: Layout, itemsize: int = 4) -> Plan:

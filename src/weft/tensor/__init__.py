@@ -10,6 +10,7 @@ from weft.tensor import (
     special,
     values,
 )
+from weft.tensor.cache import cache_clear, cache_info
 from weft.tensor.construct import arange, empty, full, ones, zeros
 from weft.tensor.enter import data_of, enter_all
 from weft.tensor.from_local import from_local
@@ -18,8 +19,8 @@ from weft.tensor.scatter import distribute_tensor, scatter_tensor
 from weft.tensor.shard_tensor import ShardTensor, hooks
 
 __all__ = [
-    "ShardTensor", "arange", "debug", "distribute_tensor", "empty", "explain", "full", "ones",
-    "scatter_tensor", "strict", "zeros",
+    "ShardTensor", "arange", "cache_clear", "cache_info", "debug", "distribute_tensor", "empty",
+    "explain", "full", "ones", "scatter_tensor", "strict", "zeros",
 ]
 
 hooks.call = dispatch.call

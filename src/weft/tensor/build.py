@@ -27,6 +27,7 @@ from weft.tensor.capture import (
     meta_like,
     reshaped,
 )
+from weft.tensor.counts import STRUCTURES
 from weft.tensor.direct import BUILTINS, Builder
 from weft.tensor.meta import bounded_put
 from weft.tensor.program import Composer, Sizes
@@ -53,7 +54,10 @@ def recipe(
             return made
     known: dict[Any, Structure | Sizes] = mesh.cache.setdefault("structures", {})
     structure = None if mesh.here is None else structure
-    found = None if structure is None else known.get(structure)
+    found = None
+    if structure is not None:
+        found = known.get(structure)
+        (STRUCTURES.misses if found is None else STRUCTURES.hits).step()
     trace = None
     if found is not None:
         resized = found.resized(tensors)

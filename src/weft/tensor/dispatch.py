@@ -18,7 +18,8 @@ from torch._C import _is_any_autocast_enabled as is_autocast_enabled
 
 from weft.errors import MeshError, message
 from weft.tensor import build
-from weft.tensor.meta import MAX_RECIPES, Meta, autocast_state, bounded_put
+from weft.tensor.counts import AGAIN, CALLS, MISSES, NAN
+from weft.tensor.meta import Meta, autocast_state, keep_recipe
 from weft.tensor.modes import STRICT, check_plain, check_transforms, transforms
 from weft.tensor.out import write_out
 from weft.tensor.own import OwnFunction
@@ -74,9 +75,14 @@ def call(func: Any, args: Any, kwargs: Any) -> Any:
     if scan.plain and transforms() is not None:
         check_transforms(_name(func))
     full = tuple(key)
+    CALLS.step()
     try:
         recipe = home.recipes.get(full)
     except TypeError:  # an argument that cannot be hashed: not kept
+        if func is torch.Tensor.__getitem__ and (found := _as_tensors(args[1])) is not args[1]:
+            AGAIN.step()
+            return call(func, (args[0], found), kwargs)
+        MISSES.step()
         return build.recipe(func, args, kwargs, _mesh(func, scan))[0].run(func, args, kwargs)
     if recipe is BY_VALUE:
         full = (*full, *scan.floats)
@@ -86,18 +92,34 @@ def call(func: Any, args: Any, kwargs: Any) -> Any:
     return recipe.run(func, args, kwargs)
 
 
+def _is_numpy(kind: type, name: str) -> bool:
+    """Whether it is one of numpy's types whose names begin so; numpy itself may be absent."""
+    return kind.__module__ == "numpy" and kind.__name__.startswith(name)
+
+
+def _as_tensors(index: Any) -> Any:
+    """An index with torch's tensors in the place of numpy's arrays; itself where it has none."""
+    if _is_numpy(type(index), "ndarray"):
+        return torch.as_tensor(index)
+    if type(index) is tuple and any(_is_numpy(type(part), "ndarray") for part in index):
+        return tuple(map(_as_tensors, index))
+    return index
+
+
 def learn(func: Any, args: Any, kwargs: Any, home: Meta, key: list[Any]) -> Recipe | None:
     """The recipe of a call that the short route has made the key of and found none for.
 
     None where only `call` serves. It is kept for the next such call.
     """
     if func in SPECIAL or STRICT.on or (kwargs and kwargs.get("out") is not None):
+        AGAIN.step()
         return None
     given = (*args, *kwargs.values()) if kwargs else args
     mesh = home.mesh
-    floats = [arg for arg in given if type(arg) is float]
+    floats = [arg if arg == arg else NAN for arg in given if type(arg) is float]
     for item in key:
         if item is list or (type(item) is Meta and item.mesh is not mesh):
+            AGAIN.step()
             return None
     return _learned(func, args, kwargs or {}, mesh, home, key, floats)
 
@@ -107,15 +129,16 @@ def _learned(
     floats: Sequence[float],
 ) -> Recipe:
     """Build the recipe of a call, and keep it under its key."""
+    MISSES.step()
     structure = structure_key(key)
     if structure is not None and floats:
         structure = (*structure, *floats)
     recipe, floats_flow = build.recipe(func, args, kwargs, mesh, structure)
     full = tuple(key)
     if floats and not floats_flow:
-        bounded_put(home.recipes, full, BY_VALUE, MAX_RECIPES)
+        keep_recipe(home, full, BY_VALUE)
         full = (*full, *floats)
-    bounded_put(home.recipes, full, recipe, MAX_RECIPES)
+    keep_recipe(home, full, recipe)
     return recipe
 
 
@@ -126,7 +149,7 @@ def keep_constant(func: Any, tensor: ShardTensor, value: Any) -> None:
         func, is_grad_enabled(), is_autocast_enabled() and autocast_state(),
         torch.get_default_dtype(), meta,
     )
-    bounded_put(meta.recipes, key, Alias(value), MAX_RECIPES)
+    keep_recipe(meta, key, Alias(value))
 
 
 class _Scan:
@@ -149,9 +172,11 @@ class _Scan:
                 self.home = arg._meta
             self.metas.append(arg._meta)
             key.append(arg._meta)
+        elif kind is int:
+            key.append(arg)
         elif kind is float:
-            key.append(float if arg and arg - arg == 0.0 else arg)
-            self.floats.append(arg)
+            key.append(float if arg and arg - arg == 0.0 else repr(arg))
+            self.floats.append(arg if arg == arg else NAN)
         elif kind in _PLAIN:
             key.extend((arg.shape, arg.stride(), arg.dtype, arg.requires_grad))
             self.plain = True
@@ -164,8 +189,14 @@ class _Scan:
         elif isinstance(arg, torch.Tensor):
             key.extend((kind, arg.shape, arg.stride(), arg.dtype, arg.requires_grad))
             self.plain = True
+        elif kind is complex:
+            key += (complex, repr(arg))  # 0j and -0j are equal
+        elif isinstance(arg, float) or _is_numpy(kind, "float"):  # a rate of numpy
+            number = float(arg)
+            key += (kind, float if number and number - number == 0.0 else repr(number))
+            self.floats.append(number if number == number else NAN)
         elif kind is dict:
-            key.append(tuple(arg))
+            key += (dict, tuple(arg))
             for item in arg.values():
                 self.add(item)
         else:

@@ -18,6 +18,7 @@ from torch import is_grad_enabled
 from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.tensor import modes
+from weft.tensor.counts import TRANSITIONS
 from weft.tensor.meta import bounded_put
 from weft.tensor.moved import plain
 from weft.tensor.shard_tensor import ShardTensor, pass_known, version_of, wrap
@@ -31,6 +32,7 @@ __all__ = [
 ]
 
 MAX_VIEWS = 4096
+MAX_TRANSITIONS = 16384
 
 
 class Cause:
@@ -189,10 +191,14 @@ def transition_between(
         return None
     table = mesh.cache.setdefault("transitions", {})
     key = (src, dst, src_varying, dst_varying)
-    if key not in table:
-        made = Transition(mesh, src, dst, src_varying=src_varying, dst_varying=dst_varying)
-        bounded_put(table, key, None if made.is_identity else made, 4 * MAX_VIEWS)
-    return table[key]
+    kept = table.get(key, False)
+    if kept is not False:
+        TRANSITIONS.hits.step()
+        return kept
+    TRANSITIONS.misses.step()
+    made = Transition(mesh, src, dst, src_varying=src_varying, dst_varying=dst_varying)
+    bounded_put(table, key, None if made.is_identity else made, MAX_TRANSITIONS)
+    return None if made.is_identity else made
 
 
 def entering(

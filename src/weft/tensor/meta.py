@@ -7,6 +7,7 @@ first sharded operand has it hang on it: a look-up hashes identities, never layo
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -15,14 +16,16 @@ import torch
 
 from weft.comm import BoundMesh
 from weft.core import Layout
+from weft.tensor.counts import METAS
 
 __all__ = [
-    "Meta", "autocast_state", "bounded_put", "contiguous_strides", "forget_recipes", "intern",
-    "memory_order", "replicated_meta", "strides_in_order",
+    "Meta", "alive", "autocast_state", "bounded_put", "contiguous_strides", "forget_recipes",
+    "intern", "keep_recipe", "memory_order", "replicated_meta", "strides_in_order",
 ]
 
 MAX_METAS = 4096
 MAX_RECIPES = 512
+MAX_RECIPES_OF_MESH = 32768
 MAX_FORMS = 4096
 
 
@@ -85,15 +88,15 @@ class Meta:
         self, layout: Layout, local_shape: tuple[int, ...], strides: tuple[int, ...] | None
     ) -> Meta:
         """The interned meta of this form with other lengths."""
-        table = self.mesh.cache["metas"]
+        table: dict[Any, Meta] = self.mesh.cache.setdefault("metas", {})
         key = (layout, self.dtype, self.device, self.requires_grad, strides, self.alias)
         meta = table.get(key)
         if meta is None:
-            meta = Meta(
+            return _first(table, key, Meta(
                 self.mesh, layout, self.dtype, self.device, self.requires_grad, strides,
                 self.alias, self, local_shape,
-            )
-            bounded_put(table, key, meta, MAX_METAS)
+            ))
+        METAS.hits.step()
         return meta
 
     def replace(self, **parts: Any) -> Meta:
@@ -116,9 +119,14 @@ class Meta:
 _ALIVE: weakref.WeakSet[Meta] = weakref.WeakSet()
 
 
+def alive() -> list[Meta]:
+    """The metas of this process that are in use or kept."""
+    return list(_ALIVE)
+
+
 def forget_recipes() -> None:
-    """A rule has changed: no call of any rank of this process may use what the old one made."""
-    for meta in list(_ALIVE):
+    """No call of any rank of this process uses what was made so far: a rule has changed, say."""
+    for meta in alive():
         meta.recipes.clear()
         meta.mesh.cache.pop("structures", None)
 
@@ -137,9 +145,18 @@ def intern(
     key = (layout, dtype, device, requires_grad, strides, alias)
     meta = table.get(key)
     if meta is None:
-        meta = Meta(mesh, layout, dtype, device, requires_grad, strides, alias)
-        bounded_put(table, key, meta, MAX_METAS)
+        return _first(
+            table, key, Meta(mesh, layout, dtype, device, requires_grad, strides, alias)
+        )
+    METAS.hits.step()
     return meta
+
+
+def _first(table: dict[Any, Meta], key: Any, made: Meta) -> Meta:
+    """`made`, or what another thread has put there meanwhile: one object is kept."""
+    METAS.misses.step()
+    _make_room(table, MAX_METAS)
+    return table.setdefault(key, made)
 
 
 def _form(meta: Meta) -> Form | None:
@@ -179,10 +196,31 @@ def autocast_state() -> tuple[Any, ...]:
 
 def bounded_put(table: dict[Any, Any], key: Any, value: Any, limit: int) -> None:
     """Put into a dict that forgets its older half when it is full (same program, same choice)."""
-    if len(table) >= limit:
-        for old in list(table)[: limit // 2]:
-            del table[old]
+    _make_room(table, limit)
     table[key] = value
+
+
+def _make_room(table: dict[Any, Any], limit: int) -> None:
+    if len(table) < limit:
+        return
+    with _LOCK:
+        if len(table) >= limit:
+            for old in list(table)[: limit // 2]:
+                table.pop(old, None)
+
+
+_LOCK = threading.Lock()
+
+
+def keep_recipe(home: Meta, key: Any, recipe: Any) -> None:
+    """Keep the recipe of a call that starts with such a tensor: bounded, for the mesh too."""
+    bounded_put(home.recipes, key, recipe, MAX_RECIPES)
+    cache = home.mesh.cache
+    count = cache["num_recipes"] = cache.get("num_recipes", 0) + 1  # a lost step does no harm
+    if count > MAX_RECIPES_OF_MESH:
+        cache["num_recipes"] = 0
+        for meta in list(cache["metas"].values()):
+            meta.recipes.clear()
 
 
 def contiguous_strides(shape: torch.Size | tuple[int, ...]) -> tuple[int, ...]:

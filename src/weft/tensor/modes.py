@@ -30,7 +30,13 @@ transforms = torch._C._functorch.peek_interpreter_stack  # type: ignore[attr-def
 class _Strict:
     """`on`: how many strict blocks are open, on any thread; the one test of the hot path."""
 
-    on = 0
+    def __init__(self) -> None:
+        self.on = 0
+        self.lock = threading.Lock()
+
+    def change(self, by: int) -> None:
+        with self.lock:
+            self.on += by
 
 
 STRICT = _Strict()
@@ -44,12 +50,12 @@ def strict(enabled: bool = True) -> Iterator[None]:
     """
     before = is_strict()
     _STATE.strict = enabled
-    STRICT.on += enabled
+    STRICT.change(enabled)
     try:
         yield
     finally:
         _STATE.strict = before
-        STRICT.on -= enabled
+        STRICT.change(-enabled)
 
 
 def is_strict() -> bool:

@@ -21,6 +21,7 @@ from torch._C import _is_any_autocast_enabled as is_autocast_enabled
 from weft.comm import BoundMesh
 from weft.core import Layout, P, Placement
 from weft.errors import ShardTypeError, UnsupportedOpError, message
+from weft.tensor.counts import AGAIN, CALLS, NAN
 from weft.tensor.meta import Meta, autocast_state
 from weft.tensor.modes import STRICT, transforms
 from weft.tensor.terms import own
@@ -31,10 +32,11 @@ _is_complex = torch.is_complex
 _make_wrapper = torch.Tensor._make_wrapper_subclass
 _Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
 _get_default_dtype = torch.get_default_dtype
+_count_call = CALLS.step
 _num_modes: Any = torch._C._len_torch_function_stack  # type: ignore[attr-defined]
 _FLOATS, _INTS = {float}, {int}
-_VALUES = frozenset((int, bool, str, type(None), torch.dtype, torch.device, torch.Size,
-                     torch.memory_format, complex, type(Ellipsis)))
+_VALUES = frozenset((bool, str, type(None), torch.dtype, torch.device, torch.Size,
+                     torch.memory_format, type(Ellipsis)))
 
 
 class Hooks:
@@ -97,11 +99,11 @@ class ShardTensor(torch.Tensor):
                 key.append(meta)
                 locals_.append(arg._local)
                 continue
-            if kind is float:  # zero and what is not finite count by value: rules look at them
-                key.append(float if arg and arg - arg == 0.0 else arg)
-            elif kind is int or kind in _VALUES or (
-                kind is tuple and set(map(type, arg)) == _INTS
-            ):
+            if kind is int:
+                key.append(arg)
+            elif kind is float:  # zeros and what is not finite count by value: rules look at them
+                key.append(float if arg and arg - arg == 0.0 else repr(arg))
+            elif kind in _VALUES or (kind is tuple and set(map(type, arg)) == _INTS):
                 key += (kind, arg)
             elif kind is _Parameter or kind is _Tensor:
                 if STRICT.on or transforms() is not None:
@@ -128,6 +130,7 @@ class ShardTensor(torch.Tensor):
             locals_.append(arg)
         if home is None:
             return hooks.call(func, args, kwargs)
+        _count_call()
         recipe = home.recipes.get(tuple(key)) or hooks.learn(func, args, kwargs, home, key)
         if recipe is None:
             return hooks.call(func, args, kwargs)
@@ -136,6 +139,7 @@ class ShardTensor(torch.Tensor):
             if recipe.by_value:
                 recipe = home.recipes.get((*key, *_floats_of(given)))
                 if recipe is None:
+                    AGAIN.step()
                     return hooks.call(func, args, kwargs)
                 meta = recipe.fast
             if meta is None:
@@ -462,9 +466,9 @@ def _floats_of(given: Any) -> list[float]:
     found: list[float] = []
     for arg in given:
         if type(arg) is float:
-            found.append(arg)
+            found.append(arg if arg == arg else NAN)
         elif type(arg) is list and arg and type(arg[0]) is float:
-            found += arg
+            found += [one if one == one else NAN for one in arg]
     return found
 
 
