@@ -14,7 +14,11 @@ from tests.sweep.judge import Dense, dense, judge
 from tests.sweep.samples import Sample, samples_of
 from tests.sweep.ways import WAYS, laid_out
 
-OPS = ("addmv", "cumsum", "nn.functional.linear", "std", "where", "index_add", "masked_select")
+OPS = {
+    **dict.fromkeys(("addmv", "cumsum", "nn.functional.linear", "std", "where", "index_add",
+                     "masked_select", "tensor_split"), torch.float64),
+    "unravel_index": torch.int64,
+}
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +69,7 @@ def test_ways_differ() -> None:
 @pytest.mark.parametrize("name", OPS)
 @pytest.mark.filterwarnings("ignore::weft.WeftWarning")
 def test_a_fixed_sample(name: str) -> None:
-    for sample in samples_of(name, torch.float64, 2):
+    for sample in samples_of(name, OPS[name], 2):
         expected = dense(sample)
         assert expected is not None
         for way in WAYS:

@@ -240,7 +240,8 @@ def _trace(calls: Sequence[Any], result: Any, inputs: Sequence[torch.Tensor]) ->
             for index, meta in enumerate(metas[len(inputs) :], start=len(inputs)):
                 if _same_memory(tensor, meta):
                     return Slot(index)
-        return slot(tensor)
+            raise NotCapturable("it makes a tensor of numbers")
+        return slots[id(tensor)]
 
     for tensor in inputs:
         slots[id(tensor)] = Slot(len(metas))

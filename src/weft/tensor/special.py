@@ -169,6 +169,16 @@ def _reshape_as(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(other.shape)
 
 
+def _tensor_split(tensor: torch.Tensor, *args: Any, dim: int = 0, **named: Any) -> Any:
+    """`tensor_split(x, where, dim)`; a tensor of places is read, for lengths follow from it."""
+    where, *rest = (*args, *named.values())
+    if isinstance(where, torch.Tensor):
+        where = where.tolist()
+    split = torch.ops.aten.tensor_split
+    overload = split.sections if isinstance(where, int) else split.indices
+    return tuple(overload(tensor, where, *rest or [dim]))
+
+
 def _can_take_data(tensor: Any, other: Any) -> bool:
     """Whether `tensor.data = other` is possible, which `Module.to` asks."""
     return type(tensor) is ShardTensor or type(other) is not ShardTensor
@@ -216,6 +226,8 @@ def _table() -> dict[Any, Callable[..., Any]]:
         _Tensor.reshape_as: _reshape_as,
         torch.ops.aten.view_as.default: _view_as,
         torch.ops.aten.reshape_as.default: _reshape_as,
+        torch.tensor_split: _tensor_split,
+        _Tensor.tensor_split: _tensor_split,
         torch.as_strided: _refusal("as_strided", _REFUSED["as_strided"]),
         torch.equal: values.equal,
         _Tensor.equal: values.equal,
