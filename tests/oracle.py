@@ -7,6 +7,7 @@ partial axis (`partial`). The chunk arithmetic and the mixed radix are its own.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -16,7 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5, torch.complex128: 1e-9}
+TOLERANCE = {
+    torch.float64: 1e-9, torch.float32: 2e-5, torch.complex128: 1e-9, torch.complex64: 2e-5,
+}
 """Absolute and relative; every dtype that is not here must be exact."""
 
 
@@ -65,6 +68,7 @@ def reduce_terms(layout: Any, terms: Tensor) -> Tensor:
     whole = {
         "max": lambda: terms.amax(0), "min": lambda: terms.amin(0),
         "product": lambda: terms.prod(0), "and": lambda: terms.all(0), "or": lambda: terms.any(0),
+        "bxor": lambda: functools.reduce(torch.bitwise_xor, terms.unbind()),
     }
     return whole[kind]()
 

@@ -19,6 +19,10 @@ DTYPES = {
     "complex64": torch.complex64, "int64": torch.int64, "bool": torch.bool,
 }
 
+UNSET = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty",
+         "new_empty_strided")
+"""What they hold is anybody's guess."""
+
 MAX_NUMEL = 20_000
 """Elements of all operands together; larger samples take long and say nothing more."""
 
@@ -45,7 +49,7 @@ def database() -> dict[str, Any]:
             op_db,  # it takes ten seconds
         )
     return {entry.name + (entry.variant_test_name and f".{entry.variant_test_name}"): entry
-            for entry in op_db}
+            for entry in op_db if entry.name not in UNSET}
 
 
 def samples_of(name: str, dtype: torch.dtype, most: int, inplace: bool = False) -> Iterator[Sample]:
