@@ -32,3 +32,11 @@ def test_bench_in_miniature(tmp_path: Path) -> None:
             assert all(time > 0 for time in row["times_us"].values())
     (calls,) = [one for one in items["adamw"][0]["figures"] if one["what"] == "torch calls"]
     assert calls["met"], f"{calls['value']} torch calls, plain makes {calls['limit']}"
+
+
+def test_the_host_cost_of_redistributions_is_measured(tmp_path: Path) -> None:
+    (rows,) = run_bench(tmp_path / "bench.json", "redistribute, host").values()
+    assert {"S0 -> R", "S0 -> S1", "S0 S1 -> S1 S0"} <= {row["name"] for row in rows}
+    for row in rows:
+        assert set(row["times_us"]) == {"all_to_all_single", "no grad", "grad"}
+        assert [figure["limit"] for figure in row["figures"]] == [60.0, 60.0]
