@@ -128,8 +128,8 @@ def test_one_buffer(src: Layout, dst: Layout) -> None:
 LINE = Mesh({"x": 4})
 WAYS = [
     # mesh, from, to, bytes that a rank receives of 4 x 8 float32 per rank, from so many by messages
-    (LINE, P("x"), P(None, "x"), 96, 64 * 16),
-    (LINE, P("x"), P(), 384, 64),
+    (LINE, P("x"), P(None, "x"), 96, 8 * 128),
+    (LINE, P("x"), P(), 384, 8),
     (MESH, P("a", "b"), P("b", "a"), 64, 0),
     (MESH, P("a"), P("b"), 128, 0),
 ]
@@ -148,7 +148,7 @@ def test_which_way_pieces_travel(
 
     def on_rank(bound: BoundMesh) -> list[bool]:
         ways = []
-        for preferred in (64, math.inf):
+        for preferred in (8, math.inf):
             bound.cache.clear()
             bound.comm(step.axes).swaps_from_nbytes = preferred
             with watched(bound.comm(step.axes)) as seen:

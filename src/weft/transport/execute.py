@@ -53,7 +53,7 @@ Start = Callable[[Tensor], Finish]
 _KEPT = 4096
 """Compiled plans kept per rank."""
 
-_DENSE = 16
+_DENSE = 128
 """An all-to-all starts what a rank has for all others at once, and copies no more than messages do:
 where most have something for each other, messages pay from so many times the bytes on."""
 
