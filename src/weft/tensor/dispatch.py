@@ -24,7 +24,7 @@ from weft.tensor.modes import STRICT, check_plain, check_transforms, transforms
 from weft.tensor.out import write_out
 from weft.tensor.own import OwnFunction
 from weft.tensor.recipe import Alias, Recipe, flatten
-from weft.tensor.shard_tensor import ShardTensor
+from weft.tensor.shard_tensor import ShardTensor, now_requires_grad
 from weft.tensor.structure import structure_key
 
 __all__ = ["SPECIAL", "call", "keep_constant", "learn", "mesh_of"]
@@ -168,10 +168,13 @@ class _Scan:
         kind = type(arg)
         key = self.key
         if kind is ShardTensor:
+            meta = arg._meta
+            if key[1] and not meta.requires_grad and arg._local.requires_grad:
+                meta = now_requires_grad(arg)
             if self.home is None:
-                self.home = arg._meta
-            self.metas.append(arg._meta)
-            key.append(arg._meta)
+                self.home = meta
+            self.metas.append(meta)
+            key.append(meta)
         elif kind is int:
             key.append(arg)
         elif kind is float:
@@ -210,6 +213,10 @@ class _Scan:
             return
         self.key.append(len(items))
         if items and set(map(type, items)) == {ShardTensor}:
+            if self.key[1]:
+                for item in items:
+                    if not item._meta.requires_grad and item._local.requires_grad:
+                        now_requires_grad(item)
             metas = [item._meta for item in items]
             if self.home is None:
                 self.home = metas[0]

@@ -26,7 +26,7 @@ from weft.tensor.meta import Meta, autocast_state
 from weft.tensor.modes import STRICT, transforms
 from weft.tensor.terms import own
 
-__all__ = ["Hooks", "ShardTensor", "hooks", "pass_known", "version_of", "wrap"]
+__all__ = ["Hooks", "ShardTensor", "hooks", "now_requires_grad", "pass_known", "version_of", "wrap"]
 
 _is_complex = torch.is_complex
 _make_wrapper = torch.Tensor._make_wrapper_subclass
@@ -81,8 +81,9 @@ class ShardTensor(torch.Tensor):
         if func is _is_complex:  # optimizers ask it of every parameter
             return args[0]._meta.dtype.is_complex
         default_dtype = _get_default_dtype()
+        recorded = is_grad_enabled()
         key: list[Any] = [
-            func, is_grad_enabled(), is_autocast_enabled() and autocast_state(), default_dtype
+            func, recorded, is_autocast_enabled() and autocast_state(), default_dtype
         ]
         given = args
         if kwargs:
@@ -94,10 +95,13 @@ class ShardTensor(torch.Tensor):
             kind = type(arg)
             if kind is ShardTensor:
                 meta = arg._meta
+                local = arg._local
+                if recorded and not meta.requires_grad and local.requires_grad:
+                    meta = now_requires_grad(arg)
                 if home is None:
                     home = meta
                 key.append(meta)
-                locals_.append(arg._local)
+                locals_.append(local)
                 continue
             if kind is int:
                 key.append(arg)
@@ -115,6 +119,10 @@ class ShardTensor(torch.Tensor):
                 key.append(kind)
                 key.append(len(arg))
                 try:
+                    if recorded:
+                        for item in arg:
+                            if not item._meta.requires_grad and item._local.requires_grad:
+                                now_requires_grad(item)
                     parts = [item._meta for item in arg]
                     locals_.append([item._local for item in arg])
                     if home is None:
@@ -487,6 +495,13 @@ def wrap(local: torch.Tensor, meta: Meta) -> ShardTensor:
     out._meta = meta
     out._memo = out._grad_view = None
     return out
+
+
+def now_requires_grad(tensor: ShardTensor) -> Meta:
+    """Its new meta: what it is a view of was written to with something that requires grad."""
+    tensor._memo = None
+    meta = tensor._meta = tensor._meta.replace(requires_grad=True)
+    return meta
 
 
 def version_of(tensor: ShardTensor) -> int:
