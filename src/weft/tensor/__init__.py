@@ -3,10 +3,12 @@
 from weft.tensor import (
     autograd,
     bridge,
+    compiled,
     construct,
     dispatch,
     optimizers,
     redistribute,
+    saved,
     special,
     values,
 )
@@ -32,6 +34,8 @@ hooks.data_of = data_of
 hooks.from_local = from_local
 hooks.autograd = autograd
 hooks.values = values
+hooks.saved = saved
 dispatch.SPECIAL.update(special.TABLE)
 bridge.install()
+compiled.install()
 optimizers.install()

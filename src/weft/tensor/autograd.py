@@ -7,10 +7,12 @@ has the dual of x's layout: S of S, I of I, and replicated over axes where x is 
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils.weak import TensorWeakRef
 
 from weft.errors import LayoutError, UnsupportedOpError, message
 from weft.tensor import modes
@@ -105,6 +107,7 @@ def local_cotangent(meta: Meta, grad: torch.Tensor) -> torch.Tensor:
 def wrap_grad(tensor: ShardTensor, local: torch.Tensor) -> ShardTensor:
     """The gradient of `tensor` from the local one; kept while the local one lasts."""
     made = wrap_cotangent(tensor._meta, local)
+    made._is_gradient = True
     tensor._grad_view = made
     return made
 
@@ -278,10 +281,10 @@ def _wrapped_grad(tensor: torch.Tensor, local: torch.Tensor | None) -> torch.Ten
 
 def register_hook(tensor: ShardTensor, hook: Callable[[ShardTensor], Any]) -> Any:
     """A tensor hook: it gets, and may return, the gradient as a ShardTensor."""
-    meta = tensor._meta
+    meta, of = tensor._meta, TensorWeakRef(tensor._local)  # it holds the hook, so not the reverse
 
     def local_hook(local: torch.Tensor) -> torch.Tensor | None:
-        fired(tensor._local)
+        fired(of())
         out = hook(wrap_cotangent(meta, local))
         if out is None:
             return None
@@ -298,9 +301,13 @@ def register_post_accumulate_grad_hook(
     tensor: ShardTensor, hook: Callable[[ShardTensor], Any]
 ) -> Any:
     """A hook that runs with the tensor itself once its gradient is complete."""
+    meta, of = tensor._meta, weakref.ref(tensor)  # its local tensor holds the hook
+
     def local_hook(local: torch.Tensor) -> Any:
         fired(local)
-        return hook(tensor)  # torch refuses what is not None
+        found = of()
+        # torch refuses what is not None
+        return hook(wrap(local, meta) if found is None else found)
 
     retire(tensor._local)
     return tensor._local.register_post_accumulate_grad_hook(local_hook)

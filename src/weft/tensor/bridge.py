@@ -31,7 +31,7 @@ from weft.tensor.own_outside import OutsideMesh
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.takeover import take_over, twin_of
 from weft.tensor.trees import flatten, local_of
-from weft.tensor.values import global_value
+from weft.tensor.values import global_value, like_dense
 
 __all__ = ["install", "on_full_tensors", "plain_apply"]
 
@@ -44,6 +44,8 @@ _WARN_OF_HOOKS, _EDGE = twin_of(_warn_of_hooks), twin_of(get_gradient_edge)  # t
 _BACKWARD: Any = twin_of(torch.autograd.backward)  # type: ignore[arg-type]
 _INCREMENT: Any = twin_of(increment_version)  # type: ignore[arg-type]
 _TO_TENSOR: Any = twin_of(TensorLikePair._to_tensor)  # type: ignore[arg-type]
+_TRACE: Any = twin_of(torch.jit.trace)  # type: ignore[arg-type]
+_TO_DLPACK: Any = torch._C._to_dlpack  # type: ignore[attr-defined]
 _SAVE_INPUTS, _INPUTS = twin_of(_CheckpointFrame.save_inputs), twin_of(_CheckpointFrame.get_inputs)
 
 
@@ -58,12 +60,16 @@ def install() -> None:
         (_warn_of_hooks, _refuse_old_hooks),
         (get_gradient_edge, _refuse_edges),
         (increment_version, _increment),
+        (torch.jit.trace, _refuse_traces),
         (torch.autograd.gradcheck, _checked(torch.autograd.gradcheck, 1)),
         (torch.autograd.gradgradcheck, _checked(torch.autograd.gradgradcheck, 2)),
         (TensorLikePair._to_tensor, _to_tensor),
     ]
     for function, answer in taken:
         take_over(function, answer)
+    for module in (torch._C, torch, torch.utils.dlpack):
+        name = "_to_dlpack" if module is torch._C else "to_dlpack"
+        setattr(module, name, _to_dlpack)
 
 
 def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
@@ -140,7 +146,14 @@ def _inputs(frame: Any) -> list[Any]:
 
 def _to_tensor(pair: Any, value: Any) -> torch.Tensor:
     """`torch.testing.assert_close` compares global values."""
-    return global_value(value) if type(value) is ShardTensor else _TO_TENSOR(pair, value)
+    return like_dense(value) if type(value) is ShardTensor else _TO_TENSOR(pair, value)
+
+
+def _to_dlpack(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """torch's own, in C, would hand out the address of a wrapper that has no memory."""
+    return _TO_DLPACK(tensor, *args, **kwargs) if type(tensor) is not ShardTensor else (
+        tensor.__dlpack__()  # which is refused
+    )
 
 
 def plain_apply(cls: Any) -> Callable[..., Any]:
@@ -197,6 +210,17 @@ def _refuse_edges(tensor: torch.Tensor) -> Any:
 def _increment(tensors: Any) -> None:
     given = [tensors] if isinstance(tensors, torch.Tensor) else tensors
     _INCREMENT([local_of(tensor) for tensor in given])
+
+
+def _refuse_traces(func: Any, *args: Any, **kwargs: Any) -> Any:
+    tensors = list(func.parameters()) if isinstance(func, torch.nn.Module) else []
+    if is_sharded((tensors, args), kwargs):
+        raise UnsupportedOpError(
+            message("torch.jit.trace(func, example_inputs)", "ShardTensors are among the examples",
+                    "a trace records ops on plain tensors alone", ["torch.jit.trace"],
+                    "call func itself, or trace it with x.to_local()")
+        )
+    return _TRACE(func, *args, **kwargs)
 
 
 def _checked(check: Any, order: int) -> Callable[..., bool]:

@@ -23,7 +23,6 @@ from weft.tensor.capture import (
     as_autocast,
     asks_for_grad,
     capture,
-    map_tensors,
     meta_like,
     reshaped,
 )
@@ -75,8 +74,12 @@ def recipe(
                 made = own_local.recipe(function, args, kwargs, tensors, mesh)
                 if made is not None:
                     return made
-            return Function(fallback.runner(mesh, str(reason))), False
+            read = fallback.sizes_read(args, kwargs) if "item()" in str(reason) else None
+            return Function(read or fallback.runner(mesh, str(reason))), False
     num = len(tensors)
+    if len(trace.ops) > 1 and _has_data_of_its_own(trace, num):
+        reason = "it makes tensors of its own"
+        return Function(fallback.runner(mesh, reason)), False
     if not trace.ops or _returns_operand(trace, num):
         return Alias(trace.result), False
     op, *others = trace.ops
@@ -181,15 +184,8 @@ def _captured(func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]
         metas = [
             meta.requires_grad_(tensor.requires_grad) for meta, tensor in zip(metas, tensors)
         ]
-    feed = iter(metas)
-    return capture(
-        func,
-        map_tensors(lambda _: next(feed), args),
-        map_tensors(lambda _: next(feed), kwargs),
-        metas,
-        tensors[0].device.type,
-        asks,
-    )
+    args, kwargs = substitute((args, kwargs), iter(metas))
+    return capture(func, args, kwargs, metas, tensors[0].device.type, asks)
 
 
 def _returns_operand(trace: Trace, num_tensors: int) -> bool:
@@ -200,6 +196,16 @@ def _returns_operand(trace: Trace, num_tensors: int) -> bool:
         and trace.result.index < num_tensors
         and not facts(trace.ops[0].overload).writes
     )
+
+
+def _has_data_of_its_own(trace: Trace, num_tensors: int) -> bool:
+    """Whether an op takes what neither the call gives nor an op before it: x[[0, 2]] as an array."""
+    known = set(range(num_tensors))
+    for op in trace.ops:
+        if not known.issuperset(slot.index for slot in slots_of((op.args, op.kwargs))):
+            return True
+        known.update(slot.index for slot in slots_of(op.results))
+    return False
 
 
 def _places(args: Sequence[Any]) -> tuple[int, ...] | None:

@@ -21,9 +21,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.schema_check_mode import SchemaCheckMode
 from torch.utils._python_dispatch import _disable_current_modes
 
+from weft.errors import UnsupportedOpError, message
+
 __all__ = [
     "NotCapturable", "Op", "Slot", "Trace", "as_autocast", "asks_for_grad", "capture",
-    "differentiated", "edges", "map_tensors", "meta_like", "reshaped", "with_defaults",
+    "check_dense", "differentiated", "edges", "map_tensors", "meta_like", "reshaped",
+    "with_defaults",
 ]
 
 _LOCK = threading.Lock()
@@ -230,6 +233,7 @@ def _trace(calls: Sequence[Any], result: Any, inputs: Sequence[torch.Tensor]) ->
     def slot(tensor: torch.Tensor) -> Slot:
         known = slots.get(id(tensor))
         if known is None:
+            check_dense(tensor)
             known = slots[id(tensor)] = Slot(len(metas))
             metas.append(tensor)
         return known
@@ -258,6 +262,20 @@ def _trace(calls: Sequence[Any], result: Any, inputs: Sequence[torch.Tensor]) ->
             )
         )
     return Trace(tuple(ops), map_tensors(used_slot, result), tuple(metas))
+
+
+def check_dense(tensor: torch.Tensor) -> None:
+    """Raise where a result cannot be a ShardTensor.
+
+    Raises:
+        UnsupportedOpError: it is sparse, quantized, or of some library's own format.
+    """
+    if tensor.layout is not torch.strided or tensor.is_quantized:
+        raise UnsupportedOpError(
+            message("an op", f"its result of shape {tuple(tensor.shape)} is {tensor.dtype} of "
+                    f"{tensor.layout}", "ShardTensors are dense and not quantized",
+                    [str(tensor.layout)], "the op on x.to_local(), or on x.full_tensor()")
+        )
 
 
 def _same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from weft.comm import as_bound_mesh
+from weft.errors import UnsupportedOpError, message
+from weft.planner import gradient_layout
 from weft.tensor.enter import transition_between
 from weft.tensor.layouts import as_layout, as_sharded, local_to_sharded
 from weft.tensor.redistribute import gathered, redistribute_to, to_replicated
@@ -15,24 +18,64 @@ from weft.tensor.scatter import distribute_tensor
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.terms import own
 from weft.tensor.trees import local_of
+from weft.transport.in_flight import landed
 
 __all__ = [
     "arange", "as_sharded", "deepcopy", "empty", "full", "gathered", "ones", "redistribute_to",
-    "set_data", "shallow_copy", "to_replicated", "zeros",
+    "set_", "set_data", "shallow_copy", "to_replicated", "zeros",
 ]
 
 
 def set_data(tensor: ShardTensor, value: torch.Tensor) -> None:
-    """`x.data = value`: the data, and with it layout and dtype; the leaf stays the same leaf."""
+    """`x.data = value`: the data, and with it layout and dtype; the leaf stays the same leaf.
+
+    A gradient keeps the layout that its tensor gives it, which is where backward adds to.
+    """
     mesh = tensor._meta.mesh
     given = value if type(value) is ShardTensor else redistribute_to(
         as_sharded(value, mesh), as_layout(mesh, value.shape, tensor._meta.layout)
     )
+    if getattr(tensor, "_is_gradient", False) and given.shape == tensor.shape:
+        given = redistribute_to(given.detach(), tensor.layout)
+    grad = tensor.grad
     tensor._local.data = local_of(given).detach()
     tensor._meta = given._meta.replace(requires_grad=tensor._local.requires_grad)
     tensor._memo = None
+    if grad is not None and grad.shape == given.shape:
+        _lay_gradient(tensor, grad)
     with torch._C.DisableTorchFunctionSubclass():
         torch._C.TensorBase.data.__set__(tensor, wrap(given._local, given._meta))  # type: ignore
+
+
+def set_(tensor: ShardTensor, source: Any = None, *args: Any, **kwargs: Any) -> ShardTensor:
+    """`x.set_(source)`: x comes to share the memory of a tensor of its shape and dtype.
+
+    Raises:
+        UnsupportedOpError: the source is a storage, a plain tensor, or of another shape or dtype.
+    """
+    same = type(source) is ShardTensor and source._meta.mesh == tensor._meta.mesh and (
+        (source.shape, source.dtype) == (tensor.shape, tensor.dtype)
+    )
+    if not same or args or kwargs:
+        raise UnsupportedOpError(
+            message("set_()", f"x is {tensor.layout.text(str(tensor.dtype))}, the source "
+                    f"{getattr(source, 'layout', type(source).__name__)}",
+                    "set_ takes a ShardTensor of the same shape, dtype and mesh: others would "
+                    "change the shape in place", ["set_"], "x.data = source, or x.copy_(source)")
+        )
+    set_data(tensor, source)
+    return tensor
+
+
+def _lay_gradient(tensor: ShardTensor, grad: ShardTensor) -> None:
+    """Bring the gradient that is there to where the tensor's new layout adds to it."""
+    layout = gradient_layout(tensor.layout)
+    if layout != grad.layout:
+        with torch.no_grad():
+            moved = redistribute_to(grad.detach(), layout)
+        grad._is_gradient = False
+        set_data(grad, moved)
+        grad._is_gradient = True
 
 
 def deepcopy(tensor: ShardTensor, memo: dict[int, Any]) -> ShardTensor:
@@ -44,7 +87,7 @@ def deepcopy(tensor: ShardTensor, memo: dict[int, Any]) -> ShardTensor:
             "Only Tensors created explicitly by the user (graph leaves) support the deepcopy "
             "protocol at the moment."
         )
-    local = tensor._local.detach().clone().requires_grad_(tensor.requires_grad)
+    local = _copied(landed(tensor._local).detach(), memo).requires_grad_(tensor.requires_grad)
     out = wrap(own(local), tensor._meta)
     memo[id(tensor)] = out
     is_parameter = getattr(tensor, "_is_param", False)
@@ -53,6 +96,13 @@ def deepcopy(tensor: ShardTensor, memo: dict[int, Any]) -> ShardTensor:
     for name, value in tensor.__dict__.items():
         setattr(out, name, value)
     return out
+
+
+def _copied(local: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+    """A copy; as of plain tensors, what shares memory still does when copied together."""
+    if torch._C._is_cow_tensor(local):  # type: ignore[attr-defined]  # it shares until written to
+        return local.clone()
+    return copy.deepcopy(local, memo)
 
 
 def shallow_copy(tensor: ShardTensor) -> ShardTensor:

@@ -235,7 +235,7 @@ class Builder:
             leaving = frozenset(axis for axis in varying if layout.on(axis) is None)
             leave = (
                 transition_between(self.mesh, layout, layout, leaving, frozenset())
-                if differentiable and leaving
+                if differentiable and leaving and not self.is_leaf
                 else None
             )
             out.append(

@@ -18,6 +18,7 @@ from torch._C import _is_any_autocast_enabled as is_autocast_enabled
 
 from weft.errors import MeshError, message
 from weft.tensor import build
+from weft.tensor.compiled import unseen
 from weft.tensor.counts import AGAIN, CALLS, MISSES, NAN
 from weft.tensor.meta import Meta, autocast_state, keep_recipe
 from weft.tensor.modes import STRICT, check_plain, check_transforms, transforms
@@ -33,6 +34,10 @@ SPECIAL: dict[Any, Callable[..., Any]] = {}
 """Functions that are answered without a recipe: attributes, values, autograd. Filled by
 `weft.tensor.special`; ops that have users' handlers join it."""
 
+_OPERATORS = frozenset(
+    getattr(torch.Tensor, f"__{name}__")
+    for name in ("eq", "ne", "add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv")
+)
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 
 
@@ -82,8 +87,13 @@ def call(func: Any, args: Any, kwargs: Any) -> Any:
         if func is torch.Tensor.__getitem__ and (found := _as_tensors(args[1])) is not args[1]:
             AGAIN.step()
             return call(func, (args[0], found), kwargs)
+        if func in _OPERATORS:
+            AGAIN.step()
+            return _against_array(func, *args)
         MISSES.step()
-        return build.recipe(func, args, kwargs, _mesh(func, scan))[0].run(func, args, kwargs)
+        with unseen():
+            recipe = build.recipe(func, args, kwargs, _mesh(func, scan))[0]
+        return recipe.run(func, args, kwargs)
     if recipe is BY_VALUE:
         full = (*full, *scan.floats)
         recipe = home.recipes.get(full)
@@ -104,6 +114,14 @@ def _as_tensors(index: Any) -> Any:
     if type(index) is tuple and any(_is_numpy(type(part), "ndarray") for part in index):
         return tuple(map(_as_tensors, index))
     return index
+
+
+def _against_array(func: Any, tensor: Any, other: Any) -> Any:
+    """An operator on what cannot be hashed, like an array of numpy's: as torch, it takes the array
+    in `==` alone, and leaves the rest to the other."""
+    if func is torch.Tensor.__eq__ and hasattr(other, "__array_interface__"):
+        return call(func, (tensor, torch.as_tensor(other)), {})
+    return NotImplemented
 
 
 def learn(func: Any, args: Any, kwargs: Any, home: Meta, key: list[Any]) -> Recipe | None:
@@ -133,7 +151,8 @@ def _learned(
     structure = structure_key(key)
     if structure is not None and floats:
         structure = (*structure, *floats)
-    recipe, floats_flow = build.recipe(func, args, kwargs, mesh, structure)
+    with unseen():
+        recipe, floats_flow = build.recipe(func, args, kwargs, mesh, structure)
     full = tuple(key)
     if floats and not floats_flow:
         keep_recipe(home, full, BY_VALUE)

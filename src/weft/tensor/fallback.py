@@ -17,14 +17,14 @@ from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.errors import StrictError, UnsupportedOpError, WeftWarning, message
 from weft.tensor import modes, outside
-from weft.tensor.capture import map_tensors
+from weft.tensor.capture import check_dense, map_tensors
 from weft.tensor.enter import Named, enter, transition_between
 from weft.tensor.meta import replicated_meta
 from weft.tensor.moved import following, plain, wrote
 from weft.tensor.shard_tensor import ShardTensor, wrap
-from weft.tensor.trees import flatten, local_of
+from weft.tensor.trees import flatten, local_of, substitute
 
-__all__ = ["replicate", "runner", "write_back"]
+__all__ = ["replicate", "runner", "sizes_read", "write_back"]
 
 _WARNED: set[str] = set()
 
@@ -63,7 +63,8 @@ def runner(
             return full[id(tensor)]
 
         before = {id(tensor): tensor._version for tensor in map(open_, tensors)}
-        out = func(*map_tensors(open_, args), **map_tensors(open_, kwargs))
+        opened, named = substitute((args, kwargs), map(open_, tensors))
+        out = func(*opened, **named)
         written = {}
         for at, tensor in enumerate(tensors):
             local = full[id(tensor)]
@@ -80,12 +81,36 @@ def runner(
     return run
 
 
+def sizes_read(args: Any, kwargs: Any) -> Callable[[Any, Any, Any], Any] | None:
+    """A function that carries out calls some of whose numbers, on which shapes depend, are tensors:
+    these are read, by a collective each. None where there is none but the first operand.
+    """
+    first = args[0] if args else None
+    at = [
+        place for place, tensor in enumerate(flatten((args, kwargs)))
+        if type(tensor) is ShardTensor and tensor is not first and not tensor.shape
+        and not tensor.dtype.is_floating_point and not tensor.dtype.is_complex
+    ]
+    if not at:
+        return None
+
+    def run(func: Any, args: Any, kwargs: Any) -> Any:
+        feed: list[Any] = list(flatten((args, kwargs)))
+        for place in at:
+            feed[place] = feed[place].item()
+        args, kwargs = substitute((args, kwargs), iter(feed))
+        return func(*args, **kwargs)
+
+    return run
+
+
 def _wrapped(
     local: torch.Tensor, known: dict[int, torch.Tensor], mesh: BoundMesh, views: dict[int, str]
 ) -> Any:
     """A result; one that shares memory with a gathered operand is a view whose data moved."""
     if id(local) in known:
         return known[id(local)]
+    check_dense(local)
     meta = replicated_meta(mesh, local)
     alias = views.get(plain(local).untyped_storage()._cdata)
     return wrap(local, meta if alias is None else meta.replace(alias=alias))

@@ -29,6 +29,7 @@ from weft.tensor.terms import own
 __all__ = ["Hooks", "ShardTensor", "hooks", "now_requires_grad", "pass_known", "version_of", "wrap"]
 
 _is_complex = torch.is_complex
+_read_number = torch.ops.aten._local_scalar_dense.default
 _make_wrapper = torch.Tensor._make_wrapper_subclass
 _Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
 _get_default_dtype = torch.get_default_dtype
@@ -37,6 +38,15 @@ _num_modes: Any = torch._C._len_torch_function_stack  # type: ignore[attr-define
 _FLOATS, _INTS = {float}, {int}
 _VALUES = frozenset((bool, str, type(None), torch.dtype, torch.device, torch.Size,
                      torch.memory_format, type(Ellipsis)))
+
+
+_ASKED_BY = {
+    "aten.detach.default": " (as of torch.tensor(x))",
+    "aten._to_copy.default": " (as of torch.as_tensor(x, dtype), torch.asarray(x, dtype))",
+    "aten.clone.default": " (as of torch.asarray(x, copy=True))",
+    "aten.alias.default": " (as of torch.Tensor(x), x.as_subclass(cls))",
+}
+"""What torch does not show `__torch_function__`."""
 
 
 class Hooks:
@@ -54,6 +64,7 @@ class Hooks:
     from_local: Callable[..., Any]
     autograd: Any
     values: Any
+    saved: Any
 
 
 hooks = Hooks()
@@ -66,12 +77,15 @@ class ShardTensor(torch.Tensor):
     `shape`, `dtype` and strides are those of the global tensor.
     """
 
-    __slots__ = ("_local", "_meta", "_memo", "_grad_view", "_known", "_node")
+    __slots__ = (
+        "_local", "_meta", "_memo", "_grad_view", "_is_gradient", "_known", "_node",
+    )
 
     _local: torch.Tensor
     _meta: Meta
     _memo: Any
     _grad_view: ShardTensor | None
+    _is_gradient: bool
     _known: Any
 
     @classmethod
@@ -183,12 +197,16 @@ class ShardTensor(torch.Tensor):
     def __torch_dispatch__(
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> NoReturn:
+        if func is _read_number:  # torch.full(size, x), torch.arange(x), torch.tensor([x, 2.0])
+            return args[0].item()
         raise UnsupportedOpError(
             message(
-                f"{func}", "a ShardTensor reached torch's dispatcher below autograd",
+                f"{func}{_ASKED_BY.get(str(func), '')}",
+                "a ShardTensor reached torch's dispatcher below autograd",
                 "weft intercepts above autograd; torch.func, vmap, forward AD, torch.jit and "
                 "torch.tensor(x) pass it by", [str(kind.__name__) for kind in types],
-                "use the tensor method (x.clone(), x.detach()), or x.full_tensor() and plain torch",
+                "use the tensor method (x.clone(), x.detach(), x.to(dtype)), or x.full_tensor() "
+                "and plain torch",
             )
         )
 
@@ -287,6 +305,7 @@ class ShardTensor(torch.Tensor):
 
     @grad.setter
     def grad(self, grad: torch.Tensor | None) -> None:
+        self._grad_view = None  # it would keep the old gradient alive
         if grad is None:
             self._local.grad = None
         else:
@@ -294,7 +313,7 @@ class ShardTensor(torch.Tensor):
 
     @grad.deleter
     def grad(self) -> None:
-        self._local.grad = None
+        self.grad = None
 
     @property
     def grad_fn(self) -> Any:  # type: ignore[override]
@@ -428,8 +447,10 @@ class ShardTensor(torch.Tensor):
         return hooks.values.numpy(self, force)
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
-        array = hooks.values.numpy(self, False)
-        return array if dtype is None else array.astype(dtype, copy=False)
+        return hooks.values.array(self, dtype, copy)
+
+    def __array_wrap__(self, array: Any, *_: Any) -> ShardTensor:
+        return hooks.values.from_array(self, array)
 
     def __bool__(self) -> bool:
         return bool(hooks.values.global_value(self))
@@ -446,13 +467,22 @@ class ShardTensor(torch.Tensor):
     def __complex__(self) -> complex:
         return complex(hooks.values.global_value(self))
 
+    @property
+    def __cuda_array_interface__(self) -> NoReturn:  # type: ignore[override]
+        raise AttributeError(  # so that it has none, to those who ask
+            message("__cuda_array_interface__", f"the tensor is {self.layout}",
+                    "no single address holds a global tensor", [str(self.layout)],
+                    "x.to_local().__cuda_array_interface__, or x.full_tensor()")
+        )
+
+    def set_(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+        return hooks.construct.set_(self, *args, **kwargs)
+
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         return hooks.values.text(self)
 
     def __format__(self, spec: str) -> str:
-        if self.dim() == 0 and spec:
-            return format(self.item(), spec)
-        return object.__format__(self, spec)
+        return hooks.values.formatted(self, spec)
 
     def __copy__(self) -> ShardTensor:
         return hooks.construct.shallow_copy(self)
@@ -460,14 +490,8 @@ class ShardTensor(torch.Tensor):
     def __deepcopy__(self, memo: dict[int, Any]) -> ShardTensor:
         return hooks.construct.deepcopy(self, memo)
 
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise UnsupportedOpError(
-            message("pickle", f"a ShardTensor {self.layout} is bound to the ranks that run now",
-                    "only local data can be written", [str(self.layout)],
-                    "torch.save(x.full_tensor(), path) or torch.save(x.to_local(), path)")
-        )
-
-
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:  # type: ignore[override]
+        return hooks.saved.reduced(self)
 
 
 def _floats_of(given: Any) -> list[float]:
@@ -552,7 +576,7 @@ _divided_by = _method(_Tensor.__rtruediv__)
 
 for _name in (
     "__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__", "__truediv__",
-    "__pow__", "__matmul__", "__neg__", "__getitem__", "__eq__", "__ne__",
+    "__pow__", "__matmul__", "__neg__", "__eq__", "__ne__",
     "__lt__", "__le__", "__gt__", "__ge__", "__iadd__", "__isub__", "__imul__", "__itruediv__",
     "add", "sub", "mul", "div", "add_", "mul_", "mm", "matmul", "relu", "view", "reshape",
     "transpose", "permute", "sum", "mean", "exp", "clone", "contiguous", "softmax", "unflatten",
@@ -560,3 +584,5 @@ for _name in (
 ):
     setattr(ShardTensor, _name, _method(getattr(torch.Tensor, _name)))
 ShardTensor.__rtruediv__ = _rtruediv  # type: ignore[method-assign]
+# No `__getitem__`: a Python one would make each tensor a sequence to C, and torch.tensor([loss,
+# other]) would ask for its length.

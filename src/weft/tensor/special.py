@@ -27,8 +27,7 @@ _parse_to: Any = torch._C._nn._parse_to  # type: ignore[attr-defined]
 
 _METADATA = (
     "dim", "ndimension", "numel", "nelement", "size", "stride", "is_contiguous",
-    "is_floating_point", "is_complex", "is_signed", "is_same_size", "element_size", "get_device",
-    "storage_offset", "dim_order",
+    "is_floating_point", "is_complex", "is_signed", "element_size", "get_device", "dim_order",
 )
 _FLAGS = (
     "is_cuda", "is_cpu", "is_sparse", "is_sparse_csr", "is_mkldnn", "is_quantized", "is_meta",
@@ -42,15 +41,28 @@ _LOCAL_ATTRIBUTES = (
 _OF_LOCAL = ("is_conj", "is_inference", "is_neg")
 """What no meta says: of how the local tensor was made."""
 
+_OWN_METHODS = (
+    "__array__", "__array_wrap__", "__bool__", "__complex__", "__deepcopy__", "__float__",
+    "__format__", "__index__", "__int__", "__len__", "__reduce_ex__", "__repr__", "backward",
+    "detach", "item", "numpy", "requires_grad_", "set_", "tolist",
+)
+"""What the class says itself, for those who call `torch.Tensor.item(x)`."""
+
+_OWN_ATTRIBUTES = (
+    "_version", "data", "device", "dtype", "grad", "grad_fn", "is_leaf", "ndim", "requires_grad",
+    "shape",
+)
+
 _REFUSED = {
     "data_ptr": "no single address holds a global tensor",
     "untyped_storage": "no single storage holds a global tensor",
     "storage": "no single storage holds a global tensor",
+    "storage_type": "no single storage holds a global tensor",
+    "storage_offset": "no single storage holds a global tensor",
     "__dlpack__": "no single storage holds a global tensor",
     "__dlpack_device__": "no single storage holds a global tensor",
     "as_strided": "strides of the global tensor do not describe local memory",
     "as_strided_": "strides of the global tensor do not describe local memory",
-    "set_": "the op would change the shape in place",
     "resize_": "the op would change the shape in place",
     "resize_as_": "the op would change the shape in place",
     "share_memory_": "a rank's block cannot be shared with processes of another mesh position",
@@ -122,8 +134,7 @@ def _to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     if memory_format is torch.preserve_format:
         memory_format = None
     more = {} if memory_format is None else {"memory_format": memory_format}
-    as_it_is = memory_format is None or tensor.is_contiguous(memory_format=memory_format)
-    if dtype in (None, tensor.dtype) and not copy and as_it_is:
+    if dtype in (None, tensor.dtype) and not copy and not more:
         return tensor
     return call(torch.ops.aten.to.dtype, (tensor, dtype or tensor.dtype, False, copy), more)
 
@@ -140,12 +151,14 @@ def _cuda(tensor: ShardTensor, *args: Any, **kwargs: Any) -> Any:
     return _to(tensor, "cuda")
 
 
-def _type(tensor: ShardTensor, dtype: Any = None, **kwargs: Any) -> Any:
+def _type(tensor: ShardTensor, dtype: Any = None, non_blocking: bool = False, **_: Any) -> Any:
+    """`type` with a dtype, or torch's old types by class or name ("torch.FloatTensor")."""
     if dtype is None:
         return tensor._local.type()
-    return _to(tensor, dtype) if isinstance(dtype, torch.dtype) else replicate(
-        tensor, tensor._meta.mesh, "type"
-    ).type(dtype)
+    if isinstance(dtype, torch.dtype):
+        return _to(tensor, dtype)
+    meant = tensor._local.detach().new_empty(0).type(dtype)
+    return _to(tensor, meant.device.type, meant.dtype)
 
 
 def _pin_memory(tensor: ShardTensor, *args: Any) -> Any:
@@ -156,9 +169,41 @@ def _is_set_to(tensor: Any, other: Any) -> bool:
     return local_of(tensor).is_set_to(local_of(other))
 
 
-def _new_tensor(tensor: ShardTensor, data: Any, **options: Any) -> ShardTensor:
-    local = tensor._local.new_tensor(data, **options)
+def _new_tensor(tensor: torch.Tensor, data: Any, **options: Any) -> ShardTensor:
+    if type(data) is ShardTensor:  # a copy, as it lies
+        dtype, requires_grad = options.get("dtype") or tensor.dtype, options.get("requires_grad")
+        return _to(data.detach(), dtype, copy=True).requires_grad_(bool(requires_grad))
+    assert type(tensor) is ShardTensor
+    local = tensor._local.detach().new_tensor(data, **options)
     return wrap(local, replicated_meta(tensor._meta.mesh, local))
+
+
+def _new(tensor: ShardTensor, *args: Any, **kwargs: Any) -> ShardTensor:
+    """torch's old constructor: an uninitialized tensor of a size, or one of data."""
+    data = bool(args) and isinstance(args[0], (list, tuple)) and not isinstance(args[0], torch.Size)
+    if data:
+        return _new_tensor(tensor, *args)
+    if any(isinstance(arg, (torch.Tensor, torch.UntypedStorage)) for arg in args) or kwargs:
+        raise UnsupportedOpError(
+            message("new()", f"it is given {[type(arg).__name__ for arg in args]}",
+                    "new() makes tensors of sizes and of lists", ["new"],
+                    "x.new_tensor(data), x.new_empty(size), torch.empty_like(x)")
+        )
+    return tensor.new_empty(*args or (0,))
+
+
+def _tensor_split(input: torch.Tensor, indices_or_sections: Any, dim: int = 0) -> Any:
+    """Places given as a tensor are read: the shapes of the results depend on them."""
+    places = indices_or_sections
+    if isinstance(places, torch.Tensor):
+        places = places.tolist()
+    many = isinstance(places, (list, tuple))
+    packet = torch.ops.aten.tensor_split
+    return call(packet.indices if many else packet.sections, (input, places, dim), {})
+
+
+def _is_same_size(input: torch.Tensor, other: torch.Tensor) -> bool:
+    return input.shape == other.shape
 
 
 def _view_as(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
@@ -199,8 +244,17 @@ def _table() -> dict[Any, Callable[..., Any]]:
         table[of_local] = table[getattr(torch, name)] = _local_method(of_local)
     table[_Tensor._cdata.__get__] = lambda tensor: _Tensor._cdata.__get__(local_of(tensor))
     for function in (torch.is_floating_point, torch.is_complex, torch.numel, torch.is_signed,
-                     torch.is_same_size, torch.result_type):
+                     torch.result_type, torch.is_distributed, torch.get_device):
         table[function] = Metadata(function)
+    for name in _OWN_METHODS:
+        table[getattr(_Tensor, name)] = getattr(ShardTensor, name)
+    for name in _OWN_ATTRIBUTES:
+        theirs, mine = getattr(_Tensor, name), vars(ShardTensor)[name]
+        table[theirs.__get__] = mine.fget
+        if mine.fset is not None:
+            table[theirs.__set__] = mine.fset
+        if mine.fdel is not None:
+            table[theirs.__delete__] = mine.fdel
     for name, reason in _REFUSED.items():
         table[getattr(_Tensor, name)] = _refusal(name, reason)
     table |= {
@@ -208,12 +262,9 @@ def _table() -> dict[Any, Callable[..., Any]]:
         _Tensor.register_hook: autograd.register_hook,
         _Tensor.register_post_accumulate_grad_hook: autograd.register_post_accumulate_grad_hook,
         torch.autograd.grad: autograd.grad,
-        _Tensor.backward: lambda tensor, *a, **k: ShardTensor.backward(tensor, *a, **k),
         _Tensor.detach_: _detach_,
-        _Tensor.detach: ShardTensor.detach,
-        torch.detach: ShardTensor.detach,
+        torch.detach: lambda input: ShardTensor.detach(input),
         torch.ops.aten.detach.default: ShardTensor.detach,
-        _Tensor.requires_grad_: ShardTensor.requires_grad_,
         _Tensor.to: _to,
         _Tensor.cpu: _cpu,
         _Tensor.cuda: _cuda,
@@ -222,6 +273,15 @@ def _table() -> dict[Any, Callable[..., Any]]:
         _Tensor.is_set_to: _is_set_to,
         _Tensor.__setitem__: set_item,
         _Tensor.new_tensor: _new_tensor,
+        _Tensor.new: _new,
+        torch.tensor_split: _tensor_split,
+        _Tensor.tensor_split: _tensor_split,
+        torch.is_same_size: _is_same_size,
+        _Tensor.is_same_size: _is_same_size,
+        torch.is_nonzero: lambda input: bool(input),
+        _Tensor.is_nonzero: ShardTensor.__bool__,
+        _Tensor.__nonzero__: ShardTensor.__bool__,
+        _Tensor.__long__: ShardTensor.__int__,
         _Tensor.view_as: _view_as,
         _Tensor.reshape_as: _reshape_as,
         torch.ops.aten.view_as.default: _view_as,
@@ -235,8 +295,6 @@ def _table() -> dict[Any, Callable[..., Any]]:
         _Tensor.allclose: values.allclose,
         _Tensor.__contains__: values.contains,
         torch._has_compatible_shallow_copy_type: _can_take_data,
-        _Tensor.item: ShardTensor.item,
-        _Tensor.tolist: ShardTensor.tolist,
         torch._amp_foreach_non_finite_check_and_unscale_: amp.unscale,
     }
     return table

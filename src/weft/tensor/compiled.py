@@ -1,0 +1,53 @@
+"""ShardTensors under torch.compile: their ops run eagerly.
+
+TorchDynamo traces what it takes for plain Python, and a ShardTensor's ops are Python to it: it
+would trace weft itself. So weft is among the files that it does not look into, as torch's own are.
+Then a compiled function breaks its graph where it meets a ShardTensor, runs that op as ever,
+backward included, and goes on; what touches plain tensors alone is compiled. One warning says so.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._C._dynamo.eval_frame import set_eval_frame
+
+from weft.errors import WeftWarning, message
+from weft.tensor.takeover import take_over
+
+__all__ = ["install", "unseen"]
+
+_TOLD: set[str] = set()
+
+
+def install() -> None:
+    """Have weft left out from the first `torch.compile` on, which imports the compiler. Once."""
+    original = take_over(torch.compile, lambda *args, **kwargs: _compile(*args, **kwargs))
+
+    def _compile(*args: Any, **kwargs: Any) -> Any:
+        if "skip" not in _TOLD:
+            _TOLD.add("skip")
+            torch._dynamo.trace_rules.add("weft")
+        return original(*args, **kwargs)
+
+
+@contextmanager
+def unseen() -> Iterator[None]:
+    """Inside, nothing is compiled: what weft asks of torch's own Python is none of the user's."""
+    callback = set_eval_frame(None)
+    try:
+        if callable(callback) and "compile" not in _TOLD:
+            _TOLD.add("compile")
+            warnings.warn(
+                message("torch.compile", "a compiled function uses a ShardTensor",
+                        "ops on ShardTensors run eagerly, between compiled pieces", [],
+                        "torch.compile what runs on local tensors"),
+                WeftWarning, stacklevel=6,
+            )
+        yield
+    finally:
+        set_eval_frame(callback)
