@@ -284,7 +284,9 @@ def register_hook(tensor: ShardTensor, hook: Callable[[ShardTensor], Any]) -> An
     meta, of = tensor._meta, TensorWeakRef(tensor._local)  # it holds the hook, so not the reverse
 
     def local_hook(local: torch.Tensor) -> torch.Tensor | None:
-        fired(of())
+        leaf = of()
+        if leaf is not None:
+            fired(leaf)
         out = hook(wrap_cotangent(meta, local))
         if out is None:
             return None

@@ -17,6 +17,7 @@ from torch.autograd import Function
 from torch.autograd.graph import get_gradient_edge, increment_version
 from torch.nn.modules._functions import BackwardHookFunction
 from torch.testing._comparison import TensorLikePair
+from torch.utils import dlpack
 from torch.utils.checkpoint import CheckpointFunction, _CheckpointFrame, checkpoint
 
 from weft.errors import UnsupportedOpError, message
@@ -67,7 +68,7 @@ def install() -> None:
     ]
     for function, answer in taken:
         take_over(function, answer)
-    for module in (torch._C, torch, torch.utils.dlpack):
+    for module in (torch._C, torch, dlpack):
         name = "_to_dlpack" if module is torch._C else "to_dlpack"
         setattr(module, name, _to_dlpack)
 

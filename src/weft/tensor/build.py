@@ -199,7 +199,7 @@ def _returns_operand(trace: Trace, num_tensors: int) -> bool:
 
 
 def _has_data_of_its_own(trace: Trace, num_tensors: int) -> bool:
-    """Whether an op takes what neither the call gives nor an op before it: x[[0, 2]] as an array."""
+    """Whether an op takes what neither the call nor an op before it gives, like an index array."""
     known = set(range(num_tensors))
     for op in trace.ops:
         if not known.issuperset(slot.index for slot in slots_of((op.args, op.kwargs))):

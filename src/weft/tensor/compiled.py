@@ -17,6 +17,7 @@ import torch
 from torch._C._dynamo.eval_frame import set_eval_frame
 
 from weft.errors import WeftWarning, message
+from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.takeover import take_over
 
 __all__ = ["install", "unseen"]
@@ -31,7 +32,10 @@ def install() -> None:
     def _compile(*args: Any, **kwargs: Any) -> Any:
         if "skip" not in _TOLD:
             _TOLD.add("skip")
-            torch._dynamo.trace_rules.add("weft")
+            # The one name that is looked into wherever it lies.
+            intercept: Any = ShardTensor.__torch_function__
+            intercept.__func__._torchdynamo_disable = True
+            torch._dynamo.trace_rules.add("weft")  # type: ignore[attr-defined]
         return original(*args, **kwargs)
 
 

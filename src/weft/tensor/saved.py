@@ -62,7 +62,8 @@ def _restored(
     tensor = wrap(local, intern(
         mesh, layout, local.dtype, local.device, local.requires_grad, facts["strides"]
     ))
-    tensor.__dict__.update(attributes)
+    for name, attribute in attributes.items():
+        setattr(tensor, name, attribute)
     return tensor
 
 

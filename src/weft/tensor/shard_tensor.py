@@ -196,7 +196,7 @@ class ShardTensor(torch.Tensor):
     @classmethod
     def __torch_dispatch__(
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> NoReturn:
+    ) -> Any:
         if func is _read_number:  # torch.full(size, x), torch.arange(x), torch.tensor([x, 2.0])
             return args[0].item()
         raise UnsupportedOpError(

@@ -14,7 +14,6 @@ import torch
 from weft.errors import UnsupportedOpError, message
 from weft.tensor import amp, autograd, values
 from weft.tensor.dispatch import call, keep_constant
-from weft.tensor.fallback import replicate
 from weft.tensor.indexing import set_item
 from weft.tensor.meta import replicated_meta
 from weft.tensor.shard_tensor import ShardTensor, wrap
@@ -178,7 +177,7 @@ def _new_tensor(tensor: torch.Tensor, data: Any, **options: Any) -> ShardTensor:
     return wrap(local, replicated_meta(tensor._meta.mesh, local))
 
 
-def _new(tensor: ShardTensor, *args: Any, **kwargs: Any) -> ShardTensor:
+def _new(tensor: ShardTensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     """torch's old constructor: an uninitialized tensor of a size, or one of data."""
     data = bool(args) and isinstance(args[0], (list, tuple)) and not isinstance(args[0], torch.Size)
     if data:

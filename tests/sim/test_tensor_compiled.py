@@ -1,0 +1,95 @@
+"""Compiled functions and modules run their ShardTensors eagerly, forward and backward."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import weft
+from tests.sharded import Make, agree
+from weft import P, WeftWarning
+from weft.tensor import compiled
+
+X = torch.arange(1.0, 31.0, dtype=torch.float64).view(5, 6) / 8
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:torch.compile. a compiled function:weft.WeftWarning"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+]
+
+
+class Net(nn.Module):
+    def __init__(self, make: Make) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(make(X, False))
+        self.scale = nn.Parameter(torch.ones(5, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(F.linear(x, self.weight)) * self.scale.square()
+
+
+def functions(make: Make) -> Any:
+    @torch.compile(backend="eager")
+    def function(x: Tensor, k: int) -> Tensor:
+        y = x * k
+        return (y + x).exp().sum() if k else y
+
+    x, plain = make(X), torch.ones(3, dtype=torch.float64, requires_grad=True)
+    out = function(x, 2)
+    out.backward()
+    function(plain, 2).backward()
+    return [out, x.grad, plain.grad]
+
+
+def modules(make: Make) -> Any:
+    seen: list[Any] = []
+    for net in (Net(make), torch.compile(Net(make), backend="eager"), Net(make)):
+        if seen:
+            net.compile(backend="eager")
+        for _ in range(2):
+            out = net(make(X, False))
+            out.sum().backward()
+            seen += [out, [p.grad.clone() for p in net.parameters()]]
+    return seen
+
+
+@pytest.mark.parametrize("way", ["even", "ragged", "both", "partial"])
+@pytest.mark.parametrize("program", [functions, modules], ids=lambda one: one.__name__)
+def test_compiled(program: Any, way: str) -> None:
+    torch._dynamo.reset()
+    agree(program, way)
+
+
+def test_plain_tensors_are_compiled_still_and_one_warning_says_what_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch._dynamo.reset()
+    monkeypatch.setattr(compiled, "_TOLD", {"skip"})
+    graphs: list[int] = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        graphs.append(len(graph.graph.nodes))
+        return graph.forward
+
+    @torch.compile(backend=backend)
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        z = y.exp() + 1
+        return x * 2 + z.sum()
+
+    def on_rank(mesh: Any) -> float:
+        x = weft.ones(4, 3, mesh=mesh, spec=P("x"))
+        return function(x, torch.zeros(2)).sum().item()
+
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        assert weft.testing.run(on_rank, mesh={"x": 2}) == [72.0] * 2
+    assert graphs
+    told = [str(one.message) for one in seen if one.category is WeftWarning]
+    assert [one.splitlines()[0] for one in told] == [
+        "torch.compile: a compiled function uses a ShardTensor."
+    ]
