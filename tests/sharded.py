@@ -56,7 +56,8 @@ def agree(program: Program, name: str) -> None:
         def make(full: Tensor, grad: bool = True) -> ShardTensor:
             layout = layout_for(mesh, full.shape, way)
             if layout.is_partial and full.dtype in (torch.float64, torch.int64):
-                local = local_part(layout, full, mesh.here, seed_of(way, full.shape)).clone()
+                with torch.device("cpu"):
+                    local = local_part(layout, full, mesh.here, seed_of(way, full.shape)).clone()
                 made = ShardTensor.from_local(local, mesh, layout)  # unequal terms
             else:
                 made = weft.distribute_tensor(full, mesh, layout, src_data_rank=None)

@@ -13,6 +13,7 @@ from weft.errors import UnsupportedOpError, message
 from weft.planner import gradient_layout
 from weft.tensor.enter import transition_between
 from weft.tensor.layouts import as_layout, as_sharded, local_to_sharded
+from weft.tensor.moved import plain
 from weft.tensor.redistribute import gathered, redistribute_to, to_replicated
 from weft.tensor.scatter import distribute_tensor
 from weft.tensor.shard_tensor import ShardTensor, wrap
@@ -38,7 +39,7 @@ def set_data(tensor: ShardTensor, value: torch.Tensor) -> None:
     if getattr(tensor, "_is_gradient", False) and given.shape == tensor.shape:
         given = redistribute_to(given.detach(), tensor.layout)
     grad = tensor.grad
-    tensor._local.data = local_of(given).detach()
+    tensor._local.data = plain(local_of(given)).detach()
     tensor._meta = given._meta.replace(requires_grad=tensor._local.requires_grad)
     tensor._memo = None
     if grad is not None and grad.shape == given.shape:
@@ -87,7 +88,7 @@ def deepcopy(tensor: ShardTensor, memo: dict[int, Any]) -> ShardTensor:
             "Only Tensors created explicitly by the user (graph leaves) support the deepcopy "
             "protocol at the moment."
         )
-    local = _copied(landed(tensor._local).detach(), memo).requires_grad_(tensor.requires_grad)
+    local = _copied(plain(landed(tensor._local)).detach(), memo).requires_grad_(tensor.requires_grad)
     out = wrap(own(local), tensor._meta)
     memo[id(tensor)] = out
     is_parameter = getattr(tensor, "_is_param", False)

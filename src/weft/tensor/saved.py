@@ -18,6 +18,7 @@ from weft.comm import this_world
 from weft.core import Layout, Mesh
 from weft.errors import MeshError, message
 from weft.tensor.meta import intern
+from weft.tensor.moved import plain
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.terms import own
 from weft.transport.in_flight import landed
@@ -38,7 +39,7 @@ def reduced(tensor: ShardTensor) -> tuple[Any, ...]:
         "ranks": mesh.ranks, "shape": layout.shape, "dims": layout.dims, "cuts": layout.cuts,
         "partial": layout.partial, "strides": meta.strides, "requires_grad": tensor.requires_grad,
     }
-    local = landed(tensor._local).detach()
+    local = plain(landed(tensor._local)).detach()
     return _restored, (local, facts, dict(tensor.__dict__))
 
 
