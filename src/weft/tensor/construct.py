@@ -88,8 +88,8 @@ def deepcopy(tensor: ShardTensor, memo: dict[int, Any]) -> ShardTensor:
             "Only Tensors created explicitly by the user (graph leaves) support the deepcopy "
             "protocol at the moment."
         )
-    local = _copied(plain(landed(tensor._local)).detach(), memo).requires_grad_(tensor.requires_grad)
-    out = wrap(own(local), tensor._meta)
+    local = _copied(plain(landed(tensor._local)).detach(), memo)
+    out = wrap(own(local.requires_grad_(tensor.requires_grad)), tensor._meta)
     memo[id(tensor)] = out
     is_parameter = getattr(tensor, "_is_param", False)
     if tensor._local.grad is not None and not is_parameter:  # as torch does
