@@ -191,16 +191,6 @@ def _new(tensor: ShardTensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     return tensor.new_empty(*args or (0,))
 
 
-def _tensor_split(input: torch.Tensor, indices_or_sections: Any, dim: int = 0) -> Any:
-    """Places given as a tensor are read: the shapes of the results depend on them."""
-    places = indices_or_sections
-    if isinstance(places, torch.Tensor):
-        places = places.tolist()
-    many = isinstance(places, (list, tuple))
-    packet = torch.ops.aten.tensor_split
-    return call(packet.indices if many else packet.sections, (input, places, dim), {})
-
-
 def _is_same_size(input: torch.Tensor, other: torch.Tensor) -> bool:
     return input.shape == other.shape
 
@@ -273,8 +263,6 @@ def _table() -> dict[Any, Callable[..., Any]]:
         _Tensor.__setitem__: set_item,
         _Tensor.new_tensor: _new_tensor,
         _Tensor.new: _new,
-        torch.tensor_split: _tensor_split,
-        _Tensor.tensor_split: _tensor_split,
         torch.is_same_size: _is_same_size,
         _Tensor.is_same_size: _is_same_size,
         torch.is_nonzero: lambda input: bool(input),
