@@ -79,7 +79,8 @@ def lay_dtensor(mesh: Any) -> Lay:
 
 
 def empty_caches() -> None:
-    """Empty every `functools` cache of the library; those of a mesh go with the mesh."""
+    """Empty every cache of the library."""
+    weft.cache_clear()
     for name, module in list(sys.modules.items()):
         if name.startswith("weft."):
             for value in list(vars(module).values()):

@@ -311,6 +311,8 @@ def test_collectives_in_reentrant_backward() -> None:
 
 def test_keyboard_interrupt_ends_a_run() -> None:
     script = (
+        "import signal\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may ignore it\n"
         "import weft.testing\n"
         "def fn(mesh):\n"
         "    print('runs', flush=True)\n"

@@ -188,7 +188,7 @@ def test_info_counts_each_call_once() -> None:
     # Attributes are constants of the meta from their second call on.
     assert (info["recipes"].misses, info["recipes"].hits) == (4, 4 * 9 + 2 * 9), info
     assert info["structures"].misses == 4 and info["plans"].maxsize
-    assert list(info) == ["recipes", "structures", "metas", "transitions", "plans"]
+    assert list(info) == ["recipes", "structures", "traces", "metas", "transitions", "plans"]
     head, *rows = repr(info).splitlines()
     assert head.split() == ["kind", "hits", "misses", "maxsize", "currsize"]
     assert [row.split()[0] for row in rows] == list(info)

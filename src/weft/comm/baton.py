@@ -6,10 +6,10 @@ order. So a run is deterministic, and when nobody can run although somebody wait
 disagree: all that wait are told at once who waits where, down to the line of the program, for
 which their threads are looked at only then.
 
-torch's global state (default dtype, default generators, anomaly mode, whether saved tensors may be
-written to) is each rank's own: it is put away when the baton leaves a rank and restored when it
-returns. Thread-local state (grad mode,
-autocast) starts from torch's defaults, since every rank is a new thread, as a new process would.
+What is global in torch and Python (default dtype, generators, flags, filters of warnings) is each
+rank's own: it is put away when the baton leaves a rank and restored when it returns
+(`global_state`). Thread-local state (grad mode, autocast, default device) starts from torch's
+defaults, since every rank is a new thread, as a new process would.
 
 Backward has to stay in the thread that called it. On the CPU it does; for accelerators torch
 would use threads of its own, so the rank's thread turns multithreaded backward off.
@@ -26,9 +26,9 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch.autograd import graph
 
 from weft.comm.asking import FIX, RULE, lines, source_line, who
+from weft.comm.global_state import GlobalState
 from weft.errors import CommunicationError, message
 
 __all__ = ["Baton", "Runner", "current_runner"]
@@ -39,27 +39,6 @@ Finish = Callable[[list[Any]], Sequence[Any]]
 
 class _Unwound(BaseException):
     """Ends a rank because another one failed. No Exception, so that user code lets it pass."""
-
-
-class GlobalState:
-    """torch's global state at one moment."""
-
-    __slots__ = ("anomaly", "dtype", "generators", "mutation", "states")
-
-    def __init__(self, generators: Sequence[torch.Generator]) -> None:
-        self.dtype = torch.get_default_dtype()
-        self.anomaly = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
-        self.mutation = graph._allow_mutation_on_saved_tensors_enabled
-        self.generators = generators
-        self.states = [generator.get_state() for generator in generators]
-
-    def restore(self) -> None:
-        if torch.get_default_dtype() != self.dtype:
-            torch.set_default_dtype(self.dtype)
-        torch.set_anomaly_enabled(*self.anomaly)
-        graph._allow_mutation_on_saved_tensors_enabled = self.mutation
-        for generator, state in zip(self.generators, self.states):
-            generator.set_state(state)
 
 
 class Runner:

@@ -11,6 +11,7 @@ while the others wait, so that no rank sees another one's later writes. Reductio
 
 from __future__ import annotations
 
+import inspect
 import math
 import pickle
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -35,7 +36,7 @@ from weft.comm.bound_mesh import BoundMesh, Rows, World
 from weft.comm.communicator import Communicator
 from weft.comm.reduction import reduce_terms
 from weft.core import AxisName, Mesh
-from weft.errors import CommunicationError, MeshError, message
+from weft.errors import CommunicationError, MeshError, ShardTypeError, message
 
 __all__ = ["SimulatedWorld", "current_simulated_world", "run_simulated"]
 
@@ -192,9 +193,17 @@ def run_simulated(
     the caller is.
 
     Raises:
-        MeshError: the mesh needs more ranks. CommunicationError: ranks wait for different
-        collectives. Whatever the first failing rank raised, with its rank in a note.
+        MeshError: the mesh needs more ranks. ShardTypeError: fn is a coroutine function.
+        CommunicationError: ranks wait for different collectives. Whatever the first failing rank
+        raised, with its rank in a note.
     """
+    if inspect.iscoroutinefunction(fn):
+        raise ShardTypeError(
+            message("run(fn)", f"{fn.__name__} is a coroutine function: a call of it only makes a "
+                    "coroutine, which nobody awaits", "fn is an ordinary function: ranks are "
+                    "threads, with or without an event loop around the run", [fn.__name__],
+                    "run(lambda mesh: asyncio.run(fn(mesh)))")
+        )
     if mesh is None:
         mesh = (4 if num_ranks is None else num_ranks,)
     value = mesh.abstract if isinstance(mesh, Mesh) else Mesh(mesh)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._C import _is_any_autocast_enabled as is_autocast_enabled
 
 from weft import ops, rules
 from weft.comm import BoundMesh
@@ -27,15 +28,16 @@ from weft.tensor.capture import (
     reshaped,
 )
 from weft.tensor.counts import STRUCTURES
+from weft.tensor.counts import TRACES as COUNTS
 from weft.tensor.direct import BUILTINS, Builder
-from weft.tensor.meta import bounded_put
+from weft.tensor.meta import autocast_state, bounded_put
 from weft.tensor.program import Composer, Sizes
 from weft.tensor.recipe import Alias, Function, Recipe
 from weft.tensor.shard_tensor import ShardTensor, hooks
 from weft.tensor.structure import MAX_STRUCTURES, Structure, numbers_come_from, structure_of
 from weft.tensor.trees import fill, flatten, substitute
 
-__all__ = ["recipe"]
+__all__ = ["MAX_TRACES", "TRACES", "recipe"]
 
 
 def recipe(
@@ -174,10 +176,49 @@ def _on_tensors(function: Callable[..., Any], builder: Builder) -> Callable[...,
     return run
 
 
+TRACES: dict[Any, Trace] = {}
+"""What functions of torch consist of: the same on all simulated ranks, and in later runs."""
+
+MAX_TRACES = 1024
+
+
 def _captured(func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]) -> Trace:
     quick = None if kwargs else reshaped(func, args, tensors[0])
     if quick is not None:
         return quick
+    key = [
+        func, is_autocast_enabled() and autocast_state(), torch.get_default_dtype(),
+        torch.are_deterministic_algorithms_enabled(), tensors[0].device.type,
+    ]
+    try:
+        _describe((args, kwargs), key)
+        found = TRACES.get(tuple(key))
+    except TypeError:  # something in it cannot be hashed
+        return _capture(func, args, kwargs, tensors)
+    (COUNTS.misses if found is None else COUNTS.hits).step()
+    if found is None:
+        found = _capture(func, args, kwargs, tensors)
+        bounded_put(TRACES, tuple(key), found, MAX_TRACES)
+    return found
+
+
+def _describe(tree: Any, key: list[Any]) -> None:
+    """Add nested arguments, tensors by what meta tensors have of them."""
+    kind = type(tree)
+    key.append(kind)
+    if isinstance(tree, torch.Tensor):
+        key += (tree.shape, tree.stride(), tree.dtype)
+    elif isinstance(tree, (list, tuple, dict)) and kind is not torch.Size:
+        key.append(len(tree))
+        for item in tree.items() if isinstance(tree, dict) else tree:
+            _describe(item, key)
+    elif kind is slice:
+        _describe((tree.start, tree.stop, tree.step), key)
+    else:
+        key.append(repr(tree) if isinstance(tree, (float, complex)) else tree)
+
+
+def _capture(func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]) -> Trace:
     metas = [meta_like(tensor) for tensor in tensors]
     asks = asks_for_grad(func)
     if asks:

@@ -11,7 +11,18 @@ from typing import NamedTuple
 
 from weft.comm import live_meshes
 from weft.planner import forget_plans, kept_plans
-from weft.tensor.counts import AGAIN, CALLS, METAS, MISSES, STRUCTURES, TRANSITIONS, Hits
+from weft.tensor.build import MAX_TRACES
+from weft.tensor.build import TRACES as traces
+from weft.tensor.counts import (
+    AGAIN,
+    CALLS,
+    METAS,
+    MISSES,
+    STRUCTURES,
+    TRACES,
+    TRANSITIONS,
+    Hits,
+)
 from weft.tensor.enter import MAX_TRANSITIONS
 from weft.tensor.meta import MAX_METAS, MAX_RECIPES_OF_MESH, alive, forget_recipes
 from weft.tensor.structure import MAX_STRUCTURES
@@ -20,7 +31,8 @@ __all__ = ["CacheInfo", "KindInfo", "cache_clear", "cache_info"]
 
 
 class KindInfo(NamedTuple):
-    """As functools' cache_info; `maxsize` is that of one mesh (of the process, for plans)."""
+    """As functools' cache_info; `maxsize` is that of one mesh (of the process, for plans and
+    traces)."""
 
     hits: int
     misses: int
@@ -61,6 +73,7 @@ def cache_info() -> CacheInfo:
 
     - `recipes`: how a call is carried out; a hit is one look-up.
     - `structures`: what a call of other lengths is carried out like. Asked on a missing recipe.
+    - `traces`: which ops a function of torch consists of, the same for all ranks of the process.
     - `metas`: layout, dtype and flags of a tensor, one object for all that agree.
     - `transitions`: from one layout to another, compiled for this rank.
     - `plans`: the steps of such a transition, the same on every rank.
@@ -80,6 +93,7 @@ def cache_info() -> CacheInfo:
             sum(len(meta.recipes) for meta in alive()),
         ),
         "structures": info(STRUCTURES, MAX_STRUCTURES, "structures"),
+        "traces": KindInfo(TRACES.hits.value, TRACES.misses.value, MAX_TRACES, len(traces)),
         "metas": info(METAS, MAX_METAS, "metas"),
         "transitions": info(TRANSITIONS, MAX_TRANSITIONS, "transitions"),
         "plans": KindInfo(*kept_plans()),  # type: ignore[arg-type]
@@ -98,8 +112,9 @@ def cache_clear() -> None:
         for name in ("structures", "transitions", "moves", "num_recipes", "transport.programs"):
             mesh.cache.pop(name, None)
     forget_plans()
+    traces.clear()
     for counter in (CALLS, AGAIN, MISSES):
         counter.reset()
-    for counts in (STRUCTURES, METAS, TRANSITIONS):
+    for counts in (STRUCTURES, TRACES, METAS, TRANSITIONS):
         counts.hits.reset()
         counts.misses.reset()

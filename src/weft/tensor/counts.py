@@ -11,7 +11,8 @@ import math
 from collections.abc import Callable
 
 __all__ = [
-    "AGAIN", "CALLS", "METAS", "MISSES", "NAN", "STRUCTURES", "TRANSITIONS", "Counter", "Hits",
+    "AGAIN", "CALLS", "METAS", "MISSES", "NAN", "STRUCTURES", "TRACES", "TRANSITIONS", "Counter",
+    "Hits",
 ]
 
 NAN = math.nan
@@ -52,4 +53,4 @@ CALLS, AGAIN, MISSES = Counter(), Counter(), Counter()
 """Look-ups of recipes, those among them that did not decide (the call took another route, where it
 was looked up again or needed no recipe), and recipes built. The rest are hits."""
 
-STRUCTURES, METAS, TRANSITIONS = Hits(), Hits(), Hits()
+STRUCTURES, TRACES, METAS, TRANSITIONS = Hits(), Hits(), Hits(), Hits()

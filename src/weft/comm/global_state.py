@@ -1,0 +1,75 @@
+"""What is global in a process but each rank's own: put away and restored as ranks alternate.
+
+torch's default dtype, default generators, anomaly mode, deterministic algorithms, precision of
+products, number of threads, and whether saved tensors may be written to; of Python, the generator
+behind `random` and the filters of `warnings`. Not numpy's legacy generator, whose state takes ten
+times as long to copy as a collective takes here, and not forward AD: leaving a level of it would
+end the rank's tangents.
+"""
+
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.autograd import graph
+
+__all__ = ["GlobalState"]
+
+_WARNINGS: Any = warnings
+_OF_WARNINGS = ("filters", "showwarning", "_showwarnmsg_impl")
+"""What `warnings.catch_warnings` exchanges."""
+
+
+class GlobalState:
+    """All of this at one moment."""
+
+    __slots__ = (
+        "anomaly", "deterministic", "dtype", "generators", "mutation", "num_threads", "precision",
+        "random", "states", "warnings",
+    )
+
+    def __init__(self, generators: Sequence[torch.Generator]) -> None:
+        self.dtype = torch.get_default_dtype()
+        self.anomaly = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
+        self.mutation = graph._allow_mutation_on_saved_tensors_enabled
+        self.deterministic = _deterministic()
+        self.precision = torch.get_float32_matmul_precision()
+        self.num_threads = torch.get_num_threads()
+        self.warnings = [getattr(_WARNINGS, name) for name in _OF_WARNINGS]
+        self.random = random.getstate()
+        self.generators = generators
+        self.states = [generator.get_state() for generator in generators]
+
+    def restore(self) -> None:
+        """Make it so again."""
+        if torch.get_default_dtype() != self.dtype:
+            torch.set_default_dtype(self.dtype)
+        torch.set_anomaly_enabled(*self.anomaly)
+        graph._allow_mutation_on_saved_tensors_enabled = self.mutation
+        if _deterministic() != self.deterministic:
+            is_on, warn_only, fills = self.deterministic
+            torch.use_deterministic_algorithms(is_on, warn_only=warn_only)
+            torch.utils.deterministic.fill_uninitialized_memory = fills
+        if torch.get_float32_matmul_precision() != self.precision:
+            torch.set_float32_matmul_precision(self.precision)
+        if torch.get_num_threads() != self.num_threads:
+            torch.set_num_threads(self.num_threads)
+        if _WARNINGS.filters is not self.warnings[0]:
+            for name, value in zip(_OF_WARNINGS, self.warnings):
+                setattr(_WARNINGS, name, value)
+            _WARNINGS._filters_mutated()  # the warnings already given are known per set of filters
+        random.setstate(self.random)
+        for generator, state in zip(self.generators, self.states):
+            generator.set_state(state)
+
+
+def _deterministic() -> tuple[bool, bool, bool]:
+    return (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]
+    )
