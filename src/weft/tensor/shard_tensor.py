@@ -431,7 +431,7 @@ class ShardTensor(torch.Tensor):
         if meta.requires_grad:
             meta = meta.replace(requires_grad=False)
         out = wrap(self._local.detach(), meta)
-        return out if meta.shape else pass_known(self, out)
+        return out if meta.shape and meta.shape.numel() != 1 else pass_known(self, out)
 
     def item(self) -> Any:
         if _num_modes():
