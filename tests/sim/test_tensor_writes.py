@@ -3,6 +3,7 @@ stands among the operands, plain targets, and what changes shapes in place."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -77,4 +78,151 @@ PROGRAMS: list[Callable[[Make], Any]] = [
 @pytest.mark.parametrize("way", SOME)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_as_plain_tensors(program: Callable[[Make], Any], way: str) -> None:
+    agree(program, way)
+
+
+# Views whose data had to move, where a dim that they drop is cut.
+
+
+def gradients_of_a_row(make: Make) -> Any:
+    x, seen = make(X), []
+    y = x * 2
+    row, other, last = y[1], y[2], y[4]
+    (g,) = torch.autograd.grad((row * row).sum(), row, retain_graph=True)
+    other.retain_grad()
+    last.register_hook(lambda grad: seen.append(grad * 1) or grad * 2)
+    (other * 3 + last).sum().backward()
+    return [g, other.grad, *seen, x.grad]
+
+
+def a_row_is_the_root_of_backward(make: Make) -> Any:
+    x = make(X)
+    y = x * 2
+    row = y[1]
+    y.mul_(3)
+    row.backward(gradient=make(ROW, False))
+    return x.grad
+
+
+def copies_of_a_row(make: Make) -> Any:
+    x = make(X, False)
+    row = x[1]
+    deep, clone, shallow = copy.deepcopy(row), row.clone(), copy.copy(row)
+    x.add_(1)
+    deep.add_(5)
+    return [x, row, deep, clone, shallow, row.tolist(), float(row.sum()), bool((row > 0).all())]
+
+
+def views_of_views(make: Make) -> Any:
+    x = make(X, False)
+    wide = x.view(6, 5)
+    row = wide[1]
+    element = row[2]
+    x.mul_(2)
+    seen = [element * 1]
+    element.add_(7)
+    seen += [x * 1, wide * 1, row * 1]
+    row.zero_()
+    return [seen, x, wide, row, element]
+
+
+def rows_in_a_list(make: Make) -> Any:
+    x = make(X, False)
+    rows = [x[at] for at in range(5)]
+    x.add_(1)
+    stacked = torch.stack(rows)
+    torch._foreach_mul_(rows, 2)
+    return [stacked, x, torch.cat(rows)]
+
+
+def rows_change_places(make: Make) -> Any:
+    x = make(X, False)
+    first, last = x[0], x[-1]
+    kept = first.clone()
+    first.copy_(last)
+    last.copy_(kept)
+    x[2] = first
+    x[3] = last + 1
+    return [x, first, last]
+
+
+def rows_with_gradients(make: Make) -> Any:
+    x, w = make(X), make(ROW)
+    y = x * 1
+    rows = [y[at] for at in range(5)]
+    for row in rows[1:]:
+        row.mul_(w)
+    (y * make(C, False)).sum().backward()
+    return [y, x.grad, w.grad, rows[2].requires_grad]
+
+
+def a_base_that_changes_twice(make: Make) -> Any:
+    x = make(X)
+    y = x * 2
+    row = y[1]
+    one = row * 3
+    y.add_(1)
+    two = row * row.detach()
+    y.mul_(make(C))
+    three = row + 1
+    (one.sum() + three.sum()).backward()
+    return [one, two, three, x.grad]
+
+
+def a_second_backward(make: Make) -> Any:
+    x = make(X)
+    y = x * x
+    row = y[1]
+    y.mul_(x)
+    (g,) = torch.autograd.grad((row * row).sum(), x, create_graph=True)
+    (g * g).sum().backward()
+    return [g, x.grad]
+
+
+def rows_of_a_parameter(make: Make) -> Any:
+    x = make(X)
+    row = x.data[1]
+    row.fill_(3)
+    x.data[2].copy_(row + 1)
+    with torch.no_grad():
+        x[4].copy_(x[2])
+        first = x[0]
+        x.add_(1)
+    x.data.mul_(2)
+    row_of_old = x.detach()[3]
+    (x * make(C, False)).sum().backward()
+    torch.optim.SGD([x], 0.5).step()
+    with torch.no_grad():
+        seen = [x * 1, row * 1, first * 1, row_of_old * 1]
+    x.data = make(C, False)
+    row_of_old.add_(1)
+    return [*seen, x, row_of_old]
+
+
+def in_inference_mode(make: Make) -> Any:
+    made = make(X, False)
+    with torch.inference_mode():
+        x = made * 1
+        row, wide = x[1], x.view(6, 5)
+        x.add_(1)
+        seen = [row * 1, wide * 1]
+        row.mul_(2)
+        wide[3].zero_()
+        x[0] = row
+        torch._foreach_add_([x], 1)
+        of_made = made[1]
+        made.add_(1)
+        return [one.clone() for one in (*seen, x, row, wide, made, of_made)]
+
+
+MOVED: list[Callable[[Make], Any]] = [
+    gradients_of_a_row, a_row_is_the_root_of_backward, copies_of_a_row, views_of_views,
+    rows_in_a_list, rows_change_places, rows_with_gradients, a_base_that_changes_twice,
+    a_second_backward, rows_of_a_parameter, in_inference_mode,
+]
+
+
+@pytest.mark.parametrize("way", [*SOME, "empty"])
+@pytest.mark.parametrize("program", MOVED, ids=lambda program: program.__name__)
+def test_moved_views(program: Callable[[Make], Any], way: str) -> None:
     agree(program, way)

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.core import Layout
 from weft.tensor.capture import map_tensors
 from weft.tensor.inverse import write
 from weft.tensor.shard_tensor import ShardTensor, version_of, wrap
@@ -168,10 +169,17 @@ def following(result: Any, func: Any, args: Any, kwargs: Any) -> Any:
         out._meta = out._meta.replace(alias=None)
         local = out._local
         has_data = _memory(base)._cdata == local.untyped_storage()._cdata  # this rank had them
-        if has_data or torch._debug_has_internal_overlap(local):  # type: ignore[attr-defined]
+        overlaps = torch._debug_has_internal_overlap(local)  # type: ignore[attr-defined]
+        # Where some shard is empty all ranks copy: autograd drops edges of empty views that are
+        # written to, and the ranks would have different graphs in a second backward.
+        if has_data or overlaps or _has_empty(out._meta.layout):
             out._local = local.clone()
         out._local = _moved(out._local, View(base, func, args, kwargs, place, out))
     return result
+
+
+def _has_empty(layout: Layout) -> bool:
+    return any(0 in layout.sizes_of(dim) for dim, axes in enumerate(layout.dims) if axes)
 
 
 class _Writes(threading.local):
