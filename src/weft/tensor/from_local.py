@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from weft.comm import BoundMesh, as_bound_mesh
 from weft.core import Layout
@@ -51,7 +52,8 @@ def from_local(
     if sync:
         local = _synced(local, mesh, layout)
     # What becomes of the ShardTensor (requires_grad_, a gradient) must not befall the argument.
-    local = local.view_as(local) if local.requires_grad else local.detach()
+    keeps = local.requires_grad or forward_ad._current_level >= 0  # `detach` drops a tangent
+    local = local.view_as(local) if keeps else local.detach()
     out = local_to_sharded(local, mesh, layout)
     if stride is not None and tuple(stride) != contiguous_strides(layout.shape):
         out._meta = out._meta.replace(strides=tuple(stride))
