@@ -9,13 +9,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import weft
 from tests.sharded import Make, agree
-from weft import P
+from weft import P, UnsupportedOpError
 
 X = torch.arange(1.0, 31.0, dtype=torch.float64).view(5, 6) / 8
 WAYS = ["uneven", "replicated", "half partial"]
@@ -256,6 +257,29 @@ def test_conjugates_are_known() -> None:
 
     for way in ("uneven", "replicated"):
         agree(program, way)
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_tracing_is_refused(warm: bool) -> None:
+    """A graph would hold this rank's blocks as constants, also where recipes are known."""
+    def on_rank(mesh: Any) -> list[str]:
+        x = weft.distribute_tensor(X, mesh, P("x"))
+        if warm:
+            x * torch.ones(5, 6)
+        with pytest.raises(UnsupportedOpError) as caught:
+            make_fx(lambda a: x * a)(torch.ones(5, 6))
+        return str(caught.value).splitlines()
+
+    for said in weft.testing.run(on_rank, mesh={"x": 2}):
+        assert said[0].startswith("mul: at ") and said[0].endswith(
+            " a ShardTensor is used while make_fx or torch.export traces."
+        )
+        assert said[1:] == [
+            "  Rule: a traced graph knows ops on plain tensors, and neither layouts nor "
+            "communication.",
+            "  Offenders: mul",
+            "  Fix: trace the program on plain tensors, and run it on ShardTensors untraced",
+        ]
 
 
 def test_num_threads_are_left_alone() -> None:

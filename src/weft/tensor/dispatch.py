@@ -21,7 +21,14 @@ from weft.tensor import build
 from weft.tensor.compiled import unseen
 from weft.tensor.counts import AGAIN, CALLS, MISSES, NAN
 from weft.tensor.meta import Meta, autocast_state, keep_recipe
-from weft.tensor.modes import STRICT, check_plain, check_transforms, transforms
+from weft.tensor.modes import (
+    STRICT,
+    check_plain,
+    check_traced,
+    check_transforms,
+    num_dispatch_modes,
+    transforms,
+)
 from weft.tensor.out import write_out
 from weft.tensor.own import OwnFunction
 from weft.tensor.recipe import Alias, Recipe, flatten
@@ -77,8 +84,11 @@ def call(func: Any, args: Any, kwargs: Any) -> Any:
             return func(*args, **kwargs)
     if STRICT.on:
         check_plain(_name(func), flatten((args, kwargs)))
-    if scan.plain and transforms() is not None:
-        check_transforms(_name(func))
+    if scan.plain:
+        if transforms() is not None:
+            check_transforms(_name(func))
+        if num_dispatch_modes():
+            check_traced(_name(func))
     full = tuple(key)
     CALLS.step()
     try:
@@ -148,6 +158,8 @@ def _learned(
 ) -> Recipe:
     """Build the recipe of a call, and keep it under its key."""
     MISSES.step()
+    if num_dispatch_modes():
+        check_traced(_name(func))
     structure = structure_key(key)
     if structure is not None and floats:
         structure = (*structure, *floats)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import torch
 
@@ -18,8 +19,8 @@ from weft.transport import traffic
 from weft.transport.transition import Transition
 
 __all__ = [
-    "STRICT", "check_plain", "check_strict", "check_transforms", "debug", "explain", "is_strict",
-    "source_line", "strict", "transforms",
+    "STRICT", "check_plain", "check_strict", "check_traced", "check_transforms", "debug",
+    "explain", "is_strict", "num_dispatch_modes", "source_line", "strict", "transforms",
 ]
 
 _STATE = threading.local()
@@ -83,6 +84,32 @@ def debug(enabled: bool = True) -> Iterator[None]:
     finally:
         traffic.STATE.change(-enabled)
         switch.on = before
+
+
+num_dispatch_modes: Any = torch._C._len_torch_dispatch_stack  # type: ignore[attr-defined]
+_TRACERS = (torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispatchModeKey.FUNCTIONAL)
+
+
+def is_traced() -> bool:
+    """Whether make_fx, torch.export or functionalization writes down what runs on this thread."""
+    return num_dispatch_modes() > 0 and any(
+        torch._C._get_dispatch_mode(tracer) is not None for tracer in _TRACERS
+    )
+
+
+def check_traced(op: str) -> None:
+    """Raise while a program is traced: a graph would hold this rank's blocks as constants.
+
+    Raises:
+        UnsupportedOpError: it is.
+    """
+    if is_traced():
+        raise UnsupportedOpError(
+            message(op, f"at {source_line()} a ShardTensor is used while make_fx or torch.export "
+                    "traces", "a traced graph knows ops on plain tensors, and neither layouts nor "
+                    "communication", [op],
+                    "trace the program on plain tensors, and run it on ShardTensors untraced")
+        )
 
 
 def check_transforms(op: str) -> None:

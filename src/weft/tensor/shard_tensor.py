@@ -23,7 +23,7 @@ from weft.core import Layout, P, Placement
 from weft.errors import ShardTypeError, UnsupportedOpError, message
 from weft.tensor.counts import AGAIN, CALLS, NAN
 from weft.tensor.meta import Meta, autocast_state
-from weft.tensor.modes import STRICT, transforms
+from weft.tensor.modes import STRICT, num_dispatch_modes, transforms
 from weft.tensor.terms import own
 
 __all__ = ["Hooks", "ShardTensor", "hooks", "now_requires_grad", "pass_known", "version_of", "wrap"]
@@ -124,7 +124,7 @@ class ShardTensor(torch.Tensor):
             elif kind in _VALUES or (kind is tuple and set(map(type, arg)) == _INTS):
                 key += (kind, arg)
             elif kind is _Parameter or kind is _Tensor:
-                if STRICT.on or transforms() is not None:
+                if STRICT.on or transforms() is not None or num_dispatch_modes():
                     return hooks.call(func, args, kwargs)
                 key += (arg.shape, arg.stride(), arg.dtype, arg.requires_grad)
             elif (kind is list and arg) or (
