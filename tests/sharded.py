@@ -37,6 +37,13 @@ WAYS: dict[str, tuple[dict[str, int], Any]] = {
 }
 """Name -> mesh, and a spec or the sizes of 5 rows over x."""
 
+MEANS: dict[str, tuple[dict[str, int], Any]] = {
+    "mean": ({"x": 2}, P(partial={"x": "avg"})),
+    "half mean": ({"dp": 2, "tp": 2}, P("dp", partial={"tp": "avg"})),
+    "sum of means": ({"dp": 2, "tp": 2}, P(partial={"dp": "sum", "tp": "avg"})),
+}
+"""The same, of terms of a mean; integers are replicated."""
+
 
 def layout_for(mesh: Mesh, shape: Sequence[int], way: Any) -> Layout:
     """The layout of one operand; a dim that it does not have is not cut."""
@@ -50,12 +57,14 @@ def layout_for(mesh: Mesh, shape: Sequence[int], way: Any) -> Layout:
 def agree(program: Program, name: str) -> None:
     """Run the program on plain tensors and on those laid out in the way named."""
     expected = _outcome(lambda: program(_plain))
-    axes, way = WAYS[name]
+    axes, way = (WAYS | MEANS)[name]
 
     def on_rank(mesh: Any) -> Any:
         def make(full: Tensor, grad: bool = True) -> ShardTensor:
             layout = layout_for(mesh, full.shape, way)
-            if layout.is_partial and full.dtype in (torch.float64, torch.int64):
+            if "avg" in layout.partial:
+                made = _mean(full, mesh, layout)
+            elif layout.is_partial and full.dtype in (torch.float64, torch.int64):
                 with torch.device("cpu"):
                     local = local_part(layout, full, mesh.here, seed_of(way, full.shape)).clone()
                 made = ShardTensor.from_local(local, mesh, layout)  # unequal terms
@@ -73,6 +82,20 @@ def agree(program: Program, name: str) -> None:
         raise got
     for rank, result in enumerate(got):
         same(result, data(expected), f"rank {rank}")
+
+
+def _mean(full: Tensor, mesh: Any, layout: Layout) -> ShardTensor:
+    """Unequal terms: the first rank of each axis has one too many, the last one too few."""
+    if not full.is_floating_point():
+        return weft.distribute_tensor(full, mesh, P(), src_data_rank=None)
+    term = full[tuple(slice(*side) for side in layout.box_at(mesh.here))].clone()
+    for axis, kind in enumerate(layout.partial):
+        size, place = mesh.axis_sizes[axis], mesh.here[axis]
+        if kind == "sum":
+            term = term / size
+        if kind is not None:
+            term = term + int(place == 0) - int(place == size - 1)
+    return ShardTensor.from_local(term, mesh, layout)
 
 
 def data(value: Any) -> Any:

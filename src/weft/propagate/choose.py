@@ -136,6 +136,12 @@ def _may_pass(rule: Rule, kind: str) -> bool:
     return rule.moves or kind == "sum" or kind == "avg"
 
 
+def _may_become(kind: str, held: str | None) -> bool:
+    """Whether the table of transitions has a row to terms of `kind`: S and I become P(sum), I alone
+    becomes P of another kind, nothing a mean."""
+    return kind == "sum" or (kind != "avg" and held is None)
+
+
 def cheapest(frame: Frame, axis: int) -> Choice:
     """The candidate that moves the fewest bytes over one axis; ties as in `_key`."""
     rule, held, size = frame.rule, frame.held[axis], max(frame.sizes[axis], 2)
@@ -178,7 +184,9 @@ def _candidates(
         if kind is None or not _may_pass(rule, kind):
             continue
         for members in rule.linear:
-            if any(kinds[member] == kind for member in members):
+            if any(kinds[member] == kind for member in members) and all(
+                kinds[member] == kind or _may_become(kind, held[member]) for member in members
+            ):
                 passed = Passed(members, kind)
                 yield passed, [passed if index in members else None for index in range(len(held))]
 

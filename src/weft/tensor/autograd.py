@@ -138,7 +138,8 @@ def _reduced(output: torch.Tensor) -> torch.Tensor:
     layout = output._meta.layout
     if {"sum", None} >= set(layout.partial):
         return output
-    return redistribute_to(output, layout.replace(partial=(None,) * layout.mesh.ndim))
+    with torch.enable_grad():  # it may be a backward within a backward
+        return redistribute_to(output, layout.replace(partial=(None,) * layout.mesh.ndim))
 
 
 def _seed(output: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor | None:
