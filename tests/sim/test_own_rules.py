@@ -464,19 +464,47 @@ def test_rules_of_functions_that_write_are_checked() -> None:
         weft.testing.check_rule(AddOne, X + 0, X + 0)
 
 
-def test_a_write_to_a_view_that_shares_no_memory_is_refused() -> None:
+@pytest.mark.parametrize("mode", ["grad", "no grad", "inference"])
+@pytest.mark.parametrize("way", WAYS)
+def test_writes_to_views_reach_their_base(way: str, mode: str) -> None:
+    """Wherever the view had to move; and it is read again where the base was written to."""
+    def program(make: Make) -> Any:
+        x, y = make(X, mode == "grad"), make(X[:2] + 1, mode == "grad")
+        with torch.inference_mode() if mode == "inference" else torch.set_grad_enabled(
+            mode == "grad"
+        ):
+            z = x * 1
+            rows, turned = z[1:3], z.t()
+            AddOne.apply(rows, y * 2)
+            nothing_back(turned, z.t() * 2)
+            z.mul_(3)
+            found = [double_and_add(rows * 1, y), rows, z, turned]
+            if mode != "grad":
+                return found
+            torch.stack([one.sum() for one in found]).tanh().sum().backward()
+        return [*found, x.grad, y.grad]
+
+    alike = "a b, a b -> a b"
+    with rule(AddOne, alike), rule(double_and_add, alike), rule(nothing_back, alike):
+        agree(program, way)
+
+
+def test_writes_to_views_that_a_function_made_of_moved_operands_are_refused() -> None:
+    def turned(x: Tensor) -> Tensor:
+        return x.t()
+
     def on_rank(mesh: Any) -> str:
-        view = (weft.distribute_tensor(X, mesh, P("x"), src_data_rank=None) * 2).view(-1, 2, 5)[0]
+        y = turned(weft.distribute_tensor(X, mesh, P("x"), src_data_rank=None))
         with pytest.raises(UnsupportedOpError) as info:
-            AddOne.apply(view, view.clone())
+            AddOne.apply(y, y.clone())
         return str(info.value)
 
-    with rule(AddOne, "a b, a b -> a b"):
+    with rule(AddOne, "a b, a b -> a b"), rule(turned, "a! b -> b a!"):
         said = weft.testing.run(on_rank, mesh={"x": 2})[0].splitlines()
-    assert said[0].startswith("AddOne(...): it wrote to its tensor argument 0, [2, 5], that came")
+    assert said[0].startswith("AddOne(...): it wrote to its tensor argument 0, [6@x, 5], that came")
     assert said[1:] == [
         "  Rule: a write through a view reaches its base only where they share memory.",
-        "  Offenders: [2, 5]",
+        "  Offenders: [6@x, 5]",
         "  Fix: write to the base, or clone() the view first",
     ]
 

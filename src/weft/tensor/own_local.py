@@ -26,6 +26,7 @@ from weft.tensor.capture import map_tensors
 from weft.tensor.enter import enter_all, entering, transition_between, varying_axes
 from weft.tensor.layouts import layout_of
 from weft.tensor.meta import intern
+from weft.tensor.moved import Moved, plain, wrote
 from weft.tensor.own import OwnFunction
 from weft.tensor.own_outside import OutsideMesh, common_strides, edges
 from weft.tensor.recipe import Function, Recipe, tied
@@ -119,13 +120,16 @@ class OnLocal(Recipe):
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         tensors = flatten((args, kwargs) if kwargs else args)
-        locals_ = [local_of(tensor) for tensor in tensors]
+        mine = [plain(local_of(tensor)) for tensor in tensors]
+        locals_: list[Any] = list(mine)
         if self.operands:
             enter_all(tensors, self.operands, locals_, self)
-            for at, _ in self.operands:
-                if locals_[at].is_inference():  # which would not tell of a write
-                    with torch.inference_mode(False):
-                        locals_[at] = locals_[at].clone()
+        others = {at for at, _ in self.operands}
+        others.update(at for at, one in enumerate(tensors) if type(local_of(one)) is Moved)
+        for at in others:
+            if locals_[at].is_inference():  # which would not tell of a write
+                with torch.inference_mode(False):
+                    locals_[at] = locals_[at].clone()
         before = [_version(local) for local in locals_]
         feed = iter(locals_)
         out = self.function.run(*substitute(args, feed), **substitute(kwargs, feed))
@@ -141,23 +145,24 @@ class OnLocal(Recipe):
             places = {at: place for place, at in enumerate(written)}
         given = {
             id(locals_[at]): tensors[at] for at, place in places.items()
-            if local_of(tensors[at]) is locals_[at]
+            if mine[at] is locals_[at]
             and self.decision.results[place] == layout_of(tensors[at], self.mesh)
         }
         unknown = [at for at in places if before[at] is None]
         for at in sorted({*written, *unknown}):
-            self._bring_back(tensors[at], locals_[at], at, places.get(at))
+            self._bring_back(tensors[at], mine[at], locals_[at], at, places.get(at))
             given[id(locals_[at])] = tensors[at]
         if out is None:
             return None
         if self.anchor and not places:
             out = tied(out, self.anchor, locals_)
-        moved = {_memory(locals_[at]) for at, _ in self.operands}
+        moved = {_memory(locals_[at]) for at in others}
         feed = iter(range(len(self.decision.results)))
         return map_tensors(lambda one: self._wrap(next(feed), one, given, moved), out)
 
     def _bring_back(
-        self, tensor: torch.Tensor, local: torch.Tensor, at: int, place: int | None
+        self, tensor: torch.Tensor, mine: torch.Tensor, local: torch.Tensor, at: int,
+        place: int | None,
     ) -> None:
         """An operand was written to: bring its new value to where the caller's tensor lies."""
         layout = self.decision.operands[at]
@@ -176,7 +181,7 @@ class OnLocal(Recipe):
             axis for axis in self.varying if local.requires_grad and layout.on(axis) is None
         )
         move = transition_between(self.mesh, layout, layout_of(tensor, self.mesh), leaving)
-        mine, value = local_of(tensor), local
+        value = local
         if move is not None:
             modes.check_strict(self.name, move)
             with traffic.label(self.name, modes.source_line(), "it writes to the operand"):
@@ -187,7 +192,10 @@ class OnLocal(Recipe):
             same = not layout.is_partial and _memory(local) == _memory(mine)
             with preserved(mine) if same and not mine.is_inference() else nullcontext():
                 mine.copy_(value)
+        wrote()
         if type(tensor) is ShardTensor:
+            if type(tensor._local) is Moved:
+                tensor._local._weft_view.write_back(mine.requires_grad)
             if tensor._memo is not None:
                 tensor._memo.clear()
             tensor._meta = tensor._meta.replace(requires_grad=mine.requires_grad)
@@ -195,9 +203,8 @@ class OnLocal(Recipe):
     def _wrap(
         self, place: int, one: torch.Tensor, given: dict[int, torch.Tensor], moved: set[int]
     ) -> torch.Tensor:
-        tensor = given.get(id(one))
-        if tensor is not None:  # an argument that it has written to, or leaves as it is
-            return tensor
+        if id(one) in given:  # an argument that it has written to, or leaves as it is
+            return given[id(one)]
         layout, leave = self.decision.results[place], self.leaves[place]
         self._check_shape(place, one)
         if self.terms and layout.is_partial:
@@ -209,6 +216,7 @@ class OnLocal(Recipe):
             strides = common_strides(layout, one)
             if strides is None:
                 one = one.contiguous()
+        # Only this rank knows that it is a view, so it cannot follow its base: writes are refused.
         alias = self.name if moved and _memory(one) in moved else None
         return wrap(one, intern(
             self.mesh, layout, one.dtype, one.device, one.requires_grad, strides, alias
