@@ -12,6 +12,7 @@ import weft
 from tests.dist.test_cli import start
 from weft import Links
 from weft.cli.launch import launch_command
+from weft.core import Mesh
 
 OPTIONS = ("bench", "links", "--mesh", "dp=2", "--sizes", "1KiB,64KiB", "--rounds", "2", "--out")
 
@@ -21,7 +22,7 @@ def check(out: Path, said: str) -> None:
     links = Links.load(out)
     assert [name for name, _ in links.axes] == ["dp"] and links.node_size == 8
     assert links.near == links.far == links.axes[0][1]
-    assert links.near.seconds_per_byte + links.start_s > 0
+    assert links.seconds_over(Mesh({"dp": 2}), (0,), 1 << 16, 1) > 0, links
     assert said.count("weft.set_links(weft.Links(\n") == 1
     text = said[said.index("weft.Links(\n"):said.index("\n))") + 2]
     printed = eval(text, {"weft": weft})

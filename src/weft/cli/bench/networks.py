@@ -6,7 +6,6 @@ Started as `python -m weft.cli.bench.networks ASKED`, ASKED as JSON; rank 0 writ
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -83,4 +82,3 @@ def _written(link: Link) -> str:
 
 if __name__ == "__main__":
     main()
-    os._exit(0)
