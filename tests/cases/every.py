@@ -13,13 +13,14 @@ from tests.cases import (
     reduction,
     view,
     views,
+    writes,
 )
 
 EVERY: list[Case] = [
     one
     for family in (
         pointwise, reduction, contraction, view, index, norm, loss, attention, inplace, program,
-        views,
+        views, writes,
     )
     for one in family.CASES
 ]

@@ -51,9 +51,9 @@ class Moved(torch.Tensor):
         def open_(tensor: Tensor) -> Tensor:
             if type(tensor) is not Moved:
                 return tensor
-            tensor._weft_view.update()
-            met[id(tensor._weft_plain)] = tensor
-            return tensor._weft_plain
+            one = plain(tensor)
+            met[id(one)] = tensor
+            return one
 
         args, kwargs = map_tensors(open_, args), map_tensors(open_, kwargs or {})
         before = [_state(one._weft_plain) for one in met.values()]
@@ -88,10 +88,14 @@ def _moved(tensor: Tensor, view: View) -> Moved:
 
 def plain(local: Tensor) -> Tensor:
     """The local tensor; of a moved view the plain one, up to date."""
-    if type(local) is Moved:
-        local._weft_view.update()
-        return local._weft_plain
-    return local
+    if type(local) is not Moved:
+        return local
+    local._weft_view.update()
+    with torch._C.DisableTorchFunctionSubclass():
+        if local.requires_grad and not local._weft_plain.requires_grad:
+            # A node of autograd's, a transition, has returned it: the graph is its own.
+            local._weft_plain = local.view_as(local)
+    return local._weft_plain
 
 
 class View:

@@ -18,7 +18,7 @@ from weft.tensor.calls import slots_of
 from weft.tensor.capture import Slot, map_tensors
 from weft.tensor.enter import Cause, enter_all
 from weft.tensor.meta import Meta
-from weft.tensor.moved import following, wrote
+from weft.tensor.moved import following, plain, wrote
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.trees import fill, flatten, local_of, substitute
 from weft.transport.transition import Transition
@@ -235,7 +235,7 @@ class Direct(Recipe):
         local = local_of(target)
         if self.write_back:
             if self.write is not None:
-                out = self.write(out)
+                out = self.write(plain(out))
             local.copy_(out)
         wrote()
         if type(target) is ShardTensor:
