@@ -209,10 +209,11 @@ def test_of_products_it_is_synchronous() -> None:
     """Their gradient is more than one node."""
     def on_rank(bound: Any) -> bool:
         layout = Layout(bound, (5, 3), P(partial={"a": "product"}))
-        x = ShardTensor.from_local(X + 1 + bound.here[0], bound, layout).requires_grad_()
+        term = (X + 1 + bound.here[0]).requires_grad_()
+        x = ShardTensor.from_local(term, bound, layout)
         y = x.redistribute(placements=P(), async_op=True)
         assert not is_in_flight(y)
         y.sum().backward()
-        return torch.equal(x.grad.to_local(), X + 2 - bound.here[0])
+        return torch.equal(term.grad, X + 2 - bound.here[0])
 
     assert on_four(on_rank) == [True] * 4
