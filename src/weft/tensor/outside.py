@@ -64,14 +64,19 @@ def computed(trace: Trace, op: Op, base: int | None, metas: Mapping[int, Meta]) 
 
 
 def written(trace: Trace, op: Op, target: int) -> Run:
-    """A call that writes to one of its tensors; `op` is its functional form."""
+    """A call that writes to one of its tensors; `op` is its functional form.
+
+    A plain target would receive the full value, which is not known here: that raises.
+    """
 
     def run(func: Any, args: Any, kwargs: Any) -> Any:
         given = flatten((args, kwargs))
         into = given[target]
-        if type(into) is ShardTensor:
-            (found,) = flatten(_on_twins(trace, op, given))
-            write(into, leave(found, into.device))
+        if type(into) is not ShardTensor:
+            mesh = next(one._meta.mesh for one in given if type(one) is ShardTensor)
+            return unknown(mesh, "a plain target receives the full value")(func, args, kwargs)
+        (found,) = flatten(_on_twins(trace, op, given))
+        write(into, leave(found, into.device))
         return fill(trace.result, dict(enumerate(given)))
 
     return run
