@@ -602,7 +602,8 @@ def test_rules_that_do_not_fit_the_signature(
 
 
 @pytest.mark.parametrize(
-    "op", [len, torch.nn.Linear(2, 2), torch.Tensor.item, torch.nn.ReLU, 3, [pair]], ids=str
+    "op", [len, torch.nn.Linear(2, 2), torch.Tensor.item, torch.nn.ReLU, 3, [pair]],
+    ids=["builtin", "module", "method", "class", "number", "list"],
 )
 def test_ops_that_cannot_be_seen(op: Any) -> None:
     lines = refused(ShardTypeError, lambda: weft.register_rule(op, "a -> a"))
