@@ -163,7 +163,7 @@ def test_the_contracts_find_an_unknown_room(copy: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "line", "found"),
     [
-        ("tensor/recipe.py", "def late():\n    import weft.nn", "an import inside a function"),
+        ("tensor/call/recipe.py", "def late():\n    import weft.nn", "an import inside a function"),
         ("core/mesh.py", "import weft", "weft goes around the ladder"),
         ("core/mesh.py", "from weft import ShardTensor", "weft goes around the ladder"),
         ("core/mesh.py", "import importlib", "importlib goes around the ladder"),

@@ -6,7 +6,8 @@ import pytest
 
 import weft
 from bench.memory import TO_FIRST_HALF, growth
-from weft.tensor import build, meta
+from weft.tensor import meta
+from weft.tensor.call import build
 
 
 @pytest.mark.parametrize("limit, is_bounded", [(128, True), (10**9, False)])

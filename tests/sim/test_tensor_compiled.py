@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import weft
 from tests.sharded import Make, agree
 from weft import P, WeftWarning
-from weft.tensor import compiled
+from weft.tensor.call import compiled
 
 X = torch.arange(1.0, 31.0, dtype=torch.float64).view(5, 6) / 8
 

@@ -23,11 +23,12 @@ from tests.cases.layouts import layouts_of
 from tests.harness import flat
 from weft import P, ShardTensor
 from weft.core import Layout, Mesh
-from weft.tensor import build, capture, program
-from weft.tensor.calls import slots_of
-from weft.tensor.capture import Slot
-from weft.tensor.program import Program
-from weft.tensor.recipe import Direct
+from weft.tensor.call import build, program
+from weft.tensor.call.program import Program
+from weft.tensor.call.recipe import Direct
+from weft.tensor.trace import capture
+from weft.tensor.trace.calls import slots_of
+from weft.tensor.trace.capture import Slot
 
 FAMILIES = {
     "pointwise": pointwise, "reduction": reduction, "contraction": contraction, "view": view,

@@ -18,7 +18,7 @@ from weft.comm import BoundMesh, as_bound_mesh
 from weft.core import Layout
 from weft.errors import LayoutError, WeftError, message
 from weft.tensor import ShardTensor, distribute_tensor
-from weft.tensor.layouts import as_layout
+from weft.tensor.placing.layouts import as_layout
 
 __all__ = ["distribute_module"]
 

@@ -26,10 +26,10 @@ from weft.errors import CommunicationError, LayoutError, ShardTypeError, message
 from weft.own.targets import known
 from weft.own.trials import Trial, Trials, part
 from weft.rules import Call, OwnRule, Rule, TensorArg
-from weft.tensor.calls import dtype_text
-from weft.tensor.capture import map_tensors
 from weft.tensor.shard_tensor import ShardTensor
-from weft.tensor.trees import flatten
+from weft.tensor.trace.calls import dtype_text
+from weft.tensor.trace.capture import map_tensors
+from weft.tensor.trace.trees import flatten
 
 __all__ = ["check_rule"]
 

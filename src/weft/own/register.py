@@ -11,10 +11,10 @@ from weft.errors import PlacementError, ShardTypeError, message
 from weft.own.check import check_rule
 from weft.own.targets import known, overloads_of, own_of
 from weft.rules import OwnRule, Pattern, parse
-from weft.tensor import dispatch
-from weft.tensor.calls import facts
+from weft.tensor.call import dispatch
+from weft.tensor.call.own import OWN, Own, keys_of
 from weft.tensor.meta import forget_recipes
-from weft.tensor.own import OWN, Own, keys_of
+from weft.tensor.trace.calls import facts
 
 __all__ = ["register_handler", "register_rule", "unregister_handler", "unregister_rule"]
 

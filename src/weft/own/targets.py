@@ -17,8 +17,9 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch.overrides import get_testing_overrides
 
 from weft.errors import ShardTypeError, message
-from weft.tensor import bridge, dispatch
-from weft.tensor.own import OWN, Own, is_sharded, keys_of
+from weft.tensor.call import dispatch
+from weft.tensor.call.own import OWN, Own, is_sharded, keys_of
+from weft.tensor.grad import bridge
 from weft.tensor.takeover import give_back, take_over, twin_of
 
 __all__ = ["known", "overloads_of", "own_of"]

@@ -1,23 +1,15 @@
 """The ShardTensor: the subclass, capture, recipes, dispatch, construction."""
 
-from weft.tensor import (
-    autograd,
-    bridge,
-    compiled,
-    construct,
-    dispatch,
-    optimizers,
-    redistribute,
-    saved,
-    special,
-    values,
-)
-from weft.tensor.cache import cache_clear, cache_info
-from weft.tensor.construct import arange, empty, full, ones, zeros
-from weft.tensor.enter import data_of, enter_all
-from weft.tensor.from_local import from_local
+from weft.tensor import special
+from weft.tensor.call import compiled, dispatch
+from weft.tensor.call.cache import cache_clear, cache_info
+from weft.tensor.grad import autograd, bridge, optimizers
 from weft.tensor.modes import debug, explain, strict
-from weft.tensor.scatter import distribute_tensor, scatter_tensor
+from weft.tensor.placing import construct, redistribute, saved, values
+from weft.tensor.placing.construct import arange, empty, full, ones, zeros
+from weft.tensor.placing.enter import data_of, enter_all
+from weft.tensor.placing.from_local import from_local
+from weft.tensor.placing.scatter import distribute_tensor, scatter_tensor
 from weft.tensor.shard_tensor import ShardTensor, hooks
 
 __all__ = [

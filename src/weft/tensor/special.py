@@ -12,12 +12,14 @@ from typing import Any, NoReturn
 import torch
 
 from weft.errors import UnsupportedOpError, message
-from weft.tensor import amp, autograd, values
-from weft.tensor.dispatch import call, keep_constant
-from weft.tensor.indexing import set_item
+from weft.tensor.call import amp
+from weft.tensor.call.dispatch import call, keep_constant
+from weft.tensor.call.indexing import set_item
+from weft.tensor.grad import autograd
 from weft.tensor.meta import replicated_meta
+from weft.tensor.placing import values
 from weft.tensor.shard_tensor import ShardTensor, wrap
-from weft.tensor.trees import local_of
+from weft.tensor.trace.trees import local_of
 
 __all__ = ["TABLE"]
 

@@ -1,0 +1,53 @@
+"""Gradient scaling (`torch.amp.GradScaler`): unscaled where they lie, one verdict for all ranks.
+
+torch's op divides gradients by the scale in place and says whether one of them is not finite. Here
+each rank does so with its blocks, and the verdicts are reduced: either all ranks take the step or
+none does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from weft.errors import UnsupportedOpError, message
+from weft.tensor.modes import source_line
+from weft.tensor.shard_tensor import ShardTensor
+from weft.tensor.trace.trees import local_of
+from weft.transport import traffic
+
+__all__ = ["unscale"]
+
+_unscale: Any = torch._amp_foreach_non_finite_check_and_unscale_
+
+
+def unscale(grads: Sequence[torch.Tensor], found_inf: torch.Tensor, inv_scale: Any) -> None:
+    """`torch._amp_foreach_non_finite_check_and_unscale_`; one float32 is reduced over the mesh.
+
+    Raises:
+        UnsupportedOpError: a gradient is partial, so that its terms do not say what it is.
+    """
+    sharded = [grad for grad in grads if type(grad) is ShardTensor]
+    partial = [str(grad.layout) for grad in sharded if grad.layout.is_partial]
+    if partial or type(found_inf) is ShardTensor or type(inv_scale) is ShardTensor:
+        raise UnsupportedOpError(
+            message("GradScaler.unscale_", f"{len(partial)} of {len(grads)} gradients are partial"
+                    if partial else "the scale, or found_inf, is a ShardTensor",
+                    "gradients whose terms are still to be reduced have no values to check, and "
+                    "the scale is plain", partial or [str(type(inv_scale).__name__)],
+                    "x.grad = x.grad.redistribute(placements=[Replicate()])")
+        )
+    _unscale([local_of(grad) for grad in grads], found_inf, inv_scale)
+    for grad in sharded:
+        if grad._memo is not None:
+            grad._memo.clear()
+    meshes = {grad._meta.mesh: grad for grad in sharded if not grad.layout.is_replicated}
+    for mesh in meshes:
+        if mesh.here is None:
+            continue
+        axes = tuple(range(mesh.ndim))
+        why = "whether a gradient is inf or nan"
+        with traffic.label("GradScaler.unscale_", source_line(), why):
+            found_inf.copy_(mesh.comm(axes).all_reduce(found_inf, "max"))

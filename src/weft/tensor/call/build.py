@@ -1,0 +1,284 @@
+"""Building a recipe on a miss: capture, then a recipe of one op, or a program of several.
+
+Nothing here communicates, and everything depends on facts that are the same on all ranks, so all
+ranks build the same recipe for the same call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._C import _is_any_autocast_enabled as is_autocast_enabled
+
+from weft import ops, rules
+from weft.comm import BoundMesh
+from weft.tensor.call import fallback, own, own_local
+from weft.tensor.call.direct import BUILTINS, Builder
+from weft.tensor.call.program import Composer, Sizes
+from weft.tensor.call.recipe import Alias, Function, Recipe
+from weft.tensor.call.structure import MAX_STRUCTURES, Structure, numbers_come_from, structure_of
+from weft.tensor.counts import STRUCTURES
+from weft.tensor.counts import TRACES as COUNTS
+from weft.tensor.meta import autocast_state, bounded_put
+from weft.tensor.shard_tensor import ShardTensor, hooks
+from weft.tensor.trace.calls import facts, slots_of
+from weft.tensor.trace.capture import (
+    NotCapturable,
+    Op,
+    Slot,
+    Trace,
+    as_autocast,
+    asks_for_grad,
+    capture,
+    meta_like,
+    reshaped,
+)
+from weft.tensor.trace.trees import fill, flatten, substitute
+
+__all__ = ["MAX_TRACES", "TRACES", "recipe"]
+
+
+def recipe(
+    func: Any, args: Any, kwargs: Any, mesh: BoundMesh, structure: Any = None
+) -> tuple[Recipe, bool]:
+    """The recipe of a call, and whether its float arguments only flow through.
+
+    `structure` is the call's key with lengths reduced (see `structure`), or None.
+    """
+    tensors = flatten((args, kwargs))
+    function = own.rule_of(func)
+    if function is not None and not function.is_op:
+        made = own_local.recipe(function, args, kwargs, tensors, mesh)
+        if made is not None:
+            return made
+    known: dict[Any, Structure | Sizes] = mesh.cache.setdefault("structures", {})
+    structure = None if mesh.here is None else structure
+    found = None
+    if structure is not None:
+        found = known.get(structure)
+        (STRUCTURES.misses if found is None else STRUCTURES.hits).step()
+    trace = None
+    if found is not None:
+        resized = found.resized(tensors)
+        if resized is None and type(found) is Sizes:
+            found.vary(tensors, lambda others: _sizes_of(func, args, kwargs, others, mesh))
+            resized = found.resized(tensors)
+        if resized is not None:
+            return resized, found.numbers_flow
+        trace = found.trace(tensors)
+    if trace is None:
+        try:
+            trace = _captured(func, args, kwargs, tensors)
+        except NotCapturable as reason:
+            if function is not None:
+                made = own_local.recipe(function, args, kwargs, tensors, mesh)
+                if made is not None:
+                    return made
+            read = fallback.sizes_read(args, kwargs) if "item()" in str(reason) else None
+            return Function(read or fallback.runner(mesh, str(reason))), False
+    num = len(tensors)
+    if len(trace.ops) > 1 and _has_data_of_its_own(trace, num):
+        reason = "it makes tensors of its own"
+        return Function(fallback.runner(mesh, reason)), False
+    if not trace.ops or _returns_operand(trace, num):
+        return Alias(trace.result), False
+    op, *others = trace.ops
+    if function is not None and not others and facts(op.overload).writes:
+        made = own_local.recipe(function, args, kwargs, tensors, mesh)
+        if made is not None:
+            return made
+    if others or own.handled(op.overload, func):
+        made, new = _program(trace, tensors, mesh)
+        if new is not None and structure is not None and found is None:
+            bounded_put(known, structure, new, MAX_STRUCTURES)
+        return made, False
+    places = _places((*args, *kwargs.values()))
+    builder = Builder(func, trace, tensors, mesh, places, kwargs.get("requires_grad") is True)
+    made = builder.build()
+    new: Structure | Sizes | None
+    if isinstance(made, ops.Composite):
+        made, new = _composite(made, builder)
+    else:
+        new = structure_of(trace, builder, tensors) if (
+            isinstance(func, BUILTINS) or numbers_come_from(op, (args, kwargs))
+        ) else None
+    by_number = builder.own is not None and not builder.own.by_shape
+    numbers_flow = made.as_called and not by_number and _numbers_flow(op)
+    if new is not None and structure is not None and found is None:
+        if type(new) is Structure and builder.by_form:
+            new.recipe, new.numbers_flow = made, numbers_flow
+        bounded_put(known, structure, new, MAX_STRUCTURES)
+    return made, numbers_flow
+
+
+def _program(
+    trace: Trace, tensors: Sequence[torch.Tensor], mesh: BoundMesh
+) -> tuple[Recipe, Sizes | None]:
+    """What carries out several ops, and how it does for other lengths."""
+    if mesh.here is None:
+        return Function(_one_by_one(trace)), None
+    composer = Composer(tensors, mesh)
+    result = composer.add(trace, {at: Slot(at) for at in range(len(tensors))})
+    if result is None:
+        return Function(_one_by_one(trace)), None
+    program = composer.program(result)
+    return program, Sizes.of(None, composer, program)
+
+
+def _composite(composite: ops.Composite, builder: Builder) -> tuple[Recipe, Sizes | None]:
+    """What carries out an op that is composed of others, and how it does for other lengths."""
+    op, trace = builder.op, builder.trace
+    if torch.is_autocast_enabled(builder.tensors[0].device.type):
+        function = as_autocast(composite.function, op, trace, builder.tensors[0].device.type)
+        return Function(_on_tensors(function, builder)), None
+    if builder.target is None and builder.mesh.here is not None:
+        composer = Composer(builder.tensors, builder.mesh)
+        out = composer.composed(composite.function, op)
+        if out is not None:
+            slots = {at: Slot(at) for at in range(len(builder.tensors))}
+            slots.update(zip([slot.index for slot in slots_of(op.results)], slots_of(out)))
+            program = composer.program(fill(trace.result, slots))
+            return program, Sizes.of(op, composer, program)
+    return Function(_on_tensors(composite.function, builder)), None
+
+
+def _sizes_of(
+    func: Any, args: Any, kwargs: Any, others: Sequence[torch.Tensor], mesh: BoundMesh
+) -> Sizes | None:
+    """The program of a call on other tensors, if it is one."""
+    args, kwargs = substitute((args, kwargs), iter(others))
+    try:
+        trace = _captured(func, args, kwargs, others)
+        if len(trace.ops) > 1:
+            return _program(trace, others, mesh)[1]
+        builder = Builder(func, trace, others, mesh, None)
+        made = builder.build()
+    except (NotCapturable, RuntimeError, ValueError, IndexError):
+        return None  # it may not be called with such lengths
+    return _composite(made, builder)[1] if isinstance(made, ops.Composite) else None
+
+
+def _on_tensors(function: Callable[..., Any], builder: Builder) -> Callable[..., Any]:
+    """A composition of ops on the ShardTensors themselves: each op is a call of its own."""
+    op, trace, target = builder.op, builder.trace, builder.target
+
+    def run(func: Any, args: Any, kwargs: Any) -> Any:
+        tensors = flatten((args, kwargs))
+        out = function(*fill(op.args, tensors), **fill(op.kwargs, tensors))
+        if target is not None:
+            return tensors[target].copy_(out)
+        values = dict(enumerate(tensors))
+        values.update(zip((slot.index for slot in slots_of(op.results)), flatten(out)))
+        return fill(trace.result, values)
+
+    return run
+
+
+TRACES: dict[Any, Trace] = {}
+"""What functions of torch consist of: the same on all simulated ranks, and in later runs."""
+
+MAX_TRACES = 1024
+
+
+def _captured(func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]) -> Trace:
+    quick = None if kwargs else reshaped(func, args, tensors[0])
+    if quick is not None:
+        return quick
+    key = [
+        func, is_autocast_enabled() and autocast_state(), torch.get_default_dtype(),
+        torch.are_deterministic_algorithms_enabled(), tensors[0].device.type,
+    ]
+    try:
+        _describe((args, kwargs), key)
+        found = TRACES.get(tuple(key))
+    except TypeError:  # something in it cannot be hashed
+        return _capture(func, args, kwargs, tensors)
+    (COUNTS.misses if found is None else COUNTS.hits).step()
+    if found is None:
+        found = _capture(func, args, kwargs, tensors)
+        bounded_put(TRACES, tuple(key), found, MAX_TRACES)
+    return found
+
+
+def _describe(tree: Any, key: list[Any]) -> None:
+    """Add nested arguments, tensors by what meta tensors have of them."""
+    kind = type(tree)
+    key.append(kind)
+    if isinstance(tree, torch.Tensor):
+        key += (tree.shape, tree.stride(), tree.dtype)
+    elif isinstance(tree, (list, tuple, dict)) and kind is not torch.Size:
+        key.append(len(tree))
+        for item in tree.items() if isinstance(tree, dict) else tree:
+            _describe(item, key)
+    elif kind is slice:
+        _describe((tree.start, tree.stop, tree.step), key)
+    else:
+        key.append(repr(tree) if isinstance(tree, (float, complex)) else tree)
+
+
+def _capture(func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]) -> Trace:
+    metas = [meta_like(tensor) for tensor in tensors]
+    asks = asks_for_grad(func)
+    if asks:
+        metas = [
+            meta.requires_grad_(tensor.requires_grad) for meta, tensor in zip(metas, tensors)
+        ]
+    args, kwargs = substitute((args, kwargs), iter(metas))
+    return capture(func, args, kwargs, metas, tensors[0].device.type, asks)
+
+
+def _returns_operand(trace: Trace, num_tensors: int) -> bool:
+    """Whether nothing is to do: `x.float()` of a float32 tensor is `x` itself."""
+    return (
+        len(trace.ops) == 1
+        and type(trace.result) is Slot
+        and trace.result.index < num_tensors
+        and not facts(trace.ops[0].overload).writes
+    )
+
+
+def _has_data_of_its_own(trace: Trace, num_tensors: int) -> bool:
+    """Whether an op takes what neither the call nor an op before it gives, like an index array."""
+    known = set(range(num_tensors))
+    for op in trace.ops:
+        if not known.issuperset(slot.index for slot in slots_of((op.args, op.kwargs))):
+            return True
+        known.update(slot.index for slot in slots_of(op.results))
+    return False
+
+
+def _places(args: Sequence[Any]) -> tuple[int, ...] | None:
+    """Where tensors stand among positional arguments; None when lists or slices hold some."""
+    if any(isinstance(arg, (list, tuple, dict, slice)) and flatten(arg) for arg in args):
+        return None
+    return tuple(place for place, arg in enumerate(args) if isinstance(arg, torch.Tensor))
+
+
+def _one_by_one(trace: Trace) -> Callable[..., Any]:
+    """Ops of which some need more than a recipe of one op: each is a call of its own."""
+
+    def run(func: Any, args: Any, kwargs: Any) -> Any:
+        values: dict[int, Any] = dict(enumerate(flatten((args, kwargs))))
+        device = values[0].device
+        for op in trace.ops:
+            out = _call_op(op, fill(op.args, values), fill(op.kwargs, values), device)
+            for slot, value in zip(slots_of(op.results), flatten(out)):
+                values[slot.index] = value
+        return fill(trace.result, values)
+
+    return run
+
+
+def _call_op(op: Op, args: Any, kwargs: Any, device: torch.device) -> Any:
+    if any(type(tensor) is ShardTensor for tensor in flatten((args, kwargs))):
+        return hooks.call(op.overload, args, kwargs)
+    if kwargs.get("device") is not None:  # captured on meta tensors
+        kwargs["device"] = device
+    return op.overload(*args, **kwargs)
+
+
+def _numbers_flow(op: Op) -> bool:
+    name = facts(op.overload).functional
+    return name.startswith("aten._foreach_") or rules.numbers_flow(name)

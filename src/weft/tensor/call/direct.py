@@ -1,0 +1,345 @@
+"""The recipe of one op: an algorithm of `weft.ops`, a rule and a decision, or the fallback.
+
+Nothing here communicates, and everything depends on facts that are the same on all ranks, so all
+ranks build the same recipe for the same call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from weft import ops, propagate, rules
+from weft.comm import BoundMesh
+from weft.core import Layout
+from weft.errors import UnsupportedOpError, message
+from weft.rules import Call, Decision, Rule
+from weft.tensor.call import fallback, foreach, outside
+from weft.tensor.call.recipe import Direct, Function, Recipe, Result
+from weft.tensor.meta import Meta, contiguous_strides, intern
+from weft.tensor.placing.enter import entering, transition_between, varying_axes
+from weft.tensor.placing.layouts import layout_of
+from weft.tensor.shard_tensor import ShardTensor
+from weft.tensor.trace.calls import (
+    as_call,
+    facts,
+    functional,
+    overload_named,
+    place_slots,
+    slots_of,
+    target_of,
+)
+from weft.tensor.trace.capture import Slot, Trace, differentiated, meta_like
+from weft.tensor.trace.trees import fill, flatten
+from weft.transport.execute import unshared
+
+__all__ = ["BUILTINS", "Builder"]
+
+BUILTINS = (type(torch.add), type(torch.Tensor.add), type(torch.Tensor.__len__))
+
+
+class Builder:
+    """Builds the recipe of one op: `trace` has one, and `tensors` are the values of its Slots.
+
+    `is_leaf`: the call asks for results that require a gradient, as `zeros_like` may.
+    What it leaves behind: `rule`, which says the lengths of the results, if one does, `own`, what a
+    user has registered for the op, `layouts` of the operands and the `decision`; `by_form`, whether
+    the recipe of other lengths differs in layouts alone; `clashes`, whether a value that the op
+    takes twice moves to two layouts.
+    """
+
+    def __init__(
+        self, func: Any, trace: Trace, tensors: Sequence[torch.Tensor], mesh: BoundMesh,
+        places: Sequence[int] | None, is_leaf: bool = False,
+    ) -> None:
+        self.places, self.is_leaf = places, is_leaf
+        self.rule: Rule | None = None
+        self.own: rules.OwnRule | None = None
+        self.by_form = self.clashes = False
+        self.layouts: list[Layout] = []
+        self.decision: Decision | None = None
+        self.func, self.trace, self.tensors, self.mesh = func, trace, tensors, mesh
+        self.op = trace.ops[0]
+        self.facts = facts(self.op.overload)
+        self.name = self.facts.name
+        self.slots: list[int] = [slot.index for slot in slots_of((self.op.args, self.op.kwargs))]
+        self.grad = torch.is_grad_enabled()
+        self.target = target_of(self.op)
+
+    def build(self) -> Recipe | ops.Composite:
+        """The recipe, or the composition of other ops that serves."""
+        if self.name.startswith("aten._foreach_"):
+            return foreach.recipe(self.func, self.trace, self.op, self.tensors, self.mesh)
+        if self.facts.reshapes:
+            raise UnsupportedOpError(
+                message(self.name, "the op would change the shape of a ShardTensor in place",
+                        "shape-changing in-place ops are refused", [self.name],
+                        "use the op without the trailing underscore")
+            )
+        if any(index >= len(self.tensors) for index in self.slots):
+            return self._fallback("it makes tensors of its own")
+        operands = [self.tensors[index] for index in self.slots]
+        layouts = [layout_of(tensor, self.mesh) for tensor in operands]
+        self.layouts = layouts
+        call = as_call(self.op, operands, self.trace)
+        wants = [self.grad and tensor.requires_grad for tensor in operands]
+        chosen = self._choose(call, layouts, wants)
+        match chosen:
+            case ops.Composite():
+                return chosen
+            case ops.Local():
+                return self._direct(chosen.decision, layouts, wants, chosen.bind)
+            case Decision():
+                return self._direct(chosen, layouts, wants, None)
+        if self.facts.is_random:
+            raise UnsupportedOpError(
+                message(self.name, "the op draws random numbers on a ShardTensor",
+                        "random numbers that do not depend on the sharding are not built yet",
+                        [str(layout) for layout in layouts],
+                        "draw on the full tensor and weft.distribute_tensor() it")
+            )
+        return self._fallback("no rule covers it")
+
+    def _fallback(self, reason: str) -> Recipe:
+        if self.mesh.here is not None:
+            args = self.op.args
+            written = slots_of([args[at] for at in self.facts.writes if at < len(args)])
+            writes = frozenset(slot.index for slot in written)
+            return Function(fallback.runner(self.mesh, reason, writes))
+        shapes = [self.trace.metas[slot.index].shape for slot in slots_of(self.op.results)]
+        layouts = tuple(Layout.replicated(self.mesh.abstract, shape) for shape in shapes)
+        return self._outside(layouts, None)
+
+    def _outside(self, layouts: Sequence[Layout], alias: str | None) -> Recipe:
+        """The call on a rank outside the mesh, where its results have these layouts inside."""
+        if self.target is not None:
+            self._check_writable(self.tensors[self.target])
+            op = replace(self.op, overload=functional(self.op))
+            return Function(outside.written(self.trace, op, self.target))
+        grad = self.grad and any(tensor.requires_grad for tensor in self.tensors)
+        metas = {}
+        for slot, layout in zip(slots_of(self.op.results), layouts):
+            meta = self.trace.metas[slot.index]
+            metas[slot.index] = self._meta(layout, meta, self._differentiable(meta, grad), alias)
+        base = self.slots[0] if self.facts.is_view and self._shares() and not alias else None
+        return Function(outside.computed(self.trace, self.op, base, metas))
+
+    def _differentiable(self, meta: torch.Tensor, grad: bool) -> bool:
+        return (self.is_leaf or (grad and not self.facts.detaches)) and (
+            meta.dtype.is_floating_point or meta.dtype.is_complex
+        )
+
+    def _choose(self, call: Call, layouts: list[Layout], wants: list[bool]) -> Any:
+        bound = None
+        self.own = rules.OWN.get(call.op)
+        if self.own is not None:
+            bound = self.own.bind(call, True)
+        if bound is not None:
+            self.rule = bound[0]
+            return propagate.decide(self.rule, call, layouts, wants)
+        algorithm = ops.lookup(call, layouts, wants)
+        if isinstance(algorithm, ops.Composite):
+            return algorithm
+        rule = rules.lookup(call, layouts)
+        if isinstance(rule, Rule):
+            self.rule = rule
+        if algorithm is not None:
+            return algorithm
+        return rule if self.rule is None else propagate.decide(self.rule, call, layouts, wants)
+
+    def _direct(
+        self, decision: Decision, layouts: list[Layout], wants: list[bool], bind: Any
+    ) -> Recipe:
+        self.decision = decision
+        if self.mesh.here is None:
+            return self._outside(
+                decision.results, self._alias(layouts[0] != decision.operands[0])
+            )
+        varying = varying_axes((*decision.operands, *decision.results))
+        moves: list[Any] = [None] * len(self.tensors)
+        met: dict[int, Any] = {}
+        for place, move in zip(
+            self.slots, entering(self.mesh, layouts, decision.operands, wants, varying)
+        ):
+            self.clashes |= met.setdefault(place, move) is not move
+            moves[place] = move
+        local, args, kwargs = self._local(decision, bind)
+        if self.target is not None:
+            return self._in_place(decision, moves, varying, local, args, kwargs)
+        results = self._results(decision, moves, varying, any(wants))
+        anchor = self._anchored(decision, wants) if bind is None else ()
+        self.by_form = self._is_by_form(decision) and not anchor
+        return Direct(
+            self.name, moves, local, args, kwargs, results, self.trace.result,
+            why=decision.reason, anchor=anchor, places=self.places,
+        )
+
+    def _is_by_form(self, decision: Decision) -> bool:
+        """Whether other lengths of the same structure change nothing but layouts."""
+        return decision.by_form and decision.args is None and all(
+            mine is wanted for mine, wanted in zip(self.layouts, decision.operands)
+        )
+
+    def _anchored(self, decision: Decision, wants: list[bool]) -> tuple[tuple[int, ...], ...]:
+        """Per result, the arguments that must keep a graph edge though my shard is empty."""
+        assert self.mesh.here is not None
+        here = self.mesh.here
+        own = self.own is not None and not self.name.startswith("aten.")  # a node of Python's
+        if not any(wants) or self.facts.is_view or own or all(
+            0 not in layout.local_shape_at(here) for layout in dict.fromkeys(decision.operands)
+        ):
+            return ()
+        wanted = [index for index, wants_grad in zip(self.slots, wants) if wants_grad]
+        found = differentiated(self.op, self.tensors, wanted)
+        return found if any(found) else ()
+
+    def _local(self, decision: Decision, bind: Any) -> tuple[Any, Any, Any]:
+        """What runs on the local tensors, with its arguments (None: the user's own call)."""
+        if bind is not None:
+            order = tuple(Slot(index) for index in self.slots)
+            return bind(self.mesh), order, {}
+        as_called = (
+            decision.args is None
+            and decision.op is None
+            and isinstance(self.func, BUILTINS)
+            and self.slots == list(range(len(self.tensors)))
+        )
+        copies = self.facts.is_view and not self._shares()
+        if as_called and not copies:
+            return None, None, None
+        local: Any = self.op.overload if decision.op is None else overload_named(decision.op)
+        if copies:
+            local = _copying(local)
+        if decision.args is None:
+            return local, self.op.args, self.op.kwargs
+        assert self.mesh.here is not None
+        args, kwargs = decision.args(self.mesh.here)
+        slots = [Slot(index) for index in self.slots]
+        # Positional arguments first, as the Call lists its tensors.
+        count = len(slots_of(self.op.args))
+        return local, place_slots(args, slots[:count]), place_slots(kwargs, slots[count:])
+
+    def _results(
+        self, decision: Decision, moves: list[Any], varying: frozenset[int], grad: bool
+    ) -> list[Result]:
+        out: list[Result] = []
+        several = self.name == _SEVERAL
+        for place, (slot, layout) in enumerate(zip(slots_of(self.op.results), decision.results)):
+            move = moves[self.slots[place if several else 0]]
+            alias = self._alias(move is not None and move.src != move.dst)
+            meta = self.trace.metas[slot.index]
+            differentiable = self._differentiable(meta, grad)
+            leaving = frozenset(axis for axis in varying if layout.on(axis) is None)
+            leave = (
+                transition_between(self.mesh, layout, layout, leaving, frozenset())
+                if differentiable and leaving and not self.is_leaf
+                else None
+            )
+            out.append(
+                Result(slot.index, self._meta(layout, meta, differentiable, alias), leave)
+            )
+        return out
+
+    def _shares(self) -> bool:
+        """Whether results of the op share memory with an operand in torch."""
+        if not (self.facts.is_view and self.facts.may_copy):
+            return self.facts.is_view or self.name == _SEVERAL
+        metas = {slot: meta_like(self.tensors[slot]) for slot in self.slots}
+        args, kwargs = fill(self.op.args, metas), fill(self.op.kwargs, metas)
+        (out,) = flatten(self.op.overload(*args, **kwargs))
+        base = metas[self.slots[0]]
+        return out.untyped_storage()._cdata == base.untyped_storage()._cdata
+
+    def _alias(self, moved: bool) -> str | None:
+        """Why the results, views in torch, share no memory with their base; None if they do."""
+        if not self._shares():
+            return None
+        if moved:
+            return self.name
+        operands = [self.tensors[slot] for slot in self.slots]
+        known = [tensor._meta.alias for tensor in operands if type(tensor) is ShardTensor]
+        return next((alias for alias in known if alias), None)
+
+    def _meta(
+        self, layout: Layout, meta: torch.Tensor, grad: bool, alias: str | None = None
+    ) -> Meta:
+        strides = tuple(meta.stride())
+        return intern(
+            self.mesh, layout, meta.dtype, self.tensors[0].device, grad,
+            None if strides == contiguous_strides(meta.shape) else strides, alias,
+        )
+
+    def _check_writable(self, target: torch.Tensor) -> None:
+        if type(target) is ShardTensor and target._meta.alias is not None:
+            raise UnsupportedOpError(
+                message(self.name, f"the tensor {target.layout} came from a view op "
+                        f"({target._meta.alias}) that had to communicate",
+                        "a write through a view reaches its base only where they share memory",
+                        [str(target.layout)], "write to the base, or clone() the view first")
+            )
+
+    def _check_cast(self, local: Any) -> None:
+        """Raise torch's error where the target cannot take what the op computes."""
+        with torch.no_grad():
+            found = local(
+                *fill(self.op.args, self.trace.metas), **fill(self.op.kwargs, self.trace.metas)
+            )
+        assert self.target is not None
+        wanted = self.tensors[self.target].dtype
+        if not torch.can_cast(found.dtype, wanted):
+            raise RuntimeError(f"result type {_words(found.dtype)} can't be cast to the desired "
+                               f"output type {_words(wanted)}")
+
+    def _in_place(
+        self, decision: Decision, moves: list[Any], varying: frozenset[int],
+        local: Any, args: Any, kwargs: Any,
+    ) -> Recipe:
+        assert self.target is not None
+        target = self.tensors[self.target]
+        self._check_writable(target)
+        wanted = layout_of(target, self.mesh)
+        direct = decision.results[0] == wanted and moves[self.target] is None and not (
+            _needs_leaving(decision.results[0], varying) and self.grad
+        )
+        if direct and decision.op is None:
+            self.by_form = self._is_by_form(decision)
+            return Direct(
+                self.name, moves, local, args, kwargs, (), self.trace.result, self.target,
+                why=decision.reason,
+            )
+        if local is None or local is self.op.overload:
+            local = functional(self.op)
+            self._check_cast(local)
+            args = self.op.args if args is None else args
+            kwargs = self.op.kwargs if kwargs is None else kwargs
+        result = decision.results[0]
+        leaving = frozenset(axis for axis in varying if result.on(axis) is None)
+        write = transition_between(
+            self.mesh, result, wanted, leaving if self.grad else frozenset(), frozenset()
+        )
+        return Direct(
+            self.name, moves, local, args, kwargs, (), self.trace.result, self.target,
+            write_back=True, write=write, why=decision.reason,
+        )
+
+
+_SEVERAL = "aten.broadcast_tensors.default"
+"""Each of its results is a view of another operand, though its schema does not say so."""
+
+
+def _words(dtype: torch.dtype) -> str:
+    """As torch's messages name a dtype: `Float`."""
+    return torch.empty(0, dtype=dtype).type().split(".")[-1].removesuffix("Tensor")
+
+
+def _copying(local: Any) -> Any:
+    """The op, whose result never shares memory with its operand: where the local tensor lies as
+    it should already, torch would hand it on."""
+    return lambda x, *args, **kwargs: unshared(local(x, *args, **kwargs), x)
+
+
+def _needs_leaving(layout: Layout, varying: frozenset[int]) -> bool:
+    return any(layout.on(axis) is None for axis in varying)

@@ -1,0 +1,166 @@
+"""What happens to an op that nothing covers: all operands to Replicate, the op, Replicate.
+
+It serves functional and in-place deterministic ops, and those whose result depends on the data:
+every rank computes the same thing on the same full tensors. One warning per op says what it cost.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+
+from weft.comm import BoundMesh
+from weft.core import Layout
+from weft.errors import StrictError, UnsupportedOpError, WeftWarning, message
+from weft.tensor import modes
+from weft.tensor.call import outside
+from weft.tensor.meta import replicated_meta
+from weft.tensor.placing.enter import Named, enter, transition_between
+from weft.tensor.shard_tensor import ShardTensor, wrap
+from weft.tensor.trace.capture import check_dense, map_tensors
+from weft.tensor.trace.trees import flatten, local_of, substitute
+from weft.tensor.views.moved import following, plain, wrote
+
+__all__ = ["replicate", "runner", "sizes_read", "write_back"]
+
+_WARNED: set[str] = set()
+
+
+def replicate(tensor: torch.Tensor, mesh: BoundMesh, name: str) -> torch.Tensor:
+    """The full tensor, plain, on every rank; differentiable (the gradient is replicated)."""
+    if type(tensor) is not ShardTensor:
+        return tensor
+    full = Layout.replicated(mesh.abstract, tensor.shape)
+    transition = transition_between(mesh, tensor._meta.layout, full)
+    if transition is None:
+        return tensor._local
+    return enter(tensor, transition, Named(name, "no rule covers the op"))
+
+
+def runner(
+    mesh: BoundMesh, reason: str, writes: Collection[int] = ()
+) -> Callable[[Any, Any, Any], Any]:
+    """A function that carries out calls by fallback.
+
+    `writes`: which of the tensors it writes to, as far as its schema is known: some ops do so
+    without counting a version.
+    """
+    if mesh.here is None:
+        return outside.unknown(mesh, reason)
+
+    def run(func: Any, args: Any, kwargs: Any) -> Any:
+        name = getattr(func, "__name__", None) or str(func)
+        tensors = flatten((args, kwargs))
+        _tell(name, reason, tensors)
+        full: dict[int, torch.Tensor] = {}
+
+        def open_(tensor: torch.Tensor) -> torch.Tensor:
+            if id(tensor) not in full:
+                full[id(tensor)] = replicate(tensor, mesh, name)
+            return full[id(tensor)]
+
+        before = {id(tensor): tensor._version for tensor in map(open_, tensors)}
+        opened, named = substitute((args, kwargs), map(open_, tensors))
+        out = func(*opened, **named)
+        written = {}
+        for at, tensor in enumerate(tensors):
+            local = full[id(tensor)]
+            if local._version != before[id(local)] or at in writes:
+                write_back(name, tensor, local, mesh)
+            written[id(local)] = tensor
+        views = {
+            plain(local).untyped_storage()._cdata: name for tensor in tensors
+            if (local := full[id(tensor)]) is not local_of(tensor)
+        }
+        result = map_tensors(lambda local: _wrapped(local, written, mesh, views), out)
+        return following(result, func, args, kwargs)
+
+    return run
+
+
+def sizes_read(args: Any, kwargs: Any) -> Callable[[Any, Any, Any], Any] | None:
+    """A function that carries out calls some of whose numbers, on which shapes depend, are tensors:
+    these are read, by a collective each. None where there is none but the first operand.
+    """
+    first = args[0] if args else None
+    at = [
+        place for place, tensor in enumerate(flatten((args, kwargs)))
+        if type(tensor) is ShardTensor and tensor is not first and not tensor.shape
+        and not tensor.dtype.is_floating_point and not tensor.dtype.is_complex
+    ]
+    if not at:
+        return None
+
+    def run(func: Any, args: Any, kwargs: Any) -> Any:
+        feed: list[Any] = list(flatten((args, kwargs)))
+        for place in at:
+            feed[place] = feed[place].item()
+        args, kwargs = substitute((args, kwargs), iter(feed))
+        return func(*args, **kwargs)
+
+    return run
+
+
+def _wrapped(
+    local: torch.Tensor, known: dict[int, torch.Tensor], mesh: BoundMesh, views: dict[int, str]
+) -> Any:
+    """A result; one that shares memory with a gathered operand is a view whose data moved."""
+    if id(local) in known:
+        return known[id(local)]
+    check_dense(local)
+    meta = replicated_meta(mesh, local)
+    alias = views.get(plain(local).untyped_storage()._cdata)
+    return wrap(local, meta if alias is None else meta.replace(alias=alias))
+
+
+def write_back(name: str, tensor: torch.Tensor, full: torch.Tensor, mesh: BoundMesh) -> None:
+    """Bring what was written to `full`, the operand's value on every rank, to the operand.
+
+    Raises:
+        UnsupportedOpError: the operand shares no memory with the tensor that it stands for.
+    """
+    if type(tensor) is not ShardTensor:
+        return
+    if tensor._meta.alias is not None:
+        raise UnsupportedOpError(
+            message(name, f"it writes to a tensor {tensor.layout} that came from a view op "
+                    f"({tensor._meta.alias}) that had to communicate",
+                    "a write through a view reaches its base only where they share memory",
+                    [str(tensor.layout)], "write to the base, or clone() the view first")
+        )
+    if tensor._local is not full:
+        back = transition_between(
+            mesh, Layout.replicated(mesh.abstract, tensor.shape), tensor._meta.layout
+        )
+        tensor._local.copy_(full if back is None else back(full))
+    wrote()
+    if tensor._memo is not None:
+        tensor._memo.clear()
+    tensor._meta = tensor._meta.replace(requires_grad=tensor._local.requires_grad)
+
+
+def _tell(name: str, reason: str, tensors: list[torch.Tensor]) -> None:
+    sharded = [t for t in tensors if type(t) is ShardTensor and not t._meta.layout.is_replicated]
+    if not sharded:
+        return
+    nbytes = sum(math.prod(t.shape) * t.dtype.itemsize for t in sharded)
+    layouts = [str(t._meta.layout) for t in sharded]
+    if modes.is_strict():
+        raise StrictError(
+            message(name, f"{reason}, so it would gather {nbytes} bytes on every rank",
+                    "under weft.strict() no op communicates implicitly", layouts,
+                    "x.redistribute(placements=[Replicate(), ...]) before the call")
+        )
+    if name not in _WARNED:
+        _WARNED.add(name)
+        warnings.warn(
+            message(name, f"{reason}, so its operands were gathered, {nbytes} bytes on every rank",
+                    "an op without a rule runs on full tensors", layouts,
+                    "weft.register_rule(op, ...), or redistribute to Replicate yourself"),
+            WeftWarning,
+            stacklevel=5,
+        )

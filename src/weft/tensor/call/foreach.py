@@ -1,0 +1,187 @@
+"""`torch._foreach_*`: one call over lists of tensors, element by element of the lists.
+
+Where all operands of each element lie alike, which they do in an optimizer (a parameter, its
+gradient, its state), the very call runs on lists of local tensors: no more torch calls than on
+plain tensors. Otherwise every element is a call of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from weft.comm import BoundMesh
+from weft.tensor.call.recipe import Recipe
+from weft.tensor.meta import Meta, contiguous_strides, intern
+from weft.tensor.shard_tensor import ShardTensor, wrap
+from weft.tensor.trace.calls import functional_name, slots_of
+from weft.tensor.trace.capture import Op, Slot, Trace, map_tensors
+from weft.tensor.trace.trees import local_of
+from weft.tensor.views.moved import Moved, wrote
+
+__all__ = ["recipe"]
+
+_ELEMENTWISE = frozenset((
+    "abs", "acos", "add", "addcdiv", "addcmul", "asin", "atan", "ceil", "clamp_max",
+    "clamp_min", "clone", "copy", "cos", "cosh", "div", "erf", "erfc", "exp", "expm1", "floor",
+    "frac", "lerp", "lgamma", "log", "log10", "log1p", "log2", "maximum", "minimum", "mul",
+    "neg", "pow", "reciprocal", "round", "rsqrt", "sigmoid", "sign", "sin", "sinh", "sqrt",
+    "sub", "tan", "tanh", "trunc", "zero",
+))
+"""What may run on blocks as it is: all but max, mm, norm and powsum, and what torch may add."""
+
+
+def recipe(
+    func: Any, trace: Trace, op: Op, tensors: Sequence[torch.Tensor], mesh: BoundMesh
+) -> Recipe:
+    """The recipe of a foreach call: direct where it can be, else one call an element."""
+    writes = not slots_of(op.results) or op.overload._schema.name.endswith("_")
+    name = functional_name(str(op.overload)).split(".")[1].removeprefix("_foreach_")
+    wants_grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    if name not in _ELEMENTWISE or wants_grad or not _lie_alike(op, tensors, writes):
+        return OneByOne(op, name, writes, type(trace.result))
+    if writes:
+        return InPlace(OneByOne(op, name, writes, type(trace.result)))
+    return OutOfPlace(
+        [_meta(trace.metas[slot.index], _first(op, tensors, place), mesh)
+         for place, slot in enumerate(slots_of(op.results))]
+    )
+
+
+class InPlace(Recipe):
+    """The call itself on lists of local tensors, which it writes to.
+
+    Views whose data had to move are written one after the other: two may have the same base.
+    """
+
+    __slots__ = ("one_by_one",)
+    as_called = True
+
+    def __init__(self, one_by_one: OneByOne) -> None:
+        self.one_by_one = one_by_one
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        targets = args[0] if args else kwargs["self"]
+        if Moved in map(type, map(local_of, targets)):
+            return self.one_by_one.run(func, args, kwargs)
+        func(*map_tensors(local_of, args), **map_tensors(local_of, kwargs))
+        wrote()
+        return targets
+
+    def run_opened(self, func: Any, args: Any, locals_: list[Any]) -> Any:
+        if Moved in map(type, locals_[0]):
+            return self.one_by_one.run(func, args, {})
+        func(*locals_)
+        wrote()
+        return args[0]
+
+
+class OutOfPlace(Recipe):
+    """The call itself on lists of local tensors, its results wrapped."""
+
+    __slots__ = ("metas",)
+    as_called = True
+
+    def __init__(self, metas: Sequence[Meta]) -> None:
+        self.metas = metas
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        out = func(*map_tensors(local_of, args), **map_tensors(local_of, kwargs))
+        return type(out)(map(wrap, out, self.metas))
+
+    def run_opened(self, func: Any, args: Any, locals_: list[Any]) -> Any:
+        out = func(*locals_)
+        return type(out)(map(wrap, out, self.metas))
+
+
+class OneByOne(Recipe):
+    """`_foreach_add_(xs, ys, alpha=a)` as `x.add_(y, alpha=a)` for each of the elements.
+
+    In their order, so that a tensor which stands in two lists changes as it does in torch.
+    """
+
+    __slots__ = ("kind", "name", "parameters", "writes")
+    as_called = True
+
+    def __init__(self, op: Op, name: str, writes: bool, kind: type) -> None:
+        self.name, self.writes, self.kind = name, writes, kind
+        self.parameters = [
+            (one.name, one.name == "scalars" or str(one.type).startswith("List"))
+            for one in op.overload._schema.arguments
+        ]
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        given = dict(zip([name for name, _ in self.parameters], args)) | kwargs
+        lists = [name for name, is_list in self.parameters if is_list]
+        outs = [
+            _element(self.name, self.writes, {
+                name: given[name][place] if name in lists else given[name]
+                for name, _ in self.parameters if name in given
+            })
+            for place in range(len(given[lists[0]]))
+        ]
+        return given["self"] if self.writes else self.kind(outs)
+
+
+def _element(name: str, writes: bool, given: dict[str, Any]) -> Any:
+    """One element through the op that the list op stands for."""
+    if name in ("norm", "powsum"):
+        order, dtype = given.get("ord", 2), given.get("dtype")
+        if name == "norm":
+            return torch.linalg.vector_norm(given["self"], order, dtype=dtype)
+        sizes = torch.abs(given["self"])
+        return torch.sum(torch.pow(sizes if dtype is None else sizes.to(dtype), order))
+    options = {key: given.pop(key) for key in ("alpha", "value", "memory_format") if key in given}
+    if name in ("addcmul", "addcdiv") and "scalars" in given:
+        value = given.pop("scalars")
+        options["value"] = value.item() if isinstance(value, torch.Tensor) else value
+    args = [*given.values()]
+    if name in ("maximum", "minimum") and not isinstance(args[1], torch.Tensor):
+        name = {"maximum": "clamp_min", "minimum": "clamp_max"}[name]
+    if not writes:
+        return getattr(torch, name)(*args, **options)
+    in_place = getattr(torch.Tensor, f"{name}_", None)
+    if in_place is not None:
+        return in_place(*args, **options)
+    return args[0].copy_(getattr(torch, name)(*args, **options))
+
+
+def _lists(op: Op) -> list[Sequence[Slot]]:
+    return [arg for arg in op.args if type(arg) in (list, tuple) and arg and type(arg[0]) is Slot]
+
+
+def _first(op: Op, tensors: Sequence[torch.Tensor], place: int) -> torch.Tensor:
+    return tensors[_lists(op)[0][place].index]
+
+
+def _lie_alike(op: Op, tensors: Sequence[torch.Tensor], writes: bool) -> bool:
+    """Whether every element's operands are ShardTensors of one finished layout.
+
+    A written one that shares no memory with what it stands for is no such operand: its call raises.
+    """
+    single = [arg for arg in op.args if type(arg) is Slot]
+    if any(type(tensors[slot.index]) is ShardTensor for slot in single):
+        return False
+    for element in zip(*_lists(op)):
+        operands = [tensors[slot.index] for slot in element]
+        if not all(type(tensor) is ShardTensor for tensor in operands):
+            return False
+        target: Meta = operands[0]._meta  # type: ignore[attr-defined]
+        layout = target.layout
+        if layout.is_partial or (writes and target.alias is not None) or any(
+            tensor._meta.layout is not layout and tensor._meta.layout != layout  # type: ignore[attr-defined]
+            for tensor in operands
+        ):
+            return False
+    return True
+
+
+def _meta(meta: torch.Tensor, like: torch.Tensor, mesh: BoundMesh) -> Meta:
+    assert type(like) is ShardTensor
+    strides = tuple(meta.stride())
+    return intern(
+        mesh, like._meta.layout, meta.dtype, like.device, False,
+        None if strides == contiguous_strides(meta.shape) else strides,
+    )

@@ -1,0 +1,54 @@
+"""`f(..., out=target)`: the value of f, written to a target that keeps its layout.
+
+A plain target receives the full value.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from weft.errors import UnsupportedOpError, message
+from weft.tensor.shard_tensor import ShardTensor
+from weft.tensor.trace.trees import flatten
+
+__all__ = ["write_out"]
+
+
+def write_out(func: Any, args: Any, kwargs: Any) -> Any:
+    """Carry out a call with `out=`; gives the target, as torch does.
+
+    Raises:
+        RuntimeError: what torch refuses: a gradient is wanted, or the dtype cannot be cast.
+        UnsupportedOpError: the target would have to change its shape.
+    """
+    target = kwargs["out"]
+    rest = {name: value for name, value in kwargs.items() if name != "out"}
+    name = getattr(func, "__name__", str(func))
+    if torch.is_grad_enabled() and any(one.requires_grad for one in flatten((args, kwargs))):
+        raise RuntimeError(
+            f"{name}(): functions with out=... arguments don't support automatic differentiation, "
+            "but one of the arguments requires grad."
+        )
+    value = (func.overloadpacket if isinstance(func, OpOverload) else func)(*args, **rest)
+    for one, result in zip(flatten(target), flatten(value)):
+        _write(name, one, result)
+    return target
+
+
+def _write(name: str, target: torch.Tensor, value: torch.Tensor) -> None:
+    if not torch.can_cast(value.dtype, target.dtype):
+        raise RuntimeError(
+            f"result type {value.dtype} can't be cast to the desired output type {target.dtype}"
+        )
+    if target.shape != value.shape:
+        if type(target) is ShardTensor or target.numel():
+            raise UnsupportedOpError(
+                message(f"{name}(out=)", f"the target has shape {tuple(target.shape)}, the result "
+                        f"{tuple(value.shape)}", "a target is written to, never resized",
+                        [tuple(target.shape)], f"out=weft.empty{tuple(value.shape)}")
+            )
+        target.resize_(value.shape)
+    target.copy_(value)

@@ -1,0 +1,160 @@
+"""Calls on a rank outside the mesh: the layouts that the ranks inside decide on, and no data.
+
+Such a rank runs the same program, and what it computes may come back to a mesh that it is in. So
+its tensors know the same layouts, and its graph depends on the same tensors as the graphs inside:
+a backward, of whichever order, comes to the same moves to another mesh on every rank that takes
+part in them. For that the op itself runs, on meta tensors of the global shape: torch says what its
+gradient depends on. `_Entering` and `_Leaving` lead from empty local parts to them and back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.comm import BoundMesh
+from weft.errors import MeshError, message
+from weft.tensor.meta import Meta
+from weft.tensor.shard_tensor import ShardTensor, wrap
+from weft.tensor.trace.calls import slots_of
+from weft.tensor.trace.capture import Op, Trace, meta_like
+from weft.tensor.trace.trees import fill, flatten
+from weft.tensor.views.moved import following, plain, wrote
+
+__all__ = ["computed", "leave", "twin", "unknown", "write", "written"]
+
+Run = Callable[[Any, Any, Any], Any]
+
+_RECASTS = frozenset((
+    "aten.view.dtype", "aten.view_as_real.default", "aten.view_as_complex.default",
+    "aten.real.default", "aten.imag.default",
+))
+"""Views in another dtype. (`to` is one by its schema, but where the dtype changes it copies.)"""
+
+
+def computed(trace: Trace, op: Op, base: int | None, metas: Mapping[int, Meta]) -> Run:
+    """A call whose results have these metas, by slot.
+
+    `base` is the tensor that they are views of, so that writes to them reach it.
+    """
+    slots = slots_of(op.results)
+    recast = str(op.overload) in _RECASTS
+
+    def run(func: Any, args: Any, kwargs: Any) -> Any:
+        given = flatten((args, kwargs))
+        values: dict[int, Any] = dict(enumerate(given))
+        viewed = None if base is None else given[base]
+        if type(viewed) is not ShardTensor:
+            viewed = None
+        twins = None
+        for place, slot in enumerate(slots):
+            meta = metas[slot.index]
+            if viewed is not None and (recast or meta.dtype == viewed.dtype):
+                local = _view(viewed._local, meta.dtype)
+            else:
+                twins = flatten(_on_twins(trace, op, given)) if twins is None else twins
+                local = leave(twins[place], meta.device)
+            values[slot.index] = wrap(local, meta)
+        return following(fill(trace.result, values), func, args, kwargs)
+
+    return run
+
+
+def written(trace: Trace, op: Op, target: int) -> Run:
+    """A call that writes to one of its tensors; `op` is its functional form.
+
+    A plain target would receive the full value, which is not known here: that raises.
+    """
+
+    def run(func: Any, args: Any, kwargs: Any) -> Any:
+        given = flatten((args, kwargs))
+        into = given[target]
+        if type(into) is not ShardTensor:
+            mesh = next(one._meta.mesh for one in given if type(one) is ShardTensor)
+            return unknown(mesh, "a plain target receives the full value")(func, args, kwargs)
+        (found,) = flatten(_on_twins(trace, op, given))
+        write(into, leave(found, into.device))
+        return fill(trace.result, dict(enumerate(given)))
+
+    return run
+
+
+def unknown(mesh: BoundMesh, reason: str) -> Run:
+    """A call whose results cannot be known without data."""
+
+    def run(func: Any, args: Any, kwargs: Any) -> Any:
+        name = getattr(func, "__name__", None) or str(func)
+        raise MeshError(
+            message(name, f"rank {mesh.rank} is outside {mesh.abstract!r}, and {reason}",
+                    "a rank outside the mesh runs what needs no data to know the result's shape",
+                    [mesh.rank], "if x.device_mesh.here is not None: ...")
+        )
+
+    return run
+
+
+def _on_twins(trace: Trace, op: Op, given: Sequence[Tensor]) -> Any:
+    twins: list[Any] = [twin(tensor) for tensor in given]
+    twins += trace.metas[len(twins):]
+    return op.overload(*fill(op.args, twins), **fill(op.kwargs, twins))
+
+
+def twin(tensor: Tensor) -> Tensor:
+    """The tensor at its global shape, without data."""
+    made = meta_like(tensor)
+    if not (torch.is_grad_enabled() and tensor.requires_grad):
+        return made
+    if type(tensor) is ShardTensor:
+        return _Entering.apply(plain(tensor._local), made)  # type: ignore[return-value]
+    return made.requires_grad_()  # nothing comes back to a plain tensor on this rank
+
+
+def leave(found: Tensor, device: torch.device) -> Tensor:
+    """The empty local part of what was computed from twins."""
+    return _Leaving.apply(found, device)  # type: ignore[return-value]
+
+
+def write(into: Tensor, local: Tensor) -> None:
+    """Give a tensor that was written to the history of `local`."""
+    if type(into) is ShardTensor:
+        into._local.copy_(local)
+        wrote()
+        into._memo = None
+        into._meta = into._meta.replace(requires_grad=into._local.requires_grad)
+
+
+class _Entering(torch.autograd.Function):
+    """From an empty local part to a twin."""
+
+    @staticmethod
+    def forward(ctx: Any, local: Tensor, twin: Tensor) -> Tensor:  # type: ignore[override]
+        ctx.device = local.device
+        return twin.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        return _Leaving.apply(grad, ctx.device), None
+
+
+class _Leaving(torch.autograd.Function):
+    """From a twin to an empty local part."""
+
+    @staticmethod
+    def forward(ctx: Any, twin: Tensor, device: torch.device) -> Tensor:  # type: ignore[override]
+        ctx.twin = twin.detach()
+        return torch.empty(0, dtype=twin.dtype, device=device)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        return _Entering.apply(grad, ctx.twin), None
+
+
+def _view(base: Tensor, dtype: torch.dtype) -> Tensor:
+    if base.is_complex() and not dtype.is_complex:
+        return torch.view_as_real(base).view(0)
+    if dtype.is_complex and not base.is_complex():
+        return torch.view_as_complex(base.view(0, 2))
+    return base.view(dtype) if dtype != base.dtype else base.view(0)

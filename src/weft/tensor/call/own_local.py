@@ -1,0 +1,266 @@
+"""Users' functions on local tensors, by their rules.
+
+What a user's function does with local tensors is not known before it has run. So shapes come from
+the rule, and what comes out is compared with them on every call; dtypes are those that come out.
+What it has written to is seen by version counters, and brought to where the caller's tensor lies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter as preserved
+
+from weft import propagate
+from weft.comm import BoundMesh
+from weft.core import Layout
+from weft.errors import LayoutError, UnsupportedOpError, message
+from weft.rules import Call, Decision, TensorArg
+from weft.rules.factors import carries
+from weft.tensor import modes
+from weft.tensor.call.own import OwnFunction
+from weft.tensor.call.own_outside import OutsideMesh, common_strides, edges
+from weft.tensor.call.recipe import Function, Recipe, tied
+from weft.tensor.meta import intern
+from weft.tensor.placing.enter import enter_all, entering, transition_between, varying_axes
+from weft.tensor.placing.layouts import layout_of
+from weft.tensor.shard_tensor import ShardTensor, wrap
+from weft.tensor.trace.calls import dtype_text
+from weft.tensor.trace.capture import map_tensors
+from weft.tensor.trace.trees import flatten, local_of, substitute
+from weft.tensor.views.moved import Moved, plain, wrote
+from weft.transport import traffic
+
+__all__ = ["recipe"]
+
+
+def recipe(
+    function: OwnFunction, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor],
+    mesh: BoundMesh,
+) -> tuple[Recipe, bool] | None:
+    """The recipe of a call, and whether its floats only flow through.
+
+    None where the rule does not speak of such a call to an op that torch knows.
+    """
+    rule = function.rule
+    assert rule is not None
+    layouts = [layout_of(tensor, mesh) for tensor in tensors]
+    args_of = [TensorArg(tuple(t.shape), dtype_text(t.dtype)) for t in tensors]
+    feed = iter(args_of)
+    call = Call(
+        rule.name, map_tensors(lambda _: next(feed), args),
+        map_tensors(lambda _: next(feed), kwargs), (),
+    )
+    bound = rule.bind(call, False)
+    if bound is None:
+        if function.is_op:
+            return None
+        return Function(lambda _, args, kwargs: function.otherwise(*args, **kwargs)), False
+    found, results = bound
+    wants = [torch.is_grad_enabled() and tensor.requires_grad for tensor in tensors]
+    decision = propagate.decide(
+        found, Call(rule.name, call.args, call.kwargs, results), layouts, wants
+    )
+    if mesh.here is None:
+        varying = varying_axes((*decision.operands, *decision.results))
+        moved = frozenset(
+            at for at, (src, dst) in enumerate(zip(layouts, decision.operands))
+            if src != dst or (wants[at] and any(dst.on(axis) is None for axis in varying))
+        )
+        return OutsideMesh(function.run, mesh, decision.results, moved), rule.by_shape
+    dtypes = [arg.dtype for arg in args_of]
+    anchor: Sequence[Sequence[int]] = ()
+    if not function.keeps_edges and any(wants) and _has_empty_shard(decision):
+        wanted = tuple([at for at, wants_grad in enumerate(wants) if wants_grad])
+        found = edges(function.run, args, kwargs, tensors, wanted)
+        anchor = (wanted,) * len(decision.results) if found is None else found
+    return OnLocal(function, mesh, decision, layouts, wants, dtypes, anchor), rule.by_shape
+
+
+def _has_empty_shard(decision: Decision) -> bool:
+    return any(
+        0 in layout.sizes_of(dim) for layout in decision.operands
+        for dim, axes in enumerate(layout.dims) if axes
+    )
+
+
+class OnLocal(Recipe):
+    """A user's function on local tensors, between transitions; its results are looked at."""
+
+    __slots__ = (
+        "anchor", "decision", "function", "leaves", "mesh", "name", "operands", "terms", "varying",
+        "why",
+    )
+    as_called = True
+
+    def __init__(
+        self, function: OwnFunction, mesh: BoundMesh, decision: Decision,
+        layouts: Sequence[Layout], wants: Sequence[bool], dtypes: Sequence[str],
+        anchor: Sequence[Sequence[int]],
+    ) -> None:
+        self.function, self.mesh, self.decision = function, mesh, decision
+        self.name, self.why = function.__name__, decision.reason
+        self.terms = {
+            dtype for dtype, layout in zip(dtypes, decision.operands) if layout.is_partial
+        }
+        self.varying = varying = varying_axes((*decision.operands, *decision.results))
+        moves = entering(mesh, layouts, decision.operands, wants, varying)
+        self.operands = tuple((at, move) for at, move in enumerate(moves) if move is not None)
+        self.leaves = [
+            transition_between(
+                mesh, layout, layout,
+                frozenset(axis for axis in varying if any(wants) and layout.on(axis) is None),
+            )
+            for layout in decision.results
+        ]
+        self.anchor = anchor
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        tensors = flatten((args, kwargs) if kwargs else args)
+        mine = [plain(local_of(tensor)) for tensor in tensors]
+        locals_: list[Any] = list(mine)
+        if self.operands:
+            enter_all(tensors, self.operands, locals_, self)
+        others = {at for at, _ in self.operands}
+        others.update(at for at, one in enumerate(tensors) if type(local_of(one)) is Moved)
+        for at in others:
+            if locals_[at].is_inference():  # which would not tell of a write
+                with torch.inference_mode(False):
+                    locals_[at] = locals_[at].clone()
+        before = [_version(local) for local in locals_]
+        feed = iter(locals_)
+        out = self.function.run(*substitute(args, feed), **substitute(kwargs, feed))
+        written = [at for at, local in enumerate(locals_) if _version(local) != before[at]]
+        if out is None:  # what it has written to are its results
+            written = written or [at for at, version in enumerate(before) if version is None]
+        if out is not None or not written:
+            self._check_number(out)
+        known = {id(local): at for at, local in enumerate(locals_)}
+        results = enumerate(flatten(out))
+        places = {known[id(one)]: place for place, one in results if id(one) in known}
+        if out is None and len(written) == len(self.decision.results):
+            places = {at: place for place, at in enumerate(written)}
+        given = {
+            id(locals_[at]): tensors[at] for at, place in places.items()
+            if mine[at] is locals_[at]
+            and self.decision.results[place] == layout_of(tensors[at], self.mesh)
+        }
+        unknown = [at for at in places if before[at] is None]
+        for at in sorted({*written, *unknown}):
+            self._bring_back(tensors[at], mine[at], locals_[at], at, places.get(at))
+            given[id(locals_[at])] = tensors[at]
+        if out is None:
+            return None
+        if self.anchor and not places:
+            out = tied(out, self.anchor, locals_)
+        moved = {_memory(locals_[at]) for at in others}
+        feed = iter(range(len(self.decision.results)))
+        return map_tensors(lambda one: self._wrap(next(feed), one, given, moved), out)
+
+    def _bring_back(
+        self, tensor: torch.Tensor, mine: torch.Tensor, local: torch.Tensor, at: int,
+        place: int | None,
+    ) -> None:
+        """An operand was written to: bring its new value to where the caller's tensor lies."""
+        layout = self.decision.operands[at]
+        if place is not None:
+            layout = self.decision.results[place]
+            self._check_shape(place, local)
+        if type(tensor) is ShardTensor and tensor._meta.alias is not None:
+            raise UnsupportedOpError(
+                message(f"{self.name}(...)", f"it wrote to its tensor argument {at}, "
+                        f"{tensor.layout}, that came from a view op ({tensor._meta.alias}) that "
+                        "had to communicate",
+                        "a write through a view reaches its base only where they share memory",
+                        [str(tensor.layout)], "write to the base, or clone() the view first")
+            )
+        leaving = frozenset(
+            axis for axis in self.varying if local.requires_grad and layout.on(axis) is None
+        )
+        move = transition_between(self.mesh, layout, layout_of(tensor, self.mesh), leaving)
+        value = local
+        if move is not None:
+            modes.check_strict(self.name, move)
+            with traffic.label(self.name, modes.source_line(), "it writes to the operand"):
+                value = move(local)
+        if value is not mine:
+            # Of memory that they share the function has counted its write, and may have saved what
+            # it wrote: that stays as it is, unless terms of it are summed.
+            same = not layout.is_partial and _memory(local) == _memory(mine)
+            with preserved(mine) if same and not mine.is_inference() else nullcontext():
+                mine.copy_(value)
+        wrote()
+        if type(tensor) is ShardTensor:
+            if type(tensor._local) is Moved:
+                tensor._local._weft_view.write_back(mine.requires_grad)
+            if tensor._memo is not None:
+                tensor._memo.clear()
+            tensor._meta = tensor._meta.replace(requires_grad=mine.requires_grad)
+
+    def _wrap(
+        self, place: int, one: torch.Tensor, given: dict[int, torch.Tensor], moved: set[int]
+    ) -> torch.Tensor:
+        if id(one) in given:  # an argument that it has written to, or leaves as it is
+            return given[id(one)]
+        layout, leave = self.decision.results[place], self.leaves[place]
+        self._check_shape(place, one)
+        if self.terms and layout.is_partial:
+            self._check_dtype(place, one)
+        if leave is not None:
+            one = leave(one)
+        strides = None
+        if not one.is_contiguous():
+            strides = common_strides(layout, one)
+            if strides is None:
+                one = one.contiguous()
+        # Only this rank knows that it is a view, so it cannot follow its base: writes are refused.
+        alias = self.name if moved and _memory(one) in moved else None
+        return wrap(one, intern(
+            self.mesh, layout, one.dtype, one.device, one.requires_grad, strides, alias
+        ))
+
+    def _check_number(self, out: Any) -> None:
+        given, due = len(flatten(out)), len(self.decision.results)
+        if given != due:
+            raise LayoutError(
+                message(f"{self.name}(...)", f"it returned {given} tensors, its rule has {due} "
+                        "results", "a rule names every tensor result", [f"{given} tensors"],
+                        f"weft.register_rule({self.name}, \"... -> {', '.join(['...'] * given)}\")")
+            )
+
+    def _check_shape(self, place: int, one: torch.Tensor) -> None:
+        layout = self.decision.results[place]
+        assert self.mesh.here is not None
+        due = layout.local_shape_at(self.mesh.here)
+        if one.shape == due:
+            return
+        operands = ", ".join(str(operand) for operand in self.decision.operands)
+        raise LayoutError(
+            message(f"{self.name}(...)", f"on rank {self.mesh.rank} result {place} has the local "
+                    f"shape {tuple(one.shape)}; by its rule it is {layout}, of local shape {due}",
+                    "on local tensors a function gives the local part of what it gives on the "
+                    "whole", [f"operands {operands}"],
+                    f"weft.testing.check_rule({self.name}) finds the factors that must be whole: "
+                    "\"b s! -> b s!\"")
+        )
+
+    def _check_dtype(self, place: int, one: torch.Tensor) -> None:
+        result = dtype_text(one.dtype)
+        wrong = [f"terms of {dtype}" for dtype in self.terms if not carries(dtype, result)]
+        if wrong:
+            raise LayoutError(
+                message(f"{self.name}(...)", f"terms of a sum became {result} in result {place}",
+                        "an op that is linear passes terms of a sum, each of which it may not "
+                        "round", wrong, "leave the operand out of linear=")
+            )
+
+
+def _version(tensor: torch.Tensor) -> int | None:
+    return None if tensor.is_inference() else tensor._version
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata

@@ -1,0 +1,294 @@
+"""How one call is carried out, decided once and kept: transitions, the local op, wrapping.
+
+A recipe is built for one function and the metas of its operands on one rank. The gradient rule
+is applied here and nowhere else: where an op varies over an axis, replicated operands enter
+through I -> R (their gradient is reduced) and replicated results leave through R -> I.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import is_grad_enabled
+
+from weft.tensor.meta import Meta
+from weft.tensor.placing.enter import Cause, enter_all
+from weft.tensor.shard_tensor import ShardTensor, wrap
+from weft.tensor.trace.calls import slots_of
+from weft.tensor.trace.capture import Slot, map_tensors
+from weft.tensor.trace.trees import fill, flatten, local_of, substitute
+from weft.tensor.views.moved import following, plain, wrote
+from weft.transport.transition import Transition
+
+__all__ = ["Alias", "Direct", "Function", "Recipe", "Result", "tie", "tied"]
+
+
+class Recipe(Cause):
+    """Base. A recipe with `fast` is carried out by the short route, without `run`.
+
+    That is a call without tensors in lists, with one result: `fast` is its meta, `moves` the
+    transitions by argument place (keywords last), `bound` what runs on the opened arguments
+    instead of the function, `leave` the transition of the result.
+    """
+
+    __slots__ = ()
+    fast: Meta | None = None
+    moves: tuple[tuple[int, Transition], ...] = ()
+    bound: Any = None
+    leave: Transition | None = None
+    as_called = False
+    """Whether the function runs with the caller's own numbers, none of them baked in."""
+    by_value = False
+    """Whether this only says that the floats' values belong to the key."""
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Carry the call out."""
+        raise NotImplementedError
+
+    def run_opened(self, func: Any, args: Any, locals_: list[Any]) -> Any:
+        """`run` from the short route, which has opened the arguments already."""
+        return self.run(func, args, {})
+
+
+class Function(Recipe):
+    """A Python function that is given the call's own arguments."""
+
+    __slots__ = ("function",)
+
+    def __init__(self, function: Callable[[Any, Any, Any], Any]) -> None:
+        self.function = function
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        return self.function(func, args, kwargs)
+
+
+class Alias(Recipe):
+    """The result consists of the arguments themselves and of constants."""
+
+    __slots__ = ("is_constant", "result")
+
+    def __init__(self, result: Any) -> None:
+        self.result = result
+        self.is_constant = not slots_of(result)
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if self.is_constant:
+            return self.result
+        return fill(self.result, flatten((args, kwargs)))
+
+
+@dataclass(slots=True)
+class Result:
+    """One result of the local op: what it becomes, and the R -> I on its way out."""
+
+    slot: int
+    meta: Meta
+    leave: Transition | None
+
+
+class Direct(Recipe):
+    """One local op between transitions.
+
+    Args:
+        name: the op, for messages.
+        operands: per tensor argument, its transition or None.
+        local: what runs on the local tensors; None = the very function that the user called.
+        args, kwargs: the local op's arguments with Slots; None = the user's own.
+        results: per tensor the local op returns.
+        result: the structure that the call returns, with Slots.
+        target: the tensor argument that an in-place op writes, or None.
+        write_back, write: whether an in-place result is computed out of place, and how it then
+            comes to the target's layout.
+        why: tells the reason of the transitions, for `weft.explain()`.
+        anchor: where this rank's shard is empty, per result, the tensor arguments that get a
+            gradient from it on the other ranks: torch's kernels may drop edges on empty tensors,
+            and a transition behind a dropped edge would leave its peers waiting.
+        places: where the tensors stand among the call's arguments, keywords last; None when some
+            stand in lists.
+    """
+
+    __slots__ = (
+        "anchor", "args", "bound", "fast", "kwargs", "leave", "local", "moves", "name", "operands",
+        "moved", "result", "results", "single", "target", "why", "write", "write_back",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        operands: Sequence[Transition | None],
+        local: Callable[..., Any] | None,
+        args: Any,
+        kwargs: Any,
+        results: Sequence[Result],
+        result: Any,
+        target: int | None = None,
+        write_back: bool = False,
+        write: Transition | None = None,
+        why: Callable[[], str] = str,
+        anchor: Sequence[Sequence[int]] = (),
+        places: Sequence[int] | None = None,
+    ) -> None:
+        self.name, self.why, self.anchor = name, why, anchor
+        self.local = local
+        self.operands = tuple((at, move) for at, move in enumerate(operands) if move is not None)
+        self.args, self.kwargs = args, kwargs
+        self.results, self.result = tuple(results), result
+        self.target, self.write_back, self.write = target, write_back, write
+        self.single = (
+            len(results) == 1 and isinstance(result, Slot) and result.index == results[0].slot
+        )
+        self.bound = None
+        if local is not None and places is not None:
+            self.bound = _bound(local, args, kwargs, places)
+        self.fast, self.moves, self.leave = None, (), None
+        self.moved = any(result.meta.alias is not None for result in results)
+        runs_alone = not (self.moved or anchor or target is not None) and (
+            local is None or self.bound is not None
+        )
+        if runs_alone and self.single and places is not None:
+            self.fast, self.leave = self.results[0].meta, self.results[0].leave
+            self.moves = tuple((places[at], move) for at, move in self.operands)
+
+    @property
+    def as_called(self) -> bool:  # type: ignore[override]
+        return self.local is None
+
+    def resized(
+        self, operands: tuple[tuple[int, Transition], ...], results: tuple[Result, ...]
+    ) -> Direct:
+        """This recipe for operands of other lengths, by the same transitions and metas of these."""
+        new = object.__new__(Direct)
+        for name in Direct.__slots__:
+            setattr(new, name, getattr(self, name))
+        new.operands, new.results = operands, results
+        if self.fast is not None:
+            new.fast, new.leave = results[0].meta, results[0].leave
+            new.moves = tuple([
+                (place, move) for (place, _), (_, move) in zip(self.moves, operands)
+            ])
+        return new
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        tensors = flatten((args, kwargs) if kwargs else args)
+        locals_ = [local_of(tensor) for tensor in tensors]
+        if self.operands:
+            enter_all(tensors, self.operands, locals_, self)
+        if self.write_back and is_grad_enabled():
+            # The op may save the target's old value for backward.
+            assert self.target is not None
+            locals_[self.target] = locals_[self.target].clone()
+        if self.local is None:
+            feed = iter(locals_)
+            out = func(*substitute(args, feed), **substitute(kwargs, feed))
+        else:
+            out = self.local(*fill(self.args, locals_), **fill(self.kwargs, locals_))
+        if self.target is not None:
+            return self._finish_in_place(tensors, out)
+        if self.anchor:
+            out = tied(out, self.anchor, locals_)
+        result = self._wrap(tensors, out)
+        return following(result, func, args, kwargs) if self.moved else result
+
+    def advance(
+        self, wrapped: list[Any], locals_: list[Any], metas: Sequence[Meta | None]
+    ) -> None:
+        """Run as a step of a program, whose values Slots number: put the results into `locals_`.
+
+        `wrapped` are the ShardTensors of values that have moved, or are about to.
+        """
+        have = locals_
+        if self.operands:
+            for at, _ in self.operands:
+                if wrapped[at] is None:
+                    wrapped[at] = wrap(locals_[at], metas[at])  # type: ignore[arg-type]
+            have = locals_.copy()
+            enter_all(wrapped, self.operands, have, self)
+        if self.bound is not None:
+            out = self.bound(have)
+        else:
+            assert self.local is not None
+            out = self.local(*fill(self.args, have), **fill(self.kwargs, have))
+        if self.anchor:
+            out = tied(out, self.anchor, have)
+        outs = (out,) if self.single else flatten(out)
+        for result, local in zip(self.results, outs):
+            locals_[result.slot] = local if result.leave is None else result.leave(local)
+
+    def _wrap(self, tensors: Sequence[torch.Tensor], out: Any) -> Any:
+        if self.single:
+            result = self.results[0]
+            local = out if result.leave is None else result.leave(out)
+            return wrap(local, result.meta)
+        values: dict[int, Any] = dict(enumerate(tensors))
+        for result, local in zip(self.results, flatten(out)):
+            if result.leave is not None:
+                local = result.leave(local)
+            values[result.slot] = wrap(local, result.meta)
+        return fill(self.result, values)
+
+    def _finish_in_place(self, tensors: Sequence[torch.Tensor], out: Any) -> Any:
+        assert self.target is not None
+        target = tensors[self.target]
+        local = local_of(target)
+        if self.write_back:
+            if self.write is not None:
+                out = self.write(plain(out))
+            local.copy_(out)
+        wrote()
+        if type(target) is ShardTensor:
+            if target._memo is not None:
+                target._memo.clear()
+            if target._meta.requires_grad != local.requires_grad:
+                target._meta = target._meta.replace(requires_grad=local.requires_grad)
+        return fill(self.result, tensors)
+
+
+_QUICK = {
+    "aten.view.default": torch.Tensor.view,
+    "aten.reshape.default": torch.Tensor.reshape,
+    "aten._unsafe_view.default": torch.Tensor.view,
+    "aten.expand.default": torch.Tensor.expand,
+    "aten.unflatten.int": torch._C.TensorBase.unflatten,
+    "aten.layer_norm.default": torch.layer_norm,
+    "aten.softmax.int": torch.softmax,
+    "aten.embedding.default": torch.embedding,
+}
+"""torch's own builtin for an overload, where it takes the same positional arguments: 1 us less."""
+
+
+def _bound(
+    local: Any, args: Sequence[Any], kwargs: Any, places: Sequence[int]
+) -> Callable[[Sequence[Any]], Any] | None:
+    """The local op as a function of the call's opened arguments, its own numbers bound.
+
+    None where tensors stand in lists or keywords of the op.
+    """
+    named = {name: value for name, value in (kwargs or {}).items() if value is not None}
+    if slots_of(named) or any(slots_of(arg) and type(arg) is not Slot for arg in args):
+        return None
+    local = _QUICK.get(str(local), local)
+    order = [places[arg.index] if type(arg) is Slot else None for arg in args]
+    if not named and order and order[0] is not None and order[1:] == [None] * (len(args) - 1):
+        first, rest = order[0], tuple(args[1:])
+        return lambda opened: local(opened[first], *rest)
+    return lambda opened: local(
+        *[arg if at is None else opened[at] for at, arg in zip(order, args)], **named
+    )
+
+
+def tied(out: Any, anchor: Sequence[Sequence[int]], locals_: Sequence[torch.Tensor]) -> Any:
+    """The results with graph edges, each to the operands that `anchor` names for it."""
+    each = iter(anchor)
+    return map_tensors(lambda one: tie(one, [locals_[at] for at in next(each)]), out)
+
+
+def tie(one: torch.Tensor, locals_: Sequence[torch.Tensor]) -> torch.Tensor:
+    """A result with a graph edge to each of these operands."""
+    if not locals_ or not (one.is_floating_point() or one.is_complex()):
+        return one
+    # Sums of no elements: zero whatever the elements are.
+    zero: Any = sum(torch.atleast_1d(local).narrow(0, 0, 0).sum() for local in locals_)
+    return one + zero.to(one.dtype)

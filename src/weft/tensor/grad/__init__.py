@@ -1,0 +1,1 @@
+"""The borders of autograd: gradients, hooks, Functions, checkpoints, optimizers."""

@@ -1,0 +1,316 @@
+"""Gradients of ShardTensors: `.grad`, `backward`, `torch.autograd.grad`, hooks.
+
+The graph belongs to the local tensors; here only the borders are translated. The gradient of x
+has the dual of x's layout: S of S, I of I, and replicated over axes where x is partial.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils.weak import TensorWeakRef
+
+from weft.errors import LayoutError, UnsupportedOpError, message
+from weft.tensor import modes
+from weft.tensor.meta import Meta
+from weft.tensor.placing.construct import as_sharded, gathered, redistribute_to, to_replicated
+from weft.tensor.placing.enter import forget_views, transition_between
+from weft.tensor.shard_tensor import ShardTensor, version_of, wrap
+from weft.tensor.takeover import twin_of
+from weft.tensor.terms import Backward, fired, retire, summed, terms_of
+from weft.tensor.trace.trees import local_of as _local_of
+from weft.tensor.views.moved import plain
+from weft.transport import traffic
+
+__all__ = [
+    "OneBackward", "backward", "backward_all", "grad", "grad_meta", "local_cotangent",
+    "register_hook", "register_post_accumulate_grad_hook", "set_grad", "wrap_cotangent",
+    "wrap_grad",
+]
+
+
+def grad_meta(meta: Meta) -> Meta:
+    """What the gradient of such a tensor is."""
+    made = meta.of_grad
+    if made is None:
+        layout = meta.layout
+        if layout.is_partial:
+            layout = layout.replace(partial=(None,) * layout.mesh.ndim)
+        made = meta.of_grad = meta.replace(layout=layout, requires_grad=False, alias=None)
+    return made
+
+
+def local_of(tensor: torch.Tensor) -> torch.Tensor:
+    """What stands for the tensor in autograd's graph."""
+    return plain(_local_of(tensor))
+
+
+def _partial_axes(meta: Meta) -> frozenset[int]:
+    return frozenset(axis for axis, kind in enumerate(meta.layout.partial) if kind)
+
+
+def _num_means(meta: Meta) -> int:
+    """By how much the gradient of such a tensor is larger than that of its local term.
+
+    Raises:
+        UnsupportedOpError: it is partial by a kind for which one does not follow from the other.
+    """
+    layout = meta.layout
+    kinds = {kind for kind in layout.partial if kind is not None}
+    if not kinds <= {"sum", "avg"}:
+        raise UnsupportedOpError(
+            message("x.grad, hooks, torch.autograd.grad", f"x is {layout}",
+                    "the gradient of a term of a sum or of a mean is that of the value; those of "
+                    "other terms depend on the other terms", [str(layout)],
+                    "x.redistribute(placements=...), and the gradient of that")
+        )
+    sizes = zip(layout.partial, layout.mesh.axis_sizes)
+    return math.prod([size for kind, size in sizes if kind == "avg"])
+
+
+def wrap_cotangent(meta: Meta, local: torch.Tensor) -> ShardTensor:
+    """The gradient of a tensor that has `meta`, from the local one that autograd holds.
+
+    It has the strides of its tensor, which all ranks know. Where the tensor is partial,
+    autograd's gradient is R and the user's is I (see `Transition`): that matters to the gradient
+    of the gradient alone. Terms of a mean have one g-th of it; a write to their gradient would
+    not reach what autograd holds, and raises.
+    """
+    made = grad_meta(meta)
+    if meta.layout.is_partial and (means := _num_means(meta)) != 1:
+        local = local * means
+        made = made.replace(alias="the gradient of a mean")
+    if made.strides is None and not local.is_contiguous():
+        local = local.contiguous()
+    if not local.requires_grad:
+        return wrap(local, made)
+    layout, axes = made.layout, _partial_axes(meta)
+    leave = transition_between(meta.mesh, layout, layout, axes, frozenset())
+    local = local if leave is None else leave(local)
+    return wrap(local, made.replace(requires_grad=local.requires_grad))
+
+
+def local_cotangent(meta: Meta, grad: torch.Tensor) -> torch.Tensor:
+    """The inverse: what autograd gets for a gradient that the user gives; may communicate."""
+    layout, axes = grad_meta(meta).layout, _partial_axes(meta)
+    local = redistribute_to(as_sharded(grad, meta.mesh), layout)._local
+    enter = transition_between(meta.mesh, layout, layout, frozenset(), axes)
+    local = local if enter is None else enter(local)
+    means = _num_means(meta) if axes else 1
+    return local if means == 1 else local / means
+
+
+def wrap_grad(tensor: ShardTensor, local: torch.Tensor) -> ShardTensor:
+    """The gradient of `tensor` from the local one; kept while the local one lasts."""
+    made = wrap_cotangent(tensor._meta, local)
+    made._is_gradient = True
+    tensor._grad_view = made
+    return made
+
+
+def set_grad(tensor: ShardTensor, grad: torch.Tensor) -> None:
+    """`tensor.grad = grad`: redistributed to the gradient's layout; the rest must agree."""
+    if not isinstance(grad, torch.Tensor):
+        raise TypeError(
+            f"assigned grad expected to be a Tensor or None but got grad of type {type(grad)}"
+        )
+    if grad.shape != tensor.shape or grad.dtype != tensor.dtype:
+        raise LayoutError(
+            message("x.grad = g", f"x is {tensor.dtype} of shape {tuple(tensor.shape)}, g is "
+                    f"{grad.dtype} of shape {tuple(grad.shape)}",
+                    "a gradient has the global shape and dtype of its tensor",
+                    [tuple(grad.shape), grad.dtype], "x.grad = g.to(x.dtype).reshape(x.shape)")
+        )
+    tensor._local.grad = local_cotangent(tensor._meta, grad)
+    if local_of(grad) is tensor._local.grad and type(grad) is ShardTensor:
+        tensor._grad_view = grad
+
+
+def _reduced(output: torch.Tensor) -> torch.Tensor:
+    """The output of a backward; terms of other kinds than a sum are reduced, for their gradient
+    is not that of the value."""
+    if type(output) is not ShardTensor or not output._meta.layout.is_partial:
+        return output
+    layout = output._meta.layout
+    if {"sum", None} >= set(layout.partial):
+        return output
+    with torch.enable_grad():  # it may be a backward within a backward
+        return redistribute_to(output, layout.replace(partial=(None,) * layout.mesh.ndim))
+
+
+def _seed(output: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor | None:
+    """The local cotangent of an output."""
+    if type(output) is not ShardTensor:
+        return local_of(gradient) if gradient is not None else None
+    if gradient is not None:
+        if gradient.shape != output.shape:
+            raise RuntimeError(
+                f"Mismatch in shape: gradient of shape {tuple(gradient.shape)} for an output of "
+                f"shape {tuple(output.shape)}"
+            )
+        return local_cotangent(output._meta, gradient)
+    if output.numel() != 1:
+        raise RuntimeError("grad can be implicitly created only for scalar outputs")
+    local = output._local
+    return None if local.numel() == 1 else torch.ones_like(local)
+
+
+def _remember_value(output: torch.Tensor, running: Backward) -> None:
+    """Make a one-element loss known on every rank, so that one rank alone may print it."""
+    if type(output) is not ShardTensor or output.numel() != 1:
+        return
+    transition = to_replicated(output._meta)
+    if transition is None:  # it is replicated already
+        return
+    version = version_of(output)
+
+    def take(value: torch.Tensor) -> None:
+        output._known = (version, value)
+
+    if transition.reduction is None:
+        take(gathered(output))
+    elif traffic.STATE.on:
+        with traffic.label("backward", modes.source_line()):
+            running.ride(output._local.detach(), transition, take)
+    else:
+        running.ride(output._local.detach(), transition, take)
+
+
+class OneBackward(Backward):
+    """A backward leaves nothing behind, whether it succeeds or fails."""
+
+    __slots__ = ()
+
+    def __exit__(self, *failed: Any) -> None:
+        super().__exit__(*failed)
+        forget_views()
+
+
+def backward_all(
+    tensors: Any,
+    grad_tensors: Any = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    inputs: Any = None,
+    **more: Any,
+) -> None:
+    """`torch.autograd.backward` where ShardTensors stand among the tensors or inputs."""
+    outputs = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    if grad_tensors is None or isinstance(grad_tensors, torch.Tensor):
+        grad_tensors = [grad_tensors] * len(outputs)
+    known = outputs
+    outputs = [_reduced(output) for output in outputs]
+    seeds = [_seed(output, gradient) for output, gradient in zip(outputs, grad_tensors)]
+    if isinstance(inputs, torch.Tensor):
+        inputs = [inputs]
+    local_inputs = None
+    if inputs is not None:
+        local_inputs = [local_of(tensor) for tensor in inputs]
+        local_inputs += [term.seen for local in local_inputs for term in terms_of(local)]
+    with OneBackward() as running:
+        for output in known:
+            _remember_value(output, running)
+        _ENGINE_BACKWARD(
+            [local_of(output) for output in outputs], seeds, retain_graph, create_graph,
+            inputs=local_inputs, **more,
+        )
+        running.flush()
+
+
+_ENGINE_BACKWARD: Any = twin_of(torch.autograd.backward)  # type: ignore[arg-type]
+
+
+def backward(
+    tensor: ShardTensor, gradient: Any, retain_graph: Any, create_graph: bool, inputs: Any
+) -> None:
+    """`tensor.backward(...)`."""
+    backward_all([tensor], [gradient], retain_graph, create_graph, inputs)
+
+
+def grad(
+    outputs: Any,
+    inputs: Any,
+    grad_outputs: Any = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    only_inputs: bool = True,
+    allow_unused: bool | None = None,
+    is_grads_batched: bool = False,
+    materialize_grads: bool = False,
+) -> tuple[torch.Tensor | None, ...]:
+    """`torch.autograd.grad`: gradients in the dual layouts of the inputs."""
+    outputs = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
+    inputs = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
+    if is_grads_batched:
+        raise UnsupportedOpError(
+            message("torch.autograd.grad(is_grads_batched=True)", "it uses vmap over the outputs",
+                    "vmap is refused on ShardTensors", ["is_grads_batched"],
+                    "call grad once for each grad_outputs")
+        )
+    if grad_outputs is None or isinstance(grad_outputs, torch.Tensor):
+        grad_outputs = [grad_outputs] * len(outputs)
+    outputs = [_reduced(output) for output in outputs]
+    seeds = [_seed(output, gradient) for output, gradient in zip(outputs, grad_outputs)]
+    leaves = [local_of(tensor) for tensor in inputs]
+    terms = [terms_of(local) for local in leaves]
+    found = torch.autograd.grad(
+        [local_of(output) for output in outputs],
+        [*leaves, *(term.seen for of_leaf in terms for term in of_leaf)],  # type: ignore[list-item]
+        seeds, retain_graph, create_graph, allow_unused=allow_unused or any(terms),
+        materialize_grads=materialize_grads,
+    )
+    local_grads = summed(found, terms)
+    unused = any(local is None for local in local_grads)
+    if any(terms) and unused and not (allow_unused or materialize_grads):
+        raise RuntimeError(
+            "One of the differentiated Tensors appears to not have been used in the graph. Set "
+            "allow_unused=True if this is the desired behavior."
+        )
+    forget_views()
+    return tuple(_wrapped_grad(tensor, local) for tensor, local in zip(inputs, local_grads))
+
+
+def _wrapped_grad(tensor: torch.Tensor, local: torch.Tensor | None) -> torch.Tensor | None:
+    if local is None or type(tensor) is not ShardTensor:
+        return local
+    return wrap_cotangent(tensor._meta, local)
+
+
+def register_hook(tensor: ShardTensor, hook: Callable[[ShardTensor], Any]) -> Any:
+    """A tensor hook: it gets, and may return, the gradient as a ShardTensor."""
+    meta, of = tensor._meta, TensorWeakRef(tensor._local)  # it holds the hook, so not the reverse
+
+    def local_hook(local: torch.Tensor) -> torch.Tensor | None:
+        leaf = of()
+        if leaf is not None:
+            fired(leaf)
+        out = hook(wrap_cotangent(meta, local))
+        if out is None:
+            return None
+        if out.shape != meta.shape:  # torch's own words
+            raise RuntimeError(f"hook '{getattr(hook, '__name__', hook)}' has changed the size of "
+                               f"value: {tuple(meta.shape)} became {tuple(out.shape)}")
+        return local_cotangent(meta, out)
+
+    retire(tensor._local)
+    return tensor._local.register_hook(local_hook)
+
+
+def register_post_accumulate_grad_hook(
+    tensor: ShardTensor, hook: Callable[[ShardTensor], Any]
+) -> Any:
+    """A hook that runs with the tensor itself once its gradient is complete."""
+    meta, of = tensor._meta, weakref.ref(tensor)  # its local tensor holds the hook
+
+    def local_hook(local: torch.Tensor) -> Any:
+        fired(local)
+        found = of()
+        # torch refuses what is not None
+        return hook(wrap(local, meta) if found is None else found)
+
+    retire(tensor._local)
+    return tensor._local.register_post_accumulate_grad_hook(local_hook)

@@ -1,0 +1,138 @@
+"""`torch.optim` on local tensors: the whole update, where every parameter's tensors lie alike.
+
+The update functions of these optimizers treat each element of a parameter, its gradient and its
+state apart from all others. So where they lie alike, which they do unless a user moves them, a
+rank updates its blocks by the very function, for-loop, foreach or fused, with no ShardTensor in
+sight: torch neither looks for overloads in lists of 50 tensors (0.1 us a tensor, list and
+signature, half of what a foreach step otherwise costs more than plain) nor gets its temporaries
+wrapped. The functions are replaced, once, at import; calls without a ShardTensor go straight on.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Sequence
+from operator import is_not
+from typing import Any
+
+import torch
+from torch import is_grad_enabled
+
+from weft.tensor.grad.autograd import wrap_cotangent
+from weft.tensor.meta import Meta
+from weft.tensor.modes import STRICT
+from weft.tensor.shard_tensor import ShardTensor
+
+__all__ = ["install"]
+
+_ELEMENTWISE = {
+    name: name for name in ("adadelta", "adagrad", "adam", "adamax", "asgd", "nadam", "radam",
+                            "rmsprop", "rprop", "sgd")
+} | {"adamw": "adam"}
+"""Module of `torch.optim` -> the update function that is called in it (`adamw` calls `adam`).
+Adafactor and Muon are not among them: they take norms and products of whole matrices."""
+
+_UPDATES = [
+    (module, name, getattr(module, name))
+    for home, name in _ELEMENTWISE.items() for module in [sys.modules[f"torch.optim.{home}"]]
+]
+
+_Metas = list[Meta | None]
+_Tensor = torch.Tensor
+_STATE = frozenset((ShardTensor, type(None)))
+
+
+def install() -> None:
+    """Put `_on_locals` before each update function. Idempotent."""
+    for module, name, update in _UPDATES:
+        setattr(module, name, _on_locals(update))
+
+
+def _on_locals(update: Callable[..., None]) -> Callable[..., None]:
+    """The update function, which takes parameters, gradients and state as parallel lists."""
+
+    @functools.wraps(update)
+    def run(params: Any, *args: Any, **kwargs: Any) -> None:
+        opened = None
+        if type(params) is list and ShardTensor in map(type, params) and not (
+            is_grad_enabled() or STRICT.on or _takes_tensors(kwargs)
+        ):
+            opened = _opened((params, *args))
+        if opened is None:
+            return update(params, *args, **kwargs)
+        before = [list(locals_) for locals_ in opened]
+        update(*opened, **kwargs)
+        for tensors, old, new in zip((params, *args), before, opened):
+            if any(map(is_not, old, new)):
+                _take_over(params, tensors, old, new)
+
+    return run
+
+
+def _takes_tensors(kwargs: dict[str, Any]) -> bool:
+    """Whether a keyword is a ShardTensor (a learning rate), or a list that may hold some."""
+    return any(isinstance(value, (ShardTensor, list, tuple)) for value in kwargs.values())
+
+
+def _opened(given: Sequence[Any]) -> list[list[Any]] | None:
+    """The lists of local tensors; None where some parameter's tensors do not lie alike."""
+    homes: _Metas | None = None
+    known: _Metas = []
+    opened = []
+    for tensors in given:
+        if type(tensors) is not list:
+            return None
+        metas: _Metas
+        try:
+            metas = [tensor._meta for tensor in tensors]
+            opened.append([tensor._local for tensor in tensors])
+            all_sharded = True
+        except AttributeError:
+            metas = [tensor._meta if type(tensor) is ShardTensor else None for tensor in tensors]
+            opened.append([
+                tensor if meta is None else tensor._local for tensor, meta in zip(tensors, metas)
+            ])
+            all_sharded = False
+        if homes is None:
+            homes = metas
+        if metas != known:  # state and gradients have the same, interned, metas
+            if not _lie_as(homes, metas, tensors):
+                return None
+            if all_sharded:
+                known = metas
+    return opened
+
+
+def _lie_as(homes: _Metas, metas: _Metas, tensors: Sequence[Any]) -> bool:
+    """Whether each tensor lies as its parameter does, which has the meta in `homes`.
+
+    State that a parameter has no use for is an empty list, state yet to be made is None, and
+    numbers (the count of steps) are plain tensors of no dims. Several meshes are left to torch's
+    own calls, which refuse them.
+    """
+    if metas and len(metas) != len(homes):
+        return False
+    mesh = next(meta.mesh for meta in homes if meta is not None)
+    numbers = False
+    for home, meta in set(zip(homes, metas)):  # a model has few kinds of parameters
+        if meta is None:
+            numbers |= home is not None
+        elif (
+            home is None or (meta.layout is not home.layout and meta.layout != home.layout)
+            or meta.mesh is not mesh or meta.alias is not None or meta.layout.is_partial
+        ):
+            return False
+    return not numbers or all(
+        (type(tensor) is _Tensor and not tensor.dim()) or home is None or type(tensor) in _STATE
+        for home, tensor in zip(homes, tensors)
+    )
+
+
+def _take_over(params: Any, tensors: Any, old: Sequence[Any], new: Sequence[Any]) -> None:
+    """State that the update made and put into the list, as the tensors it stands for."""
+    for place, (param, before, local) in enumerate(zip(params, old, new)):
+        if local is before:
+            continue
+        sharded = type(param) is ShardTensor and isinstance(local, torch.Tensor)
+        tensors[place] = wrap_cotangent(param._meta, local) if sharded else local

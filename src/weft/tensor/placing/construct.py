@@ -1,0 +1,162 @@
+"""ShardTensors from nothing, and copies of them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from weft.comm import as_bound_mesh
+from weft.errors import UnsupportedOpError, message
+from weft.planner import gradient_layout
+from weft.tensor.placing.enter import transition_between
+from weft.tensor.placing.layouts import as_layout, as_sharded, local_to_sharded
+from weft.tensor.placing.redistribute import gathered, redistribute_to, to_replicated
+from weft.tensor.placing.scatter import distribute_tensor
+from weft.tensor.shard_tensor import ShardTensor, wrap
+from weft.tensor.terms import own
+from weft.tensor.trace.trees import local_of
+from weft.tensor.views.moved import plain
+from weft.transport.in_flight import landed
+
+__all__ = [
+    "arange", "as_sharded", "deepcopy", "empty", "full", "gathered", "ones", "redistribute_to",
+    "set_", "set_data", "shallow_copy", "to_replicated", "zeros",
+]
+
+
+def set_data(tensor: ShardTensor, value: torch.Tensor) -> None:
+    """`x.data = value`: the data, and with it layout and dtype; the leaf stays the same leaf.
+
+    A gradient keeps the layout that its tensor gives it, which is where backward adds to.
+    """
+    mesh = tensor._meta.mesh
+    given = value if type(value) is ShardTensor else redistribute_to(
+        as_sharded(value, mesh), as_layout(mesh, value.shape, tensor._meta.layout)
+    )
+    if getattr(tensor, "_is_gradient", False) and given.shape == tensor.shape:
+        given = redistribute_to(given.detach(), tensor.layout)
+    grad = tensor.grad
+    tensor._local.data = plain(local_of(given)).detach()
+    tensor._meta = given._meta.replace(requires_grad=tensor._local.requires_grad)
+    tensor._memo = None
+    if grad is not None and grad.shape == given.shape:
+        _lay_gradient(tensor, grad)
+    with torch._C.DisableTorchFunctionSubclass():
+        torch._C.TensorBase.data.__set__(tensor, wrap(given._local, given._meta))  # type: ignore
+
+
+def set_(tensor: ShardTensor, source: Any = None, *args: Any, **kwargs: Any) -> ShardTensor:
+    """`x.set_(source)`: x comes to share the memory of a tensor of its shape and dtype.
+
+    Raises:
+        UnsupportedOpError: the source is a storage, a plain tensor, or of another shape or dtype.
+    """
+    same = type(source) is ShardTensor and source._meta.mesh == tensor._meta.mesh and (
+        (source.shape, source.dtype) == (tensor.shape, tensor.dtype)
+    )
+    if not same or args or kwargs:
+        raise UnsupportedOpError(
+            message("set_()", f"x is {tensor.layout.text(str(tensor.dtype))}, the source "
+                    f"{getattr(source, 'layout', type(source).__name__)}",
+                    "set_ takes a ShardTensor of the same shape, dtype and mesh: others would "
+                    "change the shape in place", ["set_"], "x.data = source, or x.copy_(source)")
+        )
+    set_data(tensor, source)
+    return tensor
+
+
+def _lay_gradient(tensor: ShardTensor, grad: ShardTensor) -> None:
+    """Bring the gradient that is there to where the tensor's new layout adds to it."""
+    layout = gradient_layout(tensor.layout)
+    if layout != grad.layout:
+        with torch.no_grad():
+            moved = redistribute_to(grad.detach(), layout)
+        grad._is_gradient = False
+        set_data(grad, moved)
+        grad._is_gradient = True
+
+
+def deepcopy(tensor: ShardTensor, memo: dict[int, Any]) -> ShardTensor:
+    """A leaf with its own memory, on the same mesh."""
+    if id(tensor) in memo:
+        return memo[id(tensor)]
+    if not tensor.is_leaf:
+        raise RuntimeError(
+            "Only Tensors created explicitly by the user (graph leaves) support the deepcopy "
+            "protocol at the moment."
+        )
+    local = _copied(plain(landed(tensor._local)).detach(), memo)
+    out = wrap(own(local.requires_grad_(tensor.requires_grad)), tensor._meta)
+    memo[id(tensor)] = out
+    is_parameter = getattr(tensor, "_is_param", False)
+    if tensor._local.grad is not None and not is_parameter:  # as torch does
+        out._local.grad = tensor._local.grad.detach().clone()
+    for name, value in tensor.__dict__.items():
+        setattr(out, name, value)
+    return out
+
+
+def _copied(local: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
+    """A copy; as of plain tensors, what shares memory still does when copied together."""
+    if torch._C._is_cow_tensor(local):  # type: ignore[attr-defined]  # it shares until written to
+        return local.clone()
+    return copy.deepcopy(local, memo)
+
+
+def shallow_copy(tensor: ShardTensor) -> ShardTensor:
+    """`copy.copy`: a leaf that shares the memory."""
+    local = tensor._local.detach().requires_grad_(tensor.requires_grad)
+    out = wrap(own(local), tensor._meta)
+    for name, value in tensor.__dict__.items():
+        setattr(out, name, value)
+    return out
+
+
+def full(
+    size: Sequence[int] | int, fill_value: Any, *, mesh: Any = None, spec: Any = None,
+    dtype: torch.dtype | None = None, requires_grad: bool = False,
+) -> ShardTensor:
+    """A tensor filled with one value; each rank makes its block."""
+    shape = (size,) if isinstance(size, int) else tuple(size)
+    bound = as_bound_mesh(mesh)
+    layout = as_layout(bound, shape, spec)
+    local_shape = (0,) if bound.here is None else layout.local_shape_at(bound.here)
+    local = torch.full(local_shape, fill_value, dtype=dtype, device=bound.device)
+    if layout.is_partial and bound.here is not None:
+        whole = layout.replace(partial=(None,) * bound.ndim)
+        to_partial = transition_between(bound, whole, layout)
+        local = local if to_partial is None else to_partial(local)
+    return local_to_sharded(own(local.requires_grad_(requires_grad)), bound, layout)
+
+
+def zeros(*size: Any, dtype: torch.dtype | None = None, **where: Any) -> ShardTensor:
+    """Zeros of a global shape: `weft.zeros(4, 5, mesh=mesh, spec=P("dp"))`."""
+    return full(_size(size), 0, dtype=dtype or torch.get_default_dtype(), **where)
+
+
+def ones(*size: Any, dtype: torch.dtype | None = None, **where: Any) -> ShardTensor:
+    """Ones of a global shape."""
+    return full(_size(size), 1, dtype=dtype or torch.get_default_dtype(), **where)
+
+
+def empty(*size: Any, dtype: torch.dtype | None = None, **where: Any) -> ShardTensor:
+    """A tensor whose values mean nothing yet (they are zero)."""
+    return zeros(*size, dtype=dtype, **where)
+
+
+def arange(
+    start: int | float, end: int | float | None = None, step: int | float = 1, *,
+    mesh: Any = None, spec: Any = None, dtype: torch.dtype | None = None,
+) -> ShardTensor:
+    """As torch.arange; each rank keeps its block."""
+    first, last = (0, start) if end is None else (start, end)
+    bound = as_bound_mesh(mesh)
+    values = torch.arange(first, last, step, dtype=dtype, device=bound.device)
+    return distribute_tensor(values, bound, spec, src_data_rank=None)
+
+
+def _size(size: tuple[Any, ...]) -> tuple[int, ...]:
+    return tuple(size[0]) if len(size) == 1 and not isinstance(size[0], int) else size

@@ -1,0 +1,230 @@
+"""What happens to operands on their way into a local op: transitions, kept for later uses.
+
+What a tensor became for one use serves its later uses (one all-gather, and one reduction of the
+gradient, for q, k and v). It is kept until the tensor changes or a backward has passed: all ranks
+run the same program, so they forget at the same call.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import is_grad_enabled
+
+from weft.comm import BoundMesh
+from weft.core import Layout
+from weft.tensor import modes
+from weft.tensor.counts import TRANSITIONS
+from weft.tensor.meta import bounded_put
+from weft.tensor.shard_tensor import ShardTensor, pass_known, version_of, wrap
+from weft.tensor.terms import Term, term_of
+from weft.tensor.views.moved import plain
+from weft.transport import move_together, traffic
+from weft.transport.transition import Transition
+
+__all__ = [
+    "Cause", "Named", "data_of", "enter", "enter_all", "entering", "forget_views",
+    "transition_between", "varying_axes",
+]
+
+MAX_VIEWS = 4096
+MAX_TRANSITIONS = 16384
+
+
+class Cause:
+    """Whose operands move, for messages and the traffic log."""
+
+    __slots__ = ()
+    name = ""
+    why: Callable[[], str] = str
+
+
+class Named(Cause):
+    """The cause of a transition that no recipe asks for (redistribute, fallback)."""
+
+    __slots__ = ("name", "why")
+
+    def __init__(self, name: str, why: str = "") -> None:
+        self.name, self.why = name, lambda: why
+
+
+def enter(tensor: torch.Tensor, transition: Transition, call: Cause) -> torch.Tensor:
+    """The local tensor of one operand in the layout that the op needs."""
+    locals_: list[Any] = [None]
+    enter_all((tensor,), ((0, transition),), locals_, call)
+    return locals_[0]
+
+
+def enter_all(
+    tensors: Sequence[Any],
+    moves: Sequence[tuple[int, Transition]],
+    locals_: list[Any],
+    call: Cause,
+) -> None:
+    """Put the local tensors of operands, in the layouts that the op needs, into `locals_`."""
+    if traffic.STATE.on or modes.STRICT.on:
+        for _, transition in moves:
+            modes.check_strict(call.name, transition)
+        with traffic.label(call.name, modes.source_line(), call.why()):
+            _enter_all(tensors, moves, locals_)
+    else:
+        _enter_all(tensors, moves, locals_)
+
+
+def _enter_all(
+    tensors: Sequence[Any], moves: Sequence[tuple[int, Transition]], locals_: list[Any]
+) -> None:
+    pending: list[Any] = []
+    grad_mode = is_grad_enabled()
+    for place, transition in moves:
+        tensor = tensors[place]
+        sharded = type(tensor) is ShardTensor
+        local = plain(tensor._local) if sharded else tensor
+        if not (grad_mode and local.requires_grad):
+            locals_[place] = transition(local)
+            continue
+        key: Any
+        if sharded:
+            views = tensor._memo
+            if views is None:
+                views = tensor._memo = Views()
+            found = views.terms.get(transition)
+            if found is not None:
+                term, seen = found
+                if term.local is local and term.address == local.data_ptr():
+                    locals_[place] = seen
+                    if traffic.STATE.on:
+                        term.note = traffic.note()
+                    continue
+            key, state = transition, version_of(tensor)
+        else:
+            views = transition.mesh.cache.setdefault("views", Views())
+            if not transition.enters:
+                # Nothing tells of a write through a plain tensor's `.data`: a copy may be old.
+                locals_[place] = transition(local)
+                continue
+            key, state = (id(tensor), transition), (local._version, local.data_ptr())
+        kept = views.get(key)
+        if kept is not None and kept[0] is local and kept[1] == state:
+            locals_[place] = kept[2]
+            continue
+        if sharded and (made := term_of(local, transition)) is not None:
+            views.terms[transition] = made
+            locals_[place] = made[1]
+        else:
+            pending.append((place, transition, local, views, key, state))
+    if pending:
+        outs = move_together([item[1] for item in pending], [item[2] for item in pending])
+        live = _LIVE.views
+        if len(live) > MAX_VIEWS:
+            forget_views()
+        for (place, _, local, views, key, state), out in zip(pending, outs):
+            locals_[place] = out
+            if out is not local and out.requires_grad:
+                if not views:
+                    live.append(views.ref)
+                views[key] = (local, state, out)
+
+
+class Views(dict[Any, Any]):
+    """What a tensor became for its uses. `ref` is weak: the list of them keeps none alive.
+
+    `terms` outlive a backward: they are leaves of their own (see `tensor.terms`). `alias` is what
+    stands behind the tensor's `.data`: torch gives that a version counter of its own. `source` is
+    what this tensor is the `.data` of, detached.
+    """
+
+    __slots__ = ("__weakref__", "alias", "ref", "source", "terms")
+
+    def __init__(self) -> None:
+        self.alias: torch.Tensor | None = None
+        self.source: torch.Tensor | None = None
+        self.terms: dict[Transition, tuple[Term, torch.Tensor]] = {}
+        self.ref = weakref.ref(self)
+
+
+def data_of(tensor: ShardTensor) -> ShardTensor:
+    """`x.data`: the same memory, without history."""
+    views = tensor._memo
+    if views is None:
+        views = tensor._memo = Views()
+    if views.alias is None:
+        views.alias = tensor._local.data
+    out = wrap(views.alias.detach(), tensor._meta.replace(requires_grad=False))
+    out._memo = Views()
+    out._memo.source = tensor._local.detach()
+    return pass_known(tensor, out)
+
+
+class _Live(threading.local):
+    """The views of this thread that the next backward forgets."""
+
+    def __init__(self) -> None:
+        self.views: list[weakref.ref[Views]] = []
+
+
+_LIVE = _Live()
+
+
+def forget_views() -> None:
+    """A backward has passed: the next forward starts anew, and nothing gathered stays alive."""
+    for views in _LIVE.views:
+        found = views()
+        if found is not None:
+            found.clear()
+    _LIVE.views.clear()
+
+
+def transition_between(
+    mesh: BoundMesh,
+    src: Layout,
+    dst: Layout,
+    src_varying: frozenset[int] = frozenset(),
+    dst_varying: frozenset[int] = frozenset(),
+) -> Transition | None:
+    """The one Transition of these layouts on this rank; None when it does nothing at all."""
+    if src == dst and src_varying == dst_varying:
+        return None
+    table = mesh.cache.setdefault("transitions", {})
+    key = (src, dst, src_varying, dst_varying)
+    kept = table.get(key, False)
+    if kept is not False:
+        TRANSITIONS.hits.step()
+        return kept
+    TRANSITIONS.misses.step()
+    made = Transition(mesh, src, dst, src_varying=src_varying, dst_varying=dst_varying)
+    bounded_put(table, key, None if made.is_identity else made, MAX_TRANSITIONS)
+    return None if made.is_identity else made
+
+
+def entering(
+    mesh: BoundMesh, sources: Sequence[Layout], targets: Sequence[Layout],
+    wants: Sequence[bool], varying: frozenset[int],
+) -> list[Transition | None]:
+    """Per operand, what brings it to the layout that the op needs.
+
+    The gradient rule: over an axis on which the call varies, an operand that is replicated and
+    wants a gradient enters through I -> R.
+    """
+    return [
+        transition_between(
+            mesh, source, target, frozenset(),
+            frozenset(axis for axis in varying if wanted and target.on(axis) is None),
+        )
+        for source, target, wanted in zip(sources, targets, wants)
+    ]
+
+
+def varying_axes(layouts: Sequence[Layout]) -> frozenset[int]:
+    """The axes over which a call with these operands and results computes different things."""
+    found: set[int] = set()
+    for layout in layouts:
+        for axes in layout.dims:
+            found.update(axes)
+        if layout.is_partial:
+            found.update(axis for axis, kind in enumerate(layout.partial) if kind is not None)
+    return frozenset(found)

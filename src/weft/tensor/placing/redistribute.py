@@ -1,0 +1,243 @@
+"""ShardTensors in other layouts, and their local and full tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from weft.comm import as_bound_mesh
+from weft.core import Layout
+from weft.errors import PlacementError, message
+from weft.planner import gradient_layout
+from weft.tensor.meta import Meta, bounded_put, intern
+from weft.tensor.modes import source_line
+from weft.tensor.placing.enter import MAX_VIEWS, transition_between
+from weft.tensor.placing.layouts import as_layout
+from weft.tensor.shard_tensor import ShardTensor, wrap
+from weft.tensor.views.moved import plain
+from weft.transport import traffic
+from weft.transport.facts import divisor
+from weft.transport.in_flight import landed
+from weft.transport.transition import Transition, gradient_through
+
+__all__ = [
+    "full_tensor", "gathered", "offsets", "redistribute", "redistribute_to", "to_local",
+    "to_replicated",
+]
+
+
+def redistribute(
+    tensor: ShardTensor, device_mesh: Any, placements: Any, async_op: bool
+) -> ShardTensor:
+    """See `ShardTensor.redistribute`."""
+    meta = tensor._meta
+    if type(placements) is ShardTensor:
+        placements = placements.layout
+    given: Any = tuple(placements) if type(placements) is list else placements
+    key: Any = (meta, given)
+    if device_mesh is not None:  # meshes on other devices are equal too
+        key = (*key, device_mesh, getattr(device_mesh, "device_type", None))
+    known: dict[Any, _Move] = meta.mesh.cache.setdefault("moves", {})
+    try:
+        move = known.get(key)
+    except TypeError:  # something in it cannot be hashed
+        key = move = None
+    if move is None:
+        move = _Move(meta, device_mesh, placements)
+        if key is not None:
+            bounded_put(known, key, move, MAX_VIEWS)
+    local, transition = plain(tensor._local), move.transition
+    if transition is None:
+        out = torch._lazy_clone(local)  # the first write to either copies
+    else:
+        if traffic.STATE.on:
+            with traffic.label("redistribute", source_line(), "asked for"):
+                out = transition.start(local) if async_op else transition(local)
+        else:
+            out = transition.start(local) if async_op else transition(local)
+        if not transition.communicates and _shares(out, local):
+            out = torch._lazy_clone(out)
+    if move.device is not None:
+        out = out.to(move.device)
+    return wrap(out, move.meta(out))
+
+
+class _Move:
+    """Where a call of `redistribute` leads to, found once.
+
+    `transition` is None where this rank has nothing to do, `device` where the result stays where
+    it is.
+    """
+
+    __slots__ = ("_metas", "_parts", "_strides", "device", "transition")
+
+    def __init__(self, meta: Meta, device_mesh: Any, placements: Any) -> None:
+        mesh = meta.mesh
+        if device_mesh is None and placements is None:
+            raise PlacementError(
+                message("redistribute()", f"neither a mesh nor placements are given for "
+                        f"{meta.layout}", "redistribute is told where to", ["placements=None"],
+                        "x.redistribute(placements=[Replicate()])")
+            )
+        target = mesh if device_mesh is None else as_bound_mesh(device_mesh)
+        layout = as_layout(target, meta.shape, placements)
+        if target == mesh:
+            target = mesh if target.device == mesh.device else target
+            self.transition = transition_between(mesh, meta.layout, layout)
+        else:  # every rank that is in one of the two takes part
+            crossing = Transition(mesh, meta.layout, layout, target)
+            self.transition = None if crossing.is_identity else crossing
+        self.device = None if target.device == mesh.device else target.device
+        self._parts = target, layout, meta.dtype, target.device
+        self._metas: list[Meta | None] = [None, None]
+        self._strides = meta.strides
+
+    def meta(self, local: torch.Tensor) -> Meta:
+        """What the result is."""
+        grad = local.requires_grad
+        found = self._metas[grad]
+        if found is None:
+            found = self._metas[grad] = intern(*self._parts, grad, self._strides)
+        return found
+
+
+def _as_value(tensor: ShardTensor, out: ShardTensor) -> ShardTensor:
+    """`out`; where it shares memory with `tensor`, the first write to either copies."""
+    if out._local is tensor._local or _shares(out._local, tensor._local):
+        return wrap(_copied_on_write(out._local), out._meta)
+    return out
+
+
+def _copied_on_write(local: torch.Tensor) -> torch.Tensor:
+    try:
+        return torch._lazy_clone(local)
+    except RuntimeError:  # memory that is not torch's own (from_numpy, from_dlpack)
+        return local.clone()
+
+
+def _shares(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.untyped_storage()._cdata == other.untyped_storage()._cdata
+
+
+def redistribute_to(tensor: ShardTensor, layout: Layout) -> ShardTensor:
+    """The tensor in a layout of its own mesh; may share memory."""
+    meta = tensor._meta
+    if meta.layout == layout:
+        return tensor
+    transition = transition_between(meta.mesh, meta.layout, layout)
+    if meta.mesh.here is None or transition is None:
+        local = tensor._local
+    else:
+        local = _asked_for("redistribute", transition, tensor._local)
+    return wrap(local, meta.replace(layout=layout, requires_grad=local.requires_grad))
+
+
+def to_replicated(meta: Meta) -> Transition | None:
+    """The transition to the whole value on every rank; None where it is there already."""
+    transition = meta.to_replicated
+    if transition is False:
+        full = Layout.replicated(meta.mesh.abstract, meta.shape)
+        transition = meta.to_replicated = transition_between(meta.mesh, meta.layout, full)
+    return transition
+
+
+def gathered(tensor: ShardTensor) -> torch.Tensor:
+    """The whole tensor, plain and detached; a collective unless replicated."""
+    transition = to_replicated(tensor._meta)
+    local = tensor._local.detach()
+    return local if transition is None else _asked_for("full_tensor", transition, local)
+
+
+def _asked_for(call: str, transition: Transition, local: torch.Tensor) -> torch.Tensor:
+    """A transition that the user has written: no other use shares it, strict mode lets it pass."""
+    local = plain(local)
+    if not traffic.STATE.on:
+        return transition(local)
+    with traffic.label(call, source_line(), "asked for"):
+        return transition(local)
+
+
+def to_local(tensor: ShardTensor, grad_placements: Any) -> torch.Tensor:
+    """See `ShardTensor.to_local`."""
+    local, meta = plain(landed(tensor._local)), tensor._meta
+    back = None if grad_placements is None else _gradient_from(meta, grad_placements)
+    if not (torch.is_grad_enabled() and local.requires_grad):
+        return local
+    if back is None:
+        return local.view_as(local)
+    with traffic.label("to_local", source_line() if traffic.STATE.on else "", "asked for"):
+        return gradient_through(local, back)
+
+
+def _gradient_from(meta: Meta, placements: Any) -> Transition | None:
+    """The transition from gradients of local tensors, placed as the user says, to the tensor's.
+
+    Raises:
+        PlacementError: another gradient than that of the local tensors.
+    """
+    layout, mesh = meta.layout, meta.mesh
+    given = as_layout(mesh, meta.shape, placements)
+    wrong = [
+        f"{name}: {_word(given, axis)} for {_word(layout, axis)}"
+        for axis, name in enumerate(mesh.axis_names)
+        if mesh.axis_sizes[axis] > 1 and given.on(axis) != layout.on(axis)
+        and (isinstance(given.on(axis), int) or isinstance(layout.on(axis), int))
+    ]
+    if not wrong:
+        wrong = [
+            f"dim {dim}: cut as {given.text()} for {layout.text()}" for dim in range(layout.ndim)
+            if (given.cuts[dim] is not None and given.sizes_of(dim) != layout.sizes_of(dim))
+            or _cutting(given, dim) != _cutting(layout, dim)
+        ]
+    if wrong:
+        raise PlacementError(
+            message("to_local(grad_placements)", f"{placements!r} for a tensor {layout}",
+                    "where the tensor is sharded, gradients of its local tensors are sharded "
+                    "alike; elsewhere they are Replicate(), or Partial() of any kind", wrong,
+                    "to_local(grad_placements=None)")
+        )
+    seen = layout.replace(cuts=layout.cuts, partial=[
+        None if isinstance(layout.on(axis), int) else kind
+        for axis, kind in enumerate(given.partial)
+    ])
+    seen.check_dtype(str(meta.dtype).removeprefix("torch."))
+    terms = frozenset(axis for axis, kind in enumerate(layout.partial) if kind)
+    due = gradient_layout(layout)
+    means = divisor(layout, due)
+    if means == 1:
+        return transition_between(mesh, seen, due, terms, terms)
+    # What is placed is the gradient of the value; a term of a mean has its share of it.
+    return Transition(mesh, seen, due, src_varying=terms, dst_varying=terms, scale=1 / means)
+
+
+def _cutting(layout: Layout, dim: int) -> list[int]:
+    sizes = layout.mesh.axis_sizes
+    return [axis for axis in layout.dims[dim] if sizes[axis] > 1]
+
+
+def _word(layout: Layout, axis: int) -> str:
+    does = layout.on(axis)
+    if does is None:
+        return "Replicate()"
+    return f"Shard({does})" if isinstance(does, int) else f"Partial({does!r})"
+
+
+def full_tensor(tensor: ShardTensor, grad_placements: Any) -> torch.Tensor:
+    """See `ShardTensor.full_tensor`."""
+    if tensor._meta.mesh.here is None:
+        return tensor.item()  # raises: a rank outside the mesh knows no value
+    full = Layout.replicated(tensor._meta.mesh.abstract, tensor.shape)
+    return to_local(_as_value(tensor, redistribute_to(tensor, full)), grad_placements)
+
+
+def offsets(tensor: ShardTensor, mesh_dim: Any) -> Any:
+    """See `ShardTensor.offsets`."""
+    meta = tensor._meta
+    if meta.mesh.here is None:
+        return None
+    starts = tuple(start for start, _ in meta.layout.box_at(meta.mesh.here))
+    if mesh_dim is None:
+        return starts
+    dim = meta.layout.on(meta.mesh.axis(mesh_dim, "offsets(mesh_dim)"))
+    return starts[dim] if isinstance(dim, int) else 0

@@ -1,0 +1,84 @@
+"""ShardTensors in files: every rank writes its own block, and reads it back into its own place.
+
+`pickle` and `torch.save` write what one rank holds, with the layout and where on the mesh it lies;
+nothing is sent. In reading, the tensor is put together again on the mesh of the same ranks, which
+is bound where it is not. A rank of another number has no use for the block: it is told how to read
+all of them, as many ranks as there were, simulated in one process if need be; the whole can then be
+laid out anew. The parts are plain values, so that `torch.load(weights_only=True)` reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from weft.comm import this_world
+from weft.core import Layout, Mesh
+from weft.errors import MeshError, message
+from weft.tensor.meta import intern
+from weft.tensor.shard_tensor import ShardTensor, wrap
+from weft.tensor.terms import own
+from weft.tensor.views.moved import plain
+from weft.transport.in_flight import landed
+
+__all__ = ["reduced"]
+
+
+def reduced(tensor: ShardTensor) -> tuple[Any, ...]:
+    """What pickle writes: the function that restores the tensor, and its arguments.
+
+    As of a plain tensor these are the data, `requires_grad` and the attributes, and tensors that
+    share memory still do when they are read back from one file.
+    """
+    meta = tensor._meta
+    mesh, layout = meta.mesh, meta.layout
+    facts = {
+        "rank": mesh.rank, "axes": tuple(zip(mesh.axis_names, mesh.axis_sizes)),
+        "ranks": mesh.ranks, "shape": layout.shape, "dims": layout.dims, "cuts": layout.cuts,
+        "partial": layout.partial, "strides": meta.strides, "requires_grad": tensor.requires_grad,
+    }
+    local = plain(landed(tensor._local)).detach()
+    return _restored, (local, facts, dict(tensor.__dict__))
+
+
+def _restored(
+    local: torch.Tensor, facts: Mapping[str, Any], attributes: Mapping[str, Any]
+) -> ShardTensor:
+    """The ShardTensor of a block that this rank, or one like it, has written.
+
+    Raises:
+        MeshError: the block of a rank of another number, or of a larger world.
+    """
+    axes, ranks = facts["axes"], facts["ranks"]
+    named = [name for name, _ in axes] != list(range(len(axes)))
+    value = Mesh(axes if named else [size for _, size in axes], ranks)
+    layout = Layout.make(value, facts["shape"], facts["dims"], facts["cuts"], facts["partial"])
+    world = this_world()
+    if world.rank != facts["rank"] or max(ranks or (value.size() - 1,)) >= world.size:
+        raise _misplaced(layout, value, facts["rank"], world.rank, world.size)
+    mesh = world.bind(value, local.device.type)
+    local = own(local.requires_grad_(facts["requires_grad"]))
+    tensor = wrap(local, intern(
+        mesh, layout, local.dtype, local.device, local.requires_grad, facts["strides"]
+    ))
+    for name, attribute in attributes.items():
+        setattr(tensor, name, attribute)
+    return tensor
+
+
+def _misplaced(layout: Layout, mesh: Mesh, written: int, rank: int, size: int) -> MeshError:
+    num_ranks = max(mesh.ranks or (mesh.size() - 1,)) + 1
+    return MeshError(
+        message("pickle.load, torch.load", f"the block of a tensor {layout} was written by rank "
+                f"{written} of {mesh!r}, and is read by rank {rank} of a world of {size}",
+                "a rank reads what the same rank has written; where the world is another, all "
+                "blocks are read by as many ranks as there were and joined", [str(layout)],
+                "def whole(mesh): return torch.load(f\"{mesh.rank}.pt\").full_tensor()\n"
+                f"full = weft.testing.run(whole, num_ranks={num_ranks})[0]\n"
+                "x = weft.distribute_tensor(full, mesh, placements)")
+    )
+
+
+torch.serialization.add_safe_globals([_restored])

@@ -1,0 +1,149 @@
+"""A ShardTensor's value outside torch: numbers, numpy arrays, text.
+
+On a replicated tensor nothing here communicates; otherwise it is a collective, except `text`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from weft.errors import MeshError, message
+from weft.tensor.placing.layouts import as_sharded
+from weft.tensor.placing.redistribute import gathered
+from weft.tensor.shard_tensor import ShardTensor, version_of
+
+__all__ = [
+    "allclose", "array", "contains", "equal", "formatted", "from_array", "global_value",
+    "like_dense", "numpy", "text",
+]
+
+
+def global_value(tensor: ShardTensor) -> torch.Tensor:
+    """The whole tensor, plain and detached, on every rank.
+
+    After `loss.backward()` the loss is known on every rank and this does not communicate.
+
+    Raises:
+        MeshError: on a rank outside the tensor's mesh.
+    """
+    meta = tensor._meta
+    if meta.mesh.here is None:
+        raise MeshError(
+            message("item, bool, full_tensor", f"rank {meta.mesh.rank} is outside {meta.mesh!r}",
+                    "only ranks of its mesh know a tensor's value", [meta.mesh.rank],
+                    "if x.device_mesh.here is not None: ...")
+        )
+    value = _known(tensor)
+    if value is None:
+        with torch.no_grad():
+            value = gathered(tensor)
+    return value
+
+
+def _known(tensor: ShardTensor) -> torch.Tensor | None:
+    """The value, where this rank knows it without asking others."""
+    meta = tensor._meta
+    if meta.mesh.here is None:
+        return None
+    if meta.layout.is_replicated:
+        return tensor._local.detach()
+    known = getattr(tensor, "_known", None)
+    return known[1] if type(known) is tuple and known[0] == version_of(tensor) else None
+
+
+def like_dense(tensor: ShardTensor) -> torch.Tensor:
+    """The global value in memory as the tensor says: of its strides."""
+    value, strides = global_value(tensor), tensor.stride()
+    if value.stride() == strides or 0 in strides:
+        return value
+    return torch.empty_strided(
+        value.shape, strides, dtype=value.dtype, device=value.device
+    ).copy_(value)
+
+
+def formatted(tensor: ShardTensor, spec: str) -> str:
+    """`format(x, spec)`: of no dims the number, by a collective where a spec asks for one."""
+    if tensor.dim() == 0:
+        value = global_value(tensor) if spec else _known(tensor)
+        if value is not None:
+            return format(value.item(), spec)
+    return object.__format__(tensor, spec)
+
+
+def numpy(tensor: ShardTensor, force: bool = False) -> Any:
+    """The global value as a numpy array; as torch, refused while a gradient is wanted.
+
+    A complex tensor that is conjugated lazily is conjugated: local parts of other layouts are.
+    """
+    if tensor.requires_grad and not force:
+        raise RuntimeError(
+            "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead."
+        )
+    return global_value(tensor).resolve_conj().resolve_neg().numpy(force=force)
+
+
+def array(tensor: ShardTensor, dtype: Any = None, copy: bool | None = None) -> Any:
+    """`np.asarray(x, dtype, copy=)`, by numpy's protocol.
+
+    Raises:
+        ValueError: `copy=False` where the array cannot be this rank's memory.
+    """
+    found = numpy(tensor)
+    cast = dtype is not None and found.dtype != dtype
+    if copy is False and (cast or not tensor._meta.layout.is_replicated):
+        raise ValueError("Unable to avoid copy while creating an array as requested.")
+    if cast:
+        return found.astype(dtype)
+    return found.copy() if copy else found
+
+
+def from_array(tensor: ShardTensor, array: Any) -> ShardTensor:
+    """What numpy's functions made of the tensor's value, the same on every rank: replicated."""
+    if array.dtype == bool:  # as torch's own `__array_wrap__`
+        array = array.astype("uint8")
+    return as_sharded(torch.from_numpy(array), tensor._meta.mesh)
+
+
+def equal(input: torch.Tensor, other: torch.Tensor) -> bool:
+    """`torch.equal`: only the verdict travels."""
+    return input.shape == other.shape and bool((input == other).all())
+
+
+def allclose(
+    input: torch.Tensor, other: torch.Tensor, rtol: float = 1e-5, atol: float = 1e-8,
+    equal_nan: bool = False,
+) -> bool:
+    """`torch.allclose`: only the verdict travels."""
+    return bool(torch.isclose(input, other, rtol, atol, equal_nan).all())
+
+
+def contains(tensor: torch.Tensor, element: Any) -> bool:
+    """`element in tensor`: only the verdict travels."""
+    if not isinstance(element, (torch.Tensor, bool, int, float, complex)):
+        raise RuntimeError(
+            "Tensor.__contains__ only supports Tensor or scalar, but you passed in a "
+            f"{type(element)}."
+        )
+    return bool((tensor == element).any())
+
+
+def text(tensor: ShardTensor) -> str:
+    """Global shape, layout, and this rank's block. Never communicates."""
+    meta = tensor._meta
+    lines = [f"ShardTensor({meta.layout.text(str(meta.dtype).removeprefix('torch.'))}"]
+    if meta.mesh.here is None:
+        lines.append(f"rank {meta.mesh.rank} is outside {meta.mesh}")
+    else:
+        box = ", ".join(f"{start}:{stop}" for start, stop in meta.layout.box_at(meta.mesh.here))
+        lines.append(f"rank {meta.mesh.rank} holds [{box}]:")
+        local = repr(tensor._local.detach()).removesuffix(")")
+        lines.extend(line[len("tensor(") :] for line in local.split("\n"))
+    if tensor.grad_fn is not None:
+        lines.append(f"grad_fn=<{type(tensor.grad_fn).__name__}>")
+    elif tensor.requires_grad:
+        lines.append("requires_grad=True")
+    if getattr(tensor, "_is_param", False):
+        lines[0] = f"Parameter containing:\n{lines[0]}"
+    return ",\n  ".join(lines[:1]) + ",\n  " + "\n  ".join(lines[1:]) + ")"

@@ -1,0 +1,181 @@
+"""Between a recorded op, whose tensors are Slots, and a `Call`, whose tensors are TensorArgs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from weft.errors import UnsupportedOpError, message
+from weft.rules import Call, TensorArg
+from weft.tensor.trace.capture import Op, Slot, Trace
+from weft.tensor.trace.trees import leaves
+
+__all__ = [
+    "Facts", "as_call", "facts", "functional", "functional_name", "overload_named", "place_slots",
+    "slots_of", "target_of",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What an overload's schema and tags say; asking torch takes a microsecond each time.
+
+    Args:
+        name: "aten.add_.Tensor". functional: the name of the op that is not in place.
+        writes: positions of the arguments that it writes to.
+        is_view: whether results share memory with an operand. may_copy: whether they may not.
+        is_random: whether it draws random numbers. reshapes: whether it changes a shape in place.
+        detaches: whether results have no gradient, though operands have.
+    """
+
+    name: str
+    functional: str
+    writes: tuple[int, ...]
+    is_view: bool
+    may_copy: bool
+    is_random: bool
+    reshapes: bool
+    detaches: bool
+
+
+_DETACHING = ("aten.detach.", *(
+    f"aten.{name}." for name in (
+        "empty_like", "full_like", "ones_like", "zeros_like", "new_empty", "new_full", "new_ones",
+        "new_zeros",
+    )
+))
+
+_MAY_COPY = frozenset((
+    "contiguous", "flatten", "ravel", "reshape", "reshape_as", "resolve_conj", "resolve_neg", "to",
+    "type_as",
+))
+
+
+@cache
+def facts(overload: OpOverload) -> Facts:
+    """The facts of an overload."""
+    name, schema = str(overload), overload._schema
+    infos = [argument.alias_info for argument in schema.arguments]
+    returned = [one.alias_info for one in schema.returns]
+    return Facts(
+        name, functional_name(name),
+        tuple([at for at, info in enumerate(infos) if info is not None and info.is_write]),
+        any(info is not None and not info.is_write for info in returned),
+        name.split(".")[1] in _MAY_COPY,
+        torch.Tag.nondeterministic_seeded in overload.tags,
+        torch.Tag.inplace_view in overload.tags or name.startswith("aten.set_"),
+        name.startswith(_DETACHING),
+    )
+
+
+def slots_of(tree: Any) -> list[Slot]:
+    """The Slots of nested arguments, in order."""
+    return leaves(tree, Slot)
+
+
+def as_call(op: Op, operands: Sequence[torch.Tensor], trace: Trace) -> Call:
+    """The op as rules see it, under its functional name; `operands` in the order of its Slots."""
+    feed = iter([TensorArg(tuple(t.shape), dtype_text(t.dtype)) for t in operands])
+    results = tuple(
+        TensorArg(tuple(meta.shape), dtype_text(meta.dtype))
+        for meta in (trace.metas[slot.index] for slot in slots_of(op.results))
+    )
+    return Call(
+        facts(op.overload).functional, _exchange(op.args, Slot, feed),
+        _exchange(op.kwargs, Slot, feed), results,
+    )
+
+
+def place_slots(tree: Any, slots: Sequence[Slot]) -> Any:
+    """`tree` with the Slots, in order, where its TensorArgs stand."""
+    return _exchange(tree, TensorArg, iter(slots))
+
+
+def _exchange(tree: Any, kind: type, feed: Iterator[Any]) -> Any:
+    if type(tree) is kind:
+        return next(feed)
+    if type(tree) in (list, tuple):
+        return type(tree)([_exchange(item, kind, feed) for item in tree])
+    if type(tree) is dict:
+        return {name: _exchange(item, kind, feed) for name, item in tree.items()}
+    return tree
+
+
+@cache
+def dtype_text(dtype: torch.dtype) -> str:
+    """"float32"."""
+    return str(dtype)[6:]
+
+
+def functional_name(name: str) -> str:
+    """The name of the op that is not in place: `aten.add_.Tensor` -> `aten.add.Tensor`."""
+    namespace, base, overload = name.split(".")
+    if base.endswith("_") and not base.endswith("__"):
+        return f"{namespace}.{base[:-1]}.{overload}"
+    return name
+
+
+@cache
+def overload_named(name: str) -> OpOverload | None:
+    """The overload that a name means, `aten.add.Tensor`, if torch has it."""
+    namespace, base, overload = name.split(".")
+    packet = getattr(getattr(torch.ops, namespace), base, None)
+    if packet is None or overload not in packet.overloads():
+        return None
+    return getattr(packet, overload)
+
+
+def _copied(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> Any:
+    return source.to(target.dtype).expand_as(target)
+
+
+def functional(op: Op) -> Callable[..., Any]:
+    """The function that returns what an in-place or out= op writes.
+
+    Raises:
+        UnsupportedOpError: torch has none.
+    """
+    name = facts(op.overload).functional
+    if name == "aten.copy.default":  # torch's own has no derivative
+        return _copied
+    found = overload_named(name)
+    if found is None or found._schema.is_mutable or _parameters(found) != _parameters(op.overload):
+        found = _namesake(op.overload, name)
+    if found is None:
+        raise UnsupportedOpError(
+            message(str(op.overload), "its operands have to move, and the op has no form that is "
+                    "not in place", "an in-place op on operands of other layouts is computed out "
+                    "of place, then written", [name], "x.copy_(out_of_place_computation)")
+        )
+    return found
+
+
+def _namesake(overload: OpOverload, name: str) -> OpOverload | None:
+    """The op of the same parameters whose overload is named otherwise: `pow_.Scalar` is
+    `pow.Tensor_Scalar`. Not of random ones, whose draws need more care."""
+    if torch.Tag.nondeterministic_seeded in overload.tags:
+        return None
+    packet = getattr(torch.ops.aten, name.split(".")[1], None)
+    for other in () if packet is None else packet.overloads():
+        found = getattr(packet, other)
+        if not found._schema.is_mutable and _parameters(found) == _parameters(overload):
+            return found
+    return None
+
+
+def _parameters(overload: OpOverload) -> list[str]:
+    return [str(one.type) for one in overload._schema.arguments]
+
+
+def target_of(op: Op) -> int | None:
+    """The slot that the op writes to, if it writes to one tensor."""
+    for at in facts(op.overload).writes:
+        if at < len(op.args):
+            value = op.args[at]
+            return value.index if type(value) is Slot else None
+    return None

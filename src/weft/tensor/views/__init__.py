@@ -1,0 +1,1 @@
+"""Views whose data had to move: how they follow their base, and their base follows them."""

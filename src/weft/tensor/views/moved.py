@@ -1,0 +1,236 @@
+"""Views whose data had to move: they follow their base, and their base follows them.
+
+A view op that cannot leave its data where they lie (a row of a dim that is cut comes to every
+rank) makes a tensor that shares no memory with its base. It is a view all the same: a `View` knows
+the base and the call. The local tensor of the result is of the class `Moved`, so that torch calls
+`__torch_function__` for whatever uses it, as of a tensor in flight:
+
+- before a use, a view whose base has been written to since is read from the base again, in place,
+  so that version counters and graphs say what they say of a view in torch;
+- after a use that wrote to it, what it holds is written to the base, by the inverse of the call.
+
+What shares memory with a moved view is one, too, with the same `View`. All ranks run the same
+program, so they find the same views out of date at the same call, and communicate together.
+Tensors that are no such view never pay for this.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.core import Layout
+from weft.tensor.shard_tensor import ShardTensor, version_of, wrap
+from weft.tensor.trace.capture import map_tensors
+from weft.tensor.trace.trees import flatten
+from weft.tensor.views.inverse import write
+
+__all__ = ["Moved", "following", "plain", "wrote"]
+
+_SEVERAL = frozenset((torch.broadcast_tensors, torch.functional.broadcast_tensors, torch.meshgrid,
+                      torch.functional.meshgrid))
+"""Functions of which every result is a view of another argument."""
+
+
+class Moved(torch.Tensor):
+    """A local tensor of a view whose data had to move; `_weft_view` is its View, `_weft_plain`
+    the plain tensor of the same memory that stands in autograd's graph."""
+
+    _weft_view: View
+    _weft_plain: Tensor
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        met: dict[int, Moved] = {}
+
+        def open_(tensor: Tensor) -> Tensor:
+            if type(tensor) is not Moved:
+                return tensor
+            one = plain(tensor)
+            met[id(one)] = tensor
+            return one
+
+        args, kwargs = map_tensors(open_, args), map_tensors(open_, kwargs or {})
+        before = [_state(one._weft_plain) for one in met.values()]
+        out = func(*args, **kwargs)
+        for one, state in zip(met.values(), before):
+            if _state(one._weft_plain) != state or (state is None and _writes(func)):
+                one._weft_view.write_back(one._weft_plain.requires_grad)
+        return map_tensors(lambda tensor: _as_moved(tensor, met), out)
+
+
+def _as_moved(tensor: Tensor, met: dict[int, Moved]) -> Tensor:
+    """A result of a local op; where it shares memory with a moved view it is one."""
+    known = met.get(id(tensor))
+    if known is not None:
+        return known
+    if type(tensor) is Tensor:
+        storage = tensor.untyped_storage()._cdata
+        for one in met.values():
+            if one._weft_plain.untyped_storage()._cdata == storage:
+                return _moved(tensor, one._weft_view)
+    return tensor
+
+
+def _moved(tensor: Tensor, view: View) -> Moved:
+    # A view of it, not itself: graphs hold the plain tensor, and no base with it.
+    with torch.set_grad_enabled(tensor.requires_grad):
+        out: Any = tensor.view_as(tensor)
+    out.__class__ = Moved
+    out._weft_view, out._weft_plain = view, tensor
+    return out
+
+
+def plain(local: Tensor) -> Tensor:
+    """The local tensor; of a moved view the plain one, up to date."""
+    if type(local) is not Moved:
+        return local
+    local._weft_view.update()
+    with torch._C.DisableTorchFunctionSubclass():
+        if local.requires_grad and not local._weft_plain.requires_grad:
+            # A node of autograd's, a transition, has returned it: the graph is its own.
+            local._weft_plain = local.view_as(local)
+    return local._weft_plain
+
+
+class View:
+    """What a moved view is a view of.
+
+    Args:
+        base: the tensor that it was called on. func, args, kwargs: the call. place: which of its
+            results this is.
+        out: the result, whose local tensor is the plain one.
+    """
+
+    __slots__ = ("args", "base", "buffer", "func", "grad", "kwargs", "meta", "place", "seen",
+                 "storage")
+
+    def __init__(
+        self, base: Tensor, func: Any, args: Any, kwargs: Any, place: int, out: ShardTensor
+    ) -> None:
+        self.base: Tensor | None = base
+        self.func, self.args, self.kwargs, self.place = func, args, kwargs, place
+        self.buffer, self.meta = out._local, out._meta
+        self.grad = torch.is_grad_enabled()
+        self.storage = _memory(base)
+        self.seen = _version(base)
+
+    def update(self) -> None:
+        """Read the view again where its base has been written to."""
+        base = self.base
+        if base is None:
+            return
+        now = _version(base)
+        if now == self.seen:
+            return
+        if _memory(base)._cdata != self.storage._cdata:  # `base.data = other`: torch leaves views
+            self.base = None
+            return
+        with torch.inference_mode(self.buffer.is_inference()), torch.set_grad_enabled(self.grad):
+            again = flatten(self.func(*self.args, **self.kwargs))[self.place]
+            self.seen = now
+            self.buffer.copy_(plain(again._local))  # type: ignore[attr-defined]
+
+    def write_back(self, recorded: bool) -> None:
+        """Write what the view holds to its base.
+
+        `recorded`: whether autograd recorded the write to the view. It does not where the view was
+        detached, or shows the bits as another dtype.
+        """
+        if self.base is None:
+            return
+        self.seen = None  # out of date, should the base refuse the write
+        if torch.is_grad_enabled() and not self.grad and self.base.requires_grad:
+            raise RuntimeError(_NO_GRAD_VIEW)
+        value = wrap(self.buffer, self.meta.replace(requires_grad=self.buffer.requires_grad))
+        with torch.set_grad_enabled(recorded and torch.is_grad_enabled()):
+            write(self.func, self.args, self.kwargs, self.place, self.base, value)
+        self.seen = _version(self.base)
+
+
+_NO_GRAD_VIEW = (  # torch's own words
+    "A view was created in no_grad mode and is being modified inplace with grad mode enabled. "
+    "Given that this use case is ambiguous and error-prone, it is forbidden. You can clarify your "
+    "code by moving both the view and the inplace either both inside the no_grad block (if you "
+    "don't want the inplace to be tracked) or both outside (if you want the inplace to be tracked)."
+)
+
+
+def following(result: Any, func: Any, args: Any, kwargs: Any) -> Any:
+    """The result of a view call, of which those tensors whose data moved follow their base."""
+    tensors = flatten((args, kwargs))
+    for place, out in enumerate(flatten(result)):
+        if type(out) is not ShardTensor or out._meta.alias is None:
+            continue
+        base = tensors[place if func in _SEVERAL else 0]
+        if type(base) is ShardTensor and base._meta.alias is not None:
+            continue  # what cannot be written to has no views that can
+        out._meta = out._meta.replace(alias=None)
+        local = out._local
+        has_data = _memory(base)._cdata == local.untyped_storage()._cdata  # this rank had them
+        overlaps = torch._debug_has_internal_overlap(local)  # type: ignore[attr-defined]
+        # Where some shard is empty all ranks copy: autograd drops edges of empty views that are
+        # written to, and the ranks would have different graphs in a second backward.
+        if has_data or overlaps or _has_empty(out._meta.layout):
+            out._local = local.clone()
+        out._local = _moved(out._local, View(base, func, args, kwargs, place, out))
+    return result
+
+
+def _has_empty(layout: Layout) -> bool:
+    return any(0 in layout.sizes_of(dim) for dim, axes in enumerate(layout.dims) if axes)
+
+
+class _Writes(threading.local):
+    count = 0
+
+
+_WRITES = _Writes()
+
+
+def wrote() -> None:
+    """Called by what writes in place: inference tensors count no versions."""
+    if torch.is_inference_mode_enabled():
+        _WRITES.count += 1
+
+
+def _version(tensor: Tensor) -> Any:
+    """What changes with every write to the tensor."""
+    local = tensor._local if type(tensor) is ShardTensor else tensor
+    if type(local) is Moved:
+        local._weft_view.update()
+        local = local._weft_plain
+    if local.is_inference():
+        return -1 - _WRITES.count
+    return version_of(tensor) if type(tensor) is ShardTensor else local._version
+
+
+def _memory(tensor: Tensor) -> Any:
+    local = tensor._local if type(tensor) is ShardTensor else tensor
+    if type(local) is Moved:
+        local = local._weft_plain
+    return local.untyped_storage()
+
+
+def _state(tensor: Tensor) -> int | None:
+    return None if tensor.is_inference() else tensor._version
+
+
+def _writes(func: Any) -> bool:
+    """Whether a function writes to its operands, by its name."""
+    schema = getattr(func, "_schema", None)
+    if schema is not None:
+        return schema.is_mutable
+    name = getattr(func, "__name__", "")
+    return (name.endswith("_") and not name.endswith("__")) or name in _IN_PLACE
+
+
+_IN_PLACE = frozenset(("__setitem__", *(
+    f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and",
+                                "or", "xor", "lshift", "rshift")
+)))
