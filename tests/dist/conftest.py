@@ -18,6 +18,7 @@ def gloo() -> Iterator[GlooWorld]:
     world.close()
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist looks for groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests are spread over processes; those that need the world go to one of them."""
     here = Path(__file__).parent
