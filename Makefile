@@ -9,13 +9,15 @@ TORCH := $(shell grep '^torch==' requirements.txt)
 
 export OMP_NUM_THREADS ?= 1
 
-# Processes that run tests; those over gloo go to one of them, which starts the world once.
+# Processes that run tests; those over gloo come after, in one, which starts the world once.
 WORKERS ?= auto
+TESTS := $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4
 
 .PHONY: test demo check bench sweep setup
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 --dist loadgroup $(ARGS)
+	$(if $(ARGS),$(TESTS) -n 0 $(ARGS),$(TESTS) --ignore tests/dist)
+	$(if $(ARGS),,$(BIN)/python -m pytest tests/dist)
 
 demo: $(STAMP)
 	$(BIN)/weft demo $(ARGS)

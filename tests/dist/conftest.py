@@ -15,8 +15,3 @@ def gloo() -> Iterator[GlooWorld]:
     world = GlooWorld(4)
     yield world
     world.close()
-
-
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Tests are spread over processes; those that need the world go to one of them."""
-    item.add_marker(pytest.mark.xdist_group("gloo"))
