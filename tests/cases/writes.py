@@ -96,7 +96,7 @@ def _to_plain(write: Callable[[Tensor, Tensor], object]) -> Callable[..., Tensor
 
 
 CASES: list[Case] = [
-    case(f"set_{name}{'' if grad else '_no_grad'}", _set(key), reals(6, 4, laid=True),
+    case(f"set_at_{name}{'' if grad else '_no_grad'}", _set(key), reals(6, 4, laid=True),
          reals(6, 4), grad=grad, falls_back=True, per_mesh=2)
     for name, key in INDEX.items() for grad in (True, False)
 ] + [
