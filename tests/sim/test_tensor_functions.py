@@ -22,7 +22,7 @@ from torch.utils.checkpoint import (
 import weft
 from tests.cases.backward import ragged_checkpoint
 from tests.sharded import WAYS, Make, agree
-from weft import P, UnsupportedOpError
+from weft import P
 
 X = torch.arange(1.0, 31.0, dtype=torch.float64).view(5, 6) / 16
 W = torch.linspace(-1, 1, 18, dtype=torch.float64).view(6, 3)
