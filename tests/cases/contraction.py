@@ -33,7 +33,8 @@ CASES: list[Case] = [
     case("outer", torch.outer, reals(5), reals(4)),
     case("addmm", torch.addmm, reals(4), reals(6, 5), reals(5, 4), per_mesh=10),
     case("addmv_of_a_spread_bias", torch.addmv, reals(1), reals(5, 4), reals(4), per_mesh=10),
-    case("tensordot_of_length_1", lambda a, b: torch.tensordot(a, b, ([0, 1], [2, 0])),
+    case("tensordot_of_length_1",
+         lambda a, b: torch.tensordot(a, b, ([0, 1], [2, 0])),  # type: ignore
          reals(1, 3, 2), reals(3, 2, 4), per_mesh=6),
     case("addmm_scaled", lambda a, b, c: torch.addmm(a, b, c, beta=2, alpha=0.5), reals(6, 4),
          reals(6, 5), reals(5, 4)),

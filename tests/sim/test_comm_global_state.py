@@ -133,7 +133,9 @@ def test_inside_a_running_event_loop() -> None:
     """As in a notebook: no signals, no loop of its own."""
     async def cell() -> list[int]:
         await asyncio.sleep(0)
-        return weft.testing.run(lambda mesh: mesh.comm((0,)).exchange(mesh.rank)[1], 3)
+        return weft.testing.run(
+            lambda mesh: mesh.comm((0,)).exchange(mesh.rank)[1], 3  # type: ignore
+        )
 
     assert asyncio.run(cell()) == [1] * 3
 

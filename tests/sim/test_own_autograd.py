@@ -293,7 +293,7 @@ def module_hooks(make: Make) -> Any:
     layer, x, seen = Layer(make(W, False)), make(X), []
     layer.register_full_backward_hook(lambda _, i, o: seen.append([i[0].clone(), o[0].clone()]))
     layer.register_full_backward_pre_hook(lambda _, o: (o[0] * 2,))
-    layer.register_forward_hook(lambda _, i, o: o + 1)
+    layer.register_forward_hook(lambda _, i, o: o + 1)  # type: ignore
     layer(x).tanh().sum().backward()
     return [seen, x.grad, layer.weight.grad]
 
@@ -353,7 +353,9 @@ def gradients_checked(make: Make) -> Any:
     return [
         torch.autograd.gradcheck(Product.apply, (x, w)),
         torch.autograd.gradgradcheck(Product.apply, (x, w)),
-        torch.autograd.gradcheck(Straight.apply, (x, 2.0, B), raise_exception=False),
+        torch.autograd.gradcheck(
+                Straight.apply, (x, 2.0, B), raise_exception=False,  # type: ignore
+            ),
     ]
 
 

@@ -239,7 +239,8 @@ def test_compound_dims_and_moves() -> None:
     assert "LayoutError: rule 'b (h d) -> b d h': shapes [(4, 6)] do not fit" in str(info.value)
     kinds(
         lambda x, h: x.reshape(x.shape[0], h, x.shape[1] // h),
-        lambda x, h: f"b ({h} d) -> b {h} d", torch.rand(4, 6, dtype=torch.float64), 3,
+        lambda x, h: f"b ({h} d) -> b {h} d",
+                torch.rand(4, 6, dtype=torch.float64), 3,  # type: ignore
         linear=[0], moves=True,
     )
 
@@ -270,14 +271,14 @@ def test_tensors_in_lists() -> None:
     def total(xs: list[Tensor], w: Tensor) -> list[Tensor]:
         return [x * w for x in xs]
 
-    kinds(total, "a b, a b, a b -> a b, a b", [X, X + 1], X, linear=[(0, 1), 2])
+    kinds(total, "a b, a b, a b -> a b, a b", [X, X + 1], X, linear=[(0, 1), 2])  # type: ignore
 
 
 def test_integers() -> None:
     def counts(x: Tensor, k: int) -> Tensor:
         return torch.bincount(x.flatten(), minlength=k)
 
-    kinds(counts, lambda x, k: f"n -> {k}", torch.tensor([0, 2, 1, 2, 2, 0, 1]), 3)
+    kinds(counts, lambda x, k: f"n -> {k}", torch.tensor([0, 2, 1, 2, 2, 0, 1]), 3)  # type: ignore
 
 
 def test_a_rule_that_does_not_speak() -> None:

@@ -34,7 +34,7 @@ OPS: dict[str, Callable[[Any, Any, Any], Any]] = {
     "bmm": lambda x, w, b: torch.bmm(x[None], w.t()[None]),
     "baddbmm": lambda x, w, b: torch.baddbmm(b[None, None], x[None], w.t()[None]),
     "einsum": lambda x, w, b: torch.einsum("ik,jk->ij", x, w),
-    "tensordot": lambda x, w, b: torch.tensordot(x, w, ([1], [1])),
+    "tensordot": lambda x, w, b: torch.tensordot(x, w, ([1], [1])),  # type: ignore
     "cat": lambda x, w, b: torch.cat([x.bfloat16(), w]),
     "stack": lambda x, w, b: torch.stack([x.half(), w.half()]),
     "sum": lambda x, w, b: (x @ w.t()).sum(0),
@@ -311,4 +311,4 @@ def test_on_a_gpu(dtype: torch.dtype) -> None:
     y.sum().backward()
     for found in weft.testing.run(on_rank, mesh={"x": 2}, device_type="cuda"):
         for mine, due in zip(found, (y, x.grad, w.grad, b.grad)):
-            assert torch.equal(mine.to(due.dtype), due)
+            assert torch.equal(mine.to(due.dtype), due)  # type: ignore

@@ -485,6 +485,6 @@ def test_what_befalls_the_tensor_does_not_befall_the_local_one() -> None:
         y = ShardTensor.from_local(leaf, mesh, [Shard(0)])
         assert y.requires_grad and not y.is_leaf
         (3 * y).sum().backward()
-        assert torch.equal(leaf.grad, torch.full((2,), 3.0))
+        assert torch.equal(leaf.grad, torch.full((2,), 3.0))  # type: ignore
 
     weft.testing.run(on_rank, mesh={"x": 2})

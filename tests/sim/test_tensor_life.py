@@ -88,7 +88,7 @@ def memory_formats_of_images_of_one_channel(make: Make) -> Any:
     y = make(IMAGES[:, :1, None]).to(memory_format=torch.channels_last_3d)
     m = nn.Module()
     m.weight = nn.Parameter(make(X[:, :3, None, None].contiguous(), False))
-    m.to(memory_format=torch.channels_last)
+    m.to(memory_format=torch.channels_last)  # type: ignore
     return [y, y.stride(), m.weight, m.weight.stride(), m.weight.is_leaf]
 
 
@@ -209,7 +209,7 @@ def weight_norms(make: Make) -> Any:
     for norm in (nn.utils.weight_norm, parametrizations.weight_norm):
         for dim in (0, 1, None):
             module = Layer(make)
-            norm(module, "weight", dim=dim)
+            norm(module, "weight", dim=dim)  # type: ignore
             out = module(make(X, False))
             out.sum().backward()
             found = dict(module.named_parameters())

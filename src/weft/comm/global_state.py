@@ -53,7 +53,7 @@ class GlobalState:
         if _deterministic() != self.deterministic:
             is_on, warn_only, fills = self.deterministic
             torch.use_deterministic_algorithms(is_on, warn_only=warn_only)
-            torch.utils.deterministic.fill_uninitialized_memory = fills
+            torch.utils.deterministic.fill_uninitialized_memory = fills  # type: ignore[attr-defined]
         if torch.get_float32_matmul_precision() != self.precision:
             torch.set_float32_matmul_precision(self.precision)
         if torch.get_num_threads() != self.num_threads:

@@ -212,7 +212,7 @@ def _describe(tree: Any, key: list[Any]) -> None:
         key.append(len(tree))
         for item in tree.items() if isinstance(tree, dict) else tree:
             _describe(item, key)
-    elif kind is slice:
+    elif isinstance(tree, slice):
         _describe((tree.start, tree.stop, tree.step), key)
     else:
         key.append(repr(tree) if isinstance(tree, (float, complex)) else tree)
