@@ -83,7 +83,8 @@ def known_on_one_rank(mesh: Any, place: int) -> Any:
         loss.backward()
         if mesh.rank == 3:
             if not loss.dim():
-                assert f"{loss}" == f"{loss.item()}" and float(f"{loss:.9f}") - loss.item() < 1e-9
+                assert f"{loss}" == f"{loss.item()}"
+                assert abs(float(f"{loss:.9f}") - loss.item()) < 1e-9
             found.append([loss.item(), float(loss.detach()), loss.detach().view(()).item()
                           if loss.layout.is_replicated else loss.data.item()])
     return found
