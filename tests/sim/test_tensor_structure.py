@@ -27,8 +27,7 @@ from weft.tensor.call import build, program
 from weft.tensor.call.program import Program
 from weft.tensor.call.recipe import Direct
 from weft.tensor.trace import capture
-from weft.tensor.trace.calls import slots_of
-from weft.tensor.trace.capture import Slot
+from weft.tensor.trace.capture import Slot, slots_of
 
 FAMILIES = {
     "pointwise": pointwise, "reduction": reduction, "contraction": contraction, "view": view,

@@ -23,7 +23,7 @@ from weft.tensor.counts import STRUCTURES
 from weft.tensor.counts import TRACES as COUNTS
 from weft.tensor.meta import autocast_state, bounded_put
 from weft.tensor.shard_tensor import ShardTensor, hooks
-from weft.tensor.trace.calls import facts, slots_of
+from weft.tensor.trace.calls import facts
 from weft.tensor.trace.capture import (
     NotCapturable,
     Op,
@@ -34,6 +34,7 @@ from weft.tensor.trace.capture import (
     capture,
     meta_like,
     reshaped,
+    slots_of,
 )
 from weft.tensor.trace.trees import fill, flatten, substitute
 

@@ -29,10 +29,9 @@ from weft.tensor.trace.calls import (
     functional,
     overload_named,
     place_slots,
-    slots_of,
     target_of,
 )
-from weft.tensor.trace.capture import Slot, Trace, differentiated, meta_like
+from weft.tensor.trace.capture import Slot, Trace, differentiated, meta_like, slots_of
 from weft.tensor.trace.trees import fill, flatten
 from weft.transport.execute import unshared
 

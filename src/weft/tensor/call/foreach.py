@@ -16,8 +16,8 @@ from weft.comm import BoundMesh
 from weft.tensor.call.recipe import Recipe
 from weft.tensor.meta import Meta, contiguous_strides, intern
 from weft.tensor.shard_tensor import ShardTensor, wrap
-from weft.tensor.trace.calls import functional_name, slots_of
-from weft.tensor.trace.capture import Op, Slot, Trace, map_tensors
+from weft.tensor.trace.calls import functional_name
+from weft.tensor.trace.capture import Op, Slot, Trace, map_tensors, slots_of
 from weft.tensor.trace.trees import local_of
 from weft.tensor.views.moved import Moved, wrote
 

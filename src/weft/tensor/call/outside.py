@@ -19,8 +19,7 @@ from weft.comm import BoundMesh
 from weft.errors import MeshError, message
 from weft.tensor.meta import Meta
 from weft.tensor.shard_tensor import ShardTensor, wrap
-from weft.tensor.trace.calls import slots_of
-from weft.tensor.trace.capture import Op, Trace, meta_like
+from weft.tensor.trace.capture import Op, Trace, meta_like, slots_of
 from weft.tensor.trace.trees import fill, flatten
 from weft.tensor.views.moved import following, plain, wrote
 

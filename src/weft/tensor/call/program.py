@@ -30,8 +30,8 @@ from weft.tensor.call.structure import Sized, moved_to, resized_meta, sized_as, 
 from weft.tensor.meta import Meta
 from weft.tensor.placing.layouts import layout_of
 from weft.tensor.shard_tensor import ShardTensor, wrap
-from weft.tensor.trace.calls import facts, slots_of
-from weft.tensor.trace.capture import NotCapturable, Op, Slot, Trace, capture, meta_like
+from weft.tensor.trace.calls import facts
+from weft.tensor.trace.capture import NotCapturable, Op, Slot, Trace, capture, meta_like, slots_of
 from weft.tensor.trace.trees import fill, flatten, local_of
 from weft.tensor.views.moved import following
 

@@ -17,8 +17,7 @@ from torch import is_grad_enabled
 from weft.tensor.meta import Meta
 from weft.tensor.placing.enter import Cause, enter_all
 from weft.tensor.shard_tensor import ShardTensor, wrap
-from weft.tensor.trace.calls import slots_of
-from weft.tensor.trace.capture import Slot, map_tensors
+from weft.tensor.trace.capture import Slot, map_tensors, slots_of
 from weft.tensor.trace.trees import fill, flatten, local_of, substitute
 from weft.tensor.views.moved import following, plain, wrote
 from weft.transport.transition import Transition

@@ -23,8 +23,7 @@ from weft.tensor.call.recipe import Result
 from weft.tensor.meta import Meta, contiguous_strides, memory_order, strides_in_order
 from weft.tensor.placing.enter import transition_between
 from weft.tensor.shard_tensor import ShardTensor
-from weft.tensor.trace.calls import slots_of
-from weft.tensor.trace.capture import Op, Trace
+from weft.tensor.trace.capture import Op, Trace, slots_of
 from weft.tensor.trace.trees import leaves
 
 __all__ = [

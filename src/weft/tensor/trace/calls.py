@@ -12,12 +12,11 @@ from torch._ops import OpOverload
 
 from weft.errors import UnsupportedOpError, message
 from weft.rules import Call, TensorArg
-from weft.tensor.trace.capture import Op, Slot, Trace
-from weft.tensor.trace.trees import leaves
+from weft.tensor.trace.capture import Op, Slot, Trace, slots_of
 
 __all__ = [
     "Facts", "as_call", "facts", "functional", "functional_name", "overload_named", "place_slots",
-    "slots_of", "target_of",
+    "target_of",
 ]
 
 
@@ -71,11 +70,6 @@ def facts(overload: OpOverload) -> Facts:
         torch.Tag.inplace_view in overload.tags or name.startswith("aten.set_"),
         name.startswith(_DETACHING),
     )
-
-
-def slots_of(tree: Any) -> list[Slot]:
-    """The Slots of nested arguments, in order."""
-    return leaves(tree, Slot)
 
 
 def as_call(op: Op, operands: Sequence[torch.Tensor], trace: Trace) -> Call:

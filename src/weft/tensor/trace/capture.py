@@ -22,11 +22,12 @@ from torch._subclasses.schema_check_mode import SchemaCheckMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from weft.errors import UnsupportedOpError, message
+from weft.tensor.trace.forms import known_form
 
 __all__ = [
     "NotCapturable", "Op", "Slot", "Trace", "as_autocast", "asks_for_grad", "capture",
     "check_dense", "differentiated", "edges", "map_tensors", "meta_like", "reshaped",
-    "with_defaults",
+    "slots_of", "with_defaults",
 ]
 
 _LOCK = threading.Lock()
@@ -43,6 +44,30 @@ class Slot:
     """Stands for the tensor number `index` of a trace."""
 
     index: int
+
+
+def slots_of(tree: Any) -> list[Slot]:
+    """The Slots of nested arguments, in order."""
+    found: list[Slot] = []
+    _collect_slots(tree, found)
+    return found
+
+
+def _collect_slots(tree: Any, found: list[Slot]) -> None:
+    kind = type(tree)  # exact types: a build asks some ten times, mostly about numbers
+    if kind is Slot:
+        found.append(tree)
+    elif kind is tuple or kind is list:
+        for item in tree:
+            _collect_slots(item, found)
+    elif kind is dict:
+        for item in tree.values():
+            _collect_slots(item, found)
+    elif kind is slice:
+        _collect_slots((tree.start, tree.stop, tree.step), found)
+    elif isinstance(tree, (tuple, list)):  # a named tuple
+        for item in tree:
+            _collect_slots(item, found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +112,8 @@ class _Recorder(SchemaCheckMode):
 
     def _result(self, func: Any, args: Any, kwargs: Any) -> Any:
         if not self.autocast:
-            return func(*args, **kwargs)
+            known = known_form(func, args, kwargs)
+            return func(*args, **kwargs) if known is None else known
         has_kernel, name = torch._C._dispatch_has_kernel_for_dispatch_key, func.name()
         if has_kernel(name, f"Autocast{self.device_type.upper()}"):
             return self._as_cast(func, args, kwargs)
@@ -135,9 +161,7 @@ def as_autocast(
 
     Operands come to the dtype that autocast gives the op's result, float64 ones stay.
     """
-    found: list[int] = []
-    _slots(op.results, found)
-    dtypes = [trace.metas[index].dtype for index in found]
+    dtypes = [trace.metas[slot.index].dtype for slot in slots_of(op.results)]
     dtype = next((one for one in dtypes if one.is_floating_point), None)
 
     def cast(tensor: torch.Tensor) -> torch.Tensor:
@@ -150,14 +174,6 @@ def as_autocast(
             return map_tensors(cast, out)
 
     return run
-
-
-def _slots(tree: Any, found: list[int]) -> None:
-    if type(tree) is Slot:
-        found.append(tree.index)
-    elif isinstance(tree, (list, tuple)):
-        for item in tree:
-            _slots(item, found)
 
 
 def _dtypes(tree: Any) -> list[torch.dtype]:

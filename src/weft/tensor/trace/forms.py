@@ -1,0 +1,61 @@
+"""What some ops return, told from their arguments where torch takes a millisecond to find out.
+
+The meta kernels of these ops are decompositions in Python, run whole: most of what the first call
+of `cross_entropy` or `scaled_dot_product_attention` costs. A form is told for the plain cases
+alone, of which nothing can be wrong; the others, errors among them, are left to torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+__all__ = ["known_form"]
+
+
+def known_form(overload: Any, args: Any, kwargs: Any) -> torch.Tensor | None:
+    """A meta tensor like the op's result; None where torch has to be asked."""
+    form = _FORMS.get(overload)
+    if form is None or torch.is_grad_enabled():
+        return None
+    return form(*args, **kwargs)
+
+
+def _cross_entropy(
+    x: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None = None, reduction: int = 1,
+    ignore_index: int = -100, label_smoothing: float = 0.0,
+) -> torch.Tensor | None:
+    if (
+        target.dtype is not torch.int64 or not x.is_floating_point() or x.ndim < 2
+        or target.shape != (x.shape[0], *x.shape[2:])
+        or (weight is not None and (weight.dtype, weight.shape) != (x.dtype, x.shape[1:2]))
+        or reduction not in (0, 1, 2) or not 0.0 <= label_smoothing <= 1.0
+    ):
+        return None
+    return x.new_empty(() if reduction else target.shape)
+
+
+def _attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False,
+    scale: float | None = None, enable_gqa: bool = False,
+) -> torch.Tensor | None:
+    batch = query.shape[:-2]
+    if (
+        attn_mask is not None or dropout_p or enable_gqa or query.ndim < 3
+        or not query.is_floating_point() or query.dtype != key.dtype or key.dtype != value.dtype
+        or key.shape[:-2] != batch or value.shape[:-2] != batch
+        or query.shape[-1] != key.shape[-1] or key.shape[-2] != value.shape[-2]
+        or 0 in query.shape or 0 in key.shape
+    ):
+        return None
+    return query.new_empty((*query.shape[:-1], value.shape[-1]))
+
+
+_aten = torch.ops.aten
+_FORMS: dict[Any, Callable[..., torch.Tensor | None]] = {
+    _aten.cross_entropy_loss.default: _cross_entropy,
+    _aten.scaled_dot_product_attention.default: _attention,
+}

@@ -1,0 +1,81 @@
+"""Forms of results that are told without torch's meta kernels are those that torch finds."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from weft.tensor.trace.forms import known_form
+
+aten = torch.ops.aten
+
+
+def losses() -> Iterator[tuple[Any, ...]]:
+    for shape, dtype, reduction, weighted in itertools.product(
+        [(5, 3), (4, 3, 2), (4, 3, 2, 5), (0, 3)],
+        [torch.float32, torch.bfloat16, torch.float64], [0, 1, 2], [False, True],
+    ):
+        x = torch.empty(shape, dtype=dtype, device="meta")
+        target = torch.empty((shape[0], *shape[2:]), dtype=torch.int64, device="meta")
+        weight = torch.empty(3, dtype=dtype, device="meta") if weighted else None
+        yield x, target, weight, reduction, -100, 0.1
+        yield x.mT.contiguous().mT, target, weight, reduction
+
+
+def attentions() -> Iterator[tuple[Any, ...]]:
+    for batch, dtype, causal in itertools.product(
+        [(2,), (2, 3), (2, 1, 3)], [torch.float32, torch.bfloat16, torch.float64], [False, True]
+    ):
+        query = torch.empty((*batch, 5, 4), dtype=dtype, device="meta")
+        key = torch.empty((*batch, 6, 4), dtype=dtype, device="meta")
+        value = torch.empty((*batch, 6, 7), dtype=dtype, device="meta")
+        yield query, key, value, None, 0.0, causal
+        turned = torch.empty((*batch[:-1], 5, batch[-1], 4), dtype=dtype, device="meta")
+        turned = turned.transpose(-2, -3)
+        yield turned, turned, turned, None, 0.0, causal
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("overload", "calls"), [
+    (aten.cross_entropy_loss.default, losses),
+    (aten.scaled_dot_product_attention.default, attentions),
+])
+def test_told_as_torch_finds_them(overload: Any, calls: Any) -> None:
+    for args in calls():
+        told, found = known_form(overload, args, {}), overload(*args)
+        assert told is not None
+        assert (told.shape, told.dtype, told.stride()) == (found.shape, found.dtype, found.stride())
+
+
+def _meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("args", [
+    (_meta(5, 3), _meta(4, dtype=torch.int64)),
+    (_meta(5, 3), _meta(5, 3)),
+    (_meta(5, 3), _meta(5, dtype=torch.int64), _meta(4)),
+    (_meta(5, 3), _meta(5, dtype=torch.int64), None, 3),
+    (_meta(5, 3), _meta(5, dtype=torch.int64), None, 1, -100, 2.0),
+    (_meta(5, 3, dtype=torch.int64), _meta(5, dtype=torch.int64)),
+])
+def test_what_may_be_wrong_is_left_to_torch(args: Any) -> None:
+    assert known_form(aten.cross_entropy_loss.default, args, {}) is None
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("args", [
+    (_meta(2, 5, 4), _meta(2, 6, 3), _meta(2, 6, 4)),
+    (_meta(2, 5, 4), _meta(2, 6, 4), _meta(2, 5, 4)),
+    (_meta(2, 5, 4), _meta(1, 6, 4), _meta(2, 6, 4)),
+    (_meta(2, 5, 4), _meta(2, 6, 4), _meta(2, 6, 4, dtype=torch.float64)),
+    (_meta(2, 5, 4), _meta(2, 6, 4), _meta(2, 6, 4), _meta(5, 6)),
+    (_meta(2, 5, 4), _meta(2, 6, 4), _meta(2, 6, 4), None, 0.5),
+])
+def test_attention_that_may_be_wrong_is_left_to_torch(args: Any) -> None:
+    assert known_form(aten.scaled_dot_product_attention.default, args, {}) is None
