@@ -13,6 +13,7 @@ import weft
 from tests.sharded import data, layout_for, same
 from tests.sim import (
     test_autograd_corners,
+    test_late_hooks,
     test_own_autograd,
     test_tensor_autograd,
     test_tensor_functions,
@@ -25,6 +26,7 @@ PROGRAMS: dict[str, list[Any]] = {
     "corners": test_autograd_corners.PROGRAMS,
     "functions": test_tensor_functions.PROGRAMS,
     "hooks": test_tensor_hooks.PROGRAMS,
+    "late hooks": test_late_hooks.PROGRAMS,
     "rules": test_own_autograd.PROGRAMS,
 }
 
@@ -33,10 +35,6 @@ WAYS: dict[str, Any] = {
     "half partial": P("dp", partial={"tp": "sum"}),
     "ragged": (2, 0, 3, 0),
 }
-
-LOCAL = {"anomaly_of_nan", "result_saved_and_written_to", "in_place_on_what_is_saved"}
-"""They raise where there are elements, so not on a rank whose shard is empty."""
-
 
 def differences(mesh: Any, kind: str, way: str) -> list[str]:
     """Which programs do not do on these ranks what they do on plain tensors."""
@@ -47,8 +45,6 @@ def differences(mesh: Any, kind: str, way: str) -> list[str]:
             weft.register_rule(op, pattern, **options)
             registered.callback(weft.unregister_rule, op)
         for program in PROGRAMS[kind]:
-            if way == "ragged" and program.__name__ in LOCAL:
-                continue
             said = _difference(mesh, program, WAYS[way])
             if said:
                 found.append(f"{program.__name__}: {said}")

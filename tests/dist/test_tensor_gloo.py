@@ -188,7 +188,13 @@ def test_an_error_on_one_rank_ends_the_others_in_time(short: GlooWorld, where: s
     waited, cause = short.outcomes(one_rank_raises, (2,), where)
     assert time.monotonic() - start < 6 * TIMEOUT
     assert isinstance(cause, ValueError) and isinstance(waited, CommunicationError)
-    assert str(waited).splitlines()[1].startswith("  Rule: every rank of a group issues the same")
+    said = str(waited).splitlines()
+    assert said[1].startswith("  Rule: every rank of a group issues the same")
+    if where == "backward":
+        line = one_rank_raises.__code__.co_firstlineno + 12
+        assert said[3].strip() == (
+            f"rank 1 raised ValueError: only here, in backward, at {__file__}:{line}"
+        )
 
 
 def item_on_rank_0_of_two(mesh: Any) -> float:

@@ -16,6 +16,7 @@ from torch.autograd import graph
 from torch.utils.checkpoint import checkpoint
 
 from tests.sharded import WAYS, Make, agree
+from weft import ShardTensor
 
 X = torch.arange(1.0, 31.0, dtype=torch.float64).view(5, 6) / 8
 W = torch.linspace(-1, 1, 18, dtype=torch.float64).view(6, 3)
@@ -393,6 +394,51 @@ def anomaly_without_nan_check(make: Make) -> Any:
     return x.grad
 
 
+def anomaly_of_one_nan(make: Make) -> Any:
+    """One rank alone finds it: all raise, and their next collective is in step."""
+    some = X.clone()
+    some[3, 2] = 0
+    x, w = make(some), make(W)
+    with silence(), torch.autograd.detect_anomaly():
+        for ask in (
+            lambda y: y.sum().backward(), lambda y: torch.autograd.grad(y.sum(), [x, w]),
+            lambda y: torch.autograd.backward([(x @ w).sum(), y.mean()]),
+        ):
+            with pytest.raises(RuntimeError, match="Function 'SqrtBackward0' returned nan values"):
+                ask((x.sqrt() * 0) @ w)
+        with torch.autograd.set_detect_anomaly(True, check_nan=False):
+            ((x.sqrt() * 0) @ w).sum().backward()
+        x.grad = w.grad = None
+        (x @ w).tanh().sum().backward()
+    return [x.grad, w.grad]
+
+
+def anomaly_of_a_plain_loss(make: Make) -> Any:
+    x = make(X - X[3, 2])
+    with silence(), torch.autograd.detect_anomaly():
+        y = x.sqrt() * 0
+        y = y.full_tensor() if isinstance(y, ShardTensor) else y
+        with pytest.raises(RuntimeError, match="'SqrtBackward0' returned nan values in its 0th"):
+            y.sum().backward()
+    return (x * 2).sum()
+
+
+def anomaly_in_a_hook(make: Make) -> Any:
+    """A backward within another one looks, too, and what it finds is no gradient of the other."""
+    x, seen = make(X - X[3, 2]), []
+
+    def hook(_: Any) -> None:
+        with torch.enable_grad(), pytest.raises(RuntimeError, match="returned nan values"):
+            (x.sqrt() * 0).sum().backward()
+        seen.append(1)
+
+    with silence(), torch.autograd.detect_anomaly():
+        y = x * 2
+        y.register_hook(hook)
+        y.sum().backward()
+    return seen
+
+
 def saved_and_written_to(make: Make) -> Any:
     x, w = make(X), make(W)
     with graph.allow_mutation_on_saved_tensors():
@@ -529,7 +575,8 @@ PROGRAMS = [
     gradients_set_to_zero, accumulated_and_scaled, views_of_a_leaf, hooks_that_write,
     accumulation_hooks_that_write, hook_of_what_wants_none, hooks_of_several_over_calls,
     module_with_hooks_that_writes, hooks_of_a_checkpointed_module, modes_as_decorators,
-    backward_in_other_modes, anomaly_without_nan_check, saved_and_written_to,
+    backward_in_other_modes, anomaly_without_nan_check, anomaly_of_one_nan,
+    anomaly_of_a_plain_loss, anomaly_in_a_hook, saved_and_written_to,
     checkpoint_kept_reentrant, checkpoint_debugged, checkpoint_without_inputs_that_want,
     walked_graph, function_with_a_wrong_gradient, function_with_too_few_gradients,
     function_without_backward, function_with_zeros_for_what_nothing_uses,
@@ -543,9 +590,10 @@ def test_corners(program: Any, way: str) -> None:
     agree(program, way)
 
 
-@pytest.mark.parametrize("way", ["even", "uneven", "replicated"])
+@pytest.mark.parametrize("way", [way for way in WAYS if "partial" not in way])
 def test_writes_that_torch_is_told_of(way: str) -> None:
-    """A kernel of the user's own writes, and says so: what was saved is no longer true."""
+    """A kernel of the user's own writes, and says so: what was saved is no longer true. (Of terms
+    the reduced value was saved, which is.)"""
     def program(make: Make) -> Any:
         y = make(X) * 1
         z = y * y

@@ -61,6 +61,9 @@ class World(ABC):
         """The first bound mesh of this value, of whichever device type, if there is one."""
         return next((have for (value, _), have in self._bound.items() if value == mesh), None)
 
+    def stopped(self, why: str) -> None:  # noqa: B027
+        """Tell ranks that will wait for this one in vain why it does not come."""
+
     @abstractmethod
     def connect(
         self, ranks: tuple[int, ...], names: tuple[AxisName, ...], device: torch.device, rows: Rows

@@ -62,6 +62,9 @@ class ProcessWorld(World):
         self._comms.add(comm)
         return comm
 
+    def stopped(self, why: str) -> None:
+        self.roll.stopped(why)
+
     def group(self, mesh: BoundMesh, axes: tuple[int, ...]) -> dist.ProcessGroup:
         ranks, names = mesh.group_ranks(axes), mesh.names(axes)
         return self._group_of(ranks, names, mesh.device_type, lambda: mesh.rows(axes))

@@ -12,8 +12,8 @@ those that did not come. Verdicts are written once, so all ranks raise one error
 late included. What has been read is deleted.
 
 *Last words*: a rank whose collective has failed writes where that was, and reads for a second
-what the others write about this group, or have written last about any. This costs nothing until
-something fails.
+what the others write about this group, or have written last about any. So does a rank whose
+backward has failed, without reading. This costs nothing until something fails.
 """
 
 from __future__ import annotations
@@ -70,6 +70,15 @@ class RollCall:
         if store is not None:
             try:
                 store.set(f"ended/{self.rank}", "")
+            except RuntimeError:  # the process that has the store has ended before
+                return
+
+    def stopped(self, why: str) -> None:
+        """Leave last words before anybody asks: this rank has failed and may not come again."""
+        store = _store()
+        if store is not None:
+            try:
+                store.set(f"stopped/{self.rank}", why)
             except RuntimeError:  # the process that has the store has ended before
                 return
 

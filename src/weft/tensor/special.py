@@ -15,7 +15,7 @@ from weft.errors import UnsupportedOpError, message
 from weft.tensor.call import amp
 from weft.tensor.call.dispatch import call, keep_constant
 from weft.tensor.call.indexing import set_item
-from weft.tensor.grad import autograd
+from weft.tensor.grad import autograd, hooks
 from weft.tensor.meta import replicated_meta
 from weft.tensor.placing import values
 from weft.tensor.shard_tensor import ShardTensor, wrap
@@ -250,8 +250,8 @@ def _table() -> dict[Any, Callable[..., Any]]:
         table[getattr(_Tensor, name)] = _refusal(name, reason)
     table |= {
         _Tensor.retain_grad: _retain_grad,
-        _Tensor.register_hook: autograd.register_hook,
-        _Tensor.register_post_accumulate_grad_hook: autograd.register_post_accumulate_grad_hook,
+        _Tensor.register_hook: hooks.register_hook,
+        _Tensor.register_post_accumulate_grad_hook: hooks.register_post_accumulate_grad_hook,
         torch.autograd.grad: autograd.grad,
         _Tensor.detach_: _detach_,
         torch.detach: lambda input: ShardTensor.detach(input),

@@ -11,7 +11,9 @@ back at the end of a backward is how DistributedDataParallel finishes its bucket
 
 It serves leaves that weft made (`own`): a user's own plain leaf may be asked for by
 `torch.autograd.grad`, which would find nothing behind it. Leaves that have hooks go by a node,
-because a hook sees one gradient per backward, the sum over all uses.
+because a hook sees one gradient per backward, the sum over all uses. A hook that is registered when
+there are terms already is put off: what the engine has found for the leaf itself is held back, and
+joins the terms, with which the hook sees it when the backward is over.
 
 All ranks run the same graph, so terms arrive in the same order everywhere.
 
@@ -24,7 +26,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -32,23 +35,25 @@ from torch import Tensor, is_grad_enabled
 from torch._C import _current_graph_task_id  # type: ignore[attr-defined]
 from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
-from weft.errors import UnsupportedOpError, message
 from weft.transport import run_together, traffic
 from weft.transport.transition import Transition
 
-__all__ = ["Backward", "Term", "fired", "own", "retire", "summed", "term_of", "terms_of"]
+__all__ = [
+    "Backward", "Term", "completed", "hold_back", "is_put_off", "own", "retire", "running",
+    "summed", "term_of", "terms_of",
+]
 
 _engine: Any = torch.autograd.Variable._execution_engine
 
 
 class _Leaf:
-    """What is known of a leaf: its terms, and the backward in which one of its hooks fired."""
+    """What is known of a leaf: its terms, and the backward that has its whole gradient."""
 
-    __slots__ = ("fired", "terms")
+    __slots__ = ("complete_in", "terms")
 
     def __init__(self) -> None:
         self.terms: list[weakref.ref[Term]] = []
-        self.fired = -1
+        self.complete_in: Backward | None = None
 
 
 _LEAVES: Any = WeakTensorKeyDictionary()
@@ -83,14 +88,7 @@ class Term:
 
     def arrived(self, seen: Tensor) -> None:
         """The hook of `seen`: its gradient in this backward is complete."""
-        # On a GPU the engine's own threads come here: theirs is the backward that runs.
-        backward = _OF_THREAD.innermost or _RUNNING[-1]
-        task = _current_graph_task_id()
-        found = backward.found.get(task)
-        if found is None:
-            found = backward.found[task] = Found(is_grad_enabled())
-            _engine.queue_callback(lambda: backward.finish(task))
-        found.terms.append((self, seen))
+        running().of_task().terms.append((self, seen))
 
 
 def own(local: Tensor) -> Tensor:
@@ -132,11 +130,37 @@ def retire(local: Tensor) -> None:
         term.address = None
 
 
-def fired(local: Tensor) -> None:
-    """A hook of this leaf has seen the gradient of a use that does not vary."""
+def is_put_off(local: Tensor) -> bool:
+    """Whether hooks of this leaf wait for the end of the backward, when its terms are there."""
     leaf = _LEAVES.get(local)
-    if leaf is not None:
-        leaf.fired = _current_graph_task_id()
+    return leaf is not None and leaf.complete_in is not running() and bool(terms_of(local))
+
+
+def hold_back(local: Tensor, grad: Tensor | None) -> Tensor | None:
+    """Keep what the engine has found for a leaf itself until the terms are there.
+
+    Gives what is accumulated meanwhile: nothing, in the words of a tensor hook. `grad` is None
+    where the gradient has been accumulated and hooks alone wait.
+    """
+    backward = running()
+    if backward.captures:  # `summed` gets it from the engine
+        return None
+    held = backward.of_task().held
+    if any(one is local for one, _ in held):  # by another hook of the leaf
+        return None
+    held.append((local, grad))
+    return None if grad is None else torch.zeros_like(grad)
+
+
+@contextmanager
+def completed(local: Tensor) -> Iterator[None]:
+    """Inside, hooks of this leaf see its whole gradient."""
+    leaf = _LEAVES.get(local) or _Leaf()
+    before, leaf.complete_in = leaf.complete_in, running()
+    try:
+        yield
+    finally:
+        leaf.complete_in = before
 
 
 def summed(
@@ -157,13 +181,15 @@ def summed(
 
 
 class Found:
-    """What one graph task of the engine has found: terms, with what each was seen as."""
+    """What one graph task of the engine has found: terms, with what each was seen as, and leaves
+    whose hooks are put off, with what was held back."""
 
-    __slots__ = ("creates_graph", "terms")
+    __slots__ = ("creates_graph", "held", "terms")
 
     def __init__(self, creates_graph: bool) -> None:
         self.creates_graph = creates_graph
         self.terms: list[tuple[Term, Tensor]] = []
+        self.held: list[tuple[Tensor, Tensor | None]] = []
 
 
 class _Rider:
@@ -183,13 +209,18 @@ class Backward:
     """Around a call of the engine: what it finds is reduced at its end, or dropped if it fails.
 
     One backward may run within another (in a hook, in a reentrant checkpoint).
+
+    Args:
+        captures: the engine gives the gradients back instead of accumulating them.
     """
 
-    __slots__ = ("found", "outer", "riders")
+    __slots__ = ("__weakref__", "at_end", "captures", "found", "outer", "riders")
 
-    def __init__(self) -> None:
+    def __init__(self, captures: bool = False) -> None:
+        self.captures = captures
         self.found: dict[int, Found] = {}
         self.riders: list[_Rider] = []
+        self.at_end: list[Callable[[], Any]] = []
 
     def __enter__(self) -> Backward:
         self.outer = _OF_THREAD.innermost
@@ -205,6 +236,22 @@ class Backward:
             for _, seen in found.terms:
                 seen.grad = None
 
+    def of_task(self) -> Found:
+        """What the task of the engine that runs now has found."""
+        task = _current_graph_task_id()
+        found = self.found.get(task)
+        if found is None:
+            found = self.found[task] = Found(is_grad_enabled())
+            _engine.queue_callback(lambda: self.finish(task))
+        return found
+
+    def when_over(self, call: Callable[[], Any]) -> None:
+        """Have `call` called once all gradients are there."""
+        if self is _RUNNING[0]:  # nobody says when
+            _engine.queue_callback(call)
+        else:
+            self.at_end.append(call)
+
     def ride(
         self, value: Tensor, transition: Transition, take: Callable[[Tensor], None]
     ) -> None:
@@ -212,27 +259,23 @@ class Backward:
         self.riders.append(_Rider(value, transition, take))
 
     def flush(self) -> None:
-        """There were no terms to reduce."""
+        """The engine is done: what nothing has been reduced with, and who waits for the end."""
         if self.riders:
-            self._reduce([], False)
+            self._reduce([])
+        while self.at_end:
+            self.at_end.pop(0)()
 
     def finish(self, task: int) -> None:
         """The end of a task."""
-        found = self.found[task]
-        late = [term for term, _ in found.terms if term.leaf.fired == task]
-        if late:
-            raise UnsupportedOpError(
-                message("backward", f"{len(late)} leaves have hooks that were registered between "
-                        "forward and backward, and uses both varying and not over a mesh axis",
-                        "a hook sees the sum of the gradients of all uses, once",
-                        [f"a leaf {term.transition.src}" for term in late],
-                        "register hooks before the forward")
-            )
-        del self.found[task]
+        found = self.found.pop(task)
         arrived = [(term, seen) for term, seen in found.terms if seen.grad is not None]
-        self._reduce(arrived, found.creates_graph)
+        totals = list(_of_leaves(*self._reduce(arrived)))
+        for local, whole in _joined(found.held, totals) if found.held else totals:
+            _accumulate(local, whole, found.creates_graph)
 
-    def _reduce(self, arrived: Sequence[tuple[Term, Tensor]], creates_graph: bool) -> None:
+    def _reduce(
+        self, arrived: Sequence[tuple[Term, Tensor]]
+    ) -> tuple[Sequence[Term], Sequence[Tensor]]:
         riders, self.riders = self.riders, []
         grads: list[Any] = []
         terms: list[Term] = []
@@ -247,12 +290,16 @@ class Backward:
         totals = run_together(moves, grads, (*terms, *riders))
         for rider, total in zip(riders, totals[len(terms):]):
             rider.take(total)
-        for local, total in _of_leaves(terms, totals):
-            _accumulate(local, total, creates_graph)
+        return terms, totals
 
 
 class _OfThread(threading.local):
     innermost: Backward | None = None
+
+
+def running() -> Backward:
+    """The backward that runs. On a GPU the engine's own threads ask, too: theirs is the last."""
+    return _OF_THREAD.innermost or _RUNNING[-1]
 
 
 _OF_THREAD = _OfThread()
@@ -272,8 +319,26 @@ def _of_leaves(terms: Sequence[Term], totals: Sequence[Tensor]) -> Iterable[tupl
     return zip(leaves.values(), whole.values())
 
 
-def _accumulate(local: Tensor, total: Tensor, creates_graph: bool) -> None:
+def _joined(
+    held: Sequence[tuple[Tensor, Tensor | None]], totals: Sequence[tuple[Tensor, Tensor]]
+) -> list[tuple[Tensor, Tensor | None]]:
+    """The totals, with what was held back of the same leaves; None where hooks alone wait."""
+    whole: dict[int, tuple[Tensor, Tensor | None]] = {id(one[0]): one for one in totals}
+    for local, grad in held:
+        _, known = whole.get(id(local), (local, None))
+        if grad is not None and known is not None:
+            grad = grad + known
+        whole[id(local)] = local, known if grad is None else grad
+    return list(whole.values())
+
+
+def _accumulate(local: Tensor, total: Tensor | None, creates_graph: bool) -> None:
     """What torch's AccumulateGrad does, whose way is longer and copies what Python holds."""
+    if total is None:
+        with completed(local):
+            for hook in tuple(local._post_accumulate_grad_hooks.values()):  # type: ignore
+                hook(local)
+        return
     grad = local.grad
     if (
         local._use_count() > 1  # type: ignore[attr-defined]  # somebody may have hooked that node
@@ -282,10 +347,11 @@ def _accumulate(local: Tensor, total: Tensor, creates_graph: bool) -> None:
         or total.stride() != local.stride()
     ):
         if local.requires_grad:  # as it did in the forward
-            _engine.run_backward(
-                (local,), (total,), creates_graph, creates_graph, (), allow_unreachable=True,
-                accumulate_grad=True,
-            )
+            with completed(local):
+                _engine.run_backward(
+                    (local,), (total,), creates_graph, creates_graph, (), allow_unreachable=True,
+                    accumulate_grad=True,
+                )
     elif not local.requires_grad:
         return
     elif grad is None:

@@ -7,29 +7,27 @@ has the dual of x's layout: S of S, I of I, and replicated over axes where x is 
 from __future__ import annotations
 
 import math
-import weakref
-from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils.weak import TensorWeakRef
 
-from weft.errors import LayoutError, UnsupportedOpError, message
+from weft.comm import this_world
+from weft.errors import CommunicationError, LayoutError, UnsupportedOpError, message
 from weft.tensor import modes
+from weft.tensor.grad.anomaly import nans_told
 from weft.tensor.meta import Meta
 from weft.tensor.placing.construct import as_sharded, gathered, redistribute_to, to_replicated
 from weft.tensor.placing.enter import forget_views, transition_between
 from weft.tensor.shard_tensor import ShardTensor, version_of, wrap
 from weft.tensor.takeover import twin_of
-from weft.tensor.terms import Backward, fired, retire, summed, terms_of
+from weft.tensor.terms import Backward, completed, summed, terms_of
 from weft.tensor.trace.trees import local_of as _local_of
 from weft.tensor.views.moved import plain
 from weft.transport import traffic
 
 __all__ = [
-    "OneBackward", "backward", "backward_all", "grad", "grad_meta", "local_cotangent",
-    "register_hook", "register_post_accumulate_grad_hook", "set_grad", "wrap_cotangent",
-    "wrap_grad",
+    "OneBackward", "backward", "backward_all", "grad", "grad_meta", "local_cotangent", "set_grad",
+    "wrap_cotangent", "wrap_grad",
 ]
 
 
@@ -188,6 +186,12 @@ class OneBackward(Backward):
     def __exit__(self, *failed: Any) -> None:
         super().__exit__(*failed)
         forget_views()
+        _, error, _ = failed
+        if error is not None and not isinstance(error, CommunicationError):
+            said = str(error).strip().partition("\n")[0].rstrip(".")
+            this_world().stopped(
+                f"raised {type(error).__name__}: {said}, in backward, at {modes.source_line()}"
+            )
 
 
 def backward_all(
@@ -214,10 +218,11 @@ def backward_all(
     with OneBackward() as running:
         for output in known:
             _remember_value(output, running)
-        _ENGINE_BACKWARD(
-            [local_of(output) for output in outputs], seeds, retain_graph, create_graph,
-            inputs=local_inputs, **more,
-        )
+        with nans_told(outputs):
+            _ENGINE_BACKWARD(
+                [local_of(output) for output in outputs], seeds, retain_graph, create_graph,
+                inputs=local_inputs, **more,
+            )
         running.flush()
 
 
@@ -257,60 +262,38 @@ def grad(
     seeds = [_seed(output, gradient) for output, gradient in zip(outputs, grad_outputs)]
     leaves = [local_of(tensor) for tensor in inputs]
     terms = [terms_of(local) for local in leaves]
-    found = torch.autograd.grad(
-        [local_of(output) for output in outputs],
-        [*leaves, *(term.seen for of_leaf in terms for term in of_leaf)],  # type: ignore[list-item]
-        seeds, retain_graph, create_graph, allow_unused=allow_unused or any(terms),
-        materialize_grads=materialize_grads,
-    )
-    local_grads = summed(found, terms)
+    with OneBackward(captures=True) as running, nans_told(outputs):
+        found = torch.autograd.grad(
+            [local_of(output) for output in outputs],
+            [*leaves, *(term.seen for of_leaf in terms for term in of_leaf)],  # type: ignore
+            seeds, retain_graph, create_graph, allow_unused=allow_unused or any(terms),
+            materialize_grads=materialize_grads,
+        )
+        local_grads = [
+            _seen_by_hooks(local, total, create_graph) if of_leaf else total
+            for local, of_leaf, total in zip(leaves, terms, summed(found, terms))
+        ]
+        running.flush()
     unused = any(local is None for local in local_grads)
     if any(terms) and unused and not (allow_unused or materialize_grads):
         raise RuntimeError(
             "One of the differentiated Tensors appears to not have been used in the graph. Set "
             "allow_unused=True if this is the desired behavior."
         )
-    forget_views()
     return tuple(_wrapped_grad(tensor, local) for tensor, local in zip(inputs, local_grads))
+
+
+def _seen_by_hooks(
+    local: torch.Tensor, total: torch.Tensor | None, create_graph: bool
+) -> torch.Tensor | None:
+    """The gradient of a leaf as its hooks leave it, which were put off while its terms came."""
+    if total is None or not local._backward_hooks:
+        return total
+    with completed(local):
+        return torch.autograd.grad(local, local, total, create_graph=create_graph)[0]
 
 
 def _wrapped_grad(tensor: torch.Tensor, local: torch.Tensor | None) -> torch.Tensor | None:
     if local is None or type(tensor) is not ShardTensor:
         return local
     return wrap_cotangent(tensor._meta, local)
-
-
-def register_hook(tensor: ShardTensor, hook: Callable[[ShardTensor], Any]) -> Any:
-    """A tensor hook: it gets, and may return, the gradient as a ShardTensor."""
-    meta, of = tensor._meta, TensorWeakRef(tensor._local)  # it holds the hook, so not the reverse
-
-    def local_hook(local: torch.Tensor) -> torch.Tensor | None:
-        leaf = of()
-        if leaf is not None:
-            fired(leaf)
-        out = hook(wrap_cotangent(meta, local))
-        if out is None:
-            return None
-        if out.shape != meta.shape:  # torch's own words
-            raise RuntimeError(f"hook '{getattr(hook, '__name__', hook)}' has changed the size of "
-                               f"value: {tuple(meta.shape)} became {tuple(out.shape)}")
-        return local_cotangent(meta, out)
-
-    retire(tensor._local)
-    return tensor._local.register_hook(local_hook)
-
-
-def register_post_accumulate_grad_hook(
-    tensor: ShardTensor, hook: Callable[[ShardTensor], Any]
-) -> Any:
-    """A hook that runs with the tensor itself once its gradient is complete."""
-    meta, of = tensor._meta, weakref.ref(tensor)  # its local tensor holds the hook
-
-    def local_hook(local: torch.Tensor) -> Any:
-        fired(local)
-        found = of()
-        # torch refuses what is not None
-        return hook(wrap(local, meta) if found is None else found)
-
-    retire(tensor._local)
-    return tensor._local.register_post_accumulate_grad_hook(local_hook)

@@ -14,7 +14,11 @@ from typing import Any, NoReturn
 
 import torch
 from torch.autograd import Function
-from torch.autograd.graph import get_gradient_edge, increment_version
+from torch.autograd.graph import (
+    get_gradient_edge,
+    increment_version,
+    register_multi_grad_hook,
+)
 from torch.nn.modules._functions import BackwardHookFunction
 from torch.testing._comparison import TensorLikePair
 from torch.utils import dlpack
@@ -26,6 +30,8 @@ from weft.tensor.call.fallback import replicate, write_back
 from weft.tensor.call.own import OWN, is_sharded
 from weft.tensor.call.own_outside import OutsideMesh
 from weft.tensor.grad import autograd
+from weft.tensor.grad.anomaly import nans_told
+from weft.tensor.grad.hooks import register_hook_of_several
 from weft.tensor.meta import Meta, replicated_meta
 from weft.tensor.placing.construct import as_sharded, redistribute_to
 from weft.tensor.placing.values import global_value, like_dense
@@ -61,6 +67,7 @@ def install() -> None:
         (_warn_of_hooks, _refuse_old_hooks),
         (get_gradient_edge, _refuse_edges),
         (increment_version, _increment),
+        (register_multi_grad_hook, register_hook_of_several),
         (torch.jit.trace, _refuse_traces),
         (torch.autograd.gradcheck, _checked(torch.autograd.gradcheck, 1)),
         (torch.autograd.gradgradcheck, _checked(torch.autograd.gradgradcheck, 2)),
@@ -92,7 +99,7 @@ def _backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
     inputs = [inputs] if isinstance(inputs, torch.Tensor) else inputs
     if any(type(tensor) is ShardTensor for tensor in (*given, *inputs)):
         return autograd.backward_all(tensors, *args, **kwargs)
-    with autograd.OneBackward():
+    with autograd.OneBackward(), nans_told(given):
         _BACKWARD(tensors, *args, **kwargs)
 
 

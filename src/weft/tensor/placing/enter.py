@@ -100,6 +100,7 @@ def _enter_all(
                     if traffic.STATE.on:
                         term.note = traffic.note()
                     continue
+                del views.terms[transition]  # it lives on in its graphs alone
             key, state = transition, version_of(tensor)
         else:
             views = transition.mesh.cache.setdefault("views", Views())
