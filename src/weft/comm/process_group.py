@@ -127,7 +127,11 @@ class ProcessCommunicator(GroupCalls):
             return reduce_terms(terms, kind).view(x.shape)
         cuts = balanced_cuts(flat.numel(), (self.size,))
         sizes = tuple(stop - start for start, stop in pairwise(cuts))
-        return self._all_gather(self._reduce_scatter(flat, sizes, kind), sizes).view(x.shape)
+        if sum(sizes) * x.element_size() < _SWAP_TERMS * self.swaps_from_nbytes:
+            return self._all_gather(self._reduce_scatter(flat, sizes, kind), sizes).view(x.shape)
+        out = torch.empty_like(flat)
+        mine = self._start_reduce_scatter(flat, sizes, kind, out.split(sizes)[self.index])()
+        return self._start_all_gather(mine, sizes, out)().view(x.shape)
 
     def _start_all_reduce(self, x: Tensor, kind: str) -> Finish:
         if (kind, x.dtype) in self.exact:
@@ -154,14 +158,17 @@ class ProcessCommunicator(GroupCalls):
             return self._start_all_gather(x, sizes)()
         return self._all_to_all(x.repeat(self.size), (x.numel(),) * self.size, sizes)
 
-    def _start_all_gather(self, x: Tensor, sizes: tuple[int, ...]) -> Finish:
-        """By messages; what is received has its place already."""
-        out = x.new_empty(sum(sizes))
+    def _start_all_gather(
+        self, x: Tensor, sizes: tuple[int, ...], out: Tensor | None = None
+    ) -> Finish:
+        """By messages; what is received has its place already. `x` may lie in its own in `out`."""
+        out = x.new_empty(sum(sizes)) if out is None else out
         parts = out.split(sizes)
         recv = [(place, parts[place]) for place in self._others() if sizes[place]]
         send = [(place, x) for place in self._others() if x.numel()]
         wait = self._swap(send, recv, x.dtype)
-        parts[self.index].copy_(x)
+        if parts[self.index].data_ptr() != x.data_ptr():
+            parts[self.index].copy_(x)
         return _then(wait, lambda: out)
 
     def _others(self) -> list[int]:
@@ -179,19 +186,22 @@ class ProcessCommunicator(GroupCalls):
         terms = self._all_to_all(x, sizes, (mine,) * self.size).view(self.size, mine)
         return reduce_terms(terms.unbind(), kind)
 
-    def _start_reduce_scatter(self, x: Tensor, sizes: tuple[int, ...], kind: str) -> Finish:
+    def _start_reduce_scatter(
+        self, x: Tensor, sizes: tuple[int, ...], kind: str, out: Tensor | None = None
+    ) -> Finish:
         mine = sizes[self.index]
         if self.native and len(set(sizes)) == 1 and (kind, x.dtype) in self.exact:
             total = x.new_empty(mine)
             group = self._alive("reduce_scatter")
             wait = self._start("reduce_scatter", _scatter_even, total, x, _OPS[kind], group, True)
             return _then(wait, lambda: total.div_(self.size) if kind == "avg" else total)
-        terms, parts = x.new_empty(self.size, mine), x.split(sizes)
+        parts = x.split(sizes)
+        terms = list(x.new_empty(self.size - 1, mine))
+        terms.insert(self.index, parts[self.index])
         recv = [(place, terms[place]) for place in self._others() if mine]
         send = [(place, parts[place]) for place in self._others() if sizes[place]]
         wait = self._swap(send, recv, x.dtype)
-        terms[self.index] = parts[self.index]
-        return _then(wait, lambda: reduce_terms(terms.unbind(), kind))
+        return _then(wait, lambda: reduce_terms(terms, kind, out))
 
     def _all_to_all(self, x: Tensor, send: tuple[int, ...], recv: tuple[int, ...]) -> Tensor:
         if not self.in_order:

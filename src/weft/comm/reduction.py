@@ -69,19 +69,29 @@ def check_kind(kind: str, dtype: torch.dtype) -> None:
     )
 
 
-def reduce_terms(terms: Sequence[Tensor], kind: str) -> Tensor:
-    """The reduction of `terms` (equal shapes and dtypes), in their order, as a fresh tensor."""
+def reduce_terms(terms: Sequence[Tensor], kind: str, out: Tensor | None = None) -> Tensor:
+    """The reduction of `terms` (equal shapes and dtypes), in their order: `out`, or a new tensor.
+
+    `out` shares no memory with a term.
+    """
+    if out is not None:
+        if out.dtype in _WIDE or out.dtype is torch.uint64:
+            return out.copy_(reduce_terms(terms, kind))
+        return _reduce(out.copy_(terms[0]), terms, kind)
     dtype = terms[0].dtype
     if dtype is torch.uint64:
         return _reduce_uint64(terms, kind)
     wide = _WIDE.get(dtype, dtype)
-    total = terms[0].to(wide, copy=True)
-    step = _STEP[kind]
+    return _reduce(terms[0].to(wide, copy=True), terms, kind).to(dtype)
+
+
+def _reduce(total: Tensor, terms: Sequence[Tensor], kind: str) -> Tensor:
+    wide, step = total.dtype, _STEP[kind]
     for term in terms[1:]:
         step(total, term.to(wide))
     if kind == "avg":
         total.div_(len(terms))
-    return total.to(dtype)
+    return total
 
 
 def _reduce_uint64(terms: Sequence[Tensor], kind: str) -> Tensor:

@@ -74,7 +74,7 @@ class Meta:
         self.to_replicated: Any = False
         self.of_grad: Meta | None = None  # see `autograd.grad_meta`; None: not asked yet
         self._form: Any = False if like is None else like._form
-        _ALIVE.add(self)
+        _ALIVE[id(self)] = self
         self.plain = strides is None and device.type == "cpu"
 
     @property
@@ -116,12 +116,14 @@ class Meta:
         return contiguous_strides(self.shape) if self.strides is None else self.strides
 
 
-_ALIVE: weakref.WeakSet[Meta] = weakref.WeakSet()
+_ALIVE: weakref.WeakValueDictionary[int, Meta] = weakref.WeakValueDictionary()
+"""By id: of such a dictionary, unlike a WeakSet, a list can be made while threads add to it."""
 
 
 def alive() -> list[Meta]:
     """The metas of this process that are in use or kept."""
-    return list(_ALIVE)
+    metas = [ref() for ref in _ALIVE.valuerefs()]
+    return [meta for meta in metas if meta is not None]
 
 
 def forget_recipes() -> None:
