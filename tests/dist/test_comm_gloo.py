@@ -36,7 +36,7 @@ def test_every_collective_equals_the_model(gloo: GlooWorld, mesh: Mesh) -> None:
 def random_reductions(mesh):
     generator = torch.Generator().manual_seed(mesh.rank)
     comm, results = mesh.comm((0, 1)), []
-    for numel in (5, 1000, 100_003):  # the last is reduced in pieces
+    for numel in (5, 1000, 100_003, 300_003):  # the last two in pieces, by buffers and messages
         for dtype in (torch.float32, torch.bfloat16, torch.complex64):
             x = torch.randn(numel, generator=generator).to(dtype)
             for kind in kinds_of(dtype):
