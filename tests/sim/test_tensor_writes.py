@@ -199,6 +199,33 @@ def rows_of_a_parameter(make: Make) -> Any:
     return [*seen, x, row_of_old]
 
 
+PARTS: list[Callable[[Any], Any]] = [
+    lambda x: x.split(2)[0], lambda x: x.unbind(0)[3], lambda x: x.unbind(1)[2],
+    lambda x: x.split(2, 1)[1], lambda x: list(x)[2], lambda x: x[:1].unbind(0)[0],
+    lambda x: x.unbind(1)[2][1:3], lambda x: x.tensor_split(2)[0], lambda x: x.view(-1).unbind()[7],
+]
+
+
+def one_of_several_views(make: Make) -> Any:
+    """torch records no write to one of them; unrecorded ones reach the base."""
+    refused = []
+    for part in PARTS:
+        for grad in (True, False):
+            x = make(X, grad) * 1
+            view, factor = part(x), make(X).sum()
+            for write in (lambda view=view: view.mul_(2), lambda v=view, by=factor: v.mul_(by)):
+                try:
+                    write()
+                    refused.append(False)
+                except RuntimeError as error:
+                    refused.append("modified inplace" in str(error))
+        x = make(X) * 1
+        with torch.no_grad():
+            part(x).mul_(3)
+        refused.append(x)
+    return refused
+
+
 def in_inference_mode(make: Make) -> Any:
     made = make(X, False)
     with torch.inference_mode():
@@ -218,7 +245,7 @@ def in_inference_mode(make: Make) -> Any:
 MOVED: list[Callable[[Make], Any]] = [
     gradients_of_a_row, a_row_is_the_root_of_backward, copies_of_a_row, views_of_views,
     rows_in_a_list, rows_change_places, rows_with_gradients, a_base_that_changes_twice,
-    a_second_backward, rows_of_a_parameter, in_inference_mode,
+    a_second_backward, rows_of_a_parameter, one_of_several_views, in_inference_mode,
 ]
 
 

@@ -107,8 +107,11 @@ def dtype_text(dtype: torch.dtype) -> str:
 
 
 def functional_name(name: str) -> str:
-    """The name of the op that is not in place: `aten.add_.Tensor` -> `aten.add.Tensor`."""
+    """The name of the op that is not in place: `aten.add_.Tensor` -> `aten.add.Tensor`,
+    `aten.__ior__.Tensor` -> `aten.__or__.Tensor`."""
     namespace, base, overload = name.split(".")
+    if base.startswith("__i"):
+        return f"{namespace}.__{base[3:]}.{overload}"
     if base.endswith("_") and not base.endswith("__"):
         return f"{namespace}.{base[:-1]}.{overload}"
     return name
@@ -128,6 +131,16 @@ def _copied(target: torch.Tensor, source: torch.Tensor, non_blocking: bool = Fal
     return source.to(target.dtype).expand_as(target)
 
 
+def _polygamma(target: torch.Tensor, n: int) -> torch.Tensor:
+    return torch.polygamma(n, target)
+
+
+_UNLIKE = {
+    "aten.copy.default": _copied,  # torch's own has no derivative
+    "aten.polygamma.default": _polygamma,  # and this another order
+}
+
+
 def functional(op: Op) -> Callable[..., Any]:
     """The function that returns what an in-place or out= op writes.
 
@@ -135,8 +148,8 @@ def functional(op: Op) -> Callable[..., Any]:
         UnsupportedOpError: torch has none.
     """
     name = facts(op.overload).functional
-    if name == "aten.copy.default":  # torch's own has no derivative
-        return _copied
+    if name in _UNLIKE:
+        return _UNLIKE[name]
     found = overload_named(name)
     if found is None or found._schema.is_mutable or _parameters(found) != _parameters(op.overload):
         found = _namesake(op.overload, name)

@@ -105,18 +105,20 @@ class View:
         base: the tensor that it was called on. func, args, kwargs: the call. place: which of its
             results this is.
         out: the result, whose local tensor is the plain one.
+        is_one_of_several: whether the call gives a list of views; torch records no writes to these.
     """
 
-    __slots__ = ("args", "base", "buffer", "func", "grad", "kwargs", "meta", "place", "seen",
-                 "storage")
+    __slots__ = ("args", "base", "buffer", "func", "grad", "is_one_of_several", "kwargs", "meta",
+                 "place", "seen", "storage")
 
     def __init__(
-        self, base: Tensor, func: Any, args: Any, kwargs: Any, place: int, out: ShardTensor
+        self, base: Tensor, func: Any, args: Any, kwargs: Any, place: int, out: ShardTensor,
+        is_one_of_several: bool,
     ) -> None:
         self.base: Tensor | None = base
         self.func, self.args, self.kwargs, self.place = func, args, kwargs, place
         self.buffer, self.meta = out._local, out._meta
-        self.grad = torch.is_grad_enabled()
+        self.grad, self.is_one_of_several = torch.is_grad_enabled(), is_one_of_several
         self.storage = _memory(base)
         self.seen = _version(base)
 
@@ -147,6 +149,8 @@ class View:
         self.seen = None  # out of date, should the base refuse the write
         if torch.is_grad_enabled() and not self.grad and self.base.requires_grad:
             raise RuntimeError(_NO_GRAD_VIEW)
+        if self.is_one_of_several and recorded and torch.is_grad_enabled():
+            raise RuntimeError(_ONE_OF_SEVERAL)
         value = wrap(self.buffer, self.meta.replace(requires_grad=self.buffer.requires_grad))
         with torch.set_grad_enabled(recorded and torch.is_grad_enabled()):
             write(self.func, self.args, self.kwargs, self.place, self.base, value)
@@ -161,9 +165,17 @@ _NO_GRAD_VIEW = (  # torch's own words
 )
 
 
+_ONE_OF_SEVERAL = (  # torch's own words
+    "This view is the output of a function that returns multiple views. Such functions do not allow "
+    "the output views to be modified inplace. You should replace the inplace operation by an "
+    "out-of-place one."
+)
+
+
 def following(result: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """The result of a view call, of which those tensors whose data moved follow their base."""
     tensors = flatten((args, kwargs))
+    several = type(result) is not ShardTensor and func not in _SEVERAL
     for place, out in enumerate(flatten(result)):
         if type(out) is not ShardTensor or out._meta.alias is None:
             continue
@@ -178,7 +190,9 @@ def following(result: Any, func: Any, args: Any, kwargs: Any) -> Any:
         # written to, and the ranks would have different graphs in a second backward.
         if has_data or overlaps or _has_empty(out._meta.layout):
             out._local = local.clone()
-        out._local = _moved(out._local, View(base, func, args, kwargs, place, out))
+        out._local = _moved(
+            out._local, View(base, func, args, kwargs, place, out, several)
+        )
     return result
 
 

@@ -1,0 +1,128 @@
+"""In-place ops one by one, windows, and writes that nothing tells of; as on plain tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import weft
+from tests.sharded import WAYS, Make, agree
+from weft import P
+
+X = torch.arange(1.0, 31.0, dtype=torch.float64).view(5, 6) / 8
+W = torch.linspace(-1, 1, 18, dtype=torch.float64).view(6, 3)
+
+ALONE = (
+    "neg abs exp sqrt tanh sigmoid floor ceil round trunc frac reciprocal rsqrt log log1p log2 "
+    "log10 sin cos tan sinh cosh asinh atan erf erfc square sign relu nan_to_num deg2rad rad2deg "
+    "lgamma digamma exp2 expm1 sgn sinc i0 logical_not silu fill_diagonal triu tril"
+).split()
+WITH: dict[str, Callable[[Tensor, Tensor, Make], Any]] = {
+    "cumsum": lambda x, a, make: x.cumsum_(0), "cumprod": lambda x, a, make: x.cumprod_(1),
+    "renorm": lambda x, a, make: x.renorm_(2, 0, 1.0),
+    "addcmul": lambda x, a, make: x.addcmul_(a, a, value=2),
+    "addcdiv": lambda x, a, make: x.addcdiv_(a, a + 1), "lerp": lambda x, a, make: x.lerp_(a, 0.3),
+    "fmod": lambda x, a, make: x.fmod_(0.7), "remainder": lambda x, a, make: x.remainder_(a),
+    "clamp": lambda x, a, make: x.clamp_(1, 2), "clamp_max": lambda x, a, make: x.clamp_max_(a),
+    "hypot": lambda x, a, make: x.hypot_(a), "atan2": lambda x, a, make: x.atan2_(a),
+    "xlogy": lambda x, a, make: x.xlogy_(a), "copysign": lambda x, a, make: x.copysign_(-1),
+    "eq": lambda x, a, make: x.eq_(a), "lt": lambda x, a, make: x.lt_(2),
+    "fill_diagonal": lambda x, a, make: x.fill_diagonal_(7.0),
+    "index_fill": lambda x, a, make: x.index_fill_(0, torch.tensor([1, 3]), 5.0),
+    "masked_fill": lambda x, a, make: x.masked_fill_(a > 2, 0.0),
+    "heaviside": lambda x, a, make: x.heaviside_(a),
+    "nextafter": lambda x, a, make: x.nextafter_(a),
+    "floor_divide": lambda x, a, make: x.floor_divide_(2),
+    "polygamma": lambda x, a, make: x.polygamma_(1),
+    "mvlgamma": lambda x, a, make: x.mvlgamma_(1),
+    "ldexp": lambda x, a, make: x.ldexp_(torch.tensor(2)),
+    "float_power": lambda x, a, make: x.float_power_(2),
+    "addmm": lambda x, a, make: x.addmm_(
+        make(X[:, :2].contiguous(), False), make(X[:2], False), beta=0.5
+    ),
+    "addr": lambda x, a, make: x.addr_(make(X[:, 0], False), make(X[0], False), alpha=2),
+}
+
+
+def every_op(make: Make) -> Any:
+    seen = []
+    for name in ALONE:
+        if hasattr(Tensor, f"{name}_") and name != "fill_diagonal":
+            seen.append(getattr(make(X, False), f"{name}_")())
+    for name, write in WITH.items():
+        x = make(X, False)
+        assert write(x, make(X + 1, False), make) is x, name
+        seen.append(x)
+    return seen
+
+
+def operators(make: Make) -> Any:
+    m, n = make(X > 2, False), make(X > 1, False)
+    m |= n
+    m &= ~make(X > 3, False)
+    m ^= n
+    k = make(torch.arange(30).view(5, 6), False)
+    k <<= 1
+    k |= 1
+    k >>= 1
+    k //= 2
+    k %= 5
+    k **= 2
+    return [m, k]
+
+
+def windows(make: Make) -> Any:
+    """They overlap: read, with gradients, after writes to the base; those that do not, written."""
+    x = make(X)
+    rows, columns, apart = x.unfold(0, 3, 1), x.unfold(1, 4, 1), x.unfold(1, 2, 3)
+    ((rows * rows).sum() + columns.exp().sum() + apart.sum()).backward()
+    y = make(X, False)
+    rows, columns = y.unfold(0, 3, 1), y.unfold(1, 4, 1)
+    y.mul_(2)
+    seen = [rows * 1, columns * 1]
+    y.unfold(0, 2, 2).mul_(2)
+    y.unfold(1, 2, 2).add_(1)
+    return [x.grad, *seen, y, rows, columns]
+
+
+def a_chain(make: Make) -> Any:
+    x = make(X)
+    y = x * 1
+    y.add_(1).mul_(2).clamp_(max=100).sub_(x).div_(2)
+    y.sum().backward()
+    return [y, x.grad]
+
+
+@pytest.mark.filterwarnings("ignore::weft.WeftWarning")
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "program", [every_op, operators, windows, a_chain], ids=lambda program: program.__name__
+)
+def test_as_plain_tensors(program: Any, way: str) -> None:
+    agree(program, way)
+
+
+@pytest.mark.parametrize("spec", [P("x"), P(None, "x"), P(partial={"x": "sum"})], ids=str)
+def test_what_was_moved_for_a_use_is_a_value(spec: P) -> None:
+    """A write through `.data` after the forward, which torch does not count, changes what torch has
+    saved of a plain tensor, and so its gradient. What was gathered or reduced for the use stays what
+    it was, and the gradient is that of the forward."""
+    x, w = X.clone().requires_grad_(), W.clone().requires_grad_()
+    (x @ w).tanh().sum().backward()
+
+    def on_rank(mesh: Any) -> list[Tensor]:
+        x = weft.distribute_tensor(X, mesh, P()).requires_grad_()
+        w = weft.distribute_tensor(W, mesh, spec).requires_grad_()
+        loss = (x @ w.redistribute(placements=P())).tanh().sum()
+        w.data.zero_()
+        loss.backward()
+        return [x.grad.full_tensor(), w.grad.full_tensor(), w.detach().full_tensor()]
+
+    for of_x, of_w, now in weft.testing.run(on_rank, mesh={"x": 2}):
+        torch.testing.assert_close(of_x, x.grad)
+        torch.testing.assert_close(of_w, w.grad)
+        assert not now.any()
