@@ -166,8 +166,8 @@ _NO_GRAD_VIEW = (  # torch's own words
 
 
 _ONE_OF_SEVERAL = (  # torch's own words
-    "This view is the output of a function that returns multiple views. Such functions do not allow "
-    "the output views to be modified inplace. You should replace the inplace operation by an "
+    "This view is the output of a function that returns multiple views. Such functions do not "
+    "allow the output views to be modified inplace. You should replace the inplace operation by an "
     "out-of-place one."
 )
 
