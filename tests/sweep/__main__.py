@@ -9,12 +9,14 @@ import click
 
 from tests.sweep import board
 from tests.sweep.journal import Journal
-from tests.sweep.runner import Job, run
+from tests.sweep.runner import JUDGES, Job, run
 from tests.sweep.samples import DTYPES, database
 
 
 @click.command()
 @click.argument("ops", nargs=-1)
+@click.option("--system", "systems", multiple=True, type=click.Choice(list(JUDGES)),
+              default=("weft",), show_default=True)
 @click.option("--dtype", "dtypes", multiple=True, type=click.Choice(list(DTYPES)),
               default=("float64", "int64", "bool", "complex64"), show_default=True)
 @click.option("--variant", "variants", multiple=True, type=click.Choice(["", "inplace"]),
@@ -26,8 +28,9 @@ from tests.sweep.samples import DTYPES, database
 @click.option("--fresh", is_flag=True, help="Forget what was found before.")
 @click.option("--out", type=Path, help="Write the scoreboard, as Markdown.")
 def main(
-    ops: tuple[str, ...], dtypes: tuple[str, ...], variants: tuple[str, ...], samples: int,
-    seconds: float, workers: int, journal: Path, fresh: bool, out: Path | None,
+    ops: tuple[str, ...], systems: tuple[str, ...], dtypes: tuple[str, ...],
+    variants: tuple[str, ...], samples: int, seconds: float, workers: int, journal: Path,
+    fresh: bool, out: Path | None,
 ) -> None:
     """Run OPS of torch's database (all of them by default) on simulated ranks."""
     if fresh:
@@ -37,8 +40,9 @@ def main(
     if unknown:
         raise click.BadParameter(f"not in the database: {', '.join(unknown)}")
     jobs = [
-        Job("weft", op, dtype, variant, samples)
-        for dtype in dtypes for variant in variants for op in (ops or database())
+        Job(system, op, dtype, variant, samples)
+        for system in systems for dtype in dtypes for variant in variants
+        for op in (ops or database())
     ]
     done = book.done()
     left = run([job for job in jobs if job.key not in done], book, workers, seconds)

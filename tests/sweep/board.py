@@ -14,23 +14,35 @@ _WORST = ("crash", "hang", "wrong", "unclear", "refused", "gathered", "right")
 
 
 def scoreboard(found: Sequence[Found]) -> str:
-    """Markdown: ops by their worst verdict, for each dtype and variant; then every op that is not
-    right, with an example."""
-    lines = ["| dtype | variant | ops | " + " | ".join(VERDICTS) + " |",
-             "|---|---|---|" + "---|" * len(VERDICTS)]
-    groups: dict[tuple[str, str], dict[str, list[Found]]] = defaultdict(lambda: defaultdict(list))
+    """Markdown: ops by their worst verdict, for each system, dtype and variant; then every op of
+    weft that is not right, and those of others that are wrong, with an example."""
+    columns = ["system", "dtype", "variant", "ops", *VERDICTS, "right in all ways"]
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    groups: dict[tuple[str, str, str], dict[str, list[Found]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
     for it in found:
-        groups[it.dtype, it.variant][it.op].append(it)
-    for (dtype, variant), ops in groups.items():
+        groups[it.dtype, it.variant, it.system][it.op].append(it)
+    for (dtype, variant, system), ops in groups.items():
         worst = Counter(_worst(its) for its in ops.values())
         counts = " | ".join(str(worst[kind]) for kind in VERDICTS)
-        lines.append(f"| {dtype} | {variant or 'function'} | {len(ops)} | {counts} |")
+        share = (worst["right"] + worst["gathered"]) / len(ops)
+        lines.append(f"| {system} | {dtype} | {variant or 'function'} | {len(ops)} | {counts} "
+                     f"| {share:.1%} |")
     for kind in _WORST[:-2]:
-        its = [it for it in found if it.kind == kind]
-        if its:
-            lines += ["", f"## {kind}", ""]
-            lines += [_example(op, same) for op, same in _by_op(its)]
+        its = [it for it in found if it.kind == kind and it.system == "weft"]
+        lines += _section(f"weft: {kind}", its)
+    for system in sorted({it.system for it in found} - {"weft"}):
+        for kind in ("wrong", "hang", "crash"):
+            its = [it for it in found if it.kind == kind and it.system == system]
+            lines += _section(f"{system}: {kind}", its)
     return "\n".join(lines) + "\n"
+
+
+def _section(title: str, its: Sequence[Found]) -> list[str]:
+    if not its:
+        return []
+    return ["", f"## {title}", "", *[_example(op, same) for op, same in _by_op(its)]]
 
 
 def _worst(its: Sequence[Found]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ from tests.sweep.samples import Sample
 from tests.sweep.ways import laid_out
 from weft import ShardTensor
 
-__all__ = ["VERDICTS", "Dense", "Verdict", "dense", "judge"]
+__all__ = ["VERDICTS", "Dense", "Verdict", "backward", "dense", "judge", "leaves", "short"]
 
 VERDICTS = ("right", "gathered", "refused", "unclear", "wrong", "hang", "crash")
 """`gathered` is right with a warning of a fallback; `unclear` an error that is not weft's own."""
@@ -69,12 +70,12 @@ def _equal(one: Tensor, other: Tensor) -> bool:
 
 def _plain(sample: Sample, seed: int) -> Dense:
     torch.manual_seed(seed)
-    leaves = [t.clone().requires_grad_(g) for t, g in zip(sample.tensors, sample.wants_grad)]
-    results = _leaves(sample.fn(leaves))
-    _backward(results)
+    given = [t.clone().requires_grad_(g) for t, g in zip(sample.tensors, sample.wants_grad)]
+    results = leaves(sample.fn(given))
+    backward(results)
     return Dense(
         [one.detach() if isinstance(one, Tensor) else one for one in results],
-        [leaf.grad for leaf in leaves],
+        [leaf.grad for leaf in given],
     )
 
 
@@ -94,8 +95,8 @@ def judge(sample: Sample, expected: Dense, way: str, what: str) -> Verdict | Non
         ]
         for operand, wanted in zip(operands, sample.wants_grad):
             operand.requires_grad_(wanted)
-        results = _leaves(sample.fn(operands))
-        _backward(results)
+        results = leaves(sample.fn(operands))
+        backward(results)
         return Outcome(
             [held(one.detach()) if isinstance(one, Tensor) else one for one in results],
             [None if one.grad is None else held(one.grad) for one in operands],
@@ -106,15 +107,15 @@ def judge(sample: Sample, expected: Dense, way: str, what: str) -> Verdict | Non
         try:
             outcomes = weft.testing.run(on_rank, mesh.size(), mesh)
         except (weft.UnsupportedOpError, weft.WeftError) as error:
-            return Verdict("refused", _short(error))
+            return Verdict("refused", short(error))
         except Exception as error:
-            return Verdict("unclear", _short(error))
+            return Verdict("unclear", short(error))
         try:
             _verify(expected, outcomes, layouts, what)
         except AssertionError as error:
-            return Verdict("wrong", _short(error))
+            return Verdict("wrong", short(error))
     gathered = [it for it in caught if issubclass(it.category, weft.WeftWarning)]
-    return Verdict("gathered", _short(gathered[0].message)) if gathered else Verdict("right")
+    return Verdict("gathered", short(gathered[0].message)) if gathered else Verdict("right")
 
 
 def _verify(expected: Dense, outcomes: list[Outcome], layouts: list[Any], what: str) -> None:
@@ -135,21 +136,27 @@ def _verify(expected: Dense, outcomes: list[Outcome], layouts: list[Any], what: 
         check_gradient(due, layout, mine, f"{what}: gradient {place}")
 
 
-def _leaves(value: Any) -> list[Any]:
+def leaves(value: Any) -> list[Any]:
     return pytree.tree_leaves(value)
 
 
-def _backward(results: list[Any]) -> None:
-    """Backward from every result that has a gradient, from the same cotangent on all ranks."""
+def backward(
+    results: list[Any], like: Callable[[Tensor, Tensor], Tensor] = lambda one, steps: steps
+) -> None:
+    """Backward from every result that has a gradient, from the same cotangent on all ranks.
+
+    `like` makes the plain cotangent what the result's own class takes.
+    """
     live = [one for one in results if isinstance(one, Tensor) and one.requires_grad]
     for place, one in enumerate(live):
         generator = torch.Generator().manual_seed(seed_of("cotangent", place))
         shape = (*one.shape, 2) if one.is_complex() else one.shape
         steps = torch.randint(-512, 513, shape, generator=generator) / 256
         steps = torch.view_as_complex(steps) if one.is_complex() else steps
-        one.backward(gradient=steps.to(one.dtype), retain_graph=place + 1 < len(live))
+        one.backward(gradient=like(one, steps.to(one.dtype)), retain_graph=place + 1 < len(live))
 
 
-def _short(error: object) -> str:
+def short(error: object) -> str:
+    """The beginning of an error, for the journal."""
     text = str(error).strip() or type(error).__name__
     return f"{type(error).__name__}: {text}"[:600]

@@ -14,12 +14,14 @@ from typing import Any
 import torch
 
 from tests.oracle import TOLERANCE
+from tests.sweep import dtensor, judge
 from tests.sweep.journal import Found, Journal
-from tests.sweep.judge import dense, judge
 from tests.sweep.samples import DTYPES, samples_of
 from tests.sweep.ways import WAYS
 
-__all__ = ["CALL_SECONDS", "Job", "run"]
+__all__ = ["CALL_SECONDS", "JUDGES", "Job", "run"]
+
+JUDGES = {"weft": judge.judge, "DTensor": dtensor.judge}
 
 CALL_SECONDS = 60.0
 """How long one call may take, with those on plain tensors before it."""
@@ -143,7 +145,7 @@ def _samples(job: Job, broken: set[tuple[str, str]], pipe: Connection) -> None:
     inplace = job.variant == "inplace"
     for sample in samples_of(job.op, DTYPES[job.dtype], job.most, inplace):
         pipe.send(("at", sample.name, ""))
-        expected = dense(sample)
+        expected = judge.dense(sample)
         if expected is None:
             continue
         for way in WAYS:
@@ -151,6 +153,6 @@ def _samples(job: Job, broken: set[tuple[str, str]], pipe: Connection) -> None:
                 continue
             pipe.send(("at", sample.name, way))
             what = f"{job.op} {job.dtype} {job.variant} {sample.name} {way}"
-            verdict = judge(sample, expected, way, what)
+            verdict = JUDGES[job.system](sample, expected, way, what)
             if verdict is not None:
                 pipe.send(("found", verdict.kind, verdict.detail))
