@@ -27,6 +27,7 @@ from weft.errors import (
 from weft.nn import distribute_module
 from weft.own import register_handler, register_rule, unregister_handler, unregister_rule
 from weft.planner import Link, Links, plan, set_links
+from weft.rng import fork_rng, manual_seed, rng_state, set_rng_state
 from weft.show import show
 from weft.tensor import (
     ShardTensor,
@@ -39,6 +40,10 @@ from weft.tensor import (
     explain,
     full,
     ones,
+    rand,
+    randint,
+    randn,
+    randperm,
     scatter_tensor,
     strict,
     zeros,
@@ -48,12 +53,14 @@ from weft.transport import measure_links
 __version__ = "0.1.0"
 
 __all__ = [
-    "KINDS", "BoundMesh", "CommunicationError", "Layout", "LayoutError", "Link", "Links", "Mesh",
-    "MeshError", "P", "Partial", "Placement", "PlacementError", "Replicate", "Shard",
-    "ShardTensor", "ShardTypeError", "StrictError", "StridedShard", "UnsupportedOpError",
-    "WeftError", "WeftWarning", "arange", "as_bound_mesh", "cache_clear", "cache_info",
-    "current_mesh", "debug", "distribute_module", "distribute_tensor", "empty", "explain", "full",
-    "init_mesh", "measure_links", "ones", "plan", "register_handler", "register_rule",
-    "scatter_tensor", "set_links", "show", "strict", "testing", "unregister_handler",
-    "unregister_rule", "zeros",
+    "KINDS", "P", "BoundMesh", "CommunicationError", "Layout", "LayoutError", "Link",
+    "Links", "Mesh", "MeshError", "Partial", "Placement", "PlacementError", "Replicate",
+    "Shard", "ShardTensor", "ShardTypeError", "StrictError", "StridedShard",
+    "UnsupportedOpError", "WeftError", "WeftWarning", "arange", "as_bound_mesh",
+    "cache_clear", "cache_info", "current_mesh", "debug", "distribute_module",
+    "distribute_tensor", "empty", "explain", "fork_rng", "full", "init_mesh", "manual_seed",
+    "measure_links", "ones", "plan", "rand", "randint", "randn", "randperm",
+    "register_handler", "register_rule", "rng_state", "scatter_tensor", "set_links",
+    "set_rng_state", "show", "strict", "testing", "unregister_handler", "unregister_rule",
+    "zeros",
 ]

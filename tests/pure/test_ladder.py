@@ -23,7 +23,7 @@ TORCH = frozenset({"torch"})
 
 OUTSIDE: dict[str, frozenset[str]] = {
     "errors": PURE, "core": PURE, "planner": PURE, "rules": PURE, "propagate": PURE, "show": PURE,
-    "comm": TORCH, "rng": TORCH, "transport": TORCH, "ops": TORCH, "tensor": TORCH,
+    "comm": TORCH, "rng": TORCH | {"numpy"}, "transport": TORCH, "ops": TORCH, "tensor": TORCH,
     "local": TORCH, "nn": TORCH, "own": TORCH, "spmd": TORCH, "interop": TORCH, "testing": TORCH,
     "cli": TORCH | {"click", "rich", "matplotlib"},
 }

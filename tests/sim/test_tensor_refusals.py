@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 from torch.autograd import forward_ad
 
 import weft
@@ -28,20 +27,6 @@ MEMORY: dict[str, Callable[[Any], Any]] = {
     "squeeze_": lambda x: x.squeeze_(),
     "share_memory_": lambda x: x.share_memory_(),
     "dlpack": lambda x: np.from_dlpack(x),
-}
-RANDOM: dict[str, Callable[[Any], Any]] = {
-    "dropout": F.dropout,
-    "dropout module": lambda x: nn.Dropout(0.1)(x),
-    "attention dropout": lambda x: F.scaled_dot_product_attention(
-        x[None, None], x[None, None], x[None, None], dropout_p=0.5
-    ),
-    "rand_like": torch.rand_like,
-    "normal_": lambda x: x.normal_(),
-    "init": nn.init.xavier_uniform_,
-    "bernoulli": torch.bernoulli,
-    "multinomial": lambda x: torch.multinomial(x, 2),
-    "rrelu": lambda x: F.rrelu(x, training=True),
-    "gumbel": F.gumbel_softmax,
 }
 TRANSFORMS: dict[str, Callable[[Any], Any]] = {
     "torch.tensor": torch.tensor,
@@ -83,15 +68,6 @@ def test_transforms(name: str) -> None:
     refusal(TRANSFORMS[name])
 
 
-@pytest.mark.parametrize("name", RANDOM)
-def test_random(name: str) -> None:
-    said = refusal(RANDOM[name])
-    assert said[0].endswith("the op draws random numbers on a ShardTensor.")
-    assert said[1] == (
-        "  Rule: random numbers that do not depend on the sharding are not built yet."
-    )
-
-
 def test_texts() -> None:
     assert refusal(MEMORY["data_ptr"]) == [
         "data_ptr(): no single address holds a global tensor; the tensor is [5@x, 6].",
@@ -106,9 +82,6 @@ def test_texts() -> None:
         "  Fix: use the tensor method (x.clone(), x.detach(), x.to(dtype)), or x.full_tensor() and "
         "plain torch",
     ]
-    assert refusal(RANDOM["normal_"])[0] == (
-        "aten.normal_.default: the op draws random numbers on a ShardTensor."
-    )
 
 
 def test_dropout_that_draws_nothing_works() -> None:

@@ -3,13 +3,14 @@
 from weft.comm.asking import PROCESS, PROVIDER, source_line
 from weft.comm.bound_mesh import BoundMesh, World, current_mesh, live_meshes
 from weft.comm.communicator import Communicator, Finish
+from weft.comm.global_state import CARRIED
 from weft.comm.init import as_bound_mesh, init_mesh, this_world
 from weft.comm.recording import Recorded, recorded, recording_mesh
 from weft.comm.reduction import check_kind
 from weft.comm.simulated import run_simulated
 
 __all__ = [
-    "PROCESS", "PROVIDER", "BoundMesh", "Communicator", "Finish", "Recorded", "World",
-    "as_bound_mesh", "check_kind", "current_mesh", "init_mesh", "live_meshes", "recorded",
-    "recording_mesh", "run_simulated", "source_line", "this_world",
+    "CARRIED", "PROCESS", "PROVIDER", "BoundMesh", "Communicator", "Finish", "Recorded",
+    "World", "as_bound_mesh", "check_kind", "current_mesh", "init_mesh", "live_meshes",
+    "recorded", "recording_mesh", "run_simulated", "source_line", "this_world",
 ]

@@ -4,7 +4,7 @@ torch's default dtype, default generators, anomaly mode, deterministic algorithm
 products, number of threads, and whether saved tensors may be written to; of Python, the generator
 behind `random` and the filters of `warnings`. Not numpy's legacy generator, whose state takes ten
 times as long to copy as a collective takes here, and not forward AD: leaving a level of it would
-end the rank's tangents.
+end the rank's tangents. What rooms above have of that kind they put into `CARRIED`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from typing import Any
 import torch
 from torch.autograd import graph
 
-__all__ = ["GlobalState"]
+__all__ = ["CARRIED", "GlobalState"]
+
+CARRIED: list[Any] = []
+"""Objects with a generator's `get_state` and `set_state`, whose state is each rank's own."""
 
 _WARNINGS: Any = warnings
 _OF_WARNINGS = ("filters", "showwarning", "_showwarnmsg_impl")
@@ -41,8 +44,8 @@ class GlobalState:
         self.num_threads = torch.get_num_threads()
         self.warnings = [getattr(_WARNINGS, name) for name in _OF_WARNINGS]
         self.random = random.getstate()
-        self.generators = generators
-        self.states = [generator.get_state() for generator in generators]
+        self.generators = (*generators, *CARRIED)
+        self.states = [generator.get_state() for generator in self.generators]
 
     def restore(self) -> None:
         """Make it so again."""

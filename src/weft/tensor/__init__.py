@@ -5,8 +5,9 @@ from weft.tensor.call import compiled, dispatch
 from weft.tensor.call.cache import cache_clear, cache_info
 from weft.tensor.grad import autograd, bridge, optimizers
 from weft.tensor.modes import debug, explain, strict
-from weft.tensor.placing import construct, redistribute, saved, values
+from weft.tensor.placing import construct, redistribute, saved, seeding, values
 from weft.tensor.placing.construct import arange, empty, full, ones, zeros
+from weft.tensor.placing.draw import rand, randint, randn, randperm
 from weft.tensor.placing.enter import data_of, enter_all
 from weft.tensor.placing.from_local import from_local
 from weft.tensor.placing.scatter import distribute_tensor, scatter_tensor
@@ -14,7 +15,8 @@ from weft.tensor.shard_tensor import ShardTensor, hooks
 
 __all__ = [
     "ShardTensor", "arange", "cache_clear", "cache_info", "debug", "distribute_tensor", "empty",
-    "explain", "full", "ones", "scatter_tensor", "strict", "zeros",
+    "explain", "full", "ones", "rand", "randint", "randn", "randperm", "scatter_tensor", "strict",
+    "zeros",
 ]
 
 hooks.call = dispatch.call
@@ -31,3 +33,4 @@ dispatch.SPECIAL.update(special.TABLE)
 bridge.install()
 compiled.install()
 optimizers.install()
+seeding.install()

@@ -22,6 +22,7 @@ from weft.tensor.call.structure import MAX_STRUCTURES, Structure, numbers_come_f
 from weft.tensor.counts import STRUCTURES
 from weft.tensor.counts import TRACES as COUNTS
 from weft.tensor.meta import autocast_state, bounded_put
+from weft.tensor.placing.draw import torch_draws
 from weft.tensor.shard_tensor import ShardTensor, hooks
 from weft.tensor.trace.calls import facts
 from weft.tensor.trace.capture import (
@@ -119,11 +120,11 @@ def _program(
 ) -> tuple[Recipe, Sizes | None]:
     """What carries out several ops, and how it does for other lengths."""
     if mesh.here is None:
-        return Function(_one_by_one(trace)), None
+        return Function(_one_by_one(trace, mesh)), None
     composer = Composer(tensors, mesh)
     result = composer.add(trace, {at: Slot(at) for at in range(len(tensors))})
     if result is None:
-        return Function(_one_by_one(trace)), None
+        return Function(_one_by_one(trace, mesh)), None
     program = composer.program(result)
     return program, Sizes.of(None, composer, program)
 
@@ -257,14 +258,14 @@ def _places(args: Sequence[Any]) -> tuple[int, ...] | None:
     return tuple(place for place, arg in enumerate(args) if isinstance(arg, torch.Tensor))
 
 
-def _one_by_one(trace: Trace) -> Callable[..., Any]:
+def _one_by_one(trace: Trace, mesh: BoundMesh) -> Callable[..., Any]:
     """Ops of which some need more than a recipe of one op: each is a call of its own."""
 
     def run(func: Any, args: Any, kwargs: Any) -> Any:
         values: dict[int, Any] = dict(enumerate(flatten((args, kwargs))))
         device = values[0].device
         for op in trace.ops:
-            out = _call_op(op, fill(op.args, values), fill(op.kwargs, values), device)
+            out = _call_op(op, fill(op.args, values), fill(op.kwargs, values), device, mesh)
             for slot, value in zip(slots_of(op.results), flatten(out)):
                 values[slot.index] = value
         return fill(trace.result, values)
@@ -272,11 +273,14 @@ def _one_by_one(trace: Trace) -> Callable[..., Any]:
     return run
 
 
-def _call_op(op: Op, args: Any, kwargs: Any, device: torch.device) -> Any:
+def _call_op(op: Op, args: Any, kwargs: Any, device: torch.device, mesh: BoundMesh) -> Any:
     if any(type(tensor) is ShardTensor for tensor in flatten((args, kwargs))):
         return hooks.call(op.overload, args, kwargs)
     if kwargs.get("device") is not None:  # captured on meta tensors
         kwargs["device"] = device
+    if facts(op.overload).is_random:
+        with torch_draws(mesh):
+            return op.overload(*args, **kwargs)
     return op.overload(*args, **kwargs)
 
 

@@ -17,7 +17,7 @@ from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.errors import UnsupportedOpError, message
 from weft.rules import Call, Decision, Rule
-from weft.tensor.call import fallback, foreach, outside
+from weft.tensor.call import fallback, foreach, outside, random_ops
 from weft.tensor.call.recipe import Direct, Function, Recipe, Result
 from weft.tensor.meta import Meta, contiguous_strides, intern
 from weft.tensor.placing.enter import entering, transition_between, varying_axes
@@ -94,12 +94,9 @@ class Builder:
             case Decision():
                 return self._direct(chosen, layouts, wants, None)
         if self.facts.is_random:
-            raise UnsupportedOpError(
-                message(self.name, "the op draws random numbers on a ShardTensor",
-                        "random numbers that do not depend on the sharding are not built yet",
-                        [str(layout) for layout in layouts],
-                        "draw on the full tensor and weft.distribute_tensor() it")
-            )
+            drawing = random_ops.recipe(self.trace, self.is_leaf)
+            if drawing is not None:
+                return drawing
         return self._fallback("no rule covers it")
 
     def _fallback(self, reason: str) -> Recipe:

@@ -1,7 +1,8 @@
 """What happens to an op that nothing covers: all operands to Replicate, the op, Replicate.
 
-It serves functional and in-place deterministic ops, and those whose result depends on the data:
-every rank computes the same thing on the same full tensors. One warning per op says what it cost.
+It serves functional and in-place ops, and those whose result depends on the data: every rank
+computes the same thing on the same full tensors, and draws the same random numbers. One warning per
+op says what it cost.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from weft.errors import StrictError, UnsupportedOpError, WeftWarning, message
 from weft.tensor import modes
 from weft.tensor.call import outside
 from weft.tensor.meta import replicated_meta
+from weft.tensor.placing.draw import torch_draws
 from weft.tensor.placing.enter import Named, enter, transition_between
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.trace.capture import check_dense, map_tensors
@@ -65,7 +67,8 @@ def runner(
 
         before = {id(tensor): tensor._version for tensor in map(open_, tensors)}
         opened, named = substitute((args, kwargs), map(open_, tensors))
-        out = func(*opened, **named)
+        with torch_draws(mesh):
+            out = func(*opened, **named)
         written = {}
         for at, tensor in enumerate(tensors):
             local = full[id(tensor)]

@@ -34,6 +34,7 @@ from weft.tensor.grad.anomaly import nans_told
 from weft.tensor.grad.hooks import register_hook_of_several
 from weft.tensor.meta import Meta, replicated_meta
 from weft.tensor.placing.construct import as_sharded, redistribute_to
+from weft.tensor.placing.draw import torch_draws
 from weft.tensor.placing.values import global_value, like_dense
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.takeover import take_over, twin_of
@@ -179,10 +180,11 @@ def on_full_tensors(cls: Any, *args: Any, **kwargs: Any) -> Any:
     full = [replicate(tensor, mesh, cls.__name__) for tensor in tensors]
     before = [one._version for one in full]
     feed = iter(full)
-    out = _APPLY(
-        cls, *map_tensors(lambda _: next(feed), args),
-        **map_tensors(lambda _: next(feed), kwargs),
-    )
+    with torch_draws(mesh):
+        out = _APPLY(
+            cls, *map_tensors(lambda _: next(feed), args),
+            **map_tensors(lambda _: next(feed), kwargs),
+        )
     given: dict[int, torch.Tensor] = {}
     for tensor, one, version in zip(tensors, full, before):
         if type(tensor) is ShardTensor and one._version != version:  # ctx.mark_dirty

@@ -1,0 +1,20 @@
+"""Random numbers that are a function of seed, call and global index alone: bits, values, state."""
+
+from weft.rng import samples
+from weft.rng.philox import Key
+from weft.rng.source import Source
+from weft.rng.stream import (
+    STREAM,
+    Stream,
+    fork_rng,
+    from_torch,
+    into_torch,
+    manual_seed,
+    rng_state,
+    set_rng_state,
+)
+
+__all__ = [
+    "STREAM", "Key", "Source", "Stream", "fork_rng", "from_torch", "into_torch", "manual_seed",
+    "rng_state", "samples", "set_rng_state",
+]

@@ -1,0 +1,191 @@
+"""Random ShardTensors: the key of a call, on which ranks agree, and each rank's box drawn with it.
+
+A random call needs no communication, so it would go unnoticed that ranks are seeded differently:
+replicas would drift apart, and blocks belong to different tensors. So the first random call on a
+mesh after each seeding compares seed and number of calls over its ranks, and in debug mode every
+call does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from weft.comm import BoundMesh, as_bound_mesh
+from weft.core import Layout
+from weft.errors import CommunicationError, message
+from weft.rng import STREAM, Key, Source, samples
+from weft.tensor.meta import intern
+from weft.tensor.placing.layouts import as_layout
+from weft.tensor.placing.redistribute import redistribute_to
+from weft.tensor.shard_tensor import ShardTensor, wrap
+
+__all__ = ["drawn", "next_key", "rand", "randint", "randn", "randperm", "torch_draws"]
+
+Sample = Callable[[Source], torch.Tensor]
+
+_FROM_A_GENERATOR = (1 << 64) - 1
+"""The number of the call, in keys that are drawn from a user's own generator."""
+
+_CPU = torch.device("cpu")
+_SEED_MASK = (1 << 63) - 1
+
+
+def next_key(mesh: BoundMesh, generator: torch.Generator | None = None) -> Key:
+    """The key of the next random call on a mesh; a rank outside the mesh counts it as well.
+
+    A user's own `generator` gives 63 bits, and so carries the state; each rank has one of its own.
+
+    Raises:
+        CommunicationError: the ranks of the mesh do not have the same key.
+    """
+    if generator is None:
+        key = STREAM.next_key()
+        known = mesh.cache.get("seeded") is STREAM.token and not mesh.world.debug.on
+    else:
+        bits = torch.empty((), dtype=torch.int64, device=generator.device)
+        key = int(bits.random_(generator=generator)), _FROM_A_GENERATOR
+        known = False
+    if not known and mesh.here is not None:
+        _agree(mesh, key, generator is not None)
+        if generator is None:
+            mesh.cache["seeded"] = STREAM.token
+    return key
+
+
+def _agree(mesh: BoundMesh, key: Key, is_own: bool) -> None:
+    if mesh.size() == 1:
+        return
+    keys: list[Any] = mesh.comm(tuple(range(mesh.ndim))).exchange(key)
+    if any(other != key for other in keys):
+        ranks = [f"rank {rank}: seed {seed}, call {call}" for rank, (seed, call) in zip(
+            mesh.group_ranks(range(mesh.ndim)), keys
+        )]
+        raise CommunicationError(
+            message("a random call", f"the {len(keys)} ranks of {mesh.abstract!r} have "
+                    f"{len(set(keys))} different random states",
+                    "all ranks draw from one global tensor: they have one seed, and make the same "
+                    "random calls on ShardTensors", ranks,
+                    "generator.manual_seed(0) on all ranks" if is_own else
+                    "torch.manual_seed(0) on all ranks; where torch's own seeds are to differ, "
+                    "weft.manual_seed(0) after it")
+        )
+
+
+@contextmanager
+def torch_draws(mesh: BoundMesh) -> Iterator[None]:
+    """Inside, torch's own generators draw the same on all ranks: what the next call's key says.
+
+    Afterwards they are as before. It is a random call only if something was drawn.
+    """
+    generators = [torch.default_generator, *_of_device(mesh.device)]
+    before = [generator.get_state() for generator in generators]
+    STREAM.follow()
+    known, key = STREAM.torch_seed, (STREAM.seed, STREAM.calls)
+    seed = int(Source.whole(key, (1,), _CPU).bits64()) & _SEED_MASK
+    fresh = [generator.manual_seed(seed).get_state() for generator in generators]
+    STREAM.torch_seed = torch.default_generator.initial_seed()
+    try:
+        yield
+    finally:
+        after = [generator.get_state() for generator in generators]
+        for generator, state in zip(generators, before):
+            generator.set_state(state)
+        STREAM.torch_seed = known
+    if not all(map(torch.equal, fresh, after)):
+        next_key(mesh)
+
+
+def _of_device(device: torch.device) -> list[torch.Generator]:
+    if device.type in ("cpu", "meta"):
+        return []
+    return [torch.get_device_module(device).default_generators[device.index]]
+
+
+def drawn(
+    sample: Sample, mesh: BoundMesh, layout: Layout, dtype: torch.dtype,
+    generator: torch.Generator | None = None,
+) -> ShardTensor:
+    """What `sample` makes of the bits of one call, for a layout without partial axes."""
+    key = next_key(mesh, generator)
+    if mesh.here is None:
+        local = torch.empty(0, dtype=dtype, device=mesh.device)
+    else:
+        local = sample(Source(key, layout.shape, layout.box_at(mesh.here), mesh.device))
+    return wrap(local, intern(mesh, layout, dtype, mesh.device, False))
+
+
+def rand(*size: Any, **where: Any) -> ShardTensor:
+    """Uniform in [0, 1), of a global shape: `weft.rand(4, 5, mesh=mesh, spec=P("dp"))`.
+
+    Args:
+        size: the global shape. mesh, spec: where the tensor lies. dtype: a real or complex one.
+        generator: a generator that is seeded alike on all ranks. requires_grad: of the leaf.
+    """
+    return _made(size, samples.unit, **where)
+
+
+def randn(*size: Any, **where: Any) -> ShardTensor:
+    """Normal with mean 0 and variance 1 (of complex numbers, over both parts), as `rand`."""
+    return _made(size, samples.normal, **where)
+
+
+def randint(
+    low: int, high: Any = None, size: Sequence[int] = (), *, mesh: Any = None,
+    spec: Any = None, dtype: torch.dtype = torch.int64, generator: torch.Generator | None = None,
+) -> ShardTensor:
+    """Whole numbers in [low, high), or [0, low): as torch.randint, with mesh and spec."""
+    if isinstance(high, (tuple, list)):  # randint(high, size)
+        low, high, size = 0, low, high
+    elif high is None:
+        low, high = 0, low
+    start, stop = low, high
+    _check_range("randint", start, stop)
+    return _laid(
+        tuple(size), lambda source: samples.integers(source, start, stop, dtype), dtype, mesh,
+        spec, generator,
+    )
+
+
+def randperm(
+    n: int, *, mesh: Any = None, spec: Any = None, dtype: torch.dtype = torch.int64,
+    generator: torch.Generator | None = None,
+) -> ShardTensor:
+    """The numbers from 0 to n - 1 in random order; every rank sorts all of them."""
+    def sample(source: Source) -> torch.Tensor:
+        whole = Source.whole(source.key, source.shape, source.device)
+        (side,) = source.box
+        return samples.permutation(whole)[slice(*side)].to(dtype)
+
+    return _laid((n,), sample, dtype, mesh, spec, generator)
+
+
+def _check_range(call: str, low: int, high: int) -> None:
+    if low >= high:  # as torch says it
+        raise RuntimeError(f"{call}: expected 'from' to be less than 'to', but got from={low} >= "
+                           f"to={high}")
+
+
+def _made(
+    size: tuple[Any, ...], sample: Callable[[Source, torch.dtype], torch.Tensor], *,
+    mesh: Any = None, spec: Any = None, dtype: torch.dtype | None = None,
+    generator: torch.Generator | None = None, requires_grad: bool = False,
+) -> ShardTensor:
+    shape = tuple(size[0]) if len(size) == 1 and not isinstance(size[0], int) else size
+    dtype = dtype or torch.get_default_dtype()
+    made = _laid(shape, lambda source: sample(source, dtype), dtype, mesh, spec, generator)
+    return made.requires_grad_() if requires_grad else made
+
+
+def _laid(
+    shape: tuple[int, ...], sample: Sample, dtype: torch.dtype, mesh: Any, spec: Any,
+    generator: torch.Generator | None,
+) -> ShardTensor:
+    bound = as_bound_mesh(mesh)
+    layout = as_layout(bound, shape, spec)
+    whole = layout.replace(partial=(None,) * bound.ndim) if layout.is_partial else layout
+    made = drawn(sample, bound, whole, dtype, generator)
+    return made if whole is layout else redistribute_to(made, layout)

@@ -1,0 +1,106 @@
+"""The generator: Random123's known answers, three bodies that agree, any box as any other way."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from weft.rng import Source, samples
+from weft.rng import lanes as ways
+from weft.rng.philox import blocks_in_a_row, blocks_of, blocks_on, philox, philox_torch
+
+CPU = torch.device("cpu")
+FULL = (1 << 64) - 1
+
+KNOWN = [  # counter, key, answer: from kat_vectors of Random123, philox4x64 10
+    ((0, 0, 0, 0), (0, 0),
+     (0x16554D9ECA36314C, 0xDB20FE9D672D0FDC, 0xD7E772CEE186176B, 0x7E68B68AEC7BA23B)),
+    ((FULL,) * 4, (FULL,) * 2,
+     (0x87B092C3013FE90B, 0x438C3C67BE8D0224, 0x9CC7D7C69CD777B6, 0xA09CAEBF594F0BA0)),
+    ((0x243F6A8885A308D3, 0x13198A2E03707344, 0xA4093822299F31D0, 0x082EFA98EC4E6C89),
+     (0x452821E638D01377, 0xBE5466CF34E90C6C),
+     (0xA528F45403E61D95, 0x38C72DBD566E9788, 0xA5A1610E72FD18B5, 0x57BD43B5E52B7FE6)),
+]
+
+
+@pytest.mark.parametrize(("counter", "key", "answer"), KNOWN)
+def test_known_answers(counter: Any, key: Any, answer: Any) -> None:
+    in_numpy = philox(tuple(np.array([word], np.uint64) for word in counter), key)
+    assert tuple(int(word[0]) for word in in_numpy) == answer
+    words = tuple(
+        torch.from_numpy(np.array([word], np.uint64).view(np.int64)) for word in counter
+    )
+    in_torch = philox_torch(words, key)
+    assert tuple(int(word[0]) % (1 << 64) for word in in_torch) == answer
+
+
+@pytest.mark.parametrize("key", [(0, 0), (1, 2), (FULL, FULL), (0x9E3779B97F4A7C15, 1 << 63)])
+@pytest.mark.parametrize("sub", [0, 1, 77])
+@pytest.mark.parametrize("first", [0, 5, (1 << 32) - 3, 1 << 40])
+def test_the_three_bodies_agree(key: Any, sub: int, first: int) -> None:
+    blocks = np.arange(first, first + 9)
+    row = blocks_in_a_row(key, sub, first, 9).reshape(9, 4)
+    assert (row == blocks_of(key, sub, blocks)).all()
+    assert (row.view(np.int64) == blocks_on(key, sub, torch.from_numpy(blocks)).numpy()).all()
+
+
+def test_a_block_is_what_random123_says_of_its_counter() -> None:
+    counter = tuple(np.array([word], np.uint64) for word in (6 + 1, 3, 0, 0))
+    words = np.concatenate(philox(counter, (11, 12)))
+    assert (blocks_in_a_row((11, 12), 3, 6, 1) == words).all()
+
+
+def _boxes(num: int) -> list[tuple[tuple[int, ...], tuple[tuple[int, int], ...]]]:
+    draw, out = random.Random(0), []
+    for _ in range(num):
+        shape = tuple(draw.randint(0, 9) for _ in range(draw.randint(0, 4)))
+        box = []
+        for length in shape:
+            start = draw.randint(0, length)
+            whole = draw.random() < 0.4
+            box.append((0, length) if whole else (start, draw.randint(start, length)))
+        out.append((shape, tuple(box)))
+    return out
+
+
+@pytest.mark.parametrize("name", ["bits32", "bits64", "normal32", "normal64", "integers"])
+def test_a_box_is_cut_from_the_whole(name: str) -> None:
+    """Whatever the runs, whatever their parity: an element depends on its global index alone."""
+    draws: dict[str, Any] = {
+        "bits32": Source.bits32, "bits64": Source.bits64,
+        "normal32": lambda source: samples.normal(source, torch.float32),
+        "normal64": lambda source: samples.normal(source, torch.float64),
+        "integers": lambda source: samples.integers(source, 0, 3 << 61, torch.int64),
+    }
+    draw = draws[name]
+    for shape, box in _boxes(150):
+        whole = draw(Source.whole((3, 4), shape, CPU))
+        part = draw(Source((3, 4), shape, box, CPU))
+        assert part.is_contiguous() or part.numel() <= 1 or name.startswith("normal")
+        assert torch.equal(part, whole[tuple(slice(*side) for side in box)]), (shape, box)
+
+
+def test_an_element_has_the_lanes_of_its_index() -> None:
+    """Against a loop over elements that calls the function itself."""
+    shape, key = (3, 7), (21, 22)
+    found = Source.whole(key, shape, CPU).bits32().flatten().tolist()
+    for index in range(math.prod(shape)):
+        counter = tuple(np.array([word], np.uint64) for word in (index // 8 + 1, 0, 0, 0))
+        lanes = np.concatenate(philox(counter, key)).view(np.int32)
+        assert found[index] == lanes[index % 8]
+
+
+def test_all_ways_to_the_lanes_agree() -> None:
+    draw = random.Random(1)
+    for _ in range(60):
+        count = draw.randint(1, 40)
+        starts = np.sort(np.array([draw.randint(0, 3000) for _ in range(draw.randint(2, 12))]))
+        expected = np.stack([ways._row((5, 6), 0, int(start), count) for start in starts])
+        for way in (ways._by_run, ways._by_span, ways._scattered):
+            assert (way((5, 6), 0, starts, count) == expected).all(), way
+        assert (ways._on_device((5, 6), 0, starts, count, CPU).numpy() == expected).all()

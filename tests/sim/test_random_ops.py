@@ -1,0 +1,418 @@
+"""Random ops: the same global tensor on every mesh and in every layout, and its gradient.
+
+What a program makes on one rank is the measure for all layouts; that the one rank is right is
+checked against dense formulas on the bits of the call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import weft
+from tests.oracle import block
+from weft import Layout, P, ShardTensor
+from weft.rng import Source, samples
+
+SEED = 31
+SHAPE = (7, 6)
+
+PLACES: dict[str, tuple[dict[str, int], Any]] = {
+    "one rank": ({"x": 1}, P("x")),
+    "replicated": ({"x": 2}, P()),
+    "rows": ({"x": 2}, P("x")),
+    "columns": ({"x": 3}, P(None, "x")),
+    "four": ({"x": 4}, P("x")),
+    "ragged": ({"x": 3}, (1, 0, 6)),
+    "on one": ({"x": 4}, (0, 0, 7, 0)),
+    "blocks": ({"dp": 2, "tp": 2}, P("dp", "tp")),
+    "one dim": ({"dp": 2, "tp": 2}, P(None, ("tp", "dp"))),
+    "half replicated": ({"dp": 2, "tp": 2}, P("tp")),
+}
+TERMS: dict[str, tuple[dict[str, int], Any]] = {
+    "sum": ({"x": 2}, P(partial={"x": "sum"})),
+    "half sum": ({"dp": 2, "tp": 2}, P(None, "dp", partial={"tp": "sum"})),
+}
+
+X = torch.arange(42, dtype=torch.float32).view(SHAPE) / 8 - 2
+
+
+def layout(mesh: Any, shape: Sequence[int], where: Any) -> Layout:
+    if isinstance(where, tuple):
+        return Layout(mesh, shape, P("x"), sizes={0: where})
+    return Layout(mesh, shape, where)
+
+
+def everywhere(
+    program: Callable[[Tensor], Any], full: Tensor = X, exact: bool = True,
+    places: dict[str, Any] = PLACES | TERMS,
+) -> list[Tensor]:
+    """Run a program of one operand in all places, each rank's blocks compared with one rank's."""
+    expected: list[Tensor] | None = None
+    for name, (axes, where) in places.items():
+        def on_rank(mesh: Any, where: Any = where) -> Any:
+            x = weft.distribute_tensor(
+                full, mesh, layout(mesh, full.shape, where), src_data_rank=None
+            ).requires_grad_(full.is_floating_point())
+            torch.manual_seed(SEED)
+            out = program(x)
+            outs = list(out) if isinstance(out, (tuple, list)) else [out]
+            if outs[0].requires_grad and outs[0].grad_fn is not None:
+                outs[0].backward(gradient=torch.ones_like(outs[0]))
+                outs.append(x.grad)
+            return [
+                (one.layout, one.detach().to_local(), one.detach().full_tensor(), mesh.here)
+                for one in outs
+            ]
+
+        ranks = weft.testing.run(on_rank, mesh=axes)
+        if expected is None:
+            expected = [whole for _, _, whole, _ in ranks[0]]
+        for rank, mine in enumerate(ranks):
+            assert len(mine) == len(expected)
+            for (lay, local, whole, here), wanted in zip(mine, expected):
+                if exact and name not in TERMS:
+                    assert torch.equal(whole, wanted), f"{name}: rank {rank}"
+                torch.testing.assert_close(whole, wanted, rtol=2e-6, atol=2e-6)
+                if not lay.is_partial:
+                    assert torch.equal(local, block(lay, whole, here)), f"{name}: rank {rank}"
+    assert expected is not None
+    return expected
+
+
+def written(write: Callable[[Tensor], Any]) -> Callable[[Tensor], Tensor]:
+    """The tensor after a write to a copy of it."""
+    def program(x: Tensor) -> Tensor:
+        target = x.detach().clone()
+        out = write(target)
+        assert out is target or out is None
+        return target
+
+    return program
+
+
+PROGRAMS: dict[str, Callable[[Tensor], Any]] = {
+    "dropout": lambda x: F.dropout(x, 0.3),
+    "dropout twice": lambda x: F.dropout(F.dropout(x, 0.3) + x, 0.4),
+    "dropout in place": lambda x: F.dropout(x * 1, 0.3, inplace=True),
+    "dropout of nothing": lambda x: F.dropout(x, 0.0),
+    "dropout of all": lambda x: F.dropout(x, 1.0),
+    "eval": lambda x: F.dropout(x, 0.3, training=False),
+    "dropout1d": lambda x: F.dropout1d(x[None], 0.5),
+    "dropout2d": lambda x: F.dropout2d(x.view(7, 3, 2, 1), 0.5),
+    "dropout3d": lambda x: F.dropout3d(x.view(7, 3, 2, 1, 1), 0.5),
+    "feature dropout of channels": lambda x: torch.feature_dropout(x, 0.5, True),
+    "alpha_dropout": lambda x: F.alpha_dropout(x, 0.3, True),
+    "alpha_dropout of all": lambda x: F.alpha_dropout(x, 1.0, True),
+    "feature_alpha_dropout": lambda x: F.feature_alpha_dropout(x, 0.3, True),
+    "native_dropout": lambda x: torch.native_dropout(x, 0.3, True),
+    "native_dropout eval": lambda x: torch.native_dropout(x, 0.3, False),
+    "nn.Dropout": lambda x: nn.Dropout(0.25)(x),
+    "rrelu": lambda x: F.rrelu(x, training=True),
+    "rrelu in place": lambda x: F.rrelu(x * 1, training=True, inplace=True),
+    "rrelu eval": lambda x: F.rrelu(x),
+    "rand_like": torch.rand_like,
+    "rand_like of another dtype": lambda x: torch.rand_like(x, dtype=torch.float64),
+    "randn_like": torch.randn_like,
+    "randint_like": lambda x: torch.randint_like(x, -3, 9),
+    "randint_like to": lambda x: torch.randint_like(x, 9, dtype=torch.int64),
+    "uniform_": written(lambda x: x.uniform_(-1, 3)),
+    "normal_": written(lambda x: x.normal_(1, 2)),
+    "bernoulli_": written(lambda x: x.bernoulli_(0.3)),
+    "exponential_": written(lambda x: x.exponential_(2)),
+    "cauchy_": written(lambda x: x.cauchy_(1, 2)),
+    "log_normal_": written(lambda x: x.log_normal_(0.5, 0.25)),
+    "geometric_": written(lambda x: x.geometric_(0.3)),
+    "random_": written(lambda x: x.random_()),
+    "random_ to": written(lambda x: x.random_(5)),
+    "random_ from to": written(lambda x: x.random_(-3, 7)),
+    "bernoulli": lambda x: torch.bernoulli(x.sigmoid()),
+    "bernoulli_ of a tensor": lambda x: x.detach().clone().bernoulli_(x.detach().sigmoid()),
+    "bernoulli of a number": lambda x: torch.bernoulli(x, 0.5),
+    "normal of means": lambda x: torch.normal(x, 2.0),
+    "normal of deviations": lambda x: torch.normal(2.0, x.abs()),
+    "normal of both": lambda x: torch.normal(x, x.abs()),
+    "normal that broadcasts": lambda x: torch.normal(x[:, :1], torch.arange(6.0)),
+    "of a transpose": lambda x: F.dropout(x.t(), 0.5),
+    "of a slice": lambda x: F.dropout(x[2:5], 0.5),
+    "into a slice": written(lambda x: [x[1:4].normal_()].clear()),
+    "gumbel_softmax": lambda x: F.gumbel_softmax(x, tau=0.5),
+    "gumbel_softmax hard": lambda x: F.gumbel_softmax(x, hard=True),
+    "other dtypes": lambda x: [
+        torch.rand_like(x, dtype=dtype)
+        for dtype in (torch.float16, torch.bfloat16, torch.complex64, torch.complex128)
+    ],
+    "normals of other dtypes": lambda x: [
+        torch.randn_like(x, dtype=dtype)
+        for dtype in (torch.float16, torch.bfloat16, torch.float64, torch.complex64)
+    ],
+    "integers of other dtypes": lambda x: [
+        torch.randint_like(x, 0, 100, dtype=dtype)
+        for dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.float64)
+    ],
+}
+
+_INEXACT = {"gumbel_softmax", "gumbel_softmax hard"}  # sums in another order
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_same_everywhere(name: str) -> None:
+    everywhere(PROGRAMS[name], exact=name not in _INEXACT)
+
+
+def bits(call: int, shape: Sequence[int] = SHAPE) -> Source:
+    return Source.whole((SEED, call), shape, torch.device("cpu"))
+
+
+def test_dropout_is_the_mask_of_its_call() -> None:
+    for p in (0.3, 0.5):
+        out, grad = everywhere(lambda x, p=p: F.dropout(x, p))
+        mask = samples.bernoulli(bits(0), 1 - p)
+        scale = mask / (1 - p)
+        assert torch.equal(out, X * scale) and torch.equal(grad, scale.float())
+        assert 0 < int(mask.sum()) < mask.numel()
+
+
+def test_each_call_has_its_own_numbers() -> None:
+    first, second = everywhere(lambda x: [torch.rand_like(x), torch.rand_like(x)])
+    assert torch.equal(first, samples.unit(bits(0), torch.float32))
+    assert torch.equal(second, samples.unit(bits(1), torch.float32))
+
+
+def test_feature_dropout_drops_channels() -> None:
+    full = torch.ones(3, 4, 2, 5)
+    for axes, spec in (({"x": 2}, P(None, None, "x")), ({"x": 2}, P("x")),
+                       ({"x": 3}, P(None, "x"))):
+        def on_rank(mesh: Any, spec: Any = spec) -> Tensor:
+            torch.manual_seed(SEED)
+            x = weft.distribute_tensor(full, mesh, spec, src_data_rank=None)
+            return F.dropout2d(x, 0.5).full_tensor()
+
+        mask = samples.bernoulli(bits(0, (3, 4, 1, 1)), 0.5)
+        for out in weft.testing.run(on_rank, mesh=axes):
+            assert torch.equal(out, (mask * 2.0).expand(3, 4, 2, 5))
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (0, 5), (4, 0), (1,), (2, 3, 4)])
+def test_shapes(shape: tuple[int, ...]) -> None:
+    def program(x: Tensor) -> Any:
+        return [F.dropout(x, 0.5), torch.rand_like(x), torch.randn_like(x), x.bernoulli(0.5)]
+
+    full = torch.ones(shape)
+    places = {
+        "one rank": ({"x": 1}, P()), "replicated": ({"x": 2}, P()),
+        **({"rows": ({"x": 3}, P("x"))} if shape else {}),
+        **({"last": ({"x": 2}, P(*[None] * (len(shape) - 1), "x"))} if shape else {}),
+    }
+    everywhere(program, full, places=places)
+
+
+def test_factories() -> None:
+    def make(mesh: Any, where: Any) -> list[ShardTensor]:
+        torch.manual_seed(SEED)
+        lay = layout(mesh, SHAPE, where)
+        where = {"mesh": mesh, "spec": lay}
+        return [
+            weft.rand(*SHAPE, **where), weft.rand(SHAPE, **where, dtype=torch.float64),
+            weft.randn(*SHAPE, **where), weft.randn(*SHAPE, **where, dtype=torch.complex64),
+            weft.randint(5, SHAPE, **where), weft.randint(-2, 3, SHAPE, **where),
+            weft.randint(-2, 3, SHAPE, **where, dtype=torch.float32),
+        ]
+
+    expected = [
+        samples.unit(bits(0), torch.float32), samples.unit(bits(1), torch.float64),
+        samples.normal(bits(2), torch.float32), samples.normal(bits(3), torch.complex64),
+        samples.integers(bits(4), 0, 5, torch.int64),
+        samples.integers(bits(5), -2, 3, torch.int64),
+        samples.integers(bits(6), -2, 3, torch.float32),
+    ]
+    for axes, where in (PLACES | TERMS).values():
+        for made in weft.testing.run(lambda mesh, w=where: [
+            (one.layout, one.full_tensor(), layout(mesh, SHAPE, w)) for one in make(mesh, w)
+        ], mesh=axes):
+            for (lay, whole, wanted), value in zip(made, expected):
+                assert lay == wanted and torch.equal(whole, value)
+
+
+def test_a_factory_makes_a_leaf() -> None:
+    def on_rank(mesh: Any) -> None:
+        x = weft.randn(4, 4, mesh=mesh, spec=P("x"), requires_grad=True)
+        (x * 2).sum().backward()
+        assert x.is_leaf and x.grad.layout == x.layout
+        y = torch.rand_like(x, requires_grad=True)
+        assert y.is_leaf and y.requires_grad
+
+    weft.testing.run(on_rank, mesh={"x": 2})
+
+
+def test_randperm() -> None:
+    def on_rank(mesh: Any) -> Tensor:
+        torch.manual_seed(SEED)
+        made = weft.randperm(11, mesh=mesh, spec=P("x"))
+        assert made.layout == Layout(mesh, (11,), P("x"))
+        return made.full_tensor()
+
+    found = [one for n in (1, 2, 3) for one in weft.testing.run(on_rank, mesh={"x": n})]
+    assert all(torch.equal(one, found[0]) for one in found)
+    assert found[0].sort().values.tolist() == list(range(11)) != found[0].tolist()
+
+
+def test_randint_refuses_an_empty_range() -> None:
+    with pytest.raises(RuntimeError, match="'from' to be less than 'to'"):
+        weft.testing.run(lambda mesh: weft.randint(3, 3, (2,), mesh=mesh), mesh={"x": 2})
+
+
+@pytest.mark.parametrize("program", [
+    lambda x: x.uniform_(3, 1), lambda x: x.normal_(0, -1), lambda x: x.exponential_(-1),
+    lambda x: x.bernoulli_(2.0), lambda x: x.geometric_(1.5), lambda x: x.cauchy_(0, -1),
+    lambda x: x.random_(5, 5), lambda x: F.dropout(x, 1.5),
+])
+def test_arguments_out_of_range_raise_as_in_torch(program: Callable[[Tensor], Any]) -> None:
+    errors = []
+    for operand in (None, P("x")):
+        with pytest.raises((RuntimeError, ValueError)) as caught:
+            if operand is None:
+                program(torch.ones(4))
+            else:
+                weft.testing.run(lambda mesh: program(weft.ones(4, mesh=mesh, spec=P("x"))),
+                                 mesh={"x": 2})
+        errors.append(caught.type)
+    assert errors[0] is errors[1]
+
+
+def test_a_cached_recipe_draws_anew() -> None:
+    def on_rank(mesh: Any) -> None:
+        x = weft.ones(40, mesh=mesh, spec=P("x"))
+        made = [F.dropout(x, 0.5).full_tensor() for _ in range(4)]
+        assert not any(torch.equal(made[0], other) for other in made[1:])
+
+    weft.testing.run(on_rank, mesh={"x": 2})
+
+
+def test_replicas_stay_equal_though_torch_draws_on_one_rank_alone() -> None:
+    def on_rank(mesh: Any) -> Tensor:
+        torch.manual_seed(0)
+        if mesh.rank == 1:
+            torch.rand(5)  # a rank's own business
+        return weft.rand(6, mesh=mesh).to_local()
+
+    found = weft.testing.run(on_rank, mesh={"x": 3})
+    assert all(torch.equal(one, found[0]) for one in found)
+
+
+def test_plain_draws_are_those_of_torch() -> None:
+    def on_rank(mesh: Any) -> Any:
+        torch.manual_seed(7)
+        first = torch.rand(3)
+        F.dropout(weft.ones(8, mesh=mesh, spec=P("x")), 0.5)
+        return first, torch.randn(20), F.dropout(torch.ones(9), 0.5)
+
+    torch.manual_seed(7)
+    expected = torch.rand(3), torch.randn(20), F.dropout(torch.ones(9), 0.5)
+    for found in weft.testing.run(on_rank, mesh={"x": 2}):
+        assert all(map(torch.equal, found, expected))
+
+
+def test_ranks_outside_the_mesh_count_the_calls() -> None:
+    def on_rank(inner: Any) -> Tensor:
+        torch.manual_seed(SEED)
+        x = weft.ones(6, mesh=inner, spec=P("x"))
+        F.dropout(x, 0.5)
+        x.clone().normal_()
+        torch.normal(x, x)
+        outer = weft.init_mesh({"all": 3})
+        return weft.rand(6, mesh=outer, spec=P("all")).full_tensor()
+
+    for found in weft.testing.run(on_rank, 3, {"x": 2}):
+        assert torch.equal(found, samples.unit(bits(3, (6,)), torch.float32))
+
+
+def test_a_generator_of_the_user() -> None:
+    def on_rank(mesh: Any) -> Any:
+        generator = torch.Generator().manual_seed(5)
+        x = weft.zeros(6, mesh=mesh, spec=P("x"))
+        first = x.normal_(generator=generator).full_tensor()
+        second = x.normal_(generator=generator).full_tensor()
+        again = weft.randn(6, mesh=mesh, generator=torch.Generator().manual_seed(5)).full_tensor()
+        return first, second, again, weft.rng_state()
+
+    found = [one for n in (1, 3) for one in weft.testing.run(on_rank, mesh={"x": n})]
+    for first, second, again, state in found:
+        assert torch.equal(first, again) and not torch.equal(first, second)
+        assert torch.equal(first, found[0][0]) and torch.equal(second, found[0][1])
+        assert state[1] == 0
+
+
+def test_generators_of_different_seeds_are_noticed() -> None:
+    def on_rank(mesh: Any) -> Any:
+        generator = torch.Generator().manual_seed(mesh.rank)
+        return weft.rand(3, mesh=mesh, generator=generator)
+
+    with pytest.raises(weft.CommunicationError, match="different random states"):
+        weft.testing.run(on_rank, mesh={"x": 2})
+
+
+def test_random_ops_communicate_nothing() -> None:
+    def on_rank(mesh: Any) -> None:
+        x = weft.ones(8, 8, mesh=mesh, spec=P("x"))
+        with weft.strict(), weft.explain() as log:
+            F.dropout(x, 0.5)
+            x.clone().normal_()
+            torch.bernoulli(x * 0.5)
+            torch.normal(x, x)
+        assert not log.events
+
+    weft.testing.run(on_rank, mesh={"x": 2})
+
+
+class Noisy(torch.autograd.Function):
+    """A user's dropout."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        mask = torch.rand_like(x) < 0.5
+        ctx.save_for_backward(mask)
+        return x * mask
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad * ctx.saved_tensors[0]
+
+
+ON_FULL_TENSORS: dict[str, Callable[[Tensor], Any]] = {
+    "binomial": lambda x: torch.binomial(x.detach().abs().ceil() + 3, x.detach().sigmoid()),
+    "a user's function": Noisy.apply,
+    "fractional_max_pool2d": lambda x: F.fractional_max_pool2d(x[None, None], 2, (3, 3)),
+}
+
+
+@pytest.mark.filterwarnings("ignore::weft.WeftWarning")
+@pytest.mark.parametrize("name", ON_FULL_TENSORS)
+def test_what_runs_on_full_tensors_draws_the_same_everywhere(name: str) -> None:
+    """Though ranks have drawn differently from torch's own generators, which it leaves alone."""
+    def program(x: Any) -> Any:
+        torch.rand(1 + x.device_mesh.rank)
+        state = torch.default_generator.get_state()
+        first, second = ON_FULL_TENSORS[name](x), ON_FULL_TENSORS[name](x)
+        assert torch.equal(torch.default_generator.get_state(), state)
+        assert not torch.equal(first.detach().full_tensor(), second.detach().full_tensor())
+        assert weft.rng_state() == (SEED, 2)
+        return [first, second]
+
+    everywhere(program)
+
+
+@pytest.mark.filterwarnings("ignore::weft.WeftWarning")
+def test_what_draws_nothing_counts_no_call() -> None:
+    def on_rank(mesh: Any) -> None:
+        x = weft.ones(4, 4, mesh=mesh, spec=P("x"))
+        before = weft.rng_state()
+        torch.linalg.inv(x + torch.eye(4))
+        assert weft.rng_state() == before
+
+    weft.testing.run(on_rank, mesh={"x": 2})
