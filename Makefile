@@ -13,7 +13,7 @@ export OMP_NUM_THREADS ?= 1
 WORKERS ?= auto
 TESTS := $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4
 
-.PHONY: test demo check bench sweep setup
+.PHONY: test demo check bench sweep soundness setup
 
 test: $(STAMP)
 	$(if $(ARGS),$(TESTS) -n 0 $(ARGS),$(TESTS) --ignore tests/dist)
@@ -29,6 +29,9 @@ check: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m bench $(ARGS)
+
+soundness: $(STAMP)
+	$(BIN)/python -m tests.soundness $(ARGS)
 
 sweep: $(STAMP)
 	$(BIN)/python -m tests.sweep $(ARGS)

@@ -45,7 +45,7 @@ def judge(sample: Sample, expected: Dense, way: str, what: str) -> Verdict | Non
     placements = [None if layout is None else _placements(layout) for layout in layouts]
     if any(found is False for found in placements):
         return None
-    num, shape, names = abstract.size(), abstract.axis_sizes, abstract.axis_names
+    num, shape, names = abstract.size(), abstract.axis_sizes, tuple(map(str, abstract.axis_names))
 
     def on_rank(rank: int) -> tuple[list[Any], list[Any]]:
         mesh = init_device_mesh("cpu", shape, mesh_dim_names=names)
@@ -92,7 +92,7 @@ def _placements(layout: Layout) -> list[Placement] | Any:
             out[axis] = Shard(dim)
     for axis, kind in enumerate(layout.partial):
         if kind is not None:
-            out[axis] = Partial(kind)
+            out[axis] = Partial(kind)  # type: ignore[call-arg]
     return out
 
 

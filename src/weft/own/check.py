@@ -15,7 +15,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ from weft.tensor.trace.calls import dtype_text
 from weft.tensor.trace.capture import map_tensors
 from weft.tensor.trace.trees import flatten
 
-__all__ = ["check_rule"]
+__all__ = ["BruteForce", "check_rule"]
 
 _LENGTHS = (5, 4, 6, 3, 7, 2)
 """Of the factors of generated operands: they divide by 2, by 3, and by neither."""
@@ -70,11 +70,7 @@ def check_rule(op: Any, *example: Any, **named: Any) -> None:
         example = _example(rule)
     if named:
         example, named = own.in_order(example, named)
-    program = _Program(rule, call, example, named)
-    found: dict[tuple[str, ...], str] = {}
-    trials = Trials(program.bound, program.operands, True in program.plain)
-    for _, group in itertools.groupby(trials, lambda trial: trial.mesh):
-        program.carry_out([(trial, program.chosen(trial)) for trial in group], found)
+    found = BruteForce(rule, call, example, named).faults()
     if found:
         raise LayoutError(
             message(f"check_rule({rule.name})", f"by the rule {_text(rule)} it gives something "
@@ -119,11 +115,22 @@ class _Outcome:
     gradients: list[Tensor | None]
 
 
-class _Program:
+class Bound(Protocol):
+    """What `BruteForce` asks of a rule: its name, and the rule that it is for a call."""
+
+    @property
+    def name(self) -> str: ...
+
+    def bind(
+        self, call: Call, results_known: bool
+    ) -> tuple[Rule, tuple[TensorArg, ...]] | None: ...
+
+
+class BruteForce:
     """A call that is carried out in many ways."""
 
     def __init__(
-        self, rule: OwnRule, call: Callable[..., Any], args: Any, kwargs: Any
+        self, rule: Bound, call: Callable[..., Any], args: Any, kwargs: Any
     ) -> None:
         self.rule, self.call, self.args, self.kwargs = rule, call, args, kwargs
         self.operands = [tensor.detach() for tensor in flatten((args, kwargs))]
@@ -182,7 +189,16 @@ class _Program:
             for what in decision.chosen if what
         }))
 
-    def carry_out(
+    def faults(self, every: int = 1) -> dict[tuple[str, ...], str]:
+        """What is wrong, by what the mesh axes do; of all trials, every n-th is made."""
+        found: dict[tuple[str, ...], str] = {}
+        trials = Trials(self.bound, self.operands, True in self.plain)
+        some = itertools.islice(trials, 0, None, every)
+        for _, group in itertools.groupby(some, lambda trial: trial.mesh):
+            self._carry_out([(trial, self.chosen(trial)) for trial in group], found)
+        return found
+
+    def _carry_out(
         self, trials: list[tuple[Trial, tuple[str, ...]]],
         found: dict[tuple[str, ...], str],
     ) -> None:
