@@ -8,9 +8,11 @@ from tests.cases import (
     inplace,
     loss,
     norm,
+    order,
     pointwise,
     program,
     reduction,
+    scan,
     view,
     views,
     writes,
@@ -20,7 +22,7 @@ EVERY: list[Case] = [
     one
     for family in (
         pointwise, reduction, contraction, view, index, norm, loss, attention, inplace, program,
-        views, writes,
+        views, writes, scan, order,
     )
     for one in family.CASES
 ]

@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from weft.core import Layout
-from weft.ops import loss, normalize, pick, reduce
+from weft.ops import (
+    logsum,
+    loss,
+    moments,
+    normalize,
+    order,
+    pick,
+    places,
+    reduce,
+    scan,
+    sort,
+)
 from weft.ops.algorithm import Algorithm, Composite, Local, Lookup
 from weft.rules import Call, Decision
 
@@ -24,7 +35,35 @@ TABLE: dict[str, Lookup] = {
     "aten.amin.default": reduce.amax_lookup,
     "aten.max.default": reduce.amax_lookup,
     "aten.min.default": reduce.amax_lookup,
-    "aten.linalg_vector_norm.default": reduce.vector_norm_lookup,
+    "aten.aminmax.default": reduce.aminmax_lookup,
+    "aten.max.dim": places.max_lookup,
+    "aten.min.dim": places.max_lookup,
+    "aten.argmax.default": places.argmax_lookup,
+    "aten.argmin.default": places.argmax_lookup,
+    "aten.logsumexp.default": logsum.logsumexp_lookup,
+    "aten.special_logsumexp.default": logsum.logsumexp_lookup,
+    **{f"aten.{name}.{overload}": moments.variance_lookup
+       for name in ("std", "std_mean", "var", "var_mean")
+       for overload in ("default", "dim", "correction")},
+    **{f"aten.norm.{overload}": moments.norm_lookup
+       for overload in ("Scalar", "ScalarOpt_dim", "ScalarOpt_dim_dtype", "ScalarOpt_dtype")},
+    "aten.linalg_vector_norm.default": moments.norm_lookup,
+    "aten.linalg_norm.default": moments.linalg_norm_lookup,
+    "aten.renorm.default": moments.renorm_lookup,
+    "aten.nanmean.default": moments.nanmean_lookup,
+    **{f"aten.{name}.default": scan.scan_lookup
+       for name in ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp")},
+    "aten.sort.default": sort.sort_lookup,
+    "aten.sort.stable": sort.sort_lookup,
+    "aten.argsort.default": sort.sort_lookup,
+    "aten.argsort.stable": sort.sort_lookup,
+    "aten.msort.default": sort.msort_lookup,
+    "aten.topk.default": sort.topk_lookup,
+    "aten.kthvalue.default": order.kthvalue_lookup,
+    **{f"aten.{name}.{overload}": order.median_lookup
+       for name in ("median", "nanmedian") for overload in ("default", "dim")},
+    **{f"aten.{name}.{overload}": order.quantile_lookup
+       for name in ("quantile", "nanquantile") for overload in ("default", "scalar")},
     "aten.embedding.default": pick.embedding_lookup,
     "aten.gather.default": pick.gather_lookup,
     "aten.select.int": pick.select_lookup,

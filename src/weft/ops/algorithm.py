@@ -32,10 +32,14 @@ class Composite:
 
 @dataclass(frozen=True, slots=True)
 class Local:
-    """`bind(mesh)` gives a function of the local tensors, in the order of the call's tensors."""
+    """`bind(mesh)` gives a function of the local tensors, in the order of the call's tensors.
+
+    `communicates`: the mesh axes over which that function itself communicates.
+    """
 
     decision: Decision
     bind: Callable[[BoundMesh], Callable[..., Any]]
+    communicates: tuple[int, ...] = ()
 
 
 Algorithm = Composite | Local

@@ -232,6 +232,7 @@ RULES: dict[str, Callable[[Call], Rule | None]] = {
     )},
     **{f"aten.{name}": _along(1, linear=True) for name in ("cumsum",)},
     "aten.topk": _along(2),
+    "aten.msort": _along(_NO_ARGUMENT, default=0),
     "aten.flip": _along(1, moves=True),
     "aten.fliplr": _along(_NO_ARGUMENT, default=1, moves=True),
     "aten.flipud": _along(_NO_ARGUMENT, default=0, moves=True),

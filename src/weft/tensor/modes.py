@@ -14,13 +14,15 @@ from typing import Any
 import torch
 
 from weft.comm import source_line, this_world
+from weft.core import Layout
 from weft.errors import StrictError, UnsupportedOpError, message
 from weft.transport import traffic
 from weft.transport.transition import Transition
 
 __all__ = [
-    "STRICT", "check_plain", "check_strict", "check_traced", "check_transforms", "debug",
-    "explain", "is_strict", "num_dispatch_modes", "source_line", "strict", "transforms",
+    "STRICT", "check_plain", "check_strict", "check_summaries", "check_traced",
+    "check_transforms", "debug", "explain", "is_strict", "num_dispatch_modes", "source_line",
+    "strict", "transforms",
 ]
 
 _STATE = threading.local()
@@ -148,6 +150,23 @@ def check_plain(op: str, tensors: Sequence[torch.Tensor]) -> None:
                     "under weft.strict() every operand is a ShardTensor",
                     [f"shape {shape}" for shape in plain],
                     "weft.distribute_tensor(t, mesh, placements)")
+        )
+
+
+def check_summaries(op: str, operands: Sequence[Layout], axes: Sequence[int]) -> None:
+    """Raise when strict mode forbids an algorithm that communicates over axes.
+
+    Raises:
+        StrictError: it does.
+    """
+    if is_strict():
+        layout = next(one for one in operands if set(axes) & set(one.sharded_axes))
+        dims = [() if set(cut) & set(axes) else cut for cut in layout.dims]
+        raise StrictError(
+            message(op, f"an operand is {layout}, and what it needs of other blocks would be sent "
+                    f"over {[layout.mesh.axis_names[axis] for axis in axes]}",
+                    "under weft.strict() no op communicates implicitly", [source_line()],
+                    f"x.redistribute(placements={list(layout.replace(dims=dims).placements)!r})")
         )
 
 

@@ -19,6 +19,7 @@ from weft.errors import UnsupportedOpError, message
 from weft.rules import Call, Decision, Rule
 from weft.tensor.call import fallback, foreach, outside, random_ops
 from weft.tensor.call.recipe import Direct, Function, Recipe, Result
+from weft.tensor.call.told import told
 from weft.tensor.meta import Meta, contiguous_strides, intern
 from weft.tensor.placing.enter import entering, transition_between, varying_axes
 from weft.tensor.placing.layouts import layout_of
@@ -90,7 +91,10 @@ class Builder:
             case ops.Composite():
                 return chosen
             case ops.Local():
-                return self._direct(chosen.decision, layouts, wants, chosen.bind)
+                bind = chosen.bind
+                if chosen.communicates:
+                    bind = told(self.name, chosen)
+                return self._direct(chosen.decision, layouts, wants, bind)
             case Decision():
                 return self._direct(chosen, layouts, wants, None)
         if self.facts.is_random:
@@ -164,7 +168,7 @@ class Builder:
             moves[place] = move
         local, args, kwargs = self._local(decision, bind)
         if self.target is not None:
-            return self._in_place(decision, moves, varying, local, args, kwargs)
+            return self._in_place(decision, moves, varying, local, args, kwargs, bind is None)
         results = self._results(decision, moves, varying, any(wants))
         anchor = self._anchored(decision, wants) if bind is None else ()
         self.by_form = self._is_by_form(decision) and not anchor
@@ -291,8 +295,9 @@ class Builder:
 
     def _in_place(
         self, decision: Decision, moves: list[Any], varying: frozenset[int],
-        local: Any, args: Any, kwargs: Any,
+        local: Any, args: Any, kwargs: Any, writes: bool,
     ) -> Recipe:
+        """`writes`: whether the local op itself writes to its target."""
         assert self.target is not None
         target = self.tensors[self.target]
         self._check_writable(target)
@@ -300,7 +305,7 @@ class Builder:
         direct = decision.results[0] == wanted and moves[self.target] is None and not (
             _needs_leaving(decision.results[0], varying) and self.grad
         )
-        if direct and decision.op is None:
+        if direct and writes and decision.op is None:
             self.by_form = self._is_by_form(decision)
             return Direct(
                 self.name, moves, local, args, kwargs, (), self.trace.result, self.target,

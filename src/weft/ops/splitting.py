@@ -1,0 +1,199 @@
+"""Blocks of a cut dim as one sequence: exchanges among them, and where in each a rank falls.
+
+`split` finds, for rows that lie sorted in every block, how many of each block's elements are among
+the first k of all: selection in several sorted sequences (Varman et al., Merging Multiple Lists on
+Hierarchical-Memory Multiprocessors, 1991), by samples. In each round every block shows some of the
+elements in question, evenly spaced; all ranks see the same samples, so they draw the same
+conclusions and nobody needs to be told. A round leaves about 4 of `num_samples` parts in question,
+so three rounds settle a million elements. Equal elements count in the order of blocks, then
+of places, which makes every order strict.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.comm import BoundMesh
+from weft.core import Layout
+from weft.transport import traffic
+
+__all__ = ["Row", "can_key", "first_next", "keys_of", "split"]
+
+_LARGEST = torch.iinfo(torch.long).max
+
+
+class Row:
+    """The ranks that hold the blocks of some dims, in the order of the blocks.
+
+    `num` of them, `mine` is this rank's place, `sizes` how many elements of the dims each has.
+    """
+
+    __slots__ = ("mine", "num", "sizes", "_at", "_axes", "_comm")
+
+    def __init__(self, bound: BoundMesh, layout: Layout, dims: Sequence[int]) -> None:
+        assert bound.here is not None
+        axes = tuple(axis for dim in dims for axis in layout.dims[dim])
+        self._comm, self._axes = bound.comm(axes), bound.names(axes)
+        self.sizes = tuple(map(math.prod, product(*[layout.sizes_of(dim) for dim in dims])))
+        self.num = len(self.sizes)
+        ordered = sorted(axes)
+        places = product(*[range(layout.mesh.axis_sizes[axis]) for axis in ordered])
+        self._at = [0] * self.num
+        """Per block, the place of its rank in the communicator."""
+        for place, digits in enumerate(places):
+            digit = dict(zip(ordered, digits))
+            block = 0
+            for axis in axes:
+                block = block * layout.mesh.axis_sizes[axis] + digit[axis]
+            self._at[block] = place
+        self.mine = self._at.index(self._comm.index)
+
+    def gather(self, own: Tensor) -> Tensor:
+        """The tensors of all blocks, stacked; without gradient, all of one shape."""
+        size = own.numel()
+        self._tell("samples of all blocks", "all_gather", (self.num - 1) * own.nbytes)
+        flat = self._comm.all_gather(own.detach().reshape(-1).contiguous(), [size] * self.num)
+        return flat.view(self.num, *own.shape)[self._at]
+
+    def exchange(self, x: Tensor, send: Sequence[int], recv: Sequence[int]) -> Tensor:
+        """`send[i]` elements of a flat tensor to block i, `recv[i]` from it; differentiable."""
+        return _Exchange.apply(x, self, tuple(send), tuple(recv))  # type: ignore[no-any-return]
+
+    def _run(self, x: Tensor, send: Sequence[int], recv: Sequence[int]) -> Tensor:
+        nbytes = (sum(recv) - recv[self.mine]) * x.element_size()
+        self._tell("elements to their places", "all_to_all", nbytes)
+        given = x.detach().contiguous().split(list(send))
+        order = sorted(range(self.num), key=self._at.__getitem__)
+        flat = torch.cat([given[block] for block in order])
+        got = self._comm.all_to_all(
+            flat, [send[block] for block in order], [recv[block] for block in order]
+        )
+        parts = dict(zip(order, got.split([recv[block] for block in order])))
+        return torch.cat([parts[block] for block in range(self.num)])
+
+    def _tell(self, what: str, collective: str, nbytes: int) -> None:
+        if traffic.STATE.on and self.num > 1:
+            traffic.emit(what, tuple(map(str, self._axes)), collective, nbytes)
+
+
+class _Exchange(torch.autograd.Function):
+    """An exchange among blocks; its gradient goes the same way back."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, x: Tensor, row: Row, send: tuple[int, ...], recv: tuple[int, ...]
+    ) -> Tensor:
+        ctx.row, ctx.send, ctx.recv = row, send, recv
+        ctx.note = traffic.note() if traffic.STATE.on else None
+        return row._run(x, send, recv)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:  # type: ignore[override]
+        with traffic.resume(ctx.note, "gradients of elements go back to their places"):
+            return ctx.row.exchange(grad, ctx.recv, ctx.send), None, None, None
+
+
+def can_key(dtype: str) -> bool:
+    """Whether elements of a dtype have keys."""
+    return dtype not in ("uint64",) and not dtype.startswith("complex")
+
+
+def keys_of(x: Tensor, descending: bool = False) -> Tensor:
+    """Integers in the order of the elements: zeros are equal, NaNs are equal and the largest."""
+    x = x.detach()
+    if x.is_floating_point():
+        bits = (x.double() + 0.0).contiguous().view(torch.long)
+        keys = torch.where(x.isnan(), _LARGEST, bits ^ ((bits >> 63) & _LARGEST))
+    else:
+        keys = x.long()
+    return ~keys if descending else keys
+
+
+def split(row: Row, keys: Tensor, ranks: Tensor) -> Tensor:
+    """How many of each block's elements are among the first `ranks` of all.
+
+    Args:
+        keys: this block's, (rows, length), each row ascending.
+        ranks: (rows, cuts), the same in every block.
+
+    Returns:
+        (blocks, rows, cuts), the same in every block. Source: see the head of this file.
+    """
+    num_rows, num_cuts = ranks.shape
+    sizes = torch.tensor(row.sizes, device=keys.device).view(-1, 1, 1)
+    low = torch.zeros(row.num, num_rows, num_cuts, dtype=torch.long, device=keys.device)
+    high = sizes.expand_as(low).clone()
+    num_samples = min(max(64, 8 * row.num), max(*row.sizes, 1))
+    first = True
+    while bool((low < high).any()):
+        places = _samples(low, high, num_samples)
+        if first:  # the same in question for every cut
+            shown = _shown(row, keys, places[:, :, :1]).expand_as(places)
+        else:
+            shown = _shown(row, keys, places)
+        low, high = _narrowed(low, high, places, shown, ranks)
+        first = False
+    return low
+
+
+def first_next(row: Row, before: Tensor, keys: Tensor) -> Tensor:
+    """Which block has the element of each rank, whose counts `before` it `split` found.
+
+    `keys` are this block's of what follows the counts, (rows, cuts); of none they may be any.
+    """
+    sizes = torch.tensor(row.sizes, device=keys.device).view(-1, 1, 1)
+    shown, has = row.gather(keys), before < sizes
+    least = torch.where(has, shown, _LARGEST).amin(0)
+    return (has & (shown == least)).long().argmax(0)
+
+
+def _samples(low: Tensor, high: Tensor, count: int) -> Tensor:
+    steps = torch.arange(1, count + 1, device=low.device)
+    width = (high - low).unsqueeze(-1)
+    return low.unsqueeze(-1) + width * steps // (count + 1)
+
+
+def _shown(row: Row, keys: Tensor, places: Tensor) -> Tensor:
+    """The keys at each block's own sampled places."""
+    own = places[row.mine]
+    if not keys.shape[1]:
+        return row.gather(torch.zeros_like(own))
+    flat = own.reshape(own.shape[0], -1).clamp(max=keys.shape[1] - 1)
+    return row.gather(keys.gather(1, flat).view(own.shape))
+
+
+def _narrowed(
+    low: Tensor, high: Tensor, places: Tensor, shown: Tensor, ranks: Tensor
+) -> tuple[Tensor, Tensor]:
+    """What is left in question. Of a sample, its rank among all elements is known within bounds:
+    of each other block at least what the last sample before it tells, at most what the next does.
+    """
+    live = (low < high).unsqueeze(-1)
+    before = torch.cat([low.unsqueeze(-1) - 1, places[..., :-1]], -1)
+    after = torch.cat([places[..., 1:], high.unsqueeze(-1)], -1)
+    up = torch.where(live, places - before, 0)
+    down = after - places
+
+    def rowed(each: Tensor) -> Tensor:  # (rows, cuts, blocks * samples), by blocks
+        return each.permute(1, 2, 0, 3).flatten(2)
+
+    order = rowed(shown).argsort(dim=-1, stable=True)
+    up, down = (rowed(each).gather(-1, order) for each in (up, down))
+    least = low.sum(0).unsqueeze(-1) + up.cumsum(-1) - 1
+    most = places[..., 0].sum(0).unsqueeze(-1) + down.cumsum(-1) - down
+    wanted = ranks.unsqueeze(-1)
+
+    def back(each: Tensor) -> Tensor:
+        placed = torch.empty_like(each).scatter_(-1, order, each)
+        return placed.unflatten(2, (places.shape[0], -1)).permute(2, 0, 1, 3)
+
+    inside, outside = back(most < wanted) & live, back(least >= wanted) & live
+    low = torch.maximum(low, torch.where(inside, places + 1, 0).amax(-1))
+    high = torch.minimum(high, torch.where(outside, places, _LARGEST).amin(-1))
+    return low, high

@@ -1,0 +1,35 @@
+"""Algorithms that communicate by themselves, told to `weft.strict()` and to the traffic log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from weft.comm import BoundMesh
+from weft.ops import Local
+from weft.tensor import modes
+from weft.transport import traffic
+
+__all__ = ["told"]
+
+
+def told(name: str, algorithm: Local) -> Callable[[BoundMesh], Callable[..., Any]]:
+    """`algorithm.bind`, of which the modes learn what it does: the op `name`, between blocks."""
+    axes = algorithm.communicates
+
+    def bind(mesh: BoundMesh) -> Callable[..., Any]:
+        local = algorithm.bind(mesh)
+        if mesh.comm(axes).size == 1:
+            return local
+        reason = "what ranks need of each other's blocks"
+
+        def run(*args: Any) -> Any:
+            if not (traffic.STATE.on or modes.STRICT.on):
+                return local(*args)
+            modes.check_summaries(name, algorithm.decision.operands, axes)
+            with traffic.label(name, modes.source_line(), reason):
+                return local(*args)
+
+        return run
+
+    return bind
