@@ -21,7 +21,7 @@ from weft.ops.blocks import Blocks, finish, whole_terms
 from weft.ops.splitting import Row, can_key, keys_of, split
 from weft.rules import Call, Decision
 
-__all__ = ["as_rows", "can_move", "msort_lookup", "sort_lookup", "topk_lookup"]
+__all__ = ["Sorting", "as_rows", "can_move", "msort_lookup", "sort_lookup", "topk_lookup"]
 
 
 def sort_lookup(
@@ -43,10 +43,10 @@ def sort_lookup(
 
         def local(x: Tensor) -> Any:
             rows, others = as_rows(x, dim)
-            values, places = _sorted(row, rows, descending, layout.cuts_of(dim))
+            done = Sorting(row, rows, descending, layout.cuts_of(dim))
             values, places = (
                 one.view(*others, row.sizes[row.mine]).movedim(-1, dim)
-                for one in (values, places)
+                for one in (done.values, done.places)
             )
             return (values, places) if with_values else places
 
@@ -86,40 +86,68 @@ def as_rows(x: Tensor, dim: int) -> tuple[Tensor, Sequence[int]]:
     return moved.reshape(others.numel(), x.shape[dim]), others
 
 
-def _sorted(
-    row: Row, rows: Tensor, descending: bool, cuts: Sequence[int]
-) -> tuple[Tensor, Tensor]:
-    """This rank's part of the sorted rows, and the places of its elements in the whole rows."""
-    keys, order = keys_of(rows, descending).sort(dim=-1, stable=True)
-    num_rows, length = rows.shape
-    inner = torch.tensor(cuts[1:-1], dtype=torch.long, device=rows.device)
-    found = split(row, keys, inner.expand(num_rows, -1))
-    sizes = torch.tensor(row.sizes, device=rows.device).view(-1, 1, 1).expand(-1, num_rows, 1)
-    bounds = torch.cat([torch.zeros_like(sizes), found, sizes], -1)
-    counts = bounds.diff(dim=-1)  # (blocks, rows, blocks of the result)
-    send = counts[row.mine].sum(0).tolist()
-    mine = counts[:, :, row.mine]
-    recv = mine.sum(1).tolist()
+class Sorting:
+    """Rows of blocks on their way to sorted rows, which are cut at `cuts`.
 
-    leaving = rows.gather(-1, order).flatten()
-    places = order.flatten()
-    if num_rows > 1:
-        at = torch.arange(length, device=rows.device).expand(num_rows, -1).contiguous()
-        target = torch.searchsorted(bounds[row.mine, :, 1:-1].contiguous(), at, right=True)
-        by_target = target.flatten().argsort(stable=True)
-        leaving, places = leaving[by_target], places[by_target]
-    small = torch.int32 if max(row.sizes) < 2**31 else torch.long
-    values = row.exchange(leaving, send, recv)
-    places = row.exchange(places.to(small), send, recv).long()
-    starts = torch.tensor(cuts[:-1], device=rows.device)
-    places = places + starts.repeat_interleave(torch.tensor(recv, device=rows.device))
+    `values` and `places` are this rank's part of the sorted rows, flat: the elements, and where
+    they are in the whole rows. `carry` takes what belongs to the elements the same way, `back`
+    the other way.
+    """
 
-    merged = keys_of(values, descending).argsort(stable=True)
-    if num_rows > 1:
-        which = torch.arange(num_rows, device=rows.device).repeat(row.num)
-        which = which.repeat_interleave(mine.flatten())
-        merged = merged[which[merged].argsort(stable=True)]
-    return values[merged], places[merged]
+    __slots__ = (
+        "places", "values", "_by_target", "_merged", "_order", "_recv", "_row", "_send",
+    )
+
+    def __init__(self, row: Row, rows: Tensor, descending: bool, cuts: Sequence[int]) -> None:
+        keys, self._order = keys_of(rows, descending).sort(dim=-1, stable=True)
+        num_rows, length = rows.shape
+        inner = torch.tensor(cuts[1:-1], dtype=torch.long, device=rows.device)
+        found = split(row, keys, inner.expand(num_rows, -1))
+        sizes = torch.tensor(row.sizes, device=rows.device).view(-1, 1, 1).expand(-1, num_rows, 1)
+        bounds = torch.cat([torch.zeros_like(sizes), found, sizes], -1)
+        counts = bounds.diff(dim=-1)  # (blocks, rows, blocks of the result)
+        mine = counts[:, :, row.mine]
+        self._row = row
+        self._send, self._recv = counts[row.mine].sum(0).tolist(), mine.sum(1).tolist()
+        self._by_target = self._merged = None
+        if num_rows > 1:
+            at = torch.arange(length, device=rows.device).expand(num_rows, -1).contiguous()
+            target = torch.searchsorted(bounds[row.mine, :, 1:-1].contiguous(), at, right=True)
+            self._by_target = target.flatten().argsort(stable=True)
+        values = self.carry(rows)
+        merged = keys_of(values, descending).argsort(stable=True)
+        if num_rows > 1:
+            which = torch.arange(num_rows, device=rows.device).repeat(row.num)
+            which = which.repeat_interleave(mine.flatten())
+            merged = merged[which[merged].argsort(stable=True)]
+        self._merged = merged
+        self.values = values[merged]
+        dtype = torch.int32 if cuts[-1] < 2**31 else torch.long
+        own = torch.arange(cuts[row.mine], cuts[row.mine] + length, dtype=dtype, device=rows.device)
+        self.places = self.carry(own.expand(num_rows, -1)).long()
+
+    def carry(self, rows: Tensor) -> Tensor:
+        """One value of each element of the block, at the element's place in the result."""
+        leaving = rows.gather(-1, self._order).flatten()
+        if self._by_target is not None:
+            leaving = leaving[self._by_target]
+        got = self._row.exchange(leaving, self._send, self._recv)
+        return got if self._merged is None else got[self._merged]
+
+    def back(self, values: Tensor) -> Tensor:
+        """One value of each element of the result, at the element's place in the block."""
+        assert self._merged is not None
+        got = self._row.exchange(_undone(values, self._merged), self._recv, self._send)
+        if self._by_target is not None:
+            got = _undone(got, self._by_target)
+        return torch.empty_like(self._order, dtype=values.dtype).scatter_(
+            -1, self._order, got.view(self._order.shape)
+        )
+
+
+def _undone(values: Tensor, order: Tensor) -> Tensor:
+    """What indexing by `order` made of it, before that."""
+    return torch.empty_like(values).scatter_(0, order, values)
 
 
 def msort_lookup(

@@ -61,6 +61,18 @@ class Row:
         flat = self._comm.all_gather(own.detach().reshape(-1).contiguous(), [size] * self.num)
         return flat.view(self.num, *own.shape)[self._at]
 
+    def tell(self, value: Any) -> list[Any]:
+        """A small Python value of every block, in order."""
+        values = self._comm.exchange(value)
+        return [values[at] for at in self._at]
+
+    def resized(self, sizes: Sequence[int]) -> Row:
+        """The same ranks with blocks of other sizes."""
+        other = object.__new__(Row)
+        other._comm, other._axes, other._at = self._comm, self._axes, self._at
+        other.num, other.mine, other.sizes = self.num, self.mine, tuple(sizes)
+        return other
+
     def exchange(self, x: Tensor, send: Sequence[int], recv: Sequence[int]) -> Tensor:
         """`send[i]` elements of a flat tensor to block i, `recv[i]` from it; differentiable."""
         return _Exchange.apply(x, self, tuple(send), tuple(recv))  # type: ignore[no-any-return]
