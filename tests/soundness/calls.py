@@ -66,10 +66,15 @@ def _within(sample: Sample) -> Iterator[AtenCall]:
                 return
             args, kwargs = fill(op.args, values), fill(op.kwargs, values)
             name = packet(about.functional)
+            if any(one.is_meta for one in flatten((args, kwargs))):
+                return
             if slots and (name in RULES or name in DECISIONS):
                 yield AtenCall(name, op.overload, args, kwargs)
-            with torch.no_grad():
-                out = flatten(op.overload(*args, **kwargs))
+            try:
+                with torch.no_grad():
+                    out = flatten(op.overload(*args, **kwargs))
+            except (RuntimeError, NotImplementedError):  # of a meta tensor that it makes itself
+                return
             values.update(zip([slot.index for slot in slots_of(op.results)], out))
 
 

@@ -19,8 +19,8 @@ from tests.sweep.samples import DTYPES, database
               default=("weft",), show_default=True)
 @click.option("--dtype", "dtypes", multiple=True, type=click.Choice(list(DTYPES)),
               default=("float64", "int64", "bool", "complex64"), show_default=True)
-@click.option("--variant", "variants", multiple=True, type=click.Choice(["", "inplace"]),
-              default=("", "inplace"), show_default=True)
+@click.option("--variant", "variants", multiple=True, type=click.Choice(["", "inplace", "out"]),
+              default=("", "inplace", "out"), show_default=True)
 @click.option("--samples", default=6, show_default=True, help="Most samples of an op and dtype.")
 @click.option("--seconds", default=1800.0, show_default=True, help="Budget of time.")
 @click.option("--workers", default=os.cpu_count() or 1, show_default=True)

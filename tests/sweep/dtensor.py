@@ -75,8 +75,8 @@ def judge(sample: Sample, expected: Dense, way: str, what: str) -> Verdict | Non
             clear = any(words in str(error) for words in _CLEAR)
             return Verdict("refused" if clear else "unclear", short(error))
         try:
-            for outcome in outcomes:
-                _verify(expected, *outcome, what)
+            for results, gradients in outcomes:
+                _verify(expected, results, gradients, what)
         except AssertionError as error:
             return Verdict("wrong", short(error))
     return Verdict("right")
@@ -92,7 +92,7 @@ def _placements(layout: Layout) -> list[Placement] | Any:
             out[axis] = Shard(dim)
     for axis, kind in enumerate(layout.partial):
         if kind is not None:
-            out[axis] = Partial(kind)  # type: ignore[call-arg]
+            out[axis] = Partial(kind)
     return out
 
 

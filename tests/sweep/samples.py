@@ -52,22 +52,40 @@ def database() -> dict[str, Any]:
             for entry in op_db if entry.name not in UNSET}
 
 
-def samples_of(name: str, dtype: torch.dtype, most: int, inplace: bool = False) -> Iterator[Sample]:
-    """Up to `most` samples of an entry, evenly chosen; none where it has not the dtype."""
+def samples_of(name: str, dtype: torch.dtype, most: int, variant: str = "") -> Iterator[Sample]:
+    """Up to `most` samples of an entry, evenly chosen; none where it has not the dtype.
+
+    `variant` is "", "inplace", or "out": then the call writes to tensors like its results.
+    """
     entry = database()[name]
-    variant = entry.inplace_variant if inplace else entry.op
-    if variant is None or dtype not in entry.supported_dtypes("cpu"):
+    op = entry.inplace_variant if variant == "inplace" else entry.op
+    if op is None or dtype not in entry.supported_dtypes("cpu"):
         return
+    if variant == "out":
+        if not entry.supports_out:
+            return
+        op = _into_out(op)
     grad = entry.supports_autograd and dtype in entry.supported_backward_dtypes("cpu")
+    grad = grad and variant != "out"  # which torch differentiates nothing by
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = list(entry.sample_inputs("cpu", dtype, requires_grad=grad))
     stride = max(len(found) / most, 1)
     for number in sorted({int(place * stride) for place in range(min(most, len(found)))}):
-        sample = _sample(f"{number}", variant, found[number], inplace)
+        sample = _sample(f"{number}", op, found[number], variant == "inplace")
         if sample is not None:
             yield sample
+
+
+def _into_out(op: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        like = op(*args, **kwargs)
+        out = pytree.tree_map_only(Tensor, lambda one: torch.full_like(one, 1), like)
+        op(*args, **kwargs, out=out)
+        return out
+
+    return run
 
 
 def _sample(name: str, op: Callable[..., Any], given: Any, inplace: bool) -> Sample | None:
