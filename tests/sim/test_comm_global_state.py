@@ -15,7 +15,7 @@ import torch
 
 import weft
 from weft import ShardTypeError
-from weft.comm import run_simulated
+from weft.comm import python_random, run_simulated
 
 
 def set_deterministic(rank: int) -> None:
@@ -112,6 +112,65 @@ def test_ranks_that_seed_alike_draw_alike() -> None:
 
     first, *others = run_simulated(fn, 4)
     assert others == [first] * 3 and len(set(first)) == 8
+
+
+DRAWS: dict[str, Callable[[], object]] = {
+    "one number": random.random,
+    "the other of a pair": lambda: random.gauss(0, 1),  # which leaves the words as they are
+    "many": lambda: [random.random() for _ in range(700)],
+    "bytes": lambda: random.randbytes(5),
+    "the same again": lambda: random.setstate(random.getstate()),
+    "a seed": lambda: random.seed(random.random()),
+}
+
+
+def test_every_use_of_python_s_generator_is_the_rank_s_own() -> None:
+    def fn(mesh: Any) -> list[Any]:
+        random.seed(mesh.rank)
+        seen = []
+        for name in ("one number", "the other of a pair", *DRAWS, *DRAWS):
+            seen.append(DRAWS[name]())
+            for _ in range(2):
+                mesh.comm((0,)).exchange(None)
+            seen.append(random.getstate())
+        return seen
+
+    for rank, found in enumerate(run_simulated(fn, 3)):
+        alone = run_simulated(lambda mesh, rank=rank: _as_rank(fn, mesh, rank), 1)[0]
+        assert found == alone
+
+
+def _as_rank(fn: Callable[[Any], Any], mesh: Any, rank: int) -> Any:
+    """What a rank does, with nobody else there."""
+    class Alone:
+        def comm(self, axes: Any) -> Any:
+            return mesh.comm(axes)
+
+    alone: Any = Alone()
+    alone.rank = rank
+    return fn(alone)
+
+
+def test_python_s_generator_is_looked_at_and_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that draw nothing pay for no copy, which takes several times what a switch does."""
+    assert python_random._LOOKS
+    copies = []
+    original = random.getstate
+    monkeypatch.setattr(random, "getstate", lambda: copies.append(1) or original())
+
+    def fn(mesh: Any) -> None:
+        for step in range(20):
+            mesh.comm((0,)).exchange(None)
+            if step == 10 and mesh.rank == 1:
+                random.random()
+
+    run_simulated(fn, 4)
+    assert len(copies) == 2  # at first, and of the rank that has drawn
+
+
+def test_without_the_look_the_state_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(python_random, "_LOOKS", False)
+    test_every_use_of_python_s_generator_is_the_rank_s_own()
 
 
 def test_warnings_are_caught_by_the_rank_that_gives_them() -> None:

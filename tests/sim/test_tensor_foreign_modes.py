@@ -272,7 +272,7 @@ def test_tracing_is_refused(warm: bool) -> None:
 
     for said in weft.testing.run(on_rank, mesh={"x": 2}):
         assert said[0].startswith("mul: at ") and said[0].endswith(
-            " a ShardTensor is used while make_fx or torch.export traces."
+            " a ShardTensor is used while make_fx, torch.export or torch.jit traces."
         )
         assert said[1:] == [
             "  Rule: a traced graph knows ops on plain tensors, and neither layouts nor "

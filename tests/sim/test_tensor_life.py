@@ -139,6 +139,65 @@ def module_to_twice(make: Make) -> Any:
     return [seen, module.weight, module.weight.is_leaf, isinstance(module.weight, nn.Parameter)]
 
 
+def elsewhere(x: torch.Tensor) -> torch.Tensor:
+    """The same value in another layout, where it has one."""
+    if not isinstance(x, ShardTensor):
+        return x.detach().clone()
+    names = x.device_mesh.axis_names
+    free = P(*(None for _ in x.shape[1:]), names[-1])
+    return x.detach().redistribute(placements=P() if free == x.spec else free)
+
+
+def data_in_another_layout(make: Make) -> Any:
+    """A graph of before finds its way to the tensor as it lies now."""
+    x, w, b = make(X / 8), make(X.T.contiguous()), make(X[0])
+
+    def loss() -> torch.Tensor:
+        return ((x * b) @ w).tanh().sum() + (b * b).sum() + (w * w).sum()
+
+    before = loss()
+    before.backward(retain_graph=True)
+    for one in (x, w, b):
+        one.data = elsewhere(one)
+    (before + loss()).backward(retain_graph=True)
+    kept = [one.grad.clone() for one in (x, w, b)]
+    for one in (x, b):
+        one.data = elsewhere(one)
+    before.backward()
+    loss().backward()
+    return [kept, [one.grad for one in (x, w, b)]]
+
+
+def data_in_another_layout_with_hooks(make: Make) -> Any:
+    """Set between backwards: hooks stay with the tensor."""
+    x, w, seen = make(X / 8), make(X.T.contiguous()), []
+    handle = w.register_hook(lambda g: (seen.append(g.clone()), g.clamp(0, 1))[1])
+    x.register_post_accumulate_grad_hook(lambda t: seen.append(t.grad.clone()))
+    for place in range(3):
+        loss = (x @ w).tanh().sum() + w.exp().sum()
+        loss.backward()  # and its graph lives on
+        for one in (x, w):
+            one.data = elsewhere(one)
+        if place == 1:
+            handle.remove()
+    return [x.grad, w.grad, len(seen), sum(one.sum() for one in seen)]
+
+
+def functions_of_elements(make: Make) -> Any:
+    x, y, row = make(X, False), make(X + 1, False), make(X[0], False)
+    x.apply_(lambda a: a * 2)
+    x.map_(y, lambda a, b: a + b)
+    x.map_(row, lambda a, b: a - b)
+    x.map2_(y, x, lambda a, b, c: a + b * c)  # type: ignore[attr-defined]
+    plain = X.clone()
+    plain.map_(y, lambda a, b: a * b)
+    return [x, plain, x[1:3].apply_(lambda a: a + 1), x]
+
+
+def functions_of_elements_with_gradient(make: Make) -> Any:
+    make(X, False).map_(make(X), lambda a, b: a + b)
+
+
 def loading(make: Make) -> Any:
     there, seen = Layer(make), []
     plain = {"weight": X * 2, "bias": V * 3, "seen": X * 4, "count": torch.arange(6) * 5}
@@ -276,7 +335,30 @@ PROGRAMS = [
     old_types, old_type_that_is_none, deepcopies_together, set_to_another, module_to_twice, loading,
     loading_another_shape, loading_by_swap, containers, parametrized, weight_norms, vectors,
     clipping, swapping, optimizer_states, weak_references, split_at_a_tensor,
+    data_in_another_layout, data_in_another_layout_with_hooks, functions_of_elements,
+    functions_of_elements_with_gradient,
 ]
+
+
+def test_a_graph_of_before_and_hooks() -> None:
+    def on_rank(mesh: Any) -> str:
+        x = weft.distribute_tensor(X, mesh, P("x")).requires_grad_()
+        loss = (x * x).sum()
+        x.register_hook(lambda g: g.clamp(0, 1))
+        x.data = x.detach().redistribute(placements=P(None, "x"))
+        with pytest.raises(UnsupportedOpError) as caught:
+            loss.backward()
+        return str(caught.value)
+
+    first, other = weft.testing.run(on_rank, mesh={"x": 2})
+    assert first == other and first.splitlines() == [
+        "backward: x, which has hooks, was [5@x, 6] when this graph was made, and `x.data = ` has "
+        "made it [5, 6@x].",
+        "  Rule: a hook sees the gradients of all uses at once; those of graphs of before and of "
+        "now come apart.",
+        "  Offenders: [5, 6@x]",
+        "  Fix: run the forward again, or set x.data after the backward",
+    ]
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated:FutureWarning")

@@ -16,6 +16,20 @@ from weft import P, Replicate, ShardTensor, UnsupportedOpError
 
 X = torch.arange(1.0, 31.0, dtype=torch.float64).view(5, 6) / 32
 
+
+class Weighted(nn.Module):
+    def __init__(self, weight: torch.Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.weight
+
+
+def square(x: torch.Tensor) -> torch.Tensor:
+    return (x * x).sum()
+
+
 MEMORY: dict[str, Callable[[Any], Any]] = {
     "data_ptr": lambda x: x.data_ptr(),
     "untyped_storage": lambda x: x.untyped_storage(),
@@ -26,6 +40,9 @@ MEMORY: dict[str, Callable[[Any], Any]] = {
     "t_": lambda x: x.t_(),
     "squeeze_": lambda x: x.squeeze_(),
     "share_memory_": lambda x: x.share_memory_(),
+    "share_memory_ of a module": lambda x: Weighted(x).share_memory(),
+    "const_data_ptr": lambda x: x.const_data_ptr(),
+    "nested": lambda x: torch.nested.as_nested_tensor([x, x]),
     "dlpack": lambda x: np.from_dlpack(x),
 }
 TRANSFORMS: dict[str, Callable[[Any], Any]] = {
@@ -35,16 +52,44 @@ TRANSFORMS: dict[str, Callable[[Any], Any]] = {
     "func.grad": lambda x: torch.func.grad(lambda a: (a * a).sum())(x),
     "func.vjp": lambda x: torch.func.vjp(lambda a: (a * a).sum(), x),
     "jacrev": lambda x: torch.func.jacrev(lambda a: (a * a).sum(0))(x),
+    "func.jvp": lambda x: torch.func.jvp(square, (x,), (x,)),
+    "func.jvp around": lambda x: torch.func.jvp(lambda a: (a * x).sum(), (X,), (X,)),
+    "jacfwd": lambda x: torch.func.jacfwd(square)(x),
+    "hessian": lambda x: torch.func.hessian(square)(x),
+    "linearize": lambda x: torch.func.linearize(square, x),
+    "linearize around": lambda x: torch.func.linearize(lambda a: (a * x).sum(), X),
+    "functionalize": lambda x: torch.func.functionalize(square)(x),
+    "jacobian by vmap": lambda x: torch.autograd.functional.jacobian(square, x, vectorize=True),
+    "jacobian forward": lambda x: torch.autograd.functional.jacobian(
+        square, x, vectorize=True, strategy="forward-mode"
+    ),
+    "make_dual": lambda x: dual(x, x),
+    "make_dual tangent": lambda x: dual(X.clone(), x),
+    "dual operand": lambda x: dual(X.clone(), X, lambda made: (x * made).sum()),
+    "jit.script": lambda x: torch.jit.script(square)(x),
+    "jit.script method": lambda x: torch.jit.script(nn.Linear(6, 3).double())(x),
+    "jit.script parameters": lambda x: torch.jit.script(Weighted(x)),
+    "jit.trace": lambda x: torch.jit.trace(square, (x,)),
+    "jit.trace around": lambda x: torch.jit.trace(lambda a: (a * x).sum(), (X.clone(),)),
+    "jit.trace parameters": lambda x: torch.jit.trace(Weighted(x), (X.clone(),)),
+    "jit.trace_module": lambda x: torch.jit.trace_module(Weighted(x), {"forward": (X.clone(),)}),
+    "jit.trace_module input": lambda x: torch.jit.trace_module(Weighted(X), {"forward": (x,)}),
+    "export": lambda x: torch.export.export(Weighted(X), (x,)),
+    "export parameters": lambda x: torch.export.export(Weighted(x), (X.clone(),)),
+    "export strict": lambda x: torch.export.export(Weighted(x), (X.clone(),), strict=True),
     "is_grads_batched": lambda x: torch.autograd.grad(
         (x.requires_grad_() * 2).sum(), x, is_grads_batched=True
     ),
 }
 
 
-def refusal(call: Callable[[Any], Any], spec: P | None = None) -> list[str]:
+def refusal(
+    call: Callable[[Any], Any], spec: P | None = None, recorded: bool = False
+) -> list[str]:
     """What both ranks are told, the same."""
     def on_rank(mesh: Any) -> list[str]:
         x = weft.distribute_tensor(X, mesh, P("x") if spec is None else spec)
+        x.requires_grad_(recorded)
         with pytest.raises(UnsupportedOpError) as caught:
             call(x)
         return str(caught.value).splitlines()
@@ -62,10 +107,53 @@ def test_memory(name: str) -> None:
     refusal(MEMORY[name], P())
 
 
-@pytest.mark.filterwarnings("ignore:To copy construct from a tensor")
+def dual(primal: Any, tangent: Any, use: Any = None) -> Any:
+    with forward_ad.dual_level():
+        made = forward_ad.make_dual(primal, tangent)
+        return made if use is None else use(made)
+
+
+SHOULD = pytest.mark.filterwarnings(
+    "ignore:To copy construct from a tensor", "ignore:.*torch.jit.* is deprecated",
+)
+
+
+@SHOULD
+@pytest.mark.parametrize("recorded", [False, True], ids=["", "recorded"])
 @pytest.mark.parametrize("name", TRANSFORMS)
-def test_transforms(name: str) -> None:
-    refusal(TRANSFORMS[name])
+def test_transforms(name: str, recorded: bool) -> None:
+    refusal(TRANSFORMS[name], recorded=recorded)
+
+
+@SHOULD
+@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node")
+def test_what_is_refused_of_sharded_tensors_works_on_plain_ones() -> None:
+    """weft has taken these functions over."""
+    for made in (torch.jit.script(square), torch.jit.trace(square, (X,))):
+        assert torch.equal(made(X), square(X))  # type: ignore
+    for made in (
+        torch.jit.script(Weighted(X)), torch.jit.trace_module(Weighted(X), {"forward": (X,)}),
+        torch.export.export(Weighted(X), (X,)),
+    ):
+        run = made.module() if isinstance(made, torch.export.ExportedProgram) else made
+        assert torch.equal(run(X), X * X)
+    out, jvp = torch.func.linearize(square, X)
+    assert out == square(X) and abs(jvp(X) - 2 * out) < 1e-9
+    assert torch.nested.as_nested_tensor([X, X], layout=torch.jagged).size(0) == 2
+    with forward_ad.dual_level():
+        assert forward_ad.unpack_dual(X).tangent is None
+
+
+def test_branches_are_taken_without_capture() -> None:
+    def on_rank(mesh: Any) -> list[Any]:
+        x = weft.distribute_tensor(X, mesh, P("x"))
+        return [
+            torch.cond(x.sum() > bound, lambda a: a * 2, lambda a: a + 1, (x,)).full_tensor()
+            for bound in (0, 1e9)
+        ]
+
+    for first, second in weft.testing.run(on_rank, mesh={"x": 2}):
+        assert torch.equal(first, X * 2) and torch.equal(second, X + 1)
 
 
 def test_texts() -> None:
@@ -100,6 +188,11 @@ def test_forward_ad_is_exact_or_refused() -> None:
         x = ShardTensor.from_local(dual, mesh, P("x"))
         square = forward_ad.unpack_dual((x * x).to_local())
         assert square.tangent is not None and torch.equal(square.tangent, 2 * X * (X + 1))
+        primal, tangent = forward_ad.unpack_dual(x * 3)
+        assert tangent is not None and tangent.layout == primal.layout == x.layout
+        assert torch.equal(tangent.to_local(), 3 * (X + 1))
+        plain = weft.distribute_tensor(X, mesh, P("x"))
+        assert forward_ad.unpack_dual(plain) == (plain, None)
         total = x.sum(0)
         assert total.layout.is_partial
         with pytest.raises(UnsupportedOpError) as caught:

@@ -179,7 +179,7 @@ class Baton:
         """Give the baton to the next rank in line and wait until it comes back."""
         follower = self._next()
         if follower is not runner:
-            runner.state = GlobalState(self.generators)
+            runner.state = GlobalState(self.generators, runner.state)
             self._hand_over(follower)
             runner.gate.acquire()
             runner.state.restore()

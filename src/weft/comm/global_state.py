@@ -9,13 +9,14 @@ end the rank's tangents. What rooms above have of that kind they put into `CARRI
 
 from __future__ import annotations
 
-import random
 import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.autograd import graph
+
+from weft.comm.python_random import RandomState
 
 __all__ = ["CARRIED", "GlobalState"]
 
@@ -28,14 +29,16 @@ _OF_WARNINGS = ("filters", "showwarning", "_showwarnmsg_impl")
 
 
 class GlobalState:
-    """All of this at one moment."""
+    """All of this at one moment. `before`: an earlier one, of which the same may be kept."""
 
     __slots__ = (
         "anomaly", "deterministic", "dtype", "generators", "mutation", "num_threads", "precision",
         "random", "states", "warnings",
     )
 
-    def __init__(self, generators: Sequence[torch.Generator]) -> None:
+    def __init__(
+        self, generators: Sequence[torch.Generator], before: GlobalState | None = None
+    ) -> None:
         self.dtype = torch.get_default_dtype()
         self.anomaly = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
         self.mutation = graph._allow_mutation_on_saved_tensors_enabled
@@ -43,7 +46,7 @@ class GlobalState:
         self.precision = torch.get_float32_matmul_precision()
         self.num_threads = torch.get_num_threads()
         self.warnings = [getattr(_WARNINGS, name) for name in _OF_WARNINGS]
-        self.random = random.getstate()
+        self.random = RandomState(None if before is None else before.random)
         self.generators = (*generators, *CARRIED)
         self.states = [generator.get_state() for generator in self.generators]
 
@@ -65,7 +68,7 @@ class GlobalState:
             for name, value in zip(_OF_WARNINGS, self.warnings):
                 setattr(_WARNINGS, name, value)
             _WARNINGS._filters_mutated()  # the warnings already given are known per set of filters
-        random.setstate(self.random)
+        self.random.restore()
         for generator, state in zip(self.generators, self.states):
             generator.set_state(state)
 

@@ -22,7 +22,7 @@ from weft.transport.transition import Transition
 __all__ = [
     "STRICT", "check_plain", "check_strict", "check_summaries", "check_traced",
     "check_transforms", "debug", "explain", "is_strict", "num_dispatch_modes", "source_line",
-    "strict", "transforms",
+    "strict", "tracing", "transforms",
 ]
 
 _STATE = threading.local()
@@ -31,7 +31,8 @@ transforms = torch._C._functorch.peek_interpreter_stack  # type: ignore[attr-def
 
 
 class _Strict:
-    """`on`: how many strict blocks are open, on any thread; the one test of the hot path."""
+    """`on`: how many strict blocks (or traces) are open, on any thread; the one test of the hot
+    path."""
 
     def __init__(self) -> None:
         self.on = 0
@@ -88,15 +89,26 @@ def debug(enabled: bool = True) -> Iterator[None]:
         switch.on = before
 
 
+@contextmanager
+def tracing() -> Iterator[None]:
+    """Around torch.jit.trace: calls go by the general route, which sees whether it runs."""
+    STRICT.change(1)
+    try:
+        yield
+    finally:
+        STRICT.change(-1)
+
+
 num_dispatch_modes: Any = torch._C._len_torch_dispatch_stack  # type: ignore[attr-defined]
 _TRACERS = (torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispatchModeKey.FUNCTIONAL)
 
 
 def is_traced() -> bool:
-    """Whether make_fx, torch.export or functionalization writes down what runs on this thread."""
-    return num_dispatch_modes() > 0 and any(
+    """Whether make_fx, torch.export, functionalization or torch.jit.trace writes down what runs on
+    this thread."""
+    return torch._C._is_tracing() or (num_dispatch_modes() > 0 and any(  # type: ignore
         torch._C._get_dispatch_mode(tracer) is not None for tracer in _TRACERS
-    )
+    ))
 
 
 def check_traced(op: str) -> None:
@@ -107,9 +119,9 @@ def check_traced(op: str) -> None:
     """
     if is_traced():
         raise UnsupportedOpError(
-            message(op, f"at {source_line()} a ShardTensor is used while make_fx or torch.export "
-                    "traces", "a traced graph knows ops on plain tensors, and neither layouts nor "
-                    "communication", [op],
+            message(op, f"at {source_line()} a ShardTensor is used while make_fx, torch.export or "
+                    "torch.jit traces", "a traced graph knows ops on plain tensors, and neither "
+                    "layouts nor communication", [op],
                     "trace the program on plain tensors, and run it on ShardTensors untraced")
         )
 

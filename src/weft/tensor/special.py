@@ -18,6 +18,7 @@ from weft.tensor.call.indexing import set_item
 from weft.tensor.grad import autograd, hooks
 from weft.tensor.meta import replicated_meta
 from weft.tensor.placing import values
+from weft.tensor.placing.mapped import by_element
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.trace.trees import local_of
 
@@ -55,6 +56,7 @@ _OWN_ATTRIBUTES = (
 )
 
 _REFUSED = {
+    "const_data_ptr": "no single address holds a global tensor",
     "data_ptr": "no single address holds a global tensor",
     "untyped_storage": "no single storage holds a global tensor",
     "storage": "no single storage holds a global tensor",
@@ -166,6 +168,39 @@ def _pin_memory(tensor: ShardTensor, *args: Any) -> Any:
     return wrap(tensor._local.pin_memory(), tensor._meta)
 
 
+def _make_dual(tensor: Any, tangent: Any, level: int) -> NoReturn:
+    raise UnsupportedOpError(
+        message("forward_ad.make_dual(x, tangent)", "of x and tangent at least one is a "
+                "ShardTensor", "forward AD, vmap and torch.func do not reach through communication",
+                [str(one.layout) for one in (tensor, tangent) if type(one) is ShardTensor],
+                "torch.autograd.grad, twice for a Jacobian-vector product "
+                "(torch.autograd.functional.jvp), or make_dual with x.full_tensor()")
+    )
+
+
+def _add_batch_dim(tensor: Any, in_dim: int, level: int) -> NoReturn:
+    raise UnsupportedOpError(
+        message("vmap", f"an argument is a ShardTensor {tensor.layout}",
+                "vmap does not reach local tensors", [str(tensor.layout)],
+                "write the batch dim out: ops on ShardTensors take it as it is")
+    )
+
+
+def _unpack_dual(tensor: ShardTensor, level: int) -> tuple[ShardTensor, ShardTensor | None]:
+    """Its local tensor may be dual, where `from_local` was given one."""
+    primal, tangent = torch._VF._unpack_dual(local_of(tensor), level)  # type: ignore
+    if tangent is None:
+        return tensor, None
+    meta = tensor._meta
+    if not {"sum", "avg", None} >= set(meta.layout.partial):
+        raise UnsupportedOpError(
+            message("forward_ad.unpack_dual(x)", f"x is {meta.layout}, its local tensor dual",
+                    "tangents of terms are terms of the tangent where terms are summed",
+                    [str(meta.layout)], "forward_ad.unpack_dual(x.to_local())")
+        )
+    return wrap(primal, meta), wrap(tangent, meta.replace(requires_grad=tangent.requires_grad))
+
+
 def _is_set_to(tensor: Any, other: Any) -> bool:
     return local_of(tensor).is_set_to(local_of(other))
 
@@ -248,6 +283,8 @@ def _table() -> dict[Any, Callable[..., Any]]:
             table[theirs.__delete__] = mine.fdel
     for name, reason in _REFUSED.items():
         table[getattr(_Tensor, name)] = _refusal(name, reason)
+    for name in ("apply_", "map_", "map2_"):
+        table[getattr(_Tensor, name)] = by_element(name)
     table |= {
         _Tensor.retain_grad: _retain_grad,
         _Tensor.register_hook: hooks.register_hook,
@@ -261,6 +298,9 @@ def _table() -> dict[Any, Callable[..., Any]]:
         _Tensor.cuda: _cuda,
         _Tensor.type: _type,
         _Tensor.pin_memory: _pin_memory,
+        torch._VF._make_dual: _make_dual,  # type: ignore[attr-defined]
+        torch._VF._unpack_dual: _unpack_dual,  # type: ignore[attr-defined]
+        torch._add_batch_dim: _add_batch_dim,  # type: ignore[attr-defined]
         _Tensor.is_set_to: _is_set_to,
         _Tensor.__setitem__: set_item,
         _Tensor.new_tensor: _new_tensor,

@@ -39,8 +39,8 @@ from weft.transport import run_together, traffic
 from weft.transport.transition import Transition
 
 __all__ = [
-    "Backward", "Term", "completed", "hold_back", "is_put_off", "own", "retire", "running",
-    "summed", "term_of", "terms_of",
+    "Backward", "Term", "accumulate", "completed", "hold_back", "is_put_off", "own", "retire",
+    "running", "summed", "term_of", "terms_of",
 ]
 
 _engine: Any = torch.autograd.Variable._execution_engine
@@ -271,7 +271,7 @@ class Backward:
         arrived = [(term, seen) for term, seen in found.terms if seen.grad is not None]
         totals = list(_of_leaves(*self._reduce(arrived)))
         for local, whole in _joined(found.held, totals) if found.held else totals:
-            _accumulate(local, whole, found.creates_graph)
+            accumulate(local, whole, found.creates_graph)
 
     def _reduce(
         self, arrived: Sequence[tuple[Term, Tensor]]
@@ -332,7 +332,7 @@ def _joined(
     return list(whole.values())
 
 
-def _accumulate(local: Tensor, total: Tensor | None, creates_graph: bool) -> None:
+def accumulate(local: Tensor, total: Tensor | None, creates_graph: bool) -> None:
     """What torch's AccumulateGrad does, whose way is longer and copies what Python holds."""
     if total is None:
         with completed(local):

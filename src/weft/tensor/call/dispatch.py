@@ -84,6 +84,7 @@ def call(func: Any, args: Any, kwargs: Any) -> Any:
             return func(*args, **kwargs)
     if STRICT.on:
         check_plain(_name(func), flatten((args, kwargs)))
+        check_traced(_name(func))
     if scan.plain:
         if transforms() is not None:
             check_transforms(_name(func))

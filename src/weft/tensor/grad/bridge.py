@@ -29,7 +29,7 @@ from weft.tensor.call.dispatch import mesh_of
 from weft.tensor.call.fallback import replicate, write_back
 from weft.tensor.call.own import OWN, is_sharded
 from weft.tensor.call.own_outside import OutsideMesh
-from weft.tensor.grad import autograd
+from weft.tensor.grad import autograd, tracers
 from weft.tensor.grad.anomaly import nans_told
 from weft.tensor.grad.hooks import register_hook_of_several
 from weft.tensor.meta import Meta, replicated_meta
@@ -52,7 +52,6 @@ _WARN_OF_HOOKS, _EDGE = twin_of(_warn_of_hooks), twin_of(get_gradient_edge)  # t
 _BACKWARD: Any = twin_of(torch.autograd.backward)  # type: ignore[arg-type]
 _INCREMENT: Any = twin_of(increment_version)  # type: ignore[arg-type]
 _TO_TENSOR: Any = twin_of(TensorLikePair._to_tensor)  # type: ignore[arg-type]
-_TRACE: Any = twin_of(torch.jit.trace)  # type: ignore[arg-type]
 _TO_DLPACK: Any = torch._C._to_dlpack  # type: ignore[attr-defined]
 _SAVE_INPUTS, _INPUTS = twin_of(_CheckpointFrame.save_inputs), twin_of(_CheckpointFrame.get_inputs)
 
@@ -69,13 +68,14 @@ def install() -> None:
         (get_gradient_edge, _refuse_edges),
         (increment_version, _increment),
         (register_multi_grad_hook, register_hook_of_several),
-        (torch.jit.trace, _refuse_traces),
         (torch.autograd.gradcheck, _checked(torch.autograd.gradcheck, 1)),
         (torch.autograd.gradgradcheck, _checked(torch.autograd.gradgradcheck, 2)),
         (TensorLikePair._to_tensor, _to_tensor),
+        *tracers.TAKEN,
     ]
     for function, answer in taken:
         take_over(function, answer)
+    tracers.install_on_script()
     for module in (torch._C, torch, dlpack):
         name = "_to_dlpack" if module is torch._C else "to_dlpack"
         setattr(module, name, _to_dlpack)
@@ -220,17 +220,6 @@ def _refuse_edges(tensor: torch.Tensor) -> Any:
 def _increment(tensors: Any) -> None:
     given = [tensors] if isinstance(tensors, torch.Tensor) else tensors
     _INCREMENT([local_of(tensor) for tensor in given])
-
-
-def _refuse_traces(func: Any, *args: Any, **kwargs: Any) -> Any:
-    tensors = list(func.parameters()) if isinstance(func, torch.nn.Module) else []
-    if is_sharded((tensors, args), kwargs):
-        raise UnsupportedOpError(
-            message("torch.jit.trace(func, example_inputs)", "ShardTensors are among the examples",
-                    "a trace records ops on plain tensors alone", ["torch.jit.trace"],
-                    "call func itself, or trace it with x.to_local()")
-        )
-    return _TRACE(func, *args, **kwargs)
 
 
 def _checked(check: Any, order: int) -> Callable[..., bool]:

@@ -29,10 +29,14 @@ __all__ = [
 
 def register_hook(tensor: ShardTensor, hook: Callable[[ShardTensor], Any]) -> Any:
     """A tensor hook: it gets, and may return, the gradient as a ShardTensor."""
-    meta, of = tensor._meta, TensorWeakRef(tensor._local)  # it holds the hook, so not the reverse
+    first = tensor._meta
+    # They hold the hook, so not the reverse.
+    of, of_local = weakref.ref(tensor), TensorWeakRef(tensor._local)
 
     def local_hook(local: torch.Tensor) -> torch.Tensor | None:
-        leaf = of()
+        found, leaf, meta = of(), of_local(), first
+        if found is not None and found._local.is_leaf:  # `x.data = ` may have laid it elsewhere
+            leaf, meta = found._local, found._meta
         if leaf is not None and is_put_off(leaf):
             return hold_back(leaf, local)
         out = hook(wrap_cotangent(meta, local))

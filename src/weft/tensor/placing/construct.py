@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,12 +12,13 @@ import torch
 from weft.comm import as_bound_mesh
 from weft.errors import UnsupportedOpError, message
 from weft.planner import gradient_layout
+from weft.tensor.meta import Meta
 from weft.tensor.placing.enter import transition_between
 from weft.tensor.placing.layouts import as_layout, as_sharded, local_to_sharded
 from weft.tensor.placing.redistribute import gathered, redistribute_to, to_replicated
 from weft.tensor.placing.scatter import distribute_tensor
-from weft.tensor.shard_tensor import ShardTensor, wrap
-from weft.tensor.terms import own
+from weft.tensor.shard_tensor import ShardTensor, hooks, wrap
+from weft.tensor.terms import accumulate, own, terms_of
 from weft.tensor.trace.trees import local_of
 from weft.tensor.views.moved import plain
 from weft.transport.in_flight import landed
@@ -39,13 +41,67 @@ def set_data(tensor: ShardTensor, value: torch.Tensor) -> None:
     if getattr(tensor, "_is_gradient", False) and given.shape == tensor.shape:
         given = redistribute_to(given.detach(), tensor.layout)
     grad = tensor.grad
-    tensor._local.data = plain(local_of(given)).detach()
+    data = plain(local_of(given)).detach()
+    same = given._meta.mesh is mesh and (given.shape, given.dtype) == (tensor.shape, tensor.dtype)
+    leaves = same and given.layout != tensor.layout and _is_in_a_graph(tensor)
+    if leaves:
+        _leave_leaf(tensor, data)
+    else:
+        tensor._local.data = data
     tensor._meta = given._meta.replace(requires_grad=tensor._local.requires_grad)
     tensor._memo = None
     if grad is not None and grad.shape == given.shape:
         _lay_gradient(tensor, grad)
+        if leaves:
+            tensor._local.grad = grad._local
     with torch._C.DisableTorchFunctionSubclass():
         torch._C.TensorBase.data.__set__(tensor, wrap(given._local, given._meta))  # type: ignore
+
+
+def _is_in_a_graph(tensor: ShardTensor) -> bool:
+    """Whether a graph may lead to this leaf: its node there holds it, or terms of it live."""
+    local = tensor._local
+    if not (local.is_leaf and local.requires_grad):
+        return False
+    return local._use_count() > 1 or bool(terms_of(local))  # type: ignore[attr-defined]
+
+
+def _leave_leaf(tensor: ShardTensor, data: torch.Tensor) -> None:
+    """Give the tensor another leaf, for the graphs to come.
+
+    Those that are there find gradients of the layout that it had: their leaf passes them on.
+    """
+    old, meta, of = tensor._local, tensor._meta, weakref.ref(tensor)
+    new: Any = data.requires_grad_()
+    new._backward_hooks = old._backward_hooks
+    new._post_accumulate_grad_hooks = old._post_accumulate_grad_hooks  # type: ignore
+    old._backward_hooks = None
+    old._post_accumulate_grad_hooks = None  # type: ignore[attr-defined]
+    old.grad = None
+    tensor._local = own(new)
+
+    def pass_on(leaf: torch.Tensor) -> None:
+        grad, leaf.grad = leaf.grad, None
+        found = of()
+        if found is not None and grad is not None:
+            _check_hooks(found, meta)
+            whole = hooks.autograd.wrap_cotangent(meta, grad)
+            total = hooks.autograd.local_cotangent(found._meta, whole)
+            accumulate(found._local, total, torch.is_grad_enabled())
+
+    old.register_post_accumulate_grad_hook(pass_on)
+
+
+def _check_hooks(tensor: ShardTensor, before: Meta) -> None:
+    new: Any = tensor._local
+    if new._backward_hooks or new._post_accumulate_grad_hooks:
+        raise UnsupportedOpError(
+            message("backward", f"x, which has hooks, was {before.layout} when this graph was "
+                    f"made, and `x.data = ` has made it {tensor.layout}",
+                    "a hook sees the gradients of all uses at once; those of graphs of before and "
+                    "of now come apart", [str(tensor.layout)],
+                    "run the forward again, or set x.data after the backward")
+        )
 
 
 def set_(tensor: ShardTensor, source: Any = None, *args: Any, **kwargs: Any) -> ShardTensor:
