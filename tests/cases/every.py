@@ -9,6 +9,7 @@ from tests.cases import (
     loss,
     norm,
     order,
+    picks,
     pointwise,
     program,
     reduction,
@@ -22,7 +23,7 @@ EVERY: list[Case] = [
     one
     for family in (
         pointwise, reduction, contraction, view, index, norm, loss, attention, inplace, program,
-        views, writes, scan, order,
+        views, writes, scan, order, picks,
     )
     for one in family.CASES
 ]

@@ -53,7 +53,42 @@ _ONE = (
     ("roll", (7, 3), lambda a: a.roll(2, 0)),
 )
 
-CASES: list[Case] = [case(name, fn, reals(*shape)) for name, shape, fn in _ONE] + [
+_MOVED = (
+    ("flip_both", (7, 5), lambda a: a.flip(0, 1)),
+    ("flip_line", (7,), lambda a: a.flip(0)),
+    ("roll_back", (7, 5), lambda a: a.roll(-9, 1)),
+    ("roll_both", (7, 5), lambda a: a.roll((1, 2), (0, 1))),
+    ("roll_flat", (7, 5), lambda a: a.roll(3)),
+    ("rot90", (7, 5), lambda a: a.rot90()),
+    ("rot90_back", (7, 5), lambda a: a.rot90(-1, (1, 0))),
+    ("diagonal_below", (7, 5), lambda a: a.diagonal(-3)),
+    ("diagonal_of_some", (3, 6, 4), lambda a: a.diagonal(1, 0, 2)),
+    ("diag", (7, 5), lambda a: a.diag()),
+    ("diag_of_line", (6,), lambda a: torch.diag(a, -2)),
+    ("diagflat", (2, 3), lambda a: a.diagflat(1)),
+    ("diag_embed", (4, 5), lambda a: a.diag_embed(1, 0, 2)),
+    ("diag_embed_below", (4, 5), lambda a: a.diag_embed(-2, -1, 0)),
+    ("trace", (7, 5), lambda a: a.trace()),
+    ("diff", (7, 5), lambda a: a.diff(n=2, dim=0)),
+    ("repeat_flat", (5, 3), lambda a: a.repeat_interleave(2)),
+)
+_JOINED = (
+    ("hstack", (5, 3), (5, 2), lambda a, b: torch.hstack([a, b])),
+    ("vstack", (5, 3), (3,), lambda a, b: torch.vstack([a, b])),
+    ("dstack", (5, 3), (5, 3), lambda a, b: torch.dstack([a, b])),
+    ("column_stack", (5, 3), (5,), lambda a, b: torch.column_stack([a, b])),
+    ("block_diag", (5, 3), (4,), lambda a, b: torch.block_diag(a, b)),
+    ("diff_behind", (5, 3), (1, 3), lambda a, b: torch.diff(a, dim=0, prepend=b)),
+    ("kron", (3, 4), (2, 3), lambda a, b: torch.kron(a, b)),
+    ("cartesian_prod", (6,), (4,), lambda a, b: torch.cartesian_prod(a, b)),
+    ("slice_scatter", (7, 5), (3, 5), lambda a, b: a.slice_scatter(b, 0, 1, 6, 2)),
+    ("select_scatter", (7, 5), (5,), lambda a, b: a.select_scatter(b, 0, -2)),
+    ("diagonal_scatter", (7, 7), (6,), lambda a, b: a.diagonal_scatter(b, 1)),
+)
+
+CASES: list[Case] = [case(name, fn, reals(*shape), per_mesh=2) for name, shape, fn in _MOVED] + [
+    case(name, fn, reals(*one), reals(*other), per_mesh=2) for name, one, other, fn in _JOINED
+] + [case(name, fn, reals(*shape)) for name, shape, fn in _ONE] + [
     case("cat", lambda a, b: torch.cat([a, b]), reals(4, 3), reals(3, 3)),
     case("cat_last", lambda a, b: torch.cat((a, b), dim=-1), reals(4, 3), reals(4, 2)),
     case("cat_three", lambda a, b, c: torch.cat([a, b, c], 1), reals(4, 1), reals(4, 3),
@@ -69,9 +104,9 @@ CASES: list[Case] = [case(name, fn, reals(*shape)) for name, shape, fn in _ONE] 
     case("take_along", lambda a, i: a.gather(-1, i[:, None])[:, 0], reals(5, 4),
          integers(5, high=4)),
     case("index_tensor", lambda a, i: a[i], reals(5, 3), integers(4, high=5)),
-    case("index_list", lambda a: a[[0, 2, 5]], reals(7, 3), falls_back=True),
+    case("index_list", lambda a: a[[0, 2, 5]], reals(7, 3)),
     case("one_hot", lambda i: F.one_hot(i, 5), integers(6, high=5), grad=False, falls_back=True),
-    case("diagonal", lambda a: a.diagonal(), reals(5, 5), falls_back=True),
+    case("diagonal", lambda a: a.diagonal(), reals(5, 5)),
     case("embedding", lambda i, w: F.embedding(i, w), integers(4, 3, high=7), reals(7, 5),
          per_mesh=16),
     case("embedding_flat", lambda i, w: F.embedding(i, w), integers(9, high=7), reals(7, 2)),

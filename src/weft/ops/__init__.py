@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from weft.core import Layout
 from weft.ops import (
+    composed,
     logsum,
     loss,
     moments,
@@ -13,9 +14,12 @@ from weft.ops import (
     order,
     pick,
     places,
+    read,
     reduce,
     scan,
+    shifts,
     sort,
+    write,
 )
 from weft.ops.algorithm import Algorithm, Composite, Local, Lookup
 from weft.rules import Call, Decision
@@ -65,12 +69,30 @@ TABLE: dict[str, Lookup] = {
     **{f"aten.{name}.{overload}": order.quantile_lookup
        for name in ("quantile", "nanquantile") for overload in ("default", "scalar")},
     "aten.embedding.default": pick.embedding_lookup,
-    "aten.gather.default": pick.gather_lookup,
+    "aten.gather.default": read.gather_lookup,
+    "aten.index.Tensor": read.index_lookup,
+    "aten.index_select.default": read.index_select_lookup,
+    "aten.index_put.default": write.index_put_lookup,
+    "aten.put.default": write.put_lookup,
+    **dict.fromkeys((
+        "aten.index_add.default", "aten.index_copy.default", "aten.index_fill.int_Scalar",
+        "aten.index_fill.int_Tensor", "aten.index_reduce.default",
+    ), write.index_write_lookup),
+    **dict.fromkeys((
+        "aten.scatter.src", "aten.scatter.value", "aten.scatter.reduce",
+        "aten.scatter.value_reduce", "aten.scatter_add.default", "aten.scatter_reduce.two",
+    ), write.scatter_lookup),
+    "aten.take.default": read.take_lookup,
+    "aten.take_along_dim.default": read.take_along_dim_lookup,
     "aten.select.int": pick.select_lookup,
     "aten.cross_entropy_loss.default": loss.cross_entropy_lookup,
     "aten.nll_loss.default": loss.nll_loss_lookup,
     "aten.nll_loss_nd.default": loss.nll_loss_lookup,
     "aten.nll_loss2d.default": loss.nll_loss_lookup,
+    "aten.diag_embed.default": shifts.diag_embed_lookup,
+    "aten.flip.default": shifts.flip_lookup,
+    "aten.roll.default": shifts.roll_lookup,
+    **composed.TABLE,
     **dict.fromkeys(loss.REDUCED_AT, loss.elementwise_lookup),
 }
 

@@ -35,11 +35,13 @@ class Local:
     """`bind(mesh)` gives a function of the local tensors, in the order of the call's tensors.
 
     `communicates`: the mesh axes over which that function itself communicates.
+    `writes` is the same for a call in place: the function then writes to the local target itself.
     """
 
     decision: Decision
     bind: Callable[[BoundMesh], Callable[..., Any]]
     communicates: tuple[int, ...] = ()
+    writes: Callable[[BoundMesh], Callable[..., Any]] | None = None
 
 
 Algorithm = Composite | Local

@@ -15,7 +15,7 @@ from weft.core import Layout
 from weft.rules.factors import IDENTITY, broadcast, dims, names, one_dim
 from weft.rules.notation import Call, Decision, FactorDims, Rule
 
-__all__ = ["DECISIONS", "RULES"]
+__all__ = ["DECISIONS", "RULES", "diagonal_decision", "slice_decision"]
 
 
 # One dim of one operand is cut anew; the others, and terms of every kind, stay.
@@ -28,7 +28,7 @@ def _recut(layout: Layout, dim: int, length: int, cuts: tuple[int, ...] | None) 
     return Layout.make(layout.mesh, shape, layout.dims, new, layout.partial)
 
 
-def _slice(call: Call, layouts: Sequence[Layout]) -> Decision:
+def slice_decision(call: Call, layouts: Sequence[Layout]) -> Decision:
     """`slice(x, dim, start, stop, step)`: each shard keeps what lies between its borders."""
     source = call.tensors[0]
     dim = one_dim(call.arg(1, "dim", 0), len(source.shape))
@@ -129,36 +129,32 @@ def _split(call: Call, layouts: Sequence[Layout]) -> Decision:
     return Decision((layout,), pieces, args, op)
 
 
-def _diagonal(call: Call, layouts: Sequence[Layout]) -> Decision:
-    """`diagonal(x, offset, dim1, dim2)`: it shifts by the shard's place. Of two dims that are cut
-    the second comes to whole."""
+def diagonal_decision(call: Call, layouts: Sequence[Layout]) -> Decision:
+    """`diagonal(x, offset, dim1, dim2)`: it shifts by the shard's place. Along it rows and columns
+    grow, so the pieces of blocks follow one another in the order of rows, then columns."""
     layout, source = layouts[0], call.tensors[0]
     ndim = len(source.shape)
     offset = call.arg(1, "offset", 0)
     one = one_dim(call.arg(2, "dim1", 0), ndim)
     other = one_dim(call.arg(3, "dim2", 1), ndim)
-    if layout.dims[one] and layout.dims[other]:
-        layout = layout.replace(dims=[
-            () if dim == other else axes for dim, axes in enumerate(layout.dims)
-        ])
-    along = one if layout.dims[one] else other
     kept = [dim for dim in range(ndim) if dim not in (one, other)]
     count = call.results[0].shape[-1]
-    cuts = None
-    if layout.dims[along]:
-        first = max(-offset, 0) if along == one else max(offset, 0)
-        cuts = tuple(min(max(cut - first, 0), count) for cut in layout.cuts_of(along))
+    axes = layout.dims[one] + layout.dims[other]
+    cuts = [0]
+    for row in layout.cuts_of(one)[1:]:
+        for column in layout.cuts_of(other)[1:]:
+            stop = min(row - max(-offset, 0), column - max(offset, 0), count)
+            cuts.append(max(cuts[-1], stop))
     result = Layout.make(
-        layout.mesh, call.results[0].shape, [*(layout.dims[dim] for dim in kept),
-                                             layout.dims[along]],
-        [*(layout.cuts[dim] for dim in kept), cuts], layout.partial,
+        layout.mesh, call.results[0].shape, [*(layout.dims[dim] for dim in kept), axes],
+        [*(layout.cuts[dim] for dim in kept), tuple(cuts) if axes else None], layout.partial,
     )
-    if cuts is None:
+    if not axes:
         return Decision((layout,), (result,))
 
     def args(coordinate: tuple[int, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        start, _ = layout.box_at(coordinate)[along]
-        return (source, offset + (start if along == one else -start), one, other), {}
+        box = layout.box_at(coordinate)
+        return (source, offset + box[one][0] - box[other][0], one, other), {}
 
     return Decision((layout,), (result,), args)
 
@@ -379,7 +375,7 @@ RULES: dict[str, Callable[[Call], Rule | None]] = {
 }
 
 DECISIONS: dict[str, Callable[[Call, Sequence[Layout]], Decision | Rule | None]] = {
-    "aten.slice": _slice,
+    "aten.slice": slice_decision,
     "aten.narrow": _narrow,
     "aten.select": _select,
     "aten.unbind": _unbind,
@@ -387,7 +383,7 @@ DECISIONS: dict[str, Callable[[Call, Sequence[Layout]], Decision | Rule | None]]
         "chunk", "dsplit", "hsplit", "split", "split_with_sizes", "tensor_split", "unsafe_chunk",
         "unsafe_split", "unsafe_split_with_sizes", "vsplit",
     )},
-    "aten.diagonal": _diagonal,
+    "aten.diagonal": diagonal_decision,
     "aten.pad": _pad,
     "aten.constant_pad_nd": _pad,
     "aten.tril": _triangle,

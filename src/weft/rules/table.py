@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from weft.core import Layout
-from weft.rules import contraction, count, index, pointwise, reduction, view
+from weft.rules import contraction, count, index, placed, pointwise, reduction, view
 from weft.rules.factors import packet
 from weft.rules.notation import Call, Decision, Rule
 
@@ -18,7 +18,7 @@ RULES: Mapping[str, Callable[[Call], Rule | None]] = {
 """Ops whose meaning for sharded operands a rule says."""
 
 DECISIONS: Mapping[str, Callable[[Call, Sequence[Layout]], Decision | Rule | None]] = {
-    **pointwise.DECISIONS, **index.DECISIONS,
+    **pointwise.DECISIONS, **index.DECISIONS, **placed.DECISIONS,
 }
 """Ops for which the operands' cuts decide."""
 

@@ -12,9 +12,9 @@ from typing import Any, NoReturn
 import torch
 
 from weft.errors import UnsupportedOpError, message
-from weft.tensor.call import amp
+from weft.tensor.call import amp, indexing, masks
+from weft.tensor.call.build import BY_DATA
 from weft.tensor.call.dispatch import call, keep_constant
-from weft.tensor.call.indexing import set_item
 from weft.tensor.grad import autograd, hooks
 from weft.tensor.meta import replicated_meta
 from weft.tensor.placing import values
@@ -302,7 +302,7 @@ def _table() -> dict[Any, Callable[..., Any]]:
         torch._VF._unpack_dual: _unpack_dual,  # type: ignore[attr-defined]
         torch._add_batch_dim: _add_batch_dim,  # type: ignore[attr-defined]
         _Tensor.is_set_to: _is_set_to,
-        _Tensor.__setitem__: set_item,
+        _Tensor.__setitem__: indexing.set_item,
         _Tensor.new_tensor: _new_tensor,
         _Tensor.new: _new,
         torch.is_same_size: _is_same_size,
@@ -317,6 +317,10 @@ def _table() -> dict[Any, Callable[..., Any]]:
         torch.ops.aten.reshape_as.default: _reshape_as,
         torch.tensor_split: _tensor_split,
         _Tensor.tensor_split: _tensor_split,
+        **dict.fromkeys((torch.masked_scatter, _Tensor.masked_scatter), masks.masked_scatter),
+        _Tensor.masked_scatter_: _masked_scatter_,
+        **dict.fromkeys((torch.index_put, _Tensor.index_put), indexing.index_put),
+        **dict.fromkeys((torch.index_put_, _Tensor.index_put_), indexing.index_put_),
         torch.as_strided: _refusal("as_strided", _REFUSED["as_strided"]),
         torch.equal: values.equal,
         _Tensor.equal: values.equal,
@@ -327,6 +331,24 @@ def _table() -> dict[Any, Callable[..., Any]]:
         torch._amp_foreach_non_finite_check_and_unscale_: amp.unscale,
     }
     return table
+
+
+def _masked_scatter_(tensor: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -> Any:
+    return tensor.copy_(masks.masked_scatter(tensor, mask, source))
+
+
+_aten: Any = torch.ops.aten
+
+BY_DATA.update({
+    function: answer for answer, functions in (
+        (indexing.get_item, (_Tensor.__getitem__, _aten.index.Tensor)),
+        (masks.masked_select, (torch.masked_select, _Tensor.masked_select,
+                               _aten.masked_select.default)),
+        (masks.nonzero, (torch.nonzero, _Tensor.nonzero, torch.argwhere, _Tensor.argwhere,
+                         _aten.nonzero.default, _aten.argwhere.default)),
+        (masks.where, (torch.where, _aten.where.default)),
+    ) for function in functions
+})
 
 
 TABLE = _table()

@@ -91,10 +91,9 @@ class Builder:
             case ops.Composite():
                 return chosen
             case ops.Local():
-                bind = chosen.bind
                 if chosen.communicates:
-                    bind = told(self.name, chosen)
-                return self._direct(chosen.decision, layouts, wants, bind)
+                    chosen = told(self.name, chosen)
+                return self._direct(chosen.decision, layouts, wants, chosen)
             case Decision():
                 return self._direct(chosen, layouts, wants, None)
         if self.facts.is_random:
@@ -151,7 +150,8 @@ class Builder:
         return rule if self.rule is None else propagate.decide(self.rule, call, layouts, wants)
 
     def _direct(
-        self, decision: Decision, layouts: list[Layout], wants: list[bool], bind: Any
+        self, decision: Decision, layouts: list[Layout], wants: list[bool],
+        algorithm: ops.Local | None,
     ) -> Recipe:
         self.decision = decision
         if self.mesh.here is None:
@@ -166,11 +166,11 @@ class Builder:
         ):
             self.clashes |= met.setdefault(place, move) is not move
             moves[place] = move
-        local, args, kwargs = self._local(decision, bind)
+        local, args, kwargs = self._local(decision, algorithm)
         if self.target is not None:
-            return self._in_place(decision, moves, varying, local, args, kwargs, bind is None)
+            return self._in_place(decision, moves, varying, local, args, kwargs, algorithm)
         results = self._results(decision, moves, varying, any(wants))
-        anchor = self._anchored(decision, wants) if bind is None else ()
+        anchor = self._anchored(decision, wants) if algorithm is None else ()
         self.by_form = self._is_by_form(decision) and not anchor
         return Direct(
             self.name, moves, local, args, kwargs, results, self.trace.result,
@@ -196,11 +196,13 @@ class Builder:
         found = differentiated(self.op, self.tensors, wanted)
         return found if any(found) else ()
 
-    def _local(self, decision: Decision, bind: Any) -> tuple[Any, Any, Any]:
+    def _local(
+        self, decision: Decision, algorithm: ops.Local | None
+    ) -> tuple[Any, Any, Any]:
         """What runs on the local tensors, with its arguments (None: the user's own call)."""
-        if bind is not None:
+        if algorithm is not None:
             order = tuple(Slot(index) for index in self.slots)
-            return bind(self.mesh), order, {}
+            return algorithm.bind(self.mesh), order, {}
         as_called = (
             decision.args is None
             and decision.op is None
@@ -295,9 +297,8 @@ class Builder:
 
     def _in_place(
         self, decision: Decision, moves: list[Any], varying: frozenset[int],
-        local: Any, args: Any, kwargs: Any, writes: bool,
+        local: Any, args: Any, kwargs: Any, algorithm: ops.Local | None,
     ) -> Recipe:
-        """`writes`: whether the local op itself writes to its target."""
         assert self.target is not None
         target = self.tensors[self.target]
         self._check_writable(target)
@@ -305,7 +306,9 @@ class Builder:
         direct = decision.results[0] == wanted and moves[self.target] is None and not (
             _needs_leaving(decision.results[0], varying) and self.grad
         )
-        if direct and writes and decision.op is None:
+        if algorithm is not None and algorithm.writes is not None and direct:
+            local = algorithm.writes(self.mesh)
+        if direct and decision.op is None and (algorithm is None or algorithm.writes is not None):
             self.by_form = self._is_by_form(decision)
             return Direct(
                 self.name, moves, local, args, kwargs, (), self.trace.result, self.target,

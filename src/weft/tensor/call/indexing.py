@@ -1,47 +1,167 @@
-"""`x[index] = value` on any layout.
+"""`x[index]` and `x[index] = value` on any layout.
 
-Integers and slices name a block: the block is a ragged view of what each rank holds already, the
-value comes to its layout, and each rank writes its own part. A boolean mask is `where`. Other
-indices are written on full tensors.
+Integers and slices name a block, which is a ragged view of what each rank holds already. Lists are
+tensors of numbers, and a mask alone selects where the elements lie (`masks`); a mask among other
+indices is the indices of what is true in it. What integers write goes to the ranks that hold their
+places (`ops.write`). What is left (a bool among the indices) runs on full tensors.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from weft.tensor.call import masks
 from weft.tensor.call.dispatch import mesh_of
 from weft.tensor.call.fallback import runner
-from weft.tensor.shard_tensor import ShardTensor
+from weft.tensor.shard_tensor import ShardTensor, hooks
 from weft.tensor.trace.trees import flatten
 
-__all__ = ["set_item"]
+__all__ = ["get_item", "index_put", "index_put_", "set_item"]
 
 
-def set_item(tensor: torch.Tensor, index: Any, value: Any) -> None:
+def get_item(tensor: Tensor, index: Any) -> Any:
+    """`tensor[index]` where its size depends on data, or numbers stand in lists."""
+    items = _as_items(tensor, index)
+    found = _only_mask(tensor, items)
+    if found is not None:
+        return masks.select(tensor, *found)
+    named = _without_masks(items)
+    if named is None or _is_same(named, index):
+        return _by_fallback(torch.Tensor.__getitem__, tensor, index)
+    return tensor[tuple(named)]
+
+
+def set_item(tensor: Tensor, index: Any, value: Any) -> None:
     """`tensor[index] = value`, as torch's, in place."""
     if type(tensor) is not ShardTensor:
-        _set_by_fallback(tensor, index, value)
+        _by_fallback(torch.Tensor.__setitem__, tensor, index, value)
         return
-    items = index if isinstance(index, tuple) else (index,)
-    if all(item is None or item is Ellipsis or (isinstance(item, (slice, int))
-           and not isinstance(item, bool)) for item in items):
-        _set_block(tensor, items, value)
-    elif _is_mask(tensor, index) and (not isinstance(value, torch.Tensor) or value.dim() == 0):
-        if not isinstance(value, torch.Tensor):
-            value = torch.as_tensor(value, dtype=tensor.dtype, device=tensor.device)
-        mask: Any = index
-        tensor.copy_(torch.where(mask, value, tensor))
+    items = _as_items(tensor, index)
+    if all(map(_is_basic, items)):
+        _set_block(tensor, tuple(items), value)
+        return
+    found = _only_mask(tensor, items)
+    if found is not None:
+        masks.put(tensor, *found, _as_tensor(value, tensor))
+        return
+    named = _without_masks(items)
+    if named is None:
+        _by_fallback(torch.Tensor.__setitem__, tensor, index, value)
     else:
-        _set_by_fallback(tensor, index, value)
+        _set_at(tensor, named, _as_tensor(value, tensor))
 
 
-def _set_block(tensor: ShardTensor, items: tuple[Any, ...], value: Any) -> None:
+def index_put(
+    input: Tensor, indices: Sequence[Any], values: Tensor, accumulate: bool = False
+) -> Any:
+    """`index_put`, with masks as the indices of what is true in them."""
+    indices = _without_masks(indices) or indices
+    return hooks.call(torch.ops.aten.index_put.default, (input, indices, values, accumulate), {})
+
+
+def index_put_(
+    input: Tensor, indices: Sequence[Any], values: Tensor, accumulate: bool = False
+) -> Any:
+    """`index_put_`, likewise."""
+    indices = _without_masks(indices) or indices
+    return hooks.call(torch.ops.aten.index_put_.default, (input, indices, values, accumulate), {})
+
+
+# Indices.
+
+
+def _as_items(tensor: Tensor, index: Any) -> list[Any]:
+    """The parts of an index; lists and arrays of numbers as tensors, bytes as bools, and single
+    integers as numbers, which torch reads from a tensor, too."""
+    items = list(index) if isinstance(index, tuple) else [index]
+    for at, item in enumerate(items):
+        if not isinstance(item, Tensor) and (
+            isinstance(item, (list, tuple, range)) or hasattr(item, "__array_interface__")
+        ):
+            item = torch.as_tensor(item, device=tensor.device)
+            items[at] = item.to(torch.int64) if item.numel() == 0 else item
+        if isinstance(item, Tensor) and item.dtype is torch.uint8:
+            items[at] = item.to(torch.bool)
+        elif isinstance(item, Tensor) and not item.dim() and not (
+            item.dtype is torch.bool or item.is_floating_point() or item.is_complex()
+        ):
+            items[at] = int(item)
+    return items
+
+
+def _is_basic(item: Any) -> bool:
+    return item is None or item is Ellipsis or (
+        isinstance(item, (slice, int)) and not isinstance(item, bool)
+    )
+
+
+def _is_mask(item: Any) -> bool:
+    return isinstance(item, Tensor) and item.dtype is torch.bool
+
+
+def _num_dims(item: Any) -> int:
+    """How many dims of the tensor an item stands for."""
+    if item is None or item is Ellipsis or isinstance(item, bool):
+        return 0
+    return item.dim() if _is_mask(item) else 1
+
+
+def _only_mask(tensor: Tensor, items: Sequence[Any]) -> tuple[Tensor, int] | None:
+    """The mask of `x[:, mask]` and the number of dims in front of it, if that is all there is."""
+    found: tuple[Tensor, int] | None = None
+    at = 0
+    for item in items:
+        if _is_mask(item) and item.dim():
+            if found is not None:
+                return None
+            found = item, at
+        elif not (item is Ellipsis or (isinstance(item, slice) and item == slice(None))):
+            return None
+        if item is Ellipsis:
+            at += tensor.dim() - sum(map(_num_dims, items))
+        at += _num_dims(item)
+    return found
+
+
+def _without_masks(items: Sequence[Any]) -> list[Any] | None:
+    """The items, each mask replaced by the indices of what is true in it; None where an item is
+    none that could be."""
+    out: list[Any] = []
+    for item in items:
+        if _is_mask(item) and item.dim():
+            out += masks.nonzero(item, as_tuple=True) if type(item) is ShardTensor else (
+                item.nonzero(as_tuple=True)
+            )
+        elif isinstance(item, bool) or _is_mask(item):
+            return None
+        else:
+            out.append(item)
+    return out
+
+
+def _is_same(items: Sequence[Any], index: Any) -> bool:
+    given = list(index) if isinstance(index, tuple) else [index]
+    return len(given) == len(items) and all(one is other for one, other in zip(items, given))
+
+
+# Writes.
+
+
+def _as_tensor(value: Any, like: Tensor) -> Tensor:
+    if isinstance(value, Tensor):
+        return value
+    return torch.as_tensor(value, dtype=like.dtype, device=like.device)
+
+
+def _set_block(tensor: Any, items: tuple[Any, ...], value: Any) -> None:
     meta = torch.empty(tensor.shape, device="meta")
     shape = meta[items].shape  # raises what torch raises
     view = tensor[_as_slices(items, tensor.shape)]
-    if not isinstance(value, torch.Tensor):
+    if not isinstance(value, Tensor):
         view.fill_(value)
         return
     lead = value.dim() - len(shape)
@@ -66,15 +186,66 @@ def _as_slices(items: tuple[Any, ...], shape: torch.Size) -> tuple[slice, ...]:
     return tuple(out)
 
 
-def _is_mask(tensor: ShardTensor, index: Any) -> bool:
-    return (
-        isinstance(index, torch.Tensor)
-        and index.dtype == torch.bool
-        and index.shape == tensor.shape
+def _set_at(tensor: Any, items: Sequence[Any], value: Tensor) -> None:
+    """A write at integers: slices and new dims are views, single integers indices as others."""
+    meta = torch.empty(tensor.shape, device="meta")
+    shape = meta[tuple([
+        torch.empty(item.shape, dtype=torch.int64, device="meta")
+        if isinstance(item, Tensor) else item for item in items
+    ])].shape
+    lead = value.dim() - len(shape)
+    if lead > 0:
+        value = value.reshape(value.shape[lead:])
+    view = tensor
+    indices: list[Any] = []
+    of_result: list[bool] = []  # per dim that is left in the view: whether a tensor names it
+    for at, item in enumerate(items):
+        dim = len(indices)
+        if item is Ellipsis:
+            count = view.dim() - dim - sum(map(_num_dims, items[at + 1 :]))
+            indices += [None] * count
+            of_result += [False] * count
+        elif item is None:
+            view = view.unsqueeze(dim)
+            indices.append(None)
+            of_result.append(False)
+        elif isinstance(item, slice):
+            view = view[(*(slice(None) for _ in range(dim)), item)]
+            indices.append(None)
+            of_result.append(False)
+        elif isinstance(item, Tensor):
+            indices.append(item)
+            of_result.append(True)
+        else:
+            indices.append(torch.tensor(int(item), device=tensor.device))
+    if value.dim():
+        value = _in_order(value.expand(shape), indices, of_result, len(shape))
+    index_put_(view, indices, value)
+
+
+def _in_order(
+    value: Tensor, indices: Sequence[Any], of_result: Sequence[bool], ndim: int
+) -> Tensor:
+    """The value with the new dims where they stand when integers count as indices."""
+    kept = sum(index is None for index in indices)
+    num_new = ndim - kept
+    before = _front([None if not named else True for named in of_result])
+    after = _front(indices)
+    if before == after:
+        return value
+    new = range(num_new)
+    return value.movedim(
+        tuple([before + dim for dim in new]), tuple([after + dim for dim in new])
     )
 
 
-def _set_by_fallback(tensor: torch.Tensor, index: Any, value: Any) -> None:
-    metas = [one._meta for one in flatten((tensor, index, value)) if type(one) is ShardTensor]
-    run = runner(mesh_of("__setitem__", metas), "the index is neither a block nor a mask")
-    run(torch.Tensor.__setitem__, (tensor, index, value), {})
+def _front(indices: Sequence[Any]) -> int:
+    """Where the new dims stand in the result: where the indices do, or in front."""
+    dims = [dim for dim, index in enumerate(indices) if index is not None]
+    return dims[0] if dims == list(range(dims[0], dims[0] + len(dims))) else 0
+
+
+def _by_fallback(function: Any, *args: Any) -> Any:
+    metas = [one._meta for one in flatten(args) if type(one) is ShardTensor]
+    run = runner(mesh_of(function.__name__, metas), "the index is neither a block nor a mask")
+    return run(function, args, {})

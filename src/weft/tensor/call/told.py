@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from weft.comm import BoundMesh
@@ -13,23 +14,27 @@ from weft.transport import traffic
 __all__ = ["told"]
 
 
-def told(name: str, algorithm: Local) -> Callable[[BoundMesh], Callable[..., Any]]:
-    """`algorithm.bind`, of which the modes learn what it does: the op `name`, between blocks."""
+def told(name: str, algorithm: Local) -> Local:
+    """`algorithm`, of which the modes learn what it does: the op `name`, between blocks."""
     axes = algorithm.communicates
+    reason = "what ranks need of each other's blocks"
 
-    def bind(mesh: BoundMesh) -> Callable[..., Any]:
-        local = algorithm.bind(mesh)
-        if mesh.comm(axes).size == 1:
-            return local
-        reason = "what ranks need of each other's blocks"
+    def with_word(bind: Callable[[BoundMesh], Any]) -> Callable[[BoundMesh], Any]:
+        def bound(mesh: BoundMesh) -> Callable[..., Any]:
+            local = bind(mesh)
+            if mesh.comm(axes).size == 1:
+                return local
 
-        def run(*args: Any) -> Any:
-            if not (traffic.STATE.on or modes.STRICT.on):
-                return local(*args)
-            modes.check_summaries(name, algorithm.decision.operands, axes)
-            with traffic.label(name, modes.source_line(), reason):
-                return local(*args)
+            def run(*args: Any) -> Any:
+                if not (traffic.STATE.on or modes.STRICT.on):
+                    return local(*args)
+                modes.check_summaries(name, algorithm.decision.operands, axes)
+                with traffic.label(name, modes.source_line(), reason):
+                    return local(*args)
 
-        return run
+            return run
 
-    return bind
+        return bound
+
+    writes = None if algorithm.writes is None else with_word(algorithm.writes)
+    return replace(algorithm, bind=with_word(algorithm.bind), writes=writes)

@@ -2,8 +2,7 @@
 
 The call is captured, and its ops followed from the base to the result. An op that shows all
 elements (`view`, `permute`) has an inverse; one that shows some of them (`select`, `slice`, a piece
-of a `split`) is a block of its source, which is a ragged view and moves nothing; `diagonal` is
-written by its own scatter.
+of a `split`, `diagonal`) is a ragged view of its source and moves nothing.
 """
 
 from __future__ import annotations
@@ -37,11 +36,9 @@ class Whole:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A step that shows some elements. `scatter(source, value)` is the source with others in
-    their place; None where `show` never moves data."""
+    """A step that shows some elements; `show` never moves data."""
 
     show: Change
-    scatter: Callable[[Any, Any], Any] | None = None
 
 
 Step = Whole | Part
@@ -79,11 +76,7 @@ def _write(source: Any, steps: Sequence[Step], value: Any) -> None:
             value = step.back(value)
         source.view_as(source).copy_(value)
         return
-    first, rest = steps[0], steps[1:]
-    if isinstance(first, Part) and first.scatter is not None and not rest:
-        source.view_as(source).copy_(first.scatter(source, value))
-    else:
-        _write(first.show(source), rest, value)
+    _write(steps[0].show(source), steps[1:], value)
 
 
 def _path(trace: Trace, start: int, end: int) -> list[tuple[Op, int, int]]:
@@ -135,7 +128,7 @@ def _steps(op: Op, source: Tensor, place: int, value: Any) -> Sequence[Step]:
     if base in _SPLITTING:
         return [_piece(show, op, source, place)]
     if base == "diagonal":
-        return [Part(show, lambda tensor, inner: _with_diagonal(tensor, inner, *rest))]
+        return [Part(show)]
     if base == "unfold" and rest[1] == rest[2]:
         return _windows(rest[0] % source.dim(), rest[1], shape)
     if base in ("expand", "expand_as", "broadcast_to", "broadcast_tensors"):
@@ -151,16 +144,6 @@ def _row(dim: int, index: int) -> list[Step]:
         Part(lambda tensor: tensor.narrow(dim, index % tensor.shape[dim], 1)),
         Whole(lambda tensor: tensor.squeeze(dim), lambda tensor: tensor.unsqueeze(dim)),
     ]
-
-
-def _with_diagonal(source: Any, inner: Any, offset: int, one: int, other: int) -> Any:
-    """The source with another diagonal; it moved because both dims are cut, so one comes whole."""
-    dims = [
-        () if dim == other % source.dim() else axes for dim, axes in enumerate(source.layout.dims)
-    ]
-    whole = source.redistribute(placements=source.layout.replace(dims=dims))
-    whole.diagonal(offset, one, other).copy_(inner)
-    return whole
 
 
 def _windows(dim: int, length: int, shape: Sequence[int]) -> list[Step]:

@@ -1,0 +1,165 @@
+"""Ops on places that consist of others: joins, diagonals, turns, differences.
+
+Each is the torch code that says what it means, so the rules of slices, views and joins serve.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.core import Layout
+from weft.ops.algorithm import Composite
+from weft.rules import Call
+
+__all__ = ["TABLE"]
+
+
+def _diag(x: Tensor, diagonal: int = 0) -> Tensor:
+    return x.diag_embed(diagonal) if x.dim() == 1 else x.diagonal(diagonal).clone()
+
+
+def _diagflat(x: Tensor, offset: int = 0) -> Tensor:
+    return x.reshape(-1).diag_embed(offset)
+
+
+def _trace(x: Tensor) -> Tensor:
+    return x.diagonal().sum()
+
+
+def _hstack(tensors: Sequence[Tensor]) -> Tensor:
+    tensors = [torch.atleast_1d(one) for one in tensors]
+    return torch.cat(tensors, 0 if tensors[0].dim() == 1 else 1)
+
+
+def _vstack(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.cat([torch.atleast_2d(one) for one in tensors], 0)
+
+
+def _dstack(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.cat([torch.atleast_3d(one) for one in tensors], 2)
+
+
+def _column_stack(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.cat([one if one.dim() > 1 else one.reshape(-1, 1) for one in tensors], 1)
+
+
+def _block_diag(tensors: Sequence[Tensor]) -> Tensor:
+    blocks = [torch.atleast_2d(one) for one in tensors]
+    dtype = torch.result_type(blocks[0], blocks[0])
+    for one in blocks:
+        dtype = torch.promote_types(dtype, one.dtype)
+    width, rows, at = sum(one.shape[1] for one in blocks), [], 0
+    for one in blocks:
+        pad = [at, width - at - one.shape[1]]
+        rows.append(torch.constant_pad_nd(one.to(dtype), pad))
+        at = at + one.shape[1]
+    return torch.cat(rows, 0)
+
+
+def _rot90(x: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
+    one, other = dims
+    match k % 4:
+        case 1:
+            return x.flip([other]).transpose(one, other)
+        case 2:
+            return x.flip([one, other])
+        case 3:
+            return x.flip([one]).transpose(one, other)
+    return x.clone()
+
+
+def _diff(
+    x: Tensor, n: int = 1, dim: int = -1, prepend: Tensor | None = None,
+    append: Tensor | None = None,
+) -> Tensor:
+    parts = [one for one in (prepend, x, append) if one is not None]
+    if len(parts) > 1:
+        x = torch.cat(parts, dim)
+    for _ in range(n):
+        later = x.narrow(dim, 1, x.shape[dim] - 1)
+        earlier = x.narrow(dim, 0, x.shape[dim] - 1)
+        x = later ^ earlier if x.dtype is torch.bool else later - earlier
+    return x
+
+
+def _kron(x: Tensor, y: Tensor) -> Tensor:
+    ndim = max(x.dim(), y.dim())
+    x = x.reshape([1] * (ndim - x.dim()) + list(x.shape))
+    y = y.reshape([1] * (ndim - y.dim()) + list(y.shape))
+    shape = [a * b for a, b in zip(x.shape, y.shape)]
+    both = [length for pair in zip(x.shape, [1] * ndim) for length in pair]
+    own = [length for pair in zip([1] * ndim, y.shape) for length in pair]
+    return (x.reshape(both) * y.reshape(own)).reshape(shape)
+
+
+def _cartesian_prod(tensors: Sequence[Tensor]) -> Tensor:
+    if len(tensors) == 1:
+        return tensors[0].view(-1)
+    lengths = [one.shape[0] for one in tensors]
+    spread = [
+        one.reshape([-1 if dim == at else 1 for dim in range(len(tensors))]).expand(lengths)
+        for at, one in enumerate(tensors)
+    ]
+    return torch.stack([one.reshape(-1) for one in spread], 1)
+
+
+def _select_scatter(x: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
+    at = index % x.shape[dim]
+    return torch.slice_scatter(x, source.unsqueeze(dim), dim, at, at + 1)
+
+
+def _narrow_copy(x: Tensor, dim: int, start: int, length: int) -> Tensor:
+    return x.narrow(dim, start, length).clone()
+
+
+def _flat_repeat_interleave(
+    x: Tensor, repeats: int, dim: int | None = None, *, output_size: int | None = None
+) -> Tensor:
+    return x.reshape(-1).repeat_interleave(repeats, 0)
+
+
+def _when(
+    function: Callable[..., Any], serves: Callable[[Call], bool] = lambda call: True
+) -> Callable[[Call, Sequence[Layout], Sequence[bool]], Composite | None]:
+    def lookup(
+        call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
+    ) -> Composite | None:
+        if all(layout.is_replicated for layout in layouts) or not serves(call):
+            return None
+        return Composite(function)
+
+    return lookup
+
+
+def _steps(call: Call) -> bool:
+    """Whether every difference of `diff` is one of elements that are there."""
+    x, n, dim = call.tensors[0], call.args[1], call.args[2]
+    return len(x.shape) > 0 and math.prod(x.shape) > 0 and 0 <= n <= x.shape[dim]
+
+
+TABLE = {
+    "aten.diag.default": _when(_diag),
+    "aten.diagflat.default": _when(_diagflat),
+    "aten.trace.default": _when(_trace),
+    "aten.hstack.default": _when(_hstack),
+    "aten.vstack.default": _when(_vstack),
+    "aten.row_stack.default": _when(_vstack),
+    "aten.dstack.default": _when(_dstack),
+    "aten.column_stack.default": _when(_column_stack),
+    "aten.block_diag.default": _when(_block_diag),
+    "aten.rot90.default": _when(_rot90),
+    "aten.diff.default": _when(_diff, _steps),
+    "aten.kron.default": _when(_kron),
+    "aten.cartesian_prod.default": _when(_cartesian_prod),
+    "aten.select_scatter.default": _when(_select_scatter),
+    "aten.narrow_copy.default": _when(_narrow_copy),
+    "aten.repeat_interleave.self_int": _when(
+        _flat_repeat_interleave, lambda call: call.args[2] is None
+    ),
+}
+"""Op name -> who answers for it."""

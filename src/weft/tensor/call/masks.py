@@ -1,0 +1,289 @@
+"""What a mask selects: results whose size depends on the data.
+
+A mask lies as the tensor does, cut in its first dim alone. Then each rank selects from its own
+block, and what all of them have is the result, ragged: only counts are exchanged, eight bytes a
+rank. They are no part of any recipe, since the next mask may select as many others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.comm import BoundMesh
+from weft.core import Layout
+from weft.tensor.call import outside
+from weft.tensor.call.dispatch import mesh_of
+from weft.tensor.meta import intern
+from weft.tensor.modes import source_line
+from weft.tensor.placing.enter import Named, enter, entering, varying_axes
+from weft.tensor.placing.layouts import layout_of
+from weft.tensor.shard_tensor import ShardTensor, wrap
+from weft.tensor.trace.trees import local_of
+from weft.transport import traffic
+
+__all__ = ["masked_scatter", "masked_select", "nonzero", "put", "select", "where"]
+
+_WHY = "a mask is cut in its first dim alone, as the tensor is"
+
+
+@dataclass(frozen=True, slots=True)
+class _Aligned:
+    """A tensor and a mask over `num` of its dims, from `first` on, that lie alike.
+
+    Args:
+        block, mask: this rank's parts. layout: of the tensor. axes: which cut the mask's first dim.
+    """
+
+    mesh: BoundMesh
+    block: Tensor
+    mask: Tensor
+    layout: Layout
+    axes: tuple[int, ...]
+    first: int
+
+    def counts(self, name: str) -> list[int]:
+        """How many elements each shard of the mask selects."""
+        return _exchanged(self.mesh, self.layout, self.first, int(self.mask.sum()), name)
+
+    def wrapped(self, local: Tensor, layout: Layout) -> ShardTensor:
+        return _wrapped(self.mesh, local, layout)
+
+
+def _aligned(name: str, x: Tensor, mask: Tensor, first: int, reduced: bool = False) -> _Aligned:
+    """`x` and `mask`, over its dims from `first` on, brought to lie alike.
+
+    `reduced`: terms of a sum are added first.
+    """
+    mesh = mesh_of(name, [one._meta for one in (x, mask) if type(one) is ShardTensor])
+    if mesh.here is None:
+        outside.unknown(mesh, "the size of the result depends on the data")(name, (), {})
+    of_x, of_mask = layout_of(x, mesh), layout_of(mask, mesh)
+    if reduced and of_x.is_partial:
+        of_x = of_x.replace(cuts=of_x.cuts, partial=(None,) * mesh.ndim)
+    over = range(first, first + mask.dim())
+    axes = tuple(axis for dim in over for axis in of_x.dims[dim])
+    cuts = of_x.cuts[first] if axes == of_x.dims[first] else None
+    if not axes:  # x is cut here as the mask is: that moves nothing
+        others = {axis for axis in range(mesh.ndim) if of_x.on(axis) is not None}
+        axes = tuple(a for each in of_mask.dims for a in each if a not in others)
+        cuts = of_mask.cuts[0] if axes == of_mask.dims[0] else None
+    target = of_x.replace(
+        dims=[axes if dim == first else () if dim in over else of_x.dims[dim]
+              for dim in range(x.dim())],
+        cuts=[cuts if dim == first else None if dim in over else of_x.cuts[dim]
+              for dim in range(x.dim())],
+    )
+    alike = Layout.make(
+        mesh, mask.shape, [target.dims[dim] for dim in over], [target.cuts[dim] for dim in over]
+    )
+    block, mine = _entered(name, mesh, (x, mask), (target, alike))
+    return _Aligned(mesh, block, mine, target, axes, first)
+
+
+def _entered(
+    name: str, mesh: BoundMesh, tensors: Sequence[Tensor], layouts: Sequence[Layout]
+) -> list[Tensor]:
+    """The local tensors in these layouts."""
+    wants = [torch.is_grad_enabled() and tensor.requires_grad for tensor in tensors]
+    sources = [layout_of(tensor, mesh) for tensor in tensors]
+    moves = entering(mesh, sources, layouts, wants, varying_axes(layouts))
+    return [
+        local_of(tensor) if move is None else enter(tensor, move, Named(name, _WHY))
+        for tensor, move in zip(tensors, moves)
+    ]
+
+
+def _exchanged(
+    mesh: BoundMesh, layout: Layout, dim: int, count: int, name: str
+) -> list[int]:
+    """The numbers of all shards of a dim, in shard order, of which this rank has one."""
+    assert mesh.here is not None
+    axes = tuple(sorted(layout.dims[dim]))
+    comm = mesh.comm(axes)
+    if comm.size == 1:
+        return [count]
+    if traffic.STATE.on:
+        with traffic.label(name, source_line(), "its size depends on the data"):
+            traffic.emit("counts", tuple(map(str, comm.axes)), "AllGather", 8 * (comm.size - 1))
+    mine = torch.tensor([count], device=mesh.device)
+    found = comm.all_gather(mine, [1] * comm.size).tolist()
+    steps = [1]
+    for axis in reversed(axes[1:]):
+        steps.append(steps[-1] * mesh.axis_sizes[axis])
+    step = dict(zip(reversed(axes), steps))
+    places = [0]
+    for axis in layout.dims[dim]:
+        places = [at + step[axis] * k for at in places for k in range(mesh.axis_sizes[axis])]
+    return [found[place] for place in places]
+
+
+def _ragged(
+    layout: Layout, shape: Sequence[int], dims: Sequence[Any], cuts: Sequence[Any]
+) -> Layout:
+    return Layout.make(layout.mesh, shape, dims, cuts, layout.partial)
+
+
+def _wrapped(
+    mesh: BoundMesh, local: Tensor, layout: Layout, strides: tuple[int, ...] | None = None
+) -> ShardTensor:
+    meta = intern(mesh, layout, local.dtype, local.device, local.requires_grad, strides)
+    return wrap(local, meta)
+
+
+def _offsets(counts: Sequence[int]) -> tuple[int, ...]:
+    return (0, *accumulate(counts))
+
+
+def select(x: Tensor, mask: Tensor, first: int = 0, name: str = "__getitem__") -> ShardTensor:
+    """`x[:, mask]`, with `first` dims in front: those elements for which the mask is true.
+
+    Raises:
+        IndexError: a mask of another shape than the dims that it stands for.
+    """
+    check_shape(x, mask, first)
+    both = _aligned(name, x, mask, first)
+    local = both.block[(*(slice(None) for _ in range(first)), both.mask)]
+    cuts = _offsets(both.counts(name))
+    behind = first + mask.dim()
+    own = both.layout
+    layout = _ragged(
+        own, (*own.shape[:first], cuts[-1], *own.shape[behind:]),
+        (*own.dims[:first], both.axes, *own.dims[behind:]),
+        (*own.cuts[:first], cuts if both.axes else None, *own.cuts[behind:]),
+    )
+    return both.wrapped(local, layout)
+
+
+def check_shape(x: Tensor, mask: Tensor, first: int) -> None:
+    """Raise what torch raises of a mask that does not fit.
+
+    Raises:
+        IndexError: it does not.
+    """
+    if tuple(mask.shape) != tuple(x.shape[first : first + mask.dim()]):
+        at = next((
+            dim for dim, length in enumerate(mask.shape)
+            if first + dim >= x.dim() or x.shape[first + dim] != length
+        ))
+        raise IndexError(
+            f"The shape of the mask {list(mask.shape)} at index {at} does not match the shape of "
+            f"the indexed tensor {list(x.shape)} at index {first + at}"
+        )
+
+
+def masked_select(input: Tensor, mask: Tensor) -> Tensor:
+    """`masked_select` of what both broadcast to."""
+    shape = torch.broadcast_shapes(input.shape, mask.shape)
+    if mask.dtype is not torch.bool:
+        raise RuntimeError(f"masked_select: expected BoolTensor for mask, got {mask.dtype}")
+    if not shape:
+        return masked_select(input.reshape(1), mask.reshape(1))
+    return select(input.expand(shape), mask.expand(shape), 0, "masked_select")
+
+
+def nonzero(input: Tensor, *, as_tuple: bool = False) -> Any:
+    """Where elements are not zero, row by row; or one tensor of places for each dim."""
+    if not input.dim():
+        return nonzero(input.reshape(1), as_tuple=True) if as_tuple else (
+            nonzero(input.reshape(1))[:, :0]
+        )
+    mask = input if input.dtype is torch.bool else input != 0
+    both = _aligned("nonzero", mask, mask, 0)
+    assert both.mesh.here is not None
+    found = both.mask.nonzero()
+    start, _ = both.layout.box_at(both.mesh.here)[0]
+    if start:
+        found[:, 0] += start
+    cuts = _offsets(both.counts("nonzero"))
+    axes, ndim = both.axes, input.dim()
+    if not as_tuple:
+        layout = _ragged(both.layout, (cuts[-1], ndim), (axes, ()), (cuts if axes else None, None))
+        return _wrapped(both.mesh, found, layout, (1, max(cuts[-1], 1)))
+    line = _ragged(both.layout, cuts[-1:], (axes,), (cuts if axes else None,))
+    return tuple([_wrapped(both.mesh, each, line) for each in found.unbind(1)])
+
+
+def where(condition: Tensor) -> Any:
+    """`where(condition)`: the places of what is not zero, one tensor for each dim."""
+    return nonzero(condition, as_tuple=True)
+
+
+def masked_scatter(input: Tensor, mask: Tensor, source: Tensor) -> Tensor:
+    """`masked_scatter`: where the mask is true, the elements of `source` in order.
+
+    Raises:
+        RuntimeError: `source` has fewer elements than the mask selects.
+    """
+    if mask.dtype is not torch.bool:
+        raise RuntimeError(f"masked_scatter_ only supports boolean masks, but got {mask.dtype}")
+    if input.dtype is not source.dtype:
+        raise RuntimeError("masked_scatter: expected self and source to have same dtypes but got "
+                           f"{input.dtype} and {source.dtype}")
+    shape = torch.broadcast_shapes(input.shape, mask.shape)
+    if not shape:
+        return masked_scatter(input.reshape(1), mask.reshape(1), source).reshape(())
+    both = _aligned(
+        "masked_scatter", input.expand(shape), mask.expand(shape), 0, reduced=True
+    )
+    cuts = _offsets(both.counts("masked_scatter"))
+    if source.numel() < cuts[-1]:
+        raise RuntimeError("Number of elements of source < number of ones in mask")
+    given = source.reshape(-1)[: cuts[-1]]
+    line = _ragged(both.layout, cuts[-1:], (both.axes,), (cuts if both.axes else None,))
+    (mine,) = _entered("masked_scatter", both.mesh, (given,), (line,))
+    return both.wrapped(both.block.masked_scatter(both.mask, mine), both.layout)
+
+
+def put(x: ShardTensor, mask: Tensor, first: int, value: Tensor) -> None:
+    """`x[:, mask] = value`, with `first` dims in front, in place.
+
+    Raises:
+        IndexError: a mask of another shape. RuntimeError: a value that does not broadcast to what
+            the mask selects.
+    """
+    check_shape(x, mask, first)
+    num = mask.dim()
+    behind = x.dim() - first - num
+    place = value.dim() - 1 - behind
+    spread = mask.reshape(*mask.shape, *(1,) * behind)
+    if place < 0 or value.shape[place] == 1:  # the same for every element that is selected
+        if not value.dim() or value.numel() == 1:
+            x.masked_fill_(spread, value.reshape(()))
+            return
+        _check_dtype(x, value)
+        if place >= 0:
+            value = value.reshape(
+                *value.shape[:place], *(1,) * num, *value.shape[place + 1 :]
+            )
+        x.copy_(torch.where(spread, value, x))
+        return
+    _check_dtype(x, value)
+    both = _aligned("__setitem__", x, mask, first, reduced=True)
+    cuts = _offsets(both.counts("__setitem__"))
+    own = both.layout
+    result = _ragged(
+        own, (*own.shape[:first], cuts[-1], *own.shape[first + num :]),
+        (*own.dims[:first], both.axes, *own.dims[first + num :]),
+        (*own.cuts[:first], cuts if both.axes else None, *own.cuts[first + num :]),
+    )
+    if torch.broadcast_shapes(value.shape[-len(result.shape) :], result.shape) != result.shape:
+        raise RuntimeError(
+            f"shape mismatch: value tensor of shape {list(value.shape)} cannot be broadcast to "
+            f"indexing result of shape {list(result.shape)}"
+        )
+    value = value.expand(result.shape)
+    (mine,) = _entered("__setitem__", both.mesh, (value,), (result,))
+    where = [*(None for _ in range(first)), both.mask]
+    x.copy_(both.wrapped(torch.ops.aten.index_put(both.block, where, mine), own))
+
+
+def _check_dtype(x: Tensor, value: Tensor) -> None:
+    if x.dtype is not value.dtype:
+        raise RuntimeError("Index put requires the source and destination dtypes match, got "
+                           f"{x.dtype} for the destination and {value.dtype} for the source.")

@@ -1,0 +1,124 @@
+"""Reads and writes by index and mask: right in every layout, by few bytes, and refused as torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import weft
+from tests.cases import Trial, trials_of
+from tests.cases.picks import CASES
+from tests.harness import check_trial
+from tests.sharded import Make, agree
+from weft import P
+
+
+@pytest.mark.parametrize("trial", trials_of(CASES), ids=lambda trial: trial.id)
+def test_picks(trial: Trial) -> None:
+    check_trial(trial)
+
+
+# What is wrong with an index, all ranks say, as torch does.
+
+X = torch.arange(1.0, 31.0, dtype=torch.float64).view(5, 6) / 8 - 2
+NINE = torch.tensor([0, 9, 1, 2])
+
+WRONG: dict[str, Callable[[Any, Make], Any]] = {
+    "read": lambda x, make: x[NINE],
+    "read_named": lambda x, make: x[make(NINE)],
+    "negative": lambda x, make: x[torch.tensor([0, -6])],
+    "index_select": lambda x, make: x.index_select(0, NINE),
+    "gather": lambda x, make: x.gather(0, NINE[:, None].expand(4, 6)),
+    "gather_named": lambda x, make: x.gather(0, make(NINE[:, None].expand(4, 6).contiguous())),
+    "take": lambda x, make: x.take(torch.tensor([99])),
+    "take_negative": lambda x, make: x.take(torch.tensor([-31])),
+    "write": lambda x, make: x.detach().index_put_((NINE,), make(X[:1], False)),
+    "index_add": lambda x, make: x.index_add(0, NINE, x[:4]),
+    "scatter": lambda x, make: x.scatter(0, NINE[:, None].expand(4, 6), 1.0),
+    "mask": lambda x, make: x[torch.ones(4, dtype=torch.bool)],
+    "mask_of_rows": lambda x, make: x[make(torch.ones(5, 5, dtype=torch.bool))],
+    "too_many": lambda x, make: x.detach().__setitem__(x > 0, torch.ones(3).double()),
+    "too_few": lambda x, make: x.masked_scatter(x > -9, x[:2]),
+    "other_dtype": lambda x, make: x.detach().__setitem__(x > 0, torch.ones(14)),
+}
+
+
+@pytest.mark.parametrize("way", ["uneven", "replicated", "ragged", "both", "one dim"])
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_index_is_refused_as_torch_does(name: str, way: str) -> None:
+    agree(lambda make: WRONG[name](make(X), make), way)
+
+
+# How much is received.
+
+ROWS, WIDTH, RANKS = 64, 32, 4
+ROW = WIDTH * 8
+SHUFFLE = torch.randperm(ROWS, generator=torch.Generator().manual_seed(0))
+SOME = torch.arange(0, ROWS, 9)
+MASK = torch.arange(ROWS) % 3 == 0
+
+BYTES: dict[str, tuple[Callable[[Any, Any], Any], int, int]] = {
+    # name: a call with (x, index cut as x), bytes that a rank may receive, forward and backward
+    "shuffle": (lambda x, i: x[SHUFFLE], ROWS // RANKS * ROW, ROWS // RANKS * ROW),
+    "shuffle_by_cut_index": (lambda x, i: x[i], ROWS // RANKS * (ROW + 16) + 64,
+                             ROWS // RANKS * ROW),
+    "some_rows": (lambda x, i: x[SOME], 2 * ROW, 5 * ROW),
+    "index_select": (lambda x, i: x.index_select(0, SOME), 2 * ROW, 5 * ROW),
+    "one_row": (lambda x, i: x[torch.tensor(5)], ROW, ROW),
+    "gather": (lambda x, i: x.gather(0, i[:, None].expand(ROWS, WIDTH)),
+               ROWS // RANKS * (ROW * 2 + 16) + 64, ROWS // RANKS * ROW),
+    "mask": (lambda x, i: x[MASK], 8 * RANKS, 0),
+    "mask_of_elements": (lambda x, i: x[x > 0], 8 * RANKS, 0),
+    "put_number": (lambda x, i: x.index_put((SOME,), torch.tensor(1.0).double()), 0, 0),
+    "put_rows": (lambda x, i: x.index_put((SOME,), torch.ones(len(SOME), WIDTH).double()), 0, 0),
+    "add_shuffled": (lambda x, i: x.index_add(0, SHUFFLE, x), ROWS // RANKS * ROW,
+                     ROWS // RANKS * ROW),
+}
+
+
+@pytest.mark.parametrize("name", BYTES)
+def test_no_more_than_what_is_named_travels(name: str) -> None:
+    call, forward, backward = BYTES[name]
+
+    def on_rank(mesh: Any) -> tuple[int, int]:
+        full = torch.randn(ROWS, WIDTH, dtype=torch.float64, generator=torch.Generator())
+        x = weft.distribute_tensor(full, mesh, P("x"), src_data_rank=None).requires_grad_()
+        index = weft.distribute_tensor(SHUFFLE, mesh, P("x"), src_data_rank=None)
+        with weft.explain() as log:
+            out = call(x, index)
+            out.backward(gradient=torch.ones_like(out.detach()))
+        there = sum(event.nbytes for event in log.events if event.direction == "forward")
+        return there, log.nbytes - there
+
+    for there, back in weft.testing.run(on_rank, RANKS, {"x": RANKS}):
+        assert there <= forward and back <= backward
+
+
+def test_strict_refuses_what_would_travel() -> None:
+    def on_rank(mesh: Any) -> None:
+        x = weft.distribute_tensor(X, mesh, P("x"), src_data_rank=None)
+        index = weft.distribute_tensor(torch.tensor([4, 0, 2]), mesh, P(), src_data_rank=None)
+        for _ in range(2):  # a recipe that is known refuses, too
+            with weft.strict(), pytest.raises(weft.StrictError, match="needs of other blocks"):
+                x[index]
+            x[index]
+        with weft.strict():
+            assert x[x > 0].shape == (14,)
+
+    weft.testing.run(on_rank, 2, {"x": 2})
+
+
+def test_explain_says_who_sends() -> None:
+    def on_rank(mesh: Any) -> None:
+        x = weft.distribute_tensor(X, mesh, P("x"), src_data_rank=None).requires_grad_()
+        with weft.explain() as log:
+            x[torch.tensor([4, 0, 2])].sum().backward()
+        first = log.events[0]
+        assert (first.op, first.axes, first.collective) == ("aten.index.Tensor", ("x",), "all_to_all")
+        assert "test_ops_picks" in first.line
+        assert any(event.direction == "backward" and event.op == first.op for event in log.events)
+
+    weft.testing.run(on_rank, 2, {"x": 2})
