@@ -225,8 +225,9 @@ def index_write_lookup(
     values = layouts[2] if len(layouts) > 2 else None
     base = call.op.split(".")[1]
     fills = base == "index_fill"
-    # The derivative of a filling tensor is unknown to meta tensors, which the general route asks.
-    if not (x.dims[dim] or (fills and values)) or not (fills or (values and values.ndim == x.ndim)):
+    if fills and values is not None and wants_grad[2]:
+        return Composite(_filled)
+    if not x.dims[dim] or not (fills or (values is not None and values.ndim == x.ndim)):
         return None
     more = {name: value for name, value in call.kwargs.items() if name != "out"}
     is_bound = fills and values is None
@@ -240,6 +241,12 @@ def index_write_lookup(
         call.op, x, (dim,), [index], values, index.shape, dim, False, base == "index_add", False,
         write,
     ).algorithm()
+
+
+def _filled(x: Tensor, dim: int, index: Tensor, value: Tensor) -> Tensor:
+    """index_fill by a tensor with a gradient, whose formula in torch meta tensors do not know."""
+    hit = torch.zeros_like(x, dtype=torch.bool).index_fill(dim, index, True)
+    return torch.where(hit, value.to(x.dtype), x)
 
 
 def put_lookup(
