@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -10,6 +12,16 @@ from torch import Tensor
 import weft
 from tests.cases.backward import full
 from weft import P, ShardTensor
+
+
+@contextmanager
+def rule(op: Any, *args: Any, **options: Any) -> Iterator[Any]:
+    """A rule for a while."""
+    weft.register_rule(op, *args, **options)
+    try:
+        yield op
+    finally:
+        weft.unregister_rule(op)
 
 
 class Product(torch.autograd.Function):
@@ -23,7 +35,8 @@ class Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         x, w = ctx.saved_tensors
-        return grad @ w.T, x.T @ grad
+        return (grad @ w.T if ctx.needs_input_grad[0] else None,
+                x.T @ grad if ctx.needs_input_grad[1] else None)
 
 
 def centered(x: Tensor) -> Tensor:

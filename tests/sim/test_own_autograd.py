@@ -16,26 +16,12 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 import weft
+from tests.cases.own import Product
 from tests.sharded import WAYS, Make, agree
 
 X = torch.arange(1.0, 31.0, dtype=torch.float64).view(5, 6) / 16
 W = torch.linspace(-1, 1, 18, dtype=torch.float64).view(6, 3)
 B = torch.linspace(-1, 2, 6, dtype=torch.float64)
-
-
-class Product(torch.autograd.Function):
-    """x @ w, differentiable any number of times."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
-        ctx.save_for_backward(x, w)
-        return x @ w
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        x, w = ctx.saved_tensors
-        return (grad @ w.T if ctx.needs_input_grad[0] else None,
-                x.T @ grad if ctx.needs_input_grad[1] else None)
 
 
 class Rows(torch.autograd.Function):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,19 +10,11 @@ import torch
 from torch import Tensor
 
 import weft
+from tests.cases.own import rule
 from weft import LayoutError, ShardTypeError
 from weft.testing import check_rule
 
 X = torch.rand(5, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) + 0.5
-
-
-@contextmanager
-def rule(op: Any, *args: Any, **options: Any) -> Iterator[Any]:
-    weft.register_rule(op, *args, **options)
-    try:
-        yield op
-    finally:
-        weft.unregister_rule(op)
 
 
 class GradientByRows(torch.autograd.Function):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
@@ -11,24 +10,17 @@ import torch
 from torch import Tensor
 
 import weft
+from tests.cases import own
+from tests.cases.own import Product
 from weft import Mesh, P, ShardTensor
 
 X = torch.linspace(-1, 1, 30, dtype=torch.float64).view(5, 6)
 W = torch.linspace(-1, 2, 18, dtype=torch.float64).view(6, 3)
 
 
-class Product(torch.autograd.Function):
-    """A product of torch's ops."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor) -> Tensor:
-        ctx.save_for_backward(x, w)
-        return x @ w
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        x, w = ctx.saved_tensors
-        return grad @ w.T, x.T @ grad
+def rule(op: Any, pattern: str | None, **options: Any) -> AbstractContextManager[Any]:
+    """With a rule, or without."""
+    return own.rule(op, pattern, **options) if pattern is not None else nullcontext()
 
 
 class OfNumpy(Product):
@@ -69,16 +61,6 @@ class AddOne(torch.autograd.Function):
 @torch.library.custom_op("weft_tests::outside_add_into", mutates_args=("x",))
 def add_into(x: Tensor, y: Tensor) -> None:
     x.add_(y)
-
-
-@contextmanager
-def rule(op: Any, pattern: str | None, **options: Any) -> Iterator[None]:
-    if pattern is not None:
-        weft.register_rule(op, pattern, **options)
-    try:
-        yield
-    finally:
-        weft.unregister_rule(op)
 
 
 def facts(x: Any) -> Any:

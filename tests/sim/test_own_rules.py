@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 import weft
+from tests.cases.own import rule
 from tests.harness import check_op
 from tests.sharded import WAYS, Make, agree
 from weft import Layout, LayoutError, P, PlacementError, ShardTypeError, UnsupportedOpError
@@ -20,16 +20,6 @@ from weft import Layout, LayoutError, P, PlacementError, ShardTypeError, Unsuppo
 X = torch.arange(1.0, 31.0, dtype=torch.float64).view(5, 6) / 16
 W = torch.linspace(-1, 1, 18, dtype=torch.float64).view(6, 3)
 B = torch.linspace(-1, 2, 3, dtype=torch.float64)
-
-
-@contextmanager
-def rule(op: Any, *args: Any, **options: Any) -> Iterator[Any]:
-    """A rule for a while."""
-    weft.register_rule(op, *args, **options)
-    try:
-        yield op
-    finally:
-        weft.unregister_rule(op)
 
 
 SEEN: list[Any] = []
