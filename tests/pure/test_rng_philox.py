@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from weft.rng import Source, samples
+from weft.rng import Source, samples, source
 from weft.rng import lanes as ways
 from weft.rng.philox import blocks_in_a_row, blocks_of, blocks_on, philox, philox_torch
 
@@ -98,9 +98,40 @@ def test_an_element_has_the_lanes_of_its_index() -> None:
 def test_all_ways_to_the_lanes_agree() -> None:
     draw = random.Random(1)
     for _ in range(60):
-        count = draw.randint(1, 40)
-        starts = np.sort(np.array([draw.randint(0, 3000) for _ in range(draw.randint(2, 12))]))
-        expected = np.stack([ways._row((5, 6), 0, int(start), count) for start in starts])
-        for way in (ways._by_run, ways._by_span, ways._scattered):
-            assert (way((5, 6), 0, starts, count) == expected).all(), way
-        assert (ways._on_device((5, 6), 0, starts, count, CPU).numpy() == expected).all()
+        count, num = draw.randint(1, 40), draw.randint(2, 12)
+        first, step = draw.randint(0, 3000), draw.randint(1, 300)
+        evenly = range(first, first + num * step, step)
+        anyhow = np.sort(np.array([draw.randint(0, 3000) for _ in range(num)]))
+        for starts in (evenly, np.array(evenly), anyhow):
+            expected = np.stack([ways._row((5, 6), 0, int(start), count) for start in starts])
+            for way in (ways._by_run, ways._by_span, ways._scattered):
+                assert (way((5, 6), 0, starts, count) == expected).all(), way
+            found = ways._on_device((5, 6), 0, np.array(starts), count, CPU)
+            assert (found.numpy() == expected).all()
+
+
+@pytest.mark.parametrize("limit", [1, 2, 5, 16, 64, 1000])
+def test_pieces_are_all_runs(limit: int) -> None:
+    for shape, box in _boxes(150):
+        runs = ways.runs_of(shape, box)
+        expected = np.arange(math.prod(shape)).reshape(shape)[tuple(slice(*side) for side in box)]
+        found = np.full((runs.num, runs.length), -1)
+        assert found.size == expected.size
+        for piece in runs.pieces(limit):
+            part = found[piece.rows, piece.start : piece.stop]
+            assert (part == -1).all() and len(part) == len(piece.starts)
+            part[...] = np.array(piece.starts)[:, None] + np.arange(piece.stop - piece.start)
+        assert (found.reshape(-1) == expected.reshape(-1)).all(), (shape, box)
+
+
+@pytest.mark.parametrize("chunk", [2, 6, 64])
+def test_values_do_not_depend_on_the_pieces(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def draws(part: Source) -> list[torch.Tensor]:
+        return [part.bits32(), part.bits64(), samples.normal(part, torch.float32)]
+
+    for shape, box in _boxes(100):
+        part = Source((3, 4), shape, box, CPU)
+        expected = draws(part)
+        with monkeypatch.context() as patched:
+            patched.setitem(source._CHUNK_LANES, "cpu", chunk)
+            assert all(map(torch.equal, draws(part), expected))

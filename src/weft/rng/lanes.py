@@ -10,7 +10,8 @@ or single blocks.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -18,62 +19,130 @@ import torch
 from weft.core.layout import Box
 from weft.rng.philox import Key, blocks_in_a_row, blocks_of, blocks_on
 
-__all__ = ["lanes", "runs_of"]
+__all__ = ["Piece", "Runs", "Starts", "lanes", "runs_of", "scaled"]
+
+Starts = range | np.ndarray
+"""Where runs begin: evenly spaced ones as a range, others as an array."""
 
 _PER_BLOCK = 8
 
-_CALL_NS, _LANE_NS, _SCATTERED_NS, _COPY_NS = 3500.0, 1.7, 11.0, 1.0
+_CALL_NS, _LANE_NS, _SCATTERED_NS, _COPY_NS = 3500.0, 1.7, 10.0, 1.0
 """Of blocks in a row: a call, and a lane; a lane of blocks anywhere; taking a lane out."""
 
-_CHUNK_LANES = 1 << 17
+_SPAN_LANES = 1 << 17
 """Of what lies between runs, as much is drawn at a time as stays in the cache."""
 
 
-def runs_of(shape: Sequence[int], box: Box) -> tuple[np.ndarray, int]:
-    """Where the runs of a box begin (elements, ascending), and how long each is."""
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some runs, or a part of one: rows `rows` and columns `start` to `stop` of all runs as a
+    matrix. `starts` say where they begin, the columns left out already."""
+
+    rows: slice
+    start: int
+    stop: int
+    starts: Starts
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """The runs of a box, in units of elements.
+
+    Args:
+        first: where the first one begins. length: of each.
+        outer: for every dim before the cut one, how many there are, and how far apart.
+    """
+
+    first: int
+    length: int
+    outer: tuple[tuple[int, int], ...]
+
+    @property
+    def num(self) -> int:
+        return math.prod([num for num, _ in self.outer])
+
+    def pieces(self, limit: int) -> Iterator[Piece]:
+        """All of them, in pieces of about `limit` elements, or fewer where runs are longer."""
+        if self.num * self.length == 0:
+            return
+        if self.length >= limit:
+            for row, start in enumerate(self.starts(0, self.num).tolist()):
+                for at in range(0, self.length, limit):
+                    stop = min(at + limit, self.length)
+                    yield Piece(slice(row, row + 1), at, stop, range(start + at, start + at + 1))
+            return
+        each = limit // self.length
+        num, step = self.outer[-1] if self.outer else (1, 1)
+        even = num == self.num or num * self.length * 4 >= limit
+        inner = num if even else self.num
+        for base in range(0, self.num, inner):
+            first = int(self.starts(base, base + 1)[0]) if even else 0
+            for at in range(0, inner, each):
+                count = min(each, inner - at)
+                rows = slice(base + at, base + at + count)
+                starts: Starts = self.starts(rows.start, rows.stop)
+                if even:
+                    begin = first + at * step
+                    starts = range(begin, begin + count * step, step)
+                yield Piece(rows, 0, self.length, starts)
+
+    def starts(self, begin: int, end: int) -> np.ndarray:
+        """Where the runs of these numbers begin."""
+        left = np.arange(begin, end, dtype=np.int64)
+        found = np.full(len(left), self.first, np.int64)
+        for num, step in reversed(self.outer):
+            left, digit = np.divmod(left, num) if num < self.num else (left, left)
+            found += digit * step
+        return found
+
+
+def runs_of(shape: Sequence[int], box: Box) -> Runs:
+    """The runs of a box of a tensor."""
     last = max((at for at, side in enumerate(box) if side != (0, shape[at])), default=0)
     if not box:
-        return np.zeros(1, np.int64), 1
+        return Runs(0, 1, ())
     inner = math.prod(shape[last + 1 :])
     start, stop = box[last]
-    starts = np.array([start * inner], np.int64)
-    stride = inner * shape[last]
+    first, stride = start * inner, inner * shape[last]
+    outer: list[tuple[int, int]] = []
     for at in range(last - 1, -1, -1):
-        first, past = box[at]
-        steps = np.arange(first, past, dtype=np.int64) * stride
-        starts = (steps[:, None] + starts).reshape(-1)
+        begin, end = box[at]
+        first += begin * stride
+        outer.append((end - begin, stride))
         stride *= shape[at]
-    length = (stop - start) * inner
-    return starts if length else starts[:0], length
+    return Runs(first, (stop - start) * inner, tuple(reversed(outer)))
 
 
-def lanes(
-    key: Key, sub: int, starts: np.ndarray, count: int, device: torch.device
-) -> torch.Tensor:
-    """`count` lanes from each of the `starts`: (len(starts), count), int32."""
-    if not len(starts) or not count:
-        return torch.empty((len(starts), count), dtype=torch.int32, device=device)
-    if device.type == "cpu":
-        if len(starts) == 1:
-            return torch.from_numpy(_row(key, sub, int(starts[0]), count)).view(1, count)
-        return torch.from_numpy(_on_cpu(key, sub, starts, count))
-    return _on_device(key, sub, starts, count, device)
+def scaled(starts: Starts, each: int) -> Starts:
+    """Where the lanes of runs begin, `each` an element."""
+    if isinstance(starts, range):
+        return range(starts.start * each, starts.stop * each, starts.step * each)
+    return starts * each
 
 
-def _on_cpu(key: Key, sub: int, starts: np.ndarray, count: int) -> np.ndarray:
-    between = int(starts[-1] - starts[0]) + count
-    used = len(starts) * _num_blocks(starts, count) * _PER_BLOCK
-    by_run = len(starts) * _CALL_NS + used * _LANE_NS
-    by_span = between * _LANE_NS + len(starts) * count * _COPY_NS
-    scattered = used * _SCATTERED_NS
-    if scattered < min(by_run, by_span):
+def lanes(key: Key, sub: int, starts: Starts, count: int, device: torch.device) -> torch.Tensor:
+    """`count` lanes from each of the `starts`, at least one: (len(starts), count), int32."""
+    if device.type != "cpu":
+        return _on_device(key, sub, _array(starts), count, device)
+    if len(starts) == 1:
+        return torch.from_numpy(_row(key, sub, int(starts[0]), count)).view(1, count)
+    return torch.from_numpy(_on_cpu(key, sub, starts, count))
+
+
+def _array(starts: Starts) -> np.ndarray:
+    if isinstance(starts, range):
+        return np.arange(starts.start, starts.stop, starts.step, dtype=np.int64)
+    return starts
+
+
+def _on_cpu(key: Key, sub: int, starts: Starts, count: int) -> np.ndarray:
+    num = len(starts)
+    used = num * (count // _PER_BLOCK + 2 if count > 1 else 1) * _PER_BLOCK
+    by_run = num * (_CALL_NS + count * _LANE_NS)
+    by_span = (int(starts[-1]) - int(starts[0]) + count) * _LANE_NS + num * count * _COPY_NS
+    if used * _SCATTERED_NS < min(by_run, by_span):
         return _scattered(key, sub, starts, count)
     return (_by_run if by_run < by_span else _by_span)(key, sub, starts, count)
-
-
-def _num_blocks(starts: np.ndarray, count: int) -> int:
-    """How many blocks the run needs that needs most."""
-    return (int((starts % _PER_BLOCK).max()) + count + _PER_BLOCK - 1) // _PER_BLOCK
 
 
 def _row(key: Key, sub: int, start: int, count: int) -> np.ndarray:
@@ -82,58 +151,69 @@ def _row(key: Key, sub: int, start: int, count: int) -> np.ndarray:
     return blocks_in_a_row(key, sub, first, num).view(np.int32)[offset : offset + count]
 
 
-def _by_run(key: Key, sub: int, starts: np.ndarray, count: int) -> np.ndarray:
+def _by_run(key: Key, sub: int, starts: Starts, count: int) -> np.ndarray:
     out = np.empty((len(starts), count), np.int32)
-    for at, start in enumerate(starts.tolist()):
-        out[at] = _row(key, sub, start, count)
+    for at, start in enumerate(starts):
+        out[at] = _row(key, sub, int(start), count)
     return out
 
 
-def _by_span(key: Key, sub: int, starts: np.ndarray, count: int) -> np.ndarray:
+def _by_span(key: Key, sub: int, starts: Starts, count: int) -> np.ndarray:
     """All lanes from the first run to the last, some runs at a time."""
     out = np.empty((len(starts), count), np.int32)
-    mean = max(int(starts[-1] - starts[0]) // (len(starts) - 1), 1)
-    num = max(_CHUNK_LANES // mean, 1)
+    mean = max((int(starts[-1]) - int(starts[0])) // (len(starts) - 1), 1)
+    num = max(_SPAN_LANES // mean, 1)
     for at in range(0, len(starts), num):
         some = starts[at : at + num]
         first = int(some[0])
         row = _row(key, sub, first, int(some[-1]) - first + count)
-        out[at : at + num] = _taken(row, some - first, count)
+        if isinstance(some, range):
+            _take_evenly(row, some.step, out[at : at + num])
+        else:
+            out[at : at + num] = row[(some - first)[:, None] + np.arange(count)]
     return out
 
 
-def _taken(row: np.ndarray, places: np.ndarray, count: int) -> np.ndarray:
-    steps = np.diff(places)
-    if not len(steps) or (steps == steps[0]).all():
-        step = int(steps[0]) if len(steps) else 0
-        strides = (step * row.itemsize, row.itemsize)
-        return np.lib.stride_tricks.as_strided(row[places[0] :], (len(places), count), strides)
-    return row[places[:, None] + np.arange(count)]
+_ITEMS = {1: np.int32, 2: np.int64, 4: np.complex128}
 
 
-def _scattered(key: Key, sub: int, starts: np.ndarray, count: int) -> np.ndarray:
+def _take_evenly(row: np.ndarray, step: int, out: np.ndarray) -> None:
+    """Copy to `out` what begins every `step` lanes of a row, in the widest items that fit."""
+    count = out.shape[1]
+    width = math.gcd(4, count, step)
+    item = _ITEMS[width]
+    whole = row[: len(row) // width * width].view(item)
+    strides = (step * row.itemsize, whole.itemsize)
+    out.view(item)[...] = np.lib.stride_tricks.as_strided(
+        whole, (len(out), count // width), strides
+    )
+
+
+def _num_blocks(starts: np.ndarray, count: int) -> int:
+    """How many blocks the run needs that needs most."""
+    return (int((starts & (_PER_BLOCK - 1)).max()) + count + _PER_BLOCK - 1) // _PER_BLOCK
+
+
+def _scattered(key: Key, sub: int, starts: Starts, count: int) -> np.ndarray:
     """The blocks of each run by themselves."""
-    out = np.empty((len(starts), count), np.int32)
+    starts = _array(starts)
     num = _num_blocks(starts, count)
-    blocks = np.arange(num)
-    rows = max(_CHUNK_LANES // (num * _PER_BLOCK), 1)
-    for at in range(0, len(starts), rows):
-        some = starts[at : at + rows]
-        found = blocks_of(key, sub, (some // _PER_BLOCK)[:, None] + blocks)
-        row = found.reshape(-1).view(np.int32)
-        places = np.arange(len(some)) * (num * _PER_BLOCK) + some % _PER_BLOCK
-        out[at : at + rows] = _taken(row, places, count)
-    return out
+    found = blocks_of(key, sub, (starts // _PER_BLOCK)[:, None] + np.arange(num))
+    row = found.reshape(len(starts), -1).view(np.int32)
+    offsets = starts & (_PER_BLOCK - 1)
+    if (offsets == offsets[0]).all():
+        return row[:, int(offsets[0]) : int(offsets[0]) + count]
+    return np.take_along_axis(row, offsets[:, None] + np.arange(count), 1)
 
 
 def _on_device(
     key: Key, sub: int, starts: np.ndarray, count: int, device: torch.device
 ) -> torch.Tensor:
     num = _num_blocks(starts, count)
-    offsets = starts % _PER_BLOCK
     firsts = torch.from_numpy(starts // _PER_BLOCK).to(device)
     blocks = firsts[:, None] + torch.arange(num, device=device)
     row = blocks_on(key, sub, blocks).view(len(starts), -1).view(torch.int32)
+    offsets = starts & (_PER_BLOCK - 1)
     if (offsets == offsets[0]).all():
         return row[:, int(offsets[0]) : int(offsets[0]) + count]
     places = torch.from_numpy(offsets).to(device)[:, None] + torch.arange(count, device=device)

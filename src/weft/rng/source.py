@@ -5,17 +5,25 @@ Every element has bits of its own, told by its global index, in each of any numb
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from weft.core.layout import Box
-from weft.rng.lanes import lanes, runs_of
+from weft.rng.lanes import lanes, runs_of, scaled
 from weft.rng.philox import Key
 
-__all__ = ["Source"]
+__all__ = ["Make", "Source"]
+
+Make = Callable[[torch.Tensor], torch.Tensor]
+"""From bits to values, both (runs, elements)."""
+
+_CHUNK_LANES = {"cpu": 1 << 16}
+"""How many lanes become values at a time: what the steps from one to the other make stays in the
+cache, and is not fresh memory each time (which takes longer than the bits)."""
+
+_CHUNK_LANES_OF_DEVICES = 1 << 25
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +32,14 @@ class Source:
 
     Args:
         key: of the call. shape: of the global tensor. box: what of it is drawn.
-        device: where the values come to lie.
+        device: where the values come to lie. out: what may take them, of the box's shape.
     """
 
     key: Key
     shape: tuple[int, ...]
     box: Box
     device: torch.device
+    out: torch.Tensor | None = None
 
     @classmethod
     def whole(cls, key: Key, shape: Sequence[int], device: torch.device) -> Source:
@@ -43,58 +52,37 @@ class Source:
 
     def bits32(self, sub: int = 0) -> torch.Tensor:
         """32 random bits an element (int32, of the box's shape)."""
-        starts, length = runs_of(self.shape, self.box)
-        return lanes(self.key, sub, starts, length, self.device).reshape(self.local_shape)
+        return self._fill(self._empty(torch.int32), lambda bits: bits, False, sub)
 
     def bits64(self, sub: int = 0) -> torch.Tensor:
         """64 random bits an element (int64, of the box's shape)."""
-        starts, length = runs_of(self.shape, self.box)
-        found = lanes(self.key, sub, 2 * starts, 2 * length, self.device)
-        return _joined(found).reshape(self.local_shape)
+        return self._fill(self._empty(torch.int64), lambda bits: bits, True, sub)
 
-    def pairs(self, wide: bool, sub: int = 0) -> Pairs:
-        """The bits of elements 2j and 2j + 1 together, for what makes two values of two."""
-        starts, length = runs_of(self.shape, self.box)
-        odd = starts % 2
-        mixed = bool(len(odd)) and bool((odd != odd[0]).any())
-        skip = int(odd[0]) if len(odd) and not mixed else 0
-        count = (length + int(mixed) + skip + 1) // 2 * 2
-        each = 2 if wide else 1
-        bits = lanes(self.key, sub, each * (starts - odd), each * count, self.device)
-        return Pairs(
-            _joined(bits) if wide else bits, length, odd if mixed else None, skip,
-            self.local_shape,
-        )
+    def values(
+        self, dtype: torch.dtype, make: Make, wide: bool = False, sub: int = 0
+    ) -> torch.Tensor:
+        """What `make` makes of the bits, converted to a dtype; in `out`, if it fits.
 
+        Args:
+            make: element by element, any number at a time. It may write to the bits.
+            wide: whether an element has 64 bits, not 32. sub: the substream.
+        """
+        out = self.out
+        if out is None or out.dtype is not dtype or not out.is_contiguous():
+            out = self._empty(dtype)
+        return self._fill(out, make, wide, sub)
 
-def _joined(lanes: torch.Tensor) -> torch.Tensor:
-    """Each two lanes as one word."""
-    if not lanes.numel():
-        return lanes[:, ::2].long()
-    return lanes.view(torch.int64)
+    def _empty(self, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(self.local_shape, dtype=dtype, device=self.device)
 
-
-@dataclass(frozen=True, slots=True)
-class Pairs:
-    """Bits of whole pairs, run by run, and which of their elements the box has.
-
-    Args:
-        bits: (runs, elements). length: how many elements of a run count.
-        odd: per run, whether its first element is the second of a pair; None where all runs have
-            `skip` elements to leave out.
-    """
-
-    bits: torch.Tensor
-    length: int
-    odd: np.ndarray | None
-    skip: int
-    local_shape: tuple[int, ...]
-
-    def taken(self, values: torch.Tensor) -> torch.Tensor:
-        """Of values made of `bits`, those of the box."""
-        if self.odd is None:
-            found = values[:, self.skip : self.skip + self.length]
-        else:
-            odd = torch.from_numpy(self.odd).to(values.device).bool()[:, None]
-            found = torch.where(odd, values[:, 1 : 1 + self.length], values[:, : self.length])
-        return found.reshape(self.local_shape)
+    def _fill(self, out: torch.Tensor, make: Make, wide: bool, sub: int) -> torch.Tensor:
+        runs, each = runs_of(self.shape, self.box), 2 if wide else 1
+        limit = _CHUNK_LANES.get(self.device.type, _CHUNK_LANES_OF_DEVICES) // each
+        table = out.view(runs.num, runs.length)
+        for piece in runs.pieces(limit):
+            count = piece.stop - piece.start
+            bits = lanes(self.key, sub, scaled(piece.starts, each), each * count, self.device)
+            if wide:
+                bits = bits.contiguous().view(torch.int64)
+            table[piece.rows, piece.start : piece.stop] = make(bits)
+        return out

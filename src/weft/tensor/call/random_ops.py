@@ -20,15 +20,15 @@ from weft.rng import Source, samples
 from weft.rules import Call, TensorArg
 from weft.rules.pointwise import elementwise
 from weft.tensor.call.recipe import Function
-from weft.tensor.placing.draw import drawn
+from weft.tensor.placing.draw import draw_into, drawn
 from weft.tensor.placing.enter import Named, enter, transition_between
 from weft.tensor.placing.layouts import as_sharded, layout_of
 from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.trace.calls import dtype_text, facts, target_of
-from weft.tensor.trace.capture import Trace, slots_of
+from weft.tensor.trace.capture import Op, Trace, slots_of
 from weft.tensor.trace.trees import fill, flatten
 
-__all__ = ["RANDOM", "recipe"]
+__all__ = ["FILLS", "RANDOM", "recipe"]
 
 Sample = Callable[[Source], Tensor]
 
@@ -39,11 +39,14 @@ def recipe(trace: Trace, is_leaf: bool) -> Function | None:
     `is_leaf`: the call asks for a result that requires a gradient.
     """
     op = trace.ops[0]
-    name = facts(op.overload).name.split(".")[1]
-    function = RANDOM.get(name) or RANDOM.get(name.removesuffix("_"))
+    _, name, overload = facts(op.overload).name.split(".")
+    target = target_of(op)
+    fill_with = _found(FILLS, name, overload)
+    if fill_with is not None:
+        return Function(_filling(trace, op, fill_with, target))
+    function = _found(RANDOM, name, overload)
     if function is None:
         return None
-    target = target_of(op)
 
     def run(func: Any, args: Any, kwargs: Any) -> Any:
         tensors = flatten((args, kwargs))
@@ -58,6 +61,36 @@ def recipe(trace: Trace, is_leaf: bool) -> Function | None:
         return fill(trace.result, values)
 
     return Function(run)
+
+
+def _found(table: dict[str, Any], name: str, overload: str) -> Any:
+    """The entry of an op: of its overload, its name, or that of the op that is not in place."""
+    for key in (f"{name}.{overload}", name, name.removesuffix("_")):
+        if key in table:
+            return table[key]
+    return None
+
+
+def _filling(
+    trace: Trace, op: Op, sampler: Callable[..., Sample], target: int | None
+) -> Callable[..., Any]:
+    """A call that fills a tensor like its first operand, or that operand itself."""
+    first, *rest = op.args
+    options = {name: value for name, value in op.kwargs.items() if name != "generator"}
+    generator = op.kwargs.get("generator")
+
+    def run(func: Any, args: Any, kwargs: Any) -> Any:
+        tensors = flatten((args, kwargs))
+        x = tensors[first.index]
+        sample = sampler(x, *rest, **options)
+        if target is not None:
+            draw_into(x, sample, generator)
+            return fill(trace.result, tensors)
+        made = torch.empty_like(x)
+        draw_into(made, sample, generator)
+        return fill(trace.result, [*tensors, made])
+
+    return run
 
 
 # Draws.
@@ -118,24 +151,82 @@ def _local(name: str, parameter: Tensor, layout: Layout, mesh: Any) -> Tensor:
     return local.expand(layout.local_shape_at(mesh.here))
 
 
-# In-place samplers and those of the same shape. Arguments as in torch's schemas.
+# Samplers that fill a tensor like x, in place or not. Arguments as in torch's schemas.
 
 
-def _uniform(x: Tensor, low: float = 0.0, high: float = 1.0, *, generator: Any = None) -> Tensor:
+def _uniform(x: Tensor, low: float = 0.0, high: float = 1.0) -> Sample:
     if low > high:
         raise RuntimeError("uniform_ expects to return a [from, to) range, but found "
                            f"from={low} > to={high}")
-    return _like(x, lambda source: samples.uniform(source, x.dtype, low, high),
-                 generator=generator)
+    return lambda source: samples.uniform(source, x.dtype, low, high)
 
 
-def _normal_like(
-    x: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: Any = None
-) -> Tensor:
+def _normal_like(x: Tensor, mean: float = 0.0, std: float = 1.0) -> Sample:
     if std < 0:
         raise RuntimeError(f"normal expects std >= 0.0, but found std {std}")
-    return _like(x, lambda source: samples.normal(source, x.dtype, mean, std),
-                 generator=generator)
+    return lambda source: samples.normal(source, x.dtype, mean, std)
+
+
+def _log_normal(x: Tensor, mean: float = 1.0, std: float = 2.0) -> Sample:
+    if std <= 0:
+        raise RuntimeError(f"log_normal_ expects std > 0.0, but found std={std}")
+    return lambda source: samples.normal(source, samples.wide(x.dtype), mean, std).exp_()
+
+
+def _exponential(x: Tensor, rate: float = 1.0) -> Sample:
+    if rate <= 0.0:
+        raise RuntimeError(f"exponential_ expects lambda > 0.0, but found lambda={rate}")
+    return lambda source: samples.exponential(source, x.dtype, rate)
+
+
+def _cauchy(x: Tensor, median: float = 0.0, sigma: float = 1.0) -> Sample:
+    if sigma <= 0.0:
+        raise RuntimeError(f"cauchy_ expects sigma > 0.0, but found sigma={sigma}")
+    return lambda source: samples.cauchy(source, x.dtype, median, sigma)
+
+
+def _geometric(x: Tensor, p: float) -> Sample:
+    if not 0.0 < p < 1.0:
+        raise RuntimeError(f"geometric_ expects p to be in (0, 1), but got p={p}")
+    return lambda source: samples.geometric(source, x.dtype, p)
+
+
+def _random(x: Tensor, first: int | None = None, second: int | None = None) -> Sample:
+    """`random_()`, `random_(to)`, `random_(from, to)`."""
+    if first is None:
+        low, high = samples.random_range(x.dtype)
+    elif second is None:
+        low, high = 0, first
+    else:
+        low, high = first, second
+    if low >= high:
+        raise RuntimeError("random_ expects 'from' to be less than 'to', but got "
+                           f"from={low} >= to={high}")
+    return lambda source: samples.integers(source, low, high, x.dtype)
+
+
+def _bernoulli(x: Tensor, p: float) -> Sample:
+    if not 0.0 <= p <= 1.0:
+        raise RuntimeError(f"bernoulli expects p to be in [0, 1], but got p={p}")
+    return lambda source: samples.bernoulli(source, p, x.dtype)
+
+
+FILLS: dict[str, Callable[..., Sample]] = {
+    "uniform": _uniform,
+    "normal_functional": _normal_like,
+    "normal_": _normal_like,
+    "log_normal": _log_normal,
+    "exponential": _exponential,
+    "cauchy": _cauchy,
+    "geometric": _geometric,
+    "random": _random,
+    "bernoulli.p": _bernoulli,
+    "bernoulli_.float": _bernoulli,
+}
+"""Op -> the sampler that its arguments mean for a tensor."""
+
+
+# Draws whose elements depend on parameters.
 
 
 def _normal(first: Any, second: Any = 1.0, *more: Any, generator: Any = None) -> Tensor:
@@ -159,74 +250,12 @@ def _with_zero_gradients(out: Tensor, parameters: Sequence[Tensor]) -> Tensor:
     return out
 
 
-def _log_normal(
-    x: Tensor, mean: float = 1.0, std: float = 2.0, *, generator: Any = None
-) -> Tensor:
-    def sample(source: Source) -> Tensor:
-        return samples.normal(source, samples.wide(x.dtype), mean, std).exp_().to(x.dtype)
-
-    return _like(x, sample, generator=generator)
-
-
-def _exponential(x: Tensor, rate: float = 1.0, *, generator: Any = None) -> Tensor:
-    if rate <= 0.0:
-        raise RuntimeError(f"exponential_ expects lambda > 0.0, but found lambda={rate}")
-    return _like(x, lambda source: samples.exponential(source, x.dtype, rate),
-                 generator=generator)
-
-
-def _cauchy(
-    x: Tensor, median: float = 0.0, sigma: float = 1.0, *, generator: Any = None
-) -> Tensor:
-    if sigma <= 0.0:
-        raise RuntimeError(f"cauchy_ expects sigma > 0.0, but found sigma={sigma}")
-    return _like(x, lambda source: samples.cauchy(source, x.dtype, median, sigma),
-                 generator=generator)
-
-
-def _geometric(x: Tensor, p: float, *, generator: Any = None) -> Tensor:
-    if not 0.0 < p < 1.0:
-        raise RuntimeError(f"geometric_ expects p to be in (0, 1), but got p={p}")
-    return _like(x, lambda source: samples.geometric(source, x.dtype, p), generator=generator)
-
-
-def _random(
-    x: Tensor, first: int | None = None, second: int | None = None, *, generator: Any = None
-) -> Tensor:
-    """`random_()`, `random_(to)`, `random_(from, to)`."""
-    if first is None:
-        low, high = samples.random_range(x.dtype)
-    elif second is None:
-        low, high = 0, first
-    else:
-        low, high = first, second
-    return _integers(x, low, high, x.dtype, generator)
-
-
-def _integers(x: Tensor, low: int, high: int, dtype: torch.dtype, generator: Any) -> Tensor:
-    if low >= high:
-        raise RuntimeError("random_ expects 'from' to be less than 'to', but got "
-                           f"from={low} >= to={high}")
-    return _like(x, lambda source: samples.integers(source, low, high, dtype), dtype, generator)
-
-
-def _bernoulli(x: Tensor, p: Any = None, *, generator: Any = None) -> Tensor:
-    """`bernoulli(x)` with x of probabilities, `bernoulli_(p)` with a number or a tensor."""
-    if isinstance(p, (float, int)):
-        _check_probability("bernoulli", p)
-        return _like(x, lambda source: samples.bernoulli(source, p).to(x.dtype),
-                     generator=generator)
-    parameter = x if p is None else p
-
+def _bernoulli_of(x: Tensor, p: Tensor | None = None, *, generator: Any = None) -> Tensor:
+    """`bernoulli(x)` with x of probabilities, `bernoulli_(p)` with a tensor of them."""
     def sample(source: Source, parameters: list[Tensor]) -> Tensor:
         return samples.bernoulli_of(source, parameters[0]).to(x.dtype)
 
-    return _jointly("bernoulli", sample, [parameter], x.dtype, generator, x.shape)
-
-
-def _check_probability(name: str, p: float) -> None:
-    if not 0.0 <= p <= 1.0:
-        raise RuntimeError(f"{name} expects p to be in [0, 1], but got p={p}")
+    return _jointly("bernoulli", sample, [x if p is None else p], x.dtype, generator, x.shape)
 
 
 def _filled(x: Tensor, options: dict[str, Any], fill_: Callable[[Tensor], Any]) -> Tensor:
@@ -269,7 +298,7 @@ def _noise(
     assert type(x) is ShardTensor
 
     def sample(source: Source) -> Tensor:
-        found = samples.bernoulli(source, keep).to(x.dtype)
+        found = samples.bernoulli(source, keep, x.dtype)
         return found.div_(keep) if scaled and keep else found
 
     if num_dims is None:
@@ -339,16 +368,8 @@ def _rrelu(
 
 
 RANDOM: dict[str, Callable[..., Any]] = {
-    "uniform": _uniform,
     "normal": _normal,
-    "normal_": _normal_like,
-    "normal_functional": _normal_like,
-    "log_normal": _log_normal,
-    "exponential": _exponential,
-    "cauchy": _cauchy,
-    "geometric": _geometric,
-    "random": _random,
-    "bernoulli": _bernoulli,
+    "bernoulli": _bernoulli_of,
     "rand_like": _rand_like,
     "randn_like": _randn_like,
     "randint_like": _randint_like,

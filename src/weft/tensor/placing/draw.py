@@ -22,8 +22,9 @@ from weft.tensor.meta import intern
 from weft.tensor.placing.layouts import as_layout
 from weft.tensor.placing.redistribute import redistribute_to
 from weft.tensor.shard_tensor import ShardTensor, wrap
+from weft.tensor.views.moved import wrote
 
-__all__ = ["drawn", "next_key", "rand", "randint", "randn", "randperm", "torch_draws"]
+__all__ = ["draw_into", "drawn", "next_key", "rand", "randint", "randn", "randperm", "torch_draws"]
 
 Sample = Callable[[Source], torch.Tensor]
 
@@ -116,6 +117,35 @@ def drawn(
     else:
         local = sample(Source(key, layout.shape, layout.box_at(mesh.here), mesh.device))
     return wrap(local, intern(mesh, layout, dtype, mesh.device, False))
+
+
+def draw_into(
+    tensor: torch.Tensor, sample: Sample, generator: torch.Generator | None = None
+) -> None:
+    """Write a draw to a ShardTensor, straight into its memory where nothing stands between."""
+    assert type(tensor) is ShardTensor
+    meta, local = tensor._meta, tensor._local
+    mesh, layout = meta.mesh, meta.layout
+    if layout.is_partial:
+        layout = layout.replace(partial=(None,) * mesh.ndim)
+    here = mesh.here
+    direct = layout is meta.layout and meta.alias is None and (
+        type(local) is torch.Tensor and not torch._C._is_cow_tensor(local)  # type: ignore
+        and not (local.requires_grad and torch.is_grad_enabled())
+    )
+    if here is None or not direct:
+        tensor.copy_(drawn(sample, mesh, layout, tensor.dtype, generator))
+        return
+    out = local.detach()
+    source = Source(
+        next_key(mesh, generator), layout.shape, layout.box_at(here), mesh.device, out
+    )
+    found = sample(source)
+    if found is not out:
+        out.copy_(found)
+    wrote()
+    if tensor._memo is not None:
+        tensor._memo.clear()
 
 
 def rand(*size: Any, **where: Any) -> ShardTensor:
