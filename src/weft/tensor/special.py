@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import torch
 
 from weft.errors import UnsupportedOpError, message
-from weft.tensor.call import amp, indexing, masks
+from weft.tensor.call import amp, counting, indexing, masks
 from weft.tensor.call.build import BY_DATA
 from weft.tensor.call.dispatch import call, keep_constant
 from weft.tensor.grad import autograd, hooks
@@ -351,4 +351,4 @@ BY_DATA.update({
 })
 
 
-TABLE = _table()
+TABLE = _table() | counting.TABLE

@@ -1,0 +1,73 @@
+"""Distinct elements of blocks: what `unique` and `unique_consecutive` are made of.
+
+Each block gives its own distinct elements, these are sorted among the blocks, and equal neighbours
+are runs, of which a block owns those that begin in it. How many there are depends on the data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from weft.ops.sort import Sorting
+from weft.ops.splitting import Row
+
+__all__ = ["Distinct", "consecutive", "distinct"]
+
+
+@dataclass(frozen=True, slots=True)
+class Distinct:
+    """Of one block: the elements whose runs begin in it, how often each occurs in all blocks, and
+    per element of the block the number of its run; `sizes`: how many each block has."""
+
+    values: Tensor
+    counts: Tensor
+    inverse: Tensor
+    sizes: tuple[int, ...]
+
+
+def distinct(row: Row, x: Tensor) -> Distinct:
+    """The distinct elements of all blocks, ascending; `x` is this block's, flat."""
+    own, inverse, counts = torch.unique(x, return_inverse=True, return_counts=True)
+    row = row.resized(row.tell(len(own)))
+    done = Sorting(row, own.view(1, -1), False, [0, *accumulate(row.sizes)])
+    runs = _runs(row, done.values, done.carry(counts.view(1, -1)))
+    numbers = done.back(runs.inverse).flatten()
+    return Distinct(runs.values, runs.counts, numbers[inverse], runs.sizes)
+
+
+def consecutive(row: Row, x: Tensor) -> Distinct:
+    """The first of equal neighbours; `x` is this block's, flat."""
+    return _runs(row, x, torch.ones_like(x, dtype=torch.long))
+
+
+def _runs(row: Row, x: Tensor, weights: Tensor) -> Distinct:
+    lasts = row.gather(x[-1:] if len(x) else x.new_zeros(1))
+    before = [at for at in range(row.mine) if row.sizes[at]]
+    begins = torch.ones_like(x, dtype=torch.bool)
+    if len(x):
+        begins[1:] = x[1:] != x[:-1]
+        if before:
+            begins[:1] = x[:1] != lasts[before[-1]]
+    sizes = row.tell(int(begins.sum()))
+    offset = sum(sizes[: row.mine])
+    inverse = begins.cumsum(0) - 1 + offset
+    # Place 0 is that of the run that an earlier block began.
+    counts = torch.zeros(1 + sizes[row.mine], dtype=torch.long, device=x.device)
+    counts.index_add_(0, inverse - offset + 1, weights)
+    counts[-1] += _continued(row.tell(int(counts[0])), sizes, row.mine)
+    return Distinct(x[begins], counts[1:], inverse, tuple(sizes))
+
+
+def _continued(carried: Sequence[int], sizes: Sequence[int], mine: int) -> int:
+    """How many elements of later blocks belong to the last run of this one."""
+    total = 0
+    for at in range(mine + 1, len(sizes)):
+        total += carried[at]
+        if sizes[at]:
+            break
+    return total

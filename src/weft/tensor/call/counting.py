@@ -1,0 +1,144 @@
+"""Calls whose result has a length that depends on the data, or bins that do: `unique`,
+`unique_consecutive`, `bincount`, `histc`. They ask for what they need at each call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import accumulate
+from typing import Any
+
+import torch
+
+from weft.core import Layout
+from weft.ops.blocks import whole_terms
+from weft.ops.distinct import Distinct, consecutive, distinct
+from weft.ops.splitting import Row, can_key
+from weft.tensor import modes
+from weft.tensor.call.dispatch import call, mesh_of
+from weft.tensor.call.fallback import runner
+from weft.tensor.meta import replicated_meta
+from weft.tensor.placing.enter import Named, enter, transition_between
+from weft.tensor.placing.layouts import local_to_sharded
+from weft.tensor.shard_tensor import ShardTensor, wrap
+from weft.tensor.trace.capture import map_tensors
+from weft.transport import traffic
+
+__all__ = ["TABLE"]
+
+_histc: Any = torch.ops.aten.histc.default
+
+
+def _unique(
+    input: ShardTensor, sorted: bool = True, return_inverse: bool = False,
+    return_counts: bool = False, dim: int | None = None,
+) -> Any:
+    """The distinct elements, in ragged parts where the tensor is cut."""
+    options = {"return_inverse": return_inverse, "return_counts": return_counts}
+    return _distinct(torch.unique, distinct, input, {"sorted": sorted, **options}, dim, False)
+
+
+def _unique_consecutive(
+    input: ShardTensor, return_inverse: bool = False, return_counts: bool = False,
+    dim: int | None = None,
+) -> Any:
+    """The first of equal neighbours, in ragged parts where the tensor is cut."""
+    options = {"return_inverse": return_inverse, "return_counts": return_counts}
+    return _distinct(torch.unique_consecutive, consecutive, input, options, dim, True)
+
+
+def _distinct(
+    func: Any, find: Callable[[Row, torch.Tensor], Distinct], x: ShardTensor,
+    options: dict[str, bool], dim: int | None, in_order: bool,
+) -> Any:
+    mesh, layout = x._meta.mesh, whole_terms(x.layout)
+    name, options_of_all = func.__name__, {**options, "dim": dim}
+    if mesh.here is None:
+        return runner(mesh, "the length of its result depends on the data")(
+            func, (x,), options_of_all
+        )
+    if not any(layout.dims):
+        out = func(_reduced(name, x, layout), **options_of_all)
+        return map_tensors(lambda one: wrap(one, replicated_meta(mesh, one)), out)
+    along = dim is not None and (x.dim() > 1 or not in_order)
+    if along or x.requires_grad or (in_order and any(layout.dims[1:])) or (
+        not can_key(str(x.dtype)[6:])
+    ):
+        reason = "elements are compared along dims that are cut"
+        return runner(mesh, reason)(func, (x,), options_of_all)
+    modes.check_summaries(name, (layout,), layout.sharded_axes)
+    local = _reduced(name, x, layout).detach()
+    with traffic.label(name, modes.source_line(), "what is distinct among all blocks"):
+        found = find(Row(mesh, layout, range(layout.ndim)), local.flatten())
+    axes = tuple(axis for axes in layout.dims for axis in axes)
+    cuts = (0, *accumulate(found.sizes))
+    ragged = Layout.make(layout.mesh, (cuts[-1],), (axes,), (cuts,))
+    out = [local_to_sharded(found.values, mesh, ragged)]
+    if options["return_inverse"]:
+        out.append(local_to_sharded(found.inverse.view(local.shape), mesh, layout))
+    if options["return_counts"]:
+        out.append(local_to_sharded(found.counts, mesh, ragged))
+    return out[0] if len(out) == 1 else tuple(out)
+
+
+def _reduced(name: str, x: ShardTensor, layout: Layout) -> torch.Tensor:
+    """The local tensor in this layout."""
+    move = transition_between(x._meta.mesh, x.layout, layout)
+    return x._local if move is None else enter(x, move, Named(name, "every axis is reduced"))
+
+
+def _ends(x: torch.Tensor) -> tuple[Any, Any]:
+    """The least and the largest element, as numbers."""
+    low, high = torch.aminmax(x.detach())
+    return low.item(), high.item()
+
+
+def _bincount(input: torch.Tensor, weights: Any = None, minlength: int = 0) -> ShardTensor:
+    """How often each number occurs: every rank counts its own, the sum stays partial."""
+    metas = [one._meta for one in (input, weights) if type(one) is ShardTensor]
+    mesh = mesh_of("bincount", metas)
+    low, high = _ends(input) if input.numel() else (0, -1)
+    if input.dim() != 1 or low < 0 or input.dtype.is_floating_point:
+        raise RuntimeError("bincount only supports 1-d non-negative integral inputs.")
+    if weights is not None and weights.shape != input.shape:
+        raise RuntimeError("weights should be 1-d and have the same length as input")
+    like = next(meta.layout for meta in metas)
+    layout = whole_terms(like)
+    local, *factors = (
+        _reduced("bincount", _sharded(one, mesh), layout).detach()
+        for one in (input, weights) if one is not None
+    )
+    counts = torch.bincount(local, *factors, minlength=max(high + 1, minlength))
+    if factors and input.numel():  # of no elements, torch gives integers
+        counts = counts.to(torch.float32 if factors[0].dtype is torch.float32 else torch.float64)
+    partial = ["sum" if axis in layout.dims[0] else None for axis in range(mesh.ndim)]
+    return local_to_sharded(counts, mesh, Layout.make(
+        layout.mesh, counts.shape, ((),), partial=partial
+    ))
+
+
+def _sharded(x: torch.Tensor, mesh: Any) -> ShardTensor:
+    return x if type(x) is ShardTensor else wrap(x, replicated_meta(mesh, x))
+
+
+def _histogram_counts(
+    input: torch.Tensor, bins: int = 100, min: Any = 0, max: Any = 0, **more: Any
+) -> Any:
+    """histc; without ends, those of the data."""
+    if min == max and input.numel():
+        if min == 0:
+            min, max = _ends(input)
+        if min == max:
+            min, max = min - 1, max + 1
+    elif min == max:
+        min, max = min - 1, max + 1
+    return call(_histc, (input, bins, min, max), more)
+
+
+TABLE: dict[Any, Callable[..., Any]] = {
+    torch.unique: _unique, torch.Tensor.unique: _unique,
+    torch.unique_consecutive: _unique_consecutive,
+    torch.Tensor.unique_consecutive: _unique_consecutive,
+    torch.bincount: _bincount, torch.Tensor.bincount: _bincount,
+    torch.histc: _histogram_counts, torch.Tensor.histc: _histogram_counts,
+}
