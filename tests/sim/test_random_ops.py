@@ -138,6 +138,17 @@ PROGRAMS: dict[str, Callable[[Tensor], Any]] = {
     "normal of deviations": lambda x: torch.normal(2.0, x.abs()),
     "normal of both": lambda x: torch.normal(x, x.abs()),
     "normal that broadcasts": lambda x: torch.normal(x[:, :1], torch.arange(6.0)),
+    "poisson": lambda x: torch.poisson(x.abs() * 10),
+    "binomial": lambda x: torch.binomial((x.detach().abs() * 30).ceil(), x.detach().sigmoid()),
+    "binomial that broadcasts": lambda x: torch.binomial(
+        torch.full((6,), 9.0), x.detach().sigmoid()
+    ),
+    "_standard_gamma": lambda x: torch._standard_gamma(x.abs() + 0.25),
+    "_sample_dirichlet": lambda x: torch._sample_dirichlet(x.detach().abs() + 0.25),
+    "multinomial": lambda x: torch.multinomial(x.sigmoid(), 3),
+    "multinomial of one": lambda x: torch.multinomial(x.sigmoid(), 1),
+    "multinomial, replacement": lambda x: torch.multinomial(x.sigmoid(), 9, replacement=True),
+    "multinomial of a vector": lambda x: torch.multinomial(x.sigmoid()[1], 4, replacement=True),
     "of a transpose": lambda x: F.dropout(x.t(), 0.5),
     "of a slice": lambda x: F.dropout(x[2:5], 0.5),
     "into a slice": written(lambda x: [x[1:4].normal_()].clear()),
@@ -157,7 +168,7 @@ PROGRAMS: dict[str, Callable[[Tensor], Any]] = {
     ],
 }
 
-_INEXACT = {"gumbel_softmax", "gumbel_softmax hard"}  # sums in another order
+_INEXACT = {"gumbel_softmax", "gumbel_softmax hard", "_sample_dirichlet"}  # sums in another order
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -385,7 +396,6 @@ class Noisy(torch.autograd.Function):
 
 
 ON_FULL_TENSORS: dict[str, Callable[[Tensor], Any]] = {
-    "binomial": lambda x: torch.binomial(x.detach().abs().ceil() + 3, x.detach().sigmoid()),
     "a user's function": Noisy.apply,
     "fractional_max_pool2d": lambda x: F.fractional_max_pool2d(x[None, None], 2, (3, 3)),
 }
@@ -416,3 +426,114 @@ def test_what_draws_nothing_counts_no_call() -> None:
         assert weft.rng_state() == before
 
     weft.testing.run(on_rank, mesh={"x": 2})
+
+
+def test_the_gradient_of_gamma_is_torchs() -> None:
+    def program(x: Tensor) -> Tensor:
+        return torch._standard_gamma(x.abs() + 0.25)
+
+    out, grad = everywhere(program)
+    wanted = torch._standard_gamma_grad(X.abs() + 0.25, out) * X.sign()
+    torch.testing.assert_close(grad, wanted)
+
+
+@pytest.mark.parametrize("replacement", [True, False])
+def test_multinomial_has_the_right_shares(replacement: bool) -> None:
+    weights = torch.tensor([0.0, 1.0, 2.0, 5.0]).expand(6000, 4)
+
+    def on_rank(mesh: Any) -> Tensor:
+        torch.manual_seed(SEED)
+        x = weft.distribute_tensor(weights, mesh, P("x"), src_data_rank=None)
+        return torch.multinomial(x, 2, replacement).full_tensor()
+
+    found, other = weft.testing.run(on_rank, mesh={"x": 2})
+    assert torch.equal(found, other)
+    shares = found[:, 0].bincount(minlength=4) / len(found)
+    torch.testing.assert_close(shares, weights[0] / 8, atol=0.03, rtol=0)
+    same = float((found[:, 0] == found[:, 1]).double().mean())
+    assert abs(same - (1 + 4 + 25) / 64) < 0.03 if replacement else same == 0.0
+
+
+ATTENTION: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "plain": lambda q, k, v: F.scaled_dot_product_attention(q, k, v, dropout_p=0.4),
+    "causal": lambda q, k, v: F.scaled_dot_product_attention(
+        q, k, v, dropout_p=0.4, is_causal=True, scale=0.3),
+    "bool mask": lambda q, k, v: F.scaled_dot_product_attention(
+        q, k, v, torch.ones(5, 5, dtype=torch.bool).tril(-1), dropout_p=0.4),
+    "float mask": lambda q, k, v: F.scaled_dot_product_attention(
+        q, k, v, torch.linspace(-1, 1, 25, dtype=torch.float64).view(5, 5), dropout_p=0.4),
+    "grouped": lambda q, k, v: F.scaled_dot_product_attention(
+        q, k[:, :2], v[:, :2], dropout_p=0.4, enable_gqa=True),
+    "one head": lambda q, k, v: F.scaled_dot_product_attention(
+        q[0, 0], k[0, 0], v[0, 0], dropout_p=0.4),
+}
+HEADS: dict[str, tuple[dict[str, int], P]] = {
+    "one rank": ({"x": 1}, P()), "batch": ({"x": 2}, P("x")), "heads": ({"x": 4}, P(None, "x")),
+    "queries": ({"x": 3}, P(None, None, "x")), "both": ({"dp": 2, "tp": 2}, P("dp", "tp")),
+}
+
+
+@pytest.mark.parametrize("name", ATTENTION)
+def test_attention_with_dropout(name: str) -> None:
+    generator = torch.Generator().manual_seed(4)
+    q, k, v = torch.randn(3, 2, 4, 5, 6, generator=generator, dtype=torch.float64)
+
+    def on_rank(mesh: Any, spec: P) -> list[Tensor]:
+        operands = [
+            weft.distribute_tensor(one, mesh, spec, src_data_rank=None).requires_grad_()
+            for one in (q, k, v)
+        ]
+        torch.manual_seed(SEED)
+        out = ATTENTION[name](*operands)
+        (out * out).sum().backward()
+        return [one.detach().full_tensor() for one in (out, *(one.grad for one in operands))]
+
+    expected = _dense_attention(name, q, k, v)
+    for axes, spec in HEADS.values():
+        for found in weft.testing.run(lambda mesh, s=spec: on_rank(mesh, s), mesh=axes):
+            for mine, wanted in zip(found, expected, strict=True):
+                torch.testing.assert_close(mine, wanted, rtol=1e-10, atol=1e-12)
+
+
+def _dense_attention(name: str, *operands: Tensor) -> list[Tensor]:
+    """torch's own attention in parts: its weights come out where the values are the identity."""
+    leaves = [one.clone().requires_grad_() for one in operands]
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, mask: Any = None, dropout_p: float = 0.0,
+               enable_gqa: bool = False, **options: Any) -> Tensor:
+        if enable_gqa:
+            k, v = (one.repeat_interleave(2, -3) for one in (k, v))
+        eye = torch.eye(5, dtype=torch.float64).expand(*k.shape[:-1], 5)
+        weights = sdpa(q, k, eye, mask, **options)
+        noise = samples.bernoulli(bits(0, weights.shape), 1 - dropout_p).double()
+        return (weights * noise / (1 - dropout_p)) @ v
+
+    sdpa = F.scaled_dot_product_attention
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(F, "scaled_dot_product_attention", attend)
+        out = ATTENTION[name](*leaves)
+    (out * out).sum().backward()
+    return [out.detach(), *(leaf.grad for leaf in leaves)]  # type: ignore[misc]
+
+
+def test_modules_with_dropout_inside() -> None:
+    """torch's own transformer layer and multi-head attention, in training."""
+    full = torch.randn(6, 5, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+    def on_rank(mesh: Any, spec: P) -> list[Tensor]:
+        torch.manual_seed(1)
+        layer = nn.TransformerEncoderLayer(8, 2, 16, 0.3, batch_first=True, dtype=torch.float64)
+        weft.distribute_module(layer, mesh)
+        x = weft.distribute_tensor(full, mesh, spec, src_data_rank=None)
+        torch.manual_seed(SEED)
+        out = layer(x)
+        mixed = layer.self_attn(x, x, x, need_weights=True)[0]
+        (out * out).sum().backward()
+        grads = [one.grad.full_tensor() for one in layer.parameters()]
+        return [out.detach().full_tensor(), mixed.detach().full_tensor(), *grads]
+
+    expected = weft.testing.run(lambda mesh: on_rank(mesh, P()), mesh={"x": 1})[0]
+    for spec in (P("x"), P(None, "x"), P()):
+        for found in weft.testing.run(lambda mesh, s=spec: on_rank(mesh, s), mesh={"x": 2}):
+            for mine, wanted in zip(found, expected, strict=True):
+                torch.testing.assert_close(mine, wanted, rtol=1e-9, atol=1e-11)

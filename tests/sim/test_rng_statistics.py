@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from weft.rng import Source, samples
+from weft.rng import Source, rejection, samples
 
 N = 1 << 18
 CPU = torch.device("cpu")
@@ -166,3 +166,73 @@ def test_ranges_keep_their_ends(dtype: torch.dtype) -> None:
     assert float(samples.exponential(source(22), dtype).min()) > 0.0
     assert samples.normal(source(23), dtype).isfinite().all()
     assert (samples.uniform(source(24), dtype, 3.0, 3.0) == 3.0).all()
+
+
+@pytest.mark.parametrize("shape", [0.05, 0.7, 1.0, 2.5, 40.0, 1e4])
+def test_gamma(shape: float) -> None:
+    values = rejection.gamma(source(30), torch.full((N,), shape))
+    rate = torch.tensor(shape, dtype=torch.float64)
+    assert distance(values, lambda x: torch.special.gammainc(rate, x)) < 2.0
+
+
+def counted(values: Tensor, log_mass: Callable[[Tensor], Tensor], low: int, high: int) -> float:
+    """Chi squared over the counts from `low` to `high`, the rest put to the ends."""
+    bins = torch.arange(low, high + 1, dtype=torch.float64)
+    mass = log_mass(bins).exp()
+    counts = (values.clamp(low, high) - low).long().bincount(minlength=high - low + 1).double()
+    inside = mass * N > 20
+    inside[0] = inside[-1] = False
+    rest = 1.0 - float(mass[inside].sum())
+    tested = torch.cat([counts[inside], counts[~inside].sum()[None]])
+    expected = torch.cat([mass[inside], torch.tensor([rest], dtype=torch.float64)]) * N
+    if float(expected[-1]) < 20:
+        tested, expected = tested[:-1], expected[:-1]
+        expected = expected * (tested.sum() / expected.sum())
+    return chi_squared(tested, expected)
+
+
+@pytest.mark.parametrize("rate", [0.1, 3.0, 9.99, 10.0, 30.0, 500.0])
+def test_poisson(rate: float) -> None:
+    values = rejection.poisson(source(31), torch.full((N,), rate, dtype=torch.float64))
+    spread = 8 * math.sqrt(rate) + 8
+    assert abs(counted(
+        values, lambda k: k * math.log(rate) - rate - torch.lgamma(k + 1),
+        max(0, int(rate - spread)), int(rate + spread),
+    )) < 5
+
+
+@pytest.mark.parametrize(("count", "p"), [(3, 0.3), (20, 0.1), (15, 0.9), (40, 0.5), (1000, 0.01),
+                                          (1000, 0.3), (5000, 0.97)])
+def test_binomial(count: int, p: float) -> None:
+    full = torch.full((N,), float(count), dtype=torch.float64)
+    values = rejection.binomial(source(32), full, torch.full((N,), p, dtype=torch.float64))
+    assert float(values.min()) >= 0 and float(values.max()) <= count
+    spread = 8 * math.sqrt(count * p * (1 - p)) + 8
+
+    def log_mass(k: Tensor) -> Tensor:
+        ways = math.lgamma(count + 1) - torch.lgamma(k + 1) - torch.lgamma(count - k + 1)
+        return ways + k * math.log(p) + (count - k) * math.log1p(-p)
+
+    low, high = max(0, int(count * p - spread)), min(count, int(count * p + spread))
+    assert abs(counted(values, log_mass, low, high)) < 5
+
+
+def test_counts_that_are_certain() -> None:
+    ends = torch.tensor([0.0, 1.0]).repeat(8)
+    here = source(33, 16)
+    assert torch.equal(rejection.binomial(here, torch.full((16,), 7.0), ends), 7.0 * ends.double())
+    assert not rejection.binomial(here, torch.zeros(16), torch.full((16,), 0.5)).any()
+    assert not rejection.poisson(here, torch.zeros(16)).any()
+
+
+def test_rejections_leave_the_neighbours_alone() -> None:
+    """A box of the values is the values of the box, though other boxes take other attempts."""
+    shape = (40, 30)
+    rates = torch.linspace(0.01, 60.0, 1200, dtype=torch.float64).view(shape)
+    for draw in (rejection.gamma, rejection.poisson,
+                 lambda here, rate: rejection.binomial(here, (rate * 5).ceil(), rate / 61)):
+        whole = draw(source(34, *shape), rates)
+        for box in (((0, 7), (0, 30)), ((3, 40), (4, 5)), ((1, 2), (2, 3)), ((0, 0), (0, 30))):
+            place = tuple(slice(*side) for side in box)
+            part = draw(Source((1234, 34), shape, box, CPU), rates[place])
+            assert torch.equal(part, whole[place])

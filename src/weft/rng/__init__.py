@@ -1,6 +1,6 @@
 """Random numbers that are a function of seed, call and global index alone: bits, values, state."""
 
-from weft.rng import samples
+from weft.rng import rejection, samples
 from weft.rng.philox import Key
 from weft.rng.source import Source
 from weft.rng.stream import (
@@ -16,5 +16,5 @@ from weft.rng.stream import (
 
 __all__ = [
     "STREAM", "Key", "Source", "Stream", "fork_rng", "from_torch", "into_torch", "manual_seed",
-    "rng_state", "samples", "set_rng_state",
+    "rejection", "rng_state", "samples", "set_rng_state",
 ]

@@ -34,6 +34,7 @@ _LINEAR: dict[str, tuple[tuple[int, ...], ...]] = {
 }
 
 _NONLINEAR = """
+    _standard_gamma_grad
     abs absolute acos acosh angle arccos arccosh arcsin arcsinh arctan arctan2 arctanh
     asin asinh atan atan2 atanh bitwise_and bitwise_left_shift bitwise_not bitwise_or
     bitwise_right_shift bitwise_xor ceil celu clamp clamp_max clamp_min clip copysign cos cosh

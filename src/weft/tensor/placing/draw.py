@@ -24,7 +24,10 @@ from weft.tensor.placing.redistribute import redistribute_to
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.views.moved import wrote
 
-__all__ = ["draw_into", "drawn", "next_key", "rand", "randint", "randn", "randperm", "torch_draws"]
+__all__ = [
+    "Sample", "draw_into", "drawn", "next_key", "rand", "randint", "randn", "randperm",
+    "torch_draws",
+]
 
 Sample = Callable[[Source], torch.Tensor]
 

@@ -54,8 +54,18 @@ def _attention(
     return query.new_empty((*query.shape[:-1], value.shape[-1]))
 
 
+def _broadcast(x: torch.Tensor, *others: Any, **_: Any) -> torch.Tensor:
+    """Ops of which torch has no meta kernel: like the first operand, broadcast."""
+    shapes = [one.shape for one in others if isinstance(one, torch.Tensor)]
+    return x.new_empty(torch.broadcast_shapes(x.shape, *shapes))
+
+
 _aten = torch.ops.aten
 _FORMS: dict[Any, Callable[..., torch.Tensor | None]] = {
     _aten.cross_entropy_loss.default: _cross_entropy,
     _aten.scaled_dot_product_attention.default: _attention,
+    _aten.binomial.default: _broadcast,
+    _aten._standard_gamma.default: _broadcast,
+    _aten._standard_gamma_grad.default: _broadcast,
+    _aten._sample_dirichlet.default: _broadcast,
 }

@@ -1,0 +1,206 @@
+"""Draws whose elements depend on parameters, which lie as the result does, element by element."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.core import Layout
+from weft.propagate import decide
+from weft.rng import Source, rejection, samples
+from weft.rules import Call, TensorArg
+from weft.rules.pointwise import elementwise
+from weft.tensor.placing.draw import Sample, drawn
+from weft.tensor.placing.enter import Named, enter, transition_between
+from weft.tensor.placing.layouts import as_sharded, layout_of
+from weft.tensor.shard_tensor import ShardTensor
+from weft.tensor.trace.calls import dtype_text
+
+__all__ = ["SAMPLERS", "like"]
+
+
+def like(
+    x: Tensor, sample: Sample, dtype: torch.dtype | None = None, generator: Any = None
+) -> ShardTensor:
+    """A draw that lies as x does, terms of a sum apart: those have one value together."""
+    assert type(x) is ShardTensor
+    layout = x._meta.layout
+    if layout.is_partial:
+        layout = layout.replace(partial=(None,) * layout.mesh.ndim)
+    return drawn(sample, x._meta.mesh, layout, dtype or x.dtype, generator)
+
+
+def _jointly(
+    name: str, sample: Callable[[Source, list[Tensor]], Tensor], parameters: Sequence[Tensor],
+    dtype: torch.dtype, generator: Any, shape: Sequence[int] | None = None,
+) -> Tensor:
+    """A draw whose elements depend on those of parameters, which broadcast against each other.
+
+    Its gradient with respect to them is zero, as torch has it.
+    """
+    mesh = next(one._meta.mesh for one in parameters if type(one) is ShardTensor)
+    shape = torch.broadcast_shapes(*(one.shape for one in parameters)) if shape is None else shape
+    layout = _joint_layout(parameters, tuple(shape), mesh)
+
+    def with_parameters(source: Source) -> Tensor:
+        locals_ = [_local(name, one, layout, mesh) for one in parameters]
+        return sample(source, locals_)
+
+    return _with_zero_gradients(
+        drawn(with_parameters, mesh, layout, dtype, generator), parameters
+    )
+
+
+def _joint_layout(parameters: Sequence[Tensor], shape: tuple[int, ...], mesh: Any) -> Layout:
+    """The layout in which they meet, element by element."""
+    args = tuple([TensorArg(tuple(one.shape), dtype_text(one.dtype)) for one in parameters])
+    call = Call("aten.add.Tensor", args, {}, (TensorArg(shape, args[0].dtype),))
+    layouts = [layout_of(one, mesh) for one in parameters]
+    layout = decide(elementwise(call), call, layouts, [False] * len(args)).results[0]
+    return layout.replace(partial=(None,) * mesh.ndim) if layout.is_partial else layout
+
+
+def _local(name: str, parameter: Tensor, layout: Layout, mesh: Any) -> Tensor:
+    """The parameter at the box of a layout that it broadcasts to; no gradient goes through it."""
+    whole = as_sharded(parameter.detach(), mesh)
+    skip = layout.ndim - whole.ndim
+    one = [length == 1 for length in whole.shape]
+    wanted = Layout.make(
+        mesh, whole.shape, [() if one[at] else layout.dims[skip + at] for at in range(whole.ndim)],
+        [None if one[at] else layout.cuts[skip + at] for at in range(whole.ndim)],
+    )
+    move = transition_between(mesh, whole._meta.layout, wanted)
+    local = whole._local if move is None else enter(whole, move, Named(name, "it is drawn with"))
+    return local.expand(layout.local_shape_at(mesh.here))
+
+
+def _normal(first: Any, second: Any = 1.0, *more: Any, generator: Any = None) -> Tensor:
+    """torch.normal: of tensors of means, of deviations, or both."""
+    parameters = [one for one in (first, second) if isinstance(one, Tensor)]
+    shape = torch.broadcast_shapes(*(one.shape for one in parameters))
+    dtype = parameters[0].dtype
+    mesh = next(one._meta.mesh for one in parameters if type(one) is ShardTensor)
+    layout = _joint_layout(parameters, tuple(shape), mesh)
+    noise = drawn(lambda source: samples.normal(source, dtype), mesh, layout, dtype, generator)
+    found = noise * (second.detach() if isinstance(second, Tensor) else second)
+    found = found + (first.detach() if isinstance(first, Tensor) else first)
+    return _with_zero_gradients(found, parameters)
+
+
+def _with_zero_gradients(out: Tensor, parameters: Sequence[Tensor]) -> Tensor:
+    """The tensor, depending on the parameters as torch's random ops do: by zero."""
+    for one in parameters:
+        if one.requires_grad and torch.is_grad_enabled():
+            out = torch.where(torch.ones_like(out, dtype=torch.bool), out, one.to(out.dtype))
+    return out
+
+
+def _bernoulli_of(x: Tensor, p: Tensor | None = None, *, generator: Any = None) -> Tensor:
+    """`bernoulli(x)` with x of probabilities, `bernoulli_(p)` with a tensor of them."""
+    def sample(source: Source, parameters: list[Tensor]) -> Tensor:
+        return samples.bernoulli_of(source, parameters[0]).to(x.dtype)
+
+    return _jointly("bernoulli", sample, [x if p is None else p], x.dtype, generator, x.shape)
+
+
+def _poisson(rate: Tensor, generator: Any = None) -> Tensor:
+    def sample(source: Source, parameters: list[Tensor]) -> Tensor:
+        return rejection.poisson(source, parameters[0]).to(rate.dtype)
+
+    return _jointly("poisson", sample, [rate], rate.dtype, generator)
+
+
+def _binomial(count: Tensor, p: Tensor, generator: Any = None) -> Tensor:
+    def sample(source: Source, parameters: list[Tensor]) -> Tensor:
+        return rejection.binomial(source, *parameters).to(count.dtype)
+
+    return _jointly("binomial", sample, [count, p], count.dtype, generator)
+
+
+def _standard_gamma(shape: Tensor, generator: Any = None) -> Tensor:
+    """Differentiable, as torch's is: by the derivative of the distribution function."""
+    def sample(source: Source, parameters: list[Tensor]) -> Tensor:
+        tiny = torch.finfo(shape.dtype).tiny
+        return rejection.gamma(source, parameters[0]).to(shape.dtype).clamp_(min=tiny)
+
+    found = _jointly("_standard_gamma", sample, [shape.detach()], shape.dtype, generator)
+    if not (shape.requires_grad and torch.is_grad_enabled()):
+        return found
+    slope = torch._standard_gamma_grad(shape.detach(), found)  # type: ignore[attr-defined]
+    return found + (shape - shape.detach()) * slope
+
+
+def _dirichlet(concentration: Tensor, generator: Any = None) -> Tensor:
+    parts = _standard_gamma(concentration, generator)
+    return parts / parts.sum(-1, keepdim=True)
+
+
+def _multinomial(
+    x: Tensor, num: int, replacement: bool = False, *, generator: Any = None
+) -> Tensor:
+    """Without replacement, the largest of weights over exponentials (Efraimidis and Spirakis,
+    2006), which is done with global ops; with it, each sample by its own uniform."""
+    assert type(x) is ShardTensor
+    wide = x.detach().to(samples.wide(x.dtype))
+    if num == 1 or not replacement:
+        noise = like(wide, lambda source: samples.exponential(source, wide.dtype),
+                     generator=generator)
+        weights = wide / noise
+        return weights.argmax(-1, keepdim=True) if num == 1 else weights.topk(num).indices
+    mesh, layout = x._meta.mesh, x._meta.layout
+    lead, cuts = (*layout.dims[:-1], ()), (*layout.cuts[:-1], None)
+    rows = Layout.make(mesh, x.shape, lead, cuts)
+
+    def sample(source: Source) -> Tensor:
+        total = _local("multinomial", wide, rows, mesh).double().cumsum(-1)
+        places = samples.unit(source, torch.float64) * total[..., -1:]
+        found = torch.searchsorted(total, places, right=True)
+        return found.clamp_(max=x.shape[-1] - 1)
+
+    wanted = Layout.make(mesh, (*x.shape[:-1], num), lead, cuts)
+    return drawn(sample, mesh, wanted, torch.int64, generator)
+
+
+def _filled(x: Tensor, options: dict[str, Any], fill_: Callable[[Tensor], Any]) -> Tensor:
+    """A tensor like x, made by torch's rules for `*_like`, then filled."""
+    options = {name: value for name, value in options.items() if value is not None}
+    options.pop("device", None)
+    made = torch.empty_like(x, **options)
+    with torch.no_grad():
+        fill_(made)
+    return made
+
+
+def _rand_like(x: Tensor, *, generator: Any = None, **options: Any) -> Tensor:
+    return _filled(x, options, lambda made: made.uniform_(generator=generator))
+
+
+def _randn_like(x: Tensor, *, generator: Any = None, **options: Any) -> Tensor:
+    return _filled(x, options, lambda made: made.normal_(generator=generator))
+
+
+def _randint_like(
+    x: Tensor, first: Any, second: Any = None, *, generator: Any = None, **options: Any
+) -> Tensor:
+    low, high = (0, first) if second is None else (first, second)
+    return _filled(x, options, lambda made: made.random_(
+        int(low), int(high), generator=generator
+    ))
+
+
+SAMPLERS: dict[str, Callable[..., Any]] = {
+    "normal": _normal,
+    "bernoulli": _bernoulli_of,
+    "poisson": _poisson,
+    "binomial": _binomial,
+    "_standard_gamma": _standard_gamma,
+    "_sample_dirichlet": _dirichlet,
+    "multinomial": _multinomial,
+    "rand_like": _rand_like,
+    "randn_like": _randn_like,
+    "randint_like": _randint_like,
+}
+"""Op -> what carries it out: it takes all of the op's arguments, and returns its results."""
