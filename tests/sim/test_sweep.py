@@ -16,8 +16,8 @@ from tests.sweep.ways import WAYS, laid_out
 
 OPS = {
     **dict.fromkeys(("addmv", "cumsum", "nn.functional.linear", "std", "where", "index_add",
-                     "masked_select", "tensor_split"), torch.float64),
-    "unravel_index": torch.int64,
+                     "masked_select", "tensor_split", "masked.std", "unfold"), torch.float64),
+    "unravel_index": torch.int64, "to": torch.int64,
 }
 
 

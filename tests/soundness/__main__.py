@@ -8,34 +8,10 @@ import time
 from collections import Counter
 
 import click
-import torch
 
-from tests.soundness.calls import calls_of, entries
-from tests.soundness.judge import faults
+from tests.soundness.calls import entries
+from tests.soundness.judge import of_entry
 from weft.rules.table import DECISIONS, RULES
-
-Found = list[tuple[str, str, list[str]]]
-"""Per call: the op, what it was called with, and its faults."""
-
-
-def of_entry(job: tuple[str, int, int]) -> Found:
-    """What is wrong with the calls of one entry of the database."""
-    entry, most, every = job
-    torch.set_num_threads(1)
-    found: Found = []
-    of_op: Counter[str] = Counter()
-    for dtype in (torch.float64, torch.int64, torch.bool):
-        calls = [call for call in calls_of(entry, dtype) if of_op[call.op] < most]
-        # Those of more dims first: they have more ways.
-        for call in sorted(calls, key=lambda it: -max(map(len, it.form()[1]), default=0)):
-            if of_op[call.op] < most:
-                of_op[call.op] += 1
-                said = [str(tuple(shape)) for shape, _ in call.form()[1]]
-                try:
-                    found.append((call.op, " ".join(said), faults(call, every)))
-                except Exception as error:
-                    found.append((call.op, " ".join(said), [f"{type(error).__name__}: {error}"]))
-    return found
 
 
 @click.command()

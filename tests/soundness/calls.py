@@ -36,6 +36,10 @@ class AtenCall:
         tensors = flatten((self.args, self.kwargs))
         return str(self.overload), tuple((one.shape, one.dtype) for one in tensors)
 
+    def ndim(self) -> int:
+        """The dims of the operand that has most."""
+        return max((one.ndim for one in flatten((self.args, self.kwargs))), default=0)
+
 
 def calls_of(entry: str, dtype: torch.dtype, most: int = 8) -> Iterator[AtenCall]:
     """The calls, of ops that a rule speaks of, that samples of an entry of the database make."""

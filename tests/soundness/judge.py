@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from dataclasses import dataclass
 
-from tests.soundness.calls import AtenCall
+import torch
+
+from tests.soundness.calls import AtenCall, calls_of
 from weft.own.check import BruteForce
 from weft.own.trials import Trial
 from weft.rules import Call, Rule, TensorArg
 from weft.rules.table import RULES
 
-__all__ = ["faults"]
+__all__ = ["faults", "of_entry"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,3 +46,27 @@ def faults(call: AtenCall, every: int = 1) -> list[str]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return list(_OfCall(rule, call.overload, call.args, call.kwargs).faults(every).values())
+
+
+Found = list[tuple[str, str, list[str]]]
+"""Per call: the op, what it was called with, and its faults."""
+
+
+def of_entry(job: tuple[str, int, int]) -> Found:
+    """What is wrong with the calls of one entry of the database."""
+    entry, most, every = job
+    torch.set_num_threads(1)
+    found: Found = []
+    of_op: Counter[str] = Counter()
+    for dtype in (torch.float64, torch.int64, torch.bool):
+        calls = [call for call in calls_of(entry, dtype) if of_op[call.op] < most]
+        # Those of more dims first: they have more ways.
+        for call in sorted(calls, key=lambda it: -it.ndim()):
+            if of_op[call.op] < most:
+                of_op[call.op] += 1
+                said = [str(tuple(shape)) for shape, _ in call.form()[1]]
+                try:
+                    found.append((call.op, " ".join(said), faults(call, every)))
+                except Exception as error:
+                    found.append((call.op, " ".join(said), [f"{type(error).__name__}: {error}"]))
+    return found

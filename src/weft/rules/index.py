@@ -239,8 +239,9 @@ def _unfold(call: Call) -> Rule:
     dim = one_dim(call.arg(1, "dimension"), ndim)
     kinds, factors = dims(ndim), names(ndim)
     sizes = dict(zip(factors, source), windows=result[dim] if ndim else 1, inside=result[-1])
+    windows = (("windows",),) if ndim else ()  # of a tensor without dims, the inside alone
     return Rule(
-        (kinds,), ((*kinds[:dim], ("windows",), *kinds[dim + 1 :], ("inside",)),), sizes,
+        (kinds,), ((*kinds[:dim], *windows, *kinds[dim + 1 :], ("inside",)),), sizes,
         whole=frozenset({*factors[dim : dim + 1], "windows", "inside"}), linear=IDENTITY,
         moves=True,
     )

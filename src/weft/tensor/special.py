@@ -123,11 +123,13 @@ def _to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     """`to` in all its forms; the device can only be the mesh's own."""
     if type(tensor) is not ShardTensor:  # plain.to(sharded): the other's dtype and device
         return tensor.to(*map(_dtype_of, args), **kwargs)
+    if isinstance(kwargs.get("other"), torch.Tensor):
+        args = (kwargs.pop("other"),)
     if args and isinstance(args[0], torch.Tensor):
-        kwargs = {"dtype": args[0].dtype, **kwargs}
-        args = args[1:]
-    copy = kwargs.pop("copy", False) or (len(args) > 2 and bool(args[2]))
-    device, dtype, _, memory_format = _parse_to(*args[:2], **kwargs)
+        args = (args[0].dtype, *args[1:])
+    place = 2 if args and isinstance(args[0], torch.dtype) else 3  # of copy
+    copy = kwargs.pop("copy", False) or (len(args) > place and bool(args[place]))
+    device, dtype, _, memory_format = _parse_to(*args[:place], **kwargs)
     if device is not None and device.type != tensor.device.type:
         raise UnsupportedOpError(
             message("to(device)", f"the tensor is on {tensor.device.type}, asked for is {device}",

@@ -25,6 +25,7 @@ from torch.utils import dlpack
 from torch.utils.checkpoint import CheckpointFunction, _CheckpointFrame, checkpoint
 
 from weft.errors import UnsupportedOpError, message
+from weft.tensor.call import masked
 from weft.tensor.call.dispatch import mesh_of
 from weft.tensor.call.fallback import replicate, write_back
 from weft.tensor.call.own import OWN, is_sharded
@@ -71,6 +72,7 @@ def install() -> None:
         (torch.autograd.gradcheck, _checked(torch.autograd.gradcheck, 1)),
         (torch.autograd.gradgradcheck, _checked(torch.autograd.gradgradcheck, 2)),
         (TensorLikePair._to_tensor, _to_tensor),
+        *masked.TAKEN,
         *tracers.TAKEN,
     ]
     for function, answer in taken:
