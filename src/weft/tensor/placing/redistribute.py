@@ -120,8 +120,10 @@ def _shares(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.untyped_storage()._cdata == other.untyped_storage()._cdata
 
 
-def redistribute_to(tensor: ShardTensor, layout: Layout) -> ShardTensor:
-    """The tensor in a layout of its own mesh; may share memory."""
+def redistribute_to(
+    tensor: ShardTensor, layout: Layout, call: str = "redistribute"
+) -> ShardTensor:
+    """The tensor in a layout of its own mesh; may share memory. `call` asks for it."""
     meta = tensor._meta
     if meta.layout == layout:
         return tensor
@@ -129,7 +131,7 @@ def redistribute_to(tensor: ShardTensor, layout: Layout) -> ShardTensor:
     if meta.mesh.here is None or transition is None:
         local = tensor._local
     else:
-        local = _asked_for("redistribute", transition, tensor._local)
+        local = _asked_for(call, transition, tensor._local)
     return wrap(local, meta.replace(layout=layout, requires_grad=local.requires_grad))
 
 
@@ -228,7 +230,8 @@ def full_tensor(tensor: ShardTensor, grad_placements: Any) -> torch.Tensor:
     if tensor._meta.mesh.here is None:
         return tensor.item()  # raises: a rank outside the mesh knows no value
     full = Layout.replicated(tensor._meta.mesh.abstract, tensor.shape)
-    return to_local(_as_value(tensor, redistribute_to(tensor, full)), grad_placements)
+    whole = redistribute_to(tensor, full, "full_tensor")
+    return to_local(_as_value(tensor, whole), grad_placements)
 
 
 def offsets(tensor: ShardTensor, mesh_dim: Any) -> Any:
