@@ -45,13 +45,14 @@ def differences(mesh: Any, kind: str, way: str) -> list[str]:
             weft.register_rule(op, pattern, **options)
             registered.callback(weft.unregister_rule, op)
         for program in PROGRAMS[kind]:
-            said = _difference(mesh, program, WAYS[way])
+            said = difference(mesh, program, WAYS[way])
             if said:
                 found.append(f"{program.__name__}: {said}")
     return found
 
 
-def _difference(mesh: Any, program: Any, way: Any) -> str | None:
+def difference(mesh: Any, program: Any, way: Any) -> str | None:
+    """What the program gives here that it does not give on plain tensors."""
     def make(full: Tensor, grad: bool = True) -> Tensor:
         layout = _layout(mesh, full, way)
         made = weft.distribute_tensor(full, mesh, layout, src_data_rank=None)

@@ -118,11 +118,11 @@ def test_floats_are_never_stale(name: str, fn: Callable[[Any, float], Any], way:
     agree(lambda make: [fn(make(X, False), s) for s in (0.5, 1.5, 0.5, 2.5, 0.25)], way)
 
 
+PROGRAMS = [flags, default_dtypes, autocast, numbers_of_other_types, arguments]
+
+
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(
-    "program", [flags, default_dtypes, autocast, numbers_of_other_types, arguments],
-    ids=lambda program: program.__name__,
-)
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_keys(program: Any, way: str) -> None:
     agree(program, way)
 

@@ -163,14 +163,15 @@ def counted_flops(make: Make) -> Any:
     return [x.grad, *(p.grad for p in module.parameters()), mode.get_total_flops() > 0]
 
 
+PROGRAMS = [
+    nested_modes, other_functions, other_arguments, in_a_device, with_a_default_device,
+    in_a_dispatch_mode, counted_flops,
+]
+
+
 @pytest.mark.filterwarnings("ignore::weft.WeftWarning")
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(
-    "program",
-    [nested_modes, other_functions, other_arguments, in_a_device, with_a_default_device,
-     in_a_dispatch_mode, counted_flops],
-    ids=lambda program: program.__name__,
-)
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_programs(program: Any, way: str) -> None:
     agree(program, way)
 

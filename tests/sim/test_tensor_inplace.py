@@ -96,11 +96,12 @@ def a_chain(make: Make) -> Any:
     return [y, x.grad]
 
 
+PROGRAMS = [every_op, operators, windows, a_chain]
+
+
 @pytest.mark.filterwarnings("ignore::weft.WeftWarning")
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(
-    "program", [every_op, operators, windows, a_chain], ids=lambda program: program.__name__
-)
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_as_plain_tensors(program: Any, way: str) -> None:
     agree(program, way)
 

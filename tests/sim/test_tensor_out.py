@@ -56,12 +56,13 @@ def gradients(make: Make) -> Any:
     return torch.add(make(X), 1, out=torch.zeros(5, 6).double())
 
 
+PROGRAMS = [
+    plain_targets, own_targets, empty_targets, several_targets, other_dtypes, integers, gradients,
+]
+
+
 @pytest.mark.parametrize("name", WAYS)
-@pytest.mark.parametrize(
-    "program",
-    [plain_targets, own_targets, empty_targets, several_targets, other_dtypes, integers, gradients],
-    ids=lambda program: program.__name__,
-)
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_as_plain_tensors(program: Any, name: str) -> None:
     agree(program, name)
 
