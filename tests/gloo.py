@@ -1,13 +1,15 @@
 """A world of gloo processes that runs functions on all its ranks and brings back what came out.
 
-The processes are forked from one that has imported torch, once, and serve one call after the
-other. A function is sent by name, so it stands at the top level of a module. After an exception
-the ranks may be out of step: the world is then ended, and the next call starts a fresh one.
+The processes are forked from one that has imported what most calls need, once, and serve one call
+after the other. A function is sent by name, so it stands at the top level of a module. After an
+exception the ranks may be out of step: the world is then ended, and the next call starts a fresh
+one.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import pickle
@@ -29,6 +31,13 @@ from weft.core import Mesh
 from weft.errors import CommunicationError
 
 Axes = Mapping[str, int] | Sequence[int] | Mesh
+
+
+PRELOADED = [
+    "torch", "weft", "tests.gloo", "tests.cases.corners", "torch._dynamo",
+    "torch.distributed.tensor",
+]
+"""The last two take a rank a second each, at its first call that needs them."""
 
 
 class RankDied(RuntimeError):
@@ -86,7 +95,7 @@ class GlooWorld:
 
     def _start(self) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch", "weft", "tests.gloo"])
+        context.set_forkserver_preload(PRELOADED)
         with tempfile.NamedTemporaryFile(prefix="weft-gloo-") as file:
             store = file.name
         for rank in range(self.size):
@@ -112,6 +121,7 @@ class GlooWorld:
 def _serve(rank: int, size: int, store: str, timeout: float, pipe: Connection) -> None:
     os.environ["WEFT_TIMEOUT"] = str(timeout)
     torch.set_num_threads(1)
+    gc.freeze()  # a collection looks at all that is imported, for 0.2 s
     dist.init_process_group(
         "gloo", init_method=f"file://{store}", rank=rank, world_size=size,
         timeout=timedelta(seconds=timeout),

@@ -181,9 +181,9 @@ DISAGREEMENTS = [
     Disagreement(other_transition, (
         "the transition is S(1)->I on dp: [4, 4@dp] -> [4, 4] on rank 0 and "
         "S(0)->I on dp: [4@dp, 4] -> [4, 4] on rank 2",
-        "rank 0 asks for all_gather(float32, (8, 8)), for redistribute, "
+        "rank 0 asks for all_gather(float32, (8, 8)), for full_tensor, "
         "S(1)->I on dp: [4, 4@dp] -> [4, 4], at {transition}",
-        "rank 2 asks for all_gather(float32, (8, 8)), for redistribute, "
+        "rank 2 asks for all_gather(float32, (8, 8)), for full_tensor, "
         "S(0)->I on dp: [4@dp, 4] -> [4, 4], at {transition}",
     ), (0, 2), "dp"),
     Disagreement(other_in_backward, (

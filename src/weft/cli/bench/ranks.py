@@ -203,7 +203,7 @@ def _times(
     for _, call in turns:
         call()
     spent = torch.zeros(2, len(turns), num_rounds, dtype=torch.float64)
-    with _uncollected():
+    with _uncollected() if num_rounds else nullcontext():
         for at in range(num_rounds):
             first = at % len(turns)
             for place, call in turns[first:] + turns[:first]:
