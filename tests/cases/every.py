@@ -3,6 +3,7 @@
 from tests.cases import (
     Case,
     attention,
+    batched,
     contraction,
     index,
     inplace,
@@ -23,7 +24,7 @@ EVERY: list[Case] = [
     one
     for family in (
         pointwise, reduction, contraction, view, index, norm, loss, attention, inplace, program,
-        views, writes, scan, order, picks,
+        views, writes, scan, order, picks, batched,
     )
     for one in family.CASES
 ]

@@ -97,6 +97,45 @@ def _kron(x: Tensor, y: Tensor) -> Tensor:
     return (x.reshape(both) * y.reshape(own)).reshape(shape)
 
 
+def _inner(x: Tensor, y: Tensor) -> Tensor:
+    if not x.dim() or not y.dim():
+        return x * y
+    return torch.tensordot(x, y, ([-1], [-1]))
+
+
+def _vdot(x: Tensor, y: Tensor) -> Tensor:
+    return torch.dot(x.conj(), y)
+
+
+def _addbmm(
+    x: Tensor, left: Tensor, right: Tensor, *, beta: Any = 1, alpha: Any = 1
+) -> Tensor:
+    rows = left.transpose(0, 1).reshape(left.shape[1], -1)
+    return torch.addmm(x, rows, right.reshape(-1, right.shape[2]), beta=beta, alpha=alpha)
+
+
+def _chained(tensors: Sequence[Tensor]) -> Tensor:
+    out = tensors[0]
+    for one in tensors[1:]:
+        out = out @ one
+    return out
+
+
+def _meshgrid(tensors: Sequence[Tensor], *, indexing: str = "ij") -> list[Tensor]:
+    order = list(range(len(tensors)))
+    if indexing == "xy" and len(order) > 1:
+        order[:2] = [1, 0]
+    lengths = [tensors[at].numel() for at in order]
+    return [
+        one.reshape([-1 if at == place else 1 for at in order]).expand(lengths)
+        for place, one in enumerate(tensors)
+    ]
+
+
+def _linalg_diagonal(x: Tensor, *, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
+    return x.diagonal(offset, dim1, dim2)
+
+
 def _cartesian_prod(tensors: Sequence[Tensor]) -> Tensor:
     if len(tensors) == 1:
         return tensors[0].view(-1)
@@ -157,6 +196,14 @@ TABLE = {
     "aten.kron.default": _when(_kron),
     "aten.cartesian_prod.default": _when(_cartesian_prod),
     "aten.select_scatter.default": _when(_select_scatter),
+    "aten.inner.default": _when(_inner),
+    "aten.vdot.default": _when(_vdot),
+    "aten.addbmm.default": _when(_addbmm),
+    "aten.chain_matmul.default": _when(_chained),
+    "aten.linalg_multi_dot.default": _when(_chained),
+    "aten.meshgrid.default": _when(_meshgrid),
+    "aten.meshgrid.indexing": _when(_meshgrid),
+    "aten.linalg_diagonal.default": _when(_linalg_diagonal),
     "aten.narrow_copy.default": _when(_narrow_copy),
     "aten.repeat_interleave.self_int": _when(
         _flat_repeat_interleave, lambda call: call.args[2] is None

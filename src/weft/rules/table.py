@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from weft.core import Layout
-from weft.rules import contraction, count, index, placed, pointwise, reduction, view
+from weft.rules import (
+    batched,
+    contraction,
+    count,
+    index,
+    placed,
+    pointwise,
+    reduction,
+    view,
+)
 from weft.rules.factors import packet
 from weft.rules.notation import Call, Decision, Rule
 
@@ -13,7 +22,7 @@ __all__ = ["DECISIONS", "RULES", "lookup", "numbers_flow"]
 
 RULES: Mapping[str, Callable[[Call], Rule | None]] = {
     **pointwise.RULES, **reduction.RULES, **contraction.RULES, **view.RULES, **index.RULES,
-    **count.RULES,
+    **count.RULES, **batched.RULES,
 }
 """Ops whose meaning for sharded operands a rule says."""
 
