@@ -70,6 +70,8 @@ _MOVED = (
     ("diag_embed_below", (4, 5), lambda a: a.diag_embed(-2, -1, 0)),
     ("trace", (7, 5), lambda a: a.trace()),
     ("diff", (7, 5), lambda a: a.diff(n=2, dim=0)),
+    ("atleast_2d_of_one", (1,), lambda a: torch.atleast_2d(a)),
+    ("atleast_3d_of_one", (1,), lambda a: torch.atleast_3d(a)),
     ("repeat_flat", (5, 3), lambda a: a.repeat_interleave(2)),
 )
 _JOINED = (
@@ -77,6 +79,7 @@ _JOINED = (
     ("vstack", (5, 3), (3,), lambda a, b: torch.vstack([a, b])),
     ("dstack", (5, 3), (5, 3), lambda a, b: torch.dstack([a, b])),
     ("column_stack", (5, 3), (5,), lambda a, b: torch.column_stack([a, b])),
+    ("block_diag_of_lines", (1,), (5,), lambda a, b: torch.block_diag(a, b)),
     ("block_diag", (5, 3), (4,), lambda a, b: torch.block_diag(a, b)),
     ("diff_behind", (5, 3), (1, 3), lambda a, b: torch.diff(a, dim=0, prepend=b)),
     ("kron", (3, 4), (2, 3), lambda a, b: torch.kron(a, b)),

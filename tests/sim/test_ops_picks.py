@@ -74,6 +74,7 @@ BYTES: dict[str, tuple[Callable[[Any, Any], Any], int, int]] = {
     "mask_of_elements": (lambda x, i: x[x > 0], 8 * RANKS, 0),
     "put_number": (lambda x, i: x.index_put((SOME,), torch.tensor(1.0).double()), 0, 0),
     "put_rows": (lambda x, i: x.index_put((SOME,), torch.ones(len(SOME), WIDTH).double()), 0, 0),
+    "segment_sum": (lambda x, i: x.new_zeros(4, WIDTH).index_add(0, i % 4, x), 0, 4 * ROW),
     "add_shuffled": (lambda x, i: x.index_add(0, SHUFFLE, x), ROWS // RANKS * ROW,
                      ROWS // RANKS * ROW),
 }

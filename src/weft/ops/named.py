@@ -18,7 +18,7 @@ import torch
 from weft.comm import BoundMesh
 from weft.core import Layout, default_cuts
 
-__all__ = ["Axes", "Cuts", "Places", "Spread", "asker_of", "fitted", "places_of"]
+__all__ = ["Axes", "Cuts", "Places", "Spread", "asker_of", "fitted", "held", "places_of", "unused"]
 
 Axes = tuple[int, ...]
 Cuts = tuple[int, ...] | None
@@ -43,25 +43,20 @@ class Places:
 
 def places_of(
     x: Layout, dims: Sequence[int], shape: Sequence[int], operands: Sequence[Spread],
-    others: bool,
+    beside: Collection[int],
 ) -> Places:
     """The places, of this shape, that `operands` have among them, for a tensor that is read or
-    written in `dims`.
-
-    `others`: whether axes that cut neither these dims nor others of x may cut the places.
+    written in `dims`. Axes that cut these dims may cut the places, and those `beside`.
     """
     mesh, sizes = x.mesh, x.mesh.axis_sizes
     cutting = tuple(axis for dim in dims for axis in x.dims[dim])
-    used = {axis for dim in range(x.ndim) if dim not in dims for axis in x.dims[dim]}
-    used |= {axis for axis, kind in enumerate(x.partial) if kind is not None}
-    free = set(range(mesh.ndim)) - used if others else set(cutting)
-    axes, cuts = _held(shape, operands, free)
+    axes, cuts = held(shape, operands, {*cutting, *beside})
     found = {axis for each in axes for axis in each}
     if found.issuperset(cutting):
         own = Layout.make(mesh, shape, axes, cuts)
         return Places(own, own, None)
     if not found.isdisjoint(cutting):
-        axes, cuts = _held(shape, operands, free - set(cutting))
+        axes, cuts = held(shape, operands, beside)
     shared = Layout.make(mesh, shape, axes, cuts)
     count = math.prod(sizes[axis] for axis in cutting)
     over = next((dim for dim, length in enumerate(shape) if length >= count), None)
@@ -76,7 +71,12 @@ def places_of(
     return Places(shared, Layout.make(mesh, shape, axes, cuts), over)
 
 
-def _held(
+def unused(x: Layout) -> set[int]:
+    """The axes over which a tensor is replicated."""
+    return {axis for axis in range(x.mesh.ndim) if x.on(axis) is None}
+
+
+def held(
     shape: Sequence[int], operands: Sequence[Spread], allowed: Collection[int]
 ) -> tuple[list[Axes], list[Cuts]]:
     """Axes and cuts of each dim, from the first operand that is cut in it."""

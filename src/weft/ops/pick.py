@@ -104,7 +104,7 @@ def gather_lookup(
         def local(x: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
             own, inside = _own(wanted, start, stop, source.shape[dim])
             if start == stop:
-                empty = x.sum(dim, keepdim=True)
+                empty = x.sum(dim, keepdim=True, dtype=x.dtype)
                 return empty.expand(_with(empty.shape, dim, wanted.shape[dim]))
             return torch.gather(x, dim, own).masked_fill(~inside, 0)
 

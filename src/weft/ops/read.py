@@ -8,7 +8,7 @@ indices name so much more than there is that fetching the tensor costs less, the
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.ops import pick
 from weft.ops.algorithm import Algorithm, Composite, Local
-from weft.ops.named import Places, asker_of, fitted, places_of
+from weft.ops.named import Places, asker_of, fitted, places_of, unused
 from weft.ops.routes import Post, Routes, Units, ask, from_front, out_of_bounds, outside, share
 from weft.rules import Call, Decision
 
@@ -73,7 +73,7 @@ def _read(
     if math.prod(shape) == 1:
         return _as_terms(call, layouts, dims, shape, first, wraps)
     places = places_of(
-        x, dims, shape, [(one.shape, one.dims, one.cuts) for one in indices], others=True
+        x, dims, shape, [(one.shape, one.dims, one.cuts) for one in indices], unused(x)
     )
     kept = [dim for dim in range(x.ndim) if dim not in dims]
     result = _joined(x, kept, places.parted, first, x.partial)
@@ -214,7 +214,7 @@ def gather_lookup(
         return None
     if index.shape[dim] < math.prod(x.mesh.axis_sizes[axis] for axis in cutting):
         return pick.gather_lookup(call, layouts, wants_grad)
-    x, places = element_places(x, index.shape, dim, [index], [index])
+    x, places = element_places(x, index.shape, dim, [index], [index], unused(x))
     result = places.parted.replace(cuts=places.parted.cuts, partial=x.partial)
     if _whole_is_cheaper(x, range(x.ndim), result, cutting):
         return None
@@ -231,11 +231,11 @@ def gather_lookup(
 
 def element_places(
     x: Layout, shape: Sequence[int], dim: int, operands: Sequence[Layout],
-    together: Sequence[Layout], others: bool = True,
+    together: Sequence[Layout], beside: Collection[int],
 ) -> tuple[Layout, Places]:
     """Layouts for single elements named along `dim`, by an index of this shape: as the operands
-    lie in that dim. Other dims are cut as those of x where all of `together` are as long as x, and
-    are whole elsewhere."""
+    lie in that dim, over the axes that cut it and those `beside`. Other dims are cut as those of x
+    where all of `together` are as long as x, and are whole elsewhere."""
     alike = [
         at == dim or all(one.shape[at] == x.shape[at] for one in together)
         for at in range(x.ndim)
@@ -244,7 +244,7 @@ def element_places(
     spreads = [
         ([one.shape[dim]], [one.dims[dim]], [one.cuts[dim]]) for one in operands
     ]
-    line = places_of(x, (dim,), shape[dim : dim + 1], spreads, others)
+    line = places_of(x, (dim,), shape[dim : dim + 1], spreads, beside)
 
     def full(one: Layout) -> Layout:
         return Layout.make(

@@ -20,7 +20,7 @@ from torch import Tensor
 from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.ops.algorithm import Algorithm, Composite, Local
-from weft.ops.named import Axes, Cuts, Places, Spread, fitted, places_of
+from weft.ops.named import Axes, Cuts, Places, Spread, fitted, held, places_of, unused
 from weft.ops.read import element_places, element_router, grid, named_dims, router, unraveled
 from weft.ops.routes import Units, from_front, out_of_bounds, outside
 from weft.rules import Call, Decision
@@ -62,13 +62,15 @@ class _Write:
         kept = [dim for dim in range(x.ndim) if dim not in self.dims]
         new = self._new_dims()
         over = {axis for dim in new for axis in self.values.dims[dim]} if self.values else set()
+        operand = [self._spread(new)] if self.values is not None else []
+        beside = over & unused(x) if self.linear and adds_terms(x, self.values) else set()
         if cutting.isdisjoint(over):
             places = None
-            lying = Layout.replicated(x.mesh, self.shape)
+            lying = Layout.make(x.mesh, self.shape, *held(self.shape, operand, beside))
         else:
-            assert self.values is not None
-            places = places_of(x, self.dims, self.shape, [self._spread(new)], others=False)
+            places = places_of(x, self.dims, self.shape, operand, beside)
             lying = places.parted
+        x = as_terms(x, lying)
         named = lying if places is None else places.shared
         operands = [x, *(fitted(index, named) for index in self.indices)]
         if self.values is not None:
@@ -76,7 +78,7 @@ class _Write:
         decision = Decision(tuple(operands), (x,))
         if places is None:
             def bind(mesh: BoundMesh, in_place: bool = False) -> Callable[..., Tensor]:
-                return self._own(mesh, x, in_place)
+                return self._own(mesh, x, lying, in_place)
 
             return Local(decision, bind, writes=lambda mesh: bind(mesh, True))
 
@@ -111,17 +113,22 @@ class _Write:
         axes, cuts = [x.dims[dim] for dim in kept], [x.cuts[dim] for dim in kept]
         at = self.first
         assert self.values is not None
+        lent = [None if axis in lying.sharded_axes else kind for axis, kind in enumerate(x.partial)]
         whole = Layout.make(
             x.mesh, (*rest[:at], *lying.shape, *rest[at:]),
             (*axes[:at], *lying.dims, *axes[at:]), (*cuts[:at], *lying.cuts, *cuts[at:]),
         )
-        return fitted(self.values, whole).replace(partial=x.partial)
+        return fitted(self.values, whole).replace(partial=lent)
 
     # What runs.
 
-    def _own(self, mesh: BoundMesh, x: Layout, in_place: bool) -> Callable[..., Tensor]:
-        """Every rank knows all indices and values, and takes what is its own."""
+    def _own(
+        self, mesh: BoundMesh, x: Layout, lying: Layout, in_place: bool
+    ) -> Callable[..., Tensor]:
+        """Every rank of the group knows the indices and values, and takes what is its own."""
+        assert mesh.here is not None
         units = Units(mesh, x, self.dims)
+        shape = lying.local_shape_at(mesh.here)
         lengths = [x.shape[dim] for dim in self.dims]
         num = len(self.indices)
 
@@ -137,12 +144,14 @@ class _Write:
                 mine = (holder == units.comm.index).reshape(-1).nonzero().squeeze(1)
                 row = row[mine]
             rows = units.split(row)
-            taken = self._taken(block, values[0], mine) if values else None
+            taken = self._taken(block, values[0], mine, shape) if values else None
             return self._written(block, rows, taken, in_place)
 
         return local
 
-    def _taken(self, block: Tensor, values: Tensor, mine: Tensor | None) -> Tensor:
+    def _taken(
+        self, block: Tensor, values: Tensor, mine: Tensor | None, shape: Sequence[int]
+    ) -> Tensor:
         """The values of some of the places, which stand in front, in one dim."""
         if not values.dim() or (self.broadcasts and values.numel() == 1):
             return values.reshape(())
@@ -152,12 +161,11 @@ class _Write:
         if self.broadcasts and not self.first and all(length == 1 for length in new):
             # Of the same value at every place no more than one is made.
             return values.reshape(values.shape[max(values.dim() - behind, 0) :])
-        front = self._in_front(block, values)
+        front = self._in_front(block, values, shape)
         return front if mine is None else front.index_select(0, mine)
 
-    def _in_front(self, block: Tensor, values: Tensor, shape: Sequence[int] = ()) -> Tensor:
-        """The values with the places in front, in one dim; they broadcast to what is written."""
-        shape = shape or self.shape
+    def _in_front(self, block: Tensor, values: Tensor, shape: Sequence[int]) -> Tensor:
+        """The values with the places, of this shape, in front, in one dim; they broadcast."""
         rest = [length for dim, length in enumerate(block.shape) if dim not in self.dims]
         full = values.expand(*rest[: self.first], *shape, *rest[self.first :])
         new = range(len(shape))
@@ -191,6 +199,20 @@ class _Write:
         return block if in_place else out.movedim(order, self.dims)
 
 
+def adds_terms(x: Layout, values: Layout | None) -> bool:
+    """Whether ranks had better add the values that they have to terms of the target: these are
+    reduced later, of which the values would be gathered now."""
+    return values is not None and 2 * math.prod(x.shape) <= math.prod(values.shape)
+
+
+def as_terms(x: Layout, lying: Layout) -> Layout:
+    """The target as terms over the axes that cut the places and not the target."""
+    partial = list(x.partial)
+    for axis in set(lying.sharded_axes) & unused(x):
+        partial[axis] = "sum"
+    return x.replace(cuts=x.cuts, partial=partial)
+
+
 def index_put_lookup(
     call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
 ) -> Algorithm | Decision | None:
@@ -203,14 +225,14 @@ def index_put_lookup(
     shape = torch.broadcast_shapes(*(index.shape for index in named))
     dims, first = named_dims(indices, len(shape))
     accumulate = bool(call.args[3])
+    adds = accumulate and call.tensors[0].dtype != "bool"
 
     def write(block: Tensor, rows: tuple[Tensor, ...], new: Any, in_place: bool) -> Tensor:
         put = block.index_put_ if in_place else block.index_put
         return put(rows, new, accumulate)
 
     return _Write(
-        call.op, x, dims, layouts[1:-1], values, tuple(shape), first, True, accumulate, True,
-        write,
+        call.op, x, dims, layouts[1:-1], values, tuple(shape), first, True, adds, True, write,
     ).algorithm()
 
 
@@ -227,7 +249,12 @@ def index_write_lookup(
     fills = base == "index_fill"
     if fills and values is not None and wants_grad[2]:
         return Composite(_filled)
-    if not x.dims[dim] or not (fills or (values is not None and values.ndim == x.ndim)):
+    adds = base == "index_add" and call.tensors[0].dtype != "bool"
+    if not (fills or (values is not None and values.ndim == x.ndim)):
+        return None
+    if not x.dims[dim] and not (
+        adds and adds_terms(x, values) and values is not None and values.dims[dim]
+    ):
         return None
     more = {name: value for name, value in call.kwargs.items() if name != "out"}
     is_bound = fills and values is None
@@ -238,8 +265,7 @@ def index_write_lookup(
         return method(0, rows[0], *(() if is_bound else (new,)), *rest, **more)
 
     return _Write(
-        call.op, x, (dim,), [index], values, index.shape, dim, False, base == "index_add", False,
-        write,
+        call.op, x, (dim,), [index], values, index.shape, dim, False, adds, False, write,
     ).algorithm()
 
 
@@ -270,18 +296,21 @@ def scatter_lookup(
     if not x.ndim or any(one.ndim != x.ndim for one in layouts):
         return None
     dim = call.args[1] % x.ndim
-    if not x.dims[dim]:
+    adds = call.op == "aten.scatter_add.default" and call.tensors[0].dtype != "bool"
+    source = sources[0] if sources else None
+    beside: set[int] = set()
+    if adds and source is not None and adds_terms(x, source):
+        beside = set(source.dims[dim]) & unused(x)
+    if not x.dims[dim] and not (beside and source and source.shape[dim] == index.shape[dim]):
         return None
-    adds = call.op == "aten.scatter_add.default"
     if x.is_partial and not (adds and set(x.partial) <= {None, "sum"}):
         x = x.replace(cuts=x.cuts, partial=(None,) * x.mesh.ndim)
-    source = sources[0] if sources else None
     delivers = source is not None and source.shape[dim] == index.shape[dim] and not (
-        set(x.dims[dim]).isdisjoint(source.dims[dim])
+        {*x.dims[dim], *beside}.isdisjoint(source.dims[dim])
     )
     x, places = element_places(
         x, index.shape, dim, [source] if delivers and source is not None else [], layouts[1:],
-        others=False,
+        beside,
     )
     if not delivers:
         own = Layout.make(
@@ -290,9 +319,11 @@ def scatter_lookup(
             [None if at == dim else cuts for at, cuts in enumerate(places.shared.cuts)],
         )
         places = Places(own, own, None)
+    lent = x.partial
+    x = as_terms(x, places.parted)
     operands = [x, fitted(index, places.shared)]
     if source is not None:
-        operands.append(fitted(source, places.parted).replace(partial=x.partial))
+        operands.append(fitted(source, places.parted).replace(partial=lent))
     how = _how(call)
 
     def bind(mesh: BoundMesh, in_place: bool = False) -> Callable[..., Tensor]:

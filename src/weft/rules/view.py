@@ -284,6 +284,16 @@ _last_two = _moved(lambda call, ndim: _swap(ndim, -1, -2) if ndim > 1 else [0] *
 _reverse = _moved(lambda call, ndim: range(ndim)[::-1])
 _permute = _moved(lambda call, ndim: [dim % ndim for dim in call.arg(1, "dims")])
 
+def _at_least(call: Call) -> Rule:
+    """`atleast_2d`, `atleast_3d`: new dims before a single one, behind two; said dim by dim, since
+    lengths of 1 do not tell which is new."""
+    shape, ndim = call.tensors[0].shape, len(call.results[0].shape)
+    kinds: FactorDims = dims(len(shape))
+    made: FactorDims = ((),) * (1 if len(shape) == 1 and ndim > 1 else 0) + kinds
+    made += ((),) * (ndim - len(made))
+    return Rule((kinds,), (made,), dict(zip(names(len(shape)), shape)), linear=IDENTITY, moves=True)
+
+
 RULES: dict[str, Callable[[Call], Rule | None]] = {
     "aten.view": _view_or_bits, "aten.reshape": _view(), "aten._unsafe_view": _view(),
     "aten._reshape_alias": _view(), "aten.view_copy": _view_or_bits,
@@ -298,5 +308,5 @@ RULES: dict[str, Callable[[Call], Rule | None]] = {
     "aten.repeat": _repeat, "aten.tile": _repeat,
     "aten.repeat_interleave": _repeat_interleave,
     "aten.view_as_real": _complex_pair, "aten.view_as_complex": _complex_pair,
-    "aten.atleast_1d": _view(None), "aten.atleast_2d": _view(None), "aten.atleast_3d": _view(None),
+    **{f"aten.atleast_{num}d": _at_least for num in (1, 2, 3)},
 }
