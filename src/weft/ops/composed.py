@@ -100,7 +100,8 @@ def _kron(x: Tensor, y: Tensor) -> Tensor:
 def _inner(x: Tensor, y: Tensor) -> Tensor:
     if not x.dim() or not y.dim():
         return x * y
-    return torch.tensordot(x, y, ([-1], [-1]))
+    contract: Any = torch.tensordot
+    return contract(x, y, ([-1], [-1]))
 
 
 def _vdot(x: Tensor, y: Tensor) -> Tensor:
