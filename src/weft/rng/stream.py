@@ -3,8 +3,8 @@
 It is one of a process, as torch's default generator is, and each simulated rank's own. What makes
 it the same on all ranks is that they seed it alike and make the same calls, which is why no plain
 draw of torch's counts here: those may differ between ranks. `torch.manual_seed` seeds it (the
-functions of torch that do are taken over in `weft.tensor.randomness`); a default generator that
-was seeded past them shows by another seed.
+functions of torch that do are taken over in `weft.tensor.placing.seeding`); a default generator
+that was seeded past them shows by another seed.
 """
 
 from __future__ import annotations

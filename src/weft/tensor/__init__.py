@@ -1,7 +1,7 @@
 """The ShardTensor: the subclass, capture, recipes, dispatch, construction."""
 
 from weft.tensor import special
-from weft.tensor.call import compiled, dispatch
+from weft.tensor.call import compiled, dispatch, initial, sampling
 from weft.tensor.call.cache import cache_clear, cache_info
 from weft.tensor.grad import autograd, bridge, optimizers
 from weft.tensor.modes import debug, explain, strict
@@ -34,3 +34,5 @@ bridge.install()
 compiled.install()
 optimizers.install()
 seeding.install()
+initial.install()
+sampling.install()

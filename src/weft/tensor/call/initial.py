@@ -1,0 +1,81 @@
+"""`torch.nn.init` on ShardTensors, where it is more than the ops that it consists of.
+
+What torch shows `__torch_function__` as a whole would be captured without the `no_grad` around it,
+and `sparse_` draws plain permutations. The others are ordinary calls.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import init
+
+from weft.rng import Source
+from weft.tensor.call.dispatch import SPECIAL
+from weft.tensor.call.random_samplers import like
+from weft.tensor.shard_tensor import ShardTensor
+from weft.tensor.takeover import take_over, twin_of
+
+__all__ = ["install"]
+
+_init: Any = init
+_SPARSE: Any = twin_of(init.sparse_)  # type: ignore[arg-type]
+
+
+def install() -> None:
+    """Take them over. Once per process."""
+    take_over(init.sparse_, _sparse)  # type: ignore[arg-type]
+    SPECIAL.update({
+        init.uniform_: _init._no_grad_uniform_, init.normal_: _init._no_grad_normal_,
+        init.constant_: _init._no_grad_fill_,
+        init.kaiming_uniform_: _kaiming(
+            lambda w, std, generator: w.uniform_(-math.sqrt(3) * std, math.sqrt(3) * std,
+                                                 generator=generator)),
+        init.kaiming_normal_: _kaiming(
+            lambda w, std, generator: w.normal_(0, std, generator=generator)),
+    })
+
+
+def _kaiming(fill_: Callable[[Tensor, float, Any], Any]) -> Callable[..., Tensor]:
+    """He et al., "Delving deep into rectifiers" (2015), as torch has it."""
+    def initialize(
+        tensor: Tensor, a: float = 0, mode: str = "fan_in", nonlinearity: str = "leaky_relu",
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        if 0 in tensor.shape:
+            warnings.warn("Initializing zero-element tensors is a no-op", stacklevel=2)
+            return tensor
+        fan = _init._calculate_correct_fan(tensor, mode)
+        with torch.no_grad():
+            fill_(tensor, _init.calculate_gain(nonlinearity, a) / math.sqrt(fan), generator)
+        return tensor
+
+    return initialize
+
+
+def _sparse(
+    tensor: Tensor, sparsity: float, std: float = 0.01, generator: torch.Generator | None = None
+) -> Tensor:
+    """As torch: normal, but for as many elements of each column that are zero.
+
+    Which ones, every rank tells for the columns that it holds, by sorting their bits.
+    """
+    if type(tensor) is not ShardTensor or tensor.ndim != 2:
+        return _SPARSE(tensor, sparsity, std, generator)
+    num_zeros = math.ceil(sparsity * tensor.shape[0])
+
+    def kept(source: Source) -> Tensor:
+        rows, columns = source.box
+        whole = Source(source.key, source.shape, ((0, source.shape[0]), columns), source.device)
+        ranks = whole.bits64().argsort(dim=0, stable=True).argsort(dim=0)
+        return ranks[slice(*rows)] >= num_zeros
+
+    with torch.no_grad():
+        tensor.normal_(0, std, generator=generator)
+        tensor.mul_(like(tensor, kept, torch.bool))
+    return tensor

@@ -1,0 +1,136 @@
+"""`torch.distributions` with ShardTensors as parameters.
+
+Most samplers of torch make plain noise of the result's shape, `torch.rand(shape)`, which no
+ShardTensor's `__torch_function__` sees. So `sample` and `rsample` of torch's distributions are
+taken over: where a parameter is a ShardTensor, noise is one, too, and lies as the parameters do.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor, distributions
+from torch.overrides import TorchFunctionMode
+
+from weft.core import Layout
+from weft.rng import Source, samples
+from weft.tensor.placing.draw import drawn
+from weft.tensor.placing.layouts import local_to_sharded
+from weft.tensor.shard_tensor import ShardTensor
+from weft.tensor.takeover import take_over, twin_of
+
+__all__ = ["install"]
+
+_METHODS = ("rsample", "sample")
+_HOME = distributions.__name__
+
+
+def install() -> None:
+    """Take them over. Once per process."""
+    for cls in vars(distributions).values():
+        if isinstance(cls, type) and issubclass(cls, distributions.Distribution):
+            for name in _METHODS:
+                function = cls.__dict__.get(name)
+                if isinstance(function, FunctionType):
+                    take_over(function, _sampler(function))
+
+
+def _sampler(function: FunctionType) -> Callable[..., Any]:
+    """What stands in the place of a distribution's method."""
+    twin: Any = twin_of(function)
+    if function is distributions.Dirichlet.rsample:
+        twin = _dirichlet
+
+    def answer(self: Any, *args: Any, **kwargs: Any) -> Any:
+        parameters = _parameters(self)
+        if not parameters:
+            return original(self, *args, **kwargs)
+        with _Noise(parameters):
+            return twin(self, *args, **kwargs)
+
+    original: Any = twin_of(function)
+    return answer
+
+
+def _dirichlet(self: Any, sample_shape: Any = ()) -> Tensor:
+    """torch's own has a Function in Python, which would be given full tensors."""
+    shape = self._extended_shape(sample_shape)
+    return torch._sample_dirichlet(self.concentration.expand(shape))  # type: ignore[attr-defined]
+
+
+def _parameters(distribution: Any) -> list[ShardTensor]:
+    """The ShardTensors that a distribution has, those of its parts included."""
+    found: list[ShardTensor] = []
+    for value in vars(distribution).values():
+        if type(value) is ShardTensor:
+            found.append(value)
+        elif isinstance(value, distributions.Distribution):
+            found += _parameters(value)
+    return found
+
+
+class _Noise(TorchFunctionMode):
+    """Inside, tensors that are made of a shape alone lie as the parameters do."""
+
+    def __init__(self, parameters: Sequence[ShardTensor]) -> None:
+        super().__init__()
+        self.parameters = parameters
+        self.mesh = parameters[0]._meta.mesh
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if not sys._getframe(1).f_globals.get("__name__", "").startswith(_HOME):
+            return func(*args, **kwargs)  # weft's own
+        sample = _MADE.get(func)
+        if sample is not None and not kwargs.get("generator"):
+            dtype = kwargs.get("dtype") or torch.get_default_dtype()
+            return self._draw(_shape_of(args or (kwargs["size"],)), dtype, sample)
+        if func is torch.empty:
+            dtype = kwargs.get("dtype") or torch.get_default_dtype()
+            return self._empty(_shape_of(args or (kwargs["size"],)), dtype)
+        if func is torch.Tensor.new and type(args[0]) is ShardTensor and len(args) > 1:
+            return self._empty(_shape_of(args[1:]), args[0].dtype)
+        return func(*args, **kwargs)
+
+    def _draw(self, shape: tuple[int, ...], dtype: torch.dtype, sample: Any) -> ShardTensor:
+        layout = self._layout(shape)
+        return drawn(lambda source: sample(source, dtype), self.mesh, layout, dtype)
+
+    def _empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> ShardTensor:
+        layout, here = self._layout(shape), self.mesh.here
+        local_shape = (0,) if here is None else layout.local_shape_at(here)
+        local = torch.zeros(local_shape, dtype=dtype, device=self.mesh.device)
+        return local_to_sharded(local, self.mesh, layout)
+
+    def _layout(self, shape: tuple[int, ...]) -> Layout:
+        """As the parameter with most cut dims among the last dims of the shape."""
+        best, most = Layout.replicated(self.mesh.abstract, shape), 0
+        for parameter in self.parameters:
+            have = parameter._meta.layout
+            skip = len(shape) - have.ndim
+            if skip < 0:
+                continue
+            same = [have.shape[at] == shape[skip + at] for at in range(have.ndim)]
+            layout = Layout.make(
+                self.mesh, shape,
+                [()] * skip + [axes if fits else () for axes, fits in zip(have.dims, same)],
+                [None] * skip + [cut if fits else None for cut, fits in zip(have.cuts, same)],
+            )
+            if len(layout.sharded_axes) > most:
+                best, most = layout, len(layout.sharded_axes)
+        return best
+
+
+_MADE: dict[Any, Callable[[Source, torch.dtype], Tensor]] = {
+    torch.rand: samples.unit, torch.randn: samples.normal,
+}
+
+
+def _shape_of(size: Any) -> tuple[int, ...]:
+    return tuple(size[0]) if len(size) == 1 and not isinstance(size[0], int) else tuple(size)
