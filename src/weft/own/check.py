@@ -42,7 +42,10 @@ _TOLERANCE = {
 }
 
 
-_NO_GRADIENT = ("no autograd formula was registered", "derivative for ", "not implemented")
+_NO_GRADIENT = (
+    "no autograd formula was registered", "is not differentiable", "derivative for ",
+    "not implemented",
+)
 """What torch says when an op has no gradient to be checked."""
 
 
