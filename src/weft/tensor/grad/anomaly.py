@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -37,18 +37,22 @@ _LOOKS = _OfThread()
 """Whether a backward looks for NaNs on this thread, torch's own check being off."""
 
 
-@contextmanager
-def nans_told(outputs: Sequence[Tensor]) -> Iterator[None]:
-    """Around the engine's run from these outputs. Costs nothing but in anomaly mode.
+def nans_told(outputs: Sequence[Tensor]) -> AbstractContextManager[None]:
+    """Around the engine's run from these outputs.
 
     Raises:
         RuntimeError: on all ranks, where a node of some rank's graph has returned NaN.
     """
-    if not torch.is_anomaly_enabled() or not (
-        torch.is_anomaly_check_nan_enabled() or _LOOKS.on
-    ):
-        yield
-        return
+    if torch.is_anomaly_enabled() and (torch.is_anomaly_check_nan_enabled() or _LOOKS.on):
+        return _told(outputs)
+    return _UNTOLD
+
+
+_UNTOLD = nullcontext()
+
+
+@contextmanager
+def _told(outputs: Sequence[Tensor]) -> Iterator[None]:
     nodes = _nodes(outputs)
     meshes = _meshes(outputs, nodes)
     if not meshes:
