@@ -7,14 +7,26 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from bench import block, calls, first, host, memory, mlp, optimizer, redistribute, report, world
+from bench import (
+    block,
+    calls,
+    draws,
+    first,
+    host,
+    memory,
+    mlp,
+    optimizer,
+    redistribute,
+    report,
+    world,
+)
 from bench.item import Item, Row
 
 ITEMS: dict[str, Item] = {
     item.name: item
     for item in (
         calls.ITEM, mlp.ITEM, block.ITEM, optimizer.ITEM, first.ITEM, memory.ITEM, host.ITEM,
-        redistribute.ITEM,
+        redistribute.ITEM, draws.ITEM,
     )
 }
 
