@@ -65,7 +65,8 @@ def reduce_terms(layout: Any, terms: Tensor) -> Tensor:
     (kind,) = kinds
     whole = {
         "max": lambda: terms.amax(0), "min": lambda: terms.amin(0),
-        "product": lambda: terms.prod(0), "and": lambda: terms.all(0), "or": lambda: terms.any(0),
+        "product": lambda: terms.prod(0, dtype=terms.dtype),
+        "and": lambda: terms.all(0), "or": lambda: terms.any(0),
         "bxor": lambda: functools.reduce(torch.bitwise_xor, terms.unbind()),
     }
     return whole[kind]()

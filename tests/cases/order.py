@@ -160,6 +160,7 @@ MOMENTS: list[Case] = [
          _tied(16, dtype=torch.bfloat16), grad=False),
     case("normalize_rows", lambda a: torch.nn.functional.normalize(a, dim=0), reals(7, 3)),
     case("renorm", lambda a: a.renorm(2, 0, 1.5), reals(4, 5), per_mesh=6),
+    case("renorm_in_place", lambda a: (a * 1).renorm_(2, 0, 1.5), reals(4, 5), per_mesh=6),
     case("logsumexp_0", lambda a: a.logsumexp(0), reals(7, 3), per_mesh=6),
     case("logsumexp_all", lambda a: a.logsumexp((0, 1), True), reals(7, 3), per_mesh=6),
     case("logsumexp_masked", lambda a: a.logsumexp(0), _wild(-_INF, -_INF, -_INF, 2, 900, 899),

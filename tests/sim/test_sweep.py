@@ -58,6 +58,21 @@ def test_it_tells_refusals_from_other_errors(rows: Sample) -> None:
     assert dense(by_chance) is None
 
 
+def test_places_of_equal_elements_may_differ() -> None:
+    x = torch.tensor([1, 0, 1, 0, 2])
+
+    def found(places: list[int], op: str = "argsort") -> str:
+        sample = Sample("0", lambda given: given[0] * 0 + torch.tensor(places), (x,), (False,))
+        one = judge(sample, Dense([torch.tensor([1, 3, 0, 2, 4])], [None]), "rows", f"{op} 0")
+        assert one is not None
+        return one.kind
+
+    assert found([3, 1, 2, 0, 4]) == "right"
+    assert found([3, 1, 2, 0, 4], "add") == "wrong"
+    assert found([3, 1, 2, 4, 0]) == "wrong" and found([3, 3, 2, 0, 4]) == "wrong"
+    assert found([3, 1, 2, 0, 5]) == "wrong"
+
+
 def test_ways_differ() -> None:
     tensors = (torch.rand(4, 3), torch.rand(3))
     texts = {way: [str(placed[0]), *map(str, placed[1])]

@@ -178,7 +178,10 @@ def _on_tensors(function: Callable[..., Any], builder: Builder) -> Callable[...,
 
     def run(func: Any, args: Any, kwargs: Any) -> Any:
         tensors = flatten((args, kwargs))
-        out = function(*fill(op.args, tensors), **fill(op.kwargs, tensors))
+        given = list(tensors)
+        if target is not None and torch.is_grad_enabled():
+            given[target] = tensors[target].clone()  # ops may save its old value for backward
+        out = function(*fill(op.args, given), **fill(op.kwargs, given))
         if target is not None:
             return tensors[target].copy_(out)
         values = dict(enumerate(tensors))
