@@ -148,7 +148,7 @@ def _names_equals(x: Tensor, found: Tensor, due: Tensor, dim: int, op: str) -> b
     if not due.numel() or any(
         x.shape[at] != due.shape[at] for at in range(x.dim()) if at != dim
     ) or not (
-        0 <= int(found.min()) and int(found.max()) < x.shape[dim]
+        int(found.min()) >= 0 and int(found.max()) < x.shape[dim]
     ):
         return False
     if "sort" in op and not torch.equal(found.sort(dim)[0], due.sort(dim)[0]):
