@@ -80,6 +80,12 @@ STATISTICS: list[Case] = [
     case("kthvalue", _pairs("kthvalue", 5, 0), _unlike(17, 2), per_mesh=6),
     case("kthvalue_last", _pairs("kthvalue", 17, keepdim=True), _unlike(2, 17), per_mesh=6),
     case("kthvalue_line", lambda a: a.kthvalue(3)[0], _tied(17), grad=False, per_mesh=6),
+    case("mode", lambda a: a.mode(0)[0], integers(17, high=5, dtype=torch.float64), grad=False,
+         per_mesh=8),
+    case("mode_at", lambda a: a.gather(0, a.mode(0, True)[1]), _tied(13, 1), grad=False,
+         per_mesh=6),
+    case("mode_of_one", _pairs("mode"), reals(1)),
+    case("mode_of_few", lambda a: a.mode(-1)[0], given([3, 1, 3, 1, 2], torch.float64), per_mesh=6),
     case("median_dim", _pairs("median", 0), _unlike(17, 2), per_mesh=6),
     case("median_even", _pairs("median", -1, True), _unlike(2, 12), per_mesh=6),
     case("median_nan", _pairs("median", 0), _wild(1, 4, _NAN, 2, 9, _NAN, 3),
@@ -182,6 +188,19 @@ MOMENTS: list[Case] = [
     case("all_of_floats", lambda a: a.all(), _tied(7, 3), grad=False, per_mesh=6),
 ]
 
+PARTS: list[Case] = [
+    case("trapezoid", lambda a: torch.trapezoid(a, dim=0), reals(7, 3), per_mesh=4),
+    case("cumulative_trapezoid", lambda a: torch.cumulative_trapezoid(a, dim=0), reals(7, 3)),
+    case("matrix_norm_1", lambda a: torch.linalg.norm(a, 1), reals(7, 3), per_mesh=4),
+    case("matrix_norm_fro", lambda a: torch.linalg.matrix_norm(a), reals(2, 5, 3), per_mesh=4),
+    case("pairwise_distance", lambda a, b: torch.pairwise_distance(a, b), reals(5, 4),
+         reals(5, 4), per_mesh=4),
+    case("vecdot", lambda a, b: torch.linalg.vecdot(a, b, dim=0), reals(7, 3), reals(7, 3),
+         per_mesh=4),
+    case("inner", torch.inner, reals(5, 4), reals(3, 4), per_mesh=4),
+]
+"""Functions that torch composes of others: each part by its own rule."""
+
 _STEPS = given([-2, -1, -1, 0, 0, 1, 1, 1.5, 2], torch.float64)
 
 COUNTS: list[Case] = [
@@ -222,4 +241,4 @@ COUNTS: list[Case] = [
     case("histc", lambda a: torch.histc(a, 4, -2, 2), _tied(5, 3), grad=False, per_mesh=8),
 ]
 
-CASES: list[Case] = SORTS + STATISTICS + PLACES + MOMENTS + COUNTS
+CASES: list[Case] = SORTS + STATISTICS + PLACES + MOMENTS + PARTS + COUNTS

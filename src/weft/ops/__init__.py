@@ -52,9 +52,8 @@ TABLE: dict[str, Lookup] = {
     **{f"aten.norm.{overload}": moments.norm_lookup
        for overload in ("Scalar", "ScalarOpt_dim", "ScalarOpt_dim_dtype", "ScalarOpt_dtype")},
     "aten.linalg_vector_norm.default": moments.norm_lookup,
-    "aten.linalg_norm.default": moments.linalg_norm_lookup,
-    "aten.renorm.default": moments.renorm_lookup,
     "aten.nanmean.default": moments.nanmean_lookup,
+    "aten.renorm.default": moments.renorm_lookup,
     **{f"aten.{name}.default": scan.scan_lookup
        for name in ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp")},
     "aten.sort.default": sort.sort_lookup,
@@ -63,6 +62,7 @@ TABLE: dict[str, Lookup] = {
     "aten.argsort.stable": sort.sort_lookup,
     "aten.msort.default": sort.msort_lookup,
     "aten.topk.default": sort.topk_lookup,
+    "aten.mode.default": order.mode_lookup,
     "aten.kthvalue.default": order.kthvalue_lookup,
     **{f"aten.{name}.{overload}": order.median_lookup
        for name in ("median", "nanmedian") for overload in ("default", "dim")},

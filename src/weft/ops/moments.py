@@ -19,9 +19,7 @@ from weft.ops.algorithm import Algorithm, Composite
 from weft.ops.blocks import Blocks, dtype_of, finish, is_cut, nothing_of, reduced, wide
 from weft.rules import Call
 
-__all__ = [
-    "linalg_norm_lookup", "nanmean_lookup", "norm_lookup", "renorm_lookup", "variance_lookup",
-]
+__all__ = ["nanmean_lookup", "norm_lookup", "renorm_lookup", "variance_lookup"]
 
 
 def variance_lookup(
@@ -123,21 +121,6 @@ def norm_lookup(
 def _in(given: torch.dtype, real: torch.dtype) -> torch.dtype:
     """The dtype of a real one's precision, complex where the given one is."""
     return real.to_complex() if given.is_complex else real
-
-
-def linalg_norm_lookup(
-    call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
-) -> Algorithm | None:
-    """`linalg.norm` of vectors, and of anything without an order: a vector norm."""
-    _, order, given, _ = call.args
-    dims = reduced(layouts[0], given)
-    if order is not None and len(dims) > 1:
-        return None
-
-    def norm(x: Tensor, ord: Any, dim: Any, keepdim: bool, *, dtype: Any) -> Tensor:
-        return torch.linalg.vector_norm(x, 2 if ord is None else ord, dims, keepdim, dtype=dtype)
-
-    return Composite(norm)
 
 
 def renorm_lookup(

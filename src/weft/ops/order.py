@@ -1,4 +1,4 @@
-"""Order statistics along a cut dim: kthvalue, median, nanmedian, quantile, nanquantile.
+"""Order statistics along a cut dim: kthvalue, median, nanmedian, quantile, nanquantile, mode.
 
 Each rank sorts its block and `split` finds whose element has the rank that is asked for; only
 samples travel, and that element.
@@ -17,11 +17,11 @@ from weft.core import Layout
 from weft.ops.algorithm import Algorithm, Composite, Local
 from weft.ops.blocks import Blocks, finish, is_cut, left, reduced, whole_terms
 from weft.ops.reduce import shared_over
-from weft.ops.sort import as_rows, can_move
+from weft.ops.sort import as_rows, can_move, is_alone
 from weft.ops.splitting import Row, can_key, first_next, keys_of, split
 from weft.rules import Call, Decision
 
-__all__ = ["kthvalue_lookup", "median_lookup", "quantile_lookup"]
+__all__ = ["kthvalue_lookup", "median_lookup", "mode_lookup", "quantile_lookup"]
 
 
 def _serves(call: Call, layout: Layout, dims: Sequence[int]) -> bool:
@@ -129,6 +129,31 @@ def median_lookup(
         return values if everything else (values, places)
 
     return finish(call, layout, dims, keepdim, function)
+
+
+def mode_lookup(
+    call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
+) -> Algorithm | None:
+    """mode along a cut dim, where no other dim can take its axes: the longest run when sorted."""
+    layout = layouts[0]
+    if not layout.ndim:
+        return None
+    dim, keepdim = call.args[1] % layout.ndim, bool(call.args[2])
+    if not is_alone(call, layout, dim):
+        return None
+
+    def mode(x: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+        values, places = torch.sort(x, dim=dim, stable=True)
+        more, fixed = x.shape[dim] - 1, values.detach()
+        at = torch.ones_like(places).cumsum(dim)
+        begins = fixed.narrow(dim, 1, more) != fixed.narrow(dim, 0, more)
+        starts = torch.cat([at.narrow(dim, 0, 1), torch.where(begins, at.narrow(dim, 1, more), 0)],
+                           dim)
+        best = (at - starts.cummax(dim)[0]).argmax(dim, keepdim=True)
+        found = values.gather(dim, best), places.gather(dim, best)
+        return found if keepdim else (found[0].squeeze(dim), found[1].squeeze(dim))
+
+    return Composite(mode)
 
 
 def quantile_lookup(

@@ -21,7 +21,7 @@ from weft.ops.blocks import Blocks, finish, whole_terms
 from weft.ops.splitting import Row, can_key, keys_of, split
 from weft.rules import Call, Decision
 
-__all__ = ["Sorting", "as_rows", "can_move", "msort_lookup", "sort_lookup", "topk_lookup"]
+__all__ = ["Sorting", "as_rows", "can_move", "is_alone", "msort_lookup", "sort_lookup", "topk_lookup"]
 
 
 def sort_lookup(
@@ -33,7 +33,7 @@ def sort_lookup(
         return None
     given, descending = _arguments(call)
     dim = given % layout.ndim
-    if not _is_alone(call, layout, dim):
+    if not is_alone(call, layout, dim):
         return None
     layout = whole_terms(layout)
     with_values = len(call.results) > 1
@@ -63,7 +63,7 @@ def _arguments(call: Call) -> tuple[int, bool]:
     return call.args[1], bool(call.args[2])
 
 
-def _is_alone(call: Call, layout: Layout, dim: int) -> bool:
+def is_alone(call: Call, layout: Layout, dim: int) -> bool:
     """Whether the dim is cut and has elements, and no other dim is long enough for its axes."""
     if not layout.dims[dim] or 0 in layout.shape or not can_key(call.tensors[0].dtype):
         return False
@@ -172,7 +172,7 @@ def topk_lookup(
     itemsize, ranks = dtype_nbytes(call), layout.num_shards(dim)
     candidates = (ranks - 1) * k * (itemsize + 8)
     if candidates > layout.shape[dim] / ranks * (itemsize + 4):
-        if not _is_alone(call, layout, dim):
+        if not is_alone(call, layout, dim):
             return None
 
         def cut_off(x: Tensor, *args: Any) -> Any:

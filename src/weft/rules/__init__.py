@@ -2,9 +2,9 @@
 
 from weft.rules.notation import Call, Decision, LocalArgs, Pattern, Rule, TensorArg, parse
 from weft.rules.own import OWN, OwnRule
-from weft.rules.table import lookup, numbers_flow
+from weft.rules.table import covers, lookup, numbers_flow
 
 __all__ = [
-    "OWN", "Call", "Decision", "LocalArgs", "OwnRule", "Pattern", "Rule", "TensorArg", "lookup",
-    "numbers_flow", "parse",
+    "OWN", "Call", "Decision", "LocalArgs", "OwnRule", "Pattern", "Rule", "TensorArg", "covers",
+    "lookup", "numbers_flow", "parse",
 ]

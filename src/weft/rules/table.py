@@ -18,7 +18,7 @@ from weft.rules import (
 from weft.rules.factors import packet
 from weft.rules.notation import Call, Decision, Rule
 
-__all__ = ["DECISIONS", "RULES", "lookup", "numbers_flow"]
+__all__ = ["DECISIONS", "RULES", "covers", "lookup", "numbers_flow"]
 
 RULES: Mapping[str, Callable[[Call], Rule | None]] = {
     **pointwise.RULES, **reduction.RULES, **contraction.RULES, **view.RULES, **index.RULES,
@@ -48,6 +48,12 @@ def lookup(call: Call, layouts: Sequence[Layout]) -> Rule | Decision | None:
         return rule(call)
     decision = DECISIONS.get(name)
     return None if decision is None else decision(call, layouts)
+
+
+def covers(op: str) -> bool:
+    """Whether a rule says this op, at least with some arguments."""
+    name = packet(op)
+    return name in RULES or name in DECISIONS
 
 
 def numbers_flow(op: str) -> bool:

@@ -17,6 +17,7 @@ from weft.comm import BoundMesh
 from weft.tensor.call import fallback, own, own_local
 from weft.tensor.call.direct import BUILTINS, Builder
 from weft.tensor.call.program import Composer, Sizes
+from weft.tensor.call.parts import Parts
 from weft.tensor.call.recipe import Alias, Function, Recipe
 from weft.tensor.call.structure import MAX_STRUCTURES, Structure, numbers_come_from, structure_of
 from weft.tensor.counts import STRUCTURES
@@ -153,7 +154,23 @@ def _composite(composite: ops.Composite, builder: Builder) -> tuple[Recipe, Size
             slots.update(zip([slot.index for slot in slots_of(op.results)], slots_of(out)))
             program = composer.program(fill(trace.result, slots))
             return program, Sizes.of(op, composer, program)
+    if isinstance(composite, Parts):
+        return _by_parts(composite, builder), None
     return Function(_on_tensors(composite.function, builder)), None
+
+
+def _by_parts(parts: Parts, builder: Builder) -> Recipe:
+    """An op that torch composes of others, some of which need a call of their own."""
+    slots = slots_of(builder.op.results)
+    one_by_one = _one_by_one(parts.trace, builder.mesh)
+
+    def run(func: Any, args: Any, kwargs: Any) -> Any:
+        values = dict(enumerate(flatten((args, kwargs))))
+        out = one_by_one(func, args, kwargs)
+        values.update(zip([slot.index for slot in slots], flatten(out)))
+        return fill(builder.trace.result, values)
+
+    return Function(run)
 
 
 def _sizes_of(

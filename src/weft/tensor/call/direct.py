@@ -18,6 +18,7 @@ from weft.core import Layout
 from weft.errors import UnsupportedOpError, message
 from weft.rules import Call, Decision, Rule
 from weft.tensor.call import fallback, foreach, outside, random_ops
+from weft.tensor.call.parts import parts_of
 from weft.tensor.call.recipe import Direct, Function, Recipe, Result
 from weft.tensor.call.told import told
 from weft.tensor.meta import Meta, contiguous_strides, intern
@@ -100,7 +101,9 @@ class Builder:
             drawing = random_ops.recipe(self.trace, self.is_leaf)
             if drawing is not None:
                 return drawing
-        return self._fallback("no rule covers it")
+        metas = [meta_like(tensor) for tensor in self.tensors]
+        parts = parts_of(self.op, metas, self.tensors[0].device.type)
+        return self._fallback("no rule covers it") if parts is None else parts
 
     def _fallback(self, reason: str) -> Recipe:
         if self.mesh.here is not None:
