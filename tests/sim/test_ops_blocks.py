@@ -44,8 +44,11 @@ def test_strict_lets_other_dims_be_cut() -> None:
     def on_rank(on: Any) -> None:
         _, x = _sharded(on, 7, 4)
         with weft.strict():
-            for fn in (torch.cumsum, torch.sort, torch.std, torch.argmax, torch.median,
-                       torch.cummax, torch.logsumexp, torch.argsort):
+            for fn in (torch.cumsum, torch.cumprod, torch.cummax, torch.cummin,
+                       torch.logcumsumexp, torch.sort, torch.argsort, torch.std, torch.var,
+                       torch.std_mean, torch.argmax, torch.argmin, torch.max, torch.amax,
+                       torch.median, torch.nanmedian, torch.mode, torch.logsumexp, torch.prod,
+                       torch.nansum, torch.nanmean, torch.count_nonzero):
                 fn(x, 1)
             x.topk(2), x.kthvalue(2), x.quantile(0.5, 1), x.norm(dim=1)
 

@@ -21,7 +21,9 @@ from weft.ops.blocks import Blocks, finish, whole_terms
 from weft.ops.splitting import Row, can_key, keys_of, split
 from weft.rules import Call, Decision
 
-__all__ = ["Sorting", "as_rows", "can_move", "is_alone", "msort_lookup", "sort_lookup", "topk_lookup"]
+__all__ = [
+    "Sorting", "as_rows", "can_move", "is_alone", "msort_lookup", "sort_lookup", "topk_lookup",
+]
 
 
 def sort_lookup(

@@ -16,8 +16,8 @@ from weft import ops, rules
 from weft.comm import BoundMesh
 from weft.tensor.call import fallback, own, own_local
 from weft.tensor.call.direct import BUILTINS, Builder
-from weft.tensor.call.program import Composer, Sizes
 from weft.tensor.call.parts import Parts
+from weft.tensor.call.program import Composer, Sizes
 from weft.tensor.call.recipe import Alias, Function, Recipe
 from weft.tensor.call.structure import MAX_STRUCTURES, Structure, numbers_come_from, structure_of
 from weft.tensor.counts import STRUCTURES
