@@ -111,9 +111,12 @@ def _bincount(input: torch.Tensor, weights: Any = None, minlength: int = 0) -> S
     counts = torch.bincount(local, *factors, minlength=max(high + 1, minlength))
     if factors and input.numel():  # of no elements, torch gives integers
         counts = counts.to(torch.float32 if factors[0].dtype is torch.float32 else torch.float64)
+    counted = counts.shape
+    if mesh.here is None:
+        counts = counts[:0]
     partial = ["sum" if axis in layout.dims[0] else None for axis in range(mesh.ndim)]
     return local_to_sharded(counts, mesh, Layout.make(
-        layout.mesh, counts.shape, ((),), partial=partial
+        layout.mesh, counted, ((),), partial=partial
     ))
 
 
