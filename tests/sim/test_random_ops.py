@@ -397,6 +397,7 @@ class Noisy(torch.autograd.Function):
 
 ON_FULL_TENSORS: dict[str, Callable[[Tensor], Any]] = {
     "a user's function": Noisy.apply,
+    "rand into a tensor": lambda x: torch.rand(SHAPE, out=torch.empty_like(x)),
     "fractional_max_pool2d": lambda x: F.fractional_max_pool2d(x[None, None], 2, (3, 3)),
 }
 

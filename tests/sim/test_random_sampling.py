@@ -124,13 +124,19 @@ SAMPLES: dict[str, Callable[[Tensor], Any]] = {
         torch.tensor(0.5), logits=x).rsample(),
     "Multinomial": lambda x: dist.Multinomial(5, logits=x).sample(),
     "VonMises": lambda x: dist.VonMises(x, positive(x)).sample(),
+    "MultivariateNormal": lambda x: dist.MultivariateNormal(x, torch.eye(6)).rsample(),
+    "Wishart": lambda x: dist.Wishart(
+        torch.tensor(9.0), (positive(x).mean() * 0 + 1) * torch.eye(6)).sample(),
+    "LKJCholesky": lambda x: dist.LKJCholesky(3, positive(x)[0, 0]).sample(),
+    "MixtureSameFamily": lambda x: dist.MixtureSameFamily(
+        dist.Categorical(logits=x), dist.Normal(x, 1.0)).sample(),
     "Independent": lambda x: dist.Independent(dist.Normal(x, 1.0), 1).rsample(),
     "TransformedDistribution": lambda x: dist.TransformedDistribution(
         dist.Normal(x, 1.0), [dist.transforms.SigmoidTransform()]).rsample(),
 }
 
 
-@pytest.mark.filterwarnings("ignore::weft.WeftWarning")
+@pytest.mark.filterwarnings("ignore::weft.WeftWarning", "ignore:Singular sample")
 @pytest.mark.parametrize("name", SAMPLES)
 def test_distributions(name: str) -> None:
     """Though torch's own generators of the ranks have drawn differently, and stay as they are."""

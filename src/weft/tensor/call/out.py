@@ -11,6 +11,7 @@ import torch
 from torch._ops import OpOverload
 
 from weft.errors import UnsupportedOpError, message
+from weft.tensor.placing.draw import torch_draws
 from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.trace.trees import flatten
 
@@ -32,7 +33,13 @@ def write_out(func: Any, args: Any, kwargs: Any) -> Any:
             f"{name}(): functions with out=... arguments don't support automatic differentiation, "
             "but one of the arguments requires grad."
         )
-    value = (func.overloadpacket if isinstance(func, OpOverload) else func)(*args, **rest)
+    function = func.overloadpacket if isinstance(func, OpOverload) else func
+    meta = next((one._meta for one in flatten(target) if type(one) is ShardTensor), None)
+    if meta is None or ShardTensor in map(type, flatten((args, rest))):
+        value = function(*args, **rest)
+    else:  # of plain tensors, or of nothing, like torch.rand: the same on all ranks
+        with torch_draws(meta.mesh):
+            value = function(*args, **rest)
     for one, result in zip(flatten(target), flatten(value)):
         _write(name, one, result)
     return target

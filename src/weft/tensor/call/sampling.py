@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from weft.core import Layout
 from weft.rng import Source, samples
 from weft.tensor.placing.draw import drawn
-from weft.tensor.placing.layouts import local_to_sharded
+from weft.tensor.placing.layouts import as_sharded, local_to_sharded
 from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.takeover import take_over, twin_of
 
@@ -94,8 +94,10 @@ class _Noise(TorchFunctionMode):
         if func is torch.empty:
             dtype = kwargs.get("dtype") or torch.get_default_dtype()
             return self._empty(_shape_of(args or (kwargs["size"],)), dtype)
-        if func is torch.Tensor.new and type(args[0]) is ShardTensor and len(args) > 1:
+        if func is torch.Tensor.new and len(args) > 1:
             return self._empty(_shape_of(args[1:]), args[0].dtype)
+        if func in _OF_PARAMETERS:  # a part of the distribution may have plain ones alone
+            args = [as_sharded(one, self.mesh) if isinstance(one, Tensor) else one for one in args]
         return func(*args, **kwargs)
 
     def _draw(self, shape: tuple[int, ...], dtype: torch.dtype, sample: Any) -> ShardTensor:
@@ -130,6 +132,12 @@ class _Noise(TorchFunctionMode):
 _MADE: dict[Any, Callable[[Source, torch.dtype], Tensor]] = {
     torch.rand: samples.unit, torch.randn: samples.normal,
 }
+
+
+_OF_PARAMETERS = frozenset({
+    torch.bernoulli, torch.binomial, torch.multinomial, torch.normal, torch.poisson,
+    torch._sample_dirichlet, torch._standard_gamma,  # type: ignore[attr-defined]
+})
 
 
 def _shape_of(size: Any) -> tuple[int, ...]:
