@@ -10,8 +10,9 @@ or single blocks.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -65,6 +66,9 @@ class Runs:
         """All of them, in pieces of about `limit` elements, or fewer where runs are longer."""
         if self.num * self.length == 0:
             return
+        if self.num == 1 and self.length <= limit:
+            yield Piece(slice(0, 1), 0, self.length, range(self.first, self.first + 1))
+            return
         if self.length >= limit:
             for row, start in enumerate(self.starts(0, self.num).tolist()):
                 for at in range(0, self.length, limit):
@@ -96,7 +100,8 @@ class Runs:
         return found
 
 
-def runs_of(shape: Sequence[int], box: Box) -> Runs:
+@lru_cache(maxsize=4096)
+def runs_of(shape: tuple[int, ...], box: Box) -> Runs:
     """The runs of a box of a tensor."""
     last = max((at for at, side in enumerate(box) if side != (0, shape[at])), default=0)
     if not box:

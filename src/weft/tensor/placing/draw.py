@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import torch
 
 from weft.comm import BoundMesh, as_bound_mesh
 from weft.core import Layout
+from weft.core.layout import Box
 from weft.errors import CommunicationError, message
 from weft.rng import STREAM, Key, Source, samples
 from weft.tensor.meta import intern
@@ -118,8 +120,13 @@ def drawn(
     if mesh.here is None:
         local = torch.empty(0, dtype=dtype, device=mesh.device)
     else:
-        local = sample(Source(key, layout.shape, layout.box_at(mesh.here), mesh.device))
+        local = sample(Source(key, layout.shape, _box(layout, mesh.here), mesh.device))
     return wrap(local, intern(mesh, layout, dtype, mesh.device, False))
+
+
+@lru_cache(maxsize=4096)
+def _box(layout: Layout, coordinate: tuple[int, ...]) -> Box:
+    return layout.box_at(coordinate)
 
 
 def draw_into(
@@ -141,7 +148,7 @@ def draw_into(
         return
     out = local.detach()
     source = Source(
-        next_key(mesh, generator), layout.shape, layout.box_at(here), mesh.device, out
+        next_key(mesh, generator), layout.shape, _box(layout, here), mesh.device, out
     )
     found = sample(source)
     if found is not out:
