@@ -46,12 +46,12 @@ def main(
     ]
     done = book.done()
     left = run([job for job in jobs if job.key not in done], book, workers, seconds)
-    text = board.scoreboard([it for it in book.found() if not ops or it.op in ops])
-    click.echo(text)
+    found = [it for it in book.found() if not ops or it.op in ops]
+    click.echo(board.scoreboard(found))
     if left:
         click.echo(f"{left} of {len(jobs)} jobs are left; run again to go on.")
     if out is not None:
-        out.write_text(text)
+        out.write_text(board.page(found))
 
 
 if __name__ == "__main__":

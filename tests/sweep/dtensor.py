@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+from torch.distributed.tensor.experimental import implicit_replication
 from torch.testing._internal.distributed.multi_threaded_pg import (
     ProcessLocalGroup,
     _install_threaded_pg,
@@ -140,7 +141,8 @@ def _run(program: Any, num: int) -> list[Any]:
     def work(rank: int) -> None:
         dist.init_process_group("threaded", rank=rank, world_size=num, store=store)
         try:
-            outcomes[rank] = program(rank)
+            with implicit_replication():
+                outcomes[rank] = program(rank)
         except BaseException as error:
             errors.append(error)
             ProcessLocalGroup.exception_handle(error)
