@@ -116,7 +116,7 @@ def router(
             raise out_of_bounds(op)(wrong)
         if wrong:
             indices = [torch.zeros_like(index) for index in indices]
-        spread = torch.broadcast_tensors(*from_front(indices, lengths))
+        spread = torch.broadcast_tensors(*from_front(indices, lengths, mesh.device))
         holder, row = units.locate(spread)
         return ask(post, holder, row, wrong) if asker is None else share(post, holder, row, asker)
 
@@ -186,7 +186,7 @@ def _as_terms(
             if wrong:
                 raise IndexError(wrong)
             rows, rest = as_rows(block, dims)
-            one = [index.reshape(1) for index in from_front(indices, lengths)]
+            one = [index.reshape(1) for index in from_front(indices, lengths, block.device)]
             holder, row = units.locate(one)
             mine = holder == units.comm.index
             if rows.shape[0]:

@@ -153,11 +153,13 @@ def outside(indices: Sequence[Tensor], shape: Sequence[int | None], wraps: bool)
     return ""
 
 
-def from_front(indices: Sequence[Tensor], shape: Sequence[int | None]) -> list[Tensor]:
-    """The indices as int64, negative ones counted from the end."""
+def from_front(
+    indices: Sequence[Tensor], shape: Sequence[int | None], device: torch.device
+) -> list[Tensor]:
+    """The indices as int64 on this device, negative ones counted from the end."""
     out = []
     for index, length in zip(indices, shape):
-        index = index.to(torch.int64)
+        index = index.to(device, torch.int64)
         out.append(index if length is None else torch.where(index < 0, index + length, index))
     return out
 

@@ -137,7 +137,7 @@ class _Write:
             wrong = outside(indices, lengths, self.wraps)
             if wrong:
                 raise out_of_bounds(self.op)(wrong)
-            spread = torch.broadcast_tensors(*from_front(indices, lengths))
+            spread = torch.broadcast_tensors(*from_front(indices, lengths, block.device))
             holder, row = units.locate(spread)
             row, mine = row.reshape(-1), None
             if units.comm.size > 1:
