@@ -88,4 +88,24 @@ MEAN_LIKE: list[Case] = [
     case("mean_plus_sum", lambda a: a.mean() + a.pow(2).sum() / 10, reals(7, 3)),
 ]
 
-CASES = CROSS_ENTROPY + MEAN_LIKE
+_SIGNS = given([1, -1, 1, 1, -1, 1, -1], torch.float64, fixed=True)
+
+MARGINS: list[Case] = [
+    case(f"{name}_{reduction}", lambda *all, fn=fn, r=reduction: fn(*all, reduction=r), *operands,
+         per_mesh=2)
+    for name, fn, operands in (
+        ("hinge_embedding", F.hinge_embedding_loss, (reals(7), _SIGNS)),
+        ("margin_ranking", F.margin_ranking_loss, (reals(7), reals(7), _SIGNS)),
+        ("cosine_embedding", F.cosine_embedding_loss, (reals(7, 3), reals(7, 3), _SIGNS)),
+        ("triplet_margin", F.triplet_margin_loss, (reals(7, 3), reals(7, 3), reals(7, 3))),
+        ("triplet_swap", lambda a, b, c, reduction: F.triplet_margin_loss(
+            a, b, c, swap=True, reduction=reduction), (reals(7, 3), reals(7, 3), reals(7, 3))),
+        ("multi_margin", F.multi_margin_loss, (reals(7, 4), integers(7, high=4))),
+        ("multilabel_margin", F.multilabel_margin_loss, (reals(7, 4), integers(7, 4, high=4))),
+        ("gaussian_nll", F.gaussian_nll_loss, (reals(7, 3), reals(7, 3), positives(7, 3))),
+        ("gaussian_nll_line", F.gaussian_nll_loss, (reals(7, 3), reals(7, 3), positives(7, 1))),
+    )
+    for reduction in ("mean", "sum", "none")
+]
+
+CASES = CROSS_ENTROPY + MEAN_LIKE + MARGINS

@@ -9,6 +9,7 @@ from weft.ops import (
     composed,
     logsum,
     loss,
+    margins,
     moments,
     normalize,
     order,
@@ -93,6 +94,7 @@ TABLE: dict[str, Lookup] = {
     "aten.flip.default": shifts.flip_lookup,
     "aten.roll.default": shifts.roll_lookup,
     **composed.TABLE,
+    **margins.TABLE,
     **dict.fromkeys(loss.REDUCED_AT, loss.elementwise_lookup),
 }
 

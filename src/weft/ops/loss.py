@@ -29,8 +29,6 @@ REDUCED_AT = {
     "aten.binary_cross_entropy.default": 3,
     "aten.binary_cross_entropy_with_logits.default": 4,
     "aten.poisson_nll_loss.default": 5,
-    "aten.hinge_embedding_loss.default": 3,
-    "aten.margin_ranking_loss.default": 4,
 }
 """Losses that are elementwise before their reduction, and where that argument stands."""
 

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import torch
 
 from weft.errors import UnsupportedOpError, message
-from weft.tensor.call import amp, counting, indexing, masks, repeats
+from weft.tensor.call import amp, counting, indexing, masks, reading
 from weft.tensor.call.build import BY_DATA
 from weft.tensor.call.dispatch import call, keep_constant
 from weft.tensor.grad import autograd, hooks
@@ -349,8 +349,9 @@ BY_DATA.update({
         (masks.nonzero, (torch.nonzero, _Tensor.nonzero, torch.argwhere, _Tensor.argwhere,
                          _aten.nonzero.default, _aten.argwhere.default)),
         (masks.where, (torch.where, _aten.where.default)),
-        (repeats.repeat_interleave, (torch.repeat_interleave, _Tensor.repeat_interleave)),
-        (repeats.one_hot, (torch.nn.functional.one_hot,)),
+        (reading.repeat_interleave, (torch.repeat_interleave, _Tensor.repeat_interleave)),
+        (reading.one_hot, (torch.nn.functional.one_hot,)),
+        (reading.gaussian_nll_loss, (torch.nn.functional.gaussian_nll_loss,)),
     ) for function in functions
 })
 

@@ -1,11 +1,12 @@
-"""Ops on places whose number depends on the data: repeats told by a tensor, classes that are not.
+"""Calls that read numbers of their operands before they know what they are: how often to repeat,
+how many classes there are, whether a variance is negative.
 
-The numbers are read (from all ranks, where they are cut: there is one for each row), and the op is
-one whose sizes are known.
+What is read comes from all ranks, where it is cut; the rest is an op whose sizes are known.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from weft.tensor.shard_tensor import ShardTensor
 
-__all__ = ["one_hot", "repeat_interleave"]
+__all__ = ["gaussian_nll_loss", "one_hot", "repeat_interleave"]
 
 
 def repeat_interleave(
@@ -52,3 +53,32 @@ def one_hot(input: Tensor, num_classes: int = -1) -> Tensor:
     if input.numel() == 0:
         raise RuntimeError("Can not infer total number of classes from empty tensor.")
     return F.one_hot(input, int(input.max()) + 1)
+
+
+def gaussian_nll_loss(
+    input: Tensor, target: Tensor, var: Any, full: bool = False, eps: float = 1e-6,
+    reduction: str = "mean",
+) -> Tensor:
+    """As torch's own, whose Python looks at the variances.
+
+    Raises:
+        ValueError: a negative variance, variances of another size, an unknown reduction.
+    """
+    if not isinstance(var, Tensor):
+        var = torch.full_like(input, var)
+    if bool((var.detach() < 0).any()):
+        raise ValueError("var has negative entry/entries")
+    if var.shape != input.shape:
+        if input.shape[:-1] == var.shape:
+            var = var.unsqueeze(-1)
+        elif input.shape[:-1] != var.shape[:-1] or var.shape[-1] != 1:
+            raise ValueError("var is of incorrect size")
+    if reduction not in ("none", "mean", "sum"):
+        raise ValueError(reduction + " is not valid")
+    var = torch.where(var < eps, var - var.detach() + eps, var)  # clamped, but for the gradient
+    loss = 0.5 * (torch.log(var) + (input - target) ** 2 / var)
+    if full:
+        loss = loss + 0.5 * math.log(2 * math.pi)
+    if reduction == "none":
+        return loss
+    return loss.mean() if reduction == "mean" else loss.sum()

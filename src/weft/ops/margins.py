@@ -1,0 +1,101 @@
+"""Losses that compare distances with a margin: of elements, pairs and triples, and of classes.
+
+Each is the torch code that says what it means, reduced at the end, so that a mean is one of all
+elements, wherever they lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from weft.core import Layout
+from weft.ops.algorithm import Composite
+from weft.rules import Call
+
+__all__ = ["TABLE"]
+
+_NONE, _MEAN = 0, 1  # torch's numbers for reduction=
+
+
+def _reduced(each: Tensor, reduction: int) -> Tensor:
+    if reduction == _NONE:
+        return each
+    return each.mean() if reduction == _MEAN else each.sum()
+
+
+def _hinge_embedding(
+    x: Tensor, target: Tensor, margin: float = 1.0, reduction: int = _MEAN
+) -> Tensor:
+    apart = torch.where(target != 1, (margin - x).clamp_min(0), 0)
+    return _reduced(apart + torch.where(target != -1, x, 0), reduction)
+
+
+def _margin_ranking(
+    x: Tensor, y: Tensor, target: Tensor, margin: float = 0.0, reduction: int = _MEAN
+) -> Tensor:
+    return _reduced((-target * (x - y) + margin).clamp_min(0), reduction)
+
+
+def _cosine_embedding(
+    x: Tensor, y: Tensor, target: Tensor, margin: float = 0.0, reduction: int = _MEAN
+) -> Tensor:
+    dim, eps = target.dim(), 1e-12  # both are torch's
+    sizes = [(one * one).sum(dim) + eps for one in (x, y)]
+    cosine = (x * y).sum(dim) / (sizes[0] * sizes[1]).sqrt()
+    alike = torch.where(target == 1, 1 - cosine, 0)
+    return _reduced(alike + torch.where(target == -1, (cosine - margin).clamp_min(0), 0), reduction)
+
+
+def _triplet_margin(
+    anchor: Tensor, positive: Tensor, negative: Tensor, margin: float = 1.0, p: float = 2.0,
+    eps: float = 1e-6, swap: bool = False, reduction: int = _MEAN,
+) -> Tensor:
+    near = F.pairwise_distance(anchor, positive, p, eps)
+    far = F.pairwise_distance(anchor, negative, p, eps)
+    if swap:
+        far = torch.minimum(far, F.pairwise_distance(positive, negative, p, eps))
+    return _reduced((margin + near - far).clamp_min(0), reduction)
+
+
+def _multi_margin(
+    x: Tensor, target: Tensor, p: Any = 1, margin: Any = 1, weight: Tensor | None = None,
+    reduction: int = _MEAN,
+) -> Tensor:
+    each = torch.ops.aten.multi_margin_loss(x, target, p, margin, weight, _NONE)
+    return _reduced(each, reduction)
+
+
+def _multilabel_margin(x: Tensor, target: Tensor, reduction: int = _MEAN) -> Tensor:
+    return _reduced(torch.ops.aten.multilabel_margin_loss(x, target, _NONE), reduction)
+
+
+def _when(
+    function: Callable[..., Tensor], each: int | None = None
+) -> Callable[[Call, Sequence[Layout], Sequence[bool]], Composite | None]:
+    """`each`: where the reduction stands of a loss whose elements a rule says."""
+    def lookup(
+        call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
+    ) -> Composite | None:
+        if all(layout.is_replicated for layout in layouts) or (
+            each is not None and call.args[each] == _NONE
+        ):
+            return None
+        return Composite(function)
+
+    return lookup
+
+
+TABLE = {
+    "aten.hinge_embedding_loss.default": _when(_hinge_embedding),
+    "aten.margin_ranking_loss.default": _when(_margin_ranking),
+    "aten.cosine_embedding_loss.default": _when(_cosine_embedding),
+    "aten.triplet_margin_loss.default": _when(_triplet_margin),
+    "aten.multi_margin_loss.default": _when(_multi_margin, 5),
+    "aten.multilabel_margin_loss.default": _when(_multilabel_margin, 2),
+}
+"""Op name -> who answers for it."""
