@@ -101,11 +101,22 @@ MARGINS: list[Case] = [
         ("triplet_swap", lambda a, b, c, reduction: F.triplet_margin_loss(
             a, b, c, swap=True, reduction=reduction), (reals(7, 3), reals(7, 3), reals(7, 3))),
         ("multi_margin", F.multi_margin_loss, (reals(7, 4), integers(7, high=4))),
-        ("multilabel_margin", F.multilabel_margin_loss, (reals(7, 4), integers(7, 4, high=4))),
+        ("multi_margin_weight", lambda a, t, w, reduction: F.multi_margin_loss(
+            a, t, 2, 0.5, w, reduction=reduction),
+         (reals(7, 4), integers(7, high=4), positives(4, fixed=True))),
+        ("multi_margin_row", F.multi_margin_loss, (reals(4), given(2))),
         ("gaussian_nll", F.gaussian_nll_loss, (reals(7, 3), reals(7, 3), positives(7, 3))),
         ("gaussian_nll_line", F.gaussian_nll_loss, (reals(7, 3), reals(7, 3), positives(7, 1))),
     )
     for reduction in ("mean", "sum", "none")
 ]
+
+WITHOUT_META: list[Case] = [
+    case(f"multilabel_margin_{reduction}",
+         lambda a, t, r=reduction: F.multilabel_margin_loss(a, t, reduction=r), reals(7, 4),
+         integers(7, 4, high=4))
+    for reduction in ("mean", "sum", "none")
+]
+"""torch has no gradient of them on meta tensors, so a rank outside the mesh has none either."""
 
 CASES = CROSS_ENTROPY + MEAN_LIKE + MARGINS

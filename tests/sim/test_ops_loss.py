@@ -3,10 +3,10 @@
 import pytest
 
 from tests.cases import Trial, trials_of
-from tests.cases.loss import CASES
+from tests.cases.loss import CASES, WITHOUT_META
 from tests.harness import check_trial
 
 
-@pytest.mark.parametrize("trial", trials_of(CASES), ids=lambda trial: trial.id)
+@pytest.mark.parametrize("trial", trials_of(CASES + WITHOUT_META), ids=lambda trial: trial.id)
 def test_loss(trial: Trial) -> None:
     check_trial(trial)

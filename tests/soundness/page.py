@@ -24,7 +24,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "ops.md"
 
 _HEAD = """# What each op asks of its operands
 
-Printed from the tables (`python -m tests.soundness.page`; a test fails where they say otherwise).
+Printed from the tables by `tests/soundness/page.py` (`python -m tests.soundness.page`).
 
 A rule is written over *factors*, the index ranges that dims are made of. A mesh axis that cuts a
 factor costs by where the factor stands:

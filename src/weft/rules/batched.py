@@ -222,16 +222,15 @@ def _bilinear(call: Call) -> Rule:
     )
 
 
-def _of_rows(call: Call) -> Rule | None:
-    """Losses of rows of classes, kept per row; a row without a batch is whole."""
-    x, target, *weight = call.tensors
+def _multilabel(call: Call) -> Rule | None:
+    """`multilabel_margin_loss` of rows, kept per row."""
+    x = call.tensors[0]
     if len(x.shape) != 2 or len(call.results[0].shape) != 1:
         return None
-    classes: FactorDims = (("classes",),)
+    rows: FactorDims = (("b",), ("classes",))
     return Rule(
-        ((("b",), *classes), (("b",), *classes)[: len(target.shape)], *([classes] * len(weight))),
-        ((("b",),),), {"b": x.shape[0], "classes": x.shape[1]}, whole=frozenset(("classes",)),
-        nonempty=frozenset(("b",)),
+        (rows, rows), ((("b",),),), {"b": x.shape[0], "classes": x.shape[1]},
+        whole=frozenset(("classes",)), nonempty=frozenset(("b",)),
     )
 
 
@@ -257,5 +256,5 @@ RULES: dict[str, Rules] = {
     **{f"aten.{name}": _cdist for name in ("cdist", "_cdist_forward")},
     "aten.bilinear": _bilinear,
     "aten.one_hot": _one_hot,
-    **{f"aten.{name}": _of_rows for name in ("multi_margin_loss", "multilabel_margin_loss")},
+    "aten.multilabel_margin_loss": _multilabel,
 }
