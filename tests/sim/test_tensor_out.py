@@ -67,6 +67,26 @@ def test_as_plain_tensors(program: Any, name: str) -> None:
     agree(program, name)
 
 
+@pytest.mark.parametrize("spec", [P("x"), P(None, "x"), P(), P(partial={"x": "sum"})], ids=str)
+def test_a_target_among_the_operands_gets_the_true_value(spec: P) -> None:
+    """Of plain tensors torch gives zeros for mm, and refuses where memory overlaps in part."""
+    square = X[:, :5].contiguous()
+
+    def on_rank(mesh: Any) -> list[torch.Tensor]:
+        x, y, z = (weft.distribute_tensor(square, mesh, spec) for _ in range(3))
+        torch.mm(x, x, out=x)
+        torch.add(y, 1, out=y.t())
+        torch.add(z[:4], 1, out=z[1:])
+        plain = square.clone()
+        torch.mm(plain, weft.distribute_tensor(square, mesh, spec), out=plain)
+        return [x.full_tensor(), y.full_tensor(), z.full_tensor(), plain]
+
+    due = [square @ square, (square + 1).t(), torch.cat([square[:1], square[:4] + 1])]
+    for found in weft.testing.run(on_rank, mesh={"x": 2}):
+        for one, wanted in zip(found, [*due, due[0]], strict=True):
+            torch.testing.assert_close(one, wanted)
+
+
 def test_a_target_keeps_its_layout_and_shape() -> None:
     def on_rank(mesh: Any) -> Any:
         x = weft.distribute_tensor(X, mesh, P("x"))
