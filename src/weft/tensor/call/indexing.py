@@ -8,6 +8,7 @@ places (`ops.write`). What is left (a bool among the indices) runs on full tenso
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -84,6 +85,12 @@ def _as_items(tensor: Tensor, index: Any) -> list[Any]:
         ):
             item = torch.as_tensor(item, device=tensor.device)
             items[at] = item.to(torch.int64) if item.numel() == 0 else item
+        if isinstance(item, slice):
+            ends = (item.start, item.stop, item.step)
+            if any(isinstance(end, Tensor) for end in ends):  # they are read, as by `index()`
+                items[at] = slice(*[
+                    operator.index(end) if isinstance(end, Tensor) else end for end in ends
+                ])
         if isinstance(item, Tensor) and item.dtype is torch.uint8:
             items[at] = item.to(torch.bool)
         elif isinstance(item, Tensor) and not item.dim() and not (
