@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from weft.core import Layout
 from weft.rules import (
@@ -20,15 +21,29 @@ from weft.rules.notation import Call, Decision, Rule
 
 __all__ = ["DECISIONS", "RULES", "covers", "lookup", "numbers_flow"]
 
-RULES: Mapping[str, Callable[[Call], Rule | None]] = {
+_RULES: Mapping[str, Callable[[Call], Rule | None]] = {
     **pointwise.RULES, **reduction.RULES, **contraction.RULES, **view.RULES, **index.RULES,
     **count.RULES, **batched.RULES,
 }
-"""Ops whose meaning for sharded operands a rule says."""
-
-DECISIONS: Mapping[str, Callable[[Call, Sequence[Layout]], Decision | Rule | None]] = {
+_DECISIONS: Mapping[str, Callable[[Call, Sequence[Layout]], Decision | Rule | None]] = {
     **pointwise.DECISIONS, **index.DECISIONS, **placed.DECISIONS,
 }
+_COPIES = """
+    alias detach diagonal expand permute select slice split split_with_sizes squeeze t transpose
+    unbind unfold unsqueeze view view_as_real view_as_complex
+""".split()  # noqa: SIM905
+"""Views with a variant that copies (`aten.permute_copy`), of which the same holds."""
+
+
+def _with_copies(table: Mapping[str, Any]) -> dict[str, Any]:
+    copies = {f"aten.{name}_copy": table.get(f"aten.{name}") for name in _COPIES}
+    return {**table, **{name: rule for name, rule in copies.items() if rule is not None}}
+
+
+RULES = _with_copies(_RULES)
+"""Ops whose meaning for sharded operands a rule says."""
+
+DECISIONS = _with_copies(_DECISIONS)
 """Ops for which the operands' cuts decide."""
 
 
