@@ -74,19 +74,30 @@ BOUNDS: list[Bound] = [
     # Each block's candidates, or its own block of all that is sorted, and samples.
     Bound("topk_8", lambda a: a.topk(8, -1),
           _same((384, 192), *_LINES) | {"columns": (3072, 1536)}),
-    Bound("topk_3000", lambda a: a.topk(3000, -1), {"line": (15336, 6128)}),
-    Bound("sort", lambda a: a.sort(-1), {"line": (15516, 6248), "ragged": (15828, 6456),
-                                         "square": (15516, 6248), "columns": (6144, 6144)}),
-    Bound("argsort", lambda a: a.argsort(-1), {"line": (15516, 0), "columns": (6144, 0)}, False),
-    Bound("msort", lambda a: a.msort(), {"line": (15516, 6248), "rows": (6144, 6144)}),
+    Bound("topk_3000", lambda a: a.topk(3000, -1), {"line": (12392, 6128)}),
+    Bound("sort", lambda a: a.sort(-1), {"line": (12572, 6248), "ragged": (12884, 6456),
+                                         "square": (12572, 6248), "columns": (6144, 6144)}),
+    Bound("argsort", lambda a: a.argsort(-1), {"line": (12572, 0), "columns": (6144, 0)}, False),
+    Bound("msort", lambda a: a.msort(), {"line": (12572, 6248), "rows": (6144, 6144)}),
     # Samples, and one element.
     Bound("kthvalue", lambda a: a.kthvalue(100, -1),
           _same((3144, 24), *_LINES) | {"columns": (6144, 6144)}),
     Bound("median", lambda a: a.median(-1), {"line": (3168, 24), "columns": (6144, 6144)}),
     Bound("median_all", lambda a: a.median(), _same((3168, 0), "line", "columns", "rows"), False),
     Bound("quantile", lambda a: a.quantile(_steps(a.dtype), -1),
-          {"line": (11208, 144), "columns": (6144, 6144)}),
-    # Counts are sums of counts.
+          {"line": (5320, 144), "columns": (6144, 6144)}),
+    Bound("mode", lambda a: a.mode(-1), {"line": (12700, 6264), "columns": (6144, 6144)}),
+    # What is distinct in each block.
+    Bound("unique", lambda a: a.round().unique(return_inverse=True, return_counts=True),
+          _same((384, 0), "line", "square", "rows"), False),
+    Bound("unique_many", lambda a: a.unique(), {"line": (25092, 0)}, False),
+    Bound("unique_consecutive", lambda a: a.unique_consecutive(),
+          _same((24, 0), "line", "rows"), False),
+    # What torch composes of others goes by its parts.
+    Bound("trapezoid", torch.trapezoid, {"line": (32, 0), "columns": (80, 96)}),
+    # Counts are sums of counts; where bins begin and end is a reduction.
+    Bound("bincount", lambda a: (a.abs() * 4).long().bincount(), {"line": (32, 0)}, False),
+    Bound("histc_of_data", lambda a: a.histc(), _same((32, 0), "line", "rows"), False),
     Bound("searchsorted", lambda a: torch.searchsorted(a, _steps(a.dtype)), _same((0, 0), *_LINES),
           False),
     Bound("bucketize", lambda a: torch.bucketize(a, _steps(a.dtype)),

@@ -4,16 +4,17 @@
 the first k of all: selection in several sorted sequences (Varman et al., Merging Multiple Lists on
 Hierarchical-Memory Multiprocessors, 1991), by samples. In each round every block shows some of the
 elements in question, evenly spaced; all ranks see the same samples, so they draw the same
-conclusions and nobody needs to be told. A round leaves about 4 of `num_samples` parts in question,
-so three rounds settle a million elements. Equal elements count in the order of blocks, then
-of places, which makes every order strict.
+conclusions and nobody needs to be told; where there are many cuts, each rank looks after some of
+them, and tells what it concludes. A round leaves about 4 of the parts in question that samples make
+(never more than 8), so four rounds settle a million elements. Equal elements count in the order of
+blocks, then of places, which makes every order strict.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 import torch
@@ -60,6 +61,19 @@ class Row:
         self._tell("samples of all blocks", "all_gather", (self.num - 1) * own.nbytes)
         flat = self._comm.all_gather(own.detach().reshape(-1).contiguous(), [size] * self.num)
         return flat.view(self.num, *own.shape)[self._at]
+
+    def gather_parts(self, own: Tensor, sizes: Sequence[int]) -> Tensor:
+        """Flat tensors of all blocks, `sizes[i]` elements of block i, one after the other."""
+        self._tell("what ranks conclude", "all_gather",
+                   (sum(sizes) - sizes[self.mine]) * own.element_size())
+        order = sorted(range(self.num), key=self._at.__getitem__)
+        got = self._comm.all_gather(own.contiguous(), [sizes[block] for block in order])
+        parts = dict(zip(order, got.split([sizes[block] for block in order])))
+        return torch.cat([parts[block] for block in range(self.num)])
+
+    def send(self, x: Tensor, send: Sequence[int], recv: Sequence[int]) -> Tensor:
+        """`exchange` without gradient."""
+        return self._run(x, send, recv)
 
     def tell(self, value: Any) -> list[Any]:
         """A small Python value of every block, in order."""
@@ -141,17 +155,24 @@ def split(row: Row, keys: Tensor, ranks: Tensor) -> Tensor:
     sizes = torch.tensor(row.sizes, device=keys.device).view(-1, 1, 1)
     low = torch.zeros(row.num, num_rows, num_cuts, dtype=torch.long, device=keys.device)
     high = sizes.expand_as(low).clone()
-    num_samples = min(max(64, 8 * row.num), max(*row.sizes, 1))
     first = True
     while bool((low < high).any()):
-        places = _samples(low, high, num_samples)
+        places = _samples(low, high, min(_NUM_SAMPLES, max(row.sizes)))
         if first:  # the same in question for every cut
-            shown = _shown(row, keys, places[:, :, :1]).expand_as(places)
+            shown = row.gather(_shown(row, keys, places[:, :, :1])).expand_as(places)
+            low, high = _narrowed(low, high, places, shown, ranks)
+        elif num_cuts > 2:
+            low, high = _shared_out(row, keys, low, high, places, ranks)
         else:
-            shown = _shown(row, keys, places)
-        low, high = _narrowed(low, high, places, shown, ranks)
+            shown = row.gather(_shown(row, keys, places))
+            low, high = _narrowed(low, high, places, shown, ranks)
         first = False
     return low
+
+
+_NUM_SAMPLES = 64
+"""A round takes this many numbers per cut and block, whose elements in question are then fewer by
+8 times at least: more rounds of fewer samples would take less bytes, and more time."""
 
 
 def first_next(row: Row, before: Tensor, keys: Tensor) -> Tensor:
@@ -172,12 +193,34 @@ def _samples(low: Tensor, high: Tensor, count: int) -> Tensor:
 
 
 def _shown(row: Row, keys: Tensor, places: Tensor) -> Tensor:
-    """The keys at each block's own sampled places."""
+    """The keys at this block's own sampled places."""
     own = places[row.mine]
     if not keys.shape[1]:
-        return row.gather(torch.zeros_like(own))
+        return torch.zeros_like(own)
     flat = own.reshape(own.shape[0], -1).clamp(max=keys.shape[1] - 1)
-    return row.gather(keys.gather(1, flat).view(own.shape))
+    return keys.gather(1, flat).view(own.shape)
+
+
+def _shared_out(
+    row: Row, keys: Tensor, low: Tensor, high: Tensor, places: Tensor, ranks: Tensor
+) -> tuple[Tensor, Tensor]:
+    """`_narrowed`, each rank for some of the cuts: it gets their samples, and tells the others."""
+    num_rows, num_cuts, num_samples = places.shape[1:]
+    starts = [block * num_cuts // row.num for block in range(row.num + 1)]
+    counts = [stop - start for start, stop in pairwise(starts)]
+    start, stop = starts[row.mine : row.mine + 2]
+    each = num_rows * num_samples
+    own = _shown(row, keys, places).transpose(0, 1).reshape(-1)
+    got = row.send(own, [count * each for count in counts], [(stop - start) * each] * row.num)
+    shown = got.view(row.num, stop - start, num_rows, num_samples).transpose(1, 2)
+    mine = slice(start, stop)
+    found = _narrowed(
+        low[:, :, mine], high[:, :, mine], places[:, :, mine], shown, ranks[:, mine]
+    )
+    told = torch.stack(found).permute(3, 0, 1, 2).reshape(-1)
+    sizes = [count * 2 * row.num * num_rows for count in counts]
+    every = row.gather_parts(told, sizes).view(num_cuts, 2, row.num, num_rows).permute(1, 2, 3, 0)
+    return every[0], every[1]
 
 
 def _narrowed(
