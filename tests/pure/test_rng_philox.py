@@ -135,3 +135,43 @@ def test_values_do_not_depend_on_the_pieces(chunk: int, monkeypatch: pytest.Monk
         with monkeypatch.context() as patched:
             patched.setitem(source._CHUNK_LANES, "cpu", chunk)
             assert all(map(torch.equal, draws(part), expected))
+
+
+def test_what_an_accelerator_does_gives_the_same_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's integer ops in the place of numpy's generator, on the CPU."""
+    def on_device(key: Any, sub: int, starts: Any, count: int, device: Any) -> torch.Tensor:
+        return ways._on_device(key, sub, ways._array(starts), count, device)
+
+    def draws(part: Source) -> list[torch.Tensor]:
+        return [
+            part.bits64(), samples.unit(part, torch.float32), samples.unit(part, torch.bfloat16),
+            samples.unit(part, torch.complex128), samples.bernoulli(part, 0.3),
+            samples.integers(part, -3, 9, torch.int64), samples.normal(part, torch.float64),
+            samples.integers(part, 0, 3 << 61, torch.int64),
+            samples.uniform(part, torch.float32, -1.0, 2.0),
+        ]
+
+    for shape, box in _boxes(60):
+        part = Source((FULL, 4), shape, box, CPU)
+        expected = draws(part)
+        with monkeypatch.context() as patched:
+            patched.setattr(source, "lanes", on_device)
+            assert all(map(torch.equal, draws(part), expected))
+
+
+def test_numbers_stay_what_they_are() -> None:
+    """A seed that has been written down means the same in later versions."""
+    here = Source.whole((42, 0), (3,), CPU)
+    assert here.bits32().tolist() == BITS32
+    assert samples.unit(here, torch.float32).tolist() == [
+        (bits % (1 << 24)) / (1 << 24) for bits in BITS32
+    ]
+    assert samples.integers(here, 0, 1000, torch.int64).tolist() == [
+        (bits % (1 << 32)) * 1000 >> 32 for bits in BITS32
+    ]
+    normals = torch.tensor(NORMALS, dtype=torch.float32)
+    torch.testing.assert_close(samples.normal(here, torch.float32), normals, rtol=1e-6, atol=1e-6)
+
+
+BITS32 = [1298302990, -772243075, 1556642174]
+NORMALS = [0.84981, -0.467145, 1.09132]
