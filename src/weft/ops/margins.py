@@ -67,13 +67,13 @@ def _multi_margin(
     reduction: int = _MEAN,
 ) -> Tensor:
     """Of each class but the target's, how far it comes within the margin; a mean over classes."""
-    rows = x if x.dim() > 1 else x.unsqueeze(0)
+    rows = x if x.dim() > 1 else x.reshape(1, -1)
     target = target.reshape(-1, 1)
     within = (margin - rows.gather(1, target) + rows).relu()
     within = (within if p == 1 else within * within).scatter(1, target, 0)
     if weight is not None:
         within = within * weight[target]
-    each = within.sum(1) / x.shape[-1]
+    each = within.sum(1) / rows.shape[1]
     return _reduced(each if x.dim() > 1 or reduction != _NONE else each.squeeze(0), reduction)
 
 
