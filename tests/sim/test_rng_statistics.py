@@ -225,6 +225,16 @@ def test_counts_that_are_certain() -> None:
     assert not rejection.poisson(here, torch.zeros(16)).any()
 
 
+def test_parameters_out_of_range_give_nan() -> None:
+    here, wrong = source(35, 4), torch.tensor([-1.0, torch.nan, torch.inf, 12.0])
+    for found in (rejection.gamma(here, wrong), rejection.poisson(here, wrong),
+                  rejection.binomial(here, wrong, torch.full((4,), 0.5)),
+                  rejection.binomial(here, torch.full((4,), 7.0), wrong / 24)):
+        assert found[:2].isnan().all() and found[3].isfinite()
+    assert rejection.gamma(here, wrong)[2].isnan() and rejection.poisson(here, wrong)[2].isnan()
+    assert (rejection.gamma(here, torch.zeros(4)) == 0.0).all()
+
+
 def test_rejections_leave_the_neighbours_alone() -> None:
     """A box of the values is the values of the box, though other boxes take other attempts."""
     shape = (40, 30)

@@ -1,7 +1,8 @@
 """Values that take an unknown number of draws: gamma, Poisson, binomial.
 
 Every attempt has substreams of its own, so what an element is depends on its own bits and its own
-parameters, not on how often its neighbours were refused. All is computed in float64.
+parameters, not on how often its neighbours were refused. All is computed in float64. Parameters out
+of range give nan: no attempt of theirs would ever be accepted.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ def gamma(source: Source, shape: Tensor) -> Tensor:
     """Gamma of rate 1: Marsaglia and Tsang, "A simple method for generating gamma variables"
     (ACM TOMS, 2000). `shape` has the box's shape; values may underflow to 0 where it is tiny."""
     shape = shape.to(_F64)
+    valid = (shape >= 0.0) & shape.isfinite()
+    shape = torch.where(valid, shape, 1.0)
     small = shape < 1.0
     d = torch.where(small, shape + 1.0, shape) - 1.0 / 3.0
     c = (9.0 * d).rsqrt()
@@ -39,18 +42,20 @@ def gamma(source: Source, shape: Tensor) -> Tensor:
 
     found = _first_accepted(attempt)
     factor = (-unit(source, _F64)).log1p().div(shape).exp()
-    return torch.where(small, found * factor, found)
+    return torch.where(small, found * factor, found).masked_fill_(~valid, torch.nan)
 
 
 def poisson(source: Source, rate: Tensor) -> Tensor:
     """Poisson: by adding up, or PTRS of Hörmann, "The transformed rejection method for generating
     Poisson random variables" (Insurance: Mathematics and Economics, 1993)."""
     rate = rate.to(_F64)
+    valid = (rate >= 0.0) & rate.isfinite()
+    rate = torch.where(valid, rate, 0.0)
     few = rate < _FEW
     little = torch.where(few, rate, 0.0)
     counts = _by_adding_up(source, (-little).exp(), lambda count: little / count)
     if bool(few.all()):
-        return counts
+        return counts.masked_fill_(~valid, torch.nan)
     mean = torch.where(few, _FEW, rate)
     b = 0.931 + 2.53 * mean.sqrt()
     a = -0.059 + 0.02483 * b
@@ -65,13 +70,15 @@ def poisson(source: Source, rate: Tensor) -> Tensor:
         sure = (us >= 0.07) & (v <= quick)
         return k, sure | ((k >= 0.0) & ~((us < 0.013) & (v > us)) & slow)
 
-    return torch.where(few, counts, _first_accepted(attempt))
+    return torch.where(few, counts, _first_accepted(attempt)).masked_fill_(~valid, torch.nan)
 
 
 def binomial(source: Source, count: Tensor, p: Tensor) -> Tensor:
     """Binomial: by adding up, or BTRS of Hörmann, "The generation of binomial random variates"
     (Journal of Statistical Computation and Simulation, 1993)."""
     count, given = count.to(_F64), p.to(_F64)
+    valid = (count >= 0.0) & count.isfinite() & (given >= 0.0) & (given <= 1.0)
+    count, given = torch.where(valid, count, 0.0), torch.where(valid, given, 0.0)
     p = torch.minimum(given, 1.0 - given)
     few = count * p < _FEW
     little = torch.where(few, p, 0.0)
@@ -81,7 +88,8 @@ def binomial(source: Source, count: Tensor, p: Tensor) -> Tensor:
     if not bool(few.all()):
         large = _btrs(source, torch.where(few, 4.0 * _FEW, count), torch.where(few, 0.5, p))
         counts = torch.where(few, counts, large)
-    return torch.where(given > 0.5, count - counts, counts)
+    found = torch.where(given > 0.5, count - counts, counts)
+    return found.masked_fill_(~valid, torch.nan)
 
 
 def _btrs(source: Source, count: Tensor, p: Tensor) -> Tensor:
