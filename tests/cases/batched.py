@@ -56,6 +56,9 @@ CASES: list[Case] = [
     case(f"batched_{name}", fn, reals(5, 4, 4), reals(5, 4, 2), per_mesh=2)
     for name, fn in _OF_TWO.items()
 ] + [
+    # A block of 3 rows would look like vectors.
+    case("solve_one_matrix", lambda a, b: _L.solve(_good(a), b), reals(5, 3, 3), reals(3, 3),
+         falls_back=True, per_mesh=6),
     case("bilinear", lambda a, b, w, c: F.bilinear(a, b, w, c), reals(5, 3), reals(5, 4),
          reals(2, 3, 4), reals(2)),
     case("one_hot_cut", lambda a: F.one_hot(a, 5), integers(7, 3, high=5), grad=False),

@@ -123,4 +123,16 @@ CASES: list[Case] = [case(name, fn, reals(*shape), per_mesh=2) for name, shape, 
          integers(5, high=7, dtype=torch.int32), reals(7, 3)),
     case("embedding_sum", lambda i, j, w: F.embedding(i, w) + F.embedding(j, w),
          integers(4, high=7), integers(4, high=7), reals(7, 5)),
+] + [
+    case(f"bags_{mode}_{name}", lambda w, i, mode=mode, more=more: F.embedding_bag(
+        i, w, *more[0], mode=mode, **more[1]), reals(7, 4), integers(*shape, high=7), per_mesh=2)
+    for mode in ("sum", "mean")
+    for name, shape, more in (
+        ("of_rows", (5, 3), ((), {})), ("padded", (5, 3), ((), {"padding_idx": 2})),
+        ("at_offsets", (9,), ((torch.tensor([0, 2, 2, 6]),), {"padding_idx": -1})),
+        ("to_last", (9,), ((torch.tensor([0, 2, 2, 6, 9]),), {"include_last_offset": True})),
+    )
+] + [
+    case("bags_weighed", lambda w, i, p: F.embedding_bag(i, w, mode="sum", per_sample_weights=p),
+         reals(7, 4), integers(5, 3, high=7), reals(5, 3), per_mesh=2),
 ]

@@ -7,6 +7,7 @@ of factorizations may refuse a batch of nothing, so no shard may be empty.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from weft.rules.factors import broadcast, dim_list, dims, linear_sets, names, one_dim
 from weft.rules.notation import Call, FactorDims, Rule
@@ -107,6 +108,8 @@ def _solve(call: Call) -> Rule | None:
         return None
     left, right = call.tensors
     vector = len(right.shape) == 1 or right.shape == left.shape[:-1]
+    if not vector and len(right.shape) == len(left.shape) - 1:
+        return None  # one matrix for all: a block of the batch may look like vectors for each
     num = 1 if vector else 2
     return _of_batch(call, (2, num), (num,), _B_LINEAR)
 
@@ -142,8 +145,6 @@ def _along(default: int, place: int | None = None) -> Rules:
         dim = call.kwargs.get("dim", default) if place is None else call.arg(place, "dim", default)
         shapes = [tensor.shape for tensor in call.tensors]
         ndim = max(map(len, shapes))
-        if dim is None:  # of `cross`: the first of length 3
-            dim = next((at for at, length in enumerate(shapes[0]) if length == 3), 0)
         if not ndim:
             return None
         dim = one_dim(dim, ndim)
@@ -152,6 +153,18 @@ def _along(default: int, place: int | None = None) -> Rules:
         return _over(call, shapes, dim)
 
     return rule
+
+
+def _cross(call: Call) -> Rule | None:
+    """`cross(x, y, dim)`; without a dim it is the first of length 3, which blocks cannot tell."""
+    shapes = [tensor.shape for tensor in call.tensors]
+    dim = call.args[2]
+    if dim is None:
+        dim = next((at for at, length in enumerate(shapes[0]) if length == 3), None)
+    if dim is None or len({len(shape) for shape in shapes}) > 1:
+        return None
+    dim = one_dim(dim, len(shapes[0]))
+    return replace(_over(call, shapes, dim), args=(*call.tensors, dim))
 
 
 def _over(call: Call, shapes: Sequence[Sequence[int]], dim: int) -> Rule:
@@ -249,7 +262,7 @@ RULES: dict[str, Rules] = {
     **{f"aten.{name}": _solve for name in ("linalg_solve", "linalg_solve_ex")},
     "aten.linalg_matrix_norm": _matrix_norm,
     "aten.cosine_similarity": _along(1, 2),
-    "aten.cross": _along(0, 2),
+    "aten.cross": _cross,
     "aten.linalg_cross": _along(-1),
     "aten.gradient": _gradient,
     **{f"aten.{name}": _cdist for name in ("cdist", "_cdist_forward")},

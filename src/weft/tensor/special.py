@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import torch
 
 from weft.errors import UnsupportedOpError, message
-from weft.tensor.call import amp, counting, indexing, masks, reading
+from weft.tensor.call import amp, bags, counting, indexing, masks, reading
 from weft.tensor.call.build import BY_DATA
 from weft.tensor.call.dispatch import call, keep_constant
 from weft.tensor.grad import autograd, hooks
@@ -319,6 +319,7 @@ def _table() -> dict[Any, Callable[..., Any]]:
         torch.ops.aten.reshape_as.default: _reshape_as,
         torch.tensor_split: _tensor_split,
         _Tensor.tensor_split: _tensor_split,
+        torch.nn.functional.embedding_bag: bags.embedding_bag,
         **dict.fromkeys((torch.masked_scatter, _Tensor.masked_scatter), masks.masked_scatter),
         _Tensor.masked_scatter_: _masked_scatter_,
         **dict.fromkeys((torch.index_put, _Tensor.index_put), indexing.index_put),

@@ -1,0 +1,69 @@
+"""`embedding_bag`: rows of a table, added up by bags.
+
+A bag is what `embedding` and a sum are: with a cut vocabulary each rank adds up the rows that it
+holds, and terms of bags are reduced, not rows of the table gathered.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from weft.tensor.call.dispatch import mesh_of
+from weft.tensor.call.fallback import runner
+from weft.tensor.shard_tensor import ShardTensor
+from weft.tensor.trace.trees import flatten
+
+__all__ = ["embedding_bag"]
+
+
+def embedding_bag(
+    input: Tensor, weight: Tensor, offsets: Tensor | None = None, max_norm: float | None = None,
+    norm_type: float = 2.0, scale_grad_by_freq: bool = False, mode: str = "mean",
+    sparse: bool = False, per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False, padding_idx: int | None = None,
+) -> Tensor:
+    """As torch's. Sums and means are carried out here, the rest on gathered operands."""
+    whole = max_norm is not None or scale_grad_by_freq or sparse or mode not in ("sum", "mean")
+    two = input.dim() == 2
+    weighs = per_sample_weights is not None
+    if whole or two is not (offsets is None) or (weighs and (
+        mode != "sum" or per_sample_weights.shape != input.shape  # type: ignore[union-attr]
+    )):
+        tensors = (input, weight, offsets, per_sample_weights)
+        metas = [one._meta for one in flatten(tensors) if type(one) is ShardTensor]
+        run = runner(mesh_of("embedding_bag", metas), "bags of this mode run on full tensors")
+        return run(F.embedding_bag, (
+            input, weight, offsets, max_norm, norm_type, scale_grad_by_freq, mode, sparse,
+            per_sample_weights, include_last_offset, padding_idx,
+        ), {})
+    rows = F.embedding(input, weight)
+    counts: Any = None
+    if padding_idx is not None:
+        keep = input != padding_idx % weight.shape[0]
+        rows = torch.where(keep.unsqueeze(-1), rows, 0)
+        counts = keep.to(weight.dtype)
+    elif mode == "mean":
+        counts = torch.ones_like(input, dtype=weight.dtype)
+    if per_sample_weights is not None:
+        rows = rows * per_sample_weights.unsqueeze(-1)
+    if offsets is None:
+        total = rows.sum(-2)
+        count = None if mode == "sum" else counts.sum(-1)
+    else:
+        bag, num = _bags(input, offsets, include_last_offset)
+        total = rows.new_zeros(num, weight.shape[1]).index_add(0, bag, rows)
+        count = None if mode == "sum" else counts.new_zeros(num).index_add(0, bag, counts)
+    return total if count is None else total / count.clamp(min=1).unsqueeze(-1)
+
+
+def _bags(input: Tensor, offsets: Tensor, include_last: bool) -> tuple[Tensor, int]:
+    """The bag of each index, and how many bags there are."""
+    num = offsets.shape[0] - include_last
+    if type(offsets) is ShardTensor:
+        offsets = offsets.full_tensor()
+    places = torch.arange(input.shape[0], device=offsets.device)
+    return torch.searchsorted(offsets[:num].contiguous(), places, right=True) - 1, num
