@@ -53,6 +53,9 @@ TABLE: dict[str, Lookup] = {
     **{f"aten.norm.{overload}": moments.norm_lookup
        for overload in ("Scalar", "ScalarOpt_dim", "ScalarOpt_dim_dtype", "ScalarOpt_dtype")},
     "aten.linalg_vector_norm.default": moments.norm_lookup,
+    "aten.linalg_matrix_norm.default": moments.matrix_norm_lookup,
+    "aten.linalg_matrix_norm.str_ord": moments.matrix_norm_lookup,
+    "aten.linalg_vecdot.default": moments.vecdot_lookup,
     "aten.nanmean.default": moments.nanmean_lookup,
     "aten.renorm.default": moments.renorm_lookup,
     **{f"aten.{name}.default": scan.scan_lookup

@@ -19,7 +19,10 @@ from weft.ops.algorithm import Algorithm, Composite
 from weft.ops.blocks import Blocks, dtype_of, finish, is_cut, nothing_of, reduced, wide
 from weft.rules import Call
 
-__all__ = ["nanmean_lookup", "norm_lookup", "renorm_lookup", "variance_lookup"]
+__all__ = [
+    "matrix_norm_lookup", "nanmean_lookup", "norm_lookup", "renorm_lookup", "variance_lookup",
+    "vecdot_lookup",
+]
 
 
 def variance_lookup(
@@ -119,8 +122,46 @@ def norm_lookup(
 
 
 def _in(given: torch.dtype, real: torch.dtype) -> torch.dtype:
-    """The dtype of a real one's precision, complex where the given one is."""
-    return real.to_complex() if given.is_complex else real
+    """The dtype of another's precision, complex where the given one is."""
+    return real.to_complex() if given.is_complex and not real.is_complex else real
+
+
+def matrix_norm_lookup(
+    call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
+) -> Algorithm | None:
+    """`linalg.matrix_norm` of cut matrices, where it is made of sums and extrema of magnitudes."""
+    layout, order = layouts[0], call.args[1]
+    rows, columns = (dim % layout.ndim for dim in call.args[2])
+    if not is_cut(layout, (rows, columns)) or order in (2, -2, "nuc"):
+        return None
+
+    def norm(x: Tensor, ord: Any, dim: Any, keepdim: bool, *, dtype: Any = None) -> Tensor:
+        x = x if dtype is None else x.to(dtype)
+        if ord == "fro":
+            return torch.linalg.vector_norm(x, 2, (rows, columns), keepdim)
+        added, kept = (rows, columns) if abs(ord) == 1 else (columns, rows)
+        sums = x.abs().sum(added, keepdim=True)
+        out = sums.amax(kept, keepdim=True) if ord > 0 else sums.amin(kept, keepdim=True)
+        return out if keepdim else out.squeeze((rows, columns))
+
+    return Composite(norm)
+
+
+def vecdot_lookup(
+    call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
+) -> Algorithm | None:
+    """`linalg.vecdot` along a dim that is cut in one operand: a sum of products."""
+    shape, dim = call.results[0].shape, call.kwargs["dim"]
+    if dim >= 0 and any(len(one.shape) != len(shape) + 1 for one in call.tensors):
+        return None  # of which operand it counts
+    if not any(layout.dims[dim] for layout in layouts):
+        return None
+    dtype = dtype_of(call)
+
+    def vecdot(x: Tensor, y: Tensor, *, dim: int) -> Tensor:
+        return (x.to(_in(x.dtype, wide(dtype))).conj() * y).sum(dim).to(dtype)
+
+    return Composite(vecdot)
 
 
 def renorm_lookup(

@@ -118,8 +118,6 @@ def _matrix_norm(call: Call) -> Rule | None:
     """A norm of matrices in any two dims, which are whole."""
     shape = call.tensors[0].shape
     ndim = len(shape)
-    if call.arg(1, "ord", "fro") not in (2, -2, "nuc"):
-        return None  # sums and extrema of magnitudes, which dims may be cut for
     inner = {dim % ndim for dim in call.arg(2, "dim", (-2, -1))}
     kinds, factors = dims(ndim), names(ndim)
     keep = len(call.results[0].shape) == ndim
@@ -263,7 +261,7 @@ RULES: dict[str, Rules] = {
     "aten.linalg_matrix_norm": _matrix_norm,
     "aten.cosine_similarity": _along(1, 2),
     "aten.cross": _cross,
-    "aten.linalg_cross": _along(-1),
+    **{f"aten.{name}": _along(-1) for name in ("linalg_cross", "linalg_vecdot")},
     "aten.gradient": _gradient,
     **{f"aten.{name}": _cdist for name in ("cdist", "_cdist_forward")},
     "aten.bilinear": _bilinear,

@@ -143,19 +143,23 @@ def _program(
 def _composite(composite: ops.Composite, builder: Builder) -> tuple[Recipe, Sizes | None]:
     """What carries out an op that is composed of others, and how it does for other lengths."""
     op, trace = builder.op, builder.trace
-    if torch.is_autocast_enabled(builder.tensors[0].device.type):
+    parts = composite if isinstance(composite, Parts) else None
+    if parts is None and torch.is_autocast_enabled(builder.tensors[0].device.type):
         function = as_autocast(composite.function, op, trace, builder.tensors[0].device.type)
         return Function(_on_tensors(function, builder)), None
     if builder.target is None and builder.mesh.here is not None:
         composer = Composer(builder.tensors, builder.mesh)
-        out = composer.composed(composite.function, op)
+        slots = {at: Slot(at) for at in range(len(builder.tensors))}
+        if parts is None:
+            out = composer.composed(composite.function, op)
+        else:
+            out = composer.add(parts.trace, dict(slots))
         if out is not None:
-            slots = {at: Slot(at) for at in range(len(builder.tensors))}
             slots.update(zip([slot.index for slot in slots_of(op.results)], slots_of(out)))
             program = composer.program(fill(trace.result, slots))
             return program, Sizes.of(op, composer, program)
-    if isinstance(composite, Parts):
-        return _by_parts(composite, builder), None
+    if parts is not None:
+        return _by_parts(parts, builder), None
     return Function(_on_tensors(composite.function, builder)), None
 
 

@@ -29,11 +29,15 @@ def parts_of(op: Op, metas: Sequence[torch.Tensor], device_type: str) -> Parts |
     """What the op consists of, on meta tensors like its call's; None where that is not covered.
 
     An op of which torch says nothing, that writes, or whose result is a view, stays whole; so does
-    any under autocast, which has its own mind about ops and their parts.
+    one that autocast casts for as a whole.
     """
     overload, about = op.overload, facts(op.overload)
-    if about.writes or about.is_view or torch.is_autocast_enabled(device_type) or not (
-        torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "CompositeImplicitAutograd")
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    if about.writes or about.is_view or not (
+        has_kernel(overload.name(), "CompositeImplicitAutograd")
+    ) or (
+        torch.is_autocast_enabled(device_type)
+        and has_kernel(overload.name(), f"Autocast{device_type.upper()}")
     ):
         return None
     metas = list(metas)

@@ -25,6 +25,7 @@ from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.tensor.call.direct import Builder
 from weft.tensor.call.own import handled
+from weft.tensor.call.parts import Parts
 from weft.tensor.call.recipe import Direct, Recipe
 from weft.tensor.call.structure import Sized, moved_to, resized_meta, sized_as, sources
 from weft.tensor.meta import Meta
@@ -130,6 +131,9 @@ class Composer:
         trace = Trace((op,), op.results, (*self.traced, *metas))
         builder = Builder(None, trace, self.values, self.mesh, range(len(self.values)))
         made = builder.build()
+        if isinstance(made, Parts):
+            out = self.add(made.trace, {at: Slot(at) for at in range(len(builder.tensors))})
+            return None if out is None else slots_of(out)
         if isinstance(made, ops.Composite):
             if torch.is_autocast_enabled(self.device.type):
                 return None  # what it is composed of runs without
