@@ -59,6 +59,8 @@ CASES: list[Case] = [
     # A block of 3 rows would look like vectors.
     case("solve_one_matrix", lambda a, b: _L.solve(_good(a), b), reals(5, 3, 3), reals(3, 3),
          falls_back=True, per_mesh=6),
+    case("svdvals_of_nothing", lambda a: _L.svd(a)[1], reals(0, 3, 3), per_mesh=2,
+         falls_back=True),
     case("bilinear", lambda a, b, w, c: F.bilinear(a, b, w, c), reals(5, 3), reals(5, 4),
          reals(2, 3, 4), reals(2)),
     case("one_hot_cut", lambda a: F.one_hot(a, 5), integers(7, 3, high=5), grad=False),

@@ -35,6 +35,8 @@ def _of_batch(
     linear: tuple[tuple[int, ...], ...] = (),
 ) -> Rule | None:
     shapes = [tensor.shape for tensor in call.tensors]
+    if any(0 in shape for shape in shapes):
+        return None  # nothing to gather, and derivatives that meta tensors may not know
     leads = [shape[: len(shape) - num] for shape, num in zip(shapes, inner)]
     longest = max(len(lead) for lead in leads)
     batch = tuple(
@@ -208,10 +210,11 @@ def _gradient(call: Call) -> Rule:
     )
 
 
-def _cdist(call: Call) -> Rule:
+def _cdist(call: Call) -> Rule | None:
     """`cdist(x, y)`: distances of all pairs of rows."""
     rule = _of_batch(call, (2, 2), (2,))
-    assert rule is not None
+    if rule is None:
+        return None
     rows, columns, width = "in0.0", "in1.0", ("in0.1", "in1.1")
     lead = rule.results[0][:-2]
     free = rule.whole - {rows, columns, "out0.0", "out0.1"} | frozenset(width)
