@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import random
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,9 +137,12 @@ def given(values: Any, dtype: torch.dtype = torch.int64, **options: Any) -> Oper
     return Operand(tuple(fixed.shape), lambda generator: fixed.clone(), **options)
 
 
-def trials(case: Case) -> Iterator[Trial]:
-    """Combinations of layouts, drawn at random without repeats, seeded by the case's name."""
-    for axes in MESHES:
+def trials(case: Case, meshes: Sequence[Mapping[str, int]] | None = None) -> Iterator[Trial]:
+    """Combinations of layouts, drawn at random without repeats, seeded by the case's name.
+
+    On all meshes, or on these of them.
+    """
+    for axes in MESHES if meshes is None else meshes:
         mesh = Mesh(axes)
         options = [_options(case, place, mesh) for place in range(len(case.operands))]
         limit = EFFORT * (case.per_mesh if mesh.size() > 1 else 1)

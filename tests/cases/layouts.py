@@ -9,15 +9,25 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cache
+from types import MappingProxyType
 
 from weft.core import Layout, Mesh, P
 
 
-def layouts_of(mesh: Mesh, shape: Sequence[int], partial: bool = True) -> dict[str, Layout]:
+def layouts_of(
+    mesh: Mesh, shape: Sequence[int], partial: bool = True
+) -> Mapping[str, Layout]:
     """Every layout that the tests know for `shape`, by name."""
+    return _layouts_of(mesh, tuple(shape), partial)
+
+
+@cache
+def _layouts_of(mesh: Mesh, shape: tuple[int, ...], partial: bool) -> Mapping[str, Layout]:
     specs = _specs(mesh, len(shape), partial)
     out = {name: Layout(mesh, shape, spec) for name, spec in specs.items()}
+    known = set(out.values())
     for name, spec in specs.items():
         cut = [dim for dim, entry in enumerate(spec.entries) if entry]
         if not cut or mesh.size() == 1:
@@ -32,9 +42,10 @@ def layouts_of(mesh: Mesh, shape: Sequence[int], partial: bool = True) -> dict[s
                 for dim in cut
             }
             layout = Layout(mesh, shape, spec, sizes=sizes)
-            if layout not in out.values():
+            if layout not in known:
+                known.add(layout)
                 out[name + mark] = layout
-    return out
+    return MappingProxyType(out)
 
 
 def ragged(length: int, count: int, seed: str) -> tuple[int, ...]:
