@@ -212,7 +212,8 @@ def gather_lookup(
     cutting = x.dims[dim]
     if not cutting:
         return None
-    if index.shape[dim] < math.prod(x.mesh.axis_sizes[axis] for axis in cutting):
+    count = math.prod(x.mesh.axis_sizes[axis] for axis in cutting)
+    if count == 1 or index.shape[dim] < count:  # terms, of which a sum needs no more
         return pick.gather_lookup(call, layouts, wants_grad)
     x, places = element_places(x, index.shape, dim, [index], [index], unused(x))
     result = places.parted.replace(cuts=places.parted.cuts, partial=x.partial)
