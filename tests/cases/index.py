@@ -125,7 +125,8 @@ CASES: list[Case] = [case(name, fn, reals(*shape), per_mesh=2) for name, shape, 
          integers(4, high=7), integers(4, high=7), reals(7, 5)),
 ] + [
     case(f"bags_{mode}_{name}", lambda w, i, mode=mode, more=more: F.embedding_bag(
-        i, w, *more[0], mode=mode, **more[1]), reals(7, 4), integers(*shape, high=7), per_mesh=2)
+        i, w, *more[0], mode=mode, **more[1]),  # type: ignore[arg-type]
+        reals(7, 4), integers(*shape, high=7), per_mesh=2)
     for mode in ("sum", "mean")
     for name, shape, more in (
         ("of_rows", (5, 3), ((), {})), ("padded", (5, 3), ((), {"padding_idx": 2})),

@@ -9,7 +9,7 @@ import pytest
 
 import weft
 from tests.docs.test_readme import blocks, outputs
-from weft.tensor.call.own import OWN
+from weft.tensor.call.own.functions import OWN
 
 PAGE = Path(__file__).parents[2] / "docs" / "own_ops.md"
 

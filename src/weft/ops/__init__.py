@@ -5,24 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from weft.core import Layout
-from weft.ops import (
-    composed,
-    logsum,
-    loss,
-    margins,
-    moments,
-    normalize,
-    order,
-    pick,
-    places,
-    read,
-    reduce,
-    scan,
-    shifts,
-    sort,
-    write,
-)
+from weft.ops import loss, margins, normalize
 from weft.ops.algorithm import Algorithm, Composite, Local, Lookup
+from weft.ops.blocks import logsum, moments, places, reduce, scan
+from weft.ops.indexing import composed, pick, read, shifts, write
+from weft.ops.sorting import order, sort
 from weft.rules import Call, Decision
 
 __all__ = ["TABLE", "Algorithm", "Composite", "Local", "lookup"]

@@ -12,7 +12,7 @@ from weft.own.check import check_rule
 from weft.own.targets import known, overloads_of, own_of
 from weft.rules import OwnRule, Pattern, parse
 from weft.tensor.call import dispatch
-from weft.tensor.call.own import OWN, Own, keys_of
+from weft.tensor.call.own.functions import OWN, Own, keys_of
 from weft.tensor.meta import forget_recipes
 from weft.tensor.trace.calls import facts
 

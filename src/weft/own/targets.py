@@ -18,7 +18,7 @@ from torch.overrides import get_testing_overrides
 
 from weft.errors import ShardTypeError, message
 from weft.tensor.call import dispatch
-from weft.tensor.call.own import OWN, Own, is_sharded, keys_of
+from weft.tensor.call.own.functions import OWN, Own, is_sharded, keys_of
 from weft.tensor.grad import bridge
 from weft.tensor.takeover import give_back, take_over, twin_of
 

@@ -1,8 +1,10 @@
 """The ShardTensor: the subclass, capture, recipes, dispatch, construction."""
 
 from weft.tensor import special
-from weft.tensor.call import compiled, dispatch, initial, sampling
+from weft.tensor.call import compiled, dispatch
 from weft.tensor.call.cache import cache_clear, cache_info
+from weft.tensor.call.random import distributions as sampling
+from weft.tensor.call.random import initial
 from weft.tensor.grad import autograd, bridge, optimizers
 from weft.tensor.modes import debug, explain, strict
 from weft.tensor.placing import construct, redistribute, saved, seeding, values

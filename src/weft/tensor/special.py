@@ -12,8 +12,9 @@ from typing import Any, NoReturn
 import torch
 
 from weft.errors import UnsupportedOpError, message
-from weft.tensor.call import amp, bags, counting, indexing, masks, reading
+from weft.tensor.call import amp, bags, indexing, reading
 from weft.tensor.call.build import BY_DATA
+from weft.tensor.call.data_dependent import counting, masks
 from weft.tensor.call.dispatch import call, keep_constant
 from weft.tensor.grad import autograd, hooks
 from weft.tensor.meta import replicated_meta

@@ -14,8 +14,10 @@ from torch._C import _is_any_autocast_enabled as is_autocast_enabled
 
 from weft import ops, rules
 from weft.comm import BoundMesh
-from weft.tensor.call import fallback, own, own_local
+from weft.tensor.call import fallback
 from weft.tensor.call.direct import BUILTINS, Builder
+from weft.tensor.call.own import functions as own
+from weft.tensor.call.own import local as own_local
 from weft.tensor.call.parts import Parts
 from weft.tensor.call.program import Composer, Sizes
 from weft.tensor.call.recipe import Alias, Function, Recipe

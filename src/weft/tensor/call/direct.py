@@ -17,8 +17,9 @@ from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.errors import UnsupportedOpError, message
 from weft.rules import Call, Decision, Rule
-from weft.tensor.call import fallback, foreach, outside, random_ops
+from weft.tensor.call import fallback, foreach, outside
 from weft.tensor.call.parts import parts_of
+from weft.tensor.call.random import ops as random_ops
 from weft.tensor.call.recipe import Direct, Function, Recipe, Result
 from weft.tensor.call.told import told
 from weft.tensor.meta import Meta, contiguous_strides, intern

@@ -20,7 +20,7 @@ from weft.errors import MeshError, message
 from weft.tensor.call import build
 from weft.tensor.call.compiled import unseen
 from weft.tensor.call.out import write_out
-from weft.tensor.call.own import OwnFunction
+from weft.tensor.call.own.functions import OwnFunction
 from weft.tensor.call.recipe import Alias, Recipe, flatten
 from weft.tensor.call.structure import structure_key
 from weft.tensor.counts import AGAIN, CALLS, MISSES, NAN

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.tensor.call import masks
+from weft.tensor.call.data_dependent import masks
 from weft.tensor.call.dispatch import mesh_of
 from weft.tensor.call.fallback import runner
 from weft.tensor.shard_tensor import ShardTensor, hooks

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.masked import _ops
 
-from weft.tensor.call.own import is_sharded
+from weft.tensor.call.own.functions import is_sharded
 from weft.tensor.takeover import twin_of
 from weft.tensor.trace.trees import local_of
 

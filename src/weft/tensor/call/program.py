@@ -24,7 +24,7 @@ from weft import ops
 from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.tensor.call.direct import Builder
-from weft.tensor.call.own import handled
+from weft.tensor.call.own.functions import handled
 from weft.tensor.call.parts import Parts
 from weft.tensor.call.recipe import Direct, Recipe
 from weft.tensor.call.structure import Sized, moved_to, resized_meta, sized_as, sources

@@ -28,8 +28,8 @@ from weft.errors import UnsupportedOpError, message
 from weft.tensor.call import masked
 from weft.tensor.call.dispatch import mesh_of
 from weft.tensor.call.fallback import replicate, write_back
-from weft.tensor.call.own import OWN, is_sharded
-from weft.tensor.call.own_outside import OutsideMesh
+from weft.tensor.call.own.functions import OWN, is_sharded
+from weft.tensor.call.own.outside import OutsideMesh
 from weft.tensor.grad import autograd, tracers
 from weft.tensor.grad.anomaly import nans_told
 from weft.tensor.grad.hooks import register_hook_of_several

@@ -15,7 +15,7 @@ import torch
 from torch.jit import _recursive
 
 from weft.errors import UnsupportedOpError, message
-from weft.tensor.call.own import is_sharded
+from weft.tensor.call.own.functions import is_sharded
 from weft.tensor.modes import tracing
 from weft.tensor.takeover import twin_of
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from weft.core import Layout
 from weft.rng import Source, samples
-from weft.tensor.call.random_samplers import like
+from weft.tensor.call.random.samplers import like
 from weft.tensor.placing.draw import drawn
 from weft.tensor.shard_tensor import ShardTensor
 

@@ -20,9 +20,16 @@ from torch import Tensor
 from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.ops.algorithm import Algorithm, Composite, Local
-from weft.ops.named import Axes, Cuts, Places, Spread, fitted, held, places_of, unused
-from weft.ops.read import element_places, element_router, grid, named_dims, router, unraveled
-from weft.ops.routes import Units, from_front, out_of_bounds, outside
+from weft.ops.indexing.named import Axes, Cuts, Places, Spread, fitted, held, places_of, unused
+from weft.ops.indexing.read import (
+    element_places,
+    element_router,
+    grid,
+    named_dims,
+    router,
+    unraveled,
+)
+from weft.ops.indexing.routes import Units, from_front, out_of_bounds, outside
 from weft.rules import Call, Decision
 
 __all__ = ["index_put_lookup", "index_write_lookup", "put_lookup", "scatter_lookup"]

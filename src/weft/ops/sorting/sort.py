@@ -17,8 +17,8 @@ from torch import Tensor
 from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.ops.algorithm import Algorithm, Composite, Local
-from weft.ops.blocks import Blocks, finish, whole_terms
-from weft.ops.splitting import Row, can_key, keys_of, split
+from weft.ops.blocks.summaries import Blocks, finish, whole_terms
+from weft.ops.sorting.splitting import Row, can_key, keys_of, split
 from weft.rules import Call, Decision
 
 __all__ = [

@@ -16,10 +16,19 @@ from torch import Tensor
 
 from weft.comm import BoundMesh
 from weft.core import Layout
-from weft.ops import pick
 from weft.ops.algorithm import Algorithm, Composite, Local
-from weft.ops.named import Places, asker_of, fitted, places_of, unused
-from weft.ops.routes import Post, Routes, Units, ask, from_front, out_of_bounds, outside, share
+from weft.ops.indexing import pick
+from weft.ops.indexing.named import Places, asker_of, fitted, places_of, unused
+from weft.ops.indexing.routes import (
+    Post,
+    Routes,
+    Units,
+    ask,
+    from_front,
+    out_of_bounds,
+    outside,
+    share,
+)
 from weft.rules import Call, Decision
 
 __all__ = [

@@ -15,10 +15,10 @@ from torch import Tensor
 from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.ops.algorithm import Algorithm, Composite, Local
-from weft.ops.blocks import Blocks, finish, is_cut, left, reduced, whole_terms
-from weft.ops.reduce import shared_over
-from weft.ops.sort import as_rows, can_move, is_alone
-from weft.ops.splitting import Row, can_key, first_next, keys_of, split
+from weft.ops.blocks.reduce import shared_over
+from weft.ops.blocks.summaries import Blocks, finish, is_cut, left, reduced, whole_terms
+from weft.ops.sorting.sort import as_rows, can_move, is_alone
+from weft.ops.sorting.splitting import Row, can_key, first_next, keys_of, split
 from weft.rules import Call, Decision
 
 __all__ = ["kthvalue_lookup", "median_lookup", "mode_lookup", "quantile_lookup"]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from weft.core import Layout
 from weft.ops.algorithm import Algorithm
-from weft.ops.blocks import Blocks, dtype_of, finish, is_cut, nothing_of, reduced, wide
+from weft.ops.blocks.summaries import Blocks, dtype_of, finish, is_cut, nothing_of, reduced, wide
 from weft.rules import Call
 
 __all__ = ["exp_sums", "log_of_sums", "logsumexp_lookup"]

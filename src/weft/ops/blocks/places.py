@@ -14,7 +14,7 @@ from torch import Tensor
 
 from weft.core import Layout
 from weft.ops.algorithm import Algorithm
-from weft.ops.blocks import Blocks, finish, is_cut, nothing_of, reduced
+from weft.ops.blocks.summaries import Blocks, finish, is_cut, nothing_of, reduced
 from weft.rules import Call
 
 __all__ = ["argmax_lookup", "max_lookup"]

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from weft.tensor.call.random_dropout import DROPOUT
-from weft.tensor.call.random_fills import FILLS
-from weft.tensor.call.random_samplers import SAMPLERS
+from weft.tensor.call.random.dropout import DROPOUT
+from weft.tensor.call.random.fills import FILLS
+from weft.tensor.call.random.samplers import SAMPLERS
 from weft.tensor.call.recipe import Function
 from weft.tensor.placing.draw import Sample, draw_into
 from weft.tensor.trace.calls import facts, target_of

@@ -17,7 +17,7 @@ from torch.nn import init
 
 from weft.rng import Source
 from weft.tensor.call.dispatch import SPECIAL
-from weft.tensor.call.random_samplers import like
+from weft.tensor.call.random.samplers import like
 from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.takeover import take_over, twin_of
 

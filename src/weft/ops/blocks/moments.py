@@ -16,7 +16,7 @@ from torch import Tensor
 
 from weft.core import Layout
 from weft.ops.algorithm import Algorithm, Composite
-from weft.ops.blocks import Blocks, dtype_of, finish, is_cut, nothing_of, reduced, wide
+from weft.ops.blocks.summaries import Blocks, dtype_of, finish, is_cut, nothing_of, reduced, wide
 from weft.rules import Call
 
 __all__ = [

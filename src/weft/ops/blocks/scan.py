@@ -16,8 +16,8 @@ from torch import Tensor
 from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.ops.algorithm import Algorithm, Local
-from weft.ops.blocks import Blocks, dtype_of, nothing_of, tied, whole_terms, wide
-from weft.ops.logsum import exp_sums, log_of_sums
+from weft.ops.blocks.logsum import exp_sums, log_of_sums
+from weft.ops.blocks.summaries import Blocks, dtype_of, nothing_of, tied, whole_terms, wide
 from weft.rules import Call, Decision
 from weft.rules.factors import carries
 

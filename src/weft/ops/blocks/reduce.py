@@ -11,7 +11,7 @@ import torch
 from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.ops.algorithm import Algorithm, Composite, Local
-from weft.ops.blocks import is_cut, left, reduced
+from weft.ops.blocks.summaries import is_cut, left, reduced
 from weft.rules import Call, Decision
 from weft.rules.factors import carries
 

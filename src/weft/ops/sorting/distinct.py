@@ -13,8 +13,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from weft.ops.sort import Sorting
-from weft.ops.splitting import Row
+from weft.ops.sorting.sort import Sorting
+from weft.ops.sorting.splitting import Row
 
 __all__ = ["Distinct", "consecutive", "distinct"]
 

@@ -21,8 +21,8 @@ from weft.errors import LayoutError, UnsupportedOpError, message
 from weft.rules import Call, Decision, TensorArg
 from weft.rules.factors import carries
 from weft.tensor import modes
-from weft.tensor.call.own import OwnFunction
-from weft.tensor.call.own_outside import OutsideMesh, common_strides, edges
+from weft.tensor.call.own.functions import OwnFunction
+from weft.tensor.call.own.outside import OutsideMesh, common_strides, edges
 from weft.tensor.call.recipe import Function, Recipe, tied
 from weft.tensor.meta import intern
 from weft.tensor.placing.enter import enter_all, entering, transition_between, varying_axes

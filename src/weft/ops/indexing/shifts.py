@@ -13,9 +13,9 @@ from torch import Tensor
 from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.ops.algorithm import Algorithm, Composite, Local
-from weft.ops.named import Places, asker_of
-from weft.ops.read import as_rows, to_place
-from weft.ops.routes import Post, Units, share
+from weft.ops.indexing.named import Places, asker_of
+from weft.ops.indexing.read import as_rows, to_place
+from weft.ops.indexing.routes import Post, Units, share
 from weft.rules import Call, Decision
 
 __all__ = ["diag_embed_lookup", "flip_lookup", "roll_lookup"]

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from weft.core import Layout
-from weft.ops.blocks import whole_terms
-from weft.ops.distinct import Distinct, consecutive, distinct
-from weft.ops.splitting import Row, can_key
+from weft.ops.blocks.summaries import whole_terms
+from weft.ops.sorting.distinct import Distinct, consecutive, distinct
+from weft.ops.sorting.splitting import Row, can_key
 from weft.tensor import modes
 from weft.tensor.call.dispatch import call, mesh_of
 from weft.tensor.call.fallback import runner

@@ -1,0 +1,1 @@
+"""Elements that come from, or go to, where indices or their new places say."""

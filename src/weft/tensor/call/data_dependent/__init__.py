@@ -1,0 +1,1 @@
+"""Calls whose results have lengths that depend on the data."""

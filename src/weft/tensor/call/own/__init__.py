@@ -1,0 +1,1 @@
+"""Calls of what users have registered: on local tensors by their rules, or by their handlers."""

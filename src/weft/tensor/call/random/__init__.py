@@ -1,0 +1,1 @@
+"""Calls that draw: each as draws of weft's own (`weft.rng`) and ordinary ops."""
