@@ -285,13 +285,21 @@ _reverse = _moved(lambda call, ndim: range(ndim)[::-1])
 _permute = _moved(lambda call, ndim: [dim % ndim for dim in call.arg(1, "dims")])
 
 def _at_least(call: Call) -> Rule:
-    """`atleast_2d`, `atleast_3d`: new dims before a single one, behind two; said dim by dim, since
-    lengths of 1 do not tell which is new."""
-    shape, ndim = call.tensors[0].shape, len(call.results[0].shape)
-    kinds: FactorDims = dims(len(shape))
-    made: FactorDims = ((),) * (1 if len(shape) == 1 and ndim > 1 else 0) + kinds
-    made += ((),) * (ndim - len(made))
-    return Rule((kinds,), (made,), dict(zip(names(len(shape)), shape)), linear=IDENTITY, moves=True)
+    """`atleast_2d`, `atleast_3d` of one tensor or of each of several: new dims before a single one,
+    behind two; said dim by dim, since lengths of 1 do not tell which is new."""
+    operands: list[FactorDims] = []
+    results: list[FactorDims] = []
+    sizes: dict[str, int] = {}
+    for at, (tensor, result) in enumerate(zip(call.tensors, call.results)):
+        shape, ndim = tensor.shape, len(result.shape)
+        own = names(len(shape)) if at == 0 else [f"{name}of{at}" for name in names(len(shape))]
+        kinds: FactorDims = tuple([(name,) for name in own])
+        made: FactorDims = ((),) * (1 if len(shape) == 1 and ndim > 1 else 0) + kinds
+        operands.append(kinds)
+        results.append(made + ((),) * (ndim - len(made)))
+        sizes.update(zip(own, shape))
+    every = tuple(range(len(operands)))
+    return Rule(tuple(operands), tuple(results), sizes, linear=(every,), moves=True)
 
 
 RULES: dict[str, Callable[[Call], Rule | None]] = {
