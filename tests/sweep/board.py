@@ -17,15 +17,16 @@ _WORST = ("crash", "hang", "wrong", "unclear", "refused", "gathered", "right")
 _HEAD = """# torch's operators in every layout, here and on DTensor
 
 What `make sweep ARGS="--system weft --system DTensor --out docs/sweep.md"` has found: the operators
-of torch's own database, each on several samples in {num} ways to lay their operands out:
-{ways}.
+of torch's own database, each on several samples in {num} ways to lay out its operands
+(`tests/sweep/ways.py`): {ways}.
 Value, global shape, dtype, strides and the gradients of a random cotangent are those of the plain
 call, on every rank, or the op is not right.
 
 An op counts by its worst call. *Gathered* is right, with a warning that operands were gathered;
 *refused* an error that says so; *unclear* any other error. DTensor has no ragged layouts and no
 other order of axes: it is not asked for those; plain operands it is told to take as replicated
-(`implicit_replication`). Ops that draw random numbers have tests of their own.
+(`implicit_replication`). Ops that draw random numbers have tests of their own. A row counts what
+has been run so far, in the order of the database.
 
 """
 
