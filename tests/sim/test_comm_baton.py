@@ -319,12 +319,15 @@ def test_keyboard_interrupt_ends_a_run() -> None:
         "    while True: mesh.comm((0,)).exchange(None)\n"
         "weft.testing.run(fn, 2)\n"
     )
-    process = subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "runs\n"
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=30)
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "runs\n"
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=30)
+        finally:
+            process.kill()
     assert process.returncode != 0
     assert errors.rstrip().endswith("KeyboardInterrupt")

@@ -37,6 +37,10 @@ Finish = Callable[[list[Any]], Sequence[Any]]
 """From the deposits, in group order, to what each member takes away."""
 
 
+SIGNALS_S = 0.2
+"""How long, in seconds, a run may be blind to a signal such as Ctrl-C."""
+
+
 class _Unwound(BaseException):
     """Ends a rank because another one failed. No Exception, so that user code lets it pass."""
 
@@ -99,7 +103,9 @@ class Baton:
             ).start()
         try:
             self._hand_over(self._next())
-            self.finished.acquire()
+            # A signal that comes just before the wait does not end it: look again now and then.
+            while not self.finished.acquire(timeout=SIGNALS_S):
+                pass
         except BaseException:  # KeyboardInterrupt: the running rank stops at its next meeting
             self.stopped = True
             self.finished.acquire(timeout=5)
