@@ -88,7 +88,9 @@ class Term:
 
     def arrived(self, seen: Tensor) -> None:
         """The hook of `seen`: its gradient in this backward is complete."""
-        running().of_task().terms.append((self, seen))
+        backward = _OF_THREAD.innermost or _RUNNING[-1]
+        found = backward.found.get(_current_graph_task_id()) or backward.of_task()
+        found.terms.append((self, seen))
 
 
 def own(local: Tensor) -> Tensor:

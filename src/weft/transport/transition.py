@@ -232,6 +232,12 @@ class Transition:
         return f"Transition({self.text}: {self.src} -> {self.dst})"
 
     def _run(self, x: Tensor) -> Tensor:
+        reduction = self.reduction
+        if (
+            reduction is not None and not STATE.on and forward_ad._current_level < 0
+            and _transforms() is None and not is_autocast_enabled()
+        ):  # the usual case of all that runs in every step
+            return reduction[0].all_reduce(x, reduction[1])
         program = self._program
         out = x
         if program is not None:

@@ -22,7 +22,7 @@ from weft.tensor.counts import TRANSITIONS
 from weft.tensor.meta import bounded_put
 from weft.tensor.shard_tensor import ShardTensor, pass_known, version_of, wrap
 from weft.tensor.terms import Term, term_of
-from weft.tensor.views.moved import plain
+from weft.tensor.views.moved import Moved, plain
 from weft.transport import move_together, traffic
 from weft.transport.transition import Transition
 
@@ -83,7 +83,9 @@ def _enter_all(
     for place, transition in moves:
         tensor = tensors[place]
         sharded = type(tensor) is ShardTensor
-        local = plain(tensor._local) if sharded else tensor
+        local = tensor._local if sharded else tensor
+        if type(local) is Moved:
+            local = plain(local)
         if not (grad_mode and local.requires_grad):
             locals_[place] = transition(local)
             continue
