@@ -14,6 +14,10 @@ from weft.tensor.trace.forms import known_form
 aten = torch.ops.aten
 
 
+def _meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
 def losses() -> Iterator[tuple[Any, ...]]:
     for shape, dtype, reduction, weighted in itertools.product(
         [(5, 3), (4, 3, 2), (4, 3, 2, 5), (0, 3)],
@@ -37,22 +41,39 @@ def attentions() -> Iterator[tuple[Any, ...]]:
         turned = torch.empty((*batch[:-1], 5, batch[-1], 4), dtype=dtype, device="meta")
         turned = turned.transpose(-2, -3)
         yield turned, turned, turned, None, 0.0, causal
+        if len(batch) == 2:
+            yield turned, turned, turned, _meta(5, 1, dtype=dtype), 0.0, causal
+            yield turned, turned, turned, _meta(2, 1, 5, 5, dtype=torch.bool), 0.0, causal
+            yield turned, turned.contiguous().mT.contiguous().mT, turned, None, 0.0, causal
+            few = turned[:, :1].contiguous()
+            yield turned, few, few, None, 0.0, causal
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("overload", "calls"), [
-    (aten.cross_entropy_loss.default, losses),
-    (aten.scaled_dot_product_attention.default, attentions),
-])
-def test_told_as_torch_finds_them(overload: Any, calls: Any) -> None:
-    for args in calls():
+def test_losses_are_told_as_torch_finds_them() -> None:
+    overload = aten.cross_entropy_loss.default
+    for args in losses():
         told, found = known_form(overload, args, {}), overload(*args)
         assert told is not None
         assert (told.shape, told.dtype, told.stride()) == (found.shape, found.dtype, found.stride())
 
 
-def _meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.empty(shape, dtype=dtype, device="meta")
+@torch.no_grad()
+def test_attentions_are_told_as_they_are() -> None:
+    """As on real tensors: torch's meta kernel does not know where the fused one puts its result."""
+    overload = aten.scaled_dot_product_attention.default
+    for args in attentions():
+        real = [_filled(arg) if isinstance(arg, torch.Tensor) else arg for arg in args]
+        if real[3] is not None and real[5]:
+            continue  # torch takes no mask beside is_causal
+        options = {"enable_gqa": args[0].shape[:-2] != args[1].shape[:-2]}
+        told, found = known_form(overload, args, options), overload(*real, **options)
+        assert told is not None
+        assert (told.shape, told.dtype, told.stride()) == (found.shape, found.dtype, found.stride())
+
+
+def _filled(form: torch.Tensor) -> torch.Tensor:
+    return torch.ones_like(form, device="cpu")
 
 
 @torch.no_grad()
