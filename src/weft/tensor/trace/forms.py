@@ -48,7 +48,7 @@ def _attention(
         or not query.is_floating_point() or query.dtype != key.dtype or key.dtype != value.dtype
         or key.shape[:-2] != value.shape[:-2] or key.shape[-2] != value.shape[-2]
         or query.shape[-1] != key.shape[-1] or 0 in query.shape or 0 in key.shape
-        or not (key.shape[:-2] == batch or enable_gqa and _in_groups(query, key))
+        or not (key.shape[:-2] == batch or (enable_gqa and _in_groups(query, key)))
     ):
         return None
     if (
