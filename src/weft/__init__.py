@@ -17,6 +17,7 @@ from weft.errors import (
     CommunicationError,
     LayoutError,
     MeshError,
+    ModuleError,
     PlacementError,
     ShardTypeError,
     StrictError,
@@ -54,8 +55,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "KINDS", "P", "BoundMesh", "CommunicationError", "Layout", "LayoutError", "Link",
-    "Links", "Mesh", "MeshError", "Partial", "Placement", "PlacementError", "Replicate",
-    "Shard", "ShardTensor", "ShardTypeError", "StrictError", "StridedShard",
+    "Links", "Mesh", "MeshError", "ModuleError", "Partial", "Placement", "PlacementError",
+    "Replicate", "Shard", "ShardTensor", "ShardTypeError", "StrictError", "StridedShard",
     "UnsupportedOpError", "WeftError", "WeftWarning", "arange", "as_bound_mesh",
     "cache_clear", "cache_info", "current_mesh", "debug", "distribute_module",
     "distribute_tensor", "empty", "explain", "fork_rng", "full", "init_mesh", "manual_seed",

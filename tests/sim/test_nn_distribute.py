@@ -14,7 +14,7 @@ import weft
 from tests.harness import held
 from tests.oracle import check
 from weft import Layout, P, Replicate, Shard, ShardTensor
-from weft.errors import LayoutError, MeshError
+from weft.errors import LayoutError, MeshError, ModuleError
 
 MESH = {"dp": 2, "tp": 2}
 
@@ -71,13 +71,13 @@ def test_values_and_gradients_are_those_of_the_full_module() -> None:
     check(gradient_of(dense.token.weight), [each for _, each in ranks], "gradient")
 
 
-def test_the_first_pattern_that_matches_one_of_a_tensors_names_counts() -> None:
+def test_the_first_pattern_that_matches_a_name_counts() -> None:
     def on_rank(mesh):
         dense = Tied()
         shapes = {name: each.shape for name, each in dense.state_dict().items()}
         module = weft.distribute_module(dense, mesh, shardings={
-            "head.weight": P(None, "tp"),  # another name of token.weight, whose pattern is later
-            "token.*": P("tp"), "norm.num*": P(), "*.bias": P("dp"), "norm.*": P("tp"),
+            "head.weight": P(None, "tp"),  # another name of token.weight
+            "norm.num*": P(), "*.bias": P("dp"), "norm.*": P("tp"),
         })
         assert module is dense
         state = {**dict(module.named_parameters()), **dict(module.named_buffers())}
@@ -138,15 +138,165 @@ def test_functions_of_the_user_are_called_as_by_dtensor() -> None:
 
 def test_what_is_distributed_already_stays_or_has_to_agree() -> None:
     def on_rank(mesh):
-        module = weft.distribute_module(nn.Linear(3, 4), mesh, shardings={"weight": P("dp")})
-        weight = module.weight
-        weft.distribute_module(module, mesh)
-        assert module.weight is weight
+        part = weft.distribute_module(nn.Linear(3, 4), mesh, shardings={"weight": P("dp")})
+        weight = part.weight
+        module = nn.Sequential(part, nn.Linear(4, 2))
+        with pytest.raises(LayoutError, match="distributed as") as caught:
+            weft.distribute_module(module, mesh, shardings={"0.weight": P("tp"), "1.*": P("dp")})
+        assert caught.value.__notes__ == ["  in distribute_module, for 0.weight"]
+        assert type(module[1].weight) is nn.Parameter
+        weft.distribute_module(module, mesh, shardings={"1.*": P("dp")})
+        assert module[0].weight is weight
         assert weight.layout == Layout(mesh, (4, 3), P("dp"))
-        with pytest.raises(LayoutError, match="distributed as"):
-            weft.distribute_module(module, mesh, shardings={"weight": P("tp")})
 
     on_ranks(on_rank)
+
+
+def test_a_module_is_distributed_once() -> None:
+    def on_rank(mesh):
+        module = weft.distribute_module(nn.Linear(3, 4), mesh)
+        with pytest.raises(RuntimeError) as caught:  # which torch raises
+            weft.distribute_module(module, mesh)
+        assert isinstance(caught.value, ModuleError)
+        return str(caught.value)
+
+    assert on_ranks(on_rank)[0] == """\
+distribute_module(module): this Linear has been distributed already.
+  Rule: a module is distributed once; its hooks would be registered again.
+  Offenders: Linear
+  Fix: parameter.data = parameter.redistribute(placements=...) for another layout; \
+distribute_module(module.new_part, mesh) for a part that was added"""
+
+
+@pytest.mark.parametrize("name", ["input_fn", "output_fn"])
+def test_functions_of_two_arguments_are_deprecated_and_others_refused(name: str) -> None:
+    def on_rank(mesh):
+        def halve(values, on):
+            assert on is mesh
+            return tuple(one / 2 for one in values) if name == "input_fn" else values / 2
+
+        module = nn.Linear(3, 4, bias=False)
+        x = torch.ones(5, 3)
+        expected = module(x) / 2
+        # (pytest.warns is of the process, and ranks take turns)
+        hook: Any = {name: halve}
+        weft.distribute_module(module, mesh, None, **hook)
+        torch.testing.assert_close(module(x).full_tensor(), expected)
+        with pytest.raises(ValueError, match="takes 1 arguments, not 3") as caught:
+            hook = {name: lambda x: x}
+            weft.distribute_module(nn.Linear(3, 4), mesh, **hook)
+        assert isinstance(caught.value, ModuleError)
+
+    with pytest.warns(FutureWarning, match=f"{name} of two arguments"):
+        on_ranks(on_rank)
+
+
+def test_weights_that_a_partition_function_lays_out_apart_are_tied_again() -> None:
+    def on_rank(mesh):
+        def partition(name, module, on):
+            if "weight" in module._parameters and name in only:
+                weight = weft.distribute_tensor(module.weight.detach(), on, specs[name])
+                module.register_parameter("weight", nn.Parameter(weight))
+
+        only, specs = ["head"], {"head": P("tp"), "token": P("tp")}
+        module = weft.distribute_module(Tied(), mesh, partition)
+        assert module.token.weight is module.head.weight
+        assert sharded(module.head.weight).spec == P("tp")
+        only.append("token")
+        module = weft.distribute_module(Tied(), mesh, partition)
+        assert module.token.weight is module.head.weight
+        specs["token"] = P(None, "tp")
+        with pytest.raises(ModuleError) as caught:
+            weft.distribute_module(Tied(), mesh, partition)
+        return str(caught.value)
+
+    assert on_ranks(on_rank)[1] == """\
+distribute_module(partition_fn): one tensor with 2 names (tied weights) became several, in \
+different layouts.
+  Rule: tied weights are one tensor, which has one layout.
+  Offenders: token.weight: [7, 5@tp], head.weight: [7@tp, 5]
+  Fix: if isinstance(module.weight, weft.ShardTensor): return"""
+
+
+def test_tied_weights_that_are_given_two_specs() -> None:
+    def on_rank(mesh):
+        module = Tied()
+        with pytest.raises(LayoutError) as caught:
+            weft.distribute_module(
+                module, mesh, shardings={"token.*": P("tp"), "*.weight": P(None, "tp")})
+        assert type(module.token.weight) is nn.Parameter
+        weft.distribute_module(module, mesh, shardings={"token.*": P("tp"), "head.*": P("tp")})
+        assert module.token.weight is module.head.weight
+        return str(caught.value)
+
+    assert on_ranks(on_rank)[3] == """\
+distribute_module(shardings=): one tensor has 2 names (tied weights), which are given 2 layouts.
+  Rule: tied weights are one tensor, which has one layout.
+  Offenders: token.weight: [7@tp, 5] by 'token.*', head.weight: [7, 5@tp] by '*.weight'
+  Fix: the same spec for token.weight and head.weight, or a pattern for one of them alone"""
+
+
+def test_all_specs_that_do_not_fit_are_told() -> None:
+    def on_rank(mesh):
+        with pytest.raises(weft.WeftError) as caught:
+            weft.distribute_module(nn.Linear(3, 4), mesh, shardings={
+                "weight": P(None, None, "dp"), "bias": P("pp")})
+        return caught.value.__notes__
+
+    first, second = on_ranks(on_rank)[0][:2]
+    assert first == "  in distribute_module, for weight"
+    assert second.startswith("  and for bias: ") and "'pp'" in second
+
+
+def test_an_optimizer_built_before_distribution() -> None:
+    def on_rank(mesh):
+        module = nn.Linear(3, 4)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        with pytest.raises(ModuleError) as caught:
+            weft.distribute_module(module, mesh)
+        assert type(module.weight) is nn.Parameter
+        del optimizer
+        weft.distribute_module(module, mesh)  # dropped optimizers do no harm
+        torch.optim.SGD(module.parameters(), lr=0.1).step()
+        return str(caught.value)
+
+    assert on_ranks(on_rank)[2] == """\
+distribute_module(module): an optimizer (SGD) holds 2 of the module's parameters as they were \
+before distribution.
+  Rule: an optimizer is built of the parameters that distribution has put there.
+  Offenders: weight, bias
+  Fix: distribute_module(module, mesh, ...)
+       optimizer = torch.optim.SGD(module.parameters(), ...)"""
+
+
+def test_an_optimizer_that_nobody_saw_being_built_is_refused_at_its_step() -> None:
+    def on_rank(mesh):
+        module = nn.Linear(3, 4)
+        before = list(module.parameters())
+        weft.distribute_module(module, mesh)
+        optimizer = torch.optim.AdamW(before, lr=0.1)
+        with pytest.raises(ModuleError, match=r"AdamW.step\(\): an optimizer .* holds 2 of"):
+            optimizer.step()
+        torch.optim.AdamW(nn.Linear(2, 2).parameters()).step()  # others are not looked at
+
+    on_ranks(on_rank)
+
+
+def test_a_lazy_module_is_refused_until_it_has_shapes() -> None:
+    def on_rank(mesh):
+        module = nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 2))
+        with pytest.raises(ModuleError) as caught:
+            weft.distribute_module(module, mesh, shardings={"0.*": P("tp")})
+        module(torch.ones(1, 3))
+        weft.distribute_module(module, mesh, shardings={"0.*": P("tp")})
+        assert module[0].weight.spec == P("tp")
+        return str(caught.value)
+
+    assert on_ranks(on_rank)[0] == """\
+distribute_module(module): 2 of 4 parameters and buffers have no shape yet.
+  Rule: a layout is laid over a known shape.
+  Offenders: 0.weight, 0.bias
+  Fix: module(batch)  # one forward on plain tensors, before it is distributed"""
 
 
 def test_a_pattern_that_matches_nothing_is_named() -> None:

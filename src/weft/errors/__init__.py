@@ -12,6 +12,7 @@ __all__ = [
     "CommunicationError",
     "LayoutError",
     "MeshError",
+    "ModuleError",
     "PlacementError",
     "ShardTypeError",
     "StrictError",
@@ -36,6 +37,10 @@ class PlacementError(WeftError, ValueError):
 
 class LayoutError(WeftError, ValueError):
     """A layout that contradicts its mesh, its global shape, or a local tensor."""
+
+
+class ModuleError(WeftError, ValueError, RuntimeError):
+    """A module that cannot be distributed, made or loaded as asked."""
 
 
 class ShardTypeError(WeftError, TypeError):

@@ -6,9 +6,9 @@ parameters are the ShardTensor's.
 
 from __future__ import annotations
 
+import inspect
+import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from typing import Any, TypeVar
 
 import torch
@@ -16,32 +16,42 @@ from torch import nn
 
 from weft.comm import BoundMesh, as_bound_mesh
 from weft.core import Layout
-from weft.errors import LayoutError, WeftError, message
+from weft.errors import ModuleError, WeftError, message
+from weft.nn.match import Matched, layouts_of, pins_of, refuse_idle
+from weft.nn.named import Named, named_tensors, places_of, put, refuse_lazy, set_where
+from weft.nn.optimizers import refuse_holders, replaced
+from weft.nn.pins import InputFn, OutputFn
+from weft.nn.report import MATCHED
 from weft.tensor import ShardTensor, distribute_tensor
-from weft.tensor.placing.layouts import as_layout
 
 __all__ = ["distribute_module"]
 
 M = TypeVar("M", bound=nn.Module)
 
 PartitionFn = Callable[[str, nn.Module, BoundMesh], None]
-InputFn = Callable[[nn.Module, Any, BoundMesh], Any]
-OutputFn = Callable[[nn.Module, Any, BoundMesh], Any]
+HookFn = Callable[..., Any]
+"""Of module, inputs or outputs, and mesh; of the last two, as torch once had it."""
+
+_DONE = "_distribute_module_applied"
+"""The attribute by which torch's distribute_module knows its own modules."""
 
 
 def distribute_module(
     module: M,
     device_mesh: Any = None,
     partition_fn: PartitionFn | None = None,
-    input_fn: InputFn | None = None,
-    output_fn: OutputFn | None = None,
+    input_fn: HookFn | None = None,
+    output_fn: HookFn | None = None,
     *,
     shardings: Mapping[str, Any] | None = None,
+    activations: Mapping[str, Any] | None = None,
+    src_data_rank: int | None = 0,
 ) -> M:
     """Distribute a module's parameters and buffers over a mesh, in place; returns the module.
 
-    The values are those of the mesh's first rank. Parameters keep `requires_grad`, and one that
-    has several names (tied weights) stays one parameter.
+    Parameters keep `requires_grad`, and one that has several names (tied weights) stays one
+    parameter. Tensors on the meta device stay there, laid out: see `materialize`.
+    `weft.nn.report(module)` says what became of each.
 
     Args:
         module: an ordinary module with full parameters, built alike on every rank.
@@ -51,100 +61,130 @@ def distribute_module(
         input_fn: `input_fn(module, inputs, mesh)`, a forward pre-hook.
         output_fn: `output_fn(module, outputs, mesh)`, a forward hook.
         shardings: ordered map from a glob pattern of parameter or buffer names (`*` also passes
-            dots) to a P, placements or a Layout. The first pattern that matches one of a
-            tensor's names counts; what no pattern matches is replicated.
+            dots) to a P, placements or a Layout, or from one of module names to a ready-made
+            sharding (`ColwiseParallel` and its like). The first pattern that matches counts; what
+            no pattern matches is replicated.
+        activations: ordered map from a glob pattern of module names to the spec that the module's
+            output is brought to, or a `PrepareModuleInput`, `PrepareModuleOutput`. Of modules
+            within each other that one pattern matches, it is the outermost's.
+        src_data_rank: the rank whose values count (the mesh's first, when it holds no such rank).
+            None takes each rank's own block and communicates nothing.
 
     Raises:
-        LayoutError: a pattern that matches no parameter or buffer.
-        WeftError: a spec that does not fit its tensor, whose name stands in a note. Both come
-            before anything is replaced or sent.
+        LayoutError: a pattern that matches nothing; tied weights that are given two layouts.
+        ModuleError: a module that has been distributed, whose parameters an optimizer holds, or
+            whose parameters have no shape yet; a function that takes another number of arguments.
+        WeftError: a spec that does not fit its tensor, whose name stands in a note. All of them
+            come before anything is replaced or sent (but by `partition_fn`).
 
     The signature is that of torch.distributed.tensor.distribute_module.
     """
+    _refuse_twice(module)
     mesh = as_bound_mesh(device_mesh)
+    num_args = [_num_args("input_fn", input_fn), _num_args("output_fn", output_fn)]
     if partition_fn is not None:
-        for name, submodule in module.named_modules():
-            partition_fn(name, submodule, mesh)
-    tensors = _tensors_of(module)
-    specs = _specs_for(tensors, dict(shardings or {}))
-    layouts = [_layout(named, mesh, spec) for named, spec in zip(tensors, specs)]
-    for named, layout in zip(tensors, layouts):
-        _replace(named, mesh, layout)
+        _partition(module, partition_fn, mesh)
+    tensors = named_tensors(module)
+    refuse_lazy("distribute_module(module)", tensors)
+    shardings, activations = dict(shardings or {}), dict(activations or {})
+    refuse_idle(module, tensors, shardings, activations)
+    matches = layouts_of(tensors, shardings, mesh)
+    pins = pins_of(module, shardings, activations, mesh)
+    _refuse_other_layouts(matches, mesh)
+    refuse_holders(named for named in tensors if not isinstance(named.tensor, ShardTensor))
+    for match in matches:
+        _replace(match.named, mesh, match.layout, src_data_rank)
+    for pinned in pins:
+        pinned.pin.register(pinned.module, mesh, pinned.path, pinned.pattern)
     if input_fn is not None:
-        module.register_forward_pre_hook(lambda mod, inputs: input_fn(mod, inputs, mesh))
+        module.register_forward_pre_hook(InputFn(input_fn, mesh, num_args[0]))
     if output_fn is not None:
-        module.register_forward_hook(lambda mod, _, outputs: output_fn(mod, outputs, mesh))
+        module.register_forward_hook(OutputFn(output_fn, mesh, num_args[1]))
+    setattr(module, MATCHED, {
+        name: match.pattern for match in matches if match.pattern for name in match.named.names
+    })
+    setattr(module, _DONE, True)
     return module
 
 
-@dataclass(slots=True)
-class _Named:
-    """A parameter or buffer with every place that holds it."""
-
-    tensor: torch.Tensor
-    places: list[tuple[nn.Module, str]] = field(default_factory=list)
-    names: list[str] = field(default_factory=list)
-
-
-def _tensors_of(module: nn.Module) -> list[_Named]:
-    """In order of registration, which is the same on every rank."""
-    found: dict[int, _Named] = {}
-    for prefix, submodule in module.named_modules(remove_duplicate=False):
-        for store in (submodule._parameters, submodule._buffers):
-            for key, tensor in store.items():
-                if tensor is None:
-                    continue
-                named = found.setdefault(id(tensor), _Named(tensor))
-                named.names.append(f"{prefix}.{key}" if prefix else key)
-                if (submodule, key) not in named.places:
-                    named.places.append((submodule, key))
-    return list(found.values())
-
-
-def _specs_for(tensors: list[_Named], shardings: dict[str, Any]) -> list[Any]:
-    """The spec of each tensor; None for a tensor that no pattern matches."""
-    matches = [
-        [pattern for pattern in shardings
-         if any(fnmatchcase(name, pattern) for name in named.names)]
-        for named in tensors
-    ]
-    matched = {pattern for patterns in matches for pattern in patterns}
-    idle = [repr(pattern) for pattern in shardings if pattern not in matched]
-    if idle:
-        names = [name for named in tensors for name in named.names]
-        shown = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
-        raise LayoutError(
-            message("distribute_module(shardings=)", f"{len(idle)} of {len(shardings)} patterns "
-                    f"match none of the {len(names)} names of parameters and buffers: {shown}",
-                    "every pattern matches at least one name", idle,
-                    "print([name for name, _ in module.named_parameters()])")
+def _refuse_twice(module: nn.Module) -> None:
+    if getattr(module, _DONE, False):
+        raise ModuleError(
+            message("distribute_module(module)", f"this {type(module).__name__} has been "
+                    "distributed already", "a module is distributed once; its hooks would be "
+                    "registered again", [type(module).__name__],
+                    "parameter.data = parameter.redistribute(placements=...) for another layout; "
+                    "distribute_module(module.new_part, mesh) for a part that was added")
         )
-    return [shardings[patterns[0]] if patterns else None for patterns in matches]
 
 
-def _layout(named: _Named, mesh: BoundMesh, spec: Any) -> Layout:
-    tensor = named.tensor
-    if spec is None and isinstance(tensor, ShardTensor):
-        return tensor.layout
-    try:
-        layout = as_layout(mesh, tensor.shape, spec)
-        if isinstance(tensor, ShardTensor):
-            distribute_tensor(tensor, mesh, layout)  # refuses another layout than it has
-    except WeftError as error:
-        error.add_note(f"  in distribute_module, for {', '.join(named.names)}")
-        raise
-    return layout
+def _num_args(name: str, fn: Callable[..., Any] | None) -> int:
+    """How many arguments a user's function takes: 3, or 2 as torch once had it."""
+    if fn is None:
+        return 0
+    count = len(inspect.signature(fn).parameters)
+    what = "inputs" if name == "input_fn" else "outputs"
+    if count == 2:
+        warnings.warn(
+            f"{name} of two arguments ({what}, device_mesh) is deprecated, as in torch: take "
+            f"three, (module, {what}, device_mesh)", FutureWarning, stacklevel=3,
+        )
+    elif count != 3:
+        raise ModuleError(
+            message(f"distribute_module({name}=)", f"{getattr(fn, '__name__', fn)} takes {count} "
+                    "arguments, not 3", f"it is called with the module, its {what} and the mesh",
+                    [str(inspect.signature(fn))], f"def {name}(module, {what}, mesh): ...")
+        )
+    return count
 
 
-def _replace(named: _Named, mesh: BoundMesh, layout: Layout) -> None:
+def _partition(module: nn.Module, partition_fn: PartitionFn, mesh: BoundMesh) -> None:
+    """Call it for every submodule, and tie again the weights that it has laid out apart.
+
+    Raises:
+        ModuleError: they lie in different layouts now.
+    """
+    before = [named for named in named_tensors(module) if len(named.places) > 1]
+    for name, submodule in module.named_modules():
+        partition_fn(name, submodule, mesh)
+    for named in before:
+        now = {place[:2]: tensor for place, tensor in places_of(module)}
+        held = {place: now.get(place[:2]) for place in named.places}
+        found = {id(one): one for one in held.values() if isinstance(one, ShardTensor)}
+        if not found:
+            continue
+        if len({one.layout for one in found.values()}) > 1:
+            raise ModuleError(
+                message("distribute_module(partition_fn)", f"one tensor with {len(held)} names "
+                        "(tied weights) became several, in different layouts",
+                        "tied weights are one tensor, which has one layout",
+                        [f"{place.name}: {getattr(one, 'layout', 'plain')}"
+                         for place, one in held.items()],
+                        "if isinstance(module.weight, weft.ShardTensor): return")
+            )
+        first = next(iter(found.values()))
+        for place, one in held.items():
+            if one is named.tensor or id(one) in found:
+                set_where(place, first)
+
+
+def _refuse_other_layouts(matches: list[Matched], mesh: BoundMesh) -> None:
+    for match in matches:
+        if match.pattern is not None and isinstance(match.named.tensor, ShardTensor):
+            try:
+                distribute_tensor(match.named.tensor, mesh, match.layout)
+            except WeftError as error:
+                error.add_note(f"  in distribute_module, for {', '.join(match.named.names)}")
+                raise
+
+
+def _replace(named: Named, mesh: BoundMesh, layout: Layout, src_data_rank: int | None) -> None:
     old = named.tensor
     if isinstance(old, ShardTensor):
         return  # an optimizer may hold it
-    new: torch.Tensor = distribute_tensor(old.detach(), mesh, layout)
+    new: torch.Tensor = distribute_tensor(
+        old.detach(), mesh, layout, src_data_rank=src_data_rank)
     if isinstance(old, nn.Parameter):
         new = nn.Parameter(new, requires_grad=old.requires_grad)
-    for owner, key in named.places:
-        store: dict[str, Any] = (
-            owner._parameters if key in owner._parameters else owner._buffers
-        )
-        store[key] = new
+        replaced(named.name, old)
+    put(named, new)

@@ -1,0 +1,204 @@
+"""Which tensor and which module a pattern means, and what layout follows.
+
+Patterns are globs of full names, in which `*` also passes dots. The first pattern that matches a
+name counts. A tensor with several names has one layout, on which those of its names that some
+pattern matches must agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from weft.core import Layout, Mesh
+from weft.errors import LayoutError, WeftError, message
+from weft.nn.named import Named, Place
+from weft.nn.pins import PrepareModuleInput, PrepareModuleOutput
+from weft.nn.styles import Style
+from weft.tensor import ShardTensor
+from weft.tensor.placing.layouts import as_layout
+
+__all__ = ["Matched", "Pinned", "idle_patterns", "layouts_of", "pins_of", "refuse_idle", "shadowed"]
+
+Pin = PrepareModuleInput | PrepareModuleOutput
+_Styled = (Style, PrepareModuleInput, PrepareModuleOutput)
+
+
+@dataclass(frozen=True, slots=True)
+class Matched:
+    """The layout that a tensor is to have, and the pattern that says so (None: no pattern)."""
+
+    named: Named
+    layout: Layout
+    pattern: str | None
+
+
+class Pinned(NamedTuple):
+    """A module whose activations are pinned, and the pattern that says so."""
+
+    pattern: str
+    path: str
+    module: nn.Module
+    pin: Pin
+
+
+def layouts_of(
+    tensors: Sequence[Named], shardings: Mapping[str, Any], mesh: Mesh
+) -> list[Matched]:
+    """What each tensor is to be.
+
+    Raises:
+        LayoutError, MeshError, PlacementError: specs that do not fit, all of them in notes; tied
+            weights whose names say different things. ModuleError: a style for a module that it
+            does not know.
+    """
+    found, failed = [], []
+    for named in tensors:
+        try:
+            found.append(_layout(named, shardings, mesh))
+        except WeftError as error:
+            error.add_note(f"  in distribute_module, for {', '.join(named.names)}")
+            failed.append(error)
+    if failed:
+        first, *others = failed
+        for other in others:
+            first.add_note(f"  and{other.__notes__[-1].removeprefix('  in distribute_module,')}: "
+                           f"{str(other).splitlines()[0]}")
+        raise first
+    return found
+
+
+def _layout(named: Named, shardings: Mapping[str, Any], mesh: Mesh) -> Matched:
+    said: dict[str, tuple[str, Layout]] = {}
+    for place in named.places:
+        for pattern, spec in shardings.items():
+            if _means(pattern, spec, place, mesh):
+                said[place.name] = pattern, _laid(named, place, spec, mesh)
+                break
+    layouts = {layout for _, layout in said.values()}
+    if len(layouts) > 1:
+        raise LayoutError(
+            message("distribute_module(shardings=)", f"one tensor has {len(named.names)} names "
+                    f"(tied weights), which are given {len(layouts)} layouts",
+                    "tied weights are one tensor, which has one layout",
+                    [f"{name}: {layout} by {pattern!r}"
+                     for name, (pattern, layout) in said.items()],
+                    f"the same spec for {' and '.join(said)}, or a pattern for one of them alone")
+        )
+    tensor = named.tensor
+    if not said:
+        given = tensor.layout if isinstance(tensor, ShardTensor) else as_layout(
+            mesh, tensor.shape, None)  # type: ignore[arg-type]
+        return Matched(named, given, None)
+    pattern, layout = next(iter(said.values()))
+    return Matched(named, layout, pattern)
+
+
+def _means(pattern: str, spec: Any, place: Place, mesh: Mesh) -> bool:
+    if isinstance(spec, Style):
+        return fnmatchcase(place.path, pattern)
+    return not isinstance(spec, _Styled) and fnmatchcase(place.name, pattern)
+
+
+def _laid(named: Named, place: Place, spec: Any, mesh: Mesh) -> Layout:
+    if isinstance(spec, Style):
+        style, spec = spec, spec.spec(place.owner, place.key, mesh)
+        if spec is None:
+            raise style.refusal(place.owner, place.path)
+    return as_layout(mesh, named.tensor.shape, spec)  # type: ignore[arg-type]
+
+
+def pins_of(
+    module: nn.Module, shardings: Mapping[str, Any], activations: Mapping[str, Any], mesh: Mesh
+) -> list[Pinned]:
+    """The modules whose activations are pinned, by styles and by `activations`.
+
+    For each map the first pattern that matches a module counts; of modules within each other that
+    one pattern matches, the outermost.
+    """
+    styled = {pattern: spec for pattern, spec in shardings.items() if isinstance(spec, _Styled)}
+    found = []
+    for pattern, path, inner, spec in _first_matches(module, styled):
+        pin = spec.pin(mesh) if isinstance(spec, Style) else spec
+        if pin is not None:
+            found.append(Pinned(pattern, path, inner, pin))
+    outer: dict[str, list[str]] = {}
+    for pattern, path, inner, spec in _first_matches(module, activations):
+        above = outer.setdefault(pattern, [])
+        if not any(path.startswith(f"{one}." if one else "") for one in above):
+            above.append(path)
+            pin = spec if isinstance(spec, _Styled) else PrepareModuleOutput(spec)
+            found.append(Pinned(pattern, path, inner, pin))  # type: ignore[arg-type]
+    return found
+
+
+def _first_matches(
+    module: nn.Module, patterns: Mapping[str, Any]
+) -> Iterator[tuple[str, str, nn.Module, Any]]:
+    for path, inner in module.named_modules():
+        for pattern, spec in patterns.items():
+            if fnmatchcase(path, pattern):
+                yield pattern, path, inner, spec
+                break
+
+
+def idle_patterns(
+    module: nn.Module, tensors: Iterable[Named], patterns: Mapping[str, Any], of_modules: bool
+) -> list[str]:
+    """The patterns that match no name at all."""
+    names = [name for named in tensors for name in named.names]
+    paths = [path for path, _ in module.named_modules(remove_duplicate=False)]
+    return [
+        pattern for pattern, spec in patterns.items()
+        if not any(fnmatchcase(name, pattern)
+                   for name in (paths if of_modules or isinstance(spec, _Styled) else names))
+    ]
+
+
+def shadowed(
+    shardings: Mapping[str, Any], matches: Iterable[Matched], pins: Iterable[Pinned],
+    idle: Iterable[str],
+) -> list[str]:
+    """The patterns that match names, all of which an earlier pattern has taken."""
+    used = {match.pattern for match in matches} | {pin.pattern for pin in pins} | {*idle}
+    return [
+        pattern for pattern, spec in shardings.items()
+        if pattern not in used and not isinstance(spec, _Styled)
+    ]
+
+
+def refuse_idle(
+    module: nn.Module, tensors: Sequence[Named], shardings: Mapping[str, Any],
+    activations: Mapping[str, Any],
+) -> None:
+    """Raises LayoutError where a pattern matches nothing."""
+    names = [name for named in tensors for name in named.names]
+    idle = idle_patterns(module, tensors, shardings, False)
+    if idle:
+        of_modules = [each for each in idle if isinstance(shardings[each], _Styled)]
+        where = f"{len(names)} names of parameters and buffers: {_some(names)}"
+        if of_modules:
+            where += "; styles are matched with names of modules"
+        raise LayoutError(
+            message("distribute_module(shardings=)", f"{len(idle)} of {len(shardings)} patterns "
+                    f"match none of the {where}", "every pattern matches at least one name",
+                    list(map(repr, idle)),
+                    "print([name for name, _ in module.named_parameters()])")
+        )
+    idle = idle_patterns(module, tensors, activations, True)
+    if idle:
+        paths = [path for path, _ in module.named_modules() if path]
+        raise LayoutError(
+            message("distribute_module(activations=)", f"{len(idle)} of {len(activations)} "
+                    f"patterns match none of the {len(paths)} names of modules: {_some(paths)}",
+                    "every pattern matches at least one module", list(map(repr, idle)),
+                    "print([name for name, _ in module.named_modules()])")
+        )
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")

@@ -1,0 +1,94 @@
+"""The parameters and buffers of a module, each with every name that it has.
+
+A weight that several modules hold (tied weights), or a module that stands at several places, is one
+tensor: it gets one layout and is replaced by one tensor at all of its places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from weft.errors import ModuleError, message
+
+__all__ = ["Named", "Place", "named_tensors", "places_of", "put", "refuse_lazy", "set_where"]
+
+
+class Place(NamedTuple):
+    """Where a module holds a tensor: the tensor's full name, its owner's, the owner, the key."""
+
+    name: str
+    path: str
+    owner: nn.Module
+    key: str
+
+
+@dataclass(slots=True)
+class Named:
+    """A parameter or buffer with every place that holds it, in order of registration."""
+
+    tensor: torch.Tensor
+    places: list[Place] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """The first of its names, which is what `named_parameters` gives."""
+        return self.places[0].name
+
+    @property
+    def names(self) -> list[str]:
+        return [place.name for place in self.places]
+
+    @property
+    def is_parameter(self) -> bool:
+        return isinstance(self.tensor, nn.Parameter)
+
+
+def places_of(module: nn.Module) -> Iterator[tuple[Place, torch.Tensor]]:
+    """All places, in order of registration, which is the same on every rank."""
+    for path, owner in module.named_modules(remove_duplicate=False):
+        for store in (owner._parameters, owner._buffers):
+            for key, tensor in store.items():
+                if tensor is not None:
+                    yield Place(f"{path}.{key}" if path else key, path, owner, key), tensor
+
+
+def named_tensors(module: nn.Module) -> list[Named]:
+    """Each parameter and buffer once."""
+    found: dict[int, Named] = {}
+    for place, tensor in places_of(module):
+        found.setdefault(id(tensor), Named(tensor)).places.append(place)
+    return list(found.values())
+
+
+def put(named: Named, tensor: torch.Tensor) -> None:
+    """Replace a tensor at all of its places."""
+    for place in named.places:
+        set_where(place, tensor)
+
+
+def set_where(place: Place, tensor: torch.Tensor) -> None:
+    """Put a tensor at one place, without the checks and the new order of `register_parameter`."""
+    owner, key = place.owner, place.key
+    store: dict[str, Any] = owner._parameters if key in owner._parameters else owner._buffers
+    store[key] = tensor
+
+
+def refuse_lazy(call: str, tensors: list[Named]) -> None:
+    """Parameters of lazy modules have no shape before the first forward.
+
+    Raises:
+        ModuleError: some are not initialized.
+    """
+    lazy = [named.name for named in tensors if is_lazy(named.tensor)]
+    if lazy:
+        raise ModuleError(
+            message(call, f"{len(lazy)} of {len(tensors)} parameters and buffers have no shape yet",
+                    "a layout is laid over a known shape", lazy,
+                    "module(batch)  # one forward on plain tensors, before it is distributed")
+        )

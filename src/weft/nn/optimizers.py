@@ -1,0 +1,93 @@
+"""Optimizers that were built before their module was distributed.
+
+`distribute_module` puts other parameters in place of those that such an optimizer holds, which it
+would go on to step: the model would stand still, and nothing would say so. So it is refused, where
+the optimizer can be seen before anything is replaced, else at its first step.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from weft.errors import ModuleError, message
+from weft.nn.named import Named
+
+__all__ = ["install", "refuse_holders", "replaced"]
+
+_REPLACED: Any = WeakTensorKeyDictionary()
+"""Parameters that have been replaced -> their names."""
+
+_OPTIMIZERS: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+
+
+def install() -> None:
+    """See the optimizers that are built, and the steps of all. Once per process."""
+    add_param_group: Any = Optimizer.add_param_group
+
+    @functools.wraps(add_param_group)
+    def add(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+        _OPTIMIZERS.add(optimizer)
+        add_param_group(optimizer, *args, **kwargs)
+
+    Optimizer.add_param_group = add  # type: ignore[method-assign]
+    register_optimizer_step_pre_hook(_refuse_step)
+
+
+def replaced(name: str, parameter: torch.Tensor) -> None:
+    """Remember that `distribute_module` has replaced a parameter."""
+    _REPLACED[parameter] = name
+
+
+def refuse_holders(tensors: Iterable[Named]) -> None:
+    """Raises ModuleError where an optimizer holds a parameter that is about to be replaced."""
+    names = {id(named.tensor): named.name for named in tensors}
+    if not _holders(names):
+        return
+    gc.collect()  # one that was dropped may still be in a cycle
+    held = _holders(names)
+    if held:
+        raise _built_before("distribute_module(module)", held)
+
+
+def _holders(names: dict[int, str]) -> dict[str, list[str]]:
+    held: dict[str, list[str]] = {}
+    for optimizer in list(_OPTIMIZERS):
+        found = [names[id(one)] for one in _parameters(optimizer) if id(one) in names]
+        if found:
+            held.setdefault(type(optimizer).__name__, []).extend(found)
+    return held
+
+
+def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
+    return [one for group in optimizer.param_groups for one in group["params"]]
+
+
+def _refuse_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    if not _REPLACED:
+        return
+    found = [_REPLACED[one] for one in _parameters(optimizer) if one in _REPLACED]
+    if found:
+        raise _built_before(
+            f"{type(optimizer).__name__}.step()", {type(optimizer).__name__: found})
+
+
+def _built_before(call: str, held: dict[str, Sequence[str]] | dict[str, list[str]]) -> ModuleError:
+    count = sum(map(len, held.values()))
+    kinds = ", ".join(held)
+    return ModuleError(
+        message(call, f"an optimizer ({kinds}) holds {count} of the module's parameters as they "
+                "were before distribution",
+                "an optimizer is built of the parameters that distribution has put there",
+                [name for names in held.values() for name in names],
+                "distribute_module(module, mesh, ...)\n"
+                f"optimizer = torch.optim.{next(iter(held))}(module.parameters(), ...)")
+    )

@@ -1,0 +1,215 @@
+"""Activations pinned by module name: hooks that lay out what a module takes or gives.
+
+In weft the layout of an activation follows from those of its operands. A pin says what it is to be
+instead, at a place that has a name. It is `redistribute`, with the gradient of that.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from weft.comm import as_bound_mesh
+from weft.core import Layout, Mesh
+from weft.errors import LayoutError, ModuleError, WeftError, message
+from weft.tensor.meta import bounded_put
+from weft.tensor.placing.layouts import as_layout, as_sharded
+
+__all__ = ["Cut", "InputFn", "OutputFn", "PinHook", "PrepareModuleInput", "PrepareModuleOutput"]
+
+MAX_KNOWN = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A spec that says one thing of a layout: mesh axes (numbers) cut a dim. The rest stays."""
+
+    axes: tuple[int, ...]
+    dim: int
+
+    def of(self, layout: Layout) -> Layout:
+        """The layout with this cut. Raises LayoutError where there is no such dim."""
+        dim = self.dim + layout.ndim if self.dim < 0 else self.dim
+        if not 0 <= dim < layout.ndim:
+            raise LayoutError(
+                message("SequenceParallel(dim=)", f"dim is {self.dim}, the activation is {layout} "
+                        f"with {layout.ndim} dims", "the dim is one of the activation's",
+                        [f"dim={self.dim}"], "SequenceParallel(axis, dim=0)")
+            )
+        if all(layout.on(axis) == dim for axis in self.axes):
+            return layout
+        dims = [
+            [axis for axis in axes if axis not in self.axes] for axes in layout.dims
+        ]
+        dims[dim] += self.axes
+        partial = [
+            None if axis in self.axes else kind for axis, kind in enumerate(layout.partial)
+        ]
+        return layout.replace(dims=dims, partial=partial)
+
+
+class _Prepare:
+    """Specs of what a module takes or gives, by position and by name."""
+
+    word = ""
+
+    def __init__(self, *specs: Any, **by_name: Any) -> None:
+        self.specs: tuple[Any, ...] = specs
+        self.by_name = by_name
+
+    def __repr__(self) -> str:
+        shown = [repr(spec) for spec in self.specs]
+        shown += [f"{name}={spec!r}" for name, spec in self.by_name.items()]
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+
+class PrepareModuleInput(_Prepare):
+    """Pin what a module takes: a spec per positional argument, and by name for keyword arguments.
+
+    None leaves an argument as it is, and so do fewer specs than arguments. A plain tensor counts as
+    replicated.
+    """
+
+    word = "inputs"
+
+    def register(self, module: nn.Module, mesh: Mesh, path: str, pattern: str) -> None:
+        module.register_forward_pre_hook(PinHook(self, mesh, path, pattern), with_kwargs=True)
+
+    def apply(self, mesh: Mesh, path: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        given = list(args)
+        for at, spec in enumerate(self.specs[: len(given)]):
+            given[at] = _laid(given[at], spec, mesh, f"input {at} of {path!r}")
+        named = dict(kwargs)
+        for name, spec in self.by_name.items():
+            if name in named:
+                named[name] = _laid(named[name], spec, mesh, f"input {name!r} of {path!r}")
+        return tuple(given), named
+
+
+class PrepareModuleOutput(_Prepare):
+    """Pin what a module gives: a spec per result, and by name for results in a map.
+
+    One spec for a module that gives several results pins the first tensor of them.
+    """
+
+    word = "outputs"
+
+    def register(self, module: nn.Module, mesh: Mesh, path: str, pattern: str) -> None:
+        module.register_forward_hook(PinHook(self, mesh, path, pattern))
+
+    def apply(self, mesh: Mesh, path: str, out: Any) -> Any:
+        where = f"output of {path!r}"
+        if isinstance(out, torch.Tensor):
+            for spec in self.specs[:1]:
+                out = _laid(out, spec, mesh, where)
+            return out
+        if isinstance(out, Mapping):
+            return self._in_map(out, mesh, where)
+        if isinstance(out, (tuple, list)):
+            return self._in_sequence(out, mesh, where)
+        raise _no_tensor(self, where, out)
+
+    def _in_map(self, out: Any, mesh: Mesh, where: str) -> Any:
+        first = next((key for key, one in out.items() if isinstance(one, torch.Tensor)), None)
+        specs: dict[Any, Any] = dict(self.by_name)
+        if self.specs:
+            specs.setdefault(first, self.specs[0])
+        missing = [key for key in specs if key is None or key not in out]
+        if missing:
+            raise _no_tensor(self, where, out)
+        out = copy.copy(out)
+        for key, spec in specs.items():
+            out[key] = _laid(out[key], spec, mesh, f"{where}, {key!r}")
+        return out
+
+    def _in_sequence(self, out: Any, mesh: Mesh, where: str) -> Any:
+        parts = list(out)
+        first = next((at for at, one in enumerate(parts) if isinstance(one, torch.Tensor)), None)
+        if first is None or len(self.specs) > len(parts):
+            raise _no_tensor(self, where, out)
+        at_once = len(self.specs) > 1
+        specs = {at if at_once else first: spec for at, spec in enumerate(self.specs)}
+        for at, spec in specs.items():
+            parts[at] = _laid(parts[at], spec, mesh, f"{where}, {at}")
+        if isinstance(out, list):
+            return parts
+        return type(out)(*parts) if hasattr(out, "_fields") else tuple(parts)
+
+
+def _no_tensor(pin: _Prepare, where: str, found: Any) -> ModuleError:
+    kinds = [type(one).__name__ for one in (
+        found.values() if isinstance(found, Mapping) else found
+        if isinstance(found, (tuple, list)) else [found]
+    )]
+    return ModuleError(
+        message("distribute_module(activations=)", f"{pin!r} for the {where}, which is "
+                f"{type(found).__name__} of {len(kinds)}: {', '.join(kinds) or 'nothing'}",
+                "a pin lays out tensors that are there", [where],
+                "PrepareModuleOutput(P(...), None) for a tuple, by name for a map: "
+                "PrepareModuleOutput(logits=P(...))")
+    )
+
+
+def _laid(value: Any, spec: Any, mesh: Any, where: str) -> Any:
+    if spec is None or not isinstance(value, torch.Tensor):
+        return value
+    bound = as_bound_mesh(mesh)
+    tensor = as_sharded(value, bound)
+    meta = tensor._meta
+    known = bound.cache.setdefault("pins", {})
+    key = (meta, spec if not isinstance(spec, list) else tuple(spec))
+    layout = known.get(key)
+    if layout is None:
+        try:
+            layout = spec.of(tensor.layout) if isinstance(spec, Cut) else as_layout(
+                bound, tensor.shape, spec)
+        except WeftError as error:
+            error.add_note(f"  in distribute_module, for the {where}")
+            raise
+        bounded_put(known, key, layout, MAX_KNOWN)
+    return tensor if layout == tensor.layout else tensor.redistribute(bound, layout)
+
+
+class _Hook:
+    """A module's hook: its copies share it, its pickles carry the mesh's value."""
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self
+
+
+class PinHook(_Hook):
+    """The hook that carries out a pin."""
+
+    def __init__(self, pin: Any, mesh: Mesh, path: str, pattern: str) -> None:
+        self.pin, self.mesh, self.path, self.pattern = pin, mesh, path, pattern
+
+    def __call__(self, module: nn.Module, args: Any, more: Any) -> Any:
+        """`more`: a module's keyword arguments, or its output."""
+        if isinstance(self.pin, PrepareModuleInput):
+            return self.pin.apply(self.mesh, self.path, args, more)
+        return self.pin.apply(self.mesh, self.path, more)
+
+
+class InputFn(_Hook):
+    """The user's `input_fn` as a forward pre-hook."""
+
+    def __init__(self, fn: Callable[..., Any], mesh: Any, num_args: int) -> None:
+        self.fn, self.mesh, self.num_args = fn, mesh, num_args
+
+    def __call__(self, module: nn.Module, inputs: Any) -> Any:
+        mesh = as_bound_mesh(self.mesh)
+        return self.fn(inputs, mesh) if self.num_args == 2 else self.fn(module, inputs, mesh)
+
+
+class OutputFn(InputFn):
+    """The user's `output_fn` as a forward hook."""
+
+    def __call__(self, module: nn.Module, inputs: Any, outputs: Any) -> Any:  # type: ignore
+        return super().__call__(module, outputs)
+
+

@@ -1,0 +1,204 @@
+"""What became, or would become, of a module: a line per tensor, and the bytes on each rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch import nn
+
+from weft.comm import as_bound_mesh
+from weft.core import Layout, Mesh
+from weft.errors import ModuleError, message
+from weft.nn.match import idle_patterns, layouts_of, pins_of, shadowed
+from weft.nn.named import Named, named_tensors, refuse_lazy
+from weft.nn.pins import PinHook
+from weft.tensor import ShardTensor
+
+__all__ = ["MATCHED", "Pin", "Report", "Row", "report"]
+
+MATCHED = "_weft_matched"
+"""The attribute in which a distributed module keeps name -> pattern."""
+
+MAX_RANKS = 4096
+"""On more ranks no total is taken over each of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One parameter or buffer: its names (several where weights are tied), where it lies, and why.
+
+    `pattern` is None where none matched.
+    """
+
+    names: tuple[str, ...]
+    kind: str
+    layout: Layout
+    dtype: torch.dtype
+    pattern: str | None
+
+    @property
+    def full_nbytes(self) -> int:
+        """The bytes of the whole tensor."""
+        return prod(self.layout.shape) * self.dtype.itemsize
+
+    def nbytes(self, rank: int) -> int:
+        """The bytes of the block of one rank, by its position in the mesh."""
+        at = self.layout.mesh.coordinate(rank)
+        return prod(self.layout.local_shape_at(at)) * self.dtype.itemsize
+
+    @property
+    def max_nbytes(self) -> int:
+        """The bytes of the largest block."""
+        layout = self.layout
+        sizes = [max(layout.sizes_of(dim), default=0) if axes else layout.shape[dim]
+                 for dim, axes in enumerate(layout.dims)]
+        return prod(sizes) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """A module whose inputs or outputs are pinned."""
+
+    path: str
+    pin: Any
+    pattern: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What `distribute_module` does with a module. `print` shows it.
+
+    `idle` are the patterns that match no name, `shadowed` those whose names all went to earlier
+    patterns.
+    """
+
+    mesh: Mesh
+    rows: tuple[Row, ...]
+    pins: tuple[Pin, ...] = ()
+    idle: tuple[str, ...] = ()
+    shadowed: tuple[str, ...] = ()
+
+    def __getitem__(self, name: str) -> Row:
+        """The row of a parameter or buffer, by any of its names."""
+        for row in self.rows:
+            if name in row.names:
+                return row
+        raise KeyError(name)
+
+    def nbytes(self, rank: int) -> int:
+        """The bytes of all blocks of one rank, by its position in the mesh."""
+        return sum(row.nbytes(rank) for row in self.rows)
+
+    @property
+    def full_nbytes(self) -> int:
+        """The bytes of the module on one device."""
+        return sum(row.full_nbytes for row in self.rows)
+
+    @property
+    def unmatched(self) -> tuple[str, ...]:
+        """The names that no pattern matches."""
+        return tuple(row.names[0] for row in self.rows if row.pattern is None)
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        kinds = [row.kind for row in self.rows]
+        yield (f"{kinds.count('parameter')} parameters and {kinds.count('buffer')} buffers on "
+               f"{self.mesh}, {self.mesh.size()} ranks")
+        table = [("name", "layout", "bytes per rank", "pattern")]
+        for row in self.rows:
+            text = row.layout.text(str(row.dtype).removeprefix("torch."))
+            why = "-" if row.pattern is None else repr(row.pattern)
+            table.append((row.names[0], text, f"{row.max_nbytes:,}", why))
+            table += [(f"  = {name}", "", "", "") for name in row.names[1:]]
+        widths = [max(len(line[at]) for line in table) for at in range(3)]
+        for name, layout, nbytes, why in table:
+            yield (f"{name:<{widths[0]}}  {layout:<{widths[1]}}  {nbytes:>{widths[2]}}  {why}"
+                   ).rstrip()
+        yield self._total()
+        for pin in self.pins:
+            why = "" if pin.pattern is None else f", by {pin.pattern!r}"
+            yield f"{pin.pin.word} of {pin.path or 'the module'} pinned: {_shown(pin.pin)}{why}"
+        if self.shadowed:
+            yield f"earlier patterns took all names of: {', '.join(map(repr, self.shadowed))}"
+        if self.idle:
+            yield f"matched nothing: {', '.join(map(repr, self.idle))}"
+
+    def _total(self) -> str:
+        full = self.full_nbytes
+        if self.mesh.size() > MAX_RANKS:
+            most = sum(row.max_nbytes for row in self.rows)
+            return f"in all: at most {most:,} bytes on a rank, of {full:,}"
+        totals = [self.nbytes(rank) for rank in range(self.mesh.size())]
+        least, most = min(totals, default=0), max(totals, default=0)
+        of_rank = f"{most:,}" if least == most else f"{least:,} to {most:,}"
+        return f"in all: {of_rank} bytes on a rank, of {full:,}"
+
+
+def _shown(pin: Any) -> str:
+    return ", ".join(
+        [repr(spec) for spec in pin.specs] + [f"{k}={spec!r}" for k, spec in pin.by_name.items()]
+    )
+
+
+def report(
+    module: nn.Module, device_mesh: Any = None, shardings: Mapping[str, Any] | None = None,
+    activations: Mapping[str, Any] | None = None,
+) -> Report:
+    """What `distribute_module` has done with a module; given shardings, what it would do.
+
+    The second needs no ranks: the mesh may be a plain `Mesh` of any size, the module on the meta
+    device. Patterns that match nothing stand in the report, where `distribute_module` raises.
+
+    Raises:
+        ModuleError: neither is the module distributed nor are shardings given.
+    """
+    tensors = named_tensors(module)
+    refuse_lazy("report(module)", tensors)
+    if shardings is None and activations is None:
+        return _done(module, tensors)
+    mesh = device_mesh if type(device_mesh) is Mesh else as_bound_mesh(device_mesh).abstract
+    shardings, activations = dict(shardings or {}), dict(activations or {})
+    matches = layouts_of(tensors, shardings, mesh)
+    pins = pins_of(module, shardings, activations, mesh)
+    idle = idle_patterns(module, tensors, shardings, False)
+    return Report(
+        mesh,
+        tuple(_row(match.named, match.layout, match.pattern) for match in matches),
+        tuple(Pin(pinned.path, pinned.pin, pinned.pattern) for pinned in pins),
+        (*idle, *idle_patterns(module, tensors, activations, True)),
+        tuple(shadowed(shardings, matches, pins, idle)),
+    )
+
+
+def _done(module: nn.Module, tensors: Sequence[Named]) -> Report:
+    known = getattr(module, MATCHED, {})
+    rows, plain = [], []
+    for named in tensors:
+        if isinstance(named.tensor, ShardTensor):
+            pattern = next((known[name] for name in named.names if name in known), None)
+            rows.append(_row(named, named.tensor.layout, pattern))
+        else:
+            plain.append(named.name)
+    if plain or not rows:
+        raise ModuleError(
+            message("report(module)", f"{len(plain)} of {len(tensors)} parameters and buffers are "
+                    "plain tensors", "a report is of a distributed module, or of shardings that "
+                    "are given", plain, "report(module, mesh, shardings={...})")
+        )
+    pins = []
+    for path, inner in module.named_modules():
+        for hook in (*inner._forward_pre_hooks.values(), *inner._forward_hooks.values()):
+            if isinstance(hook, PinHook):
+                pins.append(Pin(path, hook.pin, hook.pattern))
+    return Report(rows[0].layout.mesh, tuple(rows), tuple(pins))
+
+
+def _row(named: Named, layout: Layout, pattern: str | None) -> Row:
+    kind = "parameter" if named.is_parameter else "buffer"
+    return Row(tuple(named.names), kind, layout, named.tensor.dtype, pattern)

@@ -1,0 +1,151 @@
+"""Ready-made shardings: what column, row, vocabulary and sequence parallel mean for a module.
+
+They stand where a spec may stand in `shardings=`, under a pattern of module names, and say which
+dim of which of the module's own parameters is cut. Activations need no such word, for they follow
+from the layouts of parameters and inputs; `SequenceParallel` and the `PrepareModule...` pin them
+where one wants another layout than follows.
+
+The names are those of torch.distributed.tensor.parallel. The method is that of Megatron-LM (Shoeybi
+et al., 2019), sequence parallel that of Korthikanti et al. (2022).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from torch import nn
+
+from weft.core import AxisName, Mesh, P
+from weft.errors import MeshError, ModuleError, message
+from weft.nn.pins import Cut, PrepareModuleInput, PrepareModuleOutput
+
+__all__ = [
+    "ColwiseParallel", "RowwiseParallel", "SequenceParallel", "Style", "VocabParallel", "axis_of",
+]
+
+Cuts = Mapping[Any, Mapping[str, int]]
+"""Type of module -> name of a parameter -> the dim of it that is cut; others are replicated."""
+
+_CONV: Any = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_TABLE: Any = (nn.Embedding, nn.EmbeddingBag)
+
+
+class Style:
+    """A sharding of the parameters of a module, whatever their names.
+
+    Args:
+        axis: the mesh axis, or axes (major to minor), to cut by. None: the mesh's only one.
+    """
+
+    cuts: ClassVar[Cuts | None] = None
+    """Which dims are cut; None: none, of any type of module."""
+
+    def __init__(self, axis: AxisName | tuple[AxisName, ...] | None = None) -> None:
+        self.axis = axis
+
+    def pin(self, mesh: Mesh) -> PrepareModuleInput | PrepareModuleOutput | None:
+        """What of the module's activations is pinned."""
+        return None
+
+    def spec(self, module: nn.Module, key: str, mesh: Mesh) -> P | None:
+        """The spec of one of a module's own parameters; None for a module of another type."""
+        if self.cuts is None:
+            return P()
+        for kind, dims in self.cuts.items():
+            if isinstance(module, kind):
+                dim = dims.get(key)
+                return P() if dim is None else P(*(None,) * dim, axis_of(self.axis, mesh, self))
+        return None
+
+    def refusal(self, module: nn.Module, path: str) -> ModuleError:
+        """The error about a module of another type."""
+        known = [kind for kinds in self.cuts or () for kind in (
+            kinds if isinstance(kinds, tuple) else (kinds,))]
+        return ModuleError(
+            message(f"shardings: {self!r}", f"{path!r} is a {type(module).__name__}, with "
+                    "parameters of its own",
+                    "it knows what to cut of " + ", ".join(kind.__name__ for kind in known),
+                    [path or "the module itself"],
+                    f'shardings={{"{path}.weight": P(...)}}')
+        )
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({'' if self.axis is None else repr(self.axis)})"
+
+
+class ColwiseParallel(Style):
+    """Cut what a module gives: the output features of a Linear, the columns of an Embedding.
+
+    Linear, Bilinear and convolutions: dim 0 of weight and bias. Embedding, EmbeddingBag: dim 1.
+    """
+
+    cuts: ClassVar[Cuts | None] = {
+        (nn.Linear, nn.Bilinear, *_CONV): {"weight": 0, "bias": 0},
+        _TABLE: {"weight": 1},
+    }
+
+
+class RowwiseParallel(Style):
+    """Cut what a module takes: the input features of a Linear, the rows of an Embedding.
+
+    Linear and convolutions: dim 1 of the weight; the bias is replicated. Embedding, EmbeddingBag:
+    dim 0. What a cut Linear gives is a term of a sum, which is reduced where it is used.
+    """
+
+    cuts: ClassVar[Cuts | None] = {(nn.Linear, *_CONV): {"weight": 1}, _TABLE: {"weight": 0}}
+
+
+class VocabParallel(Style):
+    """Cut a vocabulary: the rows of an Embedding, the logits of the Linear that is its head.
+
+    Both cut dim 0 of the weight, so that one style serves tied weights. `cross_entropy` takes
+    logits that are cut so as they are.
+    """
+
+    cuts: ClassVar[Cuts | None] = {_TABLE: {"weight": 0}, nn.Linear: {"weight": 0, "bias": 0}}
+
+
+class SequenceParallel(Style):
+    """Replicate a module's parameters, and cut the sequence of its first input.
+
+    For layer norms, RMS norms and dropouts, which so compute and keep a share of each sequence.
+
+    Args:
+        axis: as in all styles.
+        dim: the dim of the sequence, as torch's `sequence_dim`. What else cuts the input stays.
+    """
+
+    def __init__(
+        self, axis: AxisName | tuple[AxisName, ...] | None = None, *, dim: int = 1
+    ) -> None:
+        super().__init__(axis)
+        self.dim = dim
+
+    def pin(self, mesh: Mesh) -> PrepareModuleInput:
+        axis = axis_of(self.axis, mesh, self)
+        axes = axis if isinstance(axis, tuple) else (axis,)
+        return PrepareModuleInput(Cut(mesh.axes(axes, repr(self)), self.dim))
+
+    def __repr__(self) -> str:
+        shown = [] if self.axis is None else [repr(self.axis)]
+        shown += [] if self.dim == 1 else [f"dim={self.dim}"]
+        return f"SequenceParallel({', '.join(shown)})"
+
+
+def axis_of(axis: Any, mesh: Mesh, style: Style) -> Any:
+    """The axis that a style cuts by.
+
+    Raises:
+        MeshError: none is named, and the mesh has several.
+    """
+    if axis is not None:
+        return axis
+    if mesh.ndim != 1:
+        names = list(mesh.axis_names)
+        raise MeshError(
+            message(f"shardings: {style!r}", f"it names no axis, and {mesh} has {mesh.ndim}: "
+                    f"{', '.join(map(str, names))}", "the axis may be left out on a mesh of one",
+                    [repr(style)], f"{type(style).__name__}({names[-1] if names else 'tp'!r})")
+        )
+    return mesh.axis_names[0]

@@ -1,0 +1,302 @@
+"""Ready-made shardings and pinned activations: the layouts they ask for, the values of the module
+on plain tensors, and no more communication than they name."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import weft
+from tests.harness import held
+from tests.oracle import check
+from weft import Layout, P, Replicate, Shard, ShardTensor
+from weft.errors import LayoutError, MeshError, ModuleError
+from weft.nn import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    PrepareModuleOutput,
+    RowwiseParallel,
+    SequenceParallel,
+    VocabParallel,
+)
+
+MESH = {"dp": 2, "tp": 2}
+TOKENS = torch.tensor([[3, 0, 6, 2, 2], [1, 1, 4, 0, 5], [6, 5, 3, 0, 2]])
+
+
+class Block(nn.Module):
+    def __init__(self, dim: int, hidden: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(dim)
+        self.up, self.down = nn.Linear(dim, hidden), nn.Linear(hidden, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(F.gelu(self.up(self.norm(x))))
+
+
+class Model(nn.Module):
+    """Tokens to a loss; vocabulary, hidden size and sequence do not divide by 2."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.token = nn.Embedding(7, 6)
+        self.layers = nn.ModuleList(Block(6, 9) for _ in range(2))
+        self.head = nn.Linear(6, 7, bias=False)
+        self.head.weight = self.token.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.token(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return F.cross_entropy(self.head(x)[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+
+
+MEGATRON = {
+    "token": VocabParallel("tp"), "head": VocabParallel("tp"),
+    "layers.*.norm": SequenceParallel("tp"),
+    "layers.*.up": ColwiseParallel("tp"), "layers.*.down": RowwiseParallel("tp"),
+}
+
+
+def layouts_in(module: nn.Module) -> dict[str, str]:
+    """The layouts of what modules give, as a forward fills them in."""
+    found: dict[str, str] = {}
+    for name, inner in module.named_modules():
+        inner.register_forward_hook(
+            lambda _, inputs, out, name=name: found.__setitem__(name, str(out.layout)))
+    return found
+
+
+def on_ranks(fn: Callable[[Any], Any]) -> list[Any]:
+    return weft.testing.run(fn, 4, MESH)
+
+
+def test_all_styles_together_train_as_the_plain_module() -> None:
+    dense = Model()
+
+    def on_rank(mesh: Any) -> Any:
+        module = weft.distribute_module(
+            copy.deepcopy(dense), mesh, shardings=MEGATRON,
+            activations={"layers.*": P("dp", "tp"), "head": PrepareModuleInput(P("dp"))},
+        )
+        specs = {name: each.spec for name, each in module.named_parameters()}  # type: ignore
+        seen = layouts_in(module)
+        loss = module(weft.distribute_tensor(TOKENS, mesh, P("dp")))
+        loss.backward()
+        return specs, seen, loss.item(), {
+            name: held(each.grad) for name, each in module.named_parameters()  # type: ignore
+        }
+
+    loss = dense(TOKENS)
+    loss.backward()
+    ranks = on_ranks(on_rank)
+    specs, seen, _, _ = ranks[0]
+    layer = {"norm.weight": P(), "norm.bias": P(), "up.weight": P("tp"), "up.bias": P("tp"),
+             "down.weight": P(None, "tp"), "down.bias": P()}
+    assert specs == {"token.weight": P("tp")} | {
+        f"layers.{at}.{name}": spec for at in (0, 1) for name, spec in layer.items()}
+    assert seen["layers.0"] == seen["layers.1"] == seen["layers.1.norm"] == "[3@dp, 5@tp, 6]"
+    assert seen["layers.0.up"] == "[3@dp, 5, 9@tp]" and seen["head"] == "[3@dp, 5, 7@tp]"
+    for _, _, value, _ in ranks:
+        assert value == pytest.approx(loss.item(), abs=1e-6)
+    for name, each in dense.named_parameters():
+        assert each.grad is not None
+        check(each.grad, [grads[name] for *_, grads in ranks], name)
+
+
+def test_each_style_cuts_what_it_says() -> None:
+    def on_rank(mesh: Any) -> Any:
+        def specs(module: nn.Module, style: Any) -> dict[str, P]:
+            weft.distribute_module(module, mesh, shardings={"": style})
+            return {name: each.spec for name, each in module.named_parameters()}  # type: ignore
+
+        column, row, words = ColwiseParallel("tp"), RowwiseParallel("dp"), VocabParallel("tp")
+        rows, columns = P("tp"), P(None, "tp")
+        both = {"weight": rows, "bias": rows}
+        assert specs(nn.Linear(3, 4), column) == specs(nn.Bilinear(3, 4, 5), column) == both
+        assert specs(nn.Conv2d(3, 4, 1), column) == specs(nn.Linear(3, 4), words) == both
+        assert specs(nn.Embedding(5, 4), column) == specs(nn.EmbeddingBag(5, 4), column) == {
+            "weight": columns}
+        assert specs(nn.Linear(3, 4), row) == specs(nn.Conv1d(3, 4, 1), row) == {
+            "weight": P(None, "dp"), "bias": P()}
+        assert specs(nn.Embedding(5, 4), row) == {"weight": P("dp")}
+        assert specs(nn.EmbeddingBag(5, 4), words) == {"weight": rows}
+        assert specs(nn.LayerNorm(4), SequenceParallel("tp")) == {"weight": P(), "bias": P()}
+        assert specs(nn.Linear(3, 4), ColwiseParallel(("tp", "dp")))["bias"] == P(("tp", "dp"))
+        only = weft.init_mesh({"x": 4})
+        module = weft.distribute_module(nn.Linear(3, 4), only, shardings={"": ColwiseParallel()})
+        assert module.weight.spec == P("x")  # type: ignore[attr-defined]
+
+    on_ranks(on_rank)
+
+
+def test_styles_where_they_do_not_fit() -> None:
+    def on_rank(mesh: Any) -> str:
+        with pytest.raises(MeshError, match=r"it names no axis, and .* has 2: dp, tp"):
+            weft.distribute_module(nn.Linear(3, 4), mesh, shardings={"": ColwiseParallel()})
+        with pytest.raises(LayoutError, match="styles are matched with names of modules"):
+            weft.distribute_module(
+                nn.Linear(3, 4), mesh, shardings={"weight": ColwiseParallel("tp")})
+        with pytest.raises(ModuleError) as caught:
+            weft.distribute_module(nn.Sequential(nn.LayerNorm(3), nn.GRU(3, 4)), mesh,
+                                   shardings={"1": RowwiseParallel("tp")})
+        return str(caught.value)
+
+    assert on_ranks(on_rank)[0] == """\
+shardings: RowwiseParallel('tp'): '1' is a GRU, with parameters of its own.
+  Rule: it knows what to cut of Linear, Conv1d, Conv2d, Conv3d, Embedding, EmbeddingBag.
+  Offenders: 1
+  Fix: shardings={"1.weight": P(...)}"""
+
+
+def test_sequence_parallel_leaves_what_else_cuts_its_input() -> None:
+    def on_rank(mesh: Any) -> list[str]:
+        module = weft.distribute_module(
+            nn.LayerNorm(4), mesh, shardings={"": SequenceParallel("tp", dim=0)})
+        found = []
+        for layout in (
+            P(None, "dp"), P("dp"), P("tp"), P(None, None, "tp"),
+            P(None, "dp", partial={"tp": "sum"}),
+            Layout(mesh, (5, 3, 4), [Replicate(), Shard(0, sizes=(1, 4))]),
+        ):
+            x = weft.ones(5, 3, 4, mesh=mesh, spec=layout)
+            found.append(str(module(x).layout))
+        with pytest.raises(LayoutError, match="dim is 2, the activation is") as caught:
+            style = SequenceParallel("tp", dim=2)
+            weft.distribute_module(nn.Dropout(), mesh, shardings={"": style})(
+                weft.ones(3, 4, mesh=mesh))
+        assert caught.value.__notes__[0] == "  in distribute_module, for the input 0 of ''"
+        return found
+
+    assert on_ranks(on_rank)[0] == [
+        "[5@tp, 3@dp, 4]", "[5@(dp,tp), 3, 4]", "[5@tp, 3, 4]", "[5@tp, 3, 4]", "[5@tp, 3@dp, 4]",
+        "[5@tp{1,4}, 3, 4]",
+    ]
+
+
+class Several(NamedTuple):
+    first: Any
+    second: Tensor
+
+
+class Gives(nn.Module):
+    def __init__(self, kind: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.kind = kind
+        self.weight = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor, *, mask: Tensor | None = None, times: int = 1) -> Any:
+        out = x * self.weight * times
+        return self.kind(out if mask is None else out * mask)
+
+
+@pytest.mark.parametrize("kind, pin, read", [
+    (lambda x: x, P("dp", "tp"), lambda out: [out]),
+    (lambda x: x, [Shard(0), Shard(1)], lambda out: [out]),
+    (lambda x: (x, 2), P("dp", "tp"), lambda out: [out[0]]),
+    (lambda x: [None, x], P("dp", "tp"), lambda out: [out[1]]),
+    (lambda x: Several(x, x + 1), PrepareModuleOutput(P("dp", "tp"), P("dp", "tp")),
+     lambda out: [out.first, out.second]),
+    (lambda x: {"n": 1, "x": x}, P("dp", "tp"), lambda out: [out["x"]]),
+    (lambda x: {"y": x + 1, "x": x}, PrepareModuleOutput(x=P("dp", "tp"), y=P("dp", "tp")),
+     lambda out: [out["x"], out["y"]]),
+])
+def test_outputs_of_every_kind_are_pinned(kind: Any, pin: Any, read: Any) -> None:
+    x = torch.arange(12.0).view(3, 4)
+
+    def on_rank(mesh: Any) -> Any:
+        module = weft.distribute_module(Gives(kind), mesh, activations={"": pin})
+        out = module(x)
+        assert isinstance(out, type(kind(x)))
+        return [held(one) for one in map(torch.Tensor.detach, read(out))]
+
+    ranks = on_ranks(on_rank)
+    for place, expected in enumerate(read(kind(x))):
+        assert str(ranks[0][place].layout) == "[3@dp, 4@tp]"
+        check(expected, [mine[place] for mine in ranks])
+
+
+def test_inputs_are_pinned_by_position_and_name() -> None:
+    def on_rank(mesh: Any) -> list[str]:
+        pin = PrepareModuleInput(P("dp"), mask=P(None, "tp"), other=P("dp"))
+        seen: list[Any] = []
+        inner = Gives(lambda x: x)
+        inner.register_forward_pre_hook(lambda *_: seen.append("kept"))
+        module = weft.distribute_module(
+            nn.ModuleDict({"a": inner, "b": nn.Identity()}), mesh, activations={"a": pin})
+        inner.register_forward_pre_hook(
+            lambda _, args, kwargs: seen.extend([args[0], kwargs["mask"], kwargs["times"]]),
+            with_kwargs=True)
+        out = module["a"](torch.ones(3, 4), mask=torch.ones(3, 4), times=2)
+        return [seen[0], str(seen[1].layout), str(seen[2].layout), str(seen[3]), str(out.layout)]
+
+    assert on_ranks(on_rank)[0] == ["kept", "[3@dp, 4]", "[3, 4@tp]", "2", "[3@dp, 4@tp]"]
+
+
+def test_of_modules_within_each_other_the_outermost_is_pinned() -> None:
+    def on_rank(mesh: Any) -> dict[str, str]:
+        module = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), nn.Linear(4, 4))
+        weft.distribute_module(module, mesh, activations={"1": P(), "?*": P("dp", "tp")})
+        pins = {pin.path: repr(pin.pin) for pin in weft.nn.report(module).pins}
+        assert len(pins) == 2
+        return pins
+
+    assert on_ranks(on_rank)[0] == {"0": "PrepareModuleOutput(P('dp', 'tp'))",
+                                    "1": "PrepareModuleOutput(P())"}
+
+
+def test_pins_that_cannot_be() -> None:
+    def on_rank(mesh: Any) -> list[str]:
+        texts = []
+        with pytest.raises(LayoutError) as caught:
+            weft.distribute_module(nn.Sequential(nn.ReLU()), mesh, activations={"mlp": P("dp")})
+        texts.append(str(caught.value))
+        pin = P(None, None, "dp")
+        module = weft.distribute_module(nn.Linear(4, 4), mesh, activations={"": pin})
+        with pytest.raises(weft.WeftError) as fits:
+            module(torch.ones(3, 4))
+        texts += fits.value.__notes__[:1]
+        for kind in (lambda x: "none", lambda x: (1, 2), lambda x: {}):
+            module = weft.distribute_module(Gives(kind), mesh, activations={"": P("dp")})
+            with pytest.raises(ModuleError) as none:
+                module(torch.ones(3, 4))
+        texts.append(str(none.value))
+        return texts
+
+    assert on_ranks(on_rank)[0] == ["""\
+distribute_module(activations=): 1 of 1 patterns match none of the 1 names of modules: 0.
+  Rule: every pattern matches at least one module.
+  Offenders: 'mlp'
+  Fix: print([name for name, _ in module.named_modules()])""",
+        "  in distribute_module, for the output of ''", """\
+distribute_module(activations=): PrepareModuleOutput(P('dp')) for the output of '', which is dict \
+of 0: nothing.
+  Rule: a pin lays out tensors that are there.
+  Offenders: output of ''
+  Fix: PrepareModuleOutput(P(...), None) for a tuple, by name for a map: \
+PrepareModuleOutput(logits=P(...))"""]
+
+
+def test_pins_survive_copies_and_pickles() -> None:
+    def on_rank(mesh: Any) -> None:
+        module = weft.distribute_module(
+            nn.Linear(4, 4), mesh, input_fn=laid_out, activations={"": P("dp", "tp")})
+        for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+            assert other.weight is not module.weight
+            out = other(torch.ones(3, 4))
+            assert type(out) is ShardTensor and out.spec == P("dp", "tp")
+            assert out.device_mesh is mesh
+
+    on_ranks(on_rank)
+
+
+def laid_out(module: nn.Module, inputs: Any, mesh: Any) -> Any:
+    return tuple(weft.distribute_tensor(one, mesh, P("dp")) for one in inputs)
