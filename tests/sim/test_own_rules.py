@@ -523,8 +523,9 @@ def test_a_new_rule_makes_new_recipes() -> None:
 
     due = ["[5, 3] partial(sum@x)", "[5, 3]", "[5, 3] partial(sum@x)",
            "[5, 3] partial(sum@x)", "[5, 3]", "[5, 3]"]
-    with pytest.warns(weft.WeftWarning, match="no rule covers it"):
+    with pytest.warns(weft.WeftWarning, match="no rule covers it") as told:
         assert weft.testing.run(on_rank, mesh={"x": 2}) == [due] * 2
+    assert {one.filename for one in told} == {__file__}  # where the user called, not where we warn
 
 
 def test_rules_of_torch_s_own_ops() -> None:

@@ -1,6 +1,6 @@
 """Communication: one interface, three bodies (process groups, simulated, recording)."""
 
-from weft.comm.asking import PROCESS, PROVIDER, source_line
+from weft.comm.asking import PROCESS, PROVIDER, source_line, user_frame
 from weft.comm.bound_mesh import BoundMesh, World, current_mesh, live_meshes
 from weft.comm.communicator import Communicator, Finish
 from weft.comm.global_state import CARRIED
@@ -12,5 +12,5 @@ from weft.comm.simulated import run_simulated
 __all__ = [
     "CARRIED", "PROCESS", "PROVIDER", "BoundMesh", "Communicator", "Finish", "Recorded",
     "World", "as_bound_mesh", "check_kind", "current_mesh", "init_mesh", "live_meshes",
-    "recorded", "recording_mesh", "run_simulated", "source_line", "this_world",
+    "recorded", "recording_mesh", "run_simulated", "source_line", "this_world", "user_frame",
 ]

@@ -51,7 +51,7 @@ _FACTS = {
 _SHOWN = 160
 """Characters of a list of facts that a message shows."""
 
-_PARTS_OF_WEFT_AND_TORCH = (f"{__name__.split('.')[0]}.", "torch.")
+_NOT_THE_USERS = (f"{__name__.split('.')[0]}.", "torch.", "contextlib.", "functools.")
 
 
 class Switch:
@@ -132,14 +132,20 @@ class Ask:
 
 
 def source_line(frame: FrameType | None = None) -> str:
-    """file:line of the innermost frame (from `frame` outward) that is not weft's or torch's."""
+    """file:line of the user's frame that is innermost (from `frame` outward)."""
+    frame = user_frame(frame or sys._getframe(1))
+    return "unknown" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def user_frame(frame: FrameType | None = None) -> FrameType | None:
+    """The innermost frame, from `frame` outward, that is not weft's or torch's."""
     frame = frame or sys._getframe(1)
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
-        if not f"{module}.".startswith(_PARTS_OF_WEFT_AND_TORCH):
-            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        if not f"{module}.".startswith(_NOT_THE_USERS):
+            return frame
         frame = frame.f_back
-    return "unknown"
+    return None
 
 
 # Comparing.

@@ -7,15 +7,16 @@ here.
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 
-from weft.comm import source_line, this_world
+from weft.comm import source_line, this_world, user_frame
 from weft.core import Layout
-from weft.errors import StrictError, UnsupportedOpError, message
+from weft.errors import StrictError, UnsupportedOpError, WeftWarning, message
 from weft.transport import traffic
 from weft.transport.transition import Transition
 
@@ -44,6 +45,19 @@ class _Strict:
 
 
 STRICT = _Strict()
+
+
+def warn(text: str) -> None:
+    """Issue a WeftWarning at the user's line, however deep inside it is noticed."""
+    frame = user_frame()
+    if frame is None:
+        warnings.warn(text, WeftWarning, stacklevel=2)
+        return
+    names = frame.f_globals
+    warnings.warn_explicit(
+        text, WeftWarning, frame.f_code.co_filename, frame.f_lineno,
+        names.get("__name__"), names.setdefault("__warningregistry__", {}),
+    )
 
 
 @contextmanager

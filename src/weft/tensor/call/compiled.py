@@ -8,7 +8,6 @@ backward included, and goes on; what touches plain tensors alone is compiled. On
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,7 +15,8 @@ from typing import Any
 import torch
 from torch._C._dynamo.eval_frame import set_eval_frame
 
-from weft.errors import WeftWarning, message
+from weft.errors import message
+from weft.tensor import modes
 from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.takeover import take_over
 
@@ -46,11 +46,10 @@ def unseen() -> Iterator[None]:
     try:
         if callable(callback) and "compile" not in _TOLD:
             _TOLD.add("compile")
-            warnings.warn(
+            modes.warn(
                 message("torch.compile", "a compiled function uses a ShardTensor",
                         "ops on ShardTensors run eagerly, between compiled pieces", [],
-                        "torch.compile what runs on local tensors"),
-                WeftWarning, stacklevel=6,
+                        "torch.compile what runs on local tensors")
             )
         yield
     finally:

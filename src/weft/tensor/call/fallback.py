@@ -8,7 +8,6 @@ op says what it cost.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Collection
 from typing import Any
 
@@ -16,7 +15,7 @@ import torch
 
 from weft.comm import BoundMesh
 from weft.core import Layout
-from weft.errors import StrictError, UnsupportedOpError, WeftWarning, message
+from weft.errors import StrictError, UnsupportedOpError, message
 from weft.tensor import modes
 from weft.tensor.call import outside
 from weft.tensor.meta import replicated_meta
@@ -79,7 +78,7 @@ def runner(
             plain(local).untyped_storage()._cdata: name for tensor in tensors
             if (local := full[id(tensor)]) is not local_of(tensor)
         }
-        result = map_tensors(lambda local: _wrapped(local, written, mesh, views), out)
+        result = map_tensors(lambda local: _wrapped(name, local, written, mesh, views), out)
         return following(result, func, args, kwargs)
 
     return run
@@ -109,12 +108,13 @@ def sizes_read(args: Any, kwargs: Any) -> Callable[[Any, Any, Any], Any] | None:
 
 
 def _wrapped(
-    local: torch.Tensor, known: dict[int, torch.Tensor], mesh: BoundMesh, views: dict[int, str]
+    name: str, local: torch.Tensor, known: dict[int, torch.Tensor], mesh: BoundMesh,
+    views: dict[int, str],
 ) -> Any:
     """A result; one that shares memory with a gathered operand is a view whose data moved."""
     if id(local) in known:
         return known[id(local)]
-    check_dense(local)
+    check_dense(local, name)
     meta = replicated_meta(mesh, local)
     alias = views.get(plain(local).untyped_storage()._cdata)
     return wrap(local, meta if alias is None else meta.replace(alias=alias))
@@ -160,10 +160,8 @@ def _tell(name: str, reason: str, tensors: list[torch.Tensor]) -> None:
         )
     if name not in _WARNED:
         _WARNED.add(name)
-        warnings.warn(
+        modes.warn(
             message(name, f"{reason}, so its operands were gathered, {nbytes} bytes on every rank",
                     "an op without a rule runs on full tensors", layouts,
-                    "weft.register_rule(op, ...), or redistribute to Replicate yourself"),
-            WeftWarning,
-            stacklevel=5,
+                    "weft.register_rule(op, ...), or redistribute to Replicate yourself")
         )

@@ -201,10 +201,10 @@ def capture(
             with torch._C.DisableTorchFunctionSubclass(), torch._C._EnablePythonDispatcher():
                 result = func(*args, **kwargs)
         except NotImplementedError as error:
-            raise NotCapturable(str(error)) from error
+            raise NotCapturable(_said(error)) from error
         except RuntimeError as error:
             if any(said in str(error) for said in ("meta tensor", "Meta", "no fake impl")):
-                raise NotCapturable(str(error)) from error
+                raise NotCapturable(_said(error)) from error
             raise
         finally:
             _pop_mode_from_pre_dispatch()
@@ -280,15 +280,21 @@ def _trace(calls: Sequence[Any], result: Any, inputs: Sequence[torch.Tensor]) ->
     return Trace(tuple(ops), map_tensors(used_slot, result), tuple(metas))
 
 
-def check_dense(tensor: torch.Tensor) -> None:
-    """Raise where a result cannot be a ShardTensor.
+def _said(error: Exception) -> str:
+    """Why, in a few words."""
+    text = str(error).partition("\n")[0].partition(". ")[0].rstrip(".")
+    return "torch cannot tell its result without the data" if "no fake impl" in text else text
+
+
+def check_dense(tensor: torch.Tensor, call: str = "an op") -> None:
+    """Raise where a result of a call cannot be a ShardTensor.
 
     Raises:
         UnsupportedOpError: it is sparse, quantized, or of some library's own format.
     """
     if tensor.layout is not torch.strided or tensor.is_quantized:
         raise UnsupportedOpError(
-            message("an op", f"its result of shape {tuple(tensor.shape)} is {tensor.dtype} of "
+            message(call, f"its result of shape {tuple(tensor.shape)} is {tensor.dtype} of "
                     f"{tensor.layout}", "ShardTensors are dense and not quantized",
                     [str(tensor.layout)], "the op on x.to_local(), or on x.full_tensor()")
         )
