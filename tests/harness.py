@@ -128,7 +128,7 @@ def local_part(layout: Layout, dense: Tensor, coordinate: Sequence[int], seed: i
     others = [
         at for at in _coordinates([layout.mesh.axis_sizes[axis] for axis in axes]) if any(at)
     ]
-    if dense.dtype.itemsize < 4 and dense.dtype.is_floating_point:
+    if dense.dtype.to_real().itemsize < 8 and (dense.is_floating_point() or dense.is_complex()):
         terms = dict(zip(others, _exact_terms(dense, len(others))))
     else:
         terms = {at: _noise(dense, seed_of(seed, at)) for at in others}

@@ -72,8 +72,13 @@ def reduce_terms(layout: Any, terms: Tensor) -> Tensor:
     return whole[kind]()
 
 
-def check(dense: Tensor, held: Sequence[Held], what: str = "result") -> None:
-    """Every rank's block, dtype and shape, then the gathered whole, against the dense tensor."""
+def check(
+    dense: Tensor, held: Sequence[Held], what: str = "result", close: float | None = None
+) -> None:
+    """Every rank's block, dtype and shape, then the gathered whole, against the dense tensor.
+
+    `close`: as `same` takes it.
+    """
     layout = held[0].layout
     for rank, mine in enumerate(held):
         where = f"{what} on rank {rank} ({mine.layout})"
@@ -83,9 +88,9 @@ def check(dense: Tensor, held: Sequence[Held], what: str = "result") -> None:
         assert order(mine.stride, dense.shape) == order(dense.stride(), dense.shape), (
             f"{where}: strides {mine.stride}, the order of {dense.stride()} is due"
         )
-        same(mine.full, dense, f"{where}, gathered")
+        same(mine.full, dense, f"{where}, gathered", close)
         if layout is None:
-            same(mine.local, dense, where)
+            same(mine.local, dense, where, close)
             continue
         assert tuple(layout.shape) == tuple(dense.shape), f"{where}: the layout's shape"
         places = coordinates(layout)
@@ -101,12 +106,13 @@ def check(dense: Tensor, held: Sequence[Held], what: str = "result") -> None:
             assert term.shape == expected.shape, (
                 f"{where}: local shape {tuple(term.shape)}, {tuple(expected.shape)} due"
             )
-        same(reduce_terms(layout, torch.stack(peers)), expected, where)
+        same(reduce_terms(layout, torch.stack(peers)), expected, where, close)
         assert mine.local.dtype == dense.dtype, f"{where}: local {mine.local.dtype}"
 
 
 def check_gradient(
-    dense: Tensor | None, layout: Any, held: Sequence[Held | None], what: str = "gradient"
+    dense: Tensor | None, layout: Any, held: Sequence[Held | None], what: str = "gradient",
+    close: float | None = None,
 ) -> None:
     """A gradient against the dense one, in the dual of the operand's layout: S-S, I-I, P-I."""
     if dense is None:
@@ -121,7 +127,7 @@ def check_gradient(
         assert mine.layout is not None, f"{what}: a plain gradient for {layout}"
         is_dual = (mine.layout.dims, mine.layout.cuts) == (layout.dims, layout.cuts)
         assert is_dual and not any(mine.layout.partial), f"{what}: {mine.layout} for {layout}"
-    check(dense, present, what)
+    check(dense, present, what, close)
 
 
 def order(stride: Sequence[int], shape: Sequence[int]) -> list[int]:
@@ -132,10 +138,10 @@ def order(stride: Sequence[int], shape: Sequence[int]) -> list[int]:
     return sorted(dims, key=lambda dim: -stride[dim])
 
 
-def same(actual: Tensor, expected: Tensor, what: str) -> None:
-    """Shape, dtype and values, within the tolerance of the dtype."""
-    close = TOLERANCE.get(expected.dtype, 0.0)
+def same(actual: Tensor, expected: Tensor, what: str, close: float | None = None) -> None:
+    """Shape, dtype and values, within `close`, or else the tolerance of the dtype."""
+    relative = 0.0 if close is not None else TOLERANCE.get(expected.dtype, 0.0)
     torch.testing.assert_close(
-        actual, expected, rtol=close, atol=close, equal_nan=True,
+        actual, expected, rtol=relative, atol=relative if close is None else close, equal_nan=True,
         msg=lambda text: f"{what}: {text}",
     )

@@ -5,13 +5,24 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import combinations, pairwise, permutations, product
+from itertools import accumulate, combinations, pairwise, permutations, product
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.core import KINDS, Layout, Mesh, P, Partial, Shard, balanced_cuts, default_cuts, flat_cuts
+from weft.core import (
+    KINDS,
+    Layout,
+    Mesh,
+    P,
+    Partial,
+    Shard,
+    balanced_cuts,
+    default_cuts,
+    filled_cuts,
+    flat_cuts,
+)
 from weft.core import layout as layout_module
 from weft.core.cuts import default_is_flat
 from weft.errors import LayoutError
@@ -151,6 +162,22 @@ def test_cuts_by_their_definitions(length: int, sizes: list[int]):
     assert max(even) - min(even) <= 1
     assert sorted(even, reverse=True) == even
     assert default_is_flat(length, sizes) == (default_cuts(length, sizes) == flat)
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=6))
+def test_filled_cuts_leave_no_shard_empty_and_full_ones_alone(sizes: list[int]):
+    length = sum(sizes)
+    if length < len(sizes):
+        return
+    cuts = (0, *accumulate(sizes))
+    filled = filled_cuts(cuts)
+    assert (filled[0], filled[-1]) == (0, length)
+    assert all(start < stop for start, stop in pairwise(filled))
+    if all(sizes):
+        assert filled == cuts
+    missing = sum(size == 0 for size in sizes)
+    assert all(abs(new - old) <= missing for new, old in zip(filled, cuts))
 
 
 def test_default_and_flat_cuts_are_told_apart_exhaustively():

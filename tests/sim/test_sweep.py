@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
+import weft
 from tests.sweep.board import scoreboard
 from tests.sweep.journal import Found, Journal
-from tests.sweep.judge import Dense, dense, judge
+from tests.sweep.judge import Dense, Verdict, dense, judge
 from tests.sweep.samples import Sample, samples_of
 from tests.sweep.ways import WAYS, laid_out
 
@@ -42,6 +44,48 @@ def test_it_finds_wrong_values_gradients_shapes_and_dtypes(rows: Sample) -> None
         assert verdict(rows, Dense([wrong], expected.gradients)) == "wrong"
     for wrong in (gradient * 2, None):
         assert verdict(rows, Dense([result], [wrong, None])) == "wrong"
+
+
+def test_it_finds_more_bytes_than_the_family_may_receive() -> None:
+    x = torch.rand(4, 3, dtype=torch.float64)
+
+    def found(fn: Callable[[torch.Tensor], torch.Tensor], what: str, way: str = "rows") -> Verdict:
+        sample = Sample("0", lambda own: fn(own[0]), (x,), (True,))
+        expected = dense(sample)
+        assert expected is not None
+        one = judge(sample, expected, way, what)
+        assert one is not None
+        return one
+
+    def gathers(one: torch.Tensor) -> torch.Tensor:
+        mine = one if type(one) is torch.Tensor else one.redistribute(placements=weft.P())
+        return mine.abs()
+
+    assert found(torch.Tensor.abs, "abs 0").nbytes == (0, 0)
+    assert found(gathers, "abs 0") == Verdict(
+        "costly", "received (48, 0), allowed (0, 0)", (48, 0), (0, 0))
+    assert found(gathers, "matrix_exp 0").kind == "right"
+    # What a partial operand costs is due to its layout.
+    assert found(torch.Tensor.abs, "abs 0", "partial").kind == "right"
+
+
+def test_narrow_floats_may_differ_as_far_as_they_round() -> None:
+    sizes = torch.linspace(-1, 1, 64).bfloat16()
+    sample = Sample("0", lambda own: (own[0] * 3).sum(), (sizes + 1,), (False,))
+    expected = dense(sample)
+    assert expected is not None
+    (result,), ((close,), _) = expected.results, expected.close(2)
+    assert close is not None and 3 * 192 * 2**-9 <= close <= 3 * 192 * 2**-6
+    for off, kind in ((0.0, "right"), (close / 2, "right"), (close * 1.5, "wrong")):
+        assert verdict(sample, Dense([result + off], [None], expected.rounding)) == kind
+    # Terms that cancel are rounded as large as they are.
+    cancels = dataclasses.replace(sample, fn=lambda own: own[0].sum(), tensors=(sizes,))
+    of_terms = dense(cancels)
+    assert of_terms is not None and abs(of_terms.results[0]) < 0.1
+    assert of_terms.close(2)[0][0] >= 3 * 30 * 2**-9  # type: ignore[operator]
+    # What only takes one operand rounds no sum.
+    alone = dense(dataclasses.replace(cancels, adds=False))
+    assert alone is not None and alone.close(2)[0][0] <= 2**-6  # type: ignore[operator]
 
 
 def test_it_tells_refusals_from_other_errors(rows: Sample) -> None:

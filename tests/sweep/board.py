@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from tests.sweep.budget import family
 from tests.sweep.journal import Found
 from tests.sweep.judge import VERDICTS
+from tests.sweep.samples import database
 from tests.sweep.ways import WAYS
 
 __all__ = ["page", "scoreboard"]
 
-_WORST = ("crash", "hang", "wrong", "unclear", "refused", "gathered", "right")
+_WORST = ("crash", "hang", "wrong", "unclear", "refused", "gathered", "costly", "right")
+_RIGHT = ("right", "costly", "gathered")
+"""Verdicts of calls whose results are right."""
 
 
 _HEAD = """# torch's operators in every layout, here and on DTensor
@@ -22,18 +26,24 @@ of torch's own database, each on several samples in {num} ways to lay out its op
 Value, global shape, dtype, strides and the gradients of a random cotangent are those of the plain
 call, on every rank, or the op is not right.
 
+Narrow floats may differ as far as they round: `tests/sweep/rounding.py` says how far that is.
+
 An op counts by its worst call. *Gathered* is right, with a warning that operands were gathered;
-*refused* an error that says so; *unclear* any other error. DTensor has no ragged layouts and no
-other order of axes: it is not asked for those; plain operands it is told to take as replicated
-(`implicit_replication`). Ops that draw random numbers have tests of their own. A row counts what
-has been run so far, in the order of the database.
+*costly* right without one, but some rank received more bytes than the table of families allows
+(`tests/sweep/budget.py`, {families} ops); *refused* an error that says so; *unclear*
+any other error. DTensor has no ragged layouts and no other order of axes: it is not asked for
+those; plain operands it is told to take as replicated (`implicit_replication`), and what fails is
+tried twice. Ops that draw random numbers have tests of their own. A row counts what has been run
+so far, in the order of the database.
 
 """
 
 
 def page(found: Sequence[Found]) -> str:
     """The scoreboard with its explanation, as it is kept in `docs/`."""
-    return _HEAD.format(num=len(WAYS), ways=", ".join(WAYS)) + scoreboard(found)
+    families = sum(family(name) is not None for name in database())
+    head = _HEAD.format(num=len(WAYS), ways=", ".join(WAYS), families=families)
+    return head + scoreboard(found)
 
 
 def scoreboard(found: Sequence[Found]) -> str:
@@ -49,23 +59,23 @@ def scoreboard(found: Sequence[Found]) -> str:
     for (dtype, variant, system), ops in groups.items():
         worst = Counter(_worst(its) for its in ops.values())
         counts = " | ".join(str(worst[kind]) for kind in VERDICTS)
-        share = (worst["right"] + worst["gathered"]) / len(ops)
+        share = sum(worst[kind] for kind in _RIGHT) / len(ops)
         lines.append(f"| {system} | {dtype} | {variant or 'function'} | {len(ops)} | {counts} "
                      f"| {share:.1%} |")
-    for kind in _WORST[:-2]:
-        its = [it for it in found if it.kind == kind and it.system == "weft"]
-        lines += _section(f"weft: {kind}", its)
-    for system in sorted({it.system for it in found} - {"weft"}):
-        for kind in ("wrong", "hang", "crash"):
+    for system in sorted({it.system for it in found}, key=lambda name: name != "weft"):
+        for kind in _WORST[:-1]:
             its = [it for it in found if it.kind == kind and it.system == system]
-            lines += _section(f"{system}: {kind}", its)
+            briefly = kind == "gathered" or (system != "weft" and kind in ("unclear", "refused"))
+            lines += _section(f"{system}: {kind}", its, _brief if briefly else _example)
     return "\n".join(lines) + "\n"
 
 
-def _section(title: str, its: Sequence[Found]) -> list[str]:
+def _section(
+    title: str, its: Sequence[Found], line: Callable[[str, Sequence[Found]], str]
+) -> list[str]:
     if not its:
         return []
-    return ["", f"## {title}", "", *[_example(op, same) for op, same in _by_op(its)]]
+    return ["", f"## {title}", "", *[line(op, same) for op, same in _by_op(its)]]
 
 
 def _worst(its: Sequence[Found]) -> str:
@@ -81,7 +91,13 @@ def _by_op(its: Sequence[Found]) -> list[tuple[str, list[Found]]]:
 
 
 def _example(op: str, its: Sequence[Found]) -> str:
-    one = its[0]
-    ways = ", ".join(sorted({it.way for it in its}))
-    first = " ".join(one.detail.split())[:160]
-    return f"- `{op}` ({len(its)}: {one.dtype}{one.variant and ' ' + one.variant}; {ways}): {first}"
+    first = " ".join(its[0].detail.split())[:160]
+    return f"{_brief(op, its)}: {first}"
+
+
+def _brief(op: str, its: Sequence[Found]) -> str:
+    """How many calls, of which dtypes and variants, in which ways."""
+    forms = ", ".join(dict.fromkeys(f"{it.dtype}{it.variant and ' ' + it.variant}" for it in its))
+    ways = "all ways" if len({it.way for it in its}) == len(WAYS) else ", ".join(
+        sorted({it.way for it in its}))
+    return f"- `{op}` ({len(its)}: {forms}; {ways})"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 import warnings
 from typing import Any
 
@@ -29,7 +30,8 @@ from weft.core import Layout
 
 __all__ = ["judge"]
 
-_SECONDS = 20.0
+_STILL_SECONDS, _MOST_SECONDS = 3.0, 40.0
+"""A call hangs whose process has computed nothing for the one, or has not ended in the other."""
 
 logging.getLogger("torch").setLevel(logging.ERROR)  # it warns of costs, rank by rank
 
@@ -38,7 +40,17 @@ _CLEAR = ("sharding strategy", "got mixed torch.Tensor and", "not supported", "n
 
 
 def judge(sample: Sample, expected: Dense, way: str, what: str) -> Verdict | None:
-    """None where the way does not apply, or DTensor has no such layout."""
+    """None where the way does not apply, or DTensor has no such layout.
+
+    What fails is tried once more: its ranks are threads here, which share what DTensor caches.
+    """
+    first = _judge(sample, expected, way, what)
+    if first is None or first.kind not in ("unclear", "wrong"):
+        return first
+    return _judge(sample, expected, way, what)
+
+
+def _judge(sample: Sample, expected: Dense, way: str, what: str) -> Verdict | None:
     placed = laid_out(way, sample.tensors)
     if placed is None:
         return None
@@ -77,7 +89,7 @@ def judge(sample: Sample, expected: Dense, way: str, what: str) -> Verdict | Non
             return Verdict("refused" if clear else "unclear", short(error))
         try:
             for results, gradients in outcomes:
-                _verify(expected, results, gradients, what)
+                _verify(expected, results, gradients, what, num)
         except AssertionError as error:
             return Verdict("wrong", short(error))
     return Verdict("right")
@@ -111,9 +123,12 @@ def _whole(one: Any) -> Any:
     return one.detach().clone() if isinstance(one, Tensor) else one
 
 
-def _verify(expected: Dense, results: list[Any], gradients: list[Any], what: str) -> None:
+def _verify(
+    expected: Dense, results: list[Any], gradients: list[Any], what: str, num: int
+) -> None:
     assert len(results) == len(expected.results), f"{what}: {len(results)} results"
     pairs = [*zip(results, expected.results), *zip(gradients, expected.gradients)]
+    close = [one for part in expected.close(num) for one in part]
     for place, (mine, due) in enumerate(pairs):
         where = f"{what}: {place}"
         if due is None or mine is None:
@@ -121,11 +136,25 @@ def _verify(expected: Dense, results: list[Any], gradients: list[Any], what: str
             assert zero is None or not (isinstance(zero, Tensor) and zero.any()), where
         elif isinstance(due, Tensor):
             assert isinstance(mine, Tensor), f"{where}: {mine}"
-            same(mine, due, where)
+            same(mine, due, where, close[place])
         elif isinstance(due, (bool, int, float, complex)):
             same(torch.tensor(mine), torch.tensor(due), where)
         else:
             assert mine == due, where
+
+
+def _join(threads: list[threading.Thread]) -> None:
+    """Wait until all have ended, or none goes on."""
+    start = moved = time.monotonic()
+    spent = time.process_time()
+    while any(thread.is_alive() for thread in threads):
+        now = time.monotonic()
+        if time.process_time() - spent > 0.02:
+            spent, moved = time.process_time(), now
+        if now - moved > _STILL_SECONDS or now - start > _MOST_SECONDS:
+            return
+        for thread in threads:
+            thread.join(0.1)
 
 
 def _run(program: Any, num: int) -> list[Any]:
@@ -157,8 +186,7 @@ def _run(program: Any, num: int) -> list[Any]:
                        for rank in range(num)]
             for thread in threads:
                 thread.start()
-            for thread in threads:
-                thread.join(_SECONDS)
+            _join(threads)
     finally:
         torch._C._distributed_c10d._set_thread_isolation_mode(False)
         ProcessLocalGroup.reset()

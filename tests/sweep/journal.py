@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -22,6 +22,8 @@ class Found:
     way: str
     kind: str
     detail: str = ""
+    nbytes: Sequence[int] | None = None
+    most: Sequence[int] | None = None
 
 
 Done = tuple[str, str, str, str]

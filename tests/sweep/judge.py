@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,30 +16,55 @@ import weft
 from tests.cases import seed_of
 from tests.harness import Outcome, held, local_part
 from tests.oracle import Held, check, check_gradient, same
+from tests.sweep.budget import allowed
+from tests.sweep.rounding import Rounding, rounding
 from tests.sweep.samples import Sample
 from tests.sweep.ways import laid_out
 from weft import ShardTensor
 
 __all__ = ["VERDICTS", "Dense", "Verdict", "backward", "dense", "judge", "leaves", "short"]
 
-VERDICTS = ("right", "gathered", "refused", "unclear", "wrong", "hang", "crash")
-"""`gathered` is right with a warning of a fallback; `unclear` an error that is not weft's own."""
+VERDICTS = ("right", "gathered", "costly", "refused", "unclear", "wrong", "hang", "crash")
+"""`gathered` is right with a warning of a fallback; `costly` is right without one, for more bytes
+than the table of `budget` allows; `unclear` an error that is not weft's own."""
+
+
+Like = Callable[[Tensor, Tensor], Tensor]
+"""A result and its plain cotangent to the cotangent that backward begins with."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What came of a sample in a way."""
+    """What came of a sample in a way.
+
+    `nbytes`: what the rank that got most received from others, forward and backward, and
+    `most` how much of that the table allows; None where it does not say.
+    """
 
     kind: str
     detail: str = ""
+    nbytes: tuple[int, int] | None = None
+    most: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Dense:
-    """What the call gives on plain tensors, and the gradients of those that want one."""
+    """What the call gives on plain tensors, the gradients of those that want one, and how far
+    each is rounded."""
 
     results: list[Any]
     gradients: list[Tensor | None]
+    rounding: Rounding | None = None
+
+    def close(self, num_ranks: int) -> tuple[list[float | None], list[float | None]]:
+        """How far results and gradients may be off on so many ranks; None: as the dtype says."""
+        if self.rounding is None:
+            return [None] * len(self.results), [None] * len(self.gradients)
+        times = num_ranks + 1
+        return (
+            [one and one * times for one in self.rounding.results],
+            [one and one * times for one in self.rounding.gradients],
+        )
 
 
 def dense(sample: Sample) -> Dense | None:
@@ -54,7 +80,10 @@ def dense(sample: Sample) -> Dense | None:
     for one, other in zip(once.results, again.results):
         if isinstance(one, Tensor) and (not _is_comparable(one) or not _equal(one, other)):
             return None
-    return once
+    return dataclasses.replace(once, rounding=rounding(
+        lambda tensors, like: _outcome(sample, tensors, like), sample.tensors, once.results,
+        once.gradients, sample.adds,
+    ))
 
 
 def _is_comparable(one: Tensor) -> bool:
@@ -70,10 +99,16 @@ def _equal(one: Tensor, other: Tensor) -> bool:
 
 def _plain(sample: Sample, seed: int) -> Dense:
     torch.manual_seed(seed)
-    given = [t.clone().requires_grad_(g) for t, g in zip(sample.tensors, sample.wants_grad)]
+    return Dense(*_outcome(sample, sample.tensors))
+
+
+def _outcome(
+    sample: Sample, tensors: Sequence[Tensor], like: Like = lambda one, steps: steps
+) -> tuple[list[Any], list[Tensor | None]]:
+    given = [t.clone().requires_grad_(g) for t, g in zip(tensors, sample.wants_grad)]
     results = leaves(sample.fn(given))
-    backward(results)
-    return Dense(
+    backward(results, like)
+    return (
         [one.detach() if isinstance(one, Tensor) else one for one in results],
         [leaf.grad for leaf in given],
     )
@@ -86,7 +121,7 @@ def judge(sample: Sample, expected: Dense, way: str, what: str) -> Verdict | Non
         return None
     mesh, layouts = placed
 
-    def on_rank(bound: Any) -> Outcome:
+    def on_rank(bound: Any) -> tuple[Outcome, tuple[int, int]]:
         operands = [
             tensor.clone() if layout is None else ShardTensor.from_local(
                 local_part(layout, tensor, bound.here, seed_of(what, place)).clone(), bound, layout
@@ -95,17 +130,18 @@ def judge(sample: Sample, expected: Dense, way: str, what: str) -> Verdict | Non
         ]
         for operand, wanted in zip(operands, sample.wants_grad):
             operand.requires_grad_(wanted)
-        results = leaves(sample.fn(operands))
-        backward(results)
+        with weft.explain() as log:
+            results = leaves(sample.fn(operands))
+            backward(results)
         return Outcome(
             [held(one.detach()) if isinstance(one, Tensor) else one for one in results],
             [None if one.grad is None else held(one.grad) for one in operands],
-        )
+        ), _received(log)
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            outcomes = weft.testing.run(on_rank, mesh.size(), mesh)
+            outcomes, received = zip(*weft.testing.run(on_rank, mesh.size(), mesh))
         except (weft.UnsupportedOpError, weft.WeftError) as error:
             return Verdict("refused", short(error))
         except Exception as error:
@@ -115,7 +151,21 @@ def judge(sample: Sample, expected: Dense, way: str, what: str) -> Verdict | Non
         except AssertionError as error:
             return Verdict("wrong", short(error))
     gathered = [it for it in caught if issubclass(it.category, weft.WeftWarning)]
-    return Verdict("gathered", short(gathered[0].message)) if gathered else Verdict("right")
+    nbytes = max(one for one, _ in received), max(other for _, other in received)
+    most = allowed(what.split()[0], sample, expected.results, layouts, mesh)
+    if gathered:
+        return Verdict("gathered", short(gathered[0].message), nbytes, most)
+    if most is not None and any(got > most for got, most in zip(nbytes, most)):
+        return Verdict("costly", f"received {nbytes}, allowed {most}", nbytes, most)
+    return Verdict("right", "", nbytes, most)
+
+
+def _received(log: Any) -> tuple[int, int]:
+    """Bytes of a log, forward and backward."""
+    totals = {"forward": 0, "backward": 0}
+    for event in log.events:
+        totals[event.direction] += event.nbytes
+    return totals["forward"], totals["backward"]
 
 
 UNTOLD = ("sort", "argsort", "topk", "kthvalue", "median", "nanmedian", "mode")
@@ -123,7 +173,7 @@ UNTOLD = ("sort", "argsort", "topk", "kthvalue", "median", "nanmedian", "mode")
 
 
 def _among_equals(
-    sample: Sample, expected: Dense, outcomes: list[Outcome], what: str
+    sample: Sample, expected: Dense, outcomes: Sequence[Outcome], what: str
 ) -> Dense:
     """What is expected, with places that name other elements, but equal ones, put in its stead."""
     if what.split()[0] not in UNTOLD:
@@ -139,7 +189,7 @@ def _among_equals(
                     for dim in range(sample.tensors[0].dim()))
         ):
             results[place] = found.full
-    return Dense(results, expected.gradients)
+    return dataclasses.replace(expected, results=results)
 
 
 def _names_equals(x: Tensor, found: Tensor, due: Tensor, dim: int, op: str) -> bool:
@@ -156,14 +206,17 @@ def _names_equals(x: Tensor, found: Tensor, due: Tensor, dim: int, op: str) -> b
     return _equal(x.gather(dim, found), x.gather(dim, due))
 
 
-def _verify(expected: Dense, outcomes: list[Outcome], layouts: list[Any], what: str) -> None:
+def _verify(
+    expected: Dense, outcomes: Sequence[Outcome], layouts: list[Any], what: str
+) -> None:
+    close, close_gradients = expected.close(len(outcomes))
     for place, due in enumerate(expected.results):
         counts = {len(outcome.results) for outcome in outcomes}
         assert counts == {len(expected.results)}, f"{what}: {counts} results"
         mine: list[Any] = [outcome.results[place] for outcome in outcomes]
         if isinstance(due, Tensor):
             assert all(isinstance(one, Held) for one in mine), f"{what}: no tensor, {mine}"
-            check(due, mine, f"{what}: result {place}")
+            check(due, mine, f"{what}: result {place}", close[place])
         elif isinstance(due, (bool, int, float, complex)):
             for one in mine:
                 same(torch.tensor(one), torch.tensor(due), f"{what}: result {place}")
@@ -171,16 +224,15 @@ def _verify(expected: Dense, outcomes: list[Outcome], layouts: list[Any], what: 
             assert all(one == due for one in mine), f"{what}: result {place}: {mine}"
     for place, (due, layout) in enumerate(zip(expected.gradients, layouts)):
         mine = [outcome.gradients[place] for outcome in outcomes]
-        check_gradient(due, layout, mine, f"{what}: gradient {place}")
+        where = f"{what}: gradient {place}"
+        check_gradient(due, layout, mine, where, close_gradients[place])
 
 
 def leaves(value: Any) -> list[Any]:
     return pytree.tree_leaves(value)
 
 
-def backward(
-    results: list[Any], like: Callable[[Tensor, Tensor], Tensor] = lambda one, steps: steps
-) -> None:
+def backward(results: list[Any], like: Like = lambda one, steps: steps) -> None:
     """Backward from every result that has a gradient, from the same cotangent on all ranks.
 
     `like` makes the plain cotangent what the result's own class takes.

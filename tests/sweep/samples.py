@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import warnings
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-__all__ = ["DTYPES", "MAX_NUMEL", "Sample", "database", "samples_of"]
+__all__ = ["DTYPES", "MAX_NUMEL", "Sample", "database", "is_pointwise", "samples_of"]
 
 DTYPES = {
     "float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16,
@@ -31,13 +32,16 @@ MAX_NUMEL = 20_000
 class Sample:
     """One call: `fn` takes the tensors that the database's arguments hold, in their order.
 
-    `wants_grad` says which of them require a gradient.
+    `wants_grad` says which of them require a gradient, `adds` whether an element of a result may
+    be a sum of many. `inplace`: the first operand is written to.
     """
 
     name: str
     fn: Callable[[list[Tensor]], Any]
     tensors: tuple[Tensor, ...]
     wants_grad: tuple[bool, ...]
+    adds: bool = True
+    inplace: bool = False
 
 
 @functools.cache
@@ -79,7 +83,12 @@ def samples_of(name: str, dtype: torch.dtype, most: int, variant: str = "") -> I
     for number in sorted({int(place * stride) for place in range(min(most, len(found)))}):
         sample = _sample(f"{number}", op, found[number], variant == "inplace")
         if sample is not None:
-            yield sample
+            yield dataclasses.replace(sample, adds=not is_pointwise(name))
+
+
+def is_pointwise(name: str) -> bool:
+    """Whether torch calls it a function of one or two operands, element by element."""
+    return type(database()[name]).__name__ in ("UnaryUfuncInfo", "BinaryUfuncInfo")
 
 
 def _into_out(op: Callable[..., Any]) -> Callable[..., Any]:
@@ -121,4 +130,5 @@ def _sample(name: str, op: Callable[..., Any], given: Any, inplace: bool) -> Sam
         first, args, kwargs = pytree.tree_unflatten(full, tree)
         return op(first, *args, **kwargs)
 
-    return Sample(name, fn, tensors, tuple(leaves[place].requires_grad for place in places))
+    wants_grad = tuple(leaves[place].requires_grad for place in places)
+    return Sample(name, fn, tensors, wants_grad, inplace=inplace)

@@ -1,6 +1,6 @@
 """Meshes, placements, specs and layouts as plain values. Standard library only."""
 
-from weft.core.cuts import balanced_cuts, default_cuts, flat_cuts
+from weft.core.cuts import balanced_cuts, default_cuts, filled_cuts, flat_cuts
 from weft.core.encoding import Sizes
 from weft.core.layout import Box, Layout
 from weft.core.mesh import AxisName, Mesh, as_mesh
@@ -18,5 +18,5 @@ from weft.core.placement import (
 __all__ = [
     "KINDS", "AxisName", "Box", "Layout", "Mesh", "P", "Partial", "Placement", "Replicate",
     "Shard", "Sizes", "StridedShard", "as_mesh", "as_placement", "balanced_cuts", "default_cuts",
-    "flat_cuts",
+    "filled_cuts", "flat_cuts",
 ]

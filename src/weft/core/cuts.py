@@ -12,7 +12,7 @@ from itertools import accumulate
 
 __all__ = [
     "NAMED_CUTS", "balanced_cuts", "cuts_from_sizes", "default_cuts", "default_interval",
-    "default_is_flat", "flat_cuts",
+    "default_is_flat", "filled_cuts", "flat_cuts",
 ]
 
 
@@ -61,6 +61,20 @@ def balanced_cuts(length: int, sizes: Sequence[int]) -> tuple[int, ...]:
     count = math.prod(sizes)
     whole, more = divmod(length, count)
     return tuple(index * whole + min(index, more) for index in range(count + 1))
+
+
+def filled_cuts(cuts: Sequence[int]) -> tuple[int, ...]:
+    """Cuts near these by which no shard is empty; the length is at least the number of shards.
+
+    >>> filled_cuts((0, 4, 4, 5)), filled_cuts((0, 2, 4, 5, 5))
+    ((0, 3, 4, 5), (0, 2, 3, 4, 5))
+    """
+    near = list(cuts)
+    for place in range(1, len(near) - 1):
+        near[place] = max(near[place], near[place - 1] + 1)
+    for place in range(len(near) - 2, 0, -1):
+        near[place] = min(near[place], near[place + 1] - 1)
+    return tuple(near)
 
 
 def default_is_flat(length: int, sizes: Sequence[int]) -> bool:

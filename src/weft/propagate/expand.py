@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from weft.core import Layout, balanced_cuts, default_cuts
+from weft.core import Layout, default_cuts, filled_cuts
 from weft.propagate.choose import COMPARE, OTHER, Choice, Frame, Passed, cheapest, free, terms
 from weft.rules import Call, Decision, LocalArgs, Rule, TensorArg
 
@@ -181,7 +181,7 @@ def _cuts(
         if any(start == stop for start, stop in pairwise(full)):
             if length < math.prod(sizes):
                 return None
-            cuts = balanced_cuts(length, sizes)
+            cuts = filled_cuts(full)
     return order, cuts
 
 

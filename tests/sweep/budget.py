@@ -1,0 +1,183 @@
+"""How many bytes a call of the database may receive from others, by the family of its op.
+
+The samples have hundreds of shapes in eleven ways, so what stands here are formulas; the table of
+`tests.cases.bounds` pins numbers for operands long enough to tell a block from the whole.
+
+Every call may receive what its layouts ask for, whatever the op:
+- a partial operand may be reduced: twice what a rank holds of it;
+- of operands that differ, the smaller ones may come whole to the largest (as broadcast ones do);
+- a plain target of an in-place op receives the result whole;
+- in backward, gradients may go back the way operands came, and those of replicated and of partial
+  operands are summed or made whole: twice the operand.
+
+To that the family adds what the op itself needs of other blocks:
+- `still`: nothing;
+- `parts`: a reduction is of the size of its results: a few numbers of each other block for each
+  element of them, or an all-reduce of them;
+- `scans`: the same for each row of the result;
+- `moves`: each rank receives its own block of the results (whole, where the cut dim is gone), what
+  names places (every operand but the largest), and a count of each rank; in backward its own block
+  of the results and of each operand;
+- `products`: as `moves`, and the results may be reduced.
+
+Ops that are not named have no bound that samples of a few dozen elements could break: sorting by
+samples costs more than such operands do, and what works on whole matrices needs them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from tests.sweep.samples import Sample, database, is_pointwise
+from weft.core import Layout, Mesh
+
+__all__ = ["FAMILIES", "allowed", "family"]
+
+_NUMBERS = 3
+"""A block is summed up by so many numbers at most: a count, a mean and a sum of squares."""
+
+FAMILIES: dict[str, tuple[str, ...]] = {
+    "still": (
+        "addcmul", "addcdiv", "clamp", "lerp", "where", "nan_to_num", "complex", "polar", "clone",
+        "positive", "real", "imag", "view_as_real", "view_as_complex", "contiguous", "alias_copy",
+        "conj", "resolve_conj", "resolve_neg", "expand", "expand_as", "expand_copy",
+        "broadcast_to", "broadcast_tensors", "unsqueeze", "unsqueeze_copy", "transpose",
+        "transpose_copy", "permute", "permute_copy", "movedim", "T", "H", "mT", "mH", "t",
+        "t_copy", "masked_fill", "fill", "zero_", "zeros_like", "ones_like", "full_like",
+        "new_zeros", "new_ones", "new_full", "tril", "triu", "bfloat16", "bool", "byte", "char",
+        "double", "float", "half", "int", "long", "short", "cdouble", "cfloat", "to", "isclose",
+        "nn.functional.hardswish", "nn.functional.relu", "nn.functional.leaky_relu",
+        "nn.functional.elu", "nn.functional.celu", "nn.functional.selu", "nn.functional.silu",
+        "nn.functional.silu.complex", "nn.functional.hardsigmoid", "nn.functional.logsigmoid",
+        "nn.functional.mish", "nn.functional.softsign", "nn.functional.tanhshrink",
+        "nn.functional.threshold", "nn.functional.softshrink", "nn.functional.hardshrink",
+        "nn.functional.hardtanh", "nn.functional.gelu", "nn.functional.relu6",
+        "nn.functional.softplus", "squeeze", "squeeze.multiple", "squeeze_copy", "narrow",
+        "narrow_copy", "split", "split.list_args", "split_with_sizes", "split_with_sizes_copy",
+        "unsafe_split", "unflatten", "nn.functional.one_hot", "searchsorted",
+        "bucketize",
+    ),
+    "parts": (
+        "dot", "vdot", "trace", "equal", "allclose", "dist", "max.reduction_no_dim",
+        "min.reduction_no_dim", "max.reduction_with_dim", "min.reduction_with_dim", "aminmax",
+        "var_mean", "var_mean.unbiased", "std_mean", "std_mean.unbiased", "logsumexp", "norm",
+        "norm.fro", "norm.inf", "linalg.vector_norm", "linalg.vecdot", "item", "mean", "sum",
+        "nansum", "nanmean", "prod", "all", "any", "amax", "amin", "argmax", "argmin",
+        "count_nonzero", "std", "std.unbiased", "var", "var.unbiased", "sum_to_size",
+        "nn.functional.mse_loss", "nn.functional.l1_loss", "nn.functional.smooth_l1_loss",
+        "nn.functional.huber_loss", "nn.functional.binary_cross_entropy",
+        "nn.functional.binary_cross_entropy_with_logits", "nn.functional.poisson_nll_loss",
+        "nn.functional.gaussian_nll_loss", "nn.functional.hinge_embedding_loss",
+        "nn.functional.kl_div", "nn.functional.soft_margin_loss",
+        "nn.functional.margin_ranking_loss", "nn.functional.cosine_similarity",
+        "nn.functional.pairwise_distance", "bincount",
+    ),
+    "scans": (
+        "cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "softmax", "softmax.with_dtype",
+        "log_softmax", "log_softmax.with_dtype", "nn.functional.softmin",
+        "nn.functional.softmin.with_dtype", "nn.functional.normalize", "renorm",
+        "nn.functional.rms_norm", "nn.functional.layer_norm", "diff", "trapz", "trapezoid",
+        "cumulative_trapezoid",
+    ),
+    "moves": (
+        "flip", "fliplr", "flipud", "roll", "rot90", "cat", "hstack", "vstack", "dstack", "stack",
+        "column_stack", "select", "slice", "select_scatter", "slice_scatter", "diagonal",
+        "diagonal_copy", "diagonal_scatter", "diag", "diag_embed", "diagflat", "chunk",
+        "unsafe_chunk", "tensor_split", "hsplit", "vsplit", "dsplit", "unbind", "unbind_copy",
+        "repeat", "tile", "repeat_interleave", "reshape", "reshape_as", "view", "view_as",
+        "view_copy", "flatten", "ravel", "unfold", "unfold_copy", "gather", "take",
+        "take_along_dim", "index_select", "index_add", "index_copy", "index_fill",
+        "scatter", "scatter_add", "scatter_reduce.sum", "scatter_reduce.prod",
+        "scatter_reduce.mean", "scatter_reduce.amin", "scatter_reduce.amax", "masked_select",
+        "masked_scatter", "nonzero", "argwhere", "nn.functional.embedding", "__getitem__",
+        "index_put", "put", "constant_pad_nd", "nn.functional.pad.constant", "fft.fftshift",
+        "fft.ifftshift", "nn.functional.channel_shuffle", "nn.functional.glu", "linalg.diagonal",
+    ),
+    "products": (
+        "mm", "bmm", "mv", "matmul", "addmm", "addmm.decomposed", "addmv", "addbmm", "baddbmm",
+        "addr", "outer", "inner", "tensordot", "einsum", "kron", "nn.functional.linear",
+        "nn.functional.bilinear", "__rmatmul__", "cdist", "linalg.multi_dot",
+    ),
+}
+
+_FAMILY = {name: which for which, names in FAMILIES.items() for name in names}
+
+
+def family(name: str) -> str | None:
+    """The family of an entry; functions that torch calls elementwise need nothing of others."""
+    return _FAMILY.get(name) or ("still" if is_pointwise(name) else None)
+
+
+def allowed(
+    name: str, sample: Sample, results: Sequence[Any], layouts: Sequence[Layout | None], mesh: Mesh
+) -> tuple[int, int] | None:
+    """Most bytes that a rank may receive, forward and backward; None where no bound is known."""
+    which = family(name) if name in database() else None
+    if which is None:
+        return None
+    there, back = _due(sample, layouts)
+    tensors = [one for one in results if isinstance(one, Tensor)]
+    size = sum(map(_nbytes, tensors))
+    if sample.inplace and layouts[0] is None:
+        there, back = there + size, back + size
+    largest = max(share for _, share in _shares(sample, layouts))
+    own = sum(
+        _nbytes(one) if one.dim() < max(t.dim() for t in sample.tensors)
+        else math.ceil(_nbytes(one) * largest) for one in tensors
+    )
+    mine = sum(
+        math.ceil(_nbytes(t) * share)
+        for (t, share), wanted in zip(_shares(sample, layouts), sample.wants_grad) if wanted
+    )
+    named = sum(sorted(map(_nbytes, sample.tensors))[:-1]) + 8 * mesh.size()
+    summed = [max(2 * _nbytes(one), _summary(one.numel(), mesh)) for one in tensors]
+    rows = [_summary(one.numel() // max(min(one.shape, default=1), 1), mesh) for one in tensors]
+    needs = {
+        "still": (0, 0), "parts": (sum(summed),) * 2, "scans": (sum(rows),) * 2,
+        "moves": (own + named, own + mine),
+        "products": (own + 2 * size, 2 * size + mine),
+    }[which]
+    return there + needs[0], back + needs[1]
+
+
+def _summary(count: int, mesh: Mesh) -> int:
+    return _NUMBERS * 8 * (mesh.size() - 1) * count
+
+
+def _due(sample: Sample, layouts: Sequence[Layout | None]) -> tuple[int, int]:
+    """What layouts ask for, whatever the op, forward and backward."""
+    there = back = 0
+    largest = max(range(len(layouts)), key=lambda place: _nbytes(sample.tensors[place]))
+    given = zip(sample.tensors, layouts, sample.wants_grad)
+    for place, (tensor, layout, wanted) in enumerate(given):
+        nbytes = _nbytes(tensor)
+        if layout is not None and layout.is_partial:
+            there += math.ceil(2 * nbytes * _share(layout))
+        differs = tensor.shape != sample.tensors[largest].shape or layout != layouts[largest]
+        if place != largest and differs:
+            there += nbytes
+            back += nbytes * wanted
+        if layout is None or len(layout.sharded_axes) < layout.mesh.ndim:
+            back += 2 * nbytes * wanted
+    return there, back
+
+
+def _shares(sample: Sample, layouts: Sequence[Layout | None]) -> list[tuple[Tensor, float]]:
+    return [(tensor, 1.0 if layout is None else _share(layout))
+            for tensor, layout in zip(sample.tensors, layouts)]
+
+
+def _share(layout: Layout) -> float:
+    """How much of the tensor is the largest block."""
+    places = itertools.product(*map(range, layout.mesh.axis_sizes))
+    most = max(math.prod(layout.local_shape_at(place)) for place in places)
+    return most / max(math.prod(layout.shape), 1)
+
+
+def _nbytes(one: Tensor) -> int:
+    return one.numel() * one.element_size()

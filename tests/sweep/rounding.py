@@ -1,0 +1,98 @@
+"""How far a result may be from the plain one, where its dtype is narrow enough to show rounding.
+
+A dtype rounds by half its eps. What is summed over cut dims, or from terms, is rounded once by each
+of g ranks and once more when it is put together; each time it is at most the sum of the absolute
+values that is rounded. What the op makes of the rounding of what it is given, and of its own, is
+measured: it is how far torch's plain result is from the same call in double precision, and the
+ranks' parts may be as far each. So a result may be off by
+
+    (g + 1) * (eps / 2 * size + error)
+
+where `size` is the largest absolute value of the plain result, or, where the op adds, of the same
+call on absolute values, and `error` the plain result's largest error. Nothing in it is chosen.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["NARROW", "Rounding", "rounding"]
+
+NARROW = {
+    torch.bfloat16: torch.float64, torch.float16: torch.float64, torch.float32: torch.float64,
+    torch.complex64: torch.complex128,
+}
+"""Dtypes that show rounding, and in which their errors are measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rounding:
+    """How far each result and gradient is rounded once; None where the dtype says enough."""
+
+    results: list[float | None]
+    gradients: list[float | None]
+
+
+Call = Callable[[list[Tensor], Callable[[Tensor, Tensor], Tensor]], tuple[list[Any], list[Any]]]
+"""Operands, and what a cotangent becomes, to results and gradients."""
+
+
+def rounding(
+    run: Call, tensors: Sequence[Tensor], results: list[Any], gradients: list[Any], adds: bool
+) -> Rounding | None:
+    """The measure of a call whose plain outcome is known; None where no operand is narrow."""
+    narrow = {tensor.dtype for tensor in tensors} & set(NARROW)
+    if not narrow:
+        return None
+    dtype = min(narrow, key=lambda one: -torch.finfo(one).eps)
+    none: tuple[list[Any], list[Any]] = [None] * len(results), [None] * len(gradients)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        exact = _tried(run, [one.to(NARROW.get(one.dtype, one.dtype)) for one in tensors],
+                       lambda one, steps: steps.to(dtype).to(steps.dtype), *none)
+        sizes = _tried(run, [_absolute(one) for one in tensors],
+                       lambda one, steps: _absolute(steps), *none)
+    return Rounding(
+        [_once(*three) for three in zip(results, exact[0], sizes[0] if adds else none[0])],
+        [_once(*three) for three in zip(gradients, exact[1], sizes[1])],
+    )
+
+
+def _tried(
+    run: Call, tensors: list[Tensor], like: Callable[[Tensor, Tensor], Tensor], *none: list[Any]
+) -> tuple[list[Any], list[Any]]:
+    try:
+        found = run(tensors, like)
+    except Exception:  # it is not for such operands
+        return none[0], none[1]
+    return found if list(map(len, found)) == list(map(len, none)) else (none[0], none[1])
+
+
+def _absolute(one: Tensor) -> Tensor:
+    is_number = one.dtype.is_floating_point or one.dtype.is_complex
+    return one.abs().to(one.dtype) if is_number else one
+
+
+def _once(due: Any, exact: Any, size: Any) -> float | None:
+    """How far one result is rounded by one rank."""
+    if not isinstance(due, Tensor) or due.dtype not in NARROW:
+        return None
+    largest = max(_largest(due), _largest(size) if _is_like(size, due) else 0.0)
+    error = _largest(due.to(NARROW[due.dtype]) - exact) if _is_like(exact, due) else 0.0
+    return torch.finfo(due.dtype).eps / 2 * largest + error
+
+
+def _is_like(one: Any, due: Tensor) -> bool:
+    return isinstance(one, Tensor) and one.shape == due.shape
+
+
+def _largest(one: Tensor) -> float:
+    values = one.detach().abs().double()
+    values = values[values.isfinite()]
+    return float(values.max()) if values.numel() else 0.0
