@@ -50,6 +50,20 @@ def _steps(dtype: torch.dtype) -> torch.Tensor:
     return torch.tensor([0.25, 0.5, 0.9], dtype=dtype)
 
 
+def _places(a: torch.Tensor) -> torch.Tensor:
+    """An index into the last dim for each element, cut as the elements are."""
+    return (a.abs() * 1e6).long() % a.shape[-1]
+
+
+def _some(a: torch.Tensor) -> torch.Tensor:
+    """An index of 64 places of the last dim, the same on all ranks."""
+    return torch.arange(64) * 97 % a.shape[-1]
+
+
+def _rows(a: torch.Tensor) -> torch.Tensor:
+    return torch.arange(64) * 97 % a.shape[0]
+
+
 _LINES = ("line", "ragged", "square")
 
 BOUNDS: list[Bound] = [
@@ -103,4 +117,77 @@ BOUNDS: list[Bound] = [
     Bound("bucketize", lambda a: torch.bucketize(a, _steps(a.dtype)),
           _same((0, 0), "line", "columns"), False),
     Bound("histc", lambda a: torch.histc(a, 10, -3, 3), _same((0, 0), "line", "columns"), False),
+    # Each index goes to the holder of what it names, and that comes back.
+    Bound("gather", lambda a: a.gather(-1, _places(a)),
+          _same((12488, 6224), "line", "square") | {"ragged": (12944, 6408),
+          "columns": (12624, 6368), "rows": (0, 0)}),
+    Bound("take_along_dim", lambda a: a.take_along_dim(_places(a), -1),
+          _same((12488, 6224), "line", "square") | {"ragged": (12944, 6408),
+          "columns": (12624, 6368), "rows": (0, 0)}),
+    Bound("index_select", lambda a: a.index_select(-1, _some(a)),
+          _same((128, 128), "line", "square") | {"ragged": (128, 296), "columns": (768, 768),
+          "rows": (0, 0)}),
+    Bound("index_rows", lambda a: a[_rows(a)],
+          _same((128, 128), "line", "square") | {"ragged": (128, 296), "columns": (0, 0),
+          "rows": (768, 768)}),
+    Bound("scatter_add", lambda a: torch.zeros_like(a).scatter_add(-1, _places(a), a),
+          _same((12472, 6240), "line", "square") | {"ragged": (12840, 6512),
+          "columns": (12760, 6232), "rows": (0, 0)}),
+    Bound("scatter_amax", lambda a: torch.zeros_like(a).scatter_reduce(
+        -1, _places(a), a, "amax", include_self=False),
+          _same((12472, 6240), "line", "square") | {"ragged": (12840, 6512),
+          "columns": (12760, 6232), "rows": (0, 0)}),
+    Bound("index_add", lambda a: a.index_add(-1, _some(a), a.narrow(-1, 0, 64)),
+          _same((376, 344), "line", "square") | {"ragged": (200, 96), "columns": (1176, 3072)}),
+    Bound("index_copy", lambda a: a.index_copy(-1, _some(a), a.narrow(-1, 0, 64)),
+          _same((376, 344), "line", "square") | {"ragged": (200, 96), "columns": (1176, 3072)}),
+    Bound("index_put", lambda a: a.index_put((_rows(a),), a[:64] * 2),
+          _same((376, 344), "line", "square") | {"ragged": (200, 96), "rows": (1176, 3072)}),
+    Bound("index_fill", lambda a: a.index_fill(-1, _some(a), 0.0), _same((0, 0), *LAYOUTS)),
+    Bound("embedding", lambda a: torch.nn.functional.embedding(_rows(a), a),
+          _same((0, 0), "columns", "rows")),
+    # How many each rank has.
+    Bound("masked_select", lambda a: a[a > 0],
+          _same((24, 0), "line", "ragged", "square", "rows") | {"columns": (6936, 6144)}),
+    Bound("nonzero", lambda a: (a > 0).nonzero(),
+          _same((24, 0), "line", "ragged", "square", "rows") | {"columns": (1560, 0)}, False),
+    Bound("masked_fill", lambda a: a.masked_fill(a > 0, 0.0), _same((0, 0), *LAYOUTS)),
+    # A piece of what is cut stays where it is; what changes its place moves once.
+    Bound("slice", lambda a: a[..., 100:-50], _same((0, 0), *LAYOUTS)),
+    Bound("steps", lambda a: a[..., ::3], _same((0, 0), *LAYOUTS)),
+    Bound("split", lambda a: a.split(100, -1), _same((0, 0), *LAYOUTS)),
+    Bound("select", lambda a: a.select(-1, 7),
+          _same((8, 0), *_LINES) | {"columns": (16, 48), "rows": (0, 0)}),
+    Bound("flip", lambda a: a.flip(-1),
+          _same((8192, 8192), "line", "square", "columns") | {"ragged": (8768, 8768),
+          "rows": (0, 0)}),
+    Bound("roll", lambda a: a.roll(5, -1),
+          _same((40, 40), *_LINES) | {"columns": (320, 320), "rows": (0, 0)}),
+    Bound("cat", lambda a: torch.cat([a, a], -1),
+          _same((16384, 16384), "line", "square", "columns") | {"ragged": (16384, 40384),
+          "rows": (0, 0)}),
+    Bound("stack", lambda a: torch.stack([a, a], -1), _same((0, 0), *LAYOUTS)),
+    Bound("repeat", lambda a: a.repeat(*[1] * (a.dim() - 1), 2),
+          _same((16384, 16384), "line", "square") | {"ragged": (16384, 40384),
+          "columns": (6144, 6144), "rows": (0, 0)}),
+    Bound("diagonal", lambda a: a.diagonal(), _same((0, 0), "columns", "rows")),
+    Bound("tril", lambda a: a.tril(), _same((0, 0), "columns", "rows")),
+    Bound("diff", lambda a: a.diff(),
+          _same((8, 8), *_LINES) | {"columns": (64, 64), "rows": (0, 0)}),
+    # Rows whose class or feature is cut.
+    Bound("softmax", lambda a: a.softmax(-1),
+          _same((32, 16), *_LINES) | {"columns": (192, 96), "rows": (0, 0)}),
+    Bound("log_softmax", lambda a: a.log_softmax(-1),
+          _same((32, 16), *_LINES) | {"columns": (192, 96), "rows": (0, 0)}),
+    Bound("layer_norm", lambda a: torch.nn.functional.layer_norm(a, a.shape[-1:]),
+          _same((32, 32), *_LINES) | {"columns": (192, 192), "rows": (0, 0)}),
+    Bound("cross_entropy", lambda a: torch.nn.functional.cross_entropy(
+        a, torch.arange(a.shape[0]) % a.shape[-1]), {"columns": (208, 96), "rows": (16, 0)}),
+    # Products: the smaller operand, or the result's terms.
+    Bound("gram", lambda a: a @ a.mT, {"columns": (0, 0), "rows": (24576, 24576)}),
+    Bound("by_plain", lambda a: a @ torch.ones(a.shape[-1], 3, dtype=a.dtype),
+          _same((0, 0), *LAYOUTS)),
+    Bound("einsum", lambda a: torch.einsum("ij,ij->i", a, a), _same((0, 0), "columns", "rows")),
+    Bound("sum", lambda a: a.sum(-1), _same((0, 16), *_LINES) | _same((0, 0), "columns", "rows")),
+    Bound("mse_loss", lambda a: torch.nn.functional.mse_loss(a, a * 2), _same((0, 16), *LAYOUTS)),
 ]

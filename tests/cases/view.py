@@ -51,6 +51,8 @@ CASES: list[Case] = [
         ("expand_as", (5, 1), lambda a: a.expand_as(a.new_zeros(5, 3))),
         ("broadcast_to", (4,), lambda a: torch.broadcast_to(a, (3, 4))),
         ("repeat", (5, 2), lambda a: a.repeat(1, 3)),
+        ("repeat_line", (7,), lambda a: a.repeat(2)),
+        ("tile_rows", (5, 1), lambda a: a.tile(2, 1)),
         ("repeat_interleave", (5, 2), lambda a: a.repeat_interleave(2, dim=1)),
         ("tile", (5, 2), lambda a: a.tile(2, 1)),
         ("swap_and_sum", (5, 4, 3), lambda a: a.transpose(0, 1).sum(0)),

@@ -82,6 +82,8 @@ TABLE: dict[str, Lookup] = {
     "aten.nll_loss2d.default": loss.nll_loss_lookup,
     "aten.diag_embed.default": shifts.diag_embed_lookup,
     "aten.flip.default": shifts.flip_lookup,
+    "aten.repeat.default": shifts.repeat_lookup,
+    "aten.tile.default": shifts.repeat_lookup,
     "aten.roll.default": shifts.roll_lookup,
     **composed.TABLE,
     **margins.TABLE,

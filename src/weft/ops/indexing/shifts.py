@@ -1,4 +1,4 @@
-"""flip and roll along cut dims, diag_embed: each shard gets what its place in the result needs.
+"""flip, roll and repeat along cut dims, diag_embed: each shard gets what its place in the result needs.
 
 Where every element comes from is known without data, so routes are made once, with the recipe.
 """
@@ -18,7 +18,7 @@ from weft.ops.indexing.read import as_rows, to_place
 from weft.ops.indexing.routes import Post, Units, share
 from weft.rules import Call, Decision
 
-__all__ = ["diag_embed_lookup", "flip_lookup", "roll_lookup"]
+__all__ = ["diag_embed_lookup", "flip_lookup", "repeat_lookup", "roll_lookup"]
 
 
 def flip_lookup(
@@ -69,6 +69,32 @@ def _rolls(x: Tensor, shifts: Sequence[int], dims: Sequence[int]) -> Tensor:
     for shift, dim in zip(shifts, dims):
         x = x.roll(shift, dim)
     return x
+
+
+def repeat_lookup(
+    call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
+) -> Composite | None:
+    """`repeat(x, times)`, `tile`: fewer copies than shards are laid side by side, so that each
+    rank receives its own block of them. For more than that the whole is no more to receive, and
+    a dim that is not repeated can be cut instead."""
+    x = layouts[0]
+    times = (1,) * (x.ndim - len(call.args[1])) + tuple(call.args[1])
+    skip = len(times) - x.ndim
+    few = [
+        dim for dim in range(x.ndim)
+        if x.dims[dim] and 1 < times[skip + dim] < x.num_shards(dim)
+    ]
+    free = [x.shape[dim] for dim in range(x.ndim) if not x.dims[dim] and times[skip + dim] == 1]
+    if not few or 0 in times or max(free, default=0) >= x.num_shards(few[0]):
+        return None
+    rest = [1 if at - skip in few else num for at, num in enumerate(times)]
+
+    def beside(x: Tensor, _: Sequence[int]) -> Tensor:
+        for dim in few:
+            x = torch.cat([x] * times[skip + dim], dim)
+        return x.repeat(rest)
+
+    return Composite(beside)
 
 
 def _moved(call: Call, x: Layout, dim: int, sources: Callable[[], Tensor]) -> Local:
