@@ -142,7 +142,7 @@ def allowed(
         "moves": (own + named, own + mine),
         "products": (own + 2 * size, 2 * size + mine),
     }[which]
-    return there + needs[0], back + needs[1]
+    return sample.num_calls * (there + needs[0]), sample.num_calls * (back + needs[1])
 
 
 def _summary(count: int, mesh: Mesh) -> int:

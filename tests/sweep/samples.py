@@ -33,7 +33,7 @@ class Sample:
     """One call: `fn` takes the tensors that the database's arguments hold, in their order.
 
     `wants_grad` says which of them require a gradient, `adds` whether an element of a result may
-    be a sum of many. `inplace`: the first operand is written to.
+    be a sum of many. `inplace`: the first operand is written to. `num_calls`: of the op.
     """
 
     name: str
@@ -42,6 +42,7 @@ class Sample:
     wants_grad: tuple[bool, ...]
     adds: bool = True
     inplace: bool = False
+    num_calls: int = 1
 
 
 @functools.cache
@@ -83,7 +84,9 @@ def samples_of(name: str, dtype: torch.dtype, most: int, variant: str = "") -> I
     for number in sorted({int(place * stride) for place in range(min(most, len(found)))}):
         sample = _sample(f"{number}", op, found[number], variant == "inplace")
         if sample is not None:
-            yield dataclasses.replace(sample, adds=not is_pointwise(name))
+            yield dataclasses.replace(
+                sample, adds=not is_pointwise(name), num_calls=1 + (variant == "out")
+            )
 
 
 def is_pointwise(name: str) -> bool:

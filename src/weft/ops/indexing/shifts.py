@@ -1,4 +1,4 @@
-"""flip, roll and repeat along cut dims, diag_embed: each shard gets what its place in the result needs.
+"""flip, roll, repeat, diag_embed along cut dims: each shard gets what its place in it needs.
 
 Where every element comes from is known without data, so routes are made once, with the recipe.
 """
