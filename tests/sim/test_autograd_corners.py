@@ -423,6 +423,18 @@ def anomaly_of_a_plain_loss(make: Make) -> Any:
     return (x * 2).sum()
 
 
+def anomaly_between_plain_tensors(make: Make) -> Any:
+    """Outputs and inputs are plain, and NaN comes from one rank's rows between them."""
+    x, w = make(X - X[3, 2]), torch.ones(X.shape[1]).requires_grad_()
+    with silence(), torch.autograd.detect_anomaly():
+        y = (x * w).sqrt() * 0
+        y = y.full_tensor() if isinstance(y, ShardTensor) else y
+        with pytest.raises(RuntimeError, match="'SqrtBackward0' returned nan values in its 0th"):
+            torch.autograd.grad(y.sum(), w)
+        (g,) = torch.autograd.grad(((x * w).sum() * 2).to(torch.float64), [w])
+    return [(x * 2).sum(), g]
+
+
 def anomaly_in_a_hook(make: Make) -> Any:
     """A backward within another one looks, too, and what it finds is no gradient of the other."""
     x, seen = make(X - X[3, 2]), []
@@ -576,7 +588,7 @@ PROGRAMS = [
     accumulation_hooks_that_write, hook_of_what_wants_none, hooks_of_several_over_calls,
     module_with_hooks_that_writes, hooks_of_a_checkpointed_module, modes_as_decorators,
     backward_in_other_modes, anomaly_without_nan_check, anomaly_of_one_nan,
-    anomaly_of_a_plain_loss, anomaly_in_a_hook, saved_and_written_to,
+    anomaly_of_a_plain_loss, anomaly_between_plain_tensors, anomaly_in_a_hook, saved_and_written_to,
     checkpoint_kept_reentrant, checkpoint_debugged, checkpoint_without_inputs_that_want,
     walked_graph, function_with_a_wrong_gradient, function_with_too_few_gradients,
     function_without_backward, function_with_zeros_for_what_nothing_uses,

@@ -361,6 +361,27 @@ def test_a_graph_of_before_and_hooks() -> None:
     ]
 
 
+def test_gradients_of_a_graph_from_before_the_data_was_laid_anew() -> None:
+    """torch.autograd.grad cannot give them, and says so; of graphs made since it does."""
+    def on_rank(mesh: Any) -> str:
+        x = weft.distribute_tensor(X, mesh, P("x")).requires_grad_()
+        early = (x * x).sum()
+        x.data = x.detach().redistribute(placements=P(None, "x"))
+        late = (x * 3).sum()
+        (grad,) = torch.autograd.grad(late, x)
+        torch.testing.assert_close(grad.full_tensor(), torch.full_like(X, 3))
+        for options in ({}, {"allow_unused": True}, {"materialize_grads": True}):
+            with pytest.raises(UnsupportedOpError) as told:
+                torch.autograd.grad(early + (x * 3).sum(), x, retain_graph=True, **options)
+        early.backward()
+        torch.testing.assert_close(x.grad.full_tensor(), 2 * X)
+        return str(told.value).splitlines()[0]
+
+    assert set(weft.testing.run(on_rank, mesh={"x": 2})) == {
+        "torch.autograd.grad(y, x): y was computed before `x.data = ` gave x another layout."
+    }
+
+
 @pytest.mark.filterwarnings("ignore:.*weight_norm. is deprecated:FutureWarning")
 @pytest.mark.filterwarnings("ignore:To copy construct from a tensor:UserWarning")
 @pytest.mark.filterwarnings("ignore:(new_empty_strided|norm_except|_weight_norm).*:weft.WeftWarning")

@@ -39,21 +39,23 @@ from weft.transport import run_together, traffic
 from weft.transport.transition import Transition
 
 __all__ = [
-    "Backward", "Term", "accumulate", "completed", "hold_back", "is_put_off", "own", "retire",
-    "running", "summed", "term_of", "terms_of",
+    "Backward", "Term", "accumulate", "before", "completed", "hold_back", "is_put_off", "own",
+    "retire", "running", "succeed", "summed", "term_of", "terms_of",
 ]
 
 _engine: Any = torch.autograd.Variable._execution_engine
 
 
 class _Leaf:
-    """What is known of a leaf: its terms, and the backward that has its whole gradient."""
+    """What is known of a leaf: its terms, the backward that has its whole gradient, and the leaf
+    that its tensor was in graphs made before it was laid anew."""
 
-    __slots__ = ("complete_in", "terms")
+    __slots__ = ("before", "complete_in", "terms")
 
     def __init__(self) -> None:
         self.terms: list[weakref.ref[Term]] = []
         self.complete_in: Backward | None = None
+        self.before: TensorWeakRef | None = None
 
 
 _LEAVES: Any = WeakTensorKeyDictionary()
@@ -124,6 +126,21 @@ def terms_of(local: Tensor) -> list[Term]:
         return []
     found = [ref() for ref in leaf.terms]
     return [term for term in found if term is not None and term.seen is not None]
+
+
+def succeed(old: Tensor, new: Tensor) -> None:
+    """The new leaf stands for a tensor that the old one stands for in the graphs that are there."""
+    _LEAVES[new].before = TensorWeakRef(old)
+
+
+def before(local: Tensor) -> list[Tensor]:
+    """What stood for this leaf's tensor, as far as graphs that are alive hold it."""
+    found = []
+    leaf = _LEAVES.get(local)
+    while leaf is not None and leaf.before is not None and (old := leaf.before()) is not None:
+        found.append(old)
+        leaf = _LEAVES.get(old)
+    return found
 
 
 def retire(local: Tensor) -> None:

@@ -7,6 +7,7 @@ has the dual of x's layout: S of S, I of I, and replicated over axes where x is 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from weft.tensor.placing.construct import as_sharded, gathered, redistribute_to,
 from weft.tensor.placing.enter import forget_views, transition_between
 from weft.tensor.shard_tensor import ShardTensor, version_of, wrap
 from weft.tensor.takeover import twin_of
-from weft.tensor.terms import Backward, completed, summed, terms_of
+from weft.tensor.terms import Backward, before, completed, summed, terms_of
 from weft.tensor.trace.trees import local_of as _local_of
 from weft.tensor.views.moved import plain
 from weft.transport import traffic
@@ -227,6 +228,7 @@ def backward_all(
 
 
 _ENGINE_BACKWARD: Any = twin_of(torch.autograd.backward)  # type: ignore[arg-type]
+_ENGINE_GRAD: Any = twin_of(torch.autograd.grad)  # type: ignore[arg-type]
 
 
 def backward(
@@ -262,25 +264,48 @@ def grad(
     seeds = [_seed(output, gradient) for output, gradient in zip(outputs, grad_outputs)]
     leaves = [local_of(tensor) for tensor in inputs]
     terms = [terms_of(local) for local in leaves]
+    asked = [*leaves, *(term.seen for of_leaf in terms for term in of_leaf)]
+    former = _former(leaves)
     with OneBackward(captures=True) as running, nans_told(outputs):
-        found = torch.autograd.grad(
-            [local_of(output) for output in outputs],
-            [*leaves, *(term.seen for of_leaf in terms for term in of_leaf)],  # type: ignore
-            seeds, retain_graph, create_graph, allow_unused=allow_unused or any(terms),
-            materialize_grads=materialize_grads,
+        found = _ENGINE_GRAD(
+            [local_of(output) for output in outputs], [*asked, *former], seeds, retain_graph,
+            create_graph, allow_unused=allow_unused or bool(former) or any(terms),
+            materialize_grads=materialize_grads and not former,
         )
+        _check_former(found[len(asked):], inputs)
         local_grads = [
             _seen_by_hooks(local, total, create_graph) if of_leaf else total
             for local, of_leaf, total in zip(leaves, terms, summed(found, terms))
         ]
         running.flush()
+        if materialize_grads and former:
+            local_grads = [
+                torch.zeros_like(local) if total is None else total
+                for local, total in zip(leaves, local_grads)
+            ]
     unused = any(local is None for local in local_grads)
-    if any(terms) and unused and not (allow_unused or materialize_grads):
+    if (former or any(terms)) and unused and not (allow_unused or materialize_grads):
         raise RuntimeError(
             "One of the differentiated Tensors appears to not have been used in the graph. Set "
             "allow_unused=True if this is the desired behavior."
         )
     return tuple(_wrapped_grad(tensor, local) for tensor, local in zip(inputs, local_grads))
+
+
+def _former(leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """What stands in older graphs for tensors that `x.data = ` has laid anew since."""
+    olds = [old for local in leaves for old in before(local)]
+    return [*olds, *(term.seen for old in olds for term in terms_of(old))]  # type: ignore
+
+
+def _check_former(found: Sequence[torch.Tensor | None], inputs: Sequence[torch.Tensor]) -> None:
+    if any(grad is not None for grad in found):
+        laid = [str(one.layout) for one in inputs if before(local_of(one))]
+        raise UnsupportedOpError(
+            message("torch.autograd.grad(y, x)", "y was computed before `x.data = ` gave x another "
+                    "layout", "a graph gives gradients in the layouts that its leaves had", laid,
+                    "y.backward(), which adds to x.grad, or run the forward again")
+        )
 
 
 def _seen_by_hooks(
@@ -290,7 +315,7 @@ def _seen_by_hooks(
     if total is None or not local._backward_hooks:
         return total
     with completed(local):
-        return torch.autograd.grad(local, local, total, create_graph=create_graph)[0]
+        return _ENGINE_GRAD(local, local, total, create_graph=create_graph)[0]
 
 
 def _wrapped_grad(tensor: torch.Tensor, local: torch.Tensor | None) -> torch.Tensor | None:

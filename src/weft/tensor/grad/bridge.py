@@ -51,6 +51,7 @@ _warn_of_hooks: Any = torch.nn.Module._maybe_warn_non_full_backward_hook
 _APPLY, _CHECKPOINT = twin_of(_apply_function), twin_of(_checkpoint_function)
 _WARN_OF_HOOKS, _EDGE = twin_of(_warn_of_hooks), twin_of(get_gradient_edge)  # type: ignore
 _BACKWARD: Any = twin_of(torch.autograd.backward)  # type: ignore[arg-type]
+_GRAD: Any = twin_of(torch.autograd.grad)  # type: ignore[arg-type]
 _INCREMENT: Any = twin_of(increment_version)  # type: ignore[arg-type]
 _TO_TENSOR: Any = twin_of(TensorLikePair._to_tensor)  # type: ignore[arg-type]
 _TO_DLPACK: Any = torch._C._to_dlpack  # type: ignore[attr-defined]
@@ -62,6 +63,7 @@ def install() -> None:
     taken: list[tuple[Any, Callable[..., Any]]] = [
         (_apply_function, _apply),
         (torch.autograd.backward, _backward),
+        (torch.autograd.grad, _grad),
         (_checkpoint_function, _checkpoint),
         (_CheckpointFrame.save_inputs, _save_inputs),
         (_CheckpointFrame.get_inputs, _inputs),
@@ -104,6 +106,13 @@ def _backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
         return autograd.backward_all(tensors, *args, **kwargs)
     with autograd.OneBackward(), nans_told(given):
         _BACKWARD(tensors, *args, **kwargs)
+
+
+def _grad(*args: Any, **kwargs: Any) -> Any:
+    if is_sharded(args, kwargs):
+        return _GRAD(*args, **kwargs)  # comes to `autograd.grad` as a call on ShardTensors
+    with autograd.OneBackward(captures=True), nans_told(flatten((args, kwargs))):
+        return _GRAD(*args, **kwargs)
 
 
 class _Tie(Function):

@@ -18,7 +18,7 @@ from weft.tensor.placing.layouts import as_layout, as_sharded, local_to_sharded
 from weft.tensor.placing.redistribute import gathered, redistribute_to, to_replicated
 from weft.tensor.placing.scatter import distribute_tensor
 from weft.tensor.shard_tensor import ShardTensor, hooks, wrap
-from weft.tensor.terms import accumulate, own, terms_of
+from weft.tensor.terms import accumulate, own, succeed, terms_of
 from weft.tensor.trace.trees import local_of
 from weft.tensor.views.moved import plain
 from weft.transport.in_flight import landed
@@ -79,6 +79,7 @@ def _leave_leaf(tensor: ShardTensor, data: torch.Tensor) -> None:
     old._post_accumulate_grad_hooks = None  # type: ignore[attr-defined]
     old.grad = None
     tensor._local = own(new)
+    succeed(old, new)
 
     def pass_on(leaf: torch.Tensor) -> None:
         grad, leaf.grad = leaf.grad, None

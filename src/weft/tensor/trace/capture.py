@@ -22,6 +22,7 @@ from torch._subclasses.schema_check_mode import SchemaCheckMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from weft.errors import UnsupportedOpError, message
+from weft.tensor.takeover import twin_of
 from weft.tensor.trace.forms import known_form
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
 
 _LOCK = threading.Lock()
 _num_modes: Any = torch._C._len_torch_dispatch_stack  # type: ignore[attr-defined]
+_GRAD: Any = twin_of(torch.autograd.grad)  # type: ignore[arg-type]
 _MAPPED = (torch.Tensor,)
 
 
@@ -363,7 +365,7 @@ def edges(
     def behind(out: torch.Tensor) -> tuple[int, ...]:
         if not out.requires_grad:
             return ()
-        grads = torch.autograd.grad(
+        grads = _GRAD(
             out, leaves, torch.empty_like(out), retain_graph=True, allow_unused=True
         )
         return tuple(index for index, grad in zip(wanted, grads) if grad is not None)
