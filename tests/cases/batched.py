@@ -56,6 +56,20 @@ CASES: list[Case] = [
     case(f"batched_{name}", fn, reals(5, 4, 4), reals(5, 4, 2), per_mesh=2)
     for name, fn in _OF_TWO.items()
 ] + [
+    case("solve_columns", lambda a, b: _L.solve(_good(a), b), reals(3, 3), reals(3, 7),
+         per_mesh=6),
+    case("solve_from_right", lambda a, b: _L.solve(_good(a), b, left=False), reals(3, 3),
+         reals(7, 3), per_mesh=6),
+    case("solve_ex", lambda a, b: _L.solve_ex(_good(a), b)[0], reals(5, 3, 3), reals(5, 3, 2),
+         per_mesh=6),
+    case("triangular_from_right", lambda a, b: _L.solve_triangular(
+        _good(a).triu(), b, upper=True, left=False), reals(3, 3), reals(7, 3), per_mesh=6),
+    case("lu_solve_columns", lambda a, b: _L.lu_solve(*_L.lu_factor(_good(a)), b), reals(3, 3),
+         reals(3, 7), per_mesh=6),
+    case("ormqr", lambda a, t, b: torch.ormqr(a, t, b), reals(4, 5, 3), reals(4, 3),
+         reals(4, 5, 6), per_mesh=6),
+    case("ormqr_from_right", lambda a, t, b: torch.ormqr(a, t, b, left=False), reals(5, 3),
+         reals(3), reals(7, 5), per_mesh=6),
     # A block of 3 rows would look like vectors.
     case("solve_one_matrix", lambda a, b: _L.solve(_good(a), b), reals(5, 3, 3), reals(3, 3),
          falls_back=True, per_mesh=6),

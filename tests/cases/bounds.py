@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from weft import P
 from weft.core import Layout, Mesh
@@ -107,6 +108,14 @@ BOUNDS: list[Bound] = [
     Bound("unique_many", lambda a: a.unique(), {"line": (25092, 0)}, False),
     Bound("unique_consecutive", lambda a: a.unique_consecutive(),
           _same((24, 0), "line", "rows"), False),
+    # Borders and windows: what neighbours hold of them; repeats: what a block shows of the whole.
+    Bound("pad_reflect", lambda a: F.pad(a, (3, 3), mode="reflect"), {"columns": (0, 0)}),
+    Bound("pad_circular", lambda a: F.pad(a, (3, 3), mode="circular"), {"columns": (192, 192)}),
+    Bound("unfold", lambda a: a.unfold(-1, 5, 1),
+          _same((32, 32), *_LINES) | {"columns": (256, 256)}),
+    # Each row once to each rank that names it, and none where the rank holds it.
+    Bound("select_often", lambda a: a.index_select(0, torch.arange(2000) % 5),
+          {"line": (40, 120), "rows": (320, 960)}),
     # What torch composes of others goes by its parts.
     Bound("trapezoid", torch.trapezoid, {"line": (32, 0), "columns": (80, 96)}),
     # Counts are sums of counts; where bins begin and end is a reduction.
@@ -144,7 +153,7 @@ BOUNDS: list[Bound] = [
     Bound("index_put", lambda a: a.index_put((_rows(a),), a[:64] * 2),
           _same((376, 344), "line", "square") | {"ragged": (200, 96), "rows": (1176, 3072)}),
     Bound("index_fill", lambda a: a.index_fill(-1, _some(a), 0.0), _same((0, 0), *LAYOUTS)),
-    Bound("embedding", lambda a: torch.nn.functional.embedding(_rows(a), a),
+    Bound("embedding", lambda a: F.embedding(_rows(a), a),
           _same((0, 0), "columns", "rows")),
     # How many each rank has.
     Bound("masked_select", lambda a: a[a > 0],
@@ -179,9 +188,9 @@ BOUNDS: list[Bound] = [
           _same((32, 16), *_LINES) | {"columns": (192, 96), "rows": (0, 0)}),
     Bound("log_softmax", lambda a: a.log_softmax(-1),
           _same((32, 16), *_LINES) | {"columns": (192, 96), "rows": (0, 0)}),
-    Bound("layer_norm", lambda a: torch.nn.functional.layer_norm(a, a.shape[-1:]),
+    Bound("layer_norm", lambda a: F.layer_norm(a, a.shape[-1:]),
           _same((32, 32), *_LINES) | {"columns": (192, 192), "rows": (0, 0)}),
-    Bound("cross_entropy", lambda a: torch.nn.functional.cross_entropy(
+    Bound("cross_entropy", lambda a: F.cross_entropy(
         a, torch.arange(a.shape[0]) % a.shape[-1]), {"columns": (208, 96), "rows": (16, 0)}),
     # Products: the smaller operand, or the result's terms.
     Bound("gram", lambda a: a @ a.mT, {"columns": (0, 0), "rows": (24576, 24576)}),
@@ -189,5 +198,5 @@ BOUNDS: list[Bound] = [
           _same((0, 0), *LAYOUTS)),
     Bound("einsum", lambda a: torch.einsum("ij,ij->i", a, a), _same((0, 0), "columns", "rows")),
     Bound("sum", lambda a: a.sum(-1), _same((0, 16), *_LINES) | _same((0, 0), "columns", "rows")),
-    Bound("mse_loss", lambda a: torch.nn.functional.mse_loss(a, a * 2), _same((0, 16), *LAYOUTS)),
+    Bound("mse_loss", lambda a: F.mse_loss(a, a * 2), _same((0, 16), *LAYOUTS)),
 ]

@@ -11,6 +11,7 @@ from tests.cases import (
     norm,
     order,
     picks,
+    places,
     pointwise,
     program,
     reduction,
@@ -24,7 +25,7 @@ EVERY: list[Case] = [
     one
     for family in (
         pointwise, reduction, contraction, view, index, norm, loss, attention, inplace, program,
-        views, writes, scan, order, picks, batched,
+        views, writes, scan, order, picks, batched, places,
     )
     for one in family.CASES
 ]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from tests.cases.named import MADE_WHOLE, by_name
 from tests.soundness.calls import AtenCall, calls_of, entries
 from tests.sweep.samples import database
 from weft import ops
@@ -60,10 +62,23 @@ def page() -> str:
               "Which rule serves follows from how the operands are cut; what is sliced, split or "
               "joined in a cut dim has ragged blocks and moves nothing.", "",
               " ".join(f"`{_short(name)}`" for name in sorted(DECISIONS))]
+    lines += ["", "## What makes a dim whole", "", _whole_of_all(), ""]
+    lines += [f"- `{name.split(': ')[1]}`: {why}" for name, why in MADE_WHOLE.items()]
     lines += ["", "## No call in torch's database of operators", "",
               " ".join(f"`{_short(name)}`" for name in sorted(
                   set(RULES) - set(examples) - set(_algorithms()))), ""]
     return "\n".join(lines)
+
+
+def _whole_of_all() -> str:
+    """How many of the named calls make no dim whole that they do not need whole."""
+    names = by_name()
+    lines = (
+        f"Of {len(names)} calls of ops by name (`tests/cases/named.py`, on 8 ranks, with a cut in "
+        f"each dim that the op does not need whole) {len(names) - len(MADE_WHOLE)} bring no rank "
+        f"half of its operand or more, forward or backward. These do:"
+    )
+    return "\n".join(textwrap.wrap(lines, 100))
 
 
 def _algorithms() -> dict[str, str]:

@@ -22,7 +22,7 @@ __all__ = ["decide"]
 Cuts = tuple[int, ...] | None
 """Cuts in units of a factor; None = the default ones."""
 
-_GRADIENT_KINDS = ("sum", "avg")
+_GRADIENT_KINDS = ("sum", "avg", "product")
 
 _ITEMSIZE = {
     "bool": 1, "uint8": 1, "int8": 1, "int16": 2, "uint16": 2, "float16": 2, "bfloat16": 2,

@@ -74,6 +74,31 @@ def _of_batch(
 
 _B_LINEAR = ((1,),)
 
+
+def _solving(
+    inner: tuple[int, ...], place: int, linear: tuple[tuple[int, ...], ...] = (), left: int = 99
+) -> Rules:
+    """A rule for systems of equations: each column of the right-hand sides, which stand at
+    `place`, by itself; each row, where these are multiplied from the right. `left` is where the
+    argument that says so stands, if it is not given by name alone."""
+    def rule(call: Call) -> Rule | None:
+        if len(call.tensors) != len(inner) or len(call.results) != 1:
+            return None
+        found = _of_batch(call, inner, (2,), linear)
+        return found and _free(found, place, 1 if call.arg(left, "left", True) else 0)
+
+    return rule
+
+
+def _free(rule: Rule, place: int, dim: int) -> Rule:
+    """The rule with one of the last two dims of an operand free, which the result shares."""
+    name, result = f"in{place}.{dim}", list(rule.results[0])
+    gone, result[dim - 2] = result[dim - 2], (name,)
+    return replace(
+        rule, results=(tuple(result),), whole=rule.whole - {name, *gone},
+        nonempty=rule.nonempty | {name},
+    )
+
 _LAST_DIMS: dict[str, Rules] = {
     **dict.fromkeys(("det", "linalg_det", "logdet", "linalg_cond"), _batched((2,), (0,))),
     **dict.fromkeys(("slogdet", "linalg_slogdet"), _batched((2,), (0, 0))),
@@ -92,12 +117,13 @@ _LAST_DIMS: dict[str, Rules] = {
     "linalg_lu_factor": _batched((2,), (2, 1)),
     **dict.fromkeys(("linalg_lu_factor_ex", "linalg_ldl_factor_ex"), _batched((2,), (2, 1, 0))),
     "linalg_ldl_factor": _batched((2,), (2, 1)),
-    "linalg_lu_solve": _batched((2, 1, 2), (2,), ((2,),)),
-    "linalg_ldl_solve": _batched((2, 1, 2), (2,), ((2,),)),
-    "lu_solve": _batched((2, 2, 1), (2,), ((0,),)),
+    "linalg_lu_solve": _solving((2, 1, 2), 2, ((2,),)),
+    "linalg_ldl_solve": _solving((2, 1, 2), 2, ((2,),)),
+    "lu_solve": _solving((2, 2, 1), 0, ((0,),)),
     "lu_unpack": _batched((2, 1), (2, 2, 2)),
-    "cholesky_solve": _batched((2, 2), (2,), ((0,),)),
-    "linalg_solve_triangular": _batched((2, 2), (2,), _B_LINEAR),
+    "cholesky_solve": _solving((2, 2), 0, ((0,),)),
+    "linalg_solve_triangular": _solving((2, 2), 1, _B_LINEAR),
+    "ormqr": _solving((2, 1, 2), 2, ((2,),), 3),
     "triangular_solve": _batched((2, 2), (2, 2)),
     "linalg_householder_product": _batched((2, 1), (2,)),
     "linalg_vander": _batched((1,), (2,)),
@@ -106,14 +132,17 @@ _LAST_DIMS: dict[str, Rules] = {
 
 def _solve(call: Call) -> Rule | None:
     """`linalg_solve(A, B)`; B may be a batch of vectors."""
-    if len(call.tensors) != 2 or len(call.results) != 1:
+    if len(call.tensors) != 2 or len(call.results) not in (1, 2):
         return None
     left, right = call.tensors
     vector = len(right.shape) == 1 or right.shape == left.shape[:-1]
     if not vector and len(right.shape) == len(left.shape) - 1:
         return None  # one matrix for all: a block of the batch may look like vectors for each
     num = 1 if vector else 2
-    return _of_batch(call, (2, num), (num,), _B_LINEAR)
+    rule = _of_batch(call, (2, num), (num, 0)[: len(call.results)], _B_LINEAR)
+    if rule is None or vector or len(call.results) > 1:
+        return rule
+    return _free(rule, 1, 1 if call.kwargs.get("left", True) else 0)
 
 
 def _matrix_norm(call: Call) -> Rule | None:

@@ -159,10 +159,10 @@ def diagonal_decision(call: Call, layouts: Sequence[Layout]) -> Decision:
     return Decision((layout,), (result,), args)
 
 
-def _pad(call: Call, layouts: Sequence[Layout]) -> Decision | None:
+def _pad(call: Call, layouts: Sequence[Layout]) -> Decision | Rule:
     """`constant_pad_nd(x, pad, value)`: the first shard pads in front, the last one behind."""
     if call.op.startswith("aten.pad.") and call.arg(2, "mode", "constant") != "constant":
-        return None
+        return _bordered(call)
     value = call.arg(3 if call.op.startswith("aten.pad.") else 2, "value", 0) or 0
     layout, source = layouts[0], call.tensors[0]
     if value != 0 and layout.is_partial:
@@ -191,6 +191,21 @@ def _pad(call: Call, layouts: Sequence[Layout]) -> Decision | None:
         return (source, local, value), {}
 
     return Decision((layout,), (result,), args, "aten.constant_pad_nd.default")
+
+
+def _bordered(call: Call) -> Rule:
+    """`pad` with what stands in the tensor: padded dims are whole."""
+    source, result = call.tensors[0].shape, call.results[0].shape
+    kinds, factors = dims(len(source)), names(len(source))
+    grown = [dim for dim, length in enumerate(source) if result[dim] != length]
+    new = {dim: f"new{dim}" for dim in grown}
+    sizes = dict(zip(factors, source)) | {new[dim]: result[dim] for dim in grown}
+    out = tuple((new[dim],) if dim in new else kinds[dim] for dim in range(len(source)))
+    whole = frozenset((*new.values(), *(factors[dim] for dim in grown)))
+    # Of a batch, if there is one, torch takes nothing as well.
+    several = len(call.arg(1, "pad")) // 2 == len(source) - 2
+    return Rule((kinds,), (out,), sizes, whole=whole, linear=IDENTITY, moves=True,
+                nonempty=frozenset(factors[1 if several else 0 :]) - whole)
 
 
 def _triangle(call: Call, layouts: Sequence[Layout]) -> Decision:

@@ -352,6 +352,7 @@ BY_DATA.update({
                          _aten.nonzero.default, _aten.argwhere.default)),
         (masks.where, (torch.where, _aten.where.default)),
         (reading.repeat_interleave, (torch.repeat_interleave, _Tensor.repeat_interleave)),
+        (reading.combinations, (torch.combinations,)),
         (reading.one_hot, (torch.nn.functional.one_hot,)),
         (reading.gaussian_nll_loss, (torch.nn.functional.gaussian_nll_loss,)),
     ) for function in functions

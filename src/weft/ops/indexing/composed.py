@@ -163,6 +163,24 @@ def _flat_repeat_interleave(
     return x.reshape(-1).repeat_interleave(repeats, 0)
 
 
+def _pixel_shuffle(x: Tensor, factor: int) -> Tensor:
+    *lead, channels, height, width = x.shape
+    apart = x.reshape([*lead, channels // factor**2, factor, factor, height, width])
+    at = len(lead)
+    order = [*range(at), at, at + 3, at + 1, at + 4, at + 2]
+    shape = [*lead, channels // factor**2, height * factor, width * factor]
+    return apart.permute(order).reshape(shape)
+
+
+def _pixel_unshuffle(x: Tensor, factor: int) -> Tensor:
+    *lead, channels, height, width = x.shape
+    apart = x.reshape([*lead, channels, height // factor, factor, width // factor, factor])
+    at = len(lead)
+    order = [*range(at), at, at + 2, at + 4, at + 1, at + 3]
+    shape = [*lead, channels * factor**2, height // factor, width // factor]
+    return apart.permute(order).reshape(shape)
+
+
 def _when(
     function: Callable[..., Any], serves: Callable[[Call], bool] = lambda call: True
 ) -> Callable[[Call, Sequence[Layout], Sequence[bool]], Composite | None]:
@@ -205,6 +223,8 @@ TABLE = {
     "aten.meshgrid.default": _when(_meshgrid),
     "aten.meshgrid.indexing": _when(_meshgrid),
     "aten.linalg_diagonal.default": _when(_linalg_diagonal),
+    "aten.pixel_shuffle.default": _when(_pixel_shuffle),
+    "aten.pixel_unshuffle.default": _when(_pixel_unshuffle),
     "aten.narrow_copy.default": _when(_narrow_copy),
     "aten.repeat_interleave.self_int": _when(
         _flat_repeat_interleave, lambda call: call.args[2] is None

@@ -33,7 +33,7 @@ from weft.rules import Call, Decision
 
 __all__ = [
     "as_rows", "element_places", "element_router", "gather_lookup", "grid", "index_lookup",
-    "index_select_lookup", "named_dims", "router", "take_along_dim_lookup", "take_lookup",
+    "index_select_lookup", "joined", "named_dims", "router", "take_along_dim_lookup", "take_lookup",
     "to_place", "unraveled",
 ]
 
@@ -85,7 +85,7 @@ def _read(
         x, dims, shape, [(one.shape, one.dims, one.cuts) for one in indices], unused(x)
     )
     kept = [dim for dim in range(x.ndim) if dim not in dims]
-    result = _joined(x, kept, places.parted, first, x.partial)
+    result = joined(x, kept, places.parted, first, x.partial)
     if _whole_is_cheaper(x, dims, result, cutting):
         return None
     operands = (x, *(fitted(index, places.shared) for index in indices))
@@ -108,12 +108,12 @@ def _read(
 
 def router(
     mesh: BoundMesh, op: str, x: Layout, dims: Sequence[int], cut: Sequence[int], places: Places,
-    lengths: Sequence[int | None], wraps: bool,
+    lengths: Sequence[int | None], wraps: bool, once: bool = True,
 ) -> Router:
     """Makes routes from the indices into `dims` of x, of which those into `cut` are global.
 
     `lengths` are what indices are held against, where they are the user's; `wraps` says whether
-    these may be negative.
+    these may be negative. `once`: to fetch units, else to deliver them.
     """
     units = Units(mesh, x, dims, cut)
     post = Post(units.comm, op)
@@ -127,12 +127,14 @@ def router(
             indices = [torch.zeros_like(index) for index in indices]
         spread = torch.broadcast_tensors(*from_front(indices, lengths, mesh.device))
         holder, row = units.locate(spread)
-        return ask(post, holder, row, wrong) if asker is None else share(post, holder, row, asker)
+        if asker is None:
+            return ask(post, holder, row, wrong, once)
+        return share(post, holder, row, asker, once)
 
     return route
 
 
-def _joined(
+def joined(
     x: Layout, kept: Sequence[int], places: Layout, first: int, partial: Any
 ) -> Layout:
     """The layout of what has the kept dims of x, with places among them."""
@@ -183,7 +185,7 @@ def _as_terms(
         for axis in x.dims[dim]:
             partial[axis] = "sum"
     kept = [dim for dim in range(x.ndim) if dim not in dims]
-    result = _joined(x, kept, Layout.replicated(x.mesh, shape), first, partial)
+    result = joined(x, kept, Layout.replicated(x.mesh, shape), first, partial)
     operands = (x, *(Layout.replicated(x.mesh, index.shape) for index in indices))
     lengths = [x.shape[dim] for dim in dims]
 
@@ -267,12 +269,12 @@ def element_places(
 
 
 def element_router(
-    mesh: BoundMesh, op: str, x: Layout, dim: int, places: Places
+    mesh: BoundMesh, op: str, x: Layout, dim: int, places: Places, once: bool = True
 ) -> Router:
     """As `router`, for single elements: one index says their place along `dim`."""
     ndim = x.ndim
     lengths = [x.shape[at] if at == dim else None for at in range(ndim)]
-    route = router(mesh, op, x, range(ndim), (dim,), places, lengths, False)
+    route = router(mesh, op, x, range(ndim), (dim,), places, lengths, False, once)
 
     def routed(indices: Sequence[Tensor]) -> Routes:
         (index,) = indices

@@ -1,11 +1,11 @@
 """Units of a cut tensor on their way between the ranks that hold them and those that name them.
 
 Indices into dims that are cut name *units*: rows of a table, or single elements. Who holds a unit
-follows from the layout (`Units.locate`), so only units travel, each once to whoever names it, by
-one all-to-all. `fetch` brings them from their holders, `deliver` brings values to them, and each is
-the gradient of the other. Where all ranks of the group know all the indices (`share`), everybody
-works out what everybody asks for; where each knows its own (`ask`), it asks: first how many, then
-which.
+follows from the layout (`Units.locate`), so only units travel, by one all-to-all. `fetch` brings
+them from their holders, each once to whoever names it, however often; `deliver` brings values to
+them, and each is the gradient of the other. Where all ranks of the group know all the indices
+(`share`), everybody works out what everybody asks for; where each knows its own (`ask`), it asks:
+first how many, then which.
 """
 
 from __future__ import annotations
@@ -171,55 +171,71 @@ class Routes:
     Args:
         post: who carries them.
         rows: the rows of my block that are asked for, by asker. serves: how many of each.
-        order: my own places, by holder: what a holder sends lies there. gets: how many from each.
+        gets: how many units from each holder, in the order of holders.
+        order: of what is delivered, which of my values goes at each place of that order; of what is
+            fetched, where in it each of my places finds its unit, which travels once for all.
     """
 
     post: Post
     rows: Tensor
     serves: Sequence[int]
-    order: Tensor
     gets: Sequence[int]
+    order: Tensor
 
     def fetch(self, block: Tensor) -> Tensor:
         """The units that I name, in my order; `block` holds mine, one in each row."""
         got = self.post.send(block.index_select(0, self.rows), self.serves, self.gets)
-        back = torch.empty_like(self.order)
-        back[self.order] = torch.arange(len(back), device=back.device)
-        return got.index_select(0, back)
+        return got.index_select(0, self.order)
 
     def deliver(self, values: Tensor) -> Tensor:
         """What all ranks have for my units, in the order of `rows`; `values` are in my order."""
         return self.post.send(values.index_select(0, self.order), self.gets, self.serves)
 
 
-def share(post: Post, holder: Tensor, row: Tensor, asker: Tensor) -> Routes:
-    """Routes where the whole group knows the indices. `asker` says who names each of them."""
+_STRIDE = 2**40
+"""More rows than a block has."""
+
+
+def _sorted(rank: Tensor, row: Tensor, once: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Units by rank (and row), each named `once`, if so; and Routes' `order` of them."""
+    if not once:
+        order = rank.argsort(stable=True)
+        return rank, row[order], order
+    keys, order = torch.unique(rank * _STRIDE + row, return_inverse=True)
+    return keys // _STRIDE, keys % _STRIDE, order
+
+
+def share(post: Post, holder: Tensor, row: Tensor, asker: Tensor, once: bool = False) -> Routes:
+    """Routes where the whole group knows the indices. `asker` says who names each of them.
+
+    `once`: to fetch units, of which each comes once however often it is named; else to deliver.
+    """
     size, me = post.comm.size, post.comm.index
     holder, row, asker = holder.reshape(-1), row.reshape(-1), asker.reshape(-1)
-    named = holder[asker == me]
-    served = (holder == me).nonzero().squeeze(1)
-    asked = asker[served]
-    rows = row[served[asked.argsort(stable=True)]]
+    mine, served = asker == me, holder == me
+    named, _, order = _sorted(holder[mine], row[mine], once)
+    asked, rows, _ = _sorted(asker[served], row[served], once)
     serves, gets = _counts(asked.bincount(minlength=size), named.bincount(minlength=size))
-    return Routes(post, rows, serves, named.argsort(stable=True), gets)
+    return Routes(post, rows, serves, gets, order)
 
 
-def ask(post: Post, holder: Tensor, row: Tensor, wrong: str = "") -> Routes:
-    """Routes where each rank knows the indices that it names, and asks for them.
+def ask(
+    post: Post, holder: Tensor, row: Tensor, wrong: str = "", once: bool = False
+) -> Routes:
+    """Routes where each rank knows the indices that it names, and asks for them; `once` as above.
 
     Raises:
         IndexError: (or what torch raises of the op) on all ranks of the group, where one says that
             its indices are `wrong`.
     """
     size = post.comm.size
-    holder, row = holder.reshape(-1), row.reshape(-1)
-    order, one = holder.argsort(stable=True), [1] * size
-    wanted = holder.bincount(minlength=size) if not wrong else holder.new_full((size,), -1)
+    named, row, order = _sorted(holder.reshape(-1), row.reshape(-1), once)
+    one = [1] * size
+    wanted = named.bincount(minlength=size) if not wrong else named.new_full((size,), -1)
     serves, gets = _counts(post.exchange(wanted, one, one), wanted)
     if -1 in serves:
         raise out_of_bounds(post.op)(wrong or "index out of bounds on another rank")
-    rows = post.exchange(row[order], gets, serves)
-    return Routes(post, rows, serves, order, gets)
+    return Routes(post, post.exchange(row, gets, serves), serves, gets, order)
 
 
 def _counts(one: Tensor, other: Tensor) -> list[list[int]]:

@@ -1,11 +1,14 @@
-"""flip, roll, repeat, diag_embed along cut dims: each shard gets what its place in it needs.
+"""Elements whose places in the result are known without data: flip, roll, repeat, unfold,
+the borders of a pad, channels that change places, diag_embed.
 
-Where every element comes from is known without data, so routes are made once, with the recipe.
+Along a cut dim each shard gets what its place in the result needs and it does not hold, each
+element once: of a halo the halo. Routes are made once, with the recipe.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,12 +16,15 @@ from torch import Tensor
 from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.ops.algorithm import Algorithm, Composite, Local
-from weft.ops.indexing.named import Places, asker_of
-from weft.ops.indexing.read import as_rows, to_place
+from weft.ops.indexing.named import Cuts, Places, asker_of
+from weft.ops.indexing.read import as_rows, joined, to_place
 from weft.ops.indexing.routes import Post, Units, share
 from weft.rules import Call, Decision
 
-__all__ = ["diag_embed_lookup", "flip_lookup", "repeat_lookup", "roll_lookup"]
+__all__ = [
+    "diag_embed_lookup", "flip_lookup", "flip_sides_lookup", "pad_lookup", "repeat_lookup",
+    "roll_lookup", "shuffle_lookup", "unfold_lookup",
+]
 
 
 def flip_lookup(
@@ -43,6 +49,14 @@ def _one_by_one(x: Tensor, dims: Sequence[int], turn: Callable[..., Tensor]) -> 
     for dim in dims:
         x = turn(x, [dim])
     return x
+
+
+def flip_sides_lookup(
+    call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
+) -> Algorithm | None:
+    """`fliplr` and `flipud` of a cut dim: a flip of it."""
+    dim = 1 if call.op.startswith("aten.fliplr") else 0
+    return Composite(lambda x: x.flip([dim])) if layouts[0].dims[dim] else None
 
 
 def roll_lookup(
@@ -71,50 +85,167 @@ def _rolls(x: Tensor, shifts: Sequence[int], dims: Sequence[int]) -> Tensor:
     return x
 
 
-def repeat_lookup(
-    call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
-) -> Composite | None:
-    """`repeat(x, times)`, `tile`: fewer copies than shards are laid side by side, so that each
-    rank receives its own block of them. For more than that the whole is no more to receive, and
-    a dim that is not repeated can be cut instead."""
-    x = layouts[0]
-    times = (1,) * (x.ndim - len(call.args[1])) + tuple(call.args[1])
-    skip = len(times) - x.ndim
-    few = [
-        dim for dim in range(x.ndim)
-        if x.dims[dim] and 1 < times[skip + dim] < x.num_shards(dim)
-    ]
-    free = [x.shape[dim] for dim in range(x.ndim) if not x.dims[dim] and times[skip + dim] == 1]
-    if not few or 0 in times or max(free, default=0) >= x.num_shards(few[0]):
-        return None
-    rest = [1 if at - skip in few else num for at, num in enumerate(times)]
-
-    def beside(x: Tensor, _: Sequence[int]) -> Tensor:
-        for dim in few:
-            x = torch.cat([x] * times[skip + dim], dim)
-        return x.repeat(rest)
-
-    return Composite(beside)
-
-
-def _moved(call: Call, x: Layout, dim: int, sources: Callable[[], Tensor]) -> Local:
-    """A result of the layout of x, element i of whose `dim` is element `sources[i]` of x's."""
-    shared = Layout.replicated(x.mesh, x.shape[dim : dim + 1])
-    parted = Layout.make(x.mesh, shared.shape, x.dims[dim : dim + 1], x.cuts[dim : dim + 1])
+def _moved(
+    call: Call, x: Layout, dim: int, sources: Callable[[], Tensor],
+    shape: Sequence[int] | None = None, cuts: Cuts = None, last: bool = False,
+) -> Local:
+    """A result whose place p, in new dims of `shape` where x has `dim`, is element `sources[p]` of
+    that dim. The first of them is cut by what cuts `dim`, at `cuts`; without a shape as x is. Where
+    `last`, the others stand behind all dims of x."""
+    cuts = x.cuts[dim] if shape is None else cuts
+    shape = (x.shape[dim],) if shape is None else tuple(shape)
+    rest = [()] * (len(shape) - 1)
+    shared = Layout.replicated(x.mesh, shape)
+    parted = Layout.make(x.mesh, shape, [x.dims[dim], *rest], [cuts, *[None] * len(rest)])
+    kept = [at for at in range(x.ndim) if at != dim]
+    result = joined(x, kept, parted, dim, x.partial)
+    if last and rest:
+        order = [at for at in range(result.ndim) if not dim < at < dim + len(shape)]
+        order += range(dim + 1, dim + len(shape))
+        result = Layout.make(
+            x.mesh, *([of[at] for at in order] for of in (result.shape, result.dims, result.cuts)),
+            result.partial,
+        )
 
     def bind(mesh: BoundMesh) -> Callable[[Tensor], Tensor]:
+        assert mesh.here is not None
         units = Units(mesh, x, (dim,))
         asker = asker_of(mesh, Places(shared, parted, 0), units.axes)
         holder, row = units.locate([sources().to(mesh.device)])
-        routes = share(Post(units.comm, call.op), holder, row, asker)
+        routes = share(Post(units.comm, call.op), holder, row, asker, once=True)
+        mine = parted.local_shape_at(mesh.here)
 
         def local(block: Tensor) -> Tensor:
-            rows, _ = as_rows(block, (dim,))
-            return to_place(routes.fetch(rows), 1, dim)
+            rows, others = as_rows(block, (dim,))
+            out = routes.fetch(rows).view(*mine, *others)
+            if last and rest:
+                behind = range(1, len(mine))
+                out = out.movedim(tuple(behind), tuple(at - len(mine) for at in behind))
+                return out.movedim(0, dim).contiguous()
+            return to_place(out, len(mine), dim)
 
         return local
 
-    return Local(Decision((x,), (x,)), bind, communicates=x.dims[dim])
+    return Local(Decision((x,), (result,)), bind, communicates=x.dims[dim])
+
+
+def _grown(x: Layout, dim: int, before: int, length: int) -> Cuts:
+    """The cuts of a dim that has grown by so much in front, and behind to this length: what is new
+    lies with the first and the last shard. Places stay at home as far as they can."""
+    if not x.dims[dim]:
+        return None
+    inner = [min(max(cut + before, 0), length) for cut in x.cuts_of(dim)[1:-1]]
+    return (0, *inner, length)
+
+
+def pad_lookup(
+    call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
+) -> Algorithm | None:
+    """`pad` with what stands in the tensor (reflect, replicate, circular): along a cut dim borders
+    come from the shards that hold them."""
+    x, mode, pad = layouts[0], call.args[2], list(call.args[1])
+    padded = {x.ndim - 1 - at // 2 for at, width in enumerate(pad) if width}
+    if mode == "constant" or (len(pad) // 2 != x.ndim - 2 and len(pad) // 2 != x.ndim - 1):
+        return None
+    if len(padded) > 1:
+        return Composite(_pads)
+    if not padded or 0 in x.shape:
+        return None
+    (dim,) = padded
+    before, behind = pad[2 * (x.ndim - 1 - dim) :][:2]
+    size, length = x.shape[dim], call.results[0].shape[dim]
+    if not x.dims[dim] or min(before, behind) < 0:
+        return None
+    find = _BORDERS[mode]
+    return _moved(
+        call, x, dim, lambda: find(torch.arange(-before, size + behind), size), (length,),
+        _grown(x, dim, before, length),
+    )
+
+
+_BORDERS: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "replicate": lambda at, size: at.clamp(0, size - 1),
+    "circular": lambda at, size: at % size,
+    "reflect": lambda at, size: (size - 1) - (size - 1 - at.abs()).abs(),
+}
+"""Mode -> where in a dim of this size the places before, in and behind it are taken from."""
+
+
+def _pads(x: Tensor, pad: Sequence[int], mode: str, value: Any = None) -> Tensor:
+    """One dim after the other, first the one that is whole, if there is one."""
+    for at in range(0, len(pad), 2):
+        if pad[at] or pad[at + 1]:
+            own = [width if place // 2 == at // 2 else 0 for place, width in enumerate(pad)]
+            x = torch.ops.aten.pad(x, own, mode)
+    return x
+
+
+def repeat_lookup(
+    call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
+) -> Algorithm | None:
+    """`repeat` and `tile` of a cut dim: each shard of the result gets the stretch that it shows."""
+    x, shape = layouts[0], call.results[0].shape
+    skip = len(shape) - x.ndim
+    grown = [dim for dim in range(x.ndim) if shape[skip + dim] != x.shape[dim]]
+    cut = [dim for dim in grown if x.dims[dim]]
+    free = [x.shape[dim] for dim in range(x.ndim) if not x.dims[dim] and dim not in grown]
+    if 0 in shape or not cut or max(free, default=0) >= x.num_shards(cut[0]):
+        return None  # a dim that is not repeated is cut instead
+    if len(grown) > 1 or skip:
+        return Composite(_repeats)
+    (dim,) = grown
+    size, length = x.shape[dim], shape[dim]
+    return _moved(call, x, dim, lambda: torch.arange(length) % size, (length,))
+
+
+def _repeats(x: Tensor, times: Sequence[int]) -> Tensor:
+    times = [1] * (x.dim() - len(times)) + list(times)
+    more = len(times) - x.dim()
+    for at in range(x.dim()):
+        if times[more + at] != 1:
+            x = x.repeat([times[more + at] if dim == at else 1 for dim in range(x.dim())])
+    if not more:
+        return x
+    return x.expand([*times[:more], *x.shape]).clone(memory_format=torch.contiguous_format)
+
+
+def unfold_lookup(
+    call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
+) -> Algorithm | None:
+    """`unfold(x, dim, size, step)` of a cut dim: a window lies where its first element does, and
+    gets what it shows of later shards."""
+    x = layouts[0]
+    if not x.ndim:
+        return None
+    dim, size, step = call.args[1] % x.ndim, call.args[2], call.args[3]
+    num = call.results[0].shape[dim]
+    if not x.dims[dim] or not num or not size or 0 in x.shape:
+        return None
+    inner = [min(-(-cut // step), num) for cut in x.cuts_of(dim)[1:-1]]
+    return _moved(
+        call, x, dim,
+        lambda: torch.arange(num).unsqueeze(1) * step + torch.arange(size), (num, size),
+        (0, *inner, num), last=True,
+    )
+
+
+def shuffle_lookup(
+    call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
+) -> Algorithm | None:
+    """`channel_shuffle(x, groups)`: cut channels change places, the others' rules serve."""
+    x, groups = layouts[0], call.args[1]
+    if x.is_replicated or 0 in x.shape:
+        return None
+    if not x.dims[1]:
+        return Composite(_shuffled)
+    channels = x.shape[1]
+    return _moved(
+        call, x, 1, lambda: torch.arange(channels).view(groups, -1).t().reshape(-1)
+    )
+
+
+def _shuffled(x: Tensor, groups: int) -> Tensor:
+    return x.unflatten(1, (groups, x.shape[1] // groups)).transpose(1, 2).flatten(1, 2)
 
 
 def diag_embed_lookup(

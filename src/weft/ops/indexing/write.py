@@ -186,7 +186,9 @@ class _Write:
         assert mesh.here is not None
         units = Units(mesh, x, self.dims)
         lengths = [x.shape[dim] for dim in self.dims]
-        route = router(mesh, self.op, x, self.dims, self.dims, places, lengths, self.wraps)
+        route = router(
+            mesh, self.op, x, self.dims, self.dims, places, lengths, self.wraps, once=False
+        )
         mine = places.parted.local_shape_at(mesh.here)
         num = len(self.indices)
 
@@ -406,7 +408,7 @@ def _delivered_elements(
     mesh: BoundMesh, op: str, x: Layout, dim: int, places: Places, how: _How, in_place: bool
 ) -> Callable[..., Tensor]:
     units = Units(mesh, x, range(x.ndim), (dim,))
-    route = element_router(mesh, op, x, dim, places)
+    route = element_router(mesh, op, x, dim, places, once=False)
     assert mesh.here is not None
     mine = tuple(slice(length) for length in places.parted.local_shape_at(mesh.here))
 

@@ -87,7 +87,11 @@ class Builder:
         layouts = [layout_of(tensor, self.mesh) for tensor in operands]
         self.layouts = layouts
         call = as_call(self.op, operands, self.trace)
-        wants = [self.grad and tensor.requires_grad for tensor in operands]
+        grad = self.grad and any(
+            self._differentiable(self.trace.metas[slot.index], True)
+            for slot in slots_of(self.op.results)
+        )
+        wants = [grad and tensor.requires_grad for tensor in operands]
         chosen = self._choose(call, layouts, wants)
         match chosen:
             case ops.Composite():
@@ -173,7 +177,8 @@ class Builder:
         local, args, kwargs = self._local(decision, algorithm)
         if self.target is not None:
             return self._in_place(decision, moves, varying, local, args, kwargs, algorithm)
-        results = self._results(decision, moves, varying, any(wants))
+        brought = algorithm is not None and bool(algorithm.communicates)
+        results = self._results(decision, moves, varying, any(wants), brought)
         anchor = self._anchored(decision, wants) if algorithm is None else ()
         self.by_form = self._is_by_form(decision) and not anchor
         return Direct(
@@ -229,13 +234,15 @@ class Builder:
         return local, place_slots(args, slots[:count]), place_slots(kwargs, slots[count:])
 
     def _results(
-        self, decision: Decision, moves: list[Any], varying: frozenset[int], grad: bool
+        self, decision: Decision, moves: list[Any], varying: frozenset[int], grad: bool,
+        brought: bool,
     ) -> list[Result]:
+        """`brought`: whether the local op itself has data come from other ranks."""
         out: list[Result] = []
         several = self.name == _SEVERAL
         for place, (slot, layout) in enumerate(zip(slots_of(self.op.results), decision.results)):
             move = moves[self.slots[place if several else 0]]
-            alias = self._alias(move is not None and move.src != move.dst)
+            alias = self._alias(brought or (move is not None and move.src != move.dst))
             meta = self.trace.metas[slot.index]
             differentiable = self._differentiable(meta, grad)
             leaving = frozenset(axis for axis in varying if layout.on(axis) is None)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from weft.tensor.shard_tensor import ShardTensor
 
-__all__ = ["gaussian_nll_loss", "one_hot", "repeat_interleave"]
+__all__ = ["combinations", "gaussian_nll_loss", "one_hot", "repeat_interleave"]
 
 
 def repeat_interleave(
@@ -46,6 +46,12 @@ def repeat_interleave(
         return ShardTensor.from_local(places, input.device_mesh, None)
     assert dim is not None
     return input.index_select(dim, places)
+
+
+def combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> Tensor:
+    """`combinations(x)`: a read by index, whose places torch finds by a mask."""
+    places = torch.arange(input.shape[0], device=input.device)
+    return input[torch.combinations(places, r, with_replacement).long()]
 
 
 def one_hot(input: Tensor, num_classes: int = -1) -> Tensor:
