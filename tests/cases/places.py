@@ -27,7 +27,7 @@ _OF_ONE = (
     ("repeat_both", (5, 3), lambda a: a.repeat(2, 2)),
     ("repeat_in_front", (5, 3), lambda a: a.repeat(2, 3, 1)),
     ("repeat_nothing", (5, 3), lambda a: a.repeat(0, 1)),
-    ("tile", (5, 3), lambda a: torch.tile(a, (2,))),
+    ("tile_line", (5, 3), lambda a: torch.tile(a, (2,))),
     ("tile_in_front", (5,), lambda a: a.tile((2, 3))),
     ("fliplr", (5, 4), torch.fliplr), ("flipud", (5, 4), torch.flipud),
     ("combinations", (6,), torch.combinations),
