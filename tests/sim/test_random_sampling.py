@@ -172,3 +172,10 @@ def test_each_rank_draws_its_own_part_only() -> None:
             assert out.layout.sizes_of(1) == (4, 4)
 
     weft.testing.run(on_rank, mesh={"x": 2})
+
+
+def test_orthogonal_of_more_columns_than_rows_and_of_three_dims() -> None:
+    for full in (torch.zeros(7, 9), torch.zeros(7, 2, 4)):
+        (out,) = everywhere(written(lambda w: init.orthogonal_(w, 2.0)), full)
+        rows = out.flatten(1)
+        torch.testing.assert_close(rows @ rows.t(), 4 * torch.eye(len(rows)), atol=1e-5, rtol=0)

@@ -1,14 +1,16 @@
 """Modules on a mesh."""
 
-from weft.nn import optimizers
+from weft.nn import loading, optimizers
 from weft.nn.distribute import distribute_module
+from weft.nn.materialize import materialize
 from weft.nn.pins import PrepareModuleInput, PrepareModuleOutput
 from weft.nn.report import Report, report
 from weft.nn.styles import ColwiseParallel, RowwiseParallel, SequenceParallel, VocabParallel
 
 __all__ = [
     "ColwiseParallel", "PrepareModuleInput", "PrepareModuleOutput", "Report", "RowwiseParallel",
-    "SequenceParallel", "VocabParallel", "distribute_module", "report",
+    "SequenceParallel", "VocabParallel", "distribute_module", "materialize", "report",
 ]
 
+loading.install()
 optimizers.install()

@@ -212,7 +212,7 @@ class ShardTensor(torch.Tensor):
 
     # Attributes.
 
-    is_sparse = is_sparse_csr = is_mkldnn = is_quantized = is_nested = is_meta = False
+    is_sparse = is_sparse_csr = is_mkldnn = is_quantized = is_nested = False
 
     @property
     def shape(self) -> torch.Size:  # type: ignore[override]
@@ -225,6 +225,10 @@ class ShardTensor(torch.Tensor):
     @property
     def device(self) -> torch.device:  # type: ignore[override]
         return self._meta.device
+
+    @property
+    def is_meta(self) -> bool:  # type: ignore[override]
+        return self._meta.device.type == "meta"
 
     @property
     def ndim(self) -> int:  # type: ignore[override]
@@ -508,8 +512,10 @@ def wrap(local: torch.Tensor, meta: Meta) -> ShardTensor:
     """The ShardTensor of a local tensor."""
     out: Any
     if not meta.plain:
+        # One without memory may get some later, for which the wrapper has to be of that device.
+        device = meta.mesh.device if meta.device.type == "meta" else meta.device
         out = _make_wrapper(
-            ShardTensor, meta.shape, meta.stride(), dtype=meta.dtype, device=meta.device
+            ShardTensor, meta.shape, meta.stride(), dtype=meta.dtype, device=device
         )
     elif meta.dtype is _get_default_dtype():  # naming it takes 0.2 us
         out = _make_wrapper(ShardTensor, meta.shape)

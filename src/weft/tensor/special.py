@@ -21,6 +21,7 @@ from weft.tensor.meta import replicated_meta
 from weft.tensor.placing import values
 from weft.tensor.placing.mapped import by_element
 from weft.tensor.shard_tensor import ShardTensor, wrap
+from weft.tensor.terms import own
 from weft.tensor.trace.trees import local_of
 
 __all__ = ["TABLE"]
@@ -33,7 +34,7 @@ _METADATA = (
     "is_floating_point", "is_complex", "is_signed", "element_size", "get_device", "dim_order",
 )
 _FLAGS = (
-    "is_cuda", "is_cpu", "is_sparse", "is_sparse_csr", "is_mkldnn", "is_quantized", "is_meta",
+    "is_sparse", "is_sparse_csr", "is_mkldnn", "is_quantized",
     "is_nested", "is_xpu", "is_mps", "is_ipu", "is_maia", "is_mtia", "is_vulkan", "is_xla",
     "itemsize", "nbytes", "names", "name", "_base", "is_xla", "grad_dtype",
 )
@@ -52,8 +53,8 @@ _OWN_METHODS = (
 """What the class says itself, for those who call `torch.Tensor.item(x)`."""
 
 _OWN_ATTRIBUTES = (
-    "_version", "data", "device", "dtype", "grad", "grad_fn", "is_leaf", "ndim", "requires_grad",
-    "shape",
+    "_version", "data", "device", "dtype", "grad", "grad_fn", "is_leaf", "is_meta", "ndim",
+    "requires_grad", "shape",
 )
 
 _REFUSED = {
@@ -108,6 +109,10 @@ def _local_method(method: Any) -> Callable[..., Any]:
     return lambda tensor: method(local_of(tensor))
 
 
+def _is_on(device_type: str) -> Callable[..., bool]:
+    return lambda tensor: tensor.device.type == device_type
+
+
 def _retain_grad(tensor: ShardTensor) -> None:
     tensor._local.retain_grad()
 
@@ -132,17 +137,46 @@ def _to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     copy = kwargs.pop("copy", False) or (len(args) > place and bool(args[place]))
     device, dtype, _, memory_format = _parse_to(*args[:place], **kwargs)
     if device is not None and device.type != tensor.device.type:
-        raise UnsupportedOpError(
-            message("to(device)", f"the tensor is on {tensor.device.type}, asked for is {device}",
-                    "a ShardTensor lives on its mesh's device type", [str(device)],
-                    f'weft.init_mesh(..., device_type="{device.type}") and distribute onto it')
-        )
+        if device.type != "meta":
+            raise _other_device("to(device)", tensor, device)
+        return _empty_like(tensor, device=device, dtype=dtype or tensor.dtype)
     if memory_format is torch.preserve_format:
         memory_format = None
     more = {} if memory_format is None else {"memory_format": memory_format}
     if dtype in (None, tensor.dtype) and not copy and not more:
         return tensor
     return call(torch.ops.aten.to.dtype, (tensor, dtype or tensor.dtype, False, copy), more)
+
+
+def _empty_like(
+    tensor: torch.Tensor, *, device: Any = None, dtype: torch.dtype | None = None, **options: Any
+) -> Any:
+    """`torch.empty_like`; between the meta device and the mesh's own, as for `Module.to_empty`."""
+    assert type(tensor) is ShardTensor
+    meta = tensor._meta
+    asked = meta.device if device is None else torch.device(device)
+    if asked.type == meta.device.type:
+        given = {"dtype": dtype, **options} if dtype is not None else options
+        return call(torch.ops.aten.empty_like.default, (tensor,), given)
+    if asked.type not in ("meta", meta.mesh.device.type):
+        raise _other_device("empty_like(device=)", tensor, asked)
+    where = meta.mesh.device if asked.type != "meta" else asked
+    local = torch.empty_like(tensor._local.detach(), device=where, dtype=dtype, **options)
+    made = meta.replace(dtype=local.dtype, device=where, requires_grad=local.requires_grad)
+    return wrap(own(local), made)
+
+
+def _other_device(call: str, tensor: ShardTensor, device: torch.device) -> UnsupportedOpError:
+    if tensor.is_meta and device.type == tensor._meta.mesh.device.type:
+        fix = f'module.to_empty(device="{device.type}"), or weft.nn.materialize(module)'
+        rule = "a tensor on the meta device has no values to bring along"
+    else:
+        fix = f'weft.init_mesh(..., device_type="{device.type}") and distribute onto it'
+        rule = "a ShardTensor lives on its mesh's device type"
+    return UnsupportedOpError(
+        message(call, f"the tensor is on {tensor.device.type}, asked for is {device}", rule,
+                [str(device)], fix)
+    )
 
 
 def _dtype_of(value: Any) -> Any:
@@ -271,6 +305,8 @@ def _table() -> dict[Any, Callable[..., Any]]:
     for name in _OF_LOCAL:
         of_local = getattr(_Tensor, name)
         table[of_local] = table[getattr(torch, name)] = _local_method(of_local)
+    for name in ("cpu", "cuda"):
+        table[getattr(_Tensor, f"is_{name}").__get__] = _is_on(name)
     table[_Tensor._cdata.__get__] = lambda tensor: _Tensor._cdata.__get__(local_of(tensor))
     for function in (torch.is_floating_point, torch.is_complex, torch.numel, torch.is_signed,
                      torch.result_type, torch.is_distributed, torch.get_device):
@@ -306,6 +342,7 @@ def _table() -> dict[Any, Callable[..., Any]]:
         torch._add_batch_dim: _add_batch_dim,  # type: ignore[attr-defined]
         _Tensor.is_set_to: _is_set_to,
         _Tensor.__setitem__: indexing.set_item,
+        torch.empty_like: _empty_like,
         _Tensor.new_tensor: _new_tensor,
         _Tensor.new: _new,
         torch.is_same_size: _is_same_size,

@@ -146,8 +146,8 @@ def _composite(composite: ops.Composite, builder: Builder) -> tuple[Recipe, Size
     """What carries out an op that is composed of others, and how it does for other lengths."""
     op, trace = builder.op, builder.trace
     parts = composite if isinstance(composite, Parts) else None
-    if parts is None and torch.is_autocast_enabled(builder.tensors[0].device.type):
-        function = as_autocast(composite.function, op, trace, builder.tensors[0].device.type)
+    if parts is None and torch.is_autocast_enabled(builder.mesh.device.type):
+        function = as_autocast(composite.function, op, trace, builder.mesh.device.type)
         return Function(_on_tensors(function, builder)), None
     if builder.target is None and builder.mesh.here is not None:
         composer = Composer(builder.tensors, builder.mesh)
@@ -264,7 +264,11 @@ def _capture(func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor])
             meta.requires_grad_(tensor.requires_grad) for meta, tensor in zip(metas, tensors)
         ]
     args, kwargs = substitute((args, kwargs), iter(metas))
-    return capture(func, args, kwargs, metas, tensors[0].device.type, asks)
+    device_type = tensors[0].device.type
+    if device_type == "meta":  # tensors without memory: what runs is as on their mesh
+        device_type = next(
+            (one.device_mesh.device.type for one in tensors if type(one) is ShardTensor), "cpu")
+    return capture(func, args, kwargs, metas, device_type, asks)
 
 
 def _returns_operand(trace: Trace, num_tensors: int) -> bool:

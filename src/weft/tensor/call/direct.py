@@ -107,7 +107,7 @@ class Builder:
             if drawing is not None:
                 return drawing
         metas = [meta_like(tensor) for tensor in self.tensors]
-        parts = parts_of(self.op, metas, self.tensors[0].device.type)
+        parts = parts_of(self.op, metas, self.mesh.device.type)
         return self._fallback("no rule covers it") if parts is None else parts
 
     def _fallback(self, reason: str) -> Recipe:

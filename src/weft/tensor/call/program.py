@@ -83,7 +83,7 @@ class Composer:
     def __init__(self, tensors: Sequence[torch.Tensor], mesh: BoundMesh) -> None:
         self.mesh = mesh
         self.num_given = len(tensors)
-        self.device = tensors[0].device
+        self.device = mesh.device
         self.values: list[torch.Tensor] = list(tensors)
         """The call's tensors, then ShardTensors without data in the place of results."""
         self.traced: list[Any] = list(tensors)

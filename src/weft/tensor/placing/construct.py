@@ -43,9 +43,12 @@ def set_data(tensor: ShardTensor, value: torch.Tensor) -> None:
     grad = tensor.grad
     data = plain(local_of(given)).detach()
     same = given._meta.mesh is mesh and (given.shape, given.dtype) == (tensor.shape, tensor.dtype)
-    leaves = same and given.layout != tensor.layout and _is_in_a_graph(tensor)
+    moves = given._meta.device.type != tensor._meta.device.type
+    leaves = same and not moves and given.layout != tensor.layout and _is_in_a_graph(tensor)
     if leaves:
         _leave_leaf(tensor, data)
+    elif moves:
+        _take_memory(tensor, data)
     else:
         tensor._local.data = data
     tensor._meta = given._meta.replace(requires_grad=tensor._local.requires_grad)
@@ -91,6 +94,15 @@ def _leave_leaf(tensor: ShardTensor, data: torch.Tensor) -> None:
             accumulate(found._local, total, torch.is_grad_enabled())
 
     old.register_post_accumulate_grad_hook(pass_on)
+
+
+def _take_memory(tensor: ShardTensor, data: torch.Tensor) -> None:
+    """From or to the meta device: torch would make another parameter, ours stays the same."""
+    old: Any = tensor._local
+    new: Any = data.requires_grad_(old.requires_grad)
+    new._backward_hooks, new._post_accumulate_grad_hooks = (
+        old._backward_hooks, old._post_accumulate_grad_hooks)
+    tensor._local = own(new)
 
 
 def _check_hooks(tensor: ShardTensor, before: Meta) -> None:

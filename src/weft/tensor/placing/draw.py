@@ -136,6 +136,8 @@ def draw_into(
     assert type(tensor) is ShardTensor
     meta, local = tensor._meta, tensor._local
     mesh, layout = meta.mesh, meta.layout
+    if local.is_meta and mesh.device.type != "meta":  # no memory; as in torch no random call
+        return
     if layout.is_partial:
         layout = layout.replace(partial=(None,) * mesh.ndim)
     here = mesh.here

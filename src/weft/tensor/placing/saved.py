@@ -35,7 +35,8 @@ def reduced(tensor: ShardTensor) -> tuple[Any, ...]:
     meta = tensor._meta
     mesh, layout = meta.mesh, meta.layout
     facts = {
-        "rank": mesh.rank, "axes": tuple(zip(mesh.axis_names, mesh.axis_sizes)),
+        "rank": mesh.rank, "device_type": mesh.device_type,
+        "axes": tuple(zip(mesh.axis_names, mesh.axis_sizes)),
         "ranks": mesh.ranks, "shape": layout.shape, "dims": layout.dims, "cuts": layout.cuts,
         "partial": layout.partial, "strides": meta.strides, "requires_grad": tensor.requires_grad,
     }
@@ -58,7 +59,7 @@ def _restored(
     world = this_world()
     if world.rank != facts["rank"] or max(ranks or (value.size() - 1,)) >= world.size:
         raise _misplaced(layout, value, facts["rank"], world.rank, world.size)
-    mesh = world.bind(value, local.device.type)
+    mesh = world.bind(value, facts.get("device_type", local.device.type))
     local = own(local.requires_grad_(facts["requires_grad"]))
     tensor = wrap(local, intern(
         mesh, layout, local.dtype, local.device, local.requires_grad, facts["strides"]

@@ -33,7 +33,8 @@ def distribute_tensor(
     """A leaf ShardTensor of a full tensor.
 
     Args:
-        tensor: the full tensor, of the same shape and dtype on every rank.
+        tensor: the full tensor, of the same shape and dtype on every rank. One on the meta device
+            gives a ShardTensor on the meta device.
         device_mesh: the mesh; None means the current one.
         placements: placements, P or Layout; None replicates.
         src_data_rank: the rank whose data count (the mesh's first, when it holds no such rank):
@@ -55,8 +56,11 @@ def distribute_tensor(
     full, requires_grad = tensor.detach(), tensor.requires_grad
     if mesh.here is None:
         local = full.new_empty(0)
+    elif full.is_meta and mesh.device.type != "meta":  # nothing to send
+        local = full.new_empty(layout.local_shape_at(mesh.here)).requires_grad_(requires_grad)
+        return local_to_sharded(own(local), mesh, layout)
     elif src_data_rank is None:
-        local = _block(full, layout, mesh.here).clone(memory_format=torch.contiguous_format)
+        local = _copied(_block(full, layout, mesh.here), mesh)
     else:
         source = mesh.position_of_rank(src_data_rank) or 0
         local = _scattered(full, full.dtype, mesh, layout, mesh.coordinate(source))
@@ -160,6 +164,11 @@ def _block(tensor: torch.Tensor, layout: Layout, coordinate: Sequence[int]) -> t
     return tensor[tuple(slice(start, stop) for start, stop in box)]
 
 
+def _copied(block: torch.Tensor, mesh: BoundMesh) -> torch.Tensor:
+    """A block with memory of its own, on the device of the mesh."""
+    return block.to(mesh.device, copy=True, memory_format=torch.contiguous_format)
+
+
 def _scattered(
     full: torch.Tensor | None, dtype: torch.dtype, mesh: BoundMesh, layout: Layout,
     source: tuple[int, ...],
@@ -172,7 +181,7 @@ def _scattered(
     copies = tuple(axis for axis in range(mesh.ndim) if axis not in cutting)
     if here == source:
         assert full is not None
-        local = _block(full, layout, here).clone(memory_format=torch.contiguous_format)
+        local = _copied(_block(full, layout, here), mesh)
     else:
         full = None
         local = torch.empty(layout.local_shape_at(here), dtype=dtype, device=mesh.device)
@@ -197,7 +206,8 @@ def _send_blocks(
             if to != place:
                 position = mesh.position_of_rank(rank)
                 assert position is not None
-                block = _block(full, layout, mesh.coordinate(position)).contiguous()
+                block = _block(full, layout, mesh.coordinate(position)).to(mesh.device)
+                block = block.contiguous()
                 send += [(to, block)] if block.numel() else []
     comm.swap(send, recv, local.dtype)()
 

@@ -1,7 +1,8 @@
 """`torch.nn.init` on ShardTensors, where it is more than the ops that it consists of.
 
 What torch shows `__torch_function__` as a whole would be captured without the `no_grad` around it,
-and `sparse_` draws plain permutations. The others are ordinary calls.
+`sparse_` draws plain permutations, and `orthogonal_` transposes in place. The others are ordinary
+calls.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ import torch
 from torch import Tensor
 from torch.nn import init
 
-from weft.rng import Source
+from weft.core import Layout
+from weft.rng import Source, samples
 from weft.tensor.call.dispatch import SPECIAL
 from weft.tensor.call.random.samplers import like
+from weft.tensor.placing.draw import drawn
 from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.takeover import take_over, twin_of
 
@@ -25,11 +28,13 @@ __all__ = ["install"]
 
 _init: Any = init
 _SPARSE: Any = twin_of(init.sparse_)  # type: ignore[arg-type]
+_ORTHOGONAL: Any = twin_of(init.orthogonal_)  # type: ignore[arg-type]
 
 
 def install() -> None:
     """Take them over. Once per process."""
     take_over(init.sparse_, _sparse)  # type: ignore[arg-type]
+    take_over(init.orthogonal_, _orthogonal)  # type: ignore[arg-type]
     SPECIAL.update({
         init.uniform_: _init._no_grad_uniform_, init.normal_: _init._no_grad_normal_,
         init.constant_: _init._no_grad_fill_,
@@ -56,6 +61,30 @@ def _kaiming(fill_: Callable[[Tensor, float, Any], Any]) -> Callable[..., Tensor
         return tensor
 
     return initialize
+
+
+def _orthogonal(
+    tensor: Tensor, gain: float = 1, generator: torch.Generator | None = None
+) -> Tensor:
+    """As torch: Q of a normal matrix, by signs that make it uniform (Mezzadri, 2007).
+
+    Every rank draws and factorizes the whole, which is the same on all of them.
+    """
+    if type(tensor) is not ShardTensor or tensor.ndim < 2 or not tensor.numel() or tensor.is_meta:
+        return _ORTHOGONAL(tensor, gain, generator)
+    mesh, rows = tensor._meta.mesh, tensor.shape[0]
+    layout = Layout.replicated(mesh.abstract, (rows, tensor.numel() // rows))
+    drawing = drawn(
+        lambda source: samples.normal(source, tensor.dtype), mesh, layout, tensor.dtype, generator)
+    if mesh.here is None:
+        return tensor
+    normal = drawing._local if rows >= layout.shape[1] else drawing._local.t()
+    q, r = torch.linalg.qr(normal)
+    q = q * torch.diag(r, 0).sign()
+    with torch.no_grad():
+        tensor.copy_((q if rows >= layout.shape[1] else q.t()).reshape(tensor.shape))
+        tensor.mul_(gain)
+    return tensor
 
 
 def _sparse(

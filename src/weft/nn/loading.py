@@ -1,0 +1,128 @@
+"""State dicts and vectors of parameters, loaded into distributed modules.
+
+torch's own `load_state_dict` copies into ShardTensors as they lie, from full tensors (each rank
+takes its block) and from ShardTensors of any layout. What it lacks is taken over: with
+`assign=True` a full tensor would take the place of a distributed one, on every rank whole; tied
+weights would come apart; and a wrong shape is told together with the shape of the block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils import convert_parameters
+
+from weft.errors import ModuleError, WeftError, message
+from weft.nn.named import Place, places_of, set_where
+from weft.tensor import ShardTensor, distribute_tensor
+from weft.tensor.takeover import take_over, twin_of
+
+__all__ = ["install"]
+
+_LOAD: Any = twin_of(nn.Module.load_state_dict)  # type: ignore[arg-type]
+_TO_PARAMETERS: Any = twin_of(convert_parameters.vector_to_parameters)  # type: ignore[arg-type]
+
+Held = list[tuple[Place, ShardTensor]]
+
+
+def install() -> None:
+    """Take them over. Once per process."""
+    take_over(nn.Module.load_state_dict, _load_state_dict)  # type: ignore[arg-type]
+    take_over(convert_parameters.vector_to_parameters, _vector_to_parameters)  # type: ignore
+
+
+def _load_state_dict(
+    module: nn.Module, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+) -> Any:
+    """As torch's. With `assign`, a full tensor comes to lie as the tensor that it replaces."""
+    held: Held = [
+        (place, tensor) for place, tensor in places_of(module) if type(tensor) is ShardTensor
+    ]
+    if not held:
+        return _LOAD(module, state_dict, strict, assign)
+    try:
+        return _LOAD(module, state_dict, strict, assign)
+    except WeftError:
+        raise
+    except RuntimeError as error:
+        wrong = _wrong_shapes(held, state_dict)
+        if wrong:
+            raise _mismatch(module, wrong, len(state_dict)) from error
+        raise
+    finally:
+        if assign:
+            _lay_out(held)
+
+
+def _lay_out(held: Held) -> None:
+    """What has been assigned comes to lie as what was there; tied weights stay tied."""
+    groups: dict[int, list[Place]] = {}
+    for place, old in held:
+        groups.setdefault(id(old), []).append(place)
+    layouts = {id(old): old for _, old in held}
+    for key, places in groups.items():
+        old = layouts[key]
+        found = [_at(place) for place in places]
+        new = next((one for one in reversed(found) if one is not old), old)
+        if isinstance(new, torch.Tensor) and type(new) is not ShardTensor:
+            if new.shape != old.shape:
+                continue
+            laid: torch.Tensor = distribute_tensor(
+                new.detach(), old.device_mesh, old.layout, src_data_rank=None)
+            is_parameter = isinstance(new, nn.Parameter)
+            new = nn.Parameter(laid, new.requires_grad) if is_parameter else laid
+        for place in places:
+            if new is not None:
+                set_where(place, new)
+
+
+def _at(place: Place) -> Any:
+    store = place.owner._parameters
+    return store.get(place.key) if place.key in store else place.owner._buffers.get(place.key)
+
+
+def _wrong_shapes(held: Held, state_dict: Mapping[str, Any]) -> list[tuple[str, Any, ShardTensor]]:
+    found = []
+    for place, tensor in held:
+        given = state_dict.get(place.name)
+        if isinstance(given, torch.Tensor) and given.shape != tensor.shape:
+            found.append((place.name, tuple(given.shape), tensor))
+    return found
+
+
+def _mismatch(
+    module: nn.Module, wrong: list[tuple[str, Any, ShardTensor]], count: int
+) -> ModuleError:
+    blocks = [name for name, shape, tensor in wrong if shape == tuple(tensor._local.shape)]
+    fix = "{name: x.full_tensor() for name, x in module.state_dict().items()} is what is loaded"
+    if blocks:
+        fix = (f"weft.ShardTensor.from_local(block, mesh, "
+               f"module.state_dict()[{blocks[0]!r}].layout), where a block of a rank was meant")
+    return ModuleError(
+        message("load_state_dict(state_dict)", f"{len(wrong)} of {count} tensors have another "
+                f"shape than those of the {type(module).__name__}",
+                "a state dict holds full tensors, or ShardTensors, of the global shape",
+                [f"{name}: {shape}, not {tuple(tensor.shape)} ({tensor.layout})"
+                 for name, shape, tensor in wrong], fix)
+    )
+
+
+def _vector_to_parameters(vec: torch.Tensor, parameters: Iterable[torch.Tensor]) -> None:
+    """As torch's; parameters keep their layouts, which a piece of the vector has not."""
+    given = list(parameters)
+    if not any(type(one) is ShardTensor for one in (vec, *given)) or not isinstance(
+        vec, torch.Tensor
+    ):
+        return _TO_PARAMETERS(vec, given)
+    start = 0
+    for one in given:
+        piece = vec[start : start + one.numel()].view(one.shape)
+        start += one.numel()
+        if type(piece) is ShardTensor:
+            piece = piece.detach()
+            piece = piece.redistribute(one.device_mesh, one.layout) if (
+                type(one) is ShardTensor) else piece.full_tensor()
+        one.data = piece
