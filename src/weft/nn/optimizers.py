@@ -28,6 +28,12 @@ _REPLACED: Any = WeakTensorKeyDictionary()
 
 _OPTIMIZERS: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
+_SEEN: weakref.WeakKeyDictionary[Optimizer, tuple[int, int]] = weakref.WeakKeyDictionary()
+"""Optimizers that have stepped -> how many parameters had been replaced and how many they had."""
+
+
+_COUNT = [0]
+
 
 def install() -> None:
     """See the optimizers that are built, and the steps of all. Once per process."""
@@ -45,6 +51,7 @@ def install() -> None:
 def replaced(name: str, parameter: torch.Tensor) -> None:
     """Remember that `distribute_module` has replaced a parameter."""
     _REPLACED[parameter] = name
+    _COUNT[0] += 1
 
 
 def refuse_holders(tensors: Iterable[Named]) -> None:
@@ -72,9 +79,12 @@ def _parameters(optimizer: Optimizer) -> list[torch.Tensor]:
 
 
 def _refuse_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    if not _REPLACED:
+    parameters = _parameters(optimizer)
+    now = _COUNT[0], len(parameters)
+    if _SEEN.get(optimizer) == now:
         return
-    found = [_REPLACED[one] for one in _parameters(optimizer) if one in _REPLACED]
+    _SEEN[optimizer] = now
+    found = [_REPLACED[one] for one in parameters if one in _REPLACED]
     if found:
         raise _built_before(
             f"{type(optimizer).__name__}.step()", {type(optimizer).__name__: found})
