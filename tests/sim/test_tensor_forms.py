@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+import weft
+from weft import P
 from weft.tensor.trace.forms import known_form
 
 aten = torch.ops.aten
@@ -100,3 +102,34 @@ def test_what_may_be_wrong_is_left_to_torch(args: Any) -> None:
 ])
 def test_attention_that_may_be_wrong_is_left_to_torch(args: Any) -> None:
     assert known_form(aten.scaled_dot_product_attention.default, args, {}) is None
+
+
+_MATRICES = {
+    **{name: getattr(torch.linalg, name) for name in (
+        "eig", "eigh", "svd", "qr", "lu", "lu_factor", "ldl_factor", "cholesky", "inv", "pinv",
+    )},
+    "svd of old": torch.svd, "thin svd": lambda x: torch.linalg.svd(x, full_matrices=False),
+    "solve": lambda x: torch.linalg.solve(x, x), "triangular": torch.linalg.matrix_exp,
+    "right": lambda x: torch.linalg.solve(x, x, left=False), "geqrf": torch.geqrf,
+}
+
+
+@pytest.mark.parametrize("name", _MATRICES)
+@pytest.mark.parametrize("batch", [(), (2,)])
+@pytest.mark.filterwarnings("ignore::weft.WeftWarning")
+def test_matrices_lie_as_torch_lays_them(name: str, batch: tuple[int, ...]) -> None:
+    x = torch.rand(*batch, 5, 5, dtype=torch.float64)
+    x = x @ x.mT + torch.eye(5)
+    function = _MATRICES[name]
+
+    def strides(x: torch.Tensor) -> list[tuple[int, ...]]:
+        with torch.no_grad():
+            out = function(x)
+        return [one.stride() for one in ([out] if isinstance(out, torch.Tensor) else out)]
+
+    for spec in (P("x"), P()):
+        found = weft.testing.run(
+            lambda mesh, spec=spec: strides(
+                weft.distribute_tensor(x, mesh, spec, src_data_rank=None)), mesh={"x": 2},
+        )
+        assert found == [strides(x)] * 2

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from weft.errors import UnsupportedOpError, message
 from weft.tensor.takeover import twin_of
-from weft.tensor.trace.forms import known_form
+from weft.tensor.trace.forms import known_form, laid
 
 __all__ = [
     "NotCapturable", "Op", "Slot", "Trace", "as_autocast", "asks_for_grad", "capture",
@@ -115,7 +115,7 @@ class _Recorder(SchemaCheckMode):
     def _result(self, func: Any, args: Any, kwargs: Any) -> Any:
         if not self.autocast:
             known = known_form(func, args, kwargs)
-            return func(*args, **kwargs) if known is None else known
+            return laid(func, func(*args, **kwargs), self.device_type) if known is None else known
         has_kernel, name = torch._C._dispatch_has_kernel_for_dispatch_key, func.name()
         if has_kernel(name, f"Autocast{self.device_type.upper()}"):
             return self._as_cast(func, args, kwargs)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["known_form"]
+__all__ = ["known_form", "laid"]
 
 
 def known_form(overload: Any, args: Any, kwargs: Any) -> torch.Tensor | None:
@@ -21,6 +21,19 @@ def known_form(overload: Any, args: Any, kwargs: Any) -> torch.Tensor | None:
     if form is None or torch.is_grad_enabled():
         return None
     return form(*args, **kwargs)
+
+
+def laid(overload: Any, out: Any, device_type: str) -> Any:
+    """Results of an op with the strides that its kernel gives them, where meta tensors have
+    others: torch's meta kernels take them to be on a GPU."""
+    known = _ON_CPU.get(overload) if device_type == "cpu" else None
+    if known is None:
+        return out
+    place, by_columns = known
+    matrix = out[place]
+    other = torch.empty_like(matrix.mT if by_columns else matrix,
+                             memory_format=torch.contiguous_format)
+    return (*out[:place], other.mT if by_columns else other, *out[place + 1 :])
 
 
 def _cross_entropy(
@@ -100,3 +113,10 @@ _FORMS: dict[Any, Callable[..., torch.Tensor | None]] = {
     _aten._standard_gamma_grad.default: _broadcast,
     _aten._sample_dirichlet.default: _broadcast,
 }
+
+_ON_CPU = {
+    _aten.linalg_eig.default: (1, True),
+    _aten.linalg_svd.default: (2, True), _aten._linalg_svd.default: (2, True),
+    _aten.svd.default: (2, False),
+}
+"""Op -> which result, and whether its kernel for CPUs writes columns (or else rows)."""
