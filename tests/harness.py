@@ -175,7 +175,11 @@ def _backward(case: Case, results: Sequence[Any]) -> None:
 
 
 def _exact_terms(dense: Tensor, count: int) -> list[Tensor]:
-    """Terms that, with twice the tensor, make it up without rounding in narrow floats."""
+    """Terms that, with twice the tensor, make it up without rounding in narrow floats.
+
+    What is not finite stands in one term alone.
+    """
+    dense = torch.where(dense.isfinite(), dense, 0)
     return [-dense, *[dense, -dense] * ((count - 1) // 2), *[dense * 0] * ((count - 1) % 2)]
 
 

@@ -16,6 +16,9 @@ CASES: list[Case] = [
     case("softmax_large", lambda a: F.softmax(a * 1000, -1), reals(4, 7), grad=False),
     case("softmax_masked", lambda a: F.softmax(a.masked_fill(a < 0, -torch.inf), -1),
          reals(4, 7), grad=False),
+    case("softmax_safe", lambda a: torch.ops.aten._safe_softmax(
+        a.masked_fill(a < torch.tensor([[0.0], [9.0], [0.5], [0.0]]), -torch.inf), -1),
+         reals(4, 7)),
     case("softmax_one_dim", lambda a: F.softmax(a, 0), reals(7)),
     case("softmax_empty", lambda a: F.softmax(a, -1), reals(0, 7)),
     case("log_softmax_last", lambda a: F.log_softmax(a, -1), reals(4, 7)),

@@ -6,7 +6,9 @@ The samples have hundreds of shapes in eleven ways, so what stands here are form
 Every call may receive what its layouts ask for, whatever the op:
 - a partial operand may be reduced: twice what a rank holds of it;
 - of operands that differ, the smaller ones may come whole to the largest (as broadcast ones do);
-- a plain target of an in-place op receives the result whole;
+- an operand with a cut dim of one element, which only one rank holds, may come whole;
+- a plain target of an in-place op receives the result whole, and terms that are written to a
+  target are reduced;
 - in backward, gradients may go back the way operands came, and those of replicated and of partial
   operands are summed or made whole: twice the operand.
 
@@ -75,13 +77,13 @@ FAMILIES: dict[str, tuple[str, ...]] = {
         "nn.functional.gaussian_nll_loss", "nn.functional.hinge_embedding_loss",
         "nn.functional.kl_div", "nn.functional.soft_margin_loss",
         "nn.functional.margin_ranking_loss", "nn.functional.cosine_similarity",
-        "nn.functional.pairwise_distance", "bincount",
+        "nn.functional.pairwise_distance", "bincount", "trapz", "trapezoid",
     ),
     "scans": (
         "cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "softmax", "softmax.with_dtype",
         "log_softmax", "log_softmax.with_dtype", "nn.functional.softmin",
         "nn.functional.softmin.with_dtype", "nn.functional.normalize", "renorm",
-        "nn.functional.rms_norm", "nn.functional.layer_norm", "diff", "trapz", "trapezoid",
+        "nn.functional.rms_norm", "nn.functional.layer_norm", "diff",
         "cumulative_trapezoid",
     ),
     "moves": (
@@ -125,6 +127,8 @@ def allowed(
     size = sum(map(_nbytes, tensors))
     if sample.inplace and layouts[0] is None:
         there, back = there + size, back + size
+    if sample.num_calls > 1 and any(one is not None and one.is_partial for one in layouts):
+        there += 2 * size
     largest = max(share for _, share in _shares(sample, layouts))
     own = sum(
         _nbytes(one) if one.dim() < max(t.dim() for t in sample.tensors)
@@ -158,6 +162,11 @@ def _due(sample: Sample, layouts: Sequence[Layout | None]) -> tuple[int, int]:
         nbytes = _nbytes(tensor)
         if layout is not None and layout.is_partial:
             there += math.ceil(2 * nbytes * _share(layout))
+        if layout is not None and any(
+            axes and length == 1 for axes, length in zip(layout.dims, layout.shape)
+        ):
+            there += nbytes
+            back += nbytes * wanted
         differs = tensor.shape != sample.tensors[largest].shape or layout != layouts[largest]
         if place != largest and differs:
             there += nbytes

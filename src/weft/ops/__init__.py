@@ -19,6 +19,7 @@ TABLE: dict[str, Lookup] = {
     "aten.log_softmax.int": normalize.softmax_lookup,
     "aten._softmax.default": normalize.softmax_lookup,
     "aten._log_softmax.default": normalize.softmax_lookup,
+    "aten._safe_softmax.default": normalize.softmax_lookup,
     "aten.layer_norm.default": normalize.layer_norm_lookup,
     "aten.rms_norm.default": normalize.rms_norm_lookup,
     "aten.mean.default": reduce.mean_lookup,

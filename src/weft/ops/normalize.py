@@ -33,6 +33,12 @@ def softmax(x: torch.Tensor, dim: int, dtype: Any = None) -> torch.Tensor:
     return (exp / exp.sum(dim, keepdim=True)).to(dtype)
 
 
+def _safe_softmax(x: torch.Tensor, dim: int, dtype: Any = None) -> torch.Tensor:
+    """Zeros, not NaN, for rows of nothing but -inf."""
+    hidden = (x == -torch.inf).all(dim, keepdim=True)
+    return softmax(x.masked_fill(hidden, 0), dim, dtype).masked_fill(hidden, 0)
+
+
 def log_softmax(x: torch.Tensor, dim: int, dtype: Any = None) -> torch.Tensor:
     """x - max - log sum exp(x - max)."""
     dtype = dtype if isinstance(dtype, torch.dtype) else x.dtype
@@ -44,13 +50,15 @@ def log_softmax(x: torch.Tensor, dim: int, dtype: Any = None) -> torch.Tensor:
 def softmax_lookup(
     call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
 ) -> Algorithm | None:
-    """softmax and log_softmax along a cut dim that has elements."""
+    """The softmaxes along a cut dim that has elements."""
     layout = layouts[0]
     if not layout.shape:
         return None
     dim = call.args[1] % layout.ndim
     if not layout.dims[dim] or not layout.shape[dim]:
         return None
+    if "_safe" in call.op:
+        return Composite(_safe_softmax)
     function = log_softmax if "log_softmax" in call.op else softmax
     if call.op.startswith(("aten._softmax", "aten._log_softmax")):
         return Composite(lambda x, dim, half_to_float: function(x, dim))

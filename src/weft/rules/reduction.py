@@ -227,8 +227,8 @@ RULES: dict[str, Callable[[Call], Rule | None]] = {
     **{f"aten.{name}": _whole(2) for name in ("kthvalue", "norm")},
     "aten.quantile": _quantile, "aten.nanquantile": _quantile,
     **{f"aten.{name}": _along(1) for name in (
-        "_log_softmax", "_softmax", "argsort", "cummax", "cummin", "cumprod", "glu",
-        "log_softmax", "logcumsumexp", "softmax", "sort",
+        "_log_softmax", "_safe_softmax", "_softmax", "argsort", "cummax", "cummin", "cumprod",
+        "glu", "log_softmax", "logcumsumexp", "softmax", "sort",
     )},
     **{f"aten.{name}": _along(1, linear=True) for name in ("cumsum",)},
     "aten.topk": _along(2),
