@@ -18,6 +18,7 @@ from tests.cases import (
     scan,
     view,
     views,
+    windows,
     writes,
 )
 
@@ -25,7 +26,7 @@ EVERY: list[Case] = [
     one
     for family in (
         pointwise, reduction, contraction, view, index, norm, loss, attention, inplace, program,
-        views, writes, scan, order, picks, batched, places,
+        views, writes, scan, order, picks, batched, places, windows,
     )
     for one in family.CASES
 ]

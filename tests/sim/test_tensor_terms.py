@@ -425,3 +425,22 @@ def test_a_failed_backward_within_another_takes_nothing_from_it() -> None:
         return loss.item() if mesh.rank == 0 else None  # known: no collective
 
     on_ranks(on_rank)
+
+
+def test_terms_of_an_empty_shard_that_arrive_in_another_order() -> None:
+    """Of nothing torch's batch_norm makes another graph: the bias comes before the weight."""
+    x, mean, var = torch.arange(24.0).reshape(4, 3, 2).sin(), torch.arange(3.0) / 5, torch.ones(3)
+
+    def program(x: Any, w: Any, b: Any) -> None:
+        (F.batch_norm(x, mean, var, w, b) * x).sum().backward()
+
+    def on_rank(mesh: Any) -> Any:
+        sizes = weft.Layout(mesh, (4, 3, 2), P("x"), sizes={0: (3, 0, 1)})
+        own = [weft.distribute_tensor(torch.ones(3), mesh, P()).requires_grad_() for _ in range(2)]
+        program(weft.distribute_tensor(x, mesh, sizes), *own)
+        return [one.grad.to_local() for one in own]
+
+    plain = [torch.ones(3, requires_grad=True) for _ in range(2)]
+    program(x, *plain)
+    for found in on_ranks(on_rank):
+        torch.testing.assert_close(found, [one.grad for one in plain])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from tests.sweep import board
+from tests.sweep import board, modules
 from tests.sweep.journal import Journal
 from tests.sweep.runner import JUDGES, Job, run
 from tests.sweep.samples import DTYPES, database
@@ -19,8 +19,10 @@ from tests.sweep.samples import DTYPES, database
               default=("weft",), show_default=True)
 @click.option("--dtype", "dtypes", multiple=True, type=click.Choice(list(DTYPES)),
               default=("float64", "int64", "bool", "complex64"), show_default=True)
-@click.option("--variant", "variants", multiple=True, type=click.Choice(["", "inplace", "out"]),
-              default=("", "inplace", "out"), show_default=True)
+@click.option("--variant", "variants", multiple=True,
+              type=click.Choice(["", "inplace", "out", *modules.VARIANTS]),
+              help="Of ops all but the last three, of modules these, by default.")
+@click.option("--modules", "of_modules", is_flag=True, help="torch's modules, not its operators.")
 @click.option("--samples", default=6, show_default=True, help="Most samples of an op and dtype.")
 @click.option("--seconds", default=1800.0, show_default=True, help="Budget of time.")
 @click.option("--workers", default=os.cpu_count() or 1, show_default=True)
@@ -29,20 +31,22 @@ from tests.sweep.samples import DTYPES, database
 @click.option("--out", type=Path, help="Write the scoreboard, as Markdown.")
 def main(
     ops: tuple[str, ...], systems: tuple[str, ...], dtypes: tuple[str, ...],
-    variants: tuple[str, ...], samples: int, seconds: float, workers: int, journal: Path,
-    fresh: bool, out: Path | None,
+    variants: tuple[str, ...], of_modules: bool, samples: int, seconds: float, workers: int,
+    journal: Path, fresh: bool, out: Path | None,
 ) -> None:
     """Run OPS of torch's database (all of them by default) on simulated ranks."""
+    known = modules.modules() if of_modules else database()
+    variants = variants or (modules.VARIANTS if of_modules else ("", "inplace", "out"))
     if fresh:
         journal.unlink(missing_ok=True)
     book = Journal(journal)
-    unknown = [op for op in ops if op not in database()]
+    unknown = [op for op in ops if op not in known]
     if unknown:
         raise click.BadParameter(f"not in the database: {', '.join(unknown)}")
     jobs = [
         Job(system, op, dtype, variant, samples)
         for system in systems for dtype in dtypes for variant in variants
-        for op in (ops or database())
+        for op in (ops or known)
     ]
     done = book.done()
     left = run([job for job in jobs if job.key not in done], book, workers, seconds)

@@ -51,7 +51,7 @@ def judge(sample: Sample, expected: Dense, way: str, what: str) -> Verdict | Non
 
 
 def _judge(sample: Sample, expected: Dense, way: str, what: str) -> Verdict | None:
-    placed = laid_out(way, sample.tensors)
+    placed = laid_out(way, sample.tensors, sample.roles)
     if placed is None:
         return None
     abstract, layouts = placed

@@ -121,7 +121,7 @@ def _outcome(
 
 def judge(sample: Sample, expected: Dense, way: str, what: str) -> Verdict | None:
     """None where the way does not apply."""
-    placed = laid_out(way, sample.tensors)
+    placed = laid_out(way, sample.tensors, sample.roles)
     if placed is None:
         return None
     mesh, layouts = placed

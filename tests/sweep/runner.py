@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from tests.sweep import dtensor, judge
+from tests.sweep import dtensor, judge, modules
 from tests.sweep.journal import Found, Journal
 from tests.sweep.samples import DTYPES, samples_of
-from tests.sweep.ways import WAYS
+from tests.sweep.ways import ways_of
 
 __all__ = ["CALL_SECONDS", "JUDGES", "Job", "run"]
 
@@ -35,7 +35,10 @@ _CONTEXT = multiprocessing.get_context("spawn")
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """All samples of an entry in one dtype and variant ("", "inplace", "out"), up to `most`."""
+    """All samples of an entry in one dtype and variant, up to `most`.
+
+    Variants are "", "inplace", "out", and for modules those of `modules`.
+    """
 
     system: str
     op: str
@@ -145,12 +148,15 @@ def _work(pipe: Connection) -> None:
 
 
 def _samples(job: Job, broken: set[tuple[str, str]], pipe: Connection) -> None:
-    for sample in samples_of(job.op, DTYPES[job.dtype], job.most, job.variant):
+    make = modules.samples_of if job.variant in modules.VARIANTS else samples_of
+    for sample in make(job.op, DTYPES[job.dtype], job.most, job.variant):
         pipe.send(("at", sample.name, ""))
         expected = judge.dense(sample)
+        if expected is None and sample.roles:
+            expected = modules.drawn(sample)
         if expected is None:
             continue
-        for way in WAYS:
+        for way in ways_of(sample.roles):
             if (sample.name, way) in broken:
                 continue
             pipe.send(("at", sample.name, way))

@@ -33,7 +33,8 @@ class Sample:
     """One call: `fn` takes the tensors that the database's arguments hold, in their order.
 
     `wants_grad` says which of them require a gradient, `adds` whether an element of a result may
-    be a sum of many. `inplace`: the first operand is written to. `num_calls`: of the op.
+    be a sum of many. `inplace`: the first operand is written to. `num_calls`: of the op. `roles`:
+    of modules alone, what each tensor is.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Sample:
     adds: bool = True
     inplace: bool = False
     num_calls: int = 1
+    roles: tuple[str, ...] = ()
 
 
 @functools.cache

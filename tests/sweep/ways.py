@@ -10,7 +10,7 @@ from torch import Tensor
 
 from weft.core import Layout, Mesh, P
 
-__all__ = ["WAYS", "laid_out"]
+__all__ = ["MODULE_WAYS", "WAYS", "laid_out", "ways_of"]
 
 _PAIR, _THREE, _SQUARE = Mesh({"x": 2}), Mesh({"x": 3}), Mesh({"dp": 2, "tp": 2})
 
@@ -72,8 +72,50 @@ WAYS: dict[str, tuple[Mesh, Callable[[int], Way | None]]] = {
 """Name -> mesh, and what lays out the operand at a place; None leaves it plain."""
 
 
-def laid_out(way: str, tensors: tuple[Tensor, ...]) -> tuple[Mesh, list[Layout | None]] | None:
+def _whole(mesh: Mesh) -> Way:
+    return lambda tensor: Layout(mesh, tuple(tensor.shape), P())
+
+
+def _second(mesh: Mesh, axis: Any = "x") -> Way:
+    """Cut along dim 1, where channels are; a tensor of one dim along that."""
+    return lambda tensor: (
+        _cut(mesh, None, axis)(tensor) if tensor.dim() > 1 else _cut(mesh, axis)(tensor)
+    )
+
+
+_COLUMNS = _cut(_PAIR, "x", last=True)
+
+MODULE_WAYS: dict[str, tuple[Mesh, dict[str, Way]]] = {
+    "batch": (_PAIR, {"input": _ROWS}),
+    "batch ragged": (_THREE, {"input": _ragged, "parameter": _whole(_THREE),
+                              "buffer": _whole(_THREE)}),
+    "channels": (_PAIR, {"input": _second(_PAIR), "parameter": _ROWS, "buffer": _ROWS}),
+    "channels uneven": (_THREE, {"input": _second(_THREE)}),
+    "rows": (_PAIR, {"input": _ROWS, "parameter": _ROWS, "buffer": _ROWS}),
+    "last": (_PAIR, {"input": _COLUMNS, "parameter": _COLUMNS}),
+    "middle": (_PAIR, {"input": _middle}),
+    "square": (_SQUARE, {"input": _cut(_SQUARE, "dp", "tp"), "parameter": _cut(_SQUARE, "tp"),
+                         "buffer": _cut(_SQUARE, "tp")}),
+    "batch and weights": (_SQUARE, {"input": _cut(_SQUARE, "dp"), "parameter": _cut(_SQUARE, "tp"),
+                                    "buffer": _whole(_SQUARE)}),
+    "order": (_SQUARE, {"input": _cut(_SQUARE, None, ("tp", "dp"))}),
+    "weights": (_PAIR, {"parameter": _ROWS}),
+    "partial": (_PAIR, {"input": _partial, "parameter": _whole(_PAIR)}),
+}
+"""Of modules: what lays out inputs, parameters and buffers; those not named stay plain."""
+
+
+def ways_of(roles: tuple[str, ...]) -> list[str]:
+    """The names of the ways, of a module or an op."""
+    return list(MODULE_WAYS if roles else WAYS)
+
+
+def laid_out(
+    way: str, tensors: tuple[Tensor, ...], roles: tuple[str, ...] = ()
+) -> tuple[Mesh, list[Layout | None]] | None:
     """The mesh and a layout per tensor; None where the way is no other than one before it."""
+    if roles:
+        return _module_laid_out(way, tensors, roles)
     mesh, pick = WAYS[way]
     ways = [pick(place) for place in range(len(tensors))]
     layouts = [None if lay is None else lay(tensor) for lay, tensor in zip(ways, tensors)]
@@ -88,3 +130,19 @@ def laid_out(way: str, tensors: tuple[Tensor, ...]) -> tuple[Mesh, list[Layout |
     if (way == "last" and largest < 2) or (way == "middle" and largest < 3):
         return None
     return mesh, layouts
+
+
+def _module_laid_out(
+    way: str, tensors: tuple[Tensor, ...], roles: tuple[str, ...]
+) -> tuple[Mesh, list[Layout | None]] | None:
+    mesh, pick = MODULE_WAYS[way]
+    if not set(roles) & set(pick):
+        return None
+    inputs = [tensor for tensor, role in zip(tensors, roles) if role == "input"]
+    largest = max(tensor.dim() for tensor in inputs)
+    if largest < {"middle": 3, "last": 2, "channels": 2, "channels uneven": 2, "order": 2}.get(
+        way, 0
+    ):
+        return None
+    ways = [pick.get(role) for role in roles]
+    return mesh, [None if lay is None else lay(tensor) for lay, tensor in zip(ways, tensors)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from weft.core import Layout
-from weft.ops import loss, margins, normalize
+from weft.ops import grouped, loss, margins, normalize, statistics
 from weft.ops.algorithm import Algorithm, Composite, Local, Lookup
 from weft.ops.blocks import logsum, moments, places, reduce, scan
 from weft.ops.indexing import composed, pick, read, shifts, write
@@ -22,6 +22,14 @@ TABLE: dict[str, Lookup] = {
     "aten._safe_softmax.default": normalize.softmax_lookup,
     "aten.layer_norm.default": normalize.layer_norm_lookup,
     "aten.rms_norm.default": normalize.rms_norm_lookup,
+    "aten.batch_norm.default": statistics.batch_norm_lookup,
+    "aten.instance_norm.default": statistics.instance_norm_lookup,
+    "aten.group_norm.default": statistics.group_norm_lookup,
+    **{f"aten.{name}": grouped.convolution_lookup for name in (
+        "conv1d.default", "conv1d.padding", "conv2d.default", "conv2d.padding", "conv3d.default",
+        "conv3d.padding", "conv_transpose1d.default", "conv_transpose2d.input",
+        "conv_transpose3d.input", "convolution.default",
+    )},
     "aten.mean.default": reduce.mean_lookup,
     "aten.mean.dim": reduce.mean_lookup,
     "aten.amax.default": reduce.amax_lookup,

@@ -25,9 +25,13 @@ class Composite:
     Of lengths it may branch on 0 and 1 alone. Numbers that it computes from lengths are noticed,
     because they are others where the length is: by sums, products and quotients, that is, and not
     by a maximum over lengths.
+
+    One that `writes` changes operands, running statistics, in place: it takes the tensors as they
+    are, under autocast too.
     """
 
     function: Callable[..., Any]
+    writes: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -176,6 +176,30 @@ def _group_norm(call: Call) -> Rule:
     )
 
 
+def _batch_norm(call: Call) -> Rule | None:
+    """`batch_norm(x, ...)` in evaluation: element by element, with numbers per channel."""
+    if call.args[5]:
+        return None
+    shape = call.tensors[0].shape
+    kinds = dims(len(shape))
+    return Rule(
+        (kinds,) + ((kinds[1],),) * (len(call.tensors) - 1), (kinds,),
+        dict(zip(names(len(shape)), shape)), nonempty=frozenset(kinds[1]),
+    )
+
+
+def _instance_norm(call: Call) -> Rule | None:
+    """`instance_norm(x, ...)`: each channel of each sample by itself, positions whole."""
+    shape = call.tensors[0].shape
+    if call.args[3] is not None or call.args[4] is not None:
+        return None  # running statistics are of all samples
+    kinds, factors = dims(len(shape)), names(len(shape))
+    return Rule(
+        (kinds,) + ((kinds[1],),) * (len(call.tensors) - 1), (kinds,),
+        dict(zip(factors, shape)), whole=frozenset(factors[2:]), nonempty=frozenset(factors),
+    )
+
+
 def _cross_entropy(call: Call) -> Rule | None:
     """`cross_entropy_loss` without reduction: classes whole, samples and positions pass."""
     source, target, *weight = call.tensors
@@ -240,6 +264,8 @@ RULES: dict[str, Callable[[Call], Rule | None]] = {
     "aten.layer_norm": _normalized(1),
     "aten.native_layer_norm": _normalized(3),
     "aten.rms_norm": _normalized(1),
+    "aten.batch_norm": _batch_norm,
+    "aten.instance_norm": _instance_norm,
     "aten.group_norm": _group_norm,
     "aten.cross_entropy_loss": _cross_entropy,
 }

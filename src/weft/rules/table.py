@@ -15,6 +15,7 @@ from weft.rules import (
     pointwise,
     reduction,
     view,
+    windows,
 )
 from weft.rules.factors import packet
 from weft.rules.notation import Call, Decision, Rule
@@ -23,7 +24,7 @@ __all__ = ["DECISIONS", "RULES", "covers", "lookup", "numbers_flow"]
 
 _RULES: Mapping[str, Callable[[Call], Rule | None]] = {
     **pointwise.RULES, **reduction.RULES, **contraction.RULES, **view.RULES, **index.RULES,
-    **count.RULES, **batched.RULES,
+    **count.RULES, **batched.RULES, **windows.RULES,
 }
 _DECISIONS: Mapping[str, Callable[[Call, Sequence[Layout]], Decision | Rule | None]] = {
     **pointwise.DECISIONS, **index.DECISIONS, **placed.DECISIONS,

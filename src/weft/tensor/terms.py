@@ -15,7 +15,9 @@ because a hook sees one gradient per backward, the sum over all uses. A hook tha
 there are terms already is put off: what the engine has found for the leaf itself is held back, and
 joins the terms, with which the hook sees it when the backward is over.
 
-All ranks run the same graph, so terms arrive in the same order everywhere.
+Terms are reduced in the order in which the forward made them, which all ranks share. They need not
+arrive in it: of an operand without elements torch's own ops may make another graph, in which the
+gradients of two leaves come the other way round.
 
 Who holds whom: a graph holds `seen`, its hook the `Term`, that the leaf. A `Term` holds `seen`
 weakly, else none of them would ever be freed: torch shows no cycle through a hook to Python's
@@ -24,6 +26,7 @@ collector. Nothing is written on the leaf itself, which users pickle and copy.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -60,6 +63,8 @@ class _Leaf:
 
 _LEAVES: Any = WeakTensorKeyDictionary()
 
+_MADE = itertools.count()
+
 
 class Term:
     """A leaf as those computations see it that vary over the axes of `transition`, an I -> R.
@@ -68,7 +73,7 @@ class Term:
     axes over which it becomes a term that another coordinate keeps).
     """
 
-    __slots__ = ("__weakref__", "_seen", "address", "leaf", "local", "note", "transition")
+    __slots__ = ("__weakref__", "_seen", "address", "leaf", "local", "note", "number", "transition")
 
     def __init__(
         self, leaf: _Leaf, local: Tensor, transition: Transition, seen: Tensor
@@ -76,6 +81,7 @@ class Term:
         self.leaf, self.local, self.transition = leaf, local, transition
         self.address: int | None = local.data_ptr()
         self.note = traffic.note()
+        self.number = next(_MADE)
         self._seen = TensorWeakRef(seen)
 
     @property
@@ -288,6 +294,7 @@ class Backward:
         """The end of a task."""
         found = self.found.pop(task)
         arrived = [(term, seen) for term, seen in found.terms if seen.grad is not None]
+        arrived.sort(key=lambda one: one[0].number)
         totals = list(_of_leaves(*self._reduce(arrived)))
         for local, whole in _joined(found.held, totals) if found.held else totals:
             accumulate(local, whole, found.creates_graph)

@@ -146,6 +146,8 @@ def _composite(composite: ops.Composite, builder: Builder) -> tuple[Recipe, Size
     """What carries out an op that is composed of others, and how it does for other lengths."""
     op, trace = builder.op, builder.trace
     parts = composite if isinstance(composite, Parts) else None
+    if composite.writes:
+        return Function(_on_tensors(composite.function, builder)), None
     if parts is None and torch.is_autocast_enabled(builder.mesh.device.type):
         function = as_autocast(composite.function, op, trace, builder.mesh.device.type)
         return Function(_on_tensors(function, builder)), None

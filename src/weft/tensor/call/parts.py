@@ -6,7 +6,7 @@ Where one of them is not covered, the op is carried out whole.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -22,7 +22,7 @@ __all__ = ["Parts", "parts_of"]
 class Parts(ops.Composite):
     """What torch composes an op of; `trace` has the ops, its first slots are the call's tensors."""
 
-    trace: Trace
+    trace: Trace = field(kw_only=True)
 
 
 def parts_of(op: Op, metas: Sequence[torch.Tensor], device_type: str) -> Parts | None:
@@ -48,7 +48,7 @@ def parts_of(op: Op, metas: Sequence[torch.Tensor], device_type: str) -> Parts |
     except NotCapturable:
         return None
     covered = bool(trace.ops) and all(_is_covered(one, trace, device_type) for one in trace.ops)
-    return Parts(overload.decompose, trace) if covered else None
+    return Parts(overload.decompose, trace=trace) if covered else None
 
 
 def _is_covered(op: Op, trace: Trace, device_type: str) -> bool:

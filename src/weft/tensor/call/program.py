@@ -135,6 +135,8 @@ class Composer:
             out = self.add(made.trace, {at: Slot(at) for at in range(len(builder.tensors))})
             return None if out is None else slots_of(out)
         if isinstance(made, ops.Composite):
+            if made.writes:
+                return None
             if torch.is_autocast_enabled(self.device.type):
                 return None  # what it is composed of runs without
             out = self.composed(made.function, op)

@@ -14,6 +14,7 @@ import torch
 
 from weft.tensor.call.random.dropout import DROPOUT
 from weft.tensor.call.random.fills import FILLS
+from weft.tensor.call.random.recurrent import RECURRENT
 from weft.tensor.call.random.samplers import SAMPLERS
 from weft.tensor.call.recipe import Function
 from weft.tensor.placing.draw import Sample, draw_into
@@ -23,7 +24,7 @@ from weft.tensor.trace.trees import fill, flatten
 
 __all__ = ["recipe"]
 
-_OPS: dict[str, Callable[..., Any]] = {**SAMPLERS, **DROPOUT}
+_OPS: dict[str, Callable[..., Any]] = {**SAMPLERS, **DROPOUT, **RECURRENT}
 
 
 def recipe(trace: Trace, is_leaf: bool) -> Function | None:
