@@ -25,6 +25,7 @@ from weft.errors import (
     WeftError,
     WeftWarning,
 )
+from weft.local import collectives, local_map
 from weft.nn import distribute_module
 from weft.own import register_handler, register_rule, unregister_handler, unregister_rule
 from weft.planner import Link, Links, plan, set_links
@@ -58,9 +59,9 @@ __all__ = [
     "Links", "Mesh", "MeshError", "ModuleError", "Partial", "Placement", "PlacementError",
     "Replicate", "Shard", "ShardTensor", "ShardTypeError", "StrictError", "StridedShard",
     "UnsupportedOpError", "WeftError", "WeftWarning", "arange", "as_bound_mesh",
-    "cache_clear", "cache_info", "current_mesh", "debug", "distribute_module",
-    "distribute_tensor", "empty", "explain", "fork_rng", "full", "init_mesh", "manual_seed",
-    "measure_links", "ones", "plan", "rand", "randint", "randn", "randperm",
+    "cache_clear", "cache_info", "collectives", "current_mesh", "debug", "distribute_module",
+    "distribute_tensor", "empty", "explain", "fork_rng", "full", "init_mesh", "local_map",
+    "manual_seed", "measure_links", "ones", "plan", "rand", "randint", "randn", "randperm",
     "register_handler", "register_rule", "rng_state", "scatter_tensor", "set_links",
     "set_rng_state", "show", "strict", "testing", "unregister_handler", "unregister_rule",
     "zeros",

@@ -22,8 +22,8 @@ from weft.transport.transition import Transition
 
 __all__ = [
     "STRICT", "check_plain", "check_strict", "check_summaries", "check_traced",
-    "check_transforms", "debug", "explain", "is_strict", "num_dispatch_modes", "source_line",
-    "strict", "tracing", "transforms",
+    "check_transforms", "debug", "explain", "inside_region", "is_strict", "num_dispatch_modes",
+    "source_line", "strict", "tracing", "transforms", "warn",
 ]
 
 _STATE = threading.local()
@@ -78,6 +78,19 @@ def strict(enabled: bool = True) -> Iterator[None]:
 
 def is_strict() -> bool:
     return getattr(_STATE, "strict", False)
+
+
+@contextmanager
+def inside_region(name: str) -> Iterator[None]:
+    """Inside, plain tensors are a rank's own: none is taken as replicated."""
+    before = getattr(_STATE, "region", None)
+    _STATE.region = name
+    STRICT.change(True)
+    try:
+        yield
+    finally:
+        _STATE.region = before
+        STRICT.change(-1)
 
 
 def explain() -> AbstractContextManager[traffic.Log]:
@@ -156,20 +169,29 @@ def check_transforms(op: str) -> None:
 
 
 def check_plain(op: str, tensors: Sequence[torch.Tensor]) -> None:
-    """Raise when strict mode forbids the plain tensors among these operands.
+    """Raise when strict mode, or a region of local tensors, forbids the plain tensors among these
+    operands.
 
     A plain 0-dim tensor without gradient is a number.
 
     Raises:
-        StrictError: some are plain.
+        StrictError: some are plain. UnsupportedOpError: they are a rank's own.
     """
-    if not is_strict():
+    region = getattr(_STATE, "region", None)
+    if not is_strict() and region is None:
         return
     plain = [
         tuple(tensor.shape) for tensor in tensors
         if type(tensor) in (torch.Tensor, torch.nn.Parameter)
         and (tensor.dim() or tensor.requires_grad)
     ]
+    if plain and region is not None:
+        raise UnsupportedOpError(
+            message(op, f"at {source_line()} a ShardTensor meets {len(plain)} plain tensors inside "
+                    f"{region}", "inside, plain tensors are a rank's own blocks, elsewhere they "
+                    "are the same on every rank", [f"shape {shape}" for shape in plain],
+                    "give the ShardTensor to the function, with a spec; or x.to_local()")
+        )
     if plain:
         raise StrictError(
             message(op, f"at {source_line()} {len(plain)} plain tensors are taken as replicated",

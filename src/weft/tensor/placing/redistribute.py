@@ -22,8 +22,8 @@ from weft.transport.in_flight import landed
 from weft.transport.transition import Transition, gradient_through
 
 __all__ = [
-    "full_tensor", "gathered", "offsets", "redistribute", "redistribute_to", "to_local",
-    "to_replicated",
+    "copied_on_write", "full_tensor", "gathered", "offsets", "redistribute", "redistribute_to",
+    "to_local", "to_replicated",
 ]
 
 
@@ -105,11 +105,12 @@ class _Move:
 def _as_value(tensor: ShardTensor, out: ShardTensor) -> ShardTensor:
     """`out`; where it shares memory with `tensor`, the first write to either copies."""
     if out._local is tensor._local or _shares(out._local, tensor._local):
-        return wrap(_copied_on_write(out._local), out._meta)
+        return wrap(copied_on_write(out._local), out._meta)
     return out
 
 
-def _copied_on_write(local: torch.Tensor) -> torch.Tensor:
+def copied_on_write(local: torch.Tensor) -> torch.Tensor:
+    """The same values; the first write to either copies."""
     try:
         return torch._lazy_clone(local)
     except RuntimeError:  # memory that is not torch's own (from_numpy, from_dlpack)

@@ -1,0 +1,6 @@
+"""Regions of a program on local tensors, with collectives of their own."""
+
+from weft.local import collectives
+from weft.local.local_map import local_map
+
+__all__ = ["collectives", "local_map"]

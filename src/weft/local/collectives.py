@@ -1,0 +1,226 @@
+"""Collectives on local tensors, differentiable: what hand-written parallel code sends.
+
+They run over axes of a mesh (by default that of the innermost `local_map`, else the current mesh),
+on plain tensors. What the ranks compute from a result varies, so a result that is equal on all of
+them has a gradient that is the sum over the ranks: `psum` is an all-reduce both ways, `all_gather`
+is reduce-scattered, as in JAX's `jax.lax` under `shard_map`. All ranks along the axes call the same
+collectives in the same order; under `weft.debug()` they compare what they ask for.
+
+Each is a transition between two layouts of the tensor that the ranks hold together, planned and
+carried out like every other. Lengths may differ between ranks where a dim is put together from
+theirs: they are exchanged first, unless `sizes` tells them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from weft.comm import BoundMesh
+from weft.core import Layout, P
+from weft.errors import LayoutError, message
+from weft.local.permute import Permute, as_pairs, received
+from weft.local.region import Axes, axes_of, mesh_of_region
+from weft.tensor.placing.enter import transition_between
+
+__all__ = [
+    "all_gather", "all_to_all", "axis_index", "axis_size", "pmax", "pmean", "pmin", "ppermute",
+    "psum", "reduce_scatter",
+]
+
+
+def axis_index(axes: Axes, *, mesh: Any = None) -> int:
+    """This rank's place along the axes, the first the most significant."""
+    _, sub = _along(mesh, axes, "axis_index")
+    assert sub.here is not None
+    return sub.position(sub.here)
+
+
+def axis_size(axes: Axes, *, mesh: Any = None) -> int:
+    """The number of ranks along the axes."""
+    return _along(mesh, axes, "axis_size")[1].size()
+
+
+def psum(x: Tensor, axes: Axes, *, mesh: Any = None) -> Tensor:
+    """The sum of every rank's `x`, of one shape everywhere, on all of them."""
+    return _reduced(x, axes, "sum", mesh, "psum")
+
+
+def pmean(x: Tensor, axes: Axes, *, mesh: Any = None) -> Tensor:
+    """The mean of every rank's `x`, of one shape everywhere, on all of them."""
+    return _reduced(x, axes, "avg", mesh, "pmean")
+
+
+def pmax(x: Tensor, axes: Axes, *, mesh: Any = None) -> Tensor:
+    """The elementwise maximum of every rank's `x`; it has no gradient (as `jax.lax.pmax`)."""
+    return _reduced(x, axes, "max", mesh, "pmax")
+
+
+def pmin(x: Tensor, axes: Axes, *, mesh: Any = None) -> Tensor:
+    """The elementwise minimum of every rank's `x`; it has no gradient (as `jax.lax.pmin`)."""
+    return _reduced(x, axes, "min", mesh, "pmin")
+
+
+def all_gather(
+    x: Tensor, axes: Axes, dim: int = 0, *, tiled: bool = True,
+    sizes: Sequence[int] | None = None, mesh: Any = None,
+) -> Tensor:
+    """Every rank's `x`, one after the other along `dim`.
+
+    Args:
+        x: this rank's block; only its length along `dim` may differ from the others'.
+        axes: the mesh axes that it is gathered over.
+        dim: where blocks are put together.
+        tiled: False stacks them along a new dim instead.
+        sizes: the length along `dim` of every rank's block, in order; None asks the ranks.
+    """
+    if not tiled:
+        x, sizes = x.unsqueeze(dim), (1,) * axis_size(axes, mesh=mesh)
+        dim = dim if dim >= 0 else dim + x.ndim
+    _, sub = _along(mesh, axes, "all_gather")
+    dim = _dim(x, dim, "all_gather")
+    src = _cut(sub, x, dim, sizes, "all_gather")
+    return _moved(x, sub, src, Layout.replicated(sub.abstract, src.shape))
+
+
+def reduce_scatter(
+    x: Tensor, axes: Axes, dim: int = 0, *, tiled: bool = True,
+    sizes: Sequence[int] | None = None, mesh: Any = None,
+) -> Tensor:
+    """This rank's block along `dim` of the sum of every rank's `x` (JAX's `psum_scatter`).
+
+    Args:
+        x: of one shape everywhere.
+        axes: the mesh axes that it is summed and scattered over.
+        dim: what is scattered.
+        tiled: False takes one index of `dim` for each rank, and drops the dim.
+        sizes: the lengths of the blocks, in order; None cuts as `torch.chunk` with empty blocks at
+            the end: where the number of ranks does not divide the length, the last get less.
+    """
+    _, sub = _along(mesh, axes, "reduce_scatter")
+    dim = _dim(x, dim, "reduce_scatter")
+    if not tiled and x.shape[dim] != sub.size():
+        raise LayoutError(
+            message("reduce_scatter(tiled=False)", f"dim {dim} has length {x.shape[dim]}, and "
+                    f"there are {sub.size()} ranks along {axes!r}", "each rank takes one index of "
+                    "the dim", [tuple(x.shape)], "reduce_scatter(x, axes, dim)")
+        )
+    src = Layout.replicated(sub.abstract, x.shape).replace(partial=("sum",) * sub.ndim)
+    out = _moved(x, sub, src, _cut_whole(sub, x.shape, dim, sizes, "reduce_scatter"))
+    return out if tiled else out.squeeze(dim)
+
+
+def all_to_all(
+    x: Tensor, axes: Axes, split_dim: int, concat_dim: int, *,
+    sizes: Sequence[int] | None = None, split_sizes: Sequence[int] | None = None,
+    mesh: Any = None,
+) -> Tensor:
+    """Every rank's block along `split_dim`, from blocks along `concat_dim`.
+
+    `x` is cut along `split_dim`, the pieces go to the ranks in order, and what comes is put
+    together along `concat_dim`: the tensor that was cut along one dim is cut along the other.
+
+    Args:
+        x: this rank's block; only its length along `concat_dim` may differ from the others'.
+        axes: the mesh axes that it is exchanged over.
+        split_dim, concat_dim: which dim is cut afterwards, and which is cut now.
+        sizes: the length along `concat_dim` of every rank's block, in order; None asks the ranks.
+        split_sizes: the lengths of the pieces; None as in `reduce_scatter`.
+    """
+    _, sub = _along(mesh, axes, "all_to_all")
+    split, concat = (_dim(x, dim, "all_to_all") for dim in (split_dim, concat_dim))
+    src = _cut(sub, x, concat, sizes, "all_to_all")
+    return _moved(x, sub, src, _cut_whole(sub, src.shape, split, split_sizes, "all_to_all"))
+
+
+def ppermute(
+    x: Tensor, axes: Axes, perm: Sequence[tuple[int, int]], *,
+    shapes: Sequence[Sequence[int]] | None = None, mesh: Any = None,
+) -> Tensor:
+    """The `x` of the rank that sends to this one; zeros of `x`'s shape where none does.
+
+    Args:
+        x: what this rank sends; shapes may differ between the ranks, dtypes must not.
+        axes: the mesh axes whose ranks take part.
+        perm: pairs (from, to) of places along the axes, no place twice on a side.
+        shapes: the shape of every rank's `x`, in order; None asks the ranks.
+
+    Raises:
+        LayoutError: pairs that are no part of a permutation.
+    """
+    _, sub = _along(mesh, axes, "ppermute")
+    pairs = as_pairs(perm, sub.size())
+    comm = sub.comm(tuple(range(sub.ndim)))
+    known = [tuple(shape) for shape in shapes or comm.exchange(tuple(x.shape))]  # type: ignore
+    return Permute.apply(x, comm, pairs, known, received(pairs, known))  # type: ignore
+
+
+def _along(mesh: Any, axes: Axes, call: str) -> tuple[BoundMesh, BoundMesh]:
+    """The mesh, and that of these axes alone, in their order, through this rank."""
+    whole = mesh_of_region(mesh)
+    numbers = axes_of(whole, axes, call)
+    known = whole.cache.setdefault("along", {})
+    if numbers not in known:
+        whole.comm(numbers)  # raises outside the mesh; all rows of the mesh make their groups
+        known[numbers] = whole[tuple(whole.axis_names[axis] for axis in numbers)]
+    return whole, known[numbers]
+
+
+def _reduced(x: Tensor, axes: Axes, kind: str, mesh: Any, call: str) -> Tensor:
+    _, sub = _along(mesh, axes, call)
+    whole = Layout.replicated(sub.abstract, x.shape)
+    return _moved(x, sub, whole.replace(partial=(kind,) * sub.ndim), whole)
+
+
+def _moved(x: Tensor, sub: BoundMesh, src: Layout, dst: Layout) -> Tensor:
+    src.check_dtype(str(x.dtype).removeprefix("torch."))
+    varying = frozenset(range(sub.ndim)) if dst.is_replicated else frozenset()
+    move = transition_between(sub, src, dst, frozenset(), varying)
+    return x.clone() if move is None else move(x)
+
+
+def _dim(x: Tensor, dim: int, call: str) -> int:
+    if not -x.ndim <= dim < x.ndim:
+        raise LayoutError(
+            message(f"{call}(dim={dim})", f"x has {x.ndim} dims", "a dim is one of the tensor's",
+                    [dim], f"one of {list(range(x.ndim))}")
+        )
+    return dim % x.ndim
+
+
+def _cut(
+    sub: BoundMesh, x: Tensor, dim: int, sizes: Sequence[int] | None, call: str
+) -> Layout:
+    """The layout of a tensor whose blocks along a dim are the ranks' own.
+
+    Raises:
+        LayoutError: on all ranks, when other lengths, or the dtypes, differ between them.
+    """
+    mine = (tuple(x.shape), str(x.dtype))
+    all_of = [mine] * sub.size()
+    if sizes is None:
+        all_of = sub.comm(tuple(range(sub.ndim))).exchange(mine)
+        sizes = [shape[dim] if dim < len(shape) else -1 for shape, _ in all_of]  # type: ignore
+        others = {(*shape[:dim], "*", *shape[dim + 1:], dtype) for shape, dtype in all_of}  # type: ignore
+        if len(others) > 1:
+            raise LayoutError(
+                message(f"{call}(dim={dim})", f"{len(others)} different blocks along axes "
+                        f"{sub.axis_names}", "blocks differ in their length along that dim alone",
+                        [f"place {at}: {shape} {dtype}"
+                         for at, (shape, dtype) in enumerate(all_of)],  # type: ignore[misc]
+                        "pad or reshape them before the call")
+            )
+    shape = list(x.shape)
+    shape[dim] = sum(sizes)
+    return _cut_whole(sub, shape, dim, sizes, call)
+
+
+def _cut_whole(
+    sub: BoundMesh, shape: Sequence[int], dim: int, sizes: Sequence[int] | None, call: str
+) -> Layout:
+    spec = P(*[None] * dim, tuple(range(sub.ndim)))
+    return Layout(
+        sub.abstract, shape, spec, sizes={dim: "flat" if sizes is None else tuple(sizes)}
+    )

@@ -1,0 +1,78 @@
+"""Blocks sent from rank to rank by pairs: the one collective that is no change of layout."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.comm import Communicator
+from weft.errors import LayoutError, message
+
+__all__ = ["Pairs", "Permute", "as_pairs", "received"]
+
+Pairs = tuple[tuple[int, int], ...]
+"""(from, to), places in a group."""
+
+Shapes = Sequence[tuple[int, ...]]
+
+
+def as_pairs(perm: Sequence[tuple[int, int]], size: int) -> Pairs:
+    """The pairs, checked.
+
+    Raises:
+        LayoutError: a place that is not there, or twice on one side.
+    """
+    pairs = tuple((int(source), int(target)) for source, target in perm)
+    outside = [pair for pair in pairs if not all(0 <= place < size for place in pair)]
+    twice = [
+        pair for side in (0, 1) for pair in pairs
+        if sum(other[side] == pair[side] for other in pairs) > 1
+    ]
+    if outside or twice:
+        raise LayoutError(
+            message("ppermute(perm)", f"{len(outside)} pairs name no place of 0 to {size - 1}, "
+                    f"{len(set(twice))} name a place that another pair names on the same side",
+                    "each place sends to one place at most and receives from one at most",
+                    [*outside, *dict.fromkeys(twice)],
+                    f"[(i, (i + 1) % {size}) for i in range({size})]")
+        )
+    return pairs
+
+
+def received(pairs: Pairs, shapes: Shapes) -> list[tuple[int, ...]]:
+    """The shape of what each place has afterwards: its source's, or its own where none sends."""
+    sources = {target: source for source, target in pairs}
+    return [shapes[sources.get(place, place)] for place in range(len(shapes))]
+
+
+class Permute(torch.autograd.Function):
+    """Its backward sends the gradients back.
+
+    `before` and `after` are the shapes of every place's argument and result.
+    """
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, x: Tensor, comm: Communicator, pairs: Pairs, before: Shapes, after: Shapes
+    ) -> Tensor:
+        ctx.comm, ctx.pairs, ctx.before, ctx.after = comm, pairs, before, after
+        me = comm.index
+        targets = [target for source, target in pairs if source == me]
+        sources = [source for source, target in pairs if target == me]
+        send, recv = [0] * comm.size, [0] * comm.size
+        for target in targets:
+            send[target] = math.prod(before[me])
+        for source in sources:
+            recv[source] = math.prod(before[source])
+        flat = x.reshape(-1).contiguous() if targets else x.new_empty(0)
+        got = comm.all_to_all(flat, send, recv)
+        return got.view(after[me]) if sources else x.new_zeros(after[me])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        back = tuple((target, source) for source, target in ctx.pairs)
+        return Permute.apply(grad, ctx.comm, back, ctx.after, ctx.before), None, None, None, None

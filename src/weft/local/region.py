@@ -1,0 +1,55 @@
+"""Where code runs on local tensors: the mesh of the innermost region of this thread."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from weft.comm import BoundMesh, as_bound_mesh
+from weft.core import AxisName
+
+__all__ = ["Axes", "axes_of", "mesh_of_region", "region"]
+
+Axes = AxisName | int | tuple[AxisName | int, ...]
+"""One mesh axis, by name or number, or several, major to minor."""
+
+
+class _Regions(threading.local):
+    def __init__(self) -> None:
+        self.meshes: list[BoundMesh] = []
+
+
+_REGIONS = _Regions()
+
+
+@contextmanager
+def region(mesh: BoundMesh) -> Iterator[None]:
+    """Inside, collectives run over the axes of this mesh."""
+    _REGIONS.meshes.append(mesh)
+    try:
+        yield
+    finally:
+        _REGIONS.meshes.pop()
+
+
+def mesh_of_region(mesh: Any = None) -> BoundMesh:
+    """A mesh that was given, the innermost region's, or the current one.
+
+    Raises:
+        MeshError: there is none of them.
+    """
+    if mesh is None and _REGIONS.meshes:
+        return _REGIONS.meshes[-1]
+    return as_bound_mesh(mesh)
+
+
+def axes_of(mesh: BoundMesh, axes: Axes, call: str) -> tuple[int, ...]:
+    """Axes by number, in the order given.
+
+    Raises:
+        MeshError: an axis that the mesh does not have, or one twice.
+    """
+    given = axes if isinstance(axes, tuple) else (axes,)
+    return mesh.axes(given, call)

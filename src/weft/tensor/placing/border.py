@@ -1,0 +1,69 @@
+"""The border between ShardTensors and code that computes on local tensors, each rank its own way.
+
+Inside, what a rank computes varies over every axis of the mesh. So by the gradient rule an operand
+that is replicated over an axis enters there through I -> R, whose backward sums what the ranks
+find, and a result that is replicated over an axis leaves through R -> I, whose backward gives the
+gradient to one coordinate: the ranks have computed one value together, and it counts once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from weft.comm import BoundMesh
+from weft.core import Layout
+from weft.errors import PlacementError, message
+from weft.tensor.placing.enter import Named, enter, transition_between
+from weft.tensor.placing.from_local import from_local
+from weft.tensor.placing.layouts import as_layout, as_sharded
+from weft.tensor.placing.redistribute import copied_on_write, redistribute_to
+from weft.tensor.shard_tensor import ShardTensor, wrap
+from weft.tensor.views.moved import plain
+from weft.transport.in_flight import landed
+
+__all__ = ["into_local", "out_of_local"]
+
+
+def into_local(x: torch.Tensor, mesh: BoundMesh, placements: Any, call: str) -> torch.Tensor:
+    """This rank's block of `x` in the layout that is asked for, as a value of its own.
+
+    Raises:
+        PlacementError: the layout is partial: a function of terms is none of their sum.
+    """
+    layout = as_layout(mesh, x.shape, placements)
+    if layout.is_partial:
+        raise PlacementError(
+            message(f"{call}(in_specs)", f"a tensor of shape {tuple(x.shape)} is asked for as "
+                    f"{layout}", "inside, a rank computes on blocks of values; a function of terms "
+                    "is no function of their sum", [str(layout)],
+                    "P(...) for the block that a rank needs")
+        )
+    sharded = redistribute_to(as_sharded(x, mesh), layout, call)
+    seen = transition_between(mesh, layout, layout, frozenset(), _replicated(layout))
+    if seen is not None and sharded.requires_grad and torch.is_grad_enabled():
+        local = enter(sharded, seen, Named(call))
+    else:
+        local = plain(landed(sharded._local))
+    return copied_on_write(local)  # a rank that writes to its block changes no replica
+
+
+def out_of_local(
+    local: torch.Tensor, mesh: BoundMesh, placements: Any, *, shape: Any = None,
+    sizes: Any = "infer", run_check: bool = False,
+) -> ShardTensor:
+    """The ShardTensor of which every rank has computed its block."""
+    out = from_local(
+        local, mesh, placements, run_check=run_check, shape=shape, stride=None, sizes=sizes,
+        sharding_shapes=None, sync=False,
+    )
+    layout = out.layout
+    leave = transition_between(mesh, layout, layout, _replicated(layout), frozenset())
+    return out if leave is None else wrap(leave(out._local), out._meta)
+
+
+def _replicated(layout: Layout) -> frozenset[int]:
+    return frozenset(
+        axis for axis in range(layout.mesh.ndim) if layout.on(axis) is None
+    )
