@@ -141,6 +141,24 @@ def test_second_order() -> None:
     weft.testing.run(on_rank, mesh=MESH)
 
 
+def test_what_moves_is_told() -> None:
+    def on_rank(mesh: Any) -> list[tuple[str, str, int, str]]:
+        x = block(0, 6).requires_grad_()
+        with mesh, weft.explain() as log:
+            y = collectives.ppermute(x, "b", [(0, 1), (1, 2)])
+            collectives.all_gather(y, "a").sum().backward()
+        assert all(__file__ in event.line for event in log.events)
+        return [(one.op, one.collective, one.nbytes, one.direction) for one in log.events]
+
+    told = weft.testing.run(on_rank, mesh=MESH)
+    assert told[1] == [
+        ("ppermute", "AllToAll", 48, "forward"), ("all_gather", "AllGather", 48, "forward"),
+        ("all_gather", "ReduceScatter", 48, "backward"), ("ppermute", "AllToAll", 48, "backward"),
+    ]
+    assert [nbytes for _, _, nbytes, _ in told[3]] == [0, 48, 48, 48]
+    assert [nbytes for _, _, nbytes, _ in told[5]] == [48, 48, 48, 0]
+
+
 def test_extrema_places_and_sizes() -> None:
     def on_rank(mesh: Any) -> None:
         x = block(mesh.rank, 4)

@@ -14,16 +14,18 @@ theirs: they are exchanged first, unless `sizes` tells them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from torch import Tensor
 
-from weft.comm import BoundMesh
+from weft.comm import BoundMesh, source_line
 from weft.core import Layout, P
 from weft.errors import LayoutError, message
 from weft.local.permute import Permute, as_pairs, received
 from weft.local.region import Axes, axes_of, mesh_of_region
 from weft.tensor.placing.enter import transition_between
+from weft.transport import traffic
 
 __all__ = [
     "all_gather", "all_to_all", "axis_index", "axis_size", "pmax", "pmean", "pmin", "ppermute",
@@ -82,7 +84,7 @@ def all_gather(
     _, sub = _along(mesh, axes, "all_gather")
     dim = _dim(x, dim, "all_gather")
     src = _cut(sub, x, dim, sizes, "all_gather")
-    return _moved(x, sub, src, Layout.replicated(sub.abstract, src.shape))
+    return _moved(x, sub, src, Layout.replicated(sub.abstract, src.shape), "all_gather")
 
 
 def reduce_scatter(
@@ -108,7 +110,8 @@ def reduce_scatter(
                     "the dim", [tuple(x.shape)], "reduce_scatter(x, axes, dim)")
         )
     src = Layout.replicated(sub.abstract, x.shape).replace(partial=("sum",) * sub.ndim)
-    out = _moved(x, sub, src, _cut_whole(sub, x.shape, dim, sizes, "reduce_scatter"))
+    dst = _cut_whole(sub, x.shape, dim, sizes, "reduce_scatter")
+    out = _moved(x, sub, src, dst, "reduce_scatter")
     return out if tiled else out.squeeze(dim)
 
 
@@ -132,7 +135,8 @@ def all_to_all(
     _, sub = _along(mesh, axes, "all_to_all")
     split, concat = (_dim(x, dim, "all_to_all") for dim in (split_dim, concat_dim))
     src = _cut(sub, x, concat, sizes, "all_to_all")
-    return _moved(x, sub, src, _cut_whole(sub, src.shape, split, split_sizes, "all_to_all"))
+    dst = _cut_whole(sub, src.shape, split, split_sizes, "all_to_all")
+    return _moved(x, sub, src, dst, "all_to_all")
 
 
 def ppermute(
@@ -154,7 +158,8 @@ def ppermute(
     pairs = as_pairs(perm, sub.size())
     comm = sub.comm(tuple(range(sub.ndim)))
     known = [tuple(shape) for shape in shapes or comm.exchange(tuple(x.shape))]  # type: ignore
-    return Permute.apply(x, comm, pairs, known, received(pairs, known))  # type: ignore
+    with _told("ppermute"):
+        return Permute.apply(x, comm, pairs, known, received(pairs, known))  # type: ignore
 
 
 def _along(mesh: Any, axes: Axes, call: str) -> tuple[BoundMesh, BoundMesh]:
@@ -171,14 +176,27 @@ def _along(mesh: Any, axes: Axes, call: str) -> tuple[BoundMesh, BoundMesh]:
 def _reduced(x: Tensor, axes: Axes, kind: str, mesh: Any, call: str) -> Tensor:
     _, sub = _along(mesh, axes, call)
     whole = Layout.replicated(sub.abstract, x.shape)
-    return _moved(x, sub, whole.replace(partial=(kind,) * sub.ndim), whole)
+    return _moved(x, sub, whole.replace(partial=(kind,) * sub.ndim), whole, call)
 
 
-def _moved(x: Tensor, sub: BoundMesh, src: Layout, dst: Layout) -> Tensor:
+def _told(call: str) -> AbstractContextManager[Any]:
+    """Names the call in what `weft.explain()` lists."""
+    if traffic.STATE.on:
+        return traffic.label(call, source_line(), "asked for")
+    return _UNTOLD
+
+
+_UNTOLD = nullcontext()
+
+
+def _moved(x: Tensor, sub: BoundMesh, src: Layout, dst: Layout, call: str) -> Tensor:
     src.check_dtype(str(x.dtype).removeprefix("torch."))
     varying = frozenset(range(sub.ndim)) if dst.is_replicated else frozenset()
     move = transition_between(sub, src, dst, frozenset(), varying)
-    return x.clone() if move is None else move(x)
+    if move is None:
+        return x.clone()
+    with _told(call):
+        return move(x)
 
 
 def _dim(x: Tensor, dim: int, call: str) -> int:

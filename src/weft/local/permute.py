@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from weft.comm import Communicator
 from weft.errors import LayoutError, message
+from weft.transport import traffic
 
 __all__ = ["Pairs", "Permute", "as_pairs", "received"]
 
@@ -60,6 +62,7 @@ class Permute(torch.autograd.Function):
         ctx: Any, x: Tensor, comm: Communicator, pairs: Pairs, before: Shapes, after: Shapes
     ) -> Tensor:
         ctx.comm, ctx.pairs, ctx.before, ctx.after = comm, pairs, before, after
+        ctx.note = traffic.note() if traffic.STATE.on else None
         me = comm.index
         targets = [target for source, target in pairs if source == me]
         sources = [source for source, target in pairs if target == me]
@@ -68,6 +71,8 @@ class Permute(torch.autograd.Function):
             send[target] = math.prod(before[me])
         for source in sources:
             recv[source] = math.prod(before[source])
+        traffic.emit("blocks by pairs", tuple(map(str, comm.axes)), "AllToAll",
+                     sum(recv) * x.element_size() * (sources != [me]))
         flat = x.reshape(-1).contiguous() if targets else x.new_empty(0)
         got = comm.all_to_all(flat, send, recv)
         return got.view(after[me]) if sources else x.new_zeros(after[me])
@@ -75,4 +80,6 @@ class Permute(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         back = tuple((target, source) for source, target in ctx.pairs)
-        return Permute.apply(grad, ctx.comm, back, ctx.after, ctx.before), None, None, None, None
+        with traffic.resume(ctx.note, "gradient of ppermute") if ctx.note else nullcontext():
+            found = Permute.apply(grad, ctx.comm, back, ctx.after, ctx.before)
+        return found, None, None, None, None
