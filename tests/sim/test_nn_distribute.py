@@ -248,6 +248,49 @@ def test_all_specs_that_do_not_fit_are_told() -> None:
     assert second.startswith("  and for bias: ") and "'pp'" in second
 
 
+def test_gradients_hooks_and_attributes_of_parameters_come_along() -> None:
+    def on_rank(mesh):
+        module = nn.Linear(3, 4)
+        module.weight.grad = torch.arange(12.0).view(4, 3)
+        module.weight.no_decay = True
+        seen = []
+        module.weight.register_hook(lambda grad: seen.append(tuple(grad.shape)))
+        module.bias.register_post_accumulate_grad_hook(lambda bias: seen.append(bias.grad.sum()))
+        weft.distribute_module(module, mesh, shardings={"weight": P("dp")})
+        assert module.weight.grad.spec == P("dp") and module.weight.no_decay
+        module(torch.ones(2, 3)).sum().backward()
+        assert torch.equal(
+            module.weight.grad.full_tensor(), torch.arange(12.0).view(4, 3) + 2)
+        assert [type(one) for one in seen].count(tuple) == 1 and len(seen) == 2
+
+    on_ranks(on_rank)
+
+
+def test_arguments_of_other_kinds() -> None:
+    def on_rank(mesh):
+        texts = []
+        for arguments in (
+            {"shardings": [P("dp")]}, {"activations": {0: P("dp")}}, {"activations": {"": "dp"}},
+            {"activations": {"": weft.nn.ColwiseParallel("tp")}}, {"activations": {"": P("pp")}},
+        ):
+            module = nn.Linear(3, 4)
+            with pytest.raises(weft.WeftError) as caught:
+                weft.distribute_module(module, mesh, **arguments)
+            assert type(module.weight) is nn.Parameter
+            texts.append(f"{type(caught.value).__name__}: {caught.value}".splitlines()[0])
+        weft.distribute_module(nn.Linear(3, 4), mesh, shardings={"bias": None})  # replicated
+        return texts
+
+    assert on_ranks(on_rank)[0] == [
+        "ShardTypeError: distribute_module(shardings=): [P('dp')] is of type list.",
+        "ShardTypeError: distribute_module(activations=): {0: P('dp')} is of type dict.",
+        "ShardTypeError: distribute_module(activations=): 'dp' is of type str.",
+        "ModuleError: distribute_module(activations=): ColwiseParallel('tp') cuts parameters, and "
+        "pins no activations.",
+        "MeshError: activations['']: 1 of 1 names fit none of the 2 axes of Mesh(dp=2, tp=2).",
+    ]
+
+
 def test_an_optimizer_built_before_distribution() -> None:
     def on_rank(mesh):
         module = nn.Linear(3, 4)
@@ -313,7 +356,7 @@ def test_a_pattern_that_matches_nothing_is_named() -> None:
 distribute_module(shardings=): 2 of 3 patterns match none of the 2 names of parameters and \
 buffers: weight, bias.
   Rule: every pattern matches at least one name.
-  Offenders: 'wieght', 'x.*'
+  Offenders: 'wieght' (near 'weight'), 'x.*'
   Fix: print([name for name, _ in module.named_parameters()])"""
 
 

@@ -103,6 +103,20 @@ def test_it_is_what_the_module_draws_itself() -> None:
         assert all(torch.equal(one[name], other[name]) for name in other)
 
 
+def test_what_a_module_does_to_its_parts_is_done_after_them() -> None:
+    """`nn.Transformer` draws all matrices anew, from wider ranges than its Linears."""
+    def on_rank(mesh: Any) -> dict[str, Tensor]:
+        module = laid(on_meta(LAYERS["Transformer"]), mesh)
+        torch.manual_seed(3)
+        return full_state(materialize(module))
+
+    torch.manual_seed(3)
+    dense = nn.Transformer(6, 2, 1, 1, 9, batch_first=True).state_dict()
+    name = "encoder.layers.0.linear1.weight"
+    for weight in (everywhere(on_rank)[name], dense[name]):
+        assert 6**-0.5 < weight.abs().max() <= (6 / (6 + 9)) ** 0.5
+
+
 class Largest(TorchDispatchMode):
     """The largest memory behind any result of any op of a rank."""
 

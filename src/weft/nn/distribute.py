@@ -17,7 +17,7 @@ from torch import nn
 from weft.comm import BoundMesh, as_bound_mesh
 from weft.core import Layout
 from weft.errors import ModuleError, WeftError, message
-from weft.nn.match import Matched, layouts_of, pins_of, refuse_idle
+from weft.nn.match import Matched, as_patterns, layouts_of, pins_of, refuse_idle
 from weft.nn.named import Named, named_tensors, places_of, put, refuse_lazy, set_where
 from weft.nn.optimizers import refuse_holders, replaced
 from weft.nn.pins import InputFn, OutputFn
@@ -49,9 +49,9 @@ def distribute_module(
 ) -> M:
     """Distribute a module's parameters and buffers over a mesh, in place; returns the module.
 
-    Parameters keep `requires_grad`, and one that has several names (tied weights) stays one
-    parameter. Tensors on the meta device stay there, laid out: see `materialize`.
-    `weft.nn.report(module)` says what became of each.
+    Parameters keep `requires_grad`, gradients, hooks and attributes, and one that has several names
+    (tied weights) stays one parameter. Tensors on the meta device stay there, laid out: see
+    `materialize`. `weft.nn.report(module)` says what became of each.
 
     Args:
         module: an ordinary module with full parameters, built alike on every rank.
@@ -86,7 +86,8 @@ def distribute_module(
         _partition(module, partition_fn, mesh)
     tensors = named_tensors(module)
     refuse_lazy("distribute_module(module)", tensors)
-    shardings, activations = dict(shardings or {}), dict(activations or {})
+    shardings = as_patterns("shardings", shardings)
+    activations = as_patterns("activations", activations)
     refuse_idle(module, tensors, shardings, activations)
     matches = layouts_of(tensors, shardings, mesh)
     pins = pins_of(module, shardings, activations, mesh)
@@ -187,4 +188,19 @@ def _replace(named: Named, mesh: BoundMesh, layout: Layout, src_data_rank: int |
     if isinstance(old, nn.Parameter):
         new = nn.Parameter(new, requires_grad=old.requires_grad)
         replaced(named.name, old)
+        if old.grad is not None:
+            new.grad = distribute_tensor(
+                old.grad.detach(), mesh, layout, src_data_rank=src_data_rank)
+    _take_along(old, new)
     put(named, new)
+
+
+def _take_along(old: Any, new: Any) -> None:
+    """What users have hung on a tensor: attributes and hooks."""
+    for name, value in vars(old).items():
+        if not hasattr(new, name):
+            setattr(new, name, value)
+    for hook in (old._backward_hooks or {}).values():
+        new.register_hook(hook)
+    for hook in (old._post_accumulate_grad_hooks or {}).values():
+        new.register_post_accumulate_grad_hook(hook)

@@ -9,20 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 from torch import nn
 
-from weft.core import Layout, Mesh
-from weft.errors import LayoutError, WeftError, message
+from weft.core import Layout, Mesh, P
+from weft.errors import LayoutError, ModuleError, ShardTypeError, WeftError, message
 from weft.nn.named import Named, Place
-from weft.nn.pins import PrepareModuleInput, PrepareModuleOutput
+from weft.nn.pins import Cut, PrepareModuleInput, PrepareModuleOutput
 from weft.nn.styles import Style
 from weft.tensor import ShardTensor
 from weft.tensor.placing.layouts import as_layout
 
-__all__ = ["Matched", "Pinned", "idle_patterns", "layouts_of", "pins_of", "refuse_idle", "shadowed"]
+__all__ = [
+    "Matched", "Pinned", "as_patterns", "idle_patterns", "layouts_of", "pins_of", "refuse_idle",
+    "shadowed",
+]
 
 Pin = PrepareModuleInput | PrepareModuleOutput
 _Styled = (Style, PrepareModuleInput, PrepareModuleOutput)
@@ -44,6 +48,23 @@ class Pinned(NamedTuple):
     path: str
     module: nn.Module
     pin: Pin
+
+
+def as_patterns(argument: str, given: Any) -> dict[str, Any]:
+    """The map that `shardings=` or `activations=` was given, in its order.
+
+    Raises:
+        ShardTypeError: no map of texts.
+    """
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        raise ShardTypeError(
+            message(f"distribute_module({argument}=)", f"{given!r} is of type "
+                    f"{type(given).__name__}", f"{argument} map patterns of names to specs",
+                    [type(given).__name__], f'{argument}={{"layers.*": P("tp")}}')
+        )
+    return dict(given)
 
 
 def layouts_of(
@@ -131,9 +152,43 @@ def pins_of(
         above = outer.setdefault(pattern, [])
         if not any(path.startswith(f"{one}." if one else "") for one in above):
             above.append(path)
-            pin = spec if isinstance(spec, _Styled) else PrepareModuleOutput(spec)
-            found.append(Pinned(pattern, path, inner, pin))  # type: ignore[arg-type]
+            found.append(Pinned(pattern, path, inner, _pin(pattern, spec, mesh)))
     return found
+
+
+def _pin(pattern: str, spec: Any, mesh: Mesh) -> Pin:
+    """What a spec in `activations` means.
+
+    Raises:
+        ModuleError: a style that pins nothing. ShardTypeError: no spec. MeshError: an axis that the
+            mesh has not.
+    """
+    if isinstance(spec, Style):
+        pin = spec.pin(mesh)
+        if pin is None:
+            raise ModuleError(
+                message("distribute_module(activations=)", f"{spec!r} cuts parameters, and pins no "
+                        "activations", "styles of parameters stand in shardings",
+                        [repr(pattern)], f"shardings={{{pattern!r}: {spec!r}}}")
+            )
+        return pin
+    pin = spec if isinstance(spec, _Styled) else PrepareModuleOutput(spec)
+    for one in (*pin.specs, *pin.by_name.values()):
+        _check(pattern, one, mesh)
+    return pin
+
+
+def _check(pattern: str, spec: Any, mesh: Mesh) -> None:
+    """What can be known of a spec before there is an activation."""
+    if isinstance(spec, P):
+        names = [name for entry in spec.entries for name in entry]
+        mesh.axes([*names, *(name for name, _ in spec.partial)], f"activations[{pattern!r}]")
+    elif not (spec is None or isinstance(spec, (Cut, Layout, ShardTensor, list, tuple))):
+        raise ShardTypeError(
+            message("distribute_module(activations=)", f"{spec!r} is of type {type(spec).__name__}",
+                    "a spec is a P, placements or a Layout", [repr(pattern)],
+                    f'activations={{{pattern!r}: P("dp")}}')
+        )
 
 
 def _first_matches(
@@ -186,7 +241,7 @@ def refuse_idle(
         raise LayoutError(
             message("distribute_module(shardings=)", f"{len(idle)} of {len(shardings)} patterns "
                     f"match none of the {where}", "every pattern matches at least one name",
-                    list(map(repr, idle)),
+                    [_with_near(each, names) for each in idle],
                     "print([name for name, _ in module.named_parameters()])")
         )
     idle = idle_patterns(module, tensors, activations, True)
@@ -195,9 +250,15 @@ def refuse_idle(
         raise LayoutError(
             message("distribute_module(activations=)", f"{len(idle)} of {len(activations)} "
                     f"patterns match none of the {len(paths)} names of modules: {_some(paths)}",
-                    "every pattern matches at least one module", list(map(repr, idle)),
+                    "every pattern matches at least one module",
+                    [_with_near(each, paths) for each in idle],
                     "print([name for name, _ in module.named_modules()])")
         )
+
+
+def _with_near(pattern: str, names: Sequence[str]) -> str:
+    near = get_close_matches(pattern, names, 1, 0.75)
+    return f"{pattern!r} (near {near[0]!r})" if near else repr(pattern)
 
 
 def _some(names: Sequence[str]) -> str:

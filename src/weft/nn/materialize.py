@@ -6,8 +6,8 @@ whose numbers depend on the place in the global tensor alone, so the module is t
 as on any mesh, and no rank ever holds more than its blocks.
 
 The order is that in which a module is built: parts before what they are parts of. In it each module
-calls `reset_parameters` (torch's own also `_reset_parameters`), as torch's constructors do, or all
-go through a function of the user's, as by `Module.apply`.
+calls `reset_parameters` (some of torch's `_reset_parameters`), as constructors do, or all go
+through a function of the user's, as by `Module.apply`.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ def materialize(module: M, init: Callable[[nn.Module], Any] | None = None) -> M:
     Args:
         module: a module that `distribute_module` has laid out on the meta device.
         init: called with every submodule, parts first, as by `Module.apply`. Without it, those
-            that hold meta tensors call their own `reset_parameters`; of tied weights the first
-            name's module initializes, because that is whose values survive `head.weight =
-            token.weight`.
+            that hold meta tensors call their own `reset_parameters`, and so do those that they
+            are parts of, if they have one; of tied weights the first name's module initializes,
+            because that is whose values survive `head.weight = token.weight`.
 
     Raises:
         ModuleError: plain meta tensors; modules that cannot initialize themselves; tensors that
@@ -63,9 +63,11 @@ def materialize(module: M, init: Callable[[nn.Module], Any] | None = None) -> M:
     for part in _parts_first(module):
         if init is not None:
             init(part)
-        elif id(part) in holders:
-            with _without_tied(part, waiting):
-                getattr(part, _reset_of(part) or "")()
+        elif not holders.keys().isdisjoint(map(id, part.modules())):
+            reset = _reset_of(part)
+            if reset is not None:
+                with _without_tied(part, waiting):
+                    getattr(part, reset)()
     _refuse_unwritten(before)
     return module
 

@@ -13,7 +13,7 @@ from torch import nn
 from weft.comm import as_bound_mesh
 from weft.core import Layout, Mesh
 from weft.errors import ModuleError, message
-from weft.nn.match import idle_patterns, layouts_of, pins_of, shadowed
+from weft.nn.match import as_patterns, idle_patterns, layouts_of, pins_of, shadowed
 from weft.nn.named import Named, named_tensors, refuse_lazy
 from weft.nn.pins import PinHook
 from weft.tensor import ShardTensor
@@ -163,7 +163,8 @@ def report(
     if shardings is None and activations is None:
         return _done(module, tensors)
     mesh = device_mesh if type(device_mesh) is Mesh else as_bound_mesh(device_mesh).abstract
-    shardings, activations = dict(shardings or {}), dict(activations or {})
+    shardings = as_patterns("shardings", shardings)
+    activations = as_patterns("activations", activations)
     matches = layouts_of(tensors, shardings, mesh)
     pins = pins_of(module, shardings, activations, mesh)
     idle = idle_patterns(module, tensors, shardings, False)
