@@ -269,10 +269,11 @@ def test_gradients_hooks_and_attributes_of_parameters_come_along() -> None:
 def test_arguments_of_other_kinds() -> None:
     def on_rank(mesh):
         texts = []
-        for arguments in (
+        wrong: list[dict[str, Any]] = [
             {"shardings": [P("dp")]}, {"activations": {0: P("dp")}}, {"activations": {"": "dp"}},
             {"activations": {"": weft.nn.ColwiseParallel("tp")}}, {"activations": {"": P("pp")}},
-        ):
+        ]
+        for arguments in wrong:
             module = nn.Linear(3, 4)
             with pytest.raises(weft.WeftError) as caught:
                 weft.distribute_module(module, mesh, **arguments)

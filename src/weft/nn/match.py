@@ -172,7 +172,8 @@ def _pin(pattern: str, spec: Any, mesh: Mesh) -> Pin:
                         [repr(pattern)], f"shardings={{{pattern!r}: {spec!r}}}")
             )
         return pin
-    pin = spec if isinstance(spec, _Styled) else PrepareModuleOutput(spec)
+    is_pin = isinstance(spec, PrepareModuleInput | PrepareModuleOutput)
+    pin = spec if is_pin else PrepareModuleOutput(spec)
     for one in (*pin.specs, *pin.by_name.values()):
         _check(pattern, one, mesh)
     return pin
