@@ -266,6 +266,56 @@ def test_gradients_hooks_and_attributes_of_parameters_come_along() -> None:
     on_ranks(on_rank)
 
 
+class Keeps(nn.Module):
+    """A module that keeps its parameters in other places, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Parameter(torch.ones(4, 3)), nn.Parameter(torch.ones(4))
+        self.all, self.both, self.named = [self.a, self.b], (self.a, 1), {"b": self.b}
+        self.rnn = nn.LSTM(4, 3)
+
+    def forward(self, x):
+        a, b = self.all
+        return self.rnn(x @ a.mT + self.named["b"] + b)[0] @ self.both[0].mT
+
+
+def test_references_in_lists_and_maps_are_replaced() -> None:
+    dense = Keeps()
+    x = torch.arange(6.0).view(2, 3)
+    dense(x).sum().backward()
+
+    def on_rank(mesh):
+        module = weft.distribute_module(
+            copy.deepcopy(dense).requires_grad_(), mesh, shardings={"a": P("dp"), "b": P("tp")})
+        module.zero_grad()
+        assert module.all == [module.a, module.b] and module.named == {"b": module.b}
+        assert module.both[0] is module.a
+        module(x).sum().backward()
+        return {name: held(gradient_of(each)) for name, each in module.named_parameters()}
+
+    ranks = on_ranks(on_rank)
+    for name, each in dense.named_parameters():
+        check(gradient_of(each), [grads[name] for grads in ranks], name)
+
+
+def test_a_sparse_buffer_is_refused() -> None:
+    def on_rank(mesh):
+        module = nn.Linear(3, 4)
+        module.register_buffer("graph", torch.eye(4).to_sparse())
+        with pytest.raises(ModuleError) as caught:
+            weft.distribute_module(module, mesh)
+        assert type(module.weight) is nn.Parameter
+        return str(caught.value)
+
+    assert on_ranks(on_rank)[0] == """\
+distribute_module(module): 1 of 3 parameters and buffers are sparse.
+  Rule: a ShardTensor's blocks are dense.
+  Offenders: graph: torch.sparse_coo
+  Fix: module.graph = module.graph.to_dense()"""
+
+
 def test_arguments_of_other_kinds() -> None:
     def on_rank(mesh):
         texts = []

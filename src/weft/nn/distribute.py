@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -18,7 +18,15 @@ from weft.comm import BoundMesh, as_bound_mesh
 from weft.core import Layout
 from weft.errors import ModuleError, WeftError, message
 from weft.nn.match import Matched, as_patterns, layouts_of, pins_of, refuse_idle
-from weft.nn.named import Named, named_tensors, places_of, put, refuse_lazy, set_where
+from weft.nn.named import (
+    Named,
+    named_tensors,
+    places_of,
+    put,
+    refuse_lazy,
+    replace_references,
+    set_where,
+)
 from weft.nn.optimizers import refuse_holders, replaced
 from weft.nn.pins import InputFn, OutputFn
 from weft.nn.report import MATCHED
@@ -86,6 +94,7 @@ def distribute_module(
         _partition(module, partition_fn, mesh)
     tensors = named_tensors(module)
     refuse_lazy("distribute_module(module)", tensors)
+    _refuse_sparse([named for named in tensors if not isinstance(named.tensor, ShardTensor)])
     shardings = as_patterns("shardings", shardings)
     activations = as_patterns("activations", activations)
     refuse_idle(module, tensors, shardings, activations)
@@ -93,8 +102,11 @@ def distribute_module(
     pins = pins_of(module, shardings, activations, mesh)
     _refuse_other_layouts(matches, mesh)
     refuse_holders(named for named in tensors if not isinstance(named.tensor, ShardTensor))
-    for match in matches:
-        _replace(match.named, mesh, match.layout, src_data_rank)
+    new = {
+        id(match.named.tensor): _replace(match.named, mesh, match.layout, src_data_rank)
+        for match in matches
+    }
+    replace_references(module, new)
     for pinned in pins:
         pinned.pin.register(pinned.module, mesh, pinned.path, pinned.pattern)
     if input_fn is not None:
@@ -179,10 +191,24 @@ def _refuse_other_layouts(matches: list[Matched], mesh: BoundMesh) -> None:
                 raise
 
 
-def _replace(named: Named, mesh: BoundMesh, layout: Layout, src_data_rank: int | None) -> None:
+def _refuse_sparse(tensors: Sequence[Named]) -> None:
+    sparse = [named for named in tensors if named.tensor.layout is not torch.strided]
+    if sparse:
+        raise ModuleError(
+            message("distribute_module(module)", f"{len(sparse)} of {len(tensors)} parameters and "
+                    "buffers are sparse", "a ShardTensor's blocks are dense",
+                    [f"{named.name}: {named.tensor.layout}" for named in sparse],
+                    f"module.{sparse[0].name} = module.{sparse[0].name}.to_dense()")
+        )
+
+
+def _replace(
+    named: Named, mesh: BoundMesh, layout: Layout, src_data_rank: int | None
+) -> torch.Tensor:
+    """Put a ShardTensor in the place of a tensor; gives what is there now."""
     old = named.tensor
     if isinstance(old, ShardTensor):
-        return  # an optimizer may hold it
+        return old  # an optimizer may hold it
     new: torch.Tensor = distribute_tensor(
         old.detach(), mesh, layout, src_data_rank=src_data_rank)
     if isinstance(old, nn.Parameter):
@@ -193,6 +219,7 @@ def _replace(named: Named, mesh: BoundMesh, layout: Layout, src_data_rank: int |
                 old.grad.detach(), mesh, layout, src_data_rank=src_data_rank)
     _take_along(old, new)
     put(named, new)
+    return new
 
 
 def _take_along(old: Any, new: Any) -> None:

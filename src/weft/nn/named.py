@@ -16,7 +16,10 @@ from torch.nn.parameter import is_lazy
 
 from weft.errors import ModuleError, message
 
-__all__ = ["Named", "Place", "named_tensors", "places_of", "put", "refuse_lazy", "set_where"]
+__all__ = [
+    "Named", "Place", "named_tensors", "places_of", "put", "refuse_lazy", "replace_references",
+    "set_where",
+]
 
 
 class Place(NamedTuple):
@@ -77,6 +80,27 @@ def set_where(place: Place, tensor: torch.Tensor) -> None:
     owner, key = place.owner, place.key
     store: dict[str, Any] = owner._parameters if key in owner._parameters else owner._buffers
     store[key] = tensor
+
+
+def replace_references(module: nn.Module, new: dict[int, torch.Tensor]) -> None:
+    """Put tensors in the place of others (by id) in the lists and dicts that modules hold.
+
+    `nn.LSTM` keeps its weights in a list too, and so do modules of users.
+    """
+    for part in module.modules():
+        for name, value in vars(part).items():
+            if name in ("_parameters", "_buffers", "_modules"):
+                continue
+            if isinstance(value, list):
+                value[:] = [new.get(id(one), one) for one in value]
+            elif isinstance(value, dict):
+                for key, one in value.items():
+                    if id(one) in new:
+                        value[key] = new[id(one)]
+            elif isinstance(value, tuple) and type(value) is tuple and any(
+                id(one) in new for one in value
+            ):
+                vars(part)[name] = tuple(new.get(id(one), one) for one in value)
 
 
 def refuse_lazy(call: str, tensors: list[Named]) -> None:

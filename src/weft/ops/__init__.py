@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from weft.core import Layout
-from weft.ops import grouped, loss, margins, normalize, statistics
+from weft.ops import grouped, loss, margins, normalize, statistics, weight_norm
 from weft.ops.algorithm import Algorithm, Composite, Local, Lookup
 from weft.ops.blocks import logsum, moments, places, reduce, scan
 from weft.ops.indexing import composed, pick, read, shifts, write
@@ -103,6 +103,7 @@ TABLE: dict[str, Lookup] = {
     "aten.native_channel_shuffle.default": shifts.shuffle_lookup,
     **composed.TABLE,
     **margins.TABLE,
+    **weight_norm.TABLE,
     **dict.fromkeys(loss.REDUCED_AT, loss.elementwise_lookup),
 }
 
