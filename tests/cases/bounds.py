@@ -108,6 +108,15 @@ BOUNDS: list[Bound] = [
     Bound("unique_many", lambda a: a.unique(), {"line": (25092, 0)}, False),
     Bound("unique_consecutive", lambda a: a.unique_consecutive(),
           _same((24, 0), "line", "rows"), False),
+    Bound("isin", lambda a: torch.isin((a * 9).long(), torch.arange(5)), _same((0, 0), *LAYOUTS),
+          False),
+    Bound("histogram", lambda a: torch.histogram(a, 10), _same((32, 0), *LAYOUTS), False),
+    # What is the same in the whole of a product, and distances of blocks.
+    Bound("cov", lambda a: torch.cov(a), {"columns": (96, 96)}),
+    Bound("dist", lambda a: torch.dist(a, a * 2), _same((24, 24), *LAYOUTS)),
+    Bound("cdist", lambda a: torch.cdist(a[:4], a[4:]), {"columns": (384, 384)}),
+    Bound("bags_max", lambda a: F.embedding_bag(torch.arange(64).view(8, 8) % a.shape[0], a,
+                                                mode="max"), {"rows": (6144, 0)}),
     # Borders and windows: what neighbours hold of them; repeats: what a block shows of the whole.
     Bound("pad_reflect", lambda a: F.pad(a, (3, 3), mode="reflect"), {"columns": (0, 0)}),
     Bound("pad_circular", lambda a: F.pad(a, (3, 3), mode="circular"), {"columns": (192, 192)}),

@@ -10,6 +10,7 @@ from tests.cases import (
     loss,
     norm,
     order,
+    pairs,
     picks,
     places,
     pointwise,
@@ -26,7 +27,7 @@ EVERY: list[Case] = [
     one
     for family in (
         pointwise, reduction, contraction, view, index, norm, loss, attention, inplace, program,
-        views, writes, scan, order, picks, batched, places, windows,
+        views, writes, scan, order, picks, batched, places, windows, pairs,
     )
     for one in family.CASES
 ]

@@ -1,4 +1,4 @@
-"""Slices, parts, joins and look-ups equal the one-process result in every layout."""
+"""What comes from known places equals the one-process result in every layout."""
 
 import pytest
 

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from weft.core import Layout
-from weft.ops import grouped, loss, margins, normalize, statistics, weight_norm
+from weft.ops import (
+    distances,
+    grouped,
+    loss,
+    margins,
+    normalize,
+    sequences,
+    statistics,
+    weight_norm,
+)
 from weft.ops.algorithm import Algorithm, Composite, Local, Lookup
 from weft.ops.blocks import logsum, moments, places, reduce, scan
 from weft.ops.indexing import composed, pick, read, shifts, write
@@ -85,6 +94,11 @@ TABLE: dict[str, Lookup] = {
     "aten.take.default": read.take_lookup,
     "aten.take_along_dim.default": read.take_along_dim_lookup,
     "aten.select.int": pick.select_lookup,
+    "aten.dist.default": distances.dist_lookup,
+    "aten.pdist.default": distances.pdist_lookup,
+    "aten.cdist.default": distances.cdist_lookup,
+    "aten.ctc_loss.IntList": sequences.ctc_lookup,
+    "aten.ctc_loss.Tensor": sequences.ctc_lookup,
     "aten.cross_entropy_loss.default": loss.cross_entropy_lookup,
     "aten.nll_loss.default": loss.nll_loss_lookup,
     "aten.nll_loss_nd.default": loss.nll_loss_lookup,

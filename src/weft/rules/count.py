@@ -1,4 +1,4 @@
-"""Counting: searchsorted, bucketize, histc.
+"""Counting: searchsorted, bucketize, histc, isin.
 
 Where a value falls among sorted ones is how many of them are less (or no more), and a count over
 all is the sum of the counts over parts. So what is counted may be cut, empty parts included.
@@ -55,6 +55,22 @@ def _histc(call: Call) -> Rule | None:
     )
 
 
+def _isin(call: Call) -> Rule:
+    """`isin(x, among)`: equal to one of them, whichever shard holds it; or inverted to none."""
+    x, among = call.args[:2]
+    kind = "and" if call.kwargs.get("invert", False) else "or"
+    shape = call.results[0].shape
+    kinds, sizes = dims(len(shape)), dict(zip(names(len(shape)), shape))
+    operands: list[FactorDims] = [kinds] if isinstance(x, TensorArg) else []
+    if not isinstance(among, TensorArg):
+        return Rule(tuple(operands), (kinds,), sizes)
+    inside = [f"a{dim}" for dim in range(len(among.shape))]
+    sizes.update(zip(inside, among.shape))
+    operands.append(tuple((name,) for name in inside))
+    return Rule(tuple(operands), (kinds,), sizes, dict.fromkeys(inside, kind))
+
+
 RULES: dict[str, Callable[[Call], Rule | None]] = {
+    "aten.isin": _isin,
     "aten.searchsorted": _searchsorted, "aten.bucketize": _bucketize, "aten.histc": _histc,
 }

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import torch
 
 from weft.errors import UnsupportedOpError, message
-from weft.tensor.call import amp, bags, indexing, reading
+from weft.tensor.call import amp, bags, covariance, indexing, reading
 from weft.tensor.call.build import BY_DATA
 from weft.tensor.call.data_dependent import counting, masks
 from weft.tensor.call.dispatch import call, keep_constant
@@ -389,7 +389,10 @@ BY_DATA.update({
                          _aten.nonzero.default, _aten.argwhere.default)),
         (masks.where, (torch.where, _aten.where.default)),
         (reading.repeat_interleave, (torch.repeat_interleave, _Tensor.repeat_interleave)),
+        (covariance.cov, (torch.cov, _Tensor.cov)),
+        (covariance.corrcoef, (torch.corrcoef, _Tensor.corrcoef)),
         (reading.combinations, (torch.combinations,)),
+        (reading.ctc_loss, (torch.nn.functional.ctc_loss,)),
         (reading.one_hot, (torch.nn.functional.one_hot,)),
         (reading.gaussian_nll_loss, (torch.nn.functional.gaussian_nll_loss,)),
     ) for function in functions

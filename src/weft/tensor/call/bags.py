@@ -1,7 +1,8 @@
 """`embedding_bag`: rows of a table, added up by bags.
 
 A bag is what `embedding` and a sum are: with a cut vocabulary each rank adds up the rows that it
-holds, and terms of bags are reduced, not rows of the table gathered.
+holds, and terms of bags are reduced, not rows of the table gathered. The largest of a bag are those
+of its rows, which are no more than it names.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ def embedding_bag(
     sparse: bool = False, per_sample_weights: Tensor | None = None,
     include_last_offset: bool = False, padding_idx: int | None = None,
 ) -> Tensor:
-    """As torch's. Sums and means are carried out here, the rest on gathered operands."""
-    whole = max_norm is not None or scale_grad_by_freq or sparse or mode not in ("sum", "mean")
+    """As torch's. What changes or counts rows of the table runs on gathered operands."""
+    whole = max_norm is not None or scale_grad_by_freq or sparse or (
+        mode not in ("sum", "mean", "max") or (mode == "max" and not input.numel())
+    )
     two = input.dim() == 2
     weighs = per_sample_weights is not None
     if whole or two is not (offsets is None) or (weighs and (
@@ -40,6 +43,8 @@ def embedding_bag(
             input, weight, offsets, max_norm, norm_type, scale_grad_by_freq, mode, sparse,
             per_sample_weights, include_last_offset, padding_idx,
         ), {})
+    if mode == "max":
+        return _largest(input, weight, offsets, include_last_offset, padding_idx)
     rows = F.embedding(input, weight)
     counts: Any = None
     if padding_idx is not None:
@@ -58,6 +63,29 @@ def embedding_bag(
         total = rows.new_zeros(num, weight.shape[1]).index_add(0, bag, rows)
         count = None if mode == "sum" else counts.new_zeros(num).index_add(0, bag, counts)
     return total if count is None else total / count.clamp(min=1).unsqueeze(-1)
+
+
+def _largest(
+    input: Tensor, weight: Tensor, offsets: Tensor | None, include_last: bool, padding: int | None
+) -> Tensor:
+    """The largest elements of each bag, as rows of as many places as the longest one has; of an
+    empty one zeros."""
+    keep: Any = None
+    if offsets is not None:
+        ends = offsets.full_tensor() if type(offsets) is ShardTensor else offsets
+        ends = ends if include_last else torch.cat([ends, ends.new_tensor([input.shape[0]])])
+        counts = ends.diff()
+        line = torch.arange(int(counts.max()) if len(counts) else 0, device=ends.device)
+        keep = line < counts.unsqueeze(1)
+        input = input[(ends[:-1].unsqueeze(1) + line).clamp(max=input.shape[0] - 1)]
+    if padding is not None:
+        counts_not = input != padding % weight.shape[0]
+        keep = counts_not if keep is None else counts_not & keep
+    rows = F.embedding(input, weight)
+    if keep is None:
+        return rows.max(1)[0]
+    largest = torch.where(keep.unsqueeze(-1), rows, -torch.inf).max(1)[0]
+    return torch.where(keep.any(1).unsqueeze(-1), largest, 0)
 
 
 def _bags(input: Tensor, offsets: Tensor, include_last: bool) -> tuple[Tensor, int]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from weft.tensor.shard_tensor import ShardTensor
 
-__all__ = ["combinations", "gaussian_nll_loss", "one_hot", "repeat_interleave"]
+__all__ = ["combinations", "ctc_loss", "gaussian_nll_loss", "one_hot", "repeat_interleave"]
 
 
 def repeat_interleave(
@@ -52,6 +52,17 @@ def combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> T
     """`combinations(x)`: a read by index, whose places torch finds by a mask."""
     places = torch.arange(input.shape[0], device=input.device)
     return input[torch.combinations(places, r, with_replacement).long()]
+
+
+def ctc_loss(
+    log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, blank: int = 0,
+    reduction: str = "mean", zero_infinity: bool = False,
+) -> Tensor:
+    """`ctc_loss` of lengths that are tensors, which torch reads as well."""
+    lengths = [
+        one.tolist() if isinstance(one, Tensor) else one for one in (input_lengths, target_lengths)
+    ]
+    return F.ctc_loss(log_probs, targets, *lengths, blank, reduction, zero_infinity)
 
 
 def one_hot(input: Tensor, num_classes: int = -1) -> Tensor:

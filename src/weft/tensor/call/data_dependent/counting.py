@@ -1,5 +1,6 @@
 """Calls whose result has a length that depends on the data, or bins that do: `unique`,
-`unique_consecutive`, `bincount`, `histc`. They ask for what they need at each call.
+`unique_consecutive`, `bincount`, `histc`, `histogram`, `histogramdd`. They ask for what they need
+at each call.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from weft.transport import traffic
 __all__ = ["TABLE"]
 
 _histc: Any = torch.ops.aten.histc.default
+_types: Any = torch.return_types
 
 
 def _unique(
@@ -138,10 +140,79 @@ def _histogram_counts(
     return call(_histc, (input, bins, min, max), more)
 
 
+def _histogram(
+    input: torch.Tensor, bins: Any, *, range: Any = None, weight: Any = None, density: bool = False
+) -> Any:
+    """histogram; without borders or a range, those of the data. Every rank counts its own."""
+    if isinstance(bins, torch.Tensor):
+        bins, options = _plain(bins), {}
+    else:
+        given = range is not None or not input.numel()
+        options = {"range": range if given else _ends(input)}
+    mesh, counts, borders = _counted("histogram", torch.histogram, input, bins, weight, options)
+    counts = counts / counts.sum() / borders.diff() if density else counts
+    return _types.histogram((counts, _sharded(borders, mesh)))
+
+
+def _histogramdd(
+    input: torch.Tensor, bins: Any, range: Any = None, weight: Any = None, density: bool = False
+) -> Any:
+    """histogramdd: boxes between borders, of the data if none are given."""
+    rows = input.reshape(-1, input.shape[-1])
+    weight = None if weight is None else weight.reshape(-1)
+    if not isinstance(bins, int) and isinstance(bins[0], torch.Tensor):
+        bins, options = [_plain(one) for one in bins], {}
+    else:
+        if range is None and rows.shape[0]:
+            low, high = rows.detach().aminmax(dim=0)
+            range = [end for pair in zip(low.tolist(), high.tolist()) for end in pair]
+        options = {"range": range}
+    mesh, counts, borders = _counted("histogramdd", torch.histogramdd, rows, bins, weight, options)
+    if density:
+        counts = counts / counts.sum()
+        for dim, line in enumerate(borders):
+            counts = counts / line.diff().view(-1, *[1] * (len(borders) - 1 - dim))
+    return _types.histogramdd((counts, tuple([_sharded(line, mesh) for line in borders])))
+
+
+def _counted(
+    name: str, func: Any, x: torch.Tensor, bins: Any, weight: Any, options: dict[str, Any]
+) -> tuple[Any, ShardTensor, Any]:
+    """The mesh; what `func` counts of every rank's own rows, as terms; and the borders."""
+    metas = [one._meta for one in (x, weight) if type(one) is ShardTensor]
+    mesh = mesh_of(name, metas)
+    layout = whole_terms(next(meta.layout for meta in metas))
+    if layout.shape != x.shape:  # a weight of rows
+        layout = Layout.replicated(layout.mesh, x.shape)
+    if func is torch.histogramdd:
+        layout = layout.replace(dims=(layout.dims[0], ()), cuts=(layout.cuts[0], None))
+    like = layout if weight is None or weight.shape == x.shape else Layout.make(
+        layout.mesh, weight.shape, layout.dims[:1], layout.cuts[:1]
+    )
+    local = _reduced(name, _sharded(x, mesh), layout).detach()
+    if weight is not None:
+        options = {**options, "weight": _reduced(name, _sharded(weight, mesh), like).detach()}
+    if mesh.here is None:
+        local = local.new_zeros(0, *layout.shape[1:])
+        options.pop("weight", None)
+    counts, borders = func(local, bins, **options)
+    axes = layout.mesh.axis_names
+    partial = ["sum" if at in layout.sharded_axes else None for at, _ in enumerate(axes)]
+    terms = Layout.replicated(layout.mesh, counts.shape).replace(partial=partial)
+    counts = counts if mesh.here is not None else counts.flatten()[:0]
+    return mesh, local_to_sharded(counts, mesh, terms), borders
+
+
+def _plain(x: torch.Tensor) -> torch.Tensor:
+    return x.full_tensor() if type(x) is ShardTensor else x
+
+
 TABLE: dict[Any, Callable[..., Any]] = {
     torch.unique: _unique, torch.Tensor.unique: _unique,
     torch.unique_consecutive: _unique_consecutive,
     torch.Tensor.unique_consecutive: _unique_consecutive,
     torch.bincount: _bincount, torch.Tensor.bincount: _bincount,
     torch.histc: _histogram_counts, torch.Tensor.histc: _histogram_counts,
+    torch.histogram: _histogram, torch.Tensor.histogram: _histogram,
+    torch.histogramdd: _histogramdd,
 }
