@@ -59,10 +59,10 @@ def ctc_loss(
     reduction: str = "mean", zero_infinity: bool = False,
 ) -> Tensor:
     """`ctc_loss` of lengths that are tensors, which torch reads as well."""
-    lengths = [
+    inputs, sizes = (
         one.tolist() if isinstance(one, Tensor) else one for one in (input_lengths, target_lengths)
-    ]
-    return F.ctc_loss(log_probs, targets, *lengths, blank, reduction, zero_infinity)
+    )
+    return F.ctc_loss(log_probs, targets, inputs, sizes, blank, reduction, zero_infinity)
 
 
 def one_hot(input: Tensor, num_classes: int = -1) -> Tensor:
