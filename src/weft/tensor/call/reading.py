@@ -62,7 +62,8 @@ def ctc_loss(
     inputs, sizes = (
         one.tolist() if isinstance(one, Tensor) else one for one in (input_lengths, target_lengths)
     )
-    return F.ctc_loss(log_probs, targets, inputs, sizes, blank, reduction, zero_infinity)
+    loss: Any = F.ctc_loss
+    return loss(log_probs, targets, inputs, sizes, blank, reduction, zero_infinity)
 
 
 def one_hot(input: Tensor, num_classes: int = -1) -> Tensor:
