@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed import tensor as dtensor
 
 import weft
 from tests.gloo import GlooWorld
@@ -56,6 +57,69 @@ def test_as_on_simulated_ranks(gloo: GlooWorld) -> None:
     for mine in gloo.run(trained, MESH):
         assert mine[0] == losses and mine[2] == text
         assert all(torch.equal(mine[1][name], each) for name, each in state.items())
+
+
+def calls_of(library: str, mesh: Any) -> tuple[list[Any], list[Any], Tensor]:
+    """What torch's distribute_module, or weft's, does with the functions that it is given."""
+    ours = library == "weft"
+    on = mesh if ours else mesh.device_mesh
+    distribute: Any = weft.distribute_tensor if ours else dtensor.distribute_tensor
+    cut = [weft.Replicate(), weft.Shard(0)] if ours else [dtensor.Replicate(), dtensor.Shard(0)]
+    whole = [weft.Replicate()] * 2 if ours else [dtensor.Replicate()] * 2
+    calls: list[Any] = []
+
+    def partition(name: str, module: nn.Module, given: Any) -> None:
+        calls.append(("partition", name, type(module).__name__, given.mesh_dim_names))
+        if name == "0":
+            weight: Any = module.weight
+            made = nn.Parameter(distribute(weight.detach(), on, cut))
+            module.register_parameter("weight", made)
+
+    def before(module: nn.Module, inputs: Any, given: Any) -> Any:
+        calls.append(("input", type(module).__name__, len(inputs), given.mesh_dim_names))
+        return tuple(distribute(one, on, whole) for one in inputs)
+
+    def before_of_two(inputs: Any, given: Any) -> Any:
+        return before(module, inputs, given)
+
+    def after(module: nn.Module, out: Any, given: Any) -> Any:
+        calls.append(("output", type(module).__name__, tuple(out.shape), given.mesh_dim_names))
+        return out.full_tensor()
+
+    distribute_module: Any = weft.distribute_module if ours else dtensor.distribute_module
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 2)).eval()
+    module[2].bias.requires_grad_(False)
+    module.register_forward_hook(lambda *_: calls.append("own"))
+    distribute_module(module, on, partition, before, after)
+    x = torch.arange(12.0).view(3, 4)
+    out = module(x)
+    kept: list[Any] = [
+        (name, each.requires_grad, tuple(str(one)[:1] for one in each.placements))
+        for name, each in [*module.named_parameters(), *module.named_buffers()]
+    ]
+    for arguments, expected in (
+        ((module, on), RuntimeError), ((nn.Linear(2, 2), on, None, lambda x: x), ValueError),
+        ((nn.Linear(2, 2), on, None, None, lambda x: x), ValueError),
+    ):
+        with pytest.raises(expected):
+            distribute_module(*arguments)
+    other = nn.Sequential(nn.Linear(4, 2))
+    other.load_state_dict({"0.weight": torch.ones(2, 4), "0.bias": torch.ones(2)})
+    with pytest.warns(FutureWarning):
+        distribute_module(other, on, None, before_of_two)
+    calls.append(tuple(other(x).full_tensor().flatten().tolist()))
+    return calls, kept, out
+
+
+def both(mesh: Any) -> tuple[Any, Any]:
+    return calls_of("torch", mesh), calls_of("weft", mesh)
+
+
+def test_it_does_as_torch_s_own(gloo: GlooWorld) -> None:
+    for theirs, ours in gloo.run(both, MESH):
+        assert ours[:2] == theirs[:2] and len(ours[0]) == 9
+        torch.testing.assert_close(ours[2], theirs[2])
 
 
 def left_without_values(mesh: Any) -> None:

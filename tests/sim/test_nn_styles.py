@@ -138,6 +138,31 @@ def test_each_style_cuts_what_it_says() -> None:
     on_ranks(on_rank)
 
 
+def test_styles_pin_what_they_are_told_along_their_axis() -> None:
+    dense = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 4))
+    x = torch.arange(60.0).view(3, 5, 4)
+
+    def on_rank(mesh: Any) -> Any:
+        module = weft.distribute_module(copy.deepcopy(dense), mesh, shardings={
+            "0": ColwiseParallel("tp", input_layouts=Replicate()),
+            "2": RowwiseParallel("tp", output_layouts=Shard(1)),
+        })
+        entered: list[Any] = []
+        module[0].register_forward_pre_hook(lambda _, inputs: entered.append(inputs[0].layout))
+        out = module(weft.distribute_tensor(x, mesh, P("dp", "tp")))
+        whole = weft.distribute_module(nn.Linear(4, 6), mesh, shardings={
+            "": ColwiseParallel("tp", output_layouts=P("tp"))})(x)
+        return str(entered[0]), held(out.detach()), str(whole.layout), str(
+            weft.nn.report(module)).splitlines()[-2:]
+
+    ranks = on_ranks(on_rank)
+    assert ranks[0][0] == "[3@dp, 5, 4]" and ranks[0][2] == "[3@tp, 5, 6]"
+    assert str(ranks[0][1].layout) == "[3@dp, 5@tp, 4]"
+    check(dense(x).detach(), [each for _, each, _, _ in ranks])
+    assert ranks[0][3] == ["inputs of 0 pinned: tp replicates, by '0'",
+                           "outputs of 2 pinned: tp cuts dim 1, by '2'"]
+
+
 def test_styles_where_they_do_not_fit() -> None:
     def on_rank(mesh: Any) -> str:
         with pytest.raises(MeshError, match=r"it names no axis, and .* has 2: dp, tp"):
@@ -145,6 +170,9 @@ def test_styles_where_they_do_not_fit() -> None:
         with pytest.raises(LayoutError, match="styles are matched with names of modules"):
             weft.distribute_module(
                 nn.Linear(3, 4), mesh, shardings={"weight": ColwiseParallel("tp")})
+        with pytest.raises(weft.PlacementError, match=r"is Shard\(dim\) or Replicate\(\)"):
+            style = RowwiseParallel("tp", output_layouts=weft.Partial())
+            weft.distribute_module(nn.Linear(3, 4), mesh, shardings={"": style})
         with pytest.raises(ModuleError) as caught:
             weft.distribute_module(nn.Sequential(nn.LayerNorm(3), nn.GRU(3, 4)), mesh,
                                    shardings={"1": RowwiseParallel("tp")})
@@ -160,7 +188,7 @@ shardings: RowwiseParallel('tp'): '1' is a GRU, with parameters of its own.
 def test_sequence_parallel_leaves_what_else_cuts_its_input() -> None:
     def on_rank(mesh: Any) -> list[str]:
         module = weft.distribute_module(
-            nn.LayerNorm(4), mesh, shardings={"": SequenceParallel("tp", dim=0)})
+            nn.LayerNorm(4), mesh, shardings={"": SequenceParallel("tp", sequence_dim=0)})
         found = []
         for layout in (
             P(None, "dp"), P("dp"), P("tp"), P(None, None, "tp"),
@@ -170,7 +198,7 @@ def test_sequence_parallel_leaves_what_else_cuts_its_input() -> None:
             x = weft.ones(5, 3, 4, mesh=mesh, spec=layout)
             found.append(str(module(x).layout))
         with pytest.raises(LayoutError, match="dim is 2, the activation is") as caught:
-            style = SequenceParallel("tp", dim=2)
+            style = SequenceParallel("tp", sequence_dim=2)
             weft.distribute_module(nn.Dropout(), mesh, shardings={"": style})(
                 weft.ones(3, 4, mesh=mesh))
         assert caught.value.__notes__[0] == "  in distribute_module, for the input 0 of ''"

@@ -144,19 +144,19 @@ def pins_of(
     styled = {pattern: spec for pattern, spec in shardings.items() if isinstance(spec, _Styled)}
     found = []
     for pattern, path, inner, spec in _first_matches(module, styled):
-        pin = spec.pin(mesh) if isinstance(spec, Style) else spec
-        if pin is not None:
+        for pin in spec.pins(mesh) if isinstance(spec, Style) else [spec]:
             found.append(Pinned(pattern, path, inner, pin))
     outer: dict[str, list[str]] = {}
     for pattern, path, inner, spec in _first_matches(module, activations):
         above = outer.setdefault(pattern, [])
         if not any(path.startswith(f"{one}." if one else "") for one in above):
             above.append(path)
-            found.append(Pinned(pattern, path, inner, _pin(pattern, spec, mesh)))
+            found += [
+                Pinned(pattern, path, inner, pin) for pin in _pins(pattern, spec, mesh)]
     return found
 
 
-def _pin(pattern: str, spec: Any, mesh: Mesh) -> Pin:
+def _pins(pattern: str, spec: Any, mesh: Mesh) -> Sequence[Pin]:
     """What a spec in `activations` means.
 
     Raises:
@@ -164,19 +164,19 @@ def _pin(pattern: str, spec: Any, mesh: Mesh) -> Pin:
             mesh has not.
     """
     if isinstance(spec, Style):
-        pin = spec.pin(mesh)
-        if pin is None:
+        pins = spec.pins(mesh)
+        if not pins:
             raise ModuleError(
                 message("distribute_module(activations=)", f"{spec!r} cuts parameters, and pins no "
                         "activations", "styles of parameters stand in shardings",
                         [repr(pattern)], f"shardings={{{pattern!r}: {spec!r}}}")
             )
-        return pin
+        return pins
     is_pin = isinstance(spec, PrepareModuleInput | PrepareModuleOutput)
     pin = spec if is_pin else PrepareModuleOutput(spec)
     for one in (*pin.specs, *pin.by_name.values()):
         _check(pattern, one, mesh)
-    return pin
+    return [pin]
 
 
 def _check(pattern: str, spec: Any, mesh: Mesh) -> None:

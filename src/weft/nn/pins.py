@@ -27,26 +27,30 @@ MAX_KNOWN = 4096
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A spec that says one thing of a layout: mesh axes (numbers) cut a dim. The rest stays."""
+    """A spec that says one thing of a layout: what mesh axes (numbers) do. The rest stays.
+
+    They cut a dim; with `dim` None they replicate.
+    """
 
     axes: tuple[int, ...]
-    dim: int
+    dim: int | None
 
     def of(self, layout: Layout) -> Layout:
         """The layout with this cut. Raises LayoutError where there is no such dim."""
-        dim = self.dim + layout.ndim if self.dim < 0 else self.dim
-        if not 0 <= dim < layout.ndim:
+        dim = None if self.dim is None else self.dim + layout.ndim * (self.dim < 0)
+        if dim is not None and not 0 <= dim < layout.ndim:
             raise LayoutError(
-                message("SequenceParallel(dim=)", f"dim is {self.dim}, the activation is {layout} "
-                        f"with {layout.ndim} dims", "the dim is one of the activation's",
-                        [f"dim={self.dim}"], "SequenceParallel(axis, dim=0)")
+                message("Shard(dim)", f"dim is {self.dim}, the activation is {layout} with "
+                        f"{layout.ndim} dims", "the dim is one of the activation's",
+                        [f"dim={self.dim}"], "Shard(0)")
             )
         if all(layout.on(axis) == dim for axis in self.axes):
             return layout
         dims = [
             [axis for axis in axes if axis not in self.axes] for axes in layout.dims
         ]
-        dims[dim] += self.axes
+        if dim is not None:
+            dims[dim] += self.axes
         partial = [
             None if axis in self.axes else kind for axis, kind in enumerate(layout.partial)
         ]

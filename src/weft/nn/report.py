@@ -15,7 +15,7 @@ from weft.core import Layout, Mesh
 from weft.errors import ModuleError, message
 from weft.nn.match import as_patterns, idle_patterns, layouts_of, pins_of, shadowed
 from weft.nn.named import Named, named_tensors, refuse_lazy
-from weft.nn.pins import PinHook
+from weft.nn.pins import Cut, PinHook
 from weft.tensor import ShardTensor
 
 __all__ = ["MATCHED", "Pin", "Report", "Row", "report"]
@@ -123,7 +123,8 @@ class Report:
         yield self._total()
         for pin in self.pins:
             why = "" if pin.pattern is None else f", by {pin.pattern!r}"
-            yield f"{pin.pin.word} of {pin.path or 'the module'} pinned: {_shown(pin.pin)}{why}"
+            shown = _shown(pin.pin, self.mesh)
+            yield f"{pin.pin.word} of {pin.path or 'the module'} pinned: {shown}{why}"
         if self.shadowed:
             yield f"earlier patterns took all names of: {', '.join(map(repr, self.shadowed))}"
         if self.idle:
@@ -140,10 +141,16 @@ class Report:
         return f"in all: {of_rank} bytes on a rank, of {full:,}"
 
 
-def _shown(pin: Any) -> str:
-    return ", ".join(
-        [repr(spec) for spec in pin.specs] + [f"{k}={spec!r}" for k, spec in pin.by_name.items()]
-    )
+def _shown(pin: Any, mesh: Mesh) -> str:
+    named = [f"{name}={_worded(spec, mesh)}" for name, spec in pin.by_name.items()]
+    return ", ".join([_worded(spec, mesh) for spec in pin.specs] + named)
+
+
+def _worded(spec: Any, mesh: Mesh) -> str:
+    if not isinstance(spec, Cut):
+        return repr(spec)
+    axes = ", ".join(str(mesh.axis_names[axis]) for axis in spec.axes)
+    return f"{axes} replicates" if spec.dim is None else f"{axes} cuts dim {spec.dim}"
 
 
 def report(

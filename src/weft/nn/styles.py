@@ -2,8 +2,8 @@
 
 They stand where a spec may stand in `shardings=`, under a pattern of module names, and say which
 dim of which of the module's own parameters is cut. Activations need no such word, for they follow
-from the layouts of parameters and inputs; `SequenceParallel` and the `PrepareModule...` pin them
-where one wants another layout than follows.
+from the layouts of parameters and inputs; `SequenceParallel`, `input_layouts`, `output_layouts` and
+the `PrepareModule...` pin them where one wants another layout than follows.
 
 The names are those of torch.distributed.tensor.parallel. The method is that of Megatron-LM (Shoeybi
 et al., 2019), sequence parallel that of Korthikanti et al. (2022).
@@ -16,8 +16,8 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from weft.core import AxisName, Mesh, P
-from weft.errors import MeshError, ModuleError, message
+from weft.core import AxisName, Layout, Mesh, P, Replicate, Shard
+from weft.errors import MeshError, ModuleError, PlacementError, message
 from weft.nn.pins import Cut, PrepareModuleInput, PrepareModuleOutput
 
 __all__ = [
@@ -36,17 +36,42 @@ class Style:
 
     Args:
         axis: the mesh axis, or axes (major to minor), to cut by. None: the mesh's only one.
+        input_layouts, output_layouts: what the module's first input and its output are brought to:
+            a spec, or a placement (`Shard(1)`, `Replicate()`), which says what the style's axis
+            does and leaves the others. None: what follows.
     """
 
     cuts: ClassVar[Cuts | None] = None
     """Which dims are cut; None: none, of any type of module."""
 
-    def __init__(self, axis: AxisName | tuple[AxisName, ...] | None = None) -> None:
-        self.axis = axis
+    def __init__(
+        self, axis: AxisName | tuple[AxisName, ...] | None = None, *,
+        input_layouts: Any = None, output_layouts: Any = None,
+    ) -> None:
+        self.axis, self.input_layouts, self.output_layouts = axis, input_layouts, output_layouts
 
-    def pin(self, mesh: Mesh) -> PrepareModuleInput | PrepareModuleOutput | None:
+    def pins(self, mesh: Mesh) -> list[PrepareModuleInput | PrepareModuleOutput]:
         """What of the module's activations is pinned."""
-        return None
+        kinds = (PrepareModuleInput, self.input_layouts), (PrepareModuleOutput, self.output_layouts)
+        return [kind(self._laid(spec, mesh)) for kind, spec in kinds if spec is not None]
+
+    def _laid(self, spec: Any, mesh: Mesh) -> Any:
+        """A spec; of a placement the cut that it means for the style's axis.
+
+        Raises:
+            PlacementError: a placement that neither cuts (without sizes) nor replicates.
+        """
+        if isinstance(spec, (P, Layout, list, tuple)):
+            return spec
+        if not (spec == Shard(getattr(spec, "dim", 0)) or spec == Replicate()):
+            raise PlacementError(
+                message(repr(self), f"{spec!r} is asked of {self.axis!r}",
+                        "a placement of an activation is Shard(dim) or Replicate()", [repr(spec)],
+                        "a whole spec, P(...)")
+            )
+        axis = axis_of(self.axis, mesh, self)
+        axes = axis if isinstance(axis, tuple) else (axis,)
+        return Cut(mesh.axes(axes, repr(self)), getattr(spec, "dim", None))
 
     def spec(self, module: nn.Module, key: str, mesh: Mesh) -> P | None:
         """The spec of one of a module's own parameters; None for a module of another type."""
@@ -71,7 +96,11 @@ class Style:
         )
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({'' if self.axis is None else repr(self.axis)})"
+        shown = [] if self.axis is None else [repr(self.axis)]
+        for name in ("input_layouts", "output_layouts"):
+            given = getattr(self, name)
+            shown += [] if given is None else [f"{name}={given!r}"]
+        return f"{type(self).__name__}({', '.join(shown)})"
 
 
 class ColwiseParallel(Style):
@@ -113,24 +142,13 @@ class SequenceParallel(Style):
 
     Args:
         axis: as in all styles.
-        dim: the dim of the sequence, as torch's `sequence_dim`. What else cuts the input stays.
+        sequence_dim: the dim of the sequence. What else cuts the input stays.
     """
 
     def __init__(
-        self, axis: AxisName | tuple[AxisName, ...] | None = None, *, dim: int = 1
+        self, axis: AxisName | tuple[AxisName, ...] | None = None, *, sequence_dim: int = 1
     ) -> None:
-        super().__init__(axis)
-        self.dim = dim
-
-    def pin(self, mesh: Mesh) -> PrepareModuleInput:
-        axis = axis_of(self.axis, mesh, self)
-        axes = axis if isinstance(axis, tuple) else (axis,)
-        return PrepareModuleInput(Cut(mesh.axes(axes, repr(self)), self.dim))
-
-    def __repr__(self) -> str:
-        shown = [] if self.axis is None else [repr(self.axis)]
-        shown += [] if self.dim == 1 else [f"dim={self.dim}"]
-        return f"SequenceParallel({', '.join(shown)})"
+        super().__init__(axis, input_layouts=Shard(sequence_dim))
 
 
 def axis_of(axis: Any, mesh: Mesh, style: Style) -> Any:
