@@ -511,3 +511,25 @@ def test_a_module_of_another_class_of_containers() -> None:
     for place, each in enumerate(dense.parameters()):
         assert each.grad is not None
         check(each.grad, [grads[place] for _, grads in ranks], str(place))
+
+
+def test_gradients_of_plain_parameters_by_every_way() -> None:
+    """Accumulated, asked for by `torch.autograd.grad`, and of a graph that is differentiated."""
+    dense = Net()
+
+    def ways(module: nn.Module, x: Tensor) -> list[Tensor]:
+        wanted = [each for each in module.parameters() if each.requires_grad]
+        asked = torch.autograd.grad(module(x).square().sum(), wanted, create_graph=True)
+        sum(each.square().sum() for each in asked).backward()  # type: ignore[union-attr]
+        module(x).square().sum().backward()
+        return [*(each.detach() for each in asked), *(each.grad for each in wanted)]  # type: ignore
+
+    def on_rank(mesh: Any) -> list[Tensor]:
+        found = ways(copy.deepcopy(dense), weft.distribute_tensor(X, mesh, P("dp", "tp")))
+        return [each.full_tensor() if type(each) is ShardTensor else each for each in found]
+
+    expected = ways(copy.deepcopy(dense), X)
+    for found in on_ranks(on_rank):
+        assert len(found) == len(expected) == 8
+        for one, other in zip(found, expected):
+            torch.testing.assert_close(one, other)

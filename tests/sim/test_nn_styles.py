@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import weft
 from tests.harness import held
@@ -328,3 +329,49 @@ def test_pins_survive_copies_and_pickles() -> None:
 
 def laid_out(module: nn.Module, inputs: Any, mesh: Any) -> Any:
     return tuple(weft.distribute_tensor(one, mesh, P("dp")) for one in inputs)
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_pins_within_checkpoints_and_accumulated_gradients(use_reentrant: bool) -> None:
+    class Checkpointed(Model):
+        def forward(self, tokens: Tensor) -> Tensor:
+            x = self.token(tokens)
+            for layer in self.layers:
+                x = checkpoint(layer, x, use_reentrant=use_reentrant)
+            return self.head(x).logsumexp(-1).mean()
+
+    dense = Checkpointed()
+
+    def twice(module: nn.Module, tokens: Tensor) -> None:
+        for part in (tokens, tokens.flip(1)):
+            module(part).backward()
+
+    def on_rank(mesh: Any) -> Any:
+        module = weft.distribute_module(
+            copy.deepcopy(dense), mesh, shardings=MEGATRON, activations={
+                "layers.*": P("dp", "tp"), "layers.*.up": P("dp", None, "tp")})
+        twice(module, weft.distribute_tensor(TOKENS, mesh, P("dp")))
+        return {name: held(each.grad) for name, each in module.named_parameters()}  # type: ignore
+
+    ranks = on_ranks(on_rank)
+    twice(dense, TOKENS)
+    for name, each in dense.named_parameters():
+        assert each.grad is not None
+        check(each.grad, [grads[name] for grads in ranks], name)
+
+
+def test_a_pin_is_asked_for_so_strict_mode_lets_it_pass() -> None:
+    def on_rank(mesh: Any) -> list[Any]:
+        module = weft.distribute_module(
+            nn.Linear(4, 4), mesh, shardings={"weight": P("tp"), "bias": P("tp")},
+            activations={"": P("dp", "tp")})
+        with weft.strict(), weft.explain() as log:
+            module(weft.ones(4, 4, mesh=mesh, spec=P("dp")))
+        silent = len(log.events)
+        module = weft.distribute_module(
+            nn.Linear(4, 4), mesh, shardings={"": ColwiseParallel("tp")}, activations={"": P("dp")})
+        with weft.strict(), weft.explain() as log:
+            module(weft.ones(4, 4, mesh=mesh, spec=P("dp")))
+        return [silent, [(event.op, event.nbytes, event.reason) for event in log.events]]
+
+    assert on_ranks(on_rank)[0] == [0, [("redistribute", 16, "asked for")]]
