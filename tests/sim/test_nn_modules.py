@@ -473,6 +473,30 @@ def test_a_plain_module_that_is_fed_a_shard_tensor(spec: P) -> None:
         assert all(map(torch.equal, parameters, ranks[0][2]))  # replicas stay equal to the bit
 
 
+def test_a_shard_tensor_is_no_data_of_a_plain_parameter() -> None:
+    def on_rank(mesh: Any) -> str:
+        module = nn.Linear(4, 4)
+        shard = weft.distribute_tensor(module.weight.detach(), mesh, P("tp"))
+        with pytest.raises(ModuleError) as caught:
+            module.weight.data = shard
+        module.weight.data = module.weight.data * 2
+        del shard
+        sharded = nn.Parameter(weft.zeros(4, 4, mesh=mesh, spec=P("tp")))
+        sharded.data = weft.ones(4, 4, mesh=mesh)
+        assert sharded.sum().item() == 16
+        lazy = nn.LazyLinear(3)
+        lazy(torch.ones(1, 2))
+        assert lazy.weight.data.shape == (3, 2)
+        return str(caught.value)
+
+    assert on_ranks(on_rank)[0] == """\
+parameter.data = x: x is a ShardTensor [4@tp, 4], the parameter a plain tensor of shape (4, 4).
+  Rule: a plain parameter's data is memory of one device.
+  Offenders: [4@tp, 4]
+  Fix: module.weight = nn.Parameter(x), or weft.distribute_module(module, mesh, \
+shardings={"weight": ...})"""
+
+
 def test_a_module_of_another_class_of_containers() -> None:
     class Pair(nn.Module):
         def __init__(self) -> None:
