@@ -1,6 +1,6 @@
 """One tensor on many devices: ordinary PyTorch code on global tensors with layouts."""
 
-from weft import testing
+from weft import spmd, testing
 from weft.comm import BoundMesh, as_bound_mesh, current_mesh, init_mesh
 from weft.core import (
     KINDS,
@@ -63,6 +63,6 @@ __all__ = [
     "distribute_tensor", "empty", "explain", "fork_rng", "full", "init_mesh", "local_map",
     "manual_seed", "measure_links", "ones", "plan", "rand", "randint", "randn", "randperm",
     "register_handler", "register_rule", "rng_state", "scatter_tensor", "set_links",
-    "set_rng_state", "show", "strict", "testing", "unregister_handler", "unregister_rule",
+    "set_rng_state", "show", "spmd", "strict", "testing", "unregister_handler", "unregister_rule",
     "zeros",
 ]

@@ -24,8 +24,8 @@ TORCH = frozenset({"torch"})
 OUTSIDE: dict[str, frozenset[str]] = {
     "errors": PURE, "core": PURE, "planner": PURE, "rules": PURE, "propagate": PURE, "show": PURE,
     "comm": TORCH, "rng": TORCH | {"numpy"}, "transport": TORCH, "ops": TORCH, "tensor": TORCH,
-    "local": TORCH, "nn": TORCH, "own": TORCH, "spmd": TORCH, "interop": TORCH, "testing": TORCH,
-    "cli": TORCH | {"click", "rich", "matplotlib"},
+    "local": TORCH, "nn": TORCH, "own": TORCH, "spmd": TORCH | {"numpy"}, "interop": TORCH,
+    "testing": TORCH, "cli": TORCH | {"click", "rich", "matplotlib"},
 }
 """What each room may import besides the standard library and weft."""
 

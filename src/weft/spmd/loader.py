@@ -1,0 +1,301 @@
+"""Batches as ShardTensors, of which every rank loads its own part only."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset, Sampler
+
+from weft.comm import BoundMesh
+from weft.core import Layout, P
+from weft.errors import LayoutError, ShardTypeError, message
+from weft.spmd.mark import mark_sharding
+from weft.spmd.mesh import as_spec, mesh_or_global
+from weft.tensor import ShardTensor
+from weft.tensor.placing.from_local import from_local
+from weft.tensor.placing.layouts import local_to_sharded
+from weft.tensor.placing.redistribute import redistribute_to
+from weft.tensor.trace.capture import map_tensors
+from weft.tensor.trace.trees import leaves
+
+__all__ = ["ShardedLoader", "ShardingSpec"]
+
+
+@dataclass(frozen=True)
+class ShardingSpec:
+    """How the tensors of a batch are sharded.
+
+    Args:
+        mesh: the mesh; None takes the current or global one.
+        partition_spec: see `mark_sharding`; dim 0 counts the samples.
+        minibatch: the loader of a rank gives the samples of that rank alone, and the batch is all
+            of them, in mesh order of the axes that cut dim 0. Otherwise it gives the whole batch.
+    """
+
+    mesh: Any
+    partition_spec: Any
+    minibatch: bool = False
+
+    @property
+    def spec(self) -> P:
+        """The spec as weft has it."""
+        return as_spec(self.partition_spec)
+
+    def bound(self) -> BoundMesh:
+        """The mesh on this rank."""
+        return mesh_or_global(self.mesh, "ShardingSpec(mesh)")
+
+    def can_apply(self, t: torch.Tensor) -> bool:
+        """Whether the tensor has a dim for each entry."""
+        return len(self.spec.entries) <= t.ndim
+
+    def apply(self, t: torch.Tensor) -> ShardTensor:
+        """The tensor, sharded.
+
+        Raises:
+            PlacementError: more entries than dims. LayoutError: blocks of other sizes.
+        """
+        mesh = self.bound()
+        if not self.minibatch:
+            return mark_sharding(t, mesh, self.spec)
+        rows = P(*self.spec.entries[:1])
+        as_spec(self.partition_spec, t.ndim)
+        out = from_local(t, mesh, rows, run_check=False, shape=None, stride=None, sizes="infer",
+                         sharding_shapes=None, sync=False)
+        kept = {0: out.layout.sizes_of(0)} if rows.entries and rows.entries[0] else None
+        layout = Layout(mesh, out.shape, self.spec, sizes=kept)
+        return redistribute_to(out, layout, "ShardingSpec.apply")
+
+
+class ShardedLoader:
+    """A DataLoader's batches as ShardTensors.
+
+    Of a dataset with indices a rank loads the samples of its own block alone; batches, their order
+    and their sizes are those of the loader on one process. The last, smaller one is cut like every
+    other, so it is ragged or leaves ranks without samples: nothing is dropped, nothing padded. All
+    ranks must draw the same order (a sampler seeded alike), which is compared once in an epoch.
+
+    Of an IterableDataset every rank loads all, and keeps its block; with `minibatch=True` a rank's
+    loader is its own, whatever its dataset.
+
+    Args:
+        dataloader: a torch DataLoader, without a DistributedSampler.
+        spec: a ShardingSpec (or P, or torch_xla's tuple) for all tensors; or a map from the keys of
+            a dict batch to one each; or a list of them, one for each part of a tuple batch. None
+            leaves a part as each rank has loaded it.
+        mesh: for specs that bring none; None takes the current or global one.
+        device: where blocks go, one batch ahead of its use; None leaves them.
+
+    Raises:
+        LayoutError: while iterating, on all ranks: a key or part without a spec, orders or shapes
+            that differ between ranks.
+    """
+
+    def __init__(
+        self, dataloader: DataLoader, spec: Any, *, mesh: Any = None, device: Any = None
+    ) -> None:
+        self.dataloader, self.device = dataloader, device
+        self.specs = _as_specs(spec, mesh)
+        self._local = self._local_loader()
+
+    def __len__(self) -> int:
+        return len(self.dataloader)
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch, num_rows in _one_ahead(self._batches()):
+            yield self._sharded(batch, num_rows)
+
+    # Which samples.
+
+    def _rows(self) -> ShardingSpec | None:
+        """The spec by which samples are cut; None where each rank loads whole batches."""
+        specs = leaves(self.specs, ShardingSpec)
+        first = specs[0] if specs else None
+        if first is None or first.minibatch or isinstance(self.dataloader.dataset, IterableDataset):
+            return None
+        if self.dataloader.batch_sampler is None:
+            return None
+        return first if len({(one.bound(), one.spec.entries[:1]) for one in specs}) == 1 else None
+
+    def _local_loader(self) -> tuple[DataLoader, _Blocks] | None:
+        rows, whole = self._rows(), self.dataloader
+        if rows is None:
+            return None
+        blocks = _Blocks(whole.batch_sampler, rows)
+        more: dict[str, Any] = {}
+        if whole.num_workers:
+            more = {"prefetch_factor": whole.prefetch_factor,
+                    "persistent_workers": whole.persistent_workers}
+        return DataLoader(
+            whole.dataset, batch_sampler=blocks, num_workers=whole.num_workers,
+            collate_fn=whole.collate_fn, pin_memory=whole.pin_memory, timeout=whole.timeout,
+            worker_init_fn=whole.worker_init_fn, generator=whole.generator,
+            multiprocessing_context=whole.multiprocessing_context, **more,
+        ), blocks
+
+    def _batches(self) -> Iterator[tuple[Any, int | None]]:
+        """This rank's part of each batch, and the number of samples in the whole."""
+        if self._local is None:
+            for batch in self.dataloader:
+                yield self._moved(batch), None
+            return
+        loader, blocks = self._local
+        blocks.begin()
+        for place, batch in enumerate(loader):
+            num_rows, is_empty = blocks.taken[place]
+            if is_empty:
+                batch = map_tensors(lambda x: x[:0], batch)
+            yield self._moved(batch), num_rows
+
+    def _moved(self, batch: Any) -> Any:
+        if self.device is None:
+            return batch
+        return map_tensors(lambda x: x.to(self.device, non_blocking=True), batch)
+
+    # What they become.
+
+    def _sharded(self, batch: Any, num_rows: int | None) -> Any:
+        if num_rows is not None:
+            rows = self._rows()
+            assert rows is not None
+            _check_alike(batch, rows.bound())
+
+        def shard(x: torch.Tensor, spec: ShardingSpec | None) -> Any:
+            if spec is None:
+                return x
+            return spec.apply(x) if num_rows is None else _of_rows(x, spec, num_rows)
+
+        return _with_specs(shard, batch, self.specs)
+
+
+class _Blocks(Sampler):
+    """The indices of one rank's block of every batch."""
+
+    def __init__(self, batches: Any, spec: ShardingSpec) -> None:
+        self.batches, self.spec = batches, spec
+        self.taken: list[tuple[int, bool]] = []
+
+    def begin(self) -> None:
+        self.taken = []
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        mesh = self.spec.bound()
+        for place, batch in enumerate(self.batches):
+            indices = list(batch)
+            if place == 0:
+                _check_order(indices, mesh)
+            start, stop = _box_of_rows(self.spec, mesh, len(indices))
+            self.taken.append((len(indices), start == stop))
+            # Without a sample nobody knows what a batch looks like: load one, and drop it.
+            yield indices[start:stop] or indices[:1]
+
+
+def _box_of_rows(spec: ShardingSpec, mesh: BoundMesh, num_rows: int) -> tuple[int, int]:
+    if mesh.here is None:
+        return 0, 0
+    return Layout(mesh, (num_rows,), P(*spec.spec.entries[:1])).box_at(mesh.here)[0]
+
+
+def _of_rows(x: torch.Tensor, spec: ShardingSpec, num_rows: int) -> ShardTensor:
+    """The ShardTensor of which `x` has this rank's samples, whole in the other dims."""
+    mesh = spec.bound()
+    layout = Layout(mesh, (num_rows, *x.shape[1:]), spec.spec)
+    if mesh.here is None:
+        return local_to_sharded(x.new_empty(0), mesh, layout)
+    inner = tuple(slice(*interval) for interval in layout.box_at(mesh.here)[1:])
+    return local_to_sharded(x[(slice(None), *inner)].contiguous(), mesh, layout)
+
+
+def _check_order(indices: list[Any], mesh: BoundMesh) -> None:
+    """Raise on all ranks where they draw other samples."""
+    if mesh.here is None:
+        return
+    mine = zlib.crc32(repr(indices).encode())
+    seen = mesh.comm(tuple(range(mesh.ndim))).exchange(mine)
+    if len(set(seen)) > 1:
+        raise LayoutError(
+            message("ShardedLoader", f"the ranks draw {len(set(seen))} different first batches",
+                    "all ranks draw one order of samples, and each loads its block of every batch",
+                    [f"place {at}: {one:08x}" for at, one in enumerate(seen)],
+                    "DataLoader(..., generator=torch.Generator().manual_seed(epoch)) on all ranks, "
+                    "no DistributedSampler; or ShardingSpec(..., minibatch=True)")
+        )
+
+
+def _check_alike(batch: Any, mesh: BoundMesh) -> None:
+    """Raise on all ranks where their samples are of other shapes or dtypes."""
+    if mesh.here is None:
+        return
+    mine = [(tuple(x.shape[1:]), str(x.dtype)) for x in leaves(batch, torch.Tensor)]
+    seen = mesh.comm(tuple(range(mesh.ndim))).exchange(mine)
+    if any(one != seen[0] for one in seen):
+        raise LayoutError(
+            message("ShardedLoader", "samples have other shapes or dtypes on other ranks",
+                    "the blocks of a batch differ in the number of samples alone",
+                    [f"place {at}: {one}" for at, one in enumerate(seen)],
+                    "pad to one length in the dataset, not in collate_fn")
+        )
+
+
+def _one_ahead(batches: Iterator[Any]) -> Iterator[Any]:
+    """The same, each fetched (and on its way to the device) before the one before it is used."""
+    held: list[Any] = []
+    for batch in batches:
+        held.append(batch)
+        if len(held) > 1:
+            yield held.pop(0)
+    yield from held
+
+
+def _as_specs(spec: Any, mesh: Any) -> Any:
+    if spec is None or isinstance(spec, ShardingSpec):
+        return spec
+    if isinstance(spec, P):
+        return ShardingSpec(mesh, spec)
+    if isinstance(spec, Mapping):
+        return {key: _as_specs(one, mesh) for key, one in spec.items()}
+    if isinstance(spec, list):
+        return [_as_specs(one, mesh) for one in spec]
+    if isinstance(spec, tuple):
+        return ShardingSpec(mesh, spec)
+    raise ShardTypeError(
+        message("ShardedLoader(spec=)", f"{spec!r} is a {type(spec).__name__}",
+                "a spec is a ShardingSpec, a P, a tuple of entries, a map from keys or a list",
+                [repr(spec)], 'ShardedLoader(loader, P("dp"), mesh=mesh)')
+    )
+
+
+def _with_specs(shard: Any, batch: Any, specs: Any) -> Any:
+    """`shard(tensor, spec)` for the tensors of a batch, by key or place where specs are."""
+    if isinstance(specs, dict):
+        keys = list(batch) if isinstance(batch, Mapping) else []
+        lacking = [key for key in keys if key not in specs]
+        unused = [key for key in specs if key not in keys]
+        if lacking or unused:
+            raise LayoutError(
+                message("ShardedLoader(spec=)", f"the batch has the keys {keys}, the specs "
+                        f"{list(specs)}", "every key of a batch has a spec, which may be None",
+                        [*(f"no spec for {key!r}" for key in lacking),
+                         *(f"no {key!r} in the batch" for key in unused)],
+                        f"{{{', '.join(f'{key!r}: ...' for key in keys)}}}")
+            )
+        return {key: _with_specs(shard, batch[key], specs[key]) for key in batch}
+    if isinstance(specs, list):
+        if not isinstance(batch, (list, tuple)) or len(batch) != len(specs):
+            size = len(batch) if isinstance(batch, (list, tuple)) else type(batch).__name__
+            raise LayoutError(
+                message("ShardedLoader(spec=)", f"the batch has {size} parts, and there are "
+                        f"{len(specs)} specs", "a list has a spec for each part of a tuple batch",
+                        [f"{len(specs)} specs"], "[P('dp'), P('dp')]")
+            )
+        return type(batch)(
+            [_with_specs(shard, one, spec) for one, spec in zip(batch, specs)]
+        )
+    return map_tensors(lambda x: shard(x, specs), batch)

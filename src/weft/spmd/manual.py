@@ -1,0 +1,62 @@
+"""torch_xla's manual regions, call by call; `weft.local_map` is the same for a function."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from weft.errors import LayoutError, ShardTypeError, message
+from weft.spmd.mesh import as_spec, mesh_or_global
+from weft.tensor import ShardTensor
+from weft.tensor.placing.border import into_local, out_of_local
+
+__all__ = ["disable_manual_sharding", "enable_manual_sharding"]
+
+
+def enable_manual_sharding(
+    t: torch.Tensor, partition_spec: Any, *, mesh: Any = None
+) -> torch.Tensor:
+    """This rank's block of a tensor in a sharding: what follows is the program's own business.
+
+    Gradients come back as each rank finds them: of a tensor that is replicated over an axis, they
+    are summed.
+
+    Args:
+        t: a ShardTensor, or a plain tensor that is equal on all ranks.
+        partition_spec: see `mark_sharding`. mesh: the tensor's own, else the current or global one.
+    """
+    if mesh is None and isinstance(t, ShardTensor):
+        mesh = t.device_mesh
+    bound = mesh_or_global(mesh, "enable_manual_sharding(mesh)")
+    return into_local(t, bound, as_spec(partition_spec, t.ndim), "enable_manual_sharding")
+
+
+def disable_manual_sharding(
+    t: torch.Tensor, partition_spec: Any, full_shape: Sequence[int], *, mesh: Any = None
+) -> ShardTensor:
+    """The tensor of which every rank has its block, in the sharding that a spec says.
+
+    Args:
+        t: this rank's block. full_shape: the global shape. Blocks that are not those of the default
+            cuts are taken as they are (the ranks tell each other), where they add up to it.
+
+    Raises:
+        ShardTypeError: `t` is a ShardTensor. LayoutError: blocks that do not make up the shape.
+    """
+    if isinstance(t, ShardTensor):
+        raise ShardTypeError(
+            message("disable_manual_sharding(t)", f"t is a ShardTensor {t.layout}",
+                    "inside a manual region tensors are local", [str(t.layout)],
+                    "pass what enable_manual_sharding returned, or what was made of it")
+        )
+    bound = mesh_or_global(mesh, "disable_manual_sharding(mesh)")
+    out = out_of_local(t, bound, as_spec(partition_spec, t.ndim))
+    if tuple(out.shape) != tuple(full_shape):
+        raise LayoutError(
+            message("disable_manual_sharding(full_shape)", f"it is {tuple(full_shape)}, and the "
+                    f"blocks make up {tuple(out.shape)}", "blocks lie side by side",
+                    [tuple(t.shape)], f"full_shape={tuple(out.shape)}")
+        )
+    return out

@@ -1,0 +1,204 @@
+"""Annotations: "shard this", and what a tensor's sharding is.
+
+A mark is a constraint on a value. The tensor that comes back lies as the spec says, and so does its
+gradient; what follows is placed by the ops themselves, so a few marks are enough for a program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from weft.core import Box, Layout
+from weft.errors import LayoutError, ShardTypeError, UnsupportedOpError, message
+from weft.spmd.mesh import as_spec, mesh_or_global
+from weft.spmd.sharding import OpSharding, ShardingType
+from weft.tensor import ShardTensor
+from weft.tensor.placing.layouts import as_layout, as_sharded
+from weft.tensor.placing.redistribute import redistribute_to
+
+__all__ = [
+    "LocalShard", "clear_sharding", "global_tensor", "load_local_shards_", "local_shards",
+    "mark_sharding", "mark_sharding_with_gradients", "shard_as", "sharding_spec", "sharding_type",
+    "unwrap_sharded_tensor", "wrap_as_sharded_tensor", "wrap_if_sharded",
+]
+
+
+def mark_sharding(t: torch.Tensor, mesh: Any, partition_spec: Any) -> ShardTensor:
+    """The tensor in the sharding that a spec says; gradients flow back through it.
+
+    Args:
+        t: a plain tensor, equal on all ranks, of which each keeps its block (nothing is sent); or a
+            ShardTensor, which is brought to the spec.
+        mesh: the mesh; None takes the current one, else the global one.
+        partition_spec: an entry per dim: an axis by name or number, a tuple of them (major to
+            minor), None. Dims that it leaves out are not cut.
+
+    Raises:
+        UnsupportedOpError: a module's plain Parameter: the module and the optimizer hold the very
+            object, which cannot become another kind of tensor.
+        PlacementError: a spec that names an axis twice, or more dims than there are.
+        MeshError: a name of no axis.
+    """
+    if type(t) is not ShardTensor and isinstance(t, nn.Parameter):
+        raise UnsupportedOpError(
+            message("mark_sharding(t)", f"t is a plain Parameter of shape {tuple(t.shape)}",
+                    "who holds a Parameter (its module, an optimizer) holds the object, and a "
+                    "plain tensor cannot become a ShardTensor in place",
+                    [f"Parameter {tuple(t.shape)}"],
+                    "weft.distribute_module(module, mesh, shardings={name: spec}) before the "
+                    "optimizer is built; or module.weight = nn.Parameter(mark_sharding("
+                    "module.weight.detach(), mesh, spec))")
+        )
+    bound = mesh_or_global(mesh, "mark_sharding(mesh)")
+    layout = as_layout(bound, t.shape, as_spec(partition_spec, t.ndim))
+    if type(t) is ShardTensor and t.device_mesh != bound:
+        return t.redistribute(bound, layout)
+    return redistribute_to(as_sharded(t, bound), layout, "mark_sharding")
+
+
+def mark_sharding_with_gradients(
+    t: torch.Tensor, mesh: Any, partition_spec: Any
+) -> ShardTensor:
+    """`mark_sharding`, which constrains the cotangent as it does the value: here both do."""
+    return mark_sharding(t, mesh, partition_spec)
+
+
+def clear_sharding(t: torch.Tensor) -> torch.Tensor:
+    """The whole tensor as a plain one on every rank; a plain tensor as it is."""
+    return t.full_tensor() if isinstance(t, ShardTensor) else t
+
+
+def shard_as(a: torch.Tensor, b: torch.Tensor) -> tuple[ShardTensor, ShardTensor]:
+    """Both tensors in one sharding: that of `a`, or of `b` where `a` is plain or replicated.
+
+    Raises:
+        ShardTypeError: both are plain. LayoutError: their shapes differ.
+    """
+    sharded = [one for one in (a, b) if isinstance(one, ShardTensor)]
+    if not sharded:
+        raise ShardTypeError(
+            message("shard_as(a, b)", "both are plain tensors", "one of them says how the other is "
+                    "sharded", ["a", "b"], "mark_sharding(a, mesh, spec) first")
+        )
+    if a.shape != b.shape:
+        raise LayoutError(
+            message("shard_as(a, b)", f"a has shape {tuple(a.shape)}, b {tuple(b.shape)}",
+                    "tensors in one sharding have one shape", [tuple(a.shape), tuple(b.shape)],
+                    "mark_sharding(b, mesh, spec)")
+        )
+    leader = next((one for one in sharded if not one.layout.is_replicated), sharded[0])
+    mesh, layout = leader.device_mesh, leader.layout
+    if layout.is_partial:
+        layout = layout.replace(partial=(None,) * layout.mesh.ndim)
+    both = [redistribute_to(as_sharded(one, mesh), layout, "shard_as") for one in (a, b)]
+    return both[0], both[1]
+
+
+def wrap_as_sharded_tensor(t: torch.Tensor, mesh: Any = None) -> ShardTensor:
+    """A plain tensor, equal on all ranks, as a replicated ShardTensor; a ShardTensor as it is."""
+    if isinstance(t, ShardTensor):
+        return t
+    return as_sharded(t, mesh_or_global(mesh, "wrap_as_sharded_tensor(mesh)"))
+
+
+def wrap_if_sharded(t: Any) -> Any:
+    """The argument: what is sharded is a ShardTensor already."""
+    return t
+
+
+def unwrap_sharded_tensor(t: torch.Tensor) -> torch.Tensor:
+    """This rank's block of a ShardTensor; a plain tensor as it is."""
+    return t.to_local() if isinstance(t, ShardTensor) else t
+
+
+def global_tensor(t: torch.Tensor) -> torch.Tensor:
+    """The whole tensor, plain; a collective unless it is replicated."""
+    return clear_sharding(t)
+
+
+def sharding_type(t: torch.Tensor) -> ShardingType | None:
+    """The kind of a tensor's sharding, whatever its blocks; None for a plain tensor.
+
+    Raises:
+        PlacementError: partial sums.
+    """
+    if not isinstance(t, ShardTensor):
+        return None
+    layout = t.layout
+    return OpSharding.of(layout.replace(shape=(layout.mesh.size(),) * layout.ndim)).type
+
+
+def sharding_spec(t: torch.Tensor) -> str | None:
+    """The HLO string of a tensor's sharding; None for a plain tensor.
+
+    Raises:
+        PlacementError: partial sums, or blocks that XLA could not name.
+    """
+    return str(OpSharding.of(t.layout)) if isinstance(t, ShardTensor) else None
+
+
+@dataclass(frozen=True)
+class LocalShard:
+    """A block of a tensor on this rank.
+
+    Attributes:
+        data: the block. indices: the slices of the global tensor that it is. rank: this rank.
+        replica_id: which of the ranks that hold this very block, in mesh order, this one is.
+    """
+
+    data: torch.Tensor
+    indices: tuple[slice, ...]
+    rank: int
+    replica_id: int
+
+    @property
+    def unpadded_data(self) -> torch.Tensor:
+        """The block; weft pads none."""
+        return self.data
+
+
+def local_shards(t: ShardTensor) -> list[LocalShard]:
+    """The blocks of a tensor on this rank: one, or none outside the mesh."""
+    mesh, layout = t.device_mesh, t.layout
+    if mesh.here is None:
+        return []
+    box = layout.box_at(mesh.here)
+    return [LocalShard(
+        t.to_local().detach(), tuple(slice(*interval) for interval in box), mesh.rank,
+        _replica(layout, mesh.here, box),
+    )]
+
+
+def _replica(layout: Layout, here: Sequence[int], box: Box) -> int:
+    """The place of these coordinates among the axes that cut nothing."""
+    place = 0
+    for axis in range(layout.mesh.ndim):
+        if layout.on(axis) is None:
+            place = place * layout.mesh.axis_sizes[axis] + here[axis]
+    return place
+
+
+def load_local_shards_(t: ShardTensor, shards: Sequence[torch.Tensor]) -> ShardTensor:
+    """Put a block into this rank's part of a tensor, in place; nothing is sent.
+
+    Raises:
+        LayoutError: another number of blocks than this rank holds, or one of another shape.
+    """
+    held = local_shards(t)
+    wrong = [tuple(new.shape) for new, old in zip(shards, held) if new.shape != old.data.shape]
+    if wrong or len(shards) != len(held):
+        raise LayoutError(
+            message("load_local_shards_(shards)", f"{len(shards)} blocks are given, and rank "
+                    f"{t.device_mesh.rank} holds {[tuple(one.data.shape) for one in held]}",
+                    "each rank gives the blocks that it holds", wrong or [f"{len(shards)} blocks"],
+                    "t.load_local_shards_([torch.empty_like(s.data) for s in local_shards(t)])")
+        )
+    with torch.no_grad():
+        for new, old in zip(shards, held):
+            old.data.copy_(new)
+    return t

@@ -1,0 +1,148 @@
+"""torch_xla's Mesh: device ids in a logical shape. It is a weft mesh, and serves where one does."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from weft.comm import as_bound_mesh, current_mesh, this_world
+from weft.core import AxisName, P
+from weft.core import Layout as _Layout
+from weft.core import Mesh as _Mesh
+from weft.core.integers import integers
+from weft.errors import MeshError, PlacementError, ShardTypeError, message
+from weft.spmd.sharding import OpSharding
+
+__all__ = ["Mesh", "get_1d_mesh", "get_global_mesh", "mesh_or_global", "set_global_mesh"]
+
+
+class Mesh(_Mesh):
+    """Devices in a logical shape, with names for its axes.
+
+    Unlike torch_xla's it need not hold all devices. `shape` is a method here, as there.
+
+    Args:
+        device_ids: the ranks, in row-major order of the logical shape; an array of any shape.
+        mesh_shape: the length of each axis.
+        axis_names: a name for each axis; None numbers them.
+
+    Raises:
+        MeshError: ids that repeat, or are not as many as the shape has places; names that repeat,
+            or of another number than the axes.
+    """
+
+    def __init__(
+        self,
+        device_ids: Iterable[int] | np.ndarray,
+        mesh_shape: Sequence[int],
+        axis_names: Sequence[str] | None = None,
+    ) -> None:
+        ids = integers(
+            np.asarray(device_ids).reshape(-1).tolist(), "Mesh(device_ids=)", "device ids",
+            "range(8)",
+        )
+        sizes = integers(mesh_shape, "Mesh(mesh_shape=)", "lengths", "(2, 4)")
+        if axis_names is not None and len(axis_names) != len(sizes):
+            raise MeshError(
+                message("Mesh(axis_names=)", f"there are {len(axis_names)} names for "
+                        f"{len(sizes)} axes", "each axis has one name", list(axis_names),
+                        f"axis_names={tuple('abcdefgh'[: len(sizes)])}")
+            )
+        named: Any = sizes if axis_names is None else list(zip(axis_names, sizes))
+        super().__init__(named, ids)
+
+    @property
+    def abstract(self) -> _Mesh:
+        axes: Any = self.axis_sizes
+        if self.mesh_dim_names is not None:
+            axes = list(zip(self.mesh_dim_names, self.axis_sizes))
+        return _Mesh(axes, self.ranks)
+
+    @property
+    def device_ids(self) -> np.ndarray:
+        """The ranks in row-major order."""
+        return np.array([self.rank_at(place) for place in range(self.size())])
+
+    def shape(self) -> OrderedDict[AxisName, int]:  # type: ignore[override]
+        """Map axis name (or number, where it has none) -> length."""
+        return OrderedDict(zip(self.axis_names, self.axis_sizes))
+
+    def get_logical_mesh(self) -> np.ndarray:
+        """The ranks in the logical shape."""
+        return self.device_ids.reshape(self.axis_sizes)
+
+    def get_axis_name_idx(self, name: str) -> int | None:
+        """The number of the axis of this name; None where there is none."""
+        return self.axis_names.index(name) if name in self.axis_names else None
+
+    def get_op_sharding(self, partition_spec: Any) -> OpSharding:
+        """What a spec of as many entries as a tensor has dims means to XLA."""
+        spec = as_spec(partition_spec)
+        num_dims = max(len(spec.entries), _num_dims(partition_spec))
+        whole = (self.size(),) * num_dims  # any length that all axes together divide
+        return OpSharding.of(_Layout(self.abstract, whole, spec))
+
+
+def as_spec(partition_spec: Any, num_dims: int | None = None) -> P:
+    """A spec as torch_xla writes it: names, axis numbers, tuples of them, None.
+
+    Raises:
+        ShardTypeError: entries that are something else. PlacementError: more of them than dims.
+    """
+    if isinstance(partition_spec, P):
+        return partition_spec
+    if isinstance(partition_spec, str) or not isinstance(partition_spec, Sequence):
+        raise ShardTypeError(
+            message("partition_spec", f"{partition_spec!r} is a {type(partition_spec).__name__}",
+                    "a spec has an entry for each dim", [repr(partition_spec)], '("dp", None)')
+        )
+    if num_dims is not None and len(partition_spec) > num_dims:
+        raise PlacementError(
+            message("partition_spec", f"{partition_spec!r} has {len(partition_spec)} entries, and "
+                    f"the tensor {num_dims} dims", "a spec has at most an entry for each dim",
+                    [repr(entry) for entry in partition_spec[num_dims:]],
+                    repr(tuple(partition_spec[:num_dims])))
+        )
+    return P(*partition_spec)
+
+
+def _num_dims(partition_spec: Any) -> int:
+    return 0 if isinstance(partition_spec, P) else len(partition_spec)
+
+
+def get_1d_mesh(axis_name: str | None = None) -> Mesh:
+    """All ranks in a row."""
+    size = this_world().size
+    return Mesh(range(size), (size,), None if axis_name is None else (axis_name,))
+
+
+class _Global(threading.local):
+    mesh: Any = None
+
+
+_GLOBAL = _Global()
+
+
+def set_global_mesh(mesh: Any) -> None:
+    """Make this the mesh of calls that are given none (each simulated rank has its own)."""
+    _GLOBAL.mesh = mesh
+
+
+def get_global_mesh() -> Any:
+    """What `set_global_mesh` was given, or None."""
+    return _GLOBAL.mesh
+
+
+def mesh_or_global(mesh: Any, call: str) -> Any:
+    """The bound mesh that was given, else that of the innermost `with mesh:`, else the global one.
+
+    Raises:
+        MeshError: there is none.
+    """
+    if mesh is None and current_mesh() is None:
+        mesh = _GLOBAL.mesh
+    return as_bound_mesh(mesh, call)

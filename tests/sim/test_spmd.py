@@ -1,0 +1,181 @@
+"""Meshes, marks and manual regions by torch_xla's names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import weft
+from weft import (
+    LayoutError,
+    MeshError,
+    PlacementError,
+    ShardTensor,
+    ShardTypeError,
+    UnsupportedOpError,
+    spmd,
+)
+from weft.spmd import Mesh, ShardingType
+
+X = torch.arange(42.0, dtype=torch.float64).view(7, 6)
+
+
+def test_a_mesh_of_some_devices_in_any_order() -> None:
+    mesh = Mesh(np.array([[5, 3, 1], [0, 2, 4]]), (3, 2), ("x", "y"))
+    assert dict(mesh.shape()) == {"x": 3, "y": 2} and mesh.size() == 6
+    assert mesh.get_logical_mesh().tolist() == [[5, 3], [1, 0], [2, 4]]
+    assert mesh.device_ids.tolist() == [5, 3, 1, 0, 2, 4]
+    assert (mesh.get_axis_name_idx("y"), mesh.get_axis_name_idx("z")) == (1, None)
+    assert mesh == weft.Mesh({"x": 3, "y": 2}, ranks=(5, 3, 1, 0, 2, 4))
+    assert dict(Mesh(range(4), (2, 2)).shape()) == {0: 2, 1: 2}
+
+
+@pytest.mark.parametrize(("spec", "kind", "tiles", "groups", "text"), [
+    (("x", None), ShardingType.PARTIAL, [[[0, 1, 2, 3]], [[4, 5, 6, 7]]],
+     [[0, 1, 2, 3], [4, 5, 6, 7]], "{devices=[2,1,4]<=[8] last_tile_dim_replicate}"),
+    ((1, 0), ShardingType.TILED, [[0, 4], [1, 5], [2, 6], [3, 7]],
+     [[0], [4], [1], [5], [2], [6], [3], [7]], "{devices=[4,2]<=[2,4]T(1,0)}"),
+    ((("y", "x"),), ShardingType.TILED, [0, 4, 1, 5, 2, 6, 3, 7],
+     [[0], [4], [1], [5], [2], [6], [3], [7]], "{devices=[8]<=[2,4]T(1,0)}"),
+    ((None, None, None), ShardingType.REPLICATED, [], [list(range(8))], "{replicated}"),
+])
+def test_what_a_spec_means_to_xla(
+    spec: Any, kind: ShardingType, tiles: Any, groups: Any, text: str
+) -> None:
+    found = Mesh(range(8), (2, 4), ("x", "y")).get_op_sharding(spec)
+    assert (found.type, found.tile_assignment, found.replication_groups) == (kind, tiles, groups)
+    assert str(found) == text
+    flat = np.array(found.group_assignment).reshape(-1).tolist()
+    assert flat == (list(range(len(groups))) if len(groups) > 1 else [])
+
+
+@pytest.mark.parametrize(("make", "said"), [
+    (lambda: Mesh([0, 1, 1, 2], (2, 2)), "4 device ids, 3 of them different, for a mesh of 4"),
+    (lambda: Mesh([0, 1, 2], (2, 2)), "3 device ids, 3 of them different, for a mesh of 4"),
+    (lambda: Mesh(range(4), (2, 2), ("x",)), "there are 1 names for 2 axes"),
+    (lambda: Mesh(range(4), (2, 2), ("x", "x")), "Mesh"),
+    (lambda: Mesh(range(4), (2, 2), ("x", "y")).get_op_sharding(("z", None)), "'z'"),
+])
+def test_bad_meshes(make: Any, said: str) -> None:
+    with pytest.raises(MeshError, match=said.replace("(", r"\(")):
+        make()
+
+
+def test_global_meshes() -> None:
+    def on_rank(_: Any) -> str:
+        row = spmd.get_1d_mesh("data")
+        assert spmd.get_global_mesh() is None
+        with pytest.raises(MeshError):
+            spmd.mark_sharding(X, None, ("data",))
+        spmd.set_global_mesh(row)
+        assert spmd.get_global_mesh() is row
+        return str(spmd.mark_sharding(X, None, ("data",)).layout)
+
+    assert weft.testing.run(on_rank, 3) == ["[7@data, 6]"] * 3
+
+
+MESH = {"x": 2, "y": 2}
+
+
+def test_marks_place_values_and_gradients() -> None:
+    def on_rank(mesh: Any) -> None:
+        of_xla = Mesh(range(4), (2, 2), ("x", "y"))
+        leaf = X.clone().requires_grad_()
+        x = spmd.mark_sharding(leaf, of_xla, ("y",))
+        assert isinstance(x, ShardTensor) and str(x.layout) == "[7@y, 6]"
+        y = spmd.mark_sharding_with_gradients(x * 2, mesh, (None, ("x", "y")))
+        assert str(y.layout) == "[7, 6@(x,y)]"
+        y.retain_grad()
+        (y * y).sum().backward()
+        torch.testing.assert_close(leaf.grad, 8 * X)  # whole, on every rank
+        assert y.grad.layout == y.layout
+        assert spmd.sharding_type(y) is ShardingType.TILED
+        assert spmd.sharding_spec(x) == "{devices=[2,1,2]<=[2,2]T(1,0) last_tile_dim_replicate}"
+        assert spmd.sharding_type(leaf) is spmd.sharding_spec(leaf) is None
+        torch.testing.assert_close(spmd.clear_sharding(y), 2 * X)
+        assert spmd.clear_sharding(leaf) is leaf
+        torch.testing.assert_close(spmd.global_tensor(x), X)
+
+    weft.testing.run(on_rank, mesh=MESH)
+
+
+def test_shard_as_and_wraps() -> None:
+    def on_rank(mesh: Any) -> None:
+        x = spmd.mark_sharding(X, mesh, ("x", "y"))
+        for a, b in ((x, X + 1), (X + 1, x), (spmd.wrap_as_sharded_tensor(X, mesh), x),
+                     (x.sum(0, keepdim=True).expand(7, 6), X)):
+            one, other = spmd.shard_as(a, b)
+            assert one.layout == other.layout and not one.layout.is_partial
+            torch.testing.assert_close(spmd.clear_sharding(one), spmd.clear_sharding(a))
+            torch.testing.assert_close(spmd.clear_sharding(other), spmd.clear_sharding(b))
+        assert spmd.wrap_as_sharded_tensor(x) is x and spmd.wrap_if_sharded(x) is x
+        block = spmd.unwrap_sharded_tensor(x)
+        assert type(block) is Tensor and tuple(block.shape) == x.layout.local_shape(mesh.rank)
+
+    weft.testing.run(on_rank, mesh=MESH)
+
+
+def test_local_shards() -> None:
+    def on_rank(mesh: Any) -> int:
+        x = spmd.mark_sharding(X, mesh, (None, "y"))
+        (shard,) = spmd.local_shards(x)
+        torch.testing.assert_close(X[shard.indices], shard.data)
+        assert shard.rank == mesh.rank and shard.unpadded_data is shard.data
+        y: Any = x * 1
+        spmd.load_local_shards_(y, [shard.data * 3])
+        torch.testing.assert_close(y.full_tensor(), 3 * X)
+        with pytest.raises(LayoutError, match="0 blocks are given"):
+            spmd.load_local_shards_(y, [])
+        with pytest.raises(LayoutError, match="1 blocks are given"):
+            spmd.load_local_shards_(y, [X])
+        return shard.replica_id
+
+    assert weft.testing.run(on_rank, mesh=MESH) == [0, 0, 1, 1]
+
+
+def test_manual_regions() -> None:
+    def on_rank(mesh: Any) -> None:
+        spmd.set_global_mesh(mesh)
+        x = spmd.mark_sharding(X, mesh, ("x",)).detach().requires_grad_()
+        w = torch.ones(6, dtype=torch.float64).requires_grad_()
+        block, all_of_w = (
+            spmd.enable_manual_sharding(x, ("x", "y")), spmd.enable_manual_sharding(w, ("y",))
+        )
+        assert type(block) is Tensor and tuple(block.shape) == ((4, 3)[mesh.rank // 2], 3)
+        y = spmd.disable_manual_sharding(block * all_of_w * 2, ("x", "y"), (7, 6))
+        (y * y).sum().backward()
+        torch.testing.assert_close(y.full_tensor(), 2 * X)
+        torch.testing.assert_close(x.grad.full_tensor(), 8 * X)
+        torch.testing.assert_close(w.grad, (8 * X * X).sum(0))
+
+    weft.testing.run(on_rank, mesh=MESH)
+
+
+@pytest.mark.parametrize(("call", "kind", "said"), [
+    (lambda m: spmd.mark_sharding(nn.Linear(6, 6).weight, m, ("x",)), UnsupportedOpError,
+     "mark_sharding(t): t is a plain Parameter of shape (6, 6)."),
+    (lambda m: spmd.mark_sharding(X, m, ("x", None, None)), PlacementError, ""),
+    (lambda m: spmd.mark_sharding(X, m, ("x", "x")), PlacementError, ""),
+    (lambda m: spmd.mark_sharding(X, m, ("z",)), MeshError, ""),
+    (lambda m: spmd.mark_sharding(X, m, (("x", ("y",)),)), ShardTypeError, ""),
+    (lambda m: spmd.shard_as(X, X), ShardTypeError, "shard_as(a, b): both are plain tensors."),
+    (lambda m: spmd.shard_as(spmd.mark_sharding(X, m, ("x",)), X[0]), LayoutError,
+     "shard_as(a, b): a has shape (7, 6), b (6,)."),
+    (lambda m: spmd.disable_manual_sharding(spmd.mark_sharding(X, m, ("x",)), ("x",), (7, 6)),
+     ShardTypeError, "disable_manual_sharding(t): t is a ShardTensor [7@x, 6]."),
+    (lambda m: spmd.disable_manual_sharding(X, ("x",), (7, 6), mesh=m), LayoutError,
+     "disable_manual_sharding(full_shape): it is (7, 6), and the blocks make up (14, 6)."),
+])
+def test_bad_input(call: Any, kind: type[Exception], said: str) -> None:
+    def on_rank(mesh: Any) -> str:
+        with pytest.raises(kind) as told:
+            call(mesh)
+        return str(told.value)
+
+    texts = weft.testing.run(on_rank, mesh=MESH)
+    assert len(set(texts)) == 1 and texts[0].startswith(said)
+    assert "Offenders:" in texts[0]

@@ -1,0 +1,177 @@
+"""ShardedLoader: batches are those of the loader on one process; a rank loads its samples alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+import weft
+from weft import LayoutError, P, ShardTensor, ShardTypeError
+from weft.spmd import ShardedLoader, ShardingSpec
+
+MESH = {"dp": 3, "tp": 2}
+X = torch.arange(22.0 * 5).view(22, 5)
+Y = torch.arange(22)
+
+
+class Samples(Dataset):
+    """Counts what is loaded; of 22 samples, as dicts or pairs."""
+
+    def __init__(self, as_dict: bool = False) -> None:
+        self.loaded: list[int] = []
+        self.as_dict = as_dict
+
+    def __len__(self) -> int:
+        return 22
+
+    def __getitem__(self, at: int) -> Any:
+        self.loaded.append(at)
+        return {"x": X[at], "y": Y[at]} if self.as_dict else (X[at], Y[at])
+
+
+def whole(batch: Any) -> Any:
+    if isinstance(batch, dict):
+        return {key: whole(one) for key, one in batch.items()}
+    if isinstance(batch, (list, tuple)):
+        return [whole(one) for one in batch]
+    return batch.full_tensor() if isinstance(batch, ShardTensor) else batch
+
+
+@pytest.mark.parametrize("spec", [
+    P("dp"), ("dp",), [P("dp", "tp"), P("dp")], [P("dp"), P()], [P("dp"), None], P(("dp", "tp")),
+    P(),
+], ids=str)
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_batches_are_those_of_one_process(spec: Any, shuffle: bool) -> None:
+    def loader(dataset: Any) -> DataLoader:
+        order = torch.Generator().manual_seed(3)
+        return DataLoader(dataset, batch_size=8, shuffle=shuffle, generator=order)
+
+    def on_rank(mesh: Any) -> list[Any]:
+        sharded = ShardedLoader(loader(Samples()), spec, mesh=mesh)
+        assert len(sharded) == 3
+        out = []
+        for _ in range(2):
+            batches = list(sharded)
+            assert all(isinstance(one[0], ShardTensor) for one in batches)
+            out.append([whole(batch)[0] for batch in batches])
+        return out
+
+    once = loader(Samples())
+    expected = [[x for x, _ in once] for epoch in range(2)]
+    for found in weft.testing.run(on_rank, mesh=MESH):
+        torch.testing.assert_close(found, expected)
+
+
+def test_a_rank_loads_its_samples_alone_and_the_last_batch_is_ragged() -> None:
+    def on_rank(mesh: Any) -> tuple[list[int], list[str]]:
+        data = Samples()
+        specs = [ShardingSpec(mesh, ("dp", "tp")), ShardingSpec(mesh, ("dp",))]
+        batches = list(ShardedLoader(DataLoader(data, batch_size=10), specs))
+        return data.loaded, [str(x.layout) for x, _ in batches]
+
+    seen = weft.testing.run(on_rank, mesh=MESH)
+    assert {tuple(layouts) for _, layouts in seen} == {
+        ("[10@dp, 5@tp]", "[10@dp, 5@tp]", "[2@dp, 5@tp]")
+    }
+    # 4, 4, 2 of ten; 1, 1, 0 of the last two: the rank without a sample loads one to see its form.
+    assert [loaded for loaded, _ in seen][::2] == [
+        [0, 1, 2, 3, 10, 11, 12, 13, 20], [4, 5, 6, 7, 14, 15, 16, 17, 21],
+        [8, 9, 18, 19, 20],
+    ]
+
+
+def test_dict_batches_and_training() -> None:
+    def on_rank(mesh: Any) -> Tensor:
+        sharded = ShardedLoader(
+            DataLoader(Samples(as_dict=True), batch_size=9),
+            {"x": P("dp"), "y": P("dp")}, mesh=mesh, device="cpu")
+        w = torch.ones(5).requires_grad_()
+        for batch in sharded:
+            ((batch["x"] @ w - batch["y"]) ** 2).sum().backward()
+        assert w.grad is not None
+        return w.grad
+
+    w = torch.ones(5).requires_grad_()
+    ((X @ w - Y) ** 2).sum().backward()
+    for grad in weft.testing.run(on_rank, mesh=MESH):
+        torch.testing.assert_close(grad, w.grad)
+
+
+def test_minibatches_are_each_rank_s_own() -> None:
+    def on_rank(mesh: Any) -> tuple[str, Tensor]:
+        at = mesh.rank // 2
+        mine = TensorDataset(X[at * 3 : at * 3 + 3 - at])
+        loader = ShardedLoader(
+            DataLoader(mine, batch_size=4), ShardingSpec(mesh, ("dp", "tp"), minibatch=True))
+        ((x,),) = list(loader)
+        return str(x.layout), x.full_tensor()
+
+    for layout, found in weft.testing.run(on_rank, mesh=MESH):
+        assert layout == "[6@dp{3,2,1}, 5@tp]"
+        torch.testing.assert_close(found, X[[0, 1, 2, 3, 4, 6]])
+
+
+def test_a_stream_is_loaded_by_all() -> None:
+    class Stream(IterableDataset):
+        def __iter__(self) -> Any:
+            return iter(X)
+
+    def on_rank(mesh: Any) -> list[Tensor]:
+        return [x.full_tensor() for x in ShardedLoader(
+            DataLoader(Stream(), batch_size=8), P("dp"), mesh=mesh)]
+
+    for found in weft.testing.run(on_rank, mesh=MESH):
+        torch.testing.assert_close(found, list(X.split(8)))
+
+
+def test_spec_applies() -> None:
+    def on_rank(mesh: Any) -> None:
+        spec = ShardingSpec(mesh, ("dp", None, "tp"))
+        assert spec.can_apply(torch.zeros(2, 3, 4)) and spec.can_apply(torch.zeros(2, 3, 4, 5))
+        assert not spec.can_apply(X)
+        assert str(ShardingSpec(mesh, ("dp",)).apply(X).layout) == "[22@dp, 5]"
+
+    weft.testing.run(on_rank, mesh=MESH)
+
+
+@pytest.mark.parametrize(("spec", "kind", "said"), [
+    ({"x": P("dp")}, LayoutError,
+     "ShardedLoader(spec=): the batch has the keys ['x', 'y'], the specs ['x']."),
+    ({"x": P("dp"), "y": P("dp"), "z": P()}, LayoutError,
+     "ShardedLoader(spec=): the batch has the keys ['x', 'y'], the specs ['x', 'y', 'z']."),
+    ([P("dp")], LayoutError, "ShardedLoader(spec=): the batch has dict parts"),
+    ("dp", ShardTypeError, "ShardedLoader(spec=): 'dp' is a str."),
+])
+def test_bad_specs(spec: Any, kind: type[Exception], said: str) -> None:
+    def on_rank(mesh: Any) -> str:
+        with pytest.raises(kind) as told:
+            list(ShardedLoader(DataLoader(Samples(as_dict=True), batch_size=9), spec, mesh=mesh))
+        return str(told.value)
+
+    texts = weft.testing.run(on_rank, mesh=MESH)
+    assert len(set(texts)) == 1 and texts[0].startswith(said)
+
+
+def test_other_orders_and_other_shapes_are_found_on_all_ranks() -> None:
+    def on_rank(mesh: Any) -> list[str]:
+        order = torch.Generator().manual_seed(mesh.rank)
+        said = []
+        for loader in (
+            DataLoader(Samples(), batch_size=8, shuffle=True, generator=order),
+            DataLoader(TensorDataset(X), batch_size=6,
+                       collate_fn=lambda one: torch.stack([x[: mesh.rank + 1] for x, in one])),
+        ):
+            with pytest.raises(LayoutError) as told:
+                list(ShardedLoader(loader, P("dp"), mesh=mesh))
+            said.append(str(told.value))
+        return said
+
+    texts = weft.testing.run(on_rank, mesh=MESH)
+    assert all(text == texts[0] for text in texts)
+    assert texts[0][0].startswith("ShardedLoader: the ranks draw 6 different first batches.")
+    assert texts[0][1].startswith("ShardedLoader: samples have other shapes or dtypes on other")
