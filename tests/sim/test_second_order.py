@@ -25,6 +25,17 @@ CASES: list[Case] = [
     case("mean", lambda a: (a - a.mean(0, keepdim=True)).square().mean(), reals(7, 3)),
     case("log", lambda a: a.log().sum(1), positives(7, 3)),
     case("views", lambda a: a.t().reshape(2, -1).narrow(1, 1, 4).square(), reals(6, 2)),
+    case("batch_norm", lambda a, w, b: F.batch_norm(a, None, None, w, b, True).square(),
+         reals(5, 4, 3), reals(4), reals(4)),
+    case("batch_norm_evaluated", lambda a, w: F.batch_norm(
+        a, torch.zeros(4).double(), torch.ones(4).double(), w).square(), reals(5, 4), reals(4)),
+    case("group_norm", lambda a, w: F.group_norm(a, 2, w).square(), reals(5, 6, 3), reals(6)),
+    case("instance_norm", lambda a, w: F.instance_norm(a, weight=w).square(), reals(5, 4, 6),
+         reals(4)),
+    case("layer_norm", lambda a, w: F.layer_norm(a, (6,), w).square(), reals(5, 6), reals(6)),
+    case("conv1d", lambda a, w, b: F.conv1d(a, w, b).square(), reals(5, 4, 6), reals(3, 4, 2),
+         reals(3)),
+    case("max_pool1d", lambda a: F.max_pool1d(a.square(), 2).square(), reals(5, 4, 6)),
 ]
 
 

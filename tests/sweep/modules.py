@@ -12,6 +12,7 @@ import copy
 import functools
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,7 +121,9 @@ def _sample(name: str, given: Given, dtype: torch.dtype, variant: str) -> Sample
         for at, tensor in zip(inputs, own):
             full[at] = tensor.clone() if in_place and tensor.requires_grad else tensor
         args, kwargs = pytree.tree_unflatten(full, tree)
-        with torch.set_grad_enabled(grads):
+        # Of padded positions torch's fused encoder gives zeros, its modules something else.
+        fused = "src_key_padding_mask" not in kwargs
+        with torch.set_grad_enabled(grads), _fused(fused):
             out = module(*args, **kwargs)
         return out, [_at(module, place) for place in places if not place.is_parameter]
 
@@ -131,6 +134,17 @@ def _sample(name: str, given: Given, dtype: torch.dtype, variant: str) -> Sample
         roles=(*["input"] * len(inputs),
                *["parameter" if place.is_parameter else "buffer" for place in places]),
     )
+
+
+@contextmanager
+def _fused(allowed: bool) -> Iterator[None]:
+    mha = torch.backends.mha
+    before = mha.get_fastpath_enabled()
+    mha.set_fastpath_enabled(allowed and before)
+    try:
+        yield
+    finally:
+        mha.set_fastpath_enabled(before)
 
 
 def drawn(sample: Sample) -> Dense | None:

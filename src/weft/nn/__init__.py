@@ -1,6 +1,6 @@
 """Modules on a mesh."""
 
-from weft.nn import loading, optimizers, parameters
+from weft.nn import loading, optimizers, parameters, sync_norm
 from weft.nn.distribute import distribute_module
 from weft.nn.materialize import materialize
 from weft.nn.pins import PrepareModuleInput, PrepareModuleOutput
@@ -15,3 +15,4 @@ __all__ = [
 loading.install()
 optimizers.install()
 parameters.install()
+sync_norm.install()

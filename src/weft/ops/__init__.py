@@ -78,6 +78,7 @@ TABLE: dict[str, Lookup] = {
     **{f"aten.{name}.{overload}": order.quantile_lookup
        for name in ("quantile", "nanquantile") for overload in ("default", "scalar")},
     "aten.embedding.default": pick.embedding_lookup,
+    "aten.embedding_renorm.default": pick.renorm_lookup,
     "aten.gather.default": read.gather_lookup,
     "aten.index.Tensor": read.index_lookup,
     "aten.index_select.default": read.index_select_lookup,

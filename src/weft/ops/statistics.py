@@ -103,9 +103,11 @@ def _instance_norm(
 def instance_norm_lookup(
     call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
 ) -> Algorithm | None:
-    """instance_norm over cut positions, or with running statistics."""
+    """instance_norm over cut positions, of empty blocks, or with running statistics."""
+    layout = layouts[0]
     keeps = call.args[3] is not None or call.args[4] is not None
-    if 0 in layouts[0].shape or not (keeps or any(layouts[0].dims[2:])):
+    empty = any(0 in layout.sizes_of(dim) for dim in (0, 1))
+    if 0 in layout.shape or not (keeps or empty or any(layout.dims[2:])):
         return None
     return Composite(_instance_norm, writes=True)
 

@@ -129,15 +129,14 @@ def _last(call: Call, count: int, single: tuple[bool, ...]) -> Rule:
     )
 
 
-def _drawn_pool(count: int) -> Callable[[Call], Rule | None]:
+def _drawn_pool(count: int) -> Callable[[Call], Rule]:
     """`fractional_max_pool(x, kernel, size, samples)`: samples are per batch and channel."""
 
-    def rule(call: Call) -> Rule | None:
+    def rule(call: Call) -> Rule:
         found = _last(call, count, (False,) * count)
         num = len(call.tensors[0].shape) - count
-        if num != 2 or len(call.tensors) != 2:
-            return None
-        samples = (*found.operands[0][:num], ("each",))  # type: ignore[index]
+        lead: FactorDims = found.operands[0][:num]  # type: ignore[index]
+        samples = (*((),) * (2 - num), *lead, ("each",))
         return Rule(
             (found.operands[0], samples), found.results, {**found.sizes, "each": count},
             whole=found.whole | {"each"}, nonempty=found.nonempty,
@@ -199,7 +198,27 @@ def _recurrent(call: Call) -> Rule | None:
         of(f"out{place}", result.shape, 1 if place else batch)
         for place, result in enumerate(call.results)
     )
-    return Rule(operands, results, sizes, whole=frozenset(whole), nonempty=frozenset("b"))
+    return Rule(operands, results, sizes, whole=frozenset(whole))
+
+
+def _cell(call: Call) -> Rule:
+    """`lstm_cell(x, states, weights, ...)` and its kin: rows pass; a row may stand alone."""
+    num_states = 2 if "lstm" in call.op else 1
+    sizes: dict[str, int] = {}
+    whole: set[str] = set()
+
+    def of(what: str, shape: tuple[int, ...], has_rows: bool) -> FactorDims:
+        rows = 1 if has_rows and len(shape) == 2 else 0
+        found = ["b"] * rows + [f"{what}.{dim}" for dim in range(rows, len(shape))]
+        sizes.update(zip(found, shape))
+        whole.update(found[rows:])
+        return tuple((name,) for name in found)
+
+    operands = tuple(of(f"in{place}", tensor.shape, place <= num_states)
+                     for place, tensor in enumerate(call.tensors))
+    results = tuple(of(f"out{place}", result.shape, True)
+                    for place, result in enumerate(call.results))
+    return Rule(operands, results, sizes, whole=frozenset(whole))
 
 
 _SPATIAL = (1, 2, 3)
@@ -223,4 +242,5 @@ RULES: dict[str, Callable[[Call], Rule | None]] = {
     "aten._upsample_bilinear2d_aa": _resized(2), "aten._upsample_bicubic2d_aa": _resized(2),
     "aten.im2col": _columns(False), "aten.col2im": _columns(True),
     **{f"aten.{name}": _recurrent for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")},
+    **{f"aten.{name}_cell": _cell for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")},
 }

@@ -395,6 +395,7 @@ BY_DATA.update({
         (reading.ctc_loss, (torch.nn.functional.ctc_loss,)),
         (reading.one_hot, (torch.nn.functional.one_hot,)),
         (reading.gaussian_nll_loss, (torch.nn.functional.gaussian_nll_loss,)),
+        (reading.left_aligned, (torch._nested_tensor_from_mask_left_aligned,)),
     ) for function in functions
 })
 

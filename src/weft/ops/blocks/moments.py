@@ -28,12 +28,14 @@ __all__ = [
 def variance_lookup(
     call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
 ) -> Algorithm | None:
-    """var, std, var_mean and std_mean over cut dims that have elements."""
+    """var, std, var_mean and std_mean over cut dims that have elements, and of empty blocks."""
     layout = layouts[0]
     given, correction, keepdim = _arguments(call)
     dims = reduced(layout, given)
     count = math.prod(layout.shape[dim] for dim in dims)
-    if not is_cut(layout, dims) or not count:
+    # torch warns of too few degrees of freedom where a block has no elements.
+    empty = any(0 in layout.sizes_of(dim) for dim in range(layout.ndim) if dim not in dims)
+    if not count or not (is_cut(layout, dims) or empty):
         return None
     name = call.op.split(".")[1]
     dtype = getattr(torch, call.tensors[0].dtype)

@@ -17,7 +17,7 @@ from weft.core import Layout
 from weft.ops.algorithm import Algorithm, Composite, Local, replicated
 from weft.rules import Call, Decision
 
-__all__ = ["embedding_lookup", "gather_lookup", "select_lookup"]
+__all__ = ["embedding_lookup", "gather_lookup", "renorm_lookup", "select_lookup"]
 
 
 def _own(indices: torch.Tensor, start: int, stop: int, length: int) -> tuple[Any, Any]:
@@ -70,6 +70,23 @@ def embedding_lookup(
         return local
 
     return Local(Decision((weight, indices), (result,)), bind)
+
+
+def renorm_lookup(
+    call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
+) -> Algorithm | None:
+    """`embedding_renorm(weight, indices, max_norm, norm_type)`: which rows are named is a flag
+    for each, and what they shrink by another."""
+
+    def renorm(
+        weight: torch.Tensor, indices: torch.Tensor, most: float, norm_type: float
+    ) -> torch.Tensor:
+        named = weight.new_zeros(weight.shape[0], dtype=torch.bool)
+        named = named.index_fill(0, indices.reshape(-1), True).unsqueeze(-1)
+        norms = torch.linalg.vector_norm(weight, norm_type, 1, True)
+        return weight * torch.where(named & (norms > most), most / (norms + 1e-7), 1.0)
+
+    return Composite(renorm) if any(any(layout.dims) for layout in layouts) else None
 
 
 def gather_lookup(

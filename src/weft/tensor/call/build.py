@@ -40,6 +40,7 @@ from weft.tensor.trace.capture import (
     reshaped,
     slots_of,
 )
+from weft.tensor.trace.instead import INSTEAD
 from weft.tensor.trace.trees import fill, flatten, substitute
 
 __all__ = ["BY_DATA", "MAX_TRACES", "TRACES", "recipe"]
@@ -270,7 +271,7 @@ def _capture(func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor])
     if device_type == "meta":  # tensors without memory: what runs is as on their mesh
         device_type = next(
             (one.device_mesh.device.type for one in tensors if type(one) is ShardTensor), "cpu")
-    return capture(func, args, kwargs, metas, device_type, asks)
+    return capture(INSTEAD.get(func, func), args, kwargs, metas, device_type, asks)
 
 
 def _returns_operand(trace: Trace, num_tensors: int) -> bool:

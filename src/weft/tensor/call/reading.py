@@ -15,7 +15,10 @@ from torch import Tensor
 
 from weft.tensor.shard_tensor import ShardTensor
 
-__all__ = ["combinations", "ctc_loss", "gaussian_nll_loss", "one_hot", "repeat_interleave"]
+__all__ = [
+    "combinations", "ctc_loss", "gaussian_nll_loss", "left_aligned", "one_hot",
+    "repeat_interleave",
+]
 
 
 def repeat_interleave(
@@ -100,3 +103,13 @@ def gaussian_nll_loss(
     if reduction == "none":
         return loss
     return loss.mean() if reduction == "mean" else loss.sum()
+
+
+def left_aligned(x: Tensor, mask: Tensor) -> bool:
+    """`_nested_tensor_from_mask_left_aligned(x, mask)`: whether what a mask of rows keeps stands
+    at their beginning. Of `x`, nothing but the shape is read."""
+    if mask.dtype is not torch.bool or mask.shape != x.shape[:2]:
+        metas = [torch.empty(one.shape, dtype=one.dtype) for one in (x, mask)]
+        return torch._nested_tensor_from_mask_left_aligned(*metas)  # raises
+    places = torch.arange(mask.shape[1], device=mask.device)
+    return bool((mask == (places < mask.sum(1, keepdim=True))).all())

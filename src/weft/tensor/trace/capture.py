@@ -37,6 +37,10 @@ _GRAD: Any = twin_of(torch.autograd.grad)  # type: ignore[arg-type]
 _MAPPED = (torch.Tensor,)
 
 
+_OF_META = ("meta tensor", "Meta", " meta ", "no fake impl", "not allocated yet")
+"""Words of errors of which meta tensors are the cause."""
+
+
 class NotCapturable(Exception):
     """The function needs the data itself: its result's size or value depends on it."""
 
@@ -205,7 +209,7 @@ def capture(
         except NotImplementedError as error:
             raise NotCapturable(_said(error)) from error
         except RuntimeError as error:
-            if any(said in str(error) for said in ("meta tensor", "Meta", "no fake impl")):
+            if any(said in str(error) for said in _OF_META):
                 raise NotCapturable(_said(error)) from error
             raise
         finally:
@@ -342,7 +346,10 @@ def differentiated(
         })
 
     with _unwatched():
-        return edges(call, lambda index: meta_like(tensors[index]), wanted)
+        try:
+            return edges(call, lambda index: meta_like(tensors[index]), wanted)
+        except NotImplementedError:  # meta tensors do not know its derivative: all may have one
+            return (tuple(wanted),) * len(slots_of(op.results))
 
 
 def edges(

@@ -1,0 +1,31 @@
+"""SyncBatchNorm of a ShardTensor: batch_norm, whose statistics are of the global batch already.
+
+torch's own would gather statistics over a process group, as if each rank had a batch of its own,
+and on GPUs alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from weft.tensor import ShardTensor
+from weft.tensor.takeover import take_over, twin_of
+
+__all__ = ["install"]
+
+_FORWARD: Any = twin_of(nn.SyncBatchNorm.forward)  # type: ignore[arg-type]
+
+
+def install() -> None:
+    """Take it over. Once per process."""
+    take_over(nn.SyncBatchNorm.forward, _forward)  # type: ignore[arg-type]
+
+
+def _forward(module: nn.SyncBatchNorm, input: Tensor) -> Tensor:
+    if type(input) is not ShardTensor:
+        return _FORWARD(module, input)
+    module._check_non_zero_input_channels(input)
+    return _BatchNorm.forward(module, input)

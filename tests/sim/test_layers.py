@@ -1,0 +1,272 @@
+"""Layers of torch.nn on ShardTensors: what no sample of the sweep says."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import weft
+from weft import P
+from weft.tensor.trace.instead import INSTEAD
+
+BATCH = 6
+
+
+def on_ranks(program: Any, num: int = 3) -> list[Any]:
+    return weft.testing.run(program, mesh={"x": num})
+
+
+def ragged(x: Tensor, mesh: Any, dim: int = 0) -> Any:
+    """Cut so that the rank in the middle has nothing."""
+    spec = P(*[None] * dim, "x")
+    sizes = {dim: (x.shape[dim] - 1, 0, 1)}
+    return weft.distribute_tensor(x, mesh, weft.Layout(mesh, tuple(x.shape), spec, sizes=sizes))
+
+
+def values(*shape: int) -> Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+# What a cut batch needs of other ranks.
+
+X, LINE, IMAGE = values(BATCH, 8), values(BATCH, 5, 8), values(BATCH, 8, 6, 5)
+
+SILENT: dict[str, tuple[Any, Tensor]] = {
+    "Linear": (lambda: nn.Linear(8, 3), X),
+    "LayerNorm": (lambda: nn.LayerNorm(8), LINE),
+    "RMSNorm": (lambda: nn.RMSNorm(8), LINE),
+    "GroupNorm": (lambda: nn.GroupNorm(2, 8), IMAGE),
+    "InstanceNorm2d": (lambda: nn.InstanceNorm2d(8, affine=True), IMAGE),
+    "LocalResponseNorm": (lambda: nn.LocalResponseNorm(3), IMAGE),
+    "BatchNorm2d evaluated": (lambda: nn.BatchNorm2d(8).eval(), IMAGE),
+    "Conv2d": (lambda: nn.Conv2d(8, 4, 3, padding=1), IMAGE),
+    "Conv2d groups": (lambda: nn.Conv2d(8, 8, 3, groups=4), IMAGE),
+    "ConvTranspose2d": (lambda: nn.ConvTranspose2d(8, 4, 3), IMAGE),
+    "MaxPool2d": (lambda: nn.MaxPool2d(2), IMAGE),
+    "AvgPool2d": (lambda: nn.AvgPool2d(2), IMAGE),
+    "AdaptiveAvgPool2d": (lambda: nn.AdaptiveAvgPool2d(2), IMAGE),
+    "FractionalMaxPool2d": (lambda: nn.FractionalMaxPool2d(2, 2), IMAGE),
+    "Upsample": (lambda: nn.Upsample(scale_factor=2), IMAGE),
+    "Unfold": (lambda: nn.Unfold(2), IMAGE),
+    "LSTM": (lambda: nn.LSTM(8, 3, 2, batch_first=True, dropout=0.5), LINE),
+    "GRU": (lambda: nn.GRU(8, 3, bidirectional=True, batch_first=True), LINE),
+    "RNN": (lambda: nn.RNN(8, 3, batch_first=True), LINE),
+    "LSTMCell": (lambda: nn.LSTMCell(8, 3), X),
+    "GRUCell": (lambda: nn.GRUCell(8, 3), X),
+    "RNNCell": (lambda: nn.RNNCell(8, 3), X),
+    "Dropout2d": (nn.Dropout2d, IMAGE),
+    "Softmax2d": (nn.Softmax2d, IMAGE),
+    "Flatten": (nn.Flatten, IMAGE),
+    "TransformerEncoderLayer": (
+        lambda: nn.TransformerEncoderLayer(8, 4, 12, batch_first=True), LINE),
+}
+
+
+@pytest.mark.parametrize("name", SILENT)
+def test_a_cut_batch_needs_nothing_of_others(name: str) -> None:
+    make, x = SILENT[name]
+    module = make().double()
+
+    def on_rank(mesh: Any) -> Any:
+        for cut in (weft.distribute_tensor(x, mesh, P("x")), ragged(x, mesh)):
+            with weft.explain() as log:
+                out = copy.deepcopy(module)(cut)
+            out = out[0] if isinstance(out, tuple) else out
+            assert sum(event.nbytes for event in log.events) == 0, log.events
+            assert out.layout.dims[0] == (0,) and out.layout.cuts[0] == cut.layout.cuts[0]
+        return True
+
+    assert on_ranks(on_rank) == [True] * 3
+
+
+@pytest.mark.parametrize("need_weights", [False, True])
+def test_attention_of_a_cut_batch_stays(need_weights: bool) -> None:
+    torch.manual_seed(0)
+    module = nn.MultiheadAttention(8, 4).double()
+    x, padding = values(5, BATCH, 8), torch.zeros(BATCH, 5, dtype=torch.bool)
+    due, weights = module(x, x, x, key_padding_mask=padding, need_weights=need_weights)
+
+    def on_rank(mesh: Any) -> Any:
+        q = weft.distribute_tensor(x, mesh, P(None, "x"))
+        mask = weft.distribute_tensor(padding, mesh, P("x"))
+        with weft.explain() as log:
+            out, found = module(q, q, q, key_padding_mask=mask, need_weights=need_weights)
+        assert not log.events
+        assert str(out.layout.dims) == "((), (0,), ())"
+        torch.testing.assert_close(out.full_tensor(), due)
+        if need_weights:
+            assert found.layout.dims[0] == (0,)
+            torch.testing.assert_close(found.full_tensor(), weights)
+        return True
+
+    assert on_ranks(on_rank) == [True] * 3
+
+
+@pytest.mark.parametrize("shapes", [((5, 8), (5, 8)), ((5, 3, 8), (6, 3, 8))])
+@pytest.mark.parametrize("separate", [False, True])
+@pytest.mark.parametrize("extra", [False, True])
+def test_attention_put_otherwise_is_torchs(shapes: Any, separate: bool, extra: bool) -> None:
+    mine = INSTEAD[F.multi_head_attention_forward]
+    query, key = values(*shapes[0]), values(*shapes[1])
+    batch, lengths = query.shape[1:-1], (query.shape[0], key.shape[0])
+    mask = values(*lengths) > 1
+    padding = torch.zeros(*batch, lengths[1], dtype=torch.bool)
+    padding[..., -1] = True
+    each = torch.cat([mask.unsqueeze(0)] * 2 * (batch[0] if batch else 1))
+    masks = [(None, None), (mask, None), (None, padding), (each, padding), (values(*lengths), None)]
+    weight = values(24, 8)
+    for (given, padded), needs, average, causal in itertools.product(
+        masks, (False, True), (False, True), (False, True)
+    ):
+        if causal and given is None:
+            continue
+        args = (
+            query, key, key, 8, 2, None if separate else weight, values(24),
+            values(1, 1, 8) if extra else None, values(1, 1, 8) if extra else None, extra, 0.5,
+            values(8, 8), values(8),
+        )
+        options = {
+            "training": False, "key_padding_mask": padded, "need_weights": needs,
+            "attn_mask": given, "use_separate_proj_weight": separate,
+            "average_attn_weights": average, "is_causal": causal,
+            **dict(zip(("q_proj_weight", "k_proj_weight", "v_proj_weight"),
+                       weight.chunk(3) if separate else (None,) * 3)),
+        }
+        found, due = mine(*args, **options), F.multi_head_attention_forward(*args, **options)
+        torch.testing.assert_close(found[0], due[0], equal_nan=True)
+        assert found[0].stride() == due[0].stride()
+        assert (found[1] is None) == (due[1] is None)
+        if due[1] is not None:
+            torch.testing.assert_close(found[1], due[1], equal_nan=True)
+
+
+def test_attention_raises_what_torch_raises() -> None:
+    def on_rank(mesh: Any) -> None:
+        x = weft.distribute_tensor(values(5, BATCH, 8), mesh, P(None, "x"))
+        module = nn.MultiheadAttention(8, 4).double()
+        with pytest.raises(RuntimeError, match="shape of the 2D attn_mask"):
+            module(x, x, x, attn_mask=torch.zeros(3, 3, dtype=torch.bool))
+        with pytest.raises(AssertionError, match="expecting embedding dimension"):
+            nn.MultiheadAttention(4, 2).double()(x, x, x)
+
+    on_ranks(on_rank)
+
+
+# Statistics of the global batch.
+
+
+def trained(module: nn.Module, xs: list[Any]) -> nn.Module:
+    optimizer = torch.optim.SGD(module.parameters(), 0.1, momentum=0.9)
+    for x in xs:
+        optimizer.zero_grad()
+        (module(x) ** 3).mean().backward()
+        optimizer.step()
+    return module
+
+
+@pytest.mark.parametrize("momentum", [0.3, None])
+@pytest.mark.parametrize("kind", [nn.BatchNorm2d, nn.SyncBatchNorm])
+@pytest.mark.parametrize("distributed", [False, True])
+def test_a_network_with_batch_norm_learns_as_on_one_device(
+    kind: Any, momentum: float | None, distributed: bool
+) -> None:
+    def network() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(
+            nn.Conv2d(8, 4, 3), kind(4, momentum=momentum), nn.ReLU(), nn.Flatten(),
+            nn.Linear(48, 5), nn.BatchNorm1d(5),
+        ).double()
+
+    steps = [values(BATCH, 8, 6, 5) + step for step in range(3)]
+    due = trained(network(), steps)
+
+    def on_rank(mesh: Any) -> Any:
+        module = network()
+        if distributed:
+            shardings = {"0.*": P("x"), "1.running_*": P("x")}
+            weft.nn.distribute_module(module, mesh, shardings=shardings)
+        found = trained(module, [ragged(x, mesh) for x in steps]).eval()
+        out = found(ragged(steps[0], mesh)).full_tensor()
+        return [one.full_tensor() if isinstance(one, weft.ShardTensor) else one.detach()
+                for one in (*found.parameters(), *found.buffers())], out.detach()
+
+    for state, out in on_ranks(on_rank):
+        for mine, wanted in zip(state, (*due.parameters(), *due.buffers()), strict=True):
+            torch.testing.assert_close(mine, wanted.detach())
+        torch.testing.assert_close(out, due.eval()(steps[0]).detach())
+
+
+def test_batch_norm_receives_a_few_numbers_per_channel() -> None:
+    def on_rank(mesh: Any) -> tuple[int, int]:
+        x = ragged(IMAGE, mesh).requires_grad_()
+        module = nn.BatchNorm2d(8).double()
+        with weft.explain() as log:
+            module(x).square().sum().backward()
+        there = sum(event.nbytes for event in log.events if event.direction == "forward")
+        return there, sum(event.nbytes for event in log.events) - there
+
+    # A mean and a variance of 8 channels, of two other ranks; as much back, and the gradients of
+    # 8 weights and 8 biases, twice 2/3 of them, and the loss.
+    for there, back in on_ranks(on_rank):
+        assert there == 2 * 8 * 8 * 2 and back <= 2 * 8 * 8 * 2 + 2 * 8 * 8 * 4 // 3 + 4 * 8 * 8
+
+
+def test_statistics_of_running_buffers_are_alike_on_all_ranks() -> None:
+    def on_rank(mesh: Any) -> list[list[float]]:
+        module = nn.BatchNorm1d(8)
+        for _ in range(2):
+            module(weft.distribute_tensor(X.float(), mesh, P("x")))
+        return [one.tolist() for one in module.buffers()]
+
+    first, *others = on_ranks(on_rank)
+    assert others == [first] * 2 and first[2] == 2
+
+
+# Recurrent networks.
+
+
+def test_packed_sequences_are_right() -> None:
+    torch.manual_seed(0)
+    module = nn.LSTM(8, 3).double()
+    x, lengths = values(5, BATCH, 8), torch.tensor([5, 2, 4, 4, 1, 3])
+
+    def run(x: Any) -> Any:
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, enforce_sorted=False)
+        out, (h, _) = module(packed)
+        return nn.utils.rnn.pad_packed_sequence(out)[0], h
+
+    wanted = run(x)
+
+    def on_rank(mesh: Any) -> Any:
+        return [one.full_tensor().detach()
+                for one in run(weft.distribute_tensor(x, mesh, P(None, "x")))]
+
+    with pytest.warns(weft.WeftWarning, match="gathered"):
+        outcomes = on_ranks(on_rank)
+    for found in outcomes:
+        torch.testing.assert_close(found, [one.detach() for one in wanted])
+
+
+def test_dropout_between_layers_ignores_the_layout() -> None:
+    module = nn.GRU(8, 3, 3, dropout=0.5).double()
+    x = values(5, BATCH, 8)
+
+    def on_rank(mesh: Any) -> Any:
+        found = []
+        for spec in (P(), P(None, "x"), P("x")):
+            torch.manual_seed(3)
+            found.append(module(weft.distribute_tensor(x, mesh, spec))[0].full_tensor().detach())
+        return found
+
+    (alone,) = on_ranks(on_rank, 1)
+    for found in on_ranks(on_rank):
+        for one in found:
+            torch.testing.assert_close(one, alone[0])
+    assert (module.eval()(x)[0] - alone[0]).abs().max() > 1e-3
