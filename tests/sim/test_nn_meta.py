@@ -214,6 +214,34 @@ def test_a_function_of_the_user_s_initializes_as_by_apply() -> None:
     assert called[:2] == ["Linear", "Scaled"]
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_a_llama_initializes_itself() -> None:
+    """By what its library gives to `Module.apply`, which makes the rotary tables, too."""
+    llama = pytest.importorskip("transformers.models.llama")
+    config = llama.LlamaConfig(
+        vocab_size=50, hidden_size=32, intermediate_size=36, num_hidden_layers=1,
+        num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True)
+
+    def on_rank(mesh: Any) -> dict[str, Tensor]:
+        model: Any = on_meta(lambda: llama.LlamaForCausalLM(config))
+        weft.distribute_module(model, mesh, shardings={
+            "*.embed_tokens.weight": P("x"), "*.[qkv]_proj.weight": P("x"),
+            "*.o_proj.weight": P(None, "x"), "*.up_proj.weight": P("x"),
+            "*.down_proj.weight": P(None, "x")})
+        torch.manual_seed(3)
+        materialize(model, model._init_weights)
+        out = model(input_ids=torch.arange(10).view(2, 5)).logits.detach()
+        assert out.full_tensor().isfinite().all()
+        frequencies = model.model.rotary_emb.inv_freq
+        if type(frequencies) is ShardTensor:
+            frequencies = frequencies.full_tensor()
+        return full_state(model) | {"inv_freq": frequencies}
+
+    found = everywhere(on_rank)
+    assert torch.equal(found["inv_freq"], llama.LlamaForCausalLM(config).model.rotary_emb.inv_freq)
+    assert found["model.embed_tokens.weight"].std() == pytest.approx(0.02, rel=0.1)
+
+
 def test_modules_that_cannot_be_materialized() -> None:
     class Norm(nn.Module):
         def __init__(self) -> None:

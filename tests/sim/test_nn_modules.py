@@ -473,6 +473,21 @@ def test_a_plain_module_that_is_fed_a_shard_tensor(spec: P) -> None:
         assert all(map(torch.equal, parameters, ranks[0][2]))  # replicas stay equal to the bit
 
 
+def test_a_plain_lazy_module_takes_its_shapes_from_the_global_ones() -> None:
+    def on_rank(mesh: Any) -> None:
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.LazyLinear(3), nn.LazyBatchNorm1d(affine=False)).eval()
+        x = weft.distribute_tensor(X, mesh, P("dp", "tp"))
+        out = module(x)
+        layer: Any = module[0]
+        assert type(layer) is nn.Linear and layer.weight.shape == (3, 6)
+        torch.testing.assert_close(out.detach().full_tensor(), module(X).detach())
+        weft.distribute_module(module, mesh, shardings={"0.weight": P("tp")})
+        torch.testing.assert_close(module(x).full_tensor(), out.full_tensor())
+
+    on_ranks(on_rank)
+
+
 def test_a_shard_tensor_is_no_data_of_a_plain_parameter() -> None:
     def on_rank(mesh: Any) -> str:
         module = nn.Linear(4, 4)

@@ -84,6 +84,22 @@ def test_a_plain_module_has_no_report() -> None:
         report(nn.Linear(2, 3))
 
 
+def test_a_module_on_several_meshes() -> None:
+    def on_rank(mesh: Any) -> str:
+        module = nn.Sequential(nn.Linear(2, 4, bias=False), nn.Linear(4, 2, bias=False))
+        weft.distribute_module(module[0], mesh, shardings={"weight": P("dp")})
+        other = weft.init_mesh({"x": 4})
+        weft.distribute_module(module, other, shardings={"1.weight": P(None, "x")})
+        return str(report(module))
+
+    assert weft.testing.run(on_rank, 4, {"dp": 2, "tp": 2})[0] == """\
+2 parameters and 0 buffers on Mesh(dp=2, tp=2), 4 ranks
+name      layout                    bytes per rank  pattern
+0.weight  f32[4@dp, 2]                          16  -
+1.weight  f32[2, 4@x] on Mesh(x=4)               8  '1.weight'
+in all: 64 bytes, on several meshes"""
+
+
 def test_ragged_blocks_are_counted_as_they_are() -> None:
     mesh = Mesh({"tp": 3})
     sizes = [weft.Shard(0, sizes=(5, 0, 2))]

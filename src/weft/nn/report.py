@@ -90,7 +90,7 @@ class Report:
         raise KeyError(name)
 
     def nbytes(self, rank: int) -> int:
-        """The bytes of all blocks of one rank, by its position in the mesh."""
+        """The bytes of all blocks of one rank, by its position in the mesh that all lie on."""
         return sum(row.nbytes(rank) for row in self.rows)
 
     @property
@@ -113,6 +113,8 @@ class Report:
         table = [("name", "layout", "bytes per rank", "pattern")]
         for row in self.rows:
             text = row.layout.text(str(row.dtype).removeprefix("torch."))
+            if row.layout.mesh != self.mesh:
+                text += f" on {row.layout.mesh}"
             why = "-" if row.pattern is None else repr(row.pattern)
             table.append((row.names[0], text, f"{row.max_nbytes:,}", why))
             table += [(f"  = {name}", "", "", "") for name in row.names[1:]]
@@ -132,6 +134,8 @@ class Report:
 
     def _total(self) -> str:
         full = self.full_nbytes
+        if any(row.layout.mesh != self.mesh for row in self.rows):
+            return f"in all: {full:,} bytes, on several meshes"
         if self.mesh.size() > MAX_RANKS:
             most = sum(row.max_nbytes for row in self.rows)
             return f"in all: at most {most:,} bytes on a rank, of {full:,}"
