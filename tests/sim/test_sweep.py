@@ -88,6 +88,14 @@ def test_narrow_floats_may_differ_as_far_as_they_round() -> None:
     assert alone is not None and alone.close(2)[0][0] <= 2**-6  # type: ignore[operator]
 
 
+def test_each_call_that_gathers_counts_as_gathered() -> None:
+    x = torch.rand(4, 4, dtype=torch.float64)
+    sample = Sample("0", lambda own: torch.linalg.matrix_exp(own[0]), (x,), (False,))
+    expected = dense(sample)
+    assert expected is not None
+    assert {verdict(sample, expected) for _ in range(2)} == {"gathered"}
+
+
 def test_it_tells_refusals_from_other_errors(rows: Sample) -> None:
     expected = dense(rows)
     assert expected is not None

@@ -110,6 +110,8 @@ _MATRICES = {
     )},
     "svd of old": torch.svd, "thin svd": lambda x: torch.linalg.svd(x, full_matrices=False),
     "solve": lambda x: torch.linalg.solve(x, x), "triangular": torch.linalg.matrix_exp,
+    "spectrum": torch.fft.rfftn, "back": lambda x: torch.fft.irfft(x, dim=0),
+    "spectrum of rows": lambda x: torch.fft.fft(x, dim=-2),
     "right": lambda x: torch.linalg.solve(x, x, left=False), "geqrf": torch.geqrf,
 }
 

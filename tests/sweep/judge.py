@@ -21,6 +21,7 @@ from tests.sweep.rounding import Rounding, rounding
 from tests.sweep.samples import Sample
 from tests.sweep.ways import laid_out
 from weft import ShardTensor
+from weft.tensor.call import fallback
 
 __all__ = ["VERDICTS", "Dense", "Verdict", "backward", "dense", "judge", "leaves", "short"]
 
@@ -143,6 +144,7 @@ def judge(sample: Sample, expected: Dense, way: str, what: str) -> Verdict | Non
             [None if one.grad is None else held(one.grad) for one in operands],
         ), _received(log)
 
+    fallback._WARNED.clear()  # every call warns by itself
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:

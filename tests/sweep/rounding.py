@@ -46,8 +46,9 @@ Call = Callable[[list[Tensor], Callable[[Tensor, Tensor], Tensor]], tuple[list[A
 def rounding(
     run: Call, tensors: Sequence[Tensor], results: list[Any], gradients: list[Any], adds: bool
 ) -> Rounding | None:
-    """The measure of a call whose plain outcome is known; None where no operand is narrow."""
-    narrow = {tensor.dtype for tensor in tensors} & set(NARROW)
+    """The measure of a call whose plain outcome is known; None where nothing is narrow."""
+    outcome = [one for one in results if isinstance(one, Tensor)]
+    narrow = {one.dtype for one in (*tensors, *outcome)} & set(NARROW)
     if not narrow:
         return None
     dtype = min(narrow, key=lambda one: -torch.finfo(one).eps)
@@ -67,10 +68,14 @@ def rounding(
 def _tried(
     run: Call, tensors: list[Tensor], like: Callable[[Tensor, Tensor], Tensor], *none: list[Any]
 ) -> tuple[list[Any], list[Any]]:
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)  # what integers become
     try:
         found = run(tensors, like)
     except Exception:  # it is not for such operands
         return none[0], none[1]
+    finally:
+        torch.set_default_dtype(default)
     return found if list(map(len, found)) == list(map(len, none)) else (none[0], none[1])
 
 

@@ -92,7 +92,8 @@ def _quantile(call: Call) -> Rule:
 
 
 def _along(
-    dim_index: int, default: int = -1, linear: bool = False, moves: bool = False
+    dim_index: int, default: int = -1, linear: bool = False, moves: bool = False,
+    nonempty: bool = False,
 ) -> Callable[[Call], Rule]:
     """Ops that work along dims and keep them, possibly with another length (softmax, sort)."""
 
@@ -117,7 +118,7 @@ def _along(
         return Rule(
             (kinds,), (out,) * len(call.results), sizes,
             whole=frozenset(name for name in sizes if name[:1] == "n" or int(name[1:]) in gone),
-            linear=sets, moves=moves,
+            linear=sets, moves=moves, nonempty=frozenset(factors) if nonempty else frozenset(),
         )
 
     return rule
@@ -255,6 +256,8 @@ RULES: dict[str, Callable[[Call], Rule | None]] = {
         "glu", "log_softmax", "logcumsumexp", "softmax", "sort",
     )},
     **{f"aten.{name}": _along(1, linear=True) for name in ("cumsum",)},
+    **{f"aten.{name}": _along(1, linear=True, nonempty=True)
+       for name in ("_fft_c2c", "_fft_r2c", "_fft_c2r")},
     "aten.topk": _along(2),
     "aten.msort": _along(_NO_ARGUMENT, default=0),
     "aten.flip": _along(1, moves=True),

@@ -108,6 +108,10 @@ def _vdot(x: Tensor, y: Tensor) -> Tensor:
     return torch.dot(x.conj(), y)
 
 
+def _dist(a: Tensor, b: Tensor, p: float = 2) -> Tensor:
+    return torch.linalg.vector_norm(a - b, p)
+
+
 def _addbmm(
     x: Tensor, left: Tensor, right: Tensor, *, beta: Any = 1, alpha: Any = 1
 ) -> Tensor:
@@ -217,6 +221,7 @@ TABLE = {
     "aten.select_scatter.default": _when(_select_scatter),
     "aten.inner.default": _when(_inner),
     "aten.vdot.default": _when(_vdot),
+    "aten.dist.default": _when(_dist),
     "aten.addbmm.default": _when(_addbmm),
     "aten.chain_matmul.default": _when(_chained),
     "aten.linalg_multi_dot.default": _when(_chained),

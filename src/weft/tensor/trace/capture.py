@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from weft.errors import UnsupportedOpError, message
 from weft.tensor.takeover import twin_of
-from weft.tensor.trace.forms import known_form, laid
+from weft.tensor.trace.forms import asks_device, known_form
 
 __all__ = [
     "NotCapturable", "Op", "Slot", "Trace", "as_autocast", "asks_for_grad", "capture",
@@ -119,20 +119,25 @@ class _Recorder(SchemaCheckMode):
     def _result(self, func: Any, args: Any, kwargs: Any) -> Any:
         if not self.autocast:
             known = known_form(func, args, kwargs)
-            return laid(func, func(*args, **kwargs), self.device_type) if known is None else known
+            if known is not None:
+                return known
+            if asks_device(func):
+                return self._as_there(func, args, kwargs)
+            return func(*args, **kwargs)
         has_kernel, name = torch._C._dispatch_has_kernel_for_dispatch_key, func.name()
         if has_kernel(name, f"Autocast{self.device_type.upper()}"):
-            return self._as_cast(func, args, kwargs)
+            return self._as_there(func, args, kwargs)
         out = func(*args, **kwargs)
         if not has_kernel(name, "CompositeImplicitAutograd") or any(
             one.alias_info is not None for one in func._schema.returns
         ):
             return out
-        cast = self._as_cast(func, args, kwargs)  # of what it consists of, something may cast
+        cast = self._as_there(func, args, kwargs)  # of what it consists of, something may cast
         return out if _dtypes(cast) == _dtypes(out) else cast
 
-    def _as_cast(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """The op's result under autocast, which meta tensors do not know: by fake tensors."""
+    def _as_there(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The op's result on the device meant, whose autocast and strides meta tensors do not
+        know: by fake tensors."""
         def like(tensor: torch.Tensor, device: str) -> torch.Tensor:
             return torch.empty_strided(
                 tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device

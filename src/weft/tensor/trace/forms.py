@@ -7,12 +7,13 @@ alone, of which nothing can be wrong; the others, errors among them, are left to
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-__all__ = ["known_form", "laid"]
+__all__ = ["asks_device", "known_form"]
 
 
 def known_form(overload: Any, args: Any, kwargs: Any) -> torch.Tensor | None:
@@ -23,17 +24,11 @@ def known_form(overload: Any, args: Any, kwargs: Any) -> torch.Tensor | None:
     return form(*args, **kwargs)
 
 
-def laid(overload: Any, out: Any, device_type: str) -> Any:
-    """Results of an op with the strides that its kernel gives them, where meta tensors have
-    others: torch's meta kernels take them to be on a GPU."""
-    known = _ON_CPU.get(overload) if device_type == "cpu" else None
-    if known is None:
-        return out
-    place, by_columns = known
-    matrix = out[place]
-    other = torch.empty_like(matrix.mT if by_columns else matrix,
-                             memory_format=torch.contiguous_format)
-    return (*out[:place], other.mT if by_columns else other, *out[place + 1 :])
+@functools.cache
+def asks_device(overload: Any) -> bool:
+    """Whether strides of the op's results are a matter of the device that computes it: torch's
+    meta kernels take meta tensors to lie on a GPU."""
+    return overload in _BY_DEVICE or overload._schema.name.startswith(("aten::fft_", "aten::_fft_"))
 
 
 def _cross_entropy(
@@ -114,9 +109,7 @@ _FORMS: dict[Any, Callable[..., torch.Tensor | None]] = {
     _aten._sample_dirichlet.default: _broadcast,
 }
 
-_ON_CPU = {
-    _aten.linalg_eig.default: (1, True),
-    _aten.linalg_svd.default: (2, True), _aten._linalg_svd.default: (2, True),
-    _aten.svd.default: (2, False),
+_BY_DEVICE = {
+    _aten.linalg_eig.default, _aten.linalg_svd.default, _aten._linalg_svd.default,
+    _aten.svd.default,
 }
-"""Op -> which result, and whether its kernel for CPUs writes columns (or else rows)."""
