@@ -175,8 +175,9 @@ def _received(log: Any) -> tuple[int, int]:
     return totals["forward"], totals["backward"]
 
 
-UNTOLD = ("sort", "argsort", "topk", "kthvalue", "median", "nanmedian", "mode")
-"""Ops that name places of elements; which of equal ones, torch leaves open."""
+UNTOLD = ("sort", "msort", "argsort", "topk", "kthvalue", "median", "nanmedian", "mode")
+"""Ops that name places of elements; which of equal ones, torch leaves open, and so which of them
+gets which gradient."""
 
 
 def _among_equals(
@@ -196,7 +197,20 @@ def _among_equals(
                     for dim in range(sample.tensors[0].dim()))
         ):
             results[place] = found.full
-    return dataclasses.replace(expected, results=results)
+    gradients = list(expected.gradients)
+    due, found = gradients[0], outcomes[0].gradients[0]
+    if due is not None and found is not None and found.full.shape == due.shape and _equal(
+        *[_by_element(sample.tensors[0], one) for one in (found.full, due)]
+    ):
+        gradients[0] = found.full
+    return dataclasses.replace(expected, results=results, gradients=gradients)
+
+
+def _by_element(x: Tensor, gradient: Tensor) -> Tensor:
+    """The gradients in the order of their elements, those of equal elements ascending."""
+    order = gradient.flatten().argsort()
+    order = order[x.flatten()[order].argsort(stable=True)]
+    return gradient.flatten()[order]
 
 
 def _names_equals(x: Tensor, found: Tensor, due: Tensor, dim: int, op: str) -> bool:

@@ -121,7 +121,7 @@ class _Recorder(SchemaCheckMode):
             known = known_form(func, args, kwargs)
             if known is not None:
                 return known
-            if asks_device(func):
+            if asks_device(func) and args[0].numel():  # decompositions divide by lengths
                 return self._as_there(func, args, kwargs)
             return func(*args, **kwargs)
         has_kernel, name = torch._C._dispatch_has_kernel_for_dispatch_key, func.name()

@@ -26,8 +26,8 @@ def known_form(overload: Any, args: Any, kwargs: Any) -> torch.Tensor | None:
 
 @functools.cache
 def asks_device(overload: Any) -> bool:
-    """Whether strides of the op's results are a matter of the device that computes it: torch's
-    meta kernels take meta tensors to lie on a GPU."""
+    """Whether strides or dtypes of the op's results are a matter of the device that computes it:
+    torch's meta kernels take meta tensors to lie on a GPU."""
     return overload in _BY_DEVICE or overload._schema.name.startswith(("aten::fft_", "aten::_fft_"))
 
 
@@ -112,4 +112,7 @@ _FORMS: dict[Any, Callable[..., torch.Tensor | None]] = {
 _BY_DEVICE = {
     _aten.linalg_eig.default, _aten.linalg_svd.default, _aten._linalg_svd.default,
     _aten.svd.default,
+    _aten.native_layer_norm.default, _aten.native_batch_norm.default,
+    _aten._native_batch_norm_legit.default, _aten._native_batch_norm_legit.no_stats,
+    _aten._batch_norm_with_update.default,
 }
