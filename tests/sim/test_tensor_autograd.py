@@ -602,3 +602,20 @@ def test_gradients_have_the_dual_layout() -> None:
 
     due = ["[5@dp, 6@tp]", "[5@dp, 6@tp]", "[5, 6]", "[5, 6]", "[5@dp, 6]", "[5@dp, 6]"]
     assert weft.testing.run(on_rank, mesh={"dp": 2, "tp": 2}) == [due] * 4
+
+
+def test_two_graphs_share_a_leaf_that_came_along_with_another_operand() -> None:
+    """Backward of one frees what leads to its own operands, not what the leaf became."""
+    def on_rank(mesh: Any) -> torch.Tensor:
+        w, a, b = (weft.distribute_tensor(full, mesh, P("x")).requires_grad_() for full in WAB)
+        one = torch.linalg.solve(a.exp(), w).sum()  # both are gathered, in one node if both can be
+        other = torch.linalg.solve(b.exp(), w).sum()
+        one.backward()
+        other.backward()
+        return w.grad.full_tensor()
+
+    WAB = [torch.eye(4, dtype=torch.float64) * (place + 1) for place in range(3)]
+    w, a, b = (full.clone().requires_grad_() for full in WAB)
+    (torch.linalg.solve(a.exp(), w).sum() + torch.linalg.solve(b.exp(), w).sum()).backward()
+    for grad in weft.testing.run(on_rank, mesh={"x": 2}):
+        torch.testing.assert_close(grad, w.grad)

@@ -13,9 +13,11 @@ each times (1 - 1/g), "back" being the same again when the operand needs a gradi
 of an operand that enters replicated is reduced for free: that is due to the user's choice of
 layout, and counting it would undo data parallelism for small batches. A value that enters as one
 term (to P) is charged the reduction that it makes necessary, so that a finished value meets a
-partial one by finishing the partial one; so is a contraction for which a sharded operand would
-have to be cut anew, since what it saves in moving that operand the result must pay. Where all
-operands agree on a factor, or on the terms of a linear set, nothing moves and nothing is compared.
+partial one by finishing the partial one. What leaves terms although something has to move is
+charged their reduction, too: terms that pass beside an operand which would be gathered for it, a
+contraction for which a sharded or partial operand would have to be cut anew. What such a candidate
+saves in moving one operand the result must pay. Where all operands agree on a factor, or on the
+terms of a linear set, nothing moves and nothing is compared.
 
 An axis of size 1 is judged as one of size 2: a program reads the same layouts on any number.
 """
@@ -155,10 +157,10 @@ def cheapest(frame: Frame, axis: int) -> Choice:
     best_key = _key(frame, nbytes, held, kinds, (None,) * len(held), size, None)
     for candidate, wanted in _candidates(frame, held, kinds):
         key = _key(frame, nbytes, held, kinds, wanted, size, candidate)
-        if candidate in rule.reduce and any(
-            name is not None and name != candidate == target
-            for name, target in zip(held, wanted)
-        ):
+        if isinstance(candidate, Passed) or (candidate in rule.reduce and any(
+            candidate == target and ((name is not None and name != target) or kind is not None)
+            for name, kind, target in zip(held, kinds, wanted)
+        )):
             key = (key[0] + 2 * _result_nbytes(frame, axis), *key[1:])
         if key < best_key:
             best, best_key = candidate, key

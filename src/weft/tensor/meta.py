@@ -40,12 +40,14 @@ class Meta:
 
     `alias` is None, or says why the tensor shares no memory with the one that it stands for: then
     an in-place write raises. Of a result to be it names the view op whose data had to move, and the
-    tensor follows its base (see `moved`). `recipes` caches the calls that start with such a tensor.
+    tensor follows its base (see `moved`). `finished` marks terms whose sum is known (see
+    `call.finish`). `recipes` caches the calls that start with such a tensor.
     """
 
     __slots__ = (
         "mesh", "layout", "shape", "dtype", "strides", "device", "requires_grad", "alias",
-        "local_shape", "recipes", "plain", "to_replicated", "of_grad", "_form", "__weakref__",
+        "local_shape", "recipes", "plain", "to_replicated", "of_grad", "finished", "_form",
+        "__weakref__",
     )
 
     def __init__(
@@ -73,6 +75,7 @@ class Meta:
         # The Transition to Replicate; None where there is nothing to do; False: not asked yet.
         self.to_replicated: Any = False
         self.of_grad: Meta | None = None  # see `autograd.grad_meta`; None: not asked yet
+        self.finished = False
         self._form: Any = False if like is None else like._form
         _ALIVE[id(self)] = self
         self.plain = strides is None and device.type == "cpu"
@@ -110,6 +113,20 @@ class Meta:
             parts.get("strides", self.strides),
             parts.get("alias", self.alias),
         )
+
+    def as_finished(self) -> Meta:
+        """Its twin that is marked; `replace()` leads back."""
+        table: dict[Any, Meta] = self.mesh.cache.setdefault("metas", {})
+        key = ("finished", self.layout, self.dtype, self.device, self.requires_grad, self.strides,
+               self.alias)
+        meta = table.get(key)
+        if meta is None:
+            meta = _first(table, key, Meta(
+                self.mesh, self.layout, self.dtype, self.device, self.requires_grad, self.strides,
+                self.alias, self, self.local_shape,
+            ))
+            meta.finished = True
+        return meta
 
     def stride(self) -> tuple[int, ...]:
         """Global strides, in elements."""

@@ -14,7 +14,7 @@ from torch._C import _is_any_autocast_enabled as is_autocast_enabled
 
 from weft import ops, rules
 from weft.comm import BoundMesh
-from weft.tensor.call import fallback
+from weft.tensor.call import fallback, finish
 from weft.tensor.call.direct import BUILTINS, Builder
 from weft.tensor.call.own import functions as own
 from weft.tensor.call.own import local as own_local
@@ -43,7 +43,7 @@ from weft.tensor.trace.capture import (
 from weft.tensor.trace.instead import INSTEAD
 from weft.tensor.trace.trees import fill, flatten, substitute
 
-__all__ = ["BY_DATA", "MAX_TRACES", "TRACES", "recipe"]
+__all__ = ["BY_DATA", "MAX_TRACES", "TRACES", "reads", "recipe"]
 
 
 def recipe(
@@ -118,7 +118,16 @@ def recipe(
         if type(new) is Structure and builder.by_form:
             new.recipe, new.numbers_flow = made, numbers_flow
         bounded_put(known, structure, new, MAX_STRUCTURES)
-    return made, numbers_flow
+    return finish.finishing(made, builder), numbers_flow
+
+
+def reads(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether a call only reads its tensors (see `finish`)."""
+    tensors = flatten((args, kwargs))
+    try:
+        return finish.reads(_captured(func, args, kwargs, tensors), len(tensors))
+    except NotCapturable:
+        return False
 
 
 BY_DATA: dict[Any, Callable[..., Any]] = {}
@@ -207,7 +216,8 @@ def _on_tensors(function: Callable[..., Any], builder: Builder) -> Callable[...,
         given = list(tensors)
         if target is not None and torch.is_grad_enabled():
             given[target] = tensors[target].clone()  # ops may save its old value for backward
-        out = function(*fill(op.args, given), **fill(op.kwargs, given))
+        with finish.off():
+            out = function(*fill(op.args, given), **fill(op.kwargs, given))
         if target is not None:
             return tensors[target].copy_(out)
         values = dict(enumerate(tensors))
@@ -307,10 +317,11 @@ def _one_by_one(trace: Trace, mesh: BoundMesh) -> Callable[..., Any]:
     def run(func: Any, args: Any, kwargs: Any) -> Any:
         values: dict[int, Any] = dict(enumerate(flatten((args, kwargs))))
         device = values[0].device
-        for op in trace.ops:
-            out = _call_op(op, fill(op.args, values), fill(op.kwargs, values), device, mesh)
-            for slot, value in zip(slots_of(op.results), flatten(out)):
-                values[slot.index] = value
+        with finish.off():
+            for op in trace.ops:
+                out = _call_op(op, fill(op.args, values), fill(op.kwargs, values), device, mesh)
+                for slot, value in zip(slots_of(op.results), flatten(out)):
+                    values[slot.index] = value
         return fill(trace.result, values)
 
     return run

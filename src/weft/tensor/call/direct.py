@@ -42,6 +42,9 @@ __all__ = ["BUILTINS", "Builder"]
 
 BUILTINS = (type(torch.add), type(torch.Tensor.add), type(torch.Tensor.__len__))
 
+_AS_THEY_ARE = (*BUILTINS, type(torch.Tensor.__getitem__))
+"""What runs on local tensors as it was called, if it is one op and moves nothing."""
+
 
 class Builder:
     """Builds the recipe of one op: `trace` has one, and `tensors` are the values of its Slots.
@@ -131,7 +134,7 @@ class Builder:
         for slot, layout in zip(slots_of(self.op.results), layouts):
             meta = self.trace.metas[slot.index]
             metas[slot.index] = self._meta(layout, meta, self._differentiable(meta, grad), alias)
-        base = self.slots[0] if self.facts.is_view and self._shares() and not alias else None
+        base = self.slots[0] if self.facts.is_view and self.shares() and not alias else None
         return Function(outside.computed(self.trace, self.op, base, metas))
 
     def _differentiable(self, meta: torch.Tensor, grad: bool) -> bool:
@@ -215,10 +218,10 @@ class Builder:
         as_called = (
             decision.args is None
             and decision.op is None
-            and isinstance(self.func, BUILTINS)
+            and isinstance(self.func, _AS_THEY_ARE)
             and self.slots == list(range(len(self.tensors)))
         )
-        copies = self.facts.is_view and not self._shares()
+        copies = self.facts.is_view and not self.shares()
         if as_called and not copies:
             return None, None, None
         local: Any = self.op.overload if decision.op is None else overload_named(decision.op)
@@ -256,7 +259,7 @@ class Builder:
             )
         return out
 
-    def _shares(self) -> bool:
+    def shares(self) -> bool:
         """Whether results of the op share memory with an operand in torch."""
         if not (self.facts.is_view and self.facts.may_copy):
             return self.facts.is_view or self.name == _SEVERAL
@@ -268,7 +271,7 @@ class Builder:
 
     def _alias(self, moved: bool) -> str | None:
         """Why the results, views in torch, share no memory with their base; None if they do."""
-        if not self._shares():
+        if not self.shares():
             return None
         if moved:
             return self.name

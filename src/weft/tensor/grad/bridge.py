@@ -25,7 +25,7 @@ from torch.utils import dlpack
 from torch.utils.checkpoint import CheckpointFunction, _CheckpointFrame, checkpoint
 
 from weft.errors import UnsupportedOpError, message
-from weft.tensor.call import masked
+from weft.tensor.call import finish, masked
 from weft.tensor.call.dispatch import mesh_of
 from weft.tensor.call.fallback import replicate, write_back
 from weft.tensor.call.own.functions import OWN, is_sharded
@@ -145,7 +145,8 @@ def _checkpoint(function: Any, *args: Any, **kwargs: Any) -> Any:
                 return one
             return wrap(_APPLY(_Tie, one._local), one._meta)
 
-        out = function(*given, **named)
+        with finish.scope():
+            out = function(*given, **named)
         return map_tensors(tie, out) if torch.is_grad_enabled() else out
 
     return _CHECKPOINT(tied, *args, **kwargs)

@@ -120,12 +120,17 @@ def _enter_all(
             locals_[place] = made[1]
         else:
             pending.append((place, transition, local, views, key, state))
-    if pending:
-        outs = move_together([item[1] for item in pending], [item[2] for item in pending])
+    # A leaf's view may serve several graphs: the node that made it must not lead into one of them.
+    leaves = [item for item in pending if item[2].is_leaf]
+    parts = (pending,) if len(leaves) in (0, len(pending)) else (
+        leaves, [item for item in pending if not item[2].is_leaf]
+    )
+    for part in parts if pending else ():
+        outs = move_together([item[1] for item in part], [item[2] for item in part])
         live = _LIVE.views
         if len(live) > MAX_VIEWS:
             forget_views()
-        for (place, _, local, views, key, state), out in zip(pending, outs):
+        for (place, _, local, views, key, state), out in zip(part, outs):
             locals_[place] = out
             if out is not local and out.requires_grad:
                 if not views:
@@ -138,16 +143,22 @@ class Views(dict[Any, Any]):
 
     `terms` outlive a backward: they are leaves of their own (see `tensor.terms`). `alias` is what
     stands behind the tensor's `.data`: torch gives that a version counter of its own. `source` is
-    what this tensor is the `.data` of, detached.
+    what this tensor is the `.data` of, detached. `finished`, of a tensor of terms: its local tensor
+    and version when they were summed, what it became, and the scope (see `call.finish`).
     """
 
-    __slots__ = ("__weakref__", "alias", "ref", "source", "terms")
+    __slots__ = ("__weakref__", "alias", "finished", "ref", "source", "terms")
 
     def __init__(self) -> None:
         self.alias: torch.Tensor | None = None
         self.source: torch.Tensor | None = None
+        self.finished: tuple[torch.Tensor, int, ShardTensor, object] | None = None
         self.terms: dict[Transition, tuple[Term, torch.Tensor]] = {}
         self.ref = weakref.ref(self)
+
+    def clear(self) -> None:
+        super().clear()
+        self.finished = None
 
 
 def data_of(tensor: ShardTensor) -> ShardTensor:
