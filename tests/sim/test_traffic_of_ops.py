@@ -139,3 +139,18 @@ def test_reading_what_is_known_moves_nothing() -> None:
         return len(log.events)
 
     assert weft.testing.run(on_rank, 2, LINE) == [0, 0]
+
+
+def test_operands_of_other_cuts_meet_where_the_busiest_rank_lacks_least() -> None:
+    """Three parts of a cut dim lie on the first rank, on both, and on the second: they meet in the
+    middle, where each rank lacks half of one of them. At the first's cuts one rank would hold all."""
+    def on_rank(mesh: Any) -> tuple[int, list[str]]:
+        x = weft.ones(4, 24, mesh=mesh, spec=P(None, "tp"), dtype=torch.float64)
+        with weft.explain() as log:
+            one, other, third = x.split(8, 1)
+            out = torch.addcmul(one, other, third)
+        return log.nbytes, [str(each.layout) for each in (one, other, third, out)]
+
+    for nbytes, layouts in weft.testing.run(on_rank, mesh={"tp": 2}):
+        assert nbytes == 4 * 4 * 8
+        assert layouts == ["[4, 8@tp{8,0}]", "[4, 8@tp]", "[4, 8@tp{0,8}]", "[4, 8@tp]"]

@@ -1,9 +1,10 @@
 """From one axis to many: every mesh axis takes its candidate, then they join into layouts.
 
 Axes that cut one factor agree on one order and one vector of cuts, taken from the operand with
-most bytes that already has them. Where a factor leads a compound dim its cuts are multiples of
-the product of the dim's other factors; cuts that are not move to the nearest multiples, which is
-one exchange of a few rows and no gather.
+most bytes that already has them, or from another if that asks the busiest rank for less: of three
+operands that lie on one rank, on both and on the other, the cuts of the second. Where a factor
+leads a compound dim its cuts are multiples of the product of the dim's other factors; cuts that
+are not move to the nearest multiples, which is one exchange of a few rows and no gather.
 """
 
 from __future__ import annotations
@@ -176,6 +177,8 @@ def _cuts(
     if offsets is not None:
         return order, _joined_cuts(frame, layouts, factor, offsets, order)
     cuts = _units(layout, dim, inner, order, length, sizes)
+    if len(places) > 1:
+        cuts = _least_moved(frame, layouts, places, order, length, cuts)
     if factor in frame.rule.nonempty:
         full = cuts or default_cuts(length, sizes)
         if any(start == stop for start, stop in pairwise(full)):
@@ -213,6 +216,41 @@ def _units(
     return tuple([_nearest(cut, inner) for cut in full])
 
 
+def _least_moved(
+    frame: Frame, layouts: Sequence[Layout], places: Sequence[tuple[int, int, int]],
+    order: tuple[int, ...], length: int, cuts: Cuts,
+) -> Cuts:
+    """The given cuts of a factor, or others that the operands have, or the default, if these ask
+    the busiest rank for less; or for the same, and leave it with less."""
+    sizes = [frame.sizes[axis] for axis in order]
+    default = default_cuts(length, sizes)
+    held: list[tuple[tuple[int, ...], float]] = []
+    for operand, dim, inner in places:
+        layout = layouts[operand]
+        if layout.dims[dim] == order:
+            own = _units(layout, dim, inner, order, length, sizes) or default
+            row = frame.nbytes[operand] * (len(own) - 1) / max(length, 1)
+            held.append((own, row * (2 if frame.grads[operand] else 1)))
+    options = list(dict.fromkeys([cuts or default, *[own for own, _ in held], default]))
+    if len(options) == 1 or len(held) < 2:
+        return cuts
+    best = min(options, key=lambda option: (
+        _busiest(option, held), max([stop - start for start, stop in pairwise(option)])
+    ))
+    return None if best == default else best
+
+
+def _busiest(cuts: tuple[int, ...], held: Sequence[tuple[tuple[int, ...], float]]) -> float:
+    """What the busiest rank lacks of operands held by these cuts, a row weighing as said."""
+    loads = [0.0] * (len(cuts) - 1)
+    for own, row in held:
+        for shard, (start, stop) in enumerate(pairwise(cuts)):
+            inside = max(0, min(stop, own[-1]) - max(start, own[0]))
+            kept = max(0, min(stop, own[shard + 1]) - max(start, own[shard]))
+            loads[shard] += (inside - kept) * row
+    return max(loads)
+
+
 def _nearest(cut: int, inner: int) -> int:
     """A cut in units of a factor, half up (as the default cuts, which give the first the more)."""
     return cut if inner == 1 else (2 * cut + inner) // (2 * inner) if inner else 0
@@ -234,16 +272,7 @@ def _joined_cuts(
             options.append((0, *own[1:-1], length))
             row = frame.nbytes[operand] * (len(own) - 1) / max(layout.shape[dim], 1)
             held.append((own, row))
-    def busiest(cuts: tuple[int, ...]) -> float:
-        loads = [0.0] * (len(cuts) - 1)
-        for own, row in held:
-            for shard, (start, stop) in enumerate(pairwise(cuts)):
-                inside = max(0, min(stop, own[-1]) - max(start, own[0]))
-                kept = max(0, min(stop, own[shard + 1]) - max(start, own[shard]))
-                loads[shard] += (inside - kept) * row
-        return max(loads)
-
-    return min(options, key=busiest)
+    return min(options, key=lambda option: _busiest(option, held))
 
 
 # The layouts.
