@@ -178,3 +178,29 @@ def test_changing_shapes_are_right_and_bounded() -> None:
 
     for metas, recipes in weft.testing.run(on_rank, mesh={"x": 3}):
         assert metas <= 4096 and recipes <= 512 * metas
+
+
+INDICES = [
+    ..., None, 1, slice(1, 3), slice(None), slice(None, None, 2), (..., slice(0, 2)), (None, ...),
+    (slice(None), None), (slice(1, None), 1), (0, slice(2)), (..., -1), (slice(-2, None), ...), (),
+    (slice(1, 2, None), slice(1, 2, None)), (True,), (1, 1), [1, 0], (slice(torch.tensor(1), 3), 0),
+]
+
+
+@pytest.mark.parametrize("spec", [P(), P("dp"), P(None, "dp")])
+def test_indices_are_never_stale(spec: P) -> None:
+    """Also those of the short route, which knows slices by their numbers."""
+    full = torch.arange(20.0).view(5, 4)
+
+    def on_rank(mesh: Any) -> tuple[list[torch.Tensor], int]:
+        x = weft.distribute_tensor(full, mesh, spec)
+        found = [x[index].full_tensor() for _ in range(2) for index in INDICES]
+        before = weft.cache_info()["recipes"].misses
+        for index in INDICES:
+            x[index]
+        return found, weft.cache_info()["recipes"].misses - before
+
+    for found, misses in weft.testing.run(on_rank, mesh={"dp": 2}):
+        for got, index in zip(found, INDICES * 2):
+            assert torch.equal(got, full[index]), index
+        assert misses <= 2  # indices that hold tensors or lists

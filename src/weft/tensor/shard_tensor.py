@@ -35,7 +35,8 @@ _Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
 _get_default_dtype = torch.get_default_dtype
 _count_call = CALLS.step
 _num_modes: Any = torch._C._len_torch_function_stack  # type: ignore[attr-defined]
-_FLOATS, _INTS = {float}, {int}
+_getitem = torch.Tensor.__getitem__
+_FLOATS, _INTS, _NONE = {float}, {int}, (type(None), None)
 _VALUES = frozenset((bool, str, type(None), torch.dtype, torch.device, torch.Size,
                      torch.memory_format, type(Ellipsis)))
 
@@ -147,6 +148,8 @@ class ShardTensor(torch.Tensor):
                     if set(map(type, arg)) != _FLOATS:
                         return hooks.call(func, args, kwargs)
                     key += [float] * len(arg)
+            elif func is _getitem and (kind is slice or kind is tuple) and _add_index(key, arg):
+                pass
             else:
                 return hooks.call(func, args, kwargs)
             locals_.append(arg)
@@ -496,6 +499,33 @@ class ShardTensor(torch.Tensor):
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:  # type: ignore[override]
         return hooks.saved.reduced(self)
+
+
+def _add_index(key: list[Any], index: Any) -> bool:
+    """Add an index of slices, numbers, None and `...` as the general route does; False, and the
+    key is of no use, where there is something else in it."""
+    parts = index
+    if type(index) is slice:
+        parts = (index,)
+    else:
+        key += (tuple, len(index))
+    for part in parts:
+        if type(part) is slice:
+            key.append(slice)
+            for number in (part.start, part.stop, part.step):
+                if type(number) is int:
+                    key.append(number)
+                elif number is None:
+                    key += _NONE
+                else:
+                    return False
+        elif type(part) is int:
+            key.append(part)
+        elif part is None or part is Ellipsis:
+            key += (type(part), part)
+        else:
+            return False
+    return True
 
 
 def _floats_of(given: Any) -> list[float]:

@@ -28,8 +28,8 @@ __all__ = ["Alias", "Direct", "Function", "Recipe", "Result", "tie", "tied"]
 class Recipe(Cause):
     """Base. A recipe with `fast` is carried out by the short route, without `run`.
 
-    That is a call without tensors in lists, with one result: `fast` is its meta, `moves` the
-    transitions by argument place (keywords last), `bound` what runs on the opened arguments
+    That is a call with one result, without tensors in lists that move: `fast` is its meta, `moves`
+    the transitions by argument place (keywords last), `bound` what runs on the opened arguments
     instead of the function, `leave` the transition of the result.
     """
 
@@ -147,9 +147,10 @@ class Direct(Recipe):
         runs_alone = not (self.moved or anchor or target is not None) and (
             local is None or self.bound is not None
         )
-        if runs_alone and self.single and places is not None:
+        if runs_alone and self.single and (places is not None or not self.operands):
             self.fast, self.leave = self.results[0].meta, self.results[0].leave
-            self.moves = tuple((places[at], move) for at, move in self.operands)
+            if places is not None:
+                self.moves = tuple((places[at], move) for at, move in self.operands)
 
     @property
     def as_called(self) -> bool:  # type: ignore[override]
