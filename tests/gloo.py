@@ -35,9 +35,9 @@ Axes = Mapping[str, int] | Sequence[int] | Mesh
 
 PRELOADED = [
     "torch", "weft", "tests.gloo", "tests.cases.corners", "torch._dynamo",
-    "torch.distributed.tensor",
+    "torch.distributed.tensor", "tests.models.training",
 ]
-"""The last two take a rank a second each, at its first call that needs them."""
+"""The last three take a rank a second and more, at its first call that needs them."""
 
 
 class RankDied(RuntimeError):
