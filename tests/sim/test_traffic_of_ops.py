@@ -143,7 +143,7 @@ def test_reading_what_is_known_moves_nothing() -> None:
 
 def test_operands_of_other_cuts_meet_where_the_busiest_rank_lacks_least() -> None:
     """Three parts of a cut dim lie on the first rank, on both, and on the second: they meet in the
-    middle, where each rank lacks half of one of them. At the first's cuts one rank would hold all."""
+    middle, where each rank lacks half of one. At the cuts of the first one rank would hold all."""
     def on_rank(mesh: Any) -> tuple[int, list[str]]:
         x = weft.ones(4, 24, mesh=mesh, spec=P(None, "tp"), dtype=torch.float64)
         with weft.explain() as log:
