@@ -17,6 +17,7 @@ from tests.cases import (
     program,
     reduction,
     scan,
+    tall,
     view,
     views,
     windows,
@@ -28,6 +29,7 @@ EVERY: list[Case] = [
     for family in (
         pointwise, reduction, contraction, view, index, norm, loss, attention, inplace, program,
         views, writes, scan, order, picks, batched, places, windows, pairs,
+        tall,
     )
     for one in family.CASES
 ]

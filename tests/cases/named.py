@@ -459,9 +459,9 @@ def _good(a: Tensor) -> Tensor:
     return a @ a.mT + 5 * torch.eye(a.shape[-1], dtype=a.dtype)
 
 
-_TALL = (512, 4)
+_TALL = (2048, 4)
 _add("linalg", "linalg.qr tall", lambda a: _L.qr(a), _TALL, ways=((0,),))
-_add("linalg", "linalg.lstsq tall", lambda a, b: _L.lstsq(a, b)[0], _TALL, (512, 2),
+_add("linalg", "linalg.lstsq tall", lambda a, b: _L.lstsq(a, b)[0], _TALL, (2048, 2),
      ways=((0, 0),))
 _add("linalg", "linalg.svdvals tall", lambda a: _L.svdvals(a), _TALL, ways=((0,),))
 _add("linalg", "linalg.svd tall", lambda a: _L.svd(a, full_matrices=False)[1], _TALL,
@@ -485,12 +485,6 @@ MADE_WHOLE: dict[str, str] = {
     "order: unique_consecutive dim": "to do",
     "order: combinations": "each shard of the result names nearly all elements",
     "product: pdist": "each row meets all rows behind it",
-    "linalg: linalg.lstsq batch": "to do",
-    "linalg: linalg.qr tall": "to do",
-    "linalg: linalg.lstsq tall": "to do",
-    "linalg: linalg.svdvals tall": "to do",
-    "linalg: linalg.svd tall": "to do",
-    "linalg: linalg.pinv tall": "to do",
 }
 """Calls of which some way makes a dim whole, by group and name, and why that is so."""
 

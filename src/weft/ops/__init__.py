@@ -13,6 +13,7 @@ from weft.ops import (
     normalize,
     sequences,
     statistics,
+    tall,
     weight_norm,
 )
 from weft.ops.algorithm import Algorithm, Composite, Local, Lookup
@@ -98,6 +99,11 @@ TABLE: dict[str, Lookup] = {
     "aten.dist.default": distances.dist_lookup,
     "aten.pdist.default": distances.pdist_lookup,
     "aten.cdist.default": distances.cdist_lookup,
+    "aten.linalg_qr.default": tall.qr_lookup,
+    "aten.linalg_svdvals.default": tall.svdvals_lookup,
+    "aten.linalg_svd.default": tall.svd_lookup,
+    "aten.linalg_pinv.atol_rtol_float": tall.pinv_lookup,
+    "aten.linalg_pinv.atol_rtol_tensor": tall.pinv_lookup,
     "aten.ctc_loss.IntList": sequences.ctc_lookup,
     "aten.ctc_loss.Tensor": sequences.ctc_lookup,
     "aten.cross_entropy_loss.default": loss.cross_entropy_lookup,

@@ -27,7 +27,9 @@ from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.trace.trees import local_of
 from weft.transport import traffic
 
-__all__ = ["masked_scatter", "masked_select", "nonzero", "put", "select", "where"]
+__all__ = [
+    "entered", "masked_scatter", "masked_select", "nonzero", "put", "select", "where", "wrapped",
+]
 
 _WHY = "a mask is cut in its first dim alone, as the tensor is"
 
@@ -52,7 +54,7 @@ class _Aligned:
         return _exchanged(self.mesh, self.layout, self.first, int(self.mask.sum()), name)
 
     def wrapped(self, local: Tensor, layout: Layout) -> ShardTensor:
-        return _wrapped(self.mesh, local, layout)
+        return wrapped(self.mesh, local, layout)
 
 
 def _aligned(name: str, x: Tensor, mask: Tensor, first: int, reduced: bool = False) -> _Aligned:
@@ -82,11 +84,11 @@ def _aligned(name: str, x: Tensor, mask: Tensor, first: int, reduced: bool = Fal
     alike = Layout.make(
         mesh, mask.shape, [target.dims[dim] for dim in over], [target.cuts[dim] for dim in over]
     )
-    block, mine = _entered(name, mesh, (x, mask), (target, alike))
+    block, mine = entered(name, mesh, (x, mask), (target, alike))
     return _Aligned(mesh, block, mine, target, axes, first)
 
 
-def _entered(
+def entered(
     name: str, mesh: BoundMesh, tensors: Sequence[Tensor], layouts: Sequence[Layout]
 ) -> list[Tensor]:
     """The local tensors in these layouts."""
@@ -129,7 +131,7 @@ def _ragged(
     return Layout.make(layout.mesh, shape, dims, cuts, layout.partial)
 
 
-def _wrapped(
+def wrapped(
     mesh: BoundMesh, local: Tensor, layout: Layout, strides: tuple[int, ...] | None = None
 ) -> ShardTensor:
     meta = intern(mesh, layout, local.dtype, local.device, local.requires_grad, strides)
@@ -204,9 +206,9 @@ def nonzero(input: Tensor, *, as_tuple: bool = False) -> Any:
     axes, ndim = both.axes, input.dim()
     if not as_tuple:
         layout = _ragged(both.layout, (cuts[-1], ndim), (axes, ()), (cuts if axes else None, None))
-        return _wrapped(both.mesh, found, layout, (1, max(cuts[-1], 1)))
+        return wrapped(both.mesh, found, layout, (1, max(cuts[-1], 1)))
     line = _ragged(both.layout, cuts[-1:], (axes,), (cuts if axes else None,))
-    return tuple([_wrapped(both.mesh, each, line) for each in found.unbind(1)])
+    return tuple([wrapped(both.mesh, each, line) for each in found.unbind(1)])
 
 
 def where(condition: Tensor) -> Any:
@@ -236,7 +238,7 @@ def masked_scatter(input: Tensor, mask: Tensor, source: Tensor) -> Tensor:
         raise RuntimeError("Number of elements of source < number of ones in mask")
     given = source.reshape(-1)[: cuts[-1]]
     line = _ragged(both.layout, cuts[-1:], (both.axes,), (cuts if both.axes else None,))
-    (mine,) = _entered("masked_scatter", both.mesh, (given,), (line,))
+    (mine,) = entered("masked_scatter", both.mesh, (given,), (line,))
     return both.wrapped(both.block.masked_scatter(both.mask, mine), both.layout)
 
 
@@ -278,7 +280,7 @@ def put(x: ShardTensor, mask: Tensor, first: int, value: Tensor) -> None:
             f"indexing result of shape {list(result.shape)}"
         )
     value = value.expand(result.shape)
-    (mine,) = _entered("__setitem__", both.mesh, (value,), (result,))
+    (mine,) = entered("__setitem__", both.mesh, (value,), (result,))
     where = [*(None for _ in range(first)), both.mask]
     x.copy_(both.wrapped(torch.ops.aten.index_put(both.block, where, mine), own))
 

@@ -1,0 +1,92 @@
+"""lstsq, of which torch cannot tell the result without data: batches where they lie, and tall
+matrices by their small factors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.core import Layout
+from weft.ops.tall import is_tall
+from weft.tensor.call.data_dependent.masks import entered, wrapped
+from weft.tensor.call.dispatch import mesh_of
+from weft.tensor.call.fallback import runner
+from weft.tensor.meta import replicated_meta
+from weft.tensor.placing.layouts import layout_of
+from weft.tensor.placing.redistribute import redistribute_to
+from weft.tensor.shard_tensor import ShardTensor, wrap
+
+__all__ = ["lstsq"]
+
+_L: Any = torch.linalg
+_TYPES: Any = torch.return_types
+
+
+def lstsq(
+    input: Tensor, b: Tensor, rcond: float | None = None, *, driver: str | None = None
+) -> Any:
+    """As torch's. Drivers that look for singular values run on gathered operands."""
+    mesh = mesh_of("lstsq", [one._meta for one in (input, b) if type(one) is ShardTensor])
+    of_a = layout_of(input, mesh)
+    gelsy = driver == "gelsy" or (driver is None and input.device.type == "cpu")
+    lead = input.shape[:-2]
+    if gelsy and mesh.here is not None and 0 not in input.shape:
+        if input.dim() == 2 and 0 < b.dim() <= 2:
+            of_b = layout_of(b, mesh)
+            if of_b.dims[0] and not of_a.dims[0]:  # rows are cut as the right-hand sides are
+                of_a = Layout.make(of_a.mesh, of_a.shape, (of_b.dims[0], ()), (of_b.cuts[0], None))
+            elif of_a.dims[1] and not of_a.dims[0]:
+                of_a = Layout.make(of_a.mesh, of_a.shape, (of_a.dims[1], ()))
+            if is_tall(of_a):
+                whole = input if type(input) is ShardTensor else wrap(
+                    input, replicated_meta(mesh, input)
+                )
+                return _tall(redistribute_to(whole, of_a, "lstsq"), b, rcond, mesh)
+        if lead and b.shape[: input.dim() - 1] == input.shape[:-1] and (
+            any(of_a.dims[:-2]) or (b.dim() > 2 and any(layout_of(b, mesh).dims[: len(lead)]))
+        ):
+            return _batch(input, b, rcond, mesh)
+    run = runner(mesh, "its result depends on the data")
+    return run(_L.lstsq, (input, b, rcond), {"driver": driver})
+
+
+def _tall(a: Tensor, b: Tensor, rcond: float | None, mesh: Any) -> Any:
+    """min |Rx - Q'b| is min |Ax - b|, less what no x changes."""
+    q, r = _L.qr(a)
+    limit = a.shape[0] * torch.finfo(a.dtype).eps if rcond is None else rcond
+    small = [
+        redistribute_to(one, Layout.replicated(one.layout.mesh, one.shape), "lstsq")
+        for one in (r, q.mH @ b)
+    ]
+    run = runner(mesh, "its result depends on the data")
+    return run(_L.lstsq, (*small, limit), {"driver": "gelsy"})
+
+
+def _batch(a: Tensor, b: Tensor, rcond: float | None, mesh: Any) -> Any:
+    """Each block of the batch by itself."""
+    lead = a.dim() - 2
+    of_a, of_b = layout_of(a, mesh), layout_of(b, mesh)
+    like = of_a if any(of_a.dims[:lead]) else of_b
+    axes, cuts = like.dims[:lead], like.cuts[:lead]
+
+    def laid(shape: Any) -> Layout:
+        more = len(shape) - lead
+        return Layout.make(like.mesh, shape, (*axes, *((),) * more), (*cuts, *(None,) * more))
+
+    blocks = entered("lstsq", mesh, (a, b), (laid(a.shape), laid(b.shape)))
+    out = _L.lstsq(*blocks, rcond, driver="gelsy")
+    solution = (*a.shape[:-2], a.shape[-1], *b.shape[lead + 1 :])
+    none = Layout.replicated(like.mesh, (0,))
+    layouts = [laid(solution), none, laid(a.shape[:-2]), none]
+    strides: list[Any] = [None] * 4
+    if b.dim() > lead + 1:  # columns lie together, in the memory of the right-hand sides
+        rows = max(a.shape[-2:])
+        strides[0] = [rows * b.shape[-1]] * lead + [1, rows]
+        for dim in range(lead - 2, -1, -1):
+            strides[0][dim] = strides[0][dim + 1] * max(a.shape[dim + 1], 1)
+        strides[0] = tuple(strides[0])
+    return _TYPES.linalg_lstsq([
+        wrapped(mesh, one, layout, lies) for one, layout, lies in zip(out, layouts, strides)
+    ])
