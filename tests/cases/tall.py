@@ -41,7 +41,7 @@ CASES: list[Case] = [
          layouts=(("s0", "s0!", "s0?", "s1", "s0.d", "s0.td", "s0.d+s1.t"), None), per_mesh=6),
     case("tall_lstsq_of_b", lambda a, b: _L.lstsq(a, b)[0], reals(25, 3), reals(25),
          layouts=(("plain", "r", "s1"), ("s0", "s0!", "s0.d", "s0.dt")), per_mesh=4),
-    case("lstsq_batch", lambda a, b: tuple(_L.lstsq(a, b)), reals(5, 6, 3), reals(5, 6, 2),
+    case("lstsq_batch", lambda a, b: tuple(_L.lstsq(a, b)), reals(5, 8, 4), reals(5, 8, 4),
          layouts=(("s0", "s0!", "s0?", "s0.d", "s0.td", "s0.d+p.t", "s0.d+s1.t"), None),
          per_mesh=6),
     case("tall_rank", lambda a: _L.matrix_rank(a), reals(25, 3), grad=False, per_mesh=4),
