@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import weft
 from weft import P
+from weft.nn import layers
 from weft.tensor.trace.instead import INSTEAD
 
 BATCH = 6
@@ -252,6 +253,40 @@ def test_packed_sequences_are_right() -> None:
         outcomes = on_ranks(on_rank)
     for found in outcomes:
         torch.testing.assert_close(found, [one.detach() for one in wanted])
+
+
+def test_weights_that_are_assigned_are_those_that_run() -> None:
+    """A recurrent network keeps its weights in a list, too."""
+    source = nn.LSTM(4, 3).double().state_dict()
+    x = values(5, BATCH, 4)
+
+    def on_rank(mesh: Any) -> None:
+        module = weft.nn.distribute_module(nn.LSTM(4, 3).double(), mesh,
+                                           shardings={"weight*": P("x")})
+        module.load_state_dict(source, assign=True)
+        assert [id(one) for one in module._flat_weights] == [
+            id(one) for one in module.parameters()]
+        module(weft.distribute_tensor(x, mesh, P(None, "x")))[0].sum().backward()
+        assert all(one.grad is not None for one in module.parameters())
+
+    on_ranks(on_rank)
+
+
+def test_weights_of_recurrent_networks_stay_in_their_blocks(monkeypatch: Any) -> None:
+    """On a GPU torch asks for their addresses, to put them into one piece."""
+    asked: list[nn.RNNBase] = []
+    monkeypatch.setattr(layers, "_FLATTEN", asked.append)
+
+    def on_rank(mesh: Any) -> Any:
+        plain = nn.GRU(4, 3)
+        asked.clear()
+        module = weft.nn.distribute_module(plain, mesh, shardings={"weight*": P("x")})
+        return module.double().weight_ih_l0.layout.dims[0], bool(asked)
+
+    assert on_ranks(on_rank, 2) == [((0,), False)] * 2
+    module = nn.GRU(4, 3)
+    module.flatten_parameters()
+    assert asked == [module] * 2
 
 
 def test_dropout_between_layers_ignores_the_layout() -> None:

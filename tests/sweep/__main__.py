@@ -55,7 +55,7 @@ def main(
     if left:
         click.echo(f"{left} of {len(jobs)} jobs are left; run again to go on.")
     if out is not None:
-        out.write_text(board.page(found))
+        out.write_text((board.module_page if of_modules else board.page)(found))
 
 
 if __name__ == "__main__":

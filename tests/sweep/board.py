@@ -9,9 +9,9 @@ from tests.sweep.budget import family
 from tests.sweep.journal import Found
 from tests.sweep.judge import VERDICTS
 from tests.sweep.samples import database
-from tests.sweep.ways import WAYS
+from tests.sweep.ways import MODULE_WAYS, WAYS
 
-__all__ = ["page", "scoreboard"]
+__all__ = ["module_page", "page", "scoreboard"]
 
 _WORST = ("crash", "hang", "wrong", "unclear", "refused", "gathered", "costly", "right")
 _RIGHT = ("right", "costly", "gathered")
@@ -33,8 +33,8 @@ An op counts by its worst call. *Gathered* is right, with a warning that operand
 (`tests/sweep/budget.py`, {families} ops); *refused* an error that says so; *unclear*
 any other error. DTensor has no ragged layouts and no other order of axes: it is not asked for
 those; plain operands it is told to take as replicated (`implicit_replication`), and what fails is
-tried twice. Ops that draw random numbers have tests of their own. A row counts what has been run
-so far, in the order of the database.
+tried twice. Ops that draw random numbers have tests of their own; modules have a page of their own,
+`sweep_modules.md`. A row counts what has been run so far, in the order of the database.
 
 """
 
@@ -43,6 +43,29 @@ def page(found: Sequence[Found]) -> str:
     """The scoreboard with its explanation, as it is kept in `docs/`."""
     families = sum(family(name) is not None for name in database())
     head = _HEAD.format(num=len(WAYS), ways=", ".join(WAYS), families=families)
+    return head + scoreboard(found)
+
+
+_MODULE_HEAD = """# torch's modules in every layout
+
+What `make sweep ARGS="--modules --dtype float64 --out docs/sweep_modules.md"` has found: the
+modules of torch's own database, and those that it lacks or knows only without a batch
+(`tests/sweep/more_modules.py`, names with a dot or of their own), in training, in evaluation, and
+in evaluation without gradients, in {num} ways to lay out inputs, parameters and buffers
+(`tests/sweep/ways.py`): {ways}. What a way does not name stays plain.
+
+Results, the buffers after the step, and the gradients of inputs and parameters are those of the
+plain module, on every rank; of modules that draw, those of one rank. A module counts by its worst
+call. *Gathered* is right, with a warning that operands were gathered. Of padded positions torch's
+fused encoder gives zeros, its modules in Python, and so weft, something else: there they are
+compared with `torch.backends.mha.set_fastpath_enabled(False)`.
+
+"""
+
+
+def module_page(found: Sequence[Found]) -> str:
+    """The scoreboard of modules with its explanation."""
+    head = _MODULE_HEAD.format(num=len(MODULE_WAYS), ways=", ".join(MODULE_WAYS))
     return head + scoreboard(found)
 
 

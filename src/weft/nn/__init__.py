@@ -1,6 +1,6 @@
 """Modules on a mesh."""
 
-from weft.nn import loading, optimizers, parameters, sync_norm
+from weft.nn import layers, loading, optimizers, parameters
 from weft.nn.distribute import distribute_module
 from weft.nn.materialize import materialize
 from weft.nn.pins import PrepareModuleInput, PrepareModuleOutput
@@ -12,7 +12,7 @@ __all__ = [
     "SequenceParallel", "VocabParallel", "distribute_module", "materialize", "report",
 ]
 
+layers.install()
 loading.install()
 optimizers.install()
 parameters.install()
-sync_norm.install()

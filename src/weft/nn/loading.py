@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.utils import convert_parameters
 
 from weft.errors import ModuleError, WeftError, message
-from weft.nn.named import Place, places_of, set_where
+from weft.nn.named import Place, places_of, replace_references, set_where
 from weft.tensor import ShardTensor, distribute_tensor
 from weft.tensor.takeover import take_over, twin_of
 
@@ -54,12 +54,13 @@ def _load_state_dict(
         raise
     finally:
         if assign:
-            _lay_out(held)
+            _lay_out(module, held)
 
 
-def _lay_out(held: Held) -> None:
+def _lay_out(module: nn.Module, held: Held) -> None:
     """What has been assigned comes to lie as what was there; tied weights stay tied."""
     groups: dict[int, list[Place]] = {}
+    replaced: list[tuple[Any, torch.Tensor]] = []
     for place, old in held:
         groups.setdefault(id(old), []).append(place)
     layouts = {id(old): old for _, old in held}
@@ -77,6 +78,8 @@ def _lay_out(held: Held) -> None:
         for place in places:
             if new is not None:
                 set_where(place, new)
+        replaced += [(one, new) for one in found if new is not None and one is not new]
+    replace_references(module, {id(one): new for one, new in replaced})
 
 
 def _at(place: Place) -> Any:
