@@ -1,7 +1,7 @@
 """One tensor on many devices: ordinary PyTorch code on global tensors with layouts."""
 
 from weft import spmd, testing
-from weft.comm import BoundMesh, as_bound_mesh, current_mesh, init_mesh
+from weft.comm import BoundMesh, as_bound_mesh, current_mesh, hybrid_mesh, init_mesh
 from weft.core import (
     KINDS,
     Layout,
@@ -55,14 +55,14 @@ from weft.transport import measure_links
 __version__ = "0.1.0"
 
 __all__ = [
-    "KINDS", "P", "BoundMesh", "CommunicationError", "Layout", "LayoutError", "Link",
-    "Links", "Mesh", "MeshError", "ModuleError", "Partial", "Placement", "PlacementError",
-    "Replicate", "Shard", "ShardTensor", "ShardTypeError", "StrictError", "StridedShard",
-    "UnsupportedOpError", "WeftError", "WeftWarning", "arange", "as_bound_mesh",
-    "cache_clear", "cache_info", "collectives", "current_mesh", "debug", "distribute_module",
-    "distribute_tensor", "empty", "explain", "fork_rng", "full", "init_mesh", "local_map",
-    "manual_seed", "measure_links", "ones", "plan", "rand", "randint", "randn", "randperm",
-    "register_handler", "register_rule", "rng_state", "scatter_tensor", "set_links",
-    "set_rng_state", "show", "spmd", "strict", "testing", "unregister_handler", "unregister_rule",
-    "zeros",
+    "KINDS", "P", "BoundMesh", "CommunicationError", "Layout", "LayoutError", "Link", "Links",
+    "Mesh", "MeshError", "ModuleError", "Partial", "Placement", "PlacementError", "Replicate",
+    "Shard", "ShardTensor", "ShardTypeError", "StrictError", "StridedShard",
+    "UnsupportedOpError", "WeftError", "WeftWarning", "arange", "as_bound_mesh", "cache_clear",
+    "cache_info", "collectives", "current_mesh", "debug", "distribute_module",
+    "distribute_tensor", "empty", "explain", "fork_rng", "full", "hybrid_mesh", "init_mesh",
+    "local_map", "manual_seed", "measure_links", "ones", "plan", "rand", "randint", "randn",
+    "randperm", "register_handler", "register_rule", "rng_state", "scatter_tensor", "set_links",
+    "set_rng_state", "show", "spmd", "strict", "testing", "unregister_handler",
+    "unregister_rule", "zeros",
 ]

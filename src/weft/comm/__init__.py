@@ -4,6 +4,7 @@ from weft.comm.asking import PROCESS, PROVIDER, source_line, user_frame
 from weft.comm.bound_mesh import BoundMesh, World, current_mesh, live_meshes
 from weft.comm.communicator import Communicator, Finish
 from weft.comm.global_state import CARRIED
+from weft.comm.hybrid import hybrid_mesh, hybrid_ranks
 from weft.comm.init import as_bound_mesh, init_mesh, this_world
 from weft.comm.recording import Recorded, recorded, recording_mesh
 from weft.comm.reduction import check_kind
@@ -11,6 +12,7 @@ from weft.comm.simulated import run_simulated
 
 __all__ = [
     "CARRIED", "PROCESS", "PROVIDER", "BoundMesh", "Communicator", "Finish", "Recorded",
-    "World", "as_bound_mesh", "check_kind", "current_mesh", "init_mesh", "live_meshes",
+    "World", "as_bound_mesh", "check_kind", "current_mesh", "hybrid_mesh",
+    "hybrid_ranks", "init_mesh", "live_meshes",
     "recorded", "recording_mesh", "run_simulated", "source_line", "this_world", "user_frame",
 ]

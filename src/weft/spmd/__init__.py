@@ -17,13 +17,14 @@ from weft.spmd.mark import (
     wrap_as_sharded_tensor,
     wrap_if_sharded,
 )
-from weft.spmd.mesh import Mesh, get_1d_mesh, get_global_mesh, set_global_mesh
+from weft.spmd.mesh import HybridMesh, Mesh, get_1d_mesh, get_global_mesh, set_global_mesh
 from weft.spmd.sharding import OpSharding, ShardingType
 
 __all__ = [
-    "LocalShard", "Mesh", "OpSharding", "ShardedLoader", "ShardingSpec", "ShardingType",
-    "clear_sharding", "disable_manual_sharding", "enable_manual_sharding", "get_1d_mesh",
-    "get_global_mesh", "global_tensor", "load_local_shards_", "local_shards", "mark_sharding",
-    "mark_sharding_with_gradients", "set_global_mesh", "shard_as", "sharding_spec",
-    "sharding_type", "unwrap_sharded_tensor", "wrap_as_sharded_tensor", "wrap_if_sharded",
+    "HybridMesh", "LocalShard", "Mesh", "OpSharding", "ShardedLoader", "ShardingSpec",
+    "ShardingType", "clear_sharding", "disable_manual_sharding", "enable_manual_sharding",
+    "get_1d_mesh", "get_global_mesh", "global_tensor", "load_local_shards_", "local_shards",
+    "mark_sharding", "mark_sharding_with_gradients", "set_global_mesh", "shard_as",
+    "sharding_spec", "sharding_type", "unwrap_sharded_tensor", "wrap_as_sharded_tensor",
+    "wrap_if_sharded",
 ]

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.comm import as_bound_mesh, current_mesh, this_world
+from weft.comm import as_bound_mesh, current_mesh, hybrid_ranks, this_world
 from weft.core import AxisName, P
 from weft.core import Layout as _Layout
 from weft.core import Mesh as _Mesh
@@ -17,7 +17,9 @@ from weft.core.integers import integers
 from weft.errors import MeshError, PlacementError, ShardTypeError, message
 from weft.spmd.sharding import OpSharding
 
-__all__ = ["Mesh", "get_1d_mesh", "get_global_mesh", "mesh_or_global", "set_global_mesh"]
+__all__ = [
+    "HybridMesh", "Mesh", "get_1d_mesh", "get_global_mesh", "mesh_or_global", "set_global_mesh",
+]
 
 
 class Mesh(_Mesh):
@@ -85,6 +87,41 @@ class Mesh(_Mesh):
         num_dims = max(len(spec.entries), _num_dims(partition_spec))
         whole = (self.size(),) * num_dims  # any length that all axes together divide
         return OpSharding.of(_Layout(self.abstract, whole, spec))
+
+
+class HybridMesh(Mesh):
+    """A mesh whose axes are cut by a slow network first and a fast one within.
+
+    Args:
+        ici_mesh_shape: the length of each axis over the fast network, by rising need of bandwidth.
+        dcn_mesh_shape: the length of each axis over the slow one, between hosts; None has no cuts.
+        axis_names: a name for each axis; None numbers them.
+        more: what `weft.hybrid_mesh` knows of hosts and the fast network's torus.
+
+    Raises:
+        MeshError: lengths that do not fit the world, its hosts or the torus.
+    """
+
+    def __init__(
+        self,
+        *,
+        ici_mesh_shape: Sequence[int],
+        dcn_mesh_shape: Sequence[int] | None = None,
+        axis_names: Sequence[str] | None = None,
+        **more: Any,
+    ) -> None:
+        none = (1,) * len(ici_mesh_shape)
+        slow = tuple(dcn_mesh_shape) if dcn_mesh_shape else none
+        if len(slow) != len(ici_mesh_shape):
+            raise MeshError(
+                message("HybridMesh(dcn_mesh_shape=)", f"it has {len(slow)} lengths, "
+                        f"ici_mesh_shape {len(ici_mesh_shape)}",
+                        "each axis has a length on both networks", [slow, tuple(ici_mesh_shape)],
+                        f"dcn_mesh_shape={none}")
+            )
+        ranks = hybrid_ranks(ici_mesh_shape, slow, **more)
+        sizes = [fast * outer for fast, outer in zip(ici_mesh_shape, slow)]
+        super().__init__(ranks, sizes, axis_names)
 
 
 def as_spec(partition_spec: Any, num_dims: int | None = None) -> P:
