@@ -75,7 +75,8 @@ def hybrid_ranks(
         )
     blocks = _blocks(_hosts(hosts, size), math.prod(slow), math.prod(fast))
     if coordinates is not None:
-        blocks = [sorted(block, key=lambda rank: tuple(coordinates[rank])) for block in blocks]
+        placed = [tuple(place) for place in coordinates]
+        blocks = [sorted(block, key=placed.__getitem__) for block in blocks]
     order = list(range(math.prod(fast)))
     if torus is not None:
         order = devices_in_order(torus, assign(torus, fast, split))
