@@ -51,6 +51,13 @@ SHARDINGS: dict[str, Any] = {
 }
 
 
+EMPTY: dict[str, Any] = {
+    "first.*": [Shard(0, sizes=(9, 0)), Replicate()], "last.weight": P(("tp", "dp")),
+    "turn.weight": [Shard(1, sizes=(0, 6)), Shard(0)], "last.bias": P(("dp", "tp")), "s*": P("tp"),
+}
+"""Some ranks hold nothing of some tensors; of others each rank holds another piece."""
+
+
 def distributed(module: nn.Module, mesh: Any, shardings: Mapping[str, Any] = SHARDINGS) -> Any:
     return weft.distribute_module(copy.deepcopy(module), mesh, shardings=shardings)
 
@@ -91,12 +98,15 @@ X = torch.linspace(-1, 1, 30).view(5, 6)
 
 @pytest.mark.parametrize("kind", ["full", "as they lie", "of other layouts", "on other meshes"])
 @pytest.mark.parametrize("assign", [False, True])
-def test_state_dicts_of_every_kind_are_loaded(kind: str, assign: bool) -> None:
+@pytest.mark.parametrize("shardings", [SHARDINGS, EMPTY], ids=["uneven", "empty"])
+def test_state_dicts_of_every_kind_are_loaded(
+    kind: str, assign: bool, shardings: dict[str, Any]
+) -> None:
     dense = Net()
     state = other_state(dense)
 
     def on_rank(mesh: Any) -> None:
-        module = distributed(dense, mesh)
+        module = distributed(dense, mesh, shardings)
         before, parameters = layouts(module), list(module.parameters())
         other = weft.init_mesh({"x": 4})
 
@@ -216,6 +226,20 @@ CHANGES: dict[str, Callable[[nn.Module], Any]] = {
 }
 
 
+def test_to_as_a_shard_tensor() -> None:
+    def on_rank(mesh: Any) -> None:
+        other = weft.ones(2, mesh=mesh, spec=P("tp"), dtype=torch.float64)
+        for module in (distributed(Net(), mesh), Net()):
+            before = [each.detach().clone() for each in module.parameters()]
+            assert module.to(other) is module
+            assert all(each.dtype is torch.float64 and not each.is_meta
+                       for each in module.state_dict().values())
+            for one, two in zip(module.parameters(), before):
+                assert torch.equal(one, two.double())
+
+    on_ranks(on_rank)
+
+
 def initialized(module: nn.Module) -> None:
     if isinstance(module, nn.Linear):
         nn.init.constant_(module.weight, 2)
@@ -251,12 +275,13 @@ def test_changes_are_those_of_the_plain_module(name: str) -> None:
     copy.deepcopy, copy.copy, lambda module: pickle.loads(pickle.dumps(module)),
     lambda module: torch_saved(module),
 ], ids=["deepcopy", "copy", "pickle", "torch.save"])
-def test_copies(copied: Callable[[Any], Any]) -> None:
+@pytest.mark.parametrize("shardings", [SHARDINGS, EMPTY], ids=["uneven", "empty"])
+def test_copies(copied: Callable[[Any], Any], shardings: dict[str, Any]) -> None:
     dense = Net().eval()
     dense.register_forward_hook(doubled)
 
     def on_rank(mesh: Any) -> None:
-        module = distributed(dense, mesh)
+        module = distributed(dense, mesh, shardings)
         other = copied(module)
         assert_as(other, dense)
         assert layouts(other) == layouts(module) and other.turn is other.again
@@ -333,13 +358,14 @@ def test_hooks_of_every_kind_are_kept_and_see_global_tensors() -> None:
         assert seen == expected
 
 
-def test_gradients_are_clipped_by_their_global_norm() -> None:
+@pytest.mark.parametrize("shardings", [SHARDINGS, EMPTY], ids=["uneven", "empty"])
+def test_gradients_are_clipped_by_their_global_norm(shardings: dict[str, Any]) -> None:
     dense = Net()
     dense(X).square().sum().backward()
     total = nn.utils.clip_grad_norm_(dense.parameters(), 0.5)
 
     def on_rank(mesh: Any) -> Any:
-        module = distributed(Net(), mesh)
+        module = distributed(Net(), mesh, shardings)
         module(weft.distribute_tensor(X, mesh, P("dp"))).square().sum().backward()
         found = nn.utils.clip_grad_norm_(module.parameters(), 0.5)
         return found.item(), {

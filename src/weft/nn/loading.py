@@ -1,9 +1,10 @@
-"""State dicts and vectors of parameters, loaded into distributed modules.
+"""State dicts, vectors of parameters and dtypes, for distributed modules.
 
 torch's own `load_state_dict` copies into ShardTensors as they lie, from full tensors (each rank
 takes its block) and from ShardTensors of any layout. What it lacks is taken over: with
 `assign=True` a full tensor would take the place of a distributed one, on every rank whole; tied
 weights would come apart; and a wrong shape is told together with the shape of the block.
+`module.to(x)` takes dtype and device of a ShardTensor, too.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ __all__ = ["install"]
 _LOAD: Any = twin_of(nn.Module.load_state_dict)  # type: ignore[arg-type]
 _TO_PARAMETERS: Any = twin_of(convert_parameters.vector_to_parameters)  # type: ignore[arg-type]
 
+_nn: Any = torch._C._nn  # type: ignore[attr-defined]
+_PARSE_TO: Any = _nn._parse_to
+
 Held = list[tuple[Place, ShardTensor]]
 
 
@@ -32,6 +36,7 @@ def install() -> None:
     """Take them over. Once per process."""
     take_over(nn.Module.load_state_dict, _load_state_dict)  # type: ignore[arg-type]
     take_over(convert_parameters.vector_to_parameters, _vector_to_parameters)  # type: ignore
+    _nn._parse_to = _parse_to
 
 
 def _load_state_dict(
@@ -111,6 +116,16 @@ def _mismatch(
                 [f"{name}: {shape}, not {tuple(tensor.shape)} ({tensor.layout})"
                  for name, shape, tensor in wrong], fix)
     )
+
+
+def _parse_to(*args: Any, **kwargs: Any) -> Any:
+    """What `Module.to` asks of its arguments. Of a ShardTensor torch would see a meta tensor."""
+    def plain(value: Any) -> Any:
+        if type(value) is not ShardTensor:
+            return value
+        return torch.empty(0, dtype=value.dtype, device=value.device)
+
+    return _PARSE_TO(*map(plain, args), **{name: plain(one) for name, one in kwargs.items()})
 
 
 def _vector_to_parameters(vec: torch.Tensor, parameters: Iterable[torch.Tensor]) -> None:
