@@ -46,7 +46,7 @@ _NUMBERS = 3
 FAMILIES: dict[str, tuple[str, ...]] = {
     "still": (
         "addcmul", "addcdiv", "clamp", "lerp", "where", "nan_to_num", "complex", "polar", "clone",
-        "positive", "real", "imag", "view_as_real", "view_as_complex", "contiguous", "alias_copy",
+        "positive", "real", "imag", "view_as_real", "contiguous", "alias_copy",
         "conj", "resolve_conj", "resolve_neg", "expand", "expand_as", "expand_copy",
         "broadcast_to", "broadcast_tensors", "unsqueeze", "unsqueeze_copy", "transpose",
         "transpose_copy", "permute", "permute_copy", "movedim", "T", "H", "mT", "mH", "t",
@@ -99,6 +99,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
         "masked_scatter", "nonzero", "argwhere", "nn.functional.embedding", "__getitem__",
         "index_put", "put", "constant_pad_nd", "nn.functional.pad.constant", "fft.fftshift",
         "fft.ifftshift", "nn.functional.channel_shuffle", "nn.functional.glu", "linalg.diagonal",
+        "view_as_complex",
     ),
     "products": (
         "mm", "bmm", "mv", "matmul", "addmm", "addmm.decomposed", "addmv", "addbmm", "baddbmm",
