@@ -79,5 +79,9 @@ CASES: list[Case] = [
          reals(2, 3, 4), reals(2)),
     case("one_hot_cut", lambda a: F.one_hot(a, 5), integers(7, 3, high=5), grad=False),
     case("vdot", lambda a, b: torch.vdot(a, b), reals(7), reals(7)),
+    case("dist", lambda a, b: torch.dist(a, b, 3), reals(5, 4), reals(4)),
+    case("fft_rows", lambda a: torch.fft.rfft(a), reals(5, 6)),
+    case("fft_columns", lambda a: torch.fft.ifft(torch.fft.fft(a, dim=0), dim=0), reals(5, 6)),
+    case("fft_all", lambda a: torch.fft.irfftn(torch.fft.rfftn(a), (3, 5, 4)), reals(3, 5, 4)),
     case("meshgrid", lambda a, b: torch.meshgrid(a, b, indexing="xy"), reals(5), reals(4)),
 ]

@@ -135,3 +135,15 @@ def test_matrices_lie_as_torch_lays_them(name: str, batch: tuple[int, ...]) -> N
                 weft.distribute_tensor(x, mesh, spec, src_data_rank=None)), mesh={"x": 2},
         )
         assert found == [strides(x)] * 2
+
+
+def test_statistics_have_the_dtype_that_the_device_gives_them() -> None:
+    x = torch.rand(5, 3, dtype=torch.bfloat16)
+
+    def dtypes(x: torch.Tensor) -> list[torch.dtype]:
+        return [one.dtype for one in torch.native_layer_norm(x, [3], None, None, 1e-5)]
+
+    assert weft.testing.run(
+        lambda mesh: dtypes(weft.distribute_tensor(x, mesh, P("x"), src_data_rank=None)),
+        mesh={"x": 2},
+    ) == [dtypes(x)] * 2

@@ -18,7 +18,7 @@ from tests.sweep.samples import DTYPES, database
 @click.option("--system", "systems", multiple=True, type=click.Choice(list(JUDGES)),
               default=("weft",), show_default=True)
 @click.option("--dtype", "dtypes", multiple=True, type=click.Choice(list(DTYPES)),
-              default=("float64", "int64", "bool", "complex64"), show_default=True)
+              default=tuple(DTYPES), show_default=True)
 @click.option("--variant", "variants", multiple=True,
               type=click.Choice(["", "inplace", "out", *modules.VARIANTS]),
               help="Of ops all but the last three, of modules these, by default.")

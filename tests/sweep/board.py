@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 
 from tests.sweep.budget import family
 from tests.sweep.journal import Found
@@ -30,11 +31,12 @@ Narrow floats may differ as far as they round: `tests/sweep/rounding.py` says ho
 
 An op counts by its worst call. *Gathered* is right, with a warning that operands were gathered;
 *costly* right without one, but some rank received more bytes than the table of families allows
-(`tests/sweep/budget.py`, {families} ops); *refused* an error that says so; *unclear*
-any other error. DTensor has no ragged layouts and no other order of axes: it is not asked for
-those; plain operands it is told to take as replicated (`implicit_replication`), and what fails is
-tried twice. Ops that draw random numbers have tests of their own; modules have a page of their own,
-`sweep_modules.md`. A row counts what has been run so far, in the order of the database.
+(`tests/sweep/budget.py`, {families} ops); *refused* an error that says so; *unclear* any other
+error. DTensor has no ragged layouts and no other order of axes: it is not asked for those; plain
+operands it is told to take as replicated (`implicit_replication`). What fails there is tried twice,
+and what only ranks that are threads get wrong is left out. Ops that draw random numbers have tests
+of their own; modules have a page of their own, `sweep_modules.md`. A row counts what has been run
+so far, in the order of the database.
 
 """
 
@@ -72,7 +74,7 @@ def module_page(found: Sequence[Found]) -> str:
 def scoreboard(found: Sequence[Found]) -> str:
     """Markdown: ops by their worst verdict, for each system, dtype and variant; then every op of
     weft that is not right, and those of others that are wrong, with an example."""
-    columns = ["system", "dtype", "variant", "ops", *VERDICTS, "right in all ways"]
+    columns = ["system", "dtype", "variant", "ops", "calls", *VERDICTS, "right in all ways"]
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     groups: dict[tuple[str, str, str], dict[str, list[Found]]] = defaultdict(
         lambda: defaultdict(list)
@@ -83,22 +85,30 @@ def scoreboard(found: Sequence[Found]) -> str:
         worst = Counter(_worst(its) for its in ops.values())
         counts = " | ".join(str(worst[kind]) for kind in VERDICTS)
         share = sum(worst[kind] for kind in _RIGHT) / len(ops)
-        lines.append(f"| {system} | {dtype} | {variant or 'function'} | {len(ops)} | {counts} "
-                     f"| {share:.1%} |")
+        calls = sum(map(len, ops.values()))
+        lines.append(f"| {system} | {dtype} | {variant or 'function'} | {len(ops)} | {calls} "
+                     f"| {counts} | {share:.1%} |")
     for system in sorted({it.system for it in found}, key=lambda name: name != "weft"):
         for kind in _WORST[:-1]:
             its = [it for it in found if it.kind == kind and it.system == system]
             briefly = kind == "gathered" or (system != "weft" and kind in ("unclear", "refused"))
-            lines += _section(f"{system}: {kind}", its, _brief if briefly else _example)
+            if briefly and its:
+                of = Counter(it.op for it in found if it.system == system)
+                lines += ["", f"## {system}: {kind}, of so many calls", "", _paragraph(its, of)]
+            else:
+                lines += _section(f"{system}: {kind}", its)
     return "\n".join(lines) + "\n"
 
 
-def _section(
-    title: str, its: Sequence[Found], line: Callable[[str, Sequence[Found]], str]
-) -> list[str]:
+def _section(title: str, its: Sequence[Found]) -> list[str]:
     if not its:
         return []
-    return ["", f"## {title}", "", *[line(op, same) for op, same in _by_op(its)]]
+    return ["", f"## {title}", "", *[_example(op, same) for op, same in _by_op(its)]]
+
+
+def _paragraph(its: Sequence[Found], of: Mapping[str, int]) -> str:
+    words = [f"`{op}` {len(same)}/{of[op]}" for op, same in _by_op(its)]
+    return textwrap.fill(", ".join(words), 100, break_long_words=False, break_on_hyphens=False)
 
 
 def _worst(its: Sequence[Found]) -> str:
@@ -114,13 +124,8 @@ def _by_op(its: Sequence[Found]) -> list[tuple[str, list[Found]]]:
 
 
 def _example(op: str, its: Sequence[Found]) -> str:
-    first = " ".join(its[0].detail.split())[:160]
-    return f"{_brief(op, its)}: {first}"
-
-
-def _brief(op: str, its: Sequence[Found]) -> str:
-    """How many calls, of which dtypes and variants, in which ways."""
+    """How many calls, of which dtypes and variants, in which ways, and what one of them said."""
     forms = ", ".join(dict.fromkeys(f"{it.dtype}{it.variant and ' ' + it.variant}" for it in its))
-    ways = "all ways" if len({it.way for it in its}) == len(WAYS) else ", ".join(
-        sorted({it.way for it in its}))
-    return f"- `{op}` ({len(its)}: {forms}; {ways})"
+    ways = ", ".join(sorted({it.way for it in its}))
+    first = " ".join(its[0].detail.split())[:160]
+    return f"- `{op}` ({len(its)}: {forms}; {ways}): {first}"
