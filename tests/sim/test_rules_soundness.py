@@ -33,3 +33,8 @@ def test_a_planted_rule_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table, "RULES", rules)
     (call, *_) = [it for it in calls_of("exp", torch.float64, 4) if it.form()[1][0][0]]
     assert faults(call, every=5)
+
+
+def test_calls_go_by_all_names() -> None:
+    assert {it.op for it in calls_of("acos", torch.float64, 1, aliases=True)} == {
+        "aten.acos", "aten.arccos"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.sweep.samples import Sample, database, samples_of
+from tests.sweep.samples import Sample, aliases_of, database, samples_of
 from weft.rules.factors import packet
 from weft.rules.table import DECISIONS, RULES
 from weft.tensor.trace.calls import facts
@@ -41,10 +42,17 @@ class AtenCall:
         return max((one.ndim for one in flatten((self.args, self.kwargs))), default=0)
 
 
-def calls_of(entry: str, dtype: torch.dtype, most: int = 8) -> Iterator[AtenCall]:
-    """The calls, of ops that a rule speaks of, that samples of an entry of the database make."""
+def calls_of(
+    entry: str, dtype: torch.dtype, most: int = 8, aliases: bool = False
+) -> Iterator[AtenCall]:
+    """The calls, of ops that a rule speaks of, that samples of an entry of the database make.
+
+    `aliases`: by its other names as well.
+    """
     seen = set()
-    for sample in samples_of(entry, dtype, most):
+    names = ("", *(aliases_of(entry) if aliases else ()))
+    samples = [samples_of(entry, dtype, most, alias=name) for name in names]
+    for sample in itertools.chain.from_iterable(samples):
         if sum(one.numel() for one in sample.tensors) > _MOST_NUMEL:
             continue
         for call in _within(sample):

@@ -59,7 +59,7 @@ def of_entry(job: tuple[str, int, int]) -> Found:
     found: Found = []
     of_op: Counter[str] = Counter()
     for dtype in (torch.float64, torch.int64, torch.bool):
-        calls = [call for call in calls_of(entry, dtype) if of_op[call.op] < most]
+        calls = [call for call in calls_of(entry, dtype, aliases=True) if of_op[call.op] < most]
         # Those of more dims first: they have more ways.
         for call in sorted(calls, key=lambda it: -it.ndim()):
             if of_op[call.op] < most:

@@ -41,7 +41,8 @@ from weft.core import Layout, Mesh
 __all__ = ["FAMILIES", "allowed", "family"]
 
 _NUMBERS = 3
-"""A block is summed up by so many numbers at most: a count, a mean and a sum of squares."""
+"""A block is summed up by so many numbers at most: a count, a mean and a sum of squares. Each comes
+from every other block, or is all-reduced, which is at most twice its bytes."""
 
 FAMILIES: dict[str, tuple[str, ...]] = {
     "still": (
@@ -151,7 +152,7 @@ def allowed(
 
 
 def _summary(count: int, mesh: Mesh) -> int:
-    return _NUMBERS * 8 * (mesh.size() - 1) * count
+    return _NUMBERS * 8 * max(mesh.size() - 1, 2) * count
 
 
 def _due(sample: Sample, layouts: Sequence[Layout | None]) -> tuple[int, int]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-__all__ = ["DTYPES", "MAX_NUMEL", "Sample", "database", "is_pointwise", "samples_of"]
+__all__ = ["DTYPES", "MAX_NUMEL", "Sample", "aliases_of", "database", "is_pointwise", "samples_of"]
 
 DTYPES = {
     "float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16,
@@ -61,13 +61,23 @@ def database() -> dict[str, Any]:
             for entry in torchs.op_db if entry.name not in UNSET}
 
 
-def samples_of(name: str, dtype: torch.dtype, most: int, variant: str = "") -> Iterator[Sample]:
+def aliases_of(name: str) -> dict[str, Callable[..., Any]]:
+    """Other names of an entry's function, and what they name."""
+    return {alias.name: alias.op for alias in database()[name].aliases if alias.op is not None}
+
+
+def samples_of(
+    name: str, dtype: torch.dtype, most: int, variant: str = "", alias: str = ""
+) -> Iterator[Sample]:
     """Up to `most` samples of an entry, evenly chosen; none where it has not the dtype.
 
     `variant` is "", "inplace", or "out": then the call writes to tensors like its results.
+    `alias` calls the entry by another of its names.
     """
     entry = database()[name]
     op = entry.inplace_variant if variant == "inplace" else entry.op
+    if alias:
+        op = aliases_of(name)[alias]
     if op is None or dtype not in entry.supported_dtypes("cpu"):
         return
     if variant == "out":
