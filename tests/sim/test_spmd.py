@@ -179,3 +179,30 @@ def test_bad_input(call: Any, kind: type[Exception], said: str) -> None:
     texts = weft.testing.run(on_rank, mesh=MESH)
     assert len(set(texts)) == 1 and texts[0].startswith(said)
     assert "Offenders:" in texts[0]
+
+
+@pytest.mark.parametrize(("mesh", "spec", "shape"), [
+    ((2, 2), ((0, 1),), (8,)), ((2, 2), (0, 1), (7, 6)), ((2, 4), (None, 1, 0), (4, 8, 4)),
+    ((2, 4), (1, None, 0, None), (4, 3, 2, 5)), ((2, 2), (None, 1), (4, 4)),
+])
+def test_pictures(mesh: Any, spec: Any, shape: Any) -> None:
+    """Those of XLA's text are those of the layout, but for the names of axes."""
+    layout = weft.Layout(weft.Mesh(mesh), shape, weft.P(*spec))
+    for version in (1, 2):
+        drawn = str(spmd.visualize_sharding(layout.hlo_sharding(version), shape))
+        boxes = [[line for line in text.splitlines() if set(line) & set("┌│├└")]
+                 for text in (drawn, str(weft.show(layout)))]
+        assert boxes[0] == boxes[1] and len(boxes[0]) > 2
+
+    def on_rank(bound: Any) -> str:
+        x = weft.ones(*shape, mesh=bound, spec=weft.P(*spec))
+        return str(spmd.visualize_tensor_sharding(x))
+
+    assert set(weft.testing.run(on_rank, mesh=mesh)) == {f"f32{weft.show(layout)}"}
+
+
+def test_no_pictures() -> None:
+    assert str(spmd.visualize_sharding("{replicated}", (4, 4)))
+    for text in ("{manual}", "[2,2]", "{devices=[2,2]}"):
+        with pytest.raises(PlacementError, match="is no tiling"):
+            spmd.visualize_sharding(text)
