@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -41,11 +42,10 @@ def _per_channel(one: Tensor, x: Tensor) -> Tensor:
 def _normalised(
     x: Tensor, mean: Tensor, var: Tensor, eps: float, weight: Tensor | None, bias: Tensor | None
 ) -> Tensor:
-    wide = _wide(x)
-    scale = (var + eps).rsqrt()
-    out = (wide - _per_channel(mean, x)) * _per_channel(scale, x)
+    scale = _per_channel((var + eps).rsqrt(), x)
     if weight is not None:
-        out = out * _per_channel(weight, x)
+        scale = scale * _per_channel(weight, x)
+    out = (_wide(x) - _per_channel(mean, x)) * scale
     if bias is not None:
         out = out + _per_channel(bias, x)
     return out.to(x.dtype).contiguous()
@@ -55,7 +55,17 @@ def _run(running: Tensor | None, now: Tensor, momentum: float) -> None:
     """running = (1 - momentum) running + momentum now."""
     if running is not None:
         with torch.no_grad():
-            running.mul_(1 - momentum).add_(now.detach().to(running.dtype), alpha=momentum)
+            running.lerp_(now.detach().to(running.dtype), momentum)
+
+
+def _moments(x: Tensor, dims: tuple[int, ...], cut: bool) -> tuple[Tensor, Tensor]:
+    """The variance and the mean: of `cut` dims by one gather; else in two passes, which is a few
+    times as fast on CPUs as torch's one."""
+    if cut:
+        return torch.var_mean(x, dims, correction=0)
+    mean = x.mean(dims, keepdim=True)
+    apart = x - mean
+    return (apart * apart).mean(dims), mean.squeeze(dims)
 
 
 def _unbiased(var: Tensor, count: int) -> Tensor:
@@ -66,13 +76,14 @@ def _unbiased(var: Tensor, count: int) -> Tensor:
 def _batch_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor | None,
     running_var: Tensor | None, training: bool, momentum: float, eps: float, cudnn: bool,
+    *, cut: bool,
 ) -> Tensor:
     with _as_given(x):
         if not x.numel():
             zero, one = x.new_zeros(x.shape[1]), x.new_ones(x.shape[1])
             return _normalised(x, zero, one, eps, weight, bias)
         dims = (0, *range(2, x.dim()))
-        var, mean = torch.var_mean(_wide(x), dims, correction=0)
+        var, mean = _moments(_wide(x), dims, cut)
         _run(running_mean, mean, momentum)
         _run(running_var, _unbiased(var, x.numel() // x.shape[1]), momentum)
         return _normalised(x, mean, var, eps, weight, bias)
@@ -82,7 +93,10 @@ def batch_norm_lookup(
     call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
 ) -> Algorithm | None:
     """batch_norm in training: statistics of the global batch. In evaluation it is elementwise."""
-    return Composite(_batch_norm, writes=True) if call.args[5] else None
+    if not call.args[5]:
+        return None
+    cut = bool(layouts[0].dims[0]) or any(layouts[0].dims[2:])
+    return Composite(partial(_batch_norm, cut=cut), writes=True)
 
 
 def _instance_norm(

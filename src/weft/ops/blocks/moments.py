@@ -66,8 +66,9 @@ def _moments(
     blocks: Blocks, x: Tensor, dims: tuple[int, ...], count: int
 ) -> tuple[Tensor, Tensor]:
     """The mean of all elements, and the sum of the squares of what they differ from it by."""
-    if x.numel():
-        var, mean = torch.var_mean(x, dims, correction=0, keepdim=True)
+    if x.numel():  # in two passes, a few times as fast on CPUs as torch.var_mean's one
+        mean = x.mean(dims, keepdim=True)
+        var = _squares(x - mean).mean(dims, keepdim=True)
     else:
         mean = nothing_of(x, dims, x.dtype)
         var = mean.real if x.is_complex() else mean
@@ -75,9 +76,11 @@ def _moments(
     weights = torch.tensor(blocks.sizes, dtype=vars_.dtype, device=x.device)
     weights = weights.view(-1, *[1] * x.dim())
     mean = (means * (weights / count)).sum(0)
-    apart = means - mean
-    apart = (apart * apart.conj()).real if x.is_complex() else apart * apart
-    return mean, ((vars_ + apart) * weights).sum(0)
+    return mean, ((vars_ + _squares(means - mean)) * weights).sum(0)
+
+
+def _squares(x: Tensor) -> Tensor:
+    return (x * x.conj()).real if x.is_complex() else x * x
 
 
 def _root(squares: Tensor) -> Tensor:
