@@ -40,7 +40,9 @@ def several_targets(make: Make) -> Any:
     x = make(X, False)
     values, indices = torch.zeros(6).double(), torch.zeros(6, dtype=torch.long)
     torch.max(x, 0, out=(values, indices))
-    return [values, indices]
+    counts, borders = torch.zeros(4).double(), torch.zeros(5).double()
+    torch.histogram(x, 4, out=(counts, borders), density=True)
+    return [values, indices, counts, borders]
 
 
 def other_dtypes(make: Make) -> Any:

@@ -18,6 +18,7 @@ from weft.ops.sorting.splitting import Row, can_key
 from weft.tensor import modes
 from weft.tensor.call.dispatch import call, mesh_of
 from weft.tensor.call.fallback import runner
+from weft.tensor.call.out import write_out
 from weft.tensor.meta import replicated_meta
 from weft.tensor.placing.enter import Named, enter, transition_between
 from weft.tensor.placing.layouts import local_to_sharded
@@ -141,9 +142,13 @@ def _histogram_counts(
 
 
 def _histogram(
-    input: torch.Tensor, bins: Any, *, range: Any = None, weight: Any = None, density: bool = False
+    input: torch.Tensor, bins: Any, *, range: Any = None, weight: Any = None, density: bool = False,
+    out: Any = None,
 ) -> Any:
     """histogram; without borders or a range, those of the data. Every rank counts its own."""
+    if out is not None:
+        options = {"range": range, "weight": weight, "density": density, "out": out}
+        return write_out(torch.histogram, (input, bins), options)
     if isinstance(bins, torch.Tensor):
         bins, options = _plain(bins), {}
     else:
