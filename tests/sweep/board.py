@@ -22,7 +22,7 @@ _RIGHT = ("right", "costly", "gathered")
 _HEAD = """# torch's operators in every layout, here and on DTensor
 
 What `make sweep ARGS="--system weft --system DTensor --out docs/sweep.md"` has found: the operators
-of torch's own database, each on several samples in {num} ways to lay out its operands
+of torch's own database, each on {samples} or more of its samples in {num} ways to lay out operands
 (`tests/sweep/ways.py`): {ways}.
 Value, global shape, dtype, strides and the gradients of a random cotangent are those of the plain
 call, on every rank, or the op is not right.
@@ -44,7 +44,13 @@ so far, in the order of the database.
 def page(found: Sequence[Found]) -> str:
     """The scoreboard with its explanation, as it is kept in `docs/`."""
     families = sum(family(name) is not None for name in database())
-    head = _HEAD.format(num=len(WAYS), ways=", ".join(WAYS), families=families)
+    samples: dict[tuple[str, ...], set[str]] = defaultdict(set)
+    for it in found:
+        samples[it.system, it.op, it.dtype, it.variant].add(it.sample)
+    head = _HEAD.format(
+        num=len(WAYS), ways=", ".join(WAYS), families=families,
+        samples=min(map(len, samples.values()), default=0),
+    )
     return head + scoreboard(found)
 
 
