@@ -106,6 +106,8 @@ BOUNDS: list[Bound] = [
     Bound("unique", lambda a: a.round().unique(return_inverse=True, return_counts=True),
           _same((384, 0), "line", "square", "rows"), False),
     Bound("unique_many", lambda a: a.unique(), {"line": (25092, 0)}, False),
+    Bound("unique_rows", lambda a: a.sign().long().unique(dim=0), {"rows": (11368, 0)}, False),
+    Bound("consecutive_rows", lambda a: a.unique_consecutive(dim=0), {"rows": (192, 0)}, False),
     Bound("unique_consecutive", lambda a: a.unique_consecutive(),
           _same((24, 0), "line", "rows"), False),
     Bound("isin", lambda a: torch.isin((a * 9).long(), torch.arange(5)), _same((0, 0), *LAYOUTS),

@@ -481,8 +481,6 @@ _add("linalg", "cross without dim", lambda a, b: torch.cross(a, b), (512, 3), (5
 _add("linalg", "tril of batch", lambda a: a.tril(), PILE)
 
 MADE_WHOLE: dict[str, str] = {
-    "order: unique dim": "to do",
-    "order: unique_consecutive dim": "to do",
     "order: combinations": "each shard of the result names nearly all elements",
     "product: pdist": "each row meets all rows behind it",
 }

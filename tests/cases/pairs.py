@@ -31,6 +31,19 @@ def _bags(*offsets: int, **more: object):
 
 
 CASES: list[Case] = [
+    *(case(f"unique_{name}", lambda a, dim=dim: torch.unique(
+        a, dim=dim, return_inverse=True, return_counts=True), integers(*shape, high=high),
+        grad=False, per_mesh=8)
+      for name, dim, shape, high in (
+          ("rows", 0, (11, 2), 3), ("columns", 1, (2, 9), 2), ("blocks", 1, (2, 7, 2), 2),
+          ("equal_rows", 0, (7, 3), 1), ("line", 0, (9,), 3))),
+    case("unique_rows_of_reals", lambda a: a.unique(dim=0), reals(9, 2), grad=False, per_mesh=6),
+    case("unique_rows_of_bools", lambda a: torch.unique(a, dim=0), bools(9, 2), grad=False),
+    *(case(f"consecutive_{name}", lambda a, dim=dim: torch.unique_consecutive(
+        a, dim=dim, return_inverse=True, return_counts=True), integers(*shape, high=2),
+        grad=False, per_mesh=8)
+      for name, dim, shape in (("rows", 0, (11, 1)), ("columns", 1, (2, 9)), ("all", None, (5, 3)),
+                               ("line", 0, (9,)))),
     *(case(f"dist_{p}", lambda a, b, p=p: torch.dist(a, b, p), reals(5, 4), reals(5, 4),
            per_mesh=4) for p in (1, 2, 3.5)),
     case("dist_of_row", torch.dist, reals(5, 4), reals(4), per_mesh=4),

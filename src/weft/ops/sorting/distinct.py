@@ -2,6 +2,8 @@
 
 Each block gives its own distinct elements, these are sorted among the blocks, and equal neighbours
 are runs, of which a block owns those that begin in it. How many there are depends on the data.
+Rows, which have no keys, are sorted by regular samples: equal ones meet in one block (Shi and
+Schaeffer, Parallel Sorting by Regular Sampling, 1992).
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from torch import Tensor
 from weft.ops.sorting.sort import Sorting
 from weft.ops.sorting.splitting import Row
 
-__all__ = ["Distinct", "consecutive", "distinct"]
+__all__ = ["Distinct", "consecutive", "distinct", "distinct_rows"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,19 +42,47 @@ def distinct(row: Row, x: Tensor) -> Distinct:
     return Distinct(runs.values, runs.counts, numbers[inverse], runs.sizes)
 
 
+def distinct_rows(row: Row, x: Tensor) -> Distinct:
+    """The distinct rows of all blocks, one after the other; `x` are this block's, (rows, width)."""
+    own, inverse, counts = torch.unique(x, dim=0, return_inverse=True, return_counts=True)
+    width = x.shape[1]
+    numbers = _ends_among(row, own, width)
+    send = numbers.bincount(minlength=row.num).tolist()
+    recv = [sent[row.mine] for sent in row.tell(send)]
+    flat = row.send(own.flatten(), [width * num for num in send], [width * num for num in recv])
+    values, place = torch.unique(flat.view(-1, width), dim=0, return_inverse=True)
+    totals = torch.zeros(len(values), dtype=torch.long, device=x.device)
+    totals.index_add_(0, place, row.send(counts, send, recv))
+    sizes = row.tell(len(values))
+    back = row.send(place + sum(sizes[: row.mine]), recv, send)
+    return Distinct(values, totals, back[inverse], tuple(sizes))
+
+
+def _ends_among(row: Row, own: Tensor, width: int) -> Tensor:
+    """Which block each of my sorted rows goes to: which samples of all it lies between."""
+    shown = min(len(own), row.num)
+    at = torch.arange(shown, device=own.device) * len(own) // max(shown, 1)
+    counts = [num * width for num in row.tell(shown)]
+    samples = torch.unique(row.gather_parts(own[at].flatten(), counts).view(-1, width), dim=0)
+    places = torch.arange(1, row.num, device=own.device) * len(samples) // row.num
+    borders = samples[places] if len(samples) else samples
+    ranks = torch.unique(torch.cat([borders, own]), dim=0, return_inverse=True)[1]
+    return torch.searchsorted(ranks[: len(borders)], ranks[len(borders) :], right=True)
+
+
 def consecutive(row: Row, x: Tensor) -> Distinct:
-    """The first of equal neighbours; `x` is this block's, flat."""
-    return _runs(row, x, torch.ones_like(x, dtype=torch.long))
+    """The first of equal neighbours; `x` is this block's, flat, or rows."""
+    return _runs(row, x, torch.ones(len(x), dtype=torch.long, device=x.device))
 
 
 def _runs(row: Row, x: Tensor, weights: Tensor) -> Distinct:
-    lasts = row.gather(x[-1:] if len(x) else x.new_zeros(1))
+    lasts = row.gather(x[-1:] if len(x) else x.new_zeros(1, *x.shape[1:]))
     before = [at for at in range(row.mine) if row.sizes[at]]
-    begins = torch.ones_like(x, dtype=torch.bool)
+    begins = torch.ones(len(x), dtype=torch.bool, device=x.device)
     if len(x):
-        begins[1:] = x[1:] != x[:-1]
+        begins[1:] = _differ(x[1:], x[:-1])
         if before:
-            begins[:1] = x[:1] != lasts[before[-1]]
+            begins[:1] = _differ(x[:1], lasts[before[-1]])
     sizes = row.tell(int(begins.sum()))
     offset = sum(sizes[: row.mine])
     inverse = begins.cumsum(0) - 1 + offset
@@ -61,6 +91,11 @@ def _runs(row: Row, x: Tensor, weights: Tensor) -> Distinct:
     counts.index_add_(0, inverse - offset + 1, weights)
     counts[-1] += _continued(row.tell(int(counts[0])), sizes, row.mine)
     return Distinct(x[begins], counts[1:], inverse, tuple(sizes))
+
+
+def _differ(one: Tensor, other: Tensor) -> Tensor:
+    apart = one != other
+    return apart if apart.dim() == 1 else apart.flatten(1).any(1)
 
 
 def _continued(carried: Sequence[int], sizes: Sequence[int], mine: int) -> int:

@@ -5,7 +5,9 @@ at each call.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -13,13 +15,13 @@ import torch
 
 from weft.core import Layout
 from weft.ops.blocks.summaries import whole_terms
-from weft.ops.sorting.distinct import Distinct, consecutive, distinct
+from weft.ops.sorting.distinct import Distinct, consecutive, distinct, distinct_rows
 from weft.ops.sorting.splitting import Row, can_key
 from weft.tensor import modes
 from weft.tensor.call.dispatch import call, mesh_of
 from weft.tensor.call.fallback import runner
 from weft.tensor.call.out import write_out
-from weft.tensor.meta import replicated_meta
+from weft.tensor.meta import contiguous_strides, intern, replicated_meta
 from weft.tensor.placing.enter import Named, enter, transition_between
 from weft.tensor.placing.layouts import local_to_sharded
 from weft.tensor.shard_tensor import ShardTensor, wrap
@@ -63,25 +65,93 @@ def _distinct(
     if not any(layout.dims):
         out = func(_reduced(name, x, layout), **options_of_all)
         return map_tensors(lambda one: wrap(one, replicated_meta(mesh, one)), out)
-    along = dim is not None and (x.dim() > 1 or not in_order)
-    if along or x.requires_grad or (in_order and any(layout.dims[1:])) or (
-        not can_key(str(x.dtype)[6:])
-    ):
-        reason = "elements are compared along dims that are cut"
-        return runner(mesh, reason)(func, (x,), options_of_all)
+    over = None if dim is None or x.dim() < 2 else dim % x.dim()
+    if (over is not None and 0 in layout.shape) or not can_key(str(x.dtype)[6:]):
+        return runner(mesh, _COMPARED)(func, (x,), options_of_all)
+    if over is not None or in_order:  # rows, or the order of all, along one dim
+        layout = _along(layout, over or 0)
     modes.check_summaries(name, (layout,), layout.sharded_axes)
     local = _reduced(name, x, layout).detach()
     with traffic.label(name, modes.source_line(), "what is distinct among all blocks"):
-        found = find(Row(mesh, layout, range(layout.ndim)), local.flatten())
-    axes = tuple(axis for axes in layout.dims for axis in axes)
+        row = Row(mesh, layout, range(layout.ndim))
+        if over is None:
+            found = find(row, local.flatten())
+        elif not in_order and x.is_floating_point() and any(row.tell(bool(local.isnan().any()))):
+            return runner(mesh, "NaN has no place in the order of rows")(func, (x,), options_of_all)
+        else:
+            found = _of_rows(find, row, local, over)
+    lead = range(layout.ndim) if over is None else (over,)
+    axes = tuple(axis for at in lead for axis in layout.dims[at])
     cuts = (0, *accumulate(found.sizes))
     ragged = Layout.make(layout.mesh, (cuts[-1],), (axes,), (cuts,))
-    out = [local_to_sharded(found.values, mesh, ragged)]
+    values, lies = found.values, ragged
+    if over is not None:
+        shape = [cuts[-1] if at == over else size for at, size in enumerate(layout.shape)]
+        lies = Layout.make(layout.mesh, shape, layout.dims, [
+            cuts if at == over else None for at in range(layout.ndim)
+        ])
+    if x.requires_grad and torch.is_grad_enabled():
+        values = _Underivable.apply(x._local, values, name)
+    strides = None if over is None else _in_front(lies.shape, over)
+    out = [wrap(values, intern(
+        mesh, lies, values.dtype, values.device, values.requires_grad, strides
+    ))]
     if options["return_inverse"]:
-        out.append(local_to_sharded(found.inverse.view(local.shape), mesh, layout))
+        places = found.inverse if over is not None else found.inverse.view(local.shape)
+        of_places = layout if over is None else Layout.make(
+            layout.mesh, layout.shape[over : over + 1], (axes,), (layout.cuts[over],)
+        )
+        out.append(local_to_sharded(places, mesh, of_places))
     if options["return_counts"]:
         out.append(local_to_sharded(found.counts, mesh, ragged))
     return out[0] if len(out) == 1 else tuple(out)
+
+
+def _in_front(shape: Sequence[int], dim: int) -> tuple[int, ...] | None:
+    """The strides of a tensor of this shape that was contiguous with one dim in front."""
+    if not dim:
+        return None
+    found = list(contiguous_strides((shape[dim], *shape[:dim], *shape[dim + 1 :])))
+    return (*found[1 : dim + 1], found[0], *found[dim + 1 :])
+
+
+_COMPARED = "elements without an order are compared"
+
+
+def _along(layout: Layout, dim: int) -> Layout:
+    """The layout with one dim cut, by all axes that cut any."""
+    others = [axis for at, axes in enumerate(layout.dims) if at != dim for axis in axes]
+    if not others:
+        return layout
+    dims: list[Any] = [()] * layout.ndim
+    dims[dim] = (*layout.dims[dim], *others)
+    return Layout.make(layout.mesh, layout.shape, dims)
+
+
+def _of_rows(
+    find: Callable[[Row, torch.Tensor], Distinct], row: Row, local: torch.Tensor, dim: int
+) -> Distinct:
+    """What is distinct along a dim, of which each place is a row; results have the dims of x."""
+    front = local.movedim(dim, 0)
+    rows = front.reshape(len(front), math.prod(front.shape[1:]))
+    if rows.dtype is torch.bool:
+        rows = rows.to(torch.uint8)
+    found = (distinct_rows if find is distinct else find)(row, rows)
+    values = found.values.to(local.dtype).view(-1, *front.shape[1:]).movedim(0, dim)
+    return replace(found, values=values)
+
+
+class _Underivable(torch.autograd.Function):
+    """A result that requires a gradient, of which there is none."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, value: torch.Tensor, name: str) -> torch.Tensor:  # type: ignore[override]
+        ctx.name = name
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+        raise NotImplementedError(f"the derivative for '{ctx.name}' is not implemented.")
 
 
 def _reduced(name: str, x: ShardTensor, layout: Layout) -> torch.Tensor:
