@@ -15,6 +15,7 @@ from bench import (
     host,
     memory,
     mlp,
+    models,
     optimizer,
     redistribute,
     report,
@@ -26,7 +27,7 @@ ITEMS: dict[str, Item] = {
     item.name: item
     for item in (
         calls.ITEM, mlp.ITEM, block.ITEM, optimizer.ITEM, first.ITEM, memory.ITEM, host.ITEM,
-        redistribute.ITEM, draws.ITEM,
+        redistribute.ITEM, draws.ITEM, models.ITEM,
     )
 }
 
