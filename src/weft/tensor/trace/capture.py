@@ -353,7 +353,8 @@ def differentiated(
     with _unwatched():
         try:
             return edges(call, lambda index: meta_like(tensors[index]), wanted)
-        except NotImplementedError:  # meta tensors do not know its derivative: all may have one
+        except (NotImplementedError, ZeroDivisionError):
+            # Meta tensors do not know its derivative (or not that of nothing): all may have one.
             return (tuple(wanted),) * len(slots_of(op.results))
 
 
