@@ -230,6 +230,37 @@ def test_statistics_of_running_buffers_are_alike_on_all_ranks() -> None:
     assert others == [first] * 2 and first[2] == 2
 
 
+def test_named_rows_of_an_embedding_shrink_where_they_lie() -> None:
+    torch.manual_seed(0)
+    module = nn.Embedding(9, 4, max_norm=1.0).double()
+    rows, named = module.weight.detach().clone(), torch.tensor([[1, 7], [0, 7], [3, 3]])
+    due = module(named).detach()
+
+    def on_rank(mesh: Any) -> None:
+        table = weft.distribute_tensor(rows, mesh, P("x"))
+        with weft.explain() as log:
+            found = F.embedding(weft.distribute_tensor(named, mesh, P("x")), table, max_norm=1.0)
+        assert max(event.nbytes for event in log.events) <= named.nbytes + due.nbytes
+        torch.testing.assert_close(found.full_tensor(), due)
+        torch.testing.assert_close(table.full_tensor(), module.weight.detach())
+
+    on_ranks(on_rank)
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_a_margin_loss_of_a_single_row(reduction: str) -> None:
+    x, labels = values(6), torch.tensor([2, 0, -1, 1, 1, 1])
+    due = F.multilabel_margin_loss(x, labels, reduction=reduction)
+
+    def on_rank(mesh: Any) -> None:
+        given = [weft.distribute_tensor(one, mesh, P("x")) for one in (x, labels)]
+        found = F.multilabel_margin_loss(*given, reduction=reduction)
+        assert found.shape == ()
+        torch.testing.assert_close(found.full_tensor(), due)
+
+    on_ranks(on_rank)
+
+
 # Recurrent networks.
 
 

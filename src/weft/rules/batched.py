@@ -268,8 +268,12 @@ def _bilinear(call: Call) -> Rule:
 
 
 def _multilabel(call: Call) -> Rule | None:
-    """`multilabel_margin_loss` of rows, kept per row."""
+    """`multilabel_margin_loss` of rows, kept per row, or of a single one, which is whole."""
     x = call.tensors[0]
+    if len(x.shape) == 1 and not call.results[0].shape:
+        classes: FactorDims = (("classes",),)
+        return Rule((classes, classes), ((),), {"classes": x.shape[0]},
+                    whole=frozenset(("classes",)))
     if len(x.shape) != 2 or len(call.results[0].shape) != 1:
         return None
     rows: FactorDims = (("b",), ("classes",))

@@ -86,7 +86,7 @@ def renorm_lookup(
         norms = torch.linalg.vector_norm(weight, norm_type, 1, True)
         return weight * torch.where(named & (norms > most), most / (norms + 1e-7), 1.0)
 
-    return Composite(renorm) if any(any(layout.dims) for layout in layouts) else None
+    return None if all(layout.is_replicated for layout in layouts) else Composite(renorm)
 
 
 def gather_lookup(

@@ -99,10 +99,18 @@ def _broadcast(x: torch.Tensor, *others: Any, **_: Any) -> torch.Tensor:
     return x.new_empty(torch.broadcast_shapes(x.shape, *shapes))
 
 
+def _multilabel_margin(
+    x: torch.Tensor, target: torch.Tensor, reduction: int = 1
+) -> torch.Tensor | None:
+    """Of a single row it is a number, also without reduction: torch's meta kernel says a row."""
+    return x.new_empty(()) if x.ndim == 1 and target.shape == x.shape and x.numel() else None
+
+
 _aten = torch.ops.aten
 _FORMS: dict[Any, Callable[..., torch.Tensor | None]] = {
     _aten.cross_entropy_loss.default: _cross_entropy,
     _aten.scaled_dot_product_attention.default: _attention,
+    _aten.multilabel_margin_loss.default: _multilabel_margin,
     _aten.binomial.default: _broadcast,
     _aten._standard_gamma.default: _broadcast,
     _aten._standard_gamma_grad.default: _broadcast,
