@@ -47,7 +47,7 @@ class Meta:
     __slots__ = (
         "mesh", "layout", "shape", "dtype", "strides", "device", "requires_grad", "alias",
         "local_shape", "recipes", "plain", "to_replicated", "of_grad", "finished", "_form",
-        "__weakref__",
+        "_twin", "__weakref__",
     )
 
     def __init__(
@@ -76,6 +76,7 @@ class Meta:
         self.to_replicated: Any = False
         self.of_grad: Meta | None = None  # see `autograd.grad_meta`; None: not asked yet
         self.finished = False
+        self._twin: Meta | None = None
         self._form: Any = False if like is None else like._form
         _ALIVE[id(self)] = self
         self.plain = strides is None and device.type == "cpu"
@@ -116,6 +117,8 @@ class Meta:
 
     def as_finished(self) -> Meta:
         """Its twin that is marked; `replace()` leads back."""
+        if self._twin is not None:
+            return self._twin
         table: dict[Any, Meta] = self.mesh.cache.setdefault("metas", {})
         key = ("finished", self.layout, self.dtype, self.device, self.requires_grad, self.strides,
                self.alias)
@@ -126,6 +129,7 @@ class Meta:
                 self.alias, self, self.local_shape,
             ))
             meta.finished = True
+        self._twin = meta
         return meta
 
     def stride(self) -> tuple[int, ...]:

@@ -164,7 +164,7 @@ class Builder:
         self, decision: Decision, layouts: list[Layout], wants: list[bool],
         algorithm: ops.Local | None,
     ) -> Recipe:
-        self.decision = decision
+        self.decision, self.wants = decision, wants
         if self.mesh.here is None:
             return self._outside(
                 decision.results, self._alias(layouts[0] != decision.operands[0])

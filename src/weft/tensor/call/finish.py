@@ -26,9 +26,16 @@ from torch import is_grad_enabled
 
 from weft.core import Layout
 from weft.tensor.call.direct import Builder
-from weft.tensor.call.recipe import Recipe
+from weft.tensor.call.recipe import Direct, Recipe
 from weft.tensor.meta import Meta
-from weft.tensor.placing.enter import Cause, Named, Views, enter_all, transition_between
+from weft.tensor.placing.enter import (
+    Cause,
+    Named,
+    Views,
+    enter_all,
+    transition_between,
+    varying_axes,
+)
 from weft.tensor.shard_tensor import ShardTensor, version_of, wrap
 from weft.tensor.trace.calls import facts
 from weft.tensor.trace.capture import Trace, slots_of
@@ -80,7 +87,62 @@ def finishing(made: Recipe, builder: Builder) -> Recipe:
     ]
     if not targets or builder.shares():
         return made
+    if all(_is_value(builder, at, target) for at, target in targets):
+        if builder.mesh.here is None:
+            return Marking(made, targets)
+        if isinstance(made, Direct):
+            due = dict(targets)
+            made.finishes = Finishes({
+                move: due[at] for at, move in made.operands if at in due
+            })
+            return made
     return Finishing(made, targets, Named(builder.name, decision.reason()))
+
+
+def _is_value(builder: Builder, at: int, target: Layout) -> bool:
+    """Whether what this operand becomes in the call is its value, of which others can make use:
+    not R, whose gradient is partial; and something has to be summed."""
+    decision = builder.decision
+    assert decision is not None
+    varying = varying_axes((*decision.operands, *decision.results))
+    place = builder.slots.index(at)
+    layout = builder.layouts[place]
+    sizes = layout.mesh.axis_sizes
+    is_summed = any(kind and size > 1 for kind, size in zip(layout.partial, sizes))
+    stays = not builder.wants[place] or all(target.on(axis) is not None for axis in varying)
+    return is_summed and stays and builder.slots.count(at) == 1
+
+
+class Finishes(dict[Any, Layout]):
+    """Of the transitions of a recipe those that finish an operand, and the layout it comes to."""
+
+    def mark(
+        self, tensors: Sequence[Any], moves: Sequence[tuple[int, Any]], locals_: Sequence[Any]
+    ) -> None:
+        """The operands have entered: keep what they became."""
+        if _thread.off:
+            return
+        for place, move in moves:
+            layout = self.get(move)
+            if layout is not None:
+                _keep(tensors[place], locals_[place], layout)
+
+
+class Marking(Recipe):
+    """Outside the mesh: finishes what the ranks inside finish on their way."""
+
+    __slots__ = ("made", "targets")
+
+    def __init__(self, made: Recipe, targets: Sequence[tuple[int, Layout]]) -> None:
+        self.made, self.targets = made, tuple(targets)
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        out = self.made.run(func, args, kwargs)
+        if not _thread.off:
+            tensors: list[Any] = flatten((args, kwargs) if kwargs else args)
+            for at, target in self.targets:
+                _keep(tensors[at], local_of(tensors[at]), target)
+        return out
 
 
 class Finishing(Recipe):
@@ -118,16 +180,22 @@ class Finishing(Recipe):
 
 
 def _became(tensor: ShardTensor, local: torch.Tensor, layout: Layout) -> ShardTensor:
-    """What the tensor is from now on; kept, where writes to the tensor can be seen."""
-    mine = plain(tensor._local)
+    """What the tensor is from now on."""
     out = wrap(local, tensor._meta.replace(layout=layout, requires_grad=local.requires_grad))
+    _keep(tensor, out, layout)
+    return out
+
+
+def _keep(tensor: ShardTensor, became: torch.Tensor, layout: Layout) -> None:
+    """Keep what the tensor became (or the local tensor of it, which is wrapped when it is asked
+    for), where writes to the tensor can be seen."""
+    mine = plain(tensor._local)
     if not mine.is_inference():
         views = tensor._memo
         if views is None:
             views = tensor._memo = Views()
-        views.finished = mine, version_of(tensor), out, _thread.scope
+        views.finished = mine, version_of(tensor), became, layout, _thread.scope
         tensor._meta = tensor._meta.as_finished()
-    return out
 
 
 def is_finished(key: Sequence[Any]) -> bool:
@@ -167,11 +235,15 @@ def _taken(tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     views = tensor._memo
     kept = None if views is None else views.finished
-    if kept is not None:
-        mine, version, out, where = kept
+    if views is not None and kept is not None:
+        mine, version, out, layout, where = kept
         lacks_graph = mine.requires_grad and is_grad_enabled() and not out.requires_grad
         same = mine is plain(tensor._local) and version == version_of(tensor)
         if same and where is _thread.scope and not lacks_graph:
+            if type(out) is not ShardTensor:
+                meta = tensor._meta.replace(layout=layout, requires_grad=out.requires_grad)
+                out = wrap(out, meta)
+                views.finished = mine, version, out, layout, where
             return out
     tensor._meta = tensor._meta.replace()
     return tensor

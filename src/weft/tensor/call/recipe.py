@@ -110,8 +110,8 @@ class Direct(Recipe):
     """
 
     __slots__ = (
-        "anchor", "args", "bound", "fast", "kwargs", "leave", "local", "moves", "name", "operands",
-        "moved", "result", "results", "single", "target", "why", "write", "write_back",
+        "anchor", "args", "bound", "fast", "finishes", "kwargs", "leave", "local", "moves", "name",
+        "operands", "moved", "result", "results", "single", "target", "why", "write", "write_back",
     )
 
     def __init__(
@@ -130,7 +130,7 @@ class Direct(Recipe):
         anchor: Sequence[Sequence[int]] = (),
         places: Sequence[int] | None = None,
     ) -> None:
-        self.name, self.why, self.anchor = name, why, anchor
+        self.name, self.why, self.anchor, self.finishes = name, why, anchor, None
         self.local = local
         self.operands = tuple((at, move) for at, move in enumerate(operands) if move is not None)
         self.args, self.kwargs = args, kwargs

@@ -41,6 +41,7 @@ class Cause:
     __slots__ = ()
     name = ""
     why: Callable[[], str] = str
+    finishes: Any = None  # what marks operands whose terms this call sums (see `call.finish`)
 
 
 class Named(Cause):
@@ -73,6 +74,8 @@ def enter_all(
             _enter_all(tensors, moves, locals_)
     else:
         _enter_all(tensors, moves, locals_)
+    if call.finishes is not None:
+        call.finishes.mark(tensors, moves, locals_)
 
 
 def _enter_all(
@@ -144,7 +147,8 @@ class Views(dict[Any, Any]):
     `terms` outlive a backward: they are leaves of their own (see `tensor.terms`). `alias` is what
     stands behind the tensor's `.data`: torch gives that a version counter of its own. `source` is
     what this tensor is the `.data` of, detached. `finished`, of a tensor of terms: its local tensor
-    and version when they were summed, what it became, and the scope (see `call.finish`).
+    and version when they were summed, what it became (or the local tensor of that) and in which
+    layout, and the scope (see `call.finish`).
     """
 
     __slots__ = ("__weakref__", "alias", "finished", "ref", "source", "terms")
@@ -152,7 +156,7 @@ class Views(dict[Any, Any]):
     def __init__(self) -> None:
         self.alias: torch.Tensor | None = None
         self.source: torch.Tensor | None = None
-        self.finished: tuple[torch.Tensor, int, ShardTensor, object] | None = None
+        self.finished: tuple[torch.Tensor, int, torch.Tensor, Layout, object] | None = None
         self.terms: dict[Transition, tuple[Term, torch.Tensor]] = {}
         self.ref = weakref.ref(self)
 
