@@ -25,6 +25,10 @@ from weft.tensor.views.moved import following, plain, wrote
 
 __all__ = ["computed", "leave", "twin", "unknown", "write", "written"]
 
+_WITHOUT_DERIVATIVE = frozenset(("aten.ctc_loss.IntList", "aten.ctc_loss.Tensor"))
+"""Ops whose backward torch does not know on meta tensors. They have one result, whose gradient
+depends on every operand."""
+
 Run = Callable[[Any, Any, Any], Any]
 
 _RECASTS = frozenset((
@@ -98,7 +102,12 @@ def unknown(mesh: BoundMesh, reason: str) -> Run:
 def _on_twins(trace: Trace, op: Op, given: Sequence[Tensor]) -> Any:
     twins: list[Any] = [twin(tensor) for tensor in given]
     twins += trace.metas[len(twins):]
-    return op.overload(*fill(op.args, twins), **fill(op.kwargs, twins))
+    args, kwargs = fill(op.args, twins), fill(op.kwargs, twins)
+    if str(op.overload) not in _WITHOUT_DERIVATIVE:
+        return op.overload(*args, **kwargs)
+    with torch.no_grad():
+        out = op.overload(*args, **kwargs)
+    return sum((one.sum() for one in flatten((args, kwargs)) if one.requires_grad), out)
 
 
 def twin(tensor: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from weft.tensor.call.fallback import runner
 from weft.tensor.call.out import write_out
 from weft.tensor.meta import contiguous_strides, intern, replicated_meta
 from weft.tensor.placing.enter import Named, enter, transition_between
-from weft.tensor.placing.layouts import local_to_sharded
+from weft.tensor.placing.layouts import as_sharded, local_to_sharded
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.trace.capture import map_tensors
 from weft.transport import traffic
@@ -178,7 +178,7 @@ def _bincount(input: torch.Tensor, weights: Any = None, minlength: int = 0) -> S
     like = next(meta.layout for meta in metas)
     layout = whole_terms(like)
     local, *factors = (
-        _reduced("bincount", _sharded(one, mesh), layout).detach()
+        _reduced("bincount", as_sharded(one, mesh), layout).detach()
         for one in (input, weights) if one is not None
     )
     counts = torch.bincount(local, *factors, minlength=max(high + 1, minlength))
@@ -191,10 +191,6 @@ def _bincount(input: torch.Tensor, weights: Any = None, minlength: int = 0) -> S
     return local_to_sharded(counts, mesh, Layout.make(
         layout.mesh, counted, ((),), partial=partial
     ))
-
-
-def _sharded(x: torch.Tensor, mesh: Any) -> ShardTensor:
-    return x if type(x) is ShardTensor else wrap(x, replicated_meta(mesh, x))
 
 
 def _histogram_counts(
@@ -226,7 +222,7 @@ def _histogram(
         options = {"range": range if given else _ends(input)}
     mesh, counts, borders = _counted("histogram", torch.histogram, input, bins, weight, options)
     counts = counts / counts.sum() / borders.diff() if density else counts
-    return _types.histogram((counts, _sharded(borders, mesh)))
+    return _types.histogram((counts, as_sharded(borders, mesh)))
 
 
 def _histogramdd(
@@ -247,7 +243,7 @@ def _histogramdd(
         counts = counts / counts.sum()
         for dim, line in enumerate(borders):
             counts = counts / line.diff().view(-1, *[1] * (len(borders) - 1 - dim))
-    return _types.histogramdd((counts, tuple([_sharded(line, mesh) for line in borders])))
+    return _types.histogramdd((counts, tuple([as_sharded(line, mesh) for line in borders])))
 
 
 def _counted(
@@ -264,9 +260,9 @@ def _counted(
     like = layout if weight is None or weight.shape == x.shape else Layout.make(
         layout.mesh, weight.shape, layout.dims[:1], layout.cuts[:1]
     )
-    local = _reduced(name, _sharded(x, mesh), layout).detach()
+    local = _reduced(name, as_sharded(x, mesh), layout).detach()
     if weight is not None:
-        options = {**options, "weight": _reduced(name, _sharded(weight, mesh), like).detach()}
+        options = {**options, "weight": _reduced(name, as_sharded(weight, mesh), like).detach()}
     if mesh.here is None:
         local = local.new_zeros(0, *layout.shape[1:])
         options.pop("weight", None)
