@@ -61,17 +61,15 @@ CASES = {
     "a bias joins a contraction as one term": (
         LINEAR, [P("dp", None, "tp"), P(None, "tp"), P()],
         "[6@dp, 9, 8@tp] [10, 8@tp] [10] partial(sum@tp) -> [6@dp, 9, 10] partial(sum@tp)"),
-    "terms pass a linear layer": (
-        LINEAR, [P(partial=SUM), P(), P()],
-        "[6, 9, 8] partial(sum@tp) [10, 8] [10] partial(sum@tp) -> [6, 9, 10] partial(sum@tp)"),
+    "terms that a bias meets are summed before they are more": (
+        LINEAR, [P(partial=SUM), P(), P()], "[6, 9, 8] [10, 8] [10] -> [6, 9, 10]"),
     "two terms": (
         ADD, [P(partial=SUM), P(partial=SUM)],
         "[6, 8] partial(sum@tp) [6, 8] partial(sum@tp) -> [6, 8] partial(sum@tp)"),
     "a finished value finishes a partial one": (
         ADD, [P(partial=SUM), P()], "[6, 8] [6, 8] -> [6, 8]"),
-    "a small one joins": (
-        BIAS, [P(partial=SUM), P()],
-        "[6, 8] partial(sum@tp) [8] partial(sum@tp) -> [6, 8] partial(sum@tp)"),
+    "a finished value finishes terms, however small it is": (
+        BIAS, [P(partial=SUM), P()], "[6, 8] [8] -> [6, 8]"),
     "a partial one is scattered to a sharded one": (
         ADD, [P(partial=SUM), P("tp")], "[6@tp, 8] [6@tp, 8] -> [6@tp, 8]"),
     "a product takes terms of one side": (

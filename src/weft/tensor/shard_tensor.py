@@ -139,7 +139,8 @@ class ShardTensor(torch.Tensor):
                             if not item._meta.requires_grad and item._local.requires_grad:
                                 now_requires_grad(item)
                     parts = [item._meta for item in arg]
-                    locals_.append([item._local for item in arg])
+                    inner = [item._local for item in arg]
+                    locals_.append(inner if kind is list else tuple(inner))
                     if home is None:
                         home = parts[0]
                     key += parts
