@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 
@@ -12,11 +14,11 @@ _LENGTHS = [5, 6, 4, 6, 6]
 _SIZES = [2, 0, 1, 2, 1]
 
 
-def _ctc(reduction: str, **more: object):
+def _ctc(reduction: str, **more: Any):
+    lengths: Any = _LENGTHS, _SIZES
+
     def run(scores: torch.Tensor, goals: torch.Tensor) -> torch.Tensor:
-        return F.ctc_loss(
-            scores.log_softmax(2), goals, _LENGTHS, _SIZES, reduction=reduction, **more
-        )
+        return F.ctc_loss(scores.log_softmax(2), goals, *lengths, reduction=reduction, **more)
 
     return run
 
@@ -25,7 +27,7 @@ def _flat_ctc(scores: torch.Tensor, goals: torch.Tensor, sizes: torch.Tensor) ->
     return F.ctc_loss(scores.log_softmax(2), goals, torch.tensor(_LENGTHS), sizes)
 
 
-def _bags(*offsets: int, **more: object):
+def _bags(*offsets: int, **more: Any):
     places = torch.tensor(offsets) if offsets else None
     return lambda w, i: F.embedding_bag(i, w, places, mode="max", **more)
 

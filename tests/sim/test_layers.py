@@ -253,8 +253,8 @@ def test_a_margin_loss_of_a_single_row(reduction: str) -> None:
     due = F.multilabel_margin_loss(x, labels, reduction=reduction)
 
     def on_rank(mesh: Any) -> None:
-        given = [weft.distribute_tensor(one, mesh, P("x")) for one in (x, labels)]
-        found = F.multilabel_margin_loss(*given, reduction=reduction)
+        one, other = (weft.distribute_tensor(one, mesh, P("x")) for one in (x, labels))
+        found = F.multilabel_margin_loss(one, other, reduction=reduction)
         assert found.shape == ()
         torch.testing.assert_close(found.full_tensor(), due)
 

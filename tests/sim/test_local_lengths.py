@@ -141,14 +141,15 @@ def _cuts(shape: tuple[int, ...]) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("name", CASES)
 def test_wherever_the_shards_end(name: str) -> None:
     fn, shapes = CASES[name]
+    shape_cut = shapes[0]
     generator = torch.Generator().manual_seed(seed_of(name))
     tensors = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
     mesh = Mesh({"x": 2})
-    for dim, at in _cuts(shapes[0]):
+    for dim, at in _cuts(shape_cut):
         def laid(shape: tuple[int, ...], cut: bool, dim: int = dim, at: int = at) -> Layout:
-            skip = len(shapes[0]) - len(shape)
+            skip = len(shape_cut) - len(shape)
             mine = dim - skip
-            if not cut or mine < 0 or shape[mine] != shapes[0][dim]:
+            if not cut or mine < 0 or shape[mine] != shape_cut[dim]:
                 return Layout(mesh, shape, P())
             return Layout(mesh, shape, P(*(None,) * mine, "x"), sizes={
                 mine: (at, shape[mine] - at)

@@ -371,7 +371,8 @@ def test_gradients_of_a_graph_from_before_the_data_was_laid_anew() -> None:
         late = (x * 3).sum()
         (grad,) = torch.autograd.grad(late, x)
         torch.testing.assert_close(grad.full_tensor(), torch.full_like(X, 3))
-        for options in ({}, {"allow_unused": True}, {"materialize_grads": True}):
+        ways: list[dict[str, Any]] = [{}, {"allow_unused": True}, {"materialize_grads": True}]
+        for options in ways:
             with pytest.raises(UnsupportedOpError) as told:
                 torch.autograd.grad(early + (x * 3).sum(), x, retain_graph=True, **options)
         early.backward()
