@@ -204,5 +204,8 @@ def test_pictures(mesh: Any, spec: Any, shape: Any) -> None:
 def test_no_pictures() -> None:
     assert str(spmd.visualize_sharding("{replicated}", (4, 4)))
     for text in ("{manual}", "[2,2]", "{devices=[2,2]}"):
-        with pytest.raises(PlacementError, match="is no tiling"):
+        with pytest.raises(PlacementError, match="is neither"):
+            spmd.visualize_sharding(text)
+    for text in ("{devices=[2,2]<=[4]T(1)}", "{devices=[2,2]<=[2]}", "{devices=[2,2]0,1,2,2}"):
+        with pytest.raises(MeshError, match="for a mesh of 4"):
             spmd.visualize_sharding(text)

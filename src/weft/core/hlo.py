@@ -19,7 +19,7 @@ from itertools import product
 from weft.core.mesh import Mesh
 from weft.errors import PlacementError, message
 
-__all__ = ["TileAssignment", "read", "tile_assignment"]
+__all__ = ["TileAssignment", "read", "read_tiles", "tile_assignment"]
 
 Digits = tuple[tuple[int, int], ...]
 """(size, stride) pairs, major to minor; adjacent ones that run on are merged."""
@@ -107,17 +107,9 @@ def read(text: str, mesh: Mesh, ndim: int) -> tuple[tuple[int, ...], ...]:
         not fit the tensor or the mesh, tiles that split an axis.
     """
     call = "Layout.from_hlo(text)"
-    if re.fullmatch(r"\{\s*replicated\s*\}", text):
-        return ((),) * ndim
-    match = _TEXT.fullmatch(text.strip())
+    match = _matched(text, call)
     if match is None:
-        raise PlacementError(
-            message(call, f"{text!r} is neither {{replicated}} nor {{devices=[tiles]...}}",
-                    "only tiled and replicated shardings of one tensor are layouts; maximal "
-                    "(one owner), manual, unknown, subgroup types and tuples are not", [text],
-                    "for one owner give explicit sizes, P('x') with sizes={0: (n, 0, ...)}; for "
-                    "a manual region use weft.local_map; else write a partition spec")
-        )
+        return ((),) * ndim
     tiles = _numbers(match["tiles"])
     replicas = tiles.pop() if match["last"] else 1
     listed = _numbers(match["devices"] or match["reshape"])
@@ -141,17 +133,58 @@ def read(text: str, mesh: Mesh, ndim: int) -> tuple[tuple[int, ...], ...]:
     return _axes_of_tiles(text, mesh, tiles, list(positions))
 
 
+def read_tiles(text: str, call: str) -> tuple[list[int], list[int], list[int]] | None:
+    """Tiles per tensor dim, the lengths of the grid of devices (the tiles, and the replicas of each
+    where there are some), and the devices, row-major; None where all is replicated.
+
+    No devices are listed by an iota that is in no order of axes.
+
+    Raises:
+        PlacementError: text of another form.
+    """
+    match = _matched(text, call)
+    if match is None:
+        return None
+    grid = _numbers(match["tiles"])
+    tiles = grid[:-1] if match["last"] else grid
+    if match["devices"]:
+        return tiles, grid, _numbers(match["devices"])
+    digits = _permuted(match)
+    return tiles, grid, [] if digits is None else _expand(digits)
+
+
+def _matched(text: str, call: str) -> re.Match[str] | None:
+    # The parts of an op-sharding string; None of a replicated one.
+    if re.fullmatch(r"\{\s*replicated\s*\}", text.strip()):
+        return None
+    match = _TEXT.fullmatch(text.strip())
+    if match is None:
+        raise PlacementError(
+            message(call, f"{text!r} is neither {{replicated}} nor {{devices=[tiles]...}}",
+                    "only tiled and replicated shardings of one tensor are layouts; maximal "
+                    "(one owner), manual, unknown, subgroup types and tuples are not", [text],
+                    "for one owner give explicit sizes, P('x') with sizes={0: (n, 0, ...)}; for "
+                    "a manual region use weft.local_map; else write a partition spec")
+        )
+    return match
+
+
+def _permuted(match: re.Match[str]) -> Digits | None:
+    # Devices 0, 1, ... in the order of permuted axes; None where that is no permutation.
+    sizes = _numbers(match["reshape"])
+    order = _numbers(match["order"]) if match["order"] else list(range(len(sizes)))
+    if sorted(order) != list(range(len(sizes))):
+        return None
+    return _merge((sizes[place], math.prod(sizes[place + 1 :])) for place in order)
+
+
 def _positions(match: re.Match[str], mesh: Mesh, replicas: int) -> Digits | None:
     # The listed devices as positions in the mesh; None where they are in no order of axes.
     if match["devices"]:
         ids: Sequence[int] = _numbers(match["devices"])
     else:
-        sizes = _numbers(match["reshape"])
-        order = _numbers(match["order"]) if match["order"] else list(range(len(sizes)))
-        if sorted(order) != list(range(len(sizes))):
-            return None
-        digits = _merge((sizes[place], math.prod(sizes[place + 1 :])) for place in order)
-        if mesh.ranks is None:
+        digits = _permuted(match)
+        if digits is None or mesh.ranks is None:
             return digits
         ids = _expand(digits)
     positions = [mesh.position_of_rank(device) for device in ids]
