@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers.models import llama
 
 import weft
 from weft import P, ShardTensor, UnsupportedOpError
@@ -217,7 +218,6 @@ def test_a_function_of_the_user_s_initializes_as_by_apply() -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_a_llama_initializes_itself() -> None:
     """By what its library gives to `Module.apply`, which makes the rotary tables, too."""
-    llama = pytest.importorskip("transformers.models.llama")
     config = llama.LlamaConfig(
         vocab_size=50, hidden_size=32, intermediate_size=36, num_hidden_layers=1,
         num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True)
