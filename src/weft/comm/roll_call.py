@@ -9,7 +9,8 @@ of the group's ranks reads the digests and writes the verdict, which all wait fo
 not. Where it is not, all write what they ask for, and read what all ask for. A rank that has
 waited for the timeout, or sees that one that is missing has ended, writes a verdict that names
 those that did not come. Verdicts are written once, so all ranks raise one error, those that come
-late included. What has been read is deleted.
+late included. What has been read is deleted; each rank deletes its own digest once it knows the
+outcome, and a rank that ends waits a second for that, since the store may live in its process.
 
 *Last words*: a rank whose collective has failed writes where that was, and reads for a second
 what the others write about this group, or have written last about any. So does a rank whose
@@ -19,6 +20,7 @@ backward has failed, without reading. This costs nothing until something fails.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import pickle
 import threading
 import time
@@ -49,6 +51,7 @@ class RollCall:
         self.rank = rank
         self._counts: dict[str, int] = {}  # roll calls, per group
         self._failures: dict[str, int] = {}
+        self._others: dict[str, list[str]] = {}  # digests of the last, per group
 
     def call(self, ask: Ask, patience: float) -> str:
         """Wait, `patience` seconds at most, until all of `ask.ranks` have come and are compared.
@@ -59,8 +62,10 @@ class RollCall:
         if store is None:
             return ""
         count = self._count(self._counts, ask.ranks)
+        turn = _Turn(store, self.rank, ask, count, patience)
+        self._others[turn.group] = [turn.digest(one) for one in turn.members if one != self.rank]
         try:
-            return _Turn(store, self.rank, ask, count, patience).run()
+            return turn.run()
         except RuntimeError as error:
             return _no_store(ask, self.rank, error)
 
@@ -70,6 +75,10 @@ class RollCall:
         if store is not None:
             try:
                 store.set(f"ended/{self.rank}", "")
+                deadline = time.monotonic() + _GRACE
+                for digest_of_other in itertools.chain(*self._others.values()):
+                    while store.check([digest_of_other]) and time.monotonic() < deadline:
+                        time.sleep(_LONGEST_PAUSE)
             except RuntimeError:  # the process that has the store has ended before
                 return
 
@@ -118,18 +127,22 @@ class _Turn:
         """The error to raise, or ""."""
         store, rank = self.store, self.rank
         store.set(f"at/{rank}", f"{self.ask}{self.ask.reason} (number {self.count} of these ranks)")
-        store.set(f"{self.place}/{rank}", digest(self.ask, rank))
+        store.set(self.digest(rank), digest(self.ask, rank))
         said = self._wait()
-        if said == _SAME:
-            store.delete_key(f"{self.place}/{rank}")
-            return ""
-        return self._compare() if said == _OTHER else said
+        if said == _OTHER:
+            said = self._compare()
+        store.delete_key(self.digest(rank))
+        return "" if said == _SAME else said
+
+    def digest(self, rank: int) -> str:
+        """The key of a rank's digest, which is there while the rank waits for the outcome."""
+        return f"{self.place}/{rank}"
 
     def _wait(self) -> str:
         """The verdict, which the first of the ranks gives, or one that has waited too long."""
         start = time.monotonic()
         pause, looked = 1e-4, start
-        digests = [f"{self.place}/{rank}" for rank in self.members]
+        digests = [self.digest(rank) for rank in self.members]
         while not self.store.check([self.verdict]):
             if self.rank == self.members[0] and self.store.check(digests):
                 return self._give(_SAME if agree(self.store.multi_get(digests)) else _OTHER)
@@ -163,7 +176,7 @@ class _Turn:
         return disagreement(asks, self.members)
 
     def _missing(self) -> list[int]:
-        return [rank for rank in self.members if not self.store.check([f"{self.place}/{rank}"])]
+        return [rank for rank in self.members if not self.store.check([self.digest(rank)])]
 
     def _late(self, waited: float) -> str:
         missing = self._missing()
