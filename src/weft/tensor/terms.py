@@ -5,8 +5,8 @@ node that reduces costs more than the small ops around it, and each node reduces
 a use sees a leaf of its own, `Term.seen`: it shares the memory of the tensor, its gradient is
 this rank's term, and torch's own C++ accumulates all uses in it. When the backward is over, the
 terms of all leaves (and the loss) are reduced in as few collectives as `all_reduce_together`
-allows, and accumulated in the leaves themselves, whose hooks see the whole. That the engine calls
-back at the end of a backward is how DistributedDataParallel finishes its buckets, too
+allows, and accumulated in the leaves themselves, whose hooks see the whole. A backward that did not
+begin at torch.autograd ends with a callback of the engine, as DistributedDataParallel's buckets do
 (torch/csrc/distributed/c10d/reducer.cpp).
 
 It serves leaves that weft made (`own`): a user's own plain leaf may be asked for by
@@ -98,7 +98,7 @@ class Term:
         """The hook of `seen`: its gradient in this backward is complete."""
         backward = _OF_THREAD.innermost or _RUNNING[-1]
         found = backward.found.get(_current_graph_task_id()) or backward.of_task()
-        found.terms.append((self, seen))
+        found.terms.append((self.number, self, seen))
 
 
 def own(local: Tensor) -> Tensor:
@@ -206,14 +206,14 @@ def summed(
 
 
 class Found:
-    """What one graph task of the engine has found: terms, with what each was seen as, and leaves
-    whose hooks are put off, with what was held back."""
+    """What one graph task of the engine has found: terms, with the number and what stands for each,
+    and leaves whose hooks are put off, with what was held back."""
 
     __slots__ = ("creates_graph", "held", "terms")
 
     def __init__(self, creates_graph: bool) -> None:
         self.creates_graph = creates_graph
-        self.terms: list[tuple[Term, Tensor]] = []
+        self.terms: list[tuple[int, Term, Tensor]] = []
         self.held: list[tuple[Tensor, Tensor | None]] = []
 
 
@@ -258,7 +258,7 @@ class Backward:
         _RUNNING.remove(self)
         # What a backward had found when it failed is not a gradient of anything.
         for found in self.found.values():
-            for _, seen in found.terms:
+            for _, _, seen in found.terms:
                 seen.grad = None
 
     def of_task(self) -> Found:
@@ -267,7 +267,8 @@ class Backward:
         found = self.found.get(task)
         if found is None:
             found = self.found[task] = Found(is_grad_enabled())
-            _engine.queue_callback(lambda: self.finish(task))
+            if self is _RUNNING[0]:  # nobody says when it is over
+                _engine.queue_callback(lambda: self.finish(task))
         return found
 
     def when_over(self, call: Callable[[], Any]) -> None:
@@ -284,7 +285,9 @@ class Backward:
         self.riders.append(_Rider(value, transition, take))
 
     def flush(self) -> None:
-        """The engine is done: what nothing has been reduced with, and who waits for the end."""
+        """The engine is done: what it has found is reduced, then comes who waits for the end."""
+        while self.found:
+            self.finish(next(iter(self.found)))
         if self.riders:
             self._reduce([])
         while self.at_end:
@@ -293,22 +296,23 @@ class Backward:
     def finish(self, task: int) -> None:
         """The end of a task."""
         found = self.found.pop(task)
-        arrived = [(term, seen) for term, seen in found.terms if seen.grad is not None]
-        arrived.sort(key=lambda one: one[0].number)
-        totals = list(_of_leaves(*self._reduce(arrived)))
-        for local, whole in _joined(found.held, totals) if found.held else totals:
+        found.terms.sort()  # the numbers differ
+        totals = _of_leaves(*self._reduce(found.terms))
+        for local, whole in _joined(found.held, list(totals)) if found.held else totals:
             accumulate(local, whole, found.creates_graph)
 
     def _reduce(
-        self, arrived: Sequence[tuple[Term, Tensor]]
+        self, arrived: Sequence[tuple[int, Term, Tensor]]
     ) -> tuple[Sequence[Term], Sequence[Tensor]]:
         riders, self.riders = self.riders, []
         grads: list[Any] = []
         terms: list[Term] = []
-        for term, seen in arrived:
-            terms.append(term)
-            grads.append(seen.grad)
-            seen.grad = None
+        for _, term, seen in arrived:
+            grad = seen.grad
+            if grad is not None:
+                terms.append(term)
+                grads.append(grad)
+                seen.grad = None
         moves = [term.transition.reverse for term in terms]
         if riders:
             moves += [rider.transition for rider in riders]

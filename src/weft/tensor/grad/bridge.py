@@ -104,15 +104,20 @@ def _backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
     inputs = [inputs] if isinstance(inputs, torch.Tensor) else inputs
     if any(type(tensor) is ShardTensor for tensor in (*given, *inputs)):
         return autograd.backward_all(tensors, *args, **kwargs)
-    with autograd.OneBackward(), nans_told(given):
-        _BACKWARD(tensors, *args, **kwargs)
+    with autograd.OneBackward() as running:
+        with nans_told(given):
+            _BACKWARD(tensors, *args, **kwargs)
+        running.flush()
 
 
 def _grad(*args: Any, **kwargs: Any) -> Any:
     if is_sharded(args, kwargs):
         return _GRAD(*args, **kwargs)  # comes to `autograd.grad` as a call on ShardTensors
-    with autograd.OneBackward(captures=True), nans_told(flatten((args, kwargs))):
-        return _GRAD(*args, **kwargs)
+    with autograd.OneBackward(captures=True) as running:
+        with nans_told(flatten((args, kwargs))):
+            found = _GRAD(*args, **kwargs)
+        running.flush()
+        return found
 
 
 class _Tie(Function):
