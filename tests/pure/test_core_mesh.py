@@ -105,20 +105,20 @@ def test_ranks_are_different_and_as_many_as_the_mesh(ranks: list[int]):
 
 
 def test_a_huge_mesh_lists_no_devices():
-    start = time.perf_counter()
+    start = time.process_time()
     mesh = Mesh({"a": 10**6, "b": 10**6}, ranks=range(10**12))
     assert mesh.ranks is None
     assert mesh["b"].ranks is None
     assert mesh.coordinate(10**12 - 1) == (10**6 - 1, 10**6 - 1)
     assert mesh.position_of_rank(10**11) == 10**11
-    assert time.perf_counter() - start < 0.5  # a list of the devices would take hours
+    assert time.process_time() - start < 0.5  # a list of the devices would take hours
 
 
 def test_repeated_ranks_are_found_in_linear_time():
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(MeshError, match="7 2 times"):
         Mesh((100_001,), ranks=[*range(100_000), 7])
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
 
 
 def test_as_mesh_refuses_what_is_no_mesh():
