@@ -144,7 +144,7 @@ def late(mesh: Any) -> float:
     x.redistribute(placements=P())
     mesh.comm((0, 1)).exchange(None)
     if mesh.rank == 3:
-        time.sleep(0.5)
+        time.sleep(2)
     start = time.monotonic()
     y = x.redistribute(placements=P(), async_op=True)
     took = time.monotonic() - start
@@ -153,7 +153,7 @@ def late(mesh: Any) -> float:
 
 
 def test_starting_does_not_wait(gloo: GlooWorld) -> None:
-    assert max(gloo.run(late, MESH)) < 0.4
+    assert max(gloo.run(late, MESH)) < 1.6
 
 
 @pytest.mark.parametrize("meshes", ACROSS)
