@@ -127,6 +127,14 @@ SAMPLES: dict[str, Callable[[Tensor], Any]] = {
     "MultivariateNormal": lambda x: dist.MultivariateNormal(x, torch.eye(6)).rsample(),
     "Wishart": lambda x: dist.Wishart(
         torch.tensor(9.0), (positive(x).mean() * 0 + 1) * torch.eye(6)).sample(),
+    "Wishart of a batch": lambda x: dist.Wishart(
+        positive(x)[:, 0] + 9, torch.diag_embed(positive(x)) + 0.1).sample((2,)),
+    "LowRankMultivariateNormal": lambda x: dist.LowRankMultivariateNormal(
+        x, x[:, :, None], positive(x)).rsample(),
+    "GeneralizedPareto": lambda x: dist.GeneralizedPareto(x, positive(x), x / 8 + 0.3).rsample(),
+    "LogisticNormal": lambda x: dist.LogisticNormal(x, positive(x)).rsample(),
+    "OneHotCategoricalStraightThrough": lambda x: dist.OneHotCategoricalStraightThrough(
+        logits=x).rsample(),
     "LKJCholesky": lambda x: dist.LKJCholesky(3, positive(x)[0, 0]).sample(),
     "MixtureSameFamily": lambda x: dist.MixtureSameFamily(
         dist.Categorical(logits=x), dist.Normal(x, 1.0)).sample(),
@@ -149,6 +157,16 @@ def test_distributions(name: str) -> None:
         return [first, second]
 
     everywhere(program, exact=False)
+
+
+def test_every_distribution_of_torch_is_tried() -> None:
+    named = {name.split(",")[0].split(" ")[0] for name in SAMPLES}
+    assert named == set(dist.__all__) & {
+        name for name in dist.__all__ if isinstance(getattr(dist, name), type)
+        and issubclass(getattr(dist, name), dist.Distribution)
+    } - {"Distribution", "ExponentialFamily"}
+    inits = {name for name in dir(init) if name.endswith("_") and not name.startswith("_")}
+    assert inits - {name.split(" ")[0] for name in INITS} == {"dirac_"}  # has a test of its own
 
 
 def test_plain_distributions_are_those_of_torch() -> None:

@@ -126,3 +126,81 @@ def test_what_was_moved_for_a_use_is_a_value(spec: P) -> None:
         torch.testing.assert_close(of_x, x.grad)
         torch.testing.assert_close(of_w, w.grad)
         assert not now.any()
+
+
+TERMS = {"max": X - 1, "min": X - 1, "product": X, "or": X > 2, "and": X > 2,
+         "band": X.long(), "bor": X.long()}
+
+NOT_LINEAR: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "op": lambda x, other: x.logical_not_(),
+    "copy_": lambda x, other: x.copy_(other),
+    "a block": lambda x, other: x.__setitem__((slice(1, 4), 2), other[1:4, 3]),
+    "a mask": lambda x, other: x.__setitem__(other > 3, 0),
+    "a mask of its own": lambda x, other: x.__setitem__((x > 0).clone(), x[x > 0]),
+    "places": lambda x, other: x.__setitem__(torch.tensor([0, 4]), other[:2]),
+}
+
+
+@pytest.mark.parametrize("kind", TERMS)
+@pytest.mark.parametrize("axes", [{"x": 2}, {"y": 2, "x": 2}], ids=str)
+def test_terms_of_every_kind_are_written_to(kind: str, axes: dict[str, int]) -> None:
+    """They are reduced for what is not linear, and are terms again afterwards."""
+    def on_rank(mesh: Any) -> None:
+        rest = ["y"] if "y" in axes else []
+        for full in (TERMS[kind], TERMS[kind][:, :5]):  # of new lengths, too
+            for program in NOT_LINEAR.values():
+                for spec in (P("x"), P()):
+                    other = weft.distribute_tensor(X[:, : full.shape[1]].to(full.dtype), mesh, spec)
+                    x = weft.distribute_tensor(full, mesh, P(None, *rest)).redistribute(
+                        placements=P(None, *rest, partial={"x": kind}))
+                    expected, layout = full.clone(), x.layout
+                    program(expected, X[:, : full.shape[1]].to(full.dtype))
+                    program(x, other)
+                    assert x.layout == layout
+                    assert torch.equal(x.full_tensor(), expected)
+
+    weft.testing.run(on_rank, mesh=axes)
+
+
+@pytest.mark.parametrize("kind", ["avg", "bxor"])
+def test_terms_that_no_value_becomes_are_not_written_to(kind: str) -> None:
+    def on_rank(mesh: Any) -> str:
+        full = X if kind == "avg" else X.long()
+        x = weft.ShardTensor.from_local(full, mesh, P(partial={"x": kind}))
+        with weft.explain() as log, pytest.raises(weft.UnsupportedOpError) as caught:
+            x.clamp_(0, 1)
+        assert not log.events
+        return str(caught.value)
+
+    (text, _) = weft.testing.run(on_rank, mesh={"x": 2})
+    assert text == (
+        f"aten.clamp_.default: it writes to [5, 6] partial({kind}@x), and its result is [5@x, 6].\n"
+        "  Rule: a whole value becomes terms of and, band, bor, max, min, or, product, sum; what "
+        "is not linear in terms of other kinds cannot be written to them.\n"
+        f"  Offenders: {kind} on axis 'x'\n"
+        "  Fix: x = x.redistribute(placements=P()) before"
+    )
+
+
+BLOCKS: dict[str, Any] = {
+    "a column": (slice(None), 3), "a column as one": (slice(None), slice(3, 4)),
+    "columns": (slice(1, None), slice(2, 4)), "a last number": (..., -1),
+    "a new dim": (slice(None), None, 3), "steps": (slice(None), slice(None, None, 7)), "a row": 2,
+}
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_blocks_of_shards_of_one_row(name: str) -> None:
+    """`x[:, 3] += 1` sets, after it has added, what lies there already: with other strides."""
+    def add(x: Tensor, index: Any = BLOCKS[name]) -> None:
+        x[index] += 1
+        x[index] = x[index]
+
+    def on_rank(mesh: Any) -> None:
+        for spec in (P("x"), P(None, "x"), P()):
+            x, expected = weft.distribute_tensor(X, mesh, spec), X.clone()
+            add(x)
+            add(expected)
+            assert torch.equal(x.full_tensor(), expected)
+
+    weft.testing.run(on_rank, mesh={"x": 5})

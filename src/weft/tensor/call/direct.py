@@ -23,7 +23,7 @@ from weft.tensor.call.random import ops as random_ops
 from weft.tensor.call.recipe import Direct, Function, Recipe, Result
 from weft.tensor.call.told import told
 from weft.tensor.meta import Meta, contiguous_strides, intern
-from weft.tensor.placing.enter import entering, transition_between, varying_axes
+from weft.tensor.placing.enter import entering, transition_between, varying_axes, writing_back
 from weft.tensor.placing.layouts import layout_of
 from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.trace.calls import (
@@ -335,9 +335,8 @@ class Builder:
             kwargs = self.op.kwargs if kwargs is None else kwargs
         result = decision.results[0]
         leaving = frozenset(axis for axis in varying if result.on(axis) is None)
-        write = transition_between(
-            self.mesh, result, wanted, leaving if self.grad else frozenset(), frozenset()
-        )
+        write = writing_back(
+            self.name, self.mesh, result, wanted, leaving if self.grad else frozenset())
         return Direct(
             self.name, moves, local, args, kwargs, (), self.trace.result, self.target,
             write_back=True, write=write, why=decision.reason,

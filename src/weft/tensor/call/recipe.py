@@ -125,7 +125,7 @@ class Direct(Recipe):
         result: Any,
         target: int | None = None,
         write_back: bool = False,
-        write: Transition | None = None,
+        write: Callable[[torch.Tensor], torch.Tensor] | None = None,
         why: Callable[[], str] = str,
         anchor: Sequence[Sequence[int]] = (),
         places: Sequence[int] | None = None,

@@ -17,6 +17,7 @@ from torch import is_grad_enabled
 
 from weft.comm import BoundMesh
 from weft.core import Layout
+from weft.errors import UnsupportedOpError, message
 from weft.tensor import modes
 from weft.tensor.counts import TRANSITIONS
 from weft.tensor.meta import bounded_put
@@ -28,7 +29,7 @@ from weft.transport.transition import Transition
 
 __all__ = [
     "Cause", "Named", "data_of", "enter", "enter_all", "entering", "forget_views",
-    "transition_between", "varying_axes",
+    "transition_between", "varying_axes", "writing_back",
 ]
 
 MAX_VIEWS = 4096
@@ -217,6 +218,50 @@ def transition_between(
     made = Transition(mesh, src, dst, src_varying=src_varying, dst_varying=dst_varying)
     bounded_put(table, key, None if made.is_identity else made, MAX_TRANSITIONS)
     return None if made.is_identity else made
+
+
+_BECOMES = frozenset({"sum", "max", "min", "and", "or", "band", "bor", "product"})
+"""The kinds of terms that a replicated value becomes by itself."""
+
+
+def writing_back(
+    name: str, mesh: BoundMesh, src: Layout, dst: Layout, src_varying: frozenset[int]
+) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """What brings the result of an op that works in place to the layout of its target; None if
+    nothing has to.
+
+    An op that is not linear has reduced a partial target. Of a shard nothing but P(sum) can be
+    made, so the other kinds become terms again from the whole value.
+
+    Raises:
+        UnsupportedOpError: terms that are averaged or added bit by bit, which no whole value
+            becomes.
+    """
+    axes = {
+        axis for axis, kind in enumerate(dst.partial)
+        if kind not in (None, "sum", src.on(axis)) and mesh.axis_sizes[axis] > 1
+    }
+    if not axes:
+        return transition_between(mesh, src, dst, src_varying)
+    lacking = [
+        f"{dst.partial[axis]} on axis {mesh.axis_names[axis]!r}" for axis in sorted(axes)
+        if dst.partial[axis] not in _BECOMES
+    ]
+    if lacking:
+        raise UnsupportedOpError(
+            message(name, f"it writes to {dst}, and its result is {src}",
+                    f"a whole value becomes terms of {', '.join(sorted(_BECOMES))}; what is not "
+                    "linear in terms of other kinds cannot be written to them", lacking,
+                    "x = x.redistribute(placements=P()) before")
+        )
+    whole = dst.replace(
+        partial=tuple([None if axis in axes else kind for axis, kind in enumerate(dst.partial)])
+    )
+    first = transition_between(mesh, src, whole, src_varying)
+    second = transition_between(mesh, whole, dst)
+    if first is None or second is None:
+        return first or second
+    return lambda x: second(first(x))
 
 
 def entering(
