@@ -342,6 +342,19 @@ def test_arguments_of_other_kinds() -> None:
     ]
 
 
+def test_what_is_no_module_and_no_function() -> None:
+    def on_rank(mesh):
+        with pytest.raises(weft.ShardTypeError) as caught:
+            weft.distribute_module(torch.ones(3), mesh, input_fn=3)  # type: ignore[type-var]
+        return str(caught.value)
+
+    assert on_ranks(on_rank)[0] == """\
+distribute_module(module): 2 of 4 arguments are of other types.
+  Rule: a torch.nn.Module is distributed; partition_fn, input_fn and output_fn are functions.
+  Offenders: module: Tensor, input_fn: int
+  Fix: distribute_tensor(tensor, mesh, P(...)), where a tensor is meant"""
+
+
 def test_an_optimizer_built_before_distribution() -> None:
     def on_rank(mesh):
         module = nn.Linear(3, 4)

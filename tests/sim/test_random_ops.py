@@ -281,7 +281,16 @@ def test_randint_refuses_an_empty_range() -> None:
 @pytest.mark.parametrize("program", [
     lambda x: x.uniform_(3, 1), lambda x: x.normal_(0, -1), lambda x: x.exponential_(-1),
     lambda x: x.bernoulli_(2.0), lambda x: x.geometric_(1.5), lambda x: x.cauchy_(0, -1),
-    lambda x: x.random_(5, 5), lambda x: F.dropout(x, 1.5),
+    lambda x: x.random_(5, 5), lambda x: F.dropout(x, 1.5), lambda x: x.log_normal_(0, 0),
+    lambda x: x.uniform_(float("nan"), 1), lambda x: x.uniform_(0, float("inf")),
+    lambda x: x.int().uniform_(), lambda x: x.bool().normal_(), lambda x: x.long().exponential_(),
+    lambda x: x.byte().random_(0, 300), lambda x: x.bool().random_(2, 3),
+    lambda x: torch.rand_like(x, dtype=torch.int32), lambda x: torch.poisson(x.long()),
+    lambda x: torch.randint_like(x, 0, 300, dtype=torch.uint8), lambda x: torch.bernoulli(x.int()),
+    lambda x: torch.binomial(x.int(), x), lambda x: torch._standard_gamma(x.int()),
+    lambda x: torch.multinomial(x, 5), lambda x: torch.multinomial(x, 0),
+    lambda x: torch.multinomial(x.int(), 1), lambda x: torch.multinomial(x[None, None], 1),
+    lambda x: torch.normal(x, -1.0), lambda x: F.rrelu(x.int(), training=True),
 ])
 def test_arguments_out_of_range_raise_as_in_torch(program: Callable[[Tensor], Any]) -> None:
     errors = []
@@ -293,7 +302,40 @@ def test_arguments_out_of_range_raise_as_in_torch(program: Callable[[Tensor], An
                 weft.testing.run(lambda mesh: program(weft.ones(4, mesh=mesh, spec=P("x"))),
                                  mesh={"x": 2})
         errors.append(caught.type)
-    assert errors[0] is errors[1]
+    assert issubclass(errors[0], errors[1])
+
+
+@pytest.mark.parametrize("make", [
+    lambda **where: weft.rand(4, dtype=torch.int32, **where),
+    lambda **where: weft.randn(4, dtype=torch.bool, **where),
+    lambda **where: weft.randint(300, (4,), dtype=torch.uint8, **where),
+    lambda **where: weft.randint(-1, 3, (4,), dtype=torch.bool, **where),
+    lambda **where: weft.randint(4, (4,), dtype=torch.complex64, **where),
+])
+def test_factories_refuse_what_torch_refuses(make: Callable[..., Any]) -> None:
+    with pytest.raises(RuntimeError, match=r"not implemented for|out of bounds|handles only"):
+        weft.testing.run(lambda mesh: make(mesh=mesh), mesh={"x": 2})
+
+
+def test_rows_that_are_no_distribution_name_no_category() -> None:
+    weights = torch.ones(6, 5)
+    weights[1], weights[2, 3], weights[3, 0], weights[4, 4] = 0.0, -1.0, torch.nan, torch.inf
+    for num, replacement in ((1, False), (2, False), (3, True)):
+        (found,) = everywhere(
+            lambda x, num=num, replacement=replacement: torch.multinomial(x, num, replacement),
+            weights, places={name: PLACES[name] for name in ("one rank", "rows", "columns")},
+        )
+        assert (found[1:5] == 5).all() and (found[[0, 5]] < 5).all()
+
+
+def test_a_deviation_below_zero_gives_nan() -> None:
+    deviations = torch.tensor([1.0, -1.0, 0.0, torch.nan])
+
+    def on_rank(mesh: Any) -> Tensor:
+        return torch.normal(2.0, weft.distribute_tensor(deviations, mesh, P("x"))).full_tensor()
+
+    found = weft.testing.run(on_rank, mesh={"x": 3})[0]
+    assert found.isnan().tolist() == [False, True, False, True] and found[2] == 2.0
 
 
 def test_a_cached_recipe_draws_anew() -> None:

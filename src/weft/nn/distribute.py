@@ -16,7 +16,7 @@ from torch import nn
 
 from weft.comm import BoundMesh, as_bound_mesh
 from weft.core import Layout
-from weft.errors import ModuleError, WeftError, message
+from weft.errors import ModuleError, ShardTypeError, WeftError, message
 from weft.nn.match import Matched, as_patterns, layouts_of, pins_of, refuse_idle
 from weft.nn.named import (
     Named,
@@ -82,11 +82,13 @@ def distribute_module(
         LayoutError: a pattern that matches nothing; tied weights that are given two layouts.
         ModuleError: a module that has been distributed, whose parameters an optimizer holds, or
             whose parameters have no shape yet; a function that takes another number of arguments.
+        ShardTypeError: no module, no function, or no map of patterns.
         WeftError: a spec that does not fit its tensor, whose name stands in a note. All of them
             come before anything is replaced or sent (but by `partition_fn`).
 
     The signature is that of torch.distributed.tensor.distribute_module.
     """
+    _refuse_others(module, partition_fn=partition_fn, input_fn=input_fn, output_fn=output_fn)
     _refuse_twice(module)
     mesh = as_bound_mesh(device_mesh)
     num_args = [_num_args("input_fn", input_fn), _num_args("output_fn", output_fn)]
@@ -118,6 +120,21 @@ def distribute_module(
     })
     setattr(module, _DONE, True)
     return module
+
+
+def _refuse_others(module: Any, **functions: Any) -> None:
+    """Raises ShardTypeError for what is no module, or no function."""
+    wrong = [] if isinstance(module, nn.Module) else [f"module: {type(module).__name__}"]
+    wrong += [f"{name}: {type(one).__name__}" for name, one in functions.items()
+              if one is not None and not callable(one)]
+    if wrong:
+        raise ShardTypeError(
+            message("distribute_module(module)", f"{len(wrong)} of {1 + len(functions)} arguments "
+                    "are of other types",
+                    "a torch.nn.Module is distributed; partition_fn, input_fn and output_fn are "
+                    "functions", wrong,
+                    "distribute_tensor(tensor, mesh, P(...)), where a tensor is meant")
+        )
 
 
 def _refuse_twice(module: nn.Module) -> None:

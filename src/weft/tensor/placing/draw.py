@@ -23,6 +23,7 @@ from weft.rng import STREAM, Key, Source, samples
 from weft.tensor.meta import intern
 from weft.tensor.placing.layouts import as_layout
 from weft.tensor.placing.redistribute import redistribute_to
+from weft.tensor.placing.refusals import refuse_factory
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.views.moved import wrote
 
@@ -167,12 +168,12 @@ def rand(*size: Any, **where: Any) -> ShardTensor:
         size: the global shape. mesh, spec: where the tensor lies. dtype: a real or complex one.
         generator: a generator that is seeded alike on all ranks. requires_grad: of the leaf.
     """
-    return _made(size, samples.unit, **where)
+    return _made(torch.rand, size, samples.unit, **where)
 
 
 def randn(*size: Any, **where: Any) -> ShardTensor:
     """Normal with mean 0 and variance 1 (of complex numbers, over both parts), as `rand`."""
-    return _made(size, samples.normal, **where)
+    return _made(torch.randn, size, samples.normal, **where)
 
 
 def randint(
@@ -185,7 +186,7 @@ def randint(
     elif high is None:
         low, high = 0, low
     start, stop = low, high
-    _check_range("randint", start, stop)
+    refuse_factory(torch.randint, start, stop, dtype=dtype)
     return _laid(
         tuple(size), lambda source: samples.integers(source, start, stop, dtype), dtype, mesh,
         spec, generator,
@@ -205,19 +206,15 @@ def randperm(
     return _laid((n,), sample, dtype, mesh, spec, generator)
 
 
-def _check_range(call: str, low: int, high: int) -> None:
-    if low >= high:  # as torch says it
-        raise RuntimeError(f"{call}: expected 'from' to be less than 'to', but got from={low} >= "
-                           f"to={high}")
-
-
 def _made(
-    size: tuple[Any, ...], sample: Callable[[Source, torch.dtype], torch.Tensor], *,
-    mesh: Any = None, spec: Any = None, dtype: torch.dtype | None = None,
+    factory: Any, size: tuple[Any, ...],
+    sample: Callable[[Source, torch.dtype], torch.Tensor], *, mesh: Any = None,
+    spec: Any = None, dtype: torch.dtype | None = None,
     generator: torch.Generator | None = None, requires_grad: bool = False,
 ) -> ShardTensor:
     shape = tuple(size[0]) if len(size) == 1 and not isinstance(size[0], int) else size
     dtype = dtype or torch.get_default_dtype()
+    refuse_factory(factory, dtype=dtype)
     made = _laid(shape, lambda source: sample(source, dtype), dtype, mesh, spec, generator)
     return made.requires_grad_() if requires_grad else made
 

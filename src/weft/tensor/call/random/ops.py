@@ -18,6 +18,7 @@ from weft.tensor.call.random.recurrent import RECURRENT
 from weft.tensor.call.random.samplers import SAMPLERS
 from weft.tensor.call.recipe import Function
 from weft.tensor.placing.draw import Sample, draw_into
+from weft.tensor.placing.refusals import refuse
 from weft.tensor.trace.calls import facts, target_of
 from weft.tensor.trace.capture import Op, Trace, slots_of
 from weft.tensor.trace.trees import fill, flatten
@@ -37,10 +38,13 @@ def recipe(trace: Trace, is_leaf: bool) -> Function | None:
     target = target_of(op)
     fill_with = _found(FILLS, name, overload)
     if fill_with is not None:
+        refuse(op, trace.metas)
         return Function(_filling(trace, op, fill_with, target))
     function = _found(_OPS, name, overload)
     if function is None or not _draws(op, name):
         return None
+    if _found(SAMPLERS, name, overload) is not None or name == "rrelu":
+        refuse(op, trace.metas)
 
     def run(func: Any, args: Any, kwargs: Any) -> Any:
         tensors = flatten((args, kwargs))

@@ -85,7 +85,11 @@ def _normal(first: Any, second: Any = 1.0, *more: Any, generator: Any = None) ->
     mesh = next(one._meta.mesh for one in parameters if type(one) is ShardTensor)
     layout = _joint_layout(parameters, tuple(shape), mesh)
     noise = drawn(lambda source: samples.normal(source, dtype), mesh, layout, dtype, generator)
-    found = noise * (second.detach() if isinstance(second, Tensor) else second)
+    if isinstance(second, Tensor):
+        second = second.detach()
+        found = noise * torch.where(second >= 0.0, second, torch.nan)
+    else:
+        found = noise * second
     found = found + (first.detach() if isinstance(first, Tensor) else first)
     return _with_zero_gradients(found, parameters)
 
@@ -142,14 +146,20 @@ def _multinomial(
     x: Tensor, num: int, replacement: bool = False, *, generator: Any = None
 ) -> Tensor:
     """Without replacement, the largest of weights over exponentials (Efraimidis and Spirakis,
-    2006), which is done with global ops; with it, each sample by its own uniform."""
+    2006), which is done with global ops; with it, each sample by its own uniform.
+
+    Of a row that is no distribution (something negative, nan or infinite, or all of it zero) the
+    index is the number of categories, which names none.
+    """
     assert type(x) is ShardTensor
     wide = x.detach().to(samples.wide(x.dtype))
+    wide = torch.where(wide >= 0.0, wide, torch.nan)
     if num == 1 or not replacement:
         noise = like(wide, lambda source: samples.exponential(source, wide.dtype),
                      generator=generator)
         weights = wide / noise
-        return weights.argmax(-1, keepdim=True) if num == 1 else weights.topk(num).indices
+        found = weights.argmax(-1, keepdim=True) if num == 1 else weights.topk(num).indices
+        return found.masked_fill(_wrong(wide.sum(-1, keepdim=True)), x.shape[-1])
     mesh, layout = x._meta.mesh, x._meta.layout
     lead, cuts = (*layout.dims[:-1], ()), (*layout.cuts[:-1], None)
     rows = Layout.make(mesh, x.shape, lead, cuts)
@@ -158,10 +168,16 @@ def _multinomial(
         total = _local("multinomial", wide, rows, mesh).double().cumsum(-1)
         places = samples.unit(source, torch.float64) * total[..., -1:]
         found = torch.searchsorted(total, places, right=True)
-        return found.clamp_(max=x.shape[-1] - 1)
+        found = found.clamp_(max=x.shape[-1] - 1)
+        return found.masked_fill_(_wrong(total[..., -1:]), x.shape[-1])
 
     wanted = Layout.make(mesh, (*x.shape[:-1], num), lead, cuts)
     return drawn(sample, mesh, wanted, torch.int64, generator)
+
+
+def _wrong(total: Tensor) -> Tensor:
+    """Which sums of probabilities are none of a distribution."""
+    return ~((total > 0.0) & (total < torch.inf))
 
 
 def _filled(x: Tensor, options: dict[str, Any], fill_: Callable[[Tensor], Any]) -> Tensor:

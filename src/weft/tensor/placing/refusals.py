@@ -1,0 +1,63 @@
+"""What torch refuses to draw: dtypes and numbers out of range.
+
+torch itself says so, of the same op on operands of one element: with its own words, and for
+whatever it checks. What one rank cannot tell (whether rates and probabilities are in range) is not
+asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from weft.rng import samples
+from weft.tensor.trace.capture import Op
+from weft.tensor.trace.trees import fill
+
+__all__ = ["refuse", "refuse_factory"]
+
+_OWN = torch.Generator()
+"""Whose draws count for nothing."""
+
+
+def refuse(op: Op, metas: Sequence[torch.Tensor]) -> None:
+    """Raise what torch raises of a random op with such operands and arguments.
+
+    `metas` are the values of its Slots. Half precision is tried as float32: torch lacks some
+    samplers of it on the CPU, and weft none.
+    """
+    shape = (1,) * max([meta.ndim for meta in metas], default=0)
+    tried = [torch.ones(shape, dtype=_dtype(meta), device="cpu") for meta in metas]
+    args, kwargs = fill(op.args, tried), dict(fill(op.kwargs, tried))
+    if "multinomial" in str(op.overload):
+        args = (_categories(metas[op.args[0].index], args[1]), *args[1:])
+    names = [each.name for each in op.overload._schema.arguments]
+    at = names.index("generator") if "generator" in names else len(names)
+    if at < len(args):
+        args = (*args[:at], _OWN, *args[at + 1 :])
+    elif at < len(names):
+        kwargs["generator"] = _OWN
+    with torch._C.DisableTorchFunction(), torch.no_grad():
+        op.overload(*args, **kwargs)
+
+
+def _categories(meta: torch.Tensor, num: int) -> torch.Tensor:
+    """As many as show whether there are enough to draw `num` of them."""
+    shape = [1] * meta.ndim
+    if shape:
+        shape[-1] = min(meta.shape[-1], max(num, 0) + 1)
+    return torch.ones(shape, dtype=_dtype(meta), device="cpu")
+
+
+def _dtype(meta: torch.Tensor) -> torch.dtype:
+    return samples.wide(meta.dtype) if meta.dtype.is_floating_point else meta.dtype
+
+
+@lru_cache(maxsize=1024)
+def refuse_factory(factory: Callable[..., Any], *args: Any, dtype: torch.dtype) -> None:
+    """Raise what torch raises of `torch.rand`, `randn` or `randint` with this dtype and range."""
+    with torch._C.DisableTorchFunction():
+        factory(*args, (1,), dtype=dtype, device="cpu", generator=_OWN)
