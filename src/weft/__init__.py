@@ -25,6 +25,7 @@ from weft.errors import (
     WeftError,
     WeftWarning,
 )
+from weft.interop import from_dtensor, to_dtensor
 from weft.local import collectives, local_map
 from weft.nn import distribute_module
 from weft.own import register_handler, register_rule, unregister_handler, unregister_rule
@@ -59,10 +60,10 @@ __all__ = [
     "Mesh", "MeshError", "ModuleError", "Partial", "Placement", "PlacementError", "Replicate",
     "Shard", "ShardTensor", "ShardTypeError", "StrictError", "StridedShard",
     "UnsupportedOpError", "WeftError", "WeftWarning", "arange", "as_bound_mesh", "cache_clear",
-    "cache_info", "collectives", "current_mesh", "debug", "distribute_module",
-    "distribute_tensor", "empty", "explain", "fork_rng", "full", "hybrid_mesh", "init_mesh",
+    "cache_info", "collectives", "current_mesh", "debug", "distribute_module", "distribute_tensor",
+    "empty", "explain", "fork_rng", "from_dtensor", "full", "hybrid_mesh", "init_mesh",
     "local_map", "manual_seed", "measure_links", "ones", "plan", "rand", "randint", "randn",
     "randperm", "register_handler", "register_rule", "rng_state", "scatter_tensor", "set_links",
-    "set_rng_state", "show", "spmd", "strict", "testing", "unregister_handler",
+    "set_rng_state", "show", "spmd", "strict", "testing", "to_dtensor", "unregister_handler",
     "unregister_rule", "zeros",
 ]

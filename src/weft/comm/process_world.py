@@ -142,9 +142,14 @@ class ProcessWorld(World):
 
     def device_mesh(self, mesh: BoundMesh) -> DeviceMesh:
         names = tuple(map(str, mesh.axis_names))
-        made = DeviceMesh.from_group(
-            mesh.get_all_groups(), mesh.device_type, mesh.mesh, mesh_dim_names=names
-        )
+        if mesh.here is None:  # a rank outside is in no group of it
+            made = DeviceMesh(
+                mesh.device_type, mesh.mesh, mesh_dim_names=names, _init_backend=False
+            )
+        else:
+            made = DeviceMesh.from_group(
+                mesh.get_all_groups(), mesh.device_type, mesh.mesh, mesh_dim_names=names
+            )
         self._wrap(mesh, made)
         return made
 

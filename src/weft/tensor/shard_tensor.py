@@ -53,7 +53,7 @@ _ASKED_BY = {
 class Hooks:
     """What the class calls but cannot import, because it is built on the class.
 
-    `weft.tensor` fills these in when it is imported; nothing else writes them.
+    `weft.tensor` and `weft.interop` fill these in when they are imported; nothing else does.
     """
 
     call: Callable[[Any, Any, Any], Any]
@@ -63,6 +63,8 @@ class Hooks:
     redistribute: Any
     data_of: Callable[[Any], Any]
     from_local: Callable[..., Any]
+    from_dtensor: Callable[..., Any]  # these two by weft.interop
+    to_dtensor: Callable[..., Any]
     autograd: Any
     values: Any
     saved: Any
@@ -411,6 +413,15 @@ class ShardTensor(torch.Tensor):
             PlacementError: gradients that are not sharded as the tensor is.
         """
         return hooks.redistribute.to_local(self, grad_placements)
+
+    @staticmethod
+    def from_dtensor(dtensor: Any, device_mesh: Any = None) -> ShardTensor:
+        """See `weft.from_dtensor`."""
+        return hooks.from_dtensor(dtensor, device_mesh)
+
+    def to_dtensor(self, device_mesh: Any = None) -> Any:
+        """See `weft.to_dtensor`."""
+        return hooks.to_dtensor(self, device_mesh)
 
     def full_tensor(self, *, grad_placements: Any = None) -> torch.Tensor:
         """The whole tensor as a plain tensor on every rank; a collective unless replicated."""

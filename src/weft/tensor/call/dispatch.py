@@ -34,6 +34,7 @@ from weft.tensor.modes import (
     num_dispatch_modes,
     transforms,
 )
+from weft.tensor.placing.foreign import any_foreign, call_with
 from weft.tensor.shard_tensor import ShardTensor, now_requires_grad
 
 __all__ = ["SPECIAL", "call", "keep_constant", "learn", "mesh_of"]
@@ -47,6 +48,8 @@ _OPERATORS = frozenset(
     for name in ("eq", "ne", "add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv")
 )
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+_AS_THEY_ARE = frozenset((torch.autograd.grad,))
+"""Functions that are asked of very objects: a ShardTensor made of a DTensor is in no graph yet."""
 
 
 class _ByValue(Recipe):
@@ -64,6 +67,8 @@ BY_VALUE = _ByValue()
 
 def call(func: Any, args: Any, kwargs: Any) -> Any:
     """Carry out `func(*args, **kwargs)`, at least one tensor of which is a ShardTensor."""
+    if func not in _AS_THEY_ARE and any_foreign(args, kwargs):
+        return call_with(call, func, args, kwargs)
     special = SPECIAL.get(func)
     if special is not None:
         return special(*args, **(kwargs or {}))

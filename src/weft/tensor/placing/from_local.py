@@ -17,6 +17,7 @@ from weft.comm import BoundMesh, as_bound_mesh
 from weft.core import Layout
 from weft.errors import LayoutError, ShardTypeError, message
 from weft.tensor.meta import contiguous_strides
+from weft.tensor.placing.foreign import is_foreign
 from weft.tensor.placing.layouts import as_layout, local_to_sharded
 from weft.tensor.shard_tensor import ShardTensor
 
@@ -42,6 +43,12 @@ def from_local(
             message("from_local(local_tensor)", f"it is a ShardTensor {local.layout} already",
                     "a local tensor is a plain torch.Tensor", [str(local.layout)],
                     "x.redistribute(placements=...)")
+        )
+    if is_foreign(local):
+        raise ShardTypeError(
+            message("from_local(local_tensor)", f"it is a {type(local).__name__}, a global tensor "
+                    "already", "a local tensor is a plain torch.Tensor", [type(local).__name__],
+                    "weft.from_dtensor(d)")
         )
     layout = _layout_of_local(local, mesh, placements, shape, sizes, sharding_shapes)
     if run_check:

@@ -11,6 +11,7 @@ from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.errors import LayoutError, message
 from weft.tensor.meta import intern, replicated_meta
+from weft.tensor.placing.foreign import taken
 from weft.tensor.shard_tensor import ShardTensor, wrap
 
 __all__ = ["as_layout", "as_sharded", "layout_of", "local_to_sharded"]
@@ -44,7 +45,8 @@ def layout_of(tensor: torch.Tensor, mesh: BoundMesh) -> Layout:
 
 
 def as_sharded(tensor: torch.Tensor, mesh: BoundMesh) -> ShardTensor:
-    """A ShardTensor as it is; a plain tensor as Replicate on the mesh."""
+    """A ShardTensor as it is, a DTensor as what it is; a plain tensor as Replicate on the mesh."""
+    tensor = taken(tensor, mesh)
     if type(tensor) is ShardTensor:
         return tensor
     local = tensor if mesh.here is not None else tensor.new_empty(0)

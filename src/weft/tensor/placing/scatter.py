@@ -19,6 +19,7 @@ from weft.comm import BoundMesh, Communicator, as_bound_mesh
 from weft.core import Layout
 from weft.errors import LayoutError, MeshError, message
 from weft.tensor.placing.enter import transition_between
+from weft.tensor.placing.foreign import taken
 from weft.tensor.placing.layouts import as_layout, local_to_sharded
 from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.terms import own
@@ -44,6 +45,7 @@ def distribute_tensor(
         LayoutError: `tensor` is distributed already, in another way.
     """
     mesh = as_bound_mesh(device_mesh)
+    tensor = taken(tensor, mesh)
     layout = as_layout(mesh, tensor.shape, placements)
     if type(tensor) is ShardTensor:
         if tensor.layout != layout:

@@ -1,0 +1,302 @@
+"""torch's DTensors as ShardTensors, and back: the same local tensors, under another name.
+
+A gradient crosses as the gradient of the global value, which is what DTensor keeps: placed as the
+tensor where that is sharded or replicated, replicated where it waits for a sum. Of a mean, weft
+keeps each term's share of it, so there it is multiplied by the number of terms on the way out of
+weft's graph. Terms of other kinds have gradients that follow from the terms, not from the value
+alone: with a gradient they are refused.
+
+`torch.distributed.tensor` takes 0.7 s of CPU to import, as much as all of weft; so it is found by
+name when a ShardTensor becomes a DTensor, and a DTensor brings its own class along.
+"""
+
+from __future__ import annotations
+
+import math
+import pkgutil
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from weft.comm import BoundMesh, as_bound_mesh
+from weft.core import Layout, Mesh, Partial, Placement, Replicate, Shard, StridedShard
+from weft.core.torch_strided import check_torch_strided
+from weft.errors import LayoutError, MeshError, PlacementError, ShardTypeError, message
+from weft.tensor import ShardTensor, hooks
+from weft.tensor.meta import memory_order, strides_in_order
+from weft.tensor.placing import foreign
+
+__all__ = ["from_dtensor", "install", "to_dtensor"]
+
+_MODULE = "torch.distributed.tensor"
+_KINDS = ("sum", "avg", "max", "min", "product")
+"""The reductions that DTensor carries out."""
+
+
+def from_dtensor(dtensor: Any, device_mesh: Any = None) -> ShardTensor:
+    """The ShardTensor of a DTensor: the same local tensors, nothing is copied or sent.
+
+    Differentiable to any order; a DTensor that is a leaf gets its `grad` as a DTensor.
+
+    Args:
+        dtensor: a DTensor in any placements that are an order of axes, partial ones included.
+        device_mesh: a mesh of the same ranks whose axis names the result takes; None takes those
+            of the DTensor's own mesh (numbers, where it has no names).
+
+    Raises:
+        ShardTypeError: no DTensor. MeshError: a mesh of other ranks.
+        PlacementError: placements that weft has no word for (masked partial, a flattened dim);
+            max, min or product terms that require a gradient.
+        LayoutError: a local tensor of another shape than the placements give this rank.
+    """
+    call = "from_dtensor(dtensor)"
+    if not foreign.is_foreign(dtensor):
+        raise ShardTypeError(
+            message(call, f"it is a {type(dtensor).__name__}", "from_dtensor takes torch's DTensor",
+                    [type(dtensor).__name__], "weft.distribute_tensor(x, mesh, placements), or "
+                    "weft.ShardTensor.from_local(x, mesh, placements)")
+        )
+    mesh = _mesh_for(dtensor.device_mesh, device_mesh, call)
+    layout = _layout_of(dtensor, mesh)
+    grad = torch.is_grad_enabled() and dtensor.requires_grad
+    if grad:
+        _check_gradient(call, layout, "d.redistribute(placements=[Replicate()]), or d.detach()")
+    wait = getattr(dtensor._local_tensor, "wait", None)  # of a collective that is under way
+    landed = dtensor._local_tensor if wait is None else wait()
+    local = _Entering.apply(dtensor, landed, layout) if grad else landed.detach()
+    if mesh.here is not None and tuple(local.shape) != layout.local_shape_at(mesh.here):
+        raise LayoutError(
+            message(call, f"rank {mesh.rank} holds shape {tuple(local.shape)}, the placements give "
+                    f"it {layout.local_shape_at(mesh.here)} of {layout}",
+                    "DTensor cuts as torch.chunk; made from uneven local tensors without shape= it "
+                    "has another global shape than they add up to", [mesh.rank],
+                    "weft.ShardTensor.from_local(d.to_local(), mesh, placements), which asks the "
+                    "ranks for their sizes")
+        )
+    return ShardTensor.from_local(local, mesh, layout, stride=dtensor.stride())
+
+
+def to_dtensor(tensor: ShardTensor, device_mesh: Any = None) -> Any:
+    """The DTensor of a ShardTensor: the same local tensors, nothing is copied or sent.
+
+    Differentiable to any order. The first call on a mesh that weft has made is collective, where
+    process groups are to be made.
+
+    Args:
+        device_mesh: the torch DeviceMesh of the result, of the same ranks; None takes the one
+            that the tensor's mesh wraps.
+
+    Raises:
+        ShardTypeError: no ShardTensor. MeshError: a mesh of other ranks; no process groups; ranks
+            that do not ascend along an axis, which torch 2.13's collectives of DTensor mix up.
+        PlacementError: a layout that DTensor has no placements for: explicit cuts, uneven shards
+            in another order of axes, logical or bitwise terms, sums beside means; max, min or
+            product terms that require a gradient.
+    """
+    call = "to_dtensor(tensor)"
+    if type(tensor) is not ShardTensor:
+        raise ShardTypeError(
+            message(call, f"it is a {type(tensor).__name__}", "to_dtensor takes a ShardTensor",
+                    [type(tensor).__name__],
+                    "torch.distributed.tensor.distribute_tensor(x, mesh, placements)")
+        )
+    layout, mesh = tensor.layout, tensor.device_mesh
+    _check_says(layout)
+    _check_ascends(mesh)
+    if torch.is_grad_enabled() and tensor.requires_grad:
+        _check_gradient(call, layout, "x.redistribute(placements=[Replicate()]), or x.detach()")
+    if device_mesh is None:
+        device_mesh = mesh.device_mesh
+    else:
+        _mesh_for(device_mesh, mesh, call)
+    value = [Replicate() if one.is_partial() else one for one in layout.placements]
+    local = tensor.to_local(grad_placements=value)
+    theirs: Any = pkgutil.resolve_name(_MODULE)
+    placements = [_theirs(theirs, placement) for placement in layout.placements]
+    return theirs.DTensor.from_local(
+        local, device_mesh, placements, shape=tensor.shape, stride=tensor.stride()
+    )
+
+
+def install() -> None:
+    """Calls take DTensors as what they are; ShardTensor has its two methods."""
+    foreign.TAKERS[_MODULE, "DTensor"] = _take
+    hooks.from_dtensor, hooks.to_dtensor = from_dtensor, to_dtensor
+
+
+def _take(dtensor: Any, mesh: BoundMesh | None) -> ShardTensor:
+    """As an operand: on the mesh of the other operands where that has the same ranks."""
+    own = as_bound_mesh(dtensor.device_mesh)
+    return from_dtensor(dtensor, mesh if mesh is not None and _same_ranks(own, mesh) else None)
+
+
+class _Entering(torch.autograd.Function):
+    """The local tensor of a DTensor; its gradient goes back as a DTensor."""
+
+    @staticmethod
+    def forward(ctx: Any, dtensor: Any, local: torch.Tensor, layout: Layout) -> torch.Tensor:
+        ctx.kind, ctx.spec, ctx.layout = type(dtensor), dtensor._spec, layout
+        return local.view_as(local)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+        spec, layout = ctx.spec, ctx.layout
+        num_terms = math.prod(
+            size for kind, size in zip(layout.partial, layout.mesh.axis_sizes) if kind == "avg"
+        )
+        replicate = pkgutil.resolve_name(_MODULE).Replicate()
+        placements = [replicate if one.is_partial() else one for one in spec.placements]
+        shape = torch.Size(layout.shape)
+        strides = strides_in_order(shape, memory_order(shape, grad.stride()))
+        return ctx.kind.from_local(
+            grad if num_terms == 1 else grad * num_terms, spec.mesh, placements, shape=shape,
+            stride=strides,
+        ), None, None
+
+
+def _layout_of(dtensor: Any, mesh: BoundMesh) -> Layout:
+    placements, spec = dtensor.placements, dtensor._spec
+    try:
+        layout = Layout(mesh, dtensor.shape, placements)
+    except (PlacementError, ShardTypeError) as error:
+        raise PlacementError(
+            message("from_dtensor(dtensor)", f"a DTensor of shape {tuple(dtensor.shape)} has the "
+                    f"placements {list(map(str, placements))}",
+                    "a placement is Shard, an order of axes by _StridedShard, Replicate, or "
+                    "Partial of a kind; masked terms and flattened dims are none of these",
+                    [str(error).splitlines()[0]],
+                    "weft.from_dtensor(d.redistribute(placements=[Replicate(), ...]))")
+        ) from error
+    order = getattr(spec, "shard_order", None)  # of plain Shards; None beside _StridedShard
+    if order is None:
+        return layout
+    dims: list[tuple[int, ...]] = [()] * layout.ndim
+    for entry in order:
+        dims[entry.tensor_dim] = tuple(entry.mesh_dims)
+    return layout.replace(dims=dims)
+
+
+def _mesh_for(theirs: Any, asked: Any, call: str) -> BoundMesh:
+    """The bound mesh of a DeviceMesh, or the one that is asked for in its place."""
+    mesh = as_bound_mesh(theirs)
+    if asked is None:
+        return mesh
+    other = as_bound_mesh(asked)
+    if not _same_ranks(mesh, other):
+        raise MeshError(
+            message(call, f"the DTensor's mesh is {mesh!r}, the other one is {other!r}",
+                    "both meshes have the same sizes and ranks; only names may differ",
+                    [repr(mesh.abstract), repr(other.abstract)],
+                    "x.redistribute(mesh, placements) moves a ShardTensor to another mesh")
+        )
+    return other
+
+
+def _same_ranks(one: BoundMesh, other: BoundMesh) -> bool:
+    def plain(mesh: Mesh) -> Mesh:
+        return Mesh(mesh.axis_sizes, mesh.ranks)
+
+    return one is other or (
+        one.device_type == other.device_type and plain(one) == plain(other)
+    )
+
+
+def _check_ascends(mesh: BoundMesh) -> None:
+    """Refuse a mesh on which DTensor's `full_tensor` is another tensor than its blocks make up.
+
+    Its groups are sorted by rank, and it takes a place in the group for the coordinate.
+    """
+    if mesh.ranks is None:
+        return
+    ranks = mesh.mesh
+    wrong = [
+        f"axis {name!r}" for axis, name in enumerate(mesh.axis_names)
+        if mesh.axis_sizes[axis] > 1 and bool((ranks.diff(dim=axis) < 0).any())
+    ]
+    if wrong:
+        raise MeshError(
+            message("to_dtensor(tensor)", f"the mesh is {mesh!r}, along {len(wrong)} axes of which "
+                    "ranks do not ascend",
+                    "DTensor gathers in ascending order of ranks, whatever their coordinates",
+                    wrong, "to_dtensor(x.redistribute(weft.init_mesh(axes, ranks=sorted(ranks)), "
+                    "x.placements))")
+        )
+
+
+def _check_gradient(call: str, layout: Layout, fix: str) -> None:
+    wrong = _named(layout, [kind not in (None, "sum", "avg") for kind in layout.partial])
+    if wrong:
+        raise PlacementError(
+            message(call, f"the tensor is {layout} and requires a gradient",
+                    "terms of a sum or a mean have the gradient of the value; terms of another "
+                    "kind have gradients of their own, which the two libraries keep differently",
+                    wrong, fix)
+        )
+
+
+def _check_says(layout: Layout) -> None:
+    """Refuse layouts that DTensor's placements do not say, all offenders at once."""
+    wrong: list[str] = []
+    for dim, (axes, cuts) in enumerate(zip(layout.dims, layout.cuts)):
+        names = ", ".join(str(layout.mesh.axis_names[axis]) for axis in axes)
+        if cuts is not None:
+            wrong.append(f"dim {dim}, cut by ({names}) into explicit sizes {layout.sizes_of(dim)}")
+        elif not _says_order(layout, dim):
+            wrong.append(f"dim {dim} of length {layout.shape[dim]}, cut unevenly by ({names}) in "
+                         "this order")
+    kinds = set(layout.partial) - {None}
+    wrong += _named(layout, [kind not in (None, *_KINDS) for kind in layout.partial])
+    mixed = len(kinds) > 1
+    wrong += _named(layout, [mixed and kind is not None for kind in layout.partial])
+    if wrong:
+        placements = _nearest(layout).placements
+        raise PlacementError(
+            message("to_dtensor(tensor)", f"the tensor is {layout}, of which DTensor's placements "
+                    f"cannot say {len(wrong)} parts",
+                    "DTensor cuts as torch.chunk, in the order of mesh axes (in another one where "
+                    f"shards are even), and has one kind of {', '.join(_KINDS)}", wrong,
+                    f"weft.to_dtensor(x.redistribute(placements={list(placements)}))")
+        )
+
+
+def _says_order(layout: Layout, dim: int) -> bool:
+    try:
+        check_torch_strided(
+            layout.mesh, layout.shape[dim : dim + 1], layout.dims[dim : dim + 1], layout.placements
+        )
+    except PlacementError:
+        return False
+    return True
+
+
+def _nearest(layout: Layout) -> Layout:
+    """The layout without what DTensor cannot say: default cuts, axes in order, other terms
+    reduced."""
+    kinds = set(layout.partial) - {None}
+    keep = len(kinds) == 1 and kinds <= set(_KINDS)
+    return Layout.make(
+        layout.mesh, layout.shape,
+        [axes if layout.cuts[dim] is None and _says_order(layout, dim) else sorted(axes)
+         for dim, axes in enumerate(layout.dims)],
+        None, layout.partial if keep else None,
+    )
+
+
+def _named(layout: Layout, chosen: Sequence[bool]) -> list[str]:
+    return [
+        f"{kind}@{name}"
+        for kind, name, yes in zip(layout.partial, layout.mesh.axis_names, chosen) if yes
+    ]
+
+
+def _theirs(theirs: Any, placement: Placement) -> Any:
+    match placement:
+        case Shard(dim) | StridedShard(dim, 1):  # of one shard's parts a stride of one is none
+            return theirs.Shard(dim)
+        case StridedShard(dim, factor):
+            return theirs.placement_types._StridedShard(dim, split_factor=factor)
+        case Partial(kind):
+            return theirs.Partial(kind)
+        case _:
+            return theirs.Replicate()

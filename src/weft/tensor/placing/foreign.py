@@ -1,0 +1,97 @@
+"""Global tensors of other libraries (torch's DTensor), which a call takes as what they are.
+
+How one is taken is known above, in `interop`, which fills in `TAKERS`; here they are found among
+the arguments of a call. They have no `__torch_function__`, so calls without a ShardTensor stay
+theirs. Before their module is imported there are none, which costs a call one look-up.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from weft.comm import BoundMesh
+from weft.errors import UnsupportedOpError, message
+from weft.tensor.shard_tensor import ShardTensor
+from weft.tensor.trace.trees import flatten, substitute
+
+__all__ = ["TAKERS", "any_foreign", "call_with", "is_foreign", "taken"]
+
+TAKERS: dict[tuple[str, str], Callable[[Any, BoundMesh | None], ShardTensor]] = {}
+"""(module, name) of a class -> what makes a ShardTensor of it, on the mesh of the others."""
+
+_IN_PLACE = frozenset(
+    [f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and",
+                                 "or", "xor", "lshift", "rshift")] + ["__setitem__"]
+)
+
+
+@lru_cache(maxsize=512)
+def _taker(kind: type) -> Callable[[Any, BoundMesh | None], ShardTensor] | None:
+    names = [(base.__module__, base.__name__) for base in kind.__mro__]
+    return next((TAKERS[name] for name in names if name in TAKERS), None)
+
+
+def is_foreign(value: Any) -> bool:
+    """Whether it is a global tensor of another library."""
+    return isinstance(value, torch.Tensor) and _taker(type(value)) is not None
+
+
+def taken(tensor: torch.Tensor, mesh: BoundMesh | None = None) -> torch.Tensor:
+    """The ShardTensor of a foreign global tensor; any other tensor as it is."""
+    taker = _taker(type(tensor))
+    return tensor if taker is None else taker(tensor, mesh)
+
+
+def any_foreign(args: Any, kwargs: Any) -> bool:
+    """Whether there are any among the arguments of a call."""
+    for module, _ in TAKERS:
+        if module in sys.modules:
+            return any(map(is_foreign, flatten((args, kwargs or {}))))
+    return False
+
+
+def call_with(call: Callable[..., Any], func: Any, args: Any, kwargs: Any) -> Any:
+    """Carry out `func` on ShardTensors in the places of the foreign tensors.
+
+    What is written to is written in place: both share their memory.
+
+    Raises:
+        UnsupportedOpError: it is written to, and a gradient is due.
+    """
+    kwargs = kwargs or {}
+    tensors = flatten((args, kwargs))
+    mesh = next((one.device_mesh for one in tensors if type(one) is ShardTensor), None)
+    made = {id(one): taken(one, mesh) for one in tensors if is_foreign(one)}
+    written = _written(func, args, kwargs)
+    if written and torch.is_grad_enabled() and any(one.requires_grad for one in tensors):
+        raise UnsupportedOpError(
+            message(func.__name__, f"it writes to a {type(written[0]).__name__} of shape "
+                    f"{tuple(written[0].shape)}, and a gradient is due",
+                    "what is written to a tensor of another library has no place in its graph",
+                    [type(one).__name__ for one in written],
+                    "weft.from_dtensor(d) first, and write to that; or write under torch.no_grad()")
+        )
+    filled: Any = substitute((args, kwargs), iter([made.get(id(one), one) for one in tensors]))
+    out = call(func, *filled)
+    for one in written:
+        torch.autograd.graph.increment_version(one)
+        if out is made[id(one)]:
+            out = one
+    return out
+
+
+def _written(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
+    """The foreign tensors that a call writes to."""
+    name = getattr(func, "__name__", "")
+    schema = getattr(func, "_schema", None)
+    in_place = name in _IN_PLACE or (
+        schema.is_mutable if schema is not None
+        else name.endswith("_") and not name.endswith("__")
+    )
+    given = [kwargs.get("out"), *(args[:1] if in_place else ())]
+    return [one for one in flatten(given) if is_foreign(one)]
