@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -209,3 +210,19 @@ def test_no_pictures() -> None:
     for text in ("{devices=[2,2]<=[4]T(1)}", "{devices=[2,2]<=[2]}", "{devices=[2,2]0,1,2,2}"):
         with pytest.raises(MeshError, match="for a mesh of 4"):
             spmd.visualize_sharding(text)
+
+
+def test_an_op_sharding_of_a_million_devices_lists_none() -> None:
+    tracemalloc.start()
+    layout = weft.Layout(weft.Mesh({"a": 2**10, "b": 2**10}), (2**20, 8), weft.P("b"))
+    found = spmd.OpSharding.of(layout)
+    text, kind = str(found), found.type
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert text == "{devices=[1024,1,1024]<=[1024,1024]T(1,0) last_tile_dim_replicate}"
+    assert kind == spmd.ShardingType.PARTIAL
+    assert peak < 2**17
+    small = spmd.OpSharding.of(weft.Layout(weft.Mesh({"a": 2, "b": 2}), (4, 4), weft.P("b")))
+    assert small.tile_assignment == [[[0, 2]], [[1, 3]]]
+    assert small.group_assignment == [[0], [1]]
+    assert small.replication_groups == [[0, 2], [1, 3]]

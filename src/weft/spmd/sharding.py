@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 from typing import Any
 
 from weft.core import Layout
@@ -25,21 +27,14 @@ class ShardingType(IntEnum):
 
 @dataclass(frozen=True)
 class OpSharding:
-    """An op-sharding. Its text is the HLO string.
+    """An op-sharding. Its text is the HLO string. Devices are listed only where they are asked for.
 
     Attributes:
         type: the kind.
-        tile_assignment: device ids in nested lists, one level per dim (and a last one for the
-            replicas of a tile); empty where all is replicated.
-        group_assignment: the number of each tile's group of replicas, nested like the tiles.
-        replication_groups: the device ids of every group.
     """
 
     layout: Layout
     type: ShardingType
-    tile_assignment: list[Any]
-    group_assignment: list[Any]
-    replication_groups: list[list[int]]
 
     @classmethod
     def of(cls, layout: Layout) -> OpSharding:
@@ -49,16 +44,34 @@ class OpSharding:
             PlacementError: partial axes, or cuts that are not flat.
         """
         found = layout.tile_assignment
-        groups = [list(group) for group in found.replication_groups]
-        if len(groups) == 1:
-            return cls(layout, ShardingType.REPLICATED, [], [], groups)
-        is_tiled = found.num_replicas == 1
-        last = () if is_tiled else (found.num_replicas,)
+        if math.prod(found.tiles) == 1:
+            return cls(layout, ShardingType.REPLICATED)
         return cls(
-            layout, ShardingType.TILED if is_tiled else ShardingType.PARTIAL,
-            _nested(found.devices, (*found.tiles, *last)),
-            _nested(range(len(groups)), found.tiles), groups,
+            layout, ShardingType.TILED if found.num_replicas == 1 else ShardingType.PARTIAL
         )
+
+    @cached_property
+    def tile_assignment(self) -> list[Any]:
+        """Device ids in nested lists, one level per dim (and a last one for the replicas of a
+        tile); empty where all is replicated."""
+        found = self.layout.tile_assignment
+        if self.type == ShardingType.REPLICATED:
+            return []
+        last = () if self.type == ShardingType.TILED else (found.num_replicas,)
+        return _nested(found.devices, (*found.tiles, *last))
+
+    @cached_property
+    def group_assignment(self) -> list[Any]:
+        """The number of each tile's group of replicas, nested like the tiles."""
+        tiles = self.layout.tile_assignment.tiles
+        if self.type == ShardingType.REPLICATED:
+            return []
+        return _nested(range(math.prod(tiles)), tiles)
+
+    @cached_property
+    def replication_groups(self) -> list[list[int]]:
+        """The device ids of every group."""
+        return [list(group) for group in self.layout.tile_assignment.replication_groups]
 
     def __str__(self) -> str:
         return self.text()
