@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 import weft
+from tests import migration
 from tests.gloo import GlooWorld
 from weft import Mesh, MeshError, P, ShardTensor
 
@@ -291,3 +292,17 @@ def test_meshes_that_are_part_of_the_world(gloo: GlooWorld) -> None:
         assert str(layout) == "[5@x, 2]" and layout.mesh == part
         assert whole is None or torch.equal(whole, full_of(5, 2))
         assert torch.equal(column, full_of(5, 2) + rank // 2)
+
+
+def migrated(mesh: Any) -> Any:
+    d = theirs.distribute_tensor(
+        torch.arange(32.0).view(8, 4), mesh.device_mesh, [SHARD(0), REPLICATE])
+    return migration.run([line for line in migration.lines()
+                          if line.section == migration.DTENSORS], mesh, d=d)
+
+
+def test_the_lines_of_the_migration_page(gloo: GlooWorld) -> None:
+    lines = [line for line in migration.lines() if line.section == migration.DTENSORS]
+    assert len(lines) >= 5
+    for found in gloo.run(migrated, MESH):
+        assert found == [line.gives for line in lines]

@@ -62,7 +62,8 @@ def judge(fact: Any) -> list[str]:
             found = {"order": (order, fact["order"])}
         case "hybrid":
             inner = fact["fast"][0] * fact["fast"][1]
-            order = [block * inner + place for block, place in in_blocks(fact["fast"], fact["slow"])]
+            blocks = in_blocks(fact["fast"], fact["slow"])
+            order = [block * inner + place for block, place in blocks]
             found = {"order": (order, fact["order"])}
         case _:
             return []

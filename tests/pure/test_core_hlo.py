@@ -53,15 +53,15 @@ def test_a_layout_comes_back_from_both_versions(layout: Layout) -> None:
 @settings(max_examples=100, deadline=None)
 @given(flat_layouts(own_devices=True))
 def test_devices_in_any_order_come_back(layout: Layout) -> None:
+    mesh, shape, said = layout.mesh, layout.shape, without_single(layout)
     text = layout.hlo_sharding(1)
-    assert without_single(Layout.from_hlo(text, layout.mesh, layout.shape)) == without_single(layout)
+    assert without_single(Layout.from_hlo(text, mesh, shape)) == said
     try:
         short = layout.hlo_sharding(2)
     except PlacementError as error:
         assert "no transposed iota" in str(error)
         return
-    assert without_single(Layout.from_hlo(short, layout.mesh, layout.shape)) == without_single(
-        layout)
+    assert without_single(Layout.from_hlo(short, mesh, shape)) == said
     assert (short == text == "{replicated}") or "<=" in short
 
 
