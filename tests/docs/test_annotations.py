@@ -11,9 +11,9 @@ from weft import spmd
 PAGE = (Path(__file__).parents[2] / "docs" / "annotations.md").read_text()
 
 
-def test_the_program_runs() -> None:
+def test_the_programs_run() -> None:
     found = blocks(PAGE)
-    assert len(found) == 1
+    assert len(found) == 2
     assert outputs(found, "annotations.md") == [block.shown for block in found]
 
 

@@ -157,8 +157,8 @@ def test_manual_regions() -> None:
 
 
 @pytest.mark.parametrize(("call", "kind", "said"), [
-    (lambda m: spmd.mark_sharding(nn.Linear(6, 6).weight, m, ("x",)), UnsupportedOpError,
-     "mark_sharding(t): t is a plain Parameter of shape (6, 6)."),
+    (lambda m: spmd.mark_sharding(nn.LazyLinear(6).weight, m, ("x",)), UnsupportedOpError,
+     "mark_sharding(t): t is a Parameter, and it has no shape yet."),
     (lambda m: spmd.mark_sharding(X, m, ("x", None, None)), PlacementError, ""),
     (lambda m: spmd.mark_sharding(X, m, ("x", "x")), PlacementError, ""),
     (lambda m: spmd.mark_sharding(X, m, ("z",)), MeshError, ""),

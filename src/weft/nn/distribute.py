@@ -31,6 +31,7 @@ from weft.nn.optimizers import refuse_holders, replaced
 from weft.nn.pins import InputFn, OutputFn
 from weft.nn.report import MATCHED
 from weft.tensor import ShardTensor, distribute_tensor
+from weft.tensor.placing.in_place import take_along
 
 __all__ = ["distribute_module"]
 
@@ -234,17 +235,6 @@ def _replace(
         if old.grad is not None:
             new.grad = distribute_tensor(
                 old.grad.detach(), mesh, layout, src_data_rank=src_data_rank)
-    _take_along(old, new)
+    take_along(old, new)
     put(named, new)
     return new
-
-
-def _take_along(old: Any, new: Any) -> None:
-    """What users have hung on a tensor: attributes and hooks."""
-    for name, value in vars(old).items():
-        if not hasattr(new, name):
-            setattr(new, name, value)
-    for hook in (old._backward_hooks or {}).values():
-        new.register_hook(hook)
-    for hook in (old._post_accumulate_grad_hooks or {}).values():
-        new.register_post_accumulate_grad_hook(hook)

@@ -14,10 +14,11 @@ import torch
 from torch import nn
 
 from weft.core import Box, Layout
-from weft.errors import LayoutError, ShardTypeError, UnsupportedOpError, message
+from weft.errors import LayoutError, ShardTypeError, message
 from weft.spmd.mesh import as_spec, mesh_or_global
 from weft.spmd.sharding import OpSharding, ShardingType
 from weft.tensor import ShardTensor
+from weft.tensor.placing.in_place import become_sharded, refuse_kinds
 from weft.tensor.placing.layouts import as_layout, as_sharded
 from weft.tensor.placing.redistribute import redistribute_to
 
@@ -33,28 +34,23 @@ def mark_sharding(t: torch.Tensor, mesh: Any, partition_spec: Any) -> ShardTenso
 
     Args:
         t: a plain tensor, equal on all ranks, of which each keeps its block (nothing is sent); or a
-            ShardTensor, which is brought to the spec.
+            ShardTensor, which is brought to the spec. A plain Parameter becomes sharded in place,
+            for its module and for an optimizer that was built before: it is what comes back.
         mesh: the mesh; None takes the current one, else the global one.
         partition_spec: an entry per dim: an axis by name or number, a tuple of them (major to
             minor), None. Dims that it leaves out are not cut.
 
     Raises:
-        UnsupportedOpError: a module's plain Parameter: the module and the optimizer hold the very
-            object, which cannot become another kind of tensor.
+        UnsupportedOpError: a Parameter that a graph leads to, whose backward is yet to come; one of
+            another class, or sparse.
         PlacementError: a spec that names an axis twice, or more dims than there are.
         MeshError: a name of no axis.
     """
-    if type(t) is not ShardTensor and isinstance(t, nn.Parameter):
-        raise UnsupportedOpError(
-            message("mark_sharding(t)", f"t is a plain Parameter of shape {tuple(t.shape)}",
-                    "who holds a Parameter (its module, an optimizer) holds the object, and a "
-                    "plain tensor cannot become a ShardTensor in place",
-                    [f"Parameter {tuple(t.shape)}"],
-                    "weft.distribute_module(module, mesh, shardings={name: spec}) before the "
-                    "optimizer is built; or module.weight = nn.Parameter(mark_sharding("
-                    "module.weight.detach(), mesh, spec))")
-        )
     bound = mesh_or_global(mesh, "mark_sharding(mesh)")
+    if type(t) is not ShardTensor and isinstance(t, nn.Parameter):
+        refuse_kinds(t, "mark_sharding")
+        layout = as_layout(bound, t.shape, as_spec(partition_spec, t.ndim))
+        return become_sharded(t, bound, layout, "mark_sharding")
     layout = as_layout(bound, t.shape, as_spec(partition_spec, t.ndim))
     if type(t) is ShardTensor and t.device_mesh != bound:
         return t.redistribute(bound, layout)

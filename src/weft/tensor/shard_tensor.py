@@ -26,7 +26,10 @@ from weft.tensor.meta import Meta, autocast_state
 from weft.tensor.modes import STRICT, num_dispatch_modes, transforms
 from weft.tensor.terms import own
 
-__all__ = ["Hooks", "ShardTensor", "hooks", "now_requires_grad", "pass_known", "version_of", "wrap"]
+__all__ = [
+    "Hooks", "ShardTensor", "attributes_of", "hooks", "now_requires_grad", "pass_known",
+    "version_of", "wrap",
+]
 
 _is_complex = torch.is_complex
 _read_number = torch.ops.aten._local_scalar_dense.default
@@ -80,14 +83,12 @@ class ShardTensor(torch.Tensor):
     `shape`, `dtype` and strides are those of the global tensor.
     """
 
-    __slots__ = (
-        "_local", "_meta", "_memo", "_grad_view", "_is_gradient", "_known", "_node",
-    )
-
+    # No slots: a plain Parameter can become a ShardTensor only where instances of both classes
+    # are laid out alike (`placing.in_place`). One `__dict__` at once is the cheapest way without.
     _local: torch.Tensor
     _meta: Meta
-    _memo: Any
-    _grad_view: ShardTensor | None
+    _memo: Any = None
+    _grad_view: ShardTensor | None = None
     _is_gradient: bool
     _known: Any
 
@@ -194,9 +195,7 @@ class ShardTensor(torch.Tensor):
             out = _make_wrapper(ShardTensor, meta.shape)
         else:
             out = _make_wrapper(ShardTensor, meta.shape, dtype=meta.dtype)
-        out._local = local
-        out._meta = meta
-        out._memo = out._grad_view = None
+        out.__dict__ = {"_local": local, "_meta": meta}
         return out
 
     @classmethod
@@ -261,7 +260,7 @@ class ShardTensor(torch.Tensor):
             )
         return self._meta.shape[0]
 
-    __hash__ = object.__hash__  # type: ignore[assignment]
+    __hash__ = _Tensor.__hash__  # of a Parameter that became one, an optimizer knows it
 
     @property
     def layout(self) -> Layout:  # type: ignore[override]
@@ -563,10 +562,18 @@ def wrap(local: torch.Tensor, meta: Meta) -> ShardTensor:
         out = _make_wrapper(ShardTensor, meta.shape)
     else:
         out = _make_wrapper(ShardTensor, meta.shape, dtype=meta.dtype)
-    out._local = local
-    out._meta = meta
-    out._memo = out._grad_view = None
+    out.__dict__ = {"_local": local, "_meta": meta}
     return out
+
+
+_ITS_OWN = frozenset((
+    "_local", "_meta", "_memo", "_grad_view", "_is_gradient", "_known", "_node",
+))
+
+
+def attributes_of(tensor: torch.Tensor) -> dict[str, Any]:
+    """What users, and torch, have hung on a tensor."""
+    return {name: value for name, value in vars(tensor).items() if name not in _ITS_OWN}
 
 
 def now_requires_grad(tensor: ShardTensor) -> Meta:

@@ -17,7 +17,7 @@ from weft.tensor.placing.enter import transition_between
 from weft.tensor.placing.layouts import as_layout, as_sharded, local_to_sharded
 from weft.tensor.placing.redistribute import gathered, redistribute_to, to_replicated
 from weft.tensor.placing.scatter import distribute_tensor
-from weft.tensor.shard_tensor import ShardTensor, hooks, wrap
+from weft.tensor.shard_tensor import ShardTensor, attributes_of, hooks, wrap
 from weft.tensor.terms import accumulate, own, succeed, terms_of
 from weft.tensor.trace.trees import local_of
 from weft.tensor.views.moved import plain
@@ -163,7 +163,7 @@ def deepcopy(tensor: ShardTensor, memo: dict[int, Any]) -> ShardTensor:
     is_parameter = getattr(tensor, "_is_param", False)
     if tensor._local.grad is not None and not is_parameter:  # as torch does
         out._local.grad = tensor._local.grad.detach().clone()
-    for name, value in tensor.__dict__.items():
+    for name, value in attributes_of(tensor).items():
         setattr(out, name, value)
     return out
 
@@ -179,7 +179,7 @@ def shallow_copy(tensor: ShardTensor) -> ShardTensor:
     """`copy.copy`: a leaf that shares the memory."""
     local = tensor._local.detach().requires_grad_(tensor.requires_grad)
     out = wrap(own(local), tensor._meta)
-    for name, value in tensor.__dict__.items():
+    for name, value in attributes_of(tensor).items():
         setattr(out, name, value)
     return out
 

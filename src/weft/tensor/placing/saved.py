@@ -18,7 +18,7 @@ from weft.comm import this_world
 from weft.core import Layout, Mesh
 from weft.errors import MeshError, message
 from weft.tensor.meta import intern
-from weft.tensor.shard_tensor import ShardTensor, wrap
+from weft.tensor.shard_tensor import ShardTensor, attributes_of, wrap
 from weft.tensor.terms import own
 from weft.tensor.views.moved import plain
 from weft.transport.in_flight import landed
@@ -41,7 +41,7 @@ def reduced(tensor: ShardTensor) -> tuple[Any, ...]:
         "partial": layout.partial, "strides": meta.strides, "requires_grad": tensor.requires_grad,
     }
     local = plain(landed(tensor._local)).detach()
-    return _restored, (local, facts, dict(tensor.__dict__))
+    return _restored, (local, facts, attributes_of(tensor))
 
 
 def _restored(
