@@ -62,7 +62,7 @@ class VisionTransformer(nn.Module):
         super().__init__()
         self.patches = nn.Conv2d(1, width, kernel_size=2, stride=2)
         self.place = nn.Parameter(torch.randn(16, width) * 0.02)
-        self.blocks = nn.ModuleList(
+        self.blocks: Any = nn.ModuleList(
             Block(width, num_heads, 4 * width) for _ in range(num_blocks))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 10)
 
@@ -193,7 +193,7 @@ def report(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--epochs", type=int, default=20, help="rounds over the images (20)")
     num_epochs = parser.parse_args().epochs
     mesh = Mesh(range(4), (2, 2), ("data", "model"))

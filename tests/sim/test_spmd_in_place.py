@@ -123,7 +123,8 @@ def test_frozen_recurrent_and_outside() -> None:
         expected = frozen(x), lstm(x)[0].detach()
         mark_sharding(frozen.weight, mesh, ("tp",))
         assert not frozen.weight.requires_grad
-        mark_sharding(lstm.weight_ih_l0, mesh, ("tp",))  # which the module also keeps in a list
+        weight: Any = lstm.weight_ih_l0
+        mark_sharding(weight, mesh, ("tp",))  # which the module also keeps in a list
         torch.testing.assert_close(whole(frozen(x)), expected[0])
         torch.testing.assert_close(whole(lstm(x)[0]).detach(), expected[1])
         assert type(lstm._flat_weights[0]) is ShardTensor

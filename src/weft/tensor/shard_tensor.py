@@ -91,6 +91,7 @@ class ShardTensor(torch.Tensor):
     _grad_view: ShardTensor | None = None
     _is_gradient: bool
     _known: Any
+    _node: Any
 
     @classmethod
     def __torch_function__(
@@ -195,7 +196,7 @@ class ShardTensor(torch.Tensor):
             out = _make_wrapper(ShardTensor, meta.shape)
         else:
             out = _make_wrapper(ShardTensor, meta.shape, dtype=meta.dtype)
-        out.__dict__ = {"_local": local, "_meta": meta}
+        out.__dict__ = {"_local": local, "_meta": meta}  # type: ignore[misc]
         return out
 
     @classmethod
