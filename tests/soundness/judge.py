@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from tests.soundness.calls import AtenCall, calls_of
+from tests.soundness.journal import Checked
 from weft.own.check import BruteForce
 from weft.own.trials import Trial
 from weft.rules import Call, Rule, TensorArg
@@ -35,28 +36,34 @@ class _OfTable:
 class _OfCall(BruteForce):
     """The call as weft carries it out, by a rule or otherwise."""
 
+    num_ways = 0
+
     def chosen(self, trial: Trial) -> tuple[str, ...]:
         """All faults of a call are one."""
+        self.num_ways += 1  # it is asked of each trial, once
         return ()
 
 
 def faults(call: AtenCall, every: int = 1) -> list[str]:
     """What is wrong with the call in some way; every n-th way is tried."""
+    return _tried(call, every)[1]
+
+
+def _tried(call: AtenCall, every: int) -> tuple[int, list[str]]:
+    """In how many ways the call was tried, and its faults."""
     rule = _OfTable(str(call.overload), call.op)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return list(_OfCall(rule, call.overload, call.args, call.kwargs).faults(every).values())
+        brute = _OfCall(rule, call.overload, call.args, call.kwargs)
+        found = list(brute.faults(every).values())
+    return brute.num_ways, found
 
 
-Found = list[tuple[str, str, list[str]]]
-"""Per call: the op, what it was called with, and its faults."""
-
-
-def of_entry(job: tuple[str, int, int]) -> Found:
+def of_entry(job: tuple[str, int, int]) -> Checked:
     """What is wrong with the calls of one entry of the database."""
     entry, most, every = job
     torch.set_num_threads(1)
-    found: Found = []
+    found: list[tuple[str, str, int, list[str]]] = []
     of_op: Counter[str] = Counter()
     for dtype in (torch.float64, torch.int64, torch.bool):
         calls = [call for call in calls_of(entry, dtype, aliases=True) if of_op[call.op] < most]
@@ -64,9 +71,9 @@ def of_entry(job: tuple[str, int, int]) -> Found:
         for call in sorted(calls, key=lambda it: -it.ndim()):
             if of_op[call.op] < most:
                 of_op[call.op] += 1
-                said = [str(tuple(shape)) for shape, _ in call.form()[1]]
+                said = "".join(f" {tuple(shape)} {dtype}" for shape, dtype in call.form()[1])
                 try:
-                    found.append((call.op, " ".join(said), faults(call, every)))
+                    found.append((call.op, said, *_tried(call, every)))
                 except Exception as error:
-                    found.append((call.op, " ".join(said), [f"{type(error).__name__}: {error}"]))
-    return found
+                    found.append((call.op, said, 0, [f"{type(error).__name__}: {error}"]))
+    return Checked(entry, most, every, found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from pathlib import Path
 
 import click
@@ -20,7 +21,7 @@ from tests.sweep.samples import DTYPES, database
 @click.option("--dtype", "dtypes", multiple=True, type=click.Choice(list(DTYPES)),
               default=tuple(DTYPES), show_default=True)
 @click.option("--variant", "variants", multiple=True,
-              type=click.Choice(["", "inplace", "out", *modules.VARIANTS]),
+              type=click.Choice(["", "inplace", "out", "turned", *modules.VARIANTS]),
               help="Of ops all but the last three, of modules these, by default.")
 @click.option("--modules", "of_modules", is_flag=True, help="torch's modules, not its operators.")
 @click.option("--samples", default=6, show_default=True, help="Most samples of an op and dtype.")
@@ -36,7 +37,7 @@ def main(
 ) -> None:
     """Run OPS of torch's database (all of them by default) on simulated ranks."""
     known = modules.modules() if of_modules else database()
-    variants = variants or (modules.VARIANTS if of_modules else ("", "inplace", "out"))
+    variants = variants or (modules.VARIANTS if of_modules else ("", "inplace", "out", "turned"))
     if fresh:
         journal.unlink(missing_ok=True)
     book = Journal(journal)
@@ -48,6 +49,7 @@ def main(
         for system in systems for dtype in dtypes for variant in variants
         for op in (ops or known)
     ]
+    book.begin(_code())
     done = book.done()
     left = run([job for job in jobs if job.key not in done], book, workers, seconds)
     found = [it for it in book.found() if not ops or it.op in ops]
@@ -55,7 +57,19 @@ def main(
     if left:
         click.echo(f"{left} of {len(jobs)} jobs are left; run again to go on.")
     if out is not None:
-        out.write_text((board.module_page if of_modules else board.page)(found))
+        page = board.module_page if of_modules else board.page
+        out.write_text(page(found, book.left_out(), book.codes()))
+
+
+def _code() -> str:
+    """The commit, with a plus where files differ from it; empty where there is none."""
+    def git(*args: str) -> str:
+        root = Path(__file__).parents[2]
+        done = subprocess.run(["git", *args], cwd=root, capture_output=True, text=True, check=False)
+        return done.stdout.strip()
+
+    commit = git("rev-parse", "--short=9", "HEAD")
+    return commit + "+" * bool(commit and git("status", "--porcelain", "src", "tests"))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 from tests.sweep.budget import family
-from tests.sweep.journal import Found
+from tests.sweep.journal import Done, Found
 from tests.sweep.judge import VERDICTS
 from tests.sweep.samples import database
 from tests.sweep.ways import MODULE_WAYS, WAYS
@@ -36,12 +36,19 @@ error. DTensor has no ragged layouts and no other order of axes: it is not asked
 operands it is told to take as replicated (`implicit_replication`). What fails there is tried twice,
 and what only ranks that are threads get wrong is left out. Ops that draw random numbers have tests
 of their own; modules have a page of their own, `sweep_modules.md`. A row counts what has been run
-so far, in the order of the database.
+so far, in the order of the database, and names the commits that it was run on.
+
+Variants: *function*; *inplace*, where the target, too, must hold the result afterwards; *out*, into
+tensors like the results; *turned*, on operands whose dims lie in memory in the reverse order.
+Operands that a call does not write to must hold the same bits after it.
 
 """
 
+Left = Mapping[Done, Sequence[str]]
+"""Job -> why samples of it were not run."""
 
-def page(found: Sequence[Found]) -> str:
+
+def page(found: Sequence[Found], left_out: Left, codes: Mapping[Done, str]) -> str:
     """The scoreboard with its explanation, as it is kept in `docs/`."""
     families = sum(family(name) is not None for name in database())
     samples: dict[tuple[str, ...], set[str]] = defaultdict(set)
@@ -51,7 +58,19 @@ def page(found: Sequence[Found]) -> str:
         num=len(WAYS), ways=", ".join(WAYS), families=families,
         samples=min(map(len, samples.values()), default=0),
     )
-    return head + scoreboard(found)
+    return head + scoreboard(found, codes) + _never_run(found, left_out)
+
+
+def _never_run(found: Sequence[Found], left_out: Left) -> str:
+    """Entries of which nothing ran, in no dtype and variant, by the reason."""
+    ran = {it.op for it in found}
+    ops: dict[str, list[str]] = defaultdict(list)
+    for (_, op, _, _), reasons in left_out.items():
+        for reason in reasons:
+            if op not in ran and f"`{op}`" not in ops[reason]:
+                ops[reason].append(f"`{op}`")
+    lines = [f"- {reason}: {', '.join(names)}" for reason, names in sorted(ops.items()) if names]
+    return "\n".join(["", "## Not run", "", *lines, ""]) if lines else ""
 
 
 _MODULE_HEAD = """# torch's modules in every layout
@@ -71,16 +90,17 @@ compared with `torch.backends.mha.set_fastpath_enabled(False)`.
 """
 
 
-def module_page(found: Sequence[Found]) -> str:
+def module_page(found: Sequence[Found], left_out: Left, codes: Mapping[Done, str]) -> str:
     """The scoreboard of modules with its explanation."""
     head = _MODULE_HEAD.format(num=len(MODULE_WAYS), ways=", ".join(MODULE_WAYS))
-    return head + scoreboard(found)
+    return head + scoreboard(found, codes) + _never_run(found, left_out)
 
 
-def scoreboard(found: Sequence[Found]) -> str:
+def scoreboard(found: Sequence[Found], codes: Mapping[Done, str] | None = None) -> str:
     """Markdown: ops by their worst verdict, for each system, dtype and variant; then every op of
     weft that is not right, and those of others that are wrong, with an example."""
-    columns = ["system", "dtype", "variant", "ops", "calls", *VERDICTS, "right in all ways"]
+    columns = ["system", "dtype", "variant", "ops", "calls", *VERDICTS, "right in all ways",
+               *(["commits"] if codes else [])]
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     groups: dict[tuple[str, str, str], dict[str, list[Found]]] = defaultdict(
         lambda: defaultdict(list)
@@ -93,7 +113,7 @@ def scoreboard(found: Sequence[Found]) -> str:
         share = sum(worst[kind] for kind in _RIGHT) / len(ops)
         calls = sum(map(len, ops.values()))
         lines.append(f"| {system} | {dtype} | {variant or 'function'} | {len(ops)} | {calls} "
-                     f"| {counts} | {share:.1%} |")
+                     f"| {counts} | {share:.1%} |{_of_row(codes or {}, dtype, variant, system)}")
     for system in sorted({it.system for it in found}, key=lambda name: name != "weft"):
         for kind in _WORST[:-1]:
             its = [it for it in found if it.kind == kind and it.system == system]
@@ -104,6 +124,13 @@ def scoreboard(found: Sequence[Found]) -> str:
             else:
                 lines += _section(f"{system}: {kind}", its)
     return "\n".join(lines) + "\n"
+
+
+def _of_row(codes: Mapping[Done, str], dtype: str, variant: str, system: str) -> str:
+    """The commits of a row, as its last cell."""
+    mine = {code or "unknown" for job, code in codes.items()
+            if (job[0], *job[2:]) == (system, dtype, variant)}
+    return f" {', '.join(sorted(mine))} |" if codes else ""
 
 
 def _section(title: str, its: Sequence[Found]) -> list[str]:

@@ -9,8 +9,9 @@ Every call may receive what its layouts ask for, whatever the op:
 - an operand with a cut dim of one element, which only one rank holds, may come whole;
 - a plain target of an in-place op receives the result whole, and terms that are written to a
   target are reduced;
-- in backward, gradients may go back the way operands came, and those of replicated and of partial
-  operands are summed or made whole: twice the operand.
+- in backward, gradients may go back the way operands came: of an operand that came whole each rank
+  has a term, and receives those of its block from all others (of ragged ones it may be most of the
+  operand). Those of replicated and of partial operands are summed or made whole: twice the operand.
 
 To that the family adds what the op itself needs of other blocks:
 - `still`: nothing;
@@ -172,10 +173,18 @@ def _due(sample: Sample, layouts: Sequence[Layout | None]) -> tuple[int, int]:
         differs = tensor.shape != sample.tensors[largest].shape or layout != layouts[largest]
         if place != largest and differs:
             there += nbytes
-            back += nbytes * wanted
+            back += max(nbytes, _reduced_to(layout, nbytes)) * wanted
         if layout is None or len(layout.sharded_axes) < layout.mesh.ndim:
             back += 2 * nbytes * wanted
     return there, back
+
+
+def _reduced_to(layout: Layout | None, nbytes: int) -> int:
+    """What a rank receives where the terms of all are reduced to its block, which may be most."""
+    if layout is None or not layout.sharded_axes:
+        return 0
+    others = math.prod(layout.mesh.axis_sizes[axis] for axis in layout.sharded_axes) - 1
+    return others * math.ceil(nbytes * _share(layout))
 
 
 def _shares(sample: Sample, layouts: Sequence[Layout | None]) -> list[tuple[Tensor, float]]:

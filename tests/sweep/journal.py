@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 __all__ = ["Done", "Found", "Journal"]
 
@@ -43,6 +44,13 @@ class Journal:
     def finish(self, done: Done) -> None:
         self._write({"done": done})
 
+    def begin(self, code: str) -> None:
+        """What is found from here on is of this state of the code."""
+        self._write({"code": code})
+
+    def leave_out(self, job: Done, why: str) -> None:
+        self._write({"left_out": job, "why": why})
+
     def _write(self, line: object) -> None:
         with self.path.open("a") as file:
             file.write(json.dumps(line) + "\n")
@@ -60,7 +68,26 @@ class Journal:
         """The calls of what was run to its end, the last run of each."""
         last: dict[tuple[str, ...], Found] = {}
         for line in self._lines():
-            if "done" not in line:
+            if "kind" in line:
                 it = Found(**line)
                 last[it.system, it.op, it.dtype, it.variant, it.sample, it.way] = it
         return list(last.values())
+
+    def codes(self) -> dict[Done, str]:
+        """The state of the code that each job was last run on, where it is known."""
+        now, found = "", {}
+        for line in self._lines():
+            now = line.get("code", now)
+            if "done" in line:
+                job: Any = tuple(line["done"])
+                found[job] = now
+        return found
+
+    def left_out(self) -> dict[Done, list[str]]:
+        """Why samples were not run."""
+        reasons: dict[Done, list[str]] = {}
+        for line in self._lines():
+            if "left_out" in line:
+                job: Any = tuple(line["left_out"])
+                reasons[job] = list(dict.fromkeys([*reasons.get(job, []), line["why"]]))
+        return reasons

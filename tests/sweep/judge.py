@@ -18,7 +18,7 @@ from tests.harness import Outcome, held, local_part
 from tests.oracle import Held, check, check_gradient, same
 from tests.sweep.budget import allowed
 from tests.sweep.rounding import Rounding, rounding
-from tests.sweep.samples import Sample
+from tests.sweep.samples import LeftOut, Sample
 from tests.sweep.ways import laid_out
 from weft import ShardTensor
 from weft.tensor.call import fallback
@@ -28,6 +28,19 @@ __all__ = ["VERDICTS", "Dense", "Verdict", "backward", "dense", "judge", "leaves
 VERDICTS = ("right", "gathered", "costly", "refused", "unclear", "wrong", "hang", "crash")
 """`gathered` is right with a warning of a fallback; `costly` is right without one, for more bytes
 than the table of `budget` allows; `unclear` an error that is not weft's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen(Outcome):
+    """What one rank made of a sample: besides results and gradients the form of the results, the
+    operands that are to be written to, or are terms, which may become others of the same value, and
+    the places of those whose local parts have changed. `unsteady`: the results, then gradients,
+    that are others in a second call."""
+
+    form: str
+    written: list[Held | None]
+    changed: list[int]
+    unsteady: list[int]
 
 
 Like = Callable[[Tensor, Tensor], Tensor]
@@ -51,11 +64,17 @@ class Verdict:
 @dataclass(frozen=True, slots=True)
 class Dense:
     """What the call gives on plain tensors, the gradients of those that want one, and how far
-    each is rounded."""
+    each is rounded.
+
+    `form`: the containers of the results, and which of them require a gradient. `written`: the
+    operands that the call has written to, as they are then, None for the others.
+    """
 
     results: list[Any]
     gradients: list[Tensor | None]
     rounding: Rounding | None = None
+    form: str | None = None
+    written: Sequence[Tensor | None] = ()
 
     def close(self, num_ranks: int) -> tuple[list[float | None], list[float | None]]:
         """How far results and gradients may be off on so many ranks; None: as the dtype says."""
@@ -68,21 +87,25 @@ class Dense:
         )
 
 
-def dense(sample: Sample) -> Dense | None:
-    """None where the call raises, draws random numbers, or gives no strided tensors."""
+def dense(sample: Sample) -> Dense:
+    """What the call gives on plain tensors.
+
+    Raises:
+        LeftOut: it raises, draws random numbers, or gives nothing that can be compared.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             once, again = _plain(sample, 1), _plain(sample, 2)
-        except Exception:
-            return None
-    if once is None or again is None:
-        return None
-    if len(once.results) != len(again.results):
-        return None
+        except LeftOut:
+            raise
+        except Exception as error:
+            raise LeftOut(f"on plain tensors it raises {short(error)[:80]}") from error
     for one, other in zip(once.results, again.results):
-        if isinstance(one, Tensor) and (not _is_comparable(one) or not _equal(one, other)):
-            return None
+        if isinstance(one, Tensor) and not _is_comparable(one):
+            raise LeftOut(f"nothing compares {one.dtype}, {one.layout}")
+        if isinstance(one, Tensor) and not _equal(one, other):
+            raise LeftOut("on plain tensors it gives something else each time")
     return dataclasses.replace(once, rounding=rounding(
         lambda tensors, like: _outcome(sample, tensors, like), sample.tensors, once.results,
         once.gradients, sample.adds,
@@ -100,23 +123,51 @@ def _equal(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and bool(same.all())
 
 
-def _plain(sample: Sample, seed: int) -> Dense | None:
-    """None where it draws: two draws of a few integers may well be equal."""
+def _plain(sample: Sample, seed: int) -> Dense:
+    """The state tells whether it draws: two draws of a few integers may well be equal."""
     torch.manual_seed(seed)
     state = torch.get_rng_state()
-    found = Dense(*_outcome(sample, sample.tensors))
-    return found if torch.equal(state, torch.get_rng_state()) else None
+    given = _given(sample, sample.tensors)
+    value = sample.fn(given)
+    form, results = form_of(value), leaves(value)
+    backward(results)
+    if not torch.equal(state, torch.get_rng_state()):
+        raise LeftOut("it draws random numbers")
+    written = [None if _bits_equal(one, before) else one.detach()
+               for one, before in zip(given, sample.tensors)]
+    return Dense(_detached(results), [leaf.grad for leaf in given], None, form, written)
 
 
 def _outcome(
-    sample: Sample, tensors: Sequence[Tensor], like: Like = lambda one, steps: steps
+    sample: Sample, tensors: Sequence[Tensor], like: Like
 ) -> tuple[list[Any], list[Tensor | None]]:
-    given = [t.clone().requires_grad_(g) for t, g in zip(tensors, sample.wants_grad)]
+    given = _given(sample, tensors)
     results = leaves(sample.fn(given))
     backward(results, like)
-    return (
-        [one.detach() if isinstance(one, Tensor) else one for one in results],
-        [leaf.grad for leaf in given],
+    return _detached(results), [leaf.grad for leaf in given]
+
+
+def _given(sample: Sample, tensors: Sequence[Tensor]) -> list[Tensor]:
+    return [t.clone().requires_grad_(g) for t, g in zip(tensors, sample.wants_grad)]
+
+
+def _detached(results: list[Any]) -> list[Any]:
+    return [one.detach() if isinstance(one, Tensor) else one for one in results]
+
+
+def form_of(value: Any) -> str:
+    """The containers that the results stand in, and which of them require a gradient."""
+    tree = pytree.tree_map(
+        lambda one: isinstance(one, Tensor) and one.requires_grad, value
+    )
+    return str(tree)
+
+
+def _bits_equal(one: Tensor, other: Tensor) -> bool:
+    one, other = one.detach(), other.detach()
+    return one.shape == other.shape and torch.equal(
+        *(it.contiguous().reshape(-1).view(torch.uint8) if it.numel() else it.new_empty(0)
+          for it in (one, other))
     )
 
 
@@ -127,21 +178,43 @@ def judge(sample: Sample, expected: Dense, way: str, what: str) -> Verdict | Non
         return None
     mesh, layouts = placed
 
-    def on_rank(bound: Any) -> tuple[Outcome, tuple[int, int]]:
-        operands = [
-            tensor.clone() if layout is None else ShardTensor.from_local(
-                local_part(layout, tensor, bound.here, seed_of(what, place)).clone(), bound, layout
-            )
+    def on_rank(bound: Any) -> tuple[_Seen, tuple[int, int]]:
+        parts = [
+            tensor if layout is None
+            else local_part(layout, tensor, bound.here, seed_of(what, place))
             for place, (tensor, layout) in enumerate(zip(sample.tensors, layouts))
         ]
-        for operand, wanted in zip(operands, sample.wants_grad):
-            operand.requires_grad_(wanted)
-        with weft.explain() as log:
-            results = leaves(sample.fn(operands))
+
+        def called() -> tuple[list[Tensor], str, list[Any]]:
+            operands = [
+                part.clone() if layout is None else ShardTensor.from_local(
+                    _laid_like(part, tensor), bound, layout, stride=tensor.stride()
+                )
+                for part, layout, tensor in zip(parts, layouts, sample.tensors)
+            ]
+            for operand, wanted in zip(operands, sample.wants_grad):
+                operand.requires_grad_(wanted)
+            value = sample.fn(operands)
+            results = leaves(value)
+            form = form_of(value)
             backward(results)
-        return Outcome(
+            return operands, form, results
+
+        with weft.explain() as log:
+            operands, form, results = called()
+        again = called()  # by the recipe, which is known by now, and unwatched
+        return _Seen(
             [held(one.detach()) if isinstance(one, Tensor) else one for one in results],
             [None if one.grad is None else held(one.grad) for one in operands],
+            form,
+            [held(one.detach()) if due is not None or (layout and layout.is_partial) else None
+             for one, due, layout in zip(operands, expected.written, layouts)],
+            [place for place, (one, part) in enumerate(zip(operands, parts))
+             if not _bits_equal(_local(one), part)],
+            [place for place, pair in enumerate(zip(
+                [*results, *(one.grad for one in operands)],
+                [*again[2], *(one.grad for one in again[0])],
+            )) if not _same_again(*pair)],
         ), _received(log)
 
     fallback._WARNED.clear()  # every call warns by itself
@@ -154,7 +227,8 @@ def judge(sample: Sample, expected: Dense, way: str, what: str) -> Verdict | Non
         except Exception as error:
             return Verdict("unclear", short(error))
         try:
-            _verify(_among_equals(sample, expected, outcomes, what), outcomes, layouts, what)
+            due = _among_equals(sample, expected, outcomes, what)
+            _verify(sample, due, outcomes, layouts, what)
         except AssertionError as error:
             return Verdict("wrong", short(error))
     gathered = [it for it in caught if issubclass(it.category, weft.WeftWarning)]
@@ -165,6 +239,27 @@ def judge(sample: Sample, expected: Dense, way: str, what: str) -> Verdict | Non
     if most is not None and any(got > most for got, most in zip(nbytes, most)):
         return Verdict("costly", f"received {nbytes}, allowed {most}", nbytes, most)
     return Verdict("right", "", nbytes, most)
+
+
+def _same_again(one: Any, other: Any) -> bool:
+    if not isinstance(one, Tensor) or not isinstance(other, Tensor):
+        return type(one) is type(other) and (one == other or one != one)
+    return (
+        (one.dtype, one.stride(), getattr(one, "layout", None))
+        == (other.dtype, other.stride(), getattr(other, "layout", None))
+        and _bits_equal(_local(one), _local(other))
+    )
+
+
+def _laid_like(part: Tensor, tensor: Tensor) -> Tensor:
+    """A copy of a part of a tensor, its dims in memory in the order of the whole one's."""
+    order = sorted(range(tensor.dim()), key=lambda dim: -tensor.stride(dim))
+    back = [order.index(dim) for dim in range(tensor.dim())]
+    return part.permute(order).clone(memory_format=torch.contiguous_format).permute(back)
+
+
+def _local(one: Tensor) -> Tensor:
+    return one.detach().to_local() if isinstance(one, ShardTensor) else one.detach()
 
 
 def _received(log: Any) -> tuple[int, int]:
@@ -181,7 +276,7 @@ gets which gradient."""
 
 
 def _among_equals(
-    sample: Sample, expected: Dense, outcomes: Sequence[Outcome], what: str
+    sample: Sample, expected: Dense, outcomes: Sequence[_Seen], what: str
 ) -> Dense:
     """What is expected, with places that name other elements, but equal ones, put in its stead."""
     if what.split()[0] not in UNTOLD:
@@ -196,13 +291,13 @@ def _among_equals(
             and any(_names_equals(sample.tensors[0], found.full, due, dim, what.split()[0])
                     for dim in range(sample.tensors[0].dim()))
         ):
-            results[place] = found.full
+            results[place] = due.clone().copy_(found.full)  # its strides are to stay
     gradients = list(expected.gradients)
     due, found = gradients[0], outcomes[0].gradients[0]
     if due is not None and found is not None and found.full.shape == due.shape and _equal(
         *[_by_element(sample.tensors[0], one) for one in (found.full, due)]
     ):
-        gradients[0] = found.full
+        gradients[0] = due.clone().copy_(found.full)
     return dataclasses.replace(expected, results=results, gradients=gradients)
 
 
@@ -228,8 +323,9 @@ def _names_equals(x: Tensor, found: Tensor, due: Tensor, dim: int, op: str) -> b
 
 
 def _verify(
-    expected: Dense, outcomes: Sequence[Outcome], layouts: list[Any], what: str
+    sample: Sample, expected: Dense, outcomes: Sequence[_Seen], layouts: list[Any], what: str
 ) -> None:
+    _verify_operands(sample, expected, outcomes, what)
     close, close_gradients = expected.close(len(outcomes))
     for place, due in enumerate(expected.results):
         counts = {len(outcome.results) for outcome in outcomes}
@@ -247,6 +343,24 @@ def _verify(
         mine = [outcome.gradients[place] for outcome in outcomes]
         where = f"{what}: gradient {place}"
         check_gradient(due, layout, mine, where, close_gradients[place])
+
+
+def _verify_operands(
+    sample: Sample, expected: Dense, outcomes: Sequence[_Seen], what: str
+) -> None:
+    """The results' form, and that operands are what the call leaves of them."""
+    for outcome in outcomes:
+        assert expected.form in (None, outcome.form), (
+            f"{what}: results {outcome.form}, {expected.form} due"
+        )
+        assert not outcome.unsteady, f"{what}: called again, {outcome.unsteady} are others"
+        stray = [place for place in outcome.changed if place < len(expected.written)
+                 and outcome.written[place] is None]
+        assert not stray, f"{what}: operands {stray} were written to"
+    for place, (due, before) in enumerate(zip(expected.written, sample.tensors)):
+        mine = [one for one in (outcome.written[place] for outcome in outcomes) if one is not None]
+        if mine:
+            check(before if due is None else due, mine, f"{what}: operand {place}")
 
 
 def leaves(value: Any) -> list[Any]:

@@ -78,8 +78,13 @@ def _of_ours(make: Callable[[torch.dtype], list[Given]], dtype: torch.dtype, tra
     return make(dtype)
 
 
-def samples_of(name: str, dtype: torch.dtype, most: int, variant: str) -> Iterator[Sample]:
-    """Up to `most` samples of a module, evenly chosen; none where it has not the dtype."""
+def samples_of(
+    name: str, dtype: torch.dtype, most: int, variant: str, left_out: list[str] | None = None
+) -> Iterator[Sample]:
+    """Up to `most` samples of a module, evenly chosen; none where it has not the dtype.
+
+    `left_out` learns why a sample is none.
+    """
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -89,6 +94,8 @@ def samples_of(name: str, dtype: torch.dtype, most: int, variant: str) -> Iterat
             sample = _sample(f"{number}", found[number], dtype, variant)
             if sample is not None:
                 yield sample
+            elif left_out is not None:
+                left_out.append(f"it has no inputs, or more than {MAX_NUMEL} elements")
 
 
 def _sample(name: str, given: Given, dtype: torch.dtype, variant: str) -> Sample | None:

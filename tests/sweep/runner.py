@@ -15,7 +15,7 @@ import torch
 
 from tests.sweep import dtensor, judge, modules
 from tests.sweep.journal import Found, Journal
-from tests.sweep.samples import DTYPES, samples_of
+from tests.sweep.samples import DTYPES, LeftOut, Sample, samples_of
 from tests.sweep.ways import ways_of
 
 __all__ = ["CALL_SECONDS", "JUDGES", "Job", "run"]
@@ -107,6 +107,8 @@ def _heard(worker: _Worker, journal: Journal) -> bool:
                 return False  # its threads still hold what others want: the process goes
             elif said == "found":
                 journal.add(Found(*job.key, *worker.at, *rest))
+            elif said == "left out":
+                journal.leave_out(job.key, *rest)
             else:
                 journal.finish(job.key)
                 worker.job = None
@@ -149,12 +151,13 @@ def _work(pipe: Connection) -> None:
 
 def _samples(job: Job, broken: set[tuple[str, str]], pipe: Connection) -> None:
     make = modules.samples_of if job.variant in modules.VARIANTS else samples_of
-    for sample in make(job.op, DTYPES[job.dtype], job.most, job.variant):
+    left_out: list[str] = []
+    for sample in make(job.op, DTYPES[job.dtype], job.most, job.variant, left_out=left_out):
         pipe.send(("at", sample.name, ""))
-        expected = judge.dense(sample)
-        if expected is None and sample.roles:
-            expected = modules.drawn(sample)
-        if expected is None:
+        try:
+            expected = _expected(sample)
+        except LeftOut as reason:
+            left_out.append(str(reason))
             continue
         for way in ways_of(sample.roles):
             if (sample.name, way) in broken:
@@ -164,3 +167,15 @@ def _samples(job: Job, broken: set[tuple[str, str]], pipe: Connection) -> None:
             verdict = JUDGES[job.system](sample, expected, way, what)
             if verdict is not None:
                 pipe.send(("found", verdict.kind, verdict.detail, verdict.nbytes, verdict.most))
+    for reason in dict.fromkeys(left_out):
+        pipe.send(("left out", reason))
+
+
+def _expected(sample: Sample) -> judge.Dense:
+    try:
+        return judge.dense(sample)
+    except LeftOut:
+        drawn = modules.drawn(sample) if sample.roles else None
+        if drawn is None:
+            raise
+        return drawn

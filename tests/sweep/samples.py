@@ -13,11 +13,16 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-__all__ = ["DTYPES", "MAX_NUMEL", "Sample", "aliases_of", "database", "is_pointwise", "samples_of"]
+__all__ = [
+    "DTYPES", "MAX_NUMEL", "LeftOut", "Sample", "aliases_of", "database", "is_pointwise",
+    "samples_of",
+]
 
 DTYPES = {
     "float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16,
     "complex64": torch.complex64, "int64": torch.int64, "bool": torch.bool,
+    "float16": torch.float16, "complex128": torch.complex128, "int32": torch.int32,
+    "uint8": torch.uint8,
 }
 
 UNSET = ("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty",
@@ -33,8 +38,8 @@ class Sample:
     """One call: `fn` takes the tensors that the database's arguments hold, in their order.
 
     `wants_grad` says which of them require a gradient, `adds` whether an element of a result may
-    be a sum of many. `inplace`: the first operand is written to. `num_calls`: of the op. `roles`:
-    of modules alone, what each tensor is.
+    be a sum of many. `inplace`: the first operand is written to, and is the last result.
+    `num_calls`: of the op. `roles`: of modules alone, what each tensor is.
     """
 
     name: str
@@ -45,6 +50,10 @@ class Sample:
     inplace: bool = False
     num_calls: int = 1
     roles: tuple[str, ...] = ()
+
+
+class LeftOut(Exception):
+    """Why a sample of the database is not run."""
 
 
 @functools.cache
@@ -67,12 +76,14 @@ def aliases_of(name: str) -> dict[str, Callable[..., Any]]:
 
 
 def samples_of(
-    name: str, dtype: torch.dtype, most: int, variant: str = "", alias: str = ""
+    name: str, dtype: torch.dtype, most: int, variant: str = "", alias: str = "",
+    left_out: list[str] | None = None,
 ) -> Iterator[Sample]:
     """Up to `most` samples of an entry, evenly chosen; none where it has not the dtype.
 
-    `variant` is "", "inplace", or "out": then the call writes to tensors like its results.
-    `alias` calls the entry by another of its names.
+    `variant` is "", "inplace", "out": then the call writes to tensors like its results, or
+    "turned": then the dims of its operands lie in memory in the reverse order.
+    `alias` calls the entry by another of its names. `left_out` learns why there is no sample.
     """
     entry = database()[name]
     op = entry.inplace_variant if variant == "inplace" else entry.op
@@ -92,13 +103,19 @@ def samples_of(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = list(entry.sample_inputs("cpu", dtype, requires_grad=grad))
-    stride = max(len(found) / most, 1)
-    for number in sorted({int(place * stride) for place in range(min(most, len(found)))}):
-        sample = _sample(f"{number}", op, found[number], variant == "inplace")
-        if sample is not None:
-            yield dataclasses.replace(
-                sample, adds=not is_pointwise(name), num_calls=1 + (variant == "out")
-            )
+    usable, unusable = [], []
+    for number, given in enumerate(found):
+        try:
+            usable.append(_sample(f"{number}", op, given, variant))
+        except LeftOut as reason:
+            unusable.append(str(reason))
+    if left_out is not None and not usable:
+        left_out.extend(dict.fromkeys(unusable))
+    stride = max(len(usable) / most, 1)
+    for place in sorted({int(place * stride) for place in range(min(most, len(usable)))}):
+        yield dataclasses.replace(
+            usable[place], adds=not is_pointwise(name), num_calls=1 + (variant == "out")
+        )
 
 
 def is_pointwise(name: str) -> bool:
@@ -110,10 +127,15 @@ def _into_out(op: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         like = op(*args, **kwargs)
         out = pytree.tree_map_only(Tensor, lambda one: torch.full_like(one, 1), like)
-        op(*args, **kwargs, out=out)
-        return out
+        given = op(*args, **kwargs, out=out)
+        return out, [one is other for one, other in zip(*map(pytree.tree_leaves, (given, out)))]
 
     return run
+
+
+def _turned(one: Tensor) -> Tensor:
+    dims = tuple(reversed(range(one.dim())))
+    return one.permute(dims).contiguous().permute(dims)
 
 
 def _without_ties(topk: Callable[..., Any]) -> Callable[..., Any]:
@@ -125,16 +147,23 @@ def _without_ties(topk: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _sample(name: str, op: Callable[..., Any], given: Any, inplace: bool) -> Sample | None:
+def _sample(name: str, op: Callable[..., Any], given: Any, variant: str) -> Sample:
+    inplace = variant == "inplace"
     if inplace and getattr(given, "broadcasts_input", False):
-        return None
+        raise LeftOut("the first operand is broadcast, which no result in place can be")
     leaves, tree = pytree.tree_flatten((given.input, given.args, given.kwargs))
     places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-    if not places or any(leaves[place].layout != torch.strided for place in places):
-        return None
+    if not places:
+        raise LeftOut("it takes no tensor")
+    if any(leaves[place].layout != torch.strided for place in places):
+        raise LeftOut("its operands are sparse")
     tensors = tuple(leaves[place].detach().contiguous() for place in places)
     if sum(t.numel() for t in tensors) > MAX_NUMEL:
-        return None
+        raise LeftOut(f"its operands have more than {MAX_NUMEL} elements")
+    if variant == "turned":
+        tensors = tuple(map(_turned, tensors))
+        if all(t.is_contiguous() for t in tensors):
+            raise LeftOut("its operands have less than two dims")
 
     def fn(own: list[Tensor]) -> Any:
         if inplace:
@@ -143,7 +172,8 @@ def _sample(name: str, op: Callable[..., Any], given: Any, inplace: bool) -> Sam
         for place, tensor in zip(places, own):
             full[place] = tensor
         first, args, kwargs = pytree.tree_unflatten(full, tree)
-        return op(first, *args, **kwargs)
+        result = op(first, *args, **kwargs)
+        return (result, own[0].detach()) if inplace else result
 
     wants_grad = tuple(leaves[place].requires_grad for place in places)
     return Sample(name, fn, tensors, wants_grad, inplace=inplace)

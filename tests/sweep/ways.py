@@ -54,6 +54,10 @@ def _sum(tensor: Tensor, axis: str | int) -> dict[str | int, str] | None:
     return None if tensor.dtype == torch.bool else {axis: "sum"}
 
 
+def _whole(mesh: Mesh) -> Way:
+    return lambda tensor: Layout(mesh, tuple(tensor.shape), P())
+
+
 _ROWS = _cut(_PAIR, "x")
 
 WAYS: dict[str, tuple[Mesh, Callable[[int], Way | None]]] = {
@@ -68,12 +72,11 @@ WAYS: dict[str, tuple[Mesh, Callable[[int], Way | None]]] = {
     "half partial": (_SQUARE, lambda place: _half_partial),
     "first plain": (_PAIR, lambda place: _ROWS if place else None),
     "first only": (_PAIR, lambda place: None if place else _ROWS),
+    "first partial": (_PAIR, lambda place: _whole(_PAIR) if place else _partial),
+    "crossed": (_PAIR, lambda place: _ROWS if place else _cut(_PAIR, "x", last=True)),
 }
-"""Name -> mesh, and what lays out the operand at a place; None leaves it plain."""
-
-
-def _whole(mesh: Mesh) -> Way:
-    return lambda tensor: Layout(mesh, tuple(tensor.shape), P())
+"""Name -> mesh, and what lays out the operand at a place; None leaves it plain. Crossed: the last
+dim of the first operand and the first one of the others, over which products sum."""
 
 
 def _second(mesh: Mesh, axis: Any = "x") -> Way:
@@ -119,7 +122,9 @@ def laid_out(
     mesh, pick = WAYS[way]
     ways = [pick(place) for place in range(len(tensors))]
     layouts = [None if lay is None else lay(tensor) for lay, tensor in zip(ways, tensors)]
-    if way.startswith("first") and len(tensors) < 2:
+    if way.startswith(("first", "crossed")) and len(tensors) < 2:
+        return None
+    if way == "crossed" and min(tensors[0].dim(), max(one.dim() for one in tensors[1:])) < 2:
         return None
     widest = max(tensor.element_size() for tensor in tensors)
     for place, (tensor, layout) in enumerate(zip(tensors, layouts)):

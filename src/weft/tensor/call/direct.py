@@ -18,6 +18,7 @@ from weft.core import Layout
 from weft.errors import UnsupportedOpError, message
 from weft.rules import Call, Decision, Rule
 from weft.tensor.call import fallback, foreach, outside
+from weft.tensor.call.laid import as_laid
 from weft.tensor.call.parts import parts_of
 from weft.tensor.call.random import ops as random_ops
 from weft.tensor.call.recipe import Direct, Function, Recipe, Result
@@ -152,7 +153,10 @@ class Builder:
             return propagate.decide(self.rule, call, layouts, wants)
         algorithm = ops.lookup(call, layouts, wants)
         if isinstance(algorithm, ops.Composite):
-            return algorithm
+            if self.facts.is_view or self.facts.writes:
+                return algorithm
+            results = [self.trace.metas[slot.index] for slot in slots_of(self.op.results)]
+            return as_laid(algorithm, results)
         rule = rules.lookup(call, layouts)
         if isinstance(rule, Rule):
             self.rule = rule

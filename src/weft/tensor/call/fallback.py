@@ -18,6 +18,7 @@ from weft.core import Layout
 from weft.errors import StrictError, UnsupportedOpError, message
 from weft.tensor import modes
 from weft.tensor.call import outside
+from weft.tensor.call.laid import lies_as, order_of
 from weft.tensor.meta import replicated_meta
 from weft.tensor.placing.draw import torch_draws
 from weft.tensor.placing.enter import Named, enter, transition_between
@@ -61,7 +62,8 @@ def runner(
 
         def open_(tensor: torch.Tensor) -> torch.Tensor:
             if id(tensor) not in full:
-                full[id(tensor)] = replicate(tensor, mesh, name)
+                gathered = replicate(tensor, mesh, name)
+                full[id(tensor)] = lies_as(gathered, order_of(tensor))
             return full[id(tensor)]
 
         before = {id(tensor): tensor._version for tensor in map(open_, tensors)}

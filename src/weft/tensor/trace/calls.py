@@ -55,6 +55,10 @@ _MAY_COPY = frozenset((
 ))
 
 
+_WRITES = {"aten.native_batch_norm.default": (3, 4)}
+"""Ops whose schema does not say what they write to: running statistics."""
+
+
 @cache
 def facts(overload: OpOverload) -> Facts:
     """The facts of an overload."""
@@ -63,7 +67,9 @@ def facts(overload: OpOverload) -> Facts:
     returned = [one.alias_info for one in schema.returns]
     return Facts(
         name, functional_name(name),
-        tuple([at for at, info in enumerate(infos) if info is not None and info.is_write]),
+        _WRITES.get(name) or tuple(
+            [at for at, info in enumerate(infos) if info is not None and info.is_write]
+        ),
         any(info is not None and not info.is_write for info in returned),
         name.split(".")[1] in _MAY_COPY,
         torch.Tag.nondeterministic_seeded in overload.tags,

@@ -352,10 +352,15 @@ def differentiated(
 
     with _unwatched():
         try:
-            return edges(call, lambda index: meta_like(tensors[index]), wanted)
+            return edges(call, lambda index: _contiguous_like(tensors[index]), wanted)
         except (NotImplementedError, ZeroDivisionError):
             # Meta tensors do not know its derivative (or not that of nothing): all may have one.
             return (tuple(wanted),) * len(slots_of(op.results))
+
+
+def _contiguous_like(tensor: torch.Tensor) -> torch.Tensor:
+    """For questions that strides do not change the answer to: all ops take contiguous ones."""
+    return torch.empty_like(meta_like(tensor), memory_format=torch.contiguous_format)
 
 
 def edges(

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._prims_common import suggest_memory_format
 
 __all__ = ["asks_device", "known_form"]
 
@@ -106,6 +107,33 @@ def _multilabel_margin(
     return x.new_empty(()) if x.ndim == 1 and target.shape == x.shape and x.numel() else None
 
 
+def _elementwise(overload: Any) -> Callable[..., torch.Tensor | None]:
+    """Of two operands: in memory as their sum. Torch's meta kernels of these say contiguous."""
+    def form(x: torch.Tensor, other: Any, *args: Any, **kwargs: Any) -> torch.Tensor | None:
+        if not isinstance(other, torch.Tensor) or (x.is_contiguous() and other.is_contiguous()):
+            return None
+        return torch.empty_like(
+            torch.add(x, other), dtype=overload(x, other, *args, **kwargs).dtype
+        )
+
+    return form
+
+
+def _view_copy(x: torch.Tensor, size: Any) -> torch.Tensor | None:
+    """Of any strides: torch's meta kernel refuses those of which there is no view."""
+    if x.is_contiguous():
+        return None
+    return torch.empty_like(x.reshape(size), memory_format=torch.contiguous_format)
+
+
+def _batch_norm(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor | None:
+    """Contiguous, or with channels last if the input is; torch's meta kernel keeps any strides."""
+    if x.is_contiguous():
+        return None
+    out = torch.ops.aten.batch_norm.default(x, *args, **kwargs)
+    return torch.empty_like(out, memory_format=suggest_memory_format(x))
+
+
 _aten = torch.ops.aten
 _FORMS: dict[Any, Callable[..., torch.Tensor | None]] = {
     _aten.cross_entropy_loss.default: _cross_entropy,
@@ -115,6 +143,12 @@ _FORMS: dict[Any, Callable[..., torch.Tensor | None]] = {
     _aten._standard_gamma.default: _broadcast,
     _aten._standard_gamma_grad.default: _broadcast,
     _aten._sample_dirichlet.default: _broadcast,
+    _aten.view_copy.default: _view_copy,
+    _aten.batch_norm.default: _batch_norm,
+    **{overload: _elementwise(overload) for overload in (
+        _aten.copysign.Tensor, _aten.floor_divide.default, _aten.div.Tensor_mode,
+        _aten.native_dropout_backward.default,
+    )},
 }
 
 _BY_DEVICE = {
