@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import time
 from collections import Counter
-from multiprocessing.pool import IMapUnorderedIterator
+from multiprocessing.pool import IMapIterator
 from pathlib import Path
 
 import click
@@ -49,7 +49,7 @@ def main(
         click.echo(f"the time is over; {left} of {len(wanted)} entries are left: run again")
 
 
-def _next(found: IMapUnorderedIterator[Checked], end: float) -> Checked | None:
+def _next(found: IMapIterator[Checked], end: float) -> Checked | None:
     """What one more entry came to; None when none is left, or the time is over."""
     try:
         return found.next(timeout=max(end - time.monotonic(), 0.01))

@@ -243,7 +243,7 @@ def judge(sample: Sample, expected: Dense, way: str, what: str) -> Verdict | Non
 
 def _same_again(one: Any, other: Any) -> bool:
     if not isinstance(one, Tensor) or not isinstance(other, Tensor):
-        return type(one) is type(other) and (one == other or one != one)
+        return type(one) is type(other) and bool(one == other or one != one)
     return (
         (one.dtype, one.stride(), getattr(one, "layout", None))
         == (other.dtype, other.stride(), getattr(other, "layout", None))
