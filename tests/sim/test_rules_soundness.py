@@ -25,6 +25,13 @@ def test_rules_are_sound(entry: str) -> None:
         assert faults(call, every=37) == []
 
 
+def test_padding_that_keeps_the_cuts() -> None:
+    """One end loses what the other gains, beside a shard that is empty."""
+    (call,) = [it for it in calls_of("constant_pad_nd", torch.float64, 8)
+               if it.args[0].shape == (1, 3, 4, 4)]
+    assert faults(call) == []
+
+
 def test_a_planted_rule_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def linear(call: Call) -> Rule:
         return pointwise.elementwise(call, ((0,),))

@@ -54,7 +54,10 @@ def _tried(call: AtenCall, every: int) -> tuple[int, list[str]]:
     rule = _OfTable(str(call.overload), call.op)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        brute = _OfCall(rule, call.overload, call.args, call.kwargs)
+        try:
+            brute = _OfCall(rule, call.overload, call.args, call.kwargs)
+        except (RuntimeError, NotImplementedError):  # the plain call itself: torch has none
+            return 0, []
         found = list(brute.faults(every).values())
     return brute.num_ways, found
 

@@ -164,11 +164,11 @@ def form_of(value: Any) -> str:
 
 
 def _bits_equal(one: Tensor, other: Tensor) -> bool:
-    one, other = one.detach(), other.detach()
-    return one.shape == other.shape and torch.equal(
-        *(it.contiguous().reshape(-1).view(torch.uint8) if it.numel() else it.new_empty(0)
-          for it in (one, other))
-    )
+    def bits(it: Tensor) -> Tensor:  # of a clone: views of one element may have any stride
+        flat = it.detach().clone(memory_format=torch.contiguous_format).reshape(-1)
+        return flat.view(torch.uint8) if flat.numel() else flat
+
+    return one.shape == other.shape and torch.equal(bits(one), bits(other))
 
 
 def judge(sample: Sample, expected: Dense, way: str, what: str) -> Verdict | None:

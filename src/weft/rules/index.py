@@ -172,12 +172,14 @@ def _pad(call: Call, layouts: Sequence[Layout]) -> Decision | Rule:
     before = [0] * ndim
     before[ndim - len(pad) // 2 :] = pad[::2][::-1]
     cuts: list[tuple[int, ...] | None] = list(layout.cuts)
-    for dim in range(ndim):
-        if layout.dims[dim] and (before[dim] or shape[dim] != layout.shape[dim]):
-            moved = [min(max(cut + before[dim], 0), shape[dim]) for cut in layout.cuts_of(dim)]
-            cuts[dim] = (0, *moved[1:-1], shape[dim])
+    padded = [dim for dim in range(ndim) if layout.dims[dim] and (
+        before[dim] or shape[dim] != layout.shape[dim]
+    )]
+    for dim in padded:
+        moved = [min(max(cut + before[dim], 0), shape[dim]) for cut in layout.cuts_of(dim)]
+        cuts[dim] = (0, *moved[1:-1], shape[dim])
     result = Layout.make(layout.mesh, shape, layout.dims, cuts, layout.partial)
-    if tuple(cuts) == layout.cuts:
+    if not padded:  # cuts that stay say nothing: what one end loses the other may gain
         return Decision((layout,), (result,))
 
     def args(coordinate: tuple[int, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
