@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import checkpoint
 
 import weft
 from tests import migration
@@ -268,6 +269,89 @@ def test_meshes_that_dtensor_mixes_up(gloo: GlooWorld) -> None:
     for whole, is_right in gloo.run(descending, MESH):
         assert torch.equal(whole, full_of(5))
         assert not is_right  # where it is, there is nothing to refuse
+
+
+class Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
+        ctx.save_for_backward(a, b)
+        return a * b
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        a, b = ctx.saved_tensors
+        return grad * b, grad * a
+
+
+def around_calls(mesh: Any) -> Any:
+    """What is no op: Functions, checkpoints, regions, state dicts, hooks, indices, gradients."""
+    full = full_of(6, 4)
+    x = weft.distribute_tensor(full, mesh, P("dp")).requires_grad_()
+    d = nn.Parameter(theirs.distribute_tensor(full, mesh.device_mesh, [SHARD(0), REPLICATE]))
+    seen: list[type] = []
+    d.register_hook(lambda grad: seen.append(type(grad)))
+    again = checkpoint(lambda a, b: a * b, x, d, use_reentrant=False)
+    region = weft.local_map(torch.clone, P("dp"), P("dp"), mesh)(d)
+    (Product.apply(x, d) + again + region).sum().backward()
+    assert x.grad is not None and d.grad is not None and seen == [DTensor] * 1
+    grads = x.grad.full_tensor(), d.grad.full_tensor()
+    ours, other = nn.Linear(4, 6, bias=False).double(), nn.Linear(4, 6, bias=False).double()
+    weft.distribute_module(ours, mesh, shardings={"weight": P(None, "tp")})
+    other.weight = nn.Parameter(d.detach().clone())
+    ours.load_state_dict(other.state_dict())
+    with torch.no_grad():
+        other.weight.zero_()
+    loaded = ours.weight.full_tensor()
+    other.load_state_dict(ours.state_dict())
+    assert type(other.weight.data) is DTensor
+    rows = theirs.distribute_tensor(torch.tensor([0, 5, 2]), mesh.device_mesh, [SHARD(0), REPLICATE])
+    picked = F.embedding(rows, x), x[rows], torch.where(d > 1, x, d)
+    y = x * 2
+    x.grad = None
+    y.backward(gradient=d.detach())
+    return grads, loaded, other.weight.full_tensor(), [
+        one.full_tensor() for one in picked], x.grad.full_tensor()
+
+
+def test_what_is_no_op(gloo: GlooWorld) -> None:
+    full = full_of(6, 4)
+    for grads, loaded, back, (looked, indexed, chosen), doubled in gloo.run(around_calls, MESH):
+        assert torch.equal(grads[0], 2 * full) and torch.equal(grads[1], 2 * full + 1)
+        assert torch.equal(loaded, full) and torch.equal(back, full)
+        assert torch.equal(looked, full[[0, 5, 2]]) and torch.equal(indexed, full[[0, 5, 2]])
+        assert torch.equal(chosen, full) and torch.equal(doubled, 2 * full)
+
+
+def one_of_each(mesh: Any, foreach: bool) -> list[float]:
+    """A model with parameters of both kinds, clipped together, in one optimizer."""
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).double()
+    for parameter in model.parameters():
+        with torch.no_grad():
+            parameter.copy_(full_of(*parameter.shape) / 3 - 0.4)
+    lay: Any = torch.clone
+    if mesh is not None:
+        weft.distribute_module(model[2], mesh, shardings={"weight": P(None, "dp")})
+        for name, each in list(model[0].named_parameters()):
+            model[0].register_parameter(name, nn.Parameter(
+                theirs.distribute_tensor(each.detach(), mesh.device_mesh, [REPLICATE, SHARD(0)])))
+        lay = lambda full: weft.distribute_tensor(full, mesh, P("dp"))  # noqa: E731
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05, foreach=foreach)
+    losses = []
+    for _ in range(3):
+        loss = F.mse_loss(model(lay(X)), lay(full_of(7, 3)))
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1, foreach=foreach)
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+def test_one_optimizer_for_parameters_of_both_kinds(gloo: GlooWorld, foreach: bool) -> None:
+    expected = one_of_each(None, foreach)
+    for losses in gloo.run(one_of_each, MESH, foreach):
+        assert losses == pytest.approx(expected, rel=1e-10)
 
 
 def on_part_of_the_world(mesh: Any) -> Any:

@@ -154,8 +154,8 @@ def test_what_weft_has_no_word_for_is_refused(rank: int) -> None:
     for d in (masked, flat):
         with pytest.raises(PlacementError, match=r"redistribute\(placements=\[Replicate"):
             weft.from_dtensor(d)
-        with pytest.raises(PlacementError, match="masked terms and flattened dims"):
-            d + weft.ones(24, mesh=mesh)
+        with pytest.raises(PlacementError, match="masked terms and flattened dims"), weft.strict():
+            d + weft.ones(*d.shape, mesh=mesh)
     for wrong in (torch.ones(3), None, weft.ones(3, mesh=mesh)):
         with pytest.raises(ShardTypeError, match="takes torch's DTensor"):
             weft.from_dtensor(wrong)

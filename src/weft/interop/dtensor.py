@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import pkgutil
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from weft.core.torch_strided import check_torch_strided
 from weft.errors import LayoutError, MeshError, PlacementError, ShardTypeError, message
 from weft.tensor import ShardTensor, hooks
 from weft.tensor.meta import memory_order, strides_in_order
+from weft.tensor.modes import STRICT
 from weft.tensor.placing import foreign
 
 __all__ = ["from_dtensor", "install", "to_dtensor"]
@@ -37,6 +39,7 @@ _KINDS = ("sum", "avg", "max", "min", "product")
 def from_dtensor(dtensor: Any, device_mesh: Any = None) -> ShardTensor:
     """The ShardTensor of a DTensor: the same local tensors, nothing is copied or sent.
 
+    What is written to one is written to both; where a gradient is due, that is refused.
     Differentiable to any order; a DTensor that is a leaf gets its `grad` as a DTensor.
 
     Args:
@@ -58,7 +61,8 @@ def from_dtensor(dtensor: Any, device_mesh: Any = None) -> ShardTensor:
                     "weft.ShardTensor.from_local(x, mesh, placements)")
         )
     mesh = _mesh_for(dtensor.device_mesh, device_mesh, call)
-    layout = _layout_of(dtensor, mesh)
+    order = getattr(dtensor._spec, "shard_order", None)
+    layout = _layout_of(mesh.abstract, dtensor.shape, dtensor.placements, order)
     grad = torch.is_grad_enabled() and dtensor.requires_grad
     if grad:
         _check_gradient(call, layout, "d.redistribute(placements=[Replicate()]), or d.detach()")
@@ -102,19 +106,17 @@ def to_dtensor(tensor: ShardTensor, device_mesh: Any = None) -> Any:
                     "torch.distributed.tensor.distribute_tensor(x, mesh, placements)")
         )
     layout, mesh = tensor.layout, tensor.device_mesh
-    _check_says(layout)
-    _check_ascends(mesh)
+    placements, value = _spelled(layout)
+    _check_ascends(mesh.abstract)
     if torch.is_grad_enabled() and tensor.requires_grad:
         _check_gradient(call, layout, "x.redistribute(placements=[Replicate()]), or x.detach()")
     if device_mesh is None:
         device_mesh = mesh.device_mesh
     else:
         _mesh_for(device_mesh, mesh, call)
-    value = [Replicate() if one.is_partial() else one for one in layout.placements]
-    local = tensor.to_local(grad_placements=value)
-    theirs: Any = pkgutil.resolve_name(_MODULE)
-    placements = [_theirs(theirs, placement) for placement in layout.placements]
-    return theirs.DTensor.from_local(
+    # A gradient that is asked for as that of the value.
+    local = tensor.to_local(grad_placements=value if tensor.requires_grad else None)
+    return pkgutil.resolve_name(_MODULE).DTensor.from_local(
         local, device_mesh, placements, shape=tensor.shape, stride=tensor.stride()
     )
 
@@ -126,9 +128,22 @@ def install() -> None:
 
 
 def _take(dtensor: Any, mesh: BoundMesh | None) -> ShardTensor:
-    """As an operand: on the mesh of the other operands where that has the same ranks."""
+    """As an operand: on the mesh of the other operands where that has the same ranks.
+
+    Terms that DTensor alone can reduce (of a norm, of a masked look-up) are reduced by it, as by
+    any op of its own; strict mode has them refused.
+    """
+    if not STRICT.on and any(_is_its_own(one) for one in dtensor.placements):
+        replicate = pkgutil.resolve_name(_MODULE).Replicate()
+        dtensor = dtensor.redistribute(placements=[
+            replicate if _is_its_own(one) else one for one in dtensor.placements
+        ])
     own = as_bound_mesh(dtensor.device_mesh)
     return from_dtensor(dtensor, mesh if mesh is not None and _same_ranks(own, mesh) else None)
+
+
+def _is_its_own(placement: Any) -> bool:
+    return placement.is_partial() and type(placement).__name__ != "Partial"
 
 
 class _Entering(torch.autograd.Function):
@@ -155,20 +170,20 @@ class _Entering(torch.autograd.Function):
         ), None, None
 
 
-def _layout_of(dtensor: Any, mesh: BoundMesh) -> Layout:
-    placements, spec = dtensor.placements, dtensor._spec
+@lru_cache(maxsize=4096)
+def _layout_of(mesh: Mesh, shape: tuple[int, ...], placements: Any, order: Any) -> Layout:
+    """`order` is of plain Shards, torch's `shard_order`; None beside _StridedShard."""
     try:
-        layout = Layout(mesh, dtensor.shape, placements)
+        layout = Layout(mesh, shape, placements)
     except (PlacementError, ShardTypeError) as error:
         raise PlacementError(
-            message("from_dtensor(dtensor)", f"a DTensor of shape {tuple(dtensor.shape)} has the "
+            message("from_dtensor(dtensor)", f"a DTensor of shape {tuple(shape)} has the "
                     f"placements {list(map(str, placements))}",
                     "a placement is Shard, an order of axes by _StridedShard, Replicate, or "
                     "Partial of a kind; masked terms and flattened dims are none of these",
                     [str(error).splitlines()[0]],
                     "weft.from_dtensor(d.redistribute(placements=[Replicate(), ...]))")
         ) from error
-    order = getattr(spec, "shard_order", None)  # of plain Shards; None beside _StridedShard
     if order is None:
         return layout
     dims: list[tuple[int, ...]] = [()] * layout.ndim
@@ -202,14 +217,15 @@ def _same_ranks(one: BoundMesh, other: BoundMesh) -> bool:
     )
 
 
-def _check_ascends(mesh: BoundMesh) -> None:
+@lru_cache(maxsize=256)
+def _check_ascends(mesh: Mesh) -> None:
     """Refuse a mesh on which DTensor's `full_tensor` is another tensor than its blocks make up.
 
     Its groups are sorted by rank, and it takes a place in the group for the coordinate.
     """
     if mesh.ranks is None:
         return
-    ranks = mesh.mesh
+    ranks = torch.tensor(mesh.ranks).view(mesh.axis_sizes)
     wrong = [
         f"axis {name!r}" for axis, name in enumerate(mesh.axis_names)
         if mesh.axis_sizes[axis] > 1 and bool((ranks.diff(dim=axis) < 0).any())
@@ -233,6 +249,17 @@ def _check_gradient(call: str, layout: Layout, fix: str) -> None:
                     "kind have gradients of their own, which the two libraries keep differently",
                     wrong, fix)
         )
+
+
+@lru_cache(maxsize=4096)
+def _spelled(layout: Layout) -> tuple[Any, list[Placement]]:
+    """torch's placements, and ours of the layout's value, in which nothing is partial."""
+    _check_says(layout)
+    ours, theirs = layout.placements, pkgutil.resolve_name(_MODULE)
+    return (
+        [_theirs(theirs, placement) for placement in ours],
+        [Replicate() if placement.is_partial() else placement for placement in ours],
+    )
 
 
 def _check_says(layout: Layout) -> None:

@@ -36,6 +36,7 @@ from weft.tensor.grad.hooks import register_hook_of_several
 from weft.tensor.meta import Meta, replicated_meta
 from weft.tensor.placing.construct import as_sharded, redistribute_to
 from weft.tensor.placing.draw import torch_draws
+from weft.tensor.placing.foreign import taken
 from weft.tensor.placing.values import global_value, like_dense
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.takeover import take_over, twin_of
@@ -194,6 +195,7 @@ def on_full_tensors(cls: Any, *args: Any, **kwargs: Any) -> Any:
     mesh = mesh_of(f"{cls.__name__}.apply", metas)
     if mesh.here is None:
         return OutsideMesh(plain_apply(cls), mesh, None).run(cls, args, kwargs)
+    tensors = [taken(tensor, mesh) for tensor in tensors]
     full = [replicate(tensor, mesh, cls.__name__) for tensor in tensors]
     before = [one._version for one in full]
     feed = iter(full)

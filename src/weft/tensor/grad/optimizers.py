@@ -22,6 +22,7 @@ from torch import is_grad_enabled
 from weft.tensor.grad.autograd import wrap_cotangent
 from weft.tensor.meta import Meta
 from weft.tensor.modes import STRICT
+from weft.tensor.placing.foreign import is_foreign
 from weft.tensor.shard_tensor import ShardTensor
 
 __all__ = ["install"]
@@ -89,6 +90,8 @@ def _opened(given: Sequence[Any]) -> list[list[Any]] | None:
             opened.append([tensor._local for tensor in tensors])
             all_sharded = True
         except AttributeError:
+            if any(map(is_foreign, tensors)):  # torch's own calls take both
+                return None
             metas = [tensor._meta if type(tensor) is ShardTensor else None for tensor in tensors]
             opened.append([
                 tensor if meta is None else tensor._local for tensor, meta in zip(tensors, metas)
