@@ -12,16 +12,16 @@ from tests.models.catalogue import MODELS
 from tests.models.training import WAYS, Outcome, compare, on_mesh, plain
 
 ATTENTIONS = {"even": "eager", "uneven": "sdpa"}
-STEPS = {"even": 5, "uneven": 20}
 CASES = [(way, name) for way, name in product(WAYS, MODELS) if way != "one rank"]
+STEPS = 20
 
 plainly = cache(plain)
 
 
 def on_ranks(way: str, name: str, size: str, attention: str, dropout: float = 0.0) -> list[Outcome]:
-    mesh, num_steps = WAYS[way].mesh, STEPS[size]
+    mesh = WAYS[way].mesh
     return weft.testing.run(
-        lambda bound: on_mesh(bound, way, name, size, attention, num_steps, dropout), mesh=mesh
+        lambda bound: on_mesh(bound, way, name, size, attention, STEPS, dropout), mesh=mesh
     )
 
 
@@ -29,7 +29,7 @@ def on_ranks(way: str, name: str, size: str, attention: str, dropout: float = 0.
 @pytest.mark.parametrize("size", ATTENTIONS)
 def test_as_on_plain_tensors(way: str, name: str, size: str) -> None:
     """Even sizes with eager attention, uneven ones with sdpa; warnings of gathers are errors."""
-    expected = plainly(name, size, ATTENTIONS[size], STEPS[size])
+    expected = plainly(name, size, ATTENTIONS[size], STEPS)
     for mine in on_ranks(way, name, size, ATTENTIONS[size]):
         compare(mine, expected)
 

@@ -68,7 +68,8 @@ def _moments(
     """The mean of all elements, and the sum of the squares of what they differ from it by."""
     if x.numel():  # in two passes, a few times as fast on CPUs as torch.var_mean's one
         mean = x.mean(dims, keepdim=True)
-        var = _squares(x - mean).mean(dims, keepdim=True)
+        # The gradient of x - mean would be negated before it is summed.
+        var = _squares(x + -mean).mean(dims, keepdim=True)
     else:
         mean = nothing_of(x, dims, x.dtype)
         var = mean.real if x.is_complex() else mean
