@@ -49,6 +49,17 @@ def test_the_three_bodies_agree(key: Any, sub: int, first: int) -> None:
     assert (row.view(np.int64) == blocks_on(key, sub, torch.from_numpy(blocks)).numpy()).all()
 
 
+def test_words_of_every_kind() -> None:
+    """Zeros, carries and full words: the two array bodies, which multiply differently."""
+    words = np.array([0, 1, (1 << 32) - 1, 1 << 32, 1 << 63, FULL - 1, FULL], np.uint64)
+    counter = tuple(each.reshape(-1) for each in np.meshgrid(words, words, words, words))
+    in_torch = tuple(torch.from_numpy(word.view(np.int64)) for word in counter)
+    for key in ((0, 0), (FULL, 1), (0x9E3779B97F4A7C15, FULL)):
+        expected = philox_torch(in_torch, key)
+        for one, other in zip(philox(counter, key), expected):
+            assert (one.view(np.int64) == other.numpy()).all()
+
+
 def test_a_block_is_what_random123_says_of_its_counter() -> None:
     counter = tuple(np.array([word], np.uint64) for word in (6 + 1, 3, 0, 0))
     words = np.concatenate(philox(counter, (11, 12)))

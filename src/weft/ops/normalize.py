@@ -86,7 +86,7 @@ def _rms_norm(
 ) -> torch.Tensor:
     dims = tuple(range(-len(shape), 0))
     wide = _wide(x)
-    eps = torch.finfo(x.dtype).eps if eps is None else eps
+    eps = torch.finfo(wide.dtype).eps if eps is None else eps  # of what torch computes in
     out = wide * (wide * wide).mean(dims, keepdim=True).add(eps).rsqrt()
     return _affine(out, weight, None, x.dtype)
 

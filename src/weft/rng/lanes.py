@@ -27,8 +27,9 @@ Starts = range | np.ndarray
 
 _PER_BLOCK = 8
 
-_CALL_NS, _LANE_NS, _SCATTERED_NS, _COPY_NS = 3500.0, 1.7, 10.0, 1.0
-"""Of blocks in a row: a call, and a lane; a lane of blocks anywhere; taking a lane out."""
+_CALL_NS, _LANE_NS, _SCATTERED_NS, _COPY_NS, _PICK_NS = 3500.0, 1.7, 7.0, 1.0, 6.0
+"""Of blocks in a row: a call, and a lane; a lane of blocks anywhere; taking a lane out, from the
+same place of each run, and from places of their own."""
 
 _SPAN_LANES = 1 << 17
 """Of what lies between runs, as much is drawn at a time as stays in the cache."""
@@ -142,10 +143,15 @@ def _array(starts: Starts) -> np.ndarray:
 
 def _on_cpu(key: Key, sub: int, starts: Starts, count: int) -> np.ndarray:
     num = len(starts)
-    used = num * (count // _PER_BLOCK + 2 if count > 1 else 1) * _PER_BLOCK
+    offset = int(starts[0]) & (_PER_BLOCK - 1)
+    if isinstance(starts, range) and starts.step % _PER_BLOCK == 0:
+        used, pick = (offset + count + _PER_BLOCK - 1) // _PER_BLOCK * _PER_BLOCK, _COPY_NS
+    else:
+        used, pick = _PER_BLOCK + count - 1, _PICK_NS
+    by_block = num * (used * _SCATTERED_NS + count * pick)
     by_run = num * (_CALL_NS + count * _LANE_NS)
     by_span = (int(starts[-1]) - int(starts[0]) + count) * _LANE_NS + num * count * _COPY_NS
-    if used * _SCATTERED_NS < min(by_run, by_span):
+    if by_block < min(by_run, by_span):
         return _scattered(key, sub, starts, count)
     return (_by_run if by_run < by_span else _by_span)(key, sub, starts, count)
 
@@ -200,12 +206,19 @@ def _num_blocks(starts: np.ndarray, count: int) -> int:
 
 
 def _scattered(key: Key, sub: int, starts: Starts, count: int) -> np.ndarray:
-    """The blocks of each run by themselves."""
+    """The blocks of each run by themselves, and no others."""
     starts = _array(starts)
-    num = _num_blocks(starts, count)
-    found = blocks_of(key, sub, (starts // _PER_BLOCK)[:, None] + np.arange(num))
+    firsts, offsets = np.divmod(starts, _PER_BLOCK)
+    nums = (offsets + (count + _PER_BLOCK - 1)) // _PER_BLOCK
+    least, most = int(nums.min()), int(nums.max())  # one more at most
+    found = blocks_of(key, sub, firsts[:, None] + np.arange(least))
+    if most > least:
+        longer = nums == most
+        wider = np.empty((len(starts), most, found.shape[-1]), found.dtype)
+        wider[:, :least] = found
+        wider[longer, least] = blocks_of(key, sub, firsts[longer] + least)
+        found = wider
     row = found.reshape(len(starts), -1).view(np.int32)
-    offsets = starts & (_PER_BLOCK - 1)
     if (offsets == offsets[0]).all():
         return row[:, int(offsets[0]) : int(offsets[0]) + count]
     return np.take_along_axis(row, offsets[:, None] + np.arange(count), 1)
