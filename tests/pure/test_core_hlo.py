@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.core import Layout, Mesh, P
-from weft.core.hlo import read_tiles
-from weft.errors import PlacementError
+from weft.core.hlo import read_sizes, read_tiles
+from weft.errors import PlacementError, ShardTypeError
 
 
 @st.composite
@@ -93,6 +93,49 @@ def test_both_versions_of_any_string_list_the_same_devices(data: st.DataObject) 
     mesh, shape = Mesh(reshape), (count,) if last else (count, count)
     assert _outcome(lambda: Layout.from_hlo(iota, mesh, shape)) == _outcome(
         lambda: Layout.from_hlo(explicit, mesh, shape))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_axes_of_any_iota_make_up_its_tiles(data: st.DataObject) -> None:
+    """Every device's box over the axes that are found, against its place in the list."""
+    reshape = data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=3))
+    order = list(data.draw(st.permutations(range(len(reshape)))))
+    count = math.prod(reshape)
+    first = data.draw(st.sampled_from([n for n in range(1, count + 1) if count % n == 0]))
+    iota = (f"{{devices=[{first},{count // first}]<=[{','.join(map(str, reshape))}]"
+            f"T({','.join(map(str, order))})}}")
+    found = read_sizes(iota, "")
+    if found is None:  # a tile ends within a factor that no axis can be split at
+        assert len({*reshape, first, count // first} - {1}) > 1
+        return
+    tiles, sizes = found
+    assert tiles == [first, count // first] and math.prod(sizes) == count
+    layout = Layout.from_hlo(iota, Mesh(sizes), tiles)
+    for place, device in enumerate(listed(reshape, order)):
+        row, column = divmod(place, count // first)
+        assert layout.box(device) == ((row, row + 1), (column, column + 1))
+
+
+BAD = [
+    ("{devices=[2,4]0,1,2,3,4,5,6,6}", "device 6, 2 times"),
+    ("{devices=[2,4]0,1,2,3,4,5,8,9}", "device 8, not in the mesh, device 9, not in the mesh"),
+    ("{devices=[2,4]<=[2,4]T(1,1)}", "T(1,1)"), ("{devices=[2,4]<=[8]T(0,1)}", "T(0,1)"),
+    ("{devices=[8,1]0,1,2,3,4,5,7,6}", "{devices=[8,1]0,1,2,3,4,5,7,6}"),
+]
+
+
+@pytest.mark.parametrize(("text", "offenders"), BAD)
+def test_the_devices_that_do_not_fit_are_named(text: str, offenders: str) -> None:
+    with pytest.raises(PlacementError) as told:
+        Layout.from_hlo(text, Mesh({"a": 2, "b": 4}), (16, 16))
+    assert f"Offenders: {offenders}\n" in str(told.value)
+
+
+def test_what_is_no_string_is_refused() -> None:
+    for wrong in (None, 3, b"{replicated}"):
+        with pytest.raises(ShardTypeError, match="an op-sharding is given by its string"):
+            Layout.from_hlo(wrong, Mesh((2,)), (4,))  # type: ignore[arg-type]
 
 
 def _outcome(act: Callable[[], Any]) -> Any:

@@ -202,6 +202,16 @@ def test_pictures(mesh: Any, spec: Any, shape: Any) -> None:
     assert set(weft.testing.run(on_rank, mesh=mesh)) == {f"f32{weft.show(layout)}"}
 
 
+def test_a_picture_of_any_number_of_devices() -> None:
+    tracemalloc.start()
+    drawn = spmd.visualize_sharding(
+        "{devices=[1024,1,1073741824]<=[32,1024,33554432]T(1,0,2) last_tile_dim_replicate}")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert f"{2**40:,} ranks" in str(drawn) and len(str(drawn)) < 4000
+    assert peak < 2**21
+
+
 def test_no_pictures() -> None:
     assert str(spmd.visualize_sharding("{replicated}", (4, 4)))
     for text in ("{manual}", "[2,2]", "{devices=[2,2]}"):

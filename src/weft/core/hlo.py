@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
 
 from weft.core.mesh import Mesh
-from weft.errors import PlacementError, message
+from weft.errors import PlacementError, ShardTypeError, message
 
-__all__ = ["TileAssignment", "read", "read_tiles", "tile_assignment"]
+__all__ = ["TileAssignment", "read", "read_sizes", "read_tiles", "tile_assignment"]
 
 Digits = tuple[tuple[int, int], ...]
 """(size, stride) pairs, major to minor; adjacent ones that run on are merged."""
@@ -128,7 +129,8 @@ def read(text: str, mesh: Mesh, ndim: int) -> tuple[tuple[int, ...], ...]:
         raise PlacementError(
             message(call, f"{text!r} lists the devices of {mesh} in an order of their own",
                     "the devices are those of the mesh, each once, in the order of whole axes",
-                    [text], f"the devices in that order, Mesh(({mesh.size()},), ranks=(...))")
+                    _wrong_devices(match, mesh) or [text],
+                    f"the devices in that order, Mesh(({mesh.size()},), ranks=(...))")
         )
     return _axes_of_tiles(text, mesh, tiles, list(positions))
 
@@ -153,8 +155,53 @@ def read_tiles(text: str, call: str) -> tuple[list[int], list[int], list[int]] |
     return tiles, grid, [] if digits is None else _expand(digits)
 
 
+def read_sizes(text: str, call: str) -> tuple[list[int], list[int]] | None:
+    """Tiles per tensor dim, and axis sizes of a mesh of devices 0, 1, ... whose axes make them up.
+
+    None of a list of devices, and where no such axes do. Costs the same at any number of devices.
+
+    Raises:
+        PlacementError: text of another form.
+    """
+    match = _matched(text, call)
+    digits = None if match is None or match["devices"] else _permuted(match)
+    if match is None or digits is None:
+        return None
+    grid, left = _numbers(match["tiles"]), list(digits)
+    if math.prod(grid) != math.prod(size for size, _ in left):
+        return None
+    pieces: list[tuple[int, int]] = []
+    for tile in grid:
+        while tile > 1:
+            size, stride = left.pop(0)
+            part = math.gcd(size, tile)
+            if part == 1:
+                return None
+            if part < size:  # the tile ends, or splits, within this digit
+                left.insert(0, (size // part, stride))
+            pieces.append((stride * (size // part), part))
+            tile //= part
+    tiles = grid[:-1] if match["last"] else grid
+    return tiles, [size for _, size in sorted(pieces, reverse=True)]
+
+
+def _wrong_devices(match: re.Match[str], mesh: Mesh) -> list[str]:
+    # Of a list: devices that repeat or are not in the mesh. Of an iota: its order, if it is none.
+    if not match["devices"]:
+        return [f"T({match['order']})"] if _permuted(match) is None else []
+    counts = Counter(_numbers(match["devices"]))
+    return [f"device {one}, {count} times" for one, count in counts.items() if count > 1] + [
+        f"device {one}, not in the mesh" for one in counts if mesh.position_of_rank(one) is None
+    ]
+
+
 def _matched(text: str, call: str) -> re.Match[str] | None:
     # The parts of an op-sharding string; None of a replicated one.
+    if not isinstance(text, str):
+        raise ShardTypeError(
+            message(call, f"{text!r} is a {type(text).__name__}", "an op-sharding is given by its "
+                    "string", [repr(text)], '"{devices=[2,4]<=[8]}"')
+        )
     if re.fullmatch(r"\{\s*replicated\s*\}", text.strip()):
         return None
     match = _TEXT.fullmatch(text.strip())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from weft.core import Layout, Mesh, P
-from weft.core.hlo import read_tiles
+from weft.core.hlo import read_sizes, read_tiles
 from weft.show import Drawing, show
 from weft.tensor import ShardTensor
 
@@ -30,7 +30,13 @@ def visualize_sharding(
     Raises:
         PlacementError: a string that is no tiling. MeshError: another number of devices.
     """
-    found = read_tiles(sharding, "visualize_sharding(sharding)")
+    call = "visualize_sharding(sharding)"
+    known = read_sizes(sharding, call)
+    if known is not None:  # of any number of devices, which need not be listed
+        tiles, sizes = known
+        layout = Layout.from_hlo(sharding, Mesh(sizes), tiles if shape is None else shape)
+        return show(layout, width=width)
+    found = read_tiles(sharding, call)
     if found is None:
         return show(Layout(Mesh((1,)), shape or ()), width=width)
     counts, grid, devices = found
