@@ -85,6 +85,7 @@ class ShardTensor(torch.Tensor):
 
     # No slots: a plain Parameter can become a ShardTensor only where instances of both classes
     # are laid out alike (`placing.in_place`). One `__dict__` at once is the cheapest way without.
+
     _local: torch.Tensor
     _meta: Meta
     _memo: Any = None
@@ -92,6 +93,7 @@ class ShardTensor(torch.Tensor):
     _is_gradient: bool
     _known: Any
     _node: Any
+    _followers: Any
 
     @classmethod
     def __torch_function__(
@@ -568,7 +570,7 @@ def wrap(local: torch.Tensor, meta: Meta) -> ShardTensor:
 
 
 _ITS_OWN = frozenset((
-    "_local", "_meta", "_memo", "_grad_view", "_is_gradient", "_known", "_node",
+    "_followers", "_local", "_meta", "_memo", "_grad_view", "_is_gradient", "_known", "_node",
 ))
 
 

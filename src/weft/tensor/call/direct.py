@@ -17,7 +17,7 @@ from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.errors import UnsupportedOpError, message
 from weft.rules import Call, Decision, Rule
-from weft.tensor.call import fallback, foreach, outside
+from weft.tensor.call import fallback, foreach, outside, reshapes
 from weft.tensor.call.laid import as_laid
 from weft.tensor.call.parts import parts_of
 from weft.tensor.call.random import ops as random_ops
@@ -80,11 +80,7 @@ class Builder:
         if self.name.startswith("aten._foreach_"):
             return foreach.recipe(self.func, self.trace, self.op, self.tensors, self.mesh)
         if self.facts.reshapes:
-            raise UnsupportedOpError(
-                message(self.name, "the op would change the shape of a ShardTensor in place",
-                        "shape-changing in-place ops are refused", [self.name],
-                        "use the op without the trailing underscore")
-            )
+            return reshapes.recipe(self.op, self.trace)
         if any(index >= len(self.tensors) for index in self.slots):
             return self._fallback("it makes tensors of its own")
         operands = [self.tensors[index] for index in self.slots]

@@ -24,8 +24,8 @@ from weft.tensor.views.moved import plain
 from weft.transport.in_flight import landed
 
 __all__ = [
-    "arange", "as_sharded", "deepcopy", "empty", "full", "gathered", "ones", "redistribute_to",
-    "set_", "set_data", "shallow_copy", "to_replicated", "zeros",
+    "arange", "as_sharded", "deepcopy", "empty", "full", "gathered", "is_in_a_graph", "ones",
+    "redistribute_to", "set_", "set_data", "shallow_copy", "tell_torch", "to_replicated", "zeros",
 ]
 
 
@@ -44,7 +44,7 @@ def set_data(tensor: ShardTensor, value: torch.Tensor) -> None:
     data = plain(local_of(given)).detach()
     same = given._meta.mesh is mesh and (given.shape, given.dtype) == (tensor.shape, tensor.dtype)
     moves = given._meta.device.type != tensor._meta.device.type
-    leaves = same and not moves and given.layout != tensor.layout and _is_in_a_graph(tensor)
+    leaves = same and not moves and given.layout != tensor.layout and is_in_a_graph(tensor)
     if leaves:
         _leave_leaf(tensor, data)
     elif moves:
@@ -57,11 +57,16 @@ def set_data(tensor: ShardTensor, value: torch.Tensor) -> None:
         _lay_gradient(tensor, grad)
         if leaves:
             tensor._local.grad = grad._local
-    with torch._C.DisableTorchFunctionSubclass():
-        torch._C.TensorBase.data.__set__(tensor, wrap(given._local, given._meta))  # type: ignore
+    tell_torch(tensor, given)
 
 
-def _is_in_a_graph(tensor: ShardTensor) -> bool:
+def tell_torch(tensor: ShardTensor, now: ShardTensor) -> None:
+    """The wrapper itself, of which torch's C++ reads shape, strides and dtype."""
+    with torch._C.DisableTorchFunctionSubclass(), torch._C._DisableTorchDispatch():  # type: ignore
+        torch._C.TensorBase.data.__set__(tensor, wrap(now._local, now._meta))  # type: ignore
+
+
+def is_in_a_graph(tensor: ShardTensor) -> bool:
     """Whether a graph may lead to this leaf: its node there holds it, or terms of it live."""
     local = tensor._local
     if not (local.is_leaf and local.requires_grad):

@@ -17,10 +17,12 @@ Tensors that are no such view never pay for this.
 from __future__ import annotations
 
 import threading
+import weakref
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from weft.core import Layout
 from weft.tensor.shard_tensor import ShardTensor, version_of, wrap
@@ -28,7 +30,7 @@ from weft.tensor.trace.capture import map_tensors
 from weft.tensor.trace.trees import flatten
 from weft.tensor.views.inverse import write
 
-__all__ = ["Moved", "following", "plain", "wrote"]
+__all__ = ["Moved", "following", "grew", "plain", "stands_for", "wrote"]
 
 _SEVERAL = frozenset((torch.broadcast_tensors, torch.functional.broadcast_tensors, torch.meshgrid,
                       torch.functional.meshgrid))
@@ -108,8 +110,8 @@ class View:
         is_one_of_several: whether the call gives a list of views; torch records no writes to these.
     """
 
-    __slots__ = ("args", "base", "buffer", "func", "grad", "is_one_of_several", "kwargs", "meta",
-                 "place", "seen", "storage")
+    __slots__ = ("__weakref__", "args", "base", "buffer", "func", "grad", "is_one_of_several",
+                 "kwargs", "meta", "place", "seen", "storage")
 
     def __init__(
         self, base: Tensor, func: Any, args: Any, kwargs: Any, place: int, out: ShardTensor,
@@ -138,6 +140,14 @@ class View:
             self.seen = now
             self.buffer.copy_(plain(again._local))  # type: ignore[attr-defined]
 
+    def check_recorded(self, recorded: bool) -> None:
+        """Raise where torch does not let a view be changed in place."""
+        base = self.base
+        if torch.is_grad_enabled() and not self.grad and base is not None and base.requires_grad:
+            raise RuntimeError(_NO_GRAD_VIEW)
+        if self.is_one_of_several and recorded:
+            raise RuntimeError(_ONE_OF_SEVERAL)
+
     def write_back(self, recorded: bool) -> None:
         """Write what the view holds to its base.
 
@@ -147,10 +157,7 @@ class View:
         if self.base is None:
             return
         self.seen = None  # out of date, should the base refuse the write
-        if torch.is_grad_enabled() and not self.grad and self.base.requires_grad:
-            raise RuntimeError(_NO_GRAD_VIEW)
-        if self.is_one_of_several and recorded and torch.is_grad_enabled():
-            raise RuntimeError(_ONE_OF_SEVERAL)
+        self.check_recorded(recorded and torch.is_grad_enabled())
         value = wrap(self.buffer, self.meta.replace(requires_grad=self.buffer.requires_grad))
         with torch.set_grad_enabled(recorded and torch.is_grad_enabled()):
             write(self.func, self.args, self.kwargs, self.place, self.base, value)
@@ -190,10 +197,50 @@ def following(result: Any, func: Any, args: Any, kwargs: Any) -> Any:
         # written to, and the ranks would have different graphs in a second backward.
         if has_data or overlaps or _has_empty(out._meta.layout):
             out._local = local.clone()
-        out._local = _moved(
-            out._local, View(base, func, args, kwargs, place, out, several)
-        )
+        view = View(base, func, args, kwargs, place, out, several)
+        out._local = _moved(out._local, view)
+        if type(base) is ShardTensor:
+            _followers(base).add(view)
     return result
+
+
+def _followers(base: ShardTensor) -> weakref.WeakSet[View]:
+    """The views that are alive of which this is the base."""
+    found = getattr(base, "_followers", None)
+    if found is None:
+        found = base._followers = weakref.WeakSet()
+    return found
+
+
+def grew(tensor: Tensor) -> None:
+    """Count a change of shape as what it is in torch: a write to the tensor and its bases.
+
+    No element changes: views that show what is there still do.
+    """
+    wrote()
+    was = _version(tensor)
+    local = tensor._local if type(tensor) is ShardTensor else tensor
+    if type(local) is Moved:
+        if local._weft_view.base is not None:
+            grew(local._weft_view.base)
+        local = local._weft_plain
+    if not local.is_inference():
+        increment_version(local)
+    now = _version(tensor)
+    for view in getattr(tensor, "_followers", None) or ():
+        if view.seen == was:
+            view.seen = now
+
+
+def stands_for(before: ShardTensor, tensor: ShardTensor) -> None:
+    """The tensor changes its shape: views of it are those of `before`, which is as it was."""
+    views = list(_followers(tensor)) if getattr(tensor, "_followers", None) else ()
+    for view in views:
+        view.args, view.kwargs = map_tensors(
+            lambda one: before if one is tensor else one, (view.args, view.kwargs))
+        view.base = before
+        _followers(before).add(view)
+    tensor._followers = None
 
 
 def _has_empty(layout: Layout) -> bool:

@@ -1,0 +1,172 @@
+"""Changes of shape in place: `t_`, `transpose_`, `swapaxes_`, `squeeze_`, `unsqueeze_`.
+
+A ShardTensor is the handle of a local tensor. In place, it becomes the handle of what the op gives
+out of place: a view of what it was, of the same memory (or, where a cut dim of length 1 goes, one
+that moved and follows it, see `views.moved`). What it was lives on behind all its other views.
+Autograd sees the op, not a write; the version counter grows as by a write, as in torch.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch._C._autograd import (  # type: ignore[attr-defined]
+    CreationMeta,
+    _get_creation_meta,
+)
+from torch._C._autograd import _unsafe_set_version_counter as _set_version  # type: ignore
+
+from weft.errors import UnsupportedOpError, message
+from weft.tensor.call.recipe import Function, Recipe
+from weft.tensor.placing.construct import is_in_a_graph, tell_torch
+from weft.tensor.placing.enter import Views
+from weft.tensor.shard_tensor import ShardTensor, wrap
+from weft.tensor.terms import own, terms_of
+from weft.tensor.trace.calls import facts, functional
+from weft.tensor.trace.capture import Op, Trace
+from weft.tensor.trace.trees import fill, flatten
+from weft.tensor.views.moved import Moved, grew, plain, stands_for
+
+__all__ = ["recipe"]
+
+_SHOWING_ALL = frozenset((
+    "t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_",
+))
+"""Of the ops that change a shape in place those whose result shows the same elements."""
+
+
+def recipe(op: Op, trace: Trace) -> Recipe:
+    """What carries out an op that changes its operand's shape in place.
+
+    Raises:
+        UnsupportedOpError: its result does not show the same elements.
+    """
+    name = facts(op.overload).name
+    if name.split(".")[1] not in _SHOWING_ALL:
+        raise UnsupportedOpError(
+            message(name, "the op would change the memory of a ShardTensor in place",
+                    "in place, a shape changes where the elements stay: "
+                    + ", ".join(sorted(_SHOWING_ALL)), [name],
+                    "use the op without the trailing underscore")
+        )
+    show = functional(op)
+
+    def run(func: Any, args: Any, kwargs: Any) -> Any:
+        tensors = flatten((args, kwargs))
+        _reshape(name, tensors[0], lambda one: show(
+            *fill(op.args, [one]), **fill(op.kwargs, [one])))
+        return fill(trace.result, tensors)
+
+    return Function(run)
+
+
+Show = Callable[[Any], Any]
+
+
+def _reshape(name: str, tensor: Any, show: Show) -> None:
+    _check(name, tensor)
+    before = wrap(tensor._local, tensor._meta)
+    before._memo = tensor._memo
+    if before._local.requires_grad and before._local.is_leaf:  # in no_grad mode
+        with torch.enable_grad():
+            shown = show(before.detach())
+        local = _other_leaf(name, tensor, shown._local)
+    else:
+        shown = show(before)
+        local = shown._local
+    stands_for(before, tensor)
+    grew(before)
+    if type(local) is Moved and not (moved := plain(local)).is_inference():  # it counts by itself
+        _set_version((moved,), (plain(before._local)._version,))
+    tensor._local = local
+    tensor._meta = shown._meta.replace(requires_grad=local.requires_grad)
+    tensor._memo = _shown(before, show, shown)
+    tensor._grad_view = tensor._known = tensor._node = None
+    tell_torch(tensor, shown)
+
+
+def _shown(before: ShardTensor, show: Show, shown: ShardTensor) -> Views | None:
+    """What the tensor's memo keeps: what tells of writes through its `.data`."""
+    views = before._memo
+    if views is None or type(shown._local) is Moved or views.alias is views.source is None:
+        return None
+    kept = Views()
+    kept.source = views.source
+    if views.alias is not None:
+        with torch.no_grad():
+            kept.alias = show(wrap(views.alias, before._meta.replace(requires_grad=False)))._local
+    return kept
+
+
+def _check(name: str, tensor: ShardTensor) -> None:
+    """Raise where torch raises, and where a gradient that there is would have another shape."""
+    local = plain(tensor._local)
+    recorded = torch.is_grad_enabled() and local.requires_grad
+    if type(tensor._local) is Moved:
+        tensor._local._weft_view.check_recorded(recorded)
+    if local.is_inference() and not torch.is_inference_mode_enabled():
+        local.transpose_(0, 0)  # raises torch's own error
+    if recorded and local._is_view() and _get_creation_meta(local) is not CreationMeta.DEFAULT:
+        local.transpose_(0, 0)
+    base = local._base
+    if recorded and (local.is_leaf or (base is not None and base.is_leaf)):
+        kind = "leaf Variable" if local.is_leaf else "view of a leaf Variable"
+        raise RuntimeError(f"a {kind} that requires grad is being used in an in-place operation.")
+    if getattr(tensor, "_is_gradient", False):
+        _refuse(name, tensor, "it is the gradient of a tensor, which keeps its shape",
+                "y = x.grad.clone(), then change y")
+    if local.requires_grad and (local.grad is not None if local.is_leaf else local.retains_grad):
+        _refuse(name, tensor, "it has, or retains, a gradient of the shape that it has now",
+                "x.grad = None first, or change x.detach()")
+    if local.requires_grad and not recorded and not local.is_leaf:
+        _refuse(name, tensor, "it has a history, and no_grad mode would not record the change",
+                "change it outside no_grad, or change x.detach()")
+
+
+def _other_leaf(name: str, tensor: ShardTensor, local: Tensor) -> Tensor:
+    """The leaf that a leaf becomes, in no_grad mode: of the same memory, with its hooks.
+
+    Graphs that are there hold the leaf that it was, to which no gradient may come any more.
+    """
+    if type(local) is Moved:
+        _refuse(name, tensor, "it is a leaf that requires grad, and its data have to move",
+                "x.data = x.data.squeeze(dim)")
+    old: Any = tensor._local
+    new: Any = own(local.detach().requires_grad_())
+    new._backward_hooks, old._backward_hooks = old._backward_hooks, None
+    new._post_accumulate_grad_hooks = old._post_accumulate_grad_hooks
+    old._post_accumulate_grad_hooks = None
+    if is_in_a_graph(tensor):
+        refuse = _refusing(name, tensor)
+        for leaf in (old, *(term.seen for term in terms_of(old))):
+            if leaf is not None:
+                leaf.register_hook(refuse)
+    return new
+
+
+def _refusing(name: str, tensor: ShardTensor) -> Callable[[Tensor], NoReturn]:
+    before, of = tensor._meta.layout, weakref.ref(tensor)  # the graph holds the hook
+
+    def refuse(grad: Tensor) -> NoReturn:
+        found = of()
+        now = "another shape" if found is None else str(found.layout)
+        raise UnsupportedOpError(
+            message("backward", f"x, which requires grad, was {before} when this graph was made, "
+                    f"and {name} has made it {now}",
+                    "a gradient has the shape of its tensor", [str(before)],
+                    "run the forward again after the change")
+        )
+
+    return refuse
+
+
+def _refuse(name: str, tensor: ShardTensor, fact: str, fix: str) -> NoReturn:
+    raise UnsupportedOpError(
+        message(name, f"x is {tensor.layout}; {fact}",
+                "a shape changes in place where no gradient is left behind in the old one",
+                [str(tensor.layout)], fix)
+    )
