@@ -23,12 +23,15 @@ def _complex(a: Tensor) -> Tensor:
     return torch.complex(a, a.flip(0) / 2)
 
 
-def _batch(a: Tensor, b: Tensor) -> Any:
+def _batch(a: Tensor, b: Tensor, driver: str | None = None) -> Any:
     """torch itself rounds these by the address that they lie at."""
-    solution, *rest = _L.lstsq(a, b)
+    solution, *rest = _L.lstsq(a, b, driver=driver)
     fixed = solution.detach()
     return [solution + ((fixed * 2**30).round() / 2**30 - fixed), *rest]
 
+
+_ROWS = ("s0", "s0!", "s0?", "s1", "s0.d", "s0.td", "s0.d+s1.t")
+_BATCH = ("s0", "s0!", "s0?", "s0.d", "s0.td", "s0.d+p.t", "s0.d+s1.t")
 
 CASES: list[Case] = [
     case("tall_qr", lambda a: tuple(_L.qr(a)), reals(25, 3), per_mesh=10),
@@ -45,11 +48,24 @@ CASES: list[Case] = [
     case("tall_svd", lambda a: tuple(_L.svd(a, full_matrices=False)), reals(25, 3), per_mesh=6),
     case("tall_pinv", lambda a: _L.pinv(a), reals(25, 3), per_mesh=6),
     case("tall_lstsq", lambda a, b: _L.lstsq(a, b)[0], reals(25, 3), reals(25, 2),
-         layouts=(("s0", "s0!", "s0?", "s1", "s0.d", "s0.td", "s0.d+s1.t"), None), per_mesh=6),
+         layouts=(_ROWS, None), per_mesh=6),
     case("tall_lstsq_of_b", lambda a, b: _L.lstsq(a, b)[0], reals(25, 3), reals(25),
          layouts=(("plain", "r", "s1"), ("s0", "s0!", "s0.d", "s0.dt")), per_mesh=4),
+    *(case(f"tall_lstsq_{driver}", lambda a, b, driver=driver: tuple(
+        _L.lstsq(a, b, driver=driver)), reals(25, 3), reals(25, *columns), grad=False,
+        layouts=(_ROWS, None), per_mesh=4)
+      for driver, columns in (("gels", (2,)), ("gelsd", ()), ("gelss", (2,)))),
+    case("tall_lstsq_singular", lambda a, b: tuple(
+        _L.lstsq(torch.cat([a, a], 1), b, driver="gelsd")), reals(33, 2), reals(33, 2), grad=False,
+        layouts=(_ROWS, None), per_mesh=3),
+    *(case(f"lstsq_batch_{driver}", lambda a, b, driver=driver: _batch(a, b, driver),
+           reals(5, 8, 4), reals(5, 8), grad=False,
+           layouts=(_BATCH, None), per_mesh=3)
+      for driver in ("gels", "gelsd")),
+    case("lstsq_batch_singular", lambda a, b: _L.lstsq(a * torch.tensor(
+        [[[0.0]], [[1.0]], [[1.0]], [[1.0]], [[1.0]]]).double(), b, driver="gelss")[1:],
+         reals(5, 8, 4), reals(5, 8, 2), grad=False, layouts=(_BATCH, None), per_mesh=2),
     case("lstsq_batch", _batch, reals(5, 8, 4), reals(5, 8, 2),
-         layouts=(("s0", "s0!", "s0?", "s0.d", "s0.td", "s0.d+p.t", "s0.d+s1.t"), None),
-         per_mesh=6),
+         layouts=(_BATCH, None), per_mesh=6),
     case("tall_rank", lambda a: _L.matrix_rank(a), reals(25, 3), grad=False, per_mesh=4),
 ]

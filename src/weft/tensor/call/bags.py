@@ -27,8 +27,8 @@ def embedding_bag(
     sparse: bool = False, per_sample_weights: Tensor | None = None,
     include_last_offset: bool = False, padding_idx: int | None = None,
 ) -> Tensor:
-    """As torch's. What changes or counts rows of the table runs on gathered operands."""
-    whole = max_norm is not None or scale_grad_by_freq or sparse or (
+    """As torch's. Gradients that count rows, or that are sparse, take gathered operands."""
+    whole = scale_grad_by_freq or sparse or (
         mode not in ("sum", "mean", "max") or (mode == "max" and not input.numel())
     )
     two = input.dim() == 2
@@ -43,6 +43,9 @@ def embedding_bag(
             input, weight, offsets, max_norm, norm_type, scale_grad_by_freq, mode, sparse,
             per_sample_weights, include_last_offset, padding_idx,
         ), {})
+    if max_norm is not None:
+        with torch.no_grad():
+            torch.embedding_renorm_(weight.detach(), input, max_norm, norm_type)
     if mode == "max":
         return _largest(input, weight, offsets, include_last_offset, padding_idx)
     rows = F.embedding(input, weight)

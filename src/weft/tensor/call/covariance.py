@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.core import Layout
 from weft.tensor.call.dispatch import mesh_of
 from weft.tensor.call.fallback import runner
+from weft.tensor.placing.redistribute import redistribute_to
 from weft.tensor.shard_tensor import ShardTensor
 
 __all__ = ["corrcoef", "cov"]
@@ -18,20 +20,65 @@ __all__ = ["corrcoef", "cov"]
 def cov(
     input: Tensor, *, correction: int = 1, fweights: Any = None, aweights: Any = None
 ) -> Tensor:
-    """Products of what differs from the mean. Weighted ones run on gathered operands."""
-    weighted = fweights is not None or aweights is not None
-    floats = input.is_floating_point() or input.is_complex()
-    if weighted or not floats or not 0 < input.dim() <= 2 or 0 in input.shape:
-        run = runner(mesh_of("cov", [one._meta for one in (input, fweights, aweights)
-                                     if type(one) is ShardTensor]), "it reads its weights")
+    """Products of what differs from the mean, each observation by its weight.
+
+    Weights that want a gradient take gathered operands: it is a difference of sums that may cancel
+    to nothing but what they round, so it has to be added up in torch's own order.
+    """
+    weights = [one for one in (fweights, aweights) if one is not None]
+    wanted = torch.is_grad_enabled() and any(one.requires_grad for one in weights)
+    if wanted or not _is_usual(input, fweights, aweights):
+        metas = [one._meta for one in (input, *weights) if type(one) is ShardTensor]
+        run = runner(mesh_of("cov", metas), "the gradient of its weights cancels" if wanted
+                     else "of no elements, or of such weights, there is nothing to add up")
         return run(torch.cov, (input,), {
             "correction": correction, "fweights": fweights, "aweights": aweights,
         })
     rows = input if input.dim() == 2 else input.unsqueeze(0)
-    count = rows.shape[1]
-    centered = rows - rows.mean(1, keepdim=True)
-    left = max(count - correction, 0)
-    return (centered @ centered.t().conj() / left).squeeze()
+    if not weights:
+        count = rows.shape[1]
+        centered = rows - rows.sum(1, keepdim=True) / count
+        return (centered @ centered.t().conj() / max(count - correction, 0)).squeeze()
+    for name, one in (("fweights", fweights), ("aweights", aweights)):
+        if one is not None and bool((one < 0).any()):
+            raise RuntimeError(f"cov(): {name} cannot be negative")
+    aweights = None if aweights is None else _summable(aweights, rows)
+    weights = [one for one in (fweights, aweights) if one is not None]
+    weight = weights[0] if len(weights) == 1 else weights[0] * weights[1]
+    total = weight.sum()
+    if bool(total == 0):
+        raise RuntimeError("cov(): weights sum to zero, can't be normalized")
+    centered = rows - (rows * weight).sum(1, keepdim=True) / total
+    left = total - correction
+    if aweights is not None and correction:
+        left = total - correction * (weight * aweights).sum() / total
+    products = centered @ (centered * weight).t().conj()
+    return (products / left.clamp(min=0)).squeeze()
+
+
+def _summable(weights: Tensor, rows: Tensor) -> Tensor:
+    """The weights; whole where their sum would round more coarsely than the rows do."""
+    dtype = torch.promote_types(rows.dtype, torch.get_default_dtype())
+    if type(weights) is not ShardTensor or weights.dtype.itemsize >= dtype.itemsize:
+        return weights
+    return redistribute_to(
+        weights, Layout.replicated(weights.layout.mesh, weights.shape), "cov"
+    )
+
+
+def _is_usual(x: Tensor, fweights: Tensor | None, aweights: Tensor | None) -> bool:
+    """Whether there is something to add up, of which torch refuses nothing."""
+    weights = [one for one in (fweights, aweights) if one is not None]
+    return (
+        0 < x.dim() <= 2 and 0 not in x.shape and x.dtype is not torch.bool
+        and all(one.shape == x.shape[-1:] for one in weights)
+        and (fweights is None or _is_integral(fweights))
+        and (aweights is None or aweights.is_floating_point())
+    )
+
+
+def _is_integral(x: Tensor) -> bool:
+    return not (x.is_floating_point() or x.is_complex() or x.dtype is torch.bool)
 
 
 def corrcoef(input: Tensor) -> Tensor:

@@ -27,12 +27,12 @@ _TYPES: Any = torch.return_types
 def lstsq(
     input: Tensor, b: Tensor, rcond: float | None = None, *, driver: str | None = None
 ) -> Any:
-    """As torch's. Drivers that look for singular values run on gathered operands."""
+    """As torch's, by any driver."""
     mesh = mesh_of("lstsq", [one._meta for one in (input, b) if type(one) is ShardTensor])
     of_a = layout_of(input, mesh)
-    gelsy = driver == "gelsy" or (driver is None and input.device.type == "cpu")
+    chosen = driver or ("gelsy" if input.device.type == "cpu" else "gels")
     lead = input.shape[:-2]
-    if gelsy and mesh.here is not None and 0 not in input.shape:
+    if chosen in _DRIVERS and mesh.here is not None and 0 not in input.shape:
         if input.dim() == 2 and 0 < b.dim() <= 2:
             of_b = layout_of(b, mesh)
             if of_b.dims[0] and not of_a.dims[0]:  # rows are cut as the right-hand sides are
@@ -43,17 +43,20 @@ def lstsq(
                 whole = input if type(input) is ShardTensor else wrap(
                     input, replicated_meta(mesh, input)
                 )
-                return _tall(redistribute_to(whole, of_a, "lstsq"), b, rcond, mesh)
+                return _tall(redistribute_to(whole, of_a, "lstsq"), b, rcond, chosen, mesh)
         if lead and b.shape[: input.dim() - 1] == input.shape[:-1] and (
             any(of_a.dims[:-2]) or (b.dim() > 2 and any(layout_of(b, mesh).dims[: len(lead)]))
         ):
-            return _batch(input, b, rcond, mesh)
+            return _batch(input, b, rcond, chosen, mesh)
     run = runner(mesh, "its result depends on the data")
     return run(_L.lstsq, (input, b, rcond), {"driver": driver})
 
 
-def _tall(a: Tensor, b: Tensor, rcond: float | None, mesh: Any) -> Any:
-    """min |Rx - Q'b| is min |Ax - b|, less what no x changes."""
+_DRIVERS = ("gels", "gelsy", "gelsd", "gelss")
+
+
+def _tall(a: Tensor, b: Tensor, rcond: float | None, driver: str, mesh: Any) -> Any:
+    """min |Rx - Q'b| is min |Ax - b|, less what no x changes; R has the singular values of A."""
     q, r = _L.qr(a)
     limit = a.shape[0] * torch.finfo(a.dtype).eps if rcond is None else rcond
     small = [
@@ -61,10 +64,15 @@ def _tall(a: Tensor, b: Tensor, rcond: float | None, mesh: Any) -> Any:
         for one in (r, q.mH @ b)
     ]
     run = runner(mesh, "its result depends on the data")
-    return run(_L.lstsq, (*small, limit), {"driver": "gelsy"})
+    out = run(_L.lstsq, (*small, limit), {"driver": driver})
+    if driver == "gelsy" or (driver != "gels" and int(out.rank) < a.shape[1]):
+        return out
+    rest = b - a @ out.solution
+    residuals = rest.abs().square().sum(0)
+    return _TYPES.linalg_lstsq([out[0], residuals.reshape(-1), *out[2:]])
 
 
-def _batch(a: Tensor, b: Tensor, rcond: float | None, mesh: Any) -> Any:
+def _batch(a: Tensor, b: Tensor, rcond: float | None, driver: str, mesh: Any) -> Any:
     """Each block of the batch by itself."""
     lead = a.dim() - 2
     of_a, of_b = layout_of(a, mesh), layout_of(b, mesh)
@@ -76,10 +84,21 @@ def _batch(a: Tensor, b: Tensor, rcond: float | None, mesh: Any) -> Any:
         return Layout.make(like.mesh, shape, (*axes, *((),) * more), (*cuts, *(None,) * more))
 
     blocks = entered("lstsq", mesh, (a, b), (laid(a.shape), laid(b.shape)))
-    out = _L.lstsq(*blocks, rcond, driver="gelsy")
-    solution = (*a.shape[:-2], a.shape[-1], *b.shape[lead + 1 :])
+    out = _L.lstsq(*blocks, rcond, driver=driver)
+    num_rows, num_columns = a.shape[-2:]
+    solution = (*a.shape[:-2], num_columns, *b.shape[lead + 1 :])
     none = Layout.replicated(like.mesh, (0,))
-    layouts = [laid(solution), none, laid(a.shape[:-2]), none]
+    sizes: list[tuple[int, ...] | None] = [
+        solution, None, None if driver == "gels" else a.shape[:lead],
+        (*a.shape[:lead], min(num_rows, num_columns)) if driver in ("gelsd", "gelss") else None,
+    ]
+    layouts = [none if size is None else laid(size) for size in sizes]
+    if driver != "gelsy" and num_rows > num_columns and (
+        driver == "gels" or bool((wrapped(mesh, out.rank, layouts[2]) == num_columns).all())
+    ):  # torch gives residuals where all ranks are full
+        layouts[1] = laid((*a.shape[:lead], *(b.shape[lead + 1 :] or (1,))))
+    else:
+        out = _TYPES.linalg_lstsq([out[0], out[1].new_zeros(0), *out[2:]])
     strides: list[Any] = [None] * 4
     if b.dim() > lead + 1:  # columns lie together, in the memory of the right-hand sides
         rows = max(a.shape[-2:])
