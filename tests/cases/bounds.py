@@ -3,8 +3,8 @@
 A bound is what the rank that receives most gets: of the call's transitions and collectives, then
 of its gradient's. Operands are float64 and drawn at random; "line" is 4,096 numbers on 4 ranks
 (a block is 8,192 bytes, the others' blocks 24,576), "columns" 8 rows of 512 cut along, "rows" 512
-rows of 8, "square" a line cut by both axes of a mesh of 2 by 2, "ragged" a line of which one rank
-has nothing and another nearly all.
+rows of 8, "square" a line cut by both axes of a mesh of 2 by 2, "grid" 64 rows of 64 cut by an axis
+each, "ragged" a line of which one rank has nothing and another nearly all.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ LAYOUTS: dict[str, Layout] = {
     "square": Layout(SQUARE, (4096,), P(("tp", "dp"))),
     "columns": Layout(LINE, (8, 512), P(None, "x")),
     "rows": Layout(LINE, (512, 8), P("x")),
+    "grid": Layout(SQUARE, (64, 64), P("dp", "tp")),
 }
 
 
@@ -185,6 +186,9 @@ BOUNDS: list[Bound] = [
     Bound("flip", lambda a: a.flip(-1),
           _same((8192, 8192), "line", "square", "columns") | {"ragged": (8768, 8768),
           "rows": (0, 0)}),
+    Bound("flip_both", lambda a: a.flip(0, 1), {"grid": (8192, 8192), "rows": (8192, 8192)}),
+    Bound("fftshift", lambda a: torch.fft.fftshift(a), {"grid": (8192, 8192)}),
+    Bound("broadcast_tensors", lambda a: torch.broadcast_tensors(a, a.t()), {"grid": (0, 0)}),
     Bound("roll", lambda a: a.roll(5, -1),
           _same((40, 40), *_LINES) | {"columns": (320, 320), "rows": (0, 0)}),
     Bound("cat", lambda a: torch.cat([a, a], -1),

@@ -55,6 +55,8 @@ _ONE = (
 
 _MOVED = (
     ("flip_both", (7, 5), lambda a: a.flip(0, 1)),
+    ("roll_twice", (7, 5), lambda a: a.roll((2, -1, 3), (0, 1, 0))),
+    ("shift_all", (7, 2, 5), lambda a: torch.fft.ifftshift(a)),
     ("flip_line", (7,), lambda a: a.flip(0)),
     ("roll_back", (7, 5), lambda a: a.roll(-9, 1)),
     ("roll_both", (7, 5), lambda a: a.roll((1, 2), (0, 1))),
@@ -133,6 +135,11 @@ CASES: list[Case] = [case(name, fn, reals(*shape), per_mesh=2) for name, shape, 
         ("at_offsets", (9,), ((torch.tensor([0, 2, 2, 6]),), {"padding_idx": -1})),
         ("to_last", (9,), ((torch.tensor([0, 2, 2, 6, 9]),), {"include_last_offset": True})),
     )
+] + [
+    case(f"bags_renormed_{mode}", lambda w, i, mode=mode: [F.embedding_bag(
+        i, (table := w.detach().clone()), max_norm=1.0, norm_type=1.0, mode=mode), table],
+        reals(7, 4), integers(5, 3, high=6), grad=False, per_mesh=4)
+    for mode in ("mean", "max")
 ] + [
     case("bags_weighed", lambda w, i, p: F.embedding_bag(i, w, mode="sum", per_sample_weights=p),
          reals(7, 4), integers(5, 3, high=7), reals(5, 3), per_mesh=2),

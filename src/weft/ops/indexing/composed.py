@@ -137,6 +137,12 @@ def _meshgrid(tensors: Sequence[Tensor], *, indexing: str = "ij") -> list[Tensor
     ]
 
 
+def _broadcast_tensors(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Each stays where it lies: the results need not lie alike."""
+    shape = torch.broadcast_shapes(*(one.shape for one in tensors))
+    return [one.expand(shape) for one in tensors]
+
+
 def _linalg_diagonal(x: Tensor, *, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
     return x.diagonal(offset, dim1, dim2)
 
@@ -217,6 +223,7 @@ TABLE = {
     "aten.rot90.default": _when(_rot90),
     "aten.diff.default": _when(_diff, _steps),
     "aten.kron.default": _when(_kron),
+    "aten.broadcast_tensors.default": _when(_broadcast_tensors),
     "aten.cartesian_prod.default": _when(_cartesian_prod),
     "aten.select_scatter.default": _when(_select_scatter),
     "aten.inner.default": _when(_inner),

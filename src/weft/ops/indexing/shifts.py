@@ -16,6 +16,7 @@ from torch import Tensor
 from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.ops.algorithm import Algorithm, Composite, Local
+from weft.ops.indexing.grids import moved_along
 from weft.ops.indexing.named import Cuts, Places, asker_of
 from weft.ops.indexing.read import as_rows, joined, to_place
 from weft.ops.indexing.routes import Post, Units, share
@@ -38,11 +39,16 @@ def flip_lookup(
     cut = [dim for dim in dims if x.dims[dim]]
     if not cut or len(set(dims)) != len(dims):
         return None
+    if len(cut) > 1:
+        return moved_along(call, x, {dim: _backwards(x.shape[dim]) for dim in dims})
     if len(dims) > 1:
         return Composite(lambda x, dims: _one_by_one(x, dims, torch.flip))
     (dim,) = dims
-    length = x.shape[dim]
-    return _moved(call, x, dim, lambda: torch.arange(length - 1, -1, -1))
+    return _moved(call, x, dim, _backwards(x.shape[dim]))
+
+
+def _backwards(length: int) -> Callable[[], Tensor]:
+    return lambda: torch.arange(length - 1, -1, -1)
 
 
 def _one_by_one(x: Tensor, dims: Sequence[int], turn: Callable[..., Tensor]) -> Tensor:
@@ -72,11 +78,21 @@ def roll_lookup(
         return Composite(lambda x, shifts, dims: x.reshape(-1).roll(shifts, 0).reshape(x.shape))
     if len(shifts) != len(dims) or not any(x.dims[dim % x.ndim] for dim in dims):
         return None
+    total: dict[int, int] = {}
+    for dim, shift in zip(dims, shifts):
+        total[dim % x.ndim] = total.get(dim % x.ndim, 0) + shift
+    if sum(bool(x.dims[dim]) for dim in total) > 1:
+        return moved_along(call, x, {
+            dim: _shifted(x.shape[dim], shift) for dim, shift in total.items()
+        })
     if len(dims) > 1:
         return Composite(_rolls)
-    dim, shift = dims[0] % x.ndim, shifts[0]
-    length = x.shape[dim]
-    return _moved(call, x, dim, lambda: (torch.arange(length) - shift) % length)
+    ((dim, shift),) = total.items()
+    return _moved(call, x, dim, _shifted(x.shape[dim], shift))
+
+
+def _shifted(length: int, shift: int) -> Callable[[], Tensor]:
+    return lambda: (torch.arange(length) - shift) % length
 
 
 def _rolls(x: Tensor, shifts: Sequence[int], dims: Sequence[int]) -> Tensor:

@@ -1,0 +1,132 @@
+"""Elements whose places along several cut dims change at once: flips, rolls.
+
+Where each dim changes by itself, what one rank sends another is a grid: of each dim those places
+of its block whose elements lie in the other's block of the result. So one exchange serves all dims,
+each element travels once, and no list is longer than a dim.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from weft.comm import BoundMesh
+from weft.core import Layout
+from weft.ops.algorithm import Local
+from weft.ops.indexing.routes import Post, Units
+from weft.rules import Call, Decision
+
+__all__ = ["moved_along"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """One dim, as this rank exchanges it.
+
+    Args:
+        dim: which.
+        steps: per shard of the dim, what it adds to a rank's place in the group.
+        sends: per shard, the places in my block whose elements it gets, in its order.
+        gets: how many elements I get from each shard.
+        order: where, among all that I get, shard by shard, each of my places finds its own.
+    """
+
+    dim: int
+    steps: list[int]
+    sends: list[Tensor]
+    gets: list[int]
+    order: Tensor
+
+
+def moved_along(
+    call: Call, x: Layout, sources: Mapping[int, Callable[[], Tensor]]
+) -> Local:
+    """A result that lies as x does, whose place p along each of these dims is place
+    `sources[dim]()[p]` of x; one exchange over all axes that cut them."""
+    dims = sorted(sources)
+
+    def bind(mesh: BoundMesh) -> Callable[[Tensor], Tensor]:
+        assert mesh.here is not None
+        units = Units(mesh, x, dims)
+        box = x.box_at(mesh.here)
+        lines = [
+            _line(dim, sources[dim]().to(mesh.device), table, box[dim])
+            for dim, table in zip(dims, units.tables)
+        ]
+        return _exchange(Post(units.comm, call.op), lines)
+
+    cutting = tuple([axis for dim in dims for axis in x.dims[dim]])
+    return Local(Decision((x,), (x,)), bind, communicates=cutting)
+
+
+def _line(
+    dim: int, source: Tensor, table: tuple[Tensor, Tensor, Tensor] | None, side: tuple[int, int]
+) -> _Line:
+    """`table`: the cuts of the dim and the steps of its shards, where it is cut."""
+    cuts, steps = ([0, len(source)], [0]) if table is None else (
+        table[0].tolist(), table[1].tolist())
+    start, stop = side
+    sends = []
+    for first, last in pairwise(cuts):
+        wanted = source[first:last]
+        sends.append(wanted[(wanted >= start) & (wanted < stop)] - start)
+    borders = torch.tensor(cuts, device=source.device)
+    holders = torch.searchsorted(borders, source[start:stop].contiguous(), right=True) - 1
+    order = holders.argsort(stable=True).argsort()
+    return _Line(dim, steps, sends, holders.bincount(minlength=len(steps)).tolist(), order)
+
+
+def _exchange(post: Post, lines: list[_Line]) -> Callable[[Tensor], Tensor]:
+    size = post.comm.size
+
+    def local(block: Tensor) -> Tensor:
+        rest = math.prod(n for dim, n in enumerate(block.shape) if all(
+            dim != line.dim for line in lines))
+        parts: list[Tensor] = [block] * size
+        for place, part in _parts(block, lines, 0):
+            parts[place] = part.reshape(-1)
+        gets = [0] * size
+        for place, lengths in _lengths(lines, 0):
+            gets[place] = math.prod(lengths) * rest
+        sends = [part.numel() for part in parts]
+        pieces = post.send(torch.cat(parts), sends, gets).split(gets)
+        return _joined(pieces, list(block.shape), lines, 0).contiguous()
+
+    return local
+
+
+def _parts(block: Tensor, lines: list[_Line], place: int) -> Iterator[tuple[int, Tensor]]:
+    """What each rank of the group gets of my block."""
+    if not lines:
+        yield place, block
+        return
+    for step, send in zip(lines[0].steps, lines[0].sends):
+        yield from _parts(block.index_select(lines[0].dim, send), lines[1:], place + step)
+
+
+def _lengths(lines: list[_Line], place: int) -> Iterator[tuple[int, list[int]]]:
+    """How long what each rank sends me is, in each dim."""
+    if not lines:
+        yield place, []
+        return
+    for step, count in zip(lines[0].steps, lines[0].gets):
+        for at, lengths in _lengths(lines[1:], place + step):
+            yield at, [count, *lengths]
+
+
+def _joined(
+    pieces: tuple[Tensor, ...], shape: list[int], lines: list[_Line], place: int
+) -> Tensor:
+    """The block of the result from what each rank has sent."""
+    if not lines:
+        return pieces[place].view(shape)
+    line, found = lines[0], []
+    for step, count in zip(line.steps, line.gets):
+        shape[line.dim] = count
+        found.append(_joined(pieces, shape, lines[1:], place + step))
+    return torch.cat(found, line.dim).index_select(line.dim, line.order)
