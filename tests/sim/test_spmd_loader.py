@@ -175,3 +175,47 @@ def test_other_orders_and_other_shapes_are_found_on_all_ranks() -> None:
     assert all(text == texts[0] for text in texts)
     assert texts[0][0].startswith("ShardedLoader: the ranks draw 6 different first batches.")
     assert texts[0][1].startswith("ShardedLoader: samples have other shapes or dtypes on other")
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")  # on a machine of one core
+@pytest.mark.parametrize("persistent", [False, True])
+def test_several_workers_load_the_rank_s_own_samples_and_a_ragged_last_batch(
+    persistent: bool,
+) -> None:
+    """Two epochs, by two workers that load ahead; 22 samples in batches of 8 end with 6."""
+
+    def loader() -> DataLoader:
+        order = torch.Generator().manual_seed(3)
+        return DataLoader(
+            Samples(as_dict=True), batch_size=8, shuffle=True, generator=order, num_workers=2,
+            prefetch_factor=2, persistent_workers=persistent, multiprocessing_context="fork")
+
+    def on_rank(mesh: Any) -> tuple[list[str], list[Any]]:
+        specs = {"x": P("dp", "tp"), "y": P("dp")}
+        sharded = ShardedLoader(loader(), specs, mesh=mesh, device="cpu")
+        batches = [batch for _ in range(2) for batch in sharded]
+        return [str(batch["x"].layout) for batch in batches], [whole(one) for one in batches]
+
+    once = loader()
+    expected = [batch for _ in range(2) for batch in once]
+    for layouts, found in weft.testing.run(on_rank, mesh={"dp": 3, "tp": 1}):
+        assert layouts == ["[8@dp, 5@tp]", "[8@dp, 5@tp]", "[6@dp, 5@tp]"] * 2
+        torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_minibatches_of_workers_whose_last_is_smaller_on_some_ranks() -> None:
+    """Ranks 0 and 1 load 2 + 2 samples, rank 2 loads 2 + 1."""
+
+    def on_rank(mesh: Any) -> list[Any]:
+        at = mesh.rank
+        rows = torch.arange(4 - at // 2) + 10 * at
+        loader = DataLoader(TensorDataset(X[rows % 22], rows), batch_size=2, num_workers=1,
+                            multiprocessing_context="fork")
+        spec = ShardingSpec(mesh, ("dp",), minibatch=True)
+        return [(str(y.layout), y.tolist()) for _, y in ShardedLoader(loader, spec)]
+
+    for found in weft.testing.run(on_rank, mesh={"dp": 3}):
+        assert found == [
+            ("[6@dp]", [0, 1, 10, 11, 20, 21]), ("[5@dp]", [2, 3, 12, 13, 22]),
+        ]
