@@ -87,7 +87,7 @@ class Digits:
 
     @classmethod
     def load(cls) -> Digits:
-        found = load_digits()
+        found: Any = load_digits()
         order = torch.randperm(len(found.target), generator=torch.Generator().manual_seed(1))
         images = torch.tensor(found.images, dtype=torch.float32)[order, None] / 16
         digits = torch.tensor(found.target)[order]
