@@ -1,5 +1,6 @@
 """torch_xla's names for meshes and annotations, over weft's own meshes, layouts and tensors."""
 
+from weft.spmd.barrier import apply_backward_optimization_barrier
 from weft.spmd.loader import ShardedLoader, ShardingSpec
 from weft.spmd.manual import disable_manual_sharding, enable_manual_sharding
 from weft.spmd.mark import (
@@ -23,7 +24,8 @@ from weft.spmd.visualize import visualize_sharding, visualize_tensor_sharding
 
 __all__ = [
     "HybridMesh", "LocalShard", "Mesh", "OpSharding", "ShardedLoader", "ShardingSpec",
-    "ShardingType", "clear_sharding", "disable_manual_sharding", "enable_manual_sharding",
+    "ShardingType", "apply_backward_optimization_barrier", "clear_sharding",
+    "disable_manual_sharding", "enable_manual_sharding",
     "get_1d_mesh", "get_global_mesh", "global_tensor", "load_local_shards_", "local_shards",
     "mark_sharding", "mark_sharding_with_gradients", "set_global_mesh", "shard_as",
     "sharding_spec", "sharding_type", "unwrap_sharded_tensor", "visualize_sharding",

@@ -209,12 +209,13 @@ class Found:
     """What one graph task of the engine has found: terms, with the number and what stands for each,
     and leaves whose hooks are put off, with what was held back."""
 
-    __slots__ = ("creates_graph", "held", "terms")
+    __slots__ = ("creates_graph", "early", "held", "terms")
 
     def __init__(self, creates_graph: bool) -> None:
         self.creates_graph = creates_graph
         self.terms: list[tuple[int, Term, Tensor]] = []
         self.held: list[tuple[Tensor, Tensor | None]] = []
+        self.early: list[Any] = []  # of `grad.early`: reductions that are under way
 
 
 class _Rider:
@@ -297,7 +298,10 @@ class Backward:
         """The end of a task."""
         found = self.found.pop(task)
         found.terms.sort()  # the numbers differ
-        totals = _of_leaves(*self._reduce(found.terms))
+        terms, reduced = self._reduce(found.terms)
+        for early in found.early:
+            terms, reduced = [*early.terms, *terms], [*early.land(), *reduced]
+        totals = _of_leaves(terms, reduced)
         for local, whole in _joined(found.held, list(totals)) if found.held else totals:
             accumulate(local, whole, found.creates_graph)
 

@@ -7,7 +7,7 @@ and go as one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
 
@@ -20,7 +20,7 @@ from weft.comm import Communicator
 from weft.transport.traffic import STATE, Note, moving, note, resume
 from weft.transport.transition import Transition, _transforms
 
-__all__ = ["Noted", "move_together", "run_together"]
+__all__ = ["Noted", "move_together", "run_together", "start_together"]
 
 
 class Noted(Protocol):
@@ -75,6 +75,41 @@ def run_together(
         for place, total in zip(places, totals):
             out[place] = total
     return out
+
+
+def start_together(
+    transitions: Sequence[Transition], xs: Sequence[Tensor], noted: Sequence[Noted]
+) -> Callable[[], list[Tensor]]:
+    """`run_together` of tensors without history, under way until the result is called.
+
+    All-reduces of one group, kind and dtype are one collective, whatever their size.
+    """
+    out = list(xs)
+    joint: dict[tuple[Communicator, str, torch.dtype], list[int]] = {}
+    with _DisableAutocast(), torch.no_grad():
+        for place, (transition, x) in enumerate(zip(transitions, xs)):
+            with resume(noted[place].note, noted[place].reason) if STATE.on else nullcontext():
+                if transition.reduction is None:
+                    out[place] = transition(x)
+                    continue
+                if STATE.on:
+                    transition.report(x.element_size())
+            joint.setdefault((*transition.reduction, x.dtype), []).append(place)
+        under_way = []
+        for (comm, kind, _), places in joint.items():
+            flat = torch.cat([xs[place].reshape(-1) for place in places])
+            with _told(transitions, noted, places) if STATE.on else nullcontext():
+                under_way.append((places, comm.start_all_reduce(flat, kind)))
+
+    def finished() -> list[Tensor]:
+        for places, finish in under_way:
+            parts = finish().split([xs[place].numel() for place in places])
+            for place, part in zip(places, parts):
+                # A copy: as a part it would keep the buffer, and lie as no parameter does.
+                out[place] = torch.empty_like(xs[place]).copy_(part.view(xs[place].shape))
+        return out
+
+    return finished
 
 
 @contextmanager
