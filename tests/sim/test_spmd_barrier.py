@@ -23,7 +23,7 @@ class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.blocks = nn.ModuleList(nn.Linear(6, 6) for _ in range(4)).double()
+        self.blocks: Any = nn.ModuleList(nn.Linear(6, 6) for _ in range(4)).double()
         self.blocks[3].weight = self.blocks[1].weight
 
     def forward(self, x: Tensor) -> Tensor:

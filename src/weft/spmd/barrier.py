@@ -25,8 +25,8 @@ def apply_backward_optimization_barrier(
     one reduction, which is under way during the backward of what came before; at most
     `max_outstanding` of them are, then the oldest is waited for. Values are the same.
 
-    Nothing is to be done for parameters that are no ShardTensors, or have hooks: they are reduced in
-    the backward itself, one after the other; nor for a module whose inputs want no gradient, as
+    Nothing is to be done for parameters that are no ShardTensors, or have hooks: they are reduced
+    in the backward itself, one after the other; nor for a module whose inputs want no gradient, as
     the first one's: the end of the backward comes next.
 
     Args:

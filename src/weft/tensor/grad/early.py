@@ -1,13 +1,13 @@
 """Gradients that are reduced while the backward goes on, at most so many at once.
 
 Terms of gradients wait for the end of the backward (`tensor.terms`). At a barrier, those that have
-arrived by then are reduced as one, under way while the backward goes on; where too many are under way
-already, the oldest is waited for first. What came is accumulated at the end, with all others.
+arrived by then are reduced as one, under way while the backward goes on; where too many are under
+way already, the oldest is waited for first. What came is accumulated at the end, with all others.
 
-Theory of operation. A barrier is a hook on the gradient of a module's input. The engine takes what the
-forward recorded later first, and counts a leaf as soon as all its uses are done; so when that hook
-runs, exactly those leaves have arrived all of whose uses came after the input was made. That is so on
-every rank, whatever its blocks look like, and all start the same reductions in the same order.
+Theory of operation. A barrier is a hook on the gradient of a module's input. The engine takes what
+the forward recorded later first, and a leaf as soon as all its uses are done; so when that hook
+runs, exactly those leaves have arrived all of whose uses came after the input was made. That is so
+on every rank, whatever its blocks look like, and all start the same reductions in the same order.
 """
 
 from __future__ import annotations
