@@ -23,9 +23,9 @@ def _complex(a: Tensor) -> Tensor:
     return torch.complex(a, a.flip(0) / 2)
 
 
-def _batch(a: Tensor, b: Tensor, driver: str | None = None) -> Any:
+def _batch(a: Tensor, b: Tensor) -> Any:
     """torch itself rounds these by the address that they lie at."""
-    solution, *rest = _L.lstsq(a, b, driver=driver)
+    solution, *rest = _L.lstsq(a, b)
     fixed = solution.detach()
     return [solution + ((fixed * 2**30).round() / 2**30 - fixed), *rest]
 
@@ -52,19 +52,12 @@ CASES: list[Case] = [
     case("tall_lstsq_of_b", lambda a, b: _L.lstsq(a, b)[0], reals(25, 3), reals(25),
          layouts=(("plain", "r", "s1"), ("s0", "s0!", "s0.d", "s0.dt")), per_mesh=4),
     *(case(f"tall_lstsq_{driver}", lambda a, b, driver=driver: tuple(
-        _L.lstsq(a, b, driver=driver)), reals(25, 3), reals(25, *columns), grad=False,
+        _L.lstsq(a, b, driver=driver)), reals(25, 3), reals(25, *columns),
         layouts=(_ROWS, None), per_mesh=4)
       for driver, columns in (("gels", (2,)), ("gelsd", ()), ("gelss", (2,)))),
     case("tall_lstsq_singular", lambda a, b: tuple(
         _L.lstsq(torch.cat([a, a], 1), b, driver="gelsd")), reals(33, 2), reals(33, 2), grad=False,
         layouts=(_ROWS, None), per_mesh=3),
-    *(case(f"lstsq_batch_{driver}", lambda a, b, driver=driver: _batch(a, b, driver),
-           reals(5, 8, 4), reals(5, 8), grad=False,
-           layouts=(_BATCH, None), per_mesh=3)
-      for driver in ("gels", "gelsd")),
-    case("lstsq_batch_singular", lambda a, b: _L.lstsq(a * torch.tensor(
-        [[[0.0]], [[1.0]], [[1.0]], [[1.0]], [[1.0]]]).double(), b, driver="gelss")[1:],
-         reals(5, 8, 4), reals(5, 8, 2), grad=False, layouts=(_BATCH, None), per_mesh=2),
     case("lstsq_batch", _batch, reals(5, 8, 4), reals(5, 8, 2),
          layouts=(_BATCH, None), per_mesh=6),
     case("tall_rank", lambda a: _L.matrix_rank(a), reals(25, 3), grad=False, per_mesh=4),

@@ -27,7 +27,7 @@ _TYPES: Any = torch.return_types
 def lstsq(
     input: Tensor, b: Tensor, rcond: float | None = None, *, driver: str | None = None
 ) -> Any:
-    """As torch's, by any driver."""
+    """As torch's. Batches go by blocks with the driver gelsy, tall matrices with any."""
     mesh = mesh_of("lstsq", [one._meta for one in (input, b) if type(one) is ShardTensor])
     of_a = layout_of(input, mesh)
     chosen = driver or ("gelsy" if input.device.type == "cpu" else "gels")
@@ -44,10 +44,10 @@ def lstsq(
                     input, replicated_meta(mesh, input)
                 )
                 return _tall(redistribute_to(whole, of_a, "lstsq"), b, rcond, chosen, mesh)
-        if lead and b.shape[: input.dim() - 1] == input.shape[:-1] and (
+        if chosen == "gelsy" and lead and b.shape[: input.dim() - 1] == input.shape[:-1] and (
             any(of_a.dims[:-2]) or (b.dim() > 2 and any(layout_of(b, mesh).dims[: len(lead)]))
         ):
-            return _batch(input, b, rcond, chosen, mesh)
+            return _batch(input, b, rcond, mesh)
     run = runner(mesh, "its result depends on the data")
     return run(_L.lstsq, (input, b, rcond), {"driver": driver})
 
@@ -72,7 +72,7 @@ def _tall(a: Tensor, b: Tensor, rcond: float | None, driver: str, mesh: Any) -> 
     return _TYPES.linalg_lstsq([out[0], residuals.reshape(-1), *out[2:]])
 
 
-def _batch(a: Tensor, b: Tensor, rcond: float | None, driver: str, mesh: Any) -> Any:
+def _batch(a: Tensor, b: Tensor, rcond: float | None, mesh: Any) -> Any:
     """Each block of the batch by itself."""
     lead = a.dim() - 2
     of_a, of_b = layout_of(a, mesh), layout_of(b, mesh)
@@ -84,21 +84,10 @@ def _batch(a: Tensor, b: Tensor, rcond: float | None, driver: str, mesh: Any) ->
         return Layout.make(like.mesh, shape, (*axes, *((),) * more), (*cuts, *(None,) * more))
 
     blocks = entered("lstsq", mesh, (a, b), (laid(a.shape), laid(b.shape)))
-    out = _L.lstsq(*blocks, rcond, driver=driver)
-    num_rows, num_columns = a.shape[-2:]
-    solution = (*a.shape[:-2], num_columns, *b.shape[lead + 1 :])
+    out = _L.lstsq(*blocks, rcond, driver="gelsy")
+    solution = (*a.shape[:-2], a.shape[-1], *b.shape[lead + 1 :])
     none = Layout.replicated(like.mesh, (0,))
-    sizes: list[tuple[int, ...] | None] = [
-        solution, None, None if driver == "gels" else a.shape[:lead],
-        (*a.shape[:lead], min(num_rows, num_columns)) if driver in ("gelsd", "gelss") else None,
-    ]
-    layouts = [none if size is None else laid(size) for size in sizes]
-    if driver != "gelsy" and num_rows > num_columns and (
-        driver == "gels" or bool((wrapped(mesh, out.rank, layouts[2]) == num_columns).all())
-    ):  # torch gives residuals where all ranks are full
-        layouts[1] = laid((*a.shape[:lead], *(b.shape[lead + 1 :] or (1,))))
-    else:
-        out = _TYPES.linalg_lstsq([out[0], out[1].new_zeros(0), *out[2:]])
+    layouts = [laid(solution), none, laid(a.shape[:-2]), none]
     strides: list[Any] = [None] * 4
     if b.dim() > lead + 1:  # columns lie together, in the memory of the right-hand sides
         rows = max(a.shape[-2:])
