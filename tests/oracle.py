@@ -21,6 +21,10 @@ TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5, torch.complex128: 1e-9}
 """Absolute and relative; every dtype that is not here must be exact."""
 
 
+Close = float | Tensor | None
+"""How far values may be off: all, or each; None: as far as the dtype says."""
+
+
 @dataclass(frozen=True, slots=True)
 class Held:
     """What one rank holds of a tensor; `layout` is None for a plain one."""
@@ -73,7 +77,7 @@ def reduce_terms(layout: Any, terms: Tensor) -> Tensor:
 
 
 def check(
-    dense: Tensor, held: Sequence[Held], what: str = "result", close: float | None = None
+    dense: Tensor, held: Sequence[Held], what: str = "result", close: Close = None
 ) -> None:
     """Every rank's block, dtype and shape, then the gathered whole, against the dense tensor.
 
@@ -106,13 +110,14 @@ def check(
             assert term.shape == expected.shape, (
                 f"{where}: local shape {tuple(term.shape)}, {tuple(expected.shape)} due"
             )
-        same(reduce_terms(layout, torch.stack(peers)), expected, where, close)
+        due = block(layout, close, here) if isinstance(close, Tensor) else close
+        same(reduce_terms(layout, torch.stack(peers)), expected, where, due)
         assert mine.local.dtype == dense.dtype, f"{where}: local {mine.local.dtype}"
 
 
 def check_gradient(
     dense: Tensor | None, layout: Any, held: Sequence[Held | None], what: str = "gradient",
-    close: float | None = None,
+    close: Close = None,
 ) -> None:
     """A gradient against the dense one, in the dual of the operand's layout: S-S, I-I, P-I."""
     if dense is None:
@@ -138,8 +143,16 @@ def order(stride: Sequence[int], shape: Sequence[int]) -> list[int]:
     return sorted(dims, key=lambda dim: -stride[dim])
 
 
-def same(actual: Tensor, expected: Tensor, what: str, close: float | None = None) -> None:
+def same(actual: Tensor, expected: Tensor, what: str, close: Close = None) -> None:
     """Shape, dtype and values, within `close`, or else the tolerance of the dtype."""
+    if isinstance(close, Tensor):
+        assert (actual.shape, actual.dtype) == (expected.shape, expected.dtype), (
+            f"{what}: {actual.dtype} of {tuple(actual.shape)}"
+        )
+        off = (actual.to(torch.complex128) - expected.to(torch.complex128)).abs()
+        near = (actual == expected) | (off <= close) | (actual.isnan() & expected.isnan())
+        assert near.all(), f"{what}: {int((~near).sum())} of {near.numel()} elements are off"
+        return
     relative = 0.0 if close is not None else TOLERANCE.get(expected.dtype, 0.0)
     torch.testing.assert_close(
         actual, expected, rtol=relative, atol=relative if close is None else close, equal_nan=True,

@@ -148,9 +148,15 @@ def test_narrow_floats_may_differ_as_far_as_they_round() -> None:
     of_terms = dense(cancels)
     assert abs(of_terms.results[0]) < 0.1
     assert of_terms.close(2)[0][0] >= 3 * 30 * 2**-9  # type: ignore[operator]
-    # What only takes one operand rounds no sum.
-    alone = dense(dataclasses.replace(cancels, adds=False))
-    assert alone.close(2)[0][0] <= 2**-6  # type: ignore[operator]
+    # What takes element by element rounds no sum, and small elements by themselves.
+    alone = dense(dataclasses.replace(sample, fn=lambda own: own[0] * 3, adds=False))
+    (small, *_), large = alone.results[0][:2], alone.results[0].max()
+    assert small < 1e-6 < large
+    off = torch.zeros(64, dtype=torch.bfloat16)
+    off[1] = alone.results[0][1] / 16
+    for extra, kind in ((off * 0, "right"), (off, "wrong")):
+        due = dataclasses.replace(alone, results=[alone.results[0] + extra])
+        assert verdict(dataclasses.replace(sample, fn=lambda own: own[0] * 3), due) == kind
 
 
 def test_each_call_that_gathers_counts_as_gathered() -> None:

@@ -36,7 +36,9 @@ error. DTensor has no ragged layouts and no other order of axes: it is not asked
 operands it is told to take as replicated (`implicit_replication`). What fails there is tried twice,
 and what only ranks that are threads get wrong is left out. Ops that draw random numbers have tests
 of their own; modules have a page of their own, `sweep_modules.md`. A row counts what has been run
-so far, in the order of the database, and names the commits that it was run on.
+so far, in the order of the database, and names the commits that it was run on; *unknown* is what
+ran before these were written down, by a judge that did not yet ask for targets, operands,
+containers and a second call, and in the first eleven ways.
 
 Variants: *function*; *inplace*, where the target, too, must hold the result afterwards; *out*, into
 tensors like the results; *turned*, on operands whose dims lie in memory in the reverse order.

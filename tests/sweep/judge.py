@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 import weft
 from tests.cases import seed_of
 from tests.harness import Outcome, held, local_part
-from tests.oracle import Held, check, check_gradient, same
+from tests.oracle import Close, Held, check, check_gradient, same
 from tests.sweep.budget import allowed
 from tests.sweep.rounding import Rounding, rounding
 from tests.sweep.samples import LeftOut, Sample
@@ -76,14 +76,14 @@ class Dense:
     form: str | None = None
     written: Sequence[Tensor | None] = ()
 
-    def close(self, num_ranks: int) -> tuple[list[float | None], list[float | None]]:
+    def close(self, num_ranks: int) -> tuple[list[Close], list[Close]]:
         """How far results and gradients may be off on so many ranks; None: as the dtype says."""
         if self.rounding is None:
             return [None] * len(self.results), [None] * len(self.gradients)
         times = num_ranks + 1
         return (
-            [one and one * times for one in self.rounding.results],
-            [one and one * times for one in self.rounding.gradients],
+            [None if one is None else one * times for one in self.rounding.results],
+            [None if one is None else one * times for one in self.rounding.gradients],
         )
 
 
