@@ -67,10 +67,10 @@ def rounding(
         sizes = _tried(run, [_absolute(one) for one in tensors],
                        lambda one, steps: _absolute(steps), *none)
     return Rounding(
-        [_once(*three, not adds)
-         for three in zip(results, exact[0], sizes[0] if adds else none[0])],
-        [_once(*three, not adds and shapes == {one.shape})
-         for one, *three in zip(tensors, gradients, exact[1], sizes[1])],
+        [_once(due, wide, size, not adds)
+         for due, wide, size in zip(results, exact[0], sizes[0] if adds else none[0])],
+        [_once(due, wide, size, not adds and shapes == {one.shape})
+         for one, due, wide, size in zip(tensors, gradients, exact[1], sizes[1])],
     )
 
 
