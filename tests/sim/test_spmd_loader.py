@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -83,6 +84,28 @@ def test_a_rank_loads_its_samples_alone_and_the_last_batch_is_ragged() -> None:
         [0, 1, 2, 3, 10, 11, 12, 13, 20], [4, 5, 6, 7, 14, 15, 16, 17, 21],
         [8, 9, 18, 19, 20],
     ]
+
+
+class OtherSizes:
+    """A batch sampler that cuts its 22 samples elsewhere in each iteration."""
+
+    def __init__(self) -> None:
+        self.cuts = iter([(0, 8, 10, 22), (0, 3, 12, 22)])
+
+    def __iter__(self) -> Any:
+        return (list(range(*cut)) for cut in pairwise(next(self.cuts)))
+
+
+def test_two_iterations_at_once() -> None:
+    def on_rank(mesh: Any) -> list[Any]:
+        loader = DataLoader(Samples(), batch_sampler=OtherSizes())  # type: ignore[arg-type]
+        sharded = ShardedLoader(loader, P("dp"), mesh=mesh)
+        first, second = iter(sharded), iter(sharded)
+        return [whole(next(one))[1] for one in (first, second, first, first, second, second)]
+
+    expected = [range(0, 8), range(0, 3), range(8, 10), range(10, 22), range(3, 12), range(12, 22)]
+    for found in weft.testing.run(on_rank, mesh=MESH):
+        assert [one.tolist() for one in found] == [list(one) for one in expected]
 
 
 def test_dict_batches_and_training() -> None:

@@ -144,9 +144,9 @@ class ShardedLoader:
                 yield self._moved(batch), None
             return
         loader, blocks = self._local
-        blocks.begin()
+        taken = blocks.begin()
         for place, batch in enumerate(loader):
-            num_rows, is_empty = blocks.taken[place]
+            num_rows, is_empty = taken[place]
             if is_empty:
                 batch = map_tensors(lambda x: x[:0], batch)
             yield self._moved(batch), num_rows
@@ -179,20 +179,23 @@ class _Blocks(Sampler):
         self.batches, self.spec = batches, spec
         self.taken: list[tuple[int, bool]] = []
 
-    def begin(self) -> None:
+    def begin(self) -> list[tuple[int, bool]]:
+        """The iteration that comes next writes here how many samples each batch has in all, and
+        whether none of them is this rank's."""
         self.taken = []
+        return self.taken
 
     def __len__(self) -> int:
         return len(self.batches)
 
     def __iter__(self) -> Iterator[list[Any]]:
-        mesh = self.spec.bound()
+        mesh, taken = self.spec.bound(), self.taken
         for place, batch in enumerate(self.batches):
             indices = list(batch)
             if place == 0:
                 _check_order(indices, mesh)
             start, stop = _box_of_rows(self.spec, mesh, len(indices))
-            self.taken.append((len(indices), start == stop))
+            taken.append((len(indices), start == stop))
             # Without a sample nobody knows what a batch looks like: load one, and drop it.
             yield indices[start:stop] or indices[:1]
 
