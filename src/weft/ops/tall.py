@@ -144,7 +144,9 @@ def svd_lookup(
 def pinv_lookup(
     call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
 ) -> Composite | None:
-    """`linalg.pinv` of tall matrices whose rows are cut: that of R times Q"""
+    """`linalg.pinv` of tall matrices whose rows are cut, without gradient: that of R times Q"""
+    if wants_grad[0]:  # it has one where the rank is not full, and Q and R do not
+        return None
     more = call.kwargs
     if more.get("hermitian") or more.get("rtol") is not None or more.get("atol") is not None:
         return None

@@ -43,7 +43,9 @@ def lstsq(
                 whole = input if type(input) is ShardTensor else wrap(
                     input, replicated_meta(mesh, input)
                 )
-                return _tall(redistribute_to(whole, of_a, "lstsq"), b, rcond, chosen, mesh)
+                found = _tall(redistribute_to(whole, of_a, "lstsq"), b, rcond, chosen, mesh)
+                if found is not None:
+                    return found
         if chosen == "gelsy" and lead and b.shape[: input.dim() - 1] == input.shape[:-1] and (
             any(of_a.dims[:-2]) or (b.dim() > 2 and any(layout_of(b, mesh).dims[: len(lead)]))
         ):
@@ -56,7 +58,10 @@ _DRIVERS = ("gels", "gelsy", "gelsd", "gelss")
 
 
 def _tall(a: Tensor, b: Tensor, rcond: float | None, driver: str, mesh: Any) -> Any:
-    """min |Rx - Q'b| is min |Ax - b|, less what no x changes; R has the singular values of A."""
+    """min |Rx - Q'b| is min |Ax - b|, less what no x changes; R has the singular values of A.
+
+    None where the gradient of A is wanted and cannot come this way.
+    """
     q, r = _L.qr(a)
     limit = a.shape[0] * torch.finfo(a.dtype).eps if rcond is None else rcond
     small = [
@@ -65,8 +70,12 @@ def _tall(a: Tensor, b: Tensor, rcond: float | None, driver: str, mesh: Any) -> 
     ]
     run = runner(mesh, "its result depends on the data")
     out = run(_L.lstsq, (*small, limit), {"driver": driver})
-    if driver == "gelsy" or (driver != "gels" and int(out.rank) < a.shape[1]):
-        return out
+    if driver != "gels":
+        is_full = int(out.rank) == a.shape[1]
+        if not is_full and torch.is_grad_enabled() and a.requires_grad:
+            return None  # of Q and R, which have no gradient then
+        if not is_full or driver == "gelsy":
+            return out
     rest = b - a @ out.solution
     residuals = rest.abs().square().sum(0)
     return _TYPES.linalg_lstsq([out[0], residuals.reshape(-1), *out[2:]])
