@@ -17,8 +17,8 @@ ALL = [one for kind in ("autograd", "corners", "functions", "hooks") for one in 
 REFUSED = {
     "optimizer_in_a_hook", "writes_through_data", "detached_and_cloned", "checked_gradients",
     "gradient_set_by_hand", "second_order_optimizer", "leaves_are_written_without_grad",
-    "leaves_are_not_written_with_grad", "gradients_set_to_zero", "accumulated_and_scaled",
-    "hooks_that_write", "accumulation_hooks_that_write", "saved_and_written_to",
+    "gradients_set_to_zero", "accumulated_and_scaled", "hooks_that_write",
+    "accumulation_hooks_that_write", "saved_and_written_to",
     "function_that_writes", "clipped_norm", "clipped_values", "optimizers_in_hooks",
 }
 """They write to operands, which cannot become terms of a mean again, or to their gradients."""

@@ -18,7 +18,7 @@ from tests.sweep.journal import Found, Journal
 from tests.sweep.samples import DTYPES, LeftOut, Sample, samples_of
 from tests.sweep.ways import ways_of
 
-__all__ = ["CALL_SECONDS", "JUDGES", "Job", "run"]
+__all__ = ["CALL_SECONDS", "JUDGES", "Job", "expected_of", "run"]
 
 JUDGES = {"weft": judge.judge, "DTensor": dtensor.judge}
 
@@ -155,7 +155,7 @@ def _samples(job: Job, broken: set[tuple[str, str]], pipe: Connection) -> None:
     for sample in make(job.op, DTYPES[job.dtype], job.most, job.variant, left_out=left_out):
         pipe.send(("at", sample.name, ""))
         try:
-            expected = _expected(sample)
+            expected = expected_of(sample)
         except LeftOut as reason:
             left_out.append(str(reason))
             continue
@@ -171,7 +171,12 @@ def _samples(job: Job, broken: set[tuple[str, str]], pipe: Connection) -> None:
         pipe.send(("left out", reason))
 
 
-def _expected(sample: Sample) -> judge.Dense:
+def expected_of(sample: Sample) -> judge.Dense:
+    """What a sample gives on plain tensors, or, of a module that draws, on one rank.
+
+    Raises:
+        LeftOut: neither tells what is due.
+    """
     try:
         return judge.dense(sample)
     except LeftOut:
