@@ -84,7 +84,7 @@ class ShardTensor(torch.Tensor):
     """
 
     # No slots: a plain Parameter can become a ShardTensor only where instances of both classes
-    # are laid out alike (`placing.in_place`). One `__dict__` at once is the cheapest way without.
+    # are laid out alike (`placing.in_place`).
 
     _local: torch.Tensor
     _meta: Meta
@@ -198,7 +198,8 @@ class ShardTensor(torch.Tensor):
             out = _make_wrapper(ShardTensor, meta.shape)
         else:
             out = _make_wrapper(ShardTensor, meta.shape, dtype=meta.dtype)
-        out.__dict__ = {"_local": local, "_meta": meta}  # type: ignore[misc]
+        out._local = local
+        out._meta = meta
         return out
 
     @classmethod
@@ -565,7 +566,8 @@ def wrap(local: torch.Tensor, meta: Meta) -> ShardTensor:
         out = _make_wrapper(ShardTensor, meta.shape)
     else:
         out = _make_wrapper(ShardTensor, meta.shape, dtype=meta.dtype)
-    out.__dict__ = {"_local": local, "_meta": meta}
+    out._local = local
+    out._meta = meta
     return out
 
 
