@@ -24,6 +24,7 @@ _JOINT = ((0, 1),)
 _LINEAR: dict[str, tuple[tuple[int, ...], ...]] = {
     "neg": _FIRST, "negative": _FIRST, "positive": _FIRST, "_neg_view": _FIRST,
     "conj": _FIRST, "_conj": _FIRST, "conj_physical": _FIRST, "resolve_conj": _FIRST,
+    "_conj_physical": _FIRST,
     "resolve_neg": _FIRST, "real": _FIRST, "imag": _FIRST, "deg2rad": _FIRST, "rad2deg": _FIRST,
     "ldexp": _FIRST, "add": _JOINT, "sub": _JOINT, "subtract": _JOINT, "rsub": _JOINT,
     "lerp": _JOINT, "complex": _JOINT, "mul": _BILINEAR, "multiply": _BILINEAR,
