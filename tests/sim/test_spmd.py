@@ -54,6 +54,16 @@ def test_what_a_spec_means_to_xla(
     assert flat == (list(range(len(groups))) if len(groups) > 1 else [])
 
 
+def test_devices_in_any_order_are_printed() -> None:
+    """As XLA prints them: a list, where they are no iota."""
+    mesh = Mesh([3, 1, 0, 2], (2, 2), ("x", "y"))
+    assert str(mesh.get_op_sharding(("x", None))) == (
+        "{devices=[2,1,2]3,1,0,2 last_tile_dim_replicate}"
+    )
+    with pytest.raises(PlacementError, match="no transposed iota"):
+        mesh.get_op_sharding(("x", None)).text(2)
+
+
 @pytest.mark.parametrize(("make", "said"), [
     (lambda: Mesh([0, 1, 1, 2], (2, 2)), "4 device ids, 3 of them different, for a mesh of 4"),
     (lambda: Mesh([0, 1, 2], (2, 2)), "3 device ids, 3 of them different, for a mesh of 4"),

@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from weft.core import Layout
+from weft.errors import PlacementError
 
 __all__ = ["OpSharding", "ShardingType"]
 
@@ -74,7 +75,11 @@ class OpSharding:
         return [list(group) for group in self.layout.tile_assignment.replication_groups]
 
     def __str__(self) -> str:
-        return self.text()
+        """Version 2; where the device ids are no transposed iota version 1, as XLA prints it."""
+        try:
+            return self.text(2)
+        except PlacementError:
+            return self.text(1)
 
     def text(self, version: int = 2) -> str:
         """The HLO string of version 1 or 2 (1 where the device ids are no transposed iota)."""
