@@ -273,6 +273,9 @@ def _bound(
     order = [places[arg.index] if type(arg) is Slot else None for arg in args]
     if not named and order and order[0] is not None and order[1:] == [None] * (len(args) - 1):
         first, rest = order[0], tuple(args[1:])
+        if len(rest) == 1:  # as most views: without a tuple to be taken apart
+            only = rest[0]
+            return lambda opened: local(opened[first], only)
         return lambda opened: local(opened[first], *rest)
     return lambda opened: local(
         *[arg if at is None else opened[at] for at, arg in zip(order, args)], **named
