@@ -1,5 +1,9 @@
 """Interleaved timing: in every round each system takes its turn, so that drift hits all alike.
 
+A turn has the same number of calls for every system: its first call finds the processor's caches
+full of what the system before it did, and costs more. Turns of one length would charge that to a
+slow system once per call, and to a fast one once in two or three.
+
 What is read is the thread's CPU time, so that other processes of a busy machine count for less.
 Nothing here waits or runs on other threads, so on an idle machine it is the wall time.
 """
@@ -14,8 +18,8 @@ from dataclasses import dataclass
 
 Run = Callable[[], object]
 
-TURN_NS = 2_000_000
-"""How long one system runs in a row, about."""
+TURN_NS = 10_000_000
+"""How long the slowest system runs in a row, about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +45,14 @@ class Times:
 
 def interleave(systems: Mapping[str, Run], num_rounds: int) -> Times:
     """Time every system `num_rounds` times, round robin, after a warm-up, without the collector."""
-    turns = {name: _calls_per_turn(run) for name, run in systems.items()}
+    calls = min(_calls_per_turn(run) for run in systems.values())
     rounds: dict[str, list[float]] = {name: [] for name in systems}
     gc.collect()
     gc.disable()
     try:
         for _ in range(num_rounds):
             for name, run in systems.items():
-                rounds[name].append(_turn(run, turns[name]))
+                rounds[name].append(_turn(run, calls))
             gc.collect(0)
     finally:
         gc.enable()

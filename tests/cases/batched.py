@@ -62,6 +62,9 @@ CASES: list[Case] = [
          reals(7, 3), per_mesh=6),
     case("solve_ex", lambda a, b: _L.solve_ex(_good(a), b)[0], reals(5, 3, 3), reals(5, 3, 2),
          per_mesh=6),
+    # torch says which pivot is zero, and it is no sum over the terms of the right-hand sides.
+    case("solve_ex_singular", lambda a, b: _L.solve_ex(a * 0, b)[1], reals(5, 3, 3),
+         reals(5, 3, 2), grad=False, per_mesh=6),
     case("triangular_from_right", lambda a, b: _L.solve_triangular(
         _good(a).triu(), b, upper=True, left=False), reals(3, 3), reals(7, 3), per_mesh=6),
     case("lu_solve_columns", lambda a, b: _L.lu_solve(*_L.lu_factor(_good(a)), b), reals(3, 3),

@@ -45,6 +45,15 @@ def several_targets(make: Make) -> Any:
     return [values, indices, counts, borders]
 
 
+def lists_of_targets(make: Make) -> Any:
+    x = make(X, False)
+    rows = [torch.zeros(6).double() for _ in range(5)]
+    parts = [torch.zeros(5, width).double() for width in (2, 4)]
+    given = [torch.unbind_copy(x, out=rows),
+             torch.split_with_sizes_copy(x, [2, 4], 1, out=parts)]
+    return [rows, parts, [one is None for one in given]]
+
+
 def other_dtypes(make: Make) -> Any:
     out = torch.zeros(5, 6)
     return torch.add(make(X, False), 1, out=out)
@@ -59,7 +68,8 @@ def gradients(make: Make) -> Any:
 
 
 PROGRAMS = [
-    plain_targets, own_targets, empty_targets, several_targets, other_dtypes, integers, gradients,
+    plain_targets, own_targets, empty_targets, several_targets, lists_of_targets,
+    other_dtypes, integers, gradients,
 ]
 
 

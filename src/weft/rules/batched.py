@@ -139,7 +139,8 @@ def _solve(call: Call) -> Rule | None:
     if not vector and len(right.shape) == len(left.shape) - 1:
         return None  # one matrix for all: a block of the batch may look like vectors for each
     num = 1 if vector else 2
-    rule = _of_batch(call, (2, num), (num, 0)[: len(call.results)], _B_LINEAR)
+    linear = _B_LINEAR if len(call.results) == 1 else ()  # what torch says of A is the same for all
+    rule = _of_batch(call, (2, num), (num, 0)[: len(call.results)], linear)
     if rule is None or vector or len(call.results) > 1:
         return rule
     return _free(rule, 1, 1 if call.kwargs.get("left", True) else 0)

@@ -227,6 +227,16 @@ def _vector_norm(call: Call) -> Rule:
 
 _NO_ARGUMENT = 99
 
+NORMS = {
+    "aten.layer_norm": _normalized(1),
+    "aten.native_layer_norm": _normalized(3),
+    "aten.rms_norm": _normalized(1),
+    "aten.batch_norm": _batch_norm,
+    "aten.instance_norm": _instance_norm,
+    "aten.group_norm": _group_norm,
+}
+"""Their one float, eps, matters to no rule; nor does batch_norm's momentum."""
+
 RULES: dict[str, Callable[[Call], Rule | None]] = {
     "aten.sum": _reduce("sum", linear=True),
     "aten.nansum": _reduce("sum"),
@@ -264,11 +274,6 @@ RULES: dict[str, Callable[[Call], Rule | None]] = {
     "aten.fliplr": _along(_NO_ARGUMENT, default=1, moves=True),
     "aten.flipud": _along(_NO_ARGUMENT, default=0, moves=True),
     "aten.roll": _roll,
-    "aten.layer_norm": _normalized(1),
-    "aten.native_layer_norm": _normalized(3),
-    "aten.rms_norm": _normalized(1),
-    "aten.batch_norm": _batch_norm,
-    "aten.instance_norm": _instance_norm,
-    "aten.group_norm": _group_norm,
+    **NORMS,
     "aten.cross_entropy_loss": _cross_entropy,
 }

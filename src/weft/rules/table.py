@@ -78,4 +78,6 @@ def numbers_flow(op: str) -> bool:
     Then one decision serves every learning rate; the types of the arguments still count.
     """
     name = packet(op)
-    return name in pointwise.RULES and name not in pointwise.VALUES_MATTER
+    if name in pointwise.RULES:
+        return name not in pointwise.VALUES_MATTER
+    return name in reduction.NORMS

@@ -46,7 +46,7 @@ class Meta:
 
     __slots__ = (
         "mesh", "layout", "shape", "dtype", "strides", "device", "requires_grad", "alias",
-        "local_shape", "recipes", "plain", "to_replicated", "of_grad", "finished", "_form",
+        "local_shape", "recipes", "on_cpu", "plain", "to_replicated", "of_grad", "finished", "_form",
         "_twin", "__weakref__",
     )
 
@@ -79,7 +79,8 @@ class Meta:
         self._twin: Meta | None = None
         self._form: Any = False if like is None else like._form
         _ALIVE[id(self)] = self
-        self.plain = strides is None and device.type == "cpu"
+        self.on_cpu = device.type == "cpu"
+        self.plain = strides is None and self.on_cpu
 
     @property
     def form(self) -> Form | None:

@@ -5,10 +5,11 @@ A plain target receives the full value.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
+from torch._ops import OpOverload, OpOverloadPacket
 
 from weft.errors import UnsupportedOpError, message
 from weft.tensor.placing.draw import torch_draws
@@ -19,7 +20,7 @@ __all__ = ["write_out"]
 
 
 def write_out(func: Any, args: Any, kwargs: Any) -> Any:
-    """Carry out a call with `out=`; gives the target, as torch does.
+    """Carry out a call with `out=`; gives the target, or nothing, as torch does.
 
     Raises:
         RuntimeError: what torch refuses: a gradient is wanted, or the dtype cannot be cast.
@@ -42,7 +43,20 @@ def write_out(func: Any, args: Any, kwargs: Any) -> Any:
             value = function(*args, **rest)
     for one, result in zip(flatten(target), flatten(value)):
         _write(name, one, result)
-    return target
+    return None if _gives_nothing(name) else target
+
+
+@functools.cache
+def _gives_nothing(name: str) -> bool:
+    """Whether torch's op writes to its targets and returns none of them: those of a list do so."""
+    packet = getattr(torch.ops.aten, name.split(".")[0], None)
+    if not isinstance(packet, OpOverloadPacket):
+        return False
+    schemas = [getattr(packet, overload)._schema for overload in packet.overloads()]
+    return any(
+        not schema.returns and any(argument.is_out for argument in schema.arguments)
+        for schema in schemas
+    )
 
 
 def _write(name: str, target: torch.Tensor, value: torch.Tensor) -> None:

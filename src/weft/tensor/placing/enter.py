@@ -124,26 +124,35 @@ def _enter_all(
             locals_[place] = made[1]
         else:
             pending.append((place, transition, local, views, key, state))
-    # A leaf's view may serve several graphs: the node that made it must not lead into one of them.
-    leaves = [item for item in pending if item[2].is_leaf]
-    parts = (pending,) if len(leaves) in (0, len(pending)) else (
-        leaves, [item for item in pending if not item[2].is_leaf]
-    )
-    for part in parts if pending else ():
-        outs = move_together([item[1] for item in part], [item[2] for item in part])
+    if len(pending) == 1:
+        [item] = pending
+        _keep(item, item[1](item[2]), locals_)
+    elif pending:
+        # A leaf's view may serve several graphs: the node that made it must not lead into another.
+        leaves = [item for item in pending if item[2].is_leaf]
+        for part in (leaves, [item for item in pending if not item[2].is_leaf]):
+            if part:
+                outs = move_together([item[1] for item in part], [item[2] for item in part])
+                for item, out in zip(part, outs):
+                    _keep(item, out, locals_)
+
+
+def _keep(item: Any, out: torch.Tensor, locals_: list[Any]) -> None:
+    """Give what an operand became to the call, and keep it for the next."""
+    place, _, local, views, key, state = item
+    locals_[place] = out
+    if out is local or not out.requires_grad:
+        return
+    if not views:
         live = _LIVE.views
         if len(live) > MAX_VIEWS:
             forget_views()
-        for (place, _, local, views, key, state), out in zip(part, outs):
-            locals_[place] = out
-            if out is not local and out.requires_grad:
-                if not views:
-                    live.append(views.ref)
-                views[key] = (local, state, out)
+        live.append(weakref.ref(views))
+    views[key] = (local, state, out)
 
 
 class Views(dict[Any, Any]):
-    """What a tensor became for its uses. `ref` is weak: the list of them keeps none alive.
+    """What a tensor became for its uses.
 
     `terms` outlive a backward: they are leaves of their own (see `tensor.terms`). `alias` is what
     stands behind the tensor's `.data`: torch gives that a version counter of its own. `source` is
@@ -152,14 +161,13 @@ class Views(dict[Any, Any]):
     layout, and the scope (see `call.finish`).
     """
 
-    __slots__ = ("__weakref__", "alias", "finished", "ref", "source", "terms")
+    __slots__ = ("__weakref__", "alias", "finished", "source", "terms")
 
     def __init__(self) -> None:
         self.alias: torch.Tensor | None = None
         self.source: torch.Tensor | None = None
         self.finished: tuple[torch.Tensor, int, torch.Tensor, Layout, object] | None = None
         self.terms: dict[Transition, tuple[Term, torch.Tensor]] = {}
-        self.ref = weakref.ref(self)
 
     def clear(self) -> None:
         super().clear()
@@ -180,7 +188,7 @@ def data_of(tensor: ShardTensor) -> ShardTensor:
 
 
 class _Live(threading.local):
-    """The views of this thread that the next backward forgets."""
+    """The views of this thread that the next backward forgets; it keeps none alive."""
 
     def __init__(self) -> None:
         self.views: list[weakref.ref[Views]] = []
