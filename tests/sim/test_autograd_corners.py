@@ -38,6 +38,14 @@ def leaf(full: Tensor) -> Tensor:
 # Roots.
 
 
+def counts_of_elements(make: Make) -> Any:
+    """Norms of order 0 have a node, and no gradient: on no rank, also not on one that has none."""
+    x = make(X)
+    torch.linalg.vector_norm(x, 0, dim=0).sum().backward()
+    torch.linalg.vector_norm(x, 0).backward()
+    return [x.grad is None]
+
+
 def gradients_of_a_partial_loss(make: Make) -> Any:
     x, w = make(X), make(W)
     loss = (x @ w).tanh().sum()
@@ -592,7 +600,7 @@ PROGRAMS = [
     checkpoint_kept_reentrant, checkpoint_debugged, checkpoint_without_inputs_that_want,
     walked_graph, function_with_a_wrong_gradient, function_with_too_few_gradients,
     function_without_backward, function_with_zeros_for_what_nothing_uses,
-    function_of_a_freed_graph,
+    function_of_a_freed_graph, counts_of_elements,
 ]
 
 

@@ -70,6 +70,16 @@ def test_it_finds_planted_faults(fault: str) -> None:
     assert verdict(dataclasses.replace(sample, fn=wrong), expected) == "wrong"
 
 
+def test_it_finds_ranks_that_wait_for_each_other() -> None:
+    def one_rank_gathers(own: list[torch.Tensor]) -> torch.Tensor:
+        if not isinstance(own[0], weft.ShardTensor) or own[0].to_local().shape[0] == 2:
+            return own[0] * 2
+        return own[0].full_tensor() * 2
+
+    sample = Sample("0", one_rank_gathers, (torch.rand(5, 3), torch.rand(4, 3)), (True, False))
+    assert verdict(sample, dense(sample), "uneven") == "hang"
+
+
 def test_it_finds_a_call_that_gives_something_else_when_repeated() -> None:
     calls: list[int] = []
 

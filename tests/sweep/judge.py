@@ -222,7 +222,9 @@ def judge(sample: Sample, expected: Dense, way: str, what: str) -> Verdict | Non
         warnings.simplefilter("always")
         try:
             outcomes, received = zip(*weft.testing.run(on_rank, mesh.size(), mesh))
-        except (weft.UnsupportedOpError, weft.WeftError) as error:
+        except weft.CommunicationError as error:  # ranks that wait for each other: no refusal
+            return Verdict("hang", short(error))
+        except weft.WeftError as error:
             return Verdict("refused", short(error))
         except Exception as error:
             return Verdict("unclear", short(error))

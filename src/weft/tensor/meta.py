@@ -46,8 +46,8 @@ class Meta:
 
     __slots__ = (
         "mesh", "layout", "shape", "dtype", "strides", "device", "requires_grad", "alias",
-        "local_shape", "recipes", "on_cpu", "plain", "to_replicated", "of_grad", "finished", "_form",
-        "_twin", "__weakref__",
+        "local_shape", "recipes", "on_cpu", "plain", "to_replicated", "of_grad", "finished",
+        "_form", "_twin", "__weakref__",
     )
 
     def __init__(

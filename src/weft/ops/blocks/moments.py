@@ -114,7 +114,7 @@ def norm_lookup(
 
     def function(blocks: Blocks, x: Tensor) -> Tensor:
         x = x.to(_in(x.dtype, wide(dtype)))
-        if blocks.sizes[blocks.mine]:
+        if blocks.sizes[blocks.mine] or order == 0:  # whose gradient is None, on all ranks
             own = torch.linalg.vector_norm(x, order, dims, True)
         else:
             own = nothing_of(x, dims, x.dtype)
