@@ -169,6 +169,16 @@ def test_narrow_floats_may_differ_as_far_as_they_round() -> None:
         assert verdict(dataclasses.replace(sample, fn=lambda own: own[0] * 3), due) == kind
 
 
+def test_a_sample_that_torch_rounds_less_than_others_by_chance() -> None:
+    first = next(one for one in samples_of("softmax", torch.float32, 6) if one.name == "1")
+    expected = dense(first)
+    assert verdict(first, expected) == "right"
+    (gradient,) = expected.gradients
+    assert gradient is not None
+    off = dataclasses.replace(expected, gradients=[gradient + 4e-6])
+    assert verdict(first, off) == "wrong"
+
+
 def test_each_call_that_gathers_counts_as_gathered() -> None:
     x = torch.rand(4, 4, dtype=torch.float64)
     sample = Sample("0", lambda own: torch.geqrf(own[0]), (x,), (False,))

@@ -4,7 +4,9 @@ A dtype rounds by half its eps. What is summed over cut dims, or from terms, is 
 of g ranks and once more when it is put together; each time it is at most the sum of the absolute
 values that is rounded. What the op makes of the rounding of what it is given, and of its own, is
 measured: it is how far torch's plain result is from the same call in double precision, and the
-ranks' parts may be as far each. So a result may be off by
+ranks' parts may be as far each. One sample may be exact by chance, so where an op adds, the largest
+error counts of the call on these operands and on a few that differ from them in their last bits. So
+a result may be off by
 
     (g + 1) * (eps / 2 * size + error)
 
@@ -60,25 +62,68 @@ def rounding(
     dtype = min(narrow, key=lambda one: -torch.finfo(one).eps)
     shapes = {one.shape for one in outcome}
     none: tuple[list[Any], list[Any]] = [None] * len(results), [None] * len(gradients)
+
+    def exactly(given: Sequence[Tensor]) -> tuple[list[Any], list[Any]]:
+        return _tried(run, [one.to(NARROW.get(one.dtype, one.dtype)) for one in given],
+                      lambda one, steps: steps.to(dtype).to(steps.dtype), *none)
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        exact = _tried(run, [one.to(NARROW.get(one.dtype, one.dtype)) for one in tensors],
-                       lambda one, steps: steps.to(dtype).to(steps.dtype), *none)
+        exact = exactly(tensors)
         sizes = _tried(run, [_absolute(one) for one in tensors],
                        lambda one, steps: _absolute(steps), *none)
+        errors = _errors((results, gradients), exact)
+        for seed in range(_OTHERS if adds else 0):
+            given = [_beside(one, seed) for one in tensors]
+            plain = _tried(run, given, lambda one, steps: steps, *none, integers=None)
+            others = _errors(plain, exactly(given))
+            errors = [list(map(max, one, other)) for one, other in zip(errors, others)]
     return Rounding(
-        [_once(due, wide, size, not adds)
-         for due, wide, size in zip(results, exact[0], sizes[0] if adds else none[0])],
-        [_once(due, wide, size, not adds and shapes == {one.shape})
-         for one, due, wide, size in zip(tensors, gradients, exact[1], sizes[1])],
+        [_once(due, wide, size, error, not adds)
+         for due, wide, size, error in zip(
+             results, exact[0], sizes[0] if adds else none[0], errors[0])],
+        [_once(due, wide, size, error, not adds and shapes == {one.shape})
+         for one, due, wide, size, error in zip(
+             tensors, gradients, exact[1], sizes[1], errors[1])],
     )
 
 
+_OTHERS = 4
+"""How many operands beside the given ones."""
+
+
+def _beside(one: Tensor, seed: int) -> Tensor:
+    """Elements that differ in their last bits, those that are whole numbers excepted: they may
+    count something, or be places."""
+    if one.dtype not in NARROW:
+        return one
+    generator = torch.Generator().manual_seed(seed)
+    steps = torch.randint(-4, 5, one.shape, generator=generator)
+    moved = one.detach() * (1 + steps * torch.finfo(one.dtype).eps).to(one.dtype.to_real())
+    parts = torch.view_as_real(one.detach()) if one.is_complex() else one.detach().unsqueeze(-1)
+    whole = (parts == parts.round()).all(-1)
+    return torch.where(whole, one.detach(), moved.to(one.dtype))
+
+
+def _errors(
+    found: tuple[list[Any], list[Any]], exact: tuple[list[Any], list[Any]]
+) -> list[list[float]]:
+    """The largest error of each result and gradient; zero where nothing is narrow or known."""
+    return [
+        [_largest(due.to(NARROW[due.dtype]) - wide)
+         if isinstance(due, Tensor) and due.dtype in NARROW and _is_like(wide, due) else 0.0
+         for due, wide in zip(*pair)]
+        for pair in zip(found, exact)
+    ]
+
+
 def _tried(
-    run: Call, tensors: list[Tensor], like: Callable[[Tensor, Tensor], Tensor], *none: list[Any]
+    run: Call, tensors: list[Tensor], like: Callable[[Tensor, Tensor], Tensor], *none: list[Any],
+    integers: torch.dtype | None = torch.float64,
 ) -> tuple[list[Any], list[Any]]:
+    """`integers`: what they become; None: what they always do."""
     default = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)  # what integers become
+    torch.set_default_dtype(integers or default)
     try:
         found = run(tensors, like)
     except Exception:  # it is not for such operands
@@ -93,7 +138,7 @@ def _absolute(one: Tensor) -> Tensor:
     return one.abs().to(one.dtype) if is_number else one
 
 
-def _once(due: Any, exact: Any, size: Any, each: bool) -> Close:
+def _once(due: Any, exact: Any, size: Any, error: float, each: bool) -> Close:
     """How far one result is rounded by one rank; each of its elements by itself."""
     if not isinstance(due, Tensor) or due.dtype not in NARROW:
         return None
@@ -103,7 +148,6 @@ def _once(due: Any, exact: Any, size: Any, each: bool) -> Close:
         sizes = torch.finfo(due.dtype).eps / 2 * wide.abs().nan_to_num(0.0, 0.0)
         return sizes + _among_alike(wide.abs(), errors)
     largest = max(_largest(due), _largest(size) if _is_like(size, due) else 0.0)
-    error = _largest(due.to(NARROW[due.dtype]) - exact) if _is_like(exact, due) else 0.0
     return torch.finfo(due.dtype).eps / 2 * largest + error
 
 
