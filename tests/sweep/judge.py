@@ -78,13 +78,20 @@ class Dense:
 
     def close(self, num_ranks: int) -> tuple[list[Close], list[Close]]:
         """How far results and gradients may be off on so many ranks; None: as the dtype says."""
-        if self.rounding is None:
-            return [None] * len(self.results), [None] * len(self.gradients)
-        times = num_ranks + 1
         return (
-            [None if one is None else one * times for one in self.rounding.results],
-            [None if one is None else one * times for one in self.rounding.gradients],
+            self._close(num_ranks, len(self.results), self.rounding and self.rounding.results),
+            self._close(num_ranks, len(self.gradients), self.rounding and self.rounding.gradients),
         )
+
+    def close_written(self, num_ranks: int) -> list[Close]:
+        """The same of the operands; what the call did not write to is as it was given."""
+        return self._close(num_ranks, len(self.written), self.rounding and self.rounding.written)
+
+    @staticmethod
+    def _close(num_ranks: int, count: int, each: Sequence[Close] | None) -> list[Close]:
+        if not each:
+            return [None] * count
+        return [None if one is None else one * (num_ranks + 1) for one in each]
 
 
 def dense(sample: Sample) -> Dense:
@@ -106,9 +113,10 @@ def dense(sample: Sample) -> Dense:
             raise LeftOut(f"nothing compares {one.dtype}, {one.layout}")
         if isinstance(one, Tensor) and not _equal(one, other):
             raise LeftOut("on plain tensors it gives something else each time")
+    written = [place for place, one in enumerate(once.written) if one is not None]
     return dataclasses.replace(once, rounding=rounding(
-        lambda tensors, like: _outcome(sample, tensors, like), sample.tensors, once.results,
-        once.gradients, sample.adds,
+        lambda tensors, like: _outcome(sample, tensors, like, written), sample.tensors,
+        once.results, once.gradients, sample.adds, once.written,
     ))
 
 
@@ -139,11 +147,13 @@ def _plain(sample: Sample, seed: int) -> Dense:
 
 
 def _outcome(
-    sample: Sample, tensors: Sequence[Tensor], like: Like
+    sample: Sample, tensors: Sequence[Tensor], like: Like, written: Sequence[int]
 ) -> tuple[list[Any], list[Tensor | None]]:
+    """Results and what is written to, then gradients."""
     given = _given(sample, tensors)
     results = leaves(sample.fn(given))
     backward(results, like)
+    results += [given[place] for place in written]
     return _detached(results), [leaf.grad for leaf in given]
 
 
@@ -359,10 +369,12 @@ def _verify_operands(
         stray = [place for place in outcome.changed if place < len(expected.written)
                  and outcome.written[place] is None]
         assert not stray, f"{what}: operands {stray} were written to"
+    close = expected.close_written(len(outcomes))
     for place, (due, before) in enumerate(zip(expected.written, sample.tensors)):
         mine = [one for one in (outcome.written[place] for outcome in outcomes) if one is not None]
         if mine:
-            check(before if due is None else due, mine, f"{what}: operand {place}")
+            where = f"{what}: operand {place}"
+            check(before if due is None else due, mine, where, close[place])
 
 
 def leaves(value: Any) -> list[Any]:

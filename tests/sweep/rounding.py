@@ -41,20 +41,29 @@ NARROW = {
 
 @dataclass(frozen=True, slots=True)
 class Rounding:
-    """How far each result and gradient is rounded once; None where the dtype says enough."""
+    """How far each result, gradient and operand that is written to is rounded once; None where the
+    dtype says enough."""
 
     results: list[Close]
     gradients: list[Close]
+    written: list[Close]
 
 
 Call = Callable[[list[Tensor], Callable[[Tensor, Tensor], Tensor]], tuple[list[Any], list[Any]]]
-"""Operands, and what a cotangent becomes, to results and gradients."""
+"""Operands, and what a cotangent becomes, to results with what is written to, and gradients."""
 
 
 def rounding(
-    run: Call, tensors: Sequence[Tensor], results: list[Any], gradients: list[Any], adds: bool
+    run: Call, tensors: Sequence[Tensor], results: list[Any], gradients: list[Any], adds: bool,
+    written: Sequence[Tensor | None] = (),
 ) -> Rounding | None:
-    """The measure of a call whose plain outcome is known; None where nothing is narrow."""
+    """The measure of a call whose plain outcome is known; None where nothing is narrow.
+
+    `written`: per operand what it is after the call, None where it is not written to.
+    """
+    places = [place for place, one in enumerate(written) if one is not None]
+    num_results = len(results)
+    results = [*results, *(written[place] for place in places)]
     outcome = [one for one in results if isinstance(one, Tensor)]
     narrow = {one.dtype for one in (*tensors, *outcome)} & set(NARROW)
     if not narrow:
@@ -78,17 +87,22 @@ def rounding(
             plain = _tried(run, given, lambda one, steps: steps, *none, integers=None)
             others = _errors(plain, exactly(given))
             errors = [list(map(max, one, other)) for one, other in zip(errors, others)]
+    once = [
+        _once(due, wide, size, error, not adds)
+        for due, wide, size, error in zip(
+            results, exact[0], sizes[0] if adds else none[0], errors[0])
+    ]
+    of_written = dict(zip(places, once[num_results:]))
     return Rounding(
-        [_once(due, wide, size, error, not adds)
-         for due, wide, size, error in zip(
-             results, exact[0], sizes[0] if adds else none[0], errors[0])],
+        once[:num_results],
         [_once(due, wide, size, error, not adds and shapes == {one.shape})
          for one, due, wide, size, error in zip(
              tensors, gradients, exact[1], sizes[1], errors[1])],
+        [of_written.get(place) for place in range(len(written))],
     )
 
 
-_OTHERS = 4
+_OTHERS = 16
 """How many operands beside the given ones."""
 
 
