@@ -294,12 +294,13 @@ def _among_equals(
     if what.split()[0] not in UNTOLD:
         return expected
     results = list(expected.results)
+    last = max(place for place, due in enumerate(results) if isinstance(due, Tensor))
     for place, due in enumerate(results):
         found = outcomes[0].results[place] if place < len(outcomes[0].results) else None
         if (
             isinstance(due, Tensor) and isinstance(found, Held) and due.dtype is torch.long
             and found.full.shape == due.shape
-            and (place == len(results) - 1)
+            and place == last
             and any(_names_equals(sample.tensors[0], found.full, due, dim, what.split()[0])
                     for dim in range(sample.tensors[0].dim()))
         ):

@@ -157,8 +157,8 @@ def _fused(allowed: bool) -> Iterator[None]:
 def drawn(sample: Sample) -> Dense | None:
     """What a sample that draws gives on one rank: the same numbers as on any.
 
-    None where it raises on plain tensors, and in half precision: no wider call draws the same, which
-    would tell how far it may be rounded.
+    None where it raises on plain tensors, and in half precision: no wider call draws the same, so
+    nothing tells how far it may be rounded.
     """
     if any(one.dtype in (torch.bfloat16, torch.float16) for one in sample.tensors):
         return None
