@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+import random
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional
+from torch.utils import _pytree as pytree
 
 import weft
-from weft import P
+from tests.harness import local_part
+from tests.oracle import order
+from weft import Layout, P, ShardTensor
+from weft.tensor.trace.capture import capture
 from weft.tensor.trace.forms import known_form
 
 aten = torch.ops.aten
@@ -147,3 +153,113 @@ def test_statistics_have_the_dtype_that_the_device_gives_them() -> None:
         lambda mesh: dtypes(weft.distribute_tensor(x, mesh, P("x"), src_data_rank=None)),
         mesh={"x": 2},
     ) == [dtypes(x)] * 2
+
+
+def elementwise() -> Iterator[tuple[Any, torch.dtype, int]]:
+    """All overloads that torch tags as pointwise, and a few more, with a dtype that they take and
+    how many tensors they do."""
+    names = [name.removeprefix("aten::") for name in torch._C._dispatch_get_all_op_names()
+             if name.startswith("aten::")]
+    for name in sorted(names):
+        base, _, overload = name.partition(".")
+        found = getattr(getattr(aten, base), overload or "default", None)
+        if found is None or any(one.alias_info for one in found._schema.returns) or (
+            torch.Tag.pointwise not in found.tags and base not in (
+                "floor_divide", "divide", "complex", "polar", "special_xlogy", "rrelu",
+                "log_sigmoid", "absolute", "multiply", "greater", "arctan2",
+            )
+        ):
+            continue
+        count = [str(one.type) for one in found._schema.arguments].count("Tensor")
+        for dtype in (torch.float64, torch.int64, torch.bool):
+            try:
+                found(*_arguments(found, [torch.ones(2, 3, dtype=dtype)] * count))
+            except (RuntimeError, TypeError):
+                continue
+            if count and base != "equal":
+                yield found, dtype, count
+            break
+
+
+def _arguments(overload: Any, tensors: list[torch.Tensor]) -> list[Any]:
+    """Of the positional ones that have no default."""
+    rest = iter(tensors)
+    numbers = {"number": 0.5, "float": 0.5, "int": 1, "bool": True, "Optional[str]": "floor"}
+    return [
+        next(rest) if str(one.type) == "Tensor" else numbers[str(one.type)]
+        for one in overload._schema.arguments
+        if not one.kwarg_only and not one.has_default_value() and (
+            str(one.type) == "Tensor" or str(one.type) in numbers)
+    ]
+
+
+_SHAPES = [
+    ((4, 3, 5), (4, 3, 5)), ((4, 1, 5), (4, 3, 5)), ((5,), (4, 3, 5)), ((3, 5), (4, 3, 5)),
+    ((4, 3, 1), (1, 3, 5)), ((4, 4, 2), (4, 1, 2)), ((3, 1, 5), (1, 4, 5)), ((4, 3, 5), ()),
+    ((2, 3, 4, 5), (2, 3, 1, 1)), ((1, 4, 1), (4, 1, 1)), ((3, 0, 2), (3, 1, 2)),
+]
+
+
+def _laid(shape: tuple[int, ...], dtype: torch.dtype, draw: random.Random) -> torch.Tensor:
+    """Its dims in memory in some order, some of them perhaps expanded."""
+    dims = draw.sample(range(len(shape)), len(shape))
+    expanded = draw.random() < 0.2
+    lengths = [1 if expanded and draw.random() < 0.5 else shape[dim] for dim in dims]
+    made = torch.ones(lengths, dtype=dtype).permute([dims.index(dim) for dim in range(len(shape))])
+    return made.expand(shape)
+
+
+def test_elementwise_results_lie_as_kernels_lay_them() -> None:
+    draw, wrong, count = random.Random(0), [], 0
+    for overload, dtype, num in elementwise():
+        for pair, _ in itertools.product(_SHAPES, range(4)):
+            shapes = [*draw.sample(pair, 2), draw.choice(pair)]
+            tensors = [_laid(shape, dtype, draw) for shape in shapes[:num]]
+            due = pytree.tree_leaves(overload(*_arguments(overload, tensors)))
+            metas = [torch.empty_strided(one.shape, one.stride(), dtype=dtype, device="meta")
+                     for one in tensors]
+            trace = capture(overload, _arguments(overload, metas), {}, metas)
+            found = [trace.metas[slot.index] for slot in pytree.tree_leaves(trace.result)]
+            assert [one.shape for one in found] == [one.shape for one in due]
+            count += 1
+            if [order(one.stride(), one.shape) for one in found] != [
+                order(one.stride(), one.shape) for one in due
+            ]:
+                wrong.append((str(overload), [(one.shape, one.stride()) for one in tensors]))
+    assert not wrong
+    assert count > 9000
+
+
+_TURNED: dict[str, Callable[..., torch.Tensor]] = {
+    "heaviside": torch.heaviside, "logaddexp": torch.logaddexp, "logaddexp2": torch.logaddexp2,
+    "logical_and": torch.logical_and, "logical_or": torch.logical_or, "xlogy": torch.xlogy,
+    "logical_xor": torch.logical_xor, "special.xlog1py": torch.special.xlog1py,
+    "divide": lambda x, y: torch.divide(x, y, rounding_mode="floor"),
+    "complex": lambda x, y: torch.complex(x.expand(y.shape), y), "power": lambda x, y: 2.0**y,
+    "isin": lambda x, y: torch.isin(y, x), "logsigmoid": lambda x, y: functional.logsigmoid(y),
+    "rrelu": lambda x, y: functional.rrelu(y), "special.xlogy": torch.special.xlogy,
+    "float_power": lambda x, y: torch.float_power(2.0, y), "hypot": torch.hypot,
+    "training rrelu": lambda x, y: functional.rrelu(y, 0.2, 0.2, training=True),
+}
+
+
+@pytest.mark.parametrize("name", _TURNED)
+def test_results_of_turned_operands_lie_as_torch_lays_them(name: str) -> None:
+    y = torch.rand(5, 3, 4, dtype=torch.float64).permute(1, 2, 0)
+    x = torch.rand(3, 1, 5, dtype=torch.float64)
+    function = _TURNED[name]
+    for one, other in ((x, y), (x.mT.contiguous().mT, y), (y, y.mT.contiguous().mT)):
+        due = function(one, other)
+
+        def run(mesh: Any, one: torch.Tensor = one, other: torch.Tensor = other) -> Any:
+            layouts = [Layout(mesh, tuple(it.shape), P("x")) for it in (one, other)]
+            out = function(*[
+                ShardTensor.from_local(
+                    local_part(layout, it, mesh.here, 0), mesh, layout, stride=it.stride())
+                for layout, it in zip(layouts, (one, other))
+            ])
+            return order(out.stride(), out.shape), out.full_tensor()  # type: ignore[attr-defined]
+
+        for strides, full in weft.testing.run(run, mesh={"x": 2}):
+            assert strides == order(due.stride(), due.shape)
+            torch.testing.assert_close(full, due)

@@ -22,8 +22,9 @@ from torch._subclasses.schema_check_mode import SchemaCheckMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from weft.errors import UnsupportedOpError, message
+from weft.tensor.meta import contiguous_strides
 from weft.tensor.takeover import twin_of
-from weft.tensor.trace.forms import asks_device, known_form
+from weft.tensor.trace.forms import AsKernels, asks_device, known_form
 
 __all__ = [
     "NotCapturable", "Op", "Slot", "Trace", "as_autocast", "asks_for_grad", "capture",
@@ -123,17 +124,24 @@ class _Recorder(SchemaCheckMode):
                 return known
             if asks_device(func) and args[0].numel():  # decompositions divide by lengths
                 return self._as_there(func, args, kwargs)
-            return func(*args, **kwargs)
+            return self._meta_result(func, args, kwargs)
         has_kernel, name = torch._C._dispatch_has_kernel_for_dispatch_key, func.name()
         if has_kernel(name, f"Autocast{self.device_type.upper()}"):
             return self._as_there(func, args, kwargs)
-        out = func(*args, **kwargs)
+        out = self._meta_result(func, args, kwargs)
         if not has_kernel(name, "CompositeImplicitAutograd") or any(
             one.alias_info is not None for one in func._schema.returns
         ):
             return out
         cast = self._as_there(func, args, kwargs)  # of what it consists of, something may cast
         return out if _dtypes(cast) == _dtypes(out) else cast
+
+    def _meta_result(self, func: Any, args: Any, kwargs: Any) -> Any:
+        tensors: list[torch.Tensor] = []
+        map_tensors(tensors.append, [*args, *kwargs.values()])
+        turned = any(map(_is_turned, tensors))
+        with AsKernels(self.device_type) if turned else nullcontext():
+            return func(*args, **kwargs)
 
     def _as_there(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The op's result on the device meant, whose autocast and strides meta tensors do not
@@ -163,6 +171,11 @@ class _Recorder(SchemaCheckMode):
 
 
 _POW = torch.ops.aten.pow
+
+
+def _is_turned(tensor: torch.Tensor) -> bool:
+    """Not `is_contiguous`, which takes no notice of dims of length 1: they may be broadcast."""
+    return tensor.layout is torch.strided and tensor.stride() != contiguous_strides(tensor.shape)
 
 
 def as_autocast(

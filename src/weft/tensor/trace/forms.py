@@ -13,8 +13,10 @@ from typing import Any
 
 import torch
 from torch._prims_common import suggest_memory_format
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
-__all__ = ["asks_device", "known_form"]
+__all__ = ["AsKernels", "asks_device", "known_form"]
 
 
 def known_form(overload: Any, args: Any, kwargs: Any) -> torch.Tensor | None:
@@ -107,18 +109,6 @@ def _multilabel_margin(
     return x.new_empty(()) if x.ndim == 1 and target.shape == x.shape and x.numel() else None
 
 
-def _elementwise(overload: Any) -> Callable[..., torch.Tensor | None]:
-    """Of two operands: in memory as their sum. Torch's meta kernels of these say contiguous."""
-    def form(x: torch.Tensor, other: Any, *args: Any, **kwargs: Any) -> torch.Tensor | None:
-        if not isinstance(other, torch.Tensor) or (x.is_contiguous() and other.is_contiguous()):
-            return None
-        return torch.empty_like(
-            torch.add(x, other), dtype=overload(x, other, *args, **kwargs).dtype
-        )
-
-    return form
-
-
 def _view_copy(x: torch.Tensor, size: Any) -> torch.Tensor | None:
     """Of any strides: torch's meta kernel refuses those of which there is no view."""
     if x.is_contiguous():
@@ -145,10 +135,6 @@ _FORMS: dict[Any, Callable[..., torch.Tensor | None]] = {
     _aten._sample_dirichlet.default: _broadcast,
     _aten.view_copy.default: _view_copy,
     _aten.batch_norm.default: _batch_norm,
-    **{overload: _elementwise(overload) for overload in (
-        _aten.copysign.Tensor, _aten.floor_divide.default, _aten.div.Tensor_mode,
-        _aten.native_dropout_backward.default,
-    )},
 }
 
 _BY_DEVICE = {
@@ -158,3 +144,73 @@ _BY_DEVICE = {
     _aten._native_batch_norm_legit.default, _aten._native_batch_norm_legit.no_stats,
     _aten._batch_norm_with_update.default,
 }
+
+
+class AsKernels(TorchDispatchMode):
+    """Gives results on meta tensors the strides that the device's kernels give them.
+
+    Torch's meta kernels of many ops are references in Python, which lay results out by rules of
+    their own. A mode sees the ops that others consist of, too. Where all operands are contiguous
+    the references say the same, and nobody needs it.
+    """
+
+    def __init__(self, device_type: str) -> None:
+        super().__init__()
+        self.on_cpu = device_type == "cpu"
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func in _CONTIGUOUS or (self.on_cpu and func in _CONTIGUOUS_ON_CPU):
+            return tree_map_only(torch.Tensor, _contiguous, out)
+        return _laid_like_sum(out, args, func in _LAST_FIRST) if _is_elementwise(func) else out
+
+
+def _contiguous(one: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(one, memory_format=torch.contiguous_format)
+
+
+def _laid_like_sum(out: torch.Tensor, args: Any, turned: bool) -> torch.Tensor:
+    """`out` in memory as TensorIterator lays results of these operands: so it does for sums."""
+    operands = [one for one in args if isinstance(one, torch.Tensor)]
+    if len(operands) not in (2, 3):
+        return out
+    if turned:
+        operands.reverse()
+    like = (torch.add if len(operands) == 2 else torch.addcmul)(*operands)
+    if like.shape != out.shape:
+        return out
+    return torch.empty_strided(like.shape, like.stride(), dtype=out.dtype, device=out.device)
+
+
+@functools.cache
+def _is_elementwise(overload: Any) -> bool:
+    """Whether its kernels go by TensorIterator over all operands, and its meta kernel does not."""
+    if overload in _UNTAGGED:
+        return True
+    return (
+        torch.Tag.pointwise in overload.tags and torch._C.DispatchKey.Meta in overload.py_kernels
+        and not any(one.alias_info for one in overload._schema.returns)
+        and overload not in _OTHERWISE
+    )
+
+
+_UNTAGGED = {
+    _aten.floor_divide.default, _aten.complex.default, _aten.polar.default,
+}
+"""Elementwise ops that torch does not tag so."""
+
+_OTHERWISE = {_aten.masked_fill.Scalar, _aten.where.self}
+"""They bring an operand to the result's shape or dtype before, as their meta kernels know."""
+
+_LAST_FIRST = {_aten.threshold_backward.default}
+"""Their kernels ask the last operand before the others."""
+
+_CONTIGUOUS = {
+    _aten.pow.Scalar, _aten.isin.Tensor_Tensor, _aten.isin.Tensor_Scalar,
+    _aten.rrelu_with_noise.default,
+}
+"""Their results are contiguous, whatever the operands are."""
+
+_CONTIGUOUS_ON_CPU = {_aten.log_sigmoid_forward.default}

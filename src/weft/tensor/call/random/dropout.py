@@ -93,6 +93,7 @@ def _rrelu(
     x: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False,
     generator: Any = None,
 ) -> Tensor:
+    x = x.contiguous()  # as torch's result is
     if not training:
         return torch.nn.functional.leaky_relu(x, (lower + upper) / 2)
     slope = like(
