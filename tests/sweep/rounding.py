@@ -113,10 +113,11 @@ def _beside(one: Tensor, seed: int) -> Tensor:
         return one
     generator = torch.Generator().manual_seed(seed)
     steps = torch.randint(-4, 5, one.shape, generator=generator)
-    moved = one.detach() * (1 + steps * torch.finfo(one.dtype).eps).to(one.dtype.to_real())
-    parts = torch.view_as_real(one.detach()) if one.is_complex() else one.detach().unsqueeze(-1)
-    whole = (parts == parts.round()).all(-1)
-    return torch.where(whole, one.detach(), moved.to(one.dtype))
+    one = one.detach()
+    moved = one * (1 + steps * torch.finfo(one.dtype).eps).to(one.dtype.to_real())
+    parts = torch.stack([one.real, one.imag]) if one.is_complex() else one.unsqueeze(0)
+    whole = (parts == parts.round()).all(0)
+    return torch.where(whole, one, moved.to(one.dtype))
 
 
 def _errors(
