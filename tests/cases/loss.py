@@ -107,6 +107,7 @@ MARGINS: list[Case] = [
         ("multi_margin_row", F.multi_margin_loss, (reals(4), given(2))),
         ("gaussian_nll", F.gaussian_nll_loss, (reals(7, 3), reals(7, 3), positives(7, 3))),
         ("gaussian_nll_line", F.gaussian_nll_loss, (reals(7, 3), reals(7, 3), positives(7, 1))),
+        ("gaussian_nll_row", F.gaussian_nll_loss, (reals(7, 3), reals(7, 3), positives(1, 3))),
     )
     for reduction in ("mean", "sum", "none")
 ]

@@ -92,7 +92,9 @@ def gaussian_nll_loss(
     if var.shape != input.shape:
         if input.shape[:-1] == var.shape:
             var = var.unsqueeze(-1)
-        elif input.shape[:-1] != var.shape[:-1] or var.shape[-1] != 1:
+        elif input.ndim != var.ndim or sum(
+            mine for due, mine in zip(input.shape, var.shape) if mine != due
+        ) != 1:  # as torch has it: one dim differs, and is 1
             raise ValueError("var is of incorrect size")
     if reduction not in ("none", "mean", "sum"):
         raise ValueError(reduction + " is not valid")
