@@ -263,3 +263,50 @@ def test_results_of_turned_operands_lie_as_torch_lays_them(name: str) -> None:
         for strides, full in weft.testing.run(run, mesh={"x": 2}):
             assert strides == order(due.stride(), due.shape)
             torch.testing.assert_close(full, due)
+
+
+_OF_IMAGES: dict[str, Callable[..., torch.Tensor]] = {
+    "conv": lambda x, w: (functional.conv2d if x.ndim == 4 else functional.conv3d)(x, w),
+    "conv in groups": lambda x, w: (functional.conv2d if x.ndim == 4 else functional.conv3d)(
+        x, w[:, :1], groups=6),
+    "conv_transpose": lambda x, w: (
+        functional.conv_transpose2d if x.ndim == 4 else functional.conv_transpose3d)(x, w),
+    "group_norm": lambda x, w: functional.group_norm(x, 3),
+    "batch_norm": lambda x, w: functional.batch_norm(x, None, None, training=True),
+    "instance_norm": lambda x, w: functional.instance_norm(x),
+    "pad": lambda x, w: functional.pad(x, (1, 1) * (x.ndim - 2)),
+    "reflect": lambda x, w: functional.pad(x, (1, 1) * (x.ndim - 2), mode="reflect"),
+    "replicate": lambda x, w: functional.pad(x, (1, 1) * (x.ndim - 2), mode="replicate"),
+    "roll": lambda x, w: torch.roll(x, (1, 2), (0, 2)), "roll all": lambda x, w: torch.roll(x, 2),
+    "fftshift": lambda x, w: torch.fft.fftshift(x),
+    "channel_shuffle": lambda x, w: functional.channel_shuffle(x, 3),
+    "pool": lambda x, w: (functional.max_pool2d if x.ndim == 4 else functional.max_pool3d)(x, 2),
+    "nearest": lambda x, w: functional.interpolate(x, scale_factor=2),
+    "cat": lambda x, w: torch.cat([x, x], 1),
+    "heaviside": lambda x, w: torch.heaviside(x[:, :1], x),
+    "pixel_shuffle": lambda x, w: functional.pixel_shuffle(  # torch takes no channels_last_3d
+        torch.cat([x if x.ndim == 4 else x.contiguous()] * 4, -3), 2),
+}
+
+
+@pytest.mark.parametrize("spec", [P("x"), P(None, "x")])
+@pytest.mark.parametrize("shape", [(2, 6, 4, 5), (2, 6, 3, 4, 5)])
+@pytest.mark.parametrize("name", _OF_IMAGES)
+def test_images_with_channels_last_lie_as_torch_lays_them(
+    name: str, shape: tuple[int, ...], spec: P
+) -> None:
+    function = _OF_IMAGES[name]
+    last = torch.channels_last if len(shape) == 4 else torch.channels_last_3d
+    x, w = torch.rand(shape).to(memory_format=last), torch.rand(6, 6, *[2] * (len(shape) - 2))
+    due = function(x, w)
+
+    def run(mesh: Any) -> Any:
+        layout = Layout(mesh, shape, spec)
+        sharded = ShardTensor.from_local(
+            local_part(layout, x, mesh.here, 0), mesh, layout, stride=x.stride())
+        out = function(sharded, w)
+        return order(out.stride(), out.shape), out.full_tensor()
+
+    for strides, full in weft.testing.run(run, mesh={"x": 2}):
+        assert strides == order(due.stride(), due.shape)
+        torch.testing.assert_close(full, due)

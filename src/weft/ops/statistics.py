@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._prims_common import suggest_memory_format
 
 from weft.core import Layout
 from weft.ops.algorithm import Algorithm, Composite
@@ -150,7 +151,8 @@ def _group_norm(
     spread = spread.mean(2, keepdim=True)
     center = center.expand_as(means).flatten(1)
     spread = spread.expand_as(means).flatten(1)
-    return _normalised(x, center, spread, eps, weight, bias)
+    out = _normalised(x, center, spread, eps, weight, bias)
+    return out.contiguous(memory_format=suggest_memory_format(x)) if x.is_cpu else out
 
 
 def group_norm_lookup(

@@ -122,13 +122,14 @@ class _Recorder(SchemaCheckMode):
             known = known_form(func, args, kwargs)
             if known is not None:
                 return known
-            if asks_device(func) and args[0].numel():  # decompositions divide by lengths
+            turned = _any_turned(args, kwargs)
+            if asks_device(func, turned) and args[0].numel():  # decompositions divide by lengths
                 return self._as_there(func, args, kwargs)
-            return self._meta_result(func, args, kwargs)
+            return self._meta_result(func, args, kwargs, turned)
         has_kernel, name = torch._C._dispatch_has_kernel_for_dispatch_key, func.name()
         if has_kernel(name, f"Autocast{self.device_type.upper()}"):
             return self._as_there(func, args, kwargs)
-        out = self._meta_result(func, args, kwargs)
+        out = self._meta_result(func, args, kwargs, _any_turned(args, kwargs))
         if not has_kernel(name, "CompositeImplicitAutograd") or any(
             one.alias_info is not None for one in func._schema.returns
         ):
@@ -136,10 +137,7 @@ class _Recorder(SchemaCheckMode):
         cast = self._as_there(func, args, kwargs)  # of what it consists of, something may cast
         return out if _dtypes(cast) == _dtypes(out) else cast
 
-    def _meta_result(self, func: Any, args: Any, kwargs: Any) -> Any:
-        tensors: list[torch.Tensor] = []
-        map_tensors(tensors.append, [*args, *kwargs.values()])
-        turned = any(map(_is_turned, tensors))
+    def _meta_result(self, func: Any, args: Any, kwargs: Any, turned: bool) -> Any:
         with AsKernels(self.device_type) if turned else nullcontext():
             return func(*args, **kwargs)
 
@@ -173,9 +171,14 @@ class _Recorder(SchemaCheckMode):
 _POW = torch.ops.aten.pow
 
 
-def _is_turned(tensor: torch.Tensor) -> bool:
-    """Not `is_contiguous`, which takes no notice of dims of length 1: they may be broadcast."""
-    return tensor.layout is torch.strided and tensor.stride() != contiguous_strides(tensor.shape)
+def _any_turned(args: Any, kwargs: Any) -> bool:
+    """Whether a tensor does not lie row by row, dims of length 1 and all: they may be broadcast."""
+    tensors: list[torch.Tensor] = []
+    map_tensors(tensors.append, [*args, *kwargs.values()])
+    return any(
+        one.layout is torch.strided and one.stride() != contiguous_strides(one.shape)
+        for one in tensors
+    )
 
 
 def as_autocast(

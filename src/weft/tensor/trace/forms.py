@@ -28,10 +28,17 @@ def known_form(overload: Any, args: Any, kwargs: Any) -> torch.Tensor | None:
 
 
 @functools.cache
-def asks_device(overload: Any) -> bool:
+def asks_device(overload: Any, turned: bool) -> bool:
     """Whether strides or dtypes of the op's results are a matter of the device that computes it:
-    torch's meta kernels take meta tensors to lie on a GPU."""
-    return overload in _BY_DEVICE or overload._schema.name.startswith(("aten::fft_", "aten::_fft_"))
+    torch's meta kernels take meta tensors to lie on a GPU. `turned`: of operands that do not all
+    lie row by row."""
+    name = overload._schema.name
+    return (
+        overload in _BY_DEVICE or name.startswith(("aten::fft_", "aten::_fft_"))
+        or (turned and name.startswith((
+            "aten::conv", "aten::_conv", "aten::group_norm", "aten::native_group_norm",
+        )))
+    )
 
 
 def _cross_entropy(
@@ -164,6 +171,10 @@ class AsKernels(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         if func in _CONTIGUOUS or (self.on_cpu and func in _CONTIGUOUS_ON_CPU):
             return tree_map_only(torch.Tensor, _contiguous, out)
+        if self.on_cpu and func in _CHANNELS_LAST_ON_CPU and (
+            func is not _aten.roll.default or (len(args) > 2 and args[2])  # else of one dim
+        ):
+            return torch.empty_like(out, memory_format=suggest_memory_format(args[0]))
         return _laid_like_sum(out, args, func in _LAST_FIRST) if _is_elementwise(func) else out
 
 
@@ -214,3 +225,11 @@ _CONTIGUOUS = {
 """Their results are contiguous, whatever the operands are."""
 
 _CONTIGUOUS_ON_CPU = {_aten.log_sigmoid_forward.default}
+
+_CHANNELS_LAST_ON_CPU = {
+    _aten.reflection_pad2d.default, _aten.reflection_pad3d.default,
+    _aten.replication_pad2d.default, _aten.replication_pad3d.default, _aten.roll.default,
+    _aten.pixel_shuffle.default, _aten.channel_shuffle.default,
+    _aten.native_channel_shuffle.default,
+}
+"""Their results have channels last where the first operand has, and are contiguous elsewhere."""
