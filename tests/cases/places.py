@@ -15,6 +15,11 @@ _OF_ONE = (
       for mode in ("reflect", "replicate", "circular")),
     *((f"pad_{mode}_two", (2, 3, 5, 6), lambda a, mode=mode: F.pad(a, (2, 0, 1, 3), mode=mode))
       for mode in ("reflect", "replicate", "circular")),
+    # What one end loses the other may gain.
+    *((f"pad_{mode}_{name}", (2, 3, 4, 6), lambda a, mode=mode, pad=pad: F.pad(a, pad, mode=mode))
+      for mode in ("reflect", "replicate", "circular")
+      for name, pad in (("shifted", (-2, 2, 0, 0)), ("back", (3, -1, 0, 0)),
+                        ("cropped", (0, 0, -1, -2)), ("turned", (-1, 1, -2, 1)))),
     ("pad_three", (2, 2, 3, 4, 5), lambda a: F.pad(a, (1, 1, 0, 2, 2, 1), mode="circular")),
     ("pad_far", (2, 5), lambda a: F.pad(a, (9, 7), mode="replicate")),
     ("unfold_line", (9,), lambda a: a.unfold(0, 3, 1) * 1),

@@ -197,15 +197,16 @@ def _pad(call: Call, layouts: Sequence[Layout]) -> Decision | Rule:
 
 def _bordered(call: Call) -> Rule:
     """`pad` with what stands in the tensor: padded dims are whole."""
-    source, result = call.tensors[0].shape, call.results[0].shape
+    source, result, pad = call.tensors[0].shape, call.results[0].shape, call.arg(1, "pad")
     kinds, factors = dims(len(source)), names(len(source))
-    grown = [dim for dim, length in enumerate(source) if result[dim] != length]
-    new = {dim: f"new{dim}" for dim in grown}
-    sizes = dict(zip(factors, source)) | {new[dim]: result[dim] for dim in grown}
+    # A dim may keep its length: what one end loses the other gains.
+    padded = {len(source) - 1 - at // 2 for at, width in enumerate(pad) if width}
+    new = {dim: f"new{dim}" for dim in padded}
+    sizes = dict(zip(factors, source)) | {new[dim]: result[dim] for dim in padded}
     out = tuple((new[dim],) if dim in new else kinds[dim] for dim in range(len(source)))
-    whole = frozenset((*new.values(), *(factors[dim] for dim in grown)))
+    whole = frozenset((*new.values(), *(factors[dim] for dim in padded)))
     # Of a batch, if there is one, torch takes nothing as well.
-    several = len(call.arg(1, "pad")) // 2 == len(source) - 2
+    several = len(pad) // 2 == len(source) - 2
     return Rule((kinds,), (out,), sizes, whole=whole, linear=IDENTITY, moves=True,
                 nonempty=frozenset(factors[1 if several else 0 :]) - whole)
 

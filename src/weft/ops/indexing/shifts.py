@@ -170,21 +170,27 @@ def pad_lookup(
     (dim,) = padded
     before, behind = pad[2 * (x.ndim - 1 - dim) :][:2]
     size, length = x.shape[dim], call.results[0].shape[dim]
-    if not x.dims[dim] or min(before, behind) < 0:
+    start, stop = max(-before, 0), size + min(behind, 0)  # what a negative width leaves
+    if not x.dims[dim] or not length or (
+        # Of a circle shorter than its borders torch reads what it has not written yet.
+        mode == "circular" and stop - start < max(before, behind)
+    ):
         return None
     find = _BORDERS[mode]
     return _moved(
-        call, x, dim, lambda: find(torch.arange(-before, size + behind), size), (length,),
+        call, x, dim,
+        lambda: find(torch.arange(-before, size + behind), size, start, stop), (length,),
         _grown(x, dim, before, length),
     )
 
 
-_BORDERS: dict[str, Callable[[Tensor, int], Tensor]] = {
-    "replicate": lambda at, size: at.clamp(0, size - 1),
-    "circular": lambda at, size: at % size,
-    "reflect": lambda at, size: (size - 1) - (size - 1 - at.abs()).abs(),
+_BORDERS: dict[str, Callable[[Tensor, int, int, int], Tensor]] = {
+    "replicate": lambda at, size, start, stop: at.clamp(0, size - 1),
+    "circular": lambda at, size, start, stop: start + (at - start) % (stop - start),
+    "reflect": lambda at, size, start, stop: (size - 1) - (size - 1 - at.abs()).abs(),
 }
-"""Mode -> where in a dim of this size the places before, in and behind it are taken from."""
+"""Mode -> where in a dim of this size, of which start to stop is kept, the places before, in and
+behind it are taken from: only a circle is cropped before it is closed."""
 
 
 def _pads(x: Tensor, pad: Sequence[int], mode: str, value: Any = None) -> Tensor:
