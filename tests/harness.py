@@ -131,7 +131,7 @@ def local_part(layout: Layout, dense: Tensor, coordinate: Sequence[int], seed: i
     if dense.dtype.to_real().itemsize < 8 and (dense.is_floating_point() or dense.is_complex()):
         terms = dict(zip(others, _exact_terms(dense, len(others))))
     else:
-        terms = {at: _noise(dense, seed_of(seed, at)) for at in others}
+        terms = {at: _noise(dense, seed_of(seed, at), len(others)) for at in others}
     term = dense - sum(terms.values()) if first else terms[tuple(coordinate[a] for a in axes)]
     return block(layout, term, coordinate)
 
@@ -183,11 +183,27 @@ def _exact_terms(dense: Tensor, count: int) -> list[Tensor]:
     return [-dense, *[dense, -dense] * ((count - 1) // 2), *[dense * 0] * ((count - 1) % 2)]
 
 
-def _noise(dense: Tensor, seed: int) -> Tensor:
-    """Quarters in [-2, 2], whole numbers for integers: they add up without rounding."""
+def _noise(dense: Tensor, seed: int, count: int) -> Tensor:
+    """One of `count` terms that, with what is left of the tensor, make it up without rounding,
+    whatever is added first: quarters in [-2, 2], whole numbers for integers.
+
+    Quarters would round beside a number that is no multiple of 2**-20. There a term is a part of
+    that number's first ten bits, all terms together at most twice it: so no sum of some of them
+    has more bits than it has.
+    """
+    if dense.is_complex():
+        return torch.view_as_complex(_noise(torch.view_as_real(dense), seed, count))
     generator = torch.Generator().manual_seed(seed)
     steps = torch.randint(-8, 9, dense.shape, generator=generator)
-    return (steps / 4 if dense.dtype.is_floating_point else steps).to(dense.dtype)
+    if not dense.dtype.is_floating_point:
+        return steps.to(dense.dtype)
+    size = dense.abs()
+    coarse = (size < 2**20) & ((size * 2**20).frac() == 0)
+    absorbs = ~(size < 2.0**1000)  # so large that quarters vanish beside it; not finite
+    mantissa, exponent = torch.frexp(dense)
+    first = (mantissa * 2**10).trunc().ldexp(exponent.double() - 10)
+    parts = (steps + 8) / 8 / 2 ** (count - 1).bit_length()
+    return torch.where(coarse | absorbs, steps / 4, first * parts).to(dense.dtype)
 
 
 def _coordinates(sizes: Sequence[int]) -> list[tuple[int, ...]]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -57,3 +60,25 @@ def test_terms_sum_to_the_value_differ_and_vary_in_sign(operand) -> None:
     torch.testing.assert_close(reduce_terms(layout, torch.stack(terms)), dense)
     assert len({tuple(term.flatten().tolist()) for term in terms}) == 4
     assert all((term < 0).any() and (term > 0).any() for term in terms)
+
+
+NUMBERS: dict[str, Callable[[], torch.Tensor]] = {
+    "any": lambda: torch.randn(5, 4, dtype=torch.float64) * 5,
+    "small": lambda: torch.randn(5, 4, dtype=torch.float64) * 1e-300,
+    "large": lambda: torch.randn(5, 4, dtype=torch.float64) * 1e300,
+    "quarters": lambda: torch.randint(-9, 9, (5, 4)).double() / 4,
+    "complex": lambda: torch.randn(5, 4, dtype=torch.complex128) * 5,
+}
+
+
+@pytest.mark.parametrize("numbers", NUMBERS)
+def test_terms_add_up_without_rounding_in_any_order(numbers: str) -> None:
+    torch.manual_seed(0)
+    dense = NUMBERS[numbers]()
+    layout = layouts_of(GRID, (5, 4))["p.dt"]
+    terms = [local_part(layout, dense, place, seed=1) for place in coordinates(layout)]
+    for one, two, three, four in itertools.permutations(terms):
+        assert torch.equal(((one + two) + three) + four, dense)
+        assert torch.equal((one + two) + (three + four), dense)
+    unequal = [not torch.equal(one, other) for one, other in itertools.combinations(terms, 2)]
+    assert all(unequal)
