@@ -81,6 +81,13 @@ _READS: list[Case] = [
          grad=False),
     case("take_along_dim", lambda a, i: torch.take_along_dim(a, i, 1), reals(4, 6),
          integers(1, 5, high=6)),
+    # Places go round.
+    case("take_along_dim_round", lambda a, i: torch.take_along_dim(a, i, 1), reals(4, 6),
+         integers(1, 5, low=-13, high=13), per_mesh=6),
+    case("take_along_rows_round", lambda a, i: torch.take_along_dim(a, i, 0), reals(4, 6),
+         integers(3, 6, low=-9, high=9), per_mesh=6),
+    case("take_along_number", lambda a, i: torch.take_along_dim(a.sum(), i), reals(4),
+         given([0, 0]), per_mesh=6),
     case("take_along_all", lambda a, i: torch.take_along_dim(a, i), reals(4, 6),
          integers(5, high=24)),
 ]

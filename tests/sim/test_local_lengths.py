@@ -52,6 +52,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
     "repeat_interleave each": (lambda a: a.repeat_interleave(torch.tensor([2, 0, 1]), 0),
                                ((3, 2),)),
     "take_along_dim": (lambda a: a.take_along_dim(torch.tensor([[2, 0]]), 1), ((3, 4),)),
+    "take_along_dim round": (lambda a: a.take_along_dim(torch.tensor([[2, -2, 5]]), 1), ((3, 4),)),
     "index_put": (lambda a: a.index_put((torch.tensor([0, 2]),), torch.ones(1, 4).double()),
                   ((3, 4),)),
     "prelu": (lambda a, w: F.prelu(a, w), ((2, 3, 2), (3,))),

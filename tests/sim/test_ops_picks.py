@@ -35,6 +35,7 @@ WRONG: dict[str, Callable[[Any, Make], Any]] = {
     "gather_named": lambda x, make: x.gather(0, make(NINE[:, None].expand(4, 6).contiguous())),
     "take": lambda x, make: x.take(torch.tensor([99])),
     "take_negative": lambda x, make: x.take(torch.tensor([-31])),
+    "take_along_nothing": lambda x, make: x[:, :0].take_along_dim(torch.tensor([[0]]), 1),
     "write": lambda x, make: x.detach().index_put_((NINE,), make(X[:1], False)),
     "index_add": lambda x, make: x.index_add(0, NINE, x[:4]),
     "scatter": lambda x, make: x.scatter(0, NINE[:, None].expand(4, 6), 1.0),
@@ -50,6 +51,18 @@ WRONG: dict[str, Callable[[Any, Make], Any]] = {
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_index_is_refused_as_torch_does(name: str, way: str) -> None:
     agree(lambda make: WRONG[name](make(X), make), way)
+
+
+@pytest.mark.parametrize("place", [-1, -30, 30])
+def test_places_in_all_of_a_tensor_count_from_the_front(place: int) -> None:
+    def on_rank(mesh: Any) -> None:
+        x = weft.distribute_tensor(X, mesh, P("x"), src_data_rank=None)
+        with pytest.raises(IndexError, match="out of bounds"):
+            torch.take_along_dim(x, torch.tensor([3, place]))
+
+    with pytest.raises(RuntimeError, match="out of bounds"):
+        torch.take_along_dim(X, torch.tensor([3, place]))
+    weft.testing.run(on_rank, 2, {"x": 2})
 
 
 # How much is received.

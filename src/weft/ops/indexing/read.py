@@ -291,6 +291,10 @@ def grid(index: Tensor, dim: int) -> Tensor:
     return line.view([-1 if at == dim else 1 for at in range(index.dim())]).expand(index.shape)
 
 
+_OUTSIDE = 2**62
+"""A place that no tensor has."""
+
+
 def unraveled(index: Tensor, shape: Sequence[int]) -> tuple[Tensor, ...]:
     """Places in a flattened tensor as one index for each of its dims; those outside of it lie
     outside of its first dim."""
@@ -317,14 +321,18 @@ def take_lookup(
 def take_along_dim_lookup(
     call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
 ) -> Algorithm | None:
-    """`take_along_dim(x, index, dim)`: a gather of both broadcast outside the dim."""
+    """`take_along_dim(x, index, dim)`: a gather of both, broadcast beside it; places go round"""
+    x, dim = layouts[0], call.args[2]
+    if not x.ndim or (dim is not None and not x.shape[dim]):
+        return None
     return Composite(_take_along_dim)
 
 
 def _take_along_dim(x: Tensor, index: Tensor, dim: int | None = None) -> Tensor:
-    if dim is None:
-        return x[unraveled(index.reshape(-1), x.shape)]
+    if dim is None:  # here torch takes no negative places
+        return x[unraveled(torch.where(index < 0, _OUTSIDE, index).reshape(-1), x.shape)]
     dim = dim % x.dim()
+    index = index.remainder(x.shape[dim])
     around = [torch.broadcast_shapes((1 if at == dim else a,), (1 if at == dim else b,))[0]
                for at, (a, b) in enumerate(zip(x.shape, index.shape))]
     x, index = (
