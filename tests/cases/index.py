@@ -76,6 +76,11 @@ _MOVED = (
     ("atleast_3d_of_one", (1,), lambda a: torch.atleast_3d(a)),
     ("repeat_flat", (5, 3), lambda a: a.repeat_interleave(2)),
 )
+def _changed_copy(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    whole = a * b
+    return whole, whole.diff(0).mul_(2)
+
+
 _JOINED = (
     ("hstack", (5, 3), (5, 2), lambda a, b: torch.hstack([a, b])),
     ("vstack", (5, 3), (3,), lambda a, b: torch.vstack([a, b])),
@@ -84,6 +89,9 @@ _JOINED = (
     ("block_diag_of_lines", (1,), (5,), lambda a, b: torch.block_diag(a, b)),
     ("block_diag", (5, 3), (4,), lambda a, b: torch.block_diag(a, b)),
     ("diff_behind", (5, 3), (1, 3), lambda a, b: torch.diff(a, dim=0, prepend=b)),
+    # Nothing is taken of what stands beside it.
+    ("diff_of_none", (5, 3), (1, 3), lambda a, b: torch.diff(a, 0, 0, b, b)),
+    ("diff_of_none_is_a_copy", (5, 3), (1, 3), _changed_copy),
     ("kron", (3, 4), (2, 3), lambda a, b: torch.kron(a, b)),
     ("cartesian_prod", (6,), (4,), lambda a, b: torch.cartesian_prod(a, b)),
     ("slice_scatter", (7, 5), (3, 5), lambda a, b: a.slice_scatter(b, 0, 1, 6, 2)),

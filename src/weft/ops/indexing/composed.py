@@ -77,6 +77,8 @@ def _diff(
     x: Tensor, n: int = 1, dim: int = -1, prepend: Tensor | None = None,
     append: Tensor | None = None,
 ) -> Tensor:
+    if n == 0:
+        return x.clone()
     parts = [one for one in (prepend, x, append) if one is not None]
     if len(parts) > 1:
         x = torch.cat(parts, dim)
