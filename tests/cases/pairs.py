@@ -85,7 +85,7 @@ CASES: list[Case] = [
         a, (torch.tensor([-1.0, 0, 2]).double(), torch.tensor([-2.0, 2]).double())), reals(9, 2),
          grad=False),
     *(case(f"pdist_{p}", lambda a, p=p: F.pdist(a, p), reals(6, 3), per_mesh=4)
-      for p in (1, 2, 3)),
+      for p in (0, 1, 2, 3)),
     *(case(f"cdist_across_{p}", lambda a, b, p=p: torch.cdist(a, b, p), reals(2, 9), reals(3, 9),
            per_mesh=6) for p in (1, 2, 3)),
     *(case(f"ctc_{reduction}", _ctc(reduction), reals(6, 5, 4), integers(5, 2, low=1, high=4),
