@@ -96,10 +96,21 @@ def _batch_norm(
         return _normalised(x, mean, var, eps, weight, bias, apart)
 
 
+def _of_nothing(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, *rest: Any
+) -> Tensor:
+    """batch_norm of a line, which torch takes where it is empty."""
+    scale, shift = (None if one is None else one[0] for one in (weight, bias))
+    out = x.clone() if scale is None else x * scale
+    return out if shift is None else out + shift
+
+
 def batch_norm_lookup(
     call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
 ) -> Algorithm | None:
     """batch_norm in training: statistics of the global batch. In evaluation it is elementwise."""
+    if layouts[0].ndim < 2:
+        return Composite(_of_nothing)
     if not call.args[5]:
         return None
     cut = bool(layouts[0].dims[0]) or any(layouts[0].dims[2:])
