@@ -116,6 +116,7 @@ PROGRAMS: dict[str, Callable[[Tensor], Any]] = {
     "rrelu": lambda x: F.rrelu(x, training=True),
     "rrelu in place": lambda x: F.rrelu(x * 1, training=True, inplace=True),
     "rrelu eval": lambda x: F.rrelu(x),
+    "rrelu eval in place": lambda x: F.rrelu(x * 1, inplace=True),
     "rand_like": torch.rand_like,
     "rand_like of another dtype": lambda x: torch.rand_like(x, dtype=torch.float64),
     "randn_like": torch.randn_like,
@@ -174,6 +175,18 @@ _INEXACT = {"gumbel_softmax", "gumbel_softmax hard", "_sample_dirichlet"}  # sum
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_the_same_everywhere(name: str) -> None:
     everywhere(PROGRAMS[name], exact=name not in _INEXACT)
+
+
+@pytest.mark.parametrize("program", [
+    lambda x: F.rrelu(x * 1, inplace=True),  # it saves the old value
+    lambda x: F.dropout(x.exp(), 0.5, False, inplace=True),  # it writes nothing
+])
+def test_evaluated_in_place_the_gradient_is_torchs(program: Callable[[Tensor], Any]) -> None:
+    x = X.clone().requires_grad_()
+    due = program(x)
+    due.sum().backward()
+    out, grad = everywhere(program)
+    torch.testing.assert_close((out, grad), (due.detach(), x.grad))
 
 
 def bits(call: int, shape: Sequence[int] = SHAPE) -> Source:

@@ -48,9 +48,13 @@ def recipe(trace: Trace, is_leaf: bool) -> Function | None:
 
     def run(func: Any, args: Any, kwargs: Any) -> Any:
         tensors = flatten((args, kwargs))
-        out = function(*fill(op.args, tensors), **fill(op.kwargs, tensors))
+        given = list(tensors)
+        if target is not None and torch.is_grad_enabled():
+            given[target] = tensors[target].clone()  # ops may save its old value for backward
+        out = function(*fill(op.args, given), **fill(op.kwargs, given))
         if target is not None:
-            tensors[target].copy_(out)
+            if out is not given[target]:
+                tensors[target].copy_(out)
             return fill(trace.result, tensors)
         if is_leaf:
             out.requires_grad_()
