@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ import weft
 from tests.sweep.board import page, scoreboard
 from tests.sweep.journal import Found, Journal
 from tests.sweep.judge import Dense, Verdict, dense, judge
-from tests.sweep.samples import LeftOut, Sample, samples_of
+from tests.sweep.samples import UNWRITTEN, LeftOut, Sample, samples_of
 from tests.sweep.ways import WAYS, laid_out
 
 OPS = {
@@ -103,6 +104,19 @@ def test_turned_operands_and_written_targets() -> None:
     # An operand that is gathered for `as_strided` lies as the global one.
     wide = next(one for one in samples_of("as_strided_copy", torch.float64, 3, "turned"))
     assert verdict(wide, dense(wide)) == "gathered"
+
+
+@pytest.mark.parametrize("name", UNWRITTEN)
+@pytest.mark.filterwarnings("ignore::weft.WeftWarning")
+def test_a_target_that_torch_forgets_is_to_be_written(name: str) -> None:
+    for sample in samples_of(name, torch.float64, 6, "out"):
+        def forgets(own: list[torch.Tensor], fn: Planted = sample.fn) -> object:
+            out, same = cast(Any, fn(own))
+            return torch.full_like(out, 1), same
+
+        expected = dense(sample)
+        assert verdict(sample, expected) in ("right", "gathered")
+        assert verdict(dataclasses.replace(sample, fn=forgets), expected) == "wrong"
 
 
 @pytest.mark.parametrize("name", [

@@ -94,7 +94,7 @@ def samples_of(
     if variant == "out":
         if not entry.supports_out:
             return
-        op = _into_out(op)
+        op = _into_out(op, tells=name not in UNWRITTEN)
     if name == "topk":
         op = _without_ties(op)
     grad = entry.supports_autograd and dtype in entry.supported_backward_dtypes("cpu")
@@ -123,11 +123,19 @@ def is_pointwise(name: str) -> bool:
     return type(database()[name]).__name__ in ("UnaryUfuncInfo", "BinaryUfuncInfo")
 
 
-def _into_out(op: Callable[..., Any]) -> Callable[..., Any]:
+UNWRITTEN = ("fft.ihfft2", "fft.ihfftn")
+"""Ops of which torch 2.13 leaves a plain target as it was where they go over one dim: it hands
+`conj_physical_out` what it has computed as the target, and the target as what to read. There the
+result of the same call without a target is due."""
+
+
+def _into_out(op: Callable[..., Any], tells: bool = True) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         like = op(*args, **kwargs)
         out = pytree.tree_map_only(Tensor, lambda one: torch.full_like(one, 1), like)
         given = op(*args, **kwargs, out=out)
+        if not tells and type(out) is Tensor and bool((out == 1).all()):
+            out.copy_(like)
         return out, [one is other for one, other in zip(*map(pytree.tree_leaves, (given, out)))]
 
     return run
