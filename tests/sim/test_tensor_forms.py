@@ -310,3 +310,39 @@ def test_images_with_channels_last_lie_as_torch_lays_them(
     for strides, full in weft.testing.run(run, mesh={"x": 2}):
         assert strides == order(due.stride(), due.shape)
         torch.testing.assert_close(full, due)
+
+
+@pytest.mark.parametrize("first, num", [(0, 1), (1, 1), (2, 1), (0, 2), (1, 2), (0, 3)])
+def test_what_a_mask_selects_lies_as_torch_lays_it(first: int, num: int) -> None:
+    lengths = (5, 6, 7)
+    mask = torch.rand(lengths[first : first + num]) > 0.4
+    at = (*[slice(None)] * first, mask)
+    for dims in itertools.permutations(range(3)):
+        x = torch.rand([lengths[dim] for dim in dims]).permute([dims.index(d) for d in range(3)])
+        due = x[at]
+
+        def run(mesh: Any, x: torch.Tensor = x) -> Any:
+            layout = Layout(mesh, lengths, P("x"))
+            out = ShardTensor.from_local(
+                local_part(layout, x, mesh.here, 0), mesh, layout, stride=x.stride())[at]
+            return order(out.stride(), out.shape), out.full_tensor()
+
+        for strides, full in weft.testing.run(run, mesh={"x": 2}):
+            assert strides == order(due.stride(), due.shape)
+            assert torch.equal(full, due)
+
+
+def test_a_tensor_of_given_strides_is_as_contiguous_as_those() -> None:
+    for x in (torch.rand(6, 5, 7).permute(1, 0, 2),
+              torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last)):
+
+        def run(mesh: Any, x: torch.Tensor = x) -> Any:
+            layout = Layout(mesh, tuple(x.shape), P("x"))
+            given = ShardTensor.from_local(
+                local_part(layout, x, mesh.here, 0), mesh, layout, stride=x.stride())
+            return [(one.stride(), one.is_contiguous(), one.dim_order(), one.contiguous().stride())
+                    for one in (given, given * 2, given.transpose(0, 1))]
+
+        due = [(one.stride(), one.is_contiguous(), one.dim_order(), one.contiguous().stride())
+               for one in (x, x * 2, x.transpose(0, 1))]
+        assert weft.testing.run(run, mesh={"x": 2}) == [due] * 2

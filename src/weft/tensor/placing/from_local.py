@@ -61,10 +61,10 @@ def from_local(
     # What becomes of the ShardTensor (requires_grad_, a gradient) must not befall the argument.
     keeps = local.requires_grad or forward_ad._current_level >= 0  # `detach` drops a tangent
     local = local.view_as(local) if keeps else local.detach()
-    out = local_to_sharded(local, mesh, layout)
-    if stride is not None and tuple(stride) != contiguous_strides(layout.shape):
-        out._meta = out._meta.replace(strides=tuple(stride))
-    return out
+    strides = None if stride is None else tuple(stride)
+    if strides == contiguous_strides(layout.shape):
+        strides = None
+    return local_to_sharded(local, mesh, layout, strides)
 
 
 def _layout_of_local(

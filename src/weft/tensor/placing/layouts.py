@@ -53,6 +53,9 @@ def as_sharded(tensor: torch.Tensor, mesh: BoundMesh) -> ShardTensor:
     return wrap(local, replicated_meta(mesh, tensor))
 
 
-def local_to_sharded(local: torch.Tensor, mesh: BoundMesh, layout: Layout) -> ShardTensor:
-    """The ShardTensor of a local tensor that lies as the layout says."""
-    return wrap(local, intern(mesh, layout, local.dtype, local.device, local.requires_grad))
+def local_to_sharded(
+    local: torch.Tensor, mesh: BoundMesh, layout: Layout, strides: tuple[int, ...] | None = None
+) -> ShardTensor:
+    """The ShardTensor of a local tensor that lies as the layout says; of these global strides."""
+    meta = intern(mesh, layout, local.dtype, local.device, local.requires_grad, strides)
+    return wrap(local, meta)

@@ -216,7 +216,7 @@ def _histogram(
         options = {"range": range, "weight": weight, "density": density, "out": out}
         return write_out(torch.histogram, (input, bins), options)
     if isinstance(bins, torch.Tensor):
-        bins, options = _plain(bins), {}
+        options = {}
     else:
         given = range is not None or not input.numel()
         options = {"range": range if given else _ends(input)}
@@ -232,7 +232,7 @@ def _histogramdd(
     rows = input.reshape(-1, input.shape[-1])
     weight = None if weight is None else weight.reshape(-1)
     if not isinstance(bins, int) and isinstance(bins[0], torch.Tensor):
-        bins, options = [_plain(one) for one in bins], {}
+        options = {}
     else:
         if range is None and rows.shape[0]:
             low, high = rows.detach().aminmax(dim=0)
@@ -250,11 +250,13 @@ def _counted(
     name: str, func: Any, x: torch.Tensor, bins: Any, weight: Any, options: dict[str, Any]
 ) -> tuple[Any, ShardTensor, Any]:
     """The mesh; what `func` counts of every rank's own rows, as terms; and the borders."""
-    metas = [one._meta for one in (x, weight) if type(one) is ShardTensor]
+    given = [x, weight, *([bins] if isinstance(bins, torch.Tensor | int) else bins)]
+    metas = [one._meta for one in given if type(one) is ShardTensor]
     mesh = mesh_of(name, metas)
-    layout = whole_terms(next(meta.layout for meta in metas))
-    if layout.shape != x.shape:  # a weight of rows
+    layout = whole_terms(metas[0].layout)
+    if layout.shape != x.shape:  # a weight of rows, or borders
         layout = Layout.replicated(layout.mesh, x.shape)
+    bins = map_tensors(_plain, bins)
     if func is torch.histogramdd:
         layout = layout.replace(dims=(layout.dims[0], ()), cuts=(layout.cuts[0], None))
     like = layout if weight is None or weight.shape == x.shape else Layout.make(

@@ -19,11 +19,12 @@ from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.tensor.call import outside
 from weft.tensor.call.dispatch import mesh_of
-from weft.tensor.meta import intern
+from weft.tensor.meta import contiguous_strides, intern
 from weft.tensor.modes import source_line
 from weft.tensor.placing.enter import Named, enter, entering, varying_axes
 from weft.tensor.placing.layouts import layout_of
 from weft.tensor.shard_tensor import ShardTensor, wrap
+from weft.tensor.trace.capture import meta_like
 from weft.tensor.trace.trees import local_of
 from weft.transport import traffic
 
@@ -159,7 +160,16 @@ def select(x: Tensor, mask: Tensor, first: int = 0, name: str = "__getitem__") -
         (*own.dims[:first], both.axes, *own.dims[behind:]),
         (*own.cuts[:first], cuts if both.axes else None, *own.cuts[behind:]),
     )
-    return both.wrapped(local, layout)
+    return wrapped(both.mesh, local, layout, _strides(x, mask.dim(), first, cuts[-1]))
+
+
+def _strides(x: Tensor, num: int, first: int, count: int) -> tuple[int, ...] | None:
+    """Those that torch gives what `count` places in `num` dims of x, from `first` on, select."""
+    if x.is_contiguous():
+        return None
+    places = torch.empty(count, dtype=torch.int64, device="meta")
+    like = meta_like(x)[(*[slice(None)] * first, *[places] * num)]
+    return None if like.stride() == contiguous_strides(like.shape) else like.stride()
 
 
 def check_shape(x: Tensor, mask: Tensor, first: int) -> None:
