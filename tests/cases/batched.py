@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.cases import Case, case, integers, reals
+from tests.cases import Case, case, given, integers, positives, reals
 
 _L: Any = torch.linalg
 
@@ -78,6 +78,17 @@ CASES: list[Case] = [
          falls_back=True, per_mesh=6),
     case("svdvals_of_nothing", lambda a: _L.svd(a)[1], reals(0, 3, 3), per_mesh=2,
          falls_back=True),
+    # Results without elements need nothing of the operands.
+    case("triangular_of_no_columns", lambda a, b: _L.solve_triangular(a, b, upper=True),
+         reals(3, 3), reals(3, 0)),
+    case("solve_no_systems", lambda a, b: _L.solve(a, b), reals(0, 3, 3), reals(0, 3, 2)),
+    case("cdist_to_no_batch", lambda a, b: torch.cdist(a, b), reals(4, 5), reals(0, 3, 5)),
+    case("no_reflections", lambda a, t: _L.householder_product(a, t), reals(2, 5, 3), reals(2, 0)),
+    case("det_of_nothing", lambda a: _L.det(a), reals(3, 0, 0)),
+    case("rank_by_tolerances", lambda a, t: _L.matrix_rank(a, atol=t), reals(4, 3, 3),
+         positives(4), grad=False),
+    case("cosine_of_numbers", lambda a, b: F.cosine_similarity(a, b, 0), reals(), reals()),
+    case("multilabel_of_number", lambda a, t: F.multilabel_margin_loss(a, t), reals(), given(0)),
     case("bilinear", lambda a, b, w, c: F.bilinear(a, b, w, c), reals(5, 3), reals(5, 4),
          reals(2, 3, 4), reals(2)),
     case("one_hot_cut", lambda a: F.one_hot(a, 5), integers(7, 3, high=5), grad=False),

@@ -151,6 +151,21 @@ _WRITES: list[Case] = [
     case("add_to_rows", _written(_add_at), _target(7, 3), reals(4, 3), per_mesh=4),
 ]
 
+_NUMBERS: list[Case] = [  # torch takes a number for a line of one element
+    case("gather_from_number", lambda a, i: a.gather(0, i), reals(), given([0, 0, 0])),
+    case("gather_one", lambda a, i: a.gather(0, i), reals(7), given(3)),
+    case("take_from_number", lambda a, i: a.take(i), reals(), given([0, -1])),
+    case("put_into_number", lambda a, i, v: a.put(i, v), reals(), given(0), reals()),
+    case("put_into_number_here", _written(lambda a, i, v: a.put_(i, v)), _target(), given([0]),
+         reals(1)),
+    case("gather_nothing", lambda a, i: a.gather(0, i), reals(7), integers(2, 0)),
+    case("take_nothing", lambda a, i: a.take(i), reals(0), integers(0)),
+    case("put_nothing", lambda a, i, v: a.put(i, v), reals(0), integers(0), reals(0)),
+    case("narrow_by_tensor", lambda a, i: a.narrow(0, i, 2), reals(7, 3), given(3)),
+    case("repeats_in_all", lambda r: torch.repeat_interleave(r, output_size=9),
+         given([2, 0, 3, 1, 3]), grad=False, per_mesh=5),
+]
+
 _MASKS: list[Case] = [
     case("masked_rows", lambda a, m: a[m], reals(7, 3), bools(7), per_mesh=4),
     case("masked_elements", lambda a, m: a[m], reals(7, 3), bools(7, 3), per_mesh=4),
@@ -167,6 +182,11 @@ _MASKS: list[Case] = [
     case("nonzero", lambda a: a.nonzero(), integers(7, 3, high=2), grad=False, per_mesh=4),
     case("nonzero_tuple", lambda a: torch.nonzero(a, as_tuple=True), bools(7, 3), grad=False),
     case("nonzero_line", lambda a: (a > 0).nonzero().squeeze(1), reals(7), grad=False),
+    case("nonzero_first", lambda a: torch.nonzero_static(a, size=4), integers(7, 3, high=2),
+         grad=False, per_mesh=4),
+    case("nonzero_filled", lambda a: a.nonzero_static(size=20, fill_value=7), bools(7, 3),
+         grad=False, per_mesh=4),
+    case("nonzero_first_number", lambda a: torch.nonzero_static(a, size=2), reals(), grad=False),
     case("argwhere", lambda a: torch.argwhere(a), integers(7, 3, high=2), grad=False),
     case("where_alone", lambda a: torch.where(a), bools(7, 3), grad=False),
     case("masked_scatter", lambda a, m, s: a.masked_scatter(m, s), reals(7, 3), bools(7, 3),
@@ -186,5 +206,5 @@ _MASKS: list[Case] = [
 ]
 
 CASES: list[Case] = [
-    replace(one, per_mesh=2) if one.per_mesh == 3 else one for one in _READS + _WRITES + _MASKS
+    replace(one, per_mesh=2) if one.per_mesh == 3 else one for one in _READS + _WRITES + _NUMBERS + _MASKS
 ]

@@ -95,6 +95,7 @@ TABLE: dict[str, Lookup] = {
     ), write.scatter_lookup),
     "aten.take.default": read.take_lookup,
     "aten.take_along_dim.default": read.take_along_dim_lookup,
+    "aten.repeat_interleave.Tensor": pick.repeats_lookup,
     "aten.select.int": pick.select_lookup,
     "aten.dist.default": distances.dist_lookup,
     "aten.pdist.default": distances.pdist_lookup,

@@ -78,6 +78,8 @@ def _multi_margin(
 
 
 def _multilabel_margin(x: Tensor, target: Tensor, reduction: int = _MEAN) -> Tensor:
+    if not x.dim():
+        x, target = x.reshape(1), target.reshape(1)
     return _reduced(torch.ops.aten.multilabel_margin_loss(x, target, _NONE), reduction)
 
 

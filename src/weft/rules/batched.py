@@ -35,9 +35,9 @@ def _of_batch(
     linear: tuple[tuple[int, ...], ...] = (),
 ) -> Rule | None:
     shapes = [tensor.shape for tensor in call.tensors]
-    if any(0 in shape for shape in shapes):
-        return None  # nothing to gather, and derivatives that meta tensors may not know
     leads = [shape[: len(shape) - num] for shape, num in zip(shapes, inner)]
+    if any(0 in lead for lead in leads) or all(0 in shape for shape in shapes):
+        return None  # nothing to gather, and kernels that may refuse a batch of nothing
     longest = max(len(lead) for lead in leads)
     batch = tuple(
         max((lead[at - longest + len(lead)] for lead in leads if at - longest + len(lead) >= 0),
@@ -99,6 +99,12 @@ def _free(rule: Rule, place: int, dim: int) -> Rule:
         nonempty=rule.nonempty | {name},
     )
 
+
+def _rank(call: Call) -> Rule | None:
+    """`linalg.matrix_rank`; tolerances may be tensors, one for each matrix."""
+    return _of_batch(call, (2, *(0 for _ in call.tensors[1:])), (0,))
+
+
 _LAST_DIMS: dict[str, Rules] = {
     **dict.fromkeys(("det", "linalg_det", "logdet", "linalg_cond"), _batched((2,), (0,))),
     **dict.fromkeys(("slogdet", "linalg_slogdet"), _batched((2,), (0, 0))),
@@ -108,7 +114,7 @@ _LAST_DIMS: dict[str, Rules] = {
         "linalg_matrix_power",
     ), _batched((2,), (2,))),
     **dict.fromkeys(("linalg_inv_ex", "linalg_cholesky_ex"), _batched((2,), (2, 0))),
-    "linalg_matrix_rank": _batched((2,), (0,)),
+    "linalg_matrix_rank": _rank,
     **dict.fromkeys(("qr", "linalg_qr"), _batched((2,), (2, 2))),
     **dict.fromkeys(("linalg_eigh", "linalg_eig"), _batched((2,), (1, 2))),
     **dict.fromkeys(("linalg_eigvalsh", "linalg_eigvals", "linalg_svdvals"), _batched((2,), (1,))),
@@ -176,7 +182,7 @@ def _along(default: int, place: int | None = None) -> Rules:
         shapes = [tensor.shape for tensor in call.tensors]
         ndim = max(map(len, shapes))
         if not ndim:
-            return None
+            return Rule(((),) * len(shapes), ((),) * len(call.results), {})
         dim = one_dim(dim, ndim)
         if dim != ndim - 1 and any(len(shape) != ndim for shape in shapes):
             return None  # a line may stand for that dim

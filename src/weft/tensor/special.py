@@ -358,6 +358,9 @@ def _table() -> dict[Any, Callable[..., Any]]:
         torch.tensor_split: _tensor_split,
         _Tensor.tensor_split: _tensor_split,
         torch.nn.functional.embedding_bag: bags.embedding_bag,
+        **dict.fromkeys((
+            torch.nonzero_static, _Tensor.nonzero_static, torch.ops.aten.nonzero_static.default,
+        ), masks.nonzero_static),
         **dict.fromkeys((torch.masked_scatter, _Tensor.masked_scatter), masks.masked_scatter),
         _Tensor.masked_scatter_: _masked_scatter_,
         **dict.fromkeys((torch.index_put, _Tensor.index_put), indexing.index_put),

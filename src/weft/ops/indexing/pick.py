@@ -17,7 +17,8 @@ from weft.core import Layout
 from weft.ops.algorithm import Algorithm, Composite, Local, replicated
 from weft.rules import Call, Decision
 
-__all__ = ["embedding_lookup", "gather_lookup", "renorm_lookup", "select_lookup"]
+__all__ = ["embedding_lookup", "gather_lookup", "renorm_lookup", "repeats_lookup",
+           "select_lookup"]
 
 
 def _own(indices: torch.Tensor, start: int, stop: int, length: int) -> tuple[Any, Any]:
@@ -87,6 +88,25 @@ def renorm_lookup(
         return weight * torch.where(named & (norms > most), most / (norms + 1e-7), 1.0)
 
     return None if all(layout.is_replicated for layout in layouts) else Composite(renorm)
+
+
+def repeats_lookup(
+    call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
+) -> Local | Decision:
+    """`repeat_interleave(repeats)`, of so many that are known: all ranks know the repeats, and
+    each names its own part of the places."""
+    repeats = layouts[0]
+    if not repeats.dims[0]:
+        return replicated(call, layouts)
+    result = Layout.make(repeats.mesh, call.results[0].shape, repeats.dims)
+    total = result.shape[0]
+
+    def bind(bound: BoundMesh) -> Callable[..., torch.Tensor]:
+        assert bound.here is not None
+        ((start, stop),) = result.box_at(bound.here)
+        return lambda counts: torch.repeat_interleave(counts, output_size=total)[start:stop].clone()
+
+    return Local(Decision((Layout.replicated(repeats.mesh, repeats.shape),), (result,)), bind)
 
 
 def gather_lookup(

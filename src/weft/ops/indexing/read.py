@@ -217,6 +217,8 @@ def gather_lookup(
 ) -> Algorithm | None:
     """`gather(x, dim, index)` along a cut dim; the other dims of both are cut alike."""
     x, index = layouts
+    if x.ndim != index.ndim and max(x.ndim, index.ndim) == 1:
+        return Composite(_gather_lines)
     if not x.ndim or x.ndim != index.ndim:
         return None
     dim = call.args[1] % x.ndim
@@ -239,6 +241,11 @@ def gather_lookup(
         return lambda block, index: route([index]).fetch(block.reshape(-1)).view(mine)
 
     return Local(Decision(operands, (result,)), bind, communicates=tuple(cutting))
+
+
+def _gather_lines(x: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor:
+    """A gather of which one operand is a number, which torch takes for a line of one element."""
+    return x.reshape(-1).gather(0, index.reshape(-1)).reshape(index.shape)
 
 
 def element_places(
@@ -313,9 +320,12 @@ def take_lookup(
     call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
 ) -> Algorithm | None:
     """`take(x, index)`: places in the flattened tensor."""
-    if not layouts[0].ndim or 0 in layouts[0].shape:
-        return None
-    return Composite(lambda x, index: x[unraveled(index, x.shape)])
+    return None if 0 in layouts[0].shape else Composite(_take)
+
+
+def _take(x: Tensor, index: Tensor) -> Tensor:
+    x = x if x.dim() else x.reshape(1)
+    return x[unraveled(index, x.shape)]
 
 
 def take_along_dim_lookup(

@@ -288,13 +288,13 @@ def put_lookup(
     call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
 ) -> Algorithm | None:
     """`put(x, index, source, accumulate)`: places in the flattened tensor."""
-    if not layouts[0].ndim or 0 in layouts[0].shape:
-        return None
-    return Composite(_put)
+    return None if 0 in layouts[0].shape else Composite(_put)
 
 
 def _put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
-    return x.index_put(unraveled(index.reshape(-1), x.shape), source.reshape(-1), accumulate)
+    full = x if x.dim() else x.reshape(1)
+    places = unraveled(index.reshape(-1), full.shape)
+    return full.index_put(places, source.reshape(-1), accumulate).reshape(x.shape)
 
 
 def scatter_lookup(

@@ -21,7 +21,7 @@ from weft.tensor.call import fallback, foreach, outside, reshapes
 from weft.tensor.call.laid import as_laid
 from weft.tensor.call.parts import parts_of
 from weft.tensor.call.random import ops as random_ops
-from weft.tensor.call.recipe import Direct, Function, Recipe, Result
+from weft.tensor.call.recipe import Direct, Function, Recipe, Result, tie
 from weft.tensor.call.told import told
 from weft.tensor.meta import Meta, contiguous_strides, intern
 from weft.tensor.placing.enter import entering, transition_between, varying_axes, writing_back
@@ -108,7 +108,40 @@ class Builder:
                 return drawing
         metas = [meta_like(tensor) for tensor in self.tensors]
         parts = parts_of(self.op, metas, self.mesh.device.type)
-        return self._fallback("no rule covers it") if parts is None else parts
+        if parts is not None:
+            return parts
+        nothing = self._of_nothing(layouts, wants)
+        if nothing is not None:
+            return self._direct(nothing.decision, layouts, wants, nothing)
+        return self._fallback("no rule covers it")
+
+    def _of_nothing(self, layouts: list[Layout], wants: list[bool]) -> ops.Local | None:
+        """Results without elements, which need nothing of the operands, wherever these lie."""
+        metas = [self.trace.metas[slot.index] for slot in slots_of(self.op.results)]
+        about = self.facts
+        if about.writes or about.is_view or about.is_random or not metas or any(
+            meta.numel() for meta in metas
+        ):
+            return None
+        device, slots = self.mesh.device, self.slots
+        wanted = [index for index, wants_grad in zip(slots, wants) if wants_grad]
+        edges = differentiated(self.op, self.tensors, wanted) if wanted else [()] * len(metas)
+        if wanted and any(
+            self._differentiable(meta, True) and not mine for meta, mine in zip(metas, edges)
+        ):
+            return None  # it requires a gradient, of which there is none
+
+        def local(*operands: torch.Tensor) -> Any:
+            given = dict(zip(slots, operands))
+            made = [
+                tie(torch.empty(meta.shape, dtype=meta.dtype, device=device),
+                    [given[index] for index in mine])
+                for meta, mine in zip(metas, edges)
+            ]
+            return tuple(made) if len(made) > 1 else made[0]
+
+        results = [Layout.replicated(self.mesh.abstract, meta.shape) for meta in metas]
+        return ops.Local(Decision(tuple(layouts), tuple(results)), lambda mesh: local)
 
     def _fallback(self, reason: str) -> Recipe:
         if self.mesh.here is not None:

@@ -88,12 +88,12 @@ def runner(
 
 def sizes_read(args: Any, kwargs: Any) -> Callable[[Any, Any, Any], Any] | None:
     """A function that carries out calls some of whose numbers, on which shapes depend, are tensors:
-    these are read, by a collective each. None where there is none but the first operand.
+    these are read, a sharded one by a collective. None where there is none but the first operand.
     """
     first = args[0] if args else None
     at = [
         place for place, tensor in enumerate(flatten((args, kwargs)))
-        if type(tensor) is ShardTensor and tensor is not first and not tensor.shape
+        if tensor is not first and not tensor.shape
         and not tensor.dtype.is_floating_point and not tensor.dtype.is_complex
     ]
     if not at:
@@ -150,9 +150,9 @@ def write_back(name: str, tensor: torch.Tensor, full: torch.Tensor, mesh: BoundM
 
 def _tell(name: str, reason: str, tensors: list[torch.Tensor]) -> None:
     sharded = [t for t in tensors if type(t) is ShardTensor and not t._meta.layout.is_replicated]
-    if not sharded:
-        return
     nbytes = sum(math.prod(t.shape) * t.dtype.itemsize for t in sharded)
+    if not nbytes:
+        return
     layouts = [str(t._meta.layout) for t in sharded]
     if modes.is_strict():
         raise StrictError(

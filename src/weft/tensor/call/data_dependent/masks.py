@@ -29,7 +29,8 @@ from weft.tensor.trace.trees import local_of
 from weft.transport import traffic
 
 __all__ = [
-    "entered", "masked_scatter", "masked_select", "nonzero", "put", "select", "where", "wrapped",
+    "entered", "masked_scatter", "masked_select", "nonzero", "nonzero_static", "put", "select",
+    "where", "wrapped",
 ]
 
 _WHY = "a mask is cut in its first dim alone, as the tensor is"
@@ -219,6 +220,21 @@ def nonzero(input: Tensor, *, as_tuple: bool = False) -> Any:
         return wrapped(both.mesh, found, layout, (1, max(cuts[-1], 1)))
     line = _ragged(both.layout, cuts[-1:], (axes,), (cuts if axes else None,))
     return tuple([wrapped(both.mesh, each, line) for each in found.unbind(1)])
+
+
+def nonzero_static(input: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
+    """The first `size` of what `nonzero` finds, and `fill_value` where it finds less.
+
+    Raises:
+        RuntimeError: a negative size.
+    """
+    if size < 0:
+        raise RuntimeError("nonzero_static: 'size' must be an non-negative integer")
+    found = nonzero(input)[:size]
+    more = size - found.shape[0]
+    if more:
+        found = torch.constant_pad_nd(found, [0, 0, 0, more], fill_value)
+    return found.contiguous()
 
 
 def where(condition: Tensor) -> Any:
