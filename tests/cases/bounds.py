@@ -117,6 +117,13 @@ BOUNDS: list[Bound] = [
     # What is the same in the whole of a product, and distances of blocks.
     Bound("cov", lambda a: torch.cov(a), {"columns": (96, 96)}),
     Bound("dist", lambda a: torch.dist(a, a * 2), _same((24, 24), *LAYOUTS)),
+    Bound("cosine", lambda a: F.cosine_similarity(a[:4], a[4:], 1), {"columns": (192, 288)}),
+    Bound("bilinear", lambda a: F.bilinear(a[0], a[1], a.new_ones(3, 512, 512)),
+          {"columns": (3072, 3072)}),
+    Bound("amax", lambda a: a.amax(), _same((32, 16), *LAYOUTS)),
+    Bound("flip_nothing", lambda a: a.flip(()), _same((0, 0), *LAYOUTS)),
+    Bound("number_masked", lambda a: a.sum().masked_select(a > 0), {"line": (40, 16)}),
+    Bound("nonzero_static", lambda a: (a > 0).nonzero_static(size=64), {"line": (24, 0)}, False),
     Bound("cdist", lambda a: torch.cdist(a[:4], a[4:]), {"columns": (384, 384)}),
     Bound("bags_max", lambda a: F.embedding_bag(torch.arange(64).view(8, 8) % a.shape[0], a,
                                                 mode="max"), {"rows": (6144, 0)}),

@@ -206,5 +206,6 @@ _MASKS: list[Case] = [
 ]
 
 CASES: list[Case] = [
-    replace(one, per_mesh=2) if one.per_mesh == 3 else one for one in _READS + _WRITES + _NUMBERS + _MASKS
+    replace(one, per_mesh=2) if one.per_mesh == 3 else one
+    for one in _READS + _WRITES + _NUMBERS + _MASKS
 ]

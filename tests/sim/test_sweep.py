@@ -140,7 +140,7 @@ def test_samples_that_are_not_run_say_why() -> None:
 def test_it_finds_more_bytes_than_the_family_may_receive() -> None:
     x = torch.rand(4, 3, dtype=torch.float64)
 
-    def found(fn: Callable[[torch.Tensor], torch.Tensor], what: str, way: str = "rows") -> Verdict:
+    def found(fn: Callable[[torch.Tensor], object], what: str, way: str = "rows") -> Verdict:
         sample = Sample("0", lambda own: fn(own[0]), (x,), (True,))
         expected = dense(sample)
         one = judge(sample, expected, way, what)
@@ -155,6 +155,13 @@ def test_it_finds_more_bytes_than_the_family_may_receive() -> None:
     assert found(gathers, "abs 0") == Verdict(
         "costly", "received (48, 0), allowed (0, 0)", (48, 0), (0, 0))
     assert found(gathers, "matrix_exp 0").kind == "right"
+    # What is true of all blocks takes a byte of each, and no more.
+    assert found(lambda one: torch.equal(one, one * 1), "equal 0").kind == "right"
+    assert found(lambda one: torch.equal(gathers(one), one.abs()), "equal 0").kind == "costly"
+    # What is searched may come whole, what is searched for may not.
+    line = torch.arange(3.0, dtype=torch.float64)
+    assert found(lambda one: torch.bucketize(one, line), "bucketize 0").kind == "right"
+    assert found(lambda one: torch.bucketize(gathers(one), line), "bucketize 0").kind == "costly"
     # What a partial operand costs is due to its layout.
     assert found(torch.Tensor.abs, "abs 0", "partial").kind == "right"
 

@@ -16,11 +16,16 @@ Every call may receive what its layouts ask for, whatever the op:
 To that the family adds what the op itself needs of other blocks:
 - `still`: nothing;
 - `parts`: a reduction is of the size of its results: a few numbers of each other block for each
-  element of them, or an all-reduce of them;
+  element of them, or an all-reduce of them; of what is true or false of all blocks together, each
+  rank is told by a byte of each other;
 - `scans`: the same for each row of the result;
 - `moves`: each rank receives its own block of the results (whole, where the cut dim is gone), what
   names places (every operand but the largest), and a count of each rank; in backward its own block
-  of the results and of each operand;
+  of the results and, from each result by itself, of each operand;
+- `searches`: what is searched. How many of all the numbers are less, no rank knows of its own block
+  alone: it receives the others, or the values that lie where those are, or both lie anew by rows;
+- `halves`: as `moves`, of two elements for each of the results: where two ranks hold these, and the
+  result is cut evenly over all, a rank that held none of both receives both;
 - `products`: as `moves`, and the results may be reduced.
 
 Ops that are not named have no bound that samples of a few dozen elements could break: sorting by
@@ -63,9 +68,9 @@ FAMILIES: dict[str, tuple[str, ...]] = {
         "nn.functional.hardtanh", "nn.functional.gelu", "nn.functional.relu6",
         "nn.functional.softplus", "squeeze", "squeeze.multiple", "squeeze_copy", "narrow",
         "narrow_copy", "split", "split.list_args", "split_with_sizes", "split_with_sizes_copy",
-        "unsafe_split", "unflatten", "nn.functional.one_hot", "searchsorted",
-        "bucketize",
+        "unsafe_split", "nn.functional.one_hot",
     ),
+    "searches": ("searchsorted", "bucketize"),
     "parts": (
         "dot", "vdot", "trace", "equal", "allclose", "dist", "max.reduction_no_dim",
         "min.reduction_no_dim", "max.reduction_with_dim", "min.reduction_with_dim", "aminmax",
@@ -100,9 +105,10 @@ FAMILIES: dict[str, tuple[str, ...]] = {
         "scatter_reduce.mean", "scatter_reduce.amin", "scatter_reduce.amax", "masked_select",
         "masked_scatter", "nonzero", "argwhere", "nn.functional.embedding", "__getitem__",
         "index_put", "put", "constant_pad_nd", "nn.functional.pad.constant", "fft.fftshift",
-        "fft.ifftshift", "nn.functional.channel_shuffle", "nn.functional.glu", "linalg.diagonal",
-        "view_as_complex",
+        "fft.ifftshift", "nn.functional.channel_shuffle", "linalg.diagonal",
+        "view_as_complex", "unflatten",
     ),
+    "halves": ("nn.functional.glu",),
     "products": (
         "mm", "bmm", "mv", "matmul", "addmm", "addmm.decomposed", "addmv", "addbmm", "baddbmm",
         "addr", "outer", "inner", "tensordot", "einsum", "kron", "nn.functional.linear",
@@ -143,10 +149,12 @@ def allowed(
     )
     named = sum(sorted(map(_nbytes, sample.tensors))[:-1]) + 8 * mesh.size()
     summed = [max(2 * _nbytes(one), _summary(one.numel(), mesh)) for one in tensors]
+    summed += [2 * (mesh.size() - 1) for one in results if isinstance(one, bool)]
     rows = [_summary(one.numel() // max(min(one.shape, default=1), 1), mesh) for one in tensors]
     needs = {
         "still": (0, 0), "parts": (sum(summed),) * 2, "scans": (sum(rows),) * 2,
-        "moves": (own + named, own + mine),
+        "moves": (own + named, own + mine * max(len(tensors), 1)),
+        "searches": (named, 0), "halves": (2 * own + named, 2 * own + mine),
         "products": (own + 2 * size, 2 * size + mine),
     }[which]
     return sample.num_calls * (there + needs[0]), sample.num_calls * (back + needs[1])

@@ -61,6 +61,7 @@ TABLE: dict[str, Lookup] = {
     "aten.linalg_vector_norm.default": moments.norm_lookup,
     "aten.linalg_matrix_norm.default": moments.matrix_norm_lookup,
     "aten.linalg_matrix_norm.str_ord": moments.matrix_norm_lookup,
+    "aten.cosine_similarity.default": moments.cosine_lookup,
     "aten.linalg_vecdot.default": moments.vecdot_lookup,
     "aten.nanmean.default": moments.nanmean_lookup,
     "aten.renorm.default": moments.renorm_lookup,

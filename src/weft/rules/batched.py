@@ -261,7 +261,8 @@ def _cdist(call: Call) -> Rule | None:
 
 
 def _bilinear(call: Call) -> Rule:
-    """`bilinear(x, y, weight, bias)`: rows pass, and the outputs."""
+    """`bilinear(x, y, weight, bias)`: rows pass, and the outputs; what is summed over leaves terms,
+    of which one has the bias."""
     x, _, weight, *bias = call.tensors
     lead = dims(len(x.shape) - 1)
     sizes = dict(zip(names(len(lead)), x.shape), o=weight.shape[0], i=weight.shape[1],
@@ -269,7 +270,8 @@ def _bilinear(call: Call) -> Rule:
     operands = [(*lead, ("i",)), (*lead, ("j",)), (("o",), ("i",), ("j",))]
     operands += [(("o",),)] * len(bias)
     return Rule(
-        tuple(operands), ((*lead, ("o",)),), sizes, whole=frozenset(("i", "j")),
+        tuple(operands), ((*lead, ("o",)),), sizes, {"i": "sum", "j": "sum"},
+        added=(3,) if bias else (),
         linear=() if bias else linear_sets(((0,), (1,), (2,)), call.tensors, call.results[0]),
     )
 

@@ -20,8 +20,8 @@ from weft.ops.blocks.summaries import Blocks, dtype_of, finish, is_cut, nothing_
 from weft.rules import Call
 
 __all__ = [
-    "matrix_norm_lookup", "nanmean_lookup", "norm_lookup", "renorm_lookup", "variance_lookup",
-    "vecdot_lookup",
+    "cosine_lookup", "matrix_norm_lookup", "nanmean_lookup", "norm_lookup", "renorm_lookup",
+    "variance_lookup", "vecdot_lookup",
 ]
 
 
@@ -168,6 +168,35 @@ def vecdot_lookup(
         return (x.to(_in(x.dtype, wide(dtype))).conj() * y).sum(dim).to(dtype)
 
     return Composite(vecdot)
+
+
+def cosine_lookup(
+    call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
+) -> Algorithm | None:
+    """`cosine_similarity` along a cut dim that is longer than what blocks tell of theirs: two norms
+    and a sum of products, and their gradients."""
+    ndim, dtype = max(layout.ndim for layout in layouts), dtype_of(call)
+    if not ndim or any(0 in one.shape for one in call.tensors):
+        return None
+    behind = call.args[2] % ndim - ndim
+    num = max(one.num_shards(behind % one.ndim) for one in layouts if one.ndim >= -behind)
+    length = max(one.shape[behind] for one in layouts if one.ndim >= -behind)
+    if num == 1 or length <= 4 * num:
+        return None
+
+    def cosine(x: Tensor, y: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
+        both = [one.to(wide(dtype)) for one in torch.broadcast_tensors(x, y)]
+        norms = [torch.linalg.vector_norm(one, 2, behind, True) for one in both]
+        least = [one.detach().clamp_min(eps) for one in norms]
+        x, y = (one / size for one, size in zip(both, least))
+        out = (x * y).sum(behind)
+        # Each norm by itself is 1 here, but for its gradient: of few numbers, not of all elements.
+        # Of `eps`, where that is more, torch's gradient knows nothing.
+        for norm, size in zip(norms, least):
+            out = out * (size / (norm + (size - norm.detach()))).squeeze(behind)
+        return out.to(dtype)
+
+    return Composite(cosine)
 
 
 def renorm_lookup(

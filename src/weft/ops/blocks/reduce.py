@@ -11,9 +11,10 @@ import torch
 from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.ops.algorithm import Algorithm, Composite, Local
-from weft.ops.blocks.summaries import is_cut, left, reduced
+from weft.ops.blocks.summaries import blocks_axes, is_cut, left, reduced
 from weft.rules import Call, Decision
 from weft.rules.factors import carries
+from weft.transport import Transition
 
 __all__ = ["amax_lookup", "aminmax_lookup", "mean_lookup", "shared_over"]
 
@@ -62,7 +63,7 @@ def amax_lookup(
     largest = "max" in call.op
     keepdim = False if whole else bool(call.args[2])
     if wants_grad[0]:
-        return Composite(lambda x, *args, **kwargs: attained(x, dims, keepdim, largest))
+        return _attained(call, layout, dims, keepdim, largest)
     return _local_extremum(call, layout, dims, keepdim, largest)
 
 
@@ -75,16 +76,18 @@ def _local_extremum(
     def bind(mesh: BoundMesh) -> Callable[[torch.Tensor], torch.Tensor]:
         assert mesh.here is not None
         shape = result.local_shape_at(mesh.here)
-        reduce = torch.amax if largest else torch.amin
-
-        def local(x: torch.Tensor) -> torch.Tensor:
-            if any(x.shape[dim] == 0 for dim in dims):
-                return x.new_full(shape, _identity(x.dtype, largest))
-            return reduce(x, dims, keepdim)
-
-        return local
+        return lambda x: _extremum(x, shape, dims, keepdim, largest)
 
     return Local(Decision((layout,), (result,)), bind)
+
+
+def _extremum(
+    x: torch.Tensor, shape: tuple[int, ...], dims: tuple[int, ...], keepdim: bool, largest: bool
+) -> torch.Tensor:
+    """The extremum of a block, of this shape."""
+    if any(x.shape[dim] == 0 for dim in dims):
+        return x.new_full(shape, _identity(x.dtype, largest))
+    return (torch.amax if largest else torch.amin)(x, dims, keepdim)
 
 
 def _identity(dtype: torch.dtype, largest: bool) -> Any:
@@ -96,11 +99,53 @@ def _identity(dtype: torch.dtype, largest: bool) -> Any:
     return info.min if largest else info.max
 
 
-def attained(x: torch.Tensor, dims: tuple[int, ...], keepdim: bool, largest: bool) -> Any:
-    """The extremum with torch's gradient: shared over the elements that attain it."""
-    reduce = torch.amax if largest else torch.amin
-    out = shared_over(x, reduce(x.detach(), dims, keepdim=True), dims)
-    return out if keepdim else out.squeeze(dims)
+def _attained(
+    call: Call, layout: Layout, dims: tuple[int, ...], keepdim: bool, largest: bool
+) -> Local:
+    """The extremum with torch's gradient: shared over the elements that attain it. All ranks come
+    to know the extremum and how many attain it; the result is what one rank says of it, as terms,
+    so that every rank receives the whole of its gradient."""
+    axes = blocks_axes(layout, dims)
+    kept = [1 if dim in dims else length for dim, length in enumerate(layout.shape)]
+    whole = left(kept, layout, dims, True)
+    extrema = left(kept, layout, dims, True, "max" if largest else "min")
+    counts = left(kept, layout, dims, True, "sum")
+    result = left(call.results[0].shape, layout, dims, keepdim, "sum")
+
+    def bind(mesh: BoundMesh) -> Callable[[torch.Tensor], torch.Tensor]:
+        assert mesh.here is not None
+        reach, add = Transition(mesh, extrema, whole), Transition(mesh, counts, whole)
+        shape = whole.local_shape_at(mesh.here)
+        says = not any(mesh.here[axis] for axis in axes)
+
+        def local(x: torch.Tensor) -> torch.Tensor:
+            given = x.detach()
+            value = reach(_extremum(given, shape, dims, True, largest))
+            attain = given == value
+            count = add(attain.sum(dims, keepdim=True))
+            term = value if says else torch.zeros_like(value)
+            out = _Shared.apply(x, term, attain, count)
+            return out if keepdim else out.squeeze(dims)
+
+        return local
+
+    return Local(Decision((layout,), (result,)), bind, communicates=axes)
+
+
+class _Shared(torch.autograd.Function):
+    """A value that elements of x attain; they share its gradient."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, x: torch.Tensor, value: torch.Tensor, attain: torch.Tensor, count: torch.Tensor
+    ) -> torch.Tensor:
+        ctx.save_for_backward(attain, count)
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:  # type: ignore[override]
+        attain, count = ctx.saved_tensors
+        return grad * attain / count, None, None, None
 
 
 def shared_over(x: torch.Tensor, value: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:

@@ -24,8 +24,8 @@ from weft.rules import Call, Decision
 from weft.transport import Transition
 
 __all__ = [
-    "HALF", "Blocks", "dtype_of", "finish", "is_cut", "left", "nothing_of", "reduced", "tied",
-    "whole_terms", "wide",
+    "HALF", "Blocks", "blocks_axes", "dtype_of", "finish", "is_cut", "left", "nothing_of",
+    "reduced", "tied", "whole_terms", "wide",
 ]
 
 HALF = (torch.float16, torch.bfloat16)

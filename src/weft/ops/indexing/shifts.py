@@ -36,6 +36,8 @@ def flip_lookup(
     if not x.ndim:
         return None
     dims = [dim % x.ndim for dim in call.args[1]]
+    if not dims:
+        return Composite(lambda x, dims: x.clone())
     cut = [dim for dim in dims if x.dims[dim]]
     if not cut or len(set(dims)) != len(dims):
         return None

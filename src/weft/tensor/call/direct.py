@@ -101,7 +101,12 @@ class Builder:
                     chosen = told(self.name, chosen)
                 return self._direct(chosen.decision, layouts, wants, chosen)
             case Decision():
-                return self._direct(chosen, layouts, wants, None)
+                nothing = None
+                if any(mine != to for mine, to in zip(layouts, chosen.operands)):
+                    nothing = self._of_nothing(layouts, wants)
+                if nothing is None:
+                    return self._direct(chosen, layouts, wants, None)
+                return self._direct(nothing.decision, layouts, wants, nothing)
         if self.facts.is_random:
             drawing = random_ops.recipe(self.trace, self.is_leaf)
             if drawing is not None:

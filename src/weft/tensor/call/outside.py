@@ -25,7 +25,9 @@ from weft.tensor.views.moved import following, plain, wrote
 
 __all__ = ["computed", "leave", "twin", "unknown", "write", "written"]
 
-_WITHOUT_DERIVATIVE = frozenset(("aten.ctc_loss.IntList", "aten.ctc_loss.Tensor"))
+_WITHOUT_DERIVATIVE = frozenset((
+    "aten.ctc_loss.IntList", "aten.ctc_loss.Tensor", "aten.multilabel_margin_loss.default",
+))
 """Ops whose backward torch does not know on meta tensors. They have one result, whose gradient
 depends on every operand."""
 

@@ -86,6 +86,9 @@ def _aligned(name: str, x: Tensor, mask: Tensor, first: int, reduced: bool = Fal
     alike = Layout.make(
         mesh, mask.shape, [target.dims[dim] for dim in over], [target.cuts[dim] for dim in over]
     )
+    if x is mask:
+        (block,) = entered(name, mesh, (x,), (target,))
+        return _Aligned(mesh, block, block, target, axes, first)
     block, mine = entered(name, mesh, (x, mask), (target, alike))
     return _Aligned(mesh, block, mine, target, axes, first)
 
@@ -197,7 +200,11 @@ def masked_select(input: Tensor, mask: Tensor) -> Tensor:
         raise RuntimeError(f"masked_select: expected BoolTensor for mask, got {mask.dtype}")
     if not shape:
         return masked_select(input.reshape(1), mask.reshape(1))
-    return select(input.expand(shape), mask.expand(shape), 0, "masked_select")
+    mask = mask.expand(shape)
+    # An operand that broadcasts becomes what the mask has of it: expanded by itself it would be cut
+    # anew, and its gradient gathered.
+    x = input if input.shape == shape else input.masked_fill(mask.logical_not(), 0)
+    return select(x, mask, 0, "masked_select")
 
 
 def nonzero(input: Tensor, *, as_tuple: bool = False) -> Any:
