@@ -182,7 +182,7 @@ BOUNDS: list[Bound] = [
     Bound("masked_select", lambda a: a[a > 0],
           _same((24, 0), "line", "ragged", "square", "rows") | {"columns": (6936, 6144)}),
     Bound("nonzero", lambda a: (a > 0).nonzero(),
-          _same((24, 0), "line", "ragged", "square", "rows") | {"columns": (1560, 0)}, False),
+          _same((24, 0), "line", "ragged", "square", "rows") | {"columns": (792, 0)}, False),
     Bound("masked_fill", lambda a: a.masked_fill(a > 0, 0.0), _same((0, 0), *LAYOUTS)),
     # A piece of what is cut stays where it is; what changes its place moves once.
     Bound("slice", lambda a: a[..., 100:-50], _same((0, 0), *LAYOUTS)),

@@ -271,7 +271,7 @@ def _bilinear(call: Call) -> Rule:
     operands += [(("o",),)] * len(bias)
     return Rule(
         tuple(operands), ((*lead, ("o",)),), sizes, {"i": "sum", "j": "sum"},
-        added=(3,) if bias else (),
+        added=(3,) if bias else (), nonempty=frozenset(("i", "j")),
         linear=() if bias else linear_sets(((0,), (1,), (2,)), call.tensors, call.results[0]),
     )
 
