@@ -366,7 +366,9 @@ def _verify_operands(
         assert expected.form in (None, outcome.form), (
             f"{what}: results {outcome.form}, {expected.form} due"
         )
-        assert not outcome.unsteady, f"{what}: called again, {outcome.unsteady} are others"
+        assert not outcome.unsteady or not _is_steady(sample), (
+            f"{what}: called again, {outcome.unsteady} are others"
+        )
         stray = [place for place in outcome.changed if place < len(expected.written)
                  and outcome.written[place] is None]
         assert not stray, f"{what}: operands {stray} were written to"
@@ -376,6 +378,23 @@ def _verify_operands(
         if mine:
             where = f"{what}: operand {place}"
             check(before if due is None else due, mine, where, close[place])
+
+
+def _is_steady(sample: Sample) -> bool:
+    """Whether torch itself gives the same bits each time: lstsq by gelsy does not, whose last bits
+    differ with what lies in the memory it is given."""
+    known: list[Tensor] = []
+    for number in range(200):
+        for length in range(1, 17):
+            torch.full((length,), number, dtype=torch.int32)  # lies there when it is freed
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            found = leaves(sample.fn([one.clone() for one in sample.tensors]))
+        found = [one for one in found if isinstance(one, Tensor)]
+        if known and not all(map(_bits_equal, known, found)):
+            return False
+        known = found
+    return True
 
 
 def leaves(value: Any) -> list[Any]:
