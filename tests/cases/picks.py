@@ -158,7 +158,7 @@ _NUMBERS: list[Case] = [  # torch takes a number for a line of one element
     case("put_into_number", lambda a, i, v: a.put(i, v), reals(), given(0), reals()),
     case("put_into_number_here", _written(lambda a, i, v: a.put_(i, v)), _target(), given([0]),
          reals(1)),
-    case("gather_nothing", lambda a, i: a.gather(0, i), reals(7), integers(2, 0)),
+    case("gather_no_places", lambda a, i: a.gather(0, i), reals(7), integers(2, 0)),
     case("take_nothing", lambda a, i: a.take(i), reals(0), integers(0)),
     case("put_nothing", lambda a, i, v: a.put(i, v), reals(0), integers(0), reals(0)),
     case("narrow_by_tensor", lambda a, i: a.narrow(0, i, 2), reals(7, 3), given(3)),
