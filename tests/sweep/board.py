@@ -22,7 +22,7 @@ _RIGHT = ("right", "costly", "gathered")
 _HEAD = """# torch's operators in every layout, here and on DTensor
 
 What `make sweep ARGS="--system weft --system DTensor --out docs/sweep.md"` has found: the operators
-of torch's own database, each on {samples} or more of its samples in {num} ways to lay out operands
+of torch's own database, each on up to {samples} of its samples in {num} ways to lay out operands
 (`tests/sweep/ways.py`): {ways}.
 Value, global shape, dtype, strides and the gradients of a random cotangent are those of the plain
 call, on every rank, or the op is not right.
@@ -36,9 +36,7 @@ error. DTensor has no ragged layouts and no other order of axes: it is not asked
 operands it is told to take as replicated (`implicit_replication`). What fails there is tried twice,
 and what only ranks that are threads get wrong is left out. Ops that draw random numbers have tests
 of their own; modules have a page of their own, `sweep_modules.md`. A row counts what has been run
-so far, in the order of the database, and names the commits that it was run on; *unknown* is what
-ran before these were written down, by a judge that did not yet ask for targets, operands,
-containers and a second call, and in the first eleven ways.
+so far, in the order of the database, and names the commits that it was run on.
 
 Variants: *function*; *inplace*, where the target, too, must hold the result afterwards; *out*, into
 tensors like the results; *turned*, on operands whose dims lie in memory in the reverse order.
@@ -58,7 +56,7 @@ def page(found: Sequence[Found], left_out: Left, codes: Mapping[Done, str]) -> s
         samples[it.system, it.op, it.dtype, it.variant].add(it.sample)
     head = _HEAD.format(
         num=len(WAYS), ways=", ".join(WAYS), families=families,
-        samples=min(map(len, samples.values()), default=0),
+        samples=max(map(len, samples.values()), default=0),
     )
     return head + scoreboard(found, codes) + _never_run(found, left_out)
 
