@@ -38,6 +38,8 @@ CASES: list[Case] = [
          reals(1, 3, 2), reals(3, 2, 4), per_mesh=6),
     case("addmm_scaled", lambda a, b, c: torch.addmm(a, b, c, beta=2, alpha=0.5), reals(6, 4),
          reals(6, 5), reals(5, 4)),
+    case("addmm_integers", lambda a, b, c: torch.addmm(a, b, c, beta=1.6, alpha=2.7),
+         integers(6, 4, high=9), integers(6, 1, high=9), integers(1, 4, high=9), grad=False),
     case("baddbmm", torch.baddbmm, reals(3, 4, 2), reals(3, 4, 5), reals(3, 5, 2)),
     case("linear", F.linear, reals(6, 5), reals(4, 5), per_mesh=16),
     case("linear_bias", F.linear, reals(6, 5), reals(4, 5), reals(4), per_mesh=16),

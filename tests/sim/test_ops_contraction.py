@@ -1,12 +1,35 @@
 """Matrix products equal the one-process result, forward and backward, in every layout."""
 
-import pytest
+from typing import Any
 
+import pytest
+import torch
+
+import weft
 from tests.cases import Trial, trials_of
 from tests.cases.contraction import CASES
 from tests.harness import check_trial
+from weft import P
 
 
 @pytest.mark.parametrize("trial", trials_of(CASES), ids=lambda trial: trial.id)
 def test_contraction(trial: Trial) -> None:
     check_trial(trial)
+
+
+def test_factors_of_integers() -> None:
+    """torch cuts them to integers, but raises where it sums over nothing, as one rank would."""
+    left, right = torch.arange(20).view(4, 5), torch.arange(15).view(5, 3)
+    due = torch.addmm(torch.ones(4, 3, dtype=torch.long), left, right, beta=1.6, alpha=2.7)
+
+    def on_rank(mesh: Any) -> torch.Tensor:
+        a, b = (
+            weft.ShardTensor.from_local(
+                one.split((4, 0, 1), dim)[mesh.here[0]], mesh, spec, sizes={dim: (4, 0, 1)})
+            for one, spec, dim in ((left, P(None, "x"), 1), (right, P("x"), 0))
+        )
+        bias = torch.ones(4, 3, dtype=torch.long)
+        return torch.addmm(bias, a, b, beta=1.6, alpha=2.7).full_tensor()
+
+    for found in weft.testing.run(on_rank, mesh={"x": 3}):
+        assert torch.equal(found, due)

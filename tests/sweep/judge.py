@@ -322,9 +322,9 @@ def _by_element(x: Tensor, gradient: Tensor) -> Tensor:
 
 
 def _names_equals(x: Tensor, found: Tensor, due: Tensor, dim: int, op: str) -> bool:
-    if due.dim() < x.dim():
+    if due.dim() == x.dim() - 1:
         found, due = found.unsqueeze(dim), due.unsqueeze(dim)
-    if not due.numel() or any(
+    if due.dim() != x.dim() or not due.numel() or any(
         x.shape[at] != due.shape[at] for at in range(x.dim()) if at != dim
     ) or not (
         int(found.min()) >= 0 and int(found.max()) < x.shape[dim]

@@ -82,6 +82,10 @@ def _added(call: Call) -> Rule:
     added = broadcast(bias.shape, result, product.results[0])
     # torch's addmv of an empty matrix gives a bias of length 1 back as it is.
     spread = {"m", "k"} if call.op.startswith("aten.addmv") and bias.shape != result else set()
+    if call.results[0].dtype.startswith(("int", "uint")) and any(
+        type(call.kwargs.get(name)) is float for name in ("beta", "alpha")
+    ):
+        spread = spread | {"k"}  # torch cuts such factors to integers, and raises over nothing
     return Rule((added, *product.operands), product.results, product.sizes, _SUM_K,
                 added=(0,), nonempty=frozenset(spread),
                 linear=linear_sets(((0, 1), (0, 2)), call.tensors, call.results[0]))
