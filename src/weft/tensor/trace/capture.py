@@ -369,8 +369,9 @@ def differentiated(
     with _unwatched():
         try:
             return edges(call, lambda index: _contiguous_like(tensors[index]), wanted)
-        except (NotImplementedError, ZeroDivisionError):
-            # Meta tensors do not know its derivative (or not that of nothing): all may have one.
+        except (RuntimeError, ZeroDivisionError):
+            # Meta tensors do not know its derivative (that of nothing, or it reads a number, as
+            # that of a complex svd): all may have one.
             return (tuple(wanted),) * len(slots_of(op.results))
 
 
