@@ -294,4 +294,6 @@ def tie(one: torch.Tensor, locals_: Sequence[torch.Tensor]) -> torch.Tensor:
         return one
     # Sums of no elements: zero whatever the elements are.
     zero: Any = sum(torch.atleast_1d(local).narrow(0, 0, 0).sum() for local in locals_)
+    if zero.is_complex() and not one.is_complex():
+        zero = zero.real
     return one + zero.to(one.dtype)
