@@ -200,6 +200,16 @@ def test_a_sample_that_torch_rounds_less_than_others_by_chance() -> None:
     assert verdict(first, off) == "wrong"
 
 
+def test_what_torch_itself_gets_wrong_in_a_narrow_dtype_is_left_out() -> None:
+    x = torch.randn(3, 4, dtype=torch.complex64, generator=torch.Generator().manual_seed(0))
+    sample = Sample("0", lambda own: torch.renorm(own[0], torch.inf, 0, 0.5), (x,), (True,))
+    with pytest.raises(LeftOut, match="in double precision it is not"):
+        dense(sample)
+    dense(dataclasses.replace(sample, tensors=(x.to(torch.complex128),)))
+    roots = dataclasses.replace(sample, fn=lambda own: (own[0] * 0).sqrt() * 0)
+    assert dense(roots).gradients[0] is not None  # NaN in any precision, and due
+
+
 def test_each_call_that_gathers_counts_as_gathered() -> None:
     x = torch.rand(4, 4, dtype=torch.float64)
     sample = Sample("0", lambda own: torch.geqrf(own[0]), (x,), (False,))

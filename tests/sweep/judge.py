@@ -17,7 +17,7 @@ from tests.cases import seed_of
 from tests.harness import Outcome, held, local_part
 from tests.oracle import Close, Held, check, check_gradient, same
 from tests.sweep.budget import allowed
-from tests.sweep.rounding import Rounding, rounding
+from tests.sweep.rounding import NARROW, Rounding, rounding
 from tests.sweep.samples import LeftOut, Sample
 from tests.sweep.ways import laid_out
 from weft import ShardTensor
@@ -113,11 +113,27 @@ def dense(sample: Sample) -> Dense:
             raise LeftOut(f"nothing compares {one.dtype}, {one.layout}")
         if isinstance(one, Tensor) and not _equal(one, other):
             raise LeftOut("on plain tensors it gives something else each time")
+    if _fails_when_narrow(sample, once):
+        raise LeftOut("on plain tensors its gradient is NaN, and in double precision it is not")
     written = [place for place, one in enumerate(once.written) if one is not None]
     return dataclasses.replace(once, rounding=rounding(
         lambda tensors, like: _outcome(sample, tensors, like, written), sample.tensors,
         once.results, once.gradients, sample.adds, once.written,
     ))
+
+
+def _fails_when_narrow(sample: Sample, once: Dense) -> bool:
+    """Whether torch's own gradient is NaN where rounding alone is to blame: that of a complex64
+    renorm by the largest element, which it does not find again."""
+    if not any(one is not None and one.isnan().any() for one in once.gradients):
+        return False
+    wide = [one.to(NARROW.get(one.dtype, one.dtype)) for one in sample.tensors]
+    with torch.random.fork_rng([]):
+        _, gradients = _outcome(sample, wide, lambda one, steps: steps, ())
+    return any(
+        mine is not None and due is not None and bool((mine.isnan() & ~due.isnan()).any())
+        for mine, due in zip(once.gradients, gradients)
+    )
 
 
 def _is_comparable(one: Tensor) -> bool:
