@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -38,6 +39,12 @@ def _set(key: Any) -> Callable[..., Tensor]:
 
 def _add_at(a: Tensor, v: Tensor) -> None:
     a[_SET] += v
+
+
+def _multiplied(a: Tensor, index: Tensor, values: Tensor) -> Tensor:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "index_reduce.. is in beta")
+        return a.index_reduce(0, index, values, "prod")
 
 
 def _change_some(a: Tensor, mask: Tensor) -> None:
@@ -119,6 +126,10 @@ _WRITES: list[Case] = [
     case("index_copy_cut", lambda a, v: a.index_copy(0, _SET % 7, v), reals(7, 3), reals(4, 3)),
     case("index_fill_cut", lambda a: a.index_fill(0, _SET % 7, 2.5), reals(7, 3)),
     case("index_fill_by", lambda a, v: a.index_fill(0, _SET % 7, v), reals(7, 3), reals()),
+    case("index_reduce_halves", _multiplied,
+         integers(7, 3, low=1, high=3, dtype=torch.bfloat16), integers(4, high=7),
+         integers(4, 3, low=1, high=3, dtype=torch.bfloat16),
+         grad=False, per_mesh=4),
     case("scatter_cut", lambda a, i, v: a.scatter(0, i, v), reals(7, 3),
          given([[4, 1, 0], [0, 2, 5], [3, 3, 6]]), reals(3, 3), per_mesh=4),
     case("scatter_number", lambda a, i: a.scatter(0, i, 2.0), reals(7, 3),

@@ -65,6 +65,11 @@ CASES: list[Case] = [
     case("norm_of_largest", lambda a: torch.linalg.vector_norm(a, torch.inf, 0), reals(5, 4)),
     case("norm_of_least", lambda a: torch.linalg.vector_norm(a, -torch.inf, 1), reals(5, 4)),
     case("norm_of_rows", lambda a: torch.linalg.matrix_norm(a, torch.inf), reals(5, 4)),
+    *(
+        case(f"norm_of_no_{name}", lambda a, ord=ord: torch.linalg.matrix_norm(a, ord),
+             reals(0, 0), grad=False)
+        for name, ord in (("rows", torch.inf), ("columns", 1))
+    ),
     case("mean_of_halves", lambda a: a.mean(0), reals(5, 4, dtype=torch.bfloat16)),
     case("count_nonzero", lambda a: torch.count_nonzero(a), integers(5, 4, high=2), grad=False),
     case("amax_nan", lambda a: torch.amax(torch.log(a), 0), _tied(5, 4), grad=False),

@@ -147,7 +147,10 @@ def matrix_norm_lookup(
             return torch.linalg.vector_norm(x, 2, (rows, columns), keepdim)
         added, kept = (rows, columns) if abs(ord) == 1 else (columns, rows)
         sums = x.abs().sum(added, keepdim=True)
-        out = sums.amax(kept, keepdim=True) if ord > 0 else sums.amin(kept, keepdim=True)
+        if ord > 0 and not sums.shape[kept]:  # torch has zeros here, and no gradient
+            out = sums.detach().sum(kept, keepdim=True)
+        else:
+            out = sums.amax(kept, keepdim=True) if ord > 0 else sums.amin(kept, keepdim=True)
         return out if keepdim else out.squeeze((rows, columns))
 
     return Composite(norm)

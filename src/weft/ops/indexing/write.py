@@ -258,6 +258,8 @@ def index_write_lookup(
     fills = base == "index_fill"
     if fills and values is not None and wants_grad[2]:
         return Composite(_filled)
+    if base == "index_reduce" and x.ndim > 1 and call.tensors[0].dtype in ("bfloat16", "float16"):
+        return Composite(_scattered)
     adds = base == "index_add" and call.tensors[0].dtype != "bool"
     if not (fills or (values is not None and values.ndim == x.ndim)):
         return None
@@ -282,6 +284,14 @@ def _filled(x: Tensor, dim: int, index: Tensor, value: Tensor) -> Tensor:
     """index_fill by a tensor with a gradient, whose formula in torch meta tensors do not know."""
     hit = torch.zeros_like(x, dtype=torch.bool).index_fill(dim, index, True)
     return torch.where(hit, value.to(x.dtype), x)
+
+
+def _scattered(
+    x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
+) -> Tensor:
+    """index_reduce in half precision, where torch's kernel fails on blocks of a single column."""
+    places = index.view(-1, *[1] * (x.dim() - 1 - dim % x.dim())).expand_as(source)
+    return x.scatter_reduce(dim, places, source, reduce, include_self=include_self)
 
 
 def put_lookup(
