@@ -36,7 +36,8 @@ error. DTensor has no ragged layouts and no other order of axes: it is not asked
 operands it is told to take as replicated (`implicit_replication`). What fails there is tried twice,
 and what only ranks that are threads get wrong is left out. Ops that draw random numbers have tests
 of their own; modules have a page of their own, `sweep_modules.md`. A row counts what has been run
-so far, in the order of the database, and names the commits that it was run on.
+so far, in the order of the database, and names the commits that it was run on; in the rows *all*
+an op counts by its worst call in any dtype and variant.
 
 Variants: *function*; *inplace*, where the target, too, must hold the result afterwards; *out*, into
 tensors like the results; *turned*, on operands whose dims lie in memory in the reverse order.
@@ -102,18 +103,16 @@ def scoreboard(found: Sequence[Found], codes: Mapping[Done, str] | None = None) 
     columns = ["system", "dtype", "variant", "ops", "calls", *VERDICTS, "right in all ways",
                *(["commits"] if codes else [])]
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
-    groups: dict[tuple[str, str, str], dict[str, list[Found]]] = defaultdict(
-        lambda: defaultdict(list)
-    )
+    groups: dict[tuple[str, str, str], list[Found]] = defaultdict(list)
     for it in found:
-        groups[it.dtype, it.variant, it.system][it.op].append(it)
-    for (dtype, variant, system), ops in groups.items():
-        worst = Counter(_worst(its) for its in ops.values())
-        counts = " | ".join(str(worst[kind]) for kind in VERDICTS)
-        share = sum(worst[kind] for kind in _RIGHT) / len(ops)
-        calls = sum(map(len, ops.values()))
-        lines.append(f"| {system} | {dtype} | {variant or 'function'} | {len(ops)} | {calls} "
-                     f"| {counts} | {share:.1%} |{_of_row(codes or {}, dtype, variant, system)}")
+        groups[it.dtype, it.variant or "function", it.system].append(it)
+    for system in dict.fromkeys(it.system for it in found):
+        mine = [it for it in found if it.system == system]
+        if len({(it.dtype, it.variant) for it in mine}) > 1:
+            groups["all", "all", system] = mine
+    for (dtype, variant, system), its in groups.items():
+        lines.append(f"| {system} | {dtype} | {variant} | {_counts(its)} |"
+                     f"{_of_row(codes or {}, dtype, variant, system)}")
     for system in sorted({it.system for it in found}, key=lambda name: name != "weft"):
         for kind in _WORST[:-1]:
             its = [it for it in found if it.kind == kind and it.system == system]
@@ -126,10 +125,20 @@ def scoreboard(found: Sequence[Found], codes: Mapping[Done, str] | None = None) 
     return "\n".join(lines) + "\n"
 
 
+def _counts(its: Sequence[Found]) -> str:
+    """The cells that count: ops, calls, the ops of each verdict, and the share that is right."""
+    ops = _by_op(its)
+    worst = Counter(_worst(same) for _, same in ops)
+    share = sum(worst[kind] for kind in _RIGHT) / len(ops)
+    cells = [len(ops), len(its), *(worst[kind] for kind in VERDICTS), f"{share:.1%}"]
+    return " | ".join(map(str, cells))
+
+
 def _of_row(codes: Mapping[Done, str], dtype: str, variant: str, system: str) -> str:
     """The commits of a row, as its last cell."""
     mine = {code or "unknown" for job, code in codes.items()
-            if (job[0], *job[2:]) == (system, dtype, variant)}
+            if job[0] == system and dtype in ("all", job[2])
+            and variant in ("all", job[3] or "function")}
     return f" {', '.join(sorted(mine))} |" if codes else ""
 
 
