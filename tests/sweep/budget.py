@@ -147,7 +147,8 @@ def allowed(
         math.ceil(_nbytes(t) * share)
         for (t, share), wanted in zip(_shares(sample, layouts), sample.wants_grad) if wanted
     )
-    named = sum(sorted(map(_nbytes, sample.tensors))[:-1]) + 8 * mesh.size()
+    named = sum(map(_nbytes, sample.tensors)) - _nbytes(sample.tensors[_largest(sample)])
+    named += 8 * mesh.size()
     summed = [max(2 * _nbytes(one), _summary(one.numel(), mesh)) for one in tensors]
     summed += [2 * (mesh.size() - 1) for one in results if isinstance(one, bool)]
     rows = [_summary(one.numel() // max(min(one.shape, default=1), 1), mesh) for one in tensors]
@@ -160,6 +161,11 @@ def allowed(
     return sample.num_calls * (there + needs[0]), sample.num_calls * (back + needs[1])
 
 
+def _largest(sample: Sample) -> int:
+    """The operand of most elements, of equals the first: bytes would say the index into bools."""
+    return max(range(len(sample.tensors)), key=lambda place: sample.tensors[place].numel())
+
+
 def _summary(count: int, mesh: Mesh) -> int:
     return _NUMBERS * 8 * max(mesh.size() - 1, 2) * count
 
@@ -167,7 +173,7 @@ def _summary(count: int, mesh: Mesh) -> int:
 def _due(sample: Sample, layouts: Sequence[Layout | None]) -> tuple[int, int]:
     """What layouts ask for, whatever the op, forward and backward."""
     there = back = 0
-    largest = max(range(len(layouts)), key=lambda place: _nbytes(sample.tensors[place]))
+    largest = _largest(sample)
     given = zip(sample.tensors, layouts, sample.wants_grad)
     for place, (tensor, layout, wanted) in enumerate(given):
         nbytes = _nbytes(tensor)
