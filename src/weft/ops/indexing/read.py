@@ -116,7 +116,7 @@ def router(
     these may be negative. `once`: to fetch units, else to deliver them.
     """
     units = Units(mesh, x, dims, cut)
-    post = Post(units.comm, op)
+    post = Post(units.comm, op, units.names)
     asker = None if places.over is None else asker_of(mesh, places, units.axes)
 
     def route(indices: Sequence[Tensor]) -> Routes:

@@ -29,10 +29,16 @@ __all__ = ["Post", "Routes", "Units", "ask", "from_front", "out_of_bounds", "out
 
 @dataclass(frozen=True, slots=True)
 class Post:
-    """Sends rows between the ranks of a group; `op` is whom they serve, for errors."""
+    """Sends rows between the ranks of a group.
+
+    Args:
+        op: whom they serve, for errors.
+        names: the dtype in which units are asked for, the same on all ranks.
+    """
 
     comm: Communicator
     op: str
+    names: torch.dtype = torch.int64
 
     def exchange(self, x: Tensor, send: Sequence[int], recv: Sequence[int]) -> Tensor:
         """Rows of `x`, `send[i]` of them to each rank i; those received, in the order of ranks."""
@@ -113,6 +119,15 @@ class Units:
                 places = [place + step * at for place in places for at in range(sizes[axis])]
             cuts = torch.tensor(layout.cuts_of(dim), device=mesh.device)
             self.tables.append((cuts, torch.tensor(places, device=mesh.device), cuts.diff()))
+
+    @property
+    def names(self) -> torch.dtype:
+        """The narrowest dtype that names a row of any block in the group."""
+        most = [
+            length if table is None else int(table[2].max())
+            for length, table in zip(self.lengths, self.tables)
+        ]
+        return torch.int32 if math.prod(most) <= 2**31 else torch.int64
 
     def locate(self, indices: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Who holds each unit (a place in the group), and which row of that rank's block it is."""
@@ -235,7 +250,8 @@ def ask(
     serves, gets = _counts(post.exchange(wanted, one, one), wanted)
     if -1 in serves:
         raise out_of_bounds(post.op)(wrong or "index out of bounds on another rank")
-    return Routes(post, post.exchange(row, gets, serves), serves, gets, order)
+    rows = post.exchange(row.to(post.names), gets, serves).to(torch.int64)
+    return Routes(post, rows, serves, gets, order)
 
 
 def _counts(one: Tensor, other: Tensor) -> list[list[int]]:
