@@ -37,6 +37,9 @@ WAYS: dict[str, tuple[dict[str, int], Any]] = {
 }
 """Name -> mesh, and a spec or the sizes of 5 rows over x."""
 
+ALONE: dict[str, tuple[dict[str, int], Any]] = {"one rank": ({"x": 1}, P("x"))}
+"""The same, of a mesh on which nothing can move."""
+
 MEANS: dict[str, tuple[dict[str, int], Any]] = {
     "mean": ({"x": 2}, P(partial={"x": "avg"})),
     "half mean": ({"dp": 2, "tp": 2}, P("dp", partial={"tp": "avg"})),
@@ -57,7 +60,7 @@ def layout_for(mesh: Mesh, shape: Sequence[int], way: Any) -> Layout:
 def agree(program: Program, name: str) -> None:
     """Run the program on plain tensors and on those laid out in the way named."""
     expected = _outcome(lambda: program(_plain))
-    axes, way = (WAYS | MEANS)[name]
+    axes, way = (WAYS | MEANS | ALONE)[name]
 
     def on_rank(mesh: Any) -> Any:
         def make(full: Tensor, grad: bool = True) -> ShardTensor:

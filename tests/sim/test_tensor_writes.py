@@ -242,10 +242,28 @@ def in_inference_mode(make: Make) -> Any:
         return [one.clone() for one in (*seen, x, row, wide, made, of_made)]
 
 
+def a_gradient_is_wanted_since(make: Make) -> Any:
+    """What is written to the base may have the view lie otherwise when it is read again."""
+    found = []
+    for view in (lambda y: y[1], lambda y: y.select(-1, 0), lambda y: y.flatten(0, 1)):
+        y, by = make(X, False) * 1, C[:, :1].clone().requires_grad_()
+        shown = view(y)
+        y.sub_(by, alpha=2)
+        (shown * shown).sum().backward()
+        found += [shown, y, by.grad]
+        y, by = make(X, False) * 1, C[0].clone().requires_grad_()
+        shown = view(y)
+        y.select(0, 2).mul_(by)
+        (shown + shown).sum().backward()
+        found += [shown, y, by.grad]
+    return found
+
+
 MOVED: list[Callable[[Make], Any]] = [
     gradients_of_a_row, a_row_is_the_root_of_backward, copies_of_a_row, views_of_views,
     rows_in_a_list, rows_change_places, rows_with_gradients, a_base_that_changes_twice,
     a_second_backward, rows_of_a_parameter, one_of_several_views, in_inference_mode,
+    a_gradient_is_wanted_since,
 ]
 
 

@@ -18,8 +18,9 @@ from torch import Tensor
 from weft.tensor.call.data_dependent import masks
 from weft.tensor.call.dispatch import mesh_of
 from weft.tensor.call.fallback import runner
-from weft.tensor.shard_tensor import ShardTensor, hooks
+from weft.tensor.shard_tensor import ShardTensor, hooks, wrap
 from weft.tensor.trace.trees import flatten
+from weft.tensor.views.moved import plain
 
 __all__ = ["get_item", "index_put", "index_put_", "set_item"]
 
@@ -52,8 +53,12 @@ def set_item(tensor: Tensor, index: Any, value: Any) -> None:
     named = _without_masks(items)
     if named is None:
         _by_fallback(torch.Tensor.__setitem__, tensor, index, value)
-    else:
-        _set_at(tensor, named, _as_tensor(value, tensor))
+        return
+    value = _as_tensor(value, tensor)
+    fills = value.numel() == 1 and all(map(_is_mask, filter(_is_tensor, items)))
+    if fills and (tensor.is_complex() or not value.is_complex()):
+        value = value.to(tensor.dtype)  # masks are filled with one element of any dtype
+    _set_at(tensor, named, value)
 
 
 def index_put(
@@ -78,7 +83,7 @@ def index_put_(
 def _as_items(tensor: Tensor, index: Any) -> list[Any]:
     """The parts of an index; lists and arrays of numbers as tensors, bytes as bools, and single
     integers as numbers, which torch reads from a tensor, too."""
-    items = list(index) if isinstance(index, tuple) else [index]
+    items = list(index) if _is_several(index) else [index]
     for at, item in enumerate(items):
         if not isinstance(item, Tensor) and (
             isinstance(item, (list, tuple, range)) or hasattr(item, "__array_interface__")
@@ -100,10 +105,25 @@ def _as_items(tensor: Tensor, index: Any) -> list[Any]:
     return items
 
 
+def _is_several(index: Any) -> bool:
+    """Whether torch reads an index as a tuple: a short list does for one, of more than numbers."""
+    if isinstance(index, tuple):
+        return True
+    return isinstance(index, list) and len(index) < 32 and any(
+        item is None or item is Ellipsis or isinstance(item, (Tensor, slice, Sequence))
+        or (hasattr(item, "__array_interface__") and item.ndim > 0)
+        for item in index
+    )
+
+
 def _is_basic(item: Any) -> bool:
     return item is None or item is Ellipsis or (
         isinstance(item, (slice, int)) and not isinstance(item, bool)
     )
+
+
+def _is_tensor(item: Any) -> bool:
+    return isinstance(item, Tensor)
 
 
 def _is_mask(item: Any) -> bool:
@@ -174,27 +194,22 @@ def _set_block(tensor: Any, items: tuple[Any, ...], value: Any) -> None:
     lead = value.dim() - len(shape)
     if lead > 0:  # leading dims of size 1 fall away, as in torch
         value = value.reshape(value.shape[lead:])
-    value = value.expand(shape).reshape(view.shape)
-    if not _is_there(view, value):
-        view.copy_(value)
+    view.copy_(_apart(value.expand(shape).reshape(view.shape), view))
 
 
-def _is_there(view: Tensor, value: Tensor) -> bool:
-    """Whether a value is what it is to be written to: what `x[:, 3] += 1` ends with.
+def _apart(value: Tensor, view: Tensor) -> Tensor:
+    """The value, in memory of its own: `x[:, 3] += 1` ends with a write of what is there already.
 
     Where a shard has one row, their strides along it may differ, which torch takes for memory that
-    overlaps. Equal layouts send nothing, so each rank may leave the copy out by itself.
+    overlaps. A rank that copies its own block tells nobody; one that left the write out, which
+    counts as one and may go on to what `view` is a view of, would part from the others.
     """
     if type(view) is not ShardTensor or type(value) is not ShardTensor:
-        return False
-    if view.layout != value.layout or view.dtype is not value.dtype:
-        return False
-    one, other = view._local, value._local
-    return one.numel() > 0 and one.data_ptr() == other.data_ptr() and _steps(one) == _steps(other)
-
-
-def _steps(x: Tensor) -> list[tuple[int, int]]:
-    return [(length, step) for length, step in zip(x.shape, x.stride()) if length != 1]
+        return value
+    one, other = plain(value._local), plain(view._local)
+    if one.untyped_storage()._cdata != other.untyped_storage()._cdata:
+        return value
+    return wrap(one.clone(), value._meta)
 
 
 def _as_slices(items: tuple[Any, ...], shape: torch.Size) -> tuple[slice, ...]:
@@ -246,16 +261,15 @@ def _set_at(tensor: Any, items: Sequence[Any], value: Tensor) -> None:
         else:
             indices.append(torch.tensor(int(item), device=tensor.device))
     if value.dim():
-        value = _in_order(value.expand(shape), indices, of_result, len(shape))
+        num_kept = view.dim() - sum(index is not None for index in indices)
+        value = _in_order(value.expand(shape), indices, of_result, len(shape) - num_kept)
     index_put_(view, indices, value)
 
 
 def _in_order(
-    value: Tensor, indices: Sequence[Any], of_result: Sequence[bool], ndim: int
+    value: Tensor, indices: Sequence[Any], of_result: Sequence[bool], num_new: int
 ) -> Tensor:
     """The value with the new dims where they stand when integers count as indices."""
-    kept = sum(index is None for index in indices)
-    num_new = ndim - kept
     before = _front([None if not named else True for named in of_result])
     after = _front(indices)
     if before == after:

@@ -136,9 +136,11 @@ class View:
             self.base = None
             return
         with torch.inference_mode(self.buffer.is_inference()), torch.set_grad_enabled(self.grad):
-            again = flatten(self.func(*self.args, **self.kwargs))[self.place]
+            again: Any = flatten(self.func(*self.args, **self.kwargs))[self.place]
+            if again._meta.layout != self.meta.layout:  # a gradient is wanted now, or not any more
+                again = again.redistribute(placements=self.meta.layout)
             self.seen = now
-            self.buffer.copy_(plain(again._local))  # type: ignore[attr-defined]
+            self.buffer.copy_(plain(again._local))
 
     def check_recorded(self, recorded: bool) -> None:
         """Raise where torch does not let a view be changed in place."""

@@ -214,7 +214,7 @@ def nonzero(input: Tensor, *, as_tuple: bool = False) -> Any:
             nonzero(input.reshape(1))[:, :0]
         )
     mask = input if input.dtype is torch.bool else input != 0
-    both = _aligned("nonzero", mask, mask, 0)
+    both = _aligned("nonzero", mask, mask, 0, reduced=True)
     assert both.mesh.here is not None
     found = both.mask.nonzero()
     start, _ = both.layout.box_at(both.mesh.here)[0]
@@ -285,6 +285,9 @@ def put(x: ShardTensor, mask: Tensor, first: int, value: Tensor) -> None:
     check_shape(x, mask, first)
     num = mask.dim()
     behind = x.dim() - first - num
+    lead = value.dim() - (first + 1 + behind)
+    if lead > 0:  # leading dims of size 1 fall away, as in torch
+        value = value.reshape(value.shape[lead:])
     place = value.dim() - 1 - behind
     spread = mask.reshape(*mask.shape, *(1,) * behind)
     if place < 0 or value.shape[place] == 1:  # the same for every element that is selected
