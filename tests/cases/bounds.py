@@ -148,6 +148,8 @@ BOUNDS: list[Bound] = [
           False),
     Bound("bucketize", lambda a: torch.bucketize(a, _steps(a.dtype)),
           _same((0, 0), "line", "columns"), False),
+    Bound("bucketize_among", lambda a: torch.bucketize(torch.ones(64, 64), a[:64]).abs(),
+          {"line": (512, 0)}, False),
     Bound("histc", lambda a: torch.histc(a, 10, -3, 3), _same((0, 0), "line", "columns"), False),
     # Each index goes to the holder of what it names, and that comes back.
     Bound("gather", lambda a: a.gather(-1, _places(a)),
@@ -178,11 +180,14 @@ BOUNDS: list[Bound] = [
     Bound("index_fill", lambda a: a.index_fill(-1, _some(a), 0.0), _same((0, 0), *LAYOUTS)),
     Bound("embedding", lambda a: F.embedding(_rows(a), a),
           _same((0, 0), "columns", "rows")),
-    # How many each rank has.
+    Bound("embedding_terms", lambda a: F.embedding((a > 9).sum(), a), {"rows": (16, 0)}),
+    # How many each rank has, and of masks that move the bits.
     Bound("masked_select", lambda a: a[a > 0],
-          _same((24, 0), "line", "ragged", "square", "rows") | {"columns": (6936, 6144)}),
+          _same((24, 0), "line", "ragged", "square", "rows") | {"columns": (6264, 6144)}),
+    Bound("masked_spread", lambda a: a[:, None, :1].masked_select(a[:, :1] > 0),
+          {"rows": (408, 0)}),
     Bound("nonzero", lambda a: (a > 0).nonzero(),
-          _same((24, 0), "line", "ragged", "square", "rows") | {"columns": (792, 0)}, False),
+          _same((24, 0), "line", "ragged", "square", "rows") | {"columns": (120, 0)}, False),
     Bound("masked_fill", lambda a: a.masked_fill(a > 0, 0.0), _same((0, 0), *LAYOUTS)),
     # A piece of what is cut stays where it is; what changes its place moves once.
     Bound("slice", lambda a: a[..., 100:-50], _same((0, 0), *LAYOUTS)),
@@ -224,5 +229,7 @@ BOUNDS: list[Bound] = [
           _same((0, 0), *LAYOUTS)),
     Bound("einsum", lambda a: torch.einsum("ij,ij->i", a, a), _same((0, 0), "columns", "rows")),
     Bound("sum", lambda a: a.sum(-1), _same((0, 16), *_LINES) | _same((0, 0), "columns", "rows")),
+    # Terms are summed before they grow wider.
+    Bound("widened", lambda a: a.float().sum(-1).to(torch.complex128).abs(), {"columns": (48, 0)}),
     Bound("mse_loss", lambda a: F.mse_loss(a, a * 2), _same((0, 16), *LAYOUTS)),
 ]

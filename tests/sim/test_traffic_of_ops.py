@@ -89,6 +89,9 @@ COUNTS = [
           max_nbytes=3 * 4 * 8),
     Count("clone_detach", lambda a: a.clone().detach() + a, [((7, 4), ROWS)]),
     Count("zeros_like", lambda a: torch.zeros_like(a) + a, [((7, 4), ROWS)]),
+    # What is written to keeps its layout: it would move there and back.
+    Count("clamp_in_place", lambda a, b, c: a.clone().clamp_(b, c),
+          [((3, 10), ROWS), ((10,), ROWS), ((10,), ROWS)], (2, 2), max_nbytes=4 * 5 * 8),
     Count("two_axes", lambda x, w: F.linear(x, w), [((6, 4), P("dp")), ((8, 4), P("tp"))], (0, 2),
           tuple(GRID.items())),
 ]

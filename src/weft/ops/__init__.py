@@ -11,6 +11,7 @@ from weft.ops import (
     loss,
     margins,
     normalize,
+    search,
     sequences,
     statistics,
     tall,
@@ -79,6 +80,9 @@ TABLE: dict[str, Lookup] = {
        for name in ("median", "nanmedian") for overload in ("default", "dim")},
     **{f"aten.{name}.{overload}": order.quantile_lookup
        for name in ("quantile", "nanquantile") for overload in ("default", "scalar")},
+    **{f"aten.{name}": search.search_lookup for name in (
+        "bucketize.Scalar", "bucketize.Tensor", "searchsorted.Scalar", "searchsorted.Tensor",
+    )},
     "aten.embedding.default": pick.embedding_lookup,
     "aten.embedding_renorm.default": pick.renorm_lookup,
     "aten.gather.default": read.gather_lookup,

@@ -64,6 +64,7 @@ class Frame:
         nbytes: per operand, bytes of what one rank holds of it.
         grads: per operand, whether its gradient is wanted.
         sizes: of the mesh axes.
+        target: the operand that the call writes to: what it becomes for the call goes back.
     """
 
     rule: Rule
@@ -75,6 +76,7 @@ class Frame:
     nbytes: list[float]
     grads: Sequence[bool]
     sizes: tuple[int, ...]
+    target: int | None = None
 
 
 def terms(frame: Frame, factor: str) -> tuple[int, ...]:
@@ -217,11 +219,12 @@ def _key(
                 continue
             if name is not None:
                 length = frame.rule.sizes[target] or 1
-                cost += nbytes[index] * -(-length // size) / length * back
+                ways = back * (2 if index == frame.target else 1)
+                cost += nbytes[index] * -(-length // size) / length * ways
             elif kind is not None:
                 cost += nbytes[index] * back
             else:
-                cost += nbytes[index] * (back - 1)
+                cost += nbytes[index] * (back if index == frame.target else back - 1)
         elif target is None:
             if name is not None:
                 lost += 1

@@ -32,7 +32,8 @@ _ITEMSIZE = {
 
 
 def decide(
-    rule: Rule, call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
+    rule: Rule, call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool],
+    target: int | None = None,
 ) -> Decision:
     """The layouts that the operands of a call come to, and those of its results.
 
@@ -41,8 +42,9 @@ def decide(
         call: the op with its arguments and results.
         layouts: of the tensor operands, in the order of `call.tensors`, all on one mesh.
         wants_grad: per operand, whether its gradient will be asked for.
+        target: the operand that the call writes to, which keeps its layout.
     """
-    frame = _frame(rule, call, layouts, wants_grad)
+    frame = _frame(rule, call, layouts, wants_grad, target)
     num_axes = len(frame.sizes)
     choices = [free(frame, axis) for axis in range(num_axes)]
     by_form = not rule.nonempty
@@ -74,7 +76,8 @@ def decide(
 
 
 def _frame(
-    rule: Rule, call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
+    rule: Rule, call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool],
+    target: int | None = None,
 ) -> Frame:
     sizes = layouts[0].mesh.axis_sizes
     num = len(layouts)
@@ -108,7 +111,7 @@ def _frame(
         nbytes.append(own)
     _bar(rule, leads, barred, wants_grad)
     results = sum([_nbytes(result) for result in call.results])
-    return Frame(rule, results, leads, barred, held, kinds, nbytes, wants_grad, sizes)
+    return Frame(rule, results, leads, barred, held, kinds, nbytes, wants_grad, sizes, target)
 
 
 def _nbytes(tensor: TensorArg) -> int:

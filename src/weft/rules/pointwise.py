@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from weft.core import Layout
-from weft.rules.factors import IDENTITY, broadcast, carries, dims, linear_sets, names
+from weft.rules.factors import IDENTITY, broadcast, dims, linear_sets, names, narrows
 from weft.rules.notation import Call, Decision, Rule, TensorArg
 
 __all__ = ["DECISIONS", "RULES", "VALUES_MATTER", "elementwise"]
@@ -107,14 +107,19 @@ def _move(call: Call) -> Rule:
 
 
 def _convert(call: Call) -> Rule:
-    """A change of dtype or device; further tensors (`type_as`) only lend their dtype."""
+    """A change of dtype or device; further tensors (`type_as`) only lend their dtype.
+
+    Terms pass where they grow no wider. Wider ones would ask for more bytes when they are reduced,
+    and for the sum before it is rounded, which is not what the operand's value is made of.
+    """
     source, result = call.tensors[0], call.results[0]
     shape = result.shape
     kinds = dims(len(shape))
     same = source.dtype == result.dtype
+    passes = same or narrows(source.dtype, result.dtype)
     return Rule(
         (kinds,) + (None,) * (len(call.tensors) - 1), (kinds,), dict(zip(names(len(shape)), shape)),
-        linear=IDENTITY if same or carries(source.dtype, result.dtype) else (), moves=same,
+        linear=IDENTITY if passes else (), moves=same,
     )
 
 

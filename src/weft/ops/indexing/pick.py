@@ -39,13 +39,14 @@ def embedding_lookup(
     weight, indices = layouts
     if call.args[3]:  # scale_grad_by_freq: frequencies are those of all indices
         return replicated(call, layouts)
-    if not weight.dims[0] or weight.is_partial or indices.is_partial:
+    if not weight.dims[0] or weight.is_partial:
         return None
     mesh = weight.mesh
     used = set(weight.sharded_axes)
-    # An axis cuts one thing: where it cuts the weight, the indices (small) come whole.
+    # An axis cuts one thing: where it cuts the weight, the indices (small) come whole; terms of
+    # indices are no indices.
     index_dims = [tuple(axis for axis in axes if axis not in used) for axes in indices.dims]
-    indices = indices.replace(dims=index_dims)
+    indices = indices.replace(dims=index_dims, partial=(None,) * mesh.ndim)
     partial: list[str | None] = [None] * mesh.ndim
     for axis in weight.dims[0]:
         partial[axis] = "sum"
@@ -114,7 +115,7 @@ def gather_lookup(
 ) -> Algorithm | None:
     """`gather(x, dim, index)` along a cut dim; the other dims of both are cut alike."""
     source, index = layouts
-    if not source.ndim or source.ndim != index.ndim or source.is_partial or index.is_partial:
+    if not source.ndim or source.ndim != index.ndim or source.is_partial:
         return None
     dim = call.args[1] % source.ndim
     if not source.dims[dim]:

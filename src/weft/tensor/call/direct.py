@@ -196,7 +196,10 @@ class Builder:
             self.rule = rule
         if algorithm is not None:
             return algorithm
-        return rule if self.rule is None else propagate.decide(self.rule, call, layouts, wants)
+        if self.rule is None:
+            return rule
+        target = None if self.target is None else self.slots.index(self.target)
+        return propagate.decide(self.rule, call, layouts, wants, target)
 
     def _direct(
         self, decision: Decision, layouts: list[Layout], wants: list[bool],

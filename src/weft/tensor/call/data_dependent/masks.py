@@ -17,11 +17,20 @@ from torch import Tensor
 
 from weft.comm import BoundMesh
 from weft.core import Layout
+from weft.ops.indexing.named import fitted
+from weft.tensor import modes
 from weft.tensor.call import outside
+from weft.tensor.call.data_dependent import bits
 from weft.tensor.call.dispatch import mesh_of
 from weft.tensor.meta import contiguous_strides, intern
 from weft.tensor.modes import source_line
-from weft.tensor.placing.enter import Named, enter, entering, varying_axes
+from weft.tensor.placing.enter import (
+    Named,
+    enter,
+    entering,
+    transition_between,
+    varying_axes,
+)
 from weft.tensor.placing.layouts import layout_of
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.trace.capture import meta_like
@@ -87,10 +96,24 @@ def _aligned(name: str, x: Tensor, mask: Tensor, first: int, reduced: bool = Fal
         mesh, mask.shape, [target.dims[dim] for dim in over], [target.cuts[dim] for dim in over]
     )
     if x is mask:
-        (block,) = entered(name, mesh, (x,), (target,))
+        block = _moved(name, mesh, x, target)
         return _Aligned(mesh, block, block, target, axes, first)
-    block, mine = entered(name, mesh, (x, mask), (target, alike))
+    if not bits.moves(of_mask, alike):
+        block, mine = entered(name, mesh, (x, mask), (target, alike))
+    else:
+        (block,), mine = entered(name, mesh, (x,), (target,)), _moved(name, mesh, mask, alike)
     return _Aligned(mesh, block, mine, target, axes, first)
+
+
+def _moved(name: str, mesh: BoundMesh, mask: Tensor, to: Layout) -> Tensor:
+    """The local part of a mask in this layout, of its bits where blocks are exchanged."""
+    own = layout_of(mask, mesh)
+    move = transition_between(mesh, own, to)
+    if mask.dtype is not torch.bool or move is None or not bits.moves(own, to):
+        return entered(name, mesh, (mask,), (to,))[0]
+    modes.check_strict(name, move)
+    with traffic.label(name, source_line(), _WHY):
+        return bits.moved(mesh, name, local_of(mask), own, to)
 
 
 def entered(
@@ -200,11 +223,29 @@ def masked_select(input: Tensor, mask: Tensor) -> Tensor:
         raise RuntimeError(f"masked_select: expected BoolTensor for mask, got {mask.dtype}")
     if not shape:
         return masked_select(input.reshape(1), mask.reshape(1))
-    mask = mask.expand(shape)
+    mask = _beside(mask, input, shape).expand(shape)
     # An operand that broadcasts becomes what the mask has of it: expanded by itself it would be cut
     # anew, and its gradient gathered.
     x = input if input.shape == shape else input.masked_fill(mask.logical_not(), 0)
     return select(x, mask, 0, "masked_select")
+
+
+def _beside(mask: Tensor, x: Tensor, shape: Sequence[int]) -> Tensor:
+    """A mask that broadcasts, moved to where x has the first dim: it grows before it is used."""
+    mesh = mesh_of("masked_select", [o._meta for o in (x, mask) if type(o) is ShardTensor])
+    of_x, own = layout_of(x, mesh), layout_of(mask, mesh)
+    axes = tuple(axis for each in of_x.dims for axis in each)
+    if mask.shape == shape or not axes or x.shape[0] != shape[0] or x.dim() < len(shape) or (
+        own.is_replicated or mesh.here is None
+    ):
+        return mask
+    lies = Layout.make(
+        of_x.mesh, shape, [axes, *[()] * (len(shape) - 1)],
+        [of_x.cuts[0] if axes == of_x.dims[0] else None, *[None] * (len(shape) - 1)],
+    )
+    to = fitted(own, lies)
+    (local,) = entered("masked_select", mesh, (mask,), (to,))
+    return wrapped(mesh, local, to)
 
 
 def nonzero(input: Tensor, *, as_tuple: bool = False) -> Any:
