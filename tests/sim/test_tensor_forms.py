@@ -236,6 +236,7 @@ _TURNED: dict[str, Callable[..., torch.Tensor]] = {
     "logical_xor": torch.logical_xor, "special.xlog1py": torch.special.xlog1py,
     "divide": lambda x, y: torch.divide(x, y, rounding_mode="floor"),
     "complex": lambda x, y: torch.complex(x.expand(y.shape), y), "power": lambda x, y: 2.0**y,
+    "one_hot": lambda x, y: functional.one_hot((y > 0).long(), 3),
     "isin": lambda x, y: torch.isin(y, x), "logsigmoid": lambda x, y: functional.logsigmoid(y),
     "rrelu": lambda x, y: functional.rrelu(y), "special.xlogy": torch.special.xlogy,
     "float_power": lambda x, y: torch.float_power(2.0, y), "hypot": torch.hypot,

@@ -26,6 +26,8 @@ To that the family adds what the op itself needs of other blocks:
   alone: it receives the others, or the values that lie where those are, or both lie anew by rows;
 - `halves`: as `moves`, of two elements for each of the results: where two ranks hold these, and the
   result is cut evenly over all, a rank that held none of both receives both;
+- `asks`: how many classes there are, where the call does not say: the largest element of all, which
+  no rank can tell from its own block, all-reduced;
 - `products`: as `moves`, and the results may be reduced.
 
 Ops that are not named have no bound that samples of a few dozen elements could break: sorting by
@@ -68,8 +70,9 @@ FAMILIES: dict[str, tuple[str, ...]] = {
         "nn.functional.hardtanh", "nn.functional.gelu", "nn.functional.relu6",
         "nn.functional.softplus", "squeeze", "squeeze.multiple", "squeeze_copy", "narrow",
         "narrow_copy", "split", "split.list_args", "split_with_sizes", "split_with_sizes_copy",
-        "unsafe_split", "nn.functional.one_hot",
+        "unsafe_split",
     ),
+    "asks": ("nn.functional.one_hot",),
     "searches": ("searchsorted", "bucketize"),
     "parts": (
         "dot", "vdot", "trace", "equal", "allclose", "dist", "max.reduction_no_dim",
@@ -153,7 +156,9 @@ def allowed(
     summed += [2 * (mesh.size() - 1) for one in results if isinstance(one, bool)]
     rows = [_summary(one.numel() // max(min(one.shape, default=1), 1), mesh) for one in tensors]
     needs = {
-        "still": (0, 0), "parts": (sum(summed),) * 2, "scans": (sum(rows),) * 2,
+        "still": (0, 0), "asks": (_asked(sample, tensors) if which == "asks" else 0, 0),
+        "parts": (sum(summed),) * 2,
+        "scans": (sum(rows),) * 2,
         "moves": (own + named, own + mine * max(len(tensors), 1)),
         "searches": (named, 0), "halves": (2 * own + named, 2 * own + mine),
         "products": (own + 2 * size, 2 * size + mine),
@@ -164,6 +169,14 @@ def allowed(
 def _largest(sample: Sample) -> int:
     """The operand of most elements, of equals the first: bytes would say the index into bools."""
     return max(range(len(sample.tensors)), key=lambda place: sample.tensors[place].numel())
+
+
+def _asked(sample: Sample, results: Sequence[Tensor]) -> int:
+    """The largest of all classes, which no block tells, where the results have no more than that
+    says."""
+    (classes,), (found,) = sample.tensors[:1], results[:1]
+    told = not classes.numel() or int(classes.max()) + 1 != found.shape[-1]
+    return 0 if told else 2 * classes.element_size()
 
 
 def _summary(count: int, mesh: Mesh) -> int:

@@ -131,6 +131,13 @@ def _batch_norm(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor | No
     return torch.empty_like(out, memory_format=suggest_memory_format(x))
 
 
+def _one_hot(x: torch.Tensor, num_classes: int = -1) -> torch.Tensor | None:
+    """Contiguous; torch's meta kernel compares, and keeps any strides."""
+    if x.is_contiguous() or x.dtype is not torch.int64 or num_classes < 1:
+        return None
+    return x.new_empty((*x.shape, num_classes))
+
+
 _aten = torch.ops.aten
 _FORMS: dict[Any, Callable[..., torch.Tensor | None]] = {
     _aten.cross_entropy_loss.default: _cross_entropy,
@@ -141,6 +148,7 @@ _FORMS: dict[Any, Callable[..., torch.Tensor | None]] = {
     _aten._standard_gamma_grad.default: _broadcast,
     _aten._sample_dirichlet.default: _broadcast,
     _aten.view_copy.default: _view_copy,
+    _aten.one_hot.default: _one_hot,
     _aten.batch_norm.default: _batch_norm,
 }
 
