@@ -16,8 +16,9 @@ __all__ = ["search_lookup"]
 def search_lookup(
     call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
 ) -> Decision | None:
-    """Each shard counts which of its own are less, and the counts are terms of the places. Their
-    reduction receives the result, twice: where the numbers are fewer, they come whole.
+    """Places among cut numbers: terms, counts of how many are less; or the numbers whole, if fewer
+
+    The reduction of terms receives the result, twice.
     """
     among = call.args[0 if call.op.startswith("aten.searchsorted.") else 1]
     place = next(at for at, tensor in enumerate(call.tensors) if tensor is among)
