@@ -53,4 +53,11 @@ CASES: list[Case] = [
     case("einsum_heads", lambda a, b: torch.einsum("bqhd,bkhd->bhqk", a, b), reals(2, 3, 5, 4),
          reals(2, 3, 5, 4)),
     case("einsum_trace", lambda a: torch.einsum("ii->", a), reals(5, 5)),
+] + [
+    case(f"einsum_of_{dtype}_{tag}", lambda a, b, text=text: torch.einsum(text, a, b),
+         integers(2, 3, high=high, dtype=getattr(torch, dtype)),
+         integers(*shape, high=high, dtype=getattr(torch, dtype)), grad=False, per_mesh=8)
+    # What one operand alone has is summed as int64, but for length 1.
+    for dtype, high in (("int32", 9), ("uint8", 200), ("bool", 2))
+    for tag, text, shape in (("alone", "ai,b->ab", (4,)), ("spread", "ai,bi->ab", (4, 1)))
 ]

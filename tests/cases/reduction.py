@@ -77,4 +77,16 @@ CASES: list[Case] = [
     case("mean_float", lambda a: float(a.mean()), reals(5, 4), grad=False),
     case("bool_of_any", lambda a: bool((a > 1).any()), reals(5, 4), grad=False),
     case("tolist", lambda a: a.sum(0).tolist(), reals(5, 4), grad=False),
+] + [
+    case(f"{name}_of_{dtype}s_{tag}", lambda a, name=name, dims=dims: getattr(a, name)(*dims),
+         integers(3, 4, 2, high=2, dtype=getattr(torch, dtype)), grad=False)
+    for name in ("all", "any") for dtype in ("uint8", "bool")
+    for tag, dims in (("all", ()), ("none", ((),)), ("some", ((0, 2),)))
+] + [
+    case(f"{name}_over_no_dims", lambda a, name=name: getattr(a, name)(()), reals(5, 4))
+    for name in ("nansum", "nanmean")
+] + [
+    case("spread_of_a_number", lambda a: torch.std_mean(a.sum(), dim=0, correction=0),
+         reals(5, 4)),
+    case("var_of_a_number", lambda a: a.sum().var(-1, unbiased=False), reals(5, 4)),
 ]

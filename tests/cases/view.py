@@ -56,6 +56,12 @@ CASES: list[Case] = [
         ("repeat_interleave", (5, 2), lambda a: a.repeat_interleave(2, dim=1)),
         ("tile", (5, 2), lambda a: a.tile(2, 1)),
         ("swap_and_sum", (5, 4, 3), lambda a: a.transpose(0, 1).sum(0)),
+        ("movedim_of_a_number", (), lambda a: a.movedim(0, 0)),
+        ("flatten_before_a_1", (3, 1, 1), lambda a: a.flatten(0, 1)),
+        ("flatten_of_ones", (3, 1, 1), lambda a: a.flatten(1)),
+        ("unflatten_before_a_1", (3, 1), lambda a: a.unflatten(0, (-1, 1))),
+        ("unflatten_of_a_1", (3, 1), lambda a: a.unflatten(1, (1, 1))),
+        ("unflatten_no_rows", (0, 1, 2), lambda a: a.unflatten(2, (1, -1))),
         ("view_chain", (4, 6), lambda a: a.view(4, 2, 3).transpose(1, 2).reshape(12, 2)),
     )
 ] + [

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.oracle import block
 from tests.sim.test_transport_execute import by_pieces
 from weft.comm import BoundMesh, Communicator, run_simulated
 from weft.core import Layout, Mesh, P
@@ -190,3 +191,18 @@ def test_stretches() -> None:
     assert stretch([two, one], whole) is None
     assert stretch([((0, 4),), ((4, 6),)], ((0, 8),)) == (0, 6)
     assert stretch([((0, 1), (0, 1)), ((0, 1), (1, 2))], ((0, 2), (0, 2))) == (0, 2)
+
+
+@pytest.mark.parametrize("dst", [P(None, None, "a"), P(None, None, None, "a")], ids=str)
+def test_blocks_with_channels_last(dst: P) -> None:
+    """Of which `cat` makes one that has channels last, too."""
+    full = torch.arange(48.0).view(4, 2, 2, 3).to(memory_format=torch.channels_last)
+    mesh, shape = Mesh({"a": 3}), tuple(full.shape)
+    src, target = Layout(mesh, shape, P("a")), Layout(mesh, shape, dst)
+
+    def on_rank(bound: BoundMesh) -> Tensor:
+        local = block(src, full, bound.here or ()).contiguous(memory_format=torch.channels_last)
+        return execute(plan(src, target), local, bound)
+
+    for rank, got in enumerate(run_simulated(on_rank, mesh=mesh)):
+        assert torch.equal(got, block(target, full, (rank,)))

@@ -46,6 +46,18 @@ def _reduce(
     return rule
 
 
+def _truth(kind: str, of_bytes: str) -> Callable[[Call], Rule | None]:
+    """`all` and `any`, which tell of bytes in bytes, 0 or 1; over no dims, of each element."""
+    of_bools, otherwise = _reduce(kind), _reduce(of_bytes)
+
+    def rule(call: Call) -> Rule | None:
+        if call.arg(1, "dim") in ((), []):
+            return elementwise(call)
+        return (of_bools if call.results[0].dtype == "bool" else otherwise)(call)
+
+    return rule
+
+
 def _gone(call: Call, dim_index: int | None, ndim: int) -> tuple[int, ...]:
     """The dims a call reduces; `sum(x, dtype=)` and `std(x, unbiased)` name none."""
     if dim_index is None:
@@ -246,8 +258,8 @@ RULES: dict[str, Callable[[Call], Rule | None]] = {
     "aten.max": _extreme("max"),
     "aten.min": _extreme("min"),
     "aten.prod": _reduce("product"),
-    "aten.all": _reduce("and"),
-    "aten.any": _reduce("or"),
+    "aten.all": _truth("and", "min"),
+    "aten.any": _truth("or", "max"),
     "aten.mean": _whole(1, linear=True),
     "aten.linalg_vector_norm": _vector_norm,
     "aten.logsumexp": _whole(1),

@@ -129,11 +129,33 @@ _SHAPED = _view()
 
 
 def _unflatten(call: Call) -> Rule:
-    source = call.tensors[0]
-    dim = one_dim(call.arg(1, "dim"), len(source.shape))
-    old, new, sizes, whole = regroup(source.shape, call.results[0].shape)
+    source, result = call.tensors[0].shape, call.results[0].shape
+    dim, count = one_dim(call.arg(1, "dim"), len(source)), len(call.arg(2, "sizes"))
+    old, new, sizes, whole = _regroup_some(source, result, dim, 1, count)
     return Rule((old,), (new,), sizes, whole=whole, linear=IDENTITY, moves=True, size_arg=2,
-                size_dims=(dim, dim + len(call.arg(2, "sizes"))))
+                size_dims=(dim, dim + count))
+
+
+def _flatten(call: Call) -> Rule:
+    source, result = call.tensors[0].shape, call.results[0].shape
+    ndim = len(source)
+    first = one_dim(call.arg(1, "start_dim"), ndim) if ndim else 0
+    count = one_dim(call.arg(2, "end_dim"), ndim) + 1 - first if ndim else 0
+    old, new, sizes, whole = _regroup_some(source, result, first, count, 1)
+    return Rule((old,), (new,), sizes, whole=whole, linear=IDENTITY, moves=True)
+
+
+def _regroup_some(
+    source: Sequence[int], result: Sequence[int], first: int, before: int, after: int
+) -> tuple[FactorDims, FactorDims, dict[str, int], frozenset[str]]:
+    """`regroup` of the dims from `first` on: so many `before` are so many `after`, which the others
+    stay beside. Lengths do not tell that of dims of length 1, one of which may be cut."""
+    old, new, sizes, whole = regroup(source[first : first + before], result[first : first + after])
+    head = tuple((f"b{dim}",) for dim in range(first))
+    tail = tuple((f"a{dim}",) for dim in range(first + before, len(source)))
+    for dims_, at in ((head, 0), (tail, first + before)):
+        sizes.update({name: source[at + dim] for dim, (name,) in enumerate(dims_)})
+    return (*head, *old, *tail), (*head, *new, *tail), sizes, whole
 
 
 def _moved(order: Callable[[Call, int], Sequence[int]]) -> Callable[[Call], Rule]:
@@ -159,6 +181,8 @@ def _swap(ndim: int, one: int, other: int) -> list[int]:
 
 def _movedim(call: Call, ndim: int) -> list[int]:
     moved, target = call.arg(1, "source"), call.arg(2, "destination")
+    if not ndim:
+        return []
     if isinstance(moved, int):
         moved, target = (moved,), (target,)
     order = [-1] * ndim
@@ -305,7 +329,7 @@ def _at_least(call: Call) -> Rule:
 RULES: dict[str, Callable[[Call], Rule | None]] = {
     "aten.view": _view_or_bits, "aten.reshape": _view(), "aten._unsafe_view": _view(),
     "aten._reshape_alias": _view(), "aten.view_copy": _view_or_bits,
-    "aten.flatten": _view(None), "aten.ravel": _view(None), "aten.unflatten": _unflatten,
+    "aten.flatten": _flatten, "aten.ravel": _view(None), "aten.unflatten": _unflatten,
     "aten.transpose": _transpose, "aten.swapaxes": _transpose, "aten.swapdims": _transpose,
     "aten.t": _last_two, "aten.mT": _last_two, "aten.mH": _last_two, "aten.adjoint": _last_two,
     "aten.numpy_T": _reverse, "aten.matrix_H": _last_two, "aten.permute": _permute,

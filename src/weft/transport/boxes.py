@@ -81,7 +81,7 @@ def pack(boxes: Sequence[Box], held: Box) -> Move:
     if len({shape[1:] for shape in shapes}) == 1 and shapes[0]:
         # Below each other they are one after the other: each element is copied once.
         def joined(x: Tensor) -> Tensor:
-            return torch.cat([cut(x) for cut in parts]).view(-1)
+            return torch.cat([cut(x) for cut in parts]).reshape(-1)
     else:
         sizes = [volume(box) for box in boxes]
 

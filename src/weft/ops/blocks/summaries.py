@@ -42,11 +42,11 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def reduced(layout: Layout, dims: Any) -> tuple[int, ...]:
-    """The dims that are reduced, non-negative; None or () means all."""
-    if dims is None or dims == [] or dims == ():
+    """The dims that are reduced, non-negative; None or () means all, of a number any is none."""
+    if dims is None or dims == [] or dims == () or not layout.ndim:
         return tuple(range(layout.ndim))
     dims = (dims,) if isinstance(dims, int) else dims
-    return tuple(sorted({dim % max(layout.ndim, 1) for dim in dims}))
+    return tuple(sorted({dim % layout.ndim for dim in dims}))
 
 
 def is_cut(layout: Layout, dims: Sequence[int]) -> bool:

@@ -138,6 +138,14 @@ def _one_hot(x: torch.Tensor, num_classes: int = -1) -> torch.Tensor | None:
     return x.new_empty((*x.shape, num_classes))
 
 
+def _of_all(overload: Any) -> Callable[..., torch.Tensor | None]:
+    """Reductions of which torch's meta kernels take no dims for none, and the others for all."""
+    def form(x: torch.Tensor, dim: Any = None, keepdim: bool = False, **named: Any) -> Any:
+        return overload(x, None, keepdim, **named) if dim is not None and not len(dim) else None
+
+    return form
+
+
 _aten = torch.ops.aten
 _FORMS: dict[Any, Callable[..., torch.Tensor | None]] = {
     _aten.cross_entropy_loss.default: _cross_entropy,
@@ -149,6 +157,10 @@ _FORMS: dict[Any, Callable[..., torch.Tensor | None]] = {
     _aten._sample_dirichlet.default: _broadcast,
     _aten.view_copy.default: _view_copy,
     _aten.one_hot.default: _one_hot,
+
+
+    _aten.nansum.default: _of_all(_aten.nansum.default),
+    _aten.nanmean.default: _of_all(_aten.nanmean.default),
     _aten.batch_norm.default: _batch_norm,
 }
 
