@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from typing import Any
@@ -66,6 +67,38 @@ def test_a_block_is_what_random123_says_of_its_counter() -> None:
     assert (blocks_in_a_row((11, 12), 3, 6, 1) == words).all()
 
 
+@pytest.mark.parametrize("words", [
+    words for num in range(1, 5) for words in itertools.combinations(range(4), num)
+])
+@pytest.mark.parametrize("same", [(), (1, 2, 3), (0, 2), (1,), (0, 1, 2, 3)])
+def test_words_by_themselves(words: Any, same: Any) -> None:
+    """Only what they depend on is computed, and what is one number for all of them once."""
+    draw = np.random.Generator(np.random.PCG64(0))
+    counter: list[Any] = [draw.integers(0, FULL, 5, np.uint64, endpoint=True) for _ in range(4)]
+    for place in same:
+        counter[place][:] = counter[place][0]
+    expected = philox(tuple(counter), (FULL, 7))
+    for place in same:
+        counter[place] = int(counter[place][0])
+    found = philox(tuple(counter), (FULL, 7), words)
+    assert len(found) == len(words)
+    assert all((one == expected[word]).all() for one, word in zip(found, words))
+
+
+@pytest.mark.parametrize(("num", "count", "step", "way"), [
+    (1 << 16, 1, 8, "_by_span"), (1 << 16, 1, 16, "_by_span"), (1 << 16, 1, 64, "_scattered"),
+    (1 << 16, 1, 61, "_scattered"), (1 << 13, 8, 64, "_scattered"), (1 << 13, 8, 16, "_by_span"),
+    (12, 1, 64, "_by_span"), (12, 1, 61, "_by_span"), (4, 8, 9999, "_by_run"),
+])
+def test_the_way_that_is_chosen(
+    num: int, count: int, step: int, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cheapest, as measured: a call of the array body costs what 50,000 lanes in a row do."""
+    for name in ("_by_run", "_by_span", "_scattered"):
+        monkeypatch.setattr(ways, name, lambda *_, name=name: name)
+    assert ways._on_cpu((1, 2), 0, range(6, 6 + num * step, step), count) == way
+
+
 def _boxes(num: int) -> list[tuple[tuple[int, ...], tuple[tuple[int, int], ...]]]:
     draw, out = random.Random(0), []
     for _ in range(num):
@@ -106,7 +139,7 @@ def test_an_element_has_the_lanes_of_its_index() -> None:
         assert found[index] == lanes[index % 8]
 
 
-def test_all_ways_to_the_lanes_agree() -> None:
+def test_all_ways_to_the_lanes_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     draw = random.Random(1)
     for _ in range(60):
         count, num = draw.randint(1, 40), draw.randint(2, 12)
@@ -117,6 +150,9 @@ def test_all_ways_to_the_lanes_agree() -> None:
             expected = np.stack([ways._row((5, 6), 0, int(start), count) for start in starts])
             for way in (ways._by_run, ways._by_span, ways._scattered):
                 assert (way((5, 6), 0, starts, count) == expected).all(), way
+            with monkeypatch.context() as patched:
+                patched.setattr(ways, "_MANY", 1)  # runs of one offset by themselves
+                assert (ways._scattered((5, 6), 0, starts, count) == expected).all()
             found = ways._on_device((5, 6), 0, np.array(starts), count, CPU)
             assert (found.numpy() == expected).all()
 

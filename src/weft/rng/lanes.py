@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,11 +26,18 @@ __all__ = ["Piece", "Runs", "Starts", "lanes", "runs_of", "scaled"]
 Starts = range | np.ndarray
 """Where runs begin: evenly spaced ones as a range, others as an array."""
 
-_PER_BLOCK = 8
+_SHIFT = 3
+_PER_BLOCK = 1 << _SHIFT
 
-_CALL_NS, _LANE_NS, _SCATTERED_NS, _COPY_NS, _PICK_NS = 3500.0, 1.7, 7.0, 1.0, 6.0
-"""Of blocks in a row: a call, and a lane; a lane of blocks anywhere; taking a lane out, from the
-same place of each run, and from places of their own."""
+_CALL_NS, _LANE_NS, _COPY_NS = 2500.0, 1.4, 0.5
+"""Of blocks in a row: a call, a lane, and taking one out of what lies between runs."""
+
+_ARRAYS_NS, _BLOCK_NS, _WORDS_NS, _PICK_NS = 65000.0, 40.0, 32.0, 6.0
+"""Of blocks anywhere: a call, a block, one of which one or two words are wanted, and taking a lane
+from a place of its own."""
+
+_MANY = 1 << 12
+"""From so many runs of one offset, it pays to call for them alone: no words but theirs."""
 
 _SPAN_LANES = 1 << 17
 """Of what lies between runs, as much is drawn at a time as stays in the cache."""
@@ -142,15 +150,16 @@ def _array(starts: Starts) -> np.ndarray:
 
 
 def _on_cpu(key: Key, sub: int, starts: Starts, count: int) -> np.ndarray:
-    num = len(starts)
-    offset = int(starts[0]) & (_PER_BLOCK - 1)
-    if isinstance(starts, range) and starts.step % _PER_BLOCK == 0:
-        used, pick = (offset + count + _PER_BLOCK - 1) // _PER_BLOCK * _PER_BLOCK, _COPY_NS
-    else:
-        used, pick = _PER_BLOCK + count - 1, _PICK_NS
-    by_block = num * (used * _SCATTERED_NS + count * pick)
+    num, phases = len(starts), _num_phases(starts)
+    offset = int(starts[0]) % _PER_BLOCK
+    blocks = _num_blocks(offset, count) if phases == 1 else (_PER_BLOCK + count - 1) / _PER_BLOCK
+    each = blocks * (_BLOCK_NS if blocks > 2 else _WORDS_NS)
+    by_block = phases * _ARRAYS_NS + num * each
+    if not phases:
+        by_block = _ARRAYS_NS + num * (blocks * _BLOCK_NS + count * _PICK_NS)
     by_run = num * (_CALL_NS + count * _LANE_NS)
-    by_span = (int(starts[-1]) - int(starts[0]) + count) * _LANE_NS + num * count * _COPY_NS
+    span = int(starts[-1]) - int(starts[0]) + count
+    by_span = 2 * _CALL_NS + span * _LANE_NS + num * count * _COPY_NS
     if by_block < min(by_run, by_span):
         return _scattered(key, sub, starts, count)
     return (_by_run if by_run < by_span else _by_span)(key, sub, starts, count)
@@ -158,7 +167,7 @@ def _on_cpu(key: Key, sub: int, starts: Starts, count: int) -> np.ndarray:
 
 def _row(key: Key, sub: int, start: int, count: int) -> np.ndarray:
     first, offset = divmod(start, _PER_BLOCK)
-    num = (offset + count + _PER_BLOCK - 1) // _PER_BLOCK
+    num = _num_blocks(offset, count)
     return blocks_in_a_row(key, sub, first, num).view(np.int32)[offset : offset + count]
 
 
@@ -200,35 +209,65 @@ def _take_evenly(row: np.ndarray, step: int, out: np.ndarray) -> None:
     )
 
 
-def _num_blocks(starts: np.ndarray, count: int) -> int:
-    """How many blocks the run needs that needs most."""
-    return (int((starts & (_PER_BLOCK - 1)).max()) + count + _PER_BLOCK - 1) // _PER_BLOCK
+def _num_blocks(offset: Any, count: int) -> Any:
+    """How many blocks have `count` lanes from a place in the first one."""
+    return (offset + (count + _PER_BLOCK - 1)) >> _SHIFT
+
+
+def _num_phases(starts: Starts) -> int:
+    """Into how many parts to divide runs so that those of one begin at one place of their first
+    blocks; 0, where it does not pay."""
+    if not isinstance(starts, range):
+        return 0
+    phases = _PER_BLOCK // math.gcd(_PER_BLOCK, starts.step)
+    return phases if phases == 1 or len(starts) >= phases * _MANY else 0
 
 
 def _scattered(key: Key, sub: int, starts: Starts, count: int) -> np.ndarray:
-    """The blocks of each run by themselves, and no others."""
-    starts = _array(starts)
-    firsts, offsets = np.divmod(starts, _PER_BLOCK)
-    nums = (offsets + (count + _PER_BLOCK - 1)) // _PER_BLOCK
-    least, most = int(nums.min()), int(nums.max())  # one more at most
-    found = blocks_of(key, sub, firsts[:, None] + np.arange(least))
-    if most > least:
-        longer = nums == most
-        wider = np.empty((len(starts), most, found.shape[-1]), found.dtype)
-        wider[:, :least] = found
-        wider[longer, least] = blocks_of(key, sub, firsts[longer] + least)
-        found = wider
-    row = found.reshape(len(starts), -1).view(np.int32)
-    if (offsets == offsets[0]).all():
-        return row[:, int(offsets[0]) : int(offsets[0]) + count]
+    """The blocks of each run by themselves, and no others: of one or two, the words needed."""
+    phases = _num_phases(starts)
+    if not phases:
+        return _ragged(key, sub, _array(starts), count)
+    if phases > 1:
+        out = np.empty((len(starts), count), np.int32)
+        for at in range(phases):
+            out[at::phases] = _scattered(key, sub, starts[at::phases], count)
+        return out
+    offset = int(starts[0]) % _PER_BLOCK
+    num, blocks = _num_blocks(offset, count), _array(starts) >> _SHIFT
+    if num > 2:
+        words = blocks_of(key, sub, blocks[:, None] + np.arange(num)).reshape(len(starts), -1)
+        return words.view(np.int32)[:, offset : offset + count]
+    first, end = offset // 2, (offset + count + 1) // 2
+    parts = [blocks_of(key, sub, blocks, range(first, min(end, 4)))]
+    if num == 2:
+        parts.append(blocks_of(key, sub, blocks + 1, range(end - 4)))
+    words = parts[0] if num == 1 else np.concatenate(parts, 1)
+    return words.view(np.int32)[:, offset - 2 * first :][:, :count]
+
+
+def _ragged(key: Key, sub: int, starts: np.ndarray, count: int) -> np.ndarray:
+    """The same for runs that begin anywhere in their blocks."""
+    firsts, offsets = starts >> _SHIFT, starts & (_PER_BLOCK - 1)
+    nums = _num_blocks(offsets, count)
+    least = int(nums.min())
+    longer = np.flatnonzero(nums > least)  # by one
+    blocks = firsts[:, None] + np.arange(least)
+    every = blocks_of(key, sub, np.concatenate((blocks.reshape(-1), firsts[longer] + least)))
+    row = every[: blocks.size].view(np.int32).reshape(len(starts), -1)
+    if len(longer):
+        wider = np.empty((len(starts), row.shape[1] + _PER_BLOCK), np.int32)
+        wider[:, : row.shape[1]] = row
+        wider[longer, row.shape[1] :] = every[blocks.size :].view(np.int32)
+        row = wider
     return np.take_along_axis(row, offsets[:, None] + np.arange(count), 1)
 
 
 def _on_device(
     key: Key, sub: int, starts: np.ndarray, count: int, device: torch.device
 ) -> torch.Tensor:
-    num = _num_blocks(starts, count)
-    firsts = torch.from_numpy(starts // _PER_BLOCK).to(device)
+    num = int(_num_blocks(starts & (_PER_BLOCK - 1), count).max())
+    firsts = torch.from_numpy(starts >> _SHIFT).to(device)
     blocks = firsts[:, None] + torch.arange(num, device=device)
     row = blocks_on(key, sub, blocks).view(len(starts), -1).view(torch.int32)
     offsets = starts & (_PER_BLOCK - 1)

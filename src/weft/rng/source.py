@@ -19,7 +19,7 @@ __all__ = ["Make", "Source"]
 Make = Callable[[torch.Tensor], torch.Tensor]
 """From bits to values, both (runs, elements)."""
 
-_CHUNK_LANES = {"cpu": 1 << 16}
+_CHUNK_LANES = {"cpu": 1 << 17}
 """How many lanes become values at a time: what the steps from one to the other make stays in the
 cache, and is not fresh memory each time (which takes longer than the bits)."""
 
