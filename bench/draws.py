@@ -1,6 +1,7 @@
-"""Random numbers: rows, and columns of 8, of a tensor of which each rank holds 2^20 float32.
+"""Random numbers: rows, columns of 8 and single columns of which each rank holds 2^20 float32.
 
-torch's DTensor draws on accelerators only.
+torch's DTensor draws on accelerators only. The single columns are those of eight ranks, more than
+the bench has: what one of them draws, less the 25 to 50 us of a call.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import weft
 from bench import world
 from bench.item import Figure, Item, Row, timed
 from weft import P
+from weft.rng import Source, samples
 
 LOCAL, COLUMNS = 1 << 20, 8
 ROWS_TO_PLAIN, COLUMNS_TO_PLAIN = 2.0, 5.0
@@ -42,9 +44,21 @@ def _row(name: str, dim: int, num_rounds: int) -> Row:
     )
 
 
+def _single(name: str, num_rounds: int) -> Row:
+    plain, sample = DRAWS[name][0], {"rand": samples.unit, "randn": samples.normal}[name]
+    source = Source((0, 0), (LOCAL, 8), ((0, LOCAL), (3, 4)), torch.device("cpu"))
+    return timed(
+        f"{name}, 1 column of 8",
+        {"plain": lambda: plain(LOCAL, 1), "weft": lambda: sample(source, torch.float32)},
+        num_rounds,
+        lambda times: [Figure("to plain", times.ratio("weft", "plain"), COLUMNS_TO_PLAIN)],
+    )
+
+
 def _measure(num_rounds: int) -> list[Row]:
     torch.manual_seed(0)
-    return [_row(name, dim, num_rounds) for name in DRAWS for dim in (0, 1)]
+    rows = [_row(name, dim, num_rounds) for name in DRAWS for dim in (0, 1)]
+    return [*rows, *[_single(name, num_rounds) for name in DRAWS]]
 
 
 ITEM = Item("draws", _measure)
