@@ -93,6 +93,13 @@ _READS: list[Case] = [
          integers(1, 5, low=-13, high=13), per_mesh=6),
     case("take_along_rows_round", lambda a, i: torch.take_along_dim(a, i, 0), reals(4, 6),
          integers(3, 6, low=-9, high=9), per_mesh=6),
+    # Fewer places than ranks hold.
+    case("few_of_rows", lambda a, i: a[i], reals(7, 5, 2), integers(2, low=-7, high=7)),
+    case("few_of_columns", lambda a, i: a[:, i], reals(3, 6, 5), integers(2, high=6)),
+    case("few_selected", lambda a, i: a.index_select(0, i), reals(7, 5), integers(2, high=7)),
+    # One line for all rows of the index.
+    case("take_along_line", lambda a, i: torch.take_along_dim(a, i, 1), reals(1, 6),
+         integers(5, 3, high=6)),
     case("take_along_number", lambda a, i: torch.take_along_dim(a.sum(), i), reals(4),
          given([0, 0]), per_mesh=6),
     case("take_along_all", lambda a, i: torch.take_along_dim(a, i), reals(4, 6),

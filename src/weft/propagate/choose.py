@@ -9,15 +9,16 @@ table of transitions says what that costs in bytes received per rank:
     P         n + back    n + back       2n + back if varying 0, or 4n for another kind
     replic.   back        back           0                    2n
 
-each times (1 - 1/g), "back" being the same again when the operand needs a gradient. The gradient
-of an operand that enters replicated is reduced for free: that is due to the user's choice of
-layout, and counting it would undo data parallelism for small batches. A value that enters as one
-term (to P) is charged the reduction that it makes necessary, so that a finished value meets a
-partial one by finishing the partial one. What leaves terms although something has to move is
-charged their reduction, too: terms that pass beside an operand which would be gathered for it, a
-contraction for which a sharded or partial operand would have to be cut anew. What such a candidate
-saves in moving one operand the result must pay. Where all operands agree on a factor, or on the
-terms of a linear set, nothing moves and nothing is compared.
+each times (1 - 1/g), or what the busiest rank receives of an uneven dim; "back" being the same
+again when the operand needs a gradient. The gradient of an operand that enters replicated is
+reduced for free: that is due to the user's choice of layout, and counting it would undo data
+parallelism for small batches. A value that enters as one term (to P) is charged the reduction that
+it makes necessary, so that a finished value meets a partial one by finishing the partial one. What
+leaves terms although something has to move is charged their reduction, too: terms that pass beside
+an operand which would be gathered for it, a contraction for which a sharded or partial operand
+would have to be cut anew. What such a candidate saves in moving one operand the result must pay.
+What an op in place makes of its target goes back, as often. Where all operands agree on a factor,
+or on the terms of a linear set, nothing moves and nothing is compared.
 
 An axis of size 1 is judged as one of size 2: a program reads the same layouts on any number.
 """
@@ -228,7 +229,11 @@ def _key(
         elif target is None:
             if name is not None:
                 lost += 1
-                cost += nbytes[index] * (back if candidate is not None else 1)
+                ways = back if candidate is not None else 1
+                # The rank that holds least lacks most, in units of 1 - 1/g.
+                length = frame.rule.sizes.get(name) or size
+                lacks = nbytes[index] * (length - length // size) / length
+                cost += lacks * (size / (size - 1)) * ways
             elif kind is not None:
                 cost += 2 * nbytes[index] * (back if candidate is not None else 1)
         else:

@@ -81,29 +81,54 @@ def _read(
         return None
     if math.prod(shape) == 1:
         return _as_terms(call, layouts, dims, shape, first, wraps)
-    places = places_of(
-        x, dims, shape, [(one.shape, one.dims, one.cuts) for one in indices], unused(x)
-    )
-    kept = [dim for dim in range(x.ndim) if dim not in dims]
+    beside = _beside(x, dims, shape, indices)
+    named, shape = (*dims, *beside), (*shape, *(x.shape[dim] for dim in beside))
+    spread = [
+        ((*one.shape, *[1 for _ in beside]), (*one.dims, *[() for _ in beside]),
+         (*one.cuts, *[None for _ in beside])) for one in indices
+    ]
+    places = places_of(x, named, shape, spread, unused(x))
+    kept = [dim for dim in range(x.ndim) if dim not in named]
     result = joined(x, kept, places.parted, first, x.partial)
-    if _whole_is_cheaper(x, dims, result, cutting):
+    if _whole_is_cheaper(x, named, result, cutting):
         return None
-    operands = (x, *(fitted(index, places.shared) for index in indices))
-    lengths = [x.shape[dim] for dim in dims]
+    around = range(len(shape) - len(beside))
+    shared = Layout.make(
+        x.mesh, shape[: len(around)], [places.shared.dims[dim] for dim in around],
+        [places.shared.cuts[dim] for dim in around],
+    )
+    operands = (x, *(fitted(index, shared) for index in indices))
+    lengths = [*(x.shape[dim] for dim in dims), *(None for _ in beside)]
 
     def bind(mesh: BoundMesh) -> Callable[..., Tensor]:
         assert mesh.here is not None
-        route = router(mesh, call.op, x, dims, dims, places, lengths, wraps)
+        route = router(mesh, call.op, x, named, dims, places, lengths, wraps)
         mine = places.parted.local_shape_at(mesh.here)
+        lines = [torch.arange(x.shape[dim], device=mesh.device) for dim in beside]
 
         def local(block: Tensor, *indices: Tensor) -> Tensor:
-            routes = route(indices)
-            rows, rest = as_rows(block, dims)
+            routes = route([*(index[..., None] for index in indices), *lines] if lines else indices)
+            rows, rest = as_rows(block, named)
             return to_place(routes.fetch(rows).view(*mine, *rest), len(mine), first)
 
         return local
 
     return Local(Decision(operands, (result,)), bind, communicates=tuple(cutting))
+
+
+def _beside(
+    x: Layout, dims: tuple[int, ...], shape: Sequence[int], indices: Sequence[Layout]
+) -> tuple[int, ...]:
+    """The next dim, if there are fewer places than ranks to hold them: named as well, place by
+    place, it is cut, and every rank has a part of each."""
+    cutting = {axis for dim in dims for axis in x.dims[dim]}
+    count = math.prod(x.mesh.axis_sizes[axis] for axis in cutting)
+    next_ = dims[-1] + 1
+    fits = dims == tuple(range(dims[0], next_)) and next_ < x.ndim and (
+        max(shape) < count <= x.shape[next_] and not x.dims[next_]
+    )
+    held = {axis for one in indices for axis in one.sharded_axes}
+    return (next_,) if fits and cutting.isdisjoint(held) else ()
 
 
 def router(
@@ -343,6 +368,8 @@ def _take_along_dim(x: Tensor, index: Tensor, dim: int | None = None) -> Tensor:
         return x[unraveled(torch.where(index < 0, _OUTSIDE, index).reshape(-1), x.shape)]
     dim = dim % x.dim()
     index = index.remainder(x.shape[dim])
+    if all(x.shape[at] == 1 for at in range(x.dim()) if at != dim):  # one line, read by all
+        return x.reshape(-1)[index]
     around = [torch.broadcast_shapes((1 if at == dim else a,), (1 if at == dim else b,))[0]
                for at, (a, b) in enumerate(zip(x.shape, index.shape))]
     x, index = (
