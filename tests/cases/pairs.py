@@ -53,6 +53,8 @@ CASES: list[Case] = [
     case("cov_biased", lambda a: torch.cov(a, correction=0), reals(5, 7), per_mesh=4),
     case("cov_weighed", lambda a, f, w: torch.cov(a, fweights=f, aweights=w.detach()), reals(4, 9),
          integers(9, high=4), positives(9), per_mesh=5),
+    case("cov_of_weights", lambda a, w: torch.cov(a, aweights=w.abs() + 1), reals(4, 9), reals(9),
+         per_mesh=8),
     case("cov_by_counts", lambda a, f: torch.cov(a, correction=0, fweights=f), reals(9),
          integers(9, high=3), per_mesh=4),
     case("cov_of_integers", lambda a, w: torch.cov(a, aweights=w.detach()), integers(3, 9),

@@ -20,17 +20,12 @@ __all__ = ["corrcoef", "cov"]
 def cov(
     input: Tensor, *, correction: int = 1, fweights: Any = None, aweights: Any = None
 ) -> Tensor:
-    """Products of what differs from the mean, each observation by its weight.
-
-    Weights that want a gradient take gathered operands: it is a difference of sums that may cancel
-    to nothing but what they round, so it has to be added up in torch's own order.
-    """
+    """Products of what differs from the mean, each observation by its weight."""
     weights = [one for one in (fweights, aweights) if one is not None]
-    wanted = torch.is_grad_enabled() and any(one.requires_grad for one in weights)
-    if wanted or not _is_usual(input, fweights, aweights):
+    if not _is_usual(input, fweights, aweights):
         metas = [one._meta for one in (input, *weights) if type(one) is ShardTensor]
-        run = runner(mesh_of("cov", metas), "the gradient of its weights cancels" if wanted
-                     else "of no elements, or of such weights, there is nothing to add up")
+        run = runner(mesh_of("cov", metas),
+                     "of no elements, or of such weights, there is nothing to add up")
         return run(torch.cov, (input,), {
             "correction": correction, "fweights": fweights, "aweights": aweights,
         })
