@@ -164,6 +164,8 @@ BOUNDS: list[Bound] = [
     Bound("index_rows", lambda a: a[_rows(a)],
           _same((128, 128), "line", "square") | {"ragged": (128, 296), "columns": (0, 0),
           "rows": (768, 768)}),
+    # Fewer places than ranks: each rank has a part of both.
+    Bound("index_few", lambda a: a[torch.tensor([200, 300])], {"rows": (32, 48)}),
     Bound("scatter_add", lambda a: torch.zeros_like(a).scatter_add(-1, _places(a), a),
           _same((9360, 6240), "line", "square") | {"ragged": (9636, 6512),
           "columns": (9576, 6232), "rows": (0, 0)}),

@@ -94,9 +94,6 @@ COUNTS = [
           [((3, 10), ROWS), ((10,), ROWS), ((10,), ROWS)], (2, 2), max_nbytes=4 * 5 * 8),
     Count("one_line_read_by_all", lambda a, b: torch.take_along_dim(a, (b * 0).long(), 1),
           [((1, 40), WHOLE), ((40, 3), ROWS)], (0, 1), max_nbytes=40 * 8),
-    # Fewer places than ranks: each rank has a part of both rows, and none has one of them.
-    Count("few_places", lambda a: a[torch.tensor([0, 2])], [((4, 8, 2), P(("tp", "dp")))], (1, 1),
-          tuple(GRID.items()), max_nbytes=64 + 96),
     # As many bytes as whole, of which each rank would hold all.
     Count("recut", lambda a: a.reshape(5, 50), [((50, 5), COLUMNS)], (1, 1)),
     Count("two_axes", lambda x, w: F.linear(x, w), [((6, 4), P("dp")), ((8, 4), P("tp"))], (0, 2),
