@@ -134,6 +134,21 @@ def third_order(make: Make) -> Any:
     return [first, second, torch.autograd.grad(second.sum(), x)]
 
 
+def constant_gradients(make: Make) -> Any:
+    """They have no gradient of their own: on no rank, also not on one that has no elements."""
+    x, w, found = make(X), make(W), []
+    for step in (torch.sign, torch.round, lambda a: torch.copysign(x * 2, a), torch.trunc,
+                 lambda a: torch.div(a, x, rounding_mode="floor")):
+        y = step(x * 1)
+        one, = torch.autograd.grad((y @ w).square().sum(), x, create_graph=True)
+        other, = torch.autograd.grad((y * y).sum(0).amax(), x, create_graph=True)
+        found += [one, other]
+        for seen in (one, other):
+            if seen.requires_grad:
+                found += torch.autograd.grad((seen * x).sum(), x, retain_graph=True)
+    return [one.requires_grad for one in found] + found
+
+
 def graphs_that_accumulate(make: Make) -> Any:
     x = make(X)
     with silence():
@@ -587,7 +602,8 @@ PROGRAMS = [
     gradients_of_a_partial_loss, one_element_on_one_rank, gradient_of_another_dtype, several_roots,
     results_as_inputs, no_inputs, a_cut_in_the_graph, roots_without_graph,
     an_input_that_wants_none, gradients_of_other_number, a_loss_with_a_plain_factor, third_order,
-    graphs_that_accumulate, plain_and_sharded_inputs, steps_within_the_graph, a_hook_in_the_graph,
+    constant_gradients, graphs_that_accumulate, plain_and_sharded_inputs,
+    steps_within_the_graph, a_hook_in_the_graph,
     plain_parameters_of_several_ops, views_of_one_plain_parameter, retained_plain_result,
     requires_grad_of_a_result_off, requires_grad_of_results, requires_grad_of_integers,
     leaves_are_written_without_grad, leaves_are_not_written_with_grad, copies_of_leaves,

@@ -259,11 +259,45 @@ def a_gradient_is_wanted_since(make: Make) -> Any:
     return found
 
 
+def data_of_views(make: Make) -> Any:
+    """Their writes are the base's, and of whatever else shows it: torch counts them nowhere."""
+    found = []
+    for part in (lambda x: x[:2], lambda x: x.mT, lambda x: x.view(-1)[3:], lambda x: x[1],
+                 lambda x: x.data, lambda x: x.detach().data[1:].data):
+        x, other = make(X), make(C.mT.contiguous(), False).mT
+        y = x * 1
+        shown, row, column, flat = part(y), y[2], y[:, 1], y.flatten()
+        before = y + other + (y * y).cumsum(0)
+        shown.data.mul_(2)
+        after = y + other + row + column.sum() + flat.sum()
+        data = shown.data
+        first = data[:1]
+        y.add_(1)
+        seen = [first * 1]
+        data.data.add_(1)
+        found += [before, after, *seen, y + other, first, shown, row * 1, flat]
+        (y + other).sum().backward()
+        found.append(x.grad)
+    return found
+
+
+def memory_of_two(make: Make) -> Any:
+    """`x.data = y` shares y's memory: writes to either are the other's."""
+    x, y, other = make(X), make(C, False), make(C.mT.contiguous(), False).mT
+    x.data = y
+    one = x + other
+    y.mul_(2)
+    two = x + other
+    x.data.add_(1)
+    y.data.add_(1)
+    return [one, two, x + other, y + other, y]
+
+
 MOVED: list[Callable[[Make], Any]] = [
     gradients_of_a_row, a_row_is_the_root_of_backward, copies_of_a_row, views_of_views,
     rows_in_a_list, rows_change_places, rows_with_gradients, a_base_that_changes_twice,
     a_second_backward, rows_of_a_parameter, one_of_several_views, in_inference_mode,
-    a_gradient_is_wanted_since,
+    a_gradient_is_wanted_since, data_of_views, memory_of_two,
 ]
 
 

@@ -25,6 +25,7 @@ from weft.tensor.counts import AGAIN, CALLS, NAN
 from weft.tensor.meta import Meta, autocast_state
 from weft.tensor.modes import STRICT, num_dispatch_modes, transforms
 from weft.tensor.terms import own
+from weft.tensor.written import version_of as version_of_memory
 
 __all__ = [
     "Hooks", "ShardTensor", "attributes_of", "hooks", "now_requires_grad", "pass_known",
@@ -591,14 +592,8 @@ def now_requires_grad(tensor: ShardTensor) -> Meta:
 
 
 def version_of(tensor: ShardTensor) -> int:
-    """What grows with every write to the tensor, be it through its `.data`."""
-    views = tensor._memo
-    version = tensor._local._version
-    if views is not None:
-        for other in (views.alias, views.source):
-            if other is not None:
-                version += other._version
-    return version
+    """What grows with every write to the tensor, be it through a `.data`."""
+    return version_of_memory(tensor._local)
 
 
 def pass_known(tensor: ShardTensor, out: ShardTensor) -> ShardTensor:

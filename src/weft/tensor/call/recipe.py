@@ -17,7 +17,7 @@ from torch import is_grad_enabled
 from weft.tensor.meta import Meta
 from weft.tensor.placing.enter import Cause, enter_all
 from weft.tensor.shard_tensor import ShardTensor, wrap
-from weft.tensor.trace.capture import Slot, map_tensors, slots_of
+from weft.tensor.trace.capture import Constant, Slot, map_tensors, slots_of
 from weft.tensor.trace.trees import fill, flatten, local_of, substitute
 from weft.tensor.views.moved import following, plain, wrote
 from weft.transport.transition import Transition
@@ -285,7 +285,16 @@ def _bound(
 def tied(out: Any, anchor: Sequence[Sequence[int]], locals_: Sequence[torch.Tensor]) -> Any:
     """The results with graph edges, each to the operands that `anchor` names for it."""
     each = iter(anchor)
-    return map_tensors(lambda one: tie(one, [locals_[at] for at in next(each)]), out)
+    return map_tensors(lambda one: tie(one, [_end(locals_[at], at) for at in next(each)]), out)
+
+
+def _end(local: torch.Tensor, at: int) -> torch.Tensor:
+    """What the result is tied to: where its gradient is a constant on the other ranks, it is one
+    here, too, and has no gradient of its own."""
+    if type(at) is not Constant:
+        return local
+    nothing = torch.atleast_1d(local).narrow(0, 0, 0)
+    return (torch.view_as_real(nothing) if nothing.is_complex() else nothing).round()
 
 
 def tie(one: torch.Tensor, locals_: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -23,7 +23,6 @@ from torch._C._autograd import _unsafe_set_version_counter as _set_version  # ty
 from weft.errors import UnsupportedOpError, message
 from weft.tensor.call.recipe import Function, Recipe
 from weft.tensor.placing.construct import is_in_a_graph, tell_torch
-from weft.tensor.placing.enter import Views
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.terms import own, terms_of
 from weft.tensor.trace.calls import facts, functional
@@ -84,22 +83,9 @@ def _reshape(name: str, tensor: Any, show: Show) -> None:
         _set_version((moved,), (plain(before._local)._version,))
     tensor._local = local
     tensor._meta = shown._meta.replace(requires_grad=local.requires_grad)
-    tensor._memo = _shown(before, show, shown)
+    tensor._memo = None
     tensor._grad_view = tensor._known = tensor._node = None
     tell_torch(tensor, shown)
-
-
-def _shown(before: ShardTensor, show: Show, shown: ShardTensor) -> Views | None:
-    """What the tensor's memo keeps: what tells of writes through its `.data`."""
-    views = before._memo
-    if views is None or type(shown._local) is Moved or views.alias is views.source is None:
-        return None
-    kept = Views()
-    kept.source = views.source
-    if views.alias is not None:
-        with torch.no_grad():
-            kept.alias = show(wrap(views.alias, before._meta.replace(requires_grad=False)))._local
-    return kept
 
 
 def _check(name: str, tensor: ShardTensor) -> None:

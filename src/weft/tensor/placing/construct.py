@@ -21,6 +21,7 @@ from weft.tensor.shard_tensor import ShardTensor, attributes_of, hooks, wrap
 from weft.tensor.terms import accumulate, own, succeed, terms_of
 from weft.tensor.trace.trees import local_of
 from weft.tensor.views.moved import plain
+from weft.tensor.written import share
 from weft.transport.in_flight import landed
 
 __all__ = [
@@ -51,6 +52,9 @@ def set_data(tensor: ShardTensor, value: torch.Tensor) -> None:
         _take_memory(tensor, data)
     else:
         tensor._local.data = data
+    if type(value) is ShardTensor:
+        for one in (data, tensor._local):
+            share(plain(one))
     tensor._meta = given._meta.replace(requires_grad=tensor._local.requires_grad)
     tensor._memo = None
     if grad is not None and grad.shape == given.shape:

@@ -18,7 +18,7 @@ from torch import is_grad_enabled
 from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.errors import UnsupportedOpError, message
-from weft.tensor import modes
+from weft.tensor import modes, written
 from weft.tensor.counts import TRANSITIONS
 from weft.tensor.meta import bounded_put
 from weft.tensor.shard_tensor import ShardTensor, pass_known, version_of, wrap
@@ -154,18 +154,14 @@ def _keep(item: Any, out: torch.Tensor, locals_: list[Any]) -> None:
 class Views(dict[Any, Any]):
     """What a tensor became for its uses.
 
-    `terms` outlive a backward: they are leaves of their own (see `tensor.terms`). `alias` is what
-    stands behind the tensor's `.data`: torch gives that a version counter of its own. `source` is
-    what this tensor is the `.data` of, detached. `finished`, of a tensor of terms: its local tensor
-    and version when they were summed, what it became (or the local tensor of that) and in which
-    layout, and the scope (see `call.finish`).
+    `terms` outlive a backward: they are leaves of their own (see `tensor.terms`). `finished`, of a
+    tensor of terms: its local tensor and version when they were summed, what it became (or the
+    local tensor of that) and in which layout, and the scope (see `call.finish`).
     """
 
-    __slots__ = ("__weakref__", "alias", "finished", "source", "terms")
+    __slots__ = ("__weakref__", "finished", "terms")
 
     def __init__(self) -> None:
-        self.alias: torch.Tensor | None = None
-        self.source: torch.Tensor | None = None
         self.finished: tuple[torch.Tensor, int, torch.Tensor, Layout, object] | None = None
         self.terms: dict[Transition, tuple[Term, torch.Tensor]] = {}
 
@@ -176,15 +172,12 @@ class Views(dict[Any, Any]):
 
 def data_of(tensor: ShardTensor) -> ShardTensor:
     """`x.data`: the same memory, without history."""
-    views = tensor._memo
-    if views is None:
-        views = tensor._memo = Views()
-    if views.alias is None:
-        views.alias = tensor._local.data
-    out = wrap(views.alias.detach(), tensor._meta.replace(requires_grad=False))
-    out._memo = Views()
-    out._memo.source = tensor._local.detach()
-    return pass_known(tensor, out)
+    local = tensor._local
+    if type(local) is Moved:
+        data = Moved.__torch_function__(written.data_of, (), (local,))
+    else:
+        data = written.data_of(local)
+    return pass_known(tensor, wrap(data, tensor._meta.replace(requires_grad=False)))
 
 
 class _Live(threading.local):

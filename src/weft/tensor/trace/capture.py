@@ -27,7 +27,7 @@ from weft.tensor.takeover import twin_of
 from weft.tensor.trace.forms import AsKernels, asks_device, known_form
 
 __all__ = [
-    "NotCapturable", "Op", "Slot", "Trace", "as_autocast", "asks_for_grad", "capture",
+    "Constant", "NotCapturable", "Op", "Slot", "Trace", "as_autocast", "asks_for_grad", "capture",
     "check_dense", "differentiated", "edges", "map_tensors", "meta_like", "reshaped",
     "slots_of", "with_defaults",
 ]
@@ -380,11 +380,16 @@ def _contiguous_like(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(meta_like(tensor), memory_format=torch.contiguous_format)
 
 
+class Constant(int):
+    """The number of a tensor whose gradient does not depend on the result's: as that of `sign`."""
+
+
 def edges(
     call: Callable[[Callable[[int], torch.Tensor]], Any],
     sample: Callable[[int], torch.Tensor], wanted: Sequence[int],
 ) -> tuple[tuple[int, ...], ...]:
-    """Per result, which of the `wanted` tensors get a gradient from what `call` makes of samples.
+    """Per result, which of the `wanted` tensors get a gradient from what `call` makes of samples;
+    as `Constant` where that is the same whatever comes back.
 
     `sample` makes the one of a number, `call` is given a function that says it.
     """
@@ -403,7 +408,20 @@ def edges(
         grads = _GRAD(
             out, leaves, torch.empty_like(out), retain_graph=True, allow_unused=True
         )
-        return tuple(index for index, grad in zip(wanted, grads) if grad is not None)
+        has = [grad is not None for grad in grads]
+        if not any(has):
+            return ()
+        back = torch.empty_like(out).requires_grad_()
+        try:
+            grads = _GRAD(
+                out, leaves, back, retain_graph=True, create_graph=True, allow_unused=True
+            )
+        except (RuntimeError, ZeroDivisionError):
+            grads = [back] * len(has)  # nothing can ask for the gradient of this gradient
+        return tuple(
+            Constant(index) if grad is None or not grad.requires_grad else index
+            for index, grad, mine in zip(wanted, grads, has) if mine
+        )
 
     quietly = torch.autograd.set_detect_anomaly(False), _UNSEEN(_same, _same)
     with torch.enable_grad(), quietly[0], quietly[1]:

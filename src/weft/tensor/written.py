@@ -1,0 +1,70 @@
+"""How often memory has been written to, be it through a `.data`.
+
+Torch gives `x.data` a version counter of its own: what was read of x, or of a view of x, does not
+tell of writes there. Here all `.data` of one memory share a counter, which hangs on the memory
+beside those of the tensors that they were taken of. A counter is a tensor without elements: it
+keeps no memory alive.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._autograd import _unsafe_set_version_counter as _set_version  # type: ignore
+
+__all__ = ["data_of", "share", "version_of"]
+
+
+class _Taken:
+    any = False
+    """Whether there has been any `.data`: until then nobody looks for counters."""
+
+
+def version_of(local: Tensor) -> int:
+    """What grows with every write to the tensor's memory that is known of."""
+    version = local._version
+    if _Taken.any:
+        for counter, before in getattr(local.untyped_storage(), "_weft_counters", ()):
+            version += counter._version - before
+    return version
+
+
+def data_of(local: Tensor) -> Tensor:
+    """`local.data`, of the counter that all `.data` of its memory have."""
+    data = local.data
+    if data.is_inference():
+        return data  # it counts nothing
+    share(local)
+    memory: Any = local.untyped_storage()
+    out = memory._weft_data.detach()
+    out.data = data
+    return out
+
+
+def share(local: Tensor) -> None:
+    """Let every tensor of the same memory know of writes to this one."""
+    if local.is_inference():
+        return
+    _Taken.any = True
+    memory: Any = local.untyped_storage()
+    counters = getattr(memory, "_weft_counters", None)
+    if counters is None:
+        memory._weft_data = torch.empty(0, device=local.device)
+        counters = memory._weft_counters = [(memory._weft_data, 0)]
+    if not any(_is_same(counter, local) for counter, _ in counters):
+        counter = local.detach()
+        counter.data = torch.empty(0, device=local.device)
+        counters.append((counter, counter._version))
+
+
+def _is_same(counter: Tensor, local: Tensor) -> bool:
+    """Whether both have one version counter: then what one is set to, the other shows."""
+    version, other = counter._version, local._version
+    if version != other:
+        return False
+    _set_version((counter,), (version + 1,))
+    same = local._version != other
+    _set_version((counter,), (version,))
+    return same
