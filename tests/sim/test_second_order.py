@@ -13,8 +13,8 @@ import weft
 from tests.cases import Case, Trial, case, positives, reals, seed_of, trials_of
 from tests.harness import held, local_part
 from tests.oracle import Held, check
-from weft import ShardTensor
-from weft.core import Mesh
+from weft import P, ShardTensor
+from weft.core import Layout, Mesh
 
 CASES: list[Case] = [
     case("cube", lambda a: a**3, reals(7, 3)),
@@ -66,3 +66,24 @@ def test_second_order(trial: Trial) -> None:
         # A gradient has the strides of its tensor; torch's may have those of the last view.
         expected = expected.contiguous()
         check(expected, [results[place] for results in of_ranks], f"{trial.id}: {place}")
+
+
+@pytest.mark.parametrize("name", ["cummax", "cummin", "cumsum", "cumprod", "logcumsumexp"])
+def test_scans_where_another_dim_is_on_some_ranks(name: str) -> None:
+    """Of blocks without elements: the gradient of cummax, for one, is torch's operand itself."""
+    full = positives(3, 3).make(torch.Generator().manual_seed(0))
+    axes = {"dp": 3, "tp": 2}
+    layout = Layout(Mesh(axes), (3, 3), P("tp", "dp"), sizes={1: (0, 0, 3)})
+
+    def penalty_of(a: Tensor) -> Tensor:
+        scanned = getattr(a, name)(0)
+        lines = scanned if isinstance(scanned, Tensor) else scanned.values
+        out = lines.trace().square() + lines.square().sum()
+        first, = torch.autograd.grad(out, a, create_graph=True)
+        return torch.autograd.grad(first.square().sum(), a)[0]
+
+    def of_rank(mesh: Any) -> Held:
+        made = ShardTensor.from_local(local_part(layout, full, mesh.here, 0), mesh, layout)
+        return held(penalty_of(made.requires_grad_()))
+
+    check(penalty_of(full.clone().requires_grad_()), weft.testing.run(of_rank, mesh=axes), name)

@@ -96,9 +96,22 @@ def _logcumsumexp(blocks: Blocks, x: Tensor, dim: int, dtype: torch.dtype) -> Te
     return out.narrow(dim, 1, x.shape[dim]).to(dtype)
 
 
+def _of_block(largest: bool) -> Callable[[Tensor, int], tuple[Tensor, Tensor]]:
+    """cummax or cummin of a block. Of nothing torch takes the operand itself for its gradient,
+    which then has other gradients than on the other ranks."""
+    function = torch.cummax if largest else torch.cummin
+
+    def scan(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+        if x.numel():
+            return function(x, dim)
+        return x.clone(), torch.empty_like(x, dtype=torch.int64, requires_grad=False)
+
+    return scan
+
+
 def _extreme(largest: bool) -> Scan:
     """cummax and cummin: the later of equal elements counts, and the latest NaN."""
-    function = torch.cummax if largest else torch.cummin
+    function = _of_block(largest)
     beats = torch.ge if largest else torch.le
 
     def scan(blocks: Blocks, x: Tensor, dim: int, dtype: torch.dtype) -> Any:
