@@ -22,8 +22,8 @@ class Place(int):
 
 
 def _slice(draw: random.Random, length: int) -> slice:
-    ends = [draw.choice([None, draw.randint(-length - 1, length + 1)]) for _ in range(2)]
-    return slice(*ends, draw.choice([None, None, 2, 3]))
+    start, stop = (draw.choice([None, draw.randint(-length - 1, length + 1)]) for _ in range(2))
+    return slice(start, stop, draw.choice([None, None, 2, 3]))
 
 
 def _index(draw: random.Random, shape: tuple[int, ...]) -> tuple[list[Any], list[Operand]]:

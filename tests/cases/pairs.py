@@ -32,6 +32,15 @@ def _bags(*offsets: int, **more: Any):
     return lambda w, i: F.embedding_bag(i, w, places, mode="max", **more)
 
 
+_aten: Any = torch.ops.aten
+
+
+def _pooled(a: torch.Tensor) -> torch.Tensor:
+    large, places = F.max_pool2d(a, 2, 1, return_indices=True)
+    return _aten.max_pool2d_with_indices_backward(
+        large, a, [2, 2], [1, 1], [0, 0], [1, 1], False, places)
+
+
 CASES: list[Case] = [
     *(case(f"unique_{name}", lambda a, dim=dim: torch.unique(
         a, dim=dim, return_inverse=True, return_counts=True), integers(*shape, high=high),
@@ -106,4 +115,20 @@ CASES: list[Case] = [
     case("prod_everything", lambda a: a.prod(), reals(5, 4), per_mesh=6),
     case("prod_of_rows", lambda a: (a.prod(0), a.prod(1, True)), reals(5, 4), per_mesh=6),
     case("any_rows_of_bools", lambda a: a.any(0), bools(5, 4), grad=False),
+    # What torch's gradients and compositions are made of.
+    *(case(name, lambda a, b, op=op: op(a, b, -1, a.dtype), reals(4, 5), reals(4, 5), per_mesh=8)
+      for name, op in (("softmax_backward", _aten._softmax_backward_data),
+                       ("log_softmax_backward", _aten._log_softmax_backward_data))),
+    case("max_pool_backward", _pooled, reals(3, 2, 4, 5), per_mesh=8),
+    case("chunk_cat", lambda a, b: _aten._chunk_cat([a, b], 0, 2), reals(5, 3), reals(3, 3),
+         grad=False),
+    case("masked_index", lambda a, i: _aten._unsafe_masked_index(a, i > 0, [i], 0.5), reals(7),
+         integers(9, low=-3, high=9)),
+    case("masked_index_put", lambda a, i, v: _aten._unsafe_masked_index_put_accumulate(
+        a, i > 0, [i], v), reals(7), integers(9, low=-3, high=9), reals(9)),
+    case("unravel_index", lambda i: torch.unravel_index(i, (3, 2, 4)), integers(5, 3, high=24),
+         grad=False),
+    case("spaced_between_tensors", lambda a, b: (
+        torch.linspace(a.sum(), b.sum(), 5), torch.logspace(0, b.sum(), 3)),
+         reals(4), reals(4), grad=False),
 ]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from weft.core import Layout
 from weft.ops import (
+    decomposed,
     distances,
     grouped,
     loss,
@@ -131,6 +132,7 @@ TABLE: dict[str, Lookup] = {
     "aten.channel_shuffle.default": shifts.shuffle_lookup,
     "aten.native_channel_shuffle.default": shifts.shuffle_lookup,
     **composed.TABLE,
+    **decomposed.TABLE,
     **margins.TABLE,
     **weight_norm.TABLE,
     **dict.fromkeys(loss.REDUCED_AT, loss.elementwise_lookup),

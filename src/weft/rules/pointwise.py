@@ -167,6 +167,12 @@ def _prelu(call: Call) -> Rule:
     )
 
 
+def _spaced(call: Call) -> Rule:
+    """`linspace`, `logspace` between numbers that are tensors: each rank has all of them."""
+    return Rule(((),) * len(call.tensors), ((("n",),),), {"n": call.results[0].shape[0]},
+                whole=frozenset("n"))
+
+
 _NONE, _SUM = 0, 2
 
 
@@ -205,7 +211,7 @@ RULES: dict[str, Callable[[Call], Rule | None]] = {
     **{f"aten.{name}": _loss(index) for name, index in _LOSSES.items()},
     "aten.where": _where, "aten.masked_fill": _masked_fill, "aten.copy": _copy,
     "aten.dropout": _dropout, "aten.feature_dropout": _dropout, "aten.alpha_dropout": _dropout,
-    "aten.prelu": _prelu,
+    "aten.prelu": _prelu, "aten.linspace": _spaced, "aten.logspace": _spaced,
 }
 
 

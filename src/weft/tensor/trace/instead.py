@@ -155,8 +155,24 @@ _POOLS = {
     F.fractional_max_pool3d: _fractional(F.fractional_max_pool3d_with_indices, 3),
 }
 
+def _unravel_index(indices: Tensor, shape: Any) -> tuple[Tensor, ...]:
+    """`unravel_index` by numbers, where torch makes tensors of the lengths."""
+    lengths = [shape] if isinstance(shape, int) else list(shape)
+    usual = indices.dtype not in (torch.bool, torch.uint64) and not (
+        indices.is_floating_point() or indices.is_complex()
+    )
+    if not usual or not all(type(length) is int and length > 0 for length in lengths):
+        return torch.unravel_index(indices, shape)
+    found, step = [], 1
+    for length in reversed(lengths):
+        found.append(indices.long().floor_divide(step) % length)
+        step *= length
+    return tuple(reversed(found))
+
+
 INSTEAD: dict[Any, Any] = {
     F.multi_head_attention_forward: _attention,
+    torch.unravel_index: _unravel_index,
     **_POOLS,
     F.fractional_max_pool2d_with_indices: _with_indices(_POOLS[F.fractional_max_pool2d]),
     F.fractional_max_pool3d_with_indices: _with_indices(_POOLS[F.fractional_max_pool3d]),

@@ -1,0 +1,117 @@
+"""Ops that torch's own gradients and compositions are made of, as the ops that say what they mean.
+
+Users rarely call them. What they are made of has rules, so blocks stay where they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.core import Layout
+from weft.ops.algorithm import Composite
+from weft.rules import Call
+
+__all__ = ["TABLE"]
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def _softmax_backward(grad: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
+    grad, output = _wide(grad), _wide(output)
+    terms = grad * output
+    return (terms - output * terms.sum(dim, keepdim=True)).to(input_dtype).contiguous()
+
+
+def _log_softmax_backward(
+    grad: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype
+) -> Tensor:
+    grad, output = _wide(grad), _wide(output)
+    return (grad - output.exp() * grad.sum(dim, keepdim=True)).to(input_dtype).contiguous()
+
+
+def _max_pool_backward(
+    grad: Tensor, x: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool,
+    indices: Tensor, *, tied: bool,
+) -> Tensor:
+    """Each gradient goes to the place, in its plane, that was the largest of a window.
+
+    `tied`: to torch it is a function of x as well, whose gradient is zero.
+    """
+    zeros = torch.zeros_like(x)
+    if tied:
+        zeros = x.masked_fill(torch.ones_like(x, dtype=torch.bool), 0)
+    planes = zeros.contiguous().flatten(-2).scatter_add(-1, indices.flatten(-2), grad.flatten(-2))
+    return planes.reshape(x.shape)
+
+
+def _max_pool_backward_lookup(
+    call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
+) -> Composite | None:
+    """max_pool2d_with_indices_backward: gradients are added at the places that gave the values."""
+    if all(layout.is_replicated for layout in layouts) or 0 in layouts[0].shape:
+        return None
+    return Composite(partial(_max_pool_backward, tied=wants_grad[1]))
+
+
+def _chunk_cat(tensors: Sequence[Tensor], dim: int, num_chunks: int) -> Tensor:
+    """Every tensor padded to chunks of one length, and these laid side by side."""
+    dim = dim % tensors[0].dim()
+    parts = []
+    for one in tensors:
+        length = one.shape[dim]
+        each = (length + num_chunks - 1) // num_chunks
+        padding = [0, 0] * (one.dim() - 1 - dim) + [0, each * num_chunks - length]
+        padded = torch.constant_pad_nd(one, padding)
+        parts.append(padded.reshape([*one.shape[:dim], num_chunks, -1]))
+    return torch.cat(parts, dim + 1)
+
+
+def _inside(x: Tensor, indices: Sequence[Tensor | None]) -> list[Tensor | None]:
+    return [
+        None if index is None else index.clamp(min=0, max=x.shape[at] - 1)
+        for at, index in enumerate(indices)
+    ]
+
+
+def _masked_index(
+    x: Tensor, mask: Tensor, indices: Sequence[Tensor | None], fill: Any
+) -> Tensor:
+    read: Any = torch.ops.aten.index.Tensor
+    return read(x, _inside(x, indices)).masked_fill(mask.logical_not(), fill)
+
+
+def _masked_index_put(
+    x: Tensor, mask: Tensor, indices: Sequence[Tensor | None], values: Tensor
+) -> Tensor:
+    write: Any = torch.ops.aten.index_put.default
+    return write(x, _inside(x, indices), values.masked_fill(mask.logical_not(), 0), True)
+
+
+def _when(
+    function: Callable[..., Any],
+) -> Callable[[Call, Sequence[Layout], Sequence[bool]], Composite | None]:
+    def lookup(
+        call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
+    ) -> Composite | None:
+        if all(layout.is_replicated for layout in layouts) or any(0 in it.shape for it in layouts):
+            return None
+        return Composite(function)
+
+    return lookup
+
+
+TABLE = {
+    "aten._softmax_backward_data.default": _when(_softmax_backward),
+    "aten._log_softmax_backward_data.default": _when(_log_softmax_backward),
+    "aten.max_pool2d_with_indices_backward.default": _max_pool_backward_lookup,
+    "aten._chunk_cat.default": _when(_chunk_cat),
+    "aten._unsafe_masked_index.default": _when(_masked_index),
+    "aten._unsafe_masked_index_put_accumulate.default": _when(_masked_index_put),
+}
