@@ -157,8 +157,6 @@ _FORMS: dict[Any, Callable[..., torch.Tensor | None]] = {
     _aten._sample_dirichlet.default: _broadcast,
     _aten.view_copy.default: _view_copy,
     _aten.one_hot.default: _one_hot,
-
-
     _aten.nansum.default: _of_all(_aten.nansum.default),
     _aten.nanmean.default: _of_all(_aten.nanmean.default),
     _aten.batch_norm.default: _batch_norm,
