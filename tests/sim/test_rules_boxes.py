@@ -57,6 +57,10 @@ SAMPLES: dict[str, Callable[[], tuple[Any, ...]]] = {
     "div floor": lambda: (
         aten.div.Tensor_mode, f(5, 4), f(5, 4).abs() + 1, {"rounding_mode": "floor"},
     ),
+    "linspace": lambda: (aten.linspace.Tensor_Tensor, f(), f(), 5),
+    "linspace to": lambda: (aten.linspace.Scalar_Tensor, 1, f(), 5),
+    "logspace": lambda: (aten.logspace.Tensor_Tensor, f(), f(), 5),
+    "logspace from": lambda: (aten.logspace.Tensor_Scalar, f(), 2, 5),
     "relu": lambda: (aten.relu.default, f(5, 4)),
     "gelu": lambda: (aten.gelu.default, f(5, 4)),
     "pow": lambda: (aten.pow.Tensor_Scalar, f(5, 4), 2),
@@ -424,7 +428,9 @@ OWN_SAMPLES = (
 
 GENERIC = [
     str(op) for name in sorted({*pointwise.RULES, *pointwise.DECISIONS})
-    if not name.startswith(("aten.new_", "aten.empty", "aten.prelu"))
+    if not name.startswith(
+        ("aten.new_", "aten.empty", "aten.prelu", "aten.linspace", "aten.logspace")
+    )
     for op in overloads_of(name) if str(op) not in OWN_SAMPLES
 ]
 

@@ -139,8 +139,8 @@ def _unflatten(call: Call) -> Rule:
 def _flatten(call: Call) -> Rule:
     source, result = call.tensors[0].shape, call.results[0].shape
     ndim = len(source)
-    first = one_dim(call.arg(1, "start_dim"), ndim) if ndim else 0
-    count = one_dim(call.arg(2, "end_dim"), ndim) + 1 - first if ndim else 0
+    first = one_dim(call.arg(1, "start_dim", 0), ndim) if ndim else 0
+    count = one_dim(call.arg(2, "end_dim", -1), ndim) + 1 - first if ndim else 0
     old, new, sizes, whole = _regroup_some(source, result, first, count, 1)
     return Rule((old,), (new,), sizes, whole=whole, linear=IDENTITY, moves=True)
 
