@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.utils import parametrize
 
 import weft
 from weft import ShardTypeError
@@ -112,6 +113,34 @@ def test_ranks_that_seed_alike_draw_alike() -> None:
 
     first, *others = run_simulated(fn, 4)
     assert others == [first] * 3 and len(set(first)) == 8
+
+
+def test_weights_that_parametrize_keeps_are_the_rank_s_own() -> None:
+    """Also those of one module that all ranks have; ranks leave `cached` at different times."""
+    class OfThisRank(torch.nn.Module):
+        rank = threading.local()
+
+        def forward(self, weight: torch.Tensor) -> torch.Tensor:
+            self.rank.calls += 1
+            return weight + self.rank.number
+
+    module = torch.nn.Linear(2, 2)
+    with torch.no_grad():
+        module.weight.zero_()
+    parametrize.register_parametrization(module, "weight", OfThisRank(), unsafe=True)
+
+    def fn(mesh: Any) -> list[Any]:
+        OfThisRank.rank.number, OfThisRank.rank.calls = mesh.rank, 0
+        seen = []
+        for _ in range(2):
+            with parametrize.cached():
+                for _ in range(3):
+                    seen.append(module.weight[0, 0].item())
+                    mesh.comm((0,)).exchange(None)
+            seen.append(OfThisRank.rank.calls)
+        return seen
+
+    assert run_simulated(fn, 3) == [[rank] * 3 + [1] + [rank] * 3 + [2] for rank in range(3)]
 
 
 DRAWS: dict[str, Callable[[], object]] = {

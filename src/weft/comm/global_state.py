@@ -1,10 +1,11 @@
 """What is global in a process but each rank's own: put away and restored as ranks alternate.
 
 torch's default dtype, default generators, anomaly mode, deterministic algorithms, precision of
-products, number of threads, and whether saved tensors may be written to; of Python, the generator
-behind `random` and the filters of `warnings`. Not numpy's legacy generator, whose state takes ten
-times as long to copy as a collective takes here, and not forward AD: leaving a level of it would
-end the rank's tangents. What rooms above have of that kind they put into `CARRIED`.
+products, number of threads, whether saved tensors may be written to, and the weights that
+`parametrize.cached` keeps; of Python, the generator behind `random` and the filters of `warnings`.
+Not numpy's legacy generator, whose state takes ten times as long to copy as a collective takes
+here, and not forward AD: leaving a level of it would end the rank's tangents. What rooms above have
+of that kind they put into `CARRIED`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 from torch.autograd import graph
+from torch.nn.utils import parametrize
 
 from weft.comm.python_random import RandomState
 
@@ -32,8 +34,8 @@ class GlobalState:
     """All of this at one moment. `before`: an earlier one, of which the same may be kept."""
 
     __slots__ = (
-        "anomaly", "deterministic", "dtype", "generators", "mutation", "num_threads", "precision",
-        "random", "states", "warnings",
+        "anomaly", "deterministic", "dtype", "generators", "mutation", "num_threads",
+        "parametrized", "precision", "random", "states", "warnings",
     )
 
     def __init__(
@@ -42,6 +44,7 @@ class GlobalState:
         self.dtype = torch.get_default_dtype()
         self.anomaly = torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
         self.mutation = graph._allow_mutation_on_saved_tensors_enabled
+        self.parametrized = parametrize._cache_enabled, parametrize._cache
         self.deterministic = _deterministic()
         self.precision = torch.get_float32_matmul_precision()
         self.num_threads = torch.get_num_threads()
@@ -56,6 +59,8 @@ class GlobalState:
             torch.set_default_dtype(self.dtype)
         torch.set_anomaly_enabled(*self.anomaly)
         graph._allow_mutation_on_saved_tensors_enabled = self.mutation
+        parametrize._cache_enabled = self.parametrized[0]
+        parametrize._cache = self.parametrized[1].copy()  # which ranks that begin have in common
         if _deterministic() != self.deterministic:
             is_on, warn_only, fills = self.deterministic
             torch.use_deterministic_algorithms(is_on, warn_only=warn_only)
