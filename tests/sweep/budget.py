@@ -167,8 +167,11 @@ def allowed(
 
 
 def _largest(sample: Sample) -> int:
-    """The operand of most elements, of equals the first: bytes would say the index into bools."""
-    return max(range(len(sample.tensors)), key=lambda place: sample.tensors[place].numel())
+    """The operand of most elements, of equals of most bytes: these alone would say the index into
+    bools."""
+    return max(range(len(sample.tensors)), key=lambda place: (
+        sample.tensors[place].numel(), _nbytes(sample.tensors[place])
+    ))
 
 
 def _asked(sample: Sample, results: Sequence[Tensor]) -> int:
