@@ -41,7 +41,9 @@ an op counts by its worst call in any dtype and variant.
 
 Variants: *function*; *inplace*, where the target, too, must hold the result afterwards; *out*, into
 tensors like the results; *turned*, on operands whose dims lie in memory in the reverse order.
-Operands that a call does not write to must hold the same bits after it.
+Operands that a call does not write to must hold the same bits after it. torch 2.13 itself does not
+write the target of `fft.ihfft2` and `fft.ihfftn` over one dim: there the result of the call without
+a target is due, and DTensor, which does as torch does, is counted wrong.
 
 """
 
