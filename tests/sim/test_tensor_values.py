@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Any
 
 import numpy as np
@@ -228,3 +229,46 @@ def test_text() -> None:
          "   [4., 6.]]", "  grad_fn=<MulBackward0>)"],
         ["ShardTensor(f32[0, 2],", "  rank 0 holds [0:0, 0:2]:", "  [], size=(0, 2))"],
     ]
+
+
+TAKEN_FOR_NUMBERS: dict[str, Any] = {
+    "add": lambda x, t: torch.add(x, x, alpha=t),
+    "add_": lambda x, t: x.clone().add_(x, alpha=t),
+    "addcdiv_": lambda x, t: x.clone().addcdiv_(x, x, value=t),
+    "with an operand without dims": lambda x, t: torch.addcmul(x, x, x[0, 0] * 0 + 2, value=t),
+    "of integers": lambda x, t: torch.sub(x, (x[0, 0] * 8).long(), alpha=(t * 6).long()),
+    "clamp": lambda x, t: x.clamp(t, 1.0),
+    "of two": lambda x, t: torch.nn.functional.threshold(x, t, t * 3),
+    "beta and alpha": lambda x, t: torch.addmm(x, x, x[:6].mT @ x[:6], beta=t, alpha=t * 2),
+    "a norm's": lambda x, t: x.norm(t * 4, dim=1),
+    "a loss's": lambda x, t: torch.nn.functional.huber_loss(x, x * 2, delta=t, reduction="none"),
+}
+
+
+@pytest.mark.parametrize("name", TAKEN_FOR_NUMBERS)
+def test_tensors_that_torch_takes_for_numbers_are_read(name: str) -> None:
+    """Only they: the others, which are cut, stay where they are."""
+    function = TAKEN_FOR_NUMBERS[name]
+    expected = function(X, torch.tensor(0.5, dtype=torch.float64))
+
+    def fn(mesh: Any) -> None:
+        x = weft.distribute_tensor(X, mesh, P("dp"))
+        for _ in range(2):  # by a new recipe, and by the same again
+            y = function(x, (x * 0).sum() + 0.5)
+            assert str(y.layout).startswith("[5@dp") and y.dtype == expected.dtype
+            torch.testing.assert_close(y.full_tensor(), expected)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", weft.WeftWarning)
+        weft.testing.run(fn, 4, {"dp": 4})
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_number_that_wants_a_gradient_is_refused_as_in_torch() -> None:
+    def fn(mesh: Any) -> None:
+        x = weft.distribute_tensor(X, mesh, P("dp"))
+        alpha: Any = weft.ones((), mesh=mesh).requires_grad_()
+        with pytest.raises(TypeError):
+            x.add(x, alpha=alpha)
+
+    weft.testing.run(fn, 2, {"dp": 2})

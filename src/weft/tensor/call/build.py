@@ -84,7 +84,7 @@ def recipe(
                     return made
             if func in BY_DATA:
                 return Function(_answer(BY_DATA[func])), False
-            read = fallback.sizes_read(args, kwargs) if "item()" in str(reason) else None
+            read = _read(func, args, kwargs) if "item()" in str(reason) else None
             return Function(read or fallback.runner(mesh, str(reason))), False
     num = len(tensors)
     if len(trace.ops) > 1 and _has_data_of_its_own(trace, num):
@@ -128,6 +128,14 @@ def reads(func: Any, args: Any, kwargs: Any) -> bool:
         return finish.reads(_captured(func, args, kwargs, tensors), len(tensors))
     except NotCapturable:
         return False
+
+
+def _read(func: Any, args: Any, kwargs: Any) -> Callable[[Any, Any, Any], Any] | None:
+    """What carries out a call that reads tensors as numbers; None where it reads other things."""
+    def captured(args: Any, kwargs: Any) -> Trace:
+        return _captured(func, args, kwargs, flatten((args, kwargs)))
+
+    return fallback.numbers_read(args, kwargs, captured) or fallback.sizes_read(args, kwargs)
 
 
 BY_DATA: dict[Any, Callable[..., Any]] = {}
