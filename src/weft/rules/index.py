@@ -151,12 +151,18 @@ def diagonal_decision(call: Call, layouts: Sequence[Layout]) -> Decision:
     )
     if not axes:
         return Decision((layout,), (result,))
+    shift = _within(offset, source.shape[one], source.shape[other])
 
     def args(coordinate: tuple[int, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         box = layout.box_at(coordinate)
-        return (source, offset + box[one][0] - box[other][0], one, other), {}
+        return (source, shift + box[one][0] - box[other][0], one, other), {}
 
     return Decision((layout,), (result,), args)
+
+
+def _within(diagonal: int, rows: int, columns: int) -> int:
+    """The diagonal of that number, or one outside as well: a shard's place fits into 64 bits."""
+    return max(-rows, min(diagonal, columns))
 
 
 def _pad(call: Call, layouts: Sequence[Layout]) -> Decision | Rule:
@@ -217,7 +223,7 @@ def _triangle(call: Call, layouts: Sequence[Layout]) -> Decision:
     layout, source = layouts[0], call.tensors[0]
     if not layout.dims[-1] and not layout.dims[-2]:
         return Decision((layout,), (layout,))
-    diagonal = call.arg(1, "diagonal", 0)
+    diagonal = _within(call.arg(1, "diagonal", 0), *source.shape[-2:])
 
     def args(coordinate: tuple[int, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         *_, rows, columns = layout.box_at(coordinate)
