@@ -133,6 +133,12 @@ Layout.box(rank): rank 8 is not among the 8 devices of Mesh(dp=2, tp=4).
   Rule: avg is for floats and complex, max and min for all but complex, band, bor and bxor for integers and bools, and and or for bools.
   Offenders: avg@dp
   Fix: Partial("sum") carries every dtype; or convert the tensor first"""),
+    'Layout(MESH, (8,), [Partial("sum"), Replicate()]).check_dtype("float8_e8m0fnu")': (
+        LayoutError, """
+[8] partial(sum@dp): 1 partial axes cannot carry float8_e8m0fnu.
+  Rule: a term of a sum may be zero, which this dtype lacks.
+  Offenders: sum@dp
+  Fix: x.float() first"""),
     'Layout(MESH, (9, 5), P(("dp", "tp"), partial={})).hlo_sharding()': (PlacementError, """
 Layout.hlo_sharding(): [9@(dp,tp), 5] has 0 partial axes and 1 dims whose cuts are not flat.
   Rule: XLA's op-sharding has no partial values, and cuts each dim by one ceiling over all its axes.

@@ -323,7 +323,7 @@ class Layout:
 
         Raises:
             LayoutError: avg of integers or bools, max or min of complex numbers, bitwise kinds
-            of floats, logical kinds of anything but bools.
+            of floats, logical kinds of anything but bools, sums of what has no zero.
         """
         wrong = [
             f"{kind}@{name}"
@@ -331,11 +331,14 @@ class Layout:
             if kind is not None and not carries(kind, dtype)
         ]
         if wrong:
+            sums = carries("sum", dtype)
             raise LayoutError(
                 message(f"{self}", f"{len(wrong)} partial axes cannot carry {dtype}",
                         "avg is for floats and complex, max and min for all but complex, band, "
-                        "bor and bxor for integers and bools, and and or for bools", wrong,
-                        'Partial("sum") carries every dtype; or convert the tensor first')
+                        "bor and bxor for integers and bools, and and or for bools" if sums
+                        else "a term of a sum may be zero, which this dtype lacks", wrong,
+                        'Partial("sum") carries every dtype; or convert the tensor first' if sums
+                        else "x.float() first")
             )
 
     def _is_flat(self, dim: int) -> bool:
