@@ -34,6 +34,7 @@ OPS: dict[str, Callable[[Any, Any, Any], Any]] = {
     "bmm": lambda x, w, b: torch.bmm(x[None], w.t()[None]),
     "baddbmm": lambda x, w, b: torch.baddbmm(b[None, None], x[None], w.t()[None]),
     "einsum": lambda x, w, b: torch.einsum("ik,jk->ij", x, w),
+    "einsum of two dtypes": lambda x, w, b: torch.einsum("ik,jk->ij", x, w.bfloat16()),
     "tensordot": lambda x, w, b: torch.tensordot(x, w, ([1], [1])),  # type: ignore
     "cat": lambda x, w, b: torch.cat([x.bfloat16(), w]),
     "stack": lambda x, w, b: torch.stack([x.half(), w.half()]),

@@ -19,8 +19,9 @@ from weft.core import Layout
 from weft.tensor.counts import METAS
 
 __all__ = [
-    "Meta", "alive", "autocast_state", "bounded_put", "contiguous_strides", "forget_recipes",
-    "intern", "keep_recipe", "memory_order", "replicated_meta", "strides_in_order",
+    "Meta", "alive", "autocast_state", "bounded_put", "contiguous_strides", "dense",
+    "forget_recipes", "intern", "keep_recipe", "memory_order", "replicated_meta",
+    "strides_in_order",
 ]
 
 MAX_METAS = 4096
@@ -245,6 +246,11 @@ def keep_recipe(home: Meta, key: Any, recipe: Any) -> None:
         cache["num_recipes"] = 0
         for meta in list(cache["metas"].values()):
             meta.recipes.clear()
+
+
+def dense(tensor: torch.Tensor) -> bool:
+    """Whether a plain tensor lies in memory by strides: sparse and nested ones do not."""
+    return tensor.layout is torch.strided and not tensor.is_nested
 
 
 def contiguous_strides(shape: torch.Size | tuple[int, ...]) -> tuple[int, ...]:

@@ -35,7 +35,7 @@ __all__ = [
 _is_complex = torch.is_complex
 _read_number = torch.ops.aten._local_scalar_dense.default
 _make_wrapper = torch.Tensor._make_wrapper_subclass
-_Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
+_Tensor, _Parameter, _strided = torch.Tensor, torch.nn.Parameter, torch.strided
 _get_default_dtype = torch.get_default_dtype
 _count_call = CALLS.step
 _num_modes: Any = torch._C._len_torch_function_stack  # type: ignore[attr-defined]
@@ -132,7 +132,9 @@ class ShardTensor(torch.Tensor):
             elif kind in _VALUES or (kind is tuple and set(map(type, arg)) == _INTS):
                 key += (kind, arg)
             elif kind is _Parameter or kind is _Tensor:
-                if STRICT.on or transforms() is not None or num_dispatch_modes():
+                if STRICT.on or transforms() is not None or num_dispatch_modes() or (
+                    arg.layout is not _strided or arg.is_nested
+                ):
                     return hooks.call(func, args, kwargs)
                 key += (arg.shape, arg.stride(), arg.dtype, arg.requires_grad)
             elif (kind is list and arg) or (

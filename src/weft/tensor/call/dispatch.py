@@ -17,7 +17,7 @@ from torch import is_grad_enabled
 from torch._C import _is_any_autocast_enabled as is_autocast_enabled
 
 from weft.errors import MeshError, message
-from weft.tensor.call import build
+from weft.tensor.call import build, fallback
 from weft.tensor.call.compiled import unseen
 from weft.tensor.call.finish import Taking, is_finished
 from weft.tensor.call.out import write_out
@@ -25,7 +25,7 @@ from weft.tensor.call.own.functions import OwnFunction
 from weft.tensor.call.recipe import Alias, Recipe, flatten
 from weft.tensor.call.structure import structure_key
 from weft.tensor.counts import AGAIN, CALLS, MISSES, NAN
-from weft.tensor.meta import Meta, autocast_state, keep_recipe
+from weft.tensor.meta import Meta, autocast_state, dense, keep_recipe
 from weft.tensor.modes import (
     STRICT,
     check_plain,
@@ -96,6 +96,9 @@ def call(func: Any, args: Any, kwargs: Any) -> Any:
             check_transforms(_name(func))
         if num_dispatch_modes():
             check_traced(_name(func))
+    if scan.odd is not None:
+        reason = f"an operand is no dense tensor ({scan.odd})"
+        return fallback.runner(_mesh(func, scan), reason)(func, args, kwargs)
     full = tuple(key)
     CALLS.step()
     try:
@@ -197,11 +200,12 @@ def keep_constant(func: Any, tensor: ShardTensor, value: Any) -> None:
 class _Scan:
     """Builds the key of a call's arguments and finds the metas in them."""
 
-    __slots__ = ("floats", "home", "key", "metas", "plain")
+    __slots__ = ("floats", "home", "key", "metas", "odd", "plain")
 
     def __init__(self, key: list[Any]) -> None:
         self.key = key
         self.plain = False
+        self.odd: str | None = None
         self.home: Meta | None = None
         self.floats: list[float] = []
         self.metas: list[Meta] = []
@@ -222,6 +226,8 @@ class _Scan:
         elif kind is float:
             key.append(float if arg and arg - arg == 0.0 else repr(arg))
             self.floats.append(arg if arg == arg else NAN)
+        elif _is_odd(arg):  # it may have no strides
+            self.odd = "nested" if arg.is_nested else str(arg.layout)
         elif kind in _PLAIN:
             key.extend((arg.shape, arg.stride(), arg.dtype, arg.requires_grad))
             self.plain = True
@@ -267,6 +273,10 @@ class _Scan:
             return
         for item in items:
             self.add(item)
+
+
+def _is_odd(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and not dense(value)
 
 
 def _name(func: Any) -> str:

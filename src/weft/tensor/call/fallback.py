@@ -64,7 +64,9 @@ def runner(
         def open_(tensor: torch.Tensor) -> torch.Tensor:
             if id(tensor) not in full:
                 gathered = replicate(tensor, mesh, name)
-                full[id(tensor)] = lies_as(gathered, order_of(tensor))
+                full[id(tensor)] = (
+                    gathered if gathered is tensor else lies_as(gathered, order_of(tensor))
+                )
             return full[id(tensor)]
 
         before = {id(tensor): tensor._version for tensor in map(open_, tensors)}

@@ -9,12 +9,12 @@ import torch
 
 from weft.comm import BoundMesh
 from weft.core import Layout
-from weft.errors import LayoutError, message
-from weft.tensor.meta import intern, replicated_meta
+from weft.errors import LayoutError, UnsupportedOpError, message
+from weft.tensor.meta import dense, intern, replicated_meta
 from weft.tensor.placing.foreign import taken
 from weft.tensor.shard_tensor import ShardTensor, wrap
 
-__all__ = ["as_layout", "as_sharded", "layout_of", "local_to_sharded"]
+__all__ = ["as_layout", "as_sharded", "check_given", "layout_of", "local_to_sharded"]
 
 
 def as_layout(mesh: BoundMesh, shape: Sequence[int], placements: Any) -> Layout:
@@ -49,8 +49,24 @@ def as_sharded(tensor: torch.Tensor, mesh: BoundMesh) -> ShardTensor:
     tensor = taken(tensor, mesh)
     if type(tensor) is ShardTensor:
         return tensor
+    check_given(tensor, "a plain tensor beside ShardTensors, or the gradient of one")
     local = tensor if mesh.here is not None else tensor.new_empty(0)
     return wrap(local, replicated_meta(mesh, tensor))
+
+
+def check_given(tensor: torch.Tensor, call: str) -> None:
+    """Raise where a plain tensor cannot become a ShardTensor.
+
+    Raises:
+        UnsupportedOpError: it is sparse or nested.
+    """
+    if not dense(tensor):
+        form = "nested" if tensor.is_nested else str(tensor.layout)
+        raise UnsupportedOpError(
+            message(call, f"it is {tensor.dtype} of {form}", "a ShardTensor's blocks are dense",
+                    [form], "the tensor's to_padded_tensor(0.0)" if tensor.is_nested
+                    else "the tensor's to_dense()")
+        )
 
 
 def local_to_sharded(

@@ -20,7 +20,7 @@ from weft.core import Layout
 from weft.errors import LayoutError, MeshError, message
 from weft.tensor.placing.enter import transition_between
 from weft.tensor.placing.foreign import taken
-from weft.tensor.placing.layouts import as_layout, local_to_sharded
+from weft.tensor.placing.layouts import as_layout, check_given, local_to_sharded
 from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.terms import own
 
@@ -43,6 +43,7 @@ def distribute_tensor(
 
     Raises:
         LayoutError: `tensor` is distributed already, in another way.
+        UnsupportedOpError: it is sparse or nested.
     """
     mesh = as_bound_mesh(device_mesh)
     tensor = taken(tensor, mesh)
@@ -55,6 +56,7 @@ def distribute_tensor(
                         [str(tensor.layout)], "x.redistribute(placements=...)")
             )
         return tensor
+    check_given(tensor, "distribute_tensor(tensor)")
     full, requires_grad = tensor.detach(), tensor.requires_grad
     if mesh.here is None:
         local = full.new_empty(0)

@@ -22,7 +22,7 @@ from torch._subclasses.schema_check_mode import SchemaCheckMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from weft.errors import UnsupportedOpError, message
-from weft.tensor.meta import contiguous_strides
+from weft.tensor.meta import contiguous_strides, dense
 from weft.tensor.takeover import twin_of
 from weft.tensor.trace.forms import AsKernels, asks_device, known_form
 
@@ -129,10 +129,16 @@ class _Recorder(SchemaCheckMode):
         has_kernel, name = torch._C._dispatch_has_kernel_for_dispatch_key, func.name()
         if has_kernel(name, f"Autocast{self.device_type.upper()}"):
             return self._as_there(func, args, kwargs)
-        out = self._meta_result(func, args, kwargs, _any_turned(args, kwargs))
-        if not has_kernel(name, "CompositeImplicitAutograd") or any(
+        has_parts = has_kernel(name, "CompositeImplicitAutograd") and not any(
             one.alias_info is not None for one in func._schema.returns
-        ):
+        )
+        try:
+            out = self._meta_result(func, args, kwargs, _any_turned(args, kwargs))
+        except RuntimeError:  # of dtypes that differ, unless its parts cast
+            if not has_parts:
+                raise
+            return self._as_there(func, args, kwargs)
+        if not has_parts:
             return out
         cast = self._as_there(func, args, kwargs)  # of what it consists of, something may cast
         return out if _dtypes(cast) == _dtypes(out) else cast
@@ -317,13 +323,15 @@ def check_dense(tensor: torch.Tensor, call: str = "an op") -> None:
     """Raise where a result of a call cannot be a ShardTensor.
 
     Raises:
-        UnsupportedOpError: it is sparse, quantized, or of some library's own format.
+        UnsupportedOpError: it is sparse, nested, quantized, or of some library's own format.
     """
-    if tensor.layout is not torch.strided or tensor.is_quantized:
+    if not dense(tensor) or tensor.is_quantized:
+        shape = "" if tensor.is_nested else f" of shape {tuple(tensor.shape)}"
+        form = "nested" if tensor.is_nested else str(tensor.layout)
         raise UnsupportedOpError(
-            message(call, f"its result of shape {tuple(tensor.shape)} is {tensor.dtype} of "
-                    f"{tensor.layout}", "ShardTensors are dense and not quantized",
-                    [str(tensor.layout)], "the op on x.to_local(), or on x.full_tensor()")
+            message(call, f"its result{shape} is {tensor.dtype} of {form}",
+                    "ShardTensors are dense and not quantized", [form],
+                    "the op on x.to_local(), or on x.full_tensor()")
         )
 
 
