@@ -260,6 +260,8 @@ RULES: dict[str, Callable[[Call], Rule | None]] = {
     "aten.prod": _reduce("product"),
     "aten.all": _truth("and", "min"),
     "aten.any": _truth("or", "max"),
+    "aten._is_all_true": _reduce("and"),  # as torch.distributions asks of its arguments
+    "aten._is_any_true": _reduce("or"),
     "aten.mean": _whole(1, linear=True),
     "aten.linalg_vector_norm": _vector_norm,
     "aten.logsumexp": _whole(1),

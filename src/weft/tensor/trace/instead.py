@@ -170,7 +170,19 @@ def _unravel_index(indices: Tensor, shape: Any) -> tuple[Tensor, ...]:
     return tuple(reversed(found))
 
 
+def _fill_diagonal(x: Any, fill_value: Any, wrap: bool = False) -> Any:
+    """By a mask of the diagonal, which lies as x does; but of more dims as torch, and of numbers
+    that x's dtype would have to round."""
+    usual = type(fill_value) in (bool, int) or (
+        type(fill_value) is float and (x.is_floating_point() or x.is_complex())
+    )
+    if x.dim() != 2 or wrap or not usual or x.dtype == torch.bool:
+        return x.fill_diagonal_(fill_value, wrap)
+    return x.masked_fill_(torch.ones_like(x, dtype=torch.bool).tril().triu(), fill_value)
+
+
 INSTEAD: dict[Any, Any] = {
+    torch.Tensor.fill_diagonal_: _fill_diagonal,
     F.multi_head_attention_forward: _attention,
     torch.unravel_index: _unravel_index,
     **_POOLS,
