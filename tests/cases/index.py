@@ -16,6 +16,9 @@ _ONE = (
     ("chunk", (7, 3), lambda a: a.chunk(3)),
     ("chunk_last", (4, 6), lambda a: a.chunk(3, dim=-1)),
     ("tensor_split", (7, 3), lambda a: a.tensor_split(3)),
+    ("tensor_split_back", (7, 3), lambda a: [
+        part * (k + 1) for k, part in enumerate(a.tensor_split([5, 2, -3, -9]))
+    ]),
     ("qkv", (4, 2, 12), lambda a: [part.reshape(4, 2, 2, 2) for part in a.chunk(3, -1)]),
     ("slice", (7, 3), lambda a: a[2:5]),
     ("slice_head", (7, 3), lambda a: a[:3]),

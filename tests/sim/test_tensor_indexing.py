@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+import weft
 from tests.sharded import ALONE, WAYS, Make, agree
+from weft import P
 
 X = torch.arange(1.0, 31.0, dtype=torch.float64).view(5, 6) / 8
 CUBE = torch.arange(100.0, dtype=torch.float64).view(5, 4, 5) / 8
@@ -120,3 +122,13 @@ PROGRAMS = [
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_as_plain_tensors(program: Any, way: str) -> None:
     agree(program, way)
+
+
+@pytest.mark.parametrize("index", [5, -6, 2**63 - 1])
+def test_select_scatter_outside_raises(index: int) -> None:
+    def on_rank(mesh: Any) -> None:
+        x = weft.distribute_tensor(torch.zeros(5, 6), mesh, P("x"))
+        with pytest.raises(IndexError, match="out of range for tensor of size"):
+            x.select_scatter(torch.ones(6), 0, index)
+
+    weft.testing.run(on_rank, mesh={"x": 2})

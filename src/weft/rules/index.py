@@ -95,6 +95,12 @@ def _without(call: Call, layout: Layout, dim: int) -> Decision | Rule:
 _SPLIT_DIM = {"hsplit": 1, "vsplit": 0, "dsplit": 2}
 
 
+def _borders(indices: Any, length: int) -> list[int]:
+    """Where the pieces of `tensor_split` but the first begin. They need not follow one another:
+    where an index is less than the one before, pieces overlap."""
+    return [min(max(at + length if at < 0 else at, 0), length) for at in indices]
+
+
 def _split(call: Call, layouts: Sequence[Layout]) -> Decision:
     """`split`, `split_with_sizes`, `chunk`, `tensor_split` and its kin: pieces follow one
     another."""
@@ -109,22 +115,27 @@ def _split(call: Call, layouts: Sequence[Layout]) -> Decision:
     if not layout.dims[dim]:
         return Decision((layout,), tuple(_recut(layout, dim, size, None) for size in lengths))
     old = layout.cuts_of(dim)
-    starts = [0, *accumulate(lengths)]
+    # To autograd pieces of `tensor_split` are views of their own, those of `split` are not.
+    apart = named is not None or call.op.startswith("aten.tensor_split")
+    given = call.arg(1, "indices", None)
+    borders = (
+        _borders(given, source.shape[dim]) if apart and isinstance(given, (list, tuple))
+        else list(accumulate(lengths))[:-1]
+    )
     pieces = tuple(
         _recut(layout, dim, size, tuple(min(max(cut - start, 0), size) for cut in old))
-        for start, size in zip(starts, lengths)
+        for start, size in zip([0, *borders], lengths)
     )
 
     def args(coordinate: tuple[int, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         index = layout.shard_index(dim, coordinate)
-        inside = [min(max(start, old[index]), old[index + 1]) for start in starts]
+        first, end = old[index : index + 2]
+        inside = [min(max(border, first), end) - first for border in borders]
         if apart:
-            return (source, [border - old[index] for border in inside[1:-1]], dim), {}
-        sizes = [stop - start for start, stop in pairwise(inside)]
+            return (source, inside, dim), {}
+        sizes = [stop - start for start, stop in pairwise([0, *inside, end - first])]
         return (source, sizes, dim), {}
 
-    # To autograd pieces of `tensor_split` are views of their own, those of `split` are not.
-    apart = named is not None or call.op.startswith("aten.tensor_split")
     op = "aten.tensor_split.indices" if apart else "aten.split_with_sizes.default"
     return Decision((layout,), pieces, args, op)
 

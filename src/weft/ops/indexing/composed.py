@@ -161,7 +161,13 @@ def _cartesian_prod(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _select_scatter(x: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
-    at = index % x.shape[dim]
+    length = x.shape[dim]
+    if not -length <= index < length:
+        raise IndexError(
+            f"select(): index {index} out of range for tensor of size {list(x.shape)} at "
+            f"dimension {dim}"
+        )
+    at = index % length
     return torch.slice_scatter(x, source.unsqueeze(dim), dim, at, at + 1)
 
 
