@@ -249,6 +249,12 @@ def test_mismatched_shapes_are_refused_before_communication() -> None:
                 lambda: laid(5, 4).view(7, 3), lambda: laid(5, 4).sum(2), lambda: laid(5, 4)[7],
                 lambda: torch.cat([laid(5, 4), laid(5, 3)]), lambda: laid(5, 4).transpose(0, 2),
                 lambda: laid(5, 4).add_(laid(6, 4)), lambda: laid(5, 4).copy_(torch.ones(3, 4)),
+                lambda: laid(5, 4).slice_scatter(laid(3, 4), 0, 2, 4),
+                lambda: laid(5, 4).slice_scatter(laid(1, 4), 0, 2, 4),
+                lambda: laid(5, 4).requires_grad_().slice_scatter(laid(3, 4), 0, 2, 4),
+                lambda: laid(5, 4).select_scatter(laid(3), 0, 2),
+                lambda: laid(5, 4).diagonal_scatter(laid(3)),
+                lambda: laid(0, 4).max(), lambda: laid(5, 0).requires_grad_().min(),
             ):
                 with pytest.raises((RuntimeError, IndexError)) as caught:
                     call()

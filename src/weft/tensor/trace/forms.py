@@ -147,6 +147,33 @@ def _of_all(overload: Any) -> Callable[..., torch.Tensor | None]:
 
 
 _aten = torch.ops.aten
+
+
+def _fits(view: Any) -> Callable[..., torch.Tensor | None]:
+    """What is written to a view has its shape; torch's meta kernels do not look."""
+    def form(x: torch.Tensor, source: torch.Tensor, *args: Any, **named: Any) -> None:
+        slot = view(x, *args, **named)
+        if source.shape != slot.shape:
+            raise RuntimeError(
+                "expected src to have a size equal to the slice of self. src size = "
+                f"{list(source.shape)}, slice size = {list(slot.shape)}"
+            )
+
+    return form
+
+
+def _of_some(name: str) -> Callable[..., torch.Tensor | None]:
+    """Nothing has no extremum; torch's meta kernels do not look."""
+    def form(x: torch.Tensor) -> None:
+        if not x.numel():
+            raise RuntimeError(
+                f"{name}(): Expected reduction dim to be specified for input.numel() == 0. "
+                "Specify the reduction dim with the 'dim' argument."
+            )
+
+    return form
+
+
 _FORMS: dict[Any, Callable[..., torch.Tensor | None]] = {
     _aten.cross_entropy_loss.default: _cross_entropy,
     _aten.scaled_dot_product_attention.default: _attention,
@@ -157,6 +184,11 @@ _FORMS: dict[Any, Callable[..., torch.Tensor | None]] = {
     _aten._sample_dirichlet.default: _broadcast,
     _aten.view_copy.default: _view_copy,
     _aten.one_hot.default: _one_hot,
+    _aten.slice_scatter.default: _fits(_aten.slice.Tensor),
+    _aten.select_scatter.default: _fits(_aten.select.int),
+    _aten.diagonal_scatter.default: _fits(_aten.diagonal.default),
+    _aten.max.default: _of_some("max"),
+    _aten.min.default: _of_some("min"),
     _aten.nansum.default: _of_all(_aten.nansum.default),
     _aten.nanmean.default: _of_all(_aten.nanmean.default),
     _aten.batch_norm.default: _batch_norm,
