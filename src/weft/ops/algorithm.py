@@ -15,7 +15,7 @@ from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.rules import Call, Decision
 
-__all__ = ["Algorithm", "Composite", "Local", "Lookup", "replicated"]
+__all__ = ["Algorithm", "Composite", "Local", "Lookup", "replicated", "where_cut"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,3 +59,18 @@ def replicated(call: Call, layouts: Sequence[Layout]) -> Decision:
         tuple(Layout.replicated(mesh, layout.shape) for layout in layouts),
         tuple(Layout.replicated(mesh, result.shape) for result in call.results),
     )
+
+
+def where_cut(
+    function: Callable[..., Any], serves: Callable[[Call], bool] = lambda call: True
+) -> Lookup:
+    """Finds the Composite of a function for calls that it `serves`, of which an operand is cut or
+    partial; others are their own local call."""
+    def lookup(
+        call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
+    ) -> Composite | None:
+        if all(layout.is_replicated for layout in layouts) or not serves(call):
+            return None
+        return Composite(function)
+
+    return lookup

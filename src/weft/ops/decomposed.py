@@ -5,7 +5,7 @@ Users rarely call them. What they are made of has rules, so blocks stay where th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from weft.core import Layout
-from weft.ops.algorithm import Composite
+from weft.ops.algorithm import Composite, where_cut
 from weft.rules import Call
 
 __all__ = ["TABLE"]
@@ -94,24 +94,15 @@ def _masked_index_put(
     return write(x, _inside(x, indices), values.masked_fill(mask.logical_not(), 0), True)
 
 
-def _when(
-    function: Callable[..., Any],
-) -> Callable[[Call, Sequence[Layout], Sequence[bool]], Composite | None]:
-    def lookup(
-        call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
-    ) -> Composite | None:
-        if all(layout.is_replicated for layout in layouts) or any(0 in it.shape for it in layouts):
-            return None
-        return Composite(function)
-
-    return lookup
+def _has_elements(call: Call) -> bool:
+    return not any(0 in one.shape for one in call.tensors)
 
 
 TABLE = {
-    "aten._softmax_backward_data.default": _when(_softmax_backward),
-    "aten._log_softmax_backward_data.default": _when(_log_softmax_backward),
+    "aten._softmax_backward_data.default": where_cut(_softmax_backward, _has_elements),
+    "aten._log_softmax_backward_data.default": where_cut(_log_softmax_backward, _has_elements),
     "aten.max_pool2d_with_indices_backward.default": _max_pool_backward_lookup,
-    "aten._chunk_cat.default": _when(_chunk_cat),
-    "aten._unsafe_masked_index.default": _when(_masked_index),
-    "aten._unsafe_masked_index_put_accumulate.default": _when(_masked_index_put),
+    "aten._chunk_cat.default": where_cut(_chunk_cat, _has_elements),
+    "aten._unsafe_masked_index.default": where_cut(_masked_index, _has_elements),
+    "aten._unsafe_masked_index_put_accumulate.default": where_cut(_masked_index_put, _has_elements),
 }

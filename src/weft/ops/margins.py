@@ -6,16 +6,13 @@ elements, wherever they lie.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from weft.core import Layout
-from weft.ops.algorithm import Composite
-from weft.rules import Call
+from weft.ops.algorithm import Composite, where_cut
 
 __all__ = ["TABLE"]
 
@@ -83,29 +80,15 @@ def _multilabel_margin(x: Tensor, target: Tensor, reduction: int = _MEAN) -> Ten
     return _reduced(torch.ops.aten.multilabel_margin_loss(x, target, _NONE), reduction)
 
 
-def _when(
-    function: Callable[..., Tensor], each: int | None = None
-) -> Callable[[Call, Sequence[Layout], Sequence[bool]], Composite | None]:
-    """`each`: where the reduction stands of a loss whose elements a rule says."""
-    def lookup(
-        call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
-    ) -> Composite | None:
-        if all(layout.is_replicated for layout in layouts) or (
-            each is not None and call.args[each] == _NONE
-        ):
-            return None
-        return Composite(function)
-
-    return lookup
-
-
 TABLE = {
-    "aten.hinge_embedding_loss.default": _when(_hinge_embedding),
-    "aten.margin_ranking_loss.default": _when(_margin_ranking),
-    "aten.cosine_embedding_loss.default": _when(_cosine_embedding),
-    "aten.triplet_margin_loss.default": _when(_triplet_margin),
+    "aten.hinge_embedding_loss.default": where_cut(_hinge_embedding),
+    "aten.margin_ranking_loss.default": where_cut(_margin_ranking),
+    "aten.cosine_embedding_loss.default": where_cut(_cosine_embedding),
+    "aten.triplet_margin_loss.default": where_cut(_triplet_margin),
     # Always: torch's own has no gradient on meta tensors, which ranks outside a mesh have.
     "aten.multi_margin_loss.default": lambda call, layouts, wants: Composite(_multi_margin),
-    "aten.multilabel_margin_loss.default": _when(_multilabel_margin, 2),
+    "aten.multilabel_margin_loss.default": where_cut(
+        _multilabel_margin, lambda call: call.args[2] != _NONE
+    ),
 }
 """Op name -> who answers for it."""

@@ -6,14 +6,13 @@ Each is the torch code that says what it means, so the rules of slices, views an
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from weft.core import Layout
-from weft.ops.algorithm import Composite
+from weft.ops.algorithm import where_cut
 from weft.rules import Call
 
 __all__ = ["TABLE"]
@@ -199,19 +198,6 @@ def _pixel_unshuffle(x: Tensor, factor: int) -> Tensor:
     return apart.permute(order).reshape(shape)
 
 
-def _when(
-    function: Callable[..., Any], serves: Callable[[Call], bool] = lambda call: True
-) -> Callable[[Call, Sequence[Layout], Sequence[bool]], Composite | None]:
-    def lookup(
-        call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
-    ) -> Composite | None:
-        if all(layout.is_replicated for layout in layouts) or not serves(call):
-            return None
-        return Composite(function)
-
-    return lookup
-
-
 def _steps(call: Call) -> bool:
     """Whether every difference of `diff` is one of elements that are there."""
     x, n, dim = call.tensors[0], call.args[1], call.args[2]
@@ -219,34 +205,34 @@ def _steps(call: Call) -> bool:
 
 
 TABLE = {
-    "aten.diag.default": _when(_diag),
-    "aten.diagflat.default": _when(_diagflat),
-    "aten.trace.default": _when(_trace),
-    "aten.hstack.default": _when(_hstack),
-    "aten.vstack.default": _when(_vstack),
-    "aten.row_stack.default": _when(_vstack),
-    "aten.dstack.default": _when(_dstack),
-    "aten.column_stack.default": _when(_column_stack),
-    "aten.block_diag.default": _when(_block_diag),
-    "aten.rot90.default": _when(_rot90),
-    "aten.diff.default": _when(_diff, _steps),
-    "aten.kron.default": _when(_kron),
-    "aten.broadcast_tensors.default": _when(_broadcast_tensors),
-    "aten.cartesian_prod.default": _when(_cartesian_prod),
-    "aten.select_scatter.default": _when(_select_scatter),
-    "aten.inner.default": _when(_inner),
-    "aten.vdot.default": _when(_vdot),
-    "aten.dist.default": _when(_dist),
-    "aten.addbmm.default": _when(_addbmm),
-    "aten.chain_matmul.default": _when(_chained),
-    "aten.linalg_multi_dot.default": _when(_chained),
-    "aten.meshgrid.default": _when(_meshgrid),
-    "aten.meshgrid.indexing": _when(_meshgrid),
-    "aten.linalg_diagonal.default": _when(_linalg_diagonal),
-    "aten.pixel_shuffle.default": _when(_pixel_shuffle),
-    "aten.pixel_unshuffle.default": _when(_pixel_unshuffle),
-    "aten.narrow_copy.default": _when(_narrow_copy),
-    "aten.repeat_interleave.self_int": _when(
+    "aten.diag.default": where_cut(_diag),
+    "aten.diagflat.default": where_cut(_diagflat),
+    "aten.trace.default": where_cut(_trace),
+    "aten.hstack.default": where_cut(_hstack),
+    "aten.vstack.default": where_cut(_vstack),
+    "aten.row_stack.default": where_cut(_vstack),
+    "aten.dstack.default": where_cut(_dstack),
+    "aten.column_stack.default": where_cut(_column_stack),
+    "aten.block_diag.default": where_cut(_block_diag),
+    "aten.rot90.default": where_cut(_rot90),
+    "aten.diff.default": where_cut(_diff, _steps),
+    "aten.kron.default": where_cut(_kron),
+    "aten.broadcast_tensors.default": where_cut(_broadcast_tensors),
+    "aten.cartesian_prod.default": where_cut(_cartesian_prod),
+    "aten.select_scatter.default": where_cut(_select_scatter),
+    "aten.inner.default": where_cut(_inner),
+    "aten.vdot.default": where_cut(_vdot),
+    "aten.dist.default": where_cut(_dist),
+    "aten.addbmm.default": where_cut(_addbmm),
+    "aten.chain_matmul.default": where_cut(_chained),
+    "aten.linalg_multi_dot.default": where_cut(_chained),
+    "aten.meshgrid.default": where_cut(_meshgrid),
+    "aten.meshgrid.indexing": where_cut(_meshgrid),
+    "aten.linalg_diagonal.default": where_cut(_linalg_diagonal),
+    "aten.pixel_shuffle.default": where_cut(_pixel_shuffle),
+    "aten.pixel_unshuffle.default": where_cut(_pixel_unshuffle),
+    "aten.narrow_copy.default": where_cut(_narrow_copy),
+    "aten.repeat_interleave.self_int": where_cut(
         _flat_repeat_interleave, lambda call: call.args[2] is None
     ),
 }
