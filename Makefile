@@ -38,7 +38,7 @@ sweep: $(STAMP)
 
 setup: $(STAMP)
 
-$(STAMP): requirements.txt pyproject.toml
+$(STAMP): requirements.txt pyproject.toml setup.py $(wildcard src/weft/*/*.c)
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("weft needs Python 3.11 or later: make PYTHON=python3.x")'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install $(TORCH)

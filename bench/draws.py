@@ -1,7 +1,7 @@
 """Random numbers: rows, columns of 8 and single columns of which each rank holds 2^20 float32.
 
-torch's DTensor draws on accelerators only. The single columns are those of eight ranks, more than
-the bench has: what one of them draws, less the 25 to 50 us of a call.
+torch's DTensor draws on accelerators only. The single columns are those of 8 and 64 ranks, more
+than the bench has: what one of them draws, less the 25 to 50 us of a call.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ def _row(name: str, dim: int, num_rounds: int) -> Row:
     )
 
 
-def _single(name: str, num_rounds: int) -> Row:
+def _single(name: str, width: int, num_rounds: int) -> Row:
     plain, sample = DRAWS[name][0], {"rand": samples.unit, "randn": samples.normal}[name]
-    source = Source((0, 0), (LOCAL, 8), ((0, LOCAL), (3, 4)), torch.device("cpu"))
+    source = Source((0, 0), (LOCAL, width), ((0, LOCAL), (3, 4)), torch.device("cpu"))
     return timed(
-        f"{name}, 1 column of 8",
+        f"{name}, 1 column of {width}",
         {"plain": lambda: plain(LOCAL, 1), "weft": lambda: sample(source, torch.float32)},
         num_rounds,
         lambda times: [Figure("to plain", times.ratio("weft", "plain"), COLUMNS_TO_PLAIN)],
@@ -58,7 +58,7 @@ def _single(name: str, num_rounds: int) -> Row:
 def _measure(num_rounds: int) -> list[Row]:
     torch.manual_seed(0)
     rows = [_row(name, dim, num_rounds) for name in DRAWS for dim in (0, 1)]
-    return [*rows, *[_single(name, num_rounds) for name in DRAWS]]
+    return [*rows, *[_single(name, width, num_rounds) for name in DRAWS for width in (8, 64)]]
 
 
 ITEM = Item("draws", _measure)

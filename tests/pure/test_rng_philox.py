@@ -1,4 +1,4 @@
-"""The generator: Random123's known answers, three bodies that agree, any box as any other way."""
+"""The generator: Random123's known answers, four bodies that agree, any box as any other way."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from weft.rng import Source, samples, source
-from weft.rng import lanes as ways
+from weft.rng import Source, lanes, runs, samples, source
+from weft.rng import lanes_in_numpy as ways
 from weft.rng.philox import blocks_in_a_row, blocks_of, blocks_on, philox, philox_torch
 
 CPU = torch.device("cpu")
 FULL = (1 << 64) - 1
+
+compiled = pytest.mark.skipif(lanes.compiled is None, reason="weft was built without a C compiler")
 
 KNOWN = [  # counter, key, answer: from kat_vectors of Random123, philox4x64 10
     ((0, 0, 0, 0), (0, 0),
@@ -96,7 +98,7 @@ def test_the_way_that_is_chosen(
     """The cheapest, as measured: a call of the array body costs what 50,000 lanes in a row do."""
     for name in ("_by_run", "_by_span", "_scattered"):
         monkeypatch.setattr(ways, name, lambda *_, name=name: name)
-    assert ways._on_cpu((1, 2), 0, range(6, 6 + num * step, step), count) == way
+    assert ways.lanes_in_numpy((1, 2), 0, range(6, 6 + num * step, step), count) == way
 
 
 def _boxes(num: int) -> list[tuple[tuple[int, ...], tuple[tuple[int, int], ...]]]:
@@ -135,8 +137,8 @@ def test_an_element_has_the_lanes_of_its_index() -> None:
     found = Source.whole(key, shape, CPU).bits32().flatten().tolist()
     for index in range(math.prod(shape)):
         counter = tuple(np.array([word], np.uint64) for word in (index // 8 + 1, 0, 0, 0))
-        lanes = np.concatenate(philox(counter, key)).view(np.int32)
-        assert found[index] == lanes[index % 8]
+        block = np.concatenate(philox(counter, key)).view(np.int32)
+        assert found[index] == block[index % 8]
 
 
 def test_all_ways_to_the_lanes_agree(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,18 +155,56 @@ def test_all_ways_to_the_lanes_agree(monkeypatch: pytest.MonkeyPatch) -> None:
             with monkeypatch.context() as patched:
                 patched.setattr(ways, "_MANY", 1)  # runs of one offset by themselves
                 assert (ways._scattered((5, 6), 0, starts, count) == expected).all()
-            found = ways._on_device((5, 6), 0, np.array(starts), count, CPU)
+            found = lanes._on_device((5, 6), 0, np.array(starts), count, CPU)
             assert (found.numpy() == expected).all()
+
+
+@compiled
+@pytest.mark.parametrize("key", [(0, 0), (1, 2), (FULL, FULL), (0x9E3779B97F4A7C15, 1 << 63)])
+@pytest.mark.parametrize("sub", [0, 1, FULL])
+def test_compiled_lanes(key: Any, sub: int) -> None:
+    """Runs within a block and beyond it, that share blocks, in any order, longer than what is
+    computed at a time, and more of them."""
+    draw = random.Random(2)
+    for count, num in [(1, 1), (1, 3000), (3, 700), (7, 40), (8, 300), (9, 9), (200, 30), (2040, 3),
+                       (2041, 2), (4080, 2), (9000, 2), (draw.randint(1, 99), 50)]:
+        first = draw.choice([0, 5, (1 << 43) - 3 * count])
+        for starts in (
+            range(first, first + num), range(first, first + num * 5, 5),
+            range(first, first + num * (count + 61), count + 61),
+            first + np.array([draw.randint(0, 50 * count) for _ in range(num)]),
+        ):
+            found = lanes.lanes(key, sub, starts, count, CPU)
+            places = runs.array_of(starts)[:, None] + np.arange(count)
+            least, most = int(places.min()) // 8, int(places.max()) // 8
+            words = blocks_in_a_row(key, sub, least, most - least + 1).view(np.int32)
+            assert found.shape == (num, count)
+            assert (found.numpy() == words[places - 8 * least]).all(), (count, num)
+
+
+@compiled
+def test_compiled_lanes_refuse_what_does_not_fit() -> None:
+    fill: Any = lanes.compiled.fill
+    starts = np.zeros(2, np.int64)
+    for wrong in (np.empty((2, 3), np.int32)[:, :2], np.empty(3, np.int32), np.empty(9, np.uint8)):
+        with pytest.raises((ValueError, TypeError)):
+            fill(wrong, starts, (0, 0), 0)
+    with pytest.raises(ValueError):
+        fill(np.empty(4, np.int32), starts[:0], (0, 0), 0)
+    with pytest.raises(TypeError):
+        fill(np.empty(4, np.int32), starts, (0, 1.5), 0)
+    fill(np.empty(0, np.int32), starts, (0, 0), 0)
+    fill(np.empty(0, np.int32), starts[:0], (0, 0), 0)
 
 
 @pytest.mark.parametrize("limit", [1, 2, 5, 16, 64, 1000])
 def test_pieces_are_all_runs(limit: int) -> None:
     for shape, box in _boxes(150):
-        runs = ways.runs_of(shape, box)
+        table = runs.runs_of(shape, box)
         expected = np.arange(math.prod(shape)).reshape(shape)[tuple(slice(*side) for side in box)]
-        found = np.full((runs.num, runs.length), -1)
+        found = np.full((table.num, table.length), -1)
         assert found.size == expected.size
-        for piece in runs.pieces(limit):
+        for piece in table.pieces(limit):
             part = found[piece.rows, piece.start : piece.stop]
             assert (part == -1).all() and len(part) == len(piece.starts)
             part[...] = np.array(piece.starts)[:, None] + np.arange(piece.stop - piece.start)
@@ -184,10 +224,11 @@ def test_values_do_not_depend_on_the_pieces(chunk: int, monkeypatch: pytest.Monk
             assert all(map(torch.equal, draws(part), expected))
 
 
-def test_what_an_accelerator_does_gives_the_same_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch's integer ops in the place of numpy's generator, on the CPU."""
+@pytest.mark.parametrize("body", ["torch", "numpy"])
+def test_other_bodies_give_the_same_values(body: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an accelerator does, on the CPU; and what a CPU does without the compiled body."""
     def on_device(key: Any, sub: int, starts: Any, count: int, device: Any) -> torch.Tensor:
-        return ways._on_device(key, sub, ways._array(starts), count, device)
+        return lanes._on_device(key, sub, runs.array_of(starts), count, device)
 
     def draws(part: Source) -> list[torch.Tensor]:
         return [
@@ -202,7 +243,10 @@ def test_what_an_accelerator_does_gives_the_same_values(monkeypatch: pytest.Monk
         part = Source((FULL, 4), shape, box, CPU)
         expected = draws(part)
         with monkeypatch.context() as patched:
-            patched.setattr(source, "lanes", on_device)
+            if body == "torch":
+                patched.setattr(source, "lanes", on_device)
+            else:
+                patched.setattr(lanes, "compiled", None)
             assert all(map(torch.equal, draws(part), expected))
 
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import torch
 
 from weft.core.layout import Box
-from weft.rng.lanes import lanes, runs_of, scaled
+from weft.rng.lanes import lanes
 from weft.rng.philox import Key
+from weft.rng.runs import runs_of, scaled
 
 __all__ = ["Make", "Source"]
 

@@ -1,0 +1,3 @@
+import numpy as np
+
+def fill(out: np.ndarray, starts: np.ndarray, key: tuple[int, int], sub: int) -> None: ...

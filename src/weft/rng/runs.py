@@ -1,0 +1,120 @@
+"""Where the elements of a box lie: runs of the global tensor.
+
+A box is a list of *runs* of equal length in row-major order: one, where only leading dims are cut,
+and one for each row of a column shard.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from weft.core.layout import Box
+
+__all__ = ["Piece", "Runs", "Starts", "array_of", "runs_of", "scaled"]
+
+Starts = range | np.ndarray
+"""Where runs begin: evenly spaced ones as a range, others as an array."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some runs, or a part of one: rows `rows` and columns `start` to `stop` of all runs as a
+    matrix. `starts` say where they begin, the columns left out already."""
+
+    rows: slice
+    start: int
+    stop: int
+    starts: Starts
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """The runs of a box, in units of elements.
+
+    Args:
+        first: where the first one begins. length: of each.
+        outer: for every dim before the cut one, how many there are, and how far apart.
+    """
+
+    first: int
+    length: int
+    outer: tuple[tuple[int, int], ...]
+
+    @property
+    def num(self) -> int:
+        return math.prod([num for num, _ in self.outer])
+
+    def pieces(self, limit: int) -> Iterator[Piece]:
+        """All of them, in pieces of about `limit` elements, or fewer where runs are longer."""
+        if self.num * self.length == 0:
+            return
+        if self.num == 1 and self.length <= limit:
+            yield Piece(slice(0, 1), 0, self.length, range(self.first, self.first + 1))
+            return
+        if self.length >= limit:
+            for row, start in enumerate(self.starts(0, self.num).tolist()):
+                for at in range(0, self.length, limit):
+                    stop = min(at + limit, self.length)
+                    yield Piece(slice(row, row + 1), at, stop, range(start + at, start + at + 1))
+            return
+        each = limit // self.length
+        num, step = self.outer[-1] if self.outer else (1, 1)
+        even = num == self.num or num * self.length * 4 >= limit
+        inner = num if even else self.num
+        for base in range(0, self.num, inner):
+            first = int(self.starts(base, base + 1)[0]) if even else 0
+            for at in range(0, inner, each):
+                count = min(each, inner - at)
+                rows = slice(base + at, base + at + count)
+                begin = first + at * step
+                starts: Starts = (
+                    range(begin, begin + count * step, step) if even
+                    else self.starts(rows.start, rows.stop)
+                )
+                yield Piece(rows, 0, self.length, starts)
+
+    def starts(self, begin: int, end: int) -> np.ndarray:
+        """Where the runs of these numbers begin."""
+        left = np.arange(begin, end, dtype=np.int64)
+        found = np.full(len(left), self.first, np.int64)
+        for num, step in reversed(self.outer):
+            left, digit = np.divmod(left, num) if num < self.num else (left, left)
+            found += digit * step
+        return found
+
+
+@lru_cache(maxsize=4096)
+def runs_of(shape: tuple[int, ...], box: Box) -> Runs:
+    """The runs of a box of a tensor."""
+    last = max((at for at, side in enumerate(box) if side != (0, shape[at])), default=0)
+    if not box:
+        return Runs(0, 1, ())
+    inner = math.prod(shape[last + 1 :])
+    start, stop = box[last]
+    first, stride = start * inner, inner * shape[last]
+    outer: list[tuple[int, int]] = []
+    for at in range(last - 1, -1, -1):
+        begin, end = box[at]
+        first += begin * stride
+        outer.append((end - begin, stride))
+        stride *= shape[at]
+    return Runs(first, (stop - start) * inner, tuple(reversed(outer)))
+
+
+def scaled(starts: Starts, each: int) -> Starts:
+    """Where the lanes of runs begin, `each` an element."""
+    if isinstance(starts, range):
+        return range(starts.start * each, starts.stop * each, starts.step * each)
+    return starts * each
+
+
+def array_of(starts: Starts) -> np.ndarray:
+    """The same as an array (int64)."""
+    if isinstance(starts, range):
+        return np.arange(starts.start, starts.stop, starts.step, dtype=np.int64)
+    return starts
