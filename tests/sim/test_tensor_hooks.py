@@ -50,6 +50,19 @@ def retained(make: Make) -> Any:
     return [[one.grad for one in kept], [one.retains_grad for one in kept], x.grad, w.grad, b.grad]
 
 
+def retained_products(make: Make) -> Any:
+    x = make(X - 1)
+    rows, columns, total = x.prod(0), x.prod(1, keepdim=True), x.prod()
+    seen: list[Any] = []
+    for one in (rows, columns, total):
+        one.retain_grad()
+        one.register_hook(lambda grad: seen.append(grad) or grad * 2)
+    (rows * columns * total).sum().backward()
+    (back,) = torch.autograd.grad((x.prod(0) ** 2).sum(), x, create_graph=True)
+    (again,) = torch.autograd.grad((back * back.detach()).sum(), x)
+    return [rows.grad, columns.grad, total.grad, x.grad, copies(seen), back, again]
+
+
 def retained_over_several_backwards(make: Make) -> Any:
     x = make(X)
     y = x * 2
@@ -303,7 +316,7 @@ def saved_nowhere(make: Make) -> Any:
 
 
 PROGRAMS = [
-    retained, retained_over_several_backwards, retained_view, retained_leaf,
+    retained, retained_products, retained_over_several_backwards, retained_view, retained_leaf,
     retained_without_gradient, hooks_in_order, hooks_of_results, hook_after_a_write,
     hook_of_another_shape, hook_of_another_dtype, hook_that_raises, accumulation_hooks,
     accumulation_hook_of_a_result, accumulation_hook_with_a_value, optimizers_in_hooks,

@@ -51,6 +51,8 @@ TABLE: dict[str, Lookup] = {
     "aten.max.default": reduce.amax_lookup,
     "aten.min.default": reduce.amax_lookup,
     "aten.aminmax.default": reduce.aminmax_lookup,
+    "aten.prod.default": reduce.prod_lookup,
+    "aten.prod.dim_int": reduce.prod_lookup,
     "aten.max.dim": places.max_lookup,
     "aten.min.dim": places.max_lookup,
     "aten.argmax.default": places.argmax_lookup,

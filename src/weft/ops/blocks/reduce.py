@@ -1,4 +1,5 @@
-"""Reductions over cut dims that stay partial: the mean (a sum of shares), amax and amin."""
+"""Reductions over cut dims that stay partial: the mean (a sum of shares), amax and amin; and the
+product, whose factors have no gradients without each other."""
 
 from __future__ import annotations
 
@@ -11,12 +12,21 @@ import torch
 from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.ops.algorithm import Algorithm, Composite, Local
-from weft.ops.blocks.summaries import blocks_axes, is_cut, left, reduced
+from weft.ops.blocks.summaries import (
+    Blocks,
+    blocks_axes,
+    dtype_of,
+    finish,
+    is_cut,
+    left,
+    reduced,
+    wide,
+)
 from weft.rules import Call, Decision
 from weft.rules.factors import carries
 from weft.transport import Transition
 
-__all__ = ["amax_lookup", "aminmax_lookup", "mean_lookup", "shared_over"]
+__all__ = ["amax_lookup", "aminmax_lookup", "mean_lookup", "prod_lookup", "shared_over"]
 
 _HALF = ("float16", "bfloat16")
 
@@ -172,3 +182,26 @@ def aminmax_lookup(
         return x.amin(dims, keepdim), x.amax(dims, keepdim)
 
     return Composite(aminmax)
+
+
+def prod_lookup(
+    call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
+) -> Algorithm | None:
+    """prod over cut dims, where a gradient is wanted: the value, of the products of all blocks.
+
+    As P(product), which the rule gives, it had no gradient of its own for hooks to see.
+    """
+    layout, dtype = layouts[0], dtype_of(call)
+    has_dim = call.op == "aten.prod.dim_int"
+    dims = reduced(layout, call.args[1] if has_dim else None)
+    if not wants_grad[0] or not is_cut(layout, dims):
+        return None
+
+    def function(blocks: Blocks, x: torch.Tensor) -> torch.Tensor:
+        own = x
+        for dim in dims:
+            own = own.prod(dim, keepdim=True, dtype=wide(dtype))
+        (factors,) = blocks.gather(own)
+        return factors.prod(0).to(dtype)
+
+    return finish(call, layout, dims, has_dim and bool(call.args[2]), function)
