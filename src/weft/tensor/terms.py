@@ -39,7 +39,7 @@ from torch._C import _current_graph_task_id  # type: ignore[attr-defined]
 from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
 from weft.transport import run_together, traffic
-from weft.transport.transition import Transition
+from weft.transport.transition import Transition, counting
 
 __all__ = [
     "Backward", "Term", "accumulate", "before", "completed", "hold_back", "is_put_off", "own",
@@ -117,7 +117,7 @@ def term_of(local: Tensor, transition: Transition) -> tuple[Term, Tensor] | None
     leaf = _LEAVES.get(local)
     if leaf is None:
         return None
-    seen = transition(local.detach()).detach().requires_grad_()
+    seen = counting(transition(local.detach()), local).detach().requires_grad_()
     term = Term(leaf, local, transition, seen)
     seen.register_post_accumulate_grad_hook(term.arrived)
     leaf.terms[:] = [ref for ref in leaf.terms if ref() is not None]

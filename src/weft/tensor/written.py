@@ -8,13 +8,15 @@ keeps no memory alive.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._C._autograd import _unsafe_set_version_counter as _set_version  # type: ignore
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter as preserved
 
-__all__ = ["data_of", "share", "version_of"]
+__all__ = ["data_of", "share", "version_of", "write_counted"]
 
 
 class _Taken:
@@ -41,6 +43,16 @@ def data_of(local: Tensor) -> Tensor:
     out = memory._weft_data.detach()
     out.data = data
     return out
+
+
+def write_counted(local: Tensor, value: Tensor, source: Tensor) -> None:
+    """`local.copy_(value)`: what was written to `source` comes to where it belongs.
+
+    Where both count together, the write has been counted, and what was written may be saved.
+    """
+    together = not (local.is_inference() or source.is_inference()) and _is_same(local, source)
+    with preserved(local) if together else nullcontext():
+        local.copy_(value)
 
 
 def share(local: Tensor) -> None:

@@ -37,7 +37,7 @@ from weft.transport.execute import Program, compile_plan, unshared
 from weft.transport.in_flight import in_flight
 from weft.transport.traffic import STATE, note, resume
 
-__all__ = ["Transition", "gradient_through"]
+__all__ = ["Transition", "counting", "gradient_through"]
 
 Way = Callable[[Tensor], Tensor]
 
@@ -115,13 +115,18 @@ class Transition:
         self._reverse: Transition | None = None
         self._way: Way | None = None
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """This rank's part at `dst`."""
-        if x.requires_grad and torch.is_grad_enabled():
+    def __call__(self, x: Tensor, lent: bool = False) -> Tensor:
+        """This rank's part at `dst`.
+
+        `lent`: to one op, as which x is read: what autograd saves there is told of writes to x.
+        """
+        if torch.is_grad_enabled():
+            if not x.requires_grad:
+                return counting(self._run(x), x) if lent else self._run(x)
             if _transforms() is not None:
                 _refuse_node(self)
             if self._special is None:
-                return _apply(x, self)
+                return _apply(x, self, lent)
             if self._way is None:
                 self._way = self._special(self)
             with _DisableAutocast():
@@ -194,13 +199,13 @@ class Transition:
         if self._program is not None:
             self._program.report(self.text, itemsize)
 
-    def as_node(self, x: Tensor) -> Tensor:
+    def as_node(self, x: Tensor, lent: bool = False) -> Tensor:
         """What autograd gets as the result of a node."""
         out = self._run(x)
         program = self._program
         if program is None or program.aliases or out._is_view():
-            return out.detach()  # a tensor of its own: autograd would take a view for a view op
-        return out
+            out = out.detach()  # a tensor of its own: autograd would take a view for a view op
+        return counting(out, x) if lent else out
 
     @property
     def text(self) -> str:
@@ -257,6 +262,17 @@ class Transition:
         return program.run_as(self.text, layouts, x) if layouts else program.run(x)
 
 
+def counting(out: Tensor, x: Tensor) -> Tensor:
+    """`out`, with the version counter of x: for autograd, a write to x is one to both."""
+    if x.is_inference() or out.is_inference():
+        return out  # they count nothing
+    if out.untyped_storage()._cdata == x.untyped_storage()._cdata:
+        return out
+    made = x.detach()
+    made.data = out
+    return made
+
+
 def _refuse_transforms(transition: Transition, x: Tensor) -> None:
     """Collectives see values alone: what forward AD, vmap or torch.func hang on them is lost."""
     is_dual = forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None
@@ -285,22 +301,24 @@ class _Apply(torch.autograd.Function):
     """A transition as a node of autograd's graph; its backward is the reverse transition."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, transition: Transition) -> Tensor:  # type: ignore[override]
+    def forward(  # type: ignore[override]
+        ctx: Any, x: Tensor, transition: Transition, lent: bool
+    ) -> Tensor:
         ctx.transition = transition
         ctx.note = note() if STATE.on else None
         ctx.set_materialize_grads(False)
-        return transition.as_node(x)
+        return transition.as_node(x, lent)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor | None) -> Any:  # type: ignore[override]
         if grad is None:  # of a user's Function: all ranks run the same one
-            return None, None
+            return None, None, None
         if STATE.on:
             with resume(ctx.note, f"gradient of {ctx.transition.text}"):
-                return ctx.transition.reverse(grad), None
+                return ctx.transition.reverse(grad), None, None
         transition = ctx.transition
         reverse = transition._reverse or transition.reverse
-        return reverse(grad) if grad.requires_grad else reverse._run(grad), None
+        return reverse(grad) if grad.requires_grad else reverse._run(grad), None, None
 
 
 class _Start(_Apply):
@@ -314,10 +332,6 @@ class _Start(_Apply):
         ctx.note = note() if STATE.on else None
         ctx.set_materialize_grads(False)
         return transition._begin(x, brings)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor | None) -> Any:  # type: ignore[override]
-        return *_Apply.backward(ctx, grad), None
 
 
 _apply = super(torch.autograd.Function, _Apply).apply  # type: ignore[misc]

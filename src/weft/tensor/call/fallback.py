@@ -22,11 +22,12 @@ from weft.tensor.call import outside
 from weft.tensor.call.laid import lies_as, order_of
 from weft.tensor.meta import replicated_meta
 from weft.tensor.placing.draw import torch_draws
-from weft.tensor.placing.enter import Named, enter, transition_between
+from weft.tensor.placing.enter import Named, enter, share_memory, transition_between
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.trace.capture import check_dense, map_tensors
 from weft.tensor.trace.trees import flatten, local_of, substitute
 from weft.tensor.views.moved import following, plain, wrote
+from weft.tensor.written import write_counted
 
 __all__ = ["numbers_read", "replicate", "runner", "sizes_read", "write_back"]
 
@@ -60,10 +61,13 @@ def runner(
         tensors = flatten((args, kwargs))
         _tell(name, reason, tensors)
         full: dict[int, torch.Tensor] = {}
+        together = share_memory(tensors)
 
         def open_(tensor: torch.Tensor) -> torch.Tensor:
             if id(tensor) not in full:
                 gathered = replicate(tensor, mesh, name)
+                if together and gathered is not local_of(tensor):
+                    gathered = gathered.clone()  # else a write to one counts as one to both
                 full[id(tensor)] = (
                     gathered if gathered is tensor else lies_as(gathered, order_of(tensor))
                 )
@@ -178,7 +182,7 @@ def write_back(name: str, tensor: torch.Tensor, full: torch.Tensor, mesh: BoundM
         back = transition_between(
             mesh, Layout.replicated(mesh.abstract, tensor.shape), tensor._meta.layout
         )
-        tensor._local.copy_(full if back is None else back(full))
+        write_counted(tensor._local, full if back is None else back(full), full)
     wrote()
     if tensor._memo is not None:
         tensor._memo.clear()

@@ -36,6 +36,7 @@ from weft.tensor.grad.hooks import register_hook_of_several
 from weft.tensor.meta import Meta, replicated_meta
 from weft.tensor.placing.construct import as_sharded, redistribute_to
 from weft.tensor.placing.draw import torch_draws
+from weft.tensor.placing.enter import share_memory
 from weft.tensor.placing.foreign import taken
 from weft.tensor.placing.values import global_value, like_dense
 from weft.tensor.shard_tensor import ShardTensor, wrap
@@ -197,6 +198,8 @@ def on_full_tensors(cls: Any, *args: Any, **kwargs: Any) -> Any:
         return OutsideMesh(plain_apply(cls), mesh, None).run(cls, args, kwargs)
     tensors = [taken(tensor, mesh) for tensor in tensors]
     full = [replicate(tensor, mesh, cls.__name__) for tensor in tensors]
+    if share_memory(tensors):
+        full = [t if t is local_of(tensor) else t.clone() for t, tensor in zip(full, tensors)]
     before = [one._version for one in full]
     feed = iter(full)
     with torch_draws(mesh):

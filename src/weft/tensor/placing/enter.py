@@ -28,7 +28,7 @@ from weft.transport import move_together, traffic
 from weft.transport.transition import Transition
 
 __all__ = [
-    "Cause", "Named", "data_of", "enter", "enter_all", "entering", "forget_views",
+    "Cause", "Named", "data_of", "enter", "enter_all", "entering", "forget_views", "share_memory",
     "transition_between", "varying_axes", "writing_back",
 ]
 
@@ -91,7 +91,7 @@ def _enter_all(
         if type(local) is Moved:
             local = plain(local)
         if not (grad_mode and local.requires_grad):
-            locals_[place] = transition(local)
+            locals_[place] = transition(local, lent=True)
             continue
         key: Any
         if sharded:
@@ -112,7 +112,7 @@ def _enter_all(
             views = transition.mesh.cache.setdefault("views", Views())
             if not transition.enters:
                 # Nothing tells of a write through a plain tensor's `.data`: a copy may be old.
-                locals_[place] = transition(local)
+                locals_[place] = transition(local, lent=True)
                 continue
             key, state = (id(tensor), transition), (local._version, local.data_ptr())
         kept = views.get(key)
@@ -126,7 +126,7 @@ def _enter_all(
             pending.append((place, transition, local, views, key, state))
     if len(pending) == 1:
         [item] = pending
-        _keep(item, item[1](item[2]), locals_)
+        _keep(item, item[1](item[2], lent=True), locals_)
     elif pending:
         # A leaf's view may serve several graphs: the node that made it must not lead into another.
         leaves = [item for item in pending if item[2].is_leaf]
@@ -168,6 +168,14 @@ class Views(dict[Any, Any]):
     def clear(self) -> None:
         super().clear()
         self.finished = None
+
+
+def share_memory(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether two ShardTensors among these do. What they became for a call counts the writes to
+    both: what may write to one of them takes copies."""
+    sharded = {id(one): one for one in tensors if type(one) is ShardTensor}
+    memories = {plain(one._local).untyped_storage()._cdata for one in sharded.values()}
+    return len(memories) < len(sharded)
 
 
 def data_of(tensor: ShardTensor) -> ShardTensor:

@@ -8,11 +8,9 @@ What it has written to is seen by version counters, and brought to where the cal
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch.autograd.grad_mode import _unsafe_preserve_version_counter as preserved
 
 from weft import propagate
 from weft.comm import BoundMesh
@@ -25,13 +23,20 @@ from weft.tensor.call.own.functions import OwnFunction
 from weft.tensor.call.own.outside import OutsideMesh, common_strides, edges
 from weft.tensor.call.recipe import Function, Recipe, tied
 from weft.tensor.meta import intern
-from weft.tensor.placing.enter import enter_all, entering, transition_between, varying_axes
+from weft.tensor.placing.enter import (
+    enter_all,
+    entering,
+    share_memory,
+    transition_between,
+    varying_axes,
+)
 from weft.tensor.placing.layouts import layout_of
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.trace.calls import dtype_text
 from weft.tensor.trace.capture import map_tensors
 from weft.tensor.trace.trees import flatten, local_of, substitute
 from weft.tensor.views.moved import Moved, plain, wrote
+from weft.tensor.written import write_counted
 from weft.transport import traffic
 
 __all__ = ["recipe"]
@@ -130,6 +135,9 @@ class OnLocal(Recipe):
             if locals_[at].is_inference():  # which would not tell of a write
                 with torch.inference_mode(False):
                     locals_[at] = locals_[at].clone()
+        if self.operands and share_memory(tensors):
+            for at, _ in self.operands:
+                locals_[at] = locals_[at].clone()
         before = [_version(local) for local in locals_]
         feed = iter(locals_)
         out = self.function.run(*substitute(args, feed), **substitute(kwargs, feed))
@@ -187,11 +195,10 @@ class OnLocal(Recipe):
             with traffic.label(self.name, modes.source_line(), "it writes to the operand"):
                 value = move(local)
         if value is not mine:
-            # Of memory that they share the function has counted its write, and may have saved what
-            # it wrote: that stays as it is, unless terms of it are summed.
-            same = not layout.is_partial and _memory(local) == _memory(mine)
-            with preserved(mine) if same and not mine.is_inference() else nullcontext():
+            if layout.is_partial:  # what it has written, and may have saved, is summed now
                 mine.copy_(value)
+            else:
+                write_counted(mine, value, local)
         wrote()
         if type(tensor) is ShardTensor:
             if type(tensor._local) is Moved:
