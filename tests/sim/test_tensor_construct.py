@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -473,6 +475,45 @@ def test_memory_that_is_numpy_s() -> None:
         z.add_(2)
         array[0] = 5
         assert x.tolist() == [5, 1, 2, 3, 4, 5] and y.tolist() == [1, 2, 3, 4, 5, 6]
+        assert z.tolist() == [2, 3, 4, 5, 6, 7]
+
+    weft.testing.run(on_rank, mesh={"x": 1})
+    weft.testing.run(on_rank, mesh={"x": 2})
+
+
+LIKE: list[Callable[..., Any]] = [
+    torch.empty_like, torch.zeros_like, torch.ones_like, torch.rand_like, torch.randn_like,
+    lambda x, **more: torch.full_like(x, 2.0, **more),
+]
+
+
+@pytest.mark.parametrize("like", LIKE)
+@pytest.mark.parametrize("grad", [False, True])
+def test_what_is_made_like_a_tensor_is_a_leaf(like: Callable[..., Any], grad: bool) -> None:
+    def on_rank(mesh: Any) -> None:
+        x = weft.ones(4, 5, mesh=mesh, spec=P("x")).requires_grad_(not grad)
+        for more in ({}, {"dtype": torch.float64}):
+            made = like(x, requires_grad=grad, **more)
+            assert made.requires_grad is grad and made.is_leaf and made.layout == x.layout
+            assert made.dtype is more.get("dtype", torch.float32)
+
+    weft.testing.run(on_rank, mesh={"x": 2})
+
+
+def test_memory_that_was_read_from_a_file() -> None:
+    """torch would copy it on write, and crash at the write."""
+    def on_rank(mesh: Any) -> None:
+        file = io.BytesIO()
+        torch.save(torch.arange(6.0), file)
+        file.seek(0)
+        x = ShardTensor.from_local(torch.load(file), mesh, P())
+        y, z = x.redistribute(placements=P()), x.full_tensor()
+        for place, one in enumerate((x, y, z)):
+            one.add_(place)
+        assert [one[0].item() for one in (x, y, z)] == [0, 1, 2]
+
+    weft.testing.run(on_rank, mesh={"x": 1})
+    weft.testing.run(on_rank, mesh={"x": 2})
 
 
 def test_what_befalls_the_tensor_does_not_befall_the_local_one() -> None:

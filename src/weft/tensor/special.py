@@ -149,7 +149,8 @@ def _to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
 
 
 def _empty_like(
-    tensor: torch.Tensor, *, device: Any = None, dtype: torch.dtype | None = None, **options: Any
+    tensor: torch.Tensor, *, device: Any = None, dtype: torch.dtype | None = None,
+    requires_grad: bool = False, **options: Any
 ) -> Any:
     """`torch.empty_like`; between the meta device and the mesh's own, as for `Module.to_empty`."""
     assert type(tensor) is ShardTensor
@@ -157,11 +158,13 @@ def _empty_like(
     asked = meta.device if device is None else torch.device(device)
     if asked.type == meta.device.type:
         given = {"dtype": dtype, **options} if dtype is not None else options
-        return call(torch.ops.aten.empty_like.default, (tensor,), given)
+        made = call(torch.ops.aten.empty_like.default, (tensor,), given)
+        return made.requires_grad_() if requires_grad else made
     if asked.type not in ("meta", meta.mesh.device.type):
         raise _other_device("empty_like(device=)", tensor, asked)
     where = meta.mesh.device if asked.type != "meta" else asked
-    local = torch.empty_like(tensor._local.detach(), device=where, dtype=dtype, **options)
+    local = torch.empty_like(
+        tensor._local.detach(), device=where, dtype=dtype, requires_grad=requires_grad, **options)
     made = meta.replace(dtype=local.dtype, device=where, requires_grad=local.requires_grad)
     return wrap(own(local), made)
 

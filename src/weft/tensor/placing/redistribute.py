@@ -49,7 +49,7 @@ def redistribute(
             bounded_put(known, key, move, MAX_VIEWS)
     local, transition = plain(tensor._local), move.transition
     if transition is None:
-        out = torch._lazy_clone(local)  # the first write to either copies
+        out = copied_on_write(local)
     else:
         if traffic.STATE.on:
             with traffic.label("redistribute", source_line(), "asked for"):
@@ -57,7 +57,7 @@ def redistribute(
         else:
             out = transition.start(local) if async_op else transition(local)
         if not transition.communicates and _shares(out, local):
-            out = torch._lazy_clone(out)
+            out = copied_on_write(out)
     if move.device is not None:
         out = out.to(move.device)
     return wrap(out, move.meta(out))
@@ -110,10 +110,16 @@ def _as_value(tensor: ShardTensor, out: ShardTensor) -> ShardTensor:
 
 
 def copied_on_write(local: torch.Tensor) -> torch.Tensor:
-    """The same values; the first write to either copies."""
+    """The same values; the first write to either copies.
+
+    Memory that no allocator of torch's own gave (from_numpy, torch.load) is copied at once: it
+    cannot be resized, by which it is known. Of that of torch.load a first write would crash.
+    """
+    if not local.untyped_storage().resizable():
+        return local.clone()
     try:
         return torch._lazy_clone(local)
-    except RuntimeError:  # memory that is not torch's own (from_numpy, from_dlpack)
+    except RuntimeError:  # shared between processes
         return local.clone()
 
 
