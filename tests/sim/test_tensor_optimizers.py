@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -181,6 +182,56 @@ def test_programs(program: Callable[[Make], Any], way: str) -> None:
 @pytest.mark.parametrize("way", ["uneven", "both"])
 def test_a_learning_rate_that_is_a_tensor(way: str) -> None:
     agree(tensor_learning_rate, way)
+
+
+KINDS: dict[str, Callable[[Tensor], Tensor]] = {
+    "full": lambda state: state.full_tensor(),
+    "as they lie": lambda state: state,
+    "of other layouts": lambda state: state.redistribute(placements=P()),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("name", "how"), [
+    ("adamw", "foreach"), ("sgd momentum", "for-loop"), *((name, "fused") for name in FUSED)])
+def test_state_of_every_kind_is_loaded(name: str, how: str, kind: str) -> None:
+    """It comes to lie as the parameters do, and steps move nothing."""
+    def run(make: Make) -> Any:
+        params = leaves(make)
+        saved = made(name, how, params)
+        train(saved, 2)
+        state = copy.deepcopy(saved.state_dict())
+        for values in state["state"].values() if isinstance(params[0], ShardTensor) else ():
+            values.update({key: KINDS[kind](value) for key, value in values.items()
+                           if isinstance(value, ShardTensor)})
+        optimizer = made(name, how, params)
+        optimizer.load_state_dict(state)
+        for p in params:
+            p.grad = None
+        return train(optimizer, 2)
+
+    for way in ("uneven", "empty", "both"):
+        agree(run, way)
+
+
+def test_a_fused_update_of_full_state_is_written() -> None:
+    """torch has no kernel without data for some, and counts no version of what they write to."""
+    def on_rank(mesh: Any) -> Any:
+        x = weft.distribute_tensor(X, mesh, P("x")).requires_grad_()
+        optimizer = torch.optim.SGD([x], lr=0.5, momentum=0.9, fused=True)
+        for _ in range(2):
+            x.grad = torch.ones_like(x)
+            optimizer.step()
+            state = optimizer.state[x]
+            if type(state["momentum_buffer"]) is ShardTensor:
+                state["momentum_buffer"] = state["momentum_buffer"].full_tensor()
+        return x.detach().full_tensor(), state["momentum_buffer"]
+
+    with pytest.warns(weft.WeftWarning, match="_fused_sgd_"):
+        ranks = weft.testing.run(on_rank, mesh={"x": 2})
+    for found, buffer in ranks:
+        torch.testing.assert_close(found, X - 0.5 - 0.5 * 1.9)
+        torch.testing.assert_close(buffer, torch.full_like(X, 1.9))
 
 
 class Seen(TorchFunctionMode):

@@ -1,8 +1,11 @@
-"""Optimizers that were built before their module was distributed.
+"""Optimizers that were built before their module was distributed, and the state they load.
 
 `distribute_module` puts other parameters in place of those that such an optimizer holds, which it
 would go on to step: the model would stand still, and nothing would say so. So it is refused, where
 the optimizer can be seen before anything is replaced, else at its first step.
+
+State that is loaded, from full tensors or ShardTensors of any layout, comes to lie as its
+parameter does. Else it would be whole on every rank, and each step would move it.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from weft.errors import ModuleError, message
 from weft.nn.named import Named
+from weft.tensor import ShardTensor
 
 __all__ = ["install", "refuse_holders", "replaced"]
 
@@ -36,16 +40,37 @@ _COUNT = [0]
 
 
 def install() -> None:
-    """See the optimizers that are built, and the steps of all. Once per process."""
+    """See the optimizers that are built, what they load, and their steps. Once per process."""
     add_param_group: Any = Optimizer.add_param_group
+    cast: Any = Optimizer._process_value_according_to_param_policy
 
     @functools.wraps(add_param_group)
     def add(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
         _OPTIMIZERS.add(optimizer)
         add_param_group(optimizer, *args, **kwargs)
 
+    @functools.wraps(cast)
+    def lay(param: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+        return _as_parameter(param, cast(param, value, *args, **kwargs))
+
     Optimizer.add_param_group = add  # type: ignore[method-assign]
+    Optimizer._process_value_according_to_param_policy = staticmethod(lay)  # type: ignore
     register_optimizer_step_pre_hook(_refuse_step)
+
+
+def _as_parameter(param: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """What is loaded for a parameter, where it has the parameter's elements, as the parameter lies.
+
+    Others (counts of steps, rows and columns of a factored second moment) stay as they are.
+    """
+    if type(param) is not ShardTensor or value.shape != param.shape or not value.dim():
+        return value
+    if param.layout.is_partial or value.is_meta != param.is_meta:
+        return value
+    if type(value) is ShardTensor:
+        value = value.detach().redistribute(param.device_mesh, param.layout)
+    with torch.no_grad():  # fused updates need it in the parameter's order of memory, too
+        return torch.empty_like(param, dtype=value.dtype).copy_(value)
 
 
 def replaced(name: str, parameter: torch.Tensor) -> None:

@@ -24,6 +24,7 @@ from weft.tensor.meta import replicated_meta
 from weft.tensor.placing.draw import torch_draws
 from weft.tensor.placing.enter import Named, enter, share_memory, transition_between
 from weft.tensor.shard_tensor import ShardTensor, wrap
+from weft.tensor.trace.calls import written_by
 from weft.tensor.trace.capture import check_dense, map_tensors
 from weft.tensor.trace.trees import flatten, local_of, substitute
 from weft.tensor.views.moved import following, plain, wrote
@@ -78,9 +79,10 @@ def runner(
         with torch_draws(mesh):
             out = func(*opened, **named)
         written = {}
+        told = {id(tensor) for tensor in written_by(func, args, kwargs)}
         for at, tensor in enumerate(tensors):
             local = full[id(tensor)]
-            if local._version != before[id(local)] or at in writes:
+            if local._version != before[id(local)] or at in writes or id(tensor) in told:
                 write_back(name, tensor, local, mesh)
             written[id(local)] = tensor
         views = {

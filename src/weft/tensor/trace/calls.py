@@ -13,6 +13,7 @@ from torch._ops import OpOverload
 from weft.errors import UnsupportedOpError, message
 from weft.rules import Call, TensorArg
 from weft.tensor.trace.capture import Op, Slot, Trace, slots_of
+from weft.tensor.trace.trees import flatten
 
 __all__ = [
     "Facts", "as_call", "facts", "functional", "functional_name", "overload_named", "place_slots",
@@ -40,6 +41,22 @@ class Facts:
     is_random: bool
     reshapes: bool
     detaches: bool
+
+
+def written_by(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """The tensors that a call which could not be captured writes to, as far as its name tells.
+
+    Versions tell of others; torch's fused updates count none.
+    """
+    name = getattr(func, "__name__", "")
+    packet = getattr(torch.ops.aten, name, None) if name.endswith("_") else None
+    for each in () if packet is None else packet.overloads():
+        overload = getattr(packet, each)
+        names = [argument.name for argument in overload._schema.arguments]
+        writes = facts(overload).writes
+        if writes:
+            return flatten([args[at] if at < len(args) else kwargs.get(names[at]) for at in writes])
+    return []
 
 
 _DETACHING = ("aten.detach.", *(
