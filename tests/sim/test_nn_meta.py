@@ -301,6 +301,25 @@ def test_state_dicts_fill_what_to_empty_has_made() -> None:
     weft.testing.run(on_rank, mesh={"x": 2})
 
 
+def test_gradients_go_to_the_meta_device_and_come_back() -> None:
+    def on_rank(mesh: Any) -> None:
+        module: Any = laid(nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5)), mesh)
+        module(torch.ones(3, 4)).sum().backward()
+        for change, device, dtype in (
+            (lambda: module.double(), "cpu", torch.float64),
+            (lambda: module.to("meta"), "meta", torch.float64),
+            (lambda: module.half(), "meta", torch.float16),
+            (lambda: module.to_empty(device="cpu"), "cpu", torch.float16),
+        ):
+            change()
+            for each in module.parameters():
+                assert each.grad.dtype is each.dtype is dtype
+                assert each.grad.device.type == each.device.type == device
+                assert each.grad.layout == each.layout and each.grad.shape == each.shape
+
+    weft.testing.run(on_rank, mesh={"x": 2})
+
+
 def test_a_tensor_without_memory() -> None:
     def on_rank(mesh: Any) -> None:
         x = weft.distribute_tensor(

@@ -50,6 +50,8 @@ def set_data(tensor: ShardTensor, value: torch.Tensor) -> None:
         _leave_leaf(tensor, data)
     elif moves:
         _take_memory(tensor, data)
+        if grad is not None:  # a gradient there has no values, and one here has yet to get them
+            tensor._local.grad, grad = torch.zeros_like(data), None
     else:
         tensor._local.data = data
     if type(value) is ShardTensor:
