@@ -330,6 +330,39 @@ def test_factories_refuse_what_torch_refuses(make: Callable[..., Any]) -> None:
         weft.testing.run(lambda mesh: make(mesh=mesh), mesh={"x": 2})
 
 
+def test_a_bound_that_is_a_tensor() -> None:
+    def on_rank(mesh: Any) -> Any:
+        x = weft.ones(4, 5, mesh=mesh, spec=P("x"))
+        found = []
+        for bound in (9, torch.tensor(9), weft.full((), 9, mesh=mesh), x[0].sum() + 4):
+            weft.manual_seed(SEED)
+            found.append(torch.randint_like(x, bound).full_tensor())
+        return found
+
+    for found in weft.testing.run(on_rank, mesh={"x": 2}):
+        assert all(torch.equal(one, found[0]) for one in found)
+
+
+def test_where_torch_has_no_derivative_a_backward_raises() -> None:
+    def on_rank(mesh: Any) -> None:
+        p = weft.full((5,), 0.5, mesh=mesh, spec=P("x"), requires_grad=True)
+        drawn = torch.binomial(torch.full_like(p, 9.0), p)
+        with pytest.raises(RuntimeError, match="derivative for aten::binomial is not implemented"):
+            drawn.sum().backward()
+
+    weft.testing.run(on_rank, mesh={"x": 2})
+
+
+def test_a_draw_lies_as_torchs_does() -> None:
+    def on_rank(mesh: Any) -> Any:
+        x = weft.ones(4, 5, mesh=mesh, spec=P("x")).t()
+        return [torch.bernoulli(x, 0.5).stride(), torch.rand_like(x).stride()]
+
+    plain = torch.ones(4, 5).t()
+    due = [torch.bernoulli(plain, 0.5).stride(), torch.rand_like(plain).stride()]
+    assert weft.testing.run(on_rank, mesh={"x": 2}) == [due, due]
+
+
 def test_rows_that_are_no_distribution_name_no_category() -> None:
     weights = torch.ones(6, 5)
     weights[1], weights[2, 3], weights[3, 0], weights[4, 4] = 0.0, -1.0, torch.nan, torch.inf
@@ -412,6 +445,39 @@ def test_a_generator_of_the_user() -> None:
         assert torch.equal(first, again) and not torch.equal(first, second)
         assert torch.equal(first, found[0][0]) and torch.equal(second, found[0][1])
         assert state[1] == 0
+
+
+SEEDED: dict[str, Callable[[Tensor, torch.Generator], Any]] = {
+    "uniform_": lambda x, g: x.uniform_(generator=g),
+    "exponential_": lambda x, g: x.exponential_(2.0, generator=g),
+    "cauchy_": lambda x, g: x.cauchy_(generator=g),
+    "log_normal_": lambda x, g: x.log_normal_(generator=g),
+    "geometric_": lambda x, g: x.geometric_(0.3, generator=g),
+    "random_": lambda x, g: x.random_(9, generator=g),
+    "bernoulli_": lambda x, g: x.bernoulli_(0.3, generator=g),
+    "bernoulli": lambda x, g: torch.bernoulli(x, generator=g),
+    "normal": lambda x, g: torch.normal(x, x, generator=g),
+    "poisson": lambda x, g: torch.poisson(x, generator=g),
+    "binomial": lambda x, g: torch.binomial(x, x, generator=g),
+    "multinomial": lambda x, g: torch.multinomial(x, 3, generator=g),
+    "rand_like": lambda x, g: torch.rand_like(x, generator=g),
+    "randint_like": lambda x, g: torch.randint_like(x, 9, generator=g),
+    "trunc_normal_": lambda x, g: nn.init.trunc_normal_(x, generator=g),
+    "xavier_uniform_": lambda x, g: nn.init.xavier_uniform_(x.view(3, 2), generator=g),
+}
+
+
+@pytest.mark.parametrize("name", SEEDED)
+def test_every_draw_takes_a_generator(name: str) -> None:
+    def on_rank(mesh: Any) -> Any:
+        generator = torch.Generator().manual_seed(5)
+        before = generator.get_state()
+        found = SEEDED[name](weft.ones(6, mesh=mesh, spec=P("x")), generator).full_tensor()
+        assert not torch.equal(before, generator.get_state()) and weft.rng_state()[1] == 0
+        return found
+
+    found = [one for n in (1, 3) for one in weft.testing.run(on_rank, mesh={"x": n})]
+    assert all(torch.equal(one, found[0]) for one in found)
 
 
 def test_generators_of_different_seeds_are_noticed() -> None:

@@ -29,7 +29,8 @@ def write_out(func: Any, args: Any, kwargs: Any) -> Any:
     target = kwargs["out"]
     rest = {name: value for name, value in kwargs.items() if name != "out"}
     name = getattr(func, "__name__", str(func))
-    if torch.is_grad_enabled() and any(one.requires_grad for one in flatten((args, kwargs))):
+    asked = any(one.requires_grad for one in flatten((args, kwargs)))
+    if torch.is_grad_enabled() and asked and any(map(_may_want_grad, flatten(target))):
         raise RuntimeError(
             f"{name}(): functions with out=... arguments don't support automatic differentiation, "
             "but one of the arguments requires grad."
@@ -57,6 +58,11 @@ def _gives_nothing(name: str) -> bool:
         not schema.returns and any(argument.is_out for argument in schema.arguments)
         for schema in schemas
     )
+
+
+def _may_want_grad(target: torch.Tensor) -> bool:
+    """What gives indices or truth values has no gradient, whatever its operands want."""
+    return target.is_floating_point() or target.is_complex()
 
 
 def _write(name: str, target: torch.Tensor, value: torch.Tensor) -> None:

@@ -30,7 +30,12 @@ def refuse(op: Op, metas: Sequence[torch.Tensor]) -> None:
     samplers of it on the CPU, and weft none.
     """
     shape = (1,) * max([meta.ndim for meta in metas], default=0)
-    tried = [torch.ones(shape, dtype=_dtype(meta), device="cpu") for meta in metas]
+    shapes = [shape] * len(metas)
+    if "randint_like" in str(op.overload):  # a bound may be a tensor, of no dims
+        shapes[1:] = [()] * (len(metas) - 1)
+    tried = [
+        torch.ones(each, dtype=_dtype(meta), device="cpu") for each, meta in zip(shapes, metas)
+    ]
     args, kwargs = fill(op.args, tried), dict(fill(op.kwargs, tried))
     if "multinomial" in str(op.overload):
         args = (_categories(metas[op.args[0].index], args[1]), *args[1:])

@@ -144,6 +144,8 @@ class _Recorder(SchemaCheckMode):
         return out if _dtypes(cast) == _dtypes(out) else cast
 
     def _meta_result(self, func: Any, args: Any, kwargs: Any, turned: bool) -> Any:
+        if kwargs.get("generator") is not None:  # nothing is drawn here, and some ops refuse one
+            kwargs = {**kwargs, "generator": None}
         with AsKernels(self.device_type) if turned else nullcontext():
             return func(*args, **kwargs)
 

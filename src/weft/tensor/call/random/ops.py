@@ -85,6 +85,9 @@ def _filling(
     first, *rest = op.args
     options = {name: value for name, value in op.kwargs.items() if name != "generator"}
     generator = op.kwargs.get("generator")
+    (slot, *_) = slots_of(op.results)
+    turned = not trace.metas[slot.index].is_contiguous()
+    lies = torch.preserve_format if turned else torch.contiguous_format
 
     def run(func: Any, args: Any, kwargs: Any) -> Any:
         tensors = flatten((args, kwargs))
@@ -93,7 +96,7 @@ def _filling(
         if target is not None:
             draw_into(x, sample, generator)
             return fill(trace.result, tensors)
-        made = torch.empty_like(x)
+        made = torch.empty_like(x, memory_format=lies)
         draw_into(made, sample, generator)
         return fill(trace.result, [*tensors, made])
 

@@ -121,7 +121,14 @@ def _binomial(count: Tensor, p: Tensor, generator: Any = None) -> Tensor:
     def sample(source: Source, parameters: list[Tensor]) -> Tensor:
         return rejection.binomial(source, *parameters).to(count.dtype)
 
-    return _jointly("binomial", sample, [count, p], count.dtype, generator)
+    found = _jointly("binomial", sample, [count, p], count.dtype, generator)
+    if found.requires_grad:
+        found.register_hook(_no_derivative)
+    return found
+
+
+def _no_derivative(grad: Tensor) -> None:
+    raise RuntimeError("derivative for aten::binomial is not implemented")  # as in torch
 
 
 def _standard_gamma(shape: Tensor, generator: Any = None) -> Tensor:
