@@ -171,6 +171,12 @@ def test_styles_where_they_do_not_fit() -> None:
         with pytest.raises(LayoutError, match="styles are matched with names of modules"):
             weft.distribute_module(
                 nn.Linear(3, 4), mesh, shardings={"weight": ColwiseParallel("tp")})
+        for pattern in ("0", "1"):  # without parameters of its own there is nothing to cut
+            block = nn.Sequential(nn.ReLU(), nn.Sequential(nn.Linear(3, 4)))
+            with pytest.raises(LayoutError, match="names of modules that have some"):
+                weft.distribute_module(block, mesh, shardings={pattern: ColwiseParallel("tp")})
+            weft.distribute_module(block, mesh, shardings={f"{pattern}*": VocabParallel("tp")} if (
+                pattern == "1") else {"0": RowwiseParallel("tp", output_layouts=weft.Shard(0))})
         with pytest.raises(weft.PlacementError, match=r"is Shard\(dim\) or Replicate\(\)"):
             style = RowwiseParallel("tp", output_layouts=weft.Partial())
             weft.distribute_module(nn.Linear(3, 4), mesh, shardings={"": style})

@@ -205,13 +205,19 @@ def _first_matches(
 def idle_patterns(
     module: nn.Module, tensors: Iterable[Named], patterns: Mapping[str, Any], of_modules: bool
 ) -> list[str]:
-    """The patterns that match no name at all."""
-    names = [name for named in tensors for name in named.names]
+    """The patterns that match no name at all; a style that only cuts, no module that has any."""
+    places = [place for named in tensors for place in named.places]
+    names, owners = [place.name for place in places], [place.path for place in places]
     paths = [path for path, _ in module.named_modules(remove_duplicate=False)]
+
+    def eligible(spec: Any) -> list[str]:
+        if not of_modules and isinstance(spec, Style) and spec.only_cuts:
+            return owners
+        return paths if of_modules or isinstance(spec, _Styled) else names
+
     return [
         pattern for pattern, spec in patterns.items()
-        if not any(fnmatchcase(name, pattern)
-                   for name in (paths if of_modules or isinstance(spec, _Styled) else names))
+        if not any(fnmatchcase(name, pattern) for name in eligible(spec))
     ]
 
 
@@ -238,7 +244,7 @@ def refuse_idle(
         of_modules = [each for each in idle if isinstance(shardings[each], _Styled)]
         where = f"{len(names)} names of parameters and buffers: {_some(names)}"
         if of_modules:
-            where += "; styles are matched with names of modules"
+            where += "; styles are matched with names of modules that have some"
         raise LayoutError(
             message("distribute_module(shardings=)", f"{len(idle)} of {len(shardings)} patterns "
                     f"match none of the {where}", "every pattern matches at least one name",

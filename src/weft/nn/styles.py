@@ -50,6 +50,12 @@ class Style:
     ) -> None:
         self.axis, self.input_layouts, self.output_layouts = axis, input_layouts, output_layouts
 
+    @property
+    def only_cuts(self) -> bool:
+        """Whether it says nothing of a module without parameters."""
+        pinned = self.input_layouts is not None or self.output_layouts is not None
+        return self.cuts is not None and not pinned
+
     def pins(self, mesh: Mesh) -> list[PrepareModuleInput | PrepareModuleOutput]:
         """What of the module's activations is pinned."""
         kinds = (PrepareModuleInput, self.input_layouts), (PrepareModuleOutput, self.output_layouts)
