@@ -277,3 +277,12 @@ def test_the_layout_answers_those_who_ask_whether_it_is_dense() -> None:
         assert x.layout != torch.sparse_coo and x.layout != "torch.strided"
 
     weft.testing.run(on_rank, mesh={"x": 2})
+
+
+def test_where_the_memory_is_asks_for_nothing_to_be_gathered() -> None:
+    def on_rank(mesh: Any) -> None:
+        x = weft.distribute_tensor(torch.arange(6.0), mesh, P("x"))
+        with weft.strict():
+            assert not x.is_pinned()
+
+    weft.testing.run(on_rank, mesh={"x": 2})

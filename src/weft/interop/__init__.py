@@ -1,8 +1,9 @@
-"""torch's DTensor in and out."""
+"""torch's DTensor in and out, and torch's checkpoints."""
 
-from weft.interop import dtensor
+from weft.interop import checkpoint, dtensor
 from weft.interop.dtensor import from_dtensor, to_dtensor
 
 __all__ = ["from_dtensor", "to_dtensor"]
 
+checkpoint.install()
 dtensor.install()

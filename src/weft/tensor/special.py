@@ -308,6 +308,7 @@ def _table() -> dict[Any, Callable[..., Any]]:
     for name in _OF_LOCAL:
         of_local = getattr(_Tensor, name)
         table[of_local] = table[getattr(torch, name)] = _local_method(of_local)
+    table[_Tensor.is_pinned] = lambda tensor, *device: local_of(tensor).is_pinned(*device)
     for name in ("cpu", "cuda"):
         table[getattr(_Tensor, f"is_{name}").__get__] = _is_on(name)
     table[_Tensor._cdata.__get__] = lambda tensor: _Tensor._cdata.__get__(local_of(tensor))
