@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -263,12 +264,24 @@ def test_tensors_that_torch_takes_for_numbers_are_read(name: str) -> None:
         weft.testing.run(fn, 4, {"dp": 4})
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_a_number_that_wants_a_gradient_is_refused_as_in_torch() -> None:
+@pytest.mark.parametrize("name", ["add", "add_", "addmm", "full_like"])
+def test_a_number_that_wants_a_gradient_is_refused_as_in_torch(name: str) -> None:
+    function: Callable[[Any, Any], Any] = {
+        "add": lambda x, t: x.add(x, alpha=t), "add_": lambda x, t: x.add_(x, alpha=t),
+        "addmm": lambda x, t: torch.addmm(x, x, x[:6].mT @ x[:6], beta=t),
+        "full_like": lambda x, t: torch.full_like(x, t),
+    }[name]
+    with pytest.raises(TypeError) as raised:
+        function(X.clone(), torch.ones((), requires_grad=True))
+
     def fn(mesh: Any) -> None:
         x = weft.distribute_tensor(X, mesh, P("dp"))
-        alpha: Any = weft.ones((), mesh=mesh).requires_grad_()
-        with pytest.raises(TypeError):
-            x.add(x, alpha=alpha)
+        one: Any = weft.ones((), mesh=mesh).requires_grad_()
+        with weft.explain() as log, pytest.raises(TypeError) as same:
+            function(x, one)
+        assert str(same.value) == str(raised.value)
+        assert name == "addmm" or not log.events
 
-    weft.testing.run(fn, 2, {"dp": 2})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", weft.WeftWarning)
+        weft.testing.run(fn, 2, {"dp": 2})

@@ -135,7 +135,25 @@ def _read(func: Any, args: Any, kwargs: Any) -> Callable[[Any, Any, Any], Any] |
     def captured(args: Any, kwargs: Any) -> Trace:
         return _captured(func, args, kwargs, flatten((args, kwargs)))
 
-    return fallback.numbers_read(args, kwargs, captured) or fallback.sizes_read(args, kwargs)
+    found = fallback.numbers_read(args, kwargs, captured) or fallback.sizes_read(args, kwargs)
+    if found is None:
+        _check_numbers(func, args, kwargs)
+    return found
+
+
+def _check_numbers(func: Any, args: Any, kwargs: Any) -> None:
+    """Raise torch's own error where a tensor that wants a gradient stands for a number."""
+    tensors = flatten((args, kwargs))
+    if not any(tensor.requires_grad and not tensor.shape for tensor in tensors):
+        return
+    metas = [meta_like(tensor).requires_grad_(tensor.requires_grad) for tensor in tensors]
+    args, kwargs = substitute((args, kwargs), iter(metas))
+    try:
+        func(*args, **kwargs)
+    except TypeError:
+        raise
+    except Exception:  # it reads the data of others
+        return
 
 
 BY_DATA: dict[Any, Callable[..., Any]] = {}
