@@ -39,7 +39,7 @@ from torch._C import _current_graph_task_id  # type: ignore[attr-defined]
 from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
 from weft.transport import run_together, traffic
-from weft.transport.transition import Transition, counting
+from weft.transport.transition import Transition, counting, dense
 
 __all__ = [
     "Backward", "Term", "accumulate", "before", "completed", "hold_back", "is_put_off", "own",
@@ -195,13 +195,14 @@ def summed(
     totals = list(found[: len(terms)])
     owners = [(at, term) for at, of_leaf in enumerate(terms) for term in of_leaf]
     reduced = run_together(
-        [term.transition.reverse for _, term in owners], found[len(terms):],
+        [term.transition.reverse for _, term in owners],
+        [None if one is None else dense(one) for one in found[len(terms):]],
         [term for _, term in owners],
     )
     for (at, _), part in zip(owners, reduced):
         if part is not None:
             total = totals[at]
-            totals[at] = part if total is None else total + part
+            totals[at] = part if total is None else dense(total) + part
     return totals
 
 
@@ -315,7 +316,7 @@ class Backward:
             grad = seen.grad
             if grad is not None:
                 terms.append(term)
-                grads.append(grad)
+                grads.append(dense(grad))
                 seen.grad = None
         moves = [term.transition.reverse for term in terms]
         if riders:

@@ -18,7 +18,7 @@ from torch._C import _is_any_autocast_enabled as is_autocast_enabled
 
 from weft.comm import Communicator
 from weft.transport.traffic import STATE, Note, moving, note, resume
-from weft.transport.transition import Transition, _transforms
+from weft.transport.transition import Transition, _transforms, dense
 
 __all__ = ["Noted", "move_together", "run_together", "start_together"]
 
@@ -138,6 +138,7 @@ class _Together(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:  # type: ignore[override]
         transitions = [transition._reverse or transition.reverse for transition in ctx.transitions]
+        grads = tuple([None if grad is None else dense(grad) for grad in grads])
         if STATE.on:
             with resume(ctx.note, f"gradient of {ctx.transitions[0].text}"):
                 return None, *run_together(transitions, grads)

@@ -37,7 +37,7 @@ from weft.transport.execute import Program, compile_plan, unshared
 from weft.transport.in_flight import in_flight
 from weft.transport.traffic import STATE, note, resume
 
-__all__ = ["Transition", "counting", "gradient_through"]
+__all__ = ["Transition", "counting", "dense", "gradient_through"]
 
 Way = Callable[[Tensor], Tensor]
 
@@ -273,6 +273,11 @@ def counting(out: Tensor, x: Tensor) -> Tensor:
     return made
 
 
+def dense(grad: Tensor) -> Tensor:
+    """A gradient as blocks are: code on local tensors may give a sparse one."""
+    return grad if grad.layout is torch.strided else grad.to_dense()
+
+
 def _refuse_transforms(transition: Transition, x: Tensor) -> None:
     """Collectives see values alone: what forward AD, vmap or torch.func hang on them is lost."""
     is_dual = forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None
@@ -313,6 +318,7 @@ class _Apply(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor | None) -> Any:  # type: ignore[override]
         if grad is None:  # of a user's Function: all ranks run the same one
             return None, None, None
+        grad = dense(grad)
         if STATE.on:
             with resume(ctx.note, f"gradient of {ctx.transition.text}"):
                 return ctx.transition.reverse(grad), None, None
@@ -353,9 +359,9 @@ class _Back(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, None]:  # type: ignore[override]
         if grad is None or not STATE.on:
-            return None if grad is None else ctx.back(grad), None
+            return None if grad is None else ctx.back(dense(grad)), None
         with resume(ctx.note, "gradients of local tensors"):
-            return ctx.back(grad), None
+            return ctx.back(dense(grad)), None
 
 
 def gradient_through(x: Tensor, back: Transition) -> Tensor:

@@ -143,7 +143,7 @@ def gather_lookup(
             own, inside = _own(wanted, start, stop, source.shape[dim])
             if start == stop:
                 empty = x.sum(dim, keepdim=True, dtype=x.dtype)
-                return empty.expand(_with(empty.shape, dim, wanted.shape[dim]))
+                return empty[tuple(map(slice, _with(wanted.shape, dim, 1)))].expand(wanted.shape)
             return torch.gather(x, dim, own).masked_fill(~inside, 0)
 
         return local

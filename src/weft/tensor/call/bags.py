@@ -27,7 +27,10 @@ def embedding_bag(
     sparse: bool = False, per_sample_weights: Tensor | None = None,
     include_last_offset: bool = False, padding_idx: int | None = None,
 ) -> Tensor:
-    """As torch's. Gradients that count rows, or that are sparse, take gathered operands."""
+    """As torch's. Gradients that count rows, or that are sparse, take gathered operands; those of
+    ShardTensors are dense."""
+    if type(weight) is ShardTensor and mode != "max":  # of which torch refuses sparse ones
+        sparse = False
     whole = scale_grad_by_freq or sparse or (
         mode not in ("sum", "mean", "max") or (mode == "max" and not input.numel())
     )

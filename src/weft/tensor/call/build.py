@@ -14,6 +14,7 @@ from torch._C import _is_any_autocast_enabled as is_autocast_enabled
 
 from weft import ops, rules
 from weft.comm import BoundMesh
+from weft.errors import UnsupportedOpError, message
 from weft.tensor.call import fallback, finish
 from weft.tensor.call.direct import BUILTINS, Builder
 from weft.tensor.call.own import functions as own
@@ -26,6 +27,7 @@ from weft.tensor.counts import STRUCTURES
 from weft.tensor.counts import TRACES as COUNTS
 from weft.tensor.meta import autocast_state, bounded_put
 from weft.tensor.placing.draw import torch_draws
+from weft.tensor.placing.layouts import check_given
 from weft.tensor.shard_tensor import ShardTensor, hooks
 from weft.tensor.trace.calls import facts
 from weft.tensor.trace.capture import (
@@ -54,6 +56,7 @@ def recipe(
     `structure` is the call's key with lengths reduced (see `structure`), or None.
     """
     tensors = flatten((args, kwargs))
+    _check_quantized(func, args, kwargs, tensors)
     function = own.rule_of(func)
     if function is not None and not function.is_op:
         made = own_local.recipe(function, args, kwargs, tensors, mesh)
@@ -119,6 +122,26 @@ def recipe(
             new.recipe, new.numbers_flow = made, numbers_flow
         bounded_put(known, structure, new, MAX_STRUCTURES)
     return finish.finishing(made, builder), numbers_flow
+
+
+_QUANTIZED = frozenset(
+    (torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4)
+)
+
+
+def _check_quantized(func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]) -> None:
+    """Raise where an operand is quantized, or the result would be: torch has no meta kernels that
+    tell of these."""
+    name = getattr(func, "__name__", str(func))
+    for tensor in tensors:
+        if tensor.is_quantized:
+            check_given(tensor, f"{name}, a plain tensor beside ShardTensors")
+    for arg in (*args, *kwargs.values()):
+        if type(arg) is torch.dtype and arg in _QUANTIZED:
+            raise UnsupportedOpError(
+                message(name, f"its result would be {arg}", "ShardTensors are not quantized",
+                        [str(arg)], "the op on x.to_local(), or on x.full_tensor()")
+            )
 
 
 def reads(func: Any, args: Any, kwargs: Any) -> bool:

@@ -18,6 +18,7 @@ from weft.core import Layout
 from weft.errors import UnsupportedOpError, message
 from weft.rules import Call, Decision, Rule
 from weft.tensor.call import fallback, foreach, outside, reshapes
+from weft.tensor.call.densely import as_op, densely
 from weft.tensor.call.laid import as_laid
 from weft.tensor.call.parts import parts_of
 from weft.tensor.call.random import ops as random_ops
@@ -67,9 +68,10 @@ class Builder:
         self.by_form = self.clashes = False
         self.layouts: list[Layout] = []
         self.decision: Decision | None = None
-        self.func, self.trace, self.tensors, self.mesh = func, trace, tensors, mesh
-        self.op = trace.ops[0]
-        self.facts = facts(self.op.overload)
+        self.tensors, self.mesh = tensors, mesh
+        self.facts = facts(trace.ops[0].overload)
+        self.func, self.trace = densely(func, trace, tensors)
+        self.op = self.trace.ops[0]
         self.name = self.facts.name
         self.slots: list[int] = [slot.index for slot in slots_of((self.op.args, self.op.kwargs))]
         self.grad = torch.is_grad_enabled()
@@ -153,7 +155,8 @@ class Builder:
             args = self.op.args
             written = slots_of([args[at] for at in self.facts.writes if at < len(args)])
             writes = frozenset(slot.index for slot in written)
-            return Function(fallback.runner(self.mesh, reason, writes))
+            run = fallback.runner(self.mesh, reason, writes)
+            return Function(as_op(run, self.trace) if self.func is self.op.overload else run)
         shapes = [self.trace.metas[slot.index].shape for slot in slots_of(self.op.results)]
         layouts = tuple(Layout.replicated(self.mesh.abstract, shape) for shape in shapes)
         return self._outside(layouts, None)

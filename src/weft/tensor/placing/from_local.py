@@ -18,7 +18,7 @@ from weft.core import Layout
 from weft.errors import LayoutError, ShardTypeError, message
 from weft.tensor.meta import contiguous_strides
 from weft.tensor.placing.foreign import is_foreign
-from weft.tensor.placing.layouts import as_layout, local_to_sharded
+from weft.tensor.placing.layouts import as_layout, check_given, local_to_sharded
 from weft.tensor.shard_tensor import ShardTensor
 
 __all__ = ["from_local"]
@@ -50,6 +50,7 @@ def from_local(
                     "already", "a local tensor is a plain torch.Tensor", [type(local).__name__],
                     "weft.from_dtensor(d)")
         )
+    check_given(local, "from_local(local_tensor)")
     layout = _layout_of_local(local, mesh, placements, shape, sizes, sharding_shapes)
     if run_check:
         _check_over_ranks(local, mesh, layout)

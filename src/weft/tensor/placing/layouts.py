@@ -58,14 +58,18 @@ def check_given(tensor: torch.Tensor, call: str) -> None:
     """Raise where a plain tensor cannot become a ShardTensor.
 
     Raises:
-        UnsupportedOpError: it is sparse or nested.
+        UnsupportedOpError: it is sparse, nested or quantized.
     """
-    if not dense(tensor):
-        form = "nested" if tensor.is_nested else str(tensor.layout)
+    if not dense(tensor) or tensor.is_quantized:
+        form, fix = str(tensor.layout), "to_dense()"
+        if tensor.is_nested:
+            form, fix = "nested", "to_padded_tensor(0.0)"
+        elif tensor.is_quantized:
+            form, fix = "quantized", "dequantize()"
         raise UnsupportedOpError(
-            message(call, f"it is {tensor.dtype} of {form}", "a ShardTensor's blocks are dense",
-                    [form], "the tensor's to_padded_tensor(0.0)" if tensor.is_nested
-                    else "the tensor's to_dense()")
+            message(call, f"it is {tensor.dtype} of {form}",
+                    "a ShardTensor's blocks are dense, and not quantized", [form],
+                    f"the tensor's {fix}")
         )
 
 

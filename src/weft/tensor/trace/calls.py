@@ -31,6 +31,7 @@ class Facts:
         is_view: whether results share memory with an operand. may_copy: whether they may not.
         is_random: whether it draws random numbers. reshapes: whether it changes a shape in place.
         detaches: whether results have no gradient, though operands have.
+        sparse: the flag that makes the gradient of its first operand sparse, and its position.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Facts:
     is_random: bool
     reshapes: bool
     detaches: bool
+    sparse: tuple[str, int] | None
 
 
 def written_by(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
@@ -92,6 +94,8 @@ def facts(overload: OpOverload) -> Facts:
         torch.Tag.nondeterministic_seeded in overload.tags,
         torch.Tag.inplace_view in overload.tags or name.startswith("aten.set_"),
         name.startswith(_DETACHING),
+        next(((argument.name, at) for at, argument in enumerate(schema.arguments)
+              if argument.name in ("sparse", "sparse_grad")), None),
     )
 
 
