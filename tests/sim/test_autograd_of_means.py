@@ -40,7 +40,6 @@ def test_means(program: Any, way: str) -> None:
     agree(program, way)
 
 
-@pytest.mark.filterwarnings("ignore:add_. Tensor.item:weft.WeftWarning")  # LBFGS
 @pytest.mark.parametrize(
     "program", [one for one in ALL if one.__name__ in REFUSED],
     ids=lambda program: program.__name__,

@@ -491,7 +491,6 @@ PROGRAMS = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore:add_. Tensor.item:weft.WeftWarning")  # LBFGS: alpha=a tensor
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 def test_autograd(program: Any, way: str) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -281,6 +283,39 @@ def test_tracing_is_refused(warm: bool) -> None:
             "  Offenders: mul",
             "  Fix: trace the program on plain tensors, and run it on ShardTensors untraced",
         ]
+
+
+def test_a_tracer_that_is_given_one_is_refused() -> None:
+    def on_rank(mesh: Any) -> str:
+        with pytest.raises(UnsupportedOpError) as caught:
+            make_fx(lambda a: a * 2)(weft.distribute_tensor(X, mesh, P("x")))
+        return str(caught.value)
+
+    for said in weft.testing.run(on_rank, mesh={"x": 2}):
+        assert "a ShardTensor is used while make_fx, torch.export or torch.jit traces" in said
+
+
+FAKES: dict[str, Callable[[Any, FakeTensorMode], Any]] = {
+    "an op": lambda x, mode: x * 3.5,
+    "in place": lambda x, mode: x.sub_(1),
+    "a fake operand": lambda x, mode: x + torch.ones(5, 6),
+    "conversion": lambda x, mode: mode.from_tensor(x),
+}
+
+
+@pytest.mark.parametrize("name", FAKES)
+def test_fake_tensors_are_refused(name: str) -> None:
+    def on_rank(mesh: Any) -> str:
+        x = weft.distribute_tensor(X, mesh, P("x"))
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        with mode, pytest.raises(UnsupportedOpError) as caught:
+            FAKES[name](x, mode)
+        return str(caught.value)
+
+    for said in weft.testing.run(on_rank, mesh={"x": 2}):
+        first, *rest = said.splitlines()
+        assert first.endswith(" a ShardTensor is used under FakeTensorMode.")
+        assert [line.partition(":")[0].strip() for line in rest] == ["Rule", "Offenders", "Fix"]
 
 
 def test_num_threads_are_left_alone() -> None:

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
+from torch.fx._symbolic_trace import is_fx_tracing
 
 from weft.comm import source_line, this_world, user_frame
 from weft.core import Layout
@@ -127,23 +128,34 @@ def tracing() -> Iterator[None]:
 
 
 num_dispatch_modes: Any = torch._C._len_torch_dispatch_stack  # type: ignore[attr-defined]
+_FAKE = torch._C._TorchDispatchModeKey.FAKE
 _TRACERS = (torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispatchModeKey.FUNCTIONAL)
 
 
 def is_traced() -> bool:
     """Whether make_fx, torch.export, functionalization or torch.jit.trace writes down what runs on
-    this thread."""
-    return torch._C._is_tracing() or (num_dispatch_modes() > 0 and any(  # type: ignore
+    this thread, or make_fx looks at what it is given."""
+    if torch._C._is_tracing() or is_fx_tracing():  # type: ignore[attr-defined]
+        return True
+    return num_dispatch_modes() > 0 and any(
         torch._C._get_dispatch_mode(tracer) is not None for tracer in _TRACERS
-    ))
+    )
 
 
 def check_traced(op: str) -> None:
-    """Raise while a program is traced: a graph would hold this rank's blocks as constants.
+    """Raise while a program is traced: a graph would hold this rank's blocks as constants. So
+    where tensors are fake.
 
     Raises:
-        UnsupportedOpError: it is.
+        UnsupportedOpError: it is, or they are.
     """
+    if num_dispatch_modes() and torch._C._get_dispatch_mode(_FAKE) is not None:
+        raise UnsupportedOpError(
+            message(op, f"at {source_line()} a ShardTensor is used under FakeTensorMode",
+                    "fake tensors have no data, of which collectives could bring any", [op],
+                    "the call outside of the mode; a program without data runs on meta tensors: "
+                    "weft.distribute_tensor(torch.empty(shape, device=\"meta\"), mesh, placements)")
+        )
     if is_traced():
         raise UnsupportedOpError(
             message(op, f"at {source_line()} a ShardTensor is used while make_fx, torch.export or "

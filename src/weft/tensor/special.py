@@ -18,6 +18,7 @@ from weft.tensor.call.data_dependent import counting, masks
 from weft.tensor.call.dispatch import call, keep_constant
 from weft.tensor.grad import autograd, hooks
 from weft.tensor.meta import replicated_meta
+from weft.tensor.modes import check_traced
 from weft.tensor.placing import values
 from weft.tensor.placing.mapped import by_element
 from weft.tensor.shard_tensor import ShardTensor, wrap
@@ -92,6 +93,7 @@ class Metadata:
 
 def _refusal(name: str, reason: str) -> Callable[..., Any]:
     def refuse(tensor: Any, *args: Any, **kwargs: Any) -> NoReturn:
+        check_traced(name)  # a tracer asks what memory its arguments have
         raise UnsupportedOpError(
             message(f"{name}()", f"{reason}; the tensor is {getattr(tensor, 'layout', tensor)}",
                     "what reads or changes memory layout works on local tensors", [name],

@@ -316,9 +316,12 @@ def _trace(calls: Sequence[Any], result: Any, inputs: Sequence[torch.Tensor]) ->
 
 
 def _said(error: Exception) -> str:
-    """Why, in a few words."""
+    """Why, in a few words; meta tensors are nothing that a user knows of."""
     text = str(error).partition("\n")[0].partition(". ")[0].rstrip(".")
-    return "torch cannot tell its result without the data" if "no fake impl" in text else text
+    if "item()" in text:
+        return "it reads a number by item()"
+    of_meta = any(said in text for said in _OF_META)
+    return "torch cannot tell its result without the data" if of_meta else text
 
 
 def check_dense(tensor: torch.Tensor, call: str = "an op") -> None:
