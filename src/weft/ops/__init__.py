@@ -22,7 +22,7 @@ from weft.ops import (
 from weft.ops.algorithm import Algorithm, Composite, Local, Lookup
 from weft.ops.blocks import logsum, moments, places, reduce, scan
 from weft.ops.indexing import composed, pick, read, shifts, write
-from weft.ops.sorting import order, sort
+from weft.ops.sorting import order, sort, unsigned
 from weft.rules import Call, Decision
 
 __all__ = ["TABLE", "Algorithm", "Composite", "Local", "lookup"]
@@ -73,10 +73,10 @@ TABLE: dict[str, Lookup] = {
     "aten.renorm.default": moments.renorm_lookup,
     **{f"aten.{name}.default": scan.scan_lookup
        for name in ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp")},
-    "aten.sort.default": sort.sort_lookup,
-    "aten.sort.stable": sort.sort_lookup,
-    "aten.argsort.default": sort.sort_lookup,
-    "aten.argsort.stable": sort.sort_lookup,
+    "aten.sort.default": unsigned.by_order(sort.sort_lookup),
+    "aten.sort.stable": unsigned.by_order(sort.sort_lookup),
+    "aten.argsort.default": unsigned.by_order(sort.sort_lookup),
+    "aten.argsort.stable": unsigned.by_order(sort.sort_lookup),
     "aten.msort.default": sort.msort_lookup,
     "aten.topk.default": sort.topk_lookup,
     "aten.mode.default": order.mode_lookup,
@@ -91,7 +91,7 @@ TABLE: dict[str, Lookup] = {
     "aten.embedding.default": pick.embedding_lookup,
     "aten.embedding_renorm.default": pick.renorm_lookup,
     "aten.gather.default": read.gather_lookup,
-    "aten.index.Tensor": read.index_lookup,
+    "aten.index.Tensor": unsigned.by_bits(read.index_lookup),
     "aten.index_select.default": read.index_select_lookup,
     "aten.index_put.default": write.index_put_lookup,
     "aten.put.default": write.put_lookup,

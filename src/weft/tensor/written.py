@@ -16,7 +16,7 @@ from torch import Tensor
 from torch._C._autograd import _unsafe_set_version_counter as _set_version  # type: ignore
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter as preserved
 
-__all__ = ["data_of", "share", "version_of", "write_counted"]
+__all__ = ["apart", "data_of", "share", "version_of", "write_counted"]
 
 
 class _Taken:
@@ -50,9 +50,29 @@ def write_counted(local: Tensor, value: Tensor, source: Tensor) -> None:
 
     Where both count together, the write has been counted, and what was written may be saved.
     """
-    together = not (local.is_inference() or source.is_inference()) and _is_same(local, source)
-    with preserved(local) if together else nullcontext():
+    with preserved(local) if _count_together(local, source) else nullcontext():
         local.copy_(value)
+
+
+def apart(local: Tensor, source: Tensor) -> Tensor:
+    """`local`, which counts its own writes alone from now on; its gradient is the same."""
+    return _Apart.apply(local) if _count_together(local, source) else local  # type: ignore
+
+
+class _Apart(torch.autograd.Function):
+    """The same memory, of another counter."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:  # type: ignore[override]
+        return x.data
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        return grad
+
+
+def _count_together(one: Tensor, other: Tensor) -> bool:
+    return not (one.is_inference() or other.is_inference()) and _is_same(one, other)
 
 
 def share(local: Tensor) -> None:

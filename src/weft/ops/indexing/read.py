@@ -33,8 +33,8 @@ from weft.rules import Call, Decision
 
 __all__ = [
     "as_rows", "element_places", "element_router", "gather_lookup", "grid", "index_lookup",
-    "index_select_lookup", "joined", "named_dims", "router", "take_along_dim_lookup", "take_lookup",
-    "to_place", "unraveled",
+    "index_select_lookup", "joined", "named_dims", "reads_nothing", "router",
+    "take_along_dim_lookup", "take_lookup", "to_place", "unraveled",
 ]
 
 Router = Callable[[Sequence[Tensor]], Routes]
@@ -55,9 +55,19 @@ def index_lookup(
     named = [index for index in indices if index is not None]
     if not named or any(index.dtype in ("bool", "uint8") for index in named):
         return None
+    if reads_nothing(call, layouts[0], indices):
+        return None
     num_new = len(call.results[0].shape) - (layouts[0].ndim - len(named))
     dims, first = named_dims(indices, num_new)
     return _read(call, layouts, dims, call.results[0].shape[first : first + num_new], first, True)
+
+
+def reads_nothing(call: Call, x: Layout, indices: Sequence[Any]) -> bool:
+    """Whether no element is read or written: then torch does not look whether the indices lie
+    inside, as long as there is something to lie in."""
+    return 0 in call.results[0].shape and all(
+        x.shape[dim] for dim, index in enumerate(indices) if index is not None
+    )
 
 
 def index_select_lookup(

@@ -26,6 +26,7 @@ from weft.ops.indexing.read import (
     element_router,
     grid,
     named_dims,
+    reads_nothing,
     router,
     unraveled,
 )
@@ -231,6 +232,8 @@ def index_put_lookup(
     named = [index for index in indices if index is not None]
     if not named or any(index.dtype in ("bool", "uint8") for index in named):
         return None
+    if reads_nothing(call, x, indices):
+        return None
     shape = torch.broadcast_shapes(*(index.shape for index in named))
     dims, first = named_dims(indices, len(shape))
     accumulate = bool(call.args[3])
@@ -253,6 +256,8 @@ def index_write_lookup(
     if not x.ndim or index.ndim != 1:
         return None
     dim = call.args[1] % x.ndim
+    if reads_nothing(call, x, [*[None] * dim, index]):
+        return None
     values = layouts[2] if len(layouts) > 2 else None
     base = call.op.split(".")[1]
     fills = base == "index_fill"

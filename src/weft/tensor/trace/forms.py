@@ -174,7 +174,19 @@ def _of_some(name: str) -> Callable[..., torch.Tensor | None]:
     return form
 
 
+def _shift(x: torch.Tensor, by: Any) -> torch.Tensor | None:
+    """Of bools and integers as sums are; torch's meta kernels refuse bools."""
+    dtypes = [one.dtype for one in (x, by) if isinstance(one, torch.Tensor)]
+    if torch.bool not in dtypes or any(dtype.is_floating_point for dtype in dtypes):
+        return None
+    return None if isinstance(by, (float, complex)) else torch.add(x, by)
+
+
 _FORMS: dict[Any, Callable[..., torch.Tensor | None]] = {
+    **dict.fromkeys((
+        _aten.__lshift__.Scalar, _aten.__lshift__.Tensor, _aten.__rshift__.Scalar,
+        _aten.__rshift__.Tensor,
+    ), _shift),
     _aten.cross_entropy_loss.default: _cross_entropy,
     _aten.scaled_dot_product_attention.default: _attention,
     _aten.multilabel_margin_loss.default: _multilabel_margin,

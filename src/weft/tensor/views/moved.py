@@ -27,8 +27,9 @@ from torch.autograd.graph import increment_version
 from weft.core import Layout
 from weft.tensor.shard_tensor import ShardTensor, version_of, wrap
 from weft.tensor.trace.capture import map_tensors
-from weft.tensor.trace.trees import flatten
+from weft.tensor.trace.trees import flatten, local_of
 from weft.tensor.views.inverse import write
+from weft.tensor.written import apart
 
 __all__ = ["Moved", "following", "grew", "plain", "stands_for", "wrote"]
 
@@ -199,6 +200,8 @@ def following(result: Any, func: Any, args: Any, kwargs: Any) -> Any:
         # written to, and the ranks would have different graphs in a second backward.
         if has_data or overlaps or _has_empty(out._meta.layout):
             out._local = local.clone()
+        else:  # what the base became for this call counts the writes to it
+            out._local = apart(local, plain(local_of(base)))
         view = View(base, func, args, kwargs, place, out, several)
         out._local = _moved(out._local, view)
         if type(base) is ShardTensor:

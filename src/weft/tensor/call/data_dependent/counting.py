@@ -17,6 +17,7 @@ from weft.core import Layout
 from weft.ops.blocks.summaries import whole_terms
 from weft.ops.sorting.distinct import Distinct, consecutive, distinct, distinct_rows
 from weft.ops.sorting.splitting import Row, can_key
+from weft.ops.sorting.unsigned import SIGNED, from_order, to_order
 from weft.tensor import modes
 from weft.tensor.call.dispatch import call, mesh_of
 from weft.tensor.call.fallback import runner
@@ -66,12 +67,13 @@ def _distinct(
         out = func(_reduced(name, x, layout), **options_of_all)
         return map_tensors(lambda one: wrap(one, replicated_meta(mesh, one)), out)
     over = None if dim is None or x.dim() < 2 else dim % x.dim()
-    if (over is not None and 0 in layout.shape) or not can_key(str(x.dtype)[6:]):
+    keys = str(SIGNED.get(x.dtype, x.dtype))[6:]
+    if (over is not None and 0 in layout.shape) or not can_key(keys):
         return runner(mesh, _COMPARED)(func, (x,), options_of_all)
     if over is not None or in_order:  # rows, or the order of all, along one dim
         layout = _along(layout, over or 0)
     modes.check_summaries(name, (layout,), layout.sharded_axes)
-    local = _reduced(name, x, layout).detach()
+    local = to_order(_reduced(name, x, layout).detach())
     with traffic.label(name, modes.source_line(), "what is distinct among all blocks"):
         row = Row(mesh, layout, range(layout.ndim))
         if over is None:
@@ -84,7 +86,7 @@ def _distinct(
     axes = tuple(axis for at in lead for axis in layout.dims[at])
     cuts = (0, *accumulate(found.sizes))
     ragged = Layout.make(layout.mesh, (cuts[-1],), (axes,), (cuts,))
-    values, lies = found.values, ragged
+    values, lies = from_order(found.values, x.dtype), ragged
     if over is not None:
         shape = [cuts[-1] if at == over else size for at, size in enumerate(layout.shape)]
         lies = Layout.make(layout.mesh, shape, layout.dims, [

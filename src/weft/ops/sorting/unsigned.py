@@ -1,0 +1,71 @@
+"""Unsigned integers of which torch cannot move single elements on CPUs: as signed ones of the same
+width, which lie in the same order once the highest bit is turned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.core import Layout
+from weft.ops.algorithm import Algorithm, Composite, Lookup
+from weft.rules import Call, Decision
+
+__all__ = ["SIGNED", "by_bits", "by_order", "from_order", "to_order"]
+
+SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+
+
+def to_order(x: Tensor) -> Tensor:
+    """Signed numbers in the order of the unsigned ones; x itself where torch knows its dtype."""
+    signed = SIGNED.get(x.dtype)
+    return x if signed is None else x.view(signed) ^ torch.iinfo(signed).min
+
+
+def from_order(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """The inverse."""
+    return (x ^ torch.iinfo(x.dtype).min).view(dtype) if dtype in SIGNED else x
+
+
+def by_order(lookup: Lookup) -> Lookup:
+    """Sorts: `lookup` answers for the signed numbers. Values are the first of two results; a single
+    one names places."""
+    @wraps(lookup)
+    def found(
+        call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
+    ) -> Algorithm | Decision | None:
+        dtype = getattr(torch, call.tensors[0].dtype)
+        if dtype not in SIGNED or not any(layouts[0].dims):
+            return lookup(call, layouts, wants_grad)
+        op = _overload(call)
+
+        def signed(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+            out = op(to_order(x), *args, **kwargs)
+            return out if isinstance(out, Tensor) else (from_order(out[0], dtype), *out[1:])
+
+        return Composite(signed)
+
+    return found
+
+
+def by_bits(lookup: Lookup) -> Lookup:
+    """Elements that change places: `lookup` answers for signed ones of the same bits."""
+    @wraps(lookup)
+    def found(
+        call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
+    ) -> Algorithm | Decision | None:
+        dtype = getattr(torch, call.tensors[0].dtype)
+        if dtype not in SIGNED or not any(layouts[0].dims):
+            return lookup(call, layouts, wants_grad)
+        op = _overload(call)
+        return Composite(lambda x, *args: op(x.view(SIGNED[dtype]), *args).view(dtype))
+
+    return found
+
+
+def _overload(call: Call) -> Any:
+    _, base, overload = call.op.split(".")
+    return getattr(getattr(torch.ops.aten, base), overload)
