@@ -5,7 +5,11 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from tests.cases import Case, case, integers, reals
+from tests.cases import Case, case, given, integers, reals
+
+_F32 = torch.float32
+_ENDS = given([2, 2, 7, 9, 12], torch.int32)
+"""Where stretches of rows end, one of them empty."""
 
 CASES: list[Case] = [
     case("mm", torch.mm, reals(6, 5), reals(5, 4), per_mesh=16),
@@ -60,4 +64,17 @@ CASES: list[Case] = [
     # What one operand alone has is summed as int64, but for length 1.
     for dtype, high in (("int32", 9), ("uint8", 200), ("bool", 2))
     for tag, text, shape in (("alone", "ai,b->ab", (4,)), ("spread", "ai,bi->ab", (4, 1)))
+]
+
+CASES += [
+    case("grouped_mm", lambda a, b, ends: F.grouped_mm(a, b, offs=ends), reals(12, 8, dtype=_F32),
+         reals(5, 8, 20, dtype=_F32), _ENDS, per_mesh=16),
+    case("grouped_mm_turned", lambda a, b, ends: F.grouped_mm(a, b.mT, offs=ends),
+         reals(12, 8, dtype=_F32), reals(5, 20, 8, dtype=_F32), _ENDS, per_mesh=10),
+    case("grouped_mm_batch", lambda a, b: F.grouped_mm(a, b), reals(5, 3, 8, dtype=_F32),
+         reals(5, 8, 12, dtype=_F32), per_mesh=8),
+    case("grouped_mm_of_columns", lambda a, b, ends: F.grouped_mm(a, b.mT, offs=ends),
+         reals(5, 4, 8, dtype=_F32), reals(12, 8, dtype=_F32), _ENDS, per_mesh=8),
+    case("grouped_mm_of_sums", lambda a, b, ends: F.grouped_mm(a.mT, b, offs=ends),
+         reals(12, 8, dtype=_F32), reals(12, 4, dtype=_F32), _ENDS, per_mesh=8),
 ]

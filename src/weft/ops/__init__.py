@@ -8,6 +8,7 @@ from weft.core import Layout
 from weft.ops import (
     decomposed,
     distances,
+    experts,
     grouped,
     loss,
     margins,
@@ -43,6 +44,7 @@ TABLE: dict[str, Lookup] = {
         "conv3d.padding", "conv_transpose1d.default", "conv_transpose2d.input",
         "conv_transpose3d.input", "convolution.default",
     )},
+    "aten._grouped_mm.default": experts.grouped_lookup,
     "aten.einsum.default": products.einsum_lookup,
     "aten.mean.default": reduce.mean_lookup,
     "aten.mean.dim": reduce.mean_lookup,

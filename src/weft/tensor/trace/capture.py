@@ -132,6 +132,9 @@ class _Recorder(SchemaCheckMode):
         has_parts = has_kernel(name, "CompositeImplicitAutograd") and not any(
             one.alias_info is not None for one in func._schema.returns
         )
+        known = None if has_parts else known_form(func, args, kwargs)
+        if known is not None:
+            return known
         try:
             out = self._meta_result(func, args, kwargs, _any_turned(args, kwargs))
         except RuntimeError:  # of dtypes that differ, unless its parts cast

@@ -182,6 +182,33 @@ def _shift(x: torch.Tensor, by: Any) -> torch.Tensor | None:
     return None if isinstance(by, (float, complex)) else torch.add(x, by)
 
 
+def _grouped_product(
+    a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None, out_dtype: torch.dtype | None = None,
+) -> torch.Tensor | None:
+    """Of the dtypes that kernels take; torch's meta kernel knows bfloat16 alone."""
+    dtype, line = a.dtype, 16 // a.element_size()
+    if dtype not in (torch.float32, torch.float16) or b.dtype != dtype or bias is not None:
+        return None
+    if out_dtype not in (None, dtype):
+        raise RuntimeError("Grouped gemm output dtype must match `mat_a` dtype")
+
+    def like(matrix: torch.Tensor) -> torch.Tensor:
+        inner = matrix.stride()[-2:]
+        if 1 in inner and max(inner) % line:
+            raise RuntimeError("strides should be multiple of 16 bytes")
+        shape = matrix.shape
+        padded = torch.empty((*shape[:-1], shape[-1] + 8 - shape[-1] % 8), dtype=torch.bfloat16,
+                             device="meta")
+        return padded.narrow(-1, 0, shape[-1])
+
+    if min(a.dim(), b.dim()) < 2:
+        return None
+    shape = torch.ops.aten._grouped_mm.default(like(a), like(b), offs).shape
+    padded = -(-shape[-1] // line) * line if torch.version.cuda else shape[-1]
+    return a.new_empty((*shape[:-1], padded)).narrow(-1, 0, shape[-1])
+
+
 _FORMS: dict[Any, Callable[..., torch.Tensor | None]] = {
     **dict.fromkeys((
         _aten.__lshift__.Scalar, _aten.__lshift__.Tensor, _aten.__rshift__.Scalar,
@@ -201,6 +228,7 @@ _FORMS: dict[Any, Callable[..., torch.Tensor | None]] = {
     _aten.diagonal_scatter.default: _fits(_aten.diagonal.default),
     _aten.max.default: _of_some("max"),
     _aten.min.default: _of_some("min"),
+    _aten._grouped_mm.default: _grouped_product,
     _aten.nansum.default: _of_all(_aten.nansum.default),
     _aten.nanmean.default: _of_all(_aten.nanmean.default),
     _aten.batch_norm.default: _batch_norm,
