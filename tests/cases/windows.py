@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.cases import Case, case, reals
+from tests.cases import Case, case, positives, reals
 
 _IMAGE, _LINE = (5, 6, 7, 4), (5, 6, 7)
 
@@ -70,4 +70,11 @@ CASES: list[Case] = [
          per_mesh=6),
     case("rnn", _recurrent(torch.rnn_tanh, 1), reals(7, 5, 4), reals(1, 5, 3), *_weights(1),
          per_mesh=4),
+    *(case(f"grid_sample_{mode}",
+           lambda a, g, mode=mode: F.grid_sample(a, g, mode, align_corners=False),
+           reals(*_IMAGE), positives(5, 3, 6, 2), per_mesh=8)
+      for mode in ("bilinear", "nearest", "bicubic")),
+    case("grid_sample_3d",
+         lambda a, g: F.grid_sample(a, g, padding_mode="border", align_corners=True),
+         reals(3, 4, 3, 4, 3), positives(3, 2, 5, 3, 3), per_mesh=6),
 ]

@@ -167,6 +167,22 @@ def _columns(back: bool) -> Callable[[Call], Rule]:
     return rule
 
 
+def _sampled(call: Call) -> Rule:
+    """`grid_sampler(x, grid, ...)`: each point of the grid reads the whole image of its sample."""
+    x, grid = (tensor.shape for tensor in call.tensors)
+    count = len(x) - 2
+    image: FactorDims = tuple([(f"s{at}",) for at in range(count)])
+    points: FactorDims = tuple([(f"t{at}",) for at in range(count)])
+    sizes = {"b": x[0], "c": x[1], "each": count}
+    sizes.update((f"s{at}", x[2 + at]) for at in range(count))
+    sizes.update((f"t{at}", grid[1 + at]) for at in range(count))
+    return Rule(
+        ((("b",), ("c",), *image), (("b",), *points, ("each",))), ((("b",), ("c",), *points),),
+        sizes, whole=frozenset(["each", *(name for (name,) in image)]),
+        linear=linear_sets(((0,),), call.tensors, call.results[0]),
+    )
+
+
 def _recurrent(call: Call) -> Rule | None:
     """`lstm(x, states, weights, ...)` and its kin: the batch passes. Dropout is drawn elsewhere;
     packed sequences stay whole."""
@@ -240,6 +256,7 @@ RULES: dict[str, Callable[[Call], Rule | None]] = {
         "upsample_linear1d", "upsample_bilinear2d", "upsample_bicubic2d", "upsample_trilinear3d",
     )},
     "aten._upsample_bilinear2d_aa": _resized(2), "aten._upsample_bicubic2d_aa": _resized(2),
+    **{f"aten.grid_sampler{more}": _sampled for more in ("", "_2d", "_3d")},
     "aten.im2col": _columns(False), "aten.col2im": _columns(True),
     **{f"aten.{name}": _recurrent for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")},
     **{f"aten.{name}_cell": _cell for name in ("lstm", "gru", "rnn_tanh", "rnn_relu")},
