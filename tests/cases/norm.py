@@ -87,4 +87,5 @@ CASES: list[Case] = [
     case("normalize", lambda a: F.normalize(a, dim=-1), reals(5, 6)),
     case("softmax_times_positive", lambda a, b: (F.softmax(a, 0) * b).sum(), reals(7, 3),
          positives(7, 3)),
+    case("group_norm_single_values", lambda a: F.group_norm(a, 6), reals(2, 6, 1), per_mesh=6),
 ]

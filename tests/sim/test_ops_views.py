@@ -1,12 +1,55 @@
 """Views and their bases see each other's writes as in one process, in every layout."""
 
-import pytest
+from typing import Any
 
+import pytest
+import torch
+from torch import Tensor
+
+import weft
 from tests.cases import Trial, trials_of
 from tests.cases.views import CASES
 from tests.harness import check_trial
+from weft import P, ShardTensor
 
 
 @pytest.mark.parametrize("trial", trials_of(CASES), ids=lambda trial: trial.id)
 def test_views(trial: Trial) -> None:
     check_trial(trial)
+
+
+AS_PAIRS = {
+    "view_as_complex": lambda x: torch.view_as_complex(x.reshape(5, 2, 2)),
+    "view_as_complex_alone": lambda x: torch.view_as_complex(x.reshape(5, 1, 2, 2)),
+    "view": lambda x: x.detach().reshape(5, 1, 4).view(torch.complex64),
+}
+
+
+@pytest.mark.parametrize("start", [0, 8, 10])
+@pytest.mark.parametrize("name", AS_PAIRS)
+def test_pairs_in_a_line_of_odd_length(name: str, start: int) -> None:
+    """One rank has all of the columns, inside a line of 7, or from its 4th place on."""
+    def full(x: Tensor) -> Tensor:
+        return (x.full_tensor() if isinstance(x, ShardTensor) else x).detach().clone()
+
+    def program(mesh: Any) -> list[Tensor]:
+        x = torch.arange(5 * 14.0).view(5, 14)
+        if mesh is not None:
+            x = weft.distribute_tensor(x, mesh, P(None, "x"))
+        x.requires_grad_()
+        pairs = AS_PAIRS[name](x[:, start : start + 4])
+        seen = [full(pairs)]
+        if pairs.requires_grad:
+            (torch.view_as_real(pairs) ** 2).sum().backward()
+            seen.append(full(x.grad))  # type: ignore[arg-type]
+        base = x.detach().clone()
+        pairs = AS_PAIRS[name](base[:, start : start + 4])
+        pairs.mul_(2)
+        seen.append(full(base))
+        base[:, start + 1] = 7
+        return [*seen, full(pairs)]
+
+    expected = program(None)
+    for number in (2, 3):
+        for mine in weft.testing.run(program, mesh={"x": number}):
+            assert all(map(torch.equal, mine, expected))

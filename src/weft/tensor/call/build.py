@@ -16,7 +16,8 @@ from weft import ops, rules
 from weft.comm import BoundMesh
 from weft.errors import UnsupportedOpError, message
 from weft.tensor.call import fallback, finish
-from weft.tensor.call.direct import BUILTINS, Builder
+from weft.tensor.call.direct import Builder
+from weft.tensor.call.local import is_builtin
 from weft.tensor.call.own import functions as own
 from weft.tensor.call.own import local as own_local
 from weft.tensor.call.parts import Parts
@@ -113,7 +114,7 @@ def recipe(
         made, new = _composite(made, builder)
     else:
         new = structure_of(trace, builder, tensors) if (
-            isinstance(func, BUILTINS) or numbers_come_from(op, (args, kwargs))
+            is_builtin(func) or numbers_come_from(op, (args, kwargs))
         ) else None
     by_number = builder.own is not None and not builder.own.by_shape
     numbers_flow = made.as_called and not by_number and _numbers_flow(op)

@@ -20,6 +20,7 @@ from weft.rules import Call, Decision, Rule
 from weft.tensor.call import fallback, foreach, outside, reshapes
 from weft.tensor.call.densely import as_op, densely
 from weft.tensor.call.laid import as_laid
+from weft.tensor.call.local import WIDENING, as_it_is, copying, has_gaps, packed
 from weft.tensor.call.parts import parts_of
 from weft.tensor.call.random import ops as random_ops
 from weft.tensor.call.recipe import Direct, Function, Recipe, Result, tie
@@ -38,14 +39,8 @@ from weft.tensor.trace.calls import (
 )
 from weft.tensor.trace.capture import Slot, Trace, differentiated, meta_like, slots_of
 from weft.tensor.trace.trees import fill, flatten
-from weft.transport.execute import unshared
 
-__all__ = ["BUILTINS", "Builder"]
-
-BUILTINS = (type(torch.add), type(torch.Tensor.add), type(torch.Tensor.__len__))
-
-_AS_THEY_ARE = (*BUILTINS, type(torch.Tensor.__getitem__))
-"""What runs on local tensors as it was called, if it is one op and moves nothing."""
+__all__ = ["Builder"]
 
 
 class Builder:
@@ -235,7 +230,7 @@ class Builder:
 
     def _is_by_form(self, decision: Decision) -> bool:
         """Whether other lengths of the same structure change nothing but layouts."""
-        return decision.by_form and decision.args is None and all(
+        return decision.by_form and decision.args is None and self.name not in WIDENING and all(
             mine is wanted for mine, wanted in zip(self.layouts, decision.operands)
         )
 
@@ -262,15 +257,17 @@ class Builder:
         as_called = (
             decision.args is None
             and decision.op is None
-            and isinstance(self.func, _AS_THEY_ARE)
+            and as_it_is(self.func)
             and self.slots == list(range(len(self.tensors)))
         )
         copies = self.facts.is_view and not self.shares()
-        if as_called and not copies:
+        if as_called and not copies and not self._has_gaps():
             return None, None, None
         local: Any = self.op.overload if decision.op is None else overload_named(decision.op)
+        if self._has_gaps():
+            local = packed(local)
         if copies:
-            local = _copying(local)
+            local = copying(local)
         if decision.args is None:
             return local, self.op.args, self.op.kwargs
         assert self.mesh.here is not None
@@ -313,11 +310,17 @@ class Builder:
         base = metas[self.slots[0]]
         return out.untyped_storage()._cdata == base.untyped_storage()._cdata
 
+    def _has_gaps(self) -> bool:
+        if self.name not in WIDENING:
+            return False
+        result = self.trace.metas[slots_of(self.op.results)[0].index]
+        return has_gaps((self.tensors[self.slots[0]].dtype, result.dtype), self.layouts[0])
+
     def _alias(self, moved: bool) -> str | None:
         """Why the results, views in torch, share no memory with their base; None if they do."""
         if not self.shares():
             return None
-        if moved:
+        if moved or self._has_gaps():
             return self.name
         operands = [self.tensors[slot] for slot in self.slots]
         known = [tensor._meta.alias for tensor in operands if type(tensor) is ShardTensor]
@@ -394,12 +397,6 @@ _SEVERAL = "aten.broadcast_tensors.default"
 def _words(dtype: torch.dtype) -> str:
     """As torch's messages name a dtype: `Float`."""
     return torch.empty(0, dtype=dtype).type().split(".")[-1].removesuffix("Tensor")
-
-
-def _copying(local: Any) -> Any:
-    """The op, whose result never shares memory with its operand: where the local tensor lies as
-    it should already, torch would hand it on."""
-    return lambda x, *args, **kwargs: unshared(local(x, *args, **kwargs), x)
 
 
 def _needs_leaving(layout: Layout, varying: frozenset[int]) -> bool:

@@ -1,0 +1,60 @@
+"""What runs on local tensors: the function that was called, or its op, if need be on copies."""
+
+from __future__ import annotations
+
+from types import FunctionType
+from typing import Any
+
+import torch
+
+from weft.core import Layout
+from weft.transport.execute import unshared
+
+__all__ = ["WIDENING", "as_it_is", "copying", "has_gaps", "is_builtin", "packed"]
+
+_BUILTINS = (type(torch.add), type(torch.Tensor.add))
+_SLOTS = type(torch.Tensor.__getitem__)
+
+
+def is_builtin(func: Any) -> bool:
+    """Whether a function hands its arguments on as they are: torch's own, and methods of Tensor."""
+    return isinstance(func, _BUILTINS) or (
+        isinstance(func, FunctionType) and func.__module__ == "torch._tensor"
+    )
+
+
+def as_it_is(func: Any) -> bool:
+    """Whether it runs on local tensors as it was called, if it is one op and moves nothing.
+
+    Other functions in Python look at what they are given, and may refuse a shard where they take
+    the whole: `group_norm` asks for two values of each mean.
+    """
+    return is_builtin(func) or isinstance(func, _SLOTS)
+
+
+def copying(local: Any) -> Any:
+    """The op, whose result never shares memory with its operand: where the local tensor lies as
+    it should already, torch would hand it on."""
+    return lambda x, *args, **kwargs: unshared(local(x, *args, **kwargs), x)
+
+
+def packed(local: Any) -> Any:
+    """The op on a copy without gaps."""
+    return lambda x, *args, **kwargs: local(
+        x.clone(memory_format=torch.contiguous_format), *args, **kwargs
+    )
+
+
+def has_gaps(dtypes: tuple[torch.dtype, torch.dtype], layout: Layout) -> bool:
+    """Whether neighbours that a view makes one element of may be none in a shard's memory.
+
+    Where one rank has all of a dim that is cut, it may be a stretch of a longer line, which begins
+    or ends at an odd place. All ranks know it by the empty shards of the others.
+    """
+    if dtypes[0].itemsize >= dtypes[1].itemsize:
+        return False
+    return any(0 in layout.sizes_of(dim) for dim, axes in enumerate(layout.dims) if axes)
+
+
+WIDENING = ("aten.view_as_complex.default", "aten.view.dtype")
+"""Views of which an element is several of their operand's."""
