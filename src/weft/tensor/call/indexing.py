@@ -40,7 +40,7 @@ def get_item(tensor: Tensor, index: Any) -> Any:
 def set_item(tensor: Tensor, index: Any, value: Any) -> None:
     """`tensor[index] = value`, as torch's, in place."""
     if type(tensor) is not ShardTensor:
-        _by_fallback(torch.Tensor.__setitem__, tensor, index, value)
+        _by_fallback(torch.Tensor.__setitem__, tensor, index, value, reason=_INTO_PLAIN)
         return
     items = _as_items(tensor, index)
     if all(map(_is_basic, items)):
@@ -286,7 +286,10 @@ def _front(indices: Sequence[Any]) -> int:
     return dims[0] if dims == list(range(dims[0], dims[0] + len(dims))) else 0
 
 
-def _by_fallback(function: Any, *args: Any) -> Any:
+_NEITHER = "the index is neither a block nor a mask"
+_INTO_PLAIN = "it writes to a plain tensor, which holds every element on every rank"
+
+
+def _by_fallback(function: Any, *args: Any, reason: str = _NEITHER) -> Any:
     metas = [one._meta for one in flatten(args) if type(one) is ShardTensor]
-    run = runner(mesh_of(function.__name__, metas), "the index is neither a block nor a mask")
-    return run(function, args, {})
+    return runner(mesh_of(function.__name__, metas), reason)(function, args, {})
