@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 from typing import Any
 
 import pytest
@@ -286,3 +287,23 @@ def test_where_the_memory_is_asks_for_nothing_to_be_gathered() -> None:
             assert not x.is_pinned()
 
     weft.testing.run(on_rank, mesh={"x": 2})
+
+
+OPERATORS = (operator.add, operator.sub, operator.mul, operator.truediv, operator.and_,
+             operator.or_, operator.xor)
+
+
+@pytest.mark.parametrize("function", OPERATORS, ids=lambda function: function.__name__)
+def test_the_first_operand_says_how_a_result_lies(function: Any) -> None:
+    """Also where Python asks the second one first, as it does beside a plain tensor."""
+    first, second = torch.arange(12).view(3, 4), torch.arange(1, 13).view(4, 3)
+
+    def on_rank(mesh: Any) -> list[Any]:
+        turned = weft.distribute_tensor(second, mesh, P("x")).t()
+        return [(each.stride(), each.full_tensor()) for each in (
+            function(first, turned), function(turned, first), function(3, turned))]
+
+    due = [function(first, second.t()), function(second.t(), first), function(3, second.t())]
+    for found in weft.testing.run(on_rank, mesh={"x": 2}):
+        for (stride, value), expected in zip(found, due):
+            assert stride == expected.stride() and torch.equal(value, expected)

@@ -261,6 +261,17 @@ def test_grad_scaler(way: str) -> None:
     agree(scaled_steps, way)
 
 
+def test_ops_without_a_kernel_for_meta_tensors_need_nothing_gathered() -> None:
+    def on_rank(mesh: Any) -> Any:
+        x = weft.ones(6, 5, mesh=mesh, spec=P("x")).requires_grad_()
+        with weft.strict(), torch.autocast("cpu", torch.bfloat16):
+            torch.distributions.Gamma(x, x).rsample().sum().backward()
+        return x.grad.full_tensor()  # type: ignore[union-attr]
+
+    one, two = (weft.testing.run(on_rank, mesh={"x": n})[0] for n in (1, 2))
+    torch.testing.assert_close(one, two)
+
+
 def test_all_ranks_know_of_an_infinity_that_one_holds() -> None:
     def on_rank(mesh: Any) -> tuple[float, list[float]]:
         full = torch.ones(4, 2)

@@ -622,19 +622,20 @@ def _method(func: Any) -> Any:
     return method
 
 
-def _rtruediv(self: Any, other: Any) -> Any:
-    """`other / x`. Python asks it before a plain tensor's own division, which is not torch's
-    `x.reciprocal() * other` but rounds once."""
-    if isinstance(other, _Tensor):
-        return _Tensor.__truediv__(other, self)
-    return _divided_by(self, other)
+def _reflected(forward: Any, reflected: Any) -> Any:
+    """`other + x`. Python asks it before a plain tensor's own operator, whose operands have another
+    order: the first one's strides count, and torch's `x.reciprocal() * other` rounds twice."""
+    of_number = _method(reflected)
 
+    def method(self: Any, other: Any) -> Any:
+        return forward(other, self) if isinstance(other, _Tensor) else of_number(self, other)
 
-_divided_by = _method(_Tensor.__rtruediv__)
+    method.__name__ = reflected.__name__
+    return method
 
 
 for _name in (
-    "__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__", "__truediv__",
+    "__add__", "__sub__", "__rsub__", "__mul__", "__truediv__",
     "__pow__", "__matmul__", "__neg__", "__eq__", "__ne__",
     "__lt__", "__le__", "__gt__", "__ge__", "__iadd__", "__isub__", "__imul__", "__itruediv__",
     "add", "sub", "mul", "div", "add_", "mul_", "mm", "matmul", "relu", "view", "reshape",
@@ -642,6 +643,8 @@ for _name in (
     "flatten", "split", "copy_", "zero_",
 ):
     setattr(ShardTensor, _name, _method(getattr(torch.Tensor, _name)))
-ShardTensor.__rtruediv__ = _rtruediv  # type: ignore[method-assign]
+for _name in ("add", "mul", "truediv", "and", "or", "xor"):
+    setattr(ShardTensor, f"__r{_name}__", _reflected(
+        getattr(_Tensor, f"__{_name}__"), getattr(_Tensor, f"__r{_name}__")))
 # No `__getitem__`: a Python one would make each tensor a sequence to C, and torch.tensor([loss,
 # other]) would ask for its length.
