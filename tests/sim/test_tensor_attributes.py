@@ -307,3 +307,14 @@ def test_the_first_operand_says_how_a_result_lies(function: Any) -> None:
     for found in weft.testing.run(on_rank, mesh={"x": 2}):
         for (stride, value), expected in zip(found, due):
             assert stride == expected.stride() and torch.equal(value, expected)
+
+
+def test_the_gradient_of_an_expanded_leaf_has_memory_for_each_element() -> None:
+    def on_rank(mesh: Any) -> Any:
+        x = weft.ones(1, 6, mesh=mesh, spec=P(None, "x")).expand(5, 6).detach().requires_grad_()
+        (x * X.float()).sum().backward()
+        x.grad.mul_(2)  # type: ignore[union-attr]
+        return x.stride(), x.grad.stride(), x.grad.full_tensor()  # type: ignore[union-attr]
+
+    for of_x, of_grad, value in weft.testing.run(on_rank, mesh={"x": 2}):
+        assert of_x == (0, 1) and of_grad == (6, 1) and torch.equal(value, X.float() * 2)

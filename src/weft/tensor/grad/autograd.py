@@ -40,7 +40,9 @@ def grad_meta(meta: Meta) -> Meta:
         layout = meta.layout
         if layout.is_partial:
             layout = layout.replace(partial=(None,) * layout.mesh.ndim)
-        made = meta.of_grad = meta.replace(layout=layout, requires_grad=False, alias=None)
+        strides = None if meta.form is None else meta.strides  # of an expanded one, row-major
+        made = meta.of_grad = meta.replace(
+            layout=layout, requires_grad=False, alias=None, strides=strides)
     return made
 
 
