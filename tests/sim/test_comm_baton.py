@@ -249,6 +249,31 @@ def test_no_thread_is_left_behind() -> None:
     assert threading.active_count() == before
 
 
+def test_runs_of_several_threads_come_one_after_the_other() -> None:
+    """What is global in torch would else be that of ranks of several runs at once."""
+    def fn(mesh):
+        torch.manual_seed(mesh.size())
+        drawn = []
+        for _ in range(5):
+            drawn.append(torch.rand(1).item() + sum(world(mesh).exchange(mesh.rank)))
+            torch.set_default_dtype(torch.float64 if mesh.size() % 2 else torch.float32)
+            drawn.append(str(torch.ones(1).dtype))
+        return drawn
+
+    expected = {num: run_simulated(fn, num) for num in (2, 3, 4, 5)}
+    found: dict[int, list[bool]] = {num: [] for num in expected}
+
+    def runs(num: int) -> None:
+        found[num] += [run_simulated(fn, num) == expected[num] for _ in range(10)]
+
+    threads = [threading.Thread(target=runs, args=(num,), daemon=True) for num in expected]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert all(each == [True] * 10 for each in found.values()), found
+
+
 def test_a_run_inside_a_run() -> None:
     def fn(mesh):
         inner = run_simulated(lambda inside: world(inside).exchange(inside.rank), 3)

@@ -18,6 +18,7 @@ would use threads of its own, so the rank's thread turns multithreaded backward 
 from __future__ import annotations
 
 import contextvars
+import os
 import sys
 import threading
 from collections import deque
@@ -39,6 +40,20 @@ Finish = Callable[[list[Any]], Sequence[Any]]
 
 SIGNALS_S = 0.2
 """How long, in seconds, a run may be blind to a signal such as Ctrl-C."""
+
+_RUNS = threading.Lock()
+"""Held by a run that is not inside of another: what is global is that of one run at a time, so the
+runs of several threads come one after the other."""
+
+
+def _renew() -> None:
+    """In a forked process, which has none of the other threads."""
+    global _RUNS
+    _RUNS = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew)
 
 
 class _Unwound(BaseException):
@@ -93,6 +108,17 @@ class Baton:
         Raises:
             The exception of the first rank that fails; the others are unwound.
         """
+        if current_runner() is not None:
+            return self._run(body)
+        runs = _RUNS
+        while not runs.acquire(timeout=SIGNALS_S):  # by then a signal has been looked at
+            pass
+        try:
+            return self._run(body)
+        finally:
+            runs.release()
+
+    def _run(self, body: Callable[[Runner], Any]) -> list[Any]:
         outer = GlobalState(self.generators)
         for runner in self.runners:
             runner.state = outer

@@ -45,8 +45,13 @@ def refuse(op: Op, metas: Sequence[torch.Tensor]) -> None:
         args = (*args[:at], _OWN, *args[at + 1 :])
     elif at < len(names):
         kwargs["generator"] = _OWN
-    with torch._C.DisableTorchFunction(), torch.no_grad():
-        op.overload(*args, **kwargs)
+    before = torch.default_generator.get_state() if at == len(names) else None
+    try:
+        with torch._C.DisableTorchFunction(), torch.no_grad():
+            op.overload(*args, **kwargs)
+    finally:
+        if before is not None:  # it has drawn from torch's own
+            torch.default_generator.set_state(before)
 
 
 def _categories(meta: torch.Tensor, num: int) -> torch.Tensor:
