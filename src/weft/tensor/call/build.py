@@ -140,8 +140,9 @@ def _check_quantized(func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.
     for arg in (*args, *kwargs.values()):
         if type(arg) is torch.dtype and arg in _QUANTIZED:
             raise UnsupportedOpError(
-                message(name, f"its result would be {arg}", "ShardTensors are not quantized",
-                        [str(arg)], "the op on x.to_local(), or on x.full_tensor()")
+                message(name, f"its result would be {arg}",
+                        "ShardTensors are dense and not quantized", [str(arg)],
+                        "the op on x.to_local(), or on x.full_tensor()")
             )
 
 
