@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import weft
 from tests.cases import Trial, trials_of
@@ -39,3 +40,35 @@ def test_a_plain_tensor_is_counted_between_borders_that_are_sharded(
     ))], mesh={"x": 2}):
         for one, other in zip(found, due, strict=True):
             torch.testing.assert_close(one, other)
+
+
+_LENGTHS = torch.full((5,), 6), torch.tensor([3, 2, 3, 1, 2])
+
+
+def test_ctc_under_autocast() -> None:
+    """In single precision, of lengths that are read, without a gather."""
+    def loss(place: Callable[[torch.Tensor], Any]) -> Any:
+        scores = torch.linspace(-2, 2, 6 * 5 * 7).view(6, 5, 7).cos().bfloat16()
+        with torch.autocast("cpu", torch.bfloat16):
+            return F.ctc_loss(place(scores), torch.arange(15).view(5, 3) % 6 + 1, *_LENGTHS)
+
+    def on_rank(mesh: Any) -> Any:
+        found = loss(lambda full: weft.distribute_tensor(full, mesh, P(None, "x")))
+        return found.dtype, found.item()
+
+    due = loss(lambda full: full)
+    for dtype, value in weft.testing.run(on_rank, mesh={"x": 2}):
+        assert dtype == due.dtype == torch.float32
+        assert value == pytest.approx(due.item(), rel=1e-6)
+
+
+def test_ctc_of_a_dtype_that_it_has_no_kernel_for() -> None:
+    def on_rank(mesh: Any) -> None:
+        scores = weft.distribute_tensor(torch.zeros(6, 5, 7), mesh, P(None, "x"))
+        F.ctc_loss(scores.bfloat16(), torch.ones(5, 3, dtype=torch.int64), *_LENGTHS)
+
+    with (
+        pytest.raises(NotImplementedError, match=r"ctc_loss.*BFloat16"),
+        pytest.warns(weft.WeftWarning, match="no kernel"),
+    ):
+        weft.testing.run(on_rank, mesh={"x": 2})

@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from weft.tensor.call.dispatch import mesh_of
+from weft.tensor.call.fallback import runner
 from weft.tensor.shard_tensor import ShardTensor
 
 __all__ = [
@@ -61,12 +63,24 @@ def ctc_loss(
     log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, blank: int = 0,
     reduction: str = "mean", zero_infinity: bool = False,
 ) -> Tensor:
-    """`ctc_loss` of lengths that are tensors, which torch reads as well."""
-    inputs, sizes = (
-        one.tolist() if isinstance(one, Tensor) else one for one in (input_lengths, target_lengths)
-    )
+    """`ctc_loss` of lengths that are tensors, which torch reads as well; under autocast of single
+    precision, as torch's."""
+    lengths = input_lengths, target_lengths
     loss: Any = F.ctc_loss
-    return loss(log_probs, targets, inputs, sizes, blank, reduction, zero_infinity)
+    kind, rest = log_probs.device.type, (blank, reduction, zero_infinity)
+    if torch.is_autocast_enabled(kind):
+        with torch.autocast(kind, enabled=False):
+            return loss(_single(log_probs), targets, *lengths, *rest)
+    if not any(isinstance(one, Tensor) for one in lengths):  # there is no kernel for its dtype
+        args = log_probs, targets, *lengths, *rest
+        metas = [one._meta for one in args if type(one) is ShardTensor]
+        return runner(mesh_of("ctc_loss", metas), "torch has no kernel for it")(loss, args, {})
+    inputs, sizes = (one.tolist() if isinstance(one, Tensor) else one for one in lengths)
+    return loss(log_probs, targets, inputs, sizes, *rest)
+
+
+def _single(x: Tensor) -> Tensor:
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
 def one_hot(input: Tensor, num_classes: int = -1) -> Tensor:

@@ -17,7 +17,11 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload, _pop_mode_from_pre_dispatch, _set_mode_pre_dispatch
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
 from torch._subclasses.schema_check_mode import SchemaCheckMode
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -40,6 +44,10 @@ _MAPPED = (torch.Tensor,)
 
 _OF_META = ("meta tensor", "Meta", " meta ", "no fake impl", "not allocated yet")
 """Words of errors of which meta tensors are the cause."""
+
+
+_OF_FAKES = (DataDependentOutputException, DynamicOutputShapeException)
+"""What fake tensors raise of data that they have not."""
 
 
 class NotCapturable(Exception):
@@ -241,7 +249,7 @@ def capture(
         except NotImplementedError as error:
             raise NotCapturable(_said(error)) from error
         except RuntimeError as error:
-            if any(said in str(error) for said in _OF_META):
+            if isinstance(error, _OF_FAKES) or any(said in str(error) for said in _OF_META):
                 raise NotCapturable(_said(error)) from error
             raise
         finally:
@@ -321,9 +329,9 @@ def _trace(calls: Sequence[Any], result: Any, inputs: Sequence[torch.Tensor]) ->
 def _said(error: Exception) -> str:
     """Why, in a few words; meta tensors are nothing that a user knows of."""
     text = str(error).partition("\n")[0].partition(". ")[0].rstrip(".")
-    if "item()" in text:
+    if "item()" in text or "_local_scalar_dense" in text:
         return "it reads a number by item()"
-    of_meta = any(said in text for said in _OF_META)
+    of_meta = isinstance(error, _OF_FAKES) or any(said in text for said in _OF_META)
     return "torch cannot tell its result without the data" if of_meta else text
 
 
