@@ -134,7 +134,7 @@ PROGRAMS: dict[str, Callable[[Tensor], Any]] = {
     "random_ from to": written(lambda x: x.random_(-3, 7)),
     "bernoulli": lambda x: torch.bernoulli(x.sigmoid()),
     "bernoulli_ of a tensor": lambda x: x.detach().clone().bernoulli_(x.detach().sigmoid()),
-    "bernoulli of a number": lambda x: torch.bernoulli(x, 0.5),
+    "bernoulli of a number": lambda x: torch.bernoulli(x.detach(), 0.5),
     "normal of means": lambda x: torch.normal(x, 2.0),
     "normal of deviations": lambda x: torch.normal(2.0, x.abs()),
     "normal of both": lambda x: torch.normal(x, x.abs()),
@@ -349,6 +349,10 @@ def test_where_torch_has_no_derivative_a_backward_raises() -> None:
         drawn = torch.binomial(torch.full_like(p, 9.0), p)
         with pytest.raises(RuntimeError, match="derivative for aten::binomial is not implemented"):
             drawn.sum().backward()
+        with pytest.raises(RuntimeError, match="derivative for aten::bernoulli is not implemented"):
+            torch.bernoulli(p, 0.5).sum().backward()
+        torch.ops.aten.exponential(p).sum().backward()
+        assert p.grad.tolist() == [0.0] * 5  # type: ignore[union-attr]
 
     weft.testing.run(on_rank, mesh={"x": 2})
 

@@ -15,7 +15,7 @@ import torch
 from weft.tensor.call.random.dropout import DROPOUT
 from weft.tensor.call.random.fills import FILLS
 from weft.tensor.call.random.recurrent import RECURRENT
-from weft.tensor.call.random.samplers import SAMPLERS
+from weft.tensor.call.random.samplers import SAMPLERS, with_zero_gradients, without_derivative
 from weft.tensor.call.recipe import Function
 from weft.tensor.placing.draw import Sample, draw_into
 from weft.tensor.placing.refusals import refuse
@@ -24,6 +24,9 @@ from weft.tensor.trace.capture import Op, Trace, slots_of
 from weft.tensor.trace.trees import fill, flatten
 
 __all__ = ["recipe"]
+
+_WITHOUT_DERIVATIVE = frozenset(("bernoulli", "normal_functional"))
+"""Of ops that fill: a backward raises in torch; those of the others give zero."""
 
 _OPS: dict[str, Callable[..., Any]] = {**SAMPLERS, **DROPOUT, **RECURRENT}
 
@@ -83,6 +86,7 @@ def _filling(
 ) -> Callable[..., Any]:
     """A call that fills a tensor like its first operand, or that operand itself."""
     first, *rest = op.args
+    name = facts(op.overload).name.split(".")[1]
     options = {name: value for name, value in op.kwargs.items() if name != "generator"}
     generator = op.kwargs.get("generator")
     (slot, *_) = slots_of(op.results)
@@ -98,6 +102,9 @@ def _filling(
             return fill(trace.result, tensors)
         made = torch.empty_like(x, memory_format=lies)
         draw_into(made, sample, generator)
+        made = with_zero_gradients(made, [x])
+        if name in _WITHOUT_DERIVATIVE:
+            made = without_derivative(made, name)
         return fill(trace.result, [*tensors, made])
 
     return run

@@ -19,7 +19,7 @@ from weft.tensor.placing.layouts import as_sharded, layout_of
 from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.trace.calls import dtype_text
 
-__all__ = ["SAMPLERS", "like"]
+__all__ = ["SAMPLERS", "like", "with_zero_gradients", "without_derivative"]
 
 
 def like(
@@ -49,7 +49,7 @@ def _jointly(
         locals_ = [_local(name, one, layout, mesh) for one in parameters]
         return sample(source, locals_)
 
-    return _with_zero_gradients(
+    return with_zero_gradients(
         drawn(with_parameters, mesh, layout, dtype, generator), parameters
     )
 
@@ -91,14 +91,24 @@ def _normal(first: Any, second: Any = 1.0, *more: Any, generator: Any = None) ->
     else:
         found = noise * second
     found = found + (first.detach() if isinstance(first, Tensor) else first)
-    return _with_zero_gradients(found, parameters)
+    return with_zero_gradients(found, parameters)
 
 
-def _with_zero_gradients(out: Tensor, parameters: Sequence[Tensor]) -> Tensor:
+def with_zero_gradients(out: Tensor, parameters: Sequence[Tensor]) -> Tensor:
     """The tensor, depending on the parameters as torch's random ops do: by zero."""
     for one in parameters:
         if one.requires_grad and torch.is_grad_enabled():
             out = torch.where(torch.ones_like(out, dtype=torch.bool), out, one.to(out.dtype))
+    return out
+
+
+def without_derivative(out: Tensor, name: str) -> Tensor:
+    """The tensor; a backward through it raises, as torch's does of the op of this name."""
+    def refuse(grad: Tensor) -> None:
+        raise RuntimeError(f"derivative for aten::{name} is not implemented")
+
+    if out.requires_grad:
+        out.register_hook(refuse)
     return out
 
 
@@ -122,13 +132,7 @@ def _binomial(count: Tensor, p: Tensor, generator: Any = None) -> Tensor:
         return rejection.binomial(source, *parameters).to(count.dtype)
 
     found = _jointly("binomial", sample, [count, p], count.dtype, generator)
-    if found.requires_grad:
-        found.register_hook(_no_derivative)
-    return found
-
-
-def _no_derivative(grad: Tensor) -> None:
-    raise RuntimeError("derivative for aten::binomial is not implemented")  # as in torch
+    return without_derivative(found, "binomial")
 
 
 def _standard_gamma(shape: Tensor, generator: Any = None) -> Tensor:
