@@ -324,9 +324,22 @@ def test_arguments_out_of_range_raise_as_in_torch(program: Callable[[Tensor], An
     lambda **where: weft.randint(300, (4,), dtype=torch.uint8, **where),
     lambda **where: weft.randint(-1, 3, (4,), dtype=torch.bool, **where),
     lambda **where: weft.randint(4, (4,), dtype=torch.complex64, **where),
+    lambda **where: weft.randperm(3, dtype=torch.bool, **where),
 ])
 def test_factories_refuse_what_torch_refuses(make: Callable[..., Any]) -> None:
     with pytest.raises(RuntimeError, match=r"not implemented for|out of bounds|handles only"):
+        weft.testing.run(lambda mesh: make(mesh=mesh), mesh={"x": 2})
+
+
+@pytest.mark.parametrize(("make", "error", "text"), [
+    (lambda **where: weft.randint(4, **where), TypeError, "no size is given"),
+    (lambda **where: weft.randint(0, 4, **where), TypeError, "no size is given"),
+    (lambda **where: weft.rand(3, generator=5, **where), TypeError, "a generator is a torch.Gen"),
+    (lambda **where: weft.randperm(257, dtype=torch.uint8, **where), RuntimeError, "overflow"),
+    (lambda **where: weft.randperm(2050, dtype=torch.float16, **where), RuntimeError, "2049"),
+])
+def test_what_factories_cannot_make(make: Callable[..., Any], error: Any, text: str) -> None:
+    with pytest.raises(error, match=text):
         weft.testing.run(lambda mesh: make(mesh=mesh), mesh={"x": 2})
 
 

@@ -75,9 +75,17 @@ def test_save_and_restore() -> None:
 
 
 def test_a_state_that_is_none_is_refused() -> None:
-    for state in (None, 3, (1, 2, 3), (1.0, 2), torch.get_rng_state()):
+    for state in (None, 3, (1, 2, 3), (1.0, 2), (1, -1), (1 << 64, 0), torch.get_rng_state()):
         with pytest.raises(weft.ShardTypeError, match="a pair"):
             weft.set_rng_state(state)  # type: ignore[arg-type]
+
+
+def test_a_seed_that_is_none_is_refused() -> None:
+    before = weft.rng_state()
+    for seed in (1 << 64, -(1 << 63) - 1, "none"):
+        with pytest.raises(ValueError):
+            weft.manual_seed(seed)  # type: ignore[arg-type]
+    assert weft.rng_state() == before
 
 
 def test_torch_carries_the_state() -> None:

@@ -69,8 +69,17 @@ def manual_seed(seed: int) -> None:
     """Seed weft's random numbers alone; `torch.manual_seed` seeds them with torch's.
 
     To be called on all ranks, which may have seeded torch's generator each in its own way.
+
+    Raises:
+        ValueError: torch takes no such seed.
     """
-    STREAM.reseed(int(seed))
+    seed = int(seed)
+    _TRIED.manual_seed(seed)
+    STREAM.reseed(seed)
+
+
+_TRIED = torch.Generator()
+"""What says whether a seed is one."""
 
 
 def rng_state() -> tuple[int, int]:
@@ -86,15 +95,16 @@ def set_rng_state(state: Sequence[int]) -> None:
         ShardTypeError: it is something else.
     """
     pair = list(state) if isinstance(state, (tuple, list)) else []
-    if len(pair) != 2 or not all(isinstance(one, int) for one in pair):
+    if len(pair) != 2 or not all(isinstance(one, int) and 0 <= one <= _WORD for one in pair):
         raise ShardTypeError(
             message("weft.set_rng_state(state)", f"state is {type(state).__name__}",
-                    "the state is a pair: the seed, and the number of calls since",
+                    "the state is a pair of whole numbers of 64 bits: the seed, and the number of "
+                    "calls since",
                     [type(state).__name__],
                     "state = weft.rng_state() before; torch's own goes to torch.set_rng_state")
         )
     STREAM.follow()
-    STREAM.seed, STREAM.calls = pair[0] & _WORD, pair[1]
+    STREAM.seed, STREAM.calls = pair
 
 
 @contextmanager

@@ -18,12 +18,12 @@ import torch
 from weft.comm import BoundMesh, as_bound_mesh
 from weft.core import Layout
 from weft.core.layout import Box
-from weft.errors import CommunicationError, message
+from weft.errors import CommunicationError, ShardTypeError, message
 from weft.rng import STREAM, Key, Source, samples
 from weft.tensor.meta import intern
 from weft.tensor.placing.layouts import as_layout
 from weft.tensor.placing.redistribute import redistribute_to
-from weft.tensor.placing.refusals import refuse_factory
+from weft.tensor.placing.refusals import refuse_factory, refuse_permutation
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.views.moved import wrote
 
@@ -53,6 +53,12 @@ def next_key(mesh: BoundMesh, generator: torch.Generator | None = None) -> Key:
         key = STREAM.next_key()
         known = mesh.cache.get("seeded") is STREAM.token and not mesh.world.debug.on
     else:
+        if not isinstance(generator, torch.Generator):
+            raise ShardTypeError(
+                message("generator=", f"{generator!r} is of type {type(generator).__name__}",
+                        "a generator is a torch.Generator, seeded alike on all ranks",
+                        [type(generator).__name__], "torch.Generator().manual_seed(0)")
+            )
         bits = torch.empty((), dtype=torch.int64, device=generator.device)
         key = int(bits.random_(generator=generator)), _FROM_A_GENERATOR
         known = False
@@ -177,7 +183,7 @@ def randn(*size: Any, **where: Any) -> ShardTensor:
 
 
 def randint(
-    low: int, high: Any = None, size: Sequence[int] = (), *, mesh: Any = None,
+    low: int, high: Any = None, size: Sequence[int] | None = None, *, mesh: Any = None,
     spec: Any = None, dtype: torch.dtype = torch.int64, generator: torch.Generator | None = None,
 ) -> ShardTensor:
     """Whole numbers in [low, high), or [0, low): as torch.randint, with mesh and spec."""
@@ -185,6 +191,12 @@ def randint(
         low, high, size = 0, low, high
     elif high is None:
         low, high = 0, low
+    if size is None:
+        raise ShardTypeError(
+            message("weft.randint(low, high, size)", "no size is given", "a size is a tuple or a "
+                    "list of lengths, () of a tensor without dims", [size],
+                    f"weft.randint({low}, {high}, (4, 5), mesh=mesh)")
+        )
     start, stop = low, high
     refuse_factory(torch.randint, start, stop, dtype=dtype)
     return _laid(
@@ -203,6 +215,7 @@ def randperm(
         (side,) = source.box
         return samples.permutation(whole)[slice(*side)].to(dtype)
 
+    refuse_permutation(n, dtype)
     return _laid((n,), sample, dtype, mesh, spec, generator)
 
 

@@ -17,7 +17,7 @@ from weft.rng import samples
 from weft.tensor.trace.capture import Op
 from weft.tensor.trace.trees import fill
 
-__all__ = ["refuse", "refuse_factory"]
+__all__ = ["refuse", "refuse_factory", "refuse_permutation"]
 
 _OWN = torch.Generator()
 """Whose draws count for nothing."""
@@ -71,3 +71,15 @@ def refuse_factory(factory: Callable[..., Any], *args: Any, dtype: torch.dtype) 
     """Raise what torch raises of `torch.rand`, `randn` or `randint` with this dtype and range."""
     with torch._C.DisableTorchFunction():
         factory(*args, (1,), dtype=dtype, device="cpu", generator=_OWN)
+
+
+@lru_cache(maxsize=1024)
+def refuse_permutation(n: int, dtype: torch.dtype) -> None:
+    """Raise what torch raises of `torch.randperm`: narrow dtypes do not hold every number."""
+    tried = min(n, _MANY if dtype.itemsize < 4 else 1)
+    with torch._C.DisableTorchFunction():
+        torch.randperm(tried, dtype=dtype, device="cpu", generator=_OWN)
+
+
+_MANY = 1 << 16
+"""More numbers than dtypes of two bytes hold."""
