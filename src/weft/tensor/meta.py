@@ -20,7 +20,7 @@ from weft.tensor.counts import METAS
 
 __all__ = [
     "Meta", "alive", "autocast_state", "bounded_put", "contiguous_strides", "dense",
-    "forget_recipes", "intern", "keep_recipe", "memory_order", "replicated_meta",
+    "forget_recipes", "intern", "is_dense", "keep_recipe", "memory_order", "replicated_meta",
     "strides_in_order",
 ]
 
@@ -182,6 +182,18 @@ def _first(table: dict[Any, Meta], key: Any, made: Meta) -> Meta:
     METAS.misses.step()
     _make_room(table, MAX_METAS)
     return table.setdefault(key, made)
+
+
+def is_dense(meta: Meta) -> bool:
+    """Whether the elements lie side by side, in whatever order: the strides of dims of one element
+    say nothing."""
+    shape, strides = meta.layout.shape, meta.strides
+    if strides is None or 0 in shape:
+        return True
+    due = strides_in_order(shape, memory_order(shape, strides))
+    return all(
+        mine == other for length, mine, other in zip(shape, strides, due) if length > 1
+    )
 
 
 def _form(meta: Meta) -> Form | None:

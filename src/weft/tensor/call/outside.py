@@ -20,6 +20,7 @@ from weft.errors import MeshError, message
 from weft.tensor.meta import Meta
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.trace.capture import Op, Trace, meta_like, slots_of
+from weft.tensor.trace.forms import known_form
 from weft.tensor.trace.trees import fill, flatten
 from weft.tensor.views.moved import following, plain, wrote
 
@@ -27,9 +28,10 @@ __all__ = ["computed", "leave", "twin", "unknown", "write", "written"]
 
 _WITHOUT_DERIVATIVE = frozenset((
     "aten.ctc_loss.IntList", "aten.ctc_loss.Tensor", "aten.multilabel_margin_loss.default",
+    "aten._grouped_mm.default",
 ))
-"""Ops whose backward torch does not know on meta tensors. They have one result, whose gradient
-depends on every operand."""
+"""Ops whose backward, or whose form, torch does not know on meta tensors. They have one result,
+whose gradient depends on every operand."""
 
 Run = Callable[[Any, Any, Any], Any]
 
@@ -108,7 +110,9 @@ def _on_twins(trace: Trace, op: Op, given: Sequence[Tensor]) -> Any:
     if str(op.overload) not in _WITHOUT_DERIVATIVE:
         return op.overload(*args, **kwargs)
     with torch.no_grad():
-        out = op.overload(*args, **kwargs)
+        out: Any = known_form(op.overload, args, kwargs)
+        if out is None:
+            out = op.overload(*args, **kwargs)
     return sum((one.sum() for one in flatten((args, kwargs)) if one.requires_grad), out)
 
 

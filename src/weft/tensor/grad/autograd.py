@@ -17,7 +17,7 @@ from weft.comm import this_world
 from weft.errors import CommunicationError, LayoutError, UnsupportedOpError, message
 from weft.tensor import modes
 from weft.tensor.grad.anomaly import nans_told
-from weft.tensor.meta import Meta
+from weft.tensor.meta import Meta, is_dense
 from weft.tensor.placing.construct import as_sharded, gathered, redistribute_to, to_replicated
 from weft.tensor.placing.enter import forget_views, transition_between
 from weft.tensor.shard_tensor import ShardTensor, version_of, wrap
@@ -40,7 +40,7 @@ def grad_meta(meta: Meta) -> Meta:
         layout = meta.layout
         if layout.is_partial:
             layout = layout.replace(partial=(None,) * layout.mesh.ndim)
-        strides = None if meta.form is None else meta.strides  # of an expanded one, row-major
+        strides = meta.strides if is_dense(meta) else None  # of an expanded one, row-major
         made = meta.of_grad = meta.replace(
             layout=layout, requires_grad=False, alias=None, strides=strides)
     return made
