@@ -108,6 +108,18 @@ def data_of(make: Make) -> Any:
     return [*seen, x.dtype, x.data]
 
 
+def data_of_another_shape(make: Make) -> Any:
+    """As a model's table of embeddings grows; what was cut stays cut by the same axes."""
+    x = make(X)
+    x.data = torch.arange(7.0 * 6, dtype=X.dtype).view(7, 6)
+    (x * x).sum().backward()
+    seen = [x.is_leaf, x.requires_grad, list(x.shape), x * 1, x.grad.clone()]
+    x.grad = None
+    x.data = torch.ones(3, dtype=X.dtype)
+    (x * 2).sum().backward()
+    return [*seen, x.data, x.grad]
+
+
 def versions(make: Make) -> Any:
     x = make(X, False)
     before = x._version
@@ -214,7 +226,7 @@ def copying(make: Make) -> Any:
 
 PROGRAMS = [
     facts, transposes, complex_parts, requires_grad, requires_grad_of_integers,
-    requires_grad_of_results, gradient_assigned, gradient_in_place, gradient_of_results, data_of,
+    requires_grad_of_results, gradient_assigned, gradient_in_place, gradient_of_results, data_of, data_of_another_shape,
     versions, parameters, in_sets_and_dicts, module_to, state_dicts, copies, deepcopy_of_results,
     to_in_all_forms, copying,
 ]

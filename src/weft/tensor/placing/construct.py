@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from weft.comm import as_bound_mesh
+from weft.core import Layout
 from weft.errors import UnsupportedOpError, message
 from weft.planner import gradient_layout
 from weft.tensor.meta import Meta
@@ -33,11 +34,12 @@ __all__ = [
 def set_data(tensor: ShardTensor, value: torch.Tensor) -> None:
     """`x.data = value`: the data, and with it layout and dtype; the leaf stays the same leaf.
 
+    A plain value lies as the tensor did, one of another shape cut by the same axes.
     A gradient keeps the layout that its tensor gives it, which is where backward adds to.
     """
     mesh = tensor._meta.mesh
     given = value if type(value) is ShardTensor else redistribute_to(
-        as_sharded(value, mesh), as_layout(mesh, value.shape, tensor._meta.layout)
+        as_sharded(value, mesh), _for_shape(tensor._meta.layout, tuple(value.shape))
     )
     if getattr(tensor, "_is_gradient", False) and given.shape == tensor.shape:
         given = redistribute_to(given.detach(), tensor.layout)
@@ -64,6 +66,14 @@ def set_data(tensor: ShardTensor, value: torch.Tensor) -> None:
         if leaves:
             tensor._local.grad = grad._local
     tell_torch(tensor, given)
+
+
+def _for_shape(layout: Layout, shape: tuple[int, ...]) -> Layout:
+    if len(shape) != layout.ndim:
+        return Layout.replicated(layout.mesh, shape)
+    return layout.resized(shape, tuple([
+        cut if old == new else None for cut, old, new in zip(layout.cuts, layout.shape, shape)
+    ]))
 
 
 def tell_torch(tensor: ShardTensor, now: ShardTensor) -> None:
