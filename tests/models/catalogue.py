@@ -113,6 +113,16 @@ def _llama(size: Size, attention: str, dropout: float) -> nn.Module:
     ))
 
 
+def _mixtral(size: Size, attention: str, dropout: float) -> nn.Module:
+    return hf.MixtralForCausalLM(hf.MixtralConfig(
+        vocab_size=size.vocabulary, hidden_size=size.width,
+        intermediate_size=-(-size.hidden // 4) * 4,  # torch's grouped_mm asks for 16 bytes
+        num_hidden_layers=2, num_attention_heads=size.heads, num_key_value_heads=size.kv_heads,
+        max_position_embeddings=16, num_local_experts=5, num_experts_per_tok=2, sliding_window=4,
+        output_router_logits=True, attention_dropout=dropout, attn_implementation=attention,
+    ))
+
+
 def _gpt2(size: Size, attention: str, dropout: float) -> nn.Module:
     return hf.GPT2LMHeadModel(hf.GPT2Config(
         vocab_size=size.vocabulary, n_embd=size.width, n_inner=size.hidden, n_layer=2,
@@ -147,6 +157,13 @@ MODELS = {
         _llama,
         {"*.embed_tokens.weight": P("tp"), "*.[qkv]_proj.weight": COLUMNS, "*.o_proj.weight": ROWS,
          "*.gate_proj.weight": COLUMNS, "*.up_proj.weight": COLUMNS, "*.down_proj.weight": ROWS},
+        _masked,
+        "model.embed_tokens",
+    ),
+    "mixtral": Model(  # whole experts on each rank; five of them
+        _mixtral,
+        {"*.embed_tokens.weight": P("tp"), "*.[qkv]_proj.weight": COLUMNS, "*.o_proj.weight": ROWS,
+         "*.experts.*": P("tp"), "lm_head.weight": COLUMNS},
         _masked,
         "model.embed_tokens",
     ),

@@ -30,6 +30,9 @@ import weft
 from tests.models.catalogue import MODELS, SIZES
 from tests.models.training import WAYS, distributed
 
+COUNTED = [name for name in MODELS if name != "mixtral"]
+"""Which token goes to which expert, and so what moves, data decide."""
+
 NUM_BLOCKS = 2
 SINGLE = 8 * 4
 """Bytes of the loss's sums and of counts: numbers, each by an all-reduce over some axis."""
@@ -108,7 +111,7 @@ def step(mesh: Any, way: str, name: str, attention: str) -> tuple[int, str, floa
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("way", ["dp x tp", "tp with sequences"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", COUNTED)
 def test_as_by_hand(name: str, way: str, attention: str) -> None:
     dp, tp = WAYS[way].mesh.values()
     with_sequences = WAYS[way].stream is not None

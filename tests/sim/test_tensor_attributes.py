@@ -226,9 +226,9 @@ def copying(make: Make) -> Any:
 
 PROGRAMS = [
     facts, transposes, complex_parts, requires_grad, requires_grad_of_integers,
-    requires_grad_of_results, gradient_assigned, gradient_in_place, gradient_of_results, data_of, data_of_another_shape,
-    versions, parameters, in_sets_and_dicts, module_to, state_dicts, copies, deepcopy_of_results,
-    to_in_all_forms, copying,
+    requires_grad_of_results, gradient_assigned, gradient_in_place, gradient_of_results, data_of,
+    data_of_another_shape, versions, parameters, in_sets_and_dicts, module_to, state_dicts, copies,
+    deepcopy_of_results, to_in_all_forms, copying,
 ]
 
 
