@@ -274,6 +274,27 @@ def test_runs_of_several_threads_come_one_after_the_other() -> None:
     assert all(each == [True] * 10 for each in found.values()), found
 
 
+def test_a_run_in_a_thread_of_a_rank_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rank waits for its thread, and the thread for the rank's run."""
+    monkeypatch.setenv("WEFT_TIMEOUT", "0.5")
+    said = []
+
+    def run() -> None:
+        with pytest.raises(CommunicationError, match="of 2 ranks, holds the simulation") as error:
+            run_simulated(lambda mesh: mesh.rank, 3)
+        said.append(str(error.value))
+
+    def fn(mesh):
+        if mesh.rank == 1:
+            thread = threading.Thread(target=run, daemon=True)
+            thread.start()
+            thread.join(30)
+        return world(mesh).exchange(mesh.rank)
+
+    assert run_simulated(fn, 2) == [[0, 1]] * 2
+    assert len(said) == 1 and "starts no run" in said[0] and "for 0.5 s" in said[0]
+
+
 def test_a_run_inside_a_run() -> None:
     def fn(mesh):
         inner = run_simulated(lambda inside: world(inside).exchange(inside.rank), 3)

@@ -17,6 +17,7 @@ import os
 import sys
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from types import FrameType
 
 from weft.core import AxisName
@@ -24,7 +25,7 @@ from weft.errors import message
 
 __all__ = [
     "DIGEST_NBYTES", "FIX", "PROCESS", "PROVIDER", "RULE", "Ask", "Switch", "agree", "digest",
-    "disagreement", "lines", "pairs_that_differ", "source_line", "who",
+    "disagreement", "lines", "pairs_that_differ", "source_line", "timeout", "who",
 ]
 
 RULE = (
@@ -35,6 +36,12 @@ FIX = "call on every rank of the group what any of them calls: no `if rank == 0:
 
 DIGEST_NBYTES = 64
 _PARTS = (16, 8, 8, 16, 16)  # what all share, the call, the transition, sent, expected
+
+
+def timeout() -> timedelta:
+    """How long a collective may wait for other ranks: WEFT_TIMEOUT seconds, 300 by default."""
+    return timedelta(seconds=float(os.environ.get("WEFT_TIMEOUT", "300")))
+
 
 _FACTS = {
     "all_gather": ("dtype", "list of sizes"),

@@ -21,6 +21,7 @@ import contextvars
 import os
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from types import FrameType
@@ -28,7 +29,7 @@ from typing import Any
 
 import torch
 
-from weft.comm.asking import FIX, RULE, lines, source_line, who
+from weft.comm.asking import FIX, RULE, lines, source_line, timeout, who
 from weft.comm.global_state import GlobalState
 from weft.errors import CommunicationError, message
 
@@ -41,15 +42,23 @@ Finish = Callable[[list[Any]], Sequence[Any]]
 SIGNALS_S = 0.2
 """How long, in seconds, a run may be blind to a signal such as Ctrl-C."""
 
-_RUNS = threading.Lock()
-"""Held by a run that is not inside of another: what is global is that of one run at a time, so the
-runs of several threads come one after the other."""
+
+class _Runs:
+    """The run that is not inside of another, if there is one, has the lock: what is global is that
+    of one run at a time, so the runs of several threads come one after the other."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.baton: Baton | None = None
+
+
+_RUNS = _Runs()
 
 
 def _renew() -> None:
     """In a forked process, which has none of the other threads."""
     global _RUNS
-    _RUNS = threading.Lock()
+    _RUNS = _Runs()
 
 
 if hasattr(os, "register_at_fork"):
@@ -101,22 +110,31 @@ class Baton:
         self.finished.acquire()
         self.failure: BaseException | None = None
         self.stopped = False
+        self.num_meetings = 0  # that ranks have come to
 
     def run(self, body: Callable[[Runner], Any]) -> list[Any]:
         """Call `body(runner)` as each rank; the results in rank order.
 
         Raises:
             The exception of the first rank that fails; the others are unwound.
+            CommunicationError: the run of another thread, which comes first, does not go on.
         """
         if current_runner() is not None:
             return self._run(body)
         runs = _RUNS
-        while not runs.acquire(timeout=SIGNALS_S):  # by then a signal has been looked at
-            pass
+        seen, since = (None, 0), time.monotonic()
+        while not runs.lock.acquire(timeout=SIGNALS_S):  # by then a signal has been looked at
+            now = runs.baton, runs.baton.num_meetings if runs.baton else 0
+            if now != seen:
+                seen, since = now, time.monotonic()
+            elif time.monotonic() - since > timeout().total_seconds():
+                raise CommunicationError(_never_ends(seen[0]))
         try:
+            runs.baton = self
             return self._run(body)
         finally:
-            runs.release()
+            runs.baton = None
+            runs.lock.release()
 
     def _run(self, body: Callable[[Runner], Any]) -> list[Any]:
         outer = GlobalState(self.generators)
@@ -156,6 +174,7 @@ class Baton:
         self._check_thread(runner, what)
         if self.stopped:
             raise _Unwound
+        self.num_meetings += 1
         key = (members, what)
         here = self.meetings.setdefault(key, {})
         here[place] = deposit
@@ -257,6 +276,19 @@ class Baton:
         if self.failure is None:
             self.failure = error
         self.stopped = True
+
+
+def _never_ends(baton: Baton | None) -> str:
+    """What a run says that has waited for that of another thread."""
+    ranks, patience = len(baton.runners) if baton else 0, timeout().total_seconds()
+    return message(
+        "a run of simulated ranks", f"the run of another thread, of {ranks} ranks, holds the "
+        f"simulation, and none of its ranks has come to a collective for {patience:g} s",
+        "runs of several threads come one after the other; so a thread that a rank has started "
+        "and waits for starts no run", ["this thread"],
+        "start the run in the rank's own thread; if the other run merely needs longer, "
+        "WEFT_TIMEOUT=600",
+    )
 
 
 def _waits(runner: Runner, frame: FrameType | None) -> str:

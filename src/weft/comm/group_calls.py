@@ -5,17 +5,15 @@ torch orders a group by rank; our order is the mesh's, and `places` translates.
 
 from __future__ import annotations
 
-import os
 import traceback
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from weft.comm.asking import Ask, lines, source_line
+from weft.comm.asking import Ask, lines, source_line, timeout
 from weft.comm.communicator import Communicator, Wait
 from weft.comm.lent import lend
 from weft.comm.point_to_point import UnderWay
@@ -23,12 +21,7 @@ from weft.comm.roll_call import RollCall
 from weft.core import AxisName
 from weft.errors import CommunicationError, message
 
-__all__ = ["GroupCalls", "backend_of", "gave_up", "timeout"]
-
-
-def timeout() -> timedelta:
-    """How long a collective may wait for other ranks: WEFT_TIMEOUT seconds, 300 by default."""
-    return timedelta(seconds=float(os.environ.get("WEFT_TIMEOUT", "300")))
+__all__ = ["GroupCalls", "backend_of", "gave_up"]
 
 
 class GroupCalls(Communicator):

@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from weft.comm.asking import timeout
 from weft.comm.bound_mesh import BoundMesh, Rows, World, current_mesh
 from weft.comm.communicator import Communicator
-from weft.comm.group_calls import timeout
 from weft.comm.process_world import backend_for, process_world
 from weft.comm.simulated import current_simulated_world
 from weft.core import AxisName, Mesh

@@ -18,10 +18,10 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 
-from weft.comm.asking import Ask
+from weft.comm.asking import Ask, timeout
 from weft.comm.bound_mesh import BoundMesh, Rows, World
 from weft.comm.communicator import Communicator
-from weft.comm.group_calls import backend_of, gave_up, timeout
+from weft.comm.group_calls import backend_of, gave_up
 from weft.comm.lent import settle
 from weft.comm.point_to_point import UnderWay
 from weft.comm.process_group import ProcessCommunicator
