@@ -3,7 +3,7 @@ width, which lie in the same order once the highest bit is turned."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
 
@@ -33,26 +33,27 @@ def from_order(x: Tensor, dtype: torch.dtype) -> Tensor:
 def by_order(lookup: Lookup) -> Lookup:
     """Sorts: `lookup` answers for the signed numbers. Values are the first of two results; a single
     one names places."""
-    @wraps(lookup)
-    def found(
-        call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
-    ) -> Algorithm | Decision | None:
-        dtype = getattr(torch, call.tensors[0].dtype)
-        if dtype not in SIGNED or not any(layouts[0].dims):
-            return lookup(call, layouts, wants_grad)
-        op = _overload(call)
-
-        def signed(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def signed(op: Any, dtype: torch.dtype) -> Callable[..., Any]:
+        def sort(x: Tensor, *args: Any, **kwargs: Any) -> Any:
             out = op(to_order(x), *args, **kwargs)
             return out if isinstance(out, Tensor) else (from_order(out[0], dtype), *out[1:])
 
-        return Composite(signed)
+        return sort
 
-    return found
+    return _as_signed(lookup, signed)
 
 
 def by_bits(lookup: Lookup) -> Lookup:
     """Elements that change places: `lookup` answers for signed ones of the same bits."""
+    return _as_signed(
+        lookup, lambda op, dtype: lambda x, *args: op(x.view(SIGNED[dtype]), *args).view(dtype)
+    )
+
+
+def _as_signed(
+    lookup: Lookup, signed: Callable[[Any, torch.dtype], Callable[..., Any]]
+) -> Lookup:
+    """Where the numbers are unsigned and cut, what `signed` makes of the op and their dtype."""
     @wraps(lookup)
     def found(
         call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
@@ -60,8 +61,7 @@ def by_bits(lookup: Lookup) -> Lookup:
         dtype = getattr(torch, call.tensors[0].dtype)
         if dtype not in SIGNED or not any(layouts[0].dims):
             return lookup(call, layouts, wants_grad)
-        op = _overload(call)
-        return Composite(lambda x, *args: op(x.view(SIGNED[dtype]), *args).view(dtype))
+        return Composite(signed(_overload(call), dtype))
 
     return found
 
