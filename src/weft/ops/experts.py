@@ -72,8 +72,7 @@ def _rule(call: Call) -> Rule:
         if len(b) == 2:  # stretches of columns, or of what is summed over
             whole |= {"n"} if len(a) == 3 else {"k"}
             whole.add("e")
-    reduce = {name: "sum" for name in ("k", "e")
-              if all((name,) not in dims for dims in (result,))}
+    reduce = {name: "sum" for name in ("k", "e") if (name,) not in result}
     return Rule(
         tuple(operands), (result,), sizes, reduce=reduce, whole=frozenset(whole),
         linear=((0,), (1,)),
