@@ -177,7 +177,7 @@ def report(
     """Print what came out; whether it is what it has to be."""
     up: Any = cut.model.blocks[0].up.weight
     rows = [
-        ("marked", f"blocks.0.up.weight is {up.layout}, its gradient {up.grad.layout}",
+        ("marked", f"blocks.0.up.weight is {up.sharding}, its gradient {up.grad.sharding}",
          isinstance(up, ShardTensor)),
         ("losses", f"of all steps agree to {difference:.1e}; {TOLERANCE:.0e} is allowed",
          difference <= TOLERANCE),

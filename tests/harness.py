@@ -141,7 +141,7 @@ def held(tensor: Tensor) -> Held:
     meta = (tuple(tensor.shape), tensor.dtype, tuple(tensor.stride()))
     if not isinstance(tensor, ShardTensor):
         return Held(None, tensor.clone(), tensor.clone(), *meta)
-    return Held(tensor.layout, tensor.to_local().clone(), tensor.full_tensor().clone(), *meta)
+    return Held(tensor.sharding, tensor.to_local().clone(), tensor.full_tensor().clone(), *meta)
 
 
 def flat(value: Any) -> list[Any]:

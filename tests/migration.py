@@ -84,5 +84,5 @@ def run(chosen: list[Line], mesh: Any, **more: Any) -> list[str]:
 
 def _text(value: Any) -> str:
     if isinstance(value, ShardTensor):
-        return str(value.layout)
+        return str(value.sharding)
     return str(value.text() if isinstance(value, Layout) else value)

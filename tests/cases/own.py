@@ -50,7 +50,7 @@ def _centered(x: Any) -> Any:
     varying = [weft.Partial() if axis in _cut(x) else weft.Replicate()
                for axis in x.device_mesh.axis_names]
     local = x.to_local() - mean.to_local(grad_placements=varying)
-    return ShardTensor.from_local(local, x.device_mesh, x.layout)
+    return ShardTensor.from_local(local, x.device_mesh, x.sharding)
 
 
 def _cut(x: Any) -> dict[Any, str]:

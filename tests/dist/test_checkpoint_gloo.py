@@ -73,7 +73,7 @@ def read(mesh: Any, folder: str) -> tuple[dict[str, torch.Tensor], int]:
     module, optimizer = built(mesh, {
         "up.bias": P("dp"), "up.weight": P(None, "tp"), "down.*": P(("tp", "dp")), "none": P(),
     })
-    layouts = [each.layout for each in module.parameters()]  # type: ignore[attr-defined]
+    layouts = [each.sharding for each in module.parameters()]  # type: ignore[attr-defined]
     torch.manual_seed(9)
     found = state(module, optimizer)
     dcp.load(found, checkpoint_id=folder)
@@ -81,7 +81,7 @@ def read(mesh: Any, folder: str) -> tuple[dict[str, torch.Tensor], int]:
                    optim_state_dict=found["optimizer"])
     torch.set_rng_state(found["random"])
     train(mesh, module, optimizer, 2)
-    assert layouts == [each.layout for each in module.parameters()]  # type: ignore
+    assert layouts == [each.sharding for each in module.parameters()]  # type: ignore
     return whole(module), len(layouts)
 
 

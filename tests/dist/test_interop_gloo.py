@@ -43,7 +43,7 @@ def both_ways(mesh: Any, spec: P, shape: tuple[int, ...]) -> Any:
     x = ShardTensor.from_local(local, mesh, layout)
     d = weft.to_dtensor(x)
     back = weft.from_dtensor(d)
-    assert back.layout == layout and back.to_local().data_ptr() == local.data_ptr()
+    assert back.sharding == layout and back.to_local().data_ptr() == local.data_ptr()
     return x.full_tensor(), d.full_tensor(), back.full_tensor()
 
 
@@ -79,7 +79,7 @@ def redistributed(mesh: Any, shape: tuple[int, int]) -> Any:
         for after in product(USES, repeat=2):
             asked = d.redistribute(placements=after)
             ours = x.redistribute(placements=after)
-            assert weft.from_dtensor(asked).layout == ours.layout
+            assert weft.from_dtensor(asked).sharding == ours.sharding
             found.append((
                 f"{before} -> {after}", torch.equal(asked.to_local(), ours.to_local()),
                 torch.equal(ours.full_tensor(), full_of(*shape)),
@@ -204,7 +204,7 @@ def terms_cross(mesh: Any, kind: str) -> Any:
     ours = ShardTensor.from_local(terms, mesh, P(partial={"dp": kind}), shape=(6,))
     given = weft.to_dtensor(ours)
     (given * given).sum().backward()
-    return str(came.layout), leaf.grad.full_tensor(), str(ours.layout), x.grad.full_tensor()
+    return str(came.sharding), leaf.grad.full_tensor(), str(ours.sharding), x.grad.full_tensor()
 
 
 @pytest.mark.parametrize("kind", ["sum", "avg"])
@@ -364,7 +364,7 @@ def on_part_of_the_world(mesh: Any) -> Any:
     column = theirs.distribute_tensor(full_of(5, 2) + mesh.rank // 2, torchs, [SHARD(0)],
                                       src_data_rank=None)
     back = weft.from_dtensor(column)
-    return inside, d.shape, weft.from_dtensor(d).layout, whole, back.full_tensor()
+    return inside, d.shape, weft.from_dtensor(d).sharding, whole, back.full_tensor()
 
 
 def test_meshes_that_are_part_of_the_world(gloo: GlooWorld) -> None:

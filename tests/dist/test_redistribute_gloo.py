@@ -95,7 +95,7 @@ def bytes_of_scatter(mesh: Any, spec: P) -> tuple[Any, int]:
     with counted() as seen:
         x = weft.scatter_tensor(full if mesh.rank == 1 else None, 1, mesh, spec)
     assert time.monotonic() - start < 30
-    assert torch.equal(x.to_local(), block(x.layout, full, mesh.here))
+    assert torch.equal(x.to_local(), block(x.sharding, full, mesh.here))
     return seen, x.to_local().nbytes
 
 
@@ -121,12 +121,12 @@ def started(mesh: Any, shape: tuple[int, ...]) -> list[Any]:
     z = x.redistribute(placements=P("tp"), async_op=True)
     assert {type(one._local) for one in (unused, y, z, *kept)} == {InFlight}
     if mesh.rank == 2:
-        assert torch.equal(z.detach().to_local(), block(z.layout, full, mesh.here))
+        assert torch.equal(z.detach().to_local(), block(z.sharding, full, mesh.here))
     (y * y + z).sum().backward()
-    assert torch.equal(x.grad.to_local(), block(x.layout, 2 * full + 1, mesh.here))
+    assert torch.equal(x.grad.to_local(), block(x.sharding, 2 * full + 1, mesh.here))
     if mesh.rank < 2:  # sums of the value and of zeros: exact
         for one in kept:
-            assert torch.equal(one.to_local(), block(one.layout, full, mesh.here))
+            assert torch.equal(one.to_local(), block(one.sharding, full, mesh.here))
     return [type(unused._local) is InFlight]
 
 

@@ -100,7 +100,7 @@ def test_one_rank_prints_the_loss(gloo: GlooWorld) -> None:
 def infer(mesh: Any) -> tuple[str, float]:
     rows = (3, 0, 4, 2)[mesh.rank]
     x = ShardTensor.from_local(torch.full((rows, 2), 1.0), mesh, P(("dp", "tp")), run_check=True)
-    return str(x.layout), x.sum().item()
+    return str(x.sharding), x.sum().item()
 
 
 def test_from_local_of_ragged_rows(gloo: GlooWorld) -> None:

@@ -86,7 +86,7 @@ def known_on_one_rank(mesh: Any, place: int) -> Any:
                 assert f"{loss}" == f"{loss.item()}"
                 assert abs(float(f"{loss:.9f}") - loss.item()) < 1e-9
             found.append([loss.item(), float(loss.detach()), loss.detach().view(()).item()
-                          if loss.layout.is_replicated else loss.data.item()])
+                          if loss.sharding.is_replicated else loss.data.item()])
     return found
 
 
@@ -109,7 +109,7 @@ def read(mesh: Any, folder: str) -> Any:
     with pytest.raises(MeshError, match="written by rank"):
         torch.load(Path(folder) / f"{(mesh.rank + 1) % 4}.pt")
     y = x.redistribute(mesh, P(None, "all"))
-    return x.full_tensor(), y.full_tensor(), str(y.layout)
+    return x.full_tensor(), y.full_tensor(), str(y.sharding)
 
 
 def test_files_are_read_by_another_program(gloo: GlooWorld, tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def of_gradients(model: torch.nn.Module, dp: int, tp: int, with_sequences: bool)
         shape = list(parameter._meta.local_shape)
         if "wpe" in name or "position_embeddings.weight" in name:
             shape[0] = SIZES["even"].length  # no more positions are used, and sent
-        in_shards = with_sequences and parameter.layout.is_replicated and not OUTSIDE.search(name)
+        in_shards = with_sequences and parameter.sharding.is_replicated and not OUTSIDE.search(name)
         total += all_reduce(math.prod(shape) * 4, dp * tp if in_shards else dp)
     return total
 

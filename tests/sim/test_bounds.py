@@ -29,7 +29,7 @@ def received(bound: Bound, name: str, on: Any) -> tuple[int, int]:
         if bound.grad:
             for one in flat(out):
                 if one.requires_grad:
-                    dual = one.layout.replace(partial=None)
+                    dual = one.sharding.replace(partial=None)
                     gradient = ShardTensor.from_local(torch.ones_like(one.to_local()), on, dual)
                     one.backward(gradient, retain_graph=True)
     totals = {"forward": 0, "backward": 0}

@@ -37,7 +37,7 @@ def test_the_first_steps_are_those_of_one_process() -> None:
     def on_rank(_: Any) -> tuple[list[float], float]:
         training = annotate.annotated(data, 1, Mesh(range(4), (2, 2), ("data", "model")))
         up = training.model.blocks[0].up.weight
-        assert type(up) is ShardTensor and str(up.layout) == "[192@model, 48]"
+        assert type(up) is ShardTensor and str(up.sharding) == "[192@model, 48]"
         assert type(training.model.head.weight) is torch.nn.Parameter
         return trained(training)
 

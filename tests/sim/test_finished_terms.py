@@ -22,7 +22,7 @@ def terms(mesh: Any, leaf: bool = False) -> tuple[Any, Any]:
     x = weft.distribute_tensor(X, mesh, P(None, "tp")).requires_grad_()
     w = weft.distribute_tensor(W, mesh, P("tp"))
     y = x @ w
-    assert y.layout.is_partial
+    assert y.sharding.is_partial
     return (y.detach().requires_grad_(), None) if leaf else (y, x)
 
 
@@ -39,7 +39,7 @@ def test_terms_are_summed_once() -> None:
             out = (scaled + y).relu()
         moved = [(event.op, event.transition, event.nbytes) for event in log.events]
         out.sum().backward()
-        return moved, y.layout.is_partial, out.layout.is_replicated, x.grad.full_tensor()
+        return moved, y.sharding.is_partial, out.sharding.is_replicated, x.grad.full_tensor()
 
     x = X.clone().requires_grad_()
     y = x @ W
@@ -89,12 +89,12 @@ def test_it_stays_the_tensor_that_it_is() -> None:
     """Its layout, its local tensor, identities and views."""
     def program(mesh: Any) -> Any:
         y, _ = terms(mesh)
-        before, local = y.layout, y.to_local()
+        before, local = y.sharding, y.to_local()
         y.relu()
-        assert y.layout == before and torch.equal(y.to_local(), local)
+        assert y.sharding == before and torch.equal(y.to_local(), local)
         assert y.double() is y
         view = y.detach().view(24)
-        assert view.layout.is_partial
+        assert view.sharding.is_partial
         view.zero_()
         return y.relu().full_tensor(), y.detach().relu().full_tensor()
 
@@ -186,7 +186,7 @@ def test_a_rank_outside_the_mesh_knows_the_layouts() -> None:
         local = X.clone() if mesh.here is not None else X.new_empty(0)
         y = ShardTensor.from_local(local, mesh, layout)
         made = [y * 2, y.relu(), y * 2, y + y.relu(), torch.nn.functional.silu(y), y.view(24)]
-        return [str(each.layout) for each in made]
+        return [str(each.sharding) for each in made]
 
     outcomes = weft.testing.run(program, 3, {"all": 3})
     assert outcomes[0] == outcomes[1] == outcomes[2]

@@ -56,7 +56,7 @@ def test_every_pair_of_placements_passes_both_ways(rank: int, names: Any) -> Non
         for shape in ((5, 7), (1, 6), (0, 4)):
             d = block(mesh, placements, shape)
             x = weft.from_dtensor(d)
-            assert x.layout == Layout(mesh, shape, placements)  # type: ignore
+            assert x.sharding == Layout(mesh, shape, placements)  # type: ignore
             assert x.to_local().data_ptr() == d._local_tensor.data_ptr()
             assert x.stride() == d.stride()
             back = weft.to_dtensor(x)
@@ -88,7 +88,7 @@ def test_orders_of_axes_are_torchs_own(rank: int) -> None:
         meta = TensorMeta(torch.Size((12, 6)), (6, 1), torch.float32)
         spec = DTensorSpec(mesh, plain, meta, shard_order=entries)
         ordered = DTensor(x.to_local(), spec, requires_grad=False)  # type: ignore[call-arg]
-        assert weft.from_dtensor(ordered).layout == layout
+        assert weft.from_dtensor(ordered).sharding == layout
     assert said > 0
 
 
@@ -99,19 +99,19 @@ def test_views_keep_their_strides(rank: int) -> None:
     assert (x.stride(), x.shape) == (d.stride(), d.shape) == ((1, 5), (5, 7))
     assert weft.to_dtensor(x).stride() == (1, 5)
     number = weft.from_dtensor(block(mesh, [theirs.Partial()], ()))
-    assert str(number.layout) == "[] partial(sum@0)"
+    assert str(number.sharding) == "[] partial(sum@0)"
     assert weft.to_dtensor(number).placements == (theirs.Partial("sum"),)
 
 
 def test_names_of_a_mesh_of_the_same_ranks(rank: int) -> None:
     mesh, named = init_device_mesh("cpu", (2, 3)), weft.init_mesh({"dp": 2, "tp": 3})
     d = block(mesh, [theirs.Shard(0), theirs.Replicate()], (4, 4))
-    assert str(ShardTensor.from_dtensor(d, named).layout) == "[4@dp, 4]"
+    assert str(ShardTensor.from_dtensor(d, named).sharding) == "[4@dp, 4]"
     x = weft.ones(4, 4, mesh=named, spec=P(None, "tp"))
     assert x.to_dtensor(mesh).device_mesh is mesh
     assert x.to_dtensor().device_mesh.mesh_dim_names == ("dp", "tp")
     for one, other in ((x, d), (d, x)):  # one operand says how axes are called
-        assert str((one + other).layout.mesh) == str(named.abstract)
+        assert str((one + other).sharding.mesh) == str(named.abstract)
     with pytest.raises(MeshError, match=r"both meshes have the same sizes and ranks"):
         weft.from_dtensor(d, weft.init_mesh({"dp": 3, "tp": 2}))
     with pytest.raises(MeshError, match=r"both meshes have the same sizes and ranks"):
@@ -209,10 +209,10 @@ def test_calls_without_a_shardtensor_stay_dtensors(rank: int) -> None:
 def test_entries_take_dtensors_as_what_they_are(rank: int) -> None:
     mesh = init_device_mesh("cpu", (6,))
     d = block(mesh, [theirs.Shard(0)], (12, 2))
-    assert str(weft.distribute_tensor(d, mesh, P(0)).layout) == "[12@0, 2]"
+    assert str(weft.distribute_tensor(d, mesh, P(0)).sharding) == "[12@0, 2]"
     with pytest.raises(LayoutError, match="distributed as"):
         weft.distribute_tensor(d, mesh, P())
-    assert str(weft.spmd.mark_sharding(d, mesh, (0, None)).layout) == "[12@0, 2]"
+    assert str(weft.spmd.mark_sharding(d, mesh, (0, None)).sharding) == "[12@0, 2]"
     with pytest.raises(ShardTypeError, match="from_dtensor"):
         ShardTensor.from_local(d, mesh, P(0))
     x = weft.ones(12, 2, mesh=mesh, spec=P(0)).requires_grad_()

@@ -82,7 +82,7 @@ def test_a_cut_batch_needs_nothing_of_others(name: str) -> None:
                 out = copy.deepcopy(module)(cut)
             out = out[0] if isinstance(out, tuple) else out
             assert sum(event.nbytes for event in log.events) == 0, log.events
-            assert out.layout.dims[0] == (0,) and out.layout.cuts[0] == cut.layout.cuts[0]
+            assert out.sharding.dims[0] == (0,) and out.sharding.cuts[0] == cut.sharding.cuts[0]
         return True
 
     assert on_ranks(on_rank) == [True] * 3
@@ -101,10 +101,10 @@ def test_attention_of_a_cut_batch_stays(need_weights: bool) -> None:
         with weft.explain() as log:
             out, found = module(q, q, q, key_padding_mask=mask, need_weights=need_weights)
         assert not log.events
-        assert str(out.layout.dims) == "((), (0,), ())"
+        assert str(out.sharding.dims) == "((), (0,), ())"
         torch.testing.assert_close(out.full_tensor(), due)
         if need_weights:
-            assert found.layout.dims[0] == (0,)
+            assert found.sharding.dims[0] == (0,)
             torch.testing.assert_close(found.full_tensor(), weights)
         return True
 
@@ -315,7 +315,7 @@ def test_weights_of_recurrent_networks_stay_in_their_blocks(monkeypatch: Any) ->
         plain = nn.GRU(4, 3)
         asked.clear()
         module = weft.nn.distribute_module(plain, mesh, shardings={"weight*": P("x")})
-        return module.double().weight_ih_l0.layout.dims[0], bool(asked)
+        return module.double().weight_ih_l0.sharding.dims[0], bool(asked)
 
     assert on_ranks(on_rank, 2) == [((0,), False)] * 2
     module = nn.GRU(4, 3)

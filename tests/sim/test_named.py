@@ -33,7 +33,7 @@ def received(one: Named, way: Way, on: Any) -> tuple[int, int]:
         out = one.fn(*given)
         for result in flat(out):
             if isinstance(result, weft.ShardTensor) and result.requires_grad:
-                dual = result.layout.replace(cuts=result.layout.cuts, partial=None)
+                dual = result.sharding.replace(cuts=result.sharding.cuts, partial=None)
                 gradient = torch.ones_like(result.to_local().detach())
                 result.backward(
                     weft.ShardTensor.from_local(gradient, on, dual), retain_graph=True

@@ -102,8 +102,8 @@ def test_without_shardings_all_is_replicated_with_the_first_ranks_values() -> No
         nn.init.constant_(module.weight, mesh.rank)
         with mesh:
             weft.distribute_module(module)
-        assert sharded(module.bias).layout.is_replicated
-        assert sharded(module.weight).layout.is_replicated
+        assert sharded(module.bias).sharding.is_replicated
+        assert sharded(module.weight).sharding.is_replicated
         return sharded(module.weight).to_local().unique().tolist()
 
     assert on_ranks(on_rank) == [[0.0]] * 4
@@ -147,7 +147,7 @@ def test_what_is_distributed_already_stays_or_has_to_agree() -> None:
         assert type(module[1].weight) is nn.Parameter
         weft.distribute_module(module, mesh, shardings={"1.*": P("dp")})
         assert module[0].weight is weight
-        assert weight.layout == Layout(mesh, (4, 3), P("dp"))
+        assert weight.sharding == Layout(mesh, (4, 3), P("dp"))
 
     on_ranks(on_rank)
 

@@ -285,13 +285,13 @@ def test_state_dicts_fill_what_to_empty_has_made() -> None:
     def on_rank(mesh: Any) -> None:
         for assign in (False, True):
             module = laid(on_meta(lambda: copy.deepcopy(dense).to("meta")), mesh)
-            layouts = {name: each.layout for name, each in module.state_dict().items()}
+            layouts = {name: each.sharding for name, each in module.state_dict().items()}
             identities = list(map(id, module.parameters()))
             if not assign:
                 module.to_empty(device="cpu")
                 assert list(map(id, module.parameters())) == identities
             module.load_state_dict(dense.state_dict(), assign=assign)
-            assert layouts == {name: each.layout for name, each in module.state_dict().items()}
+            assert layouts == {name: each.sharding for name, each in module.state_dict().items()}
             found = full_state(module)
             assert all(torch.equal(found[k], each) for k, each in dense.state_dict().items())
             layer: Any = module[0]  # type: ignore[index]
@@ -315,7 +315,7 @@ def test_gradients_go_to_the_meta_device_and_come_back() -> None:
             for each in module.parameters():
                 assert each.grad.dtype is each.dtype is dtype
                 assert each.grad.device.type == each.device.type == device
-                assert each.grad.layout == each.layout and each.grad.shape == each.shape
+                assert each.grad.sharding == each.sharding and each.grad.shape == each.shape
 
     weft.testing.run(on_rank, mesh={"x": 2})
 
@@ -333,13 +333,13 @@ def test_a_tensor_without_memory() -> None:
             x.copy_(torch.ones(5, 4)).zero_()
         assert weft.rng_state()[1] == 0  # nothing was drawn
         for other in (copy.deepcopy(x), pickle.loads(pickle.dumps(x)), x.half(), x.clone()):
-            assert other.is_meta and other.layout == x.layout
+            assert other.is_meta and other.sharding == x.sharding
             assert other.device_mesh is mesh
         with pytest.raises(UnsupportedOpError, match="no values to bring along"):
             x.to("cpu")
         filled = torch.empty_like(x, device="cpu")
-        assert not filled.is_meta and filled.is_cpu and filled.layout == x.layout
+        assert not filled.is_meta and filled.is_cpu and filled.sharding == x.sharding
         back = filled.to("meta")
-        assert back.is_meta and back.layout == x.layout
+        assert back.is_meta and back.sharding == x.sharding
 
     weft.testing.run(on_rank, mesh={"x": 2})

@@ -71,7 +71,7 @@ def tensors_of(module: nn.Module) -> dict[str, Any]:
 
 
 def layouts(module: nn.Module) -> dict[str, Any]:
-    return {name: each.layout for name, each in tensors_of(module).items()}
+    return {name: each.sharding for name, each in tensors_of(module).items()}
 
 
 def assert_as(module: nn.Module, dense: nn.Module) -> None:
@@ -115,7 +115,7 @@ def test_state_dicts_of_every_kind_are_loaded(
                 case "full":
                     return each.clone()
                 case "as they lie":
-                    return weft.distribute_tensor(each, mesh, module.state_dict()[name].layout)
+                    return weft.distribute_tensor(each, mesh, module.state_dict()[name].sharding)
                 case "of other layouts":
                     return weft.distribute_tensor(each, mesh, P("dp" if each.ndim == 1 else "tp"))
             return weft.distribute_tensor(each, other, P("x"))
@@ -134,7 +134,7 @@ def test_state_dicts_of_every_kind_are_loaded(
         assert module.turn is module.again
         if assign and kind in ("of other layouts", "on other meshes"):
             for name, each in loaded.items():
-                assert module.state_dict()[name].layout == each.layout  # type: ignore
+                assert module.state_dict()[name].sharding == each.sharding  # type: ignore
             return
         assert layouts(module) == before
         if not assign:
@@ -157,12 +157,12 @@ def test_assigned_tensors_keep_their_dtype_and_tied_weights_stay_tied() -> None:
         module = distributed(dense, mesh, {"token.*": P("tp")})
         module.load_state_dict(state, assign=True)
         assert module.token.weight is module.head.weight
-        assert str(module.token.weight.layout) == "[7@tp, 5]"
+        assert str(module.token.weight.sharding) == "[7@tp, 5]"
         assert_as(module, _loaded(dense, state))
         given = {name: weft.distribute_tensor(each, mesh, P("dp")) for name, each in state.items()}
         module.load_state_dict(given, assign=True)
         assert module.token.weight is module.head.weight
-        assert str(module.token.weight.layout) == "[7@dp, 5]"
+        assert str(module.token.weight.sharding) == "[7@dp, 5]"
 
     on_ranks(on_rank)
 
@@ -198,7 +198,7 @@ load_state_dict(state_dict): 6 of 7 tensors have another shape than those of the
   Offenders: scale: (3,), not (6,) ([6@tp]), first.weight: (5, 6), not (9, 6) ([9@tp, 6]), \
 first.bias: (5,), not (9,) ([9@tp]), last.weight: (6, 7), not (6, 9) ([6, 9@tp{7,2}]), \
 turn.weight: (3, 6), not (6, 6) ([6@dp, 6]), again.weight: (3, 6), not (6, 6) ([6@dp, 6])
-  Fix: weft.ShardTensor.from_local(block, mesh, module.state_dict()['scale'].layout), where a \
+  Fix: weft.ShardTensor.from_local(block, mesh, module.state_dict()['scale'].sharding), where a \
 block of a rank was meant"""
     assert one.endswith("""\
 1 of 7 tensors have another shape than those of the Net.
@@ -262,7 +262,7 @@ def test_changes_are_those_of_the_plain_module(name: str) -> None:
         for one, two in zip(module.parameters(), plain.parameters()):
             assert (one.grad is None) == (two.grad is None)
             if one.grad is not None:
-                assert one.grad.dtype == two.grad.dtype and one.grad.layout == one.layout
+                assert one.grad.dtype == two.grad.dtype and one.grad.sharding == one.sharding
                 eps = max(torch.finfo(two.grad.dtype).eps, 1e-5)  # they are of float32, cast
                 torch.testing.assert_close(one.grad.full_tensor(), two.grad, rtol=eps, atol=1e-5)
         module.zero_grad()
@@ -562,8 +562,8 @@ def test_a_module_of_another_class_of_containers() -> None:
         module = distributed(dense, mesh, {
             "list.0.*": P("tp"), "map.a.0.weight": P(None, "tp"), "weights.*": P("dp"),
             "named.w": P("tp")})
-        assert [str(each.layout) for each in module.weights] == ["[3@dp]", "[3@dp]"]
-        assert str(module.named["w"].layout) == "[3@tp, 2]"
+        assert [str(each.sharding) for each in module.weights] == ["[3@dp]", "[3@dp]"]
+        assert str(module.named["w"].sharding) == "[3@tp, 2]"
         assert_as(module, dense)
         out = module(X)
         out.square().sum().backward()

@@ -72,7 +72,7 @@ def layouts_in(module: nn.Module) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, inner in module.named_modules():
         inner.register_forward_hook(
-            lambda _, inputs, out, name=name: found.__setitem__(name, str(out.layout)))
+            lambda _, inputs, out, name=name: found.__setitem__(name, str(out.sharding)))
     return found
 
 
@@ -149,11 +149,11 @@ def test_styles_pin_what_they_are_told_along_their_axis() -> None:
             "2": RowwiseParallel("tp", output_layouts=Shard(1)),
         })
         entered: list[Any] = []
-        module[0].register_forward_pre_hook(lambda _, inputs: entered.append(inputs[0].layout))
+        module[0].register_forward_pre_hook(lambda _, inputs: entered.append(inputs[0].sharding))
         out = module(weft.distribute_tensor(x, mesh, P("dp", "tp")))
         whole = weft.distribute_module(nn.Linear(4, 6), mesh, shardings={
             "": ColwiseParallel("tp", output_layouts=P("tp"))})(x)
-        return str(entered[0]), held(out.detach()), str(whole.layout), str(
+        return str(entered[0]), held(out.detach()), str(whole.sharding), str(
             weft.nn.report(module)).splitlines()[-2:]
 
     ranks = on_ranks(on_rank)
@@ -203,7 +203,7 @@ def test_sequence_parallel_leaves_what_else_cuts_its_input() -> None:
             Layout(mesh, (5, 3, 4), [Replicate(), Shard(0, sizes=(1, 4))]),
         ):
             x = weft.ones(5, 3, 4, mesh=mesh, spec=layout)
-            found.append(str(module(x).layout))
+            found.append(str(module(x).sharding))
         with pytest.raises(LayoutError, match="dim is 2, the activation is") as caught:
             style = SequenceParallel("tp", sequence_dim=2)
             weft.distribute_module(nn.Dropout(), mesh, shardings={"": style})(
@@ -271,7 +271,8 @@ def test_inputs_are_pinned_by_position_and_name() -> None:
             lambda _, args, kwargs: seen.extend([args[0], kwargs["mask"], kwargs["times"]]),
             with_kwargs=True)
         out = module["a"](torch.ones(3, 4), mask=torch.ones(3, 4), times=2)
-        return [seen[0], str(seen[1].layout), str(seen[2].layout), str(seen[3]), str(out.layout)]
+        laid = [str(one.sharding) for one in (seen[1], seen[2], out)]
+        return [seen[0], *laid[:2], str(seen[3]), laid[2]]
 
     assert on_ranks(on_rank)[0] == ["kept", "[3@dp, 4]", "[3, 4@tp]", "2", "[3@dp, 4@tp]"]
 

@@ -121,7 +121,7 @@ def test_new_lengths_and_data() -> None:
             values, places = torch.sort(x, stable=True)
             due = torch.sort(whole.double(), stable=True)
             assert values.tolist() == due[0].tolist() and places.tolist() == due[1].tolist()
-            assert values.layout == x.layout
+            assert values.sharding == x.sharding
             assert x.median().item() == whole.double().median().item()
 
     weft.testing.run(on_rank, 3, LINE)

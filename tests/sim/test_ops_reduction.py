@@ -26,6 +26,6 @@ def test_what_distributions_ask_of_their_arguments_moves_none_of_them() -> None:
             x = weft.distribute_tensor(full, mesh, P("dp"))
             for function in (torch._is_all_true, torch._is_any_true):
                 found: Any = function(x)
-                assert found.layout.partial and found.item() == function(full).item()
+                assert found.sharding.partial and found.item() == function(full).item()
 
     weft.testing.run(fn, 4, {"dp": 4})

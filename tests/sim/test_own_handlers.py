@@ -33,7 +33,7 @@ def handler(op: Any, function: Any) -> Iterator[Any]:
 
 def running_sum(x: Tensor) -> Tensor:
     """Along dim 0: no rule says it, for a shard needs the sums of those before it."""
-    assert type(x) is Tensor or not x.layout.dims[0]
+    assert type(x) is Tensor or not x.sharding.dims[0]
     return x.cumsum(0)
 
 
@@ -81,12 +81,12 @@ def test_a_handler_carries_out_the_op(form: str, way: str) -> None:
 
     def scan(x: Any, *_: Any, **__: Any) -> Any:
         seen.append(type(x))
-        cut = x.layout.dims[0]
-        if x.layout.is_partial or len(cut) > 1:  # bring it to what is dealt with below
-            dims = [cut[:1], *x.layout.dims[1:]]
+        cut = x.sharding.dims[0]
+        if x.sharding.is_partial or len(cut) > 1:  # bring it to what is dealt with below
+            dims = [cut[:1], *x.sharding.dims[1:]]
             whole = [None] * x.device_mesh.ndim
-            return scan(x.redistribute(placements=x.layout.replace(dims=dims, partial=whole)))
-        mesh, layout = x.device_mesh, x.layout
+            return scan(x.redistribute(placements=x.sharding.replace(dims=dims, partial=whole)))
+        mesh, layout = x.device_mesh, x.sharding
         local = call(x.to_local())  # on a plain tensor: the op itself
         if not cut:
             return ShardTensor.from_local(local, mesh, layout)
@@ -142,7 +142,7 @@ def test_not_implemented_goes_on_without() -> None:
         torch.testing.assert_close(double(x).full_tensor(), X * 2)
         torch.testing.assert_close(torch.tanh(x).full_tensor(), X.tanh())
         torch.testing.assert_close(x.tanh().full_tensor(), X.tanh())
-        return str(double(x).layout)
+        return str(double(x).sharding)
 
     with handler(double, declines), handler(torch.tanh, declines), handler(
         torch.ops.aten.tanh.default, declines
@@ -226,7 +226,7 @@ def test_plain_results_are_refused() -> None:
             "  Rule: a handler gets ShardTensors and returns ShardTensors, whose layouts say what "
             "each rank holds.",
             "  Offenders: shape (5, 6)",
-            "  Fix: ShardTensor.from_local(local, x.device_mesh, x.layout)",
+            "  Fix: ShardTensor.from_local(local, x.device_mesh, x.sharding)",
         ]
 
 

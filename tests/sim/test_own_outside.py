@@ -71,7 +71,7 @@ def facts(x: Any) -> Any:
         return [(name, facts(one)) for name, one in x.items()]
     if not isinstance(x, ShardTensor):
         return type(x)
-    return (str(x.layout), tuple(x.shape), x.dtype, tuple(x.stride()), x.requires_grad)
+    return (str(x.sharding), tuple(x.shape), x.dtype, tuple(x.stride()), x.requires_grad)
 
 
 CALLS = {

@@ -150,7 +150,7 @@ def test_no_gather(form: str) -> None:
                 forward = len(log.events)
                 y.backward(torch.ones(5, 3, dtype=torch.float64))
             torch.testing.assert_close(y.detach().full_tensor(), X @ W * 2)
-            said.append([str(y.layout), forward, [one.collective for one in log.events]])
+            said.append([str(y.sharding), forward, [one.collective for one in log.events]])
         return said
 
     with rule(op, "m k, k n -> m n", linear=[0, 1]):
@@ -518,7 +518,7 @@ def test_a_new_rule_makes_new_recipes() -> None:
                 for _ in range(2):
                     y = call(x, w)
                     torch.testing.assert_close(y.full_tensor(), X @ W * 2)
-                said.append(str(y.layout))
+                said.append(str(y.sharding))
         return said
 
     due = ["[5, 3] partial(sum@x)", "[5, 3]", "[5, 3] partial(sum@x)",
@@ -535,8 +535,8 @@ def test_rules_of_torch_s_own_ops() -> None:
         out = []
         for y in (torch.softmax(x, -1), x.softmax(-1), torch.nn.functional.softmax(x, dim=-1)):
             torch.testing.assert_close(y.full_tensor(), X.softmax(-1))
-            out.append(str(y.layout))
-        return [*out, str(torch.tanh(x).layout)]
+            out.append(str(y.sharding))
+        return [*out, str(torch.tanh(x).sharding)]
 
     before = weft.testing.run(on_rank, mesh={"x": 2})
     with rule(torch.ops.aten.softmax.int, "... s! -> ... s!"), rule(torch.tanh, "a b! -> a b!"):

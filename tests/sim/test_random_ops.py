@@ -66,7 +66,7 @@ def everywhere(
                 outs[0].backward(gradient=torch.ones_like(outs[0]))
                 outs.append(x.grad)
             return [
-                (one.layout, one.detach().to_local(), one.detach().full_tensor(), mesh.here)
+                (one.sharding, one.detach().to_local(), one.detach().full_tensor(), mesh.here)
                 for one in outs
             ]
 
@@ -257,7 +257,7 @@ def test_factories() -> None:
     ]
     for axes, where in (PLACES | TERMS).values():
         for made in weft.testing.run(lambda mesh, w=where: [
-            (one.layout, one.full_tensor(), layout(mesh, SHAPE, w)) for one in make(mesh, w)
+            (one.sharding, one.full_tensor(), layout(mesh, SHAPE, w)) for one in make(mesh, w)
         ], mesh=axes):
             for (lay, whole, wanted), value in zip(made, expected):
                 assert lay == wanted and torch.equal(whole, value)
@@ -267,7 +267,7 @@ def test_a_factory_makes_a_leaf() -> None:
     def on_rank(mesh: Any) -> None:
         x = weft.randn(4, 4, mesh=mesh, spec=P("x"), requires_grad=True)
         (x * 2).sum().backward()
-        assert x.is_leaf and x.grad.layout == x.layout
+        assert x.is_leaf and x.grad.sharding == x.sharding
         y = torch.rand_like(x, requires_grad=True)
         assert y.is_leaf and y.requires_grad
 
@@ -278,7 +278,7 @@ def test_randperm() -> None:
     def on_rank(mesh: Any) -> Tensor:
         torch.manual_seed(SEED)
         made = weft.randperm(11, mesh=mesh, spec=P("x"))
-        assert made.layout == Layout(mesh, (11,), P("x"))
+        assert made.sharding == Layout(mesh, (11,), P("x"))
         return made.full_tensor()
 
     found = [one for n in (1, 2, 3) for one in weft.testing.run(on_rank, mesh={"x": n})]

@@ -45,7 +45,7 @@ def test_init_of_a_parameter(name: str) -> None:
         weight = nn.Parameter(weft.ones(6, 4, mesh=mesh, spec=P("x")))
         assert INITS[name](weight) is weight and weight.is_leaf and weight.requires_grad
         (weight * 2).sum().backward()
-        assert weight.grad.layout == weight.layout
+        assert weight.grad.sharding == weight.sharding
 
     weft.testing.run(on_rank, mesh={"x": 2})
 
@@ -187,7 +187,7 @@ def test_each_rank_draws_its_own_part_only() -> None:
             with weft.explain() as log:
                 out = made.sample((3,))
             assert not log.events, type(made).__name__
-            assert out.layout.sizes_of(1) == (4, 4)
+            assert out.sharding.sizes_of(1) == (4, 4)
 
     weft.testing.run(on_rank, mesh={"x": 2})
 

@@ -39,7 +39,7 @@ def pieces_of(mesh: Any, x: Any) -> Any:
     if mesh.here is None:
         assert x.to_local().shape == (0,)
         return None
-    return x.to_local().detach().clone(), x.layout
+    return x.to_local().detach().clone(), x.sharding
 
 
 def check_blocks(dense: Tensor, mesh: Mesh, ranks: list[Any], what: str) -> None:
@@ -211,7 +211,7 @@ def test_facts_are_known_on_every_rank() -> None:
         with pytest.raises(LayoutError):
             y.redistribute(here, P(partial={"a": "avg"}))
         z = y.redistribute(here.abstract)  # a mesh's value; replicated
-        return str(y.layout), y.stride(), str(z.layout), (y * 2).sum(0).layout.text()
+        return str(y.sharding), y.stride(), str(z.sharding), (y * 2).sum(0).sharding.text()
 
     assert on_ranks(on_rank) == [("[5, 7@a]", (1, 5), "[5, 7]", "[7@a]")] * NUM_RANKS
 
@@ -244,7 +244,7 @@ def test_from_local_outside_has_to_be_told_the_shape() -> None:
         here = weft.init_mesh(one)
         told = ShardTensor.from_local(torch.ones(2, 5), here, P("a"), shape=(4, 5))
         if here.here is not None:
-            return str(told.layout), tuple(told.to_local().shape)
+            return str(told.sharding), tuple(told.to_local().shape)
         with pytest.raises(LayoutError) as caught:
             ShardTensor.from_local(torch.ones(2, 5), here, P("a"))
         assert str(caught.value).splitlines()[1:] == [
@@ -252,6 +252,6 @@ def test_from_local_outside_has_to_be_told_the_shape() -> None:
             "  Offenders: shape=None",
             "  Fix: from_local(x, mesh, [Shard(0)], shape=(8, 4)), or a Layout",
         ]
-        return str(told.layout), tuple(told.to_local().shape)
+        return str(told.sharding), tuple(told.to_local().shape)
 
     assert on_ranks(on_rank) == [("[4@a, 5]", (2, 5))] * 2 + [("[4@a, 5]", (0,))] * 3

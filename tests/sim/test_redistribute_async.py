@@ -42,7 +42,7 @@ def test_every_pair_equals_the_synchronous_one() -> None:
                 y = x.redistribute(placements=dst, async_op=async_op)
                 waits = is_in_flight(y)
                 assert waits == (async_op and weft.plan(src, dst).total_bytes > 0) or src == dst
-                assert y.layout == dst and y.requires_grad and y.grad_fn is not None
+                assert y.sharding == dst and y.requires_grad and y.grad_fn is not None
                 assert is_in_flight(y) == waits  # so far nothing needed its data
                 weight = torch.ones_like(y).detach().requires_grad_()
                 assert not is_in_flight(y)
@@ -91,7 +91,7 @@ def test_every_use_waits(use: str) -> None:
             y = x.redistribute(placements=P(None, "b"), async_op=async_op)
             assert is_in_flight(y) == async_op
             assert (y.shape, y.dtype, y.device.type, y.dim()) == ((5, 3), X.dtype, "cpu", 2)
-            assert y.layout == Layout(bound, (5, 3), P(None, "b"))
+            assert y.sharding == Layout(bound, (5, 3), P(None, "b"))
             assert not y.requires_grad and y.is_leaf
             outs.append(USES[use](y))
             assert not is_in_flight(y) and type(y._local) is torch.Tensor

@@ -26,8 +26,8 @@ def test_every_spelling_leads_to_the_same_layout() -> None:
         placements = [Shard(1), Replicate()]
         for _ in range(2):
             for given in (P(None, "a"), placements, tuple(placements), want, like):
-                assert x.redistribute(placements=given).layout == want
-                assert x.redistribute(mesh, given).layout == want
+                assert x.redistribute(placements=given).sharding == want
+                assert x.redistribute(mesh, given).sharding == want
 
     on_four(on_rank)
 
@@ -46,7 +46,7 @@ def test_a_result_requires_grad_where_autograd_records(dst: P) -> None:
                 assert not still.requires_grad and not still.to_local().requires_grad
                 moved = x.redistribute(placements=target)
                 assert moved.requires_grad and moved.grad_fn is not None
-                assert still.layout == moved.layout == Layout(mesh, (5, 3), target)
+                assert still.sharding == moved.sharding == Layout(mesh, (5, 3), target)
 
     on_four(on_rank)
 
@@ -61,7 +61,7 @@ def test_equal_meshes_on_other_devices_are_told_apart() -> None:
                     y = x.redistribute(device_mesh, spec)
                     assert y.device.type == y.to_local().device.type == device
                     assert y.device_mesh.device_type == device
-                    assert y.layout == Layout(mesh, (5, 3), spec)
+                    assert y.sharding == Layout(mesh, (5, 3), spec)
 
     on_four(on_rank)
 

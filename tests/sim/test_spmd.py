@@ -84,7 +84,7 @@ def test_global_meshes() -> None:
             spmd.mark_sharding(X, None, ("data",))
         spmd.set_global_mesh(row)
         assert spmd.get_global_mesh() is row
-        return str(spmd.mark_sharding(X, None, ("data",)).layout)
+        return str(spmd.mark_sharding(X, None, ("data",)).sharding)
 
     assert weft.testing.run(on_rank, 3) == ["[7@data, 6]"] * 3
 
@@ -97,13 +97,13 @@ def test_marks_place_values_and_gradients() -> None:
         of_xla = Mesh(range(4), (2, 2), ("x", "y"))
         leaf = X.clone().requires_grad_()
         x = spmd.mark_sharding(leaf, of_xla, ("y",))
-        assert isinstance(x, ShardTensor) and str(x.layout) == "[7@y, 6]"
+        assert isinstance(x, ShardTensor) and str(x.sharding) == "[7@y, 6]"
         y = spmd.mark_sharding_with_gradients(x * 2, mesh, (None, ("x", "y")))
-        assert str(y.layout) == "[7, 6@(x,y)]"
+        assert str(y.sharding) == "[7, 6@(x,y)]"
         y.retain_grad()
         (y * y).sum().backward()
         torch.testing.assert_close(leaf.grad, 8 * X)  # whole, on every rank
-        assert y.grad.layout == y.layout
+        assert y.grad.sharding == y.sharding
         assert spmd.sharding_type(y) is ShardingType.TILED
         assert spmd.sharding_spec(x) == "{devices=[2,1,2]<=[2,2]T(1,0) last_tile_dim_replicate}"
         assert spmd.sharding_type(leaf) is spmd.sharding_spec(leaf) is None
@@ -120,12 +120,12 @@ def test_shard_as_and_wraps() -> None:
         for a, b in ((x, X + 1), (X + 1, x), (spmd.wrap_as_sharded_tensor(X, mesh), x),
                      (x.sum(0, keepdim=True).expand(7, 6), X)):
             one, other = spmd.shard_as(a, b)
-            assert one.layout == other.layout and not one.layout.is_partial
+            assert one.sharding == other.sharding and not one.sharding.is_partial
             torch.testing.assert_close(spmd.clear_sharding(one), spmd.clear_sharding(a))
             torch.testing.assert_close(spmd.clear_sharding(other), spmd.clear_sharding(b))
         assert spmd.wrap_as_sharded_tensor(x) is x and spmd.wrap_if_sharded(x) is x
         block = spmd.unwrap_sharded_tensor(x)
-        assert type(block) is Tensor and tuple(block.shape) == x.layout.local_shape(mesh.rank)
+        assert type(block) is Tensor and tuple(block.shape) == x.sharding.local_shape(mesh.rank)
 
     weft.testing.run(on_rank, mesh=MESH)
 

@@ -69,7 +69,7 @@ def test_an_optimizer_of_before_trains_what_was_marked(optimizer: str, mark_at: 
         if mesh is not None:
             for name in ("momentum_buffer", "exp_avg"):
                 state = made.state[model.first.weight]
-                assert name not in state or state[name].layout == model.first.weight.layout
+                assert name not in state or state[name].sharding == model.first.weight.sharding
         return [losses, *(whole(one).detach() for one in model.parameters())]
 
     expected = train(None)
@@ -90,7 +90,7 @@ def test_it_stays_the_object_with_all_that_hangs_on_it() -> None:
         marked = mark_sharding(weight, Mesh(range(4), (2, 2), ("dp", "tp")), (None, "tp"))
         assert marked is weight is model.first.weight is model.again.weight
         assert type(weight) is ShardTensor and isinstance(weight, nn.Parameter)
-        assert weight.tag == ["mine"] and str(weight.layout) == "[9, 6@tp]"
+        assert weight.tag == ["mine"] and str(weight.sharding) == "[9, 6@tp]"
         assert dict(model.named_parameters())["first.weight"] is weight
         assert mark_sharding(weight, mesh, (None, "tp")) is weight
         torch.testing.assert_close(weight.grad.full_tensor(), grad)
@@ -105,7 +105,7 @@ def test_it_stays_the_object_with_all_that_hangs_on_it() -> None:
         assert [name for name, _ in seen] == ["hook", "post", "post"]
         other = copy.deepcopy(model)
         assert other.first.weight is other.again.weight is not weight
-        assert other.first.weight.tag == ["mine"] and other.first.weight.layout == weight.layout
+        assert other.first.weight.tag == ["mine"] and other.first.weight.sharding == weight.sharding
         with torch.no_grad():
             weight.zero_()
         assert other.first.weight.full_tensor().abs().min() > 0

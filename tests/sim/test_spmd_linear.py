@@ -37,10 +37,10 @@ def test_batch_and_sequence_stay_cut(as_module: bool, cut: str | None) -> None:
         with weft.explain() as log:
             y: Any = linear(x) if as_module else F.linear(x, linear.weight, linear.bias)
         events = [event for event in log.events if event.nbytes]
-        assert str(y.layout) == ("[5@data, 7@seq, 4@model]" if cut else "[5@data, 7@seq, 4]")
+        assert str(y.sharding) == ("[5@data, 7@seq, 4@model]" if cut else "[5@data, 7@seq, 4]")
         with weft.explain() as log:
             (y * y).sum().backward()
-        assert str(x.grad.layout) == "[5@data, 7@seq, 6]"
+        assert str(x.grad.sharding) == "[5@data, 7@seq, 6]"
         moved = {event.collective for event in log.events if event.nbytes}
         grads = [linear.weight.grad, linear.bias.grad, x.grad]
         full = [one.full_tensor() if isinstance(one, ShardTensor) else one for one in grads]

@@ -73,7 +73,7 @@ def test_a_rank_loads_its_samples_alone_and_the_last_batch_is_ragged() -> None:
         data = Samples()
         specs = [ShardingSpec(mesh, ("dp", "tp")), ShardingSpec(mesh, ("dp",))]
         batches = list(ShardedLoader(DataLoader(data, batch_size=10), specs))
-        return data.loaded, [str(x.layout) for x, _ in batches]
+        return data.loaded, [str(x.sharding) for x, _ in batches]
 
     seen = weft.testing.run(on_rank, mesh=MESH)
     assert {tuple(layouts) for _, layouts in seen} == {
@@ -132,7 +132,7 @@ def test_minibatches_are_each_rank_s_own() -> None:
         loader = ShardedLoader(
             DataLoader(mine, batch_size=4), ShardingSpec(mesh, ("dp", "tp"), minibatch=True))
         ((x,),) = list(loader)
-        return str(x.layout), x.full_tensor()
+        return str(x.sharding), x.full_tensor()
 
     for layout, found in weft.testing.run(on_rank, mesh=MESH):
         assert layout == "[6@dp{3,2,1}, 5@tp]"
@@ -157,7 +157,7 @@ def test_spec_applies() -> None:
         spec = ShardingSpec(mesh, ("dp", None, "tp"))
         assert spec.can_apply(torch.zeros(2, 3, 4)) and spec.can_apply(torch.zeros(2, 3, 4, 5))
         assert not spec.can_apply(X)
-        assert str(ShardingSpec(mesh, ("dp",)).apply(X).layout) == "[22@dp, 5]"
+        assert str(ShardingSpec(mesh, ("dp",)).apply(X).sharding) == "[22@dp, 5]"
 
     weft.testing.run(on_rank, mesh=MESH)
 
@@ -217,7 +217,7 @@ def test_several_workers_load_the_rank_s_own_samples_and_a_ragged_last_batch(
         specs = {"x": P("dp", "tp"), "y": P("dp")}
         sharded = ShardedLoader(loader(), specs, mesh=mesh, device="cpu")
         batches = [batch for _ in range(2) for batch in sharded]
-        return [str(batch["x"].layout) for batch in batches], [whole(one) for one in batches]
+        return [str(batch["x"].sharding) for batch in batches], [whole(one) for one in batches]
 
     once = loader()
     expected = [batch for _ in range(2) for batch in once]
@@ -236,7 +236,7 @@ def test_minibatches_of_workers_whose_last_is_smaller_on_some_ranks() -> None:
         loader = DataLoader(TensorDataset(X[rows % 22], rows), batch_size=2, num_workers=1,
                             multiprocessing_context="fork")
         spec = ShardingSpec(mesh, ("dp",), minibatch=True)
-        return [(str(y.layout), y.tolist()) for _, y in ShardedLoader(loader, spec)]
+        return [(str(y.sharding), y.tolist()) for _, y in ShardedLoader(loader, spec)]
 
     for found in weft.testing.run(on_rank, mesh={"dp": 3}):
         assert found == [

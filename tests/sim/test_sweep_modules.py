@@ -65,7 +65,7 @@ def test_it_finds_statistics_of_a_shard(norm: Sample) -> None:
         if type(x) is torch.Tensor:
             return norm.fn(own)
         mine = F.batch_norm(x.to_local(), None, None, *others[:2], training=True, eps=1e-5)
-        return type(x).from_local(mine, x.device_mesh, x.layout), *others[2:]
+        return type(x).from_local(mine, x.device_mesh, x.sharding), *others[2:]
 
     assert verdict(dataclasses.replace(norm, fn=local), expected) == "wrong"
 

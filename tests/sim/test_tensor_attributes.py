@@ -12,7 +12,7 @@ from torch import nn
 
 import weft
 from tests.sharded import WAYS, Make, agree
-from weft import LayoutError, P, ShardTensor
+from weft import Layout, LayoutError, P, ShardTensor
 
 X = torch.arange(1.0, 31.0, dtype=torch.float64).view(5, 6) / 8
 C = torch.complex(X, X.flip(0))
@@ -255,7 +255,8 @@ def test_gradient_is_redistributed() -> None:
         x.grad = weft.distribute_tensor(X, mesh, P(None, "x"))
         p = weft.distribute_tensor(X, mesh, P(partial={"x": "sum"}))
         p.grad = weft.distribute_tensor(X, mesh, P("x"))
-        return str(x.grad.layout), str(p.grad.layout), x.grad.full_tensor(), p.grad.full_tensor()
+        laid = str(x.grad.sharding), str(p.grad.sharding)
+        return *laid, x.grad.full_tensor(), p.grad.full_tensor()
 
     for sharded, whole, one, other in weft.testing.run(on_rank, mesh={"x": 2}):
         assert (sharded, whole) == ("[5@x, 6]", "[5, 6]")
@@ -283,11 +284,16 @@ def test_wrong_gradients_are_refused(wrong: torch.Tensor, text: str) -> None:
         ]
 
 
-def test_the_layout_answers_those_who_ask_whether_it_is_dense() -> None:
+def test_layout_is_the_attribute_of_torch_and_sharding_the_layout() -> None:
     def on_rank(mesh: Any) -> None:
         x = weft.distribute_tensor(torch.arange(6.0), mesh, P("x"))
-        assert x.layout == torch.strided and torch.strided == x.layout
-        assert x.layout != torch.sparse_coo and x.layout != "torch.strided"
+        assert x.sharding == Layout(mesh, (6,), P("x")) and x.sharding != torch.strided
+        for one in (x, x + 1, x.detach().requires_grad_(), torch.nn.Parameter(x)):
+            assert one.layout is torch.strided and one.layout in {torch.strided}
+        made = torch.zeros(3, dtype=x.dtype, layout=x.layout, device=x.device)  # as models do
+        assert made.layout is torch.strided
+        assert x.new_zeros(3, layout=x.layout).layout is torch.strided
+        assert torch.zeros_like(x, layout=x.layout).sharding == x.sharding
 
     weft.testing.run(on_rank, mesh={"x": 2})
 

@@ -87,7 +87,7 @@ def test_a_bias_is_added_once_where_the_contraction_is_cut() -> None:
             with torch.autocast("cpu", dtype=torch.bfloat16):
                 y = F.linear(x, w, bias)
             found.append(y.full_tensor())
-            assert y.dtype is torch.bfloat16 and y.layout.is_partial
+            assert y.dtype is torch.bfloat16 and y.sharding.is_partial
         return tuple(found)
 
     for results in weft.testing.run(on_rank, mesh={"x": 2}):

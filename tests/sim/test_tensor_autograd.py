@@ -533,7 +533,7 @@ def test_one_rank_prints_the_loss(call: str) -> None:
     def on_rank(mesh: Any) -> list[Any]:
         x = weft.distribute_tensor(X, mesh, P("x")).requires_grad_()
         loss = (x * x).mean()
-        assert loss.layout.is_partial
+        assert loss.sharding.is_partial
         if call == "method":
             loss.backward()
         else:
@@ -593,10 +593,10 @@ def test_gradients_have_the_dual_layout() -> None:
         seen: list[str] = []
         for spec in (P("dp", "tp"), P(), P("dp", partial={"tp": "sum"})):
             x = weft.distribute_tensor(X, mesh, spec).requires_grad_()
-            x.register_hook(lambda gradient: seen.append(str(gradient.layout)))
+            x.register_hook(lambda gradient: seen.append(str(gradient.sharding)))
             (x * x).sum().backward()
             assert type(x.grad) is ShardTensor
-            seen.append(str(x.grad.layout))
+            seen.append(str(x.grad.sharding))
         return seen
 
     due = ["[5@dp, 6@tp]", "[5@dp, 6@tp]", "[5, 6]", "[5, 6]", "[5@dp, 6]", "[5@dp, 6]"]

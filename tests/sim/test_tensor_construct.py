@@ -41,7 +41,7 @@ def on_three(fn: Any) -> list[Any]:
 
 def is_ragged(x: ShardTensor) -> bool:
     return (
-        str(x.layout) == "[5@x{3,0,2}, 6]" and torch.equal(x.detach().full_tensor(), X)
+        str(x.sharding) == "[5@x{3,0,2}, 6]" and torch.equal(x.detach().full_tensor(), X)
         and x.to_local().shape == (ROWS[x.device_mesh.rank], 6)
     )
 
@@ -73,7 +73,7 @@ def test_from_local_in_other_spellings() -> None:
         layout = Layout(mesh, (5, 6), P("x"), sizes={0: ROWS})
         with mesh:
             default = ShardTensor.from_local(local, None, [Shard(0)])
-        return [str(x.layout) for x in (
+        return [str(x.sharding) for x in (
             ShardTensor.from_local(local, mesh, layout),
             ShardTensor.from_local(local, mesh, [Shard(0, sizes=ROWS)]),
             default,
@@ -96,7 +96,7 @@ def test_only_infer_asks_the_other_ranks() -> None:
             return "absent"
         made = ShardTensor.from_local(rows_of(1), mesh, P("x"), sizes={0: ROWS})
         chunks = ShardTensor.from_local(torch.ones(2), mesh, P("x"), sizes="chunk")
-        return f"{made.layout} {made.offsets()} {chunks.layout} {chunks.offsets('x')}"
+        return f"{made.sharding} {made.offsets()} {chunks.sharding} {chunks.offsets('x')}"
 
     assert on_three(on_rank)[1] == "[5@x{3,0,2}, 6] (3, 0) [6@x] 2"
 
@@ -303,13 +303,13 @@ def test_to_local_gradients() -> None:
             x = weft.distribute_tensor(X, mesh, spec).requires_grad_()
             local = x.to_local(grad_placements=grads)
             (local * (mesh.rank + 1 if grads else 1)).sum().backward()
-            seen.append((str(x.grad.layout), x.grad.full_tensor()))
+            seen.append((str(x.grad.sharding), x.grad.full_tensor()))
         x = weft.distribute_tensor(X, mesh, P("x")).requires_grad_()
         (x.full_tensor(grad_placements=[Partial()]) * (mesh.rank + 1)).sum().backward()
-        seen.append((str(x.grad.layout), x.grad.full_tensor()))
+        seen.append((str(x.grad.sharding), x.grad.full_tensor()))
         x.grad = None
         x.full_tensor().sum().backward()
-        seen.append((str(x.grad.layout), x.grad.full_tensor()))
+        seen.append((str(x.grad.sharding), x.grad.full_tensor()))
         return seen
 
     for seen in weft.testing.run(on_rank, mesh={"x": 2}):
@@ -345,7 +345,7 @@ def test_local_gradients_of_every_placement(held: str | None, given: str | None,
             with pytest.raises(UnsupportedOpError):
                 _ = x.grad
             return
-        assert x.grad.layout == whole
+        assert x.grad.sharding == whole
         assert x.grad.to_local().unique().tolist() in ([float(due)], [])
 
     weft.testing.run(on_rank, mesh={"a": 2, "b": 2})
@@ -418,7 +418,7 @@ def test_makers() -> None:
         assert weft.empty(5, 6, **where).shape == (5, 6)
         assert weft.ones(5, requires_grad=True, **where).requires_grad
         with mesh:
-            assert str(weft.zeros(4, spec=P("x")).layout) == "[4@x]"
+            assert str(weft.zeros(4, spec=P("x")).sharding) == "[4@x]"
 
     weft.testing.run(on_rank, mesh={"x": 3})
 
@@ -494,7 +494,7 @@ def test_what_is_made_like_a_tensor_is_a_leaf(like: Callable[..., Any], grad: bo
         x = weft.ones(4, 5, mesh=mesh, spec=P("x")).requires_grad_(not grad)
         for more in ({}, {"dtype": torch.float64}):
             made = like(x, requires_grad=grad, **more)
-            assert made.requires_grad is grad and made.is_leaf and made.layout == x.layout
+            assert made.requires_grad is grad and made.is_leaf and made.sharding == x.sharding
             assert made.dtype is more.get("dtype", torch.float32)
 
     weft.testing.run(on_rank, mesh={"x": 2})

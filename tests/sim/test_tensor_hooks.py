@@ -338,7 +338,7 @@ def test_retained_gradients_have_the_dual_layout() -> None:
         total = x.sum(0)
         total.retain_grad()
         (total * 2).sum().backward()
-        return [str(total.layout), str(total.grad.layout)]
+        return [str(total.sharding), str(total.grad.sharding)]
 
     assert weft.testing.run(on_rank, mesh={"x": 2}) == [["[6] partial(sum@x)", "[6]"]] * 2
 

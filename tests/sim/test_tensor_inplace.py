@@ -153,10 +153,10 @@ def test_terms_of_every_kind_are_written_to(kind: str, axes: dict[str, int]) -> 
                     other = weft.distribute_tensor(X[:, : full.shape[1]].to(full.dtype), mesh, spec)
                     x = weft.distribute_tensor(full, mesh, P(None, *rest)).redistribute(
                         placements=P(None, *rest, partial={"x": kind}))
-                    expected, layout = full.clone(), x.layout
+                    expected, layout = full.clone(), x.sharding
                     program(expected, X[:, : full.shape[1]].to(full.dtype))
                     program(x, other)
-                    assert x.layout == layout
+                    assert x.sharding == layout
                     assert torch.equal(x.full_tensor(), expected)
 
     weft.testing.run(on_rank, mesh=axes)
@@ -213,9 +213,9 @@ def test_a_diagonal_is_filled_where_it_lies(shape: tuple[int, int], spec: P) -> 
         for dtype, number in ((torch.float64, 2.5), (torch.int64, 7), (torch.complex64, 2.5)):
             full = torch.arange(1, shape[0] * shape[1] + 1).view(shape).to(dtype)
             x = weft.distribute_tensor(full, mesh, spec)
-            layout = x.layout
+            layout = x.sharding
             with weft.strict():  # nothing moves
-                assert x.fill_diagonal_(number) is x and x.layout == layout
+                assert x.fill_diagonal_(number) is x and x.sharding == layout
             assert torch.equal(x.full_tensor(), full.clone().fill_diagonal_(number))
         y = torch.ones(shape, dtype=torch.float64)
         x = weft.distribute_tensor(y, mesh, spec).requires_grad_()

@@ -40,6 +40,6 @@ def test_terms_and_infinity(name: str) -> None:
 def test_finite_numbers_leave_terms_unreduced() -> None:
     def on_rank(mesh: Any) -> tuple[bool, bool]:
         x = ShardTensor.from_local(torch.ones(3), mesh, [Partial()])
-        return (x * 2.0).layout.is_partial, (x / 2).layout.is_partial
+        return (x * 2.0).sharding.is_partial, (x / 2).sharding.is_partial
 
     assert weft.testing.run(on_rank, 2, {"tp": 2}) == [(True, True)] * 2

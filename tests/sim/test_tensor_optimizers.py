@@ -59,8 +59,8 @@ def train(optimizer: torch.optim.Optimizer, num_steps: int = 3) -> list[Any]:
         optimizer.step()
     state = [sorted(optimizer.state[p].items()) for p in params]
     assert all(
-        value.layout == p.layout
-        for p, items in zip(params, state) if type(p) is ShardTensor and not p.layout.is_partial
+        value.sharding == p.sharding
+        for p, items in zip(params, state) if type(p) is ShardTensor and not p.sharding.is_partial
         for _, value in items if isinstance(value, Tensor) and value.dim() and p.dim()
     )
     return [params, [[value for _, value in items] for items in state]]

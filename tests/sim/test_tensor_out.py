@@ -106,7 +106,7 @@ def test_a_target_keeps_its_layout_and_shape() -> None:
         assert torch.mul(x, 2, out=out) is out
         with pytest.raises(UnsupportedOpError, match="a target is written to, never resized"):
             torch.sum(x, 1, out=out)
-        return str(out.layout), out.full_tensor()
+        return str(out.sharding), out.full_tensor()
 
     for layout, full in weft.testing.run(on_rank, mesh={"x": 2}):
         assert layout == "[5, 6@x]"

@@ -22,7 +22,7 @@ def facts(x: Any) -> Any:
     """All that a rank knows of a result without data."""
     if not isinstance(x, ShardTensor):
         return type(x)
-    return (str(x.layout), tuple(x.shape), x.dtype, tuple(x.stride()), x.requires_grad,
+    return (str(x.sharding), tuple(x.shape), x.dtype, tuple(x.stride()), x.requires_grad,
             x._meta.requires_grad, x._meta.alias)
 
 
@@ -45,7 +45,7 @@ def run_trial(trial: Trial, mesh: Any) -> Any:
     for one in (*results, *grads):
         if type(one) is ShardTensor:
             expected = one._meta.local_shape
-            assert tuple(one._local.shape) == expected, f"{tuple(one._local.shape)}: {one.layout}"
+            assert tuple(one._local.shape) == expected, f"{tuple(one._local.shape)}: {one.sharding}"
     return [facts(one) for one in results], [one is not None and facts(one) for one in grads]
 
 

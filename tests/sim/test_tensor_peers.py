@@ -129,7 +129,7 @@ def test_more_ranks_than_fit(rows: int) -> None:
         x = weft.distribute_tensor(full, mesh, P("x"))
         local = ShardTensor.from_local(x.to_local(), mesh, [Shard(0)])
         assert local.shape == full.shape and torch.equal(local.full_tensor(), full)
-        return [str(x.layout), str(local.layout)]
+        return [str(x.sharding), str(local.sharding)]
 
     for one, other in weft.testing.run(on_rank, mesh={"x": 4}):
         assert one == other == str(Layout(weft.Mesh({"x": 4}), (rows, 2), P("x")))

@@ -190,12 +190,12 @@ def test_forward_ad_is_exact_or_refused() -> None:
         square = forward_ad.unpack_dual((x * x).to_local())
         assert square.tangent is not None and torch.equal(square.tangent, 2 * X * (X + 1))
         primal, tangent = forward_ad.unpack_dual(x * 3)
-        assert tangent is not None and tangent.layout == primal.layout == x.layout
+        assert tangent is not None and tangent.sharding == primal.sharding == x.sharding
         assert torch.equal(tangent.to_local(), 3 * (X + 1))
         plain = weft.distribute_tensor(X, mesh, P("x"))
         assert forward_ad.unpack_dual(plain) == (plain, None)
         total = x.sum(0)
-        assert total.layout.is_partial
+        assert total.sharding.is_partial
         with pytest.raises(UnsupportedOpError) as caught:
             total.redistribute(placements=[Replicate()])
         return str(caught.value)

@@ -302,10 +302,10 @@ def test_strict_mode_leaves_the_tensor_as_it_is() -> None:
         x = weft.distribute_tensor(ROW, mesh, P("x"))
         with weft.strict(), pytest.raises(weft.StrictError):
             x.squeeze_(0)
-        assert x.shape == (1, 6) and x.layout.spec == P("x") and x._version == 0
+        assert x.shape == (1, 6) and x.sharding.spec == P("x") and x._version == 0
         with weft.strict():
             x.t_().unsqueeze_(0)
-            assert x.shape == (1, 6, 1) and x.layout.spec == P(None, None, "x")
+            assert x.shape == (1, 6, 1) and x.sharding.spec == P(None, None, "x")
         y = weft.distribute_tensor(ROW, mesh, P("x"))
         y.squeeze_(0)
         with weft.strict():  # what has moved need not move again

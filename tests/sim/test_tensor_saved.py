@@ -106,7 +106,7 @@ def test_layouts_are_kept_and_nothing_is_sent(axes: Any, spec: P, sizes: Any) ->
         with weft.explain() as log:
             y = through(x)
         assert not log.events and type(y) is ShardTensor
-        assert y.layout == layout and y.device_mesh is mesh and y._local.equal(x._local)
+        assert y.sharding == layout and y.device_mesh is mesh and y._local.equal(x._local)
         return torch.equal(y.full_tensor(), X)
 
     assert all(weft.testing.run(on_rank, mesh=axes))
@@ -169,7 +169,7 @@ def test_a_mesh_of_another_shape_over_the_same_ranks(tmp_path: Path) -> None:
         x = torch.load(tmp_path / f"{mesh.rank}.pt")["x"]
         assert x.device_mesh != mesh and x.device_mesh.size() == 4
         y = x.redistribute(mesh, P(None, "all"))
-        return str(y.layout), torch.equal(y.full_tensor(), X)
+        return str(y.sharding), torch.equal(y.full_tensor(), X)
 
     assert weft.testing.run(on_rank, mesh={"all": 4}) == [("[5, 6@all]", True)] * 4
 

@@ -27,7 +27,7 @@ def test_scatter_tensor(source: int, spec: P, told: bool) -> None:
         mine = X.clone() if mesh.rank == source else None
         facts: dict[str, Any] = {"global_shape": (5, 7), "dtype": X.dtype} if told else {}
         x = weft.scatter_tensor(mine, source, mesh, spec, requires_grad=True, **facts)
-        assert x.is_leaf and x.requires_grad and x.layout == Layout(mesh, (5, 7), spec)
+        assert x.is_leaf and x.requires_grad and x.sharding == Layout(mesh, (5, 7), spec)
         with torch.no_grad():
             whole = torch.equal(x.full_tensor(), X)
             x.zero_()
@@ -160,7 +160,7 @@ def test_a_rank_outside_knows_the_facts_by_itself() -> None:
                 "outside Mesh({'x': 2}, ranks=(2, 0))."
             )
         assert x.to_local().dtype == X.dtype and x.requires_grad
-        return f"{x.layout} {tuple(x.to_local().shape)}"
+        return f"{x.sharding} {tuple(x.to_local().shape)}"
 
     assert weft.testing.run(on_rank, num_ranks=3, mesh={"w": 3}) == [
         "[5@x, 7] (2, 7)", "[5@x, 7] (0,)", "[5@x, 7] (3, 7)",

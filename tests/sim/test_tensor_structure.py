@@ -124,7 +124,7 @@ def run_on_ranks(case: Case, axes: dict[str, int], runs: list[Any]) -> None:
                     operand.requires_grad_()
             for result in flat(case.fn(*operands)):
                 if isinstance(result, ShardTensor):
-                    assert result._local.shape == result.layout.local_shape_at(mesh.here)
+                    assert result._local.shape == result.sharding.local_shape_at(mesh.here)
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

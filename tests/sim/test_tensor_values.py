@@ -256,7 +256,7 @@ def test_tensors_that_torch_takes_for_numbers_are_read(name: str) -> None:
         x = weft.distribute_tensor(X, mesh, P("dp"))
         for _ in range(2):  # by a new recipe, and by the same again
             y = function(x, (x * 0).sum() + 0.5)
-            assert str(y.layout).startswith("[5@dp") and y.dtype == expected.dtype
+            assert str(y.sharding).startswith("[5@dp") and y.dtype == expected.dtype
             torch.testing.assert_close(y.full_tensor(), expected)
 
     with warnings.catch_warnings():

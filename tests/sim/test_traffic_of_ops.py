@@ -110,7 +110,7 @@ def _events(count: Count, on: Any) -> list[tuple[str, str, int]]:
     with weft.explain() as log:
         out = count.fn(*operands)
         for one in out if isinstance(out, (tuple, list)) else [out]:
-            dual = one.layout.replace(partial=None)
+            dual = one.sharding.replace(partial=None)
             gradient = ShardTensor.from_local(torch.zeros_like(one.to_local()), on, dual)
             one.backward(gradient, retain_graph=True)
     return [(event.direction, event.collective, event.nbytes) for event in log.events]
@@ -156,7 +156,7 @@ def test_operands_of_other_cuts_meet_where_the_busiest_rank_lacks_least() -> Non
         with weft.explain() as log:
             one, other, third = x.split(8, 1)
             out = torch.addcmul(one, other, third)
-        return log.nbytes, [str(each.layout) for each in (one, other, third, out)]
+        return log.nbytes, [str(each.sharding) for each in (one, other, third, out)]
 
     for nbytes, layouts in weft.testing.run(on_rank, mesh={"tp": 2}):
         assert nbytes == 4 * 4 * 8

@@ -273,8 +273,8 @@ def _same_again(one: Any, other: Any) -> bool:
     if not isinstance(one, Tensor) or not isinstance(other, Tensor):
         return type(one) is type(other) and bool(one == other or one != one)
     return (
-        (one.dtype, one.stride(), getattr(one, "layout", None))
-        == (other.dtype, other.stride(), getattr(other, "layout", None))
+        (one.dtype, one.stride(), getattr(one, "sharding", None))
+        == (other.dtype, other.stride(), getattr(other, "sharding", None))
         and _bits_equal(_local(one), _local(other))
     )
 

@@ -64,7 +64,7 @@ def _boxes(tensor: ShardTensor) -> list[Box]:
     Raises:
         UnsupportedOpError: the tensor is a term of a sum or of another reduction.
     """
-    layout, mesh = tensor.layout, tensor.device_mesh
+    layout, mesh = tensor.sharding, tensor.device_mesh
     if layout.is_partial:
         raise UnsupportedOpError(
             message("torch.distributed.checkpoint", f"a tensor is {layout}, of which each rank "

@@ -105,7 +105,7 @@ def to_dtensor(tensor: ShardTensor, device_mesh: Any = None) -> Any:
                     [type(tensor).__name__],
                     "torch.distributed.tensor.distribute_tensor(x, mesh, placements)")
         )
-    layout, mesh = tensor.layout, tensor.device_mesh
+    layout, mesh = tensor.sharding, tensor.device_mesh
     placements, value = _spelled(layout)
     _check_ascends(mesh.abstract)
     if torch.is_grad_enabled() and tensor.requires_grad:

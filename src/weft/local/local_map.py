@@ -136,7 +136,7 @@ def _entered(arg: Any, spec: Spec, mesh: BoundMesh, name: str) -> Any:
             raise ShardTypeError(
                 message(name, f"an argument without a spec holds {len(held)} ShardTensors",
                         "a spec says which block of it a rank gets",
-                        [str(one.layout) for one in held], "in_specs=(..., P())")
+                        [str(one.sharding) for one in held], "in_specs=(..., P())")
             )
         return arg
     return map_tensors(lambda x: into_local(x, mesh, spec, name), arg)
@@ -148,9 +148,9 @@ def _left(
     def leave(local: torch.Tensor) -> torch.Tensor:
         if isinstance(local, ShardTensor):
             raise ShardTypeError(
-                message(f"{name}(out_specs)", f"a result is a ShardTensor {local.layout}",
+                message(f"{name}(out_specs)", f"a result is a ShardTensor {local.sharding}",
                         "inside, tensors are local: a result is a rank's block",
-                        [str(local.layout)], "return local tensors, and their spec in out_specs")
+                        [str(local.sharding)], "return local tensors, and their spec in out_specs")
             )
         return out_of_local(local, mesh, spec, sizes=sizes, run_check=check)
 

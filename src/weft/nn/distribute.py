@@ -184,12 +184,12 @@ def _partition(module: nn.Module, partition_fn: PartitionFn, mesh: BoundMesh) ->
         found = {id(one): one for one in held.values() if isinstance(one, ShardTensor)}
         if not found:
             continue
-        if len({one.layout for one in found.values()}) > 1:
+        if len({one.sharding for one in found.values()}) > 1:
             raise ModuleError(
                 message("distribute_module(partition_fn)", f"one tensor with {len(held)} names "
                         "(tied weights) became several, in different layouts",
                         "tied weights are one tensor, which has one layout",
-                        [f"{place.name}: {getattr(one, 'layout', 'plain')}"
+                        [f"{place.name}: {getattr(one, 'sharding', 'plain')}"
                          for place, one in held.items()],
                         "if isinstance(module.weight, weft.ShardTensor): return")
             )

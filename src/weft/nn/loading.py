@@ -77,7 +77,7 @@ def _lay_out(module: nn.Module, held: Held) -> None:
             if new.shape != old.shape:
                 continue
             laid: torch.Tensor = distribute_tensor(
-                new.detach(), old.device_mesh, old.layout, src_data_rank=None)
+                new.detach(), old.device_mesh, old.sharding, src_data_rank=None)
             is_parameter = isinstance(new, nn.Parameter)
             new = nn.Parameter(laid, new.requires_grad) if is_parameter else laid
         for place in places:
@@ -108,12 +108,12 @@ def _mismatch(
     fix = "{name: x.full_tensor() for name, x in module.state_dict().items()} is what is loaded"
     if blocks:
         fix = (f"weft.ShardTensor.from_local(block, mesh, "
-               f"module.state_dict()[{blocks[0]!r}].layout), where a block of a rank was meant")
+               f"module.state_dict()[{blocks[0]!r}].sharding), where a block of a rank was meant")
     return ModuleError(
         message("load_state_dict(state_dict)", f"{len(wrong)} of {count} tensors have another "
                 f"shape than those of the {type(module).__name__}",
                 "a state dict holds full tensors, or ShardTensors, of the global shape",
-                [f"{name}: {shape}, not {tuple(tensor.shape)} ({tensor.layout})"
+                [f"{name}: {shape}, not {tuple(tensor.shape)} ({tensor.sharding})"
                  for name, shape, tensor in wrong], fix)
     )
 
@@ -141,6 +141,6 @@ def _vector_to_parameters(vec: torch.Tensor, parameters: Iterable[torch.Tensor])
         start += one.numel()
         if type(piece) is ShardTensor:
             piece = piece.detach()
-            piece = piece.redistribute(one.device_mesh, one.layout) if (
+            piece = piece.redistribute(one.device_mesh, one.sharding) if (
                 type(one) is ShardTensor) else piece.full_tensor()
         one.data = piece

@@ -112,7 +112,7 @@ def _layout(named: Named, shardings: Mapping[str, Any], mesh: Mesh) -> Matched:
         )
     tensor = named.tensor
     if not said:
-        given = tensor.layout if isinstance(tensor, ShardTensor) else as_layout(
+        given = tensor.sharding if isinstance(tensor, ShardTensor) else as_layout(
             mesh, tensor.shape, None)  # type: ignore[arg-type]
         return Matched(named, given, None)
     pattern, layout = next(iter(said.values()))

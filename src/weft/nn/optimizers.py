@@ -65,10 +65,10 @@ def _as_parameter(param: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     """
     if type(param) is not ShardTensor or value.shape != param.shape or not value.dim():
         return value
-    if param.layout.is_partial or value.is_meta != param.is_meta:
+    if param.sharding.is_partial or value.is_meta != param.is_meta:
         return value
     if type(value) is ShardTensor:
-        value = value.detach().redistribute(param.device_mesh, param.layout)
+        value = value.detach().redistribute(param.device_mesh, param.sharding)
     with torch.no_grad():  # fused updates need it in the parameter's order of memory, too
         return torch.empty_like(param, dtype=value.dtype).copy_(value)
 

@@ -27,9 +27,9 @@ def install() -> None:
 def _set_data(parameter: nn.Parameter, value: Any) -> None:
     if type(value) is ShardTensor:
         raise ModuleError(
-            message("parameter.data = x", f"x is a ShardTensor {value.layout}, the parameter a "
+            message("parameter.data = x", f"x is a ShardTensor {value.sharding}, the parameter a "
                     f"plain tensor of shape {tuple(parameter.shape)}",
-                    "a plain parameter's data is memory of one device", [str(value.layout)],
+                    "a plain parameter's data is memory of one device", [str(value.sharding)],
                     "module.weight = nn.Parameter(x), or weft.distribute_module(module, mesh, "
                     'shardings={"weight": ...})')
         )

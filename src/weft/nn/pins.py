@@ -170,13 +170,13 @@ def _laid(value: Any, spec: Any, mesh: Any, where: str) -> Any:
     layout = known.get(key)
     if layout is None:
         try:
-            layout = spec.of(tensor.layout) if isinstance(spec, Cut) else as_layout(
+            layout = spec.of(tensor.sharding) if isinstance(spec, Cut) else as_layout(
                 bound, tensor.shape, spec)
         except WeftError as error:
             error.add_note(f"  in distribute_module, for the {where}")
             raise
         bounded_put(known, key, layout, MAX_KNOWN)
-    return tensor if layout == tensor.layout else tensor.redistribute(bound, layout)
+    return tensor if layout == tensor.sharding else tensor.redistribute(bound, layout)
 
 
 class _Hook:

@@ -194,7 +194,7 @@ def _done(module: nn.Module, tensors: Sequence[Named]) -> Report:
     for named in tensors:
         if isinstance(named.tensor, ShardTensor):
             pattern = next((known[name] for name in named.names if name in known), None)
-            rows.append(_row(named, named.tensor.layout, pattern))
+            rows.append(_row(named, named.tensor.sharding, pattern))
         else:
             plain.append(named.name)
     if plain or not rows:

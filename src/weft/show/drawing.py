@@ -113,7 +113,7 @@ def show(
 def _drawn(what: Any) -> tuple[Layout | Plan, str | None]:
     if isinstance(what, (Layout, Plan)):
         return what, None
-    layout = getattr(what, "layout", None)
+    layout = getattr(what, "sharding", None)
     if isinstance(layout, Layout):
         return layout, str(what.dtype)
     if all(hasattr(what, name) for name in ("device_mesh", "placements", "shape", "dtype")):

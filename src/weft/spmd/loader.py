@@ -66,7 +66,7 @@ class ShardingSpec:
         as_spec(self.partition_spec, t.ndim)
         out = from_local(t, mesh, rows, run_check=False, shape=None, stride=None, sizes="infer",
                          sharding_shapes=None, sync=False)
-        kept = {0: out.layout.sizes_of(0)} if rows.entries and rows.entries[0] else None
+        kept = {0: out.sharding.sizes_of(0)} if rows.entries and rows.entries[0] else None
         layout = Layout(mesh, out.shape, self.spec, sizes=kept)
         return redistribute_to(out, layout, "ShardingSpec.apply")
 

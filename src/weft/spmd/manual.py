@@ -47,8 +47,8 @@ def disable_manual_sharding(
     """
     if isinstance(t, ShardTensor):
         raise ShardTypeError(
-            message("disable_manual_sharding(t)", f"t is a ShardTensor {t.layout}",
-                    "inside a manual region tensors are local", [str(t.layout)],
+            message("disable_manual_sharding(t)", f"t is a ShardTensor {t.sharding}",
+                    "inside a manual region tensors are local", [str(t.sharding)],
                     "pass what enable_manual_sharding returned, or what was made of it")
         )
     bound = mesh_or_global(mesh, "disable_manual_sharding(mesh)")

@@ -87,8 +87,8 @@ def shard_as(a: torch.Tensor, b: torch.Tensor) -> tuple[ShardTensor, ShardTensor
                     "tensors in one sharding have one shape", [tuple(a.shape), tuple(b.shape)],
                     "mark_sharding(b, mesh, spec)")
         )
-    leader = next((one for one in sharded if not one.layout.is_replicated), sharded[0])
-    mesh, layout = leader.device_mesh, leader.layout
+    leader = next((one for one in sharded if not one.sharding.is_replicated), sharded[0])
+    mesh, layout = leader.device_mesh, leader.sharding
     if layout.is_partial:
         layout = layout.replace(partial=(None,) * layout.mesh.ndim)
     both = [redistribute_to(as_sharded(one, mesh), layout, "shard_as") for one in (a, b)]
@@ -125,7 +125,7 @@ def sharding_type(t: torch.Tensor) -> ShardingType | None:
     """
     if not isinstance(t, ShardTensor):
         return None
-    layout = t.layout
+    layout = t.sharding
     return OpSharding.of(layout.replace(shape=(layout.mesh.size(),) * layout.ndim)).type
 
 
@@ -135,7 +135,7 @@ def sharding_spec(t: torch.Tensor) -> str | None:
     Raises:
         PlacementError: partial sums, or blocks that XLA could not name.
     """
-    return str(OpSharding.of(t.layout)) if isinstance(t, ShardTensor) else None
+    return str(OpSharding.of(t.sharding)) if isinstance(t, ShardTensor) else None
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class LocalShard:
 
 def local_shards(t: ShardTensor) -> list[LocalShard]:
     """The blocks of a tensor on this rank: one, or none outside the mesh."""
-    mesh, layout = t.device_mesh, t.layout
+    mesh, layout = t.device_mesh, t.sharding
     if mesh.here is None:
         return []
     box = layout.box_at(mesh.here)

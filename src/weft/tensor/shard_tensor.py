@@ -225,6 +225,7 @@ class ShardTensor(torch.Tensor):
     # Attributes.
 
     is_sparse = is_sparse_csr = is_mkldnn = is_quantized = is_nested = False
+    layout = _strided  # type: ignore[assignment]
 
     @property
     def shape(self) -> torch.Size:  # type: ignore[override]
@@ -263,15 +264,18 @@ class ShardTensor(torch.Tensor):
         if not self._meta.shape:
             raise ShardTypeError(
                 message("len(x)", "x has no dims", "len() of a 0-d tensor has no meaning (torch."
-                        "tensor([x]) asks for it too)", [str(self.layout)], "x.item()")
+                        "tensor([x]) asks for it too)", [str(self.sharding)], "x.item()")
             )
         return self._meta.shape[0]
 
     __hash__ = _Tensor.__hash__  # of a Parameter that became one, an optimizer knows it
 
     @property
-    def layout(self) -> Layout:  # type: ignore[override]
-        """The layout: mesh, global shape, how each dim is cut, what is partial."""
+    def sharding(self) -> Layout:
+        """The layout: mesh, global shape, how each dim is sharded, what is partial.
+
+        `x.layout` is torch's attribute of that name: `torch.strided`, of every ShardTensor.
+        """
         return self._meta.layout
 
     @property
@@ -495,8 +499,8 @@ class ShardTensor(torch.Tensor):
     @property
     def __cuda_array_interface__(self) -> NoReturn:  # type: ignore[override]
         raise AttributeError(  # so that it has none, to those who ask
-            message("__cuda_array_interface__", f"the tensor is {self.layout}",
-                    "no single address holds a global tensor", [str(self.layout)],
+            message("__cuda_array_interface__", f"the tensor is {self.sharding}",
+                    "no single address holds a global tensor", [str(self.sharding)],
                     "x.to_local().__cuda_array_interface__, or x.full_tensor()")
         )
 

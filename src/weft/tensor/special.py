@@ -95,7 +95,7 @@ def _refusal(name: str, reason: str) -> Callable[..., Any]:
     def refuse(tensor: Any, *args: Any, **kwargs: Any) -> NoReturn:
         check_traced(name)  # a tracer asks what memory its arguments have
         raise UnsupportedOpError(
-            message(f"{name}()", f"{reason}; the tensor is {getattr(tensor, 'layout', tensor)}",
+            message(f"{name}()", f"{reason}; the tensor is {getattr(tensor, 'sharding', tensor)}",
                     "what reads or changes memory layout works on local tensors", [name],
                     f"x.to_local().{name}(...)")
         )
@@ -214,7 +214,7 @@ def _make_dual(tensor: Any, tangent: Any, level: int) -> NoReturn:
     raise UnsupportedOpError(
         message("forward_ad.make_dual(x, tangent)", "of x and tangent at least one is a "
                 "ShardTensor", "forward AD, vmap and torch.func do not reach through communication",
-                [str(one.layout) for one in (tensor, tangent) if type(one) is ShardTensor],
+                [str(one.sharding) for one in (tensor, tangent) if type(one) is ShardTensor],
                 "torch.autograd.grad, twice for a Jacobian-vector product "
                 "(torch.autograd.functional.jvp), or make_dual with x.full_tensor()")
     )
@@ -222,8 +222,8 @@ def _make_dual(tensor: Any, tangent: Any, level: int) -> NoReturn:
 
 def _add_batch_dim(tensor: Any, in_dim: int, level: int) -> NoReturn:
     raise UnsupportedOpError(
-        message("vmap", f"an argument is a ShardTensor {tensor.layout}",
-                "vmap does not reach local tensors", [str(tensor.layout)],
+        message("vmap", f"an argument is a ShardTensor {tensor.sharding}",
+                "vmap does not reach local tensors", [str(tensor.sharding)],
                 "write the batch dim out: ops on ShardTensors take it as it is")
     )
 

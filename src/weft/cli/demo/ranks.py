@@ -31,7 +31,7 @@ def main() -> None:
     model, steps = distributed(run, standard_library(), mesh)
     if mesh.rank == 0:
         for name, parameter in model.named_parameters():
-            _tell("parameter", name=name, layout=str(cast(weft.ShardTensor, parameter).layout))
+            _tell("parameter", name=name, layout=str(cast(weft.ShardTensor, parameter).sharding))
     for step in range(run.num_steps):
         if step == OBSERVED_STEP:
             with weft.explain() as log:

@@ -30,7 +30,7 @@ def unscale(grads: Sequence[torch.Tensor], found_inf: torch.Tensor, inv_scale: A
         UnsupportedOpError: a gradient is partial, so that its terms do not say what it is.
     """
     sharded = [grad for grad in grads if type(grad) is ShardTensor]
-    partial = [str(grad.layout) for grad in sharded if grad.layout.is_partial]
+    partial = [str(grad.sharding) for grad in sharded if grad.sharding.is_partial]
     if partial or type(found_inf) is ShardTensor or type(inv_scale) is ShardTensor:
         raise UnsupportedOpError(
             message("GradScaler.unscale_", f"{len(partial)} of {len(grads)} gradients are partial"
@@ -43,7 +43,7 @@ def unscale(grads: Sequence[torch.Tensor], found_inf: torch.Tensor, inv_scale: A
     for grad in sharded:
         if grad._memo is not None:
             grad._memo.clear()
-    meshes = {grad._meta.mesh: grad for grad in sharded if not grad.layout.is_replicated}
+    meshes = {grad._meta.mesh: grad for grad in sharded if not grad.sharding.is_replicated}
     for mesh in meshes:
         if mesh.here is None:
             continue

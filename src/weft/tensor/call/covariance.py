@@ -57,7 +57,7 @@ def _summable(weights: Tensor, rows: Tensor) -> Tensor:
     if type(weights) is not ShardTensor or weights.dtype.itemsize >= dtype.itemsize:
         return weights
     return redistribute_to(
-        weights, Layout.replicated(weights.layout.mesh, weights.shape), "cov"
+        weights, Layout.replicated(weights.sharding.mesh, weights.shape), "cov"
     )
 
 

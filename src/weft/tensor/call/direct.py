@@ -338,10 +338,10 @@ class Builder:
     def _check_writable(self, target: torch.Tensor) -> None:
         if type(target) is ShardTensor and target._meta.alias is not None:
             raise UnsupportedOpError(
-                message(self.name, f"the tensor {target.layout} came from a view op "
+                message(self.name, f"the tensor {target.sharding} came from a view op "
                         f"({target._meta.alias}) that had to communicate",
                         "a write through a view reaches its base only where they share memory",
-                        [str(target.layout)], "write to the base, or clone() the view first")
+                        [str(target.sharding)], "write to the base, or clone() the view first")
             )
 
     def _check_cast(self, local: Any) -> None:

@@ -175,10 +175,10 @@ def write_back(name: str, tensor: torch.Tensor, full: torch.Tensor, mesh: BoundM
         return
     if tensor._meta.alias is not None:
         raise UnsupportedOpError(
-            message(name, f"it writes to a tensor {tensor.layout} that came from a view op "
+            message(name, f"it writes to a tensor {tensor.sharding} that came from a view op "
                     f"({tensor._meta.alias}) that had to communicate",
                     "a write through a view reaches its base only where they share memory",
-                    [str(tensor.layout)], "write to the base, or clone() the view first")
+                    [str(tensor.sharding)], "write to the base, or clone() the view first")
         )
     if tensor._local is not full:
         back = transition_between(

@@ -65,7 +65,7 @@ def _tall(a: Tensor, b: Tensor, rcond: float | None, driver: str, mesh: Any) -> 
     q, r = _L.qr(a)
     limit = a.shape[0] * torch.finfo(a.dtype).eps if rcond is None else rcond
     small = [
-        redistribute_to(one, Layout.replicated(one.layout.mesh, one.shape), "lstsq")
+        redistribute_to(one, Layout.replicated(one.sharding.mesh, one.shape), "lstsq")
         for one in (r, q.mH @ b)
     ]
     run = runner(mesh, "its result depends on the data")

@@ -139,7 +139,7 @@ def _refusing(name: str, tensor: ShardTensor) -> Callable[[Tensor], NoReturn]:
 
     def refuse(grad: Tensor) -> NoReturn:
         found = of()
-        now = "another shape" if found is None else str(found.layout)
+        now = "another shape" if found is None else str(found.sharding)
         raise UnsupportedOpError(
             message("backward", f"x, which requires grad, was {before} when this graph was made, "
                     f"and {name} has made it {now}",
@@ -152,7 +152,7 @@ def _refusing(name: str, tensor: ShardTensor) -> Callable[[Tensor], NoReturn]:
 
 def _refuse(name: str, tensor: ShardTensor, fact: str, fix: str) -> NoReturn:
     raise UnsupportedOpError(
-        message(name, f"x is {tensor.layout}; {fact}",
+        message(name, f"x is {tensor.sharding}; {fact}",
                 "a shape changes in place where no gradient is left behind in the old one",
-                [str(tensor.layout)], fix)
+                [str(tensor.sharding)], fix)
     )

@@ -25,7 +25,7 @@ from torch.utils import dlpack
 from torch.utils.checkpoint import CheckpointFunction, _CheckpointFrame, checkpoint
 
 from weft.errors import UnsupportedOpError, message
-from weft.tensor.call import finish, masked
+from weft.tensor.call import finish
 from weft.tensor.call.dispatch import mesh_of
 from weft.tensor.call.fallback import replicate, write_back
 from weft.tensor.call.own.functions import OWN, is_sharded
@@ -76,7 +76,6 @@ def install() -> None:
         (torch.autograd.gradcheck, _checked(torch.autograd.gradcheck, 1)),
         (torch.autograd.gradgradcheck, _checked(torch.autograd.gradgradcheck, 2)),
         (TensorLikePair._to_tensor, _to_tensor),
-        *masked.TAKEN,
         *tracers.TAKEN,
     ]
     for function, answer in taken:
@@ -232,9 +231,9 @@ def _refuse_old_hooks(module: Any, inputs: Any, result: Any, grad_fn: Any) -> An
 def _refuse_edges(tensor: torch.Tensor) -> Any:
     if type(tensor) is ShardTensor:
         raise UnsupportedOpError(
-            message("get_gradient_edge(x)", f"x is a ShardTensor {tensor.layout}",
+            message("get_gradient_edge(x)", f"x is a ShardTensor {tensor.sharding}",
                     "an edge belongs to the local graph and knows no layout",
-                    [str(tensor.layout)], "torch.autograd.grad(y, x), with x itself")
+                    [str(tensor.sharding)], "torch.autograd.grad(y, x), with x itself")
         )
     return _EDGE(tensor)
 

@@ -58,7 +58,7 @@ def out_of_local(
         local, mesh, placements, run_check=run_check, shape=shape, stride=None, sizes=sizes,
         sharding_shapes=None, sync=False,
     )
-    layout = out.layout
+    layout = out.sharding
     leave = transition_between(mesh, layout, layout, _replicated(layout), frozenset())
     return out if leave is None else wrap(leave(out._local), out._meta)
 

@@ -42,12 +42,12 @@ def set_data(tensor: ShardTensor, value: torch.Tensor) -> None:
         as_sharded(value, mesh), _for_shape(tensor._meta.layout, tuple(value.shape))
     )
     if getattr(tensor, "_is_gradient", False) and given.shape == tensor.shape:
-        given = redistribute_to(given.detach(), tensor.layout)
+        given = redistribute_to(given.detach(), tensor.sharding)
     grad = tensor.grad
     data = plain(local_of(given)).detach()
     same = given._meta.mesh is mesh and (given.shape, given.dtype) == (tensor.shape, tensor.dtype)
     moves = given._meta.device.type != tensor._meta.device.type
-    leaves = same and not moves and given.layout != tensor.layout and is_in_a_graph(tensor)
+    leaves = same and not moves and given.sharding != tensor.sharding and is_in_a_graph(tensor)
     if leaves:
         _leave_leaf(tensor, data)
     elif moves:
@@ -130,10 +130,10 @@ def _check_hooks(tensor: ShardTensor, before: Meta) -> None:
     new: Any = tensor._local
     if new._backward_hooks or new._post_accumulate_grad_hooks:
         raise UnsupportedOpError(
-            message("backward", f"x, which has hooks, was {before.layout} when this graph was "
-                    f"made, and `x.data = ` has made it {tensor.layout}",
+            message("backward", f"x, which has hooks, was {before.sharding} when this graph was "
+                    f"made, and `x.data = ` has made it {tensor.sharding}",
                     "a hook sees the gradients of all uses at once; those of graphs of before and "
-                    "of now come apart", [str(tensor.layout)],
+                    "of now come apart", [str(tensor.sharding)],
                     "run the forward again, or set x.data after the backward")
         )
 
@@ -149,8 +149,8 @@ def set_(tensor: ShardTensor, source: Any = None, *args: Any, **kwargs: Any) -> 
     )
     if not same or args or kwargs:
         raise UnsupportedOpError(
-            message("set_()", f"x is {tensor.layout.text(str(tensor.dtype))}, the source "
-                    f"{getattr(source, 'layout', type(source).__name__)}",
+            message("set_()", f"x is {tensor.sharding.text(str(tensor.dtype))}, the source "
+                    f"{getattr(source, 'sharding', type(source).__name__)}",
                     "set_ takes a ShardTensor of the same shape, dtype and mesh: others would "
                     "change the shape in place", ["set_"], "x.data = source, or x.copy_(source)")
         )
@@ -160,8 +160,8 @@ def set_(tensor: ShardTensor, source: Any = None, *args: Any, **kwargs: Any) -> 
 
 def _lay_gradient(tensor: ShardTensor, grad: ShardTensor) -> None:
     """Bring the gradient that is there to where the tensor's new layout adds to it."""
-    layout = gradient_layout(tensor.layout)
-    if layout != grad.layout:
+    layout = gradient_layout(tensor.sharding)
+    if layout != grad.sharding:
         with torch.no_grad():
             moved = redistribute_to(grad.detach(), layout)
         grad._is_gradient = False

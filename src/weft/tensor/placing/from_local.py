@@ -40,8 +40,8 @@ def from_local(
     mesh = as_bound_mesh(device_mesh)
     if type(local) is ShardTensor:
         raise ShardTypeError(
-            message("from_local(local_tensor)", f"it is a ShardTensor {local.layout} already",
-                    "a local tensor is a plain torch.Tensor", [str(local.layout)],
+            message("from_local(local_tensor)", f"it is a ShardTensor {local.sharding} already",
+                    "a local tensor is a plain torch.Tensor", [str(local.sharding)],
                     "x.redistribute(placements=...)")
         )
     if is_foreign(local):

@@ -189,4 +189,4 @@ def _lay_state(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         for name, value in state.items():
             if type(value) is Tensor and value.dim() and value.shape == parameter.shape:
                 state[name] = distribute_tensor(
-                    value, parameter.device_mesh, parameter.layout, src_data_rank=None)
+                    value, parameter.device_mesh, parameter.sharding, src_data_rank=None)

@@ -24,7 +24,7 @@ def as_layout(mesh: BoundMesh, shape: Sequence[int], placements: Any) -> Layout:
         LayoutError: a Layout of another mesh or shape.
     """
     if isinstance(placements, ShardTensor):
-        placements = placements.layout
+        placements = placements.sharding
     if not isinstance(placements, Layout):
         return Layout(mesh, shape, placements)
     if placements.shape != tuple(shape) or placements.mesh != mesh:

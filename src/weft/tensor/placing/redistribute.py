@@ -33,7 +33,7 @@ def redistribute(
     """See `ShardTensor.redistribute`."""
     meta = tensor._meta
     if type(placements) is ShardTensor:
-        placements = placements.layout
+        placements = placements.sharding
     given: Any = tuple(placements) if type(placements) is list else placements
     key: Any = (meta, given)
     if device_mesh is not None:  # meshes on other devices are equal too

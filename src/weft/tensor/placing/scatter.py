@@ -49,11 +49,11 @@ def distribute_tensor(
     tensor = taken(tensor, mesh)
     layout = as_layout(mesh, tensor.shape, placements)
     if type(tensor) is ShardTensor:
-        if tensor.layout != layout:
+        if tensor.sharding != layout:
             raise LayoutError(
-                message("distribute_tensor(tensor)", f"it is distributed as {tensor.layout}, not "
+                message("distribute_tensor(tensor)", f"it is distributed as {tensor.sharding}, not "
                         f"as {layout}", "a distributed tensor passes unchanged or not at all",
-                        [str(tensor.layout)], "x.redistribute(placements=...)")
+                        [str(tensor.sharding)], "x.redistribute(placements=...)")
             )
         return tensor
     check_given(tensor, "distribute_tensor(tensor)")

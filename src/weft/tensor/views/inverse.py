@@ -174,7 +174,7 @@ def _order(show: Change, ndim: int) -> list[int]:
 
 def _refuse(name: str, value: Any) -> NoReturn:
     raise UnsupportedOpError(
-        message(name, f"it was written to through a view {value.layout} whose data had to move, "
+        message(name, f"it was written to through a view {value.sharding} whose data had to move, "
                 "and has no known inverse",
                 "a write through a view reaches its base where they share memory, or by the "
                 "inverse of the view op", [name],

@@ -57,7 +57,7 @@ def _distinct(
     func: Any, find: Callable[[Row, torch.Tensor], Distinct], x: ShardTensor,
     options: dict[str, bool], dim: int | None, in_order: bool,
 ) -> Any:
-    mesh, layout = x._meta.mesh, whole_terms(x.layout)
+    mesh, layout = x._meta.mesh, whole_terms(x.sharding)
     name, options_of_all = func.__name__, {**options, "dim": dim}
     if mesh.here is None:
         return runner(mesh, "the length of its result depends on the data")(
@@ -158,7 +158,7 @@ class _Underivable(torch.autograd.Function):
 
 def _reduced(name: str, x: ShardTensor, layout: Layout) -> torch.Tensor:
     """The local tensor in this layout."""
-    move = transition_between(x._meta.mesh, x.layout, layout)
+    move = transition_between(x._meta.mesh, x.sharding, layout)
     return x._local if move is None else enter(x, move, Named(name, "every axis is reduced"))
 
 

@@ -104,7 +104,7 @@ class Own:
                 message(f"the handler of {self.name}", f"it returned {len(plain)} plain tensors",
                         "a handler gets ShardTensors and returns ShardTensors, whose layouts say "
                         "what each rank holds", [f"shape {shape}" for shape in plain],
-                        "ShardTensor.from_local(local, x.device_mesh, x.layout)")
+                        "ShardTensor.from_local(local, x.device_mesh, x.sharding)")
             )
         return out
 

@@ -180,10 +180,10 @@ class OnLocal(Recipe):
         if type(tensor) is ShardTensor and tensor._meta.alias is not None:
             raise UnsupportedOpError(
                 message(f"{self.name}(...)", f"it wrote to its tensor argument {at}, "
-                        f"{tensor.layout}, that came from a view op ({tensor._meta.alias}) that "
+                        f"{tensor.sharding}, that came from a view op ({tensor._meta.alias}) that "
                         "had to communicate",
                         "a write through a view reaches its base only where they share memory",
-                        [str(tensor.layout)], "write to the base, or clone() the view first")
+                        [str(tensor.sharding)], "write to the base, or clone() the view first")
             )
         leaving = frozenset(
             axis for axis in self.varying if local.requires_grad and layout.on(axis) is None
