@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 import re
 from itertools import product
 
@@ -158,6 +159,26 @@ def test_specs_are_values():
         assert eval(repr(spec)) == spec
         assert hash(eval(repr(spec))) == hash(spec)
     assert P(partial={"a": "sum", "b": "avg"}) == P(partial={"b": "avg", "a": "sum"})
+
+
+def test_specs_are_sequences():
+    spec = P(("dp", "tp"), None, ("cp",), None, partial={"ep": "sum"})
+    assert len(spec) == 4
+    assert list(spec) == [("dp", "tp"), None, "cp", None]
+    assert (spec[0], spec[1], spec[-2], spec[1:3]) == (("dp", "tp"), None, "cp", (None, "cp"))
+    rows, *others = spec
+    assert (rows, others) == (("dp", "tp"), [None, "cp", None])
+    assert P(*spec, partial=dict(spec.partial)) == spec
+    assert P("layers", *spec) == P("layers", ("dp", "tp"), None, "cp")
+    assert "cp" in spec
+    assert "dp" not in spec
+    assert (spec.index("cp"), [*reversed(P("a", "b"))]) == (2, ["b", "a"])
+    with pytest.raises(IndexError):
+        P("dp")[1]
+    assert not P()
+    assert len(Layout(Mesh({"dp": 2}), (4, 5, 6), P(None, "dp")).spec) == 3
+    assert pickle.loads(pickle.dumps(spec)) == spec
+    assert len(pickle.loads(pickle.dumps(spec))) == 4
 
 
 def test_axes_by_name_and_by_number():

@@ -77,7 +77,7 @@ P('dp', ('tp', 0), partial={'tp': 'sum'}) on Mesh(dp=2, tp=4): 4 entries name 2 
 P('dp', 'tp') on Mesh(dp=2, tp=4): 2 entries for a tensor of 1 dims.
   Rule: a spec has at most one entry per tensor dim.
   Offenders: ('tp',)
-  Fix: P(None)"""),
+  Fix: P('dp'); a spec that is for tensors of several sorts names each sort by a pattern of its own"""),
     'Layout(MESH, (8, 8), [Shard(0)])': (PlacementError, """
 placements: 1 placements for the 2 axes of Mesh(dp=2, tp=4).
   Rule: there is one placement per mesh axis.

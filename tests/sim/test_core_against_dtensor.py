@@ -20,6 +20,7 @@ from weft.core import (
     KINDS,
     Layout,
     Mesh,
+    P,
     Partial,
     Placement,
     Replicate,
@@ -168,3 +169,45 @@ def test_a_torch_device_mesh_is_a_mesh():
         assert ours() == torchs() if callable(ours) else ours == torchs
     unnamed = DeviceMesh("cpu", torch.arange(4), _init_backend=False, _rank=0)
     assert as_mesh(unnamed) == Mesh((4,))
+
+
+SAME = [
+    (Shard(0), TorchShard(0)), (Shard(-1), TorchShard(-1)), (Replicate(), TorchReplicate()),
+    *[(Partial(kind), TorchPartial(kind)) for kind in ("sum", "avg", "max", "min", "product")],
+]
+
+
+@pytest.mark.parametrize(("ours", "theirs"), SAME, ids=lambda one: str(one))
+def test_torchs_placements_are_equal_to_ours_both_ways(ours, theirs):
+    assert ours == theirs
+    assert theirs == ours
+    assert (ours != theirs, theirs != ours) == (False, False)
+    assert hash(ours) == hash(theirs)
+    assert len({ours, theirs}) == 1
+    assert {theirs: "found"}[ours] == "found"
+    for other, torchs in SAME:
+        if other is not ours:
+            assert other != theirs
+            assert torchs != ours
+
+
+def test_placements_of_a_layout_are_equal_to_torchs():
+    layout = Layout(Mesh({"dp": 2, "tp": 2, "cp": 2}), (4, 6), P("tp", partial={"cp": "sum"}))
+    torchs: tuple[object, ...] = (TorchReplicate(), TorchShard(0), TorchPartial())
+    assert layout.placements == torchs
+    assert torchs == layout.placements
+    assert hash(torchs) == hash(layout.placements)
+
+
+def test_what_torch_cannot_say_is_equal_to_none_of_its_placements():
+    ragged = Shard(0, sizes=(1, 3))
+    assert ragged != TorchShard(0)
+    assert TorchShard(0) != ragged
+    # Of lengths that do not divide torch's means other boxes, so it is equal from neither side.
+    strided, torchs = StridedShard(0, 2), TorchStrided(0, split_factor=2)
+    assert strided != torchs
+    assert torchs != strided
+    assert Shard(0) != torchs
+    assert Shard(0) != "Shard(dim=0)"
+    assert Replicate() is not None
+    assert Replicate() != None  # noqa: E711

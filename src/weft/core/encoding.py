@@ -72,7 +72,8 @@ def _decode_spec(mesh: Mesh, ndim: int, spec: P) -> Decoded:
             message(call, f"{len(spec.entries)} entries for a tensor of {ndim} dims",
                     "a spec has at most one entry per tensor dim",
                     [repr(entry) for entry in spec.entries[ndim:]],
-                    f"P({', '.join(['None'] * ndim)})")
+                    f"{P(*spec[:ndim], partial=dict(spec.partial))!r}; a spec that is for tensors "
+                    "of several sorts names each sort by a pattern of its own")
         )
     names = [axis for entry in spec.entries for axis in entry]
     used = mesh.axes(names + [axis for axis, _ in spec.partial], call)

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, overload
 
 from weft.core.mesh import AxisName
 from weft.core.placement import Partial
 from weft.errors import ShardTypeError, message
 
-__all__ = ["P", "SpecEntry"]
+__all__ = ["P", "SpecEntry", "SpecItem"]
 
 SpecEntry = tuple[AxisName, ...]
+"""The axes that cut a dim, major to minor; () of none."""
+
+SpecItem = AxisName | tuple[AxisName, ...] | None
+"""An entry as one writes it: a single axis is its name, none is None."""
 
 
-class P:
+class P(Sequence[SpecItem]):
     """Which mesh axes cut each tensor dim: `P(("dp", "tp"), None, partial={"cp": "sum"})`.
+
+    A sequence of its entries, as JAX's PartitionSpec: `len(spec)`, `spec[0]`, `rows, *rest = spec`,
+    `P("layers", *spec)`. `partial` is not among them: `P(*spec, partial=dict(spec.partial))`.
+    Trailing None counts in `len`, but neither in equality nor in the text.
 
     Args:
         entries: one per tensor dim: an axis name or number, a tuple of them (major to minor), or
@@ -28,19 +36,23 @@ class P:
 
     >>> P("dp", None, None) == P("dp"), P(("dp", "tp"), partial={"cp": "sum"})
     (True, P(('dp', 'tp'), partial={'cp': 'sum'}))
+    >>> P("layers", *P(("dp", "tp"), None)), len(P("dp", None)), P("dp", None)[1]
+    (P('layers', ('dp', 'tp')), 2, None)
     """
 
-    __slots__ = ("entries", "partial")
+    __slots__ = ("_items", "entries", "partial")
 
+    _items: tuple[SpecItem, ...]
     entries: tuple[SpecEntry, ...]
     partial: tuple[tuple[AxisName, str], ...]
 
     def __init__(
         self,
-        *entries: AxisName | tuple[AxisName, ...] | None,
+        *entries: SpecItem,
         partial: Mapping[AxisName, str] | None = None,
     ) -> None:
         canonical = [_entry(entry) for entry in entries]
+        self._items = tuple([_item(entry) for entry in canonical])
         while canonical and not canonical[-1]:
             canonical.pop()
         self.entries = tuple(canonical)
@@ -53,6 +65,18 @@ class P:
         kinds = {axis: Partial(kind).reduce_op for axis, kind in (partial or {}).items()}
         self.partial = tuple(sorted(kinds.items(), key=lambda item: str(item[0])))
 
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @overload
+    def __getitem__(self, index: int) -> SpecItem: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[SpecItem, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> SpecItem | tuple[SpecItem, ...]:
+        return self._items[index]
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, P):
             return NotImplemented
@@ -62,13 +86,14 @@ class P:
         return hash((self.entries, self.partial))
 
     def __repr__(self) -> str:
-        shown = [
-            repr(entry[0] if len(entry) == 1 else entry) if entry else "None"
-            for entry in self.entries
-        ]
+        shown = [repr(_item(entry)) for entry in self.entries]
         if self.partial:
             shown.append(f"partial={dict(self.partial)!r}")
         return f"P({', '.join(shown)})"
+
+
+def _item(entry: SpecEntry) -> SpecItem:
+    return (entry[0] if len(entry) == 1 else entry) if entry else None
 
 
 def _entry(entry: Any) -> SpecEntry:

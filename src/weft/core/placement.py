@@ -3,6 +3,11 @@
 `Shard(dim)`, `Replicate()`, `Partial(kind)` and `StridedShard(dim, split_factor)` are values
 whose text is torch's. torch's own placement objects are recognised by their type and fields, so
 this file needs no torch.
+
+What means the same is equal, to torch's objects too and from both sides, with the same hash:
+`Shard(dim)`, `Replicate()` and `Partial(kind)`. torch's `_StridedShard` is equal to none of these,
+for it cuts lengths that do not divide at other places. Nothing here is an instance of torch's
+classes: `isinstance` becomes `is_shard()`, `is_replicate()`, `is_partial()`, which both have.
 """
 
 from __future__ import annotations
@@ -40,7 +45,7 @@ class Placement:
         return False
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
 class Shard(Placement):
     """The axis cuts tensor dim `dim` (negative: from the end), as `torch.chunk` does.
 
@@ -56,6 +61,15 @@ class Shard(Placement):
 
     def is_shard(self, dim: int | None = None) -> bool:
         return dim is None or dim == self.dim
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is Shard:
+            return self.dim == other.dim and self.sizes == other.sizes
+        same = self.sizes is None and _torch_name(other) == "Shard"
+        return other.dim == self.dim if same else NotImplemented  # type: ignore[attr-defined]
+
+    def __hash__(self) -> int:  # torch's
+        return hash(self.dim) if self.sizes is None else hash((self.dim, self.sizes))
 
     def __repr__(self) -> str:
         return f"Shard(dim={self.dim}{_sizes_text(self.sizes)})"
@@ -106,12 +120,20 @@ class StridedShard(Placement):
         return f"_S({self.dim}, {self.split_factor}{_sizes_text(self.sizes)}{skip})"
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
 class Replicate(Placement):
     """Every coordinate of the axis holds the same."""
 
     def is_replicate(self) -> bool:
         return True
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is Replicate:
+            return True
+        return True if _torch_name(other) == "Replicate" else NotImplemented
+
+    def __hash__(self) -> int:  # torch's
+        return -2
 
     def __repr__(self) -> str:
         return "Replicate()"
@@ -120,7 +142,7 @@ class Replicate(Placement):
         return "R"
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@dataclass(frozen=True, slots=True, repr=False, eq=False)
 class Partial(Placement):
     """Every coordinate of the axis holds a full-size term, to be reduced by `reduce_op`."""
 
@@ -136,6 +158,15 @@ class Partial(Placement):
 
     def is_partial(self, reduce_op: str | None = None) -> bool:
         return reduce_op is None or reduce_op == self.reduce_op
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is Partial:
+            return self.reduce_op == other.reduce_op
+        same = _torch_name(other) == "Partial"
+        return other.reduce_op == self.reduce_op if same else NotImplemented  # type: ignore
+
+    def __hash__(self) -> int:  # torch's
+        return 1 + hash(self.reduce_op)
 
     def __repr__(self) -> str:
         return f"Partial({self.reduce_op})"
@@ -179,7 +210,7 @@ def is_torch_strided(value: Any) -> bool:
 def _torch_name(value: Any) -> str | None:
     # Only torch's exact types: a subclass (`_MaskPartial`) means something else.
     kind = type(value)
-    return kind.__name__ if kind.__module__.startswith("torch.distributed.") else None
+    return kind.__name__ if kind.__module__.startswith("torch.distributed.tensor.") else None
 
 
 def _check_shard(name: str, shard: Shard | StridedShard) -> None:
