@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import weft
 from weft import ShardTensor, UnsupportedOpError
-from weft.spmd import Mesh, mark_sharding
+from weft.spmd import Mesh, clear_sharding, global_tensor, mark_sharding
 
 MESH = {"dp": 2, "tp": 2}
 X = torch.linspace(-1, 1, 42, dtype=torch.float64).view(7, 6)
@@ -100,6 +100,11 @@ def test_it_stays_the_object_with_all_that_hangs_on_it() -> None:
         assert [name for name, _ in seen] == ["hook", "post"]
         torch.testing.assert_close(seen[0][1].full_tensor(), grad)
         torch.testing.assert_close(seen[1][1].full_tensor(), 2 * grad)
+        weight.data = weight.redistribute(placements=weft.P("dp"))
+        seen.clear()
+        model(X).sum().backward()  # hooks see where it lies now
+        torch.testing.assert_close(seen[0][1].full_tensor(), grad)
+        assert seen[1][1] is not None and seen[1][1].spec == weight.spec
         one.remove()
         model(X).sum().backward()
         assert [name for name, _ in seen] == ["hook", "post", "post"]
@@ -186,3 +191,148 @@ def test_other_parameters_are_refused(make: Any, spec: Any, said: str) -> None:
 
     texts = weft.testing.run(on_rank, mesh=MESH)
     assert len(set(texts)) == 1 and texts[0].startswith(f"mark_sharding(t): {said}")
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("clears", [True, False])
+def test_parameters_are_marked_anew_while_they_train(optimizer: str, clears: bool) -> None:
+    """Marked, cleared, marked on another mesh: one training, with gradients that accumulate."""
+
+    def train(mesh: Any) -> list[Any]:
+        model = Tied()
+        made = OPTIMIZERS[optimizer](model.parameters())
+        losses = []
+        for step in range(6):
+            if mesh is not None:
+                remark(mesh, model, step, clears)
+            loss = model(X).square().mean()
+            if step % 2:
+                made.zero_grad()
+            loss.backward()
+            made.step()
+            losses.append(loss.item())
+            del loss
+        if mesh is not None:
+            for value in made.state[model.first.weight].values():
+                shaped = value.shape == model.first.weight.shape
+                assert not shaped or str(value.spec) == str(model.first.weight.spec)
+        return [losses, *(whole(one).detach() for one in model.parameters())]
+
+    expected = train(None)
+    for found in weft.testing.run(train, mesh=MESH):
+        torch.testing.assert_close(found, expected)
+
+
+def remark(mesh: Any, model: Tied, step: int, clears: bool) -> None:
+    weights: list[Any] = [model.first.weight, model.last.weight, model.last.bias]
+    if clears and step in (2, 3, 4):
+        for one in weights:
+            was = whole(one).detach().clone()
+            assert clear_sharding(one) is one and type(one) is nn.Parameter
+            assert one.is_leaf and one.requires_grad and torch.equal(one, was)
+            assert one.grad is None or type(one.grad) is Tensor
+            assert clear_sharding(one) is one
+    if step != 3:
+        row = Mesh(range(4), (4,), ("row",))
+        marks = [((mesh, ("tp", "dp")), (mesh, (None, "tp")), (mesh, ("dp",))),
+                 ((row, (None, "row")), (row, ("row",)), (row, ()))][step >= 4]
+        for one, (where, spec) in zip(weights, marks):
+            assert mark_sharding(one, where, spec) is one
+            assert one.spec == weft.P(*spec) and one.device_mesh == where
+            assert one.grad is None or one.grad.spec == one.spec
+
+
+def test_what_hangs_on_a_parameter_stays_when_it_is_cleared() -> None:
+    def on_rank(mesh: Any) -> None:
+        model = Tied()
+        weight: Any = model.first.weight
+        weight.tag = ["mine"]
+        seen: list[tuple[str, Any]] = []
+        one = weight.register_hook(lambda g: seen.append(("hook", g)))
+        model(X).sum().backward()
+        grad = weight.grad.clone()
+        mark_sharding(weight, mesh, (None, "tp"))
+        post = weight.register_post_accumulate_grad_hook(lambda w: seen.append(("post", w)))
+        clear_sharding(weight)
+        assert type(weight) is nn.Parameter and weight.tag == ["mine"]
+        assert model.first.weight is weight and model.again.weight is weight
+        assert not hasattr(weight, "_local")
+        torch.testing.assert_close(weight.grad, grad)
+        for marks in (False, True, False):
+            seen.clear()
+            if marks:
+                mark_sharding(weight, mesh, ("dp",))
+            else:
+                clear_sharding(weight)
+            weight.grad = None
+            model(X).sum().backward()
+            assert [name for name, _ in seen] == ["hook", "post"]
+            assert type(seen[0][1]) is (ShardTensor if marks else Tensor)
+            torch.testing.assert_close(whole(seen[0][1]), grad)
+            assert seen[1][1] is weight
+        one.remove()
+        post.remove()
+        seen.clear()
+        model(X).sum().backward()
+        assert not seen
+        frozen: Any = nn.Parameter(X.clone(), requires_grad=False)
+        mark_sharding(frozen, mesh, ("tp",))
+        assert type(clear_sharding(frozen)) is nn.Parameter and not frozen.requires_grad
+        own = nn.Parameter(weft.distribute_tensor(X, mesh, weft.P("dp")))
+        held = own.to_local().detach()
+        assert type(global_tensor(own)) is Tensor and type(own) is ShardTensor
+        clear_sharding(own)
+        assert type(own) is nn.Parameter and own.untyped_storage().nbytes() == X.nbytes
+        with torch.no_grad():
+            own.zero_()
+        assert held.abs().min() >= 0 and held.abs().max() > 0
+
+    weft.testing.run(on_rank, mesh=MESH)
+
+
+def test_graphs_of_before_a_clear_are_refused() -> None:
+    def on_rank(mesh: Any) -> list[str]:
+        said = []
+        for spec in ((), ("tp",)):
+            weight = nn.Parameter(X.clone())
+            mark_sharding(weight, mesh, spec)
+            x = weft.distribute_tensor(X, mesh, weft.P("dp"))
+            loss = (weight * x).sum()
+            clear_sharding(weight)
+            with pytest.raises(UnsupportedOpError) as told:
+                loss.backward()
+            said.append(str(told.value))
+            assert weight.grad is None
+            (weight * 2).sum().backward()
+            torch.testing.assert_close(weight.grad, torch.full_like(X, 2))
+        return said
+
+    texts = weft.testing.run(on_rank, mesh=MESH)
+    assert all(text == texts[0] for text in texts)
+    assert texts[0][0].startswith(
+        "backward: a Parameter of shape (7, 6) was [7, 6] when this graph was recorded, and "
+        "clear_sharding has made it plain since")
+    assert "was [7@tp, 6] when" in texts[0][1]
+
+
+@pytest.mark.parametrize("row", [False, True])
+def test_graphs_of_before_another_mark_are_refused(row: bool) -> None:
+    def on_rank(mesh: Any) -> str:
+        weight = nn.Parameter(X.clone())
+        mark_sharding(weight, mesh, ("tp",))
+        loss = (weight * weight).sum()
+        with torch.no_grad():
+            weight.data = weight.redistribute(placements=weft.P("dp"))
+        again = (weight * weight).sum()
+        mark_sharding(weight, Mesh(range(4), (4,)) if row else mesh, (None, 0))
+        with pytest.raises(UnsupportedOpError):
+            loss.backward()
+        with pytest.raises(UnsupportedOpError) as told:
+            again.backward()
+        assert weight.grad is None
+        (weight * weight).sum().backward()
+        torch.testing.assert_close(whole(weight.grad), 2 * X)
+        return str(told.value)
+
+    texts = weft.testing.run(on_rank, mesh=MESH)
+    assert len(set(texts)) == 1 and "was [7@dp, 6] when this graph was recorded" in texts[0]

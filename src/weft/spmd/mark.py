@@ -18,7 +18,7 @@ from weft.errors import LayoutError, ShardTypeError, message
 from weft.spmd.mesh import as_spec, mesh_or_global
 from weft.spmd.sharding import OpSharding, ShardingType
 from weft.tensor import ShardTensor
-from weft.tensor.placing.in_place import become_sharded, refuse_kinds
+from weft.tensor.placing.in_place import become_plain, become_sharded, refuse_kinds
 from weft.tensor.placing.layouts import as_layout, as_sharded
 from weft.tensor.placing.redistribute import redistribute_to
 
@@ -34,8 +34,9 @@ def mark_sharding(t: torch.Tensor, mesh: Any, partition_spec: Any) -> ShardTenso
 
     Args:
         t: a plain tensor, equal on all ranks, of which each keeps its block (nothing is sent); or a
-            ShardTensor, which is brought to the spec. A plain Parameter becomes sharded in place,
-            for its module and for an optimizer that was built before: it is what comes back.
+            ShardTensor, which is brought to the spec. A Parameter, plain or sharded, is marked in
+            place, for its module and for an optimizer that was built before: it is what comes back
+            (of a sharded one, `redistribute` gives the value in another layout).
         mesh: the mesh; None takes the current one, else the global one.
         partition_spec: an entry per dim: an axis by name or number, a tuple of them (major to
             minor), None. Dims that it leaves out are not cut.
@@ -47,11 +48,14 @@ def mark_sharding(t: torch.Tensor, mesh: Any, partition_spec: Any) -> ShardTenso
         MeshError: a name of no axis.
     """
     bound = mesh_or_global(mesh, "mark_sharding(mesh)")
-    if type(t) is not ShardTensor and isinstance(t, nn.Parameter):
+    is_parameter = isinstance(t, nn.Parameter)
+    if is_parameter and type(t) is not ShardTensor:
         refuse_kinds(t, "mark_sharding")
-        layout = as_layout(bound, t.shape, as_spec(partition_spec, t.ndim))
-        return become_sharded(t, bound, layout, "mark_sharding")
     layout = as_layout(bound, t.shape, as_spec(partition_spec, t.ndim))
+    if is_parameter:
+        if type(t) is ShardTensor and t.device_mesh == bound and t.sharding == layout:
+            return t
+        return become_sharded(t, bound, layout, "mark_sharding")
     if type(t) is ShardTensor and t.device_mesh != bound:
         return t.redistribute(bound, layout)
     return redistribute_to(as_sharded(t, bound), layout, "mark_sharding")
@@ -65,8 +69,16 @@ def mark_sharding_with_gradients(
 
 
 def clear_sharding(t: torch.Tensor) -> torch.Tensor:
-    """The whole tensor as a plain one on every rank; a plain tensor as it is."""
-    return t.full_tensor() if isinstance(t, ShardTensor) else t
+    """The whole tensor as a plain one on every rank; a plain tensor as it is.
+
+    A collective, unless it is replicated. A Parameter is cleared in place, as it is marked.
+
+    Raises:
+        MeshError: on a rank outside the tensor's mesh, which does not learn the value.
+    """
+    if type(t) is ShardTensor and isinstance(t, nn.Parameter):
+        return become_plain(t, "clear_sharding")
+    return global_tensor(t)
 
 
 def shard_as(a: torch.Tensor, b: torch.Tensor) -> tuple[ShardTensor, ShardTensor]:
@@ -114,7 +126,7 @@ def unwrap_sharded_tensor(t: torch.Tensor) -> torch.Tensor:
 
 def global_tensor(t: torch.Tensor) -> torch.Tensor:
     """The whole tensor, plain; a collective unless it is replicated."""
-    return clear_sharding(t)
+    return t.full_tensor() if isinstance(t, ShardTensor) else t
 
 
 def sharding_type(t: torch.Tensor) -> ShardingType | None:

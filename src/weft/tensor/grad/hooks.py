@@ -47,6 +47,7 @@ def register_hook(tensor: ShardTensor, hook: Callable[[ShardTensor], Any]) -> An
                                f"value: {tuple(meta.shape)} became {tuple(out.shape)}")
         return local_cotangent(meta, out)
 
+    local_hook.given = hook  # type: ignore[attr-defined]
     retire(tensor._local)
     return tensor._local.register_hook(local_hook)
 
@@ -64,6 +65,7 @@ def register_post_accumulate_grad_hook(
         # torch refuses what is not None
         return hook(wrap(local, meta) if found is None else found)
 
+    local_hook.given = hook  # type: ignore[attr-defined]
     retire(tensor._local)
     return tensor._local.register_post_accumulate_grad_hook(local_hook)
 

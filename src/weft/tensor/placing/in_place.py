@@ -1,4 +1,5 @@
-"""A plain Parameter that becomes a ShardTensor, and stays the object that it is.
+"""A Parameter that becomes a ShardTensor, a plain one, or another ShardTensor, and stays the
+object that it is.
 
 Its module, an optimizer, and modules that share it hold the object, so they see what became of it.
 
@@ -13,6 +14,7 @@ that an optimizer has made before is laid out at its next step.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
@@ -24,16 +26,17 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from weft.comm import BoundMesh
-from weft.core import Layout
+from weft.core import Layout, P
 from weft.errors import UnsupportedOpError, message
 from weft.tensor.placing.enter import forget_views
 from weft.tensor.placing.scatter import distribute_tensor
-from weft.tensor.shard_tensor import ShardTensor
+from weft.tensor.shard_tensor import ShardTensor, attributes_of
+from weft.tensor.terms import before, terms_of
 
-__all__ = ["become_sharded", "install", "refuse_kinds", "take_along"]
+__all__ = ["become_plain", "become_sharded", "install", "refuse_kinds", "take_along"]
 
 _BECAME: Any = WeakTensorKeyDictionary()
-"""ShardTensors that were plain Parameters once -> True."""
+"""Parameters that were something else once -> True."""
 
 _COUNT = [0]
 
@@ -41,33 +44,56 @@ _COUNT = [0]
 def become_sharded(
     parameter: nn.Parameter, mesh: BoundMesh, layout: Layout, call: str
 ) -> ShardTensor:
-    """Make a plain Parameter, equal on all ranks, the ShardTensor of this layout; nothing is sent.
+    """Make a Parameter the ShardTensor of this layout.
+
+    Of a plain one, equal on all ranks, each keeps its block, and nothing is sent; a ShardTensor
+    moves there, which all ranks of both meshes ask for.
 
     Returns:
         The same object.
 
     Raises:
-        UnsupportedOpError: something else than Python holds it: a graph that has saved it for its
-            backward, or C++ code.
+        UnsupportedOpError: something else than Python holds a plain Parameter: a graph that has
+            saved it for its backward, or C++ code.
     """
+    def laid(x: torch.Tensor) -> torch.Tensor:
+        if type(x) is ShardTensor:
+            return x.detach().redistribute(mesh, layout)
+        return distribute_tensor(x.detach(), mesh, layout, src_data_rank=None)
+
+    return _become(parameter, laid, str(layout), call)
+
+
+def become_plain(parameter: nn.Parameter, call: str) -> nn.Parameter:
+    """Make a Parameter that is a ShardTensor the whole, plain one on every rank: a collective.
+
+    Returns:
+        The same object.
+
+    Raises:
+        MeshError: on a rank outside the mesh, which does not learn the value.
+    """
+    return _become(parameter, lambda x: x.detach().full_tensor(), "plain", call)
+
+
+def _become(parameter: Any, laid: Callable[[Any], Tensor], now: str, call: str) -> Any:
     forget_views()  # what weft keeps for the uses of a plain tensor
-    node = _old_node(parameter, call)
-    new: Any = nn.Parameter(
-        distribute_tensor(parameter.detach(), mesh, layout, src_data_rank=None),
-        requires_grad=parameter.requires_grad or _has_hooks(parameter),
-    )
-    if parameter.grad is not None:
-        new.grad = distribute_tensor(parameter.grad.detach(), mesh, layout, src_data_rank=None)
+    requires_grad, grad = parameter.requires_grad, parameter.grad
+    was = str(parameter.sharding) if type(parameter) is ShardTensor else "plain"
+    nodes = _old_nodes(parameter, call)
+    new: Any = nn.Parameter(laid(parameter), requires_grad)
+    if grad is not None:
+        new.grad = laid(grad)
         parameter.grad = None
-    take_along(parameter, new)
-    new.requires_grad_(parameter.requires_grad)
-    if node is not None:
-        node.register_prehook(_Left(tuple(parameter.shape), layout, call))
+    hooks = _unhooked(parameter)
     _exchange(parameter, new)
-    became: Any = parameter
-    _BECAME[became] = True
+    _take_attributes(new, parameter)
+    _hooked(parameter, hooks)
+    for node in nodes:
+        node.register_prehook(_Left(tuple(parameter.shape), was, now, call))
+    _BECAME[parameter] = True
     _COUNT[0] += 1
-    return became
+    return parameter
 
 
 def _exchange(one: Any, other: Any) -> None:
@@ -97,19 +123,28 @@ def refuse_kinds(parameter: nn.Parameter, call: str) -> None:
     )
 
 
-def _old_node(parameter: nn.Parameter, call: str) -> Any:
-    """The node of the Parameter in graphs that are alive, None where there are none.
+def _old_nodes(parameter: Any, call: str) -> list[Any]:
+    """The nodes that stand for the Parameter in graphs that are alive."""
+    if type(parameter) is not ShardTensor:
+        return _old_nodes_of_plain(parameter, call)
+    if not (parameter.is_leaf and parameter.requires_grad):
+        return []
+    leaves = [parameter._local, *before(parameter._local)]
+    seen = [term.seen for leaf in leaves for term in terms_of(leaf)]
+    return [get_gradient_edge(one).node for one in (*leaves, *seen) if one is not None]
 
-    `_use_count` counts who holds the TensorImpl: the Python object, and that node. A graph that
+
+def _old_nodes_of_plain(parameter: nn.Parameter, call: str) -> list[Any]:
+    """`_use_count` counts who holds the TensorImpl: the Python object, and the node. A graph that
     has saved the value for its backward holds it as well, as C++ code may (a scripted module).
     """
     count = parameter._use_count()  # type: ignore[attr-defined]
     if count == 1:
-        return None
+        return []
     if count == 2 and parameter.requires_grad:
         node = get_gradient_edge(parameter).node
         if parameter._use_count() == 2:  # type: ignore[attr-defined]  # it was there before
-            return node
+            return [node]
     raise UnsupportedOpError(
         message(f"{call}(t)", f"t is a Parameter of shape {tuple(parameter.shape)} that "
                 f"{count - 1} others hold beside its Python object",
@@ -121,44 +156,67 @@ def _old_node(parameter: nn.Parameter, call: str) -> Any:
 
 
 class _Left:
-    """A hook of the leaf that a Parameter was: whoever comes here missed the mark."""
+    """A hook of the leaf that a Parameter was: whoever comes here missed what it became."""
 
-    def __init__(self, shape: tuple[int, ...], layout: Layout, call: str) -> None:
-        self.shape, self.layout, self.call = shape, layout, call
+    def __init__(self, shape: tuple[int, ...], was: str, now: str, call: str) -> None:
+        self.shape, self.was, self.now, self.call = shape, was, now, call
 
     def __call__(self, grads: Any) -> NoReturn:
         raise UnsupportedOpError(
-            message("backward", f"a Parameter of shape {self.shape} was plain when this graph was "
-                    f"recorded, and {self.call} has made it {self.layout} since",
+            message("backward", f"a Parameter of shape {self.shape} was {self.was} when this graph "
+                    f"was recorded, and {self.call} has made it {self.now} since",
                     "a graph leads to the tensors of its forward, and nobody would see this "
                     "gradient", [f"Parameter {self.shape}"],
-                    f"{self.call}(parameter, mesh, spec) before the forward, or after backward()")
+                    f"{self.call}(parameter, ...) before the forward, or after backward()")
         )
-
-
-def _has_hooks(tensor: Any) -> bool:
-    return bool(tensor._backward_hooks or tensor._post_accumulate_grad_hooks)
 
 
 def take_along(old: Any, new: Any) -> None:
     """What users have hung on a tensor: attributes, and hooks, whose handles still remove them."""
-    for name, value in vars(old).items():
+    _take_attributes(old, new)
+    _hooked(new, _unhooked(old))
+
+
+def _take_attributes(old: torch.Tensor, new: torch.Tensor) -> None:
+    for name, value in attributes_of(old).items():
         if not hasattr(new, name):
             setattr(new, name, value)
-    for store, register in (
-        ("_backward_hooks", "register_hook"),
-        ("_post_accumulate_grad_hooks", "register_post_accumulate_grad_hook"),
-    ):
-        known = getattr(old, store)
-        if not known:
-            continue
-        hooks = dict(known)
-        setattr(old, store, None)
-        known.clear()
-        setattr(new._local, store, known)  # the dict that the handles know
-        for number, hook in hooks.items():
-            handle = getattr(new, register)(hook)
+
+
+_REGISTER = {
+    "_backward_hooks": "register_hook",
+    "_post_accumulate_grad_hooks": "register_post_accumulate_grad_hook",
+}
+"""Where torch keeps hooks of a tensor -> what registers one."""
+
+
+def _unhooked(tensor: Any) -> list[tuple[str, Any, dict[int, Any]]]:
+    """Take the hooks of a tensor off: where they stood, the dict that their handles know, and by
+    their numbers what users have given."""
+    held = tensor._local if type(tensor) is ShardTensor else tensor
+    found = []
+    for store in _REGISTER:
+        known = getattr(held, store)
+        if known:
+            given = {number: getattr(hook, "given", hook) for number, hook in known.items()}
+            setattr(held, store, None)
+            known.clear()
+            found.append((store, known, given))
+    return found
+
+
+def _hooked(tensor: Any, hooks: list[tuple[str, Any, dict[int, Any]]]) -> None:
+    """Put them on a tensor."""
+    held = tensor._local if type(tensor) is ShardTensor else tensor
+    requires_grad = tensor.requires_grad
+    for store, known, given in hooks:
+        tensor.requires_grad_()  # a frozen one has them, and takes none
+        setattr(held, store, known)
+        for number, hook in given.items():
+            handle = getattr(tensor, _REGISTER[store])(hook)
             known[number] = known.pop(handle.id)
+    if hooks:
+        tensor.requires_grad_(requires_grad)
 
 
 def install() -> None:
@@ -171,9 +229,10 @@ _SEEN: weakref.WeakKeyDictionary[Optimizer, tuple[int, int]] = weakref.WeakKeyDi
 
 
 def _lay_state(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    """State of before the mark comes to lie as its parameter does; nothing is sent.
+    """State of before comes to lie as its parameter does now.
 
-    It was made by the same steps on every rank. What has another shape stays plain, and whole.
+    It was made by the same steps on every rank. What has another shape than a sharded parameter
+    stays as it is, on the mesh of that.
     """
     if not _COUNT[0]:
         return
@@ -183,10 +242,21 @@ def _lay_state(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         return
     _SEEN[optimizer] = now
     for parameter in parameters:
-        if type(parameter) is not ShardTensor or parameter not in _BECAME:
-            continue
-        state = optimizer.state.get(parameter, {})
-        for name, value in state.items():
-            if type(value) is Tensor and value.dim() and value.shape == parameter.shape:
-                state[name] = distribute_tensor(
-                    value, parameter.device_mesh, parameter.sharding, src_data_rank=None)
+        if parameter in _BECAME:
+            state = optimizer.state.get(parameter, {})
+            for name, value in state.items():
+                if isinstance(value, Tensor) and value.dim():
+                    state[name] = _laid_as(parameter, value)
+
+
+def _laid_as(parameter: Any, value: Any) -> Tensor:
+    if type(parameter) is not ShardTensor:
+        return value.full_tensor() if type(value) is ShardTensor else value
+    mesh, alike = parameter.device_mesh, value.shape == parameter.shape
+    if type(value) is ShardTensor:
+        if alike:
+            return value.redistribute(mesh, parameter.sharding)
+        return value if value.device_mesh == mesh else value.redistribute(mesh, P())
+    if not alike:
+        return value
+    return distribute_tensor(value, mesh, parameter.sharding, src_data_rank=None)
