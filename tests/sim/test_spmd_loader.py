@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import weft
-from weft import LayoutError, P, ShardTensor, ShardTypeError
+from weft import LayoutError, MeshError, P, PlacementError, ShardTensor, ShardTypeError
 from weft.spmd import ShardedLoader, ShardingSpec
 
 MESH = {"dp": 3, "tp": 2}
@@ -154,12 +154,40 @@ def test_a_stream_is_loaded_by_all() -> None:
 
 def test_spec_applies() -> None:
     def on_rank(mesh: Any) -> None:
-        spec = ShardingSpec(mesh, ("dp", None, "tp"))
-        assert spec.can_apply(torch.zeros(2, 3, 4)) and spec.can_apply(torch.zeros(2, 3, 4, 5))
-        assert not spec.can_apply(X)
-        assert str(ShardingSpec(mesh, ("dp",)).apply(X).sharding) == "[22@dp, 5]"
+        shapes = [(), (2,), (2, 3), (2, 3, 4), (2, 3, 4, 5)]
+        for spec in (("dp", None, "tp"), ("dp", "tp", None), (None, None, None)):
+            able = [ShardingSpec(mesh, spec).can_apply(torch.zeros(shape)) for shape in shapes]
+            assert able == [False, False, False, True, False]
+        able = [ShardingSpec(mesh, P("dp", "tp")).can_apply(torch.zeros(shape)) for shape in shapes]
+        assert able == [False, False, True, True, True]  # a P leaves dims out
+        for minibatch in (False, True):
+            spec = ShardingSpec(mesh, ("dp", None), minibatch)
+            with pytest.raises(PlacementError, match="has 2 entries, and the tensor 1 dims"):
+                spec.apply(X[:, 0])
+        assert ShardingSpec(mesh, ("dp",)).apply(X).spec == P("dp")
 
     weft.testing.run(on_rank, mesh=MESH)
+
+
+@pytest.mark.parametrize(("spec", "kind"), [
+    (("rows",), MeshError), ((2,), MeshError), (("dp", "dp"), PlacementError),
+    (("dp", ("tp", "dp")), PlacementError), ("dp", ShardTypeError), (None, ShardTypeError),
+    ((("dp", ("tp",)),), ShardTypeError), ((1.5,), ShardTypeError), (P("rows"), MeshError),
+    (P("dp", "dp"), PlacementError),
+])
+def test_wrong_specs_are_found_in_the_constructor(spec: Any, kind: type[Exception]) -> None:
+    def on_rank(mesh: Any) -> str:
+        with pytest.raises(kind) as told:
+            ShardingSpec(mesh, spec)
+        with pytest.raises(kind) as of_value:
+            ShardingSpec(mesh.abstract, spec)
+        assert str(told.value) == str(of_value.value)
+        with pytest.raises(ShardTypeError, match="is no mesh"):
+            ShardingSpec("dp", ("dp",))
+        return str(told.value)
+
+    texts = weft.testing.run(on_rank, mesh=MESH)
+    assert len(set(texts)) == 1 and "Offenders:" in texts[0]
 
 
 @pytest.mark.parametrize(("spec", "kind", "said"), [

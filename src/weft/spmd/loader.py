@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from weft.comm import BoundMesh
 from weft.core import Layout, P
+from weft.core.mesh import as_mesh
 from weft.errors import LayoutError, ShardTypeError, message
 from weft.spmd.mark import mark_sharding
 from weft.spmd.mesh import as_spec, mesh_or_global
@@ -34,11 +35,21 @@ class ShardingSpec:
         partition_spec: see `mark_sharding`; dim 0 counts the samples.
         minibatch: the loader of a rank gives the samples of that rank alone, and the batch is all
             of them, in mesh order of the axes that cut dim 0. Otherwise it gives the whole batch.
+
+    Raises:
+        ShardTypeError: no spec, or no mesh. MeshError: a name of no axis of a mesh that is given.
+        PlacementError: an axis of it twice.
     """
 
     mesh: Any
     partition_spec: Any
     minibatch: bool = False
+
+    def __post_init__(self) -> None:
+        spec = self.spec
+        if self.mesh is not None:
+            mesh = as_mesh(self.mesh, "ShardingSpec(mesh)")
+            Layout(mesh, (mesh.size(),) * len(spec.entries), spec)  # raises where they do not fit
 
     @property
     def spec(self) -> P:
@@ -50,8 +61,11 @@ class ShardingSpec:
         return mesh_or_global(self.mesh, "ShardingSpec(mesh)")
 
     def can_apply(self, t: torch.Tensor) -> bool:
-        """Whether the tensor has a dim for each entry."""
-        return len(self.spec.entries) <= t.ndim
+        """Whether the tensor has as many dims as a tuple has entries, as in torch_xla; of a P, at
+        least as many. (`apply`, as `mark_sharding`, takes more dims in either case.)"""
+        if isinstance(self.partition_spec, P):
+            return len(self.spec.entries) <= t.ndim
+        return len(self.partition_spec) == t.ndim
 
     def apply(self, t: torch.Tensor) -> ShardTensor:
         """The tensor, sharded.
@@ -59,11 +73,11 @@ class ShardingSpec:
         Raises:
             PlacementError: more entries than dims. LayoutError: blocks of other sizes.
         """
+        as_spec(self.partition_spec, t.ndim)
         mesh = self.bound()
         if not self.minibatch:
             return mark_sharding(t, mesh, self.spec)
         rows = P(*self.spec.entries[:1])
-        as_spec(self.partition_spec, t.ndim)
         out = from_local(t, mesh, rows, run_check=False, shape=None, stride=None, sizes="infer",
                          sharding_shapes=None, sync=False)
         kept = {0: out.sharding.sizes_of(0)} if rows.entries and rows.entries[0] else None
