@@ -124,8 +124,13 @@ def test_shard_as_and_wraps() -> None:
             torch.testing.assert_close(spmd.clear_sharding(one), spmd.clear_sharding(a))
             torch.testing.assert_close(spmd.clear_sharding(other), spmd.clear_sharding(b))
         assert spmd.wrap_as_sharded_tensor(x) is x and spmd.wrap_if_sharded(x) is x
-        block = spmd.unwrap_sharded_tensor(x)
-        assert type(block) is Tensor and tuple(block.shape) == x.sharding.local_shape(mesh.rank)
+        whole = spmd.unwrap_sharded_tensor(x)
+        assert type(whole) is Tensor and torch.equal(whole, X)
+        assert spmd.unwrap_sharded_tensor(X) is X
+        weight: Any = spmd.mark_sharding(nn.Parameter(X.clone()), mesh, ("x",))
+        (spmd.unwrap_sharded_tensor(weight) * X).sum().backward()  # a value, not in place
+        assert type(weight) is ShardTensor
+        torch.testing.assert_close(weight.grad.full_tensor(), X)
 
     weft.testing.run(on_rank, mesh=MESH)
 

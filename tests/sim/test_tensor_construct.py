@@ -98,7 +98,28 @@ def test_only_infer_asks_the_other_ranks() -> None:
         chunks = ShardTensor.from_local(torch.ones(2), mesh, P("x"), sizes="chunk")
         return f"{made.sharding} {made.offsets()} {chunks.sharding} {chunks.offsets('x')}"
 
-    assert on_three(on_rank)[1] == "[5@x{3,0,2}, 6] (3, 0) [6@x] 2"
+    assert on_three(on_rank)[1] == "[5@x{3,0,2}, 6] (3,) [6@x] 2"
+
+
+@pytest.mark.parametrize(("spec", "sizes", "due"), [
+    (P("a", "b"), None, [(0, 0), (0, 3), (4, 0), (4, 3)]),
+    (P("b", "a"), None, [(0, 0), (0, 4), (3, 0), (3, 4)]),
+    (P(None, "a"), None, [(0, 0), (0, 0), (3, 0), (3, 0)]),
+    (P("a", partial={"b": "sum"}), {0: (0, 7)}, [(0, 0)] * 4),
+    (P(None, "b"), {1: (5, 1)}, [(0, 0), (0, 5), (0, 0), (0, 5)]),
+    (P(("b", "a")), None, [(0, 0), (4, 4), (2, 2), (6, 6)]),
+    (P(), None, [(0, 0)] * 4),
+])
+def test_offsets_are_those_of_mesh_dims(spec: P, sizes: Any, due: list[tuple[int, int]]) -> None:
+    """As PhysicsNeMo's: where the shard begins in the dim that each mesh axis cuts."""
+    def on_rank(mesh: Any) -> Any:
+        x = weft.distribute_tensor(
+            torch.zeros(7, 6), mesh, weft.Layout(mesh, (7, 6), spec, sizes=sizes))
+        assert [x.offsets(axis) for axis in range(2)] == list(x.offsets())
+        assert [x.offsets(axis) for axis in "ab"] == list(x.offsets())
+        return x.offsets()
+
+    assert weft.testing.run(on_rank, mesh={"a": 2, "b": 2}) == due
 
 
 def test_gradients_reach_the_local_tensor() -> None:

@@ -120,8 +120,8 @@ def wrap_if_sharded(t: Any) -> Any:
 
 
 def unwrap_sharded_tensor(t: torch.Tensor) -> torch.Tensor:
-    """This rank's block of a ShardTensor; a plain tensor as it is."""
-    return t.to_local() if isinstance(t, ShardTensor) else t
+    """`global_tensor`, by torch_xla's other name. This rank's block is `t.to_local()`."""
+    return global_tensor(t)
 
 
 def global_tensor(t: torch.Tensor) -> torch.Tensor:

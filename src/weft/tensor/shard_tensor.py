@@ -438,8 +438,9 @@ class ShardTensor(torch.Tensor):
         return hooks.redistribute.full_tensor(self, grad_placements)
 
     def offsets(self, mesh_dim: Any = None) -> Any:
-        """Global index of this rank's first element, per tensor dim (or of the dim that
-        `mesh_dim` cuts)."""
+        """Where this rank's shard begins, in the tensor dim that each mesh axis cuts (0 for an axis
+        that cuts none), or for one axis; None outside the mesh. Where it lies in each tensor dim
+        says `x.sharding.box(rank)`."""
         return hooks.redistribute.offsets(self, mesh_dim)
 
     # Autograd, values and the rest live in files of their own.

@@ -246,8 +246,12 @@ def offsets(tensor: ShardTensor, mesh_dim: Any) -> Any:
     meta = tensor._meta
     if meta.mesh.here is None:
         return None
-    starts = tuple(start for start, _ in meta.layout.box_at(meta.mesh.here))
+    box = meta.layout.box_at(meta.mesh.here)
+
+    def of(axis: int) -> int:
+        dim = meta.layout.on(axis)
+        return box[dim][0] if isinstance(dim, int) else 0
+
     if mesh_dim is None:
-        return starts
-    dim = meta.layout.on(meta.mesh.axis(mesh_dim, "offsets(mesh_dim)"))
-    return starts[dim] if isinstance(dim, int) else 0
+        return tuple([of(axis) for axis in range(meta.mesh.ndim)])
+    return of(meta.mesh.axis(mesh_dim, "offsets(mesh_dim)"))
