@@ -1,5 +1,6 @@
 """Annotations: a vision transformer learns handwritten digits over four ranks.
 
+    pip install rich scikit-learn
     weft run -n 4 examples/annotate.py
 
 Model, optimizer and training loop are ordinary PyTorch and know of no mesh. A mesh and three calls
@@ -18,15 +19,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from sklearn.datasets import load_digits  # pyright: ignore[reportMissingImports]
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from weft import ShardTensor, as_bound_mesh
 from weft.spmd import Mesh, mark_sharding
+
+try:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from sklearn.datasets import load_digits  # pyright: ignore[reportMissingImports]
+except ModuleNotFoundError as missing:
+    name = (missing.name or "").partition(".")[0]
+    sys.exit(f"examples/annotate.py needs {name}: pip install rich scikit-learn")
 
 TOLERANCE = 1e-4
 """How far two float32 losses of a step may be apart, as a part of the loss."""

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from weft.cli.main import main
 
-WEFT = [sys.executable, "-c", "from weft.cli.main import main; main()"]
+WEFT = [sys.executable, "-m", "weft"]
 
 SCRIPT = """
 import os, sys, torch, weft

@@ -91,7 +91,7 @@ def test_png_without_matplotlib_says_what_to_do(tmp_path: Path, monkeypatch: pyt
         "matplotlib.figure halted; None in sys.modules).\n"
         "  Rule: weft itself needs no matplotlib; the commands that draw pixels do.\n"
         f"  Offenders: {file}\n"
-        f"  Fix: pip install 'weft[cli]'; or --out {file.with_suffix('.svg')}, which weft writes "
+        f"  Fix: pip install matplotlib; or --out {file.with_suffix('.svg')}, which weft writes "
         "by itself where a command offers it\n"
     )
 

@@ -31,7 +31,7 @@ def new_figure(width: float, height: float, path: Path, **options: Any) -> Any:
             message(f"--out {path}", f"{path.suffix} files are drawn by matplotlib, which cannot "
                     f"be imported ({error})", "weft itself needs no matplotlib; the commands that "
                     "draw pixels do", [str(path)],
-                    f"pip install 'weft[cli]'; or --out {path.with_suffix('.svg')}, which weft "
+                    f"pip install matplotlib; or --out {path.with_suffix('.svg')}, which weft "
                     "writes by itself where a command offers it")
         ) from error
     figure = figures.Figure(figsize=(width, height), **options)

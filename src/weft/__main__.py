@@ -1,0 +1,23 @@
+"""The `weft` command, also as `python -m weft`."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Run the command; where click is missing, say in a sentence what to type."""
+    try:
+        command = importlib.import_module("weft.cli.main").main
+    except ModuleNotFoundError as error:
+        if error.name != "click":
+            raise
+        sys.exit("The weft command needs click: pip install click")
+    command()
+
+
+if __name__ == "__main__":
+    main()
