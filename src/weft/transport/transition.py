@@ -35,6 +35,7 @@ from weft.planner import IDEMPOTENT, gradient_layout, plan, step_nbytes_at
 from weft.transport import facts
 from weft.transport.execute import Program, compile_plan, unshared
 from weft.transport.in_flight import in_flight
+from weft.transport.order import Order, in_order
 from weft.transport.traffic import STATE, note, resume
 
 __all__ = ["Transition", "counting", "dense", "gradient_through"]
@@ -57,6 +58,8 @@ class Transition:
         src_varying, dst_varying: replicated axes on which the value is seen by a computation that
             varies (R instead of I); other axes in them are ignored.
         apart: axes on both sides of which terms have nothing to do with each other.
+        order: in which the dims of the result lie in memory, where it moves; None for that of the
+            dims themselves.
         copy: the result never shares memory with the argument. Without it a result that needs no
             work is the argument itself, or (where autograd records) shares its memory.
 
@@ -67,7 +70,7 @@ class Transition:
 
     __slots__ = (
         "mesh", "src", "dst", "target", "src_varying", "dst_varying", "copy", "scale",
-        "is_identity", "apart", "communicates", "backward_communicates", "reduction", "_plan",
+        "is_identity", "apart", "order", "communicates", "backward_communicates", "reduction", "_plan",
         "_back", "_enters", "_program", "_reverse", "_special", "_way",
     )
 
@@ -83,6 +86,7 @@ class Transition:
         copy: bool = False,
         scale: float = 1.0,
         apart: frozenset[int] = frozenset(),
+        order: Order | None = None,
     ) -> None:
         self.mesh, self.src, self.dst, self.copy, self.scale = mesh, src, dst, copy, scale
         self.target = mesh if target is None else target
@@ -91,7 +95,7 @@ class Transition:
         if src.mesh == dst.mesh:
             # Axes on which ranks hold values of their own, before and after: gradients do too.
             apart |= facts.factors(src) & facts.factors(dst)
-        self.apart = apart
+        self.apart, self.order = apart, order
         self._plan = plan(src, dst)
         self._back = plan(
             gradient_layout(dst, self.dst_varying | self.apart),
@@ -109,7 +113,7 @@ class Transition:
         if self._plan.steps and is_inside:
             self._program = compile_plan(self._plan, mesh, self.target)
         # Communicator and kind, where one all-reduce is all there is to do.
-        alone = self._program is not None and scale == 1 and not copy
+        alone = self._program is not None and scale == 1 and not (copy or order)
         self.reduction = self._program.reduction if alone and self._program else None
         self._enters: bool | None = None
         self._reverse: Transition | None = None
@@ -161,12 +165,13 @@ class Transition:
                 finish = program.start_as(self.text, f"{self.src} -> {self.dst}", x)
             else:
                 finish = program.start(x)
-        scale = self.scale
+        scale, order = self.scale, self.order
 
         def finished() -> Tensor:
             with _DisableAutocast():  # whoever uses it first may be inside of one
                 out = finish()
-            return out if scale == 1 else out * scale
+            out = out if scale == 1 else out * scale
+            return out if order is None else in_order(out, order)
 
         brings.append(finished)
         here = self.target.here
@@ -255,7 +260,8 @@ class Transition:
                 out = self._run_program(program, x)
         if self.scale != 1:
             out = out * self.scale
-        return unshared(out, x) if self.copy else out
+        out = unshared(out, x) if self.copy else out
+        return out if self.order is None else in_order(out, self.order)
 
     def _run_program(self, program: Program, x: Tensor) -> Tensor:
         layouts = f"{self.src} -> {self.dst}" if STATE.on else ""
@@ -409,7 +415,7 @@ def _multiply(transition: Transition) -> Way:
     gather = Transition(mesh, stacked, whole)
     rest = Transition(
         mesh, reduced, dst, transition.target, src_varying=transition.src_varying,
-        dst_varying=transition.dst_varying,
+        dst_varying=transition.dst_varying, order=transition.order,
     )
     return lambda x: rest(functools.reduce(torch.mul, gather(x.unsqueeze(0)).unbind(0)))
 
@@ -421,6 +427,7 @@ def _factor(transition: Transition) -> Way:
     share = Transition(
         transition.mesh, transition.src, facts.without(transition.dst, axes), target,
         src_varying=transition.src_varying, dst_varying=transition.dst_varying.union(axes),
+        order=transition.order,
     )
     if target.here is None or not any(target.here[axis] for axis in axes):
         return share

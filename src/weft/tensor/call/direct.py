@@ -26,7 +26,13 @@ from weft.tensor.call.random import ops as random_ops
 from weft.tensor.call.recipe import Direct, Function, Recipe, Result, tie
 from weft.tensor.call.told import told
 from weft.tensor.meta import Meta, contiguous_strides, intern
-from weft.tensor.placing.enter import entering, transition_between, varying_axes, writing_back
+from weft.tensor.placing.enter import (
+    entering,
+    order_in_memory,
+    transition_between,
+    varying_axes,
+    writing_back,
+)
 from weft.tensor.placing.layouts import layout_of
 from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.trace.calls import (
@@ -211,8 +217,9 @@ class Builder:
         varying = varying_axes((*decision.operands, *decision.results))
         moves: list[Any] = [None] * len(self.tensors)
         met: dict[int, Any] = {}
+        orders = [order_in_memory(self.tensors[place]) for place in self.slots]
         for place, move in zip(
-            self.slots, entering(self.mesh, layouts, decision.operands, wants, varying)
+            self.slots, entering(self.mesh, layouts, decision.operands, wants, varying, orders)
         ):
             self.clashes |= met.setdefault(place, move) is not move
             moves[place] = move

@@ -19,10 +19,15 @@ from weft.core import Layout
 from weft.errors import StrictError, UnsupportedOpError, message
 from weft.tensor import modes
 from weft.tensor.call import outside
-from weft.tensor.call.laid import lies_as, order_of
 from weft.tensor.meta import replicated_meta
 from weft.tensor.placing.draw import torch_draws
-from weft.tensor.placing.enter import Named, enter, share_memory, transition_between
+from weft.tensor.placing.enter import (
+    Named,
+    enter,
+    order_in_memory,
+    share_memory,
+    transition_between,
+)
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.trace.calls import written_by
 from weft.tensor.trace.capture import check_dense, map_tensors
@@ -40,7 +45,9 @@ def replicate(tensor: torch.Tensor, mesh: BoundMesh, name: str) -> torch.Tensor:
     if type(tensor) is not ShardTensor:
         return tensor
     full = Layout.replicated(mesh.abstract, tensor.shape)
-    transition = transition_between(mesh, tensor._meta.layout, full)
+    transition = transition_between(
+        mesh, tensor._meta.layout, full, order=order_in_memory(tensor)
+    )
     if transition is None:
         return tensor._local
     return enter(tensor, transition, Named(name, "no rule covers the op"))
@@ -69,9 +76,7 @@ def runner(
                 gathered = replicate(tensor, mesh, name)
                 if together and gathered is not local_of(tensor):
                     gathered = gathered.clone()  # else a write to one counts as one to both
-                full[id(tensor)] = (
-                    gathered if gathered is tensor else lies_as(gathered, order_of(tensor))
-                )
+                full[id(tensor)] = gathered
             return full[id(tensor)]
 
         before = {id(tensor): tensor._version for tensor in map(open_, tensors)}

@@ -33,6 +33,7 @@ from weft.tensor.placing.enter import (
     Named,
     Views,
     enter_all,
+    order_in_memory,
     transition_between,
     varying_axes,
 )
@@ -169,7 +170,9 @@ class Finishing(Recipe):
         moves = []
         for at, target in self.targets:
             meta = tensors[at]._meta
-            move = transition_between(meta.mesh, meta.layout, target)
+            move = transition_between(
+                meta.mesh, meta.layout, target, order=order_in_memory(tensors[at])
+            )
             if move is not None and meta.mesh.here is not None:
                 moves.append((at, move))
         enter_all(tensors, moves, locals_, self.cause)

@@ -25,10 +25,12 @@ from weft.tensor.shard_tensor import ShardTensor, pass_known, version_of, wrap
 from weft.tensor.terms import Term, term_of
 from weft.tensor.views.moved import Moved, plain
 from weft.transport import move_together, traffic
+from weft.transport.order import Order, order_of
 from weft.transport.transition import Transition
 
 __all__ = [
-    "Cause", "Named", "data_of", "enter", "enter_all", "entering", "forget_views", "share_memory",
+    "Cause", "Named", "data_of", "enter", "enter_all", "entering", "forget_views",
+    "order_in_memory", "share_memory",
     "transition_between", "varying_axes", "writing_back",
 ]
 
@@ -213,20 +215,36 @@ def transition_between(
     dst: Layout,
     src_varying: frozenset[int] = frozenset(),
     dst_varying: frozenset[int] = frozenset(),
+    order: Order | None = None,
 ) -> Transition | None:
-    """The one Transition of these layouts on this rank; None when it does nothing at all."""
-    if src == dst and src_varying == dst_varying:
-        return None
+    """The one Transition of these layouts on this rank; None when it does nothing at all.
+
+    `order`: see `order_in_memory` of the tensor that moves.
+    """
+    if src == dst:
+        if src_varying == dst_varying:
+            return None
+        order = None
     table = mesh.cache.setdefault("transitions", {})
-    key = (src, dst, src_varying, dst_varying)
+    key = (src, dst, src_varying, dst_varying, order)
     kept = table.get(key, False)
     if kept is not False:
         TRANSITIONS.hits.step()
         return kept
     TRANSITIONS.misses.step()
-    made = Transition(mesh, src, dst, src_varying=src_varying, dst_varying=dst_varying)
+    made = Transition(
+        mesh, src, dst, src_varying=src_varying, dst_varying=dst_varying, order=order
+    )
     bounded_put(table, key, None if made.is_identity else made, MAX_TRANSITIONS)
     return None if made.is_identity else made
+
+
+def order_in_memory(tensor: torch.Tensor) -> Order | None:
+    """In which order the dims of an operand lie, globally: so it lies where it moves, too."""
+    if type(tensor) is ShardTensor:
+        meta = tensor._meta
+        return None if meta.strides is None else order_of(meta.shape, meta.strides)
+    return order_of(tensor.shape, tensor.stride())
 
 
 _BECOMES = frozenset({"sum", "max", "min", "and", "or", "band", "bor", "product"})
@@ -275,7 +293,7 @@ def writing_back(
 
 def entering(
     mesh: BoundMesh, sources: Sequence[Layout], targets: Sequence[Layout],
-    wants: Sequence[bool], varying: frozenset[int],
+    wants: Sequence[bool], varying: frozenset[int], orders: Sequence[Order | None],
 ) -> list[Transition | None]:
     """Per operand, what brings it to the layout that the op needs.
 
@@ -285,9 +303,9 @@ def entering(
     return [
         transition_between(
             mesh, source, target, frozenset(),
-            frozenset(axis for axis in varying if wanted and target.on(axis) is None),
+            frozenset(axis for axis in varying if wanted and target.on(axis) is None), order,
         )
-        for source, target, wanted in zip(sources, targets, wants)
+        for source, target, wanted, order in zip(sources, targets, wants, orders)
     ]
 
 

@@ -19,6 +19,7 @@ from weft.tensor.views.moved import plain
 from weft.transport import traffic
 from weft.transport.facts import divisor
 from weft.transport.in_flight import landed
+from weft.transport.order import Order, order_of
 from weft.transport.transition import Transition, gradient_through
 
 __all__ = [
@@ -81,12 +82,12 @@ class _Move:
                         "x.redistribute(placements=[Replicate()])")
             )
         target = mesh if device_mesh is None else as_bound_mesh(device_mesh)
-        layout = as_layout(target, meta.shape, placements)
+        layout, order = as_layout(target, meta.shape, placements), _order(meta)
         if target == mesh:
             target = mesh if target.device == mesh.device else target
-            self.transition = transition_between(mesh, meta.layout, layout)
+            self.transition = transition_between(mesh, meta.layout, layout, order=order)
         else:  # every rank that is in one of the two takes part
-            crossing = Transition(mesh, meta.layout, layout, target)
+            crossing = Transition(mesh, meta.layout, layout, target, order=order)
             self.transition = None if crossing.is_identity else crossing
         self.device = None if target.device == mesh.device else target.device
         self._parts = target, layout, meta.dtype, target.device
@@ -100,6 +101,10 @@ class _Move:
         if found is None:
             found = self._metas[grad] = intern(*self._parts, grad, self._strides)
         return found
+
+
+def _order(meta: Meta) -> Order | None:
+    return None if meta.strides is None else order_of(meta.shape, meta.strides)
 
 
 def _as_value(tensor: ShardTensor, out: ShardTensor) -> ShardTensor:
@@ -134,7 +139,7 @@ def redistribute_to(
     meta = tensor._meta
     if meta.layout == layout:
         return tensor
-    transition = transition_between(meta.mesh, meta.layout, layout)
+    transition = transition_between(meta.mesh, meta.layout, layout, order=_order(meta))
     if meta.mesh.here is None or transition is None:
         local = tensor._local
     else:
@@ -147,7 +152,9 @@ def to_replicated(meta: Meta) -> Transition | None:
     transition = meta.to_replicated
     if transition is False:
         full = Layout.replicated(meta.mesh.abstract, meta.shape)
-        transition = meta.to_replicated = transition_between(meta.mesh, meta.layout, full)
+        transition = meta.to_replicated = transition_between(
+            meta.mesh, meta.layout, full, order=_order(meta)
+        )
     return transition
 
 

@@ -28,6 +28,7 @@ from weft.tensor.placing.enter import (
     Named,
     enter,
     entering,
+    order_in_memory,
     transition_between,
     varying_axes,
 )
@@ -122,7 +123,8 @@ def entered(
     """The local tensors in these layouts."""
     wants = [torch.is_grad_enabled() and tensor.requires_grad for tensor in tensors]
     sources = [layout_of(tensor, mesh) for tensor in tensors]
-    moves = entering(mesh, sources, layouts, wants, varying_axes(layouts))
+    orders = [*map(order_in_memory, tensors)]
+    moves = entering(mesh, sources, layouts, wants, varying_axes(layouts), orders)
     return [
         local_of(tensor) if move is None else enter(tensor, move, Named(name, _WHY))
         for tensor, move in zip(tensors, moves)

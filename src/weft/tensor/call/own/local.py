@@ -26,6 +26,7 @@ from weft.tensor.meta import intern
 from weft.tensor.placing.enter import (
     enter_all,
     entering,
+    order_in_memory,
     share_memory,
     transition_between,
     varying_axes,
@@ -38,6 +39,7 @@ from weft.tensor.trace.trees import flatten, local_of, substitute
 from weft.tensor.views.moved import Moved, plain, wrote
 from weft.tensor.written import write_counted
 from weft.transport import traffic
+from weft.transport.order import Order
 
 __all__ = ["recipe"]
 
@@ -82,7 +84,9 @@ def recipe(
         wanted = tuple([at for at, wants_grad in enumerate(wants) if wants_grad])
         found = edges(function.run, args, kwargs, tensors, wanted)
         anchor = (wanted,) * len(decision.results) if found is None else found
-    return OnLocal(function, mesh, decision, layouts, wants, dtypes, anchor), rule.by_shape
+    orders = [*map(order_in_memory, tensors)]
+    made = OnLocal(function, mesh, decision, layouts, wants, dtypes, anchor, orders)
+    return made, rule.by_shape
 
 
 def _has_empty_shard(decision: Decision) -> bool:
@@ -104,7 +108,7 @@ class OnLocal(Recipe):
     def __init__(
         self, function: OwnFunction, mesh: BoundMesh, decision: Decision,
         layouts: Sequence[Layout], wants: Sequence[bool], dtypes: Sequence[str],
-        anchor: Sequence[Sequence[int]],
+        anchor: Sequence[Sequence[int]], orders: Sequence[Order | None],
     ) -> None:
         self.function, self.mesh, self.decision = function, mesh, decision
         self.name, self.why = function.__name__, decision.reason
@@ -112,7 +116,7 @@ class OnLocal(Recipe):
             dtype for dtype, layout in zip(dtypes, decision.operands) if layout.is_partial
         }
         self.varying = varying = varying_axes((*decision.operands, *decision.results))
-        moves = entering(mesh, layouts, decision.operands, wants, varying)
+        moves = entering(mesh, layouts, decision.operands, wants, varying, orders)
         self.operands = tuple((at, move) for at, move in enumerate(moves) if move is not None)
         self.leaves = [
             transition_between(
