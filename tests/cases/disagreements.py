@@ -19,8 +19,8 @@ from weft import P, Replicate
 MESH = {"dp": 2, "tp": 2}
 
 RULE = (
-    "  Rule: all ranks of a group issue the same collectives in the same order, with the same "
-    "kind, dtype and sizes."
+    "  Rule: all ranks of a group issue the same collectives in the same order, at the same line, "
+    "with the same kind, dtype and sizes."
 )
 FIX = (
     "  Fix: call on every rank of the group what any of them calls: no `if rank == 0:` around it"
@@ -94,6 +94,32 @@ def other_in_backward(mesh: Any) -> None:
     w = weft.ones(6, 4 if mesh.rank else 2, mesh=mesh, spec=P()).requires_grad_()
     y = (x @ w).sin()  # forward
     y.backward(torch.ones_like(y))  # backward
+
+
+def other_line(mesh: Any) -> float | None:
+    """Calls that look alike in everything that moves: each would get numbers of both."""
+    x = weft.ones(6, mesh=mesh, spec=P("dp"))
+    if mesh.rank == 3:
+        return x.sum().item()  # sum
+    if mesh.rank == 1:
+        return (x * 2).mean().item()  # mean
+    return None
+
+
+def other_branch_of_a_line(mesh: Any) -> float:
+    x = weft.ones(8, mesh=mesh, spec=P(("dp", "tp")))
+    return x.sum().item() if mesh.rank == 2 else x.mean().item()  # branches
+
+
+def other_line_in_forward(mesh: Any) -> None:
+    """Where backward communicates, all are at one line again."""
+    x = weft.ones(8, 6, mesh=mesh, spec=P(("dp", "tp")))
+    w = weft.ones(6, 4, mesh=mesh, spec=P()).requires_grad_()
+    if mesh.rank == 1:
+        y = x @ w.sin()  # sin
+    else:
+        y = x @ w.sin() * 2  # twice
+    y.backward(torch.ones_like(y))  # together
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +220,30 @@ DISAGREEMENTS = [
         "ranks 1, 2, 3 ask for all_reduce(sum, float32, (6, 4)), for the backward of "
         "aten.matmul.default at {forward}, P(sum)->I on dp, P(sum)->I on tp: "
         "[6, 4] partial(sum@dp, sum@tp) -> [6, 4], at {backward}",
+    )),
+    Disagreement(other_line, (
+        "the line is {mean} on rank 1 and {sum} on rank 3",
+        "rank 1 asks for all_reduce(sum, float32, ()), for full_tensor, "
+        "P(sum)->I on dp: [] partial(sum@dp) -> [], at {mean}",
+        "rank 3 asks for all_reduce(sum, float32, ()), for full_tensor, "
+        "P(sum)->I on dp: [] partial(sum@dp) -> [], at {sum}",
+    ), (1, 3), "dp"),
+    Disagreement(other_branch_of_a_line, (
+        "the line is {branches} (columns 50 to 64) on ranks 0, 1, 3 and "
+        "{branches} (columns 12 to 25) on rank 2",
+        "ranks 0, 1, 3 ask for all_reduce(sum, float32, ()), for full_tensor, P(sum)->I on dp, "
+        "P(sum)->I on tp: [] partial(sum@dp, sum@tp) -> [], at {branches} (columns 50 to 64)",
+        "rank 2 asks for all_reduce(sum, float32, ()), for full_tensor, P(sum)->I on dp, "
+        "P(sum)->I on tp: [] partial(sum@dp, sum@tp) -> [], at {branches} (columns 12 to 25)",
+    )),
+    Disagreement(other_line_in_forward, (
+        "the line of the call is {twice} on ranks 0, 2, 3 and {sin} on rank 1",
+        "ranks 0, 2, 3 ask for all_reduce(sum, float32, (6, 4)), for the backward of "
+        "aten.matmul.default at {twice}, P(sum)->I on dp, P(sum)->I on tp: "
+        "[6, 4] partial(sum@dp, sum@tp) -> [6, 4], at {together}",
+        "rank 1 asks for all_reduce(sum, float32, (6, 4)), for the backward of "
+        "aten.matmul.default at {sin}, P(sum)->I on dp, P(sum)->I on tp: "
+        "[6, 4] partial(sum@dp, sum@tp) -> [6, 4], at {together}",
     )),
 ]
 

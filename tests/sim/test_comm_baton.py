@@ -142,8 +142,8 @@ def test_ranks_that_wait_for_different_collectives_are_named() -> None:
     assert texts[:3] == [
         "collectives of simulated ranks: no rank can run on: of 4 ranks 3 wait, at 2 "
         "collectives, and 1 have ended.\n"
-        "  Rule: all ranks of a group issue the same collectives in the same order, with the "
-        "same kind, dtype and sizes.\n"
+        "  Rule: all ranks of a group issue the same collectives in the same order, at the same "
+        "line, with the same kind, dtype and sizes.\n"
         "  Offenders: rank 0 waits at all_reduce(sum, float32, (2, 3)) over axes (0) of "
         f"ranks 0, 1, 2, 3, at {__file__}:{line}\n"
         "             ranks 1, 2 wait at all_gather(int64, (2, 2, 2, 2)) over axes (0) of "
@@ -177,6 +177,47 @@ def test_ranks_that_wait_for_different_collectives_are_named() -> None:
 def test_any_difference_is_an_error_at_once(one, other) -> None:
     with pytest.raises(CommunicationError, match=r"disagree|no rank can run on"):
         run_simulated(lambda mesh: (one, other)[mesh.rank](world(mesh)), 2)
+
+
+def branches(mesh):
+    x = weft.ones(6, mesh=mesh, spec=weft.P(0))
+    if mesh.rank == 0:
+        return x.sum().item()
+    return (x * 2).mean().item()
+
+
+def branches_of_one_line(mesh):
+    x = weft.ones(6, mesh=mesh, spec=weft.P(0))
+    return x.sum().item() if mesh.rank == 0 else (x * 2).mean().item()
+
+
+def test_collectives_that_look_alike_do_not_meet() -> None:
+    """They would give both ranks the sum of one's term and the other's."""
+    for fn, first, second in (
+        (branches, "3", "4"), (branches_of_one_line, "2 (columns 12 to 25)", "2 (columns 50 to 70)")
+    ):
+        with pytest.raises(CommunicationError) as caught:
+            run_simulated(fn, 2)
+        start = fn.__code__.co_firstlineno
+        lines = [f"{__file__}:{start + int(text[0])}{text[1:]}" for text in (first, second)]
+        what = "waits at all_reduce(sum, float32, ()) over axes (0) of ranks 0, 1"
+        facts, _, *offenders, _ = str(caught.value).splitlines()
+        assert facts.endswith("of 2 ranks 2 wait, at 2 collectives, and 0 have ended.")
+        assert offenders == [
+            f"  Offenders: rank 0 {what}, at {lines[0]}", f"             rank 1 {what}, at {lines[1]}"
+        ]
+
+
+def test_programs_from_other_folders_and_generated_code_are_the_same_program() -> None:
+    def fn(mesh):
+        names: dict = {"comm": world(mesh)}
+        for file in (f"/home/rank{mesh.rank}/train.py", f"<eval_with_key>.{mesh.rank}"):
+            exec(compile("def call(x): return comm.exchange(x)", file, "exec"), names)
+            for turn in range(2):
+                assert names["call"](turn) == [turn] * 3
+        return True
+
+    assert run_simulated(fn, 3) == [True] * 3
 
 
 def test_ranks_of_different_groups_are_named() -> None:

@@ -1,6 +1,6 @@
 """Communication: one interface, three bodies (process groups, simulated, recording)."""
 
-from weft.comm.asking import PROCESS, PROVIDER, source_line, user_frame
+from weft.comm.asking import PROCESS, PROVIDER
 from weft.comm.bound_mesh import BoundMesh, World, current_mesh, live_meshes
 from weft.comm.communicator import Communicator, Finish
 from weft.comm.global_state import CARRIED
@@ -9,6 +9,7 @@ from weft.comm.init import as_bound_mesh, init_mesh, this_world
 from weft.comm.recording import Recorded, recorded, recording_mesh
 from weft.comm.reduction import check_kind
 from weft.comm.simulated import run_simulated
+from weft.comm.source import source_line, user_frame
 
 __all__ = [
     "CARRIED", "PROCESS", "PROVIDER", "BoundMesh", "Communicator", "Finish", "Recorded",

@@ -14,28 +14,27 @@ from __future__ import annotations
 
 import hashlib
 import os
-import sys
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from types import FrameType
 
+from weft.comm.source import NOWHERE, Point, line_key, point
 from weft.core import AxisName
 from weft.errors import message
 
 __all__ = [
     "DIGEST_NBYTES", "FIX", "PROCESS", "PROVIDER", "RULE", "Ask", "Switch", "agree", "digest",
-    "disagreement", "lines", "pairs_that_differ", "source_line", "timeout", "who",
+    "disagreement", "lines", "pairs_that_differ", "timeout", "told_apart", "who",
 ]
 
 RULE = (
-    "all ranks of a group issue the same collectives in the same order, with the same kind, dtype "
-    "and sizes"
+    "all ranks of a group issue the same collectives in the same order, at the same line, with the "
+    "same kind, dtype and sizes"
 )
 FIX = "call on every rank of the group what any of them calls: no `if rank == 0:` around it"
 
-DIGEST_NBYTES = 64
-_PARTS = (16, 8, 8, 16, 16)  # what all share, the call, the transition, sent, expected
+DIGEST_NBYTES = 72
+_PARTS = (16, 8, 8, 8, 16, 16)  # what all share, the call, the transition, place, sent, expected
 
 
 def timeout() -> timedelta:
@@ -57,9 +56,6 @@ _FACTS = {
 
 _SHOWN = 160
 """Characters of a list of facts that a message shows."""
-
-_NOT_THE_USERS = (f"{__name__.split('.')[0]}.", "torch.", "contextlib.", "functools.")
-
 
 class Switch:
     """Whether debug mode is on: one for a process, one for each simulated rank."""
@@ -91,24 +87,25 @@ PROVIDER = Provider()
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One collective as one rank asks for it. Equal asks meet; who asks does not matter there."""
+    """One collective as one rank asks for it. Equal asks meet."""
 
     op: str
     axes: tuple[AxisName, ...]
     ranks: tuple[int, ...]  # in mesh order
     facts: tuple[Hashable, ...]
+    point: Point = NOWHERE  # where the program is now
     send: tuple[int, ...] = field(default=(), compare=False)  # of an all-to-all
     recv: tuple[int, ...] = field(default=(), compare=False)
     call: str = field(default="", compare=False)
     call_line: str = field(default="", compare=False)
     transition: str = field(default="", compare=False)
-    line: str = field(default="", compare=False)  # where the program is now; "" is unknown
+    within: str = field(default="", compare=False)  # where in the line, if messages are to say it
 
     def by_now(self) -> Ask:
         """This ask with who asks for it, and where."""
         call, call_line, transition = PROVIDER.asks()
         return replace(
-            self, call=call, call_line=call_line, transition=transition, line=source_line()
+            self, call=call, call_line=call_line, transition=transition, point=point()
         )
 
     def __str__(self) -> str:
@@ -129,30 +126,13 @@ class Ask:
         """Who asks: `, for full_tensor, P(sum)->I on dp, at train.py:12`"""
         parts = []
         if self.call:
-            elsewhere = self.call_line and self.call_line != self.line
+            elsewhere = self.call_line and self.call_line != self.point.line
             parts.append(f"for {self.call}" + (f" at {self.call_line}" if elsewhere else ""))
         if self.transition:
             parts.append(_short(self.transition))
-        if self.line:
-            parts.append(f"at {self.line}")
+        if self.point.line:
+            parts.append(f"at {self.point.line}{self.within}")
         return "".join(f", {part}" for part in parts)
-
-
-def source_line(frame: FrameType | None = None) -> str:
-    """file:line of the user's frame that is innermost (from `frame` outward)."""
-    frame = user_frame(frame or sys._getframe(1))
-    return "unknown" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
-
-
-def user_frame(frame: FrameType | None = None) -> FrameType | None:
-    """The innermost frame, from `frame` outward, that is not weft's or torch's."""
-    frame = frame or sys._getframe(1)
-    while frame is not None:
-        module = frame.f_globals.get("__name__", "")
-        if not f"{module}.".startswith(_NOT_THE_USERS):
-            return frame
-        frame = frame.f_back
-    return None
 
 
 # Comparing.
@@ -161,13 +141,14 @@ def user_frame(frame: FrameType | None = None) -> FrameType | None:
 def digest(ask: Ask, rank: int) -> bytes:
     """The image of one rank's ask, of DIGEST_NBYTES."""
     place = ask.ranks.index(rank)
-    shared, call, transition, pair, _ = _PARTS
+    shared, call, transition, point, pair, _ = _PARTS
     sent = sum(_hash((place, j, size), pair) for j, size in enumerate(ask.send))
     due = sum(_hash((i, place, size), pair) for i, size in enumerate(ask.recv))
     numbers = (
         _hash((ask.op, ask.axes, ask.ranks, ask.facts), shared),
-        _hash(ask.call, call) if ask.call else 0,
+        _hash((ask.call, line_key(ask.call_line)), call) if ask.call else 0,
         _hash(ask.transition, transition) if ask.transition else 0,
+        _hash(ask.point.key, point) if ask.point.key else 0,
         sent, due,
     )
     return b"".join(
@@ -186,8 +167,8 @@ def agree(digests: Iterable[bytes]) -> bool:
             int.from_bytes(one[start : start + size], "little")
             for start, size in zip(starts, _PARTS)
         ])
-    shared, call, transition, sent, due = zip(*rows)
-    same = all(len({*column} - {0}) <= 1 for column in (call, transition))
+    shared, call, transition, points, sent, due = zip(*rows)
+    same = all(len({*column} - {0}) <= 1 for column in (call, transition, points))
     return len({*shared}) == 1 and same and (sum(sent) - sum(due)) % (1 << 128) == 0
 
 
@@ -205,6 +186,7 @@ def disagreement(asks: Sequence[Ask], ranks: Sequence[int]) -> str:
 
     `asks[i]` is that of `ranks[i]`; equal arguments give the same text on every rank.
     """
+    asks = told_apart(asks)
     differ = pairs_that_differ(asks[0].ranks, [(ask.send, ask.recv) for ask in asks])
     fact = _first_difference(asks, ranks)
     if fact is None:
@@ -216,6 +198,18 @@ def disagreement(asks: Sequence[Ask], ranks: Sequence[int]) -> str:
         f"collectives over axes ({asks[0].over}), ranks {_some(asks[0].ranks)}",
         fact, RULE, lines([*differ, *who(whose)]), FIX,
     )
+
+
+def told_apart(asks: Sequence[Ask]) -> list[Ask]:
+    """The asks; those of one line, but of several places in it, say at which columns."""
+    keys: dict[str, set[str]] = {}
+    for ask in asks:
+        keys.setdefault(line_key(ask.point.line), set()).add(ask.point.key)
+    return [
+        ask if len(keys[line_key(ask.point.line)]) == 1
+        else replace(ask, within=f" (columns {ask.point.columns})")
+        for ask in asks
+    ]
 
 
 def _first_difference(asks: Sequence[Ask], ranks: Sequence[int]) -> str | None:
@@ -234,15 +228,20 @@ def _first_difference(asks: Sequence[Ask], ranks: Sequence[int]) -> str | None:
     columns += [
         ("the call", [ask.call for ask in asks]),
         ("the transition", [ask.transition for ask in asks]),
+        ("the line", [ask.point.line + ask.within for ask in asks]),
+        ("the line of the call", [ask.call_line if ask.call else "" for ask in asks]),
     ]
     for name, values in columns:
         sides: dict[str, list[int]] = {}
+        shown: dict[str, str] = {}
         for value, rank in zip(values, ranks):
             if value:
-                sides.setdefault(value, []).append(rank)
+                key = line_key(value) if "line" in name else value
+                shown.setdefault(key, value)
+                sides.setdefault(key, []).append(rank)
         if len(sides) > 1:
             return f"{name} is " + " and ".join(
-                f"{value} on {_ranks(members)}" for value, members in sides.items()
+                f"{shown[key]} on {_ranks(members)}" for key, members in sides.items()
             )
     return None
 

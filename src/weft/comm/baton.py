@@ -3,8 +3,7 @@
 A *meeting* is a collective: every member of a group deposits what it brings and waits. The last
 to arrive computes what each takes away and runs on; the others queue for the baton in rank
 order. So a run is deterministic, and when nobody can run although somebody waits, the ranks
-disagree: all that wait are told at once who waits where, down to the line of the program, for
-which their threads are looked at only then.
+disagree: all that wait are told at once who waits where, down to the line of the program.
 
 What is global in torch and Python (default dtype, generators, flags, filters of warnings) is each
 rank's own: it is put away when the baton leaves a rank and restored when it returns
@@ -19,17 +18,15 @@ from __future__ import annotations
 
 import contextvars
 import os
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
-from types import FrameType
 from typing import Any
 
 import torch
 
-from weft.comm.asking import FIX, RULE, lines, source_line, timeout, who
+from weft.comm.asking import FIX, RULE, Ask, lines, timeout, told_apart, who
 from weft.comm.global_state import GlobalState
 from weft.errors import CommunicationError, message
 
@@ -77,12 +74,11 @@ class Runner:
         self.gate = threading.Lock()
         self.gate.acquire()
         self.state: GlobalState | None = None
-        self.waits: Any = None  # (members, what) of the meeting it waits for
+        self.waits: Any = None  # (members, what) of the meeting it waits for: an Ask, or of one
         self.taken: Any = None  # what it takes away from the meeting
         self.error: BaseException | None = None  # raised in it when it runs next
         self.ended: str | None = None  # "has returned" or "has raised ..."
         self.result: Any = None
-        self.thread: int | None = None  # its identifier
         self.world: Any = None  # the rank's world, kept here for the layer above
 
 
@@ -207,7 +203,7 @@ class Baton:
 
     def _main(self, runner: Runner, body: Callable[[Runner], Any]) -> None:
         runner.gate.acquire()
-        _local.runner, runner.thread = runner, threading.get_ident()
+        _local.runner = runner
         try:
             if not self.stopped:
                 assert runner.state is not None
@@ -258,17 +254,18 @@ class Baton:
 
     def _disagreement(self) -> str:
         """Who waits where, when all that have not ended wait."""
-        frames = sys._current_frames()
+        waits = {runner.rank: runner.waits[1] for runner in self.runners if runner.waits}
+        asks = {rank: what for rank, what in waits.items() if isinstance(what, Ask)}
+        waits.update(zip(asks, told_apart([*asks.values()])))
         whose = [
-            (runner.rank, runner.ended or _waits(runner, frames.get(runner.thread or 0)))
-            for runner in self.runners
+            (rank, runner.ended or f"waits at {waits[rank]}{waits[rank].reason}")
+            for rank, runner in enumerate(self.runners)
         ]
-        waiting = [runner.waits for runner in self.runners if runner.waits is not None]
+        num_places = len({runner.waits for runner in self.runners} - {None})
         return message(
             "collectives of simulated ranks",
-            f"no rank can run on: of {len(whose)} ranks {len(waiting)} wait, at "
-            f"{len({str(what) for _, what in waiting})} collectives, and "
-            f"{len(whose) - len(waiting)} have ended",
+            f"no rank can run on: of {len(whose)} ranks {len(waits)} wait, at {num_places} "
+            f"collectives, and {len(whose) - len(waits)} have ended",
             RULE, lines(who(whose)), FIX,
         )
 
@@ -289,10 +286,3 @@ def _never_ends(baton: Baton | None) -> str:
         "start the run in the rank's own thread; if the other run merely needs longer, "
         "WEFT_TIMEOUT=600",
     )
-
-
-def _waits(runner: Runner, frame: FrameType | None) -> str:
-    """Where a rank waits: the collective, who asks for it where that is known, the line."""
-    _, what = runner.waits
-    reason = getattr(what, "reason", "") or f", at {source_line(frame)}"
-    return f"waits at {what}{reason}"

@@ -235,7 +235,7 @@ class Communicator(ABC):
             CommunicationError: on all of them, when they ask for different things.
         """
         if self.size > 1:
-            ask = Ask(op, self.axes, self.ranks, facts, send, recv)
+            ask = Ask(op, self.axes, self.ranks, facts, send=send, recv=recv)
             said = self._roll_call(ask.by_now())
             if said:
                 raise CommunicationError(said)

@@ -13,11 +13,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from weft.comm.asking import Ask, lines, source_line, timeout
+from weft.comm.asking import Ask, lines, timeout
 from weft.comm.communicator import Communicator, Wait
 from weft.comm.lent import lend
 from weft.comm.point_to_point import UnderWay
 from weft.comm.roll_call import RollCall
+from weft.comm.source import source_line
 from weft.core import AxisName
 from weft.errors import CommunicationError, message
 

@@ -1,8 +1,9 @@
 """n ranks in this process: communicators whose data meets under a baton.
 
-What ranks meet for is an `Ask`: those that ask for other ops or facts never meet, and the baton
-says so. (The splits of an all-to-all are compared where they meet.) In debug mode the ranks of a
-group meet before each collective, whatever they ask for, and compare.
+What ranks meet for is an `Ask`: those that ask for other ops or facts, or at another place of the
+program, never meet, and the baton says so. (The splits of an all-to-all are compared where they
+meet.) In debug mode the ranks of a group meet before each collective, whatever they ask for, and
+compare.
 
 What a rank takes away from a meeting is always fresh memory, computed by the last to arrive
 while the others wait, so that no rank sees another one's later writes. Reductions are those of
@@ -35,6 +36,7 @@ from weft.comm.baton import Baton, Finish, Runner, current_runner
 from weft.comm.bound_mesh import BoundMesh, Rows, World
 from weft.comm.communicator import Communicator
 from weft.comm.reduction import reduce_terms
+from weft.comm.source import point
 from weft.core import AxisName, Mesh
 from weft.errors import CommunicationError, MeshError, ShardTypeError, message
 
@@ -93,7 +95,7 @@ class SimulatedCommunicator(Communicator):
         return world.baton.meet(world.runner, self.ranks, self.index, what, ask, finish)
 
     def _meet(self, op: str, facts: tuple[Hashable, ...], deposit: Any, finish: Finish) -> Any:
-        what = Ask(op, self.axes, self.ranks, facts)
+        what = Ask(op, self.axes, self.ranks, facts, point())
         world = self.world
         if _num_modes():  # one rank computes for all: none of its own TorchDispatchModes is to see
             finish = _unwatched(finish)
