@@ -103,7 +103,9 @@ def _product(a: Tensor, b: Tensor, offs: Tensor | None, dtype: torch.dtype | Non
     if missing:
         b = functional.pad(b, (0, missing))
     product = torch._grouped_mm(_laid(a, line), _laid(b, line), offs=offs, out_dtype=dtype)
-    return product.narrow(-1, 0, columns).contiguous() if missing else product
+    if not missing:
+        return product
+    return product.narrow(-1, 0, columns).clone(memory_format=torch.contiguous_format)
 
 
 def _missing(length: int, line: int) -> int:

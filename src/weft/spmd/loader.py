@@ -22,6 +22,7 @@ from weft.tensor.placing.layouts import local_to_sharded
 from weft.tensor.placing.redistribute import redistribute_to
 from weft.tensor.trace.capture import map_tensors
 from weft.tensor.trace.trees import leaves
+from weft.transport.execute import owned
 
 __all__ = ["ShardedLoader", "ShardingSpec"]
 
@@ -162,7 +163,7 @@ class ShardedLoader:
         for place, batch in enumerate(loader):
             num_rows, is_empty = taken[place]
             if is_empty:
-                batch = map_tensors(lambda x: x[:0], batch)
+                batch = map_tensors(lambda x: x[:0].clone(), batch)
             yield self._moved(batch), num_rows
 
     def _moved(self, batch: Any) -> Any:
@@ -227,7 +228,7 @@ def _of_rows(x: torch.Tensor, spec: ShardingSpec, num_rows: int) -> ShardTensor:
     if mesh.here is None:
         return local_to_sharded(x.new_empty(0), mesh, layout)
     inner = tuple(slice(*interval) for interval in layout.box_at(mesh.here)[1:])
-    return local_to_sharded(x[(slice(None), *inner)].contiguous(), mesh, layout)
+    return local_to_sharded(owned(x[(slice(None), *inner)].contiguous()), mesh, layout)
 
 
 def _check_order(indices: list[Any], mesh: BoundMesh) -> None:

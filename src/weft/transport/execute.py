@@ -16,12 +16,21 @@ from torch import Tensor
 from torch._C import _DisableAutocast  # type: ignore[attr-defined]
 
 from weft.comm import BoundMesh, Communicator, Finish
-from weft.planner import AllReduce, Plan, Step, Transfer, is_local, step_nbytes_at
+from weft.planner import (
+    AllReduce,
+    Plan,
+    Slice,
+    Step,
+    Term,
+    Transfer,
+    is_local,
+    step_nbytes_at,
+)
 from weft.transport import traffic
 from weft.transport.boxes import Move
 from weft.transport.steps import Start, compile_step, compile_transfer, kind_of_terms
 
-__all__ = ["Program", "compile_plan", "execute", "unshared"]
+__all__ = ["Program", "compile_plan", "execute", "owned", "unshared"]
 
 _KEPT = 4096
 """Compiled plans kept per rank."""
@@ -39,22 +48,25 @@ class _Collective:
 class Program:
     """A plan compiled for one rank: `run(local) -> local`.
 
-    `aliases`: the result may be, or share memory with, the argument. `reduction`: communicator
-    and kind, where the program is one all-reduce and nothing else, so that several may join.
+    `aliases`: the result may be, or share memory with, the argument. `cuts`: it may be a view of
+    more than it is (see `owned`). `reduction`: communicator and kind, where the program is one
+    all-reduce and nothing else, so that several may join.
     """
 
-    __slots__ = ("aliases", "collectives", "moves", "reduction", "starts")
+    __slots__ = ("aliases", "collectives", "cuts", "moves", "reduction", "starts")
 
     def __init__(
         self,
         moves: Sequence[tuple[Move, Start | None]],
         collectives: Sequence[_Collective],
         reduction: tuple[Communicator, str] | None = None,
+        cuts: bool = False,
     ) -> None:
         self.moves = tuple(move for move, _ in moves)
         self.starts = tuple(start for _, start in moves)
         self.collectives = tuple(collectives)
         self.aliases = not self.collectives
+        self.cuts = cuts
         self.reduction = reduction
 
     def run(self, x: Tensor) -> Tensor:
@@ -137,6 +149,16 @@ def unshared(out: Tensor, x: Tensor) -> Tensor:
     return out
 
 
+def owned(out: Tensor) -> Tensor:
+    """`out`, copied where it is a view of more memory than it takes: what keeps it keeps no more.
+
+    Of a copy the gradient flows back as that of a view does.
+    """
+    if out.untyped_storage().nbytes() > out.numel() * out.element_size():
+        return out.clone()
+    return out
+
+
 def compile_plan(plan: Plan, mesh: BoundMesh, target: BoundMesh | None = None) -> Program:
     """The program of a plan on this rank. Every rank that takes part compiles it alike.
 
@@ -156,7 +178,8 @@ def compile_plan(plan: Plan, mesh: BoundMesh, target: BoundMesh | None = None) -
             continue
         if not is_local(step):
             collectives.append(_told(step, bound))
-    return Program(moves, collectives, _reduction(plan, mesh))
+    cuts = any(isinstance(step, (Slice, Term, Transfer)) for step in plan.steps)
+    return Program(moves, collectives, _reduction(plan, mesh), cuts)
 
 
 def _told(step: Step, mesh: BoundMesh) -> _Collective:

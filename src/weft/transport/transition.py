@@ -33,7 +33,7 @@ from weft.core.layout import Layout
 from weft.errors import UnsupportedOpError, message
 from weft.planner import IDEMPOTENT, gradient_layout, plan, step_nbytes_at
 from weft.transport import facts
-from weft.transport.execute import Program, compile_plan, unshared
+from weft.transport.execute import Program, compile_plan, owned, unshared
 from weft.transport.in_flight import in_flight
 from weft.transport.order import Order, in_order
 from weft.transport.traffic import STATE, note, resume
@@ -123,10 +123,12 @@ class Transition:
         """This rank's part at `dst`.
 
         `lent`: to one op, as which x is read: what autograd saves there is told of writes to x.
+        What is not lent holds memory of its own size. Of what is, a block may be a view of x: it
+        goes with the call, and where a graph keeps it, x is a leaf, which lives on anyway.
         """
         if torch.is_grad_enabled():
             if not x.requires_grad:
-                return counting(self._run(x), x) if lent else self._run(x)
+                return counting(self._run(x, lent), x) if lent else self._run(x)
             if _transforms() is not None:
                 _refuse_node(self)
             if self._special is None:
@@ -135,7 +137,7 @@ class Transition:
                 self._way = self._special(self)
             with _DisableAutocast():
                 return self._way(x)
-        return self._run(x)
+        return self._run(x, lent)
 
     def start(self, x: Tensor) -> Tensor:
         """As a call, of which the last collective is under way: the first use of it waits.
@@ -206,7 +208,7 @@ class Transition:
 
     def as_node(self, x: Tensor, lent: bool = False) -> Tensor:
         """What autograd gets as the result of a node."""
-        out = self._run(x)
+        out = self._run(x, lent and x.is_leaf)
         program = self._program
         if program is None or program.aliases or out._is_view():
             out = out.detach()  # a tensor of its own: autograd would take a view for a view op
@@ -241,7 +243,7 @@ class Transition:
     def __repr__(self) -> str:
         return f"Transition({self.text}: {self.src} -> {self.dst})"
 
-    def _run(self, x: Tensor) -> Tensor:
+    def _run(self, x: Tensor, lent: bool = False) -> Tensor:
         reduction = self.reduction
         if (
             reduction is not None and not STATE.on and forward_ad._current_level < 0
@@ -258,6 +260,8 @@ class Transition:
                     out = self._run_program(program, x)
             else:
                 out = self._run_program(program, x)
+            if program.cuts and not lent:
+                out = owned(out)
         if self.scale != 1:
             out = out * self.scale
         out = unshared(out, x) if self.copy else out

@@ -93,7 +93,7 @@ def _logcumsumexp(blocks: Blocks, x: Tensor, dim: int, dtype: torch.dtype) -> Te
         torch.stack([largest[at] for at in before]), torch.stack([sums[at] for at in before])
     )
     out = torch.cat([carry, x], dim).logcumsumexp(dim)
-    return out.narrow(dim, 1, x.shape[dim]).to(dtype)
+    return out.narrow(dim, 1, x.shape[dim]).to(dtype, copy=True)
 
 
 def _of_block(largest: bool) -> Callable[[Tensor, int], tuple[Tensor, Tensor]]:

@@ -90,7 +90,7 @@ def _runs(row: Row, x: Tensor, weights: Tensor) -> Distinct:
     counts = torch.zeros(1 + sizes[row.mine], dtype=torch.long, device=x.device)
     counts.index_add_(0, inverse - offset + 1, weights)
     counts[-1] += _continued(row.tell(int(counts[0])), sizes, row.mine)
-    return Distinct(x[begins], counts[1:], inverse, tuple(sizes))
+    return Distinct(x[begins], counts[1:].clone(), inverse, tuple(sizes))
 
 
 def _differ(one: Tensor, other: Tensor) -> Tensor:

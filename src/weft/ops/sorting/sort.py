@@ -179,7 +179,7 @@ def topk_lookup(
 
         def cut_off(x: Tensor, *args: Any) -> Any:
             values, places = x.sort(dim, descending=largest)
-            return values.narrow(dim, 0, k), places.narrow(dim, 0, k)
+            return values.narrow(dim, 0, k).clone(), places.narrow(dim, 0, k).clone()
 
         return Composite(cut_off)
 

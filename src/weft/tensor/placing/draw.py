@@ -213,7 +213,7 @@ def randperm(
     def sample(source: Source) -> torch.Tensor:
         whole = Source.whole(source.key, source.shape, source.device)
         (side,) = source.box
-        return samples.permutation(whole)[slice(*side)].to(dtype)
+        return samples.permutation(whole)[slice(*side)].to(dtype, copy=True)
 
     refuse_permutation(n, dtype)
     return _laid((n,), sample, dtype, mesh, spec, generator)

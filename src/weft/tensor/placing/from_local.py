@@ -55,7 +55,7 @@ def from_local(
     if run_check:
         _check_over_ranks(local, mesh, layout)
     if mesh.here is None and local.shape != (0,):
-        local = local.reshape(-1)[:0]
+        local = local.flatten()[:0].clone()
     _check_local(local, mesh, layout)
     if sync:
         local = _synced(local, mesh, layout)

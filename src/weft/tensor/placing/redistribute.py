@@ -117,10 +117,12 @@ def _as_value(tensor: ShardTensor, out: ShardTensor) -> ShardTensor:
 def copied_on_write(local: torch.Tensor) -> torch.Tensor:
     """The same values; the first write to either copies.
 
-    Memory that no allocator of torch's own gave (from_numpy, torch.load) is copied at once: it
-    cannot be resized, by which it is known. Of that of torch.load a first write would crash.
+    Two kinds of memory are copied at once. A view of more than its own would keep all of it, and a
+    write would copy all of it. What no allocator of torch's own gave (from_numpy, torch.load)
+    cannot be resized, by which it is known; of that of torch.load a first write would crash.
     """
-    if not local.untyped_storage().resizable():
+    memory = local.untyped_storage()
+    if not memory.resizable() or memory.nbytes() > local.numel() * local.element_size():
         return local.clone()
     try:
         return torch._lazy_clone(local)
