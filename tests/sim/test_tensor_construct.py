@@ -133,6 +133,29 @@ def test_gradients_reach_the_local_tensor() -> None:
     assert on_three(on_rank) == [True] * 3
 
 
+@pytest.mark.parametrize("computed", [False, True])
+@pytest.mark.parametrize("spec", [P(), P("x"), [Partial()]], ids=str)
+def test_what_leaves_without_grad_mode_is_plain(spec: Any, computed: bool) -> None:
+    def on_rank(mesh: Any) -> None:
+        local = torch.ones(2, 3, requires_grad=True)
+        x = ShardTensor.from_local(local, mesh, spec)
+        x = x * 2 if computed else x
+        for off in (torch.no_grad, torch.inference_mode):
+            with off():
+                outs = [x.to_local(), x.full_tensor(), x.redistribute(placements=P()),
+                        weft.spmd.enable_manual_sharding(x, P())]
+                if not isinstance(spec, list):
+                    outs.append(x.to_local(grad_placements=spec))
+            for out in outs:
+                assert not out.requires_grad and out.grad_fn is None
+        with torch.no_grad():
+            x.to_local().fill_(3.0)  # the memory is the tensor's
+        assert bool((x == 3).all()) == (not isinstance(spec, list))
+        assert x.to_local().requires_grad
+
+    weft.testing.run(on_rank, mesh={"x": 2})
+
+
 def test_sync_takes_the_first_replica() -> None:
     def on_rank(mesh: Any) -> torch.Tensor:
         local = torch.full((2,), float(mesh.rank))

@@ -411,7 +411,7 @@ class ShardTensor(torch.Tensor):
         return hooks.redistribute.redistribute(self, device_mesh, placements, async_op)
 
     def to_local(self, *, grad_placements: Any = None) -> torch.Tensor:
-        """This rank's block, a plain tensor; gradients flow back.
+        """This rank's block, a plain tensor; gradients flow back, where autograd records.
 
         Args:
             grad_placements: what the gradients of the local tensors mean, one placement per mesh

@@ -180,8 +180,10 @@ def to_local(tensor: ShardTensor, grad_placements: Any) -> torch.Tensor:
     """See `ShardTensor.to_local`."""
     local, meta = plain(landed(tensor._local)), tensor._meta
     back = None if grad_placements is None else _gradient_from(meta, grad_placements)
-    if not (torch.is_grad_enabled() and local.requires_grad):
+    if not local.requires_grad:
         return local
+    if not torch.is_grad_enabled():
+        return local.detach()
     if back is None:
         return local.view_as(local)
     with traffic.label("to_local", source_line() if traffic.STATE.on else "", "asked for"):
