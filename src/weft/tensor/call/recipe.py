@@ -14,12 +14,14 @@ from typing import Any
 import torch
 from torch import is_grad_enabled
 
+from weft.tensor.call.laid import is_last, laid, order_due
 from weft.tensor.meta import Meta
 from weft.tensor.placing.enter import Cause, enter_all
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.trace.capture import Constant, Slot, map_tensors, slots_of
 from weft.tensor.trace.trees import fill, flatten, local_of, substitute
 from weft.tensor.views.moved import following, plain, wrote
+from weft.transport.order import Order, order_of
 from weft.transport.transition import Transition
 
 __all__ = ["Alias", "Direct", "Function", "Recipe", "Result", "tie", "tied"]
@@ -107,11 +109,15 @@ class Direct(Recipe):
             and a transition behind a dropped edge would leave its peers waiting.
         places: where the tensors stand among the call's arguments, keywords last; None when some
             stand in lists.
+
+    The first run looks at whether the local op's results lie in memory as their metas say, and
+    where one does not, has it laid in that order in every run. Only then the short route is open.
     """
 
     __slots__ = (
-        "anchor", "args", "bound", "fast", "finishes", "kwargs", "leave", "local", "moves", "name",
-        "operands", "moved", "result", "results", "single", "target", "why", "write", "write_back",
+        "anchor", "args", "bound", "fast", "finishes", "is_quick", "kwargs", "lays", "leave",
+        "local", "moves", "name", "operands", "moved", "result", "results", "single", "target",
+        "why", "write", "write_back",
     )
 
     def __init__(
@@ -143,12 +149,14 @@ class Direct(Recipe):
         if local is not None and places is not None:
             self.bound = _bound(local, args, kwargs, places)
         self.fast, self.moves, self.leave = None, (), None
+        self.lays: tuple[Order | None, ...] | None = None if results else ()
         self.moved = any(result.meta.alias is not None for result in results)
         runs_alone = not (self.moved or anchor or target is not None) and (
             local is None or self.bound is not None
         )
-        if runs_alone and self.single and (places is not None or not self.operands):
-            self.fast, self.leave = self.results[0].meta, self.results[0].leave
+        self.is_quick = runs_alone and self.single and (places is not None or not self.operands)
+        if self.is_quick:
+            self.leave = self.results[0].leave
             if places is not None:
                 self.moves = tuple((places[at], move) for at, move in self.operands)
 
@@ -164,8 +172,9 @@ class Direct(Recipe):
         for name in Direct.__slots__:
             setattr(new, name, getattr(self, name))
         new.operands, new.results = operands, results
-        if self.fast is not None:
-            new.fast, new.leave = results[0].meta, results[0].leave
+        new.fast, new.lays = None, None if results else ()
+        if self.is_quick:
+            new.leave = results[0].leave
             new.moves = tuple([
                 (place, move) for (place, _), (_, move) in zip(self.moves, operands)
             ])
@@ -189,6 +198,10 @@ class Direct(Recipe):
             return self._finish_in_place(tensors, out)
         if self.anchor:
             out = tied(out, self.anchor, locals_)
+        if self.lays is None:
+            self._look(out, locals_)
+        if self.lays:
+            out = self._laid(out)
         result = self._wrap(tensors, out)
         return following(result, func, args, kwargs) if self.moved else result
 
@@ -213,9 +226,42 @@ class Direct(Recipe):
             out = self.local(*fill(self.args, have), **fill(self.kwargs, have))
         if self.anchor:
             out = tied(out, self.anchor, have)
+        if self.lays is None:
+            self._look(out, have)
+        if self.lays:
+            out = self._laid(out)
         outs = (out,) if self.single else flatten(out)
         for result, local in zip(self.results, outs):
             locals_[result.slot] = local if result.leave is None else result.leave(local)
+
+    def _look(self, out: Any, locals_: Sequence[Any]) -> None:
+        """See how the results of the local op lie in memory.
+
+        Views of operands lie as these do. Where a shard is one long in some dim, its strides there
+        are chance, and a kernel that looks for channels last may take either order the next time.
+        """
+        moved = {at for at, _ in self.operands}
+        opened = flatten([local for at, local in enumerate(locals_) if at not in moved])
+        memory = {plain(local).untyped_storage()._cdata for local in opened}
+        is_chance = any(1 in local.shape for local in flatten(locals_))
+        lays: list[Order | None] = []
+        for result, local in zip(self.results, (out,) if self.single else flatten(out)):
+            due = None
+            if type(local) is torch.Tensor and local.untyped_storage()._cdata not in memory:
+                due = order_due(result.meta, local)
+                if is_chance and is_last(result.meta):
+                    due = order_of(result.meta.shape, result.meta.stride())
+            lays.append(due)
+        self.lays = tuple(lays) if any(lays) else ()
+        if self.is_quick and not self.lays:
+            self.fast = self.results[0].meta
+
+    def _laid(self, out: Any) -> Any:
+        assert self.lays is not None
+        each = iter(self.lays)
+        return map_tensors(
+            lambda one: one if (order := next(each)) is None else laid(one, order), out
+        )
 
     def _wrap(self, tensors: Sequence[torch.Tensor], out: Any) -> Any:
         if self.single:
