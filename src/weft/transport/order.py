@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-__all__ = ["Order", "in_order", "order_of"]
+__all__ = ["Order", "full_order", "in_order", "laid", "order_due", "order_of"]
 
 Order = tuple[int, ...]
 """Dims from the one that steps farthest in memory to the one that steps least."""
@@ -26,6 +26,11 @@ def order_of(shape: Sequence[int], strides: Sequence[int]) -> Order | None:
     return None if order == dims else tuple(order)
 
 
+def full_order(shape: Sequence[int], strides: Sequence[int]) -> Order:
+    """The order of these strides, that of the dims too."""
+    return order_of(shape, strides) or tuple(range(len(shape)))
+
+
 def in_order(x: Tensor, order: Order) -> Tensor:
     """The tensor itself, or a copy whose dims lie in this order; differentiable."""
     shape, strides = x.shape, x.stride()
@@ -33,10 +38,32 @@ def in_order(x: Tensor, order: Order) -> Tensor:
     for dim in order:
         if shape[dim] > 1 and strides[dim]:
             if last is not None and strides[dim] > last:
-                break
+                return laid(x, order)
             last = strides[dim]
-    else:
+    return x
+
+
+def laid(x: Tensor, order: Order) -> Tensor:
+    """The tensor in this order and without gaps; itself where it is; differentiable."""
+    there = [*(dim for dim in range(x.dim()) if dim not in order), *order]
+    turned = x.permute(there)
+    if turned.is_contiguous():
         return x
-    there = [*(dim for dim in range(len(shape)) if dim not in order), *order]
-    back = [there.index(dim) for dim in range(len(shape))]
-    return x.permute(there).contiguous().permute(back)
+    return turned.contiguous().permute([there.index(dim) for dim in range(x.dim())])
+
+
+def order_due(shape: Sequence[int], strides: Sequence[int], block: Tensor) -> Order | None:
+    """The order in which a block of a tensor of this shape and these strides should lie, and does
+    not; None where it does. Where the whole has no gaps, the block has none."""
+    order = full_order(shape, strides)
+    if 0 in block.shape or block.dim() != len(shape):
+        return None
+    is_dense, step, mine = True, 1, 1
+    lies = True
+    for dim in reversed(order):
+        is_dense = is_dense and (shape[dim] == 1 or strides[dim] == step)
+        lies = lies and (block.shape[dim] == 1 or block.stride(dim) == mine)
+        step, mine = step * shape[dim], mine * block.shape[dim]
+    if is_dense and all(length == 1 or strides[dim] for dim, length in enumerate(shape)):
+        return None if lies else order
+    return None if in_order(block, order) is block else order

@@ -70,8 +70,8 @@ class Transition:
 
     __slots__ = (
         "mesh", "src", "dst", "target", "src_varying", "dst_varying", "copy", "scale",
-        "is_identity", "apart", "order", "communicates", "backward_communicates", "reduction", "_plan",
-        "_back", "_enters", "_program", "_reverse", "_special", "_way",
+        "is_identity", "apart", "order", "communicates", "backward_communicates", "reduction",
+        "_plan", "_back", "_enters", "_program", "_reverse", "_special", "_way",
     )
 
     def __init__(

@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from torch import is_grad_enabled
 
-from weft.tensor.call.laid import is_last, laid, order_due
+from weft.tensor.call.laid import is_last
 from weft.tensor.meta import Meta
 from weft.tensor.placing.enter import Cause, enter_all
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.trace.capture import Constant, Slot, map_tensors, slots_of
 from weft.tensor.trace.trees import fill, flatten, local_of, substitute
 from weft.tensor.views.moved import following, plain, wrote
-from weft.transport.order import Order, order_of
+from weft.transport.order import Order, laid, order_due, order_of
 from weft.transport.transition import Transition
 
 __all__ = ["Alias", "Direct", "Function", "Recipe", "Result", "tie", "tied"]
@@ -248,9 +248,11 @@ class Direct(Recipe):
         for result, local in zip(self.results, (out,) if self.single else flatten(out)):
             due = None
             if type(local) is torch.Tensor and local.untyped_storage()._cdata not in memory:
-                due = order_due(result.meta, local)
-                if is_chance and is_last(result.meta):
-                    due = order_of(result.meta.shape, result.meta.stride())
+                meta = result.meta
+                if meta.strides is not None or not local.is_contiguous():
+                    due = order_due(meta.shape, meta.stride(), local)
+                if is_chance and is_last(meta):
+                    due = order_of(meta.shape, meta.stride())
             lays.append(due)
         self.lays = tuple(lays) if any(lays) else ()
         if self.is_quick and not self.lays:

@@ -18,8 +18,14 @@ from weft.core import Layout
 from weft.errors import LayoutError, ShardTypeError, message
 from weft.tensor.meta import contiguous_strides
 from weft.tensor.placing.foreign import is_foreign
-from weft.tensor.placing.layouts import as_layout, check_given, local_to_sharded
+from weft.tensor.placing.layouts import (
+    as_layout,
+    check_given,
+    common_strides,
+    local_to_sharded,
+)
 from weft.tensor.shard_tensor import ShardTensor
+from weft.transport.order import laid, order_due
 
 __all__ = ["from_local"]
 
@@ -62,10 +68,26 @@ def from_local(
     # What becomes of the ShardTensor (requires_grad_, a gradient) must not befall the argument.
     keeps = local.requires_grad or forward_ad._current_level >= 0  # `detach` drops a tangent
     local = local.view_as(local) if keeps else local.detach()
+    return local_to_sharded(*_lying(local, mesh, layout, stride))
+
+
+def _lying(
+    local: torch.Tensor, mesh: BoundMesh, layout: Layout, stride: Sequence[int] | None
+) -> tuple[torch.Tensor, BoundMesh, Layout, tuple[int, ...] | None]:
+    """The local tensor as the global strides say, and these: None is row-major.
+
+    Where they are not told, they are in the order of the local ones, if every rank sees the same;
+    else the local tensor is copied. So is one that lies otherwise than is told, or has gaps.
+    """
     strides = None if stride is None else tuple(stride)
+    if strides is None and not local.is_contiguous():
+        strides = common_strides(layout, local)
+    due = order_due(layout.shape, strides or contiguous_strides(layout.shape), local)
+    if due is not None:
+        local = laid(local, due)
     if strides == contiguous_strides(layout.shape):
         strides = None
-    return local_to_sharded(local, mesh, layout, strides)
+    return local, mesh, layout, strides
 
 
 def _layout_of_local(

@@ -10,11 +10,13 @@ import torch
 from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.errors import LayoutError, UnsupportedOpError, message
-from weft.tensor.meta import dense, intern, replicated_meta
+from weft.tensor.meta import dense, intern, memory_order, replicated_meta, strides_in_order
 from weft.tensor.placing.foreign import taken
 from weft.tensor.shard_tensor import ShardTensor, wrap
 
-__all__ = ["as_layout", "as_sharded", "check_given", "layout_of", "local_to_sharded"]
+__all__ = [
+    "as_layout", "as_sharded", "check_given", "common_strides", "layout_of", "local_to_sharded",
+]
 
 
 def as_layout(mesh: BoundMesh, shape: Sequence[int], placements: Any) -> Layout:
@@ -71,6 +73,24 @@ def check_given(tensor: torch.Tensor, call: str) -> None:
                     "a ShardTensor's blocks are dense, and not quantized", [form],
                     f"the tensor's {fix}")
         )
+
+
+def common_strides(layout: Layout, local: torch.Tensor) -> tuple[int, ...] | None:
+    """Global strides in the order of the local ones; None where ranks might disagree about it.
+
+    A dim of length 0 or 1 has no place in the order.
+    """
+    shape, mine = tuple(local.shape), local.stride()
+    if any(axes and min(layout.sizes_of(dim)) < 2 <= layout.shape[dim]
+           for dim, axes in enumerate(layout.dims)):
+        return None
+    order = memory_order(shape, [
+        step if length > 1 else 0 for length, step in zip(shape, mine)
+    ])
+    due = strides_in_order(shape, order)
+    if any(length > 1 and step != other for length, step, other in zip(shape, mine, due)):
+        return None
+    return strides_in_order(layout.shape, order)
 
 
 def local_to_sharded(

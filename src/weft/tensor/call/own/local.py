@@ -20,7 +20,7 @@ from weft.rules import Call, Decision, TensorArg
 from weft.rules.factors import carries
 from weft.tensor import modes
 from weft.tensor.call.own.functions import OwnFunction
-from weft.tensor.call.own.outside import OutsideMesh, common_strides, edges
+from weft.tensor.call.own.outside import OutsideMesh, edges
 from weft.tensor.call.recipe import Function, Recipe, tied
 from weft.tensor.meta import intern
 from weft.tensor.placing.enter import (
@@ -31,7 +31,7 @@ from weft.tensor.placing.enter import (
     transition_between,
     varying_axes,
 )
-from weft.tensor.placing.layouts import layout_of
+from weft.tensor.placing.layouts import common_strides, layout_of
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.trace.calls import dtype_text
 from weft.tensor.trace.capture import map_tensors

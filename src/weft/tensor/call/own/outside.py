@@ -17,13 +17,14 @@ from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.tensor.call import outside
 from weft.tensor.call.recipe import Recipe, tie
-from weft.tensor.meta import intern, memory_order, strides_in_order
+from weft.tensor.meta import intern
+from weft.tensor.placing.layouts import common_strides
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.trace import capture
 from weft.tensor.trace.capture import map_tensors, meta_like
 from weft.tensor.trace.trees import flatten, substitute
 
-__all__ = ["OutsideMesh", "common_strides", "edges"]
+__all__ = ["OutsideMesh", "edges"]
 
 
 class OutsideMesh(Recipe):
@@ -146,16 +147,3 @@ def edges(
 
 def _ones(tensor: torch.Tensor) -> torch.Tensor:
     return torch.ones(tuple(tensor.shape), dtype=tensor.dtype, device=tensor.device)
-
-
-def common_strides(layout: Layout, one: torch.Tensor) -> tuple[int, ...] | None:
-    """Global strides in the order of the local ones; None where ranks might disagree about it.
-
-    A dim of length 0 or 1 has no place in the order.
-    """
-    clear = all(min(layout.sizes_of(dim) if axes else (length,)) > 1
-                for dim, (axes, length) in enumerate(zip(layout.dims, layout.shape)))
-    order = memory_order(one.shape, one.stride())
-    if not clear or one.stride() != strides_in_order(one.shape, order):
-        return None
-    return strides_in_order(layout.shape, order)

@@ -1,0 +1,177 @@
+"""The order in memory of results is what their wrappers say, and what other people's code needs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import weft
+from tests.memory_order import WrongOrder, disagreement
+from tests.oracle import same
+from weft import P, Replicate, Shard, ShardTensor
+
+
+def on_ranks(fn: Any, num_ranks: int) -> list[Any]:
+    return weft.testing.run(fn, num_ranks, {"tp": num_ranks})
+
+
+# What the tests look at.
+
+
+@pytest.mark.parametrize(
+    ("shape", "claimed", "local", "strides", "agrees"),
+    [
+        ((4, 6), (6, 1), (2, 6), (6, 1), True),
+        ((4, 6), (6, 1), (4, 3), (6, 1), False),  # gaps
+        ((4, 6), (1, 4), (2, 6), (6, 1), False),
+        ((4, 6), (1, 4), (1, 6), (99, 1), True),  # one element says nothing
+        ((4, 6), (1, 4), (0, 6), (6, 1), True),
+        ((4, 6), (12, 2), (4, 3), (3, 1), True),  # what may be joined can be joined
+        ((4, 6), (12, 2), (4, 3), (6, 1), False),
+        ((4, 6), (9, 1), (4, 3), (3, 1), True),  # gaps that a move closes
+        ((4, 6), (9, 1), (4, 3), (1, 4), False),
+        ((4, 6), (0, 1), (4, 3), (3, 1), True),  # expanded
+    ],
+)
+def test_what_disagrees(
+    shape: Any, claimed: Any, local: Any, strides: Any, agrees: bool
+) -> None:
+    block = torch.empty_strided(local, strides)
+    assert (disagreement(shape, claimed, block) is None) == agrees
+
+
+def test_the_watch_sees_what_is_wrong() -> None:
+    def on_rank(mesh: Any) -> None:
+        x = weft.zeros(4, 6, mesh=mesh, spec=P("tp"))
+        weft.tensor.shard_tensor.wrap(torch.zeros(6, 2).t(), x._meta)
+
+    with pytest.raises(WrongOrder, match="no gaps"):
+        on_ranks(on_rank, 2)
+
+
+# Operands that move, kernels on shards.
+
+
+def attention(x: Tensor) -> Tensor:
+    batch, length, width = x.shape
+    q = x.view(batch, length, width // 6, 6).transpose(1, 2)
+    out = F.scaled_dot_product_attention(q, q, q, is_causal=True)
+    return out.transpose(1, 2).contiguous().view(batch, length, width)
+
+
+def channels_last(x: Tensor, weight: Tensor) -> Tensor:
+    y = F.silu(F.conv2d(x, weight, padding=1))
+    batch, channels, height, width = y.shape
+    return y.permute(0, 2, 3, 1).contiguous().view(batch, height * width, channels)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("num_ranks", [2, 3, 4])
+@pytest.mark.parametrize("dim", [0, 1, 2])
+def test_attention_then_view(dim: int, num_ranks: int, grad: bool) -> None:
+    whole = torch.randn(5, 10, 18, generator=torch.Generator().manual_seed(0))
+
+    def on_rank(mesh: Any) -> None:
+        spec = P(*[None] * dim, "tp")
+        x = weft.distribute_tensor(whole, mesh, spec).requires_grad_(grad)
+        dense = whole.clone().requires_grad_(grad)
+        out, due = attention(x), attention(dense)
+        same(out.full_tensor().detach(), due.detach(), "attention")
+        if grad:
+            out.square().sum().backward()
+            due.square().sum().backward()
+            assert x.grad is not None and dense.grad is not None
+            same(x.grad.full_tensor(), dense.grad, "gradient")
+
+    on_ranks(on_rank, num_ranks)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("cut", range(4))
+@pytest.mark.parametrize("of_weight", [None, 0, 1])
+def test_channels_last_then_view(of_weight: int | None, cut: int, num_ranks: int) -> None:
+    """Shards of one channel, of one row, and empty ones are among them."""
+    generator = torch.Generator().manual_seed(0)
+    image = torch.randn(4, 2, 6, 5, generator=generator).to(memory_format=torch.channels_last)
+    kernel = torch.randn(8, 2, 3, 3, generator=generator)
+
+    def on_rank(mesh: Any) -> None:
+        spec = P() if of_weight is None else P(*[None] * of_weight, "tp")
+        x = weft.distribute_tensor(image, mesh, P(*[None] * cut, "tp")).requires_grad_()
+        weight = weft.distribute_tensor(kernel, mesh, spec).requires_grad_()
+        dense = [image.clone().requires_grad_(), kernel.clone().requires_grad_()]
+        due = channels_last(*dense)
+        due.square().sum().backward()
+        for _ in range(2):
+            x.grad = weight.grad = None
+            out = channels_last(x, weight)
+            same(out.full_tensor().detach(), due.detach(), "convolution")
+            out.square().sum().backward()
+            for mine, other in zip((x, weight), dense):
+                assert mine.grad is not None and other.grad is not None
+                same(mine.grad.full_tensor(), other.grad, "gradient")
+
+    on_ranks(on_rank, num_ranks)
+
+
+def test_redistribute_keeps_the_order() -> None:
+    whole = torch.arange(120.0).view(4, 5, 6).permute(2, 0, 1)
+
+    def on_rank(mesh: Any) -> None:
+        x = weft.distribute_tensor(torch.arange(120.0).view(4, 5, 6), mesh, P("tp"))
+        x = x.permute(2, 0, 1)
+        for placements in ([Shard(0)], [Shard(2)], [Replicate()], [Shard(1)], [Shard(2)]):
+            for async_op in (False, True):
+                y = x.redistribute(placements=placements, async_op=async_op) * 1
+                assert y.stride() == whole.stride()
+                joined = y.permute(1, 2, 0)
+                assert joined.is_contiguous()
+                same(joined.view(20, 6).full_tensor(), torch.arange(120.0).view(20, 6), "view")
+            x = x.redistribute(placements=placements)
+        assert x.full_tensor().stride() == whole.stride()
+
+    on_ranks(on_rank, 3)
+
+
+# Local tensors of any order.
+
+
+def test_from_local_of_turned_blocks() -> None:
+    """They say the order that they have, and a view of what is contiguous works."""
+    def on_rank(mesh: Any) -> None:
+        rank = mesh.here[0]
+        whole = torch.arange(24.0).view(4, 6)
+        x = ShardTensor.from_local(whole.t()[:, 2 * rank : 2 * rank + 2], mesh, [Shard(1)])
+        assert x.stride() == (1, 6) and not x.is_contiguous()
+        same(x.t().view(24).full_tensor(), whole.view(24), "turned")
+        # Of one element, on a rank: nobody knows, so it is contiguous.
+        one = whole.t()[:, : 1 + rank]
+        y = ShardTensor.from_local(one, mesh, [Shard(1)])
+        assert y.is_contiguous() and y._local.is_contiguous()
+        assert y.view(18).shape == (18,)
+        # Gaps are closed.
+        z = ShardTensor.from_local(whole[:, 3 * rank : 3 * rank + 3], mesh, [Shard(1)])
+        assert z.is_contiguous()
+        same(z.view(2, 2, 6).full_tensor(), whole.view(2, 2, 6), "gaps")
+
+    on_ranks(on_rank, 2)
+
+
+def test_from_local_of_given_strides() -> None:
+    """The local tensor is brought to them, and stays in its graph."""
+    def on_rank(mesh: Any) -> None:
+        local = torch.arange(6.0).view(2, 3).requires_grad_()
+        x = ShardTensor.from_local(local, mesh, [Shard(0)], shape=(4, 3), stride=(1, 4))
+        assert x.stride() == (1, 4)
+        x.t().view(12).square().sum().backward()
+        assert local.grad is not None
+        same(local.grad, 2 * local.detach(), "gradient")
+        turned = torch.arange(6.0).view(3, 2).t()
+        y = ShardTensor.from_local(turned, mesh, [Shard(0)], shape=(4, 3), stride=(3, 1))
+        assert y.view(12).full_tensor().tolist() == [0, 2, 4, 1, 3, 5] * 2
+
+    on_ranks(on_rank, 2)
