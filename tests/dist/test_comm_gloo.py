@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+import weft
 from tests.cases.collectives import DTYPES, MESHES, faults_on_rank, kinds_of
 from tests.gloo import GlooWorld
+from weft import P, spmd
 from weft.comm import (
     BoundMesh,
     as_bound_mesh,
@@ -92,6 +96,38 @@ def wrapping(mesh):
 
 def test_a_torch_device_mesh_is_taken_as_it_is(gloo: GlooWorld) -> None:
     gloo.run(wrapping, {"dp": 2, "tp": 2})
+
+
+def torchs_default(mesh):
+    theirs = init_device_mesh("cpu", (2, 2), mesh_dim_names=("a", "b"))
+    pair = DeviceMesh("cpu", [3, 1])
+    full = torch.arange(6.0)
+    with theirs:
+        assert current_mesh() is as_bound_mesh(None) is as_bound_mesh(theirs)
+        x = weft.distribute_tensor(full, None, P("b"))
+        assert x.device_mesh is as_bound_mesh(theirs)
+        assert weft.zeros(4).device_mesh is x.device_mesh
+        assert x.sum().item() == 15
+        with mesh:  # the innermost counts, whosever it is
+            assert current_mesh() is mesh
+            with pair:
+                assert current_mesh() == Mesh((2,), ranks=(3, 1))
+                assert (weft.ones(2).device_mesh.here is None) == (mesh.rank in (0, 2))
+            assert current_mesh() is mesh
+        assert current_mesh() is as_bound_mesh(theirs)
+    assert current_mesh() is None
+    spmd.set_global_mesh(theirs)
+    assert weft.collectives.psum(torch.ones(()), ("a", "b")).item() == 4
+    found = []
+    thread = threading.Thread(target=lambda: found.append(weft.zeros(2).device_mesh))
+    thread.start()
+    thread.join()
+    assert found == [as_bound_mesh(theirs)]
+    spmd.set_global_mesh(None)
+
+
+def test_a_torch_device_mesh_is_the_default_inside_of_with(gloo: GlooWorld) -> None:
+    gloo.run(torchs_default, {"dp": 2, "tp": 2})
 
 
 def group_of(mesh, *axes):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import tracemalloc
 from typing import Any
 
@@ -14,6 +15,7 @@ import weft
 from weft import (
     LayoutError,
     MeshError,
+    P,
     PlacementError,
     ShardTensor,
     ShardTypeError,
@@ -80,13 +82,66 @@ def test_global_meshes() -> None:
     def on_rank(_: Any) -> str:
         row = spmd.get_1d_mesh("data")
         assert spmd.get_global_mesh() is None
-        with pytest.raises(MeshError):
+        with pytest.raises(MeshError, match="no mesh is given, and there is no default mesh"):
             spmd.mark_sharding(X, None, ("data",))
         spmd.set_global_mesh(row)
         assert spmd.get_global_mesh() is row
+        assert weft.current_mesh() is None and weft.zeros(3, 2).device_mesh == row
+        with weft.init_mesh({"other": 3}) as inner:  # `with` goes before
+            assert spmd.mark_sharding(X, None, ("other",)).device_mesh is inner
+        spmd.set_global_mesh(None)
+        with pytest.raises(MeshError, match="no default mesh"):
+            weft.zeros(3)
+        spmd.set_global_mesh(row)
         return str(spmd.mark_sharding(X, None, ("data",)).sharding)
 
     assert weft.testing.run(on_rank, 3) == ["[7@data, 6]"] * 3
+
+
+def test_the_global_mesh_is_the_process_s_and_each_simulated_rank_s_own() -> None:
+    def on_rank(mesh: Any) -> Any:
+        assert spmd.get_global_mesh() is None
+        mesh.comm((0,)).exchange(None)
+        mine = Mesh([mesh.rank], (1,), ("own",))
+        spmd.set_global_mesh(mine)
+        mesh.comm((0,)).exchange(None)
+        assert spmd.get_global_mesh() is mine
+        return weft.ones(2).device_mesh.ranks
+
+    alone = Mesh([0], (1,), ("alone",))
+    spmd.set_global_mesh(alone)
+    try:
+        assert weft.testing.run(on_rank, 3) == [None, (1,), (2,)]
+        assert spmd.get_global_mesh() is alone
+        seen: list[Any] = []
+
+        def elsewhere() -> None:
+            seen.extend([spmd.get_global_mesh(), weft.ones(2).device_mesh])
+            spmd.set_global_mesh(None)
+
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+        assert seen[0] is alone and seen[1] == alone
+        assert spmd.get_global_mesh() is None
+    finally:
+        spmd.set_global_mesh(None)
+
+
+def test_collectives_of_a_manual_region_take_the_global_mesh() -> None:
+    def on_rank(mesh: Any) -> None:
+        spmd.set_global_mesh(Mesh(range(4), (2, 2), ("x", "y")))
+        block = spmd.enable_manual_sharding(X, ("x", None))
+        total = weft.collectives.psum(block.sum(0), "x")
+        torch.testing.assert_close(total, X.sum(0))
+        assert weft.collectives.axis_size(("x", "y")) == 4
+        assert weft.collectives.axis_index("y") == mesh.rank % 2
+        doubled = weft.local_map(lambda x: x * 2, in_specs=P("x"), out_specs=P("x"))(X)
+        torch.testing.assert_close(doubled.full_tensor(), 2 * X)
+        y = spmd.disable_manual_sharding(block - total, ("x",), (7, 6))
+        torch.testing.assert_close(y.full_tensor(), X - X.sum(0))
+
+    weft.testing.run(on_rank, mesh=MESH)
 
 
 MESH = {"x": 2, "y": 2}

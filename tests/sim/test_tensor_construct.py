@@ -471,7 +471,7 @@ def test_without_a_mesh_it_says_so() -> None:
     with pytest.raises(MeshError) as caught:
         weft.zeros(3)
     assert str(caught.value).splitlines()[0] == (
-        "device_mesh: no mesh is given and this thread has no default mesh."
+        "device_mesh: no mesh is given, and there is no default mesh."
     )
 
 

@@ -1,11 +1,18 @@
 """Communication: one interface, three bodies (process groups, simulated, recording)."""
 
 from weft.comm.asking import PROCESS, PROVIDER
-from weft.comm.bound_mesh import BoundMesh, World, current_mesh, live_meshes
+from weft.comm.bound_mesh import BoundMesh, World, live_meshes
 from weft.comm.communicator import Communicator, Finish
 from weft.comm.global_state import CARRIED
 from weft.comm.hybrid import hybrid_mesh, hybrid_ranks
-from weft.comm.init import as_bound_mesh, init_mesh, this_world
+from weft.comm.init import (
+    as_bound_mesh,
+    current_mesh,
+    get_global_mesh,
+    init_mesh,
+    set_global_mesh,
+    this_world,
+)
 from weft.comm.recording import Recorded, recorded, recording_mesh
 from weft.comm.reduction import check_kind
 from weft.comm.simulated import run_simulated
@@ -13,7 +20,7 @@ from weft.comm.source import source_line, user_frame
 
 __all__ = [
     "CARRIED", "PROCESS", "PROVIDER", "BoundMesh", "Communicator", "Finish", "Recorded",
-    "World", "as_bound_mesh", "check_kind", "current_mesh", "hybrid_mesh",
-    "hybrid_ranks", "init_mesh", "live_meshes",
-    "recorded", "recording_mesh", "run_simulated", "source_line", "this_world", "user_frame",
+    "World", "as_bound_mesh", "check_kind", "current_mesh", "get_global_mesh", "hybrid_mesh",
+    "hybrid_ranks", "init_mesh", "live_meshes", "recorded", "recording_mesh", "run_simulated",
+    "set_global_mesh", "source_line", "this_world", "user_frame",
 ]

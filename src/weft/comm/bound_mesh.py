@@ -16,13 +16,14 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
 
 import torch
+from torch.distributed import device_mesh
 
 from weft.comm.asking import PROCESS, Switch
 from weft.comm.communicator import Alone, Communicator
 from weft.core import AxisName, Mesh
 from weft.errors import MeshError, message
 
-__all__ = ["BoundMesh", "Rows", "World", "current_mesh", "live_meshes"]
+__all__ = ["BoundMesh", "Rows", "World", "innermost_mesh", "live_meshes"]
 
 Rows = Callable[[], Sequence[tuple[int, ...]]]
 
@@ -243,7 +244,7 @@ class BoundMesh(Mesh):
     # The default mesh of the thread.
 
     def __enter__(self) -> Self:
-        _defaults.stack.append(self)
+        _defaults.stack.append((self, len(_torch_stack())))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -260,15 +261,26 @@ class BoundMesh(Mesh):
 
 class _Defaults(threading.local):
     def __init__(self) -> None:
-        self.stack: list[BoundMesh] = []
+        self.stack: list[tuple[BoundMesh, int]] = []  # and how many of torch's there were
 
 
 _defaults = _Defaults()
 
 
-def current_mesh() -> BoundMesh | None:
-    """The mesh of the innermost `with mesh:` of this thread, or None."""
-    return _defaults.stack[-1] if _defaults.stack else None
+def _torch_stack() -> list[Any]:
+    """The DeviceMeshes of the `with` statements that this thread is in."""
+    found: Any = getattr(device_mesh, "_mesh_resources", None)  # none without torch.distributed
+    return [] if found is None else found.mesh_stack
+
+
+def innermost_mesh() -> Any:
+    """The mesh, weft's or a torch DeviceMesh, of the innermost `with mesh:` of this thread."""
+    theirs = _torch_stack()
+    if _defaults.stack:
+        mesh, depth = _defaults.stack[-1]
+        if len(theirs) <= depth:
+            return mesh
+    return theirs[-1] if theirs else None
 
 
 def _device(device_type: str) -> torch.device:

@@ -16,14 +16,17 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from weft.comm.asking import timeout
-from weft.comm.bound_mesh import BoundMesh, Rows, World, current_mesh
+from weft.comm.bound_mesh import BoundMesh, Rows, World, innermost_mesh
 from weft.comm.communicator import Communicator
 from weft.comm.process_world import backend_for, process_world
 from weft.comm.simulated import current_simulated_world
 from weft.core import AxisName, Mesh
 from weft.errors import MeshError, ShardTypeError, message
 
-__all__ = ["as_bound_mesh", "init_mesh", "this_world"]
+__all__ = [
+    "as_bound_mesh", "current_mesh", "get_global_mesh", "init_mesh", "set_global_mesh",
+    "this_world",
+]
 
 
 class SoloWorld(World):
@@ -74,23 +77,24 @@ def init_mesh(
 def as_bound_mesh(mesh: Any = None, call: str = "device_mesh") -> BoundMesh:
     """The bound mesh that a public call was given: one of ours, a value, or torch's DeviceMesh.
 
-    None is the default mesh of the thread (`with mesh:`). A value is the mesh of that value on
-    this rank, bound when there is none yet.
+    None is that of the innermost `with mesh:`, else the global one (`set_global_mesh`). A value is
+    the mesh of that value on this rank, bound when there is none yet.
 
     Raises:
         MeshError: None without a default mesh. ShardTypeError: no mesh.
     """
+    if mesh is None:
+        mesh = innermost_mesh()
+        mesh = get_global_mesh() if mesh is None else mesh
     if isinstance(mesh, BoundMesh):
         return mesh
     if mesh is None:
-        mesh = current_mesh()
-        if mesh is None:
-            raise MeshError(
-                message(call, "no mesh is given and this thread has no default mesh",
-                        "a call without a mesh takes that of the innermost `with mesh:`",
-                        [f"{call}=None"], 'with weft.init_mesh({"dp": 2, "tp": 2}): ...')
-            )
-        return mesh
+        raise MeshError(
+            message(call, "no mesh is given, and there is no default mesh",
+                    "a call without a mesh takes that of the innermost `with mesh:`, else the "
+                    "global one", [f"{call}=None"],
+                    'with weft.init_mesh({"dp": 2, "tp": 2}): ...')
+        )
     if isinstance(mesh, Mesh):
         return this_world().bound(mesh) or init_mesh(mesh, _default_device_type())
     world = process_world()
@@ -101,6 +105,39 @@ def as_bound_mesh(mesh: Any = None, call: str = "device_mesh") -> BoundMesh:
                 "a mesh is a weft mesh, or a torch DeviceMesh while torch.distributed runs",
                 [type(mesh).__name__], 'weft.init_mesh({"dp": 2, "tp": 2})')
     )
+
+
+def current_mesh() -> BoundMesh | None:
+    """The mesh of the innermost `with mesh:` of this thread, weft's or torch's own, or None."""
+    mesh = innermost_mesh()
+    return None if mesh is None else as_bound_mesh(mesh)
+
+
+class _Process:
+    """This process, outside of simulated ranks."""
+
+    global_mesh: Any = None
+
+
+_process = _Process()
+
+
+def _holder() -> Any:
+    """Who has a global mesh: the process, for all of its threads, or a simulated rank."""
+    return current_simulated_world() or _process
+
+
+def set_global_mesh(mesh: Any) -> None:
+    """Make this the mesh of all calls that are given none, where no `with mesh:` is around them.
+
+    It is the process's, in all of its threads; each simulated rank has its own. None takes it away.
+    """
+    _holder().global_mesh = mesh
+
+
+def get_global_mesh() -> Any:
+    """What `set_global_mesh` was given, or None."""
+    return _holder().global_mesh
 
 
 def _default_device_type() -> str:

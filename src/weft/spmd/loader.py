@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
-from weft.comm import BoundMesh
+from weft.comm import BoundMesh, as_bound_mesh
 from weft.core import Layout, P
 from weft.core.mesh import as_mesh
 from weft.errors import LayoutError, ShardTypeError, message
 from weft.spmd.mark import mark_sharding
-from weft.spmd.mesh import as_spec, mesh_or_global
+from weft.spmd.mesh import as_spec
 from weft.tensor import ShardTensor
 from weft.tensor.placing.from_local import from_local
 from weft.tensor.placing.layouts import local_to_sharded
@@ -59,7 +59,7 @@ class ShardingSpec:
 
     def bound(self) -> BoundMesh:
         """The mesh on this rank."""
-        return mesh_or_global(self.mesh, "ShardingSpec(mesh)")
+        return as_bound_mesh(self.mesh, "ShardingSpec(mesh)")
 
     def can_apply(self, t: torch.Tensor) -> bool:
         """Whether the tensor has as many dims as a tuple has entries, as in torch_xla; of a P, at

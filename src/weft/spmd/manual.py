@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
+from weft.comm import as_bound_mesh
 from weft.errors import LayoutError, ShardTypeError, message
-from weft.spmd.mesh import as_spec, mesh_or_global
+from weft.spmd.mesh import as_spec
 from weft.tensor import ShardTensor
 from weft.tensor.placing.border import into_local, out_of_local
 
@@ -29,7 +30,7 @@ def enable_manual_sharding(
     """
     if mesh is None and isinstance(t, ShardTensor):
         mesh = t.device_mesh
-    bound = mesh_or_global(mesh, "enable_manual_sharding(mesh)")
+    bound = as_bound_mesh(mesh, "enable_manual_sharding(mesh)")
     return into_local(t, bound, as_spec(partition_spec, t.ndim), "enable_manual_sharding")
 
 
@@ -51,7 +52,7 @@ def disable_manual_sharding(
                     "inside a manual region tensors are local", [str(t.sharding)],
                     "pass what enable_manual_sharding returned, or what was made of it")
         )
-    bound = mesh_or_global(mesh, "disable_manual_sharding(mesh)")
+    bound = as_bound_mesh(mesh, "disable_manual_sharding(mesh)")
     out = out_of_local(t, bound, as_spec(partition_spec, t.ndim))
     if tuple(out.shape) != tuple(full_shape):
         raise LayoutError(

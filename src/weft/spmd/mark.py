@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from weft.comm import as_bound_mesh
 from weft.core import Box, Layout
 from weft.errors import LayoutError, ShardTypeError, message
-from weft.spmd.mesh import as_spec, mesh_or_global
+from weft.spmd.mesh import as_spec
 from weft.spmd.sharding import OpSharding, ShardingType
 from weft.tensor import ShardTensor
 from weft.tensor.placing.in_place import become_plain, become_sharded, refuse_kinds
@@ -47,7 +48,7 @@ def mark_sharding(t: torch.Tensor, mesh: Any, partition_spec: Any) -> ShardTenso
         PlacementError: a spec that names an axis twice, or more dims than there are.
         MeshError: a name of no axis.
     """
-    bound = mesh_or_global(mesh, "mark_sharding(mesh)")
+    bound = as_bound_mesh(mesh, "mark_sharding(mesh)")
     is_parameter = isinstance(t, nn.Parameter)
     if is_parameter and type(t) is not ShardTensor:
         refuse_kinds(t, "mark_sharding")
@@ -111,7 +112,7 @@ def wrap_as_sharded_tensor(t: torch.Tensor, mesh: Any = None) -> ShardTensor:
     """A plain tensor, equal on all ranks, as a replicated ShardTensor; a ShardTensor as it is."""
     if isinstance(t, ShardTensor):
         return t
-    return as_sharded(t, mesh_or_global(mesh, "wrap_as_sharded_tensor(mesh)"))
+    return as_sharded(t, as_bound_mesh(mesh, "wrap_as_sharded_tensor(mesh)"))
 
 
 def wrap_if_sharded(t: Any) -> Any:

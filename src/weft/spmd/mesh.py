@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from weft.comm import as_bound_mesh, current_mesh, hybrid_ranks, this_world
+from weft.comm import get_global_mesh, hybrid_ranks, set_global_mesh, this_world
 from weft.core import AxisName, P
 from weft.core import Layout as _Layout
 from weft.core import Mesh as _Mesh
@@ -18,7 +17,7 @@ from weft.errors import MeshError, PlacementError, ShardTypeError, message
 from weft.spmd.sharding import OpSharding
 
 __all__ = [
-    "HybridMesh", "Mesh", "get_1d_mesh", "get_global_mesh", "mesh_or_global", "set_global_mesh",
+    "HybridMesh", "Mesh", "as_spec", "get_1d_mesh", "get_global_mesh", "set_global_mesh",
 ]
 
 
@@ -155,31 +154,3 @@ def get_1d_mesh(axis_name: str | None = None) -> Mesh:
     """All ranks in a row."""
     size = this_world().size
     return Mesh(range(size), (size,), None if axis_name is None else (axis_name,))
-
-
-class _Global(threading.local):
-    mesh: Any = None
-
-
-_GLOBAL = _Global()
-
-
-def set_global_mesh(mesh: Any) -> None:
-    """Make this the mesh of calls that are given none (each simulated rank has its own)."""
-    _GLOBAL.mesh = mesh
-
-
-def get_global_mesh() -> Any:
-    """What `set_global_mesh` was given, or None."""
-    return _GLOBAL.mesh
-
-
-def mesh_or_global(mesh: Any, call: str) -> Any:
-    """The bound mesh that was given, else that of the innermost `with mesh:`, else the global one.
-
-    Raises:
-        MeshError: there is none.
-    """
-    if mesh is None and current_mesh() is None:
-        mesh = _GLOBAL.mesh
-    return as_bound_mesh(mesh, call)
