@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import pickle
 import threading
 import tracemalloc
 from typing import Any
@@ -35,6 +38,24 @@ def test_a_mesh_of_some_devices_in_any_order() -> None:
     assert (mesh.get_axis_name_idx("y"), mesh.get_axis_name_idx("z")) == (1, None)
     assert mesh == weft.Mesh({"x": 3, "y": 2}, ranks=(5, 3, 1, 0, 2, 4))
     assert dict(Mesh(range(4), (2, 2)).shape()) == {0: 2, 1: 2}
+    assert mesh.mesh_shape == (3, 2) and copy.deepcopy(mesh).mesh_shape == (3, 2)
+    assert pickle.loads(pickle.dumps(mesh)) == mesh
+
+
+def test_a_hybrid_mesh_tells_its_shapes() -> None:
+    def on_rank(_: Any) -> list[Any]:
+        mesh = spmd.HybridMesh(ici_mesh_shape=[1, 2], dcn_mesh_shape=[2, 1], hosts="aabb")
+        flat = spmd.HybridMesh(ici_mesh_shape=(2, 2))
+        return [[one.mesh_shape, one.ici_mesh_shape, one.dcn_mesh_shape]
+                for one in (mesh, flat, copy.deepcopy(mesh))]
+
+    due = [(2, 2), (1, 2), (2, 1)]
+    assert weft.testing.run(on_rank, 4) == [[due, [(2, 2), (2, 2), (1, 1)], due]] * 4
+
+
+def test_kinds_have_the_numbers_of_torch_xla() -> None:
+    assert [(kind.name, kind.value) for kind in ShardingType] == list(zip(
+        ["REPLICATED", "MAXIMAL", "TUPLE", "TILED", "MANUAL", "PARTIAL", "UNKNOWN"], range(7)))
 
 
 @pytest.mark.parametrize(("spec", "kind", "tiles", "groups", "text"), [
@@ -199,13 +220,65 @@ def test_local_shards() -> None:
         y: Any = x * 1
         spmd.load_local_shards_(y, [shard.data * 3])
         torch.testing.assert_close(y.full_tensor(), 3 * X)
-        with pytest.raises(LayoutError, match="0 blocks are given"):
-            spmd.load_local_shards_(y, [])
-        with pytest.raises(LayoutError, match="1 blocks are given"):
-            spmd.load_local_shards_(y, [X])
         return shard.replica_id
 
     assert weft.testing.run(on_rank, mesh=MESH) == [0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("spec", [P("x", "y"), P(("y", "x")), P(None, "y"), P(),
+                                  P("x", partial={"y": "sum"})], ids=str)
+@pytest.mark.parametrize("leaf", [False, True])
+def test_local_shards_are_a_snapshot_that_is_taken_back(spec: P, leaf: bool) -> None:
+    def on_rank(mesh: Any) -> None:
+        x = weft.distribute_tensor(X.clone(), mesh, spec).requires_grad_(leaf)
+        shards = spmd.local_shards(x)
+        with torch.no_grad():
+            x.mul_(5)
+        terms = shards[0].data.clone()
+        for shard in shards:  # of before
+            if not spec.partial:
+                torch.testing.assert_close(shard.unpadded_data, X[shard.indices])
+            shard.unpadded_data = shard.data * 2 + (0 if spec.partial else 1)
+        torch.testing.assert_close(x.detach().full_tensor(), 5 * X)
+        assert spmd.load_local_shards_(x, shards) is x
+        due = 2 * X if spec.partial else 2 * X + 1
+        torch.testing.assert_close(x.detach().full_tensor(), due)
+        for shard in shards:
+            shard.data = terms
+        spmd.load_local_shards_(x, shards)
+        torch.testing.assert_close(x.detach().full_tensor(), X)
+        assert x.requires_grad is leaf and x.is_leaf
+        for shard in shards:
+            shard.unpadded_data = 0
+        spmd.load_local_shards_(x[:], shards)  # a view's base is written to
+        torch.testing.assert_close(x.detach().full_tensor(), 0 * X)
+
+    weft.testing.run(on_rank, mesh=MESH)
+
+
+def test_shards_of_others_are_refused() -> None:
+    def on_rank(mesh: Any) -> list[str]:
+        x = spmd.mark_sharding(X, mesh, ("x",))
+        y = spmd.mark_sharding(X.flip(0)[:6], mesh, ("x",))
+        (mine,), (other,) = spmd.local_shards(x), spmd.local_shards(y)
+        moved = dataclasses.replace(mine, indices=(slice(2, 9), slice(0, 6)))
+        said = []
+        for shards in ([], [mine, mine], [X], [moved], [other, mine], [3], [x]):
+            with pytest.raises((LayoutError, ShardTypeError)) as told:
+                spmd.load_local_shards_(x, shards)
+            said.append(str(told.value))
+        torch.testing.assert_close(x.full_tensor(), X)
+        part = spmd.mark_sharding(X, Mesh([1, 2], (2,)), (0,))
+        shards = spmd.local_shards(part)
+        assert len(shards) == (mesh.rank in (1, 2))
+        spmd.load_local_shards_(part, shards)
+        return said
+
+    for said in weft.testing.run(on_rank, mesh=MESH):
+        assert "0 blocks are given" in said[0] and "2 blocks are given" in said[1]
+        assert "(7, 6)" in said[2] and "slice(2, 9, None)" in said[3]
+        assert "there are int among them" in said[5] and "ShardTensor" in said[6]
+        assert all("Offenders:" in one for one in said)
 
 
 def test_manual_regions() -> None:

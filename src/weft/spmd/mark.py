@@ -11,17 +11,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from weft.comm import as_bound_mesh
-from weft.core import Box, Layout
 from weft.errors import LayoutError, ShardTypeError, message
 from weft.spmd.mesh import as_spec
 from weft.spmd.sharding import OpSharding, ShardingType
 from weft.tensor import ShardTensor
 from weft.tensor.placing.in_place import become_plain, become_sharded, refuse_kinds
-from weft.tensor.placing.layouts import as_layout, as_sharded
-from weft.tensor.placing.redistribute import redistribute_to
+from weft.tensor.placing.layouts import as_layout, as_sharded, local_to_sharded
+from weft.tensor.placing.redistribute import copied_on_write, redistribute_to
 
 __all__ = [
     "LocalShard", "clear_sharding", "global_tensor", "load_local_shards_", "local_shards",
@@ -151,9 +150,9 @@ def sharding_spec(t: torch.Tensor) -> str | None:
     return str(OpSharding.of(t.sharding)) if isinstance(t, ShardTensor) else None
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class LocalShard:
-    """A block of a tensor on this rank.
+    """A block of a tensor on this rank, as it was when it was asked for.
 
     Attributes:
         data: the block. indices: the slices of the global tensor that it is. rank: this rank.
@@ -167,47 +166,79 @@ class LocalShard:
 
     @property
     def unpadded_data(self) -> torch.Tensor:
-        """The block; weft pads none."""
+        """The block; weft pads none. What is assigned (a number, too) is written to it, and
+        reaches the tensor by `load_local_shards_`."""
         return self.data
+
+    @unpadded_data.setter
+    def unpadded_data(self, value: Any) -> None:
+        self.data[...] = value
 
 
 def local_shards(t: ShardTensor) -> list[LocalShard]:
     """The blocks of a tensor on this rank: one, or none outside the mesh."""
-    mesh, layout = t.device_mesh, t.sharding
+    mesh = t.device_mesh
     if mesh.here is None:
         return []
-    box = layout.box_at(mesh.here)
-    return [LocalShard(
-        t.to_local().detach(), tuple(slice(*interval) for interval in box), mesh.rank,
-        _replica(layout, mesh.here, box),
-    )]
+    block = copied_on_write(t.to_local().detach())
+    return [LocalShard(block, _indices(t), mesh.rank, _replica(t))]
 
 
-def _replica(layout: Layout, here: Sequence[int], box: Box) -> int:
-    """The place of these coordinates among the axes that cut nothing."""
-    place = 0
-    for axis in range(layout.mesh.ndim):
-        if layout.on(axis) is None:
-            place = place * layout.mesh.axis_sizes[axis] + here[axis]
+def _indices(t: ShardTensor) -> tuple[slice, ...]:
+    here = t.device_mesh.here
+    assert here is not None
+    return tuple(slice(*interval) for interval in t.sharding.box_at(here))
+
+
+def _replica(t: ShardTensor) -> int:
+    """The place of this rank among the axes that cut nothing."""
+    mesh, place = t.device_mesh, 0
+    assert mesh.here is not None
+    for axis, (size, at) in enumerate(zip(mesh.axis_sizes, mesh.here)):
+        if t.sharding.on(axis) is None:
+            place = place * size + at
     return place
 
 
-def load_local_shards_(t: ShardTensor, shards: Sequence[torch.Tensor]) -> ShardTensor:
+def load_local_shards_(
+    t: ShardTensor, shards: Sequence[torch.Tensor | LocalShard]
+) -> ShardTensor:
     """Put a block into this rank's part of a tensor, in place; nothing is sent.
 
+    Args:
+        t: the tensor. shards: what `local_shards` gave, or tensors of those shapes.
+
     Raises:
-        LayoutError: another number of blocks than this rank holds, or one of another shape.
+        ShardTypeError: something else. LayoutError: another number of blocks than this rank holds,
+            or one of another shape or other indices.
     """
-    held = local_shards(t)
-    wrong = [tuple(new.shape) for new, old in zip(shards, held) if new.shape != old.data.shape]
+    mesh, call = t.device_mesh, "load_local_shards_(shards)"
+    kinds = [
+        type(one).__name__ for one in shards
+        if isinstance(one, ShardTensor) or not isinstance(one, (LocalShard, Tensor))
+    ]
+    if kinds:
+        raise ShardTypeError(
+            message(call, f"there are {', '.join(kinds)} among them", "a block is a plain tensor, "
+                    "or a LocalShard", kinds, "load_local_shards_(t, local_shards(t))")
+        )
+    held = [] if mesh.here is None else [(t.sharding.local_shape_at(mesh.here), _indices(t))]
+    wrong: list[Any] = []
+    for new, (shape, indices) in zip(shards, held):
+        block = new.data if isinstance(new, LocalShard) else new
+        if tuple(block.shape) != shape:
+            wrong.append(tuple(block.shape))
+        elif isinstance(new, LocalShard) and new.indices != indices:
+            wrong.append(new.indices)
     if wrong or len(shards) != len(held):
         raise LayoutError(
-            message("load_local_shards_(shards)", f"{len(shards)} blocks are given, and rank "
-                    f"{t.device_mesh.rank} holds {[tuple(one.data.shape) for one in held]}",
+            message(call, f"{len(shards)} blocks are given, and rank {mesh.rank} holds "
+                    f"{held[0] if held else 'none'}",
                     "each rank gives the blocks that it holds", wrong or [f"{len(shards)} blocks"],
-                    "t.load_local_shards_([torch.empty_like(s.data) for s in local_shards(t)])")
+                    "load_local_shards_(t, [torch.empty_like(s.data) for s in local_shards(t)])")
         )
-    with torch.no_grad():
-        for new, old in zip(shards, held):
-            old.data.copy_(new)
+    for new in shards:
+        block = new.data if isinstance(new, LocalShard) else new
+        with torch.no_grad():
+            t.copy_(local_to_sharded(block.detach().to(mesh.device), mesh, t.sharding))
     return t

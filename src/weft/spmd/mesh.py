@@ -63,6 +63,15 @@ class Mesh(_Mesh):
             axes = list(zip(self.mesh_dim_names, self.axis_sizes))
         return _Mesh(axes, self.ranks)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        ids = self.device_ids.tolist()
+        return _again, (type(self), ids, self.mesh_shape, self.mesh_dim_names, vars(self))
+
+    @property
+    def mesh_shape(self) -> tuple[int, ...]:
+        """The length of each axis."""
+        return self.axis_sizes
+
     @property
     def device_ids(self) -> np.ndarray:
         """The ranks in row-major order."""
@@ -97,9 +106,16 @@ class HybridMesh(Mesh):
         axis_names: a name for each axis; None numbers them.
         more: what `weft.hybrid_mesh` knows of hosts and the fast network's torus.
 
+    Attributes:
+        ici_mesh_shape, dcn_mesh_shape: the lengths over each network (of the slow one 1, where None
+            was given).
+
     Raises:
         MeshError: lengths that do not fit the world, its hosts or the torus.
     """
+
+    ici_mesh_shape: tuple[int, ...]
+    dcn_mesh_shape: tuple[int, ...]
 
     def __init__(
         self,
@@ -121,6 +137,17 @@ class HybridMesh(Mesh):
         ranks = hybrid_ranks(ici_mesh_shape, slow, **more)
         sizes = [fast * outer for fast, outer in zip(ici_mesh_shape, slow)]
         super().__init__(ranks, sizes, axis_names)
+        self.ici_mesh_shape, self.dcn_mesh_shape = tuple(ici_mesh_shape), slow
+
+
+def _again(
+    kind: type[Mesh], ids: list[int], sizes: tuple[int, ...], names: Any, more: dict[str, Any]
+) -> Mesh:
+    """The copy of a mesh."""
+    made = kind.__new__(kind)
+    Mesh.__init__(made, ids, sizes, names)
+    vars(made).update(more)
+    return made
 
 
 def as_spec(partition_spec: Any, num_dims: int | None = None) -> P:

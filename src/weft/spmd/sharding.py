@@ -16,7 +16,8 @@ __all__ = ["OpSharding", "ShardingType"]
 
 class ShardingType(IntEnum):
     """Kinds of shardings, with torch_xla's numbers. `PARTIAL` is tiled and replicated, as there:
-    each tile lies on several devices. (weft's partial sums have no name in XLA's op-sharding.)"""
+    each tile lies on several devices. (weft's partial sums have no name in XLA's op-sharding.)
+    Nothing here is `UNKNOWN`, which XLA says of what it is yet to decide."""
 
     REPLICATED = 0
     MAXIMAL = 1
@@ -24,6 +25,7 @@ class ShardingType(IntEnum):
     TILED = 3
     MANUAL = 4
     PARTIAL = 5
+    UNKNOWN = 6
 
 
 @dataclass(frozen=True)
