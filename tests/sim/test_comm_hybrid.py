@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 import weft
@@ -25,6 +26,10 @@ def ranks_of(mesh: Any) -> list[int]:
      [0, 1, 2, 3, 4, 5, 6, 7]),
     ({"a": 4}, {"b": 2}, {"coordinates": [(1,), (0,), (3,), (2,)] * 2}, {"b": 2, "a": 4},
      [1, 0, 3, 2, 5, 4, 7, 6]),
+    ({"tp": 4}, {"dp": 2}, {"hosts": [1, 0] * 4}, {"dp": 2, "tp": 4}, [1, 3, 5, 7, 0, 2, 4, 6]),
+    ({"tp": 2}, {"dp": 4}, {"hosts": np.array([10, 9, 2, 0, 2, 0, 9, 10])}, {"dp": 4, "tp": 2},
+     [3, 5, 2, 4, 1, 6, 0, 7]),
+    ({"tp": 4}, {"dp": 2}, {"hosts": "babababa"}, {"dp": 2, "tp": 4}, [0, 2, 4, 6, 1, 3, 5, 7]),
 ])
 def test_which_rank_stands_where(
     fast: Any, slow: Any, more: Any, axes: Any, ranks: list[int]
@@ -45,6 +50,16 @@ def test_by_torch_xla_s_name() -> None:
         return mesh.get_logical_mesh().tolist()
 
     assert weft.testing.run(on_rank, 8) == [[[0, 1], [2, 3], [4, 5], [6, 7]]] * 8
+
+
+def test_slices_stand_in_the_order_of_their_indices() -> None:
+    """As JAX and torch_xla sort the granules of devices by slice_index."""
+    def on_rank(_: Any) -> list[int]:
+        hosts = [3, 3, 1, 1, 0, 0, 2, 2]
+        mesh = HybridMesh(ici_mesh_shape=(1, 2), dcn_mesh_shape=(2, 2), hosts=hosts)
+        return mesh.get_logical_mesh().tolist()
+
+    assert weft.testing.run(on_rank, 8) == [[[4, 5, 2, 3], [6, 7, 0, 1]]] * 8
 
 
 @pytest.mark.parametrize(("call", "said"), [

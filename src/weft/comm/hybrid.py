@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import socket
 from collections.abc import Hashable, Mapping, Sequence
+from numbers import Integral
+from typing import Any
 
 from weft.comm.bound_mesh import BoundMesh
 from weft.comm.init import init_mesh, this_world
@@ -33,8 +35,10 @@ def hybrid_mesh(
     Args:
         fast, slow: map axis name -> length; together all ranks of the world.
         device_type: see `init_mesh`.
-        hosts: the host of each rank. None asks all ranks for their host's name; where that is one
-            for all, consecutive ranks count as a host.
+        hosts: the host (slice) of each rank, as its index or its name. Slices stand in the order of
+            their indices, those that have names in the order of their first ranks. None asks all
+            ranks for their host's name; where that is one for all, consecutive ranks count as a
+            host.
         torus: the lengths of the physical network inside a host (of a TPU slice, of a board of
             GPUs); None is one row, in the order of the ranks.
         coordinates: the place of each rank in its torus; None takes ranks of a host row-major.
@@ -96,8 +100,8 @@ def _hosts(hosts: Sequence[Hashable] | None, size: int) -> list[Hashable]:
 
 
 def _blocks(hosts: Sequence[Hashable], num_blocks: int, length: int) -> list[list[int]]:
-    """The ranks of each host, hosts in the order in which they come."""
-    of_host: dict[Hashable, list[int]] = {}
+    """The ranks of each host: by its index, or in the order in which they come."""
+    of_host: dict[Any, list[int]] = {}
     for rank, host in enumerate(hosts):
         of_host.setdefault(host, []).append(rank)
     if len(of_host) == 1:
@@ -113,4 +117,6 @@ def _blocks(hosts: Sequence[Hashable], num_blocks: int, length: int) -> list[lis
                     "each host is one block", wrong or [f"{len(of_host)} hosts"],
                     "slow lengths whose product is the number of hosts, or hosts=")
         )
+    if all(isinstance(host, Integral) for host in of_host):
+        return [of_host[host] for host in sorted(of_host)]
     return list(of_host.values())
