@@ -17,12 +17,12 @@ __all__ = ["give_back", "take_over", "twin_of"]
 
 
 @cache
-def _calls_answer(num_cells: int) -> CodeType:
-    """Code that calls `_weft_answer_`, with as many free variables as the closure has cells: that
-    is what CPython asks for, and debuggers read them."""
-    names = ", ".join(f"cell{place}" for place in range(num_cells)) or "()"
+def _calls_answer(cells: tuple[str, ...]) -> CodeType:
+    """Code that calls `_weft_answer_`, with the free variables that the closure has cells for: that
+    is what CPython asks for; debuggers and TorchScript read them."""
+    names = ", ".join(cells) or "()"
     source = f"""
-def outer({names if num_cells else ""}):
+def outer({names if cells else ""}):
     def call(*args, _weft_answer_, **kwargs):
         if False:
             {names}
@@ -31,7 +31,7 @@ def outer({names if num_cells else ""}):
 """
     made: dict[str, Any] = {}
     exec(compile(source, "<taken over by weft>", "exec"), made)
-    return made["outer"](*range(num_cells)).__code__
+    return made["outer"](*cells).__code__
 
 
 def twin_of(function: FunctionType) -> FunctionType:
@@ -50,8 +50,10 @@ def take_over(function: FunctionType, answer: Callable[..., Any]) -> FunctionTyp
     """Make every call of `function` a call of `answer`; gives the original's twin."""
     twin = twin_of(function)
     signature = inspect.signature(function)
-    code = _calls_answer(len(function.__code__.co_freevars)).replace(
-        co_name=function.__code__.co_name
+    before = function.__code__
+    code = _calls_answer(before.co_freevars).replace(  # TorchScript compiles the source there
+        co_name=before.co_name, co_filename=before.co_filename,
+        co_firstlineno=before.co_firstlineno,
     )
     function.__signature__ = signature  # type: ignore[attr-defined]
     function.__defaults__, function.__kwdefaults__ = None, {"_weft_answer_": answer}

@@ -5,12 +5,11 @@ state apart from all others. So where they lie alike, which they do unless a use
 rank updates its blocks by the very function, for-loop, foreach or fused, with no ShardTensor in
 sight: torch neither looks for overloads in lists of 50 tensors (0.1 us a tensor, list and
 signature, half of what a foreach step otherwise costs more than plain) nor gets its temporaries
-wrapped. The functions are replaced, once, at import; calls without a ShardTensor go straight on.
+wrapped. The functions are taken over, once, at import; calls without a ShardTensor go straight on.
 """
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable, Sequence
 from operator import is_not
@@ -24,6 +23,7 @@ from weft.tensor.meta import Meta
 from weft.tensor.modes import STRICT
 from weft.tensor.placing.foreign import is_foreign
 from weft.tensor.shard_tensor import ShardTensor
+from weft.tensor.takeover import take_over, twin_of
 
 __all__ = ["install"]
 
@@ -34,10 +34,9 @@ _ELEMENTWISE = {
 """Module of `torch.optim` -> the update function that is called in it (`adamw` calls `adam`).
 Adafactor and Muon are not among them: they take norms and products of whole matrices."""
 
-_UPDATES = [
-    (module, name, getattr(module, name))
-    for home, name in _ELEMENTWISE.items() for module in [sys.modules[f"torch.optim.{home}"]]
-]
+_UPDATES = {
+    getattr(sys.modules[f"torch.optim.{home}"], name) for home, name in _ELEMENTWISE.items()
+}
 
 _Metas = list[Meta | None]
 _Tensor = torch.Tensor
@@ -45,15 +44,14 @@ _STATE = frozenset((ShardTensor, type(None)))
 
 
 def install() -> None:
-    """Put `_on_locals` before each update function. Idempotent."""
-    for module, name, update in _UPDATES:
-        setattr(module, name, _on_locals(update))
+    """Put `_on_locals` before each update function. Once per process."""
+    for update in _UPDATES:
+        take_over(update, _on_locals(twin_of(update)))
 
 
 def _on_locals(update: Callable[..., None]) -> Callable[..., None]:
     """The update function, which takes parameters, gradients and state as parallel lists."""
 
-    @functools.wraps(update)
     def run(params: Any, *args: Any, **kwargs: Any) -> None:
         opened = None
         if type(params) is list and ShardTensor in map(type, params) and not (
