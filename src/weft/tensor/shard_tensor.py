@@ -25,6 +25,7 @@ from weft.tensor.counts import AGAIN, CALLS, NAN
 from weft.tensor.meta import Meta, autocast_state
 from weft.tensor.modes import STRICT, num_dispatch_modes, transforms
 from weft.tensor.terms import own
+from weft.tensor.torch_collectives import refusal, sends
 from weft.tensor.written import version_of as version_of_memory
 
 __all__ = [
@@ -211,6 +212,8 @@ class ShardTensor(torch.Tensor):
     ) -> Any:
         if func is _read_number:  # torch.full(size, x), torch.arange(x), torch.tensor([x, 2.0])
             return args[0].item()
+        if sends(func):
+            raise refusal(func, [])
         raise UnsupportedOpError(
             message(
                 f"{func}{_ASKED_BY.get(str(func), '')}",

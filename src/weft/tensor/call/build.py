@@ -30,6 +30,7 @@ from weft.tensor.meta import autocast_state, bounded_put
 from weft.tensor.placing.draw import torch_draws
 from weft.tensor.placing.layouts import check_given
 from weft.tensor.shard_tensor import ShardTensor, hooks
+from weft.tensor.torch_collectives import refusal, sends
 from weft.tensor.trace.calls import facts
 from weft.tensor.trace.capture import (
     NotCapturable,
@@ -57,6 +58,8 @@ def recipe(
     `structure` is the call's key with lengths reduced (see `structure`), or None.
     """
     tensors = flatten((args, kwargs))
+    if sends(func):
+        raise refusal(func, [one.sharding for one in tensors if type(one) is ShardTensor])
     _check_quantized(func, args, kwargs, tensors)
     function = own.rule_of(func)
     if function is not None and not function.is_op:

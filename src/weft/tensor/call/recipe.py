@@ -18,6 +18,7 @@ from weft.tensor.call.laid import is_last
 from weft.tensor.meta import Meta
 from weft.tensor.placing.enter import Cause, enter_all
 from weft.tensor.shard_tensor import ShardTensor, wrap
+from weft.tensor.torch_collectives import filled
 from weft.tensor.trace.capture import Constant, Slot, map_tensors, slots_of
 from weft.tensor.trace.trees import fill, flatten, local_of, substitute
 from weft.tensor.views.moved import following, plain, wrote
@@ -291,6 +292,8 @@ class Direct(Recipe):
                 target._memo.clear()
             if target._meta.requires_grad != local.requires_grad:
                 target._meta = target._meta.replace(requires_grad=local.requires_grad)
+        else:
+            filled(target)
         return fill(self.result, tensors)
 
 

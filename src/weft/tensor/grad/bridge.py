@@ -41,6 +41,7 @@ from weft.tensor.placing.foreign import taken
 from weft.tensor.placing.values import global_value, like_dense
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.takeover import take_over, twin_of
+from weft.tensor.torch_collectives import refusal, sends
 from weft.tensor.trace.capture import map_tensors
 from weft.tensor.trace.trees import flatten, local_of
 
@@ -92,6 +93,8 @@ def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     own = OWN.get(cls)
     if own is not None:
         return own(*args, **kwargs)
+    if sends(cls):
+        raise refusal(cls, [one.sharding for one in flatten(args) if type(one) is ShardTensor])
     if cls is BackwardHookFunction:
         return _hooked(args)
     if cls is CheckpointFunction:

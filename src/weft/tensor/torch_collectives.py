@@ -1,0 +1,82 @@
+"""Collectives of torch.distributed, which take a rank's own tensors: on ShardTensors they raise.
+
+Such a call comes to weft in four ways. Functions of torch.distributed are taken over
+(`weft.interop.collectives`), for most hand lists of tensors on to C++, which would read the
+wrappers' memory. Ops of c10d come by `__torch_function__` or, in lists, by the trap below autograd.
+Functions of torch.distributed.nn are autograd Functions.
+
+A plain tensor that a ShardTensor was added to (`total += loss`) holds a global value, too. That is
+known until somebody else writes to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from weft.errors import UnsupportedOpError, message
+
+__all__ = ["filled", "is_global", "refusal", "refusal_of_plain", "sends"]
+
+_FILLED: Any = WeakTensorKeyDictionary()
+"""Plain tensors that were last written to with a global value -> their version then."""
+
+_NAMESPACES = frozenset(
+    ("_c10d_functional", "_c10d_functional_autograd", "c10d", "c10d_functional")
+)
+
+
+def sends(func: Any) -> bool:
+    """Whether a function, op or autograd Function is a collective of torch's."""
+    packet = getattr(func, "overloadpacket", func)  # an overload's is torch.ops.<space>.<name>
+    name = getattr(packet, "_qualified_op_name", None)
+    if name is not None:
+        return name.partition("::")[0] in _NAMESPACES
+    module = getattr(func, "__module__", None) or ""
+    return module in ("torch.distributed.nn.functional", "torch.distributed.distributed_c10d")
+
+
+def filled(target: torch.Tensor) -> None:
+    """Remember that a plain tensor was written to with a global value."""
+    if not target.is_inference():
+        _FILLED[target] = target._version
+
+
+def is_global(plain: torch.Tensor) -> bool:
+    """Whether a plain tensor is known to hold a global value."""
+    return bool(_FILLED) and plain in _FILLED and _FILLED[plain] == plain._version
+
+
+def refusal(func: Any, layouts: Iterable[object]) -> UnsupportedOpError:
+    """The error of a collective of torch's that was given ShardTensors of these layouts."""
+    call = _name(func)
+    return UnsupportedOpError(
+        message(f"{call}(...)", "a ShardTensor is among its arguments",
+                "a ShardTensor is one global value, the same on all ranks: there is nothing to "
+                "reduce, gather or send", list(dict.fromkeys(map(str, layouts))),
+                "leave the call out: x.item() and x.full_tensor() give the global value on every "
+                f"rank\n{_METRICS}\nof this rank's own block: {call}(x.to_local(), ...)")
+    )
+
+
+def refusal_of_plain(func: Any, tensor: torch.Tensor) -> UnsupportedOpError:
+    """The error of a collective of torch's that was given a plain tensor of global value."""
+    call = _name(func)
+    return UnsupportedOpError(
+        message(f"{call}(...)", "a plain tensor is among its arguments that was last written to "
+                "with the value of a ShardTensor (as by total += loss)",
+                "the value of a ShardTensor is global, the same on all ranks: there is nothing to "
+                "reduce, gather or send", [f"shape {tuple(tensor.shape)}, {tensor.dtype}"],
+                f"leave the call out: the tensor is the same on every rank\n{_METRICS}\n"
+                f"if it is not: {call}(x.clone(), ...)")
+    )
+
+
+_METRICS = "torchmetrics, whose metrics gather by themselves: Metric(..., sync_on_compute=False)"
+
+
+def _name(func: Any) -> str:
+    return f"torch.distributed.{getattr(func, '__name__', str(func)).lstrip('_')}"
