@@ -204,7 +204,8 @@ def test_collectives_that_look_alike_do_not_meet() -> None:
         facts, _, *offenders, _ = str(caught.value).splitlines()
         assert facts.endswith("of 2 ranks 2 wait, at 2 collectives, and 0 have ended.")
         assert offenders == [
-            f"  Offenders: rank 0 {what}, at {lines[0]}", f"             rank 1 {what}, at {lines[1]}"
+            f"  Offenders: rank 0 {what}, at {lines[0]}",
+            f"             rank 1 {what}, at {lines[1]}",
         ]
 
 
