@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import textwrap
 from collections import defaultdict
 from pathlib import Path
@@ -55,7 +56,8 @@ def page() -> str:
         if rule is not None and name not in _algorithms():
             lines.append(f"| `{_short(name)}` | `{_text(rule)}` | {_linear(rule)} |")
     lines += ["", "## By an algorithm", "",
-              "Where a dim that a rule would need whole is cut, these do better.", "",
+              "Where a dim that a rule would need whole is cut, these do better. Any dim of the "
+              "operands may be cut, except where a line says which.", "",
               "| op | how |", "|---|---|"]
     lines += [f"| `{_short(name)}` | {said} |" for name, said in sorted(_algorithms().items())]
     lines += ["", "## By the operands' cuts", "",
@@ -82,12 +84,14 @@ def _whole_of_all() -> str:
 
 
 def _algorithms() -> dict[str, str]:
-    """Op -> the first line of what answers for it."""
-    found: dict[str, str] = {}
+    """Op -> what the one that answers for it says of itself: its docstring's first paragraph."""
+    found: dict[str, list[str]] = defaultdict(list)
     for name, lookup in ops.TABLE.items():
-        doc = (lookup.__doc__ or "").strip().splitlines()
-        found[packet(name)] = doc[0].rstrip(".") if doc else lookup.__name__
-    return found
+        said = " ".join(inspect.cleandoc(lookup.__doc__ or "").split("\n\n")[0].split())
+        assert said, f"{name}: a lookup without a docstring"
+        if (text := said.rstrip(".")) not in found[packet(name)]:
+            found[packet(name)].append(text)
+    return {name: ". ".join(texts) for name, texts in found.items()}
 
 
 def _short(name: str) -> str:

@@ -109,7 +109,6 @@ TABLE: dict[str, Lookup] = {
     "aten.take_along_dim.default": read.take_along_dim_lookup,
     "aten.repeat_interleave.Tensor": pick.repeats_lookup,
     "aten.select.int": pick.select_lookup,
-    "aten.dist.default": distances.dist_lookup,
     "aten.pdist.default": distances.pdist_lookup,
     "aten.cdist.default": distances.cdist_lookup,
     "aten.linalg_qr.default": tall.qr_lookup,

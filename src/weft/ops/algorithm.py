@@ -65,7 +65,8 @@ def where_cut(
     function: Callable[..., Any], serves: Callable[[Call], bool] = lambda call: True
 ) -> Lookup:
     """Finds the Composite of a function for calls that it `serves`, of which an operand is cut or
-    partial; others are their own local call."""
+    partial; others are their own local call. The function's docstring stands in `docs/ops.md`.
+    """
     def lookup(
         call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
     ) -> Composite | None:
@@ -73,4 +74,5 @@ def where_cut(
             return None
         return Composite(function)
 
+    lookup.__doc__ = function.__doc__
     return lookup

@@ -24,6 +24,8 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def _softmax_backward(grad: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
+    """The gradient of softmax as products and one sum: any dim may be cut; along the softmax's, a
+    sum per row is reduced."""
     grad, output = _wide(grad), _wide(output)
     terms = grad * output
     return (terms - output * terms.sum(dim, keepdim=True)).to(input_dtype).contiguous()
@@ -32,6 +34,8 @@ def _softmax_backward(grad: Tensor, output: Tensor, dim: int, input_dtype: torch
 def _log_softmax_backward(
     grad: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype
 ) -> Tensor:
+    """The gradient of log_softmax as products and one sum: any dim may be cut; along the
+    softmax's, a sum per row is reduced."""
     grad, output = _wide(grad), _wide(output)
     return (grad - output.exp() * grad.sum(dim, keepdim=True)).to(input_dtype).contiguous()
 
@@ -61,7 +65,8 @@ def _max_pool_backward_lookup(
 
 
 def _chunk_cat(tensors: Sequence[Tensor], dim: int, num_chunks: int) -> Tensor:
-    """Every tensor padded to chunks of one length, and these laid side by side."""
+    """Every tensor padded to chunks of one length, and these laid side by side: the dim of the
+    chunks stays cut by whole chunks, later ones are exchanged."""
     dim = dim % tensors[0].dim()
     parts = []
     for one in tensors:
@@ -83,6 +88,8 @@ def _inside(x: Tensor, indices: Sequence[Tensor | None]) -> list[Tensor | None]:
 def _masked_index(
     x: Tensor, mask: Tensor, indices: Sequence[Tensor | None], fill: Any
 ) -> Tensor:
+    """`x[i, j]` at clamped places, then the fill: any dim may be cut; units come by index, as for
+    `index`."""
     read: Any = torch.ops.aten.index.Tensor
     return read(x, _inside(x, indices)).masked_fill(mask.logical_not(), fill)
 
@@ -90,6 +97,8 @@ def _masked_index(
 def _masked_index_put(
     x: Tensor, mask: Tensor, indices: Sequence[Tensor | None], values: Tensor
 ) -> Tensor:
+    """Values added at clamped places, masked ones as zeros: any dim may be cut; units go by index,
+    as for `index_put`."""
     write: Any = torch.ops.aten.index_put.default
     return write(x, _inside(x, indices), values.masked_fill(mask.logical_not(), 0), True)
 

@@ -1,4 +1,4 @@
-"""Distances: dist, those of all pairs of rows (pdist), and cdist where the rows are cut across."""
+"""Distances: those of all pairs of rows (pdist), and cdist where the rows are cut across."""
 
 from __future__ import annotations
 
@@ -10,20 +10,11 @@ from torch import Tensor
 
 from weft.comm import BoundMesh
 from weft.core import Layout
-from weft.ops.algorithm import Composite, Local, replicated
+from weft.ops.algorithm import Local, replicated
 from weft.ops.blocks.summaries import Blocks
 from weft.rules import Call, Decision
 
-__all__ = ["cdist_lookup", "dist_lookup", "pdist_lookup"]
-
-
-def dist_lookup(
-    call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
-) -> Composite | None:
-    """`dist(x, y, p)`: the norm of the difference"""
-    if all(layout.is_replicated for layout in layouts):
-        return None
-    return Composite(lambda x, y, p=2: torch.linalg.vector_norm(x - y, float(p)))
+__all__ = ["cdist_lookup", "pdist_lookup"]
 
 
 def pdist_lookup(

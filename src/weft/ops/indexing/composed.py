@@ -19,35 +19,43 @@ __all__ = ["TABLE"]
 
 
 def _diag(x: Tensor, diagonal: int = 0) -> Tensor:
+    """The diagonal, or a matrix of it: elements stay where they lie; any dim may be cut."""
     return x.diag_embed(diagonal) if x.dim() == 1 else x.diagonal(diagonal).clone()
 
 
 def _diagflat(x: Tensor, offset: int = 0) -> Tensor:
+    """The matrix whose diagonal is all elements: its rows are cut where these are."""
     return x.reshape(-1).diag_embed(offset)
 
 
 def _trace(x: Tensor) -> Tensor:
+    """The sum of the diagonal: terms, of the elements that each shard has of it."""
     return x.diagonal().sum()
 
 
 def _hstack(tensors: Sequence[Tensor]) -> Tensor:
+    """A `cat` in dim 1 (lines: in dim 0): any dim may be cut, that of the joint too."""
     tensors = [torch.atleast_1d(one) for one in tensors]
     return torch.cat(tensors, 0 if tensors[0].dim() == 1 else 1)
 
 
 def _vstack(tensors: Sequence[Tensor]) -> Tensor:
+    """A `cat` in dim 0, lines as rows: any dim may be cut, that of the joint too."""
     return torch.cat([torch.atleast_2d(one) for one in tensors], 0)
 
 
 def _dstack(tensors: Sequence[Tensor]) -> Tensor:
+    """A `cat` in dim 2: any dim may be cut, that of the joint too."""
     return torch.cat([torch.atleast_3d(one) for one in tensors], 2)
 
 
 def _column_stack(tensors: Sequence[Tensor]) -> Tensor:
+    """A `cat` in dim 1, lines as columns: any dim may be cut, that of the joint too."""
     return torch.cat([one if one.dim() > 1 else one.reshape(-1, 1) for one in tensors], 1)
 
 
 def _block_diag(tensors: Sequence[Tensor]) -> Tensor:
+    """Blocks padded to the whole width, then a `cat` of rows: any dim may be cut."""
     blocks = [torch.atleast_2d(one) for one in tensors]
     dtype = torch.result_type(blocks[0], blocks[0])
     for one in blocks:
@@ -61,6 +69,7 @@ def _block_diag(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _rot90(x: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
+    """Flips and a transposition: any dim may be cut; a cut dim that turns is exchanged."""
     one, other = dims
     match k % 4:
         case 1:
@@ -76,6 +85,7 @@ def _diff(
     x: Tensor, n: int = 1, dim: int = -1, prepend: Tensor | None = None,
     append: Tensor | None = None,
 ) -> Tensor:
+    """Later elements less earlier ones: any dim may be cut; along a cut dim, borders are sent."""
     if n == 0:
         return x.clone()
     parts = [one for one in (prepend, x, append) if one is not None]
@@ -89,6 +99,8 @@ def _diff(
 
 
 def _kron(x: Tensor, y: Tensor) -> Tensor:
+    """An outer product, its dims joined in pairs: cuts of the first operand stay, the
+    second's are exchanged."""
     ndim = max(x.dim(), y.dim())
     x = x.reshape([1] * (ndim - x.dim()) + list(x.shape))
     y = y.reshape([1] * (ndim - y.dim()) + list(y.shape))
@@ -99,6 +111,7 @@ def _kron(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _inner(x: Tensor, y: Tensor) -> Tensor:
+    """A contraction of the last dims: other cuts stay, a cut of the last dim leaves terms."""
     if not x.dim() or not y.dim():
         return x * y
     contract: Any = torch.tensordot
@@ -106,21 +119,26 @@ def _inner(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _vdot(x: Tensor, y: Tensor) -> Tensor:
+    """The dot product with the conjugate: a cut of the dim leaves terms."""
     return torch.dot(x.conj(), y)
 
 
 def _dist(a: Tensor, b: Tensor, p: float = 2) -> Tensor:
+    """The norm of the difference: any dim may be cut; a number for each shard is sent."""
     return torch.linalg.vector_norm(a - b, p)
 
 
 def _addbmm(
     x: Tensor, left: Tensor, right: Tensor, *, beta: Any = 1, alpha: Any = 1
 ) -> Tensor:
+    """One `addmm` of batch and inner dim joined: rows and columns stay cut, a cut batch leaves
+    terms, a cut inner dim is exchanged."""
     rows = left.transpose(0, 1).reshape(left.shape[1], -1)
     return torch.addmm(x, rows, right.reshape(-1, right.shape[2]), beta=beta, alpha=alpha)
 
 
 def _chained(tensors: Sequence[Tensor]) -> Tensor:
+    """Matrix products from left to right: any dim may be cut, as by `matmul`."""
     out = tensors[0]
     for one in tensors[1:]:
         out = out @ one
@@ -128,6 +146,7 @@ def _chained(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _meshgrid(tensors: Sequence[Tensor], *, indexing: str = "ij") -> list[Tensor]:
+    """Each line as a dim of an expanded result: a cut line cuts that dim, and nothing is sent."""
     order = list(range(len(tensors)))
     if indexing == "xy" and len(order) > 1:
         order[:2] = [1, 0]
@@ -139,16 +158,19 @@ def _meshgrid(tensors: Sequence[Tensor], *, indexing: str = "ij") -> list[Tensor
 
 
 def _broadcast_tensors(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Each stays where it lies: the results need not lie alike."""
+    """Each is expanded where it lies, whatever its cuts: the results need not lie alike."""
     shape = torch.broadcast_shapes(*(one.shape for one in tensors))
     return [one.expand(shape) for one in tensors]
 
 
 def _linalg_diagonal(x: Tensor, *, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
+    """A diagonal, by the rule of `diagonal`: any dim may be cut, and nothing is sent."""
     return x.diagonal(offset, dim1, dim2)
 
 
 def _cartesian_prod(tensors: Sequence[Tensor]) -> Tensor:
+    """Expanded lines, each flattened, side by side: any may be cut; the first one's cut is the
+    result's."""
     if len(tensors) == 1:
         return tensors[0].view(-1)
     lengths = [one.shape[0] for one in tensors]
@@ -160,6 +182,7 @@ def _cartesian_prod(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _select_scatter(x: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
+    """A `slice_scatter` of one slice: any dim may be cut; only the slice is sent."""
     length = x.shape[dim]
     if not -length <= index < length:
         raise IndexError(
@@ -171,16 +194,22 @@ def _select_scatter(x: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
 
 
 def _narrow_copy(x: Tensor, dim: int, start: int, length: int) -> Tensor:
+    """`narrow`, copied: any dim may be cut; what is left of a cut dim is ragged, and nothing is
+    sent."""
     return x.narrow(dim, start, length).clone()
 
 
 def _flat_repeat_interleave(
     x: Tensor, repeats: int, dim: int | None = None, *, output_size: int | None = None
 ) -> Tensor:
+    """Elements repeated a number of times each, by the rule of the flat view: any dim may be
+    cut."""
     return x.reshape(-1).repeat_interleave(repeats, 0)
 
 
 def _pixel_shuffle(x: Tensor, factor: int) -> Tensor:
+    """Channels unfolded into height and width: batch and positions stay cut, cut channels by whole
+    groups."""
     *lead, channels, height, width = x.shape
     apart = x.reshape([*lead, channels // factor**2, factor, factor, height, width])
     at = len(lead)
@@ -190,6 +219,8 @@ def _pixel_shuffle(x: Tensor, factor: int) -> Tensor:
 
 
 def _pixel_unshuffle(x: Tensor, factor: int) -> Tensor:
+    """Height and width folded into channels: batch and channels stay cut, positions by whole
+    steps."""
     *lead, channels, height, width = x.shape
     apart = x.reshape([*lead, channels, height // factor, factor, width // factor, factor])
     at = len(lead)

@@ -50,7 +50,7 @@ def named_dims(indices: Sequence[Any], num_new: int) -> tuple[tuple[int, ...], i
 def index_lookup(
     call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
 ) -> Algorithm | None:
-    """`x[i, :, j]` by integers."""
+    """`x[i, :, j]` by integers: what is named travels, from the rank that holds it to its place."""
     indices = list(call.args[1])
     named = [index for index in indices if index is not None]
     if not named or any(index.dtype in ("bool", "uint8") for index in named):
@@ -73,7 +73,7 @@ def reads_nothing(call: Call, x: Layout, indices: Sequence[Any]) -> bool:
 def index_select_lookup(
     call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
 ) -> Algorithm | None:
-    """`index_select(x, dim, index)`."""
+    """`index_select(x, dim, index)`: the slices that are named travel, and nothing else."""
     x, index = layouts
     if not x.ndim or not index.ndim:
         return None
