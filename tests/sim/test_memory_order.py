@@ -64,9 +64,10 @@ def attention(x: Tensor) -> Tensor:
 
 
 def channels_last(x: Tensor, weight: Tensor) -> Tensor:
+    x = x.contiguous(memory_format=torch.channels_last)
     y = F.silu(F.conv2d(x, weight, padding=1))
     batch, channels, height, width = y.shape
-    return y.permute(0, 2, 3, 1).contiguous().view(batch, height * width, channels)
+    return y.permute(0, 2, 3, 1).contiguous().view(batch, height, width * channels)
 
 
 @pytest.mark.parametrize("grad", [False, True])
