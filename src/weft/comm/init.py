@@ -20,7 +20,7 @@ from weft.comm.bound_mesh import BoundMesh, Rows, World, innermost_mesh
 from weft.comm.communicator import Communicator
 from weft.comm.process_world import backend_for, process_world
 from weft.comm.simulated import current_simulated_world
-from weft.core import AxisName, Mesh
+from weft.core import AxisName, Mesh, P, is_placements
 from weft.errors import MeshError, ShardTypeError, message
 
 __all__ = [
@@ -100,10 +100,13 @@ def as_bound_mesh(mesh: Any = None, call: str = "device_mesh") -> BoundMesh:
     world = process_world()
     if isinstance(mesh, DeviceMesh) and world is not None:
         return world.adopt(mesh)
+    fix = 'weft.init_mesh({"dp": 2, "tp": 2})'
+    if isinstance(mesh, P) or is_placements(mesh):
+        fix = f"placements={mesh!r}"
     raise ShardTypeError(
         message(call, f"{mesh!r} is a {type(mesh).__name__}",
                 "a mesh is a weft mesh, or a torch DeviceMesh while torch.distributed runs",
-                [type(mesh).__name__], 'weft.init_mesh({"dp": 2, "tp": 2})')
+                [type(mesh).__name__], fix)
     )
 
 

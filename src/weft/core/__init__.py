@@ -13,10 +13,11 @@ from weft.core.placement import (
     Shard,
     StridedShard,
     as_placement,
+    is_placements,
 )
 
 __all__ = [
     "KINDS", "AxisName", "Box", "Layout", "Mesh", "P", "Partial", "Placement", "Replicate",
     "Shard", "Sizes", "StridedShard", "as_mesh", "as_placement", "balanced_cuts", "default_cuts",
-    "filled_cuts", "flat_cuts",
+    "filled_cuts", "flat_cuts", "is_placements",
 ]

@@ -20,7 +20,7 @@ from weft.errors import PlacementError, ShardTypeError, message
 
 __all__ = [
     "KINDS", "Partial", "Placement", "Replicate", "Shard", "StridedShard", "as_placement",
-    "is_torch_strided",
+    "is_placements", "is_torch_strided",
 ]
 
 KINDS = ("sum", "avg", "max", "min", "product", "and", "or", "band", "bor", "bxor")
@@ -202,9 +202,19 @@ def as_placement(value: Any, call: str = "placements") -> Placement:
     )
 
 
+def is_placements(value: Any) -> bool:
+    """Whether `value` is a list or tuple of placements, ours or torch's."""
+    return isinstance(value, (list, tuple)) and bool(value) and all(
+        isinstance(one, Placement) or _torch_name(one) in _TORCHS for one in value
+    )
+
+
 def is_torch_strided(value: Any) -> bool:
     """Whether `value` is torch's own `_StridedShard`."""
     return _torch_name(value) == "_StridedShard"
+
+
+_TORCHS = frozenset(("Shard", "_StridedShard", "Replicate", "Partial"))
 
 
 def _torch_name(value: Any) -> str | None:

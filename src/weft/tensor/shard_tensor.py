@@ -366,12 +366,13 @@ class ShardTensor(torch.Tensor):
         local_tensor: torch.Tensor,
         device_mesh: Any = None,
         placements: P | Layout | Sequence[Any] | None = None,
+        sharding_shapes: Any = None,
         *,
         run_check: bool = False,
         shape: Sequence[int] | None = None,
         stride: Sequence[int] | None = None,
+        grad_placements: Any = None,
         sizes: Any = "infer",
-        sharding_shapes: Any = None,
         sync: bool = False,
     ) -> ShardTensor:
         """Make one global tensor of the local tensors of all ranks.
@@ -381,24 +382,31 @@ class ShardTensor(torch.Tensor):
                 autograd graph: gradients flow back into it.
             device_mesh: the mesh; None means the current one.
             placements: placements, P or Layout; None replicates.
+            sharding_shapes: as PhysicsNeMo: "infer", "chunk", or a map mesh dim -> shapes of all
+                shards along it.
             run_check: compare shapes and dtypes, and values of replicas, over the ranks, and raise
                 on all of them when they disagree.
             shape, stride: the global shape and strides, when known.
+            grad_placements: how gradients lie that come back to the local tensors. Default: sharded
+                as they are, else replicated; Partial() where ranks hold one value that they have
+                computed together, so that their gradients add up to its gradient.
             sizes: "infer" exchanges the local sizes once; "chunk" takes them as default cuts;
                 a map tensor dim -> sizes in shard order gives them.
-            sharding_shapes: as PhysicsNeMo: map mesh dim -> shapes of all shards along it.
             sync: broadcast replicas from the first coordinate.
 
         Raises:
-            LayoutError: the local tensor contradicts the layout.
+            LayoutError: the local tensor contradicts the layout. PlacementError: gradients that are
+                not sharded as the local tensors are.
         """
         return hooks.from_local(
             local_tensor, device_mesh, placements, run_check=run_check, shape=shape,
             stride=stride, sizes=sizes, sharding_shapes=sharding_shapes, sync=sync,
+            grad_placements=grad_placements,
         )
 
     def redistribute(
-        self, device_mesh: Any = None, placements: Any = None, *, async_op: bool = False
+        self, device_mesh: Any = None, placements: Any = None, *, async_op: bool = False,
+        forward_dtype: torch.dtype | None = None, backward_dtype: torch.dtype | None = None,
     ) -> ShardTensor:
         """The same tensor in another layout; differentiable.
 
@@ -406,12 +414,22 @@ class ShardTensor(torch.Tensor):
             device_mesh: the mesh to come to; None is this tensor's own. Of another mesh, ranks
                 that are in one of the two only take part, too; outside the mesh of a tensor a
                 rank has an empty local part.
-            placements: placements, P or Layout; None replicates on a given mesh.
+            placements: placements, P or Layout; None replicates on a given mesh. On this tensor's
+                own mesh they may stand first: `x.redistribute(P("tp"))`.
             async_op: start to communicate and return; the first use of the result waits. Until
                 then this tensor must not be written to (the use would raise UnsupportedOpError).
                 The backward is as ever.
+            forward_dtype: the dtype of the result, to which the blocks are cast before they travel
+                (terms of a sum before they are summed).
+            backward_dtype: the dtype to which gradients are cast before they travel back; None is
+                this tensor's dtype, in which they arrive in any case.
+
+        Raises:
+            LayoutError: a dtype that a partial kind cannot carry. UnsupportedOpError: a dtype given
+                where a gradient is wanted of terms of a product, maximum or minimum.
         """
-        return hooks.redistribute.redistribute(self, device_mesh, placements, async_op)
+        return hooks.redistribute.redistribute(
+            self, device_mesh, placements, async_op, forward_dtype, backward_dtype)
 
     def to_local(self, *, grad_placements: Any = None) -> torch.Tensor:
         """This rank's block, a plain tensor; gradients flow back, where autograd records.

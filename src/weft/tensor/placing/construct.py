@@ -5,17 +5,17 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
-from weft.comm import as_bound_mesh
 from weft.core import Layout
 from weft.errors import UnsupportedOpError, message
 from weft.planner import gradient_layout
 from weft.tensor.meta import Meta
+from weft.tensor.placing.arguments import Where, place, shape_of
 from weft.tensor.placing.enter import transition_between
-from weft.tensor.placing.layouts import as_layout, as_sharded, local_to_sharded
+from weft.tensor.placing.layouts import as_sharded, local_to_sharded
 from weft.tensor.placing.redistribute import gathered, redistribute_to, to_replicated
 from weft.tensor.placing.scatter import distribute_tensor
 from weft.tensor.shard_tensor import ShardTensor, attributes_of, hooks, wrap
@@ -130,7 +130,7 @@ def _check_hooks(tensor: ShardTensor, before: Meta) -> None:
     new: Any = tensor._local
     if new._backward_hooks or new._post_accumulate_grad_hooks:
         raise UnsupportedOpError(
-            message("backward", f"x, which has hooks, was {before.sharding} when this graph was "
+            message("backward", f"x, which has hooks, was {before.layout} when this graph was "
                     f"made, and `x.data = ` has made it {tensor.sharding}",
                     "a hook sees the gradients of all uses at once; those of graphs of before and "
                     "of now come apart", [str(tensor.sharding)],
@@ -206,47 +206,74 @@ def shallow_copy(tensor: ShardTensor) -> ShardTensor:
 
 
 def full(
-    size: Sequence[int] | int, fill_value: Any, *, mesh: Any = None, spec: Any = None,
-    dtype: torch.dtype | None = None, requires_grad: bool = False,
+    size: Sequence[int] | int, fill_value: Any, *, dtype: torch.dtype | None = None,
+    requires_grad: bool = False, **where: Unpack[Where],
 ) -> ShardTensor:
-    """A tensor filled with one value; each rank makes its block."""
-    shape = (size,) if isinstance(size, int) else tuple(size)
-    bound = as_bound_mesh(mesh)
-    layout = as_layout(bound, shape, spec)
+    """A tensor filled with one value; each rank makes its block.
+
+    Args:
+        size: the global shape. fill_value: a number. dtype: None follows from it.
+        requires_grad: of the leaf.
+        where: mesh or device_mesh; spec or placements; see `weft.tensor.placing.arguments.Where`.
+    """
+    shape = shape_of("weft.full", (size,))
+    return _filled("weft.full", shape, fill_value, dtype, requires_grad, where)
+
+
+def zeros(
+    *size: Any, dtype: torch.dtype | None = None, requires_grad: bool = False,
+    **where: Unpack[Where],
+) -> ShardTensor:
+    """Zeros of a global shape: `weft.zeros(4, 5, mesh=mesh, spec=P("dp"))`."""
+    return _of_size("weft.zeros", size, 0, dtype, requires_grad, where)
+
+
+def ones(
+    *size: Any, dtype: torch.dtype | None = None, requires_grad: bool = False,
+    **where: Unpack[Where],
+) -> ShardTensor:
+    """Ones of a global shape."""
+    return _of_size("weft.ones", size, 1, dtype, requires_grad, where)
+
+
+def empty(
+    *size: Any, dtype: torch.dtype | None = None, requires_grad: bool = False,
+    **where: Unpack[Where],
+) -> ShardTensor:
+    """A tensor whose values mean nothing yet (they are zero)."""
+    return _of_size("weft.empty", size, 0, dtype, requires_grad, where)
+
+
+def arange(
+    start: int | float, end: int | float | None = None, step: int | float = 1, *,
+    dtype: torch.dtype | None = None, requires_grad: bool = False, **where: Unpack[Where],
+) -> ShardTensor:
+    """As torch.arange; each rank keeps its block."""
+    first, last = (0, start) if end is None else (start, end)
+    length = torch.arange(first, last, step, dtype=dtype, device="meta").shape
+    bound, layout = place("weft.arange", length, where)
+    values = torch.arange(first, last, step, dtype=dtype, device=bound.device)
+    made = distribute_tensor(values, bound, layout, src_data_rank=None)
+    return made.requires_grad_() if requires_grad else made
+
+
+def _of_size(
+    call: str, size: tuple[Any, ...], value: int, dtype: torch.dtype | None, requires_grad: bool,
+    where: Where,
+) -> ShardTensor:
+    dtype = dtype or torch.get_default_dtype()
+    return _filled(call, shape_of(call, size), value, dtype, requires_grad, where)
+
+
+def _filled(
+    call: str, shape: tuple[int, ...], value: Any, dtype: torch.dtype | None, requires_grad: bool,
+    where: Where,
+) -> ShardTensor:
+    bound, layout = place(call, shape, where)
     local_shape = (0,) if bound.here is None else layout.local_shape_at(bound.here)
-    local = torch.full(local_shape, fill_value, dtype=dtype, device=bound.device)
+    local = torch.full(local_shape, value, dtype=dtype, device=bound.device)
     if layout.is_partial and bound.here is not None:
         whole = layout.replace(partial=(None,) * bound.ndim)
         to_partial = transition_between(bound, whole, layout)
         local = local if to_partial is None else to_partial(local)
     return local_to_sharded(own(local.requires_grad_(requires_grad)), bound, layout)
-
-
-def zeros(*size: Any, dtype: torch.dtype | None = None, **where: Any) -> ShardTensor:
-    """Zeros of a global shape: `weft.zeros(4, 5, mesh=mesh, spec=P("dp"))`."""
-    return full(_size(size), 0, dtype=dtype or torch.get_default_dtype(), **where)
-
-
-def ones(*size: Any, dtype: torch.dtype | None = None, **where: Any) -> ShardTensor:
-    """Ones of a global shape."""
-    return full(_size(size), 1, dtype=dtype or torch.get_default_dtype(), **where)
-
-
-def empty(*size: Any, dtype: torch.dtype | None = None, **where: Any) -> ShardTensor:
-    """A tensor whose values mean nothing yet (they are zero)."""
-    return zeros(*size, dtype=dtype, **where)
-
-
-def arange(
-    start: int | float, end: int | float | None = None, step: int | float = 1, *,
-    mesh: Any = None, spec: Any = None, dtype: torch.dtype | None = None,
-) -> ShardTensor:
-    """As torch.arange; each rank keeps its block."""
-    first, last = (0, start) if end is None else (start, end)
-    bound = as_bound_mesh(mesh)
-    values = torch.arange(first, last, step, dtype=dtype, device=bound.device)
-    return distribute_tensor(values, bound, spec, src_data_rank=None)
-
-
-def _size(size: tuple[Any, ...]) -> tuple[int, ...]:
-    return tuple(size[0]) if len(size) == 1 and not isinstance(size[0], int) else size

@@ -11,17 +11,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
-from weft.comm import BoundMesh, as_bound_mesh
+from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.core.layout import Box
 from weft.errors import CommunicationError, ShardTypeError, message
 from weft.rng import STREAM, Key, Source, samples
 from weft.tensor.meta import intern
-from weft.tensor.placing.layouts import as_layout
+from weft.tensor.placing.arguments import Where, place, shape_of
 from weft.tensor.placing.redistribute import redistribute_to
 from weft.tensor.placing.refusals import refuse_factory, refuse_permutation
 from weft.tensor.shard_tensor import ShardTensor, wrap
@@ -33,6 +33,15 @@ __all__ = [
 ]
 
 Sample = Callable[[Source], torch.Tensor]
+
+
+class Drawn(Where, total=False):
+    """What a random factory takes beside its size."""
+
+    dtype: torch.dtype | None
+    generator: torch.Generator | None
+    requires_grad: bool
+
 
 _FROM_A_GENERATOR = (1 << 64) - 1
 """The number of the call, in keys that are drawn from a user's own generator."""
@@ -167,24 +176,26 @@ def draw_into(
         tensor._memo.clear()
 
 
-def rand(*size: Any, **where: Any) -> ShardTensor:
+def rand(*size: Any, **options: Unpack[Drawn]) -> ShardTensor:
     """Uniform in [0, 1), of a global shape: `weft.rand(4, 5, mesh=mesh, spec=P("dp"))`.
 
     Args:
-        size: the global shape. mesh, spec: where the tensor lies. dtype: a real or complex one.
-        generator: a generator that is seeded alike on all ranks. requires_grad: of the leaf.
+        size: the global shape. dtype: a real or complex one. requires_grad: of the leaf.
+        generator: a generator that is seeded alike on all ranks.
+        options: beside these mesh or device_mesh; spec or placements; as `weft.zeros`.
     """
-    return _made(torch.rand, size, samples.unit, **where)
+    return _made("weft.rand", torch.rand, size, samples.unit, **options)
 
 
-def randn(*size: Any, **where: Any) -> ShardTensor:
+def randn(*size: Any, **options: Unpack[Drawn]) -> ShardTensor:
     """Normal with mean 0 and variance 1 (of complex numbers, over both parts), as `rand`."""
-    return _made(torch.randn, size, samples.normal, **where)
+    return _made("weft.randn", torch.randn, size, samples.normal, **options)
 
 
 def randint(
-    low: int, high: Any = None, size: Sequence[int] | None = None, *, mesh: Any = None,
-    spec: Any = None, dtype: torch.dtype = torch.int64, generator: torch.Generator | None = None,
+    low: int, high: Any = None, size: Sequence[int] | None = None, *,
+    dtype: torch.dtype = torch.int64, generator: torch.Generator | None = None,
+    requires_grad: bool = False, **where: Unpack[Where],
 ) -> ShardTensor:
     """Whole numbers in [low, high), or [0, low): as torch.randint, with mesh and spec."""
     if isinstance(high, (tuple, list)):  # randint(high, size)
@@ -200,14 +211,15 @@ def randint(
     start, stop = low, high
     refuse_factory(torch.randint, start, stop, dtype=dtype)
     return _laid(
-        tuple(size), lambda source: samples.integers(source, start, stop, dtype), dtype, mesh,
-        spec, generator,
+        "weft.randint", shape_of("weft.randint", (size,)),
+        lambda source: samples.integers(source, start, stop, dtype), dtype, generator,
+        requires_grad, where,
     )
 
 
 def randperm(
-    n: int, *, mesh: Any = None, spec: Any = None, dtype: torch.dtype = torch.int64,
-    generator: torch.Generator | None = None,
+    n: int, *, dtype: torch.dtype = torch.int64, generator: torch.Generator | None = None,
+    requires_grad: bool = False, **where: Unpack[Where],
 ) -> ShardTensor:
     """The numbers from 0 to n - 1 in random order; every rank sorts all of them."""
     def sample(source: Source) -> torch.Tensor:
@@ -216,28 +228,28 @@ def randperm(
         return samples.permutation(whole)[slice(*side)].to(dtype, copy=True)
 
     refuse_permutation(n, dtype)
-    return _laid((n,), sample, dtype, mesh, spec, generator)
+    return _laid("weft.randperm", (n,), sample, dtype, generator, requires_grad, where)
 
 
 def _made(
-    factory: Any, size: tuple[Any, ...],
-    sample: Callable[[Source, torch.dtype], torch.Tensor], *, mesh: Any = None,
-    spec: Any = None, dtype: torch.dtype | None = None,
+    call: str, factory: Any, size: tuple[Any, ...],
+    sample: Callable[[Source, torch.dtype], torch.Tensor], *, dtype: torch.dtype | None = None,
     generator: torch.Generator | None = None, requires_grad: bool = False,
+    **where: Unpack[Where],
 ) -> ShardTensor:
-    shape = tuple(size[0]) if len(size) == 1 and not isinstance(size[0], int) else size
+    shape = shape_of(call, size)
     dtype = dtype or torch.get_default_dtype()
     refuse_factory(factory, dtype=dtype)
-    made = _laid(shape, lambda source: sample(source, dtype), dtype, mesh, spec, generator)
-    return made.requires_grad_() if requires_grad else made
+    return _laid(
+        call, shape, lambda source: sample(source, dtype), dtype, generator, requires_grad, where)
 
 
 def _laid(
-    shape: tuple[int, ...], sample: Sample, dtype: torch.dtype, mesh: Any, spec: Any,
-    generator: torch.Generator | None,
+    call: str, shape: tuple[int, ...], sample: Sample, dtype: torch.dtype,
+    generator: torch.Generator | None, requires_grad: bool, where: Where,
 ) -> ShardTensor:
-    bound = as_bound_mesh(mesh)
-    layout = as_layout(bound, shape, spec)
+    bound, layout = place(call, shape, where)
     whole = layout.replace(partial=(None,) * bound.ndim) if layout.is_partial else layout
     made = drawn(sample, bound, whole, dtype, generator)
-    return made if whole is layout else redistribute_to(made, layout)
+    made = made if whole is layout else redistribute_to(made, layout)
+    return made.requires_grad_() if requires_grad else made

@@ -16,7 +16,10 @@ from torch.autograd import forward_ad
 from weft.comm import BoundMesh, as_bound_mesh
 from weft.core import Layout
 from weft.errors import LayoutError, ShardTypeError, message
+from weft.planner import gradient_layout
 from weft.tensor.meta import contiguous_strides
+from weft.tensor.placing.arguments import mesh_and_placements
+from weft.tensor.placing.enter import transition_between
 from weft.tensor.placing.foreign import is_foreign
 from weft.tensor.placing.layouts import (
     as_layout,
@@ -24,8 +27,10 @@ from weft.tensor.placing.layouts import (
     common_strides,
     local_to_sharded,
 )
+from weft.tensor.placing.redistribute import placed_gradients
 from weft.tensor.shard_tensor import ShardTensor
 from weft.transport.order import laid, order_due
+from weft.transport.transition import gradient_through
 
 __all__ = ["from_local"]
 
@@ -41,9 +46,13 @@ def from_local(
     sizes: Any,
     sharding_shapes: Any,
     sync: bool,
+    grad_placements: Any = None,
 ) -> ShardTensor:
     """See `ShardTensor.from_local`."""
+    device_mesh, placements = mesh_and_placements(device_mesh, placements)
     mesh = as_bound_mesh(device_mesh)
+    if isinstance(sharding_shapes, str):
+        sizes, sharding_shapes = _sizes_by_name(sharding_shapes, sizes), None
     if type(local) is ShardTensor:
         raise ShardTypeError(
             message("from_local(local_tensor)", f"it is a ShardTensor {local.sharding} already",
@@ -68,6 +77,8 @@ def from_local(
     # What becomes of the ShardTensor (requires_grad_, a gradient) must not befall the argument.
     keeps = local.requires_grad or forward_ad._current_level >= 0  # `detach` drops a tangent
     local = local.view_as(local) if keeps else local.detach()
+    if grad_placements is not None:
+        local = _gradients_placed(local, mesh, layout, grad_placements)
     return local_to_sharded(*_lying(local, mesh, layout, stride))
 
 
@@ -88,6 +99,33 @@ def _lying(
     if strides == contiguous_strides(layout.shape):
         strides = None
     return local, mesh, layout, strides
+
+
+def _sizes_by_name(sharding_shapes: str, sizes: Any) -> str:
+    """What PhysicsNeMo's `sharding_shapes="infer"` or `"chunk"` says."""
+    if sharding_shapes in ("infer", "chunk") and sizes in ("infer", sharding_shapes):
+        return sharding_shapes
+    raise LayoutError(
+        message("from_local(sharding_shapes=)", f"sharding_shapes is {sharding_shapes!r}, sizes "
+                f"is {sizes!r}", 'sharding_shapes is "infer", "chunk" or a map mesh dim -> shapes, '
+                "and says the same as sizes, which is then left out",
+                [f"sharding_shapes={sharding_shapes!r}", f"sizes={sizes!r}"],
+                'from_local(x, mesh, [Shard(0)], "infer")')
+    )
+
+
+def _gradients_placed(
+    local: torch.Tensor, mesh: BoundMesh, layout: Layout, placements: Any
+) -> torch.Tensor:
+    """`local`, to which gradients come back as the user says that they lie."""
+    seen = placed_gradients(mesh, layout, placements, local.dtype, "from_local")
+    seen = seen.replace(cuts=seen.cuts, partial=[  # the value is a term of its own mean
+        None if kind == "avg" else kind for kind in seen.partial])
+    terms = frozenset(axis for axis, kind in enumerate(layout.partial) if kind)
+    back = transition_between(mesh, gradient_layout(layout), seen, terms, terms)
+    if back is None or not (local.requires_grad and torch.is_grad_enabled()):
+        return local
+    return gradient_through(local, back)
 
 
 def _layout_of_local(

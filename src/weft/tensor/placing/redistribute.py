@@ -6,12 +6,13 @@ from typing import Any
 
 import torch
 
-from weft.comm import as_bound_mesh
+from weft.comm import BoundMesh, as_bound_mesh
 from weft.core import Layout
-from weft.errors import PlacementError, message
+from weft.errors import PlacementError, ShardTypeError, message
 from weft.planner import gradient_layout
 from weft.tensor.meta import Meta, bounded_put, intern
 from weft.tensor.modes import source_line
+from weft.tensor.placing.arguments import mesh_and_placements
 from weft.tensor.placing.enter import MAX_VIEWS, transition_between
 from weft.tensor.placing.layouts import as_layout
 from weft.tensor.shard_tensor import ShardTensor, wrap
@@ -19,33 +20,41 @@ from weft.tensor.views.moved import plain
 from weft.transport import traffic
 from weft.transport.facts import divisor
 from weft.transport.in_flight import landed
+from weft.transport.mixed import Mixed
 from weft.transport.order import Order, order_of
 from weft.transport.transition import Transition, gradient_through
 
 __all__ = [
-    "copied_on_write", "full_tensor", "gathered", "offsets", "redistribute", "redistribute_to",
+    "copied_on_write", "full_tensor", "gathered", "offsets", "placed_gradients", "redistribute",
+    "redistribute_to",
     "to_local", "to_replicated",
 ]
 
 
 def redistribute(
-    tensor: ShardTensor, device_mesh: Any, placements: Any, async_op: bool
+    tensor: ShardTensor, device_mesh: Any, placements: Any, async_op: bool,
+    forward_dtype: torch.dtype | None = None, backward_dtype: torch.dtype | None = None,
 ) -> ShardTensor:
     """See `ShardTensor.redistribute`."""
     meta = tensor._meta
+    if device_mesh is not None:
+        device_mesh, placements = mesh_and_placements(device_mesh, placements)
     if type(placements) is ShardTensor:
         placements = placements.sharding
     given: Any = tuple(placements) if type(placements) is list else placements
     key: Any = (meta, given)
     if device_mesh is not None:  # meshes on other devices are equal too
         key = (*key, device_mesh, getattr(device_mesh, "device_type", None))
+    dtypes = forward_dtype, backward_dtype
+    if dtypes != (None, None):
+        key = (*key, dtypes)
     known: dict[Any, _Move] = meta.mesh.cache.setdefault("moves", {})
     try:
         move = known.get(key)
     except TypeError:  # something in it cannot be hashed
         key = move = None
     if move is None:
-        move = _Move(meta, device_mesh, placements)
+        move = _Move(meta, device_mesh, placements, dtypes)
         if key is not None:
             bounded_put(known, key, move, MAX_VIEWS)
     local, transition = plain(tensor._local), move.transition
@@ -73,7 +82,12 @@ class _Move:
 
     __slots__ = ("_metas", "_parts", "_strides", "device", "transition")
 
-    def __init__(self, meta: Meta, device_mesh: Any, placements: Any) -> None:
+    transition: Transition | Mixed | None
+
+    def __init__(
+        self, meta: Meta, device_mesh: Any, placements: Any,
+        dtypes: tuple[torch.dtype | None, torch.dtype | None],
+    ) -> None:
         mesh = meta.mesh
         if device_mesh is None and placements is None:
             raise PlacementError(
@@ -89,8 +103,11 @@ class _Move:
         else:  # every rank that is in one of the two takes part
             crossing = Transition(mesh, meta.layout, layout, target, order=order)
             self.transition = None if crossing.is_identity else crossing
+        forward, backward = _dtypes(meta, dtypes)
+        if (forward, backward) != (meta.dtype, meta.dtype):
+            self.transition = Mixed(self.transition, forward, backward)
         self.device = None if target.device == mesh.device else target.device
-        self._parts = target, layout, meta.dtype, target.device
+        self._parts = target, layout, forward, target.device
         self._metas: list[Meta | None] = [None, None]
         self._strides = meta.strides
 
@@ -105,6 +122,30 @@ class _Move:
 
 def _order(meta: Meta) -> Order | None:
     return None if meta.strides is None else order_of(meta.shape, meta.strides)
+
+
+def _dtypes(
+    meta: Meta, given: tuple[torch.dtype | None, torch.dtype | None]
+) -> tuple[torch.dtype, torch.dtype]:
+    """In which dtypes values and gradients travel.
+
+    Raises:
+        ShardTypeError: no dtype. LayoutError: one that a partial kind of the tensor cannot carry.
+    """
+    wrong = [
+        f"{name}={one!r}" for name, one in zip(("forward_dtype", "backward_dtype"), given)
+        if one is not None and not isinstance(one, torch.dtype)
+    ]
+    if wrong:
+        raise ShardTypeError(
+            message("redistribute(forward_dtype=, backward_dtype=)", f"of {len(given)}, "
+                    f"{len(wrong)} are no torch.dtype", "values travel in forward_dtype, "
+                    "gradients in backward_dtype", wrong, "torch.bfloat16")
+        )
+    forward, backward = (one or meta.dtype for one in given)
+    for one in (forward, backward):
+        meta.layout.check_dtype(str(one).removeprefix("torch."))
+    return forward, backward
 
 
 def _as_value(tensor: ShardTensor, out: ShardTensor) -> ShardTensor:
@@ -197,7 +238,25 @@ def _gradient_from(meta: Meta, placements: Any) -> Transition | None:
         PlacementError: another gradient than that of the local tensors.
     """
     layout, mesh = meta.layout, meta.mesh
-    given = as_layout(mesh, meta.shape, placements)
+    seen = placed_gradients(mesh, layout, placements, meta.dtype, "to_local")
+    terms = frozenset(axis for axis, kind in enumerate(layout.partial) if kind)
+    due = gradient_layout(layout)
+    means = divisor(layout, due)
+    if means == 1:
+        return transition_between(mesh, seen, due, terms, terms)
+    # What is placed is the gradient of the value; a term of a mean has its share of it.
+    return Transition(mesh, seen, due, src_varying=terms, dst_varying=terms, scale=1 / means)
+
+
+def placed_gradients(
+    mesh: BoundMesh, layout: Layout, placements: Any, dtype: torch.dtype, call: str
+) -> Layout:
+    """The layout of gradients of local tensors that are placed as the user says.
+
+    Raises:
+        PlacementError: another gradient than that of the local tensors.
+    """
+    given = as_layout(mesh, layout.shape, placements)
     wrong = [
         f"{name}: {_word(given, axis)} for {_word(layout, axis)}"
         for axis, name in enumerate(mesh.axis_names)
@@ -212,23 +271,17 @@ def _gradient_from(meta: Meta, placements: Any) -> Transition | None:
         ]
     if wrong:
         raise PlacementError(
-            message("to_local(grad_placements)", f"{placements!r} for a tensor {layout}",
+            message(f"{call}(grad_placements)", f"{placements!r} for a tensor {layout}",
                     "where the tensor is sharded, gradients of its local tensors are sharded "
                     "alike; elsewhere they are Replicate(), or Partial() of any kind", wrong,
-                    "to_local(grad_placements=None)")
+                    f"{call}(grad_placements=None)")
         )
     seen = layout.replace(cuts=layout.cuts, partial=[
         None if isinstance(layout.on(axis), int) else kind
         for axis, kind in enumerate(given.partial)
     ])
-    seen.check_dtype(str(meta.dtype).removeprefix("torch."))
-    terms = frozenset(axis for axis, kind in enumerate(layout.partial) if kind)
-    due = gradient_layout(layout)
-    means = divisor(layout, due)
-    if means == 1:
-        return transition_between(mesh, seen, due, terms, terms)
-    # What is placed is the gradient of the value; a term of a mean has its share of it.
-    return Transition(mesh, seen, due, src_varying=terms, dst_varying=terms, scale=1 / means)
+    seen.check_dtype(str(dtype).removeprefix("torch."))
+    return seen
 
 
 def _cutting(layout: Layout, dim: int) -> list[int]:

@@ -18,6 +18,7 @@ import torch
 from weft.comm import BoundMesh, Communicator, as_bound_mesh
 from weft.core import Layout
 from weft.errors import LayoutError, MeshError, message
+from weft.tensor.placing.arguments import mesh_and_placements
 from weft.tensor.placing.enter import transition_between
 from weft.tensor.placing.foreign import taken
 from weft.tensor.placing.layouts import as_layout, check_given, local_to_sharded
@@ -45,6 +46,7 @@ def distribute_tensor(
         LayoutError: `tensor` is distributed already, in another way.
         UnsupportedOpError: it is sparse or nested.
     """
+    device_mesh, placements = mesh_and_placements(device_mesh, placements)
     mesh = as_bound_mesh(device_mesh)
     tensor = taken(tensor, mesh)
     layout = as_layout(mesh, tensor.shape, placements)

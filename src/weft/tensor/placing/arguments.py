@@ -1,0 +1,133 @@
+"""Where a tensor is to lie, as users say it: by weft's names or torch's, and in either place.
+
+A mesh is `mesh=` or `device_mesh=`, a layout `spec=` or `placements=`; what stands where another
+argument belongs is told from it by its type, so that the error can show the call as it was meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import index
+from typing import Any, TypedDict
+
+import torch
+
+from weft.comm import BoundMesh, as_bound_mesh
+from weft.core import Layout, Mesh, P, Placement, is_placements
+from weft.errors import ShardTypeError, UnsupportedOpError, message
+from weft.tensor.placing.layouts import as_layout
+from weft.tensor.shard_tensor import ShardTensor
+
+__all__ = ["Where", "mesh_and_placements", "place", "shape_of"]
+
+
+class Where(TypedDict, total=False):
+    """What a factory takes beside its size and dtype.
+
+    mesh or device_mesh: the mesh; None means the current one. spec or placements: a P, placements
+    or a Layout; None replicates. layout: torch's, which is torch.strided.
+    """
+
+    mesh: Any
+    device_mesh: Any
+    spec: Any
+    placements: Any
+    layout: torch.layout
+
+
+def place(call: str, shape: Sequence[int], where: Where) -> tuple[BoundMesh, Layout]:
+    """The mesh and the layout that a factory was given.
+
+    Raises:
+        TypeError: an unknown name. ShardTypeError: one thing given by two names.
+        UnsupportedOpError: a layout of torch that is not dense.
+    """
+    for name in where:
+        if name not in Where.__annotations__:
+            raise TypeError(f"{call}() got an unexpected keyword argument {name!r}")
+    form = where.get("layout", torch.strided)
+    if form is not torch.strided:
+        raise _not_dense(call, form)
+    mesh = _one_of(call, where, "device_mesh", "mesh")
+    placements = _one_of(call, where, "placements", "spec")
+    bound = as_bound_mesh(mesh)
+    return bound, as_layout(bound, shape, placements)
+
+
+def _one_of(call: str, where: Where, torchs: str, ours: str) -> Any:
+    given = {name: where[name] for name in (torchs, ours) if where.get(name) is not None}
+    if len(given) == 2:
+        raise ShardTypeError(
+            message(f"{call}({torchs}=, {ours}=)", "both are given",
+                    f"{torchs} is torch's name of {ours}, which is given once", list(given),
+                    f"{call}(..., {ours}=...)")
+        )
+    return next(iter(given.values()), None)
+
+
+def _not_dense(call: str, form: Any) -> Exception:
+    if isinstance(form, torch.layout):
+        return UnsupportedOpError(
+            message(f"{call}(layout=)", f"layout={form}", "a ShardTensor's blocks are dense",
+                    [str(form)], f"{call}(..., layout=torch.strided)")
+        )
+    return ShardTypeError(
+        message(f"{call}(layout=)", f"layout={form} is of type {type(form).__name__}",
+                "layout is torch's own, torch.strided; where a tensor lies is its placements",
+                [str(form)], f"{call}(..., placements=...)")
+    )
+
+
+def shape_of(call: str, size: tuple[Any, ...]) -> tuple[int, ...]:
+    """The shape that `weft.zeros(4, 5)` or `weft.zeros((4, 5))` says.
+
+    Raises:
+        ShardTypeError: something among the lengths is none.
+    """
+    given = size
+    if size and isinstance(size[0], Sequence) and not isinstance(size[0], (str, P)) and not (
+        is_placements(size[0])
+    ):
+        given = (*size[0], *size[1:])
+        fits = len(size) == 1
+    else:
+        fits = True
+    lengths = [_length(one) for one in given]
+    if fits and None not in lengths:
+        return tuple(lengths)  # type: ignore[arg-type]
+    wrong = size[1:] if not fits else [
+        one for one, length in zip(given, lengths) if length is None]
+    shape = ", ".join(repr(one) for one in lengths if one is not None)
+    raise ShardTypeError(
+        message(f"{call}(*size)", f"{len(wrong)} of {len(size)} positional arguments are no "
+                "lengths", "positional arguments are the global shape; where the tensor lies is "
+                "said by name", [f"{one!r} ({type(one).__name__})" for one in wrong],
+                f"{call}({', '.join([shape] * bool(shape) + [_named(one) for one in wrong])})")
+    )
+
+
+def _length(value: Any) -> int | None:
+    try:
+        return None if isinstance(value, bool) else index(value)
+    except TypeError:
+        return None
+
+
+def _named(value: Any) -> str:
+    """A positional argument as the keyword that it was meant for."""
+    if isinstance(value, P):
+        return f"spec={value!r}"
+    if isinstance(value, (Layout, ShardTensor)) or is_placements(value):
+        return f"placements={value!r}" if is_placements(value) else "placements=..."
+    if isinstance(value, torch.dtype):
+        return f"dtype={value}"
+    return "mesh=mesh" if isinstance(value, Mesh) or hasattr(value, "mesh_dim_names") else "..."
+
+
+def mesh_and_placements(device_mesh: Any, placements: Any) -> tuple[Any, Any]:
+    """The two, where placements may stand first because the mesh is known."""
+    if placements is None and device_mesh is not None and (
+        isinstance(device_mesh, (P, Placement, Layout, ShardTensor)) or is_placements(device_mesh)
+    ):
+        return None, device_mesh
+    return device_mesh, placements
