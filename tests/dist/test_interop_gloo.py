@@ -291,7 +291,7 @@ def around_calls(mesh: Any) -> Any:
     seen: list[type] = []
     d.register_hook(lambda grad: seen.append(type(grad)))
     again = checkpoint(lambda a, b: a * b, x, d, use_reentrant=False)
-    region = weft.local_map(torch.clone, P("dp"), P("dp"), mesh)(d)
+    region = weft.local_map(torch.clone, in_specs=P("dp"), out_specs=P("dp"), mesh=mesh)(d)
     (Product.apply(x, d) + again + region).sum().backward()
     assert x.grad is not None and d.grad is not None and seen == [DTensor] * 1
     grads = x.grad.full_tensor(), d.grad.full_tensor()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.tensor as torchs
 from torch import Tensor
 
 import weft
@@ -82,7 +83,8 @@ def test_as_on_whole_tensors(name: str, spec: P, plain: bool) -> None:
             specs = (in_specs[0], P())  # a ShardTensor has to have one
         elif plain and in_specs[1] is None:
             w = w.detach().requires_grad_(False)
-        outs = called(name, local_map(inside, specs, out_specs, mesh, check=True), x, w)
+        outs = called(name, local_map(
+            inside, in_specs=specs, out_specs=out_specs, mesh=mesh, check=True), x, w)
         for out, due in zip(outs, dues):
             assert isinstance(out, ShardTensor)
             torch.testing.assert_close(out.full_tensor(), due)
@@ -118,7 +120,9 @@ def test_a_block_is_a_value_of_its_own() -> None:
     def on_rank(mesh: Any) -> None:
         for spec in (P(), P("a")):
             x = weft.distribute_tensor(X, mesh, spec)
-            y = local_map(lambda block: block.add_(mesh.rank), spec, P(("a", "b")), mesh)(x)
+            y = local_map(
+                lambda block: block.add_(mesh.rank), in_specs=spec, out_specs=P(("a", "b")),
+                mesh=mesh)(x)
             torch.testing.assert_close(x.full_tensor(), X)
             assert y.shape[0] == 6 * X.shape[0] if spec == P() else True
 
@@ -129,28 +133,33 @@ def test_check_finds_results_that_differ() -> None:
     def on_rank(mesh: Any) -> str:
         x = weft.distribute_tensor(X, mesh, P("a"))
         with pytest.raises(LayoutError) as told:
-            local_map(lambda block: block.sum(), P("a"), P(), mesh, check=True)(x)
+            local_map(
+                lambda block: block.sum(), in_specs=P("a"), out_specs=P(), mesh=mesh, check=True)(x)
         return str(told.value)
 
     assert len(set(weft.testing.run(on_rank, mesh=MESH))) == 1
 
 
+def mapped(fn: Any, in_specs: Any, out_specs: Any, mesh: Any) -> Any:
+    return local_map(fn, in_specs=in_specs, out_specs=out_specs, mesh=mesh)
+
+
 @pytest.mark.parametrize(("call", "kind", "said"), [
-    (lambda x, m: local_map(lambda a: a, (P(), P()), P(), m)(x), LayoutError,
+    (lambda x, m: mapped(lambda a: a, (P(), P()), P(), m)(x), LayoutError,
      "local_map(<lambda>)(in_specs): there are 2 specs and 1 arguments."),
-    (lambda x, m: local_map(lambda a: (a, a), P(), (P(),) * 3, m)(x), LayoutError,
+    (lambda x, m: mapped(lambda a: (a, a), P(), (P(),) * 3, m)(x), LayoutError,
      "local_map(<lambda>)(out_specs): there are 3 specs and 2 results."),
-    (lambda x, m: local_map(lambda a: a, None, P(), m)(x), ShardTypeError,
+    (lambda x, m: mapped(lambda a: a, None, P(), m)(x), ShardTypeError,
      "local_map(<lambda>): an argument without a spec holds 1 ShardTensors."),
-    (lambda x, m: local_map(lambda a, b=None: a, P(), P(), m)(x, b=x), ShardTypeError,
+    (lambda x, m: mapped(lambda a, b=None: a, P(), P(), m)(x, b=x), ShardTypeError,
      "local_map(<lambda>): an argument without a spec holds 1 ShardTensors."),
-    (lambda x, m: local_map(lambda a: x, P(), P(), m)(x), ShardTypeError,
+    (lambda x, m: mapped(lambda a: x, P(), P(), m)(x), ShardTypeError,
      "local_map(<lambda>)(out_specs): a result is a ShardTensor [7@a, 6]."),
-    (lambda x, m: local_map(lambda a: a, [Partial(), Shard(0)], P(), m)(x), PlacementError,
+    (lambda x, m: mapped(lambda a: a, [Partial(), Shard(0)], P(), m)(x), PlacementError,
      "local_map(<lambda>)(in_specs): a tensor of shape (7, 6) is asked for as [7@b, 6] partial("),
-    (lambda x, m: local_map(lambda a: a, "a", P(), m)(x), ShardTypeError,
+    (lambda x, m: mapped(lambda a: a, "a", P(), m)(x), ShardTypeError,
      "local_map(<lambda>)(in_specs): it is 'a'."),
-    (lambda x, m: local_map(lambda a: x * a, P("a"), P(), m)(x), UnsupportedOpError,
+    (lambda x, m: mapped(lambda a: x * a, P("a"), P(), m)(x), UnsupportedOpError,
      "__mul__: at "),
 ])
 def test_bad_input(call: Any, kind: type[Exception], said: str) -> None:
@@ -162,3 +171,133 @@ def test_bad_input(call: Any, kind: type[Exception], said: str) -> None:
     texts = weft.testing.run(on_rank, mesh=MESH)
     assert len({text.splitlines()[0] for text in texts}) == 1
     assert texts[0].startswith(said), texts[0]
+
+
+# By torch's names.
+
+
+def test_what_follows_the_function_is_given_by_name() -> None:
+    with pytest.raises(ShardTypeError) as told:
+        local_map(torch.sin, P("a"), P("b"))  # type: ignore[arg-type]
+    assert str(told.value) == """\
+local_map(fn, ...): 2 positional arguments follow fn.
+  Rule: torch's order is (out_placements, in_placements), JAX's is (in_specs, out_specs): what \
+follows fn is given by name.
+  Offenders: P('a'), P('b')
+  Fix: local_map(fn, in_specs=..., out_specs=...), or in_placements=..., out_placements=..."""
+    several: list[dict[str, Any]] = [
+        {"func": torch.cos, "fn": torch.sin}, {"mesh": {"a": 2}, "device_mesh": {"a": 2}},
+        {"in_specs": P(), "in_placements": [Shard(0)]},
+        {"out_specs": P(), "in_placements": [Shard(0)]},
+        {"out_specs": P(), "in_grad_placements": [Shard(0)]},
+    ]
+    for names in several:
+        with pytest.raises(ShardTypeError):
+            local_map(**names)
+
+
+def test_torchs_example_of_local_map() -> None:
+    """Column-wise W times row-wise X: the ranks' products are terms, which the function adds."""
+    full_w, full_x = torch.arange(24.0).view(4, 6), torch.arange(18.0).view(6, 3)
+
+    def on_rank(mesh: Any) -> None:
+        def mm_allreduce(scale: float, pair: dict[str, Tensor], name: Any) -> tuple[Tensor, str]:
+            assert type(pair["w"]) is type(pair["x"]) is Tensor
+            assert pair["w"].shape == (4, 3)
+            return collectives.psum(scale * pair["w"] @ pair["x"], "x"), name
+
+        w = weft.distribute_tensor(full_w, mesh, [Shard(1)]).requires_grad_()
+        x = weft.distribute_tensor(full_x, mesh, [torchs.Shard(0)]).requires_grad_()
+        fn = local_map(
+            func=mm_allreduce, out_placements=([torchs.Replicate()], None),
+            in_placements=(None, [torchs.Shard(1)], (Shard(0),), None), device_mesh=mesh,
+        )
+        y, name = fn(2.0, {"w": w, "x": x}, "y")
+        assert name == "y"
+        assert torch.equal(y.full_tensor(), 2 * full_w @ full_x)
+        (y * y).sum().backward()
+        dw, dx = full_w.clone().requires_grad_(), full_x.clone().requires_grad_()
+        ((2 * dw @ dx) ** 2).sum().backward()
+        torch.testing.assert_close(full(w.grad), dw.grad)
+        torch.testing.assert_close(full(x.grad), dx.grad)
+
+    weft.testing.run(on_rank, mesh={"x": 2})
+
+
+def test_torchs_names_have_torchs_meaning() -> None:
+    def on_rank(mesh: Any) -> None:
+        x = held(mesh, X, P("a"))
+        seen: list[Any] = []
+
+        def look(block: Tensor, other: Any = None) -> Tensor:
+            seen.append((tuple(block.shape), None if other is None else tuple(other.shape)))
+            return block + 1
+
+        # None takes each as it lies, and plain tensors are handed over as they are.
+        y = local_map(look, out_placements=x.placements)(x, X)
+        assert torch.equal(y.full_tensor(), X + 1)
+        assert seen.pop() == (tuple(x.to_local().shape), (7, 6))
+        local_map(look, in_placements=(x.placements, [Shard(0), Shard(0)]),
+                  out_placements=x.placements)(x, X)
+        assert seen.pop()[1] == (7, 6)
+        # Without a ShardTensor it is the function itself.
+        assert type(local_map(look, out_placements=[Shard(0), Shard(1)])(X)) is Tensor
+        # What lies otherwise is refused, or moved where that is asked for.
+        there = [Replicate(), Shard(1)]
+        with pytest.raises(LayoutError, match=r"leaf 0: \[7@a, 6\] for \[7, 6@b\]"):
+            local_map(look, in_placements=(there,), out_placements=there)(x)
+        moved = local_map(
+            look, in_placements=(there,), out_placements=there, redistribute_inputs=True)(x)
+        assert str(moved.sharding) == "[7, 6@b]"
+        assert torch.equal(moved.full_tensor(), X + 1)
+        with pytest.raises(ShardTypeError, match=r"leaf 0: \[7@a, 6\]"):
+            local_map(look, in_placements=(None,), out_placements=there)(x)
+        with pytest.raises(LayoutError, match="2 specs and 1 leaves of arguments"):
+            local_map(look, in_placements=(there, there), out_placements=there)(x)
+        # Ragged blocks lie as [Shard(0)] says.
+        ragged = x.redistribute(placements=weft.Layout(mesh, (7, 6), P("a"), sizes={0: (1, 6)}))
+        out = local_map(look, in_placements=([Shard(0), Replicate()],),
+                        out_placements=[Shard(0), Replicate()])(ragged)
+        assert out.sharding == ragged.sharding
+
+    weft.testing.run(on_rank, mesh=MESH)
+
+
+@pytest.mark.parametrize("told", [None, Replicate(), Partial()], ids=str)
+def test_in_grad_placements_say_what_gradients_mean(told: Any) -> None:
+    """Of a weight that each rank uses on its own rows; without them it is the whole's gradient."""
+    def on_rank(mesh: Any) -> Tensor:
+        w = weft.distribute_tensor(W, mesh, [Replicate()]).requires_grad_()
+        x = weft.distribute_tensor(X, mesh, [Shard(0)])
+        y = local_map(
+            torch.mm, in_placements=([Shard(0)], [Replicate()]), out_placements=[Shard(0)],
+            in_grad_placements=None if told is None else ([Shard(0)], [told]),
+        )(x, w)
+        y.sum().backward()
+        assert w.grad is not None
+        return w.grad.to_local()
+
+    whole = W.clone().requires_grad_()
+    (X @ whole).sum().backward()
+    assert whole.grad is not None
+    found = weft.testing.run(on_rank, mesh={"x": 2})
+    if isinstance(told, Replicate):  # each rank's own, as the caller says that they are equal
+        torch.testing.assert_close(found[0] + found[1], whole.grad)
+        assert not torch.equal(found[0], found[1])
+    else:
+        for one in found:
+            torch.testing.assert_close(one, whole.grad)
+
+
+def test_a_gradient_that_is_told_counts_as_torchs_does() -> None:
+    """All ranks compute the same, and each has the whole gradient."""
+    def on_rank(mesh: Any) -> None:
+        w = weft.distribute_tensor(W, mesh, [Replicate()]).requires_grad_()
+        for told in (None, ([Replicate()],)):
+            y = local_map(
+                torch.sin, in_placements=([Replicate()],), out_placements=[Replicate()],
+                in_grad_placements=told)(w)
+            (grad,) = torch.autograd.grad(y.sum(), w)
+            assert torch.equal(grad.to_local(), W.cos())
+
+    weft.testing.run(on_rank, mesh={"x": 2})

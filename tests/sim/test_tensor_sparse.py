@@ -142,7 +142,8 @@ def test_sparse_gradients_of_local_code() -> None:
         for place in PLACES.values():
             x = weft.distribute_tensor(X, mesh, place).requires_grad_()
             rows = weft.local_map(
-                lambda table: F.embedding(INDEX, table, sparse=True), (P(),), P(), mesh
+                lambda table: F.embedding(INDEX, table, sparse=True), in_specs=(P(),),
+                out_specs=P(), mesh=mesh,
             )
             for asked in (False, True):
                 loss = (rows(x) ** 2).sum()

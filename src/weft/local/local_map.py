@@ -8,36 +8,32 @@ without a size that must divide: blocks may be ragged or empty.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-import torch
-
-from weft.comm import BoundMesh
-from weft.core import Layout, P
-from weft.core.placement import Placement
-from weft.errors import LayoutError, MeshError, ShardTypeError, message
-from weft.local.region import mesh_of_region, region
-from weft.tensor import ShardTensor
+from weft.errors import ShardTypeError, message
+from weft.local.leaf_by_leaf import ByTorchsNames
+from weft.local.region import region
+from weft.local.sides import entered, left, mesh_of, spread
 from weft.tensor.modes import inside_region
-from weft.tensor.placing.border import into_local, out_of_local
-from weft.tensor.trace.capture import map_tensors
-from weft.tensor.trace.trees import leaves
 
 __all__ = ["local_map"]
-
-Spec = Any
-"""A P, placements or a Layout; of an argument or a result that is no tensor also None."""
 
 
 def local_map(
     fn: Callable[..., Any] | None = None,
+    *positional: Any,
     in_specs: Any = None,
     out_specs: Any = None,
     mesh: Any = None,
-    *,
     check: bool = False,
     sizes: Any = "infer",
+    func: Callable[..., Any] | None = None,
+    out_placements: Any = None,
+    in_placements: Any = None,
+    in_grad_placements: Any = None,
+    device_mesh: Any = None,
+    redistribute_inputs: bool = False,
 ) -> Callable[..., Any]:
     """`fn` as a function of ShardTensors: it is called with, and returns, local tensors.
 
@@ -47,7 +43,8 @@ def local_map(
     `weft.collectives` run over the axes of the mesh, and a ShardTensor meets no plain tensor.
 
     Args:
-        fn: a function of plain tensors and other values; None makes a decorator.
+        fn: a function of plain tensors and other values; None makes a decorator. What follows is
+            given by name, since torch and JAX have it in opposite orders.
         in_specs: a spec for each positional argument, or one for all of them; a spec is for all
             tensors of an argument that nests them. None hands an argument over as it is, which
             then holds no ShardTensor. Keyword arguments are handed over so.
@@ -58,100 +55,96 @@ def local_map(
             replicated are equal, and raise on all of them when they are not.
         sizes: how a result's blocks make up its shape, as in `ShardTensor.from_local`: "infer"
             asks the ranks, "chunk" takes default cuts and asks nobody.
+        func, device_mesh: torch's names of `fn` and `mesh`.
+        in_placements, out_placements: instead of `in_specs` and `out_specs`, with torch's meaning:
+            one for each leaf of the nested arguments and results; None takes ShardTensors as they
+            lie; plain tensors are handed over as they are; where no argument is a ShardTensor, `fn`
+            is called as it is.
+        redistribute_inputs: bring arguments to `in_placements`; else they have to lie so.
+        in_grad_placements: what the gradients of arguments mean, one for each leaf, as in
+            `to_local`; gradients of results are then as in `from_local`. None: those of the whole.
 
     Raises:
-        LayoutError: another number of specs than of arguments or results.
-        ShardTypeError: an argument without a spec that holds a ShardTensor; a result that is one.
+        LayoutError: another number of specs than of arguments or results; an argument that does not
+            lie as `in_placements` say.
+        ShardTypeError: more than one positional argument; a thing given by two names; an argument
+            without a spec that holds a ShardTensor; a result that is one.
         MeshError: a rank outside the mesh calls it.
 
-    >>> normalize = local_map(lambda x: x / psum(x.sum(), "dp"), P("dp"), P("dp"))  # doctest: +SKIP
+    >>> normalize = local_map(
+    ...     lambda x: x / psum(x.sum(), "dp"), in_specs=P("dp"), out_specs=P("dp")
+    ... )  # doctest: +SKIP
     """
+    _refuse_positional(positional)
+    fn, mesh = _one("fn", fn, "func", func), _one("mesh", mesh, "device_mesh", device_mesh)
+    torchs = (in_placements, out_placements, in_grad_placements) != (None, None, None)
+    if torchs:
+        _one("in_specs", in_specs, "in_placements", in_placements)
+        _one("out_specs", out_specs, "out_placements", out_placements)
+        _refuse_mixed(in_specs, out_specs)
     if fn is None:
         return functools.partial(
-            local_map, in_specs=in_specs, out_specs=out_specs, mesh=mesh, check=check, sizes=sizes
+            local_map, in_specs=in_specs, out_specs=out_specs, mesh=mesh, check=check, sizes=sizes,
+            in_placements=in_placements, out_placements=out_placements,
+            in_grad_placements=in_grad_placements, redistribute_inputs=redistribute_inputs,
         )
     name = f"local_map({getattr(fn, '__name__', type(fn).__name__)})"
+    by_leaf = ByTorchsNames(
+        fn, name, mesh, in_placements, out_placements, in_grad_placements, redistribute_inputs,
+        check, sizes,
+    ) if torchs else None
 
     @functools.wraps(fn)
     def mapped(*args: Any, **kwargs: Any) -> Any:
-        bound = _mesh_of(mesh, args, name)
-        specs = _spread(in_specs, args, f"{name}(in_specs)", "arguments")
-        given = [_entered(arg, spec, bound, name) for arg, spec in zip(args, specs)]
-        _entered(kwargs, None, bound, name)
+        if by_leaf is not None:
+            return by_leaf(*args, **kwargs)
+        bound = mesh_of(mesh, args, name)
+        specs = spread(in_specs, args, f"{name}(in_specs)", "arguments")
+        given = [entered(arg, spec, bound, name) for arg, spec in zip(args, specs)]
+        entered(kwargs, None, bound, name)
         with region(bound), inside_region(name):
             out = fn(*given, **kwargs)
         several = type(out) in (tuple, list)
         results = list(out) if several else [out]
-        outs = _spread(out_specs, results, f"{name}(out_specs)", "results")
+        outs = spread(out_specs, results, f"{name}(out_specs)", "results")
         wrapped = [
-            _left(result, spec, bound, name, check, sizes) for result, spec in zip(results, outs)
+            left(result, spec, bound, name, check, sizes) for result, spec in zip(results, outs)
         ]
         return type(out)(wrapped) if several else wrapped[0]
 
     return mapped
 
 
-def _mesh_of(mesh: Any, args: Sequence[Any], name: str) -> BoundMesh:
-    found = leaves(args, ShardTensor)
-    bound = found[0].device_mesh if mesh is None and found else mesh_of_region(mesh)
-    if bound.here is None:
-        raise MeshError(
-            message(name, f"rank {bound.rank} is outside {bound.abstract!r}",
-                    "the ranks of the mesh run it, each on its local tensors", [bound.rank],
-                    "if mesh.get_coordinate() is not None: ...")
-        )
-    return bound
-
-
-def _is_spec(spec: Any) -> bool:
-    return spec is None or isinstance(spec, (P, Layout)) or (
-        isinstance(spec, (list, tuple)) and bool(spec)
-        and all(isinstance(one, Placement) for one in spec)
-    )
-
-
-def _spread(specs: Any, values: Sequence[Any], call: str, what: str) -> list[Spec]:
-    """A spec for each value."""
-    if _is_spec(specs):
-        return [specs] * len(values)
-    if not isinstance(specs, (list, tuple)) or not all(map(_is_spec, specs)):
+def _refuse_positional(positional: tuple[Any, ...]) -> None:
+    if positional:
         raise ShardTypeError(
-            message(call, f"it is {specs!r}", "a spec is a P, a list of placements, a Layout or "
-                    "None", [repr(specs)], 'P("dp"), or (P("dp"), P())')
+            message("local_map(fn, ...)", f"{len(positional)} positional arguments follow fn",
+                    "torch's order is (out_placements, in_placements), JAX's is (in_specs, "
+                    "out_specs): what follows fn is given by name",
+                    [repr(one) for one in positional],
+                    "local_map(fn, in_specs=..., out_specs=...), or in_placements=..., "
+                    "out_placements=...")
         )
-    if len(specs) != len(values):
-        raise LayoutError(
-            message(call, f"there are {len(specs)} specs and {len(values)} {what}",
-                    f"one spec is for all {what}, several are one for each",
-                    [str(spec) for spec in specs],
-                    f"{len(values)} specs; None for what is no tensor")
+
+
+def _one(ours: str, first: Any, torchs: str, second: Any) -> Any:
+    """What was given by one of two names."""
+    if first is not None and second is not None:
+        raise ShardTypeError(
+            message(f"local_map({ours}=, {torchs}=)", "both are given",
+                    f"{torchs} is torch's name of {ours}, which is given once", [ours, torchs],
+                    f"local_map(..., {ours}=...)")
         )
-    return list(specs)
+    return second if first is None else first
 
 
-def _entered(arg: Any, spec: Spec, mesh: BoundMesh, name: str) -> Any:
-    if spec is None:
-        held = leaves(arg, ShardTensor)
-        if held:
-            raise ShardTypeError(
-                message(name, f"an argument without a spec holds {len(held)} ShardTensors",
-                        "a spec says which block of it a rank gets",
-                        [str(one.sharding) for one in held], "in_specs=(..., P())")
-            )
-        return arg
-    return map_tensors(lambda x: into_local(x, mesh, spec, name), arg)
-
-
-def _left(
-    result: Any, spec: Spec, mesh: BoundMesh, name: str, check: bool, sizes: Any
-) -> Any:
-    def leave(local: torch.Tensor) -> torch.Tensor:
-        if isinstance(local, ShardTensor):
-            raise ShardTypeError(
-                message(f"{name}(out_specs)", f"a result is a ShardTensor {local.sharding}",
-                        "inside, tensors are local: a result is a rank's block",
-                        [str(local.sharding)], "return local tensors, and their spec in out_specs")
-            )
-        return out_of_local(local, mesh, spec, sizes=sizes, run_check=check)
-
-    return result if spec is None else map_tensors(leave, result)
+def _refuse_mixed(in_specs: Any, out_specs: Any) -> None:
+    ours = {"in_specs": in_specs, "out_specs": out_specs}
+    given = [name for name, one in ours.items() if one is not None]
+    if given:
+        raise ShardTypeError(
+            message("local_map()", f"{', '.join(given)} stands beside torch's names",
+                    "in_specs and out_specs are for arguments and results, in_placements and "
+                    "out_placements for each leaf of them, as in torch", given,
+                    "local_map(fn, in_placements=..., out_placements=...)")
+        )

@@ -18,7 +18,7 @@ from weft.errors import PlacementError, message
 from weft.tensor.placing.enter import Named, enter, transition_between
 from weft.tensor.placing.from_local import from_local
 from weft.tensor.placing.layouts import as_layout, as_sharded
-from weft.tensor.placing.redistribute import copied_on_write, redistribute_to
+from weft.tensor.placing.redistribute import copied_on_write, redistribute_to, to_local
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.views.moved import plain
 from weft.transport.in_flight import landed
@@ -26,8 +26,14 @@ from weft.transport.in_flight import landed
 __all__ = ["into_local", "out_of_local"]
 
 
-def into_local(x: torch.Tensor, mesh: BoundMesh, placements: Any, call: str) -> torch.Tensor:
+def into_local(
+    x: torch.Tensor, mesh: BoundMesh, placements: Any, call: str, *, told: bool = False,
+    grad_placements: Any = None,
+) -> torch.Tensor:
     """This rank's block of `x` in the layout that is asked for, as a value of its own.
+
+    `told`: gradients mean what `grad_placements` says, as in `to_local`, and not those of the
+    whole.
 
     Raises:
         PlacementError: the layout is partial: a function of terms is none of their sum.
@@ -41,6 +47,8 @@ def into_local(x: torch.Tensor, mesh: BoundMesh, placements: Any, call: str) -> 
                     "P(...) for the block that a rank needs")
         )
     sharded = redistribute_to(as_sharded(x, mesh), layout, call)
+    if told:
+        return copied_on_write(to_local(sharded, grad_placements))
     seen = transition_between(mesh, layout, layout, frozenset(), _replicated(layout))
     if seen is not None and sharded.requires_grad and torch.is_grad_enabled():
         local = enter(sharded, seen, Named(call))
@@ -51,13 +59,18 @@ def into_local(x: torch.Tensor, mesh: BoundMesh, placements: Any, call: str) -> 
 
 def out_of_local(
     local: torch.Tensor, mesh: BoundMesh, placements: Any, *, shape: Any = None,
-    sizes: Any = "infer", run_check: bool = False,
+    sizes: Any = "infer", run_check: bool = False, told: bool = False,
 ) -> ShardTensor:
-    """The ShardTensor of which every rank has computed its block."""
+    """The ShardTensor of which every rank has computed its block.
+
+    `told`: gradients of local tensors are as in `from_local`, as `into_local` has been told.
+    """
     out = from_local(
         local, mesh, placements, run_check=run_check, shape=shape, stride=None, sizes=sizes,
         sharding_shapes=None, sync=False,
     )
+    if told:
+        return out
     layout = out.sharding
     leave = transition_between(mesh, layout, layout, _replicated(layout), frozenset())
     return out if leave is None else wrap(leave(out._local), out._meta)

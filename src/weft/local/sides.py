@@ -1,0 +1,89 @@
+"""The two sides of a region: what enters a function on local tensors, and what leaves it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from weft.comm import BoundMesh
+from weft.core import Layout, P, is_placements
+from weft.errors import LayoutError, MeshError, ShardTypeError, message
+from weft.local.region import mesh_of_region
+from weft.tensor import ShardTensor
+from weft.tensor.placing.border import into_local, out_of_local
+from weft.tensor.trace.capture import map_tensors
+from weft.tensor.trace.trees import leaves
+
+__all__ = ["Spec", "entered", "left", "mesh_of", "spread"]
+
+Spec = Any
+"""A P, placements or a Layout; of an argument or a result that is no tensor also None."""
+
+
+def mesh_of(mesh: Any, args: Sequence[Any], name: str) -> BoundMesh:
+    """The mesh that is given, or of the first ShardTensor among the arguments, or the current."""
+    found = leaves(args, ShardTensor)
+    bound = found[0].device_mesh if mesh is None and found else mesh_of_region(mesh)
+    if bound.here is None:
+        raise MeshError(
+            message(name, f"rank {bound.rank} is outside {bound.abstract!r}",
+                    "the ranks of the mesh run it, each on its local tensors", [bound.rank],
+                    "if mesh.get_coordinate() is not None: ...")
+        )
+    return bound
+
+
+def _is_spec(spec: Any) -> bool:
+    return spec is None or isinstance(spec, (P, Layout)) or is_placements(spec)
+
+
+def spread(specs: Any, values: Sequence[Any], call: str, what: str) -> list[Spec]:
+    """A spec for each value."""
+    if _is_spec(specs):
+        return [specs] * len(values)
+    if not isinstance(specs, (list, tuple)) or not all(map(_is_spec, specs)):
+        raise ShardTypeError(
+            message(call, f"it is {specs!r}", "a spec is a P, a list of placements, a Layout or "
+                    "None", [repr(specs)], 'P("dp"), or (P("dp"), P())')
+        )
+    if len(specs) != len(values):
+        raise LayoutError(
+            message(call, f"there are {len(specs)} specs and {len(values)} {what}",
+                    f"one spec is for all {what}, several are one for each",
+                    [str(spec) for spec in specs],
+                    f"{len(values)} specs; None for what is no tensor")
+        )
+    return list(specs)
+
+
+def entered(arg: Any, spec: Spec, mesh: BoundMesh, name: str) -> Any:
+    """An argument with its blocks in the place of its tensors; as it is without a spec."""
+    if spec is None:
+        held = leaves(arg, ShardTensor)
+        if held:
+            raise ShardTypeError(
+                message(name, f"an argument without a spec holds {len(held)} ShardTensors",
+                        "a spec says which block of it a rank gets",
+                        [str(one.sharding) for one in held], "in_specs=(..., P())")
+            )
+        return arg
+    return map_tensors(lambda x: into_local(x, mesh, spec, name), arg)
+
+
+def left(
+    result: Any, spec: Spec, mesh: BoundMesh, name: str, check: bool, sizes: Any,
+    told: bool = False,
+) -> Any:
+    """A result as its spec says; `told`: its gradient is as in `from_local`."""
+    def leave(local: torch.Tensor) -> torch.Tensor:
+        if isinstance(local, ShardTensor):
+            raise ShardTypeError(
+                message(f"{name}(out_specs)", f"a result is a ShardTensor {local.sharding}",
+                        "inside, tensors are local: a result is a rank's block",
+                        [str(local.sharding)], "return local tensors, and their spec in out_specs")
+            )
+        return out_of_local(local, mesh, spec, sizes=sizes, run_check=check, told=told)
+
+    return result if spec is None else map_tensors(leave, result)
