@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ from tests.cases.autograd import PROGRAMS, WAYS, differences
 from tests.cases.backward import ragged_checkpoint, terms
 from tests.cases.own import own_ops
 from tests.gloo import GlooWorld
-from weft import LayoutError, P, ShardTensor
+from weft import Layout, LayoutError, Mesh, P, ShardTensor, WeftError
 from weft.errors import CommunicationError
 
 MESH = {"dp": 2, "tp": 2}
@@ -199,3 +199,51 @@ def test_an_error_on_one_rank_ends_the_others_in_time(short: GlooWorld, where: s
 
 def item_on_rank_0_of_two(mesh: Any) -> float:
     return weft.ones(3, mesh=mesh, spec=P(0)).sum().item()
+
+
+CHUNKS = (P(("dp", "tp")), P("dp"), P(None, "tp"), P("dp", "tp"))
+
+
+def chunks_on_rank(mesh: Any) -> list[tuple[float, str]]:
+    out = []
+    for spec in CHUNKS:
+        whole = torch.arange(35.0).view(7, 5)
+        box = Layout(mesh, (7, 5), spec).box(mesh.rank)
+        local = whole[tuple(slice(*side) for side in box)].clone()
+        x = ShardTensor.from_local(local, mesh, spec, sizes="chunk")
+        out.append((x.mean().item(), str(x.sharding)))
+    return out
+
+
+def test_chunks_of_uneven_dims(gloo: GlooWorld) -> None:
+    due = [(17.0, str(Layout(Mesh(MESH), (7, 5), spec))) for spec in CHUNKS]
+    assert gloo.run(chunks_on_rank, MESH) == [due] * 4
+
+
+KINDS: dict[str, tuple[Callable[[bool], Any], str]] = {
+    "dtype": (lambda odd: torch.ones(2, 3, dtype=torch.float64 if odd else torch.float32),
+              "rank 2: torch.float64, rank 0: torch.float32"),
+    "order": (lambda odd: torch.ones(3, 2).t() if odd else torch.ones(2, 3),
+              "rank 2: strides (1, 2) of shape (2, 3), rank 0: (3, 1) of (2, 3)"),
+    "gradient": (lambda odd: torch.ones(2, 3, requires_grad=odd),
+                 "rank 2: requires_grad=True, rank 0: False"),
+    "list": (lambda odd: [1.0] if odd else torch.ones(2, 3),
+             "rank 2: from_local(local_tensor): it is of type list"),
+}
+
+
+def other_kind_on_rank(mesh: Any, kind: str, sizes: str) -> tuple[str, float]:
+    with pytest.raises(WeftError) as caught:
+        ShardTensor.from_local(KINDS[kind][0](mesh.rank == 2), mesh, P("dp"), sizes=sizes)
+    again = ShardTensor.from_local(torch.ones(2, 3), mesh, P("dp")).sum().item()  # in step
+    return str(caught.value), again
+
+
+@pytest.mark.parametrize("sizes", ["infer", "chunk"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_local_tensors_of_two_kinds(gloo: GlooWorld, kind: str, sizes: str) -> None:
+    said = gloo.run(other_kind_on_rank, MESH, kind, sizes)
+    assert [total for _, total in said] == [12.0] * 4
+    texts = [text for text, _ in said]
+    assert all(f"Offenders: {KINDS[kind][1]}" in texts[rank] for rank in (0, 1, 3)), texts
+    assert texts[2] == texts[0] or texts[2].startswith("from_local(local_tensor): it is of type")

@@ -149,9 +149,10 @@ def test_from_local_of_turned_blocks() -> None:
         x = ShardTensor.from_local(whole.t()[:, 2 * rank : 2 * rank + 2], mesh, [Shard(1)])
         assert x.stride() == (1, 6) and not x.is_contiguous()
         same(x.t().view(24).full_tensor(), whole.view(24), "turned")
-        # Of one element, on a rank: nobody knows, so it is contiguous.
+        # Of one element, on a rank: where nobody is asked it does not know, so it is contiguous.
         one = whole.t()[:, : 1 + rank]
-        y = ShardTensor.from_local(one, mesh, [Shard(1)])
+        assert ShardTensor.from_local(one, mesh, [Shard(1)]).stride() == (1, 6)
+        y = ShardTensor.from_local(one, mesh, [Shard(1)], sizes={1: (1, 2)})
         assert y.is_contiguous() and y._local.is_contiguous()
         assert y.view(18).shape == (18,)
         # Gaps are closed.

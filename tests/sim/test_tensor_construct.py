@@ -95,7 +95,9 @@ def test_only_infer_asks_the_other_ranks() -> None:
         if mesh.rank != 1:
             return "absent"
         made = ShardTensor.from_local(rows_of(1), mesh, P("x"), sizes={0: ROWS})
-        chunks = ShardTensor.from_local(torch.ones(2), mesh, P("x"), sizes="chunk")
+        chunks = ShardTensor.from_local(
+            torch.ones(2), mesh, P("x"), sizes="chunk", shape=(6,)
+        )
         return f"{made.sharding} {made.offsets()} {chunks.sharding} {chunks.offsets('x')}"
 
     assert on_three(on_rank)[1] == "[5@x{3,0,2}, 6] (3,) [6@x] 2"
@@ -199,7 +201,7 @@ FAULTS: dict[str, tuple[Any, list[str]]] = {
     "dtype": (
         lambda mesh: ShardTensor.from_local(
             torch.ones(2, dtype=torch.float32 if mesh.rank else torch.float64), mesh, P("x"),
-            sizes="chunk", run_check=True,
+            shape=(6,), run_check=True,
         ),
         ["from_local(run_check=True): 2 ranks contradict layout [6@x].",
          "  Rule: all ranks agree on layout and dtype, and replicas are equal.",

@@ -54,7 +54,8 @@ def local_map(
         check: compare over the ranks that results agree in shape and dtype, and that those declared
             replicated are equal, and raise on all of them when they are not.
         sizes: how a result's blocks make up its shape, as in `ShardTensor.from_local`: "infer"
-            asks the ranks, "chunk" takes default cuts and asks nobody.
+            and "chunk" ask the ranks, and "chunk" raises where the cuts are not the default ones; a
+            map tensor dim -> sizes asks nobody.
         func, device_mesh: torch's names of `fn` and `mesh`.
         in_placements, out_placements: instead of `in_specs` and `out_specs`, with torch's meaning:
             one for each leaf of the nested arguments and results; None takes ShardTensors as they

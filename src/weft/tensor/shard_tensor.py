@@ -390,8 +390,10 @@ class ShardTensor(torch.Tensor):
             grad_placements: how gradients lie that come back to the local tensors. Default: sharded
                 as they are, else replicated; Partial() where ranks hold one value that they have
                 computed together, so that their gradients add up to its gradient.
-            sizes: "infer" exchanges the local sizes once; "chunk" takes them as default cuts;
-                a map tensor dim -> sizes in shard order gives them.
+            sizes: "infer" exchanges the local sizes once, and compares dtypes, order in memory and
+                requires_grad; "chunk" also raises where the cuts are not the default ones; a map
+                tensor dim -> sizes in shard order gives them, and asks nobody. With `shape` and
+                without a map, cuts are the default ones, and nobody is asked.
             sync: broadcast replicas from the first coordinate.
 
         Raises:

@@ -1,13 +1,12 @@
 """ShardTensors from local tensors.
 
-Other ranks are asked for sizes only where `from_local` is told to infer them, in one exchange over
-the mesh that all ranks make; faults are then found by all of them and raised on all of them.
+Other ranks are asked only where `from_local` is not told how the blocks make up the tensor
+(`sizes`), in one exchange over the mesh that all ranks make (`agreed`).
 """
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,19 +14,21 @@ from torch.autograd import forward_ad
 
 from weft.comm import BoundMesh, as_bound_mesh
 from weft.core import Layout
-from weft.errors import LayoutError, ShardTypeError, message
+from weft.errors import LayoutError, ShardTypeError, WeftError, message
 from weft.planner import gradient_layout
 from weft.tensor.meta import contiguous_strides
+from weft.tensor.placing.agreed import agreed_layout, check_over_ranks
 from weft.tensor.placing.arguments import mesh_and_placements
 from weft.tensor.placing.enter import transition_between
 from weft.tensor.placing.foreign import is_foreign
 from weft.tensor.placing.layouts import (
-    as_layout,
     check_given,
+    check_tensor,
     common_strides,
     local_to_sharded,
 )
 from weft.tensor.placing.redistribute import placed_gradients
+from weft.tensor.placing.sizes import is_asked, said_layout
 from weft.tensor.shard_tensor import ShardTensor
 from weft.transport.order import laid, order_due
 from weft.transport.transition import gradient_through
@@ -53,22 +54,22 @@ def from_local(
     mesh = as_bound_mesh(device_mesh)
     if isinstance(sharding_shapes, str):
         sizes, sharding_shapes = _sizes_by_name(sharding_shapes, sizes), None
-    if type(local) is ShardTensor:
-        raise ShardTypeError(
-            message("from_local(local_tensor)", f"it is a ShardTensor {local.sharding} already",
-                    "a local tensor is a plain torch.Tensor", [str(local.sharding)],
-                    "x.redistribute(placements=...)")
-        )
-    if is_foreign(local):
-        raise ShardTypeError(
-            message("from_local(local_tensor)", f"it is a {type(local).__name__}, a global tensor "
-                    "already", "a local tensor is a plain torch.Tensor", [type(local).__name__],
-                    "weft.from_dtensor(d)")
-        )
-    check_given(local, "from_local(local_tensor)")
-    layout = _layout_of_local(local, mesh, placements, shape, sizes, sharding_shapes)
-    if run_check:
-        _check_over_ranks(local, mesh, layout)
+    asks = is_asked(placements, shape, sizes, sharding_shapes) and mesh.here is not None
+    fault, layout = _fault(local), None
+    if asks:
+        call = f'from_local(sizes="{sizes}")'
+        layout, strides = agreed_layout(call, mesh, local, placements, sizes, fault)
+        stride = strides if stride is None else stride
+    elif fault is None:
+        try:
+            layout = said_layout(mesh, local.shape, placements, shape, sizes, sharding_shapes)
+        except WeftError as error:
+            fault = error
+    if run_check and mesh.here is not None:
+        check_over_ranks(mesh, local, layout, fault)
+    if fault is not None:
+        raise fault
+    assert layout is not None
     if mesh.here is None and local.shape != (0,):
         local = local.flatten()[:0].clone()
     _check_local(local, mesh, layout)
@@ -128,111 +129,27 @@ def _gradients_placed(
     return gradient_through(local, back)
 
 
-def _layout_of_local(
-    local: torch.Tensor, mesh: BoundMesh, placements: Any, shape: Any, sizes: Any, shapes: Any
-) -> Layout:
-    if isinstance(placements, Layout):
-        return as_layout(mesh, placements.shape, placements)
-    if mesh.here is None and shape is None:
-        raise LayoutError(
-            message("from_local(shape=)", f"rank {mesh.rank} is outside {mesh.abstract!r} and is "
-                    "not told the global shape",
-                    "a rank outside the mesh knows the layout all the same, and asks nobody",
-                    ["shape=None"], "from_local(x, mesh, [Shard(0)], shape=(8, 4)), or a Layout")
+def _fault(local: Any) -> WeftError | None:
+    """Why it can be no local tensor."""
+    call = "from_local(local_tensor)"
+    if type(local) is ShardTensor:
+        return ShardTypeError(
+            message(call, f"it is a ShardTensor {local.sharding} already",
+                    "a local tensor is a plain torch.Tensor", [str(local.sharding)],
+                    "x.redistribute(placements=...)")
         )
-    ndim = local.dim() if shape is None else len(shape)
-    # Which axes cut which dim depends on the number of dims alone.
-    form = Layout(mesh, (0,) * ndim, _without_sizes(placements))
-    cut = [dim for dim, axes in enumerate(form.dims) if axes]
-    told = _told_sizes(placements, ndim)
-    if shapes is not None:
-        sizes = _sizes_from_shapes(form, shapes)
-    elif told and set(told) == set(cut):
-        sizes = told
-    if isinstance(sizes, Mapping):
-        given = {dim % ndim: tuple(each) for dim, each in sizes.items()}
-        if shape is None:
-            shape = [sum(given[d]) if d in given else n for d, n in enumerate(local.shape)]
-        return Layout(mesh, shape, placements, sizes=given)
-    if shape is not None:
-        return Layout(mesh, shape, placements)
-    if sizes == "chunk":
-        lengths = [n * form.num_shards(d) for d, n in enumerate(local.shape)]
-        return Layout(mesh, lengths, placements)
-    if sizes != "infer":
-        raise LayoutError(
-            message("from_local(sizes=)", f"sizes is {sizes!r}",
-                    'sizes is "infer", "chunk" or a map tensor dim -> sizes in shard order',
-                    [repr(sizes)], "from_local(x, mesh, [Shard(0)], sizes={0: (3, 2)})")
+    if is_foreign(local):
+        return ShardTypeError(
+            message(call, f"it is a {type(local).__name__}, a global tensor already",
+                    "a local tensor is a plain torch.Tensor", [type(local).__name__],
+                    "weft.from_dtensor(d)")
         )
-    if not cut:
-        return Layout(mesh, local.shape, placements)
-    inferred = _infer(local, mesh, form, cut)
-    lengths = [sum(inferred[d]) if d in inferred else n for d, n in enumerate(local.shape)]
-    return Layout(mesh, lengths, form.spec, sizes=inferred)
-
-
-def _without_sizes(placements: Any) -> Any:
-    if not isinstance(placements, (list, tuple)):
-        return placements
-    return [
-        type(placement)(placement.dim) if getattr(placement, "sizes", None) else placement
-        for placement in placements
-    ]
-
-
-def _told_sizes(placements: Any, ndim: int) -> dict[int, tuple[int, ...]]:
-    """The sizes that placements bring along: `Shard(0, sizes=(6, 3, 4, 7))`."""
-    if not isinstance(placements, (list, tuple)):
-        return {}
-    return {
-        one.dim % ndim: tuple(one.sizes) for one in placements if getattr(one, "sizes", None)
-    }
-
-
-def _sizes_from_shapes(form: Layout, shapes: Mapping[Any, Any]) -> dict[int, tuple[int, ...]]:
-    out: dict[int, tuple[int, ...]] = {}
-    for name, each in shapes.items():
-        dim = form.on(form.mesh.axis(name))
-        if isinstance(dim, int):
-            out[dim] = tuple(int(shape[dim]) for shape in each)
-    return out
-
-
-def _infer(
-    local: torch.Tensor, mesh: BoundMesh, form: Layout, cut: Sequence[int]
-) -> dict[int, tuple[int, ...]]:
-    """Sizes of the cut dims, from one exchange of all local shapes. The same on every rank."""
-    shapes: list[Any] = mesh.comm(tuple(range(mesh.ndim))).exchange(tuple(local.shape))
-    found: dict[int, dict[int, int]] = {dim: {} for dim in cut}
-    wrong: list[str] = []
-    first = shapes[0]
-    for position, shape in enumerate(shapes):
-        rank = mesh.rank_at(position)
-        if len(shape) != len(first):
-            wrong.append(f"rank {rank}: {len(shape)} dims")
-            continue
-        coordinate = mesh.coordinate(position)
-        for dim, length in enumerate(shape):
-            if dim not in found:
-                if length != first[dim]:
-                    wrong.append(f"rank {rank}: {length} in dim {dim}, which no axis cuts")
-                continue
-            known = found[dim].setdefault(form.shard_index(dim, coordinate), length)
-            if known != length:
-                wrong.append(f"rank {rank}: {length} in dim {dim}, another rank with the same "
-                             f"shard has {known}")
-    if wrong:
-        raise LayoutError(
-            message('from_local(sizes="infer")', f"the local shapes {shapes} do not make one "
-                    f"tensor on {form.mesh} with {form.spec!r}",
-                    "local shapes differ only in the dims that mesh axes cut, and ranks with the "
-                    "same shard agree", wrong, "check each rank's local tensor")
-        )
-    return {
-        dim: tuple(lengths[index] for index in range(form.num_shards(dim)))
-        for dim, lengths in found.items()
-    }
+    try:
+        check_tensor(local, call)
+        check_given(local, call)
+    except WeftError as error:
+        return error
+    return None
 
 
 def _check_local(local: torch.Tensor, mesh: BoundMesh, layout: Layout) -> None:
@@ -246,38 +163,6 @@ def _check_local(local: torch.Tensor, mesh: BoundMesh, layout: Layout) -> None:
                     "a local tensor has the shape that the layout gives its rank", [mesh.rank],
                     'from_local(..., sizes="infer"), or sizes={dim: (...)}')
         )
-
-
-def _check_over_ranks(local: torch.Tensor, mesh: BoundMesh, layout: Layout) -> None:
-    """Compare shapes, dtypes and replicas over the mesh; raise the same error on all ranks."""
-    if mesh.here is None:
-        return
-    mine = (tuple(local.shape), str(local.dtype), str(layout), _digest(local))
-    facts: list[Any] = mesh.comm(tuple(range(mesh.ndim))).exchange(mine)
-    wrong: list[str] = []
-    replicas: dict[Any, tuple[int, int]] = {}
-    for position, (shape, dtype, text, digest) in enumerate(facts):
-        rank, coordinate = mesh.rank_at(position), mesh.coordinate(position)
-        if (dtype, text) != facts[0][1:3]:
-            wrong.append(f"rank {rank}: {dtype} {text}, rank {mesh.rank_at(0)}: "
-                         f"{facts[0][1]} {facts[0][2]}")
-        elif shape != layout.local_shape_at(coordinate):
-            wrong.append(f"rank {rank}: shape {shape} for {layout.local_shape_at(coordinate)}")
-        terms = tuple(coordinate[a] for a, kind in enumerate(layout.partial) if kind)
-        first = replicas.setdefault((layout.box_at(coordinate), terms), (rank, digest))
-        if first[1] != digest:
-            wrong.append(f"rank {rank}: other values than its replica, rank {first[0]}")
-    if wrong:
-        raise LayoutError(
-            message("from_local(run_check=True)", f"{len(wrong)} ranks contradict layout {layout}",
-                    "all ranks agree on layout and dtype, and replicas are equal", wrong,
-                    "from_local(..., sync=True) takes the first replica's values")
-        )
-
-
-def _digest(local: torch.Tensor) -> int:
-    flat = local.detach().contiguous().cpu().flatten()
-    return zlib.crc32(flat.view(torch.uint8).numpy().tobytes()) if flat.numel() else 0
 
 
 def _synced(local: torch.Tensor, mesh: BoundMesh, layout: Layout) -> torch.Tensor:

@@ -9,13 +9,14 @@ import torch
 
 from weft.comm import BoundMesh
 from weft.core import Layout
-from weft.errors import LayoutError, UnsupportedOpError, message
+from weft.errors import LayoutError, ShardTypeError, UnsupportedOpError, message
 from weft.tensor.meta import dense, intern, memory_order, replicated_meta, strides_in_order
 from weft.tensor.placing.foreign import taken
 from weft.tensor.shard_tensor import ShardTensor, wrap
 
 __all__ = [
-    "as_layout", "as_sharded", "check_given", "common_strides", "layout_of", "local_to_sharded",
+    "as_layout", "as_sharded", "check_given", "check_tensor", "common_strides", "layout_of",
+    "local_to_sharded",
 ]
 
 
@@ -54,6 +55,21 @@ def as_sharded(tensor: torch.Tensor, mesh: BoundMesh) -> ShardTensor:
     check_given(tensor, "a plain tensor beside ShardTensors, or the gradient of one")
     local = tensor if mesh.here is not None else tensor.new_empty(0)
     return wrap(local, replicated_meta(mesh, tensor))
+
+
+def check_tensor(value: Any, call: str) -> None:
+    """Raise where something is no tensor.
+
+    Raises:
+        ShardTypeError: a list, a number, an array.
+    """
+    if not isinstance(value, torch.Tensor):
+        kind = f"{type(value).__module__}.{type(value).__name__}".removeprefix("builtins.")
+        fix = "torch.from_numpy(array)" if kind.startswith("numpy.nd") else "torch.tensor(value)"
+        raise ShardTypeError(
+            message(call, f"it is of type {kind}", "what becomes a ShardTensor is a torch.Tensor",
+                    [kind], fix)
+        )
 
 
 def check_given(tensor: torch.Tensor, call: str) -> None:

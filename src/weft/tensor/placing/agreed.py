@@ -1,0 +1,251 @@
+"""What ranks tell each other of the local tensors of one tensor, in one exchange.
+
+Every rank of the mesh takes part, one too whose own tensor cannot be used: so what is wrong is
+found by all of them, and raised on all of them.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from weft.comm import BoundMesh
+from weft.core import Layout
+from weft.errors import LayoutError, WeftError, message
+from weft.tensor.meta import memory_order, strides_in_order
+from weft.tensor.placing.sizes import form_of
+
+__all__ = ["agreed_layout", "check_over_ranks"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """Of one rank's local tensor; `said` is what the rank was told of all of them."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+    requires_grad: bool
+    said: Any
+    digest: int = 0
+
+
+Strides = tuple[int, ...]
+
+
+def agreed_layout(
+    call: str, mesh: BoundMesh, local: Any, placements: Any, word: str, fault: WeftError | None
+) -> tuple[Layout, Strides | None]:
+    """The layout that the ranks' blocks make up, and its strides; None where none follow.
+
+    Args:
+        word: "infer" takes them as they are, "chunk" as the default cuts. fault: why this rank's
+            local tensor cannot be used.
+
+    Raises:
+        LayoutError: on all ranks, when they do not make up one tensor; `fault` where there is one.
+    """
+    form = None
+    if fault is None:
+        try:
+            form = form_of(mesh, local.dim(), placements)
+        except WeftError as error:
+            fault = error
+    facts = None if form is None else _facts(local, (form.dims, form.partial))
+    told = _exchange(call, mesh, facts, fault)
+    assert form is not None
+    sizes, wrong = _sizes(told, mesh, form)
+    kinds = _other_kinds(told, mesh)
+    if wrong or any(one.said != told[0].said for one in told):
+        shapes = [one.shape for one in told]
+        raise LayoutError(
+            message(call, f"the local shapes {shapes} do not make one tensor on {form.mesh} with "
+                    f"{form.spec!r}",
+                    "local shapes differ only in the dims that mesh axes cut, and ranks with the "
+                    "same shard agree", wrong + kinds or _said(told, mesh),
+                    "check each rank's local tensor")
+        )
+    if kinds:
+        raise LayoutError(
+            message(call, f"{len(kinds)} facts of the local tensors differ between {len(told)} "
+                    "ranks", "the blocks of one tensor have one dtype and one order in memory, and "
+                    "all of them or none require a gradient", kinds,
+                    "local.to(dtype), local.contiguous() or local.requires_grad_() on these ranks")
+        )
+    lengths = [sum(sizes[d]) if d in sizes else n for d, n in enumerate(told[0].shape)]
+    layout = Layout(mesh, lengths, form.spec, sizes=sizes)
+    if word == "chunk":
+        _check_default(call, layout)
+    return layout, _strides(told, layout)
+
+
+def _facts(local: torch.Tensor, said: Any, digest: int = 0) -> _Facts:
+    return _Facts(tuple(local.shape), local.stride(), str(local.dtype), local.requires_grad, said,
+                  digest)
+
+
+def _exchange(
+    call: str, mesh: BoundMesh, facts: _Facts | None, fault: WeftError | None
+) -> list[_Facts]:
+    """The facts of all ranks.
+
+    Raises:
+        WeftError: on all of them, where one has none to tell: its own fault on that rank.
+    """
+    mine = facts if fault is None else (type(fault), str(fault).split(".\n")[0])
+    told: list[Any] = mesh.comm(tuple(range(mesh.ndim))).exchange(mine)
+    wrong = [(at, one) for at, one in enumerate(told) if type(one) is tuple]
+    if fault is not None:
+        raise fault
+    if wrong:
+        kind = wrong[0][1][0]
+        raise kind(
+            message(call, f"{len(wrong)} of {len(told)} ranks give what is no block of the tensor",
+                    "every rank gives its own block", [
+                        f"rank {mesh.rank_at(at)}: {text}" for at, (_, text) in wrong
+                    ], "check each rank's local tensor")
+        )
+    return told
+
+
+def _sizes(
+    told: Sequence[_Facts], mesh: BoundMesh, form: Layout
+) -> tuple[dict[int, tuple[int, ...]], list[str]]:
+    """Sizes of the dims that are cut, and what contradicts."""
+    found: dict[int, dict[int, int]] = {dim: {} for dim, axes in enumerate(form.dims) if axes}
+    first, wrong = told[0].shape, []
+    for position, one in enumerate(told):
+        rank = mesh.rank_at(position)
+        if len(one.shape) != len(first):
+            wrong.append(f"rank {rank}: {len(one.shape)} dims")
+            continue
+        if len(first) != form.ndim:  # this rank is among those that differ from the first
+            continue
+        coordinate = mesh.coordinate(position)
+        for dim, length in enumerate(one.shape):
+            if dim not in found:
+                if length != first[dim]:
+                    wrong.append(f"rank {rank}: {length} in dim {dim}, which no axis cuts")
+                continue
+            known = found[dim].setdefault(form.shard_index(dim, coordinate), length)
+            if known != length:
+                wrong.append(f"rank {rank}: {length} in dim {dim}, another rank with the same "
+                             f"shard has {known}")
+    if wrong:
+        return {}, wrong
+    return {
+        dim: tuple(lengths[index] for index in range(form.num_shards(dim)))
+        for dim, lengths in found.items()
+    }, []
+
+
+def _other_kinds(told: Sequence[_Facts], mesh: BoundMesh) -> list[str]:
+    """Which ranks differ from the first in dtype, gradient or order in memory."""
+    first, wrong = told[0], []
+    start = mesh.rank_at(0)
+    at = _widest(told)
+    order = memory_order(told[at].shape, told[at].strides)
+    for position, one in enumerate(told):
+        rank = mesh.rank_at(position)
+        if one.dtype != first.dtype:
+            wrong.append(f"rank {rank}: {one.dtype}, rank {start}: {first.dtype}")
+        if one.requires_grad != first.requires_grad:
+            wrong.append(f"rank {rank}: requires_grad={one.requires_grad}, rank {start}: "
+                         f"{first.requires_grad}")
+        if len(one.shape) == len(order) and not _lies_in(one, order):
+            wrong.append(f"rank {rank}: strides {one.strides} of shape {one.shape}, rank "
+                         f"{mesh.rank_at(at)}: {told[at].strides} of {told[at].shape}")
+    return wrong
+
+
+def _widest(told: Sequence[_Facts]) -> int:
+    """The first place of a block that has most dims of several elements: it shows an order."""
+    counts = [
+        0 if 0 in one.shape else 1 + sum(length > 1 for length in one.shape) for one in told
+    ]
+    return counts.index(max(counts))
+
+
+def _lies_in(one: _Facts, order: Sequence[int]) -> bool:
+    steps = [one.strides[dim] for dim in order if one.shape[dim] > 1 and one.strides[dim]]
+    return 0 in one.shape or steps == sorted(steps, reverse=True)
+
+
+def _strides(told: Sequence[_Facts], layout: Layout) -> Strides | None:
+    """The global strides: in the order that the blocks show, where these have no gaps."""
+    one = told[_widest(told)]
+    order = memory_order(one.shape, [
+        step if length > 1 else 0 for length, step in zip(one.shape, one.strides)
+    ])
+    due = strides_in_order(one.shape, order)
+    if 0 in one.shape or any(
+        length > 1 and step != other for length, step, other in zip(one.shape, one.strides, due)
+    ):
+        return None
+    spread = [dim for dim in order if one.shape[dim] > 1]
+    if spread == sorted(spread):
+        return None
+    return strides_in_order(layout.shape, order)
+
+
+def _said(told: Sequence[_Facts], mesh: BoundMesh) -> list[str]:
+    return [f"rank {mesh.rank_at(at)}: other placements than rank {mesh.rank_at(0)}"
+            for at, one in enumerate(told) if one.said != told[0].said]
+
+
+def _check_default(call: str, layout: Layout) -> None:
+    wrong = [
+        f"dim {dim}: {layout.sizes_of(dim)}, not "
+        f"{Layout(layout.mesh, layout.shape, layout.spec).sizes_of(dim)}"
+        for dim, cut in enumerate(layout.cuts) if cut is not None
+    ]
+    if wrong:
+        raise LayoutError(
+            message(call, f"{len(wrong)} dims of shape {layout.shape} are cut in another way",
+                    "blocks are those of torch.chunk, axis by axis", wrong,
+                    'sizes="infer", which takes them as they are')
+        )
+
+
+def check_over_ranks(
+    mesh: BoundMesh, local: Any, layout: Layout | None, fault: WeftError | None
+) -> None:
+    """Compare shapes, dtypes and replicas over the mesh; raise on all ranks alike."""
+    call = "from_local(run_check=True)"
+    facts = None
+    if fault is None:
+        facts = _facts(local, str(layout), _digest(local))
+    told = _exchange(call, mesh, facts, fault)
+    assert layout is not None
+    wrong: list[str] = []
+    replicas: dict[Any, tuple[int, int]] = {}
+    first = told[0]
+    for position, one in enumerate(told):
+        rank, coordinate = mesh.rank_at(position), mesh.coordinate(position)
+        if (one.dtype, one.said) != (first.dtype, first.said):
+            wrong.append(f"rank {rank}: {one.dtype} {one.said}, rank {mesh.rank_at(0)}: "
+                         f"{first.dtype} {first.said}")
+        elif one.shape != layout.local_shape_at(coordinate):
+            wrong.append(f"rank {rank}: shape {one.shape} for {layout.local_shape_at(coordinate)}")
+        elif one.requires_grad != first.requires_grad:
+            wrong.append(f"rank {rank}: requires_grad={one.requires_grad}, rank "
+                         f"{mesh.rank_at(0)}: {first.requires_grad}")
+        terms = tuple(coordinate[a] for a, kind in enumerate(layout.partial) if kind)
+        before = replicas.setdefault((layout.box_at(coordinate), terms), (rank, one.digest))
+        if before[1] != one.digest:
+            wrong.append(f"rank {rank}: other values than its replica, rank {before[0]}")
+    if wrong:
+        raise LayoutError(
+            message(call, f"{len(wrong)} ranks contradict layout {layout}",
+                    "all ranks agree on layout and dtype, and replicas are equal", wrong,
+                    "from_local(..., sync=True) takes the first replica's values")
+        )
+
+
+def _digest(local: torch.Tensor) -> int:
+    flat = local.detach().contiguous().cpu().flatten()
+    return zlib.crc32(flat.view(torch.uint8).numpy().tobytes()) if flat.numel() else 0

@@ -1,0 +1,203 @@
+"""How the blocks of ranks make up one tensor: what a caller says of it, checked.
+
+All of this is known to every rank that is told the same, so what cannot be is found on all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from operator import index
+from typing import Any
+
+from weft.comm import BoundMesh
+from weft.core import Layout, P, Shard
+from weft.errors import LayoutError, ShardTypeError, message
+from weft.tensor.placing.layouts import as_layout
+
+__all__ = ["ASKS", "form_of", "is_asked", "said_layout"]
+
+ASKS = ("infer", "chunk")
+"""Sizes that ranks have to tell each other."""
+
+_FIX = "from_local(x, mesh, [Shard(0)], sizes={0: (3, 2)})"
+
+Map = Mapping[Any, Any]
+
+
+def is_asked(placements: Any, shape: Any, sizes: Any, shapes: Any) -> bool:
+    """Whether ranks have to tell each other the sizes of their blocks.
+
+    It follows from what is said alone, and not from the local tensor, which is each rank's own.
+
+    Raises:
+        LayoutError: `sizes` is neither a map nor a known word, or `shapes` says otherwise.
+        ShardTypeError: `shapes` is no map.
+    """
+    if isinstance(sizes, str) or not isinstance(sizes, Mapping):
+        if sizes not in ASKS:
+            raise LayoutError(
+                message("from_local(sizes=)", f"sizes is {sizes!r}",
+                        'sizes is "infer", "chunk" or a map tensor dim -> sizes in shard order',
+                        [repr(sizes)], _FIX)
+            )
+        is_map = False
+    else:
+        is_map = True
+    if shapes is not None and not isinstance(shapes, Mapping):
+        raise ShardTypeError(
+            message("from_local(sharding_shapes=)", f"it is of type {type(shapes).__name__}",
+                    "sharding_shapes is a map mesh dim -> shapes of the shards along it",
+                    [repr(shapes)], "sharding_shapes={0: [(3, 6), (2, 6)]}")
+        )
+    if isinstance(placements, Layout) or shape is not None or is_map or shapes is not None:
+        return False
+    if isinstance(placements, P):
+        return any(entry not in (None, ()) for entry in placements.entries)
+    if not isinstance(placements, (list, tuple)):
+        return False
+    cutting = [one for one in placements if getattr(one, "dim", None) is not None]
+    return any(not getattr(one, "sizes", None) for one in cutting)
+
+
+def form_of(mesh: BoundMesh, ndim: int, placements: Any) -> Layout:
+    """Which axes cut which dim; lengths and sizes say nothing in it."""
+    if isinstance(placements, (list, tuple)):
+        placements = [
+            type(one)(one.dim) if isinstance(one, Shard) and one.sizes else one
+            for one in placements
+        ]
+    return Layout(mesh, (0,) * ndim, placements)
+
+
+def said_layout(
+    mesh: BoundMesh, local: Sequence[int], placements: Any, shape: Any, sizes: Any, shapes: Any
+) -> Layout:
+    """The layout of local tensors, of which this rank's has the shape `local`, as it is told.
+
+    Raises:
+        LayoutError: what is said is incomplete, or contradicts itself.
+        ShardTypeError: sizes that are no whole numbers.
+    """
+    if isinstance(placements, Layout):
+        return as_layout(mesh, placements.shape, placements)
+    if mesh.here is None and shape is None:
+        raise LayoutError(
+            message("from_local(shape=)", f"rank {mesh.rank} is outside {mesh.abstract!r} and is "
+                    "not told the global shape",
+                    "a rank outside the mesh knows the layout all the same, and asks nobody",
+                    ["shape=None"], "from_local(x, mesh, [Shard(0)], shape=(8, 4)), or a Layout")
+        )
+    ndim = len(local) if shape is None else len(shape)
+    form = form_of(mesh, ndim, placements)
+    told = dict(sizes) if isinstance(sizes, Mapping) else {}
+    if shapes is not None:
+        told = _together(told, _of_shapes(form, shapes), ndim)
+    if shape is not None:
+        return Layout(mesh, shape, placements, sizes=told or None)
+    told = {_dim(dim, ndim): given for dim, given in told.items()}
+    placed = {
+        one.dim % ndim: one.sizes for one in placements if getattr(one, "sizes", None)
+    } if isinstance(placements, (list, tuple)) else {}
+    lengths, wrong = list(local), []
+    for dim, axes in enumerate(form.dims):
+        given = told.get(dim, placed.get(dim))
+        if given is None and axes:
+            wrong.append(f"dim {dim}, which {form.num_shards(dim)} shards cut")
+        elif isinstance(given, str):
+            wrong.append(f"dim {dim}: {given!r}, of no known length")
+        elif given is not None:
+            lengths[dim] = sum(_whole(given, dim))
+    if wrong:
+        name = "sizes=" if shapes is None else "sharding_shapes="
+        raise LayoutError(
+            message(f"from_local({name})", f"{len(told)} dims are given, and {len(wrong)} that the "
+                    f"placements cut are not", "without shape=, every dim that is cut has its "
+                    "sizes, one per shard", wrong, _FIX)
+        )
+    return Layout(mesh, lengths, placements, sizes=told or None)
+
+
+def _dim(dim: Any, ndim: int) -> Any:
+    is_one = isinstance(dim, int) and not isinstance(dim, bool) and -ndim <= dim < ndim
+    return dim % ndim if is_one else dim  # Layout refuses the others
+
+
+def _whole(sizes: Any, dim: int) -> tuple[int, ...]:
+    """Raises ShardTypeError where they are no sequence of whole numbers."""
+    try:
+        return tuple([index(size) for size in sizes])
+    except TypeError as error:
+        raise ShardTypeError(
+            message("from_local(sizes=)", f"dim {dim} has the sizes {sizes!r}",
+                    "sizes are whole numbers, one per shard", [repr(sizes)], _FIX)
+        ) from error
+
+
+def _together(told: Map, of_shapes: Map, ndim: int) -> dict[Any, Any]:
+    """`sizes` and `sharding_shapes`, both given: they say the same."""
+    out = {_dim(dim, ndim): given for dim, given in told.items()}
+    wrong = [
+        f"dim {dim}: sizes {tuple(out[dim])}, sharding_shapes {given}"
+        for dim, given in of_shapes.items() if dim in out and tuple(out[dim]) != given
+    ]
+    if wrong:
+        raise LayoutError(
+            message("from_local(sizes=, sharding_shapes=)", f"they differ in {len(wrong)} dims",
+                    "both say the sizes of shards, and one of them is enough", wrong, _FIX)
+        )
+    return {**of_shapes, **out}
+
+
+def _of_shapes(form: Layout, shapes: Map) -> dict[int, tuple[int, ...]]:
+    """Sizes per dim that one axis cuts, of the shapes of the shards along each axis."""
+    out: dict[int, tuple[int, ...]] = {}
+    wrong: list[str] = []
+    seen: dict[int, Any] = {}
+    for name, given in shapes.items():
+        axis = form.mesh.axis(name, "from_local(sharding_shapes=)")
+        if axis in seen:
+            wrong.append(f"{name!r}: the axis is given twice")
+            continue
+        each = seen[axis] = _as_shapes(given)
+        count, dim = form.mesh.axis_sizes[axis], form.on(axis)
+        if each is None:
+            wrong.append(f"{name!r}: {given!r}")
+        elif len(each) != count:
+            wrong.append(f"{name!r}: {len(each)} shapes for {count} shards")
+        elif bad := [one for one in each if len(one) != form.ndim or min(one, default=0) < 0]:
+            wrong += [f"{name!r}: {one} of a tensor of {form.ndim} dims" for one in bad]
+        else:
+            wrong += _other_lengths(name, each, dim)
+            if isinstance(dim, int):
+                out[dim] = tuple([one[dim] for one in each])
+                if len(form.dims[dim]) > 1:
+                    wrong.append(f"{name!r}: dim {dim} is cut by {len(form.dims[dim])} axes, "
+                                 "and needs sizes=")
+    missing = [
+        f"no shapes along {form.mesh.axis_names[axis]!r}, which cuts dim {dim}"
+        for dim, axes in enumerate(form.dims) for axis in axes if axis not in seen
+    ]
+    if wrong or missing:
+        raise LayoutError(
+            message("from_local(sharding_shapes=)", f"{len(wrong) + len(missing)} parts do not fit "
+                    f"{form.spec!r} on {form.mesh}", "per mesh dim that cuts, one shape per shard "
+                    "along it; they differ in the dim that it cuts alone", wrong + missing,
+                    "sharding_shapes={0: [(3, 6), (2, 6)]}, or sizes={0: (3, 2)}")
+        )
+    return out
+
+
+def _as_shapes(given: Any) -> list[tuple[int, ...]] | None:
+    try:
+        return [tuple([index(length) for length in one]) for one in given]
+    except TypeError:
+        return None
+
+
+def _other_lengths(name: Any, each: Sequence[tuple[int, ...]], dim: Any) -> list[str]:
+    """Where shapes along an axis differ in a dim that it does not cut."""
+    first = each[0] if each else ()
+    return [
+        f"{name!r}: {one} beside {first}, other in dim {at}"
+        for one in each[1:] for at, length in enumerate(one) if at != dim and length != first[at]
+    ]
