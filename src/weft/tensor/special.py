@@ -24,6 +24,7 @@ from weft.tensor.placing.mapped import by_element
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.terms import own
 from weft.tensor.trace.trees import local_of
+from weft.tensor.views.strided import as_strided
 
 __all__ = ["TABLE"]
 
@@ -67,7 +68,6 @@ _REFUSED = {
     "storage_offset": "no single storage holds a global tensor",
     "__dlpack__": "no single storage holds a global tensor",
     "__dlpack_device__": "no single storage holds a global tensor",
-    "as_strided": "strides of the global tensor do not describe local memory",
     "as_strided_": "strides of the global tensor do not describe local memory",
     "resize_": "the op would change the shape in place",
     "resize_as_": "the op would change the shape in place",
@@ -371,7 +371,9 @@ def _table() -> dict[Any, Callable[..., Any]]:
         _Tensor.masked_scatter_: _masked_scatter_,
         **dict.fromkeys((torch.index_put, _Tensor.index_put), indexing.index_put),
         **dict.fromkeys((torch.index_put_, _Tensor.index_put_), indexing.index_put_),
-        torch.as_strided: _refusal("as_strided", _REFUSED["as_strided"]),
+        **dict.fromkeys((
+            torch.as_strided, _Tensor.as_strided, torch.ops.aten.as_strided.default,
+        ), as_strided),
         torch.equal: values.equal,
         _Tensor.equal: values.equal,
         torch.allclose: values.allclose,

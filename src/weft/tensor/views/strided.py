@@ -1,0 +1,108 @@
+"""`as_strided`, where a rank's own memory has what it shows.
+
+In the dims that lie inside of all that are cut, a block has the strides of the global tensor. So
+what steps through these, from where the tensor begins, can be read from the block, if the dims that
+are cut stay as they are. One element of a tensor is an index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from weft.core import Layout
+from weft.errors import UnsupportedOpError, message
+from weft.tensor.meta import (
+    contiguous_strides,
+    intern,
+    is_dense,
+    memory_order,
+    strides_in_order,
+)
+from weft.tensor.modes import check_traced
+from weft.tensor.shard_tensor import ShardTensor, wrap
+from weft.tensor.views.moved import Moved
+
+__all__ = ["as_strided"]
+
+Ints = tuple[int, ...]
+
+
+def as_strided(
+    input: Any, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> torch.Tensor:
+    """`torch.as_strided`, of no other rank's memory.
+
+    Raises:
+        UnsupportedOpError: a dim that is cut changes, or elements of other ranks are asked for.
+    """
+    check_traced("as_strided")  # a tracer asks what memory its arguments have
+    meta, size, stride = input._meta, tuple(size), tuple(stride)
+    if len(size) != len(stride):
+        raise RuntimeError("mismatch in length of strides and shape")
+    layout = meta.layout
+    cut = [dim for dim, axes in enumerate(layout.dims) if axes]
+    if storage_offset is None:
+        if size == meta.shape and stride == meta.stride():
+            return input.view(size)
+        if cut and not size:
+            return input[(0,) * len(meta.shape)]
+    _check(input, size, stride, storage_offset, cut)
+    new = Layout.make(
+        layout.mesh, size, [layout.dims[dim] if dim in cut else () for dim in range(len(size))],
+        [layout.cuts[dim] if dim in cut else None for dim in range(len(size))], layout.partial,
+    )
+    if meta.mesh.here is None:
+        local = input._local.view_as(input._local)
+    else:
+        due = strides_in_order(meta.local_shape, memory_order(meta.shape, meta.stride()))
+        steps = [due[dim] if dim in cut else step for dim, step in enumerate(stride)]
+        lengths = new.local_shape_at(meta.mesh.here)
+        local = input._local.as_strided(lengths, steps, storage_offset)
+    strides = None if stride == contiguous_strides(size) else stride
+    return wrap(local, intern(
+        meta.mesh, new, meta.dtype, meta.device, local.requires_grad, strides, meta.alias
+    ))
+
+
+def _check(
+    tensor: ShardTensor, size: Ints, stride: Ints, offset: int | None, cut: Sequence[int]
+) -> None:
+    """Raise where a rank's block does not have what is asked for: all ranks find the same."""
+    meta = tensor._meta
+    if offset is not None and (cut or type(tensor._local) is Moved):
+        wrong = f"storage_offset={offset} counts from where the memory of all ranks would begin"
+    elif not is_dense(meta):
+        wrong = "the tensor has gaps, which a block may not have"
+    else:
+        wrong = _outside(meta.shape, meta.stride(), size, stride, cut)
+    if wrong:
+        raise UnsupportedOpError(
+            message(f"as_strided({size}, {stride})",
+                    f"{wrong}; the tensor is {tensor.sharding}, of strides {meta.stride()}",
+                    "it shows a rank's own memory: dims that are cut stay as they are, outside of "
+                    "those through which it steps", [str(tensor.sharding)],
+                    f"x.redistribute(placements=P()).as_strided({size}, {stride})")
+        )
+
+
+def _outside(
+    shape: Sequence[int], strides: Ints, size: Ints, stride: Ints, cut: Sequence[int]
+) -> str:
+    """What asks for elements of other ranks; nothing where nothing does."""
+    for dim in cut:
+        if dim >= len(size) or (size[dim], stride[dim]) != (shape[dim], strides[dim]):
+            return f"dim {dim} is cut, and does not stay as it is"
+    if not cut:
+        return ""
+    least = min(strides[dim] for dim in cut)
+    inner = [strides[dim] for dim, length in enumerate(shape) if dim not in cut and length > 1]
+    reach = sum(
+        (length - 1) * step for dim, (length, step) in enumerate(zip(size, stride))
+        if dim not in cut and length > 1
+    )
+    if max(inner, default=0) >= least or reach >= least:
+        return "it steps out of what is not cut"
+    return ""
