@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import weft
 from tests.cases.own import own_ops, unregister
 from tests.sharded import Make, agree
 from weft import P, ShardTensor, ShardTypeError
+from weft.own.beneath import BENEATH
 
 X = torch.arange(1.0, 31.0, dtype=torch.float64).view(5, 6) / 16
 
@@ -293,3 +295,109 @@ def test_rules_and_handlers_together() -> None:
             torch.testing.assert_close(found, due)
     finally:
         unregister()
+
+
+# Ops that calls do not come as.
+
+
+I4 = torch.arange(16.0).view(4, 4)
+
+SEEN: dict[str, Any] = {
+    "aten.matmul.default": lambda x: x @ x,
+    "aten.linear.default": lambda x: F.linear(x, x, x[0]),
+    "aten.einsum.default": lambda x: torch.einsum("ij,jk->ik", x, x),
+    "aten.conv1d.default": lambda x: F.conv1d(x[None], torch.ones(4, 4, 1)),
+    "aten.conv2d.default": lambda x: F.conv2d(x[None, None], torch.ones(1, 1, 2, 2)),
+    "aten.conv3d.default": lambda x: F.conv3d(x[None, None, None], torch.ones(1, 1, 1, 1, 1)),
+    "aten.conv_transpose1d.default": lambda x: F.conv_transpose1d(x[None], torch.ones(4, 4, 1)),
+    "aten.conv_transpose2d.input":
+        lambda x: F.conv_transpose2d(x[None, None], torch.ones(1, 1, 2, 2)),
+    "aten.conv_transpose3d.input":
+        lambda x: F.conv_transpose3d(x[None, None, None], torch.ones(1, 1, 1, 1, 1)),
+    "aten.softmax.int": lambda x: x.softmax(0),
+    "aten.log_softmax.int": lambda x: x.log_softmax(0),
+    "aten.layer_norm.default": lambda x: F.layer_norm(x, (4,)),
+    "aten.group_norm.default": lambda x: F.group_norm(x, 2),
+    "aten.rms_norm.default": lambda x: F.rms_norm(x, (4,)),
+    "aten.batch_norm.default": lambda x: F.batch_norm(x, None, None, training=True),
+    "aten.dropout.default": lambda x: F.dropout(x),
+    "aten.scaled_dot_product_attention.default":
+        lambda x: F.scaled_dot_product_attention(x[None], x[None], x[None]),
+    "aten.cross_entropy_loss.default": lambda x: F.cross_entropy(x, torch.zeros(4).long()),
+    "aten.nll_loss_nd.default": lambda x: F.nll_loss(x, torch.zeros(4).long()),
+    "aten.adaptive_avg_pool2d.default": lambda x: F.adaptive_avg_pool2d(x[None], 2),
+    "aten.adaptive_avg_pool3d.default": lambda x: F.adaptive_avg_pool3d(x[None, None], 1),
+    "aten.max_pool2d.default": lambda x: F.max_pool2d(x[None], 2),
+    "aten.cdist.default": lambda x: torch.cdist(x, x),
+    "aten._weight_norm.default": lambda x: torch._weight_norm(x, x[:, :1], 0),
+}
+"""What an op that is named instead is seen in."""
+
+
+def overload(name: str) -> Any:
+    _, packet, which = name.split(".")
+    return getattr(getattr(torch.ops.aten, packet), which)
+
+
+def test_every_op_that_is_named_instead_is_tried() -> None:
+    assert {one for seen in BENEATH.values() for one in seen} == set(SEEN)
+
+
+@pytest.mark.parametrize("name", SEEN)
+def test_the_op_that_is_named_instead_is_seen(name: str) -> None:
+    calls: list[Any] = []
+
+    def declines(*args: Any, **kwargs: Any) -> Any:
+        calls.append(args)
+        return NotImplemented
+
+    def on_rank(mesh: Any) -> None:
+        SEEN[name](weft.distribute_tensor(I4, mesh, P("x")))
+
+    weft.register_handler(overload(name), declines)
+    try:
+        weft.testing.run(on_rank, mesh={"x": 1})
+    finally:
+        weft.unregister_handler(overload(name))
+    assert calls
+
+
+@pytest.mark.parametrize("register", [weft.register_handler, weft.register_rule])
+@pytest.mark.parametrize("name", BENEATH)
+def test_ops_beneath_others_are_refused(name: str, register: Any) -> None:
+    packet = getattr(torch.ops.aten, name)
+    for op in (packet, getattr(packet, packet.overloads()[0])):
+        with pytest.raises(ShardTypeError, match="weft never sees aten") as told:
+            register(op, lambda *args: NotImplemented)
+        fix = str(told.value).split("Fix: ")[1]
+        for seen in BENEATH[name]:
+            assert f"{register.__name__}(torch.ops.{seen}, ...)" in fix
+
+
+@pytest.mark.parametrize(("op", "said"), [
+    (torch.ops.aten.threshold_backward.default, "backward is torch's own graph"),
+    (torch.ops.aten._softmax_backward_data.default, "backward is torch's own graph"),
+    (torch.ops.aten.native_layer_norm_backward, "backward is torch's own graph"),
+    (torch.ops.aten.add.out, "register_handler(torch.ops.aten.add.Tensor, ...)"),
+], ids=str)
+def test_ops_of_gradients_and_of_out_are_refused(op: Any, said: str) -> None:
+    with pytest.raises(ShardTypeError) as told:
+        weft.register_handler(op, lambda *args: NotImplemented)
+    assert said in str(told.value)
+
+
+def test_what_is_called_by_itself_can_be_handled_by_its_function() -> None:
+    with pytest.raises(ShardTypeError, match=r"register_handler\(torch.mm, ...\) for calls of"):
+        weft.register_handler(torch.ops.aten.mm.default, lambda *args: NotImplemented)
+    calls = []
+
+    def on_rank(mesh: Any) -> None:
+        x = weft.distribute_tensor(I4, mesh, P("x"))
+        torch.mm(x, x)
+
+    weft.register_handler(torch.mm, lambda *args: calls.append(args) or NotImplemented)
+    try:
+        weft.testing.run(on_rank, mesh={"x": 1})
+    finally:
+        weft.unregister_handler(torch.mm)
+    assert len(calls) == 1

@@ -17,6 +17,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch.overrides import get_testing_overrides
 
 from weft.errors import ShardTypeError, message
+from weft.own.beneath import refuse_beneath
 from weft.tensor.call import dispatch
 from weft.tensor.call.own.functions import OWN, Own, is_sharded, keys_of
 from weft.tensor.grad import bridge
@@ -48,12 +49,13 @@ def own_of(op: Any, call: str) -> Own:
     """What has been registered for `op`; a new one that nothing has been registered for.
 
     Raises:
-        ShardTypeError: calls of `op` cannot come to weft.
+        ShardTypeError: calls of `op` do not come to weft.
     """
     target = _canonical(op)
     found = known(op)
     if found is not None:
         return found
+    refuse_beneath(target, call)
     if isinstance(target, type) and issubclass(target, torch.autograd.Function):
         made = _of_function_class(target)
     elif isinstance(target, (OpOverload, OpOverloadPacket)):
