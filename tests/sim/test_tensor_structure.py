@@ -64,14 +64,14 @@ def described(recipe: Any) -> Any:
         ]
         steps = [described(step) for step in recipe.steps]
         for step in steps:  # a program has metas of its own
-            step["fast"] = step["fast"] is None
             step["results"] = [(slot, leave) for slot, _, leave in step["results"]]
         return recipe.result, steps, {slot.index: recipe.metas[slot.index] for slot in slots}
     if not isinstance(recipe, Direct):
         return type(recipe)
     return {
         **{name: getattr(recipe, name) for name in (
-            "name", "anchor", "args", "kwargs", "fast", "result", "single", "target", "write_back",
+            "name", "anchor", "args", "kwargs", "is_quick", "result", "single", "target",
+            "write_back",
         )},
         "local": local(recipe.local), "bound": recipe.bound is None, "why": recipe.why(),
         "write": transition(recipe.write), "leave": transition(recipe.leave),
@@ -91,7 +91,7 @@ def local(function: Any) -> Any:
 
 
 def transition(move: Any) -> Any:
-    return move and (move.src, move.dst, move.src_varying, move.dst_varying)
+    return move and (move.src, move.dst, move.src_varying, move.dst_varying, move.order)
 
 
 @pytest.fixture

@@ -95,7 +95,8 @@ class Transition:
         if src.mesh == dst.mesh:
             # Axes on which ranks hold values of their own, before and after: gradients do too.
             apart |= facts.factors(src) & facts.factors(dst)
-        self.apart, self.order = apart, order
+        self.apart = apart
+        self.order = None if self.target.here is None else order
         self._plan = plan(src, dst)
         self._back = plan(
             gradient_layout(dst, self.dst_varying | self.apart),

@@ -267,7 +267,8 @@ class Builder:
             and as_it_is(self.func)
             and self.slots == list(range(len(self.tensors)))
         )
-        copies = self.facts.is_view and not self.shares()
+        # The local op may be a view where the op is none: a slice for each of `split_copy`.
+        copies = (self.facts.is_view or decision.op is not None) and not self.shares()
         if as_called and not copies and not self._has_gaps():
             return None, None, None
         local: Any = self.op.overload if decision.op is None else overload_named(decision.op)

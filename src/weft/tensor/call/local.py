@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from weft.core import Layout
+from weft.tensor.trace.capture import map_tensors
 from weft.transport.execute import unshared
 
 __all__ = ["WIDENING", "as_it_is", "copying", "has_gaps", "is_builtin", "packed"]
@@ -33,9 +34,11 @@ def as_it_is(func: Any) -> bool:
 
 
 def copying(local: Any) -> Any:
-    """The op, whose result never shares memory with its operand: where the local tensor lies as
+    """The op, whose results never share memory with its operand: where the local tensor lies as
     it should already, torch would hand it on."""
-    return lambda x, *args, **kwargs: unshared(local(x, *args, **kwargs), x)
+    return lambda x, *args, **kwargs: map_tensors(
+        lambda one: unshared(one, x), local(x, *args, **kwargs)
+    )
 
 
 def packed(local: Any) -> Any:

@@ -26,6 +26,7 @@ from weft.tensor.terms import Backward, before, completed, summed, terms_of
 from weft.tensor.trace.trees import local_of as _local_of
 from weft.tensor.views.moved import plain
 from weft.transport import traffic
+from weft.transport.order import laid, order_due
 
 __all__ = [
     "OneBackward", "backward", "backward_all", "grad", "grad_meta", "local_cotangent", "set_grad",
@@ -86,8 +87,7 @@ def wrap_cotangent(meta: Meta, local: torch.Tensor) -> ShardTensor:
     if meta.layout.is_partial and (means := _num_means(meta)) != 1:
         local = local * means
         made = made.replace(alias="the gradient of a mean")
-    if made.strides is None and not local.is_contiguous():
-        local = local.contiguous()
+    local = _lying(made, local)
     if not local.requires_grad:
         return wrap(local, made)
     layout, axes = made.layout, _partial_axes(meta)
@@ -106,8 +106,19 @@ def local_cotangent(meta: Meta, grad: torch.Tensor) -> torch.Tensor:
     return local if means == 1 else local / means
 
 
+def _lying(meta: Meta, local: torch.Tensor) -> torch.Tensor:
+    """The local gradient in the order in memory of its tensor: kernels give any."""
+    if meta.strides is None and local.is_contiguous():
+        return local
+    due = order_due(meta.shape, meta.stride(), local)
+    return local if due is None else laid(local, due)
+
+
 def wrap_grad(tensor: ShardTensor, local: torch.Tensor) -> ShardTensor:
     """The gradient of `tensor` from the local one; kept while the local one lasts."""
+    lying = _lying(grad_meta(tensor._meta), local)
+    if lying is not local:  # one that is retained: a write to it reaches what autograd holds
+        tensor._local.grad = local = lying
     made = wrap_cotangent(tensor._meta, local)
     made._is_gradient = True
     tensor._grad_view = made
