@@ -13,7 +13,8 @@ import torch
 
 import weft
 from tests.sharded import WAYS, Make, agree
-from weft import P
+from weft import P, Partial, ShardTensor
+from weft.transport import traffic
 
 X = torch.arange(1.0, 31.0, dtype=torch.float64).view(5, 6) / 8
 
@@ -224,12 +225,45 @@ def test_text() -> None:
         ["ShardTensor(f32[3@x, 2],", "  rank 0 holds [0:2, 0:2]:", "  [[0., 1.],",
          "   [2., 3.]]", "  requires_grad=True)"],
         ["ShardTensor(i64[2@x],", "  rank 0 holds [0:1]:", "  [0])"],
-        ["ShardTensor(f32[] partial(sum@x),", "  rank 0 holds []:", "  12.",
+        ["ShardTensor(f32[] partial(sum@x),", "  rank 0's term of a sum over x: 12.",
          "  grad_fn=<SumBackward0>)"],
         ["ShardTensor(f32[3@x, 2],", "  rank 0 holds [0:2, 0:2]:", "  [[0., 2.],",
          "   [4., 6.]]", "  grad_fn=<MulBackward0>)"],
         ["ShardTensor(f32[0, 2],", "  rank 0 holds [0:0, 0:2]:", "  [], size=(0, 2))"],
     ]
+
+
+def test_text_of_terms_and_of_known_values() -> None:
+    """A term is not shown as if it were the value; after backward every rank shows the value."""
+    def on_rank(mesh: Any) -> list[str]:
+        x = weft.distribute_tensor(torch.arange(6.0).view(3, 2), mesh, P("x")).requires_grad_()
+        loss = (x * 2).sum()
+        before, rows = repr(loss), x.detach().sum(0, keepdim=True)
+        both = ShardTensor.from_local(torch.ones(()), mesh, [Partial("avg"), Partial()])
+        with traffic.record() as log:
+            loss.backward()
+            moved = len(log.events)
+            texts = before, repr(loss), f"{loss}", str(rows), str(both), str(rows.sum().detach())
+            assert len(log.events) == moved
+        with torch.no_grad():
+            loss += 1  # the value that was known is no more
+        whole = repr(loss.detach().redistribute(P()))
+        return [text.split("\n", 1)[-1].strip() for text in (*texts, repr(loss), whole)]
+
+    found = weft.testing.run(on_rank, mesh={"x": 2, "y": 2})
+    terms, lines = {0: (12.0, [2.0, 4.0]), 2: (18.0, [4.0, 5.0])}, "\n  grad_fn=<SumBackward0>)"
+    for rank, texts in enumerate(found):
+        term, row = terms[rank // 2 * 2]
+        assert texts[:2] == [
+            f"rank {rank}'s term of a sum over x: {term:.0f}.{lines}", f"the value: 30.{lines}"]
+        assert texts[2] == "30.0"
+        assert texts[3].startswith(
+            f"rank {rank}'s term of a sum over x, [0:1, 0:2]:\n  [[{row[0]:.0f}., {row[1]:.0f}.]]")
+        assert texts[4] == (
+            f"rank {rank}'s term of a mean over x and a sum over y: 1.)")
+        assert texts[5] == f"rank {rank}'s term of a sum over x: {sum(row):.0f}.)"
+        assert texts[6].startswith(f"rank {rank}'s term of a sum over x: ")
+        assert texts[7] == "the value: 31.)"
 
 
 TAKEN_FOR_NUMBERS: dict[str, Any] = {

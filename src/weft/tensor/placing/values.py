@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from weft.errors import MeshError, message
+from weft.tensor.meta import Meta
 from weft.tensor.placing.layouts import as_sharded
 from weft.tensor.placing.redistribute import gathered
 from weft.tensor.shard_tensor import ShardTensor, version_of
@@ -129,17 +130,28 @@ def contains(tensor: torch.Tensor, element: Any) -> bool:
     return bool((tensor == element).any())
 
 
+_KINDS = {
+    "sum": "a sum", "avg": "a mean", "max": "a maximum", "min": "a minimum",
+    "product": "a product", "and": "a logical and", "or": "a logical or",
+    "band": "a bitwise and", "bor": "a bitwise or", "bxor": "a bitwise xor",
+}
+
+
 def text(tensor: ShardTensor) -> str:
-    """Global shape, layout, and this rank's block. Never communicates."""
+    """Global shape, layout, and this rank's block, or the value where it is known.
+
+    Never communicates. A term is called one: it is not the value.
+    """
     meta = tensor._meta
     lines = [f"ShardTensor({meta.layout.text(str(meta.dtype).removeprefix('torch.'))}"]
     if meta.mesh.here is None:
         lines.append(f"rank {meta.mesh.rank} is outside {meta.mesh}")
     else:
-        box = ", ".join(f"{start}:{stop}" for start, stop in meta.layout.box_at(meta.mesh.here))
-        lines.append(f"rank {meta.mesh.rank} holds [{box}]:")
-        local = repr(tensor._local.detach()).removesuffix(")")
-        lines.extend(line[len("tensor(") :] for line in local.split("\n"))
+        known = _known(tensor) if not meta.layout.is_replicated else None
+        what = _what_is_shown(meta) if known is None else "the value:"
+        shown = tensor._local.detach() if known is None else known
+        body = [line[len("tensor(") :] for line in repr(shown).removesuffix(")").split("\n")]
+        lines.extend([f"{what} {body[0]}"] if not meta.shape else [what, *body])
     if tensor.grad_fn is not None:
         lines.append(f"grad_fn=<{type(tensor.grad_fn).__name__}>")
     elif tensor.requires_grad:
@@ -147,3 +159,19 @@ def text(tensor: ShardTensor) -> str:
     if getattr(tensor, "_is_param", False):
         lines[0] = f"Parameter containing:\n{lines[0]}"
     return ",\n  ".join(lines[:1]) + ",\n  " + "\n  ".join(lines[1:]) + ")"
+
+
+def _what_is_shown(meta: Meta) -> str:
+    """What this rank's local tensor is of the whole."""
+    mesh, layout = meta.mesh, meta.layout
+    assert mesh.here is not None
+    over: dict[str, list[str]] = {}
+    for axis, kind in enumerate(layout.partial):
+        if kind is not None and mesh.axis_sizes[axis] > 1:
+            over.setdefault(kind, []).append(str(mesh.axis_names[axis]))
+    box = ", ".join(f"{start}:{stop}" for start, stop in layout.box_at(mesh.here))
+    if not over:
+        return f"rank {mesh.rank} holds [{box}]:" if meta.shape else "the value:"
+    terms = " and ".join(f"{_KINDS[kind]} over {', '.join(axes)}" for kind, axes in over.items())
+    where = f", [{box}]" if meta.shape else ""
+    return f"rank {mesh.rank}'s term of {terms}{where}:"
