@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
@@ -55,3 +56,47 @@ def test_ranks_that_differ_are_told(gloo: GlooWorld, debug: bool) -> None:
         assert isinstance(error, CommunicationError)
         assert "different random states" in str(error)
         assert ("rank 3: seed 5, call 9" if debug else "rank 3: seed 3, call 0") in str(error)
+
+
+def on_parts(mesh: Any, members: bool) -> list[Any]:
+    """Draws on meshes with ranks outside, by all or by members alone, among draws of all ranks."""
+    torch.manual_seed(5)
+    pair, three = weft.init_mesh({"x": 2}, ranks=(3, 1)), weft.init_mesh({"x": 3}, ranks=(0, 1, 2))
+    found: list[Any] = []
+    for part in (mesh, pair, mesh["tp"], three, pair, mesh, three, mesh["dp"], mesh):
+        inside = part.here is not None
+        if inside or not members:
+            made = F.dropout(weft.rand(9, mesh=part, spec=P(0)) + 1, 0.5)
+        found.append(made.full_tensor() if inside else None)
+    torch.set_rng_state(torch.get_rng_state())
+    found += [weft.rand(5, mesh=mesh).full_tensor(), weft.rand(5, mesh=mesh["tp"]).full_tensor()]
+    return found
+
+
+def test_parts_of_a_mesh_never_drift(gloo: GlooWorld) -> None:
+    expected = weft.testing.run(lambda mesh: on_parts(mesh, False), mesh=MESH)
+    for members in (False, True):
+        found = gloo.run(on_parts, MESH, members)
+        for mine, due in zip(found, expected, strict=True):
+            for one, other in zip(mine, due, strict=True):
+                assert one is other is None or torch.equal(one, other)
+    for draws in zip(*expected):  # which is one tensor on all ranks that hold it
+        held = [one for one in draws if one is not None]
+        assert all(torch.equal(one, held[0]) for one in held)
+
+
+def slices_of_torchs(mesh: Any) -> list[Tensor]:
+    """Rows of a torch DeviceMesh draw as those of weft's, whole ones as all ranks do."""
+    theirs = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    torch.manual_seed(5)
+    own = [weft.rand(4, mesh=one).full_tensor() for one in (mesh["tp"], mesh["dp"], mesh)]
+    torch.manual_seed(5)
+    taken = [weft.rand(4, mesh=one).full_tensor()
+             for one in (theirs["tp"], theirs["dp"], theirs._flatten("all"))]
+    assert all(map(torch.equal, own, taken))
+    return own
+
+
+def test_rows_of_torchs_meshes_are_replicas(gloo: GlooWorld) -> None:
+    found = gloo.run(slices_of_torchs, MESH)
+    assert all(torch.equal(a, b) for one in found for a, b in zip(one, found[0]))

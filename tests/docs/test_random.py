@@ -1,4 +1,4 @@
-"""The program of docs/random.md runs, and the functions that the page names exist."""
+"""The programs of docs/random.md run, and the functions that the page names exist."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from tests.docs.test_readme import blocks, outputs
 PAGE = (Path(__file__).parents[2] / "docs" / "random.md").read_text()
 
 
-def test_the_program_runs() -> None:
+def test_the_programs_run() -> None:
     found = blocks(PAGE)
-    assert len(found) == 1
+    assert len(found) == 2
     assert outputs(found, "random.md") == [block.shown for block in found]
 
 

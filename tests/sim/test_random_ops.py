@@ -434,18 +434,21 @@ def test_plain_draws_are_those_of_torch() -> None:
         assert all(map(torch.equal, found, expected))
 
 
-def test_ranks_outside_the_mesh_count_the_calls() -> None:
-    def on_rank(inner: Any) -> Tensor:
+def test_ranks_outside_a_mesh_count_its_calls_apart_from_those_of_all_ranks() -> None:
+    def on_rank(inner: Any) -> tuple[Tensor, Any]:
         torch.manual_seed(SEED)
         x = weft.ones(6, mesh=inner, spec=P("x"))
         F.dropout(x, 0.5)
         x.clone().normal_()
         torch.normal(x, x)
         outer = weft.init_mesh({"all": 3})
-        return weft.rand(6, mesh=outer, spec=P("all")).full_tensor()
+        return weft.rand(6, mesh=outer, spec=P("all")).full_tensor(), weft.rng_state()
 
-    for found in weft.testing.run(on_rank, 3, {"x": 2}):
-        assert torch.equal(found, samples.unit(bits(3, (6,)), torch.float32))
+    found = weft.testing.run(on_rank, 3, {"x": 2})
+    for numbers, (seed, calls, ((_, of_part),)) in found:
+        assert torch.equal(numbers, samples.unit(bits(0, (6,)), torch.float32))
+        assert (seed, calls, of_part) == (SEED, 1, 3)
+    assert len({state for _, state in found}) == 1
 
 
 def test_a_generator_of_the_user() -> None:

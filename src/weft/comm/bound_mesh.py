@@ -48,12 +48,15 @@ class World(ABC):
         self._bound: dict[tuple[Mesh, str], BoundMesh] = {}
         self._across: dict[tuple[torch.device, tuple[int, ...]], Communicator] = {}
 
-    def bind(self, mesh: Mesh, device_type: str) -> BoundMesh:
-        """The one bound mesh of this value and device type on this rank."""
+    def bind(
+        self, mesh: Mesh, device_type: str, origin: tuple[Mesh, tuple[AxisName, ...]] | None = None
+    ) -> BoundMesh:
+        """The one bound mesh of this value and device type on this rank. `origin`: see there."""
         key = (mesh.abstract, device_type)
         bound = self._bound.get(key)
         if bound is None:  # of two threads that make one, both get the first
             made = BoundMesh(self, mesh.abstract, device_type)
+            made.origin = origin
             bound = self._bound.setdefault(key, made)
             _live[id(bound)] = bound
         return bound
@@ -106,6 +109,7 @@ class BoundMesh(Mesh):
     """A mesh on the ranks of a world. Made by `init_mesh` and `as_bound_mesh`.
 
     It offers the methods of torch's DeviceMesh, with axis names or numbers for `mesh_dim`.
+    `origin`: of a mesh that was made first as some axes of another, that one and its axes.
     """
 
     here: tuple[int, ...] | None
@@ -113,6 +117,7 @@ class BoundMesh(Mesh):
     device_type: str
     device: torch.device
     cache: dict[Any, Any]
+    origin: tuple[Mesh, tuple[AxisName, ...]] | None = None
 
     def __init__(self, world: World, value: Mesh, device_type: str) -> None:
         for slot in Mesh.__slots__:
@@ -230,7 +235,11 @@ class BoundMesh(Mesh):
         """
         names = names if isinstance(names, tuple) else (names,)
         value = self._value.submesh(names, self.here)
-        return self if value == self._value else self.world.bind(value, self.device_type)
+        if value == self._value:
+            return self
+        root, axes = self.origin or (self._value, self.axis_names)
+        kept = tuple(axes[axis] for axis in self.axes(names, "mesh[...]"))
+        return self.world.bind(value, self.device_type, (root, kept))
 
     def _one_axis(self, mesh_dim: AxisName | None, call: str) -> int:
         if mesh_dim is None and self.ndim != 1:

@@ -26,7 +26,7 @@ from weft.comm.lent import settle
 from weft.comm.point_to_point import UnderWay
 from weft.comm.process_group import ProcessCommunicator
 from weft.comm.roll_call import RollCall
-from weft.core import AxisName, as_mesh
+from weft.core import AxisName, Mesh, as_mesh
 from weft.errors import CommunicationError, MeshError, message
 
 __all__ = ["ProcessWorld", "backend_for", "process_world"]
@@ -132,6 +132,7 @@ class ProcessWorld(World):
             return mesh
         value = as_mesh(device_mesh)
         mesh = BoundMesh(self, value, device_mesh.device_type)
+        mesh.origin = _origin(device_mesh)
         self._wrap(mesh, device_mesh)
         if mesh.here is not None:
             for axis, group in enumerate(device_mesh.get_all_groups()):
@@ -168,6 +169,14 @@ class ProcessWorld(World):
             mesh.wraps = None
         self._groups.clear()
         self.default = None
+
+
+def _origin(device_mesh: DeviceMesh) -> tuple[Mesh, tuple[AxisName, ...]] | None:
+    """The mesh of whose axes this DeviceMesh was made, and which; None where it was not."""
+    root = device_mesh._get_root_mesh()
+    if root is device_mesh or not device_mesh.mesh_dim_names:
+        return None
+    return as_mesh(root), device_mesh.mesh_dim_names
 
 
 @contextmanager

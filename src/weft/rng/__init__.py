@@ -5,7 +5,9 @@ from weft.rng.philox import Key
 from weft.rng.source import Source
 from weft.rng.stream import (
     STREAM,
+    Part,
     Stream,
+    digest_of,
     fork_rng,
     from_torch,
     into_torch,
@@ -15,6 +17,6 @@ from weft.rng.stream import (
 )
 
 __all__ = [
-    "STREAM", "Key", "Source", "Stream", "fork_rng", "from_torch", "into_torch", "manual_seed",
-    "rejection", "rng_state", "samples", "set_rng_state",
+    "STREAM", "Key", "Part", "Source", "Stream", "digest_of", "fork_rng", "from_torch",
+    "into_torch", "manual_seed", "rejection", "rng_state", "samples", "set_rng_state",
 ]

@@ -5,32 +5,63 @@ it the same on all ranks is that they seed it alike and make the same calls, whi
 draw of torch's counts here: those may differ between ranks. `torch.manual_seed` seeds it (the
 functions of torch that do are taken over in `weft.tensor.placing.seeding`); a default generator
 that was seeded past them shows by another seed.
+
+Calls on a mesh that is only a part of another, or of the ranks, may be made by its members alone.
+So they are not among the calls of all ranks: such a `Part` has numbers and a count of its own.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from functools import lru_cache
+from hashlib import blake2b
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
-from weft.errors import ShardTypeError, message
+from weft.errors import ShardTypeError, UnsupportedOpError, message
 from weft.rng.philox import Key
 
 __all__ = [
-    "STREAM", "Stream", "fork_rng", "from_torch", "into_torch", "manual_seed", "rng_state",
-    "set_rng_state",
+    "STREAM", "Part", "Stream", "digest_of", "fork_rng", "from_torch", "into_torch", "manual_seed",
+    "rng_state", "set_rng_state",
 ]
 
 _WORD = (1 << 64) - 1
 
 
-class Stream:
-    """`seed` and `calls`; `token` stands for one seeding, on which the ranks of a mesh agree."""
+class Part(NamedTuple):
+    """Draws that not all ranks need to make.
 
-    __slots__ = ("calls", "seed", "token", "torch_seed")
+    Attributes:
+        name: with the seed, what the numbers depend on. counter: whose calls are counted together,
+            a number of 64 bits.
+    """
+
+    name: str
+    counter: int
+
+
+@lru_cache(maxsize=1024)
+def _seed_of(seed: int, name: str) -> int:
+    return digest_of(f"{seed} {name}")
+
+
+def digest_of(text: str) -> int:
+    """A number of 64 bits for a text, the same in every process."""
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+class Stream:
+    """`seed`, `calls`, and `parts`: counter -> calls. `token` stands for one seeding, on which the
+    ranks of a mesh agree."""
+
+    __slots__ = ("calls", "parts", "seed", "token", "torch_seed")
+
+    parts: Mapping[int, int]
 
     def __init__(self) -> None:
         self.reseed(torch.default_generator.initial_seed())
@@ -38,13 +69,23 @@ class Stream:
     def reseed(self, seed: int) -> None:
         """Start anew."""
         self.seed, self.calls, self.token = seed & _WORD, 0, object()
+        self.parts = {}
         self.torch_seed = torch.default_generator.initial_seed()
 
-    def next_key(self) -> Key:
+    def key(self, part: Part | None = None) -> Key:
         """The key of the next call."""
         self.follow()
-        key = self.seed, self.calls
-        self.calls += 1
+        if part is None:
+            return self.seed, self.calls
+        return _seed_of(self.seed, part.name), self.parts.get(part.counter, 0)
+
+    def next_key(self, part: Part | None = None) -> Key:
+        """The key of the next call, which has been made now."""
+        key = self.key(part)
+        if part is None:
+            self.calls += 1
+        else:  # another map: what others hold is a state of before
+            self.parts = {**self.parts, part.counter: key[1] + 1}
         return key
 
     def follow(self) -> None:
@@ -56,10 +97,10 @@ class Stream:
 
     def get_state(self) -> Any:
         self.follow()
-        return self.seed, self.calls, self.token, self.torch_seed
+        return self.seed, self.calls, self.parts, self.token, self.torch_seed
 
     def set_state(self, state: Any) -> None:
-        self.seed, self.calls, self.token, self.torch_seed = state
+        self.seed, self.calls, self.parts, self.token, self.torch_seed = state
 
 
 STREAM = Stream()
@@ -82,29 +123,47 @@ _TRIED = torch.Generator()
 """What says whether a seed is one."""
 
 
-def rng_state() -> tuple[int, int]:
-    """The seed, and the number of random calls since: all the state that there is."""
+def rng_state() -> tuple[Any, ...]:
+    """The seed, and the number of random calls since: all the state that there is.
+
+    Where there were calls on parts of a mesh, a third entry counts them: pairs of numbers.
+    """
     STREAM.follow()
-    return STREAM.seed, STREAM.calls
+    if not STREAM.parts:
+        return STREAM.seed, STREAM.calls
+    return STREAM.seed, STREAM.calls, tuple(STREAM.parts.items())
 
 
-def set_rng_state(state: Sequence[int]) -> None:
+def set_rng_state(state: Sequence[Any]) -> None:
     """Go back to what `rng_state` gave.
 
     Raises:
         ShardTypeError: it is something else.
     """
-    pair = list(state) if isinstance(state, (tuple, list)) else []
-    if len(pair) != 2 or not all(isinstance(one, int) and 0 <= one <= _WORD for one in pair):
+    seed, calls, parts = _checked(state)
+    STREAM.follow()
+    STREAM.seed, STREAM.calls, STREAM.parts = seed, calls, parts
+
+
+def _checked(state: Any) -> tuple[int, int, dict[int, int]]:
+    entries = list(state) if isinstance(state, (tuple, list)) else []
+    more = entries.pop() if len(entries) == 3 else ()
+    pairs: list[Any] = list(more) if isinstance(more, (tuple, list)) else [None]
+    if len(entries) != 2 or not all(_is_pair(one) for one in [entries, *pairs]):
         raise ShardTypeError(
             message("weft.set_rng_state(state)", f"state is {type(state).__name__}",
                     "the state is a pair of whole numbers of 64 bits: the seed, and the number of "
-                    "calls since",
+                    "calls since (and where there were calls on parts of a mesh, pairs of them)",
                     [type(state).__name__],
                     "state = weft.rng_state() before; torch's own goes to torch.set_rng_state")
         )
-    STREAM.follow()
-    STREAM.seed, STREAM.calls = pair
+    return entries[0], entries[1], dict(pairs)
+
+
+def _is_pair(entry: Any) -> bool:
+    return isinstance(entry, (tuple, list)) and len(entry) == 2 and all(
+        isinstance(one, int) and 0 <= one <= _WORD for one in entry
+    )
 
 
 @contextmanager
@@ -128,25 +187,52 @@ and does not read them."""
 _X, _RHO = _SPARE, _SPARE + 16
 
 
+_WORDS = slice(24, _SPARE)
+"""The twister's 624 numbers of 32 bits, each in 64 of which torch does not read the upper half."""
+
+
 def into_torch(state: torch.Tensor) -> torch.Tensor:
-    """torch's state of the default generator, with weft's in its two unused numbers.
+    """torch's state of the default generator, with weft's in what torch does not use of it.
 
     Where nothing has been drawn since torch was seeded, all that there is to say is torch's seed,
     and the state stays as it is.
+
+    Raises:
+        UnsupportedOpError: calls on too many parts of meshes have been counted.
     """
     STREAM.follow()
-    if STREAM.calls or STREAM.seed != STREAM.torch_seed:
+    if STREAM.calls or STREAM.parts or STREAM.seed != STREAM.torch_seed:
         packed = state.numpy()
         packed[_X : _X + 8] = bytearray(struct.pack("<Q", STREAM.seed))
         packed[_RHO : _RHO + 8] = bytearray(struct.pack("<Q", STREAM.calls + 1))
+    if STREAM.parts:
+        numbers = [number for pair in STREAM.parts.items() for number in pair]
+        halves = _upper_halves(state)
+        if 2 * len(numbers) >= len(halves):
+            raise UnsupportedOpError(
+                message("torch.get_rng_state", f"random calls were made on {len(STREAM.parts)} "
+                        "parts of meshes since the seeding", "torch's state has room for "
+                        f"{len(halves) // 4} counts", [f"{len(STREAM.parts)} parts"],
+                        "state = weft.rng_state(), beside torch's; weft.set_rng_state(state)")
+            )
+        halves[0] = len(numbers)
+        halves[1 : 1 + 2 * len(numbers)] = np.array(numbers, "<u8").view("<u4")
     return state
+
+
+def _upper_halves(state: torch.Tensor) -> Any:
+    return state.numpy()[_WORDS].view("<u4")[1::2]
 
 
 def from_torch(state: torch.Tensor) -> None:
     """Take what `into_torch` has put into a state that the default generator now has."""
-    packed = state.cpu().contiguous().numpy().tobytes()
+    state = state.cpu().contiguous()
+    packed = state.numpy().tobytes()
     (torch_seed,) = struct.unpack_from("<Q", packed, _SEED_AT)
     (seed,) = struct.unpack_from("<Q", packed, _X)
     (calls,) = struct.unpack_from("<Q", packed, _RHO)
     STREAM.seed, STREAM.calls = (seed, calls - 1) if calls else (torch_seed, 0)
+    halves = _upper_halves(state)
+    numbers = halves[1 : 1 + 2 * int(halves[0])].copy().view("<u8").tolist()
+    STREAM.parts = dict(zip(numbers[::2], numbers[1::2]))
     STREAM.torch_seed = torch.default_generator.initial_seed()

@@ -19,7 +19,7 @@ from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.core.layout import Box
 from weft.errors import CommunicationError, ShardTypeError, message
-from weft.rng import STREAM, Key, Source, samples
+from weft.rng import STREAM, Key, Part, Source, digest_of, samples
 from weft.tensor.meta import intern
 from weft.tensor.placing.arguments import Where, place, shape_of
 from weft.tensor.placing.redistribute import redistribute_to
@@ -59,7 +59,7 @@ def next_key(mesh: BoundMesh, generator: torch.Generator | None = None) -> Key:
         CommunicationError: the ranks of the mesh do not have the same key.
     """
     if generator is None:
-        key = STREAM.next_key()
+        key = STREAM.next_key(_part(mesh))
         known = mesh.cache.get("seeded") is STREAM.token and not mesh.world.debug.on
     else:
         if not isinstance(generator, torch.Generator):
@@ -78,17 +78,49 @@ def next_key(mesh: BoundMesh, generator: torch.Generator | None = None) -> Key:
     return key
 
 
+def _part(mesh: BoundMesh) -> Part | None:
+    """Whose calls are counted with those on this mesh; None of a mesh with all ranks.
+
+    Some axes of a mesh, `mesh["tp"]`, are known by their names, so that all rows of the mesh draw
+    the same, on any number of ranks; another mesh by its ranks.
+    """
+    part = mesh.cache.get("part", False)
+    if part is False:
+        part = mesh.cache["part"] = _part_of(mesh)
+    return part
+
+
+def _part_of(mesh: BoundMesh) -> Part | None:
+    root, axes = mesh.origin or (mesh.abstract, mesh.axis_names)
+    ranks = range(root.size()) if root.ranks is None else sorted(root.ranks)
+    name = ""
+    if len(ranks) < mesh.world.size:
+        name = f"ranks {', '.join(map(str, ranks[:8]))}"
+        if len(ranks) > 8:
+            name += f", ... {ranks[-1]} ({digest_of(str(list(ranks))):x})"
+    places = {axis: at for at, axis in enumerate(root.axis_names)}
+    joined = not places.keys() >= set(axes)  # axes that torch has flattened to one
+    if len(axes) == len(places) or (joined and mesh.size() == root.size()):
+        return Part(name, digest_of(name)) if name else None
+    kept = ", ".join(map(str, sorted(axes, key=lambda axis: places.get(axis, -1))))
+    name = f"axes {kept}" + (f" of {name}" if name else "")
+    return Part(name, digest_of(f"{name} of {root!r}"))
+
+
 def _agree(mesh: BoundMesh, key: Key, is_own: bool) -> None:
     if mesh.size() == 1:
         return
-    keys: list[Any] = mesh.comm(tuple(range(mesh.ndim))).exchange(key)
-    if any(other != key for other in keys):
-        ranks = [f"rank {rank}: seed {seed}, call {call}" for rank, (seed, call) in zip(
-            mesh.group_ranks(range(mesh.ndim)), keys
-        )]
+    part = None if is_own else _part(mesh)
+    told = (key if is_own else (STREAM.seed, key[1]), part and part.name)
+    heard: list[Any] = mesh.comm(tuple(range(mesh.ndim))).exchange(told)
+    if any(other != told for other in heard):
+        ranks = [
+            f"rank {rank}: seed {seed}, call {call}" + (f" of {name}" if name else "")
+            for rank, ((seed, call), name) in zip(mesh.group_ranks(range(mesh.ndim)), heard)
+        ]
         raise CommunicationError(
-            message("a random call", f"the {len(keys)} ranks of {mesh.abstract!r} have "
-                    f"{len(set(keys))} different random states",
+            message("a random call", f"the {len(heard)} ranks of {mesh.abstract!r} have "
+                    f"{len(set(heard))} different random states",
                     "all ranks draw from one global tensor: they have one seed, and make the same "
                     "random calls on ShardTensors", ranks,
                     "generator.manual_seed(0) on all ranks" if is_own else
@@ -105,8 +137,8 @@ def torch_draws(mesh: BoundMesh) -> Iterator[None]:
     """
     generators = [torch.default_generator, *_of_device(mesh.device)]
     before = [generator.get_state() for generator in generators]
-    STREAM.follow()
-    known, key = STREAM.torch_seed, (STREAM.seed, STREAM.calls)
+    key = STREAM.key(_part(mesh))
+    known = STREAM.torch_seed
     seed = int(Source.whole(key, (1,), _CPU).bits64()) & _SEED_MASK
     fresh = [generator.manual_seed(seed).get_state() for generator in generators]
     STREAM.torch_seed = torch.default_generator.initial_seed()
