@@ -131,6 +131,43 @@ def recipes_of(mesh: Any) -> int:
     return sum(len(meta.recipes) for meta in mesh.cache["metas"].values())
 
 
+MOVED: dict[str, Callable[[Any, Any, float], Any]] = {
+    "lerp_": lambda x, y, rate: x.lerp_(y, rate),
+    "lerp_ by keyword": lambda x, y, rate: x.lerp_(end=y, weight=rate),
+    "add_": lambda x, y, rate: x.add_(y, alpha=rate),
+    "sub_": lambda x, y, rate: x.sub_(y, alpha=rate),
+    "torch.sub": lambda x, y, rate: torch.sub(x, y, alpha=rate, out=x),
+    "addcmul_": lambda x, y, rate: x.addcmul_(y, y, value=rate),
+    "equal numbers": lambda x, y, rate: x.add_(y, alpha=rate).add_(0.5),
+}
+"""In-place calls whose other operand has to move: what is computed comes to the target."""
+
+
+@pytest.mark.parametrize("name", MOVED)
+@pytest.mark.parametrize(
+    "specs", [(P("dp"), P(None, "dp")), (P("dp"), P(partial={"dp": "sum"})), (P(), P("dp"))],
+    ids=["other dim", "partial", "replicated"],
+)
+def test_a_rate_that_changes_moves_operands_by_one_recipe(name: str, specs: Any) -> None:
+    """As a decay does that depends on the step, of Adafactor's say."""
+    fn, rates = MOVED[name], [0.5, 0.0, 0.25, 0.125, -0.5, 0.0, 0.75, 0.25]
+    expected = X.clone()
+    for rate in rates:
+        fn(expected, X, rate)
+
+    def program(mesh: Any) -> tuple[Tensor, list[int]]:
+        x, y = (weft.distribute_tensor(X.clone(), mesh, spec) for spec in specs)
+        counts = []
+        for rate in rates:
+            fn(x, y, rate)
+            counts.append(recipes_of(mesh))
+        return x.full_tensor(), counts[2:]  # of zero there is a recipe of its own
+
+    for found, counts in weft.testing.run(program, 2, {"dp": 2}):
+        assert torch.equal(found, expected)
+        assert len(set(counts)) == 1, counts
+
+
 def test_floats_make_no_new_recipes() -> None:
     def on_rank(mesh: Any) -> bool:
         x = weft.distribute_tensor(X, mesh, P("x")).requires_grad_()

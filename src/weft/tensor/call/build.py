@@ -22,7 +22,7 @@ from weft.tensor.call.own import functions as own
 from weft.tensor.call.own import local as own_local
 from weft.tensor.call.parts import Parts
 from weft.tensor.call.program import Composer, Sizes
-from weft.tensor.call.recipe import Alias, Function, Recipe
+from weft.tensor.call.recipe import Alias, Direct, Function, Recipe
 from weft.tensor.call.structure import MAX_STRUCTURES, Structure, numbers_come_from, structure_of
 from weft.tensor.counts import STRUCTURES
 from weft.tensor.counts import TRACES as COUNTS
@@ -45,7 +45,7 @@ from weft.tensor.trace.capture import (
     slots_of,
 )
 from weft.tensor.trace.instead import INSTEAD
-from weft.tensor.trace.trees import fill, flatten, substitute
+from weft.tensor.trace.trees import fill, flatten, leaves, substitute
 
 __all__ = ["BY_DATA", "MAX_TRACES", "TRACES", "reads", "recipe"]
 
@@ -119,6 +119,10 @@ def recipe(
         new = structure_of(trace, builder, tensors) if (
             is_builtin(func) or numbers_come_from(op, (args, kwargs))
         ) else None
+    if type(made) is Direct and made.target is not None and made.args is builder.op.args:
+        places = _floats_of(func, builder.op, args, kwargs)
+        if places:
+            made.let_flow(places)
     by_number = builder.own is not None and not builder.own.by_shape
     numbers_flow = made.as_called and not by_number and _numbers_flow(op)
     if new is not None and structure is not None and found is None:
@@ -390,6 +394,27 @@ def _call_op(op: Op, args: Any, kwargs: Any, device: torch.device, mesh: BoundMe
         with torch_draws(mesh):
             return op.overload(*args, **kwargs)
     return op.overload(*args, **kwargs)
+
+
+def _floats_of(func: Any, op: Op, args: Any, kwargs: Any) -> list[tuple[Any, Any]] | None:
+    """Per float among the op's arguments, its place there and in the call, as `Direct.let_flow`
+    takes them; None where one is not the call's own."""
+    if not is_builtin(func):
+        return None
+    names = [argument.name for argument in op.overload._schema.arguments]
+    found: list[tuple[Any, Any]] = []
+    for at, value in (*enumerate(op.args), *op.kwargs.items()):
+        if type(value) is not float:
+            if leaves(value, float):
+                return None
+            continue
+        place = names.index(at) if type(at) is str else at
+        theirs = place if place < len(args) else names[place]
+        given = args[theirs] if type(theirs) is int else kwargs.get(theirs)
+        if type(given) is not float or given != value:
+            return None
+        found.append((at, theirs))
+    return found
 
 
 def _numbers_flow(op: Op) -> bool:

@@ -116,9 +116,9 @@ class Direct(Recipe):
     """
 
     __slots__ = (
-        "anchor", "args", "bound", "fast", "finishes", "is_quick", "kwargs", "lays", "leave",
-        "local", "moves", "name", "operands", "moved", "result", "results", "single", "target",
-        "why", "write", "write_back",
+        "anchor", "args", "bound", "fast", "finishes", "flowing", "is_quick", "kwargs", "lays",
+        "leave", "local", "moves", "name", "operands", "moved", "result", "results", "single",
+        "target", "why", "write", "write_back",
     )
 
     def __init__(
@@ -146,7 +146,7 @@ class Direct(Recipe):
         self.single = (
             len(results) == 1 and isinstance(result, Slot) and result.index == results[0].slot
         )
-        self.bound = None
+        self.bound, self.flowing = None, ()
         if local is not None and places is not None:
             self.bound = _bound(local, args, kwargs, places)
         self.fast, self.moves, self.leave = None, (), None
@@ -163,7 +163,13 @@ class Direct(Recipe):
 
     @property
     def as_called(self) -> bool:  # type: ignore[override]
-        return self.local is None
+        return self.local is None or bool(self.flowing)
+
+    def let_flow(self, places: Sequence[tuple[Any, Any]]) -> None:
+        """Take floats from each call: per float, its place in the local op's arguments and in the
+        call's (numbers of positional ones, names of others). Of an in-place op."""
+        assert self.target is not None
+        self.flowing = tuple(places)
 
     def resized(
         self, operands: tuple[tuple[int, Transition], ...], results: tuple[Result, ...]
@@ -194,7 +200,10 @@ class Direct(Recipe):
             feed = iter(locals_)
             out = func(*substitute(args, feed), **substitute(kwargs, feed))
         else:
-            out = self.local(*fill(self.args, locals_), **fill(self.kwargs, locals_))
+            opened, named = fill(self.args, locals_), fill(self.kwargs, locals_)
+            if self.flowing:
+                opened, named = _with_numbers(opened, named, self.flowing, args, kwargs)
+            out = self.local(*opened, **named)
         if self.target is not None:
             return self._finish_in_place(tensors, out)
         if self.anchor:
@@ -331,6 +340,20 @@ def _bound(
     return lambda opened: local(
         *[arg if at is None else opened[at] for at, arg in zip(order, args)], **named
     )
+
+
+def _with_numbers(
+    opened: Any, named: Any, places: Sequence[tuple[Any, Any]], args: Any, kwargs: Any
+) -> tuple[list[Any], dict[str, Any]]:
+    """The local op's arguments with the floats of this call."""
+    opened, named = list(opened), dict(named)
+    for mine, theirs in places:
+        value = args[theirs] if type(theirs) is int else kwargs[theirs]
+        if type(mine) is int:
+            opened[mine] = value
+        else:
+            named[mine] = value
+    return opened, named
 
 
 def tied(out: Any, anchor: Sequence[Sequence[int]], locals_: Sequence[torch.Tensor]) -> Any:
