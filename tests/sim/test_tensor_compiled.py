@@ -15,11 +15,10 @@ from tests.sharded import Make, agree
 from weft import P, WeftWarning
 from weft.tensor.call import compiled
 
-pytestmark = pytest.mark.usefixtures("memory_order_unwatched")  # TorchDynamo looks at setters
-
 X = torch.arange(1.0, 31.0, dtype=torch.float64).view(5, 6) / 8
 
 pytestmark = [
+    pytest.mark.usefixtures("memory_order_unwatched"),  # TorchDynamo looks at setters
     pytest.mark.filterwarnings("ignore:torch.compile. a compiled function:weft.WeftWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
 ]
