@@ -247,3 +247,39 @@ def test_local_tensors_of_two_kinds(gloo: GlooWorld, kind: str, sizes: str) -> N
     texts = [text for text, _ in said]
     assert all(f"Offenders: {KINDS[kind][1]}" in texts[rank] for rank in (0, 1, 3)), texts
     assert texts[2] == texts[0] or texts[2].startswith("from_local(local_tensor): it is of type")
+
+
+GIVEN: dict[str, Callable[[bool], Any]] = {
+    "rows": lambda odd: torch.ones(6 if odd else 4, 3),
+    "fewer rows": lambda odd: torch.ones(2 if odd else 4, 3),
+    "dtype": lambda odd: torch.ones(4, 3, dtype=torch.float64 if odd else torch.float32),
+    "list": lambda odd: [1.0] if odd else torch.ones(4, 3),
+    "order": lambda odd: torch.arange(12.0).view(4, 3) if odd else torch.arange(
+        12.0).view(4, 3).t().contiguous().t(),
+}
+
+
+def given_on_rank(mesh: Any, kind: str, source: int) -> tuple[list[str], float]:
+    said = []
+    for spec in (P("dp"), P(), P("dp", "tp")):
+        try:
+            x = weft.distribute_tensor(
+                GIVEN[kind](mesh.rank == 2), mesh, spec, src_data_rank=source)
+            said.append(f"{x.stride()} {x.full_tensor().tolist()}")
+        except WeftError as error:
+            said.append(str(error))
+    return said, weft.distribute_tensor(torch.ones(4), mesh, P("dp")).sum().item()  # in step
+
+
+@pytest.mark.parametrize("source", [0, 2])
+@pytest.mark.parametrize("kind", GIVEN)
+def test_ranks_distribute_one_tensor(gloo: GlooWorld, kind: str, source: int) -> None:
+    outcomes = gloo.run(given_on_rank, MESH, kind, source)
+    assert [total for _, total in outcomes] == [4.0] * 4
+    for said in zip(*[said for said, _ in outcomes]):
+        if kind == "order":  # the source's counts
+            due = f"{(1, 4) if source == 0 else (3, 1)} "
+            assert said == (due + str(torch.arange(12.0).view(4, 3).tolist()),) * 4
+        else:
+            assert said[0] == said[1] == said[3] and said[0].startswith("distribute_tensor(")
+            assert "Offenders: " in said[0] and "Offenders: " in said[2]

@@ -32,6 +32,7 @@ from weft.nn.pins import InputFn, OutputFn
 from weft.nn.report import MATCHED
 from weft.tensor import ShardTensor, distribute_tensor
 from weft.tensor.placing.in_place import take_along
+from weft.tensor.placing.scatter import distributed_alike
 
 __all__ = ["distribute_module"]
 
@@ -105,9 +106,9 @@ def distribute_module(
     pins = pins_of(module, shardings, activations, mesh)
     _refuse_other_layouts(matches, mesh)
     refuse_holders(named for named in tensors if not isinstance(named.tensor, ShardTensor))
+    make = distributed_alike("distribute_module(module)", _plain(matches), mesh, src_data_rank)
     new = {
-        id(match.named.tensor): _replace(match.named, mesh, match.layout, src_data_rank)
-        for match in matches
+        id(match.named.tensor): _replace(match.named, make) for match in matches
     }
     replace_references(module, new)
     for pinned in pins:
@@ -220,21 +221,29 @@ def _refuse_sparse(tensors: Sequence[Named]) -> None:
         )
 
 
-def _replace(
-    named: Named, mesh: BoundMesh, layout: Layout, src_data_rank: int | None
-) -> torch.Tensor:
+def _plain(matches: Sequence[Matched]) -> dict[str, tuple[torch.Tensor, Layout]]:
+    """What is yet to be distributed, gradients included, by name."""
+    found: dict[str, tuple[torch.Tensor, Layout]] = {}
+    for match in matches:
+        tensor, name = match.named.tensor, match.named.name
+        if not isinstance(tensor, ShardTensor):
+            found[name] = tensor.detach(), match.layout
+            if isinstance(tensor, nn.Parameter) and tensor.grad is not None:
+                found[f"{name}.grad"] = tensor.grad.detach(), match.layout
+    return found
+
+
+def _replace(named: Named, make: Callable[[str, torch.Tensor], ShardTensor]) -> torch.Tensor:
     """Put a ShardTensor in the place of a tensor; gives what is there now."""
     old = named.tensor
     if isinstance(old, ShardTensor):
         return old  # an optimizer may hold it
-    new: torch.Tensor = distribute_tensor(
-        old.detach(), mesh, layout, src_data_rank=src_data_rank)
+    new: torch.Tensor = make(named.name, old.detach())
     if isinstance(old, nn.Parameter):
         new = nn.Parameter(new, requires_grad=old.requires_grad)
         replaced(named.name, old)
         if old.grad is not None:
-            new.grad = distribute_tensor(
-                old.grad.detach(), mesh, layout, src_data_rank=src_data_rank)
+            new.grad = make(f"{named.name}.grad", old.grad.detach())
     take_along(old, new)
     put(named, new)
     return new

@@ -19,7 +19,7 @@ from weft.errors import LayoutError, WeftError, message
 from weft.tensor.meta import memory_order, strides_in_order
 from weft.tensor.placing.sizes import form_of
 
-__all__ = ["agreed_layout", "check_over_ranks"]
+__all__ = ["agreed_layout", "check_over_ranks", "exchanged"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def agreed_layout(
         except WeftError as error:
             fault = error
     facts = None if form is None else _facts(local, (form.dims, form.partial))
-    told = _exchange(call, mesh, facts, fault)
+    told = exchanged(call, mesh, facts, fault)
     assert form is not None
     sizes, wrong = _sizes(told, mesh, form)
     kinds = _other_kinds(told, mesh)
@@ -88,10 +88,10 @@ def _facts(local: torch.Tensor, said: Any, digest: int = 0) -> _Facts:
                   digest)
 
 
-def _exchange(
-    call: str, mesh: BoundMesh, facts: _Facts | None, fault: WeftError | None
-) -> list[_Facts]:
-    """The facts of all ranks.
+def exchanged(
+    call: str, mesh: BoundMesh, facts: Any, fault: WeftError | None
+) -> list[Any]:
+    """The facts of all ranks, in mesh order; they are no tuples.
 
     Raises:
         WeftError: on all of them, where one has none to tell: its own fault on that rank.
@@ -104,10 +104,10 @@ def _exchange(
     if wrong:
         kind = wrong[0][1][0]
         raise kind(
-            message(call, f"{len(wrong)} of {len(told)} ranks give what is no block of the tensor",
-                    "every rank gives its own block", [
+            message(call, f"{len(wrong)} of {len(told)} ranks give what cannot be used",
+                    "every rank does its part of one call", [
                         f"rank {mesh.rank_at(at)}: {text}" for at, (_, text) in wrong
-                    ], "check each rank's local tensor")
+                    ], "check what these ranks pass")
         )
     return told
 
@@ -219,7 +219,7 @@ def check_over_ranks(
     facts = None
     if fault is None:
         facts = _facts(local, str(layout), _digest(local))
-    told = _exchange(call, mesh, facts, fault)
+    told = exchanged(call, mesh, facts, fault)
     assert layout is not None
     wrong: list[str] = []
     replicas: dict[Any, tuple[int, int]] = {}

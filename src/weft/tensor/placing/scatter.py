@@ -10,22 +10,33 @@ rank receives its block in place: no rank but the source ever holds more.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from operator import index
 from typing import Any
 
 import torch
 
 from weft.comm import BoundMesh, Communicator, as_bound_mesh
 from weft.core import Layout
-from weft.errors import LayoutError, MeshError, message
+from weft.errors import LayoutError, MeshError, ShardTypeError, WeftError, message
+from weft.tensor.placing.agreed import exchanged
 from weft.tensor.placing.arguments import mesh_and_placements
+from weft.tensor.placing.described import (
+    Order,
+    Strides,
+    compared,
+    facts_of,
+    order_in,
+    strides_of,
+)
 from weft.tensor.placing.enter import transition_between
-from weft.tensor.placing.foreign import taken
-from weft.tensor.placing.layouts import as_layout, check_given, local_to_sharded
+from weft.tensor.placing.foreign import is_foreign, taken
+from weft.tensor.placing.layouts import as_layout, check_given, check_tensor, local_to_sharded
 from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.terms import own
+from weft.transport.order import order_of
 
-__all__ = ["distribute_tensor", "scatter_tensor"]
+__all__ = ["distribute_tensor", "distributed_alike", "scatter_tensor"]
 
 
 def distribute_tensor(
@@ -40,37 +51,109 @@ def distribute_tensor(
         device_mesh: the mesh; None means the current one.
         placements: placements, P or Layout; None replicates.
         src_data_rank: the rank whose data count (the mesh's first, when it holds no such rank):
-            it sends each rank its block. None takes each rank's own and communicates nothing.
+            it sends each rank its block. Ranks first compare what they pass. None takes each
+            rank's own and communicates nothing; debug mode compares.
 
     Raises:
-        LayoutError: `tensor` is distributed already, in another way.
-        UnsupportedOpError: it is sparse or nested.
+        LayoutError: `tensor` is distributed already, in another way; on all ranks, where they pass
+            other shapes, dtypes or placements.
+        ShardTypeError: it is no tensor. UnsupportedOpError: it is sparse or nested.
     """
     device_mesh, placements = mesh_and_placements(device_mesh, placements)
     mesh = as_bound_mesh(device_mesh)
-    tensor = taken(tensor, mesh)
-    layout = as_layout(mesh, tensor.shape, placements)
+    tensor = taken(tensor, mesh) if isinstance(tensor, torch.Tensor) else tensor
+    call = "distribute_tensor(tensor)"
     if type(tensor) is ShardTensor:
+        layout = as_layout(mesh, tensor.shape, placements)
         if tensor.sharding != layout:
             raise LayoutError(
-                message("distribute_tensor(tensor)", f"it is distributed as {tensor.sharding}, not "
-                        f"as {layout}", "a distributed tensor passes unchanged or not at all",
+                message(call, f"it is distributed as {tensor.sharding}, not as {layout}",
+                        "a distributed tensor passes unchanged or not at all",
                         [str(tensor.sharding)], "x.redistribute(placements=...)")
             )
         return tensor
-    check_given(tensor, "distribute_tensor(tensor)")
-    full, requires_grad = tensor.detach(), tensor.requires_grad
+    source = None if src_data_rank is None else _source(call, src_data_rank, mesh)
+    layout, fault = _described(call, tensor, mesh, placements)
+    mine = [] if layout is None else [facts_of("", tensor, layout)]
+    sends = source is not None and not (fault is None and tensor.is_meta)
+    if mesh.here is not None and (sends or mesh.world.debug.on):
+        mine = compared(call, mesh, mine, fault, source or 0)
+    if fault is not None:
+        raise fault
+    assert layout is not None
+    return _laid_out(tensor, mesh, layout, source, mine[0].strides)
+
+
+def distributed_alike(
+    call: str, tensors: Mapping[str, tuple[torch.Tensor, Layout]], mesh: BoundMesh,
+    src_data_rank: int | None,
+) -> Callable[[str, torch.Tensor], ShardTensor]:
+    """What distributes these plain tensors, by name, one after the other.
+
+    Ranks compare all of them here, at once, as `distribute_tensor` compares one.
+
+    Raises:
+        LayoutError: on all ranks, where they have other tensors.
+    """
+    source = None if src_data_rank is None else _source(call, src_data_rank, mesh)
+    layouts = {name: layout for name, (_, layout) in tensors.items()}
+    given = {name: one for name, one in tensors.items() if not is_foreign(one[0])}
+    for name, (tensor, _) in given.items():
+        check_given(tensor, f"{call}: {name}")
+    facts = [facts_of(name, *one) for name, one in given.items()]
+    sends = source is not None and not all(tensor.is_meta for tensor, _ in given.values())
+    if mesh.here is not None and (sends or mesh.world.debug.on):
+        facts = compared(call, mesh, facts, None, source or 0)
+    strides = {one.name: one.strides for one in facts}
+
+    def make(name: str, tensor: torch.Tensor) -> ShardTensor:
+        if name not in strides:
+            return distribute_tensor(tensor, mesh, layouts[name], src_data_rank=src_data_rank)
+        return _laid_out(tensor, mesh, layouts[name], source, strides[name])
+
+    return make
+
+
+def _laid_out(
+    tensor: torch.Tensor, mesh: BoundMesh, layout: Layout, source: int | None, strides: Strides
+) -> ShardTensor:
+    """The leaf of a full tensor: of the source's, or of each rank's own."""
+    full, requires_grad, order = tensor.detach(), tensor.requires_grad, order_in(layout, strides)
     if mesh.here is None:
         local = full.new_empty(0)
     elif full.is_meta and mesh.device.type != "meta":  # nothing to send
-        local = full.new_empty(layout.local_shape_at(mesh.here)).requires_grad_(requires_grad)
-        return local_to_sharded(own(local), mesh, layout)
-    elif src_data_rank is None:
-        local = _copied(_block(full, layout, mesh.here), mesh)
+        local = _lying(full.new_empty(_shape(layout, mesh.here, order)), order)
+    elif source is None:
+        local = _lying(_copied(_block(full, layout, mesh.here, order), mesh), order)
     else:
-        source = mesh.position_of_rank(src_data_rank) or 0
-        local = _scattered(full, full.dtype, mesh, layout, mesh.coordinate(source))
-    return _leaf(local, mesh, layout, requires_grad)
+        local = _scattered(full, full.dtype, mesh, layout, mesh.coordinate(source), order)
+    return _leaf(local, mesh, layout, requires_grad, strides)
+
+
+def _described(
+    call: str, tensor: Any, mesh: BoundMesh, placements: Any
+) -> tuple[Layout | None, WeftError | None]:
+    """Its layout, or why there is none."""
+    try:
+        check_tensor(tensor, call)
+        check_given(tensor, call)
+        return as_layout(mesh, tensor.shape, placements), None
+    except WeftError as error:
+        return None, error
+
+
+def _source(call: str, rank: Any, mesh: BoundMesh) -> int:
+    """The position of the source: the mesh's first, where it holds no such rank."""
+    if not isinstance(rank, int) or isinstance(rank, bool):
+        raise _no_rank(call.replace("tensor)", "src_data_rank=)"), rank, mesh)
+    return mesh.position_of_rank(rank) or 0
+
+
+def _no_rank(call: str, rank: Any, mesh: BoundMesh) -> ShardTypeError:
+    return ShardTypeError(
+        message(call, f"{rank!r} is of type {type(rank).__name__}", "the source is a rank, a "
+                "whole number", [repr(rank)], f"{call.split('(')[0]}(..., {mesh.rank_at(0)}, ...)")
+    )
 
 
 def scatter_tensor(
@@ -94,35 +177,69 @@ def scatter_tensor(
         requires_grad: whether the result wants a gradient.
 
     Raises:
-        MeshError: `global_src` is no rank of the mesh.
+        MeshError: `global_src` is no rank of the mesh. ShardTypeError: it is no number; the source
+            has no plain tensor.
         LayoutError: on all ranks, when the source has no tensor, or another shape or dtype than
             some rank says; on a rank outside the mesh that says none.
     """
     bound = as_bound_mesh(mesh, "mesh")
+    call = "scatter_tensor(global_src)"
+    if not isinstance(global_src, int) or isinstance(global_src, bool):
+        raise _no_rank(call, global_src, bound)
     source = bound.position_of_rank(global_src)
     if source is None:
         raise MeshError(
-            message("scatter_tensor(global_src)", f"rank {global_src} is outside {bound!r}",
+            message(call, f"rank {global_src} is outside {bound!r}",
                     "the source is one of the mesh's ranks", [global_src],
                     f"scatter_tensor(tensor, {bound.rank_at(0)}, ...)")
         )
-    full = tensor.detach() if tensor is not None and bound.rank == global_src else None
-    shape, dtype = _facts(full, bound, source, global_shape, dtype)
+    full, fault = None, None
+    if tensor is not None and bound.rank == global_src:
+        full, fault = _full(tensor)
+    shape, dtype, strides = _told(full, fault, bound, source, global_shape, dtype)
     layout = as_layout(bound, shape, placements)
+    order = order_in(layout, strides)
     if bound.here is None:
         local = torch.empty(0, dtype=dtype, device=bound.device)
     else:
-        local = _scattered(full, dtype, bound, layout, bound.coordinate(source))
-    return _leaf(local, bound, layout, requires_grad)
+        local = _scattered(full, dtype, bound, layout, bound.coordinate(source), order)
+    return _leaf(local, bound, layout, requires_grad, strides)
 
 
-def _facts(
-    full: torch.Tensor | None, mesh: BoundMesh, source: int, shape: Sequence[int] | None,
-    dtype: torch.dtype | None,
-) -> tuple[tuple[int, ...], torch.dtype]:
-    """Shape and dtype of the source's tensor, the same on every rank."""
-    said = None if shape is None else tuple(shape)
+def _full(tensor: Any) -> tuple[torch.Tensor | None, WeftError | None]:
+    """What the source has, or why it cannot be scattered."""
+    call = "scatter_tensor(tensor)"
+    try:
+        check_tensor(tensor, call)
+        if type(tensor) is ShardTensor or is_foreign(tensor):
+            what = str(tensor.sharding) if type(tensor) is ShardTensor else type(tensor).__name__
+            raise ShardTypeError(
+                message(call, f"it is distributed already, as {what}",
+                        "the source has the full tensor, a plain torch.Tensor", [what],
+                        "x.redistribute(mesh, placements)")
+            )
+        check_given(tensor, call)
+    except WeftError as error:
+        return None, error
+    return tensor.detach(), None
+
+
+def _told(
+    full: torch.Tensor | None, fault: WeftError | None, mesh: BoundMesh, source: int,
+    shape: Any, dtype: torch.dtype | None,
+) -> tuple[tuple[int, ...], torch.dtype, Strides]:
+    """Shape, dtype and strides of the source's tensor, the same on every rank."""
+    said: Any = shape
+    try:
+        said = None if shape is None else tuple([index(length) for length in shape])
+    except TypeError:
+        fault = fault or ShardTypeError(
+            message("scatter_tensor(global_shape=)", f"it is {shape!r}",
+                    "a global shape is a tuple of lengths", [repr(shape)], "global_shape=(8, 4)")
+        )
     if mesh.here is None:
+        if fault is not None:
+            raise fault
         if said is None or dtype is None:
             raise LayoutError(
                 message("scatter_tensor(global_shape, dtype)", f"they are {shape} and {dtype} on "
@@ -131,9 +248,9 @@ def _facts(
                         "dtype all the same", [mesh.rank],
                         "scatter_tensor(..., global_shape=(8, 4), dtype=torch.float32)")
             )
-        return said, dtype
-    mine = None if full is None else (tuple(full.shape), full.dtype)
-    told: list[Any] = mesh.comm(tuple(range(mesh.ndim))).exchange((mine, said, dtype))
+        return said, dtype, None
+    mine = None if full is None else (tuple(full.shape), full.dtype, strides_of(full))
+    told: list[Any] = exchanged("scatter_tensor(tensor)", mesh, [mine, said, dtype], fault)
     truth = told[source][0]
     wrong = [] if truth else [f"rank {mesh.rank_at(source)}: None"]
     for position, (_, shape_there, dtype_there) in enumerate(told if truth else ()):
@@ -151,23 +268,43 @@ def _facts(
 
 
 def _leaf(
-    local: torch.Tensor, mesh: BoundMesh, layout: Layout, requires_grad: bool
+    local: torch.Tensor, mesh: BoundMesh, layout: Layout, requires_grad: bool, strides: Strides
 ) -> ShardTensor:
     """The leaf of a local tensor that holds the value (not yet a term of it)."""
-    if layout.is_partial and mesh.here is not None:
-        to_partial = transition_between(mesh, _value(layout), layout)
+    if layout.is_partial and mesh.here is not None and not local.is_meta:
+        to_partial = transition_between(
+            mesh, _value(layout), layout,
+            order=None if strides is None else order_of(layout.shape, strides),
+        )
         local = local if to_partial is None else to_partial(local)
     own(local.requires_grad_(requires_grad))
-    return local_to_sharded(local, mesh, layout)
+    return local_to_sharded(local, mesh, layout, strides)
 
 
 def _value(layout: Layout) -> Layout:
     return layout.replace(cuts=layout.cuts, partial=(None,) * layout.mesh.ndim)
 
 
-def _block(tensor: torch.Tensor, layout: Layout, coordinate: Sequence[int]) -> torch.Tensor:
+def _block(
+    tensor: torch.Tensor, layout: Layout, coordinate: Sequence[int], order: Order
+) -> torch.Tensor:
+    """A block, its dims in the order in which they lie in memory."""
     box = layout.box_at(coordinate)
-    return tensor[tuple(slice(start, stop) for start, stop in box)]
+    block = tensor[tuple(slice(start, stop) for start, stop in box)]
+    return block if order is None else block.permute(order)
+
+
+def _shape(layout: Layout, coordinate: Sequence[int], order: Order) -> tuple[int, ...]:
+    """Of such a block."""
+    shape = layout.local_shape_at(coordinate)
+    return shape if order is None else tuple([shape[dim] for dim in order])
+
+
+def _lying(block: torch.Tensor, order: Order) -> torch.Tensor:
+    """Such a block as the local tensor: the same memory, dims in their own order."""
+    if order is None:
+        return block
+    return block.permute([order.index(dim) for dim in range(len(order))])
 
 
 def _copied(block: torch.Tensor, mesh: BoundMesh) -> torch.Tensor:
@@ -177,7 +314,7 @@ def _copied(block: torch.Tensor, mesh: BoundMesh) -> torch.Tensor:
 
 def _scattered(
     full: torch.Tensor | None, dtype: torch.dtype, mesh: BoundMesh, layout: Layout,
-    source: tuple[int, ...],
+    source: tuple[int, ...], order: Order,
 ) -> torch.Tensor:
     """This rank's block of the tensor that the rank at coordinate `source` has."""
     here = mesh.here
@@ -187,21 +324,21 @@ def _scattered(
     copies = tuple(axis for axis in range(mesh.ndim) if axis not in cutting)
     if here == source:
         assert full is not None
-        local = _copied(_block(full, layout, here), mesh)
+        local = _copied(_block(full, layout, here, order), mesh)
     else:
         full = None
-        local = torch.empty(layout.local_shape_at(here), dtype=dtype, device=mesh.device)
+        local = torch.empty(_shape(layout, here, order), dtype=dtype, device=mesh.device)
     takers, peers = mesh.comm(over), mesh.comm(copies)
     if all(here[axis] == source[axis] for axis in copies):
-        _send_blocks(full, local, mesh, layout, takers, _place(mesh, over, source))
-    if peers.size == 1:
-        return local
-    return peers.broadcast(local, _place(mesh, copies, source))
+        _send_blocks(full, local, mesh, layout, takers, _place(mesh, over, source), order)
+    if peers.size > 1:
+        local = peers.broadcast(local, _place(mesh, copies, source))
+    return _lying(local, order)
 
 
 def _send_blocks(
     full: torch.Tensor | None, local: torch.Tensor, mesh: BoundMesh, layout: Layout,
-    comm: Communicator, place: int,
+    comm: Communicator, place: int, order: Order,
 ) -> None:
     """From the source, at a place of the group, to the ranks that differ in axes that cut."""
     send, recv = [], []
@@ -212,7 +349,7 @@ def _send_blocks(
             if to != place:
                 position = mesh.position_of_rank(rank)
                 assert position is not None
-                block = _block(full, layout, mesh.coordinate(position)).to(mesh.device)
+                block = _block(full, layout, mesh.coordinate(position), order).to(mesh.device)
                 block = block.contiguous()
                 send += [(to, block)] if block.numel() else []
     comm.swap(send, recv, local.dtype)()

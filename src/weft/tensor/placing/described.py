@@ -1,0 +1,94 @@
+"""What ranks say of full tensors that they distribute together: compared over the mesh."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any
+
+import torch
+
+from weft.comm import BoundMesh
+from weft.core import Layout
+from weft.errors import LayoutError, WeftError, message
+from weft.tensor.meta import contiguous_strides, memory_order
+from weft.tensor.placing.agreed import exchanged
+
+__all__ = ["Facts", "Order", "Strides", "compared", "facts_of", "order_in", "strides_of"]
+
+Strides = tuple[int, ...] | None
+"""Of a tensor without gaps; None is row-major."""
+
+Order = tuple[int, ...] | None
+"""All dims, from the one that steps farthest in memory to the one that steps least."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What one rank says of a full tensor; `parts` are those of its layout."""
+
+    name: str
+    dtype: torch.dtype
+    strides: Strides
+    requires_grad: bool
+    parts: tuple[Any, ...]
+
+    def says(self, other: Facts) -> bool:
+        """The same, but for the order in memory, where the source's counts."""
+        return (self.name, self.dtype, self.requires_grad, self.parts) == (
+            other.name, other.dtype, other.requires_grad, other.parts)
+
+    def text(self, mesh: BoundMesh) -> str:
+        """The layout, as it is printed."""
+        layout = Layout.make(mesh.abstract, *self.parts)
+        text = layout.text(str(self.dtype).removeprefix("torch."))
+        return f"{self.name} {text}".strip() + (" that requires grad" if self.requires_grad else "")
+
+
+def facts_of(name: str, tensor: torch.Tensor, layout: Layout) -> Facts:
+    parts = layout.shape, layout.dims, layout.cuts, layout.partial
+    return Facts(name, tensor.dtype, strides_of(tensor), tensor.requires_grad, parts)
+
+
+def strides_of(tensor: torch.Tensor) -> Strides:
+    """Those of a copy."""
+    if tensor.is_contiguous():
+        return None
+    strides = torch.empty_like(tensor, device="meta").stride()
+    return None if strides == contiguous_strides(tensor.shape) else strides
+
+
+def order_in(layout: Layout, strides: Strides) -> Order:
+    return None if strides is None else memory_order(layout.shape, strides)
+
+
+def compared(
+    call: str, mesh: BoundMesh, mine: list[Facts], fault: WeftError | None, source: int
+) -> list[Facts]:
+    """The facts of the source, where all ranks say the same.
+
+    Raises:
+        LayoutError: on all ranks, when they do not; `fault` where there is one.
+    """
+    told: list[list[Facts]] = exchanged(call, mesh, mine, fault)
+    truth = told[source]
+    wrong, first = [], None
+    for at, theirs in enumerate(told):
+        pair = next((
+            pair for pair in zip_longest(theirs, truth)
+            if None in pair or not pair[0].says(pair[1])
+        ), None)
+        if pair is not None:
+            first = first or pair[1]
+            wrong.append(f"rank {mesh.rank_at(at)}: " + (
+                "no more" if pair[0] is None else pair[0].text(mesh)))
+    if wrong:
+        has = "no more" if first is None else first.text(mesh)
+        raise LayoutError(
+            message(call, f"rank {mesh.rank_at(source)} has {has}, and {len(wrong)} ranks another",
+                    "all ranks pass tensors of one shape and dtype, which all or none want a "
+                    "gradient of, and the same placements", wrong,
+                    "torch.empty_like(full) on ranks whose data do not count, or "
+                    "scatter_tensor(full_or_None, source, mesh, placements)")
+        )
+    return truth
