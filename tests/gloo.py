@@ -27,6 +27,7 @@ import torch
 import torch.distributed as dist
 
 import weft.comm
+from tests import memory_order
 from weft.core import Mesh
 from weft.errors import CommunicationError
 
@@ -121,6 +122,7 @@ class GlooWorld:
 def _serve(rank: int, size: int, store: str, timeout: float, pipe: Connection) -> None:
     os.environ["WEFT_TIMEOUT"] = str(timeout)
     torch.set_num_threads(1)
+    memory_order.watch()
     gc.freeze()  # a collection looks at all that is imported, for 0.2 s
     dist.init_process_group(
         "gloo", init_method=f"file://{store}", rank=rank, world_size=size,
