@@ -24,6 +24,7 @@ from weft.errors import ShardTypeError, UnsupportedOpError, message
 from weft.tensor.counts import AGAIN, CALLS, NAN
 from weft.tensor.meta import Meta, autocast_state
 from weft.tensor.modes import STRICT, num_dispatch_modes, transforms
+from weft.tensor.module_name import ServedByTorch
 from weft.tensor.terms import own
 from weft.tensor.torch_collectives import refusal, sends
 from weft.tensor.written import version_of as version_of_memory
@@ -84,6 +85,8 @@ class ShardTensor(torch.Tensor):
     Not made directly: see `distribute_tensor`, `ShardTensor.from_local`, `weft.zeros` and the like.
     `shape`, `dtype` and strides are those of the global tensor.
     """
+
+    __module__ = ServedByTorch(__name__)
 
     # No slots: a plain Parameter can become a ShardTensor only where instances of both classes
     # are laid out alike (`placing.in_place`).
