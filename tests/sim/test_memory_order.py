@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 import weft
 from tests.memory_order import WrongOrder, disagreement
@@ -177,3 +178,55 @@ def test_from_local_of_given_strides() -> None:
         assert y.view(12).full_tensor().tolist() == [0, 2, 4, 1, 3, 5] * 2
 
     on_ranks(on_rank, 2)
+
+
+# A model of images, as many write it.
+
+
+class Quantizing(nn.Module):
+    """A resnet block, attention over places, and the nearest code of each place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.conv = nn.GroupNorm(2, 4), nn.Conv2d(4, 8, 3, padding=1)
+        self.short, self.norm_2 = nn.Conv2d(4, 8, 1), nn.GroupNorm(4, 8)
+        self.to_q, self.to_k, self.to_v = (nn.Linear(8, 8) for _ in range(3))
+        self.to_out, self.codes = nn.Linear(8, 8), nn.Embedding(5, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.short(x) + self.conv(F.silu(self.norm(x)))
+        batch, channels, height, width = x.shape
+        y = self.norm_2(x.view(batch, channels, height * width)).transpose(1, 2)
+        q, k, v = (
+            to(y).view(batch, -1, 2, channels // 2).transpose(1, 2)
+            for to in (self.to_q, self.to_k, self.to_v)
+        )
+        y = F.scaled_dot_product_attention(q, k, v)
+        y = self.to_out(y.transpose(1, 2).reshape(batch, -1, channels))
+        x = x + y.transpose(-1, -2).reshape(batch, channels, height, width)
+        places = x.permute(0, 2, 3, 1).contiguous()
+        nearest = torch.cdist(places.view(-1, channels), self.codes.weight).argmin(1)
+        found = self.codes(nearest).view(places.shape)
+        return (places + (found - places).detach() + found).permute(0, 3, 1, 2).contiguous()
+
+
+@pytest.mark.parametrize("cut", range(4))
+@pytest.mark.parametrize("channels_cut", [False, True])
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_quantizing(num_ranks: int, channels_cut: bool, cut: int) -> None:
+    torch.manual_seed(0)
+    model, image = Quantizing().double(), torch.randn(3, 4, 4, 5, dtype=torch.float64)
+    due = model(image)
+    due.square().sum().backward()
+    shardings = {"conv.*": P("tp"), "to_*.*": P("tp")} if channels_cut else {}
+
+    def on_rank(mesh: Any) -> None:
+        mine: Any = weft.distribute_module(copy.deepcopy(model), mesh, shardings=shardings)
+        mine.zero_grad()
+        out = mine(weft.distribute_tensor(image, mesh, P(*[None] * cut, "tp")))
+        same(out.full_tensor().detach(), due.detach(), "images")
+        out.square().sum().backward()
+        for one, other in zip(mine.parameters(), model.parameters()):
+            same(one.grad.full_tensor(), other.grad, "gradient")
+
+    on_ranks(on_rank, num_ranks)
