@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed import tensor as dtensor
+from torch.distributed.fsdp import fully_shard
 
 import weft
 from tests.gloo import GlooWorld
@@ -146,3 +147,21 @@ def kept(mesh: Any) -> list[float]:
 def test_each_rank_s_own_values(gloo: GlooWorld) -> None:
     for found in gloo.run(kept, MESH):
         assert found == pytest.approx([0, 0, 1, 1, 2, 2, 3, 3])
+
+
+def wrapped(mesh: Any) -> list[str]:
+    told = []
+    module = weft.distribute_module(build(), mesh, shardings={"*": P("dp")})
+    for wrap in (fully_shard, nn.parallel.DistributedDataParallel):
+        with pytest.raises(ModuleError) as caught:
+            wrap(module)
+        told.append(str(caught.value))
+    return told
+
+
+def test_wrappers_of_torch_raise_on_all_ranks(gloo: GlooWorld) -> None:
+    """`fully_shard` used to abort the processes in C++."""
+    first, *others = gloo.run(wrapped, MESH)
+    assert [text.split(":")[0] for text in first] == [
+        "fully_shard(module)", "DistributedDataParallel(module)"]
+    assert all(other == first for other in others)

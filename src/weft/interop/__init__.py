@@ -1,6 +1,6 @@
-"""torch's DTensor in and out, torch's checkpoints, and torch's collectives, which refuse."""
+"""torch's DTensor in and out, its checkpoints, and its collectives and wrappers, which refuse."""
 
-from weft.interop import checkpoint, collectives, dtensor
+from weft.interop import checkpoint, collectives, dtensor, wrappers
 from weft.interop.dtensor import from_dtensor, to_dtensor
 
 __all__ = ["from_dtensor", "to_dtensor"]
@@ -8,3 +8,4 @@ __all__ = ["from_dtensor", "to_dtensor"]
 checkpoint.install()
 collectives.install()
 dtensor.install()
+wrappers.install()
