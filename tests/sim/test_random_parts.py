@@ -205,6 +205,27 @@ def test_torch_reads_a_state_that_counts_parts() -> None:
     weft.testing.run(program, mesh=MESH)
 
 
+def test_members_take_a_seed_of_their_own_for_a_while() -> None:
+    def program(mesh: Any) -> Any:
+        torch.manual_seed(3)
+        pair = weft.init_mesh({"x": 2}, ranks=(0, 2))
+        seen: list[Any] = [draw(mesh)]
+        if pair.here is not None:
+            for _ in range(2):
+                with weft.fork_rng():
+                    weft.manual_seed(1)
+                    seen.append(draw(pair))
+            assert seen.pop() == seen.pop() != draw(pair)
+        return [*seen, draw(mesh), draw(mesh)]
+
+    def without(mesh: Any) -> list[Any]:
+        torch.manual_seed(3)
+        return [draw(mesh) for _ in range(3)]
+
+    assert alike(weft.testing.run(program, mesh=MESH)) == alike(
+        weft.testing.run(without, mesh=MESH))
+
+
 def test_what_torchs_state_cannot_hold_is_told() -> None:
     def program(mesh: Any) -> str:
         torch.manual_seed(5)
