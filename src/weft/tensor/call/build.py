@@ -408,9 +408,9 @@ def _floats_of(func: Any, op: Op, args: Any, kwargs: Any) -> list[tuple[Any, Any
             if leaves(value, float):
                 return None
             continue
-        place = names.index(at) if type(at) is str else at
+        place = names.index(at) if isinstance(at, str) else at
         theirs = place if place < len(args) else names[place]
-        given = args[theirs] if type(theirs) is int else kwargs.get(theirs)
+        given = args[theirs] if isinstance(theirs, int) else kwargs.get(theirs)
         if type(given) is not float or given != value:
             return None
         found.append((at, theirs))
