@@ -76,6 +76,35 @@ def test_the_first_screen_has_a_short_program_and_both_commands() -> None:
     assert "make demo" in screen and "make test" in screen
 
 
+def row(page: str, *begin: str) -> list[str]:
+    """The cells of the first row of a page in docs that begins so."""
+    lines = (REPOSITORY / "docs" / f"{page}.md").read_text().splitlines()
+    start = "| " + " | ".join(begin)
+    found = next(line for line in lines if line.startswith(start))
+    return [cell.strip() for cell in found.strip("|").split("|")]
+
+
+def test_the_figures_are_those_of_the_pages() -> None:
+    """What README says was measured stands in the pages that the measurements wrote."""
+    words = " ".join(README.read_text().split())
+    ops, calls, right, gathered, costly, refused = map(int, row("sweep", "weft", "all", "all")[3:9])
+    dtensor = row("sweep", "DTensor", "all", "all")
+    modules, of_modules, all_right = map(int, row("sweep_modules", "weft", "all", "all")[3:6])
+    add, block = row("performance", "add, µs"), row("performance", "transformer block")
+    slower = int(block[4].replace(",", "")) / int(block[2])
+    for said in (
+        f"Of the {ops} entries", f"({calls:,} calls)",
+        f", {right + gathered + costly} are right in every call", f"{gathered} of these gather",
+        f"{refused} (`as_strided`", f"for {dtensor[5]} of the {dtensor[3]} that",
+        f"All {modules} of `torch.nn`", f"{of_modules:,} calls, without a gather",
+        f"takes {add[3]} µs (plain torch {add[1]}, DTensor {add[4]})",
+        f"{block[5].split()[-1]} times as long as code written by hand",
+        f"(DTensor {slower:.1f} times)",
+    ):
+        assert said in words, said
+    assert modules == all_right
+
+
 def test_the_examples_are_found_and_compared() -> None:
     page = "text\n```python\nprint(1)\n```\n\n```text\n2\n```\n```python\nprint(3)\n```\n"
     assert blocks(page) == [Block(3, "print(1)\n", "2\n")]
