@@ -331,7 +331,7 @@ def _former(leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 def _check_former(found: Sequence[torch.Tensor | None], inputs: Sequence[torch.Tensor]) -> None:
     if any(grad is not None for grad in found):
-        laid = [str(one.sharding) for one in inputs if before(local_of(one))]
+        laid = [str(getattr(one, "sharding", "plain")) for one in inputs if before(local_of(one))]
         raise UnsupportedOpError(
             message("torch.autograd.grad(y, x)", "y was computed before `x.data = ` gave x another "
                     "layout", "a graph gives gradients in the layouts that its leaves had", laid,
