@@ -19,6 +19,7 @@ import weft
 from tests.cases import Trial, trials_of
 from tests.cases.disagreements import DISAGREEMENTS, MESH, Disagreement, said_on_rank, world
 from tests.cases.program import CASES
+from tests.cases.replicas import SAID, said, texts
 from tests.gloo import GlooWorld
 from tests.harness import Outcome, on_rank, verify
 from weft.comm.roll_call import RollCall
@@ -31,6 +32,11 @@ TRIALS = [trial for trial in trials_of(CASES) if dict(trial.axes) == MESH][::9]
 def test_the_words_are_those_of_simulated_ranks(gloo: GlooWorld, case: Disagreement) -> None:
     """On all ranks, and the world is whole afterwards: the next case runs in it."""
     assert gloo.run(said_on_rank, MESH, case.program) == case.texts
+
+
+@pytest.mark.parametrize(("program", "expected"), [(one, rest) for one, *rest in SAID])
+def test_replicas_that_differ_are_named(gloo: GlooWorld, program: Any, expected: Any) -> None:
+    assert gloo.run(said, MESH, program) == texts(*expected)
 
 
 def run_trials(mesh: Any) -> list[Outcome]:
@@ -135,8 +141,8 @@ def test_a_rank_that_does_not_come_is_named_and_hears_of_it(gloo: GlooWorld) -> 
     number = int(text.split("(number ")[1].split()[0])
     assert text.splitlines() == [
         f"all_reduce(sum, float32, (3,)) over axes (dp, tp): 3 of 4 ranks came within {TIMEOUT} s.",
-        "  Rule: all ranks of a group issue the same collectives in the same order, with the same "
-        f"kind, dtype and sizes, each within the timeout ({TIMEOUT} s).",
+        "  Rule: all ranks of a group issue the same collectives in the same order, at the same "
+        f"line, with the same kind, dtype and sizes, each within the timeout ({TIMEOUT} s).",
         "  Offenders: ranks 0, 1, 3 wait at all_reduce(sum, float32, (3,)) over axes (dp, tp) of "
         f"ranks 0, 1, 2, 3, at {line_of(one_is_late, 5)} (number {number} of these ranks)",
         "             rank 2 did not come; the last it asked for is broadcast(float32, (3,), 0) "

@@ -1,6 +1,6 @@
 """Communication: one interface, three bodies (process groups, simulated, recording)."""
 
-from weft.comm.asking import PROCESS, PROVIDER
+from weft.comm.asking import PROCESS, PROVIDER, Ask
 from weft.comm.bound_mesh import BoundMesh, World, live_meshes
 from weft.comm.communicator import Communicator, Finish
 from weft.comm.global_state import CARRIED
@@ -19,8 +19,8 @@ from weft.comm.simulated import run_simulated
 from weft.comm.source import source_line, user_frame
 
 __all__ = [
-    "CARRIED", "PROCESS", "PROVIDER", "BoundMesh", "Communicator", "Finish", "Recorded",
-    "World", "as_bound_mesh", "check_kind", "current_mesh", "get_global_mesh", "hybrid_mesh",
+    "CARRIED", "PROCESS", "PROVIDER", "Ask", "BoundMesh", "Communicator", "Finish",
+    "Recorded", "World", "as_bound_mesh", "check_kind", "current_mesh", "get_global_mesh", "hybrid_mesh",
     "hybrid_ranks", "init_mesh", "live_meshes", "recorded", "recording_mesh", "run_simulated",
     "set_global_mesh", "source_line", "this_world", "user_frame",
 ]

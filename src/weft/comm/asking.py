@@ -17,6 +17,7 @@ import os
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from typing import Any
 
 from weft.comm.source import NOWHERE, Point, line_key, point
 from weft.core import AxisName
@@ -31,6 +32,15 @@ RULE = (
     "all ranks of a group issue the same collectives in the same order, at the same line, with the "
     "same kind, dtype and sizes"
 )
+_RULE_OF_REPLICAS = (
+    "a plain tensor is taken as replicated, and what is replicated has one value on all of its "
+    "ranks"
+)
+_FIX_OF_REPLICAS = (
+    "weft.distribute_module(module, mesh) gives all ranks the first one's parameters, "
+    "weft.distribute_tensor(t, mesh) its tensor;\nor make them alike: torch.manual_seed(0) on "
+    "every rank before; blocks of a rank's own: weft.from_local(t, mesh, [weft.Shard(0)])"
+)
 FIX = "call on every rank of the group what any of them calls: no `if rank == 0:` around it"
 
 DIGEST_NBYTES = 72
@@ -42,6 +52,7 @@ def timeout() -> timedelta:
     return timedelta(seconds=float(os.environ.get("WEFT_TIMEOUT", "300")))
 
 
+_VALUES = "list of digests"
 _FACTS = {
     "all_gather": ("dtype", "list of sizes"),
     "all_reduce": ("kind", "dtype", "shape"),
@@ -50,6 +61,7 @@ _FACTS = {
     "exchange": (),
     "new_group": (),
     "reduce_scatter": ("kind", "dtype", "list of sizes"),
+    "replicas": ("list of tensors", _VALUES),
     "scatter": ("dtype", "list of sizes", "source"),
 }
 """The facts of each collective, in the order in which an ask holds them."""
@@ -114,7 +126,8 @@ class Ask:
     @property
     def collective(self) -> str:
         """`all_reduce(sum, float32, (2, 3))`"""
-        return f"{self.op}({_short(', '.join(map(_word, self.facts)))})"
+        facts = [fact for name, fact in zip(_FACTS[self.op], self.facts) if name != _VALUES]
+        return f"{self.op}({_short(', '.join(map(_word, facts)))})"
 
     @property
     def over(self) -> str:
@@ -193,10 +206,35 @@ def disagreement(asks: Sequence[Ask], ranks: Sequence[int]) -> str:
         fact = f"{len(differ)} of {len(asks) ** 2} pairs of ranks disagree about what they exchange"
     else:
         differ = []
+    if fact == _VALUES:
+        return _of_replicas(asks, ranks)
     whose = [(rank, f"asks for {ask.collective}{ask.reason}") for ask, rank in zip(asks, ranks)]
     return message(
         f"collectives over axes ({asks[0].over}), ranks {_some(asks[0].ranks)}",
         fact, RULE, lines([*differ, *who(whose)]), FIX,
+    )
+
+
+def _of_replicas(asks: Sequence[Ask], ranks: Sequence[int]) -> str:
+    """The error of ranks that hold other values of what is replicated."""
+    names: Any = asks[0].facts[0]
+    values: list[Any] = [ask.facts[1] for ask in asks]
+    wrong = []
+    for name, of_ranks in zip(names, zip(*values)):
+        sides: dict[str, list[int]] = {}
+        for value, rank in zip(of_ranks, ranks):
+            sides.setdefault(value, []).append(rank)
+        if len(sides) > 1:
+            wrong.append(f"{name}: " + ", ".join(
+                f"{value} on {_ranks(members)}" for value, members in sides.items()
+            ))
+    first = asks[0]
+    which = "a replicated tensor differs" if len(names) == 1 else (
+        f"{len(wrong)} of {len(names)} replicated tensors differ")
+    return message(
+        f"{first.call or 'replicas'} over axes ({first.over}), ranks {_some(first.ranks)}",
+        f"{which} from rank to rank, at {first.point.line or 'unknown'}", _RULE_OF_REPLICAS,
+        lines(wrong), _FIX_OF_REPLICAS,
     )
 
 
@@ -239,6 +277,8 @@ def _first_difference(asks: Sequence[Ask], ranks: Sequence[int]) -> str | None:
                 key = line_key(value) if "line" in name else value
                 shown.setdefault(key, value)
                 sides.setdefault(key, []).append(rank)
+        if len(sides) > 1 and name == f"the {_VALUES}":
+            return _VALUES
         if len(sides) > 1:
             return f"{name} is " + " and ".join(
                 f"{shown[key]} on {_ranks(members)}" for key, members in sides.items()
@@ -295,6 +335,8 @@ def _some(ranks: Sequence[int]) -> str:
 
 
 def _word(fact: object) -> str:
+    if isinstance(fact, tuple) and fact and all(isinstance(one, str) for one in fact):
+        return "; ".join(fact)
     return str(fact).removeprefix("torch.")
 
 

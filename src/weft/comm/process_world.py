@@ -62,6 +62,9 @@ class ProcessWorld(World):
         self._comms.add(comm)
         return comm
 
+    def call_roll(self, ask: Ask) -> str:
+        return self.roll.call(ask, timeout().total_seconds())
+
     def stopped(self, why: str) -> None:
         self.roll.stopped(why)
 
@@ -117,7 +120,7 @@ class ProcessWorld(World):
         """In debug mode: all that have to make a group make one."""
         if self.debug.on:
             ask = Ask("new_group", names, ranks, ())
-            said = self.roll.call(ask.by_now(), timeout().total_seconds())
+            said = self.call_roll(ask.by_now())
             if said:
                 raise CommunicationError(said)
 

@@ -70,6 +70,14 @@ class SimulatedWorld(World):
         super().__init__(runner.rank, len(baton.runners))
         self.baton, self.runner, self.debug = baton, runner, Switch(debug)
 
+    def call_roll(self, ask: Ask) -> str:
+        def finish(asks: list[Ask]) -> list[str]:
+            same = agree(digest(ask, rank) for ask, rank in zip(asks, ask.ranks))
+            return ["" if same else disagreement(asks, ask.ranks)] * len(asks)
+
+        place, what = ask.ranks.index(self.rank), _RollCall(ask)
+        return self.baton.meet(self.runner, ask.ranks, place, what, ask, finish)
+
     def connect(
         self, ranks: tuple[int, ...], names: tuple[AxisName, ...], device: torch.device, rows: Rows
     ) -> Communicator:
@@ -89,12 +97,7 @@ class SimulatedCommunicator(Communicator):
         self.world, self.debug = world, world.debug
 
     def _roll_call(self, ask: Ask) -> str:
-        def finish(asks: list[Ask]) -> list[str]:
-            same = agree(digest(ask, rank) for ask, rank in zip(asks, self.ranks))
-            return ["" if same else disagreement(asks, self.ranks)] * self.size
-
-        world, what = self.world, _RollCall(ask)
-        return world.baton.meet(world.runner, self.ranks, self.index, what, ask, finish)
+        return self.world.call_roll(ask)
 
     def _meet(self, op: str, facts: tuple[Hashable, ...], deposit: Any, finish: Finish) -> Any:
         what = Ask(op, self.axes, self.ranks, facts, point())

@@ -15,7 +15,8 @@ from types import CodeType, FrameType
 
 __all__ = ["NOWHERE", "Point", "line_key", "point", "source_line", "user_frame"]
 
-_NOT_THE_USERS = (f"{__name__.split('.')[0]}.", "torch.", "contextlib.", "functools.")
+_OURS = f"{__name__.split('.')[0]}."
+_NOT_THE_USERS = (_OURS, "torch.", "contextlib.", "functools.", "threading.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The ShardTensor: the subclass, capture, recipes, dispatch, construction."""
 
 from weft.tensor import special
-from weft.tensor.call import compiled, dispatch
+from weft.tensor.call import compiled, dispatch, watch
 from weft.tensor.call.cache import cache_clear, cache_info
 from weft.tensor.call.random import distributions as sampling
 from weft.tensor.call.random import initial
@@ -39,3 +39,4 @@ seeding.install()
 in_place.install()
 initial.install()
 sampling.install()
+watch.install()

@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch.fx._symbolic_trace import is_fx_tracing
 
-from weft.comm import source_line, this_world, user_frame
+from weft.comm import PROCESS, source_line, this_world, user_frame
 from weft.core import Layout
 from weft.errors import StrictError, UnsupportedOpError, WeftWarning, message
 from weft.transport import traffic
 from weft.transport.transition import Transition
 
 __all__ = [
-    "STRICT", "check_plain", "check_strict", "check_summaries", "check_traced",
+    "DEBUG", "STRICT", "check_plain", "check_strict", "check_summaries", "check_traced",
     "check_transforms", "debug", "explain", "inside_region", "is_strict", "num_dispatch_modes",
     "source_line", "strict", "tracing", "transforms", "warn",
 ]
@@ -46,6 +46,23 @@ class _Strict:
 
 
 STRICT = _Strict()
+
+
+class _Debug(_Strict):
+    """`on`: how many debug blocks are open, on any thread. `told` hears of each change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.on = int(PROCESS.on)
+        self.told: Callable[[], None] = lambda: None
+
+    def change(self, by: int) -> None:
+        with self.lock:
+            self.on += by
+            self.told()
+
+
+DEBUG = _Debug()
 
 
 def warn(text: str) -> None:
@@ -103,16 +120,20 @@ def explain() -> AbstractContextManager[traffic.Log]:
 def debug(enabled: bool = True) -> Iterator[None]:
     """Inside, all ranks of a group say what they ask for before each collective, and compare.
 
-    Where they ask for different things, or some do not come within the timeout, all raise the
-    same CommunicationError. It is the rank's mode (in a process: of all its threads); all ranks
-    enter and leave it together. `WEFT_DEBUG=1` in the environment turns it on for good.
+    They also compare what is replicated: plain tensors that meet ShardTensors, and leaves, each
+    when it is used for the first time. Where they ask for different things, hold other values, or
+    some do not come within the timeout, all raise the same CommunicationError. It is the rank's
+    mode (in a process: of all its threads); all ranks enter and leave it together. `WEFT_DEBUG=1`
+    in the environment turns it on for good.
     """
     switch = this_world().debug
     before, switch.on = switch.on, enabled
     traffic.STATE.change(enabled)
+    DEBUG.change(enabled)
     try:
         yield
     finally:
+        DEBUG.change(-enabled)
         traffic.STATE.change(-enabled)
         switch.on = before
 

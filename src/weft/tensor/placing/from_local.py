@@ -65,7 +65,8 @@ def from_local(
             layout = said_layout(mesh, local.shape, placements, shape, sizes, sharding_shapes)
         except WeftError as error:
             fault = error
-    if run_check and mesh.here is not None:
+    compared = run_check or (mesh.world.debug.on and not sync)
+    if compared and mesh.here is not None:
         check_over_ranks(mesh, local, layout, fault)
     if fault is not None:
         raise fault
