@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -30,6 +31,39 @@ mesh = weft.init_mesh((2,))
 if mesh.rank == 1:
     os._exit(7)
 weft.distribute_tensor(torch.ones(4), mesh, [weft.Shard(0)]).sum().item()
+"""
+
+
+MISTAKE = """
+import torch, weft
+mesh = weft.init_mesh((4,))
+x = weft.distribute_tensor(torch.arange(8.), mesh, [weft.Shard(0)])
+print(f"rank {mesh.rank}: {x.sum().item()}\\n", end="")
+def program():
+    return x.redistribute(placements=weft.P("dp"))
+program()
+"""
+
+ONE = """
+import pickle, sys, time, weft
+class Here:
+    pass
+assert type(pickle.loads(pickle.dumps(Here()))) is Here and sys.modules["__main__"].Here is Here
+assert __file__ == sys.argv[0] and __name__ == "__main__"
+import beside
+mesh = weft.init_mesh((2,))
+mesh.comm((0,)).exchange(None)
+print(f"rank {mesh.rank} runs\\n", end="", flush=True)
+if mesh.rank == 1:
+    {}["missing"]
+mesh.comm((0,)).exchange(None)
+"""
+
+LIVE = """
+import sys, time
+print("first", flush=True)
+print("warned", file=sys.stderr, flush=True)
+time.sleep(120)
 """
 
 
@@ -65,8 +99,67 @@ def test_a_rank_that_dies_ends_the_run_with_an_error(tmp_path: Path) -> None:
     begin = time.monotonic()
     done = start("run", "-n", "2", str(script), WEFT_TIMEOUT="20")
     assert done.returncode != 0
-    assert "exitcode  : 7" in done.stderr and "rank      : 1" in done.stderr
+    assert "rank 1 ended with exit code 7" in done.stderr.splitlines()
     assert time.monotonic() - begin < 100
+
+
+def test_a_mistake_of_all_ranks_is_said_once_and_briefly(tmp_path: Path) -> None:
+    script = tmp_path / "mistake.py"
+    script.write_text(MISTAKE)
+    done = start("run", "-n", "4", str(script))
+    assert done.returncode == 1
+    assert sorted(done.stdout.splitlines()) == [f"rank {rank}: 28.0" for rank in range(4)]
+    lines = done.stderr.splitlines()
+    assert len(lines) < 15, done.stderr
+    assert {*re.findall(r"\d", lines[0].split(":")[0])} <= {*"0123"}
+    assert lines[0].endswith(
+        "Traceback (most recent call last; frames of weft and torch with WEFT_DEBUG=1):")
+    frames = [line for line in lines if line.startswith("  File ")]
+    assert frames == [f'  File "{script}", line 8, in <module>',
+                      f'  File "{script}", line 7, in program']
+    rule = next(place for place, line in enumerate(lines) if line.startswith("  Rule: "))
+    assert lines[rule - 1].startswith("weft.errors.MeshError: ")
+    assert [line.split(":")[0] for line in lines[rule:] if not line.startswith("rank ")] == [
+        "  Rule", "  Offenders", "  Fix"]
+    full = start("run", "-n", "4", str(script), WEFT_DEBUG="1")
+    assert full.returncode == 1
+    assert "weft/tensor/placing/redistribute.py" in full.stderr
+    assert "ChildFailedError" not in full.stderr
+
+
+def test_the_error_of_one_rank_stands_before_those_who_waited(tmp_path: Path) -> None:
+    script = tmp_path / "one.py"
+    script.write_text(ONE)
+    (tmp_path / "beside.py").write_text("")
+    done = start("run", "-n", "2", str(script), WEFT_TIMEOUT="20")
+    assert done.returncode == 1
+    assert sorted(done.stdout.splitlines()) == ["rank 0 runs", "rank 1 runs"], done.stderr
+    lines = done.stderr.splitlines()
+    assert lines[0].startswith("rank 1: Traceback"), done.stderr
+    assert lines[1:3] == [f'  File "{script}", line 12, in <module>', '    {}["missing"]']
+    assert lines[3] == "KeyError: 'missing'"
+    assert {*lines[4:]} <= {"rank 0 stopped waiting for the others"}
+
+
+def test_a_script_that_cannot_be_read_says_where(tmp_path: Path) -> None:
+    script = tmp_path / "wrong.py"
+    script.write_text("x = 1\ny = (\n")
+    done = start("run", "-n", "2", str(script))
+    assert done.returncode == 1 and len(done.stderr.splitlines()) < 10
+    assert f'  File "{script}", line 2' in done.stderr
+    assert done.stderr.count("SyntaxError: '(' was never closed") == 1
+
+
+def test_output_arrives_while_ranks_run(tmp_path: Path) -> None:
+    script = tmp_path / "live.py"
+    script.write_text(LIVE)
+    with subprocess.Popen([*WEFT, "run", "-n", "2", str(script)], stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        assert [process.stdout.readline(), process.stdout.readline()] == ["first\n"] * 2
+        assert [process.stderr.readline(), process.stderr.readline()] == ["warned\n"] * 2
+        process.terminate()
+        assert process.wait(60) == 128 + 15
 
 
 def test_run_refuses_a_script_that_is_not_there() -> None:

@@ -29,8 +29,9 @@ OUTSIDE: dict[str, frozenset[str]] = {
 }
 """What each room may import besides the standard library and weft."""
 
-DISTRIBUTED = ("comm/", "interop/", "cli/bench/")
-"""Where torch.distributed may be used: `weft bench` measures torch's own calls beside weft's."""
+DISTRIBUTED = ("comm/", "interop/", "cli/bench/", "cli/ranks.py")
+"""Where torch.distributed may be used: `weft bench` measures torch's own calls beside weft's, and
+`weft run` is torch's launcher."""
 
 
 def violations(package: Path) -> list[str]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import os
+import sys
 from typing import Any
 
 import click
 
-from weft.cli.launch import environment, launch_command
 from weft.cli.layouts import plan, show
 
 __all__ = ["main"]
@@ -68,8 +67,7 @@ def run(num_ranks: int, script: str, arguments: tuple[str, ...]) -> None:
 
     ARGUMENTS go to the script. The ranks are started by torch's launcher (torchrun does as well)
     with one thread each, unless OMP_NUM_THREADS says otherwise. A rank that dies ends them all,
-    with an error.
+    with an error: those that end with the same one say it once, with the script's own lines
+    (WEFT_DEBUG=1 shows those of weft and torch as well).
     """
-    command = launch_command(num_ranks, [script, *arguments])
-    # The launcher takes this process's place, and with it signals and the exit status.
-    os.execve(command[0], command, environment())
+    sys.exit(importlib.import_module("weft.cli.ranks").run(num_ranks, [script, *arguments]))

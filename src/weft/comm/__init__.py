@@ -20,7 +20,8 @@ from weft.comm.source import source_line, user_frame
 
 __all__ = [
     "CARRIED", "PROCESS", "PROVIDER", "Ask", "BoundMesh", "Communicator", "Finish",
-    "Recorded", "World", "as_bound_mesh", "check_kind", "current_mesh", "get_global_mesh", "hybrid_mesh",
-    "hybrid_ranks", "init_mesh", "live_meshes", "recorded", "recording_mesh", "run_simulated",
+    "Recorded", "World", "as_bound_mesh", "check_kind", "current_mesh", "get_global_mesh",
+    "hybrid_mesh", "hybrid_ranks", "init_mesh", "live_meshes", "recorded", "recording_mesh",
+    "run_simulated",
     "set_global_mesh", "source_line", "this_world", "user_frame",
 ]

@@ -1,0 +1,122 @@
+"""A script as one rank of `weft run`: what goes wrong is told once for all ranks, and briefly.
+
+This file is run by its path and imports the standard library alone, so that the script finds what
+it would find if it were run by itself. What it raises comes with the lines that are the user's;
+those of weft and of torch are left out unless WEFT_DEBUG is set. Ranks that raise the same leave
+it to the first of them, which waits a moment for the others: they meet in a directory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import sys
+import time
+import traceback
+import types
+from collections.abc import Callable
+from pathlib import Path
+
+__all__ = ["told"]
+
+REPORTS = "WEFT_RUN_REPORTS"
+_WEFT = str(Path(__file__).parents[1]) + os.sep
+_TOGETHER_S = 0.5
+"""How long the first rank that raises waits for others that raise the same."""
+
+_CAUSE_S = 1.5
+"""How long a rank that waited in vain waits for the error of another, which is the cause."""
+
+
+def main() -> None:
+    """Run `sys.argv[1]` with the arguments after it, as Python itself does."""
+    script = sys.argv[1]
+    del sys.argv[0]
+    sys.path[0] = str(Path(script).resolve().parent)
+    module = types.ModuleType("__main__")
+    module.__dict__.update(__file__=script, __builtins__=__builtins__, __spec__=None)
+    sys.modules["__main__"] = module
+    try:
+        code = compile(Path(script).read_bytes(), script, "exec")
+        exec(code, module.__dict__)
+    except Exception as error:
+        _report(error)
+    else:
+        return
+    sys.exit(1)
+
+
+def told(error: BaseException) -> str:
+    """The traceback, without frames of weft and torch where any other is left."""
+    said = traceback.TracebackException.from_exception(error)
+    everything = os.environ.get("WEFT_DEBUG", "") not in ("", "0")
+    if not everything:
+        _shorten(said, outermost=True)
+    text = "".join(said.format()).rstrip()
+    if not everything and not isinstance(error, SyntaxError):
+        text = text.replace(
+            "(most recent call last):",
+            "(most recent call last; frames of weft and torch with WEFT_DEBUG=1):", 1
+        )
+    return text
+
+
+def _shorten(said: traceback.TracebackException, outermost: bool = False) -> bool:
+    """Leave out frames, and causes that have no other; whether any is left."""
+    torch = getattr(sys.modules.get("torch"), "__file__", None)
+    hidden = (_WEFT, "<frozen ", *([str(Path(torch).parent) + os.sep] if torch else []))
+    frames = [
+        traceback.FrameSummary(one.filename, one.lineno, one.name, line=one.line)  # no carets
+        for one in said.stack if not one.filename.startswith(hidden)
+    ]
+    if frames or not outermost:
+        said.stack = traceback.StackSummary.from_list(frames)
+    for name in ("__cause__", "__context__"):
+        before = getattr(said, name)
+        if before is not None and not _shorten(before):
+            setattr(said, name, None)
+    return bool(frames)
+
+
+def _report(error: Exception) -> None:
+    """Say it, once for all ranks that have the same to say."""
+    # The launcher ends the others as soon as one has ended; what has begun is said all the same.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    rank, text, reports = int(os.environ["RANK"]), told(error), Path(os.environ[REPORTS])
+    waited = type(error).__name__ == "CommunicationError" and " stopped waiting: " in str(error)
+    if waited and _wait(lambda: any(reports.glob("*.error")), _CAUSE_S):
+        _write(f"rank {rank} stopped waiting for the others")
+        (reports / f"{rank}.ended").touch()
+        return
+    key = hashlib.sha1(text.encode()).hexdigest()
+    (reports / f"{rank}.{key}").touch()
+    try:
+        (reports / f"{key}.{'waited' if waited else 'error'}").touch(exist_ok=False)
+    except FileExistsError:
+        if (reports / f"{key}.said").exists():  # this one comes late
+            _write(f"rank {rank} ended with that error, too")
+    else:
+        all_of_them = int(os.environ["WORLD_SIZE"])
+        _wait(lambda: len(list(reports.glob(f"*.{key}"))) == all_of_them, _TOGETHER_S)
+        (reports / f"{key}.said").touch()
+        ranks = sorted(int(path.stem) for path in reports.glob(f"*.{key}"))
+        _write(f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}: {text}")
+    (reports / f"{rank}.ended").touch()
+
+
+def _wait(until: Callable[[], bool], limit_s: float) -> bool:
+    end = time.monotonic() + limit_s
+    while not until() and time.monotonic() < end:
+        time.sleep(0.02)
+    return until()
+
+
+def _write(text: str) -> None:
+    sys.stdout.flush()
+    sys.stderr.write(f"{text}\n")  # at once, so that ranks do not write into each other's lines
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    main()
