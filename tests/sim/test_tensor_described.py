@@ -10,7 +10,16 @@ from torch import Tensor, nn
 
 import weft
 from tests.memory_order import disagreement
-from weft import LayoutError, P, Replicate, Shard, ShardTensor, ShardTypeError, WeftError
+from weft import (
+    LayoutError,
+    P,
+    Replicate,
+    Shard,
+    ShardTensor,
+    ShardTypeError,
+    WeftError,
+    spmd,
+)
 from weft.comm.simulated import SimulatedCommunicator
 
 SPECS = [
@@ -48,7 +57,8 @@ def test_one_rank_passes_something_else(kind: str, source: int) -> None:
 
     def on_rank(mesh: Any) -> str:
         with pytest.raises(WeftError) as caught:
-            weft.distribute_tensor(*[*make(mesh)][:1], mesh, make(mesh)[1], src_data_rank=source)
+            given, spec = make(mesh)
+            weft.distribute_tensor(given, mesh, spec, src_data_rank=source)
         x = weft.distribute_tensor(torch.ones(4), mesh, P("dp"))  # all are in step
         assert x.sum().item() == 4
         return str(caught.value)
@@ -187,3 +197,61 @@ def test_a_distributed_source() -> None:
     assert said[1][0].startswith("scatter_tensor(tensor): it is distributed already, as [4@dp].")
     assert all("rank 1: scatter_tensor(tensor): it is" in one for rank in (0, 2, 3)
                for one in said[rank])
+
+
+NO_TENSORS: dict[str, Any] = {
+    "mark_sharding": lambda m, t: spmd.mark_sharding(t, m, ("dp",)),
+    "mark_sharding_with_gradients": lambda m, t: spmd.mark_sharding_with_gradients(t, m, ("dp",)),
+    "shard_as": lambda m, t: spmd.shard_as(torch.ones(2), t),
+    "wrap_as_sharded_tensor": lambda m, t: spmd.wrap_as_sharded_tensor(t, m),
+    "enable_manual_sharding": lambda m, t: spmd.enable_manual_sharding(t, ("dp",), mesh=m),
+    "disable_manual_sharding": lambda m, t: spmd.disable_manual_sharding(t, ("dp",), (2,), mesh=m),
+    "barrier": lambda m, t: spmd.apply_backward_optimization_barrier(t),
+    "ShardTensor": lambda m, t: ShardTensor(t),
+}
+
+
+@pytest.mark.parametrize("call", NO_TENSORS)
+@pytest.mark.parametrize("what", [[1.0, 2.0], torch.ones(2).numpy(), 3, None], ids=type)
+def test_no_tensor_in_annotations(call: str, what: Any) -> None:
+    def on_rank(mesh: Any) -> str:
+        with pytest.raises(ShardTypeError) as caught:
+            NO_TENSORS[call](mesh, what)
+        return str(caught.value)
+
+    for said in weft.testing.run(on_rank, mesh=MESH):
+        assert [line.split(":")[0].strip() for line in said.splitlines()[1:4]] == [
+            "Rule", "Offenders", "Fix"], said
+
+
+@pytest.mark.parametrize("make", [
+    lambda t: ShardTensor(t), lambda t: t.as_subclass(ShardTensor),
+    lambda t: nn.Parameter(t).as_subclass(ShardTensor), lambda t: ShardTensor(),
+])
+def test_a_class_makes_none(make: Any) -> None:
+    with pytest.raises(ShardTypeError, match="a ShardTensor has a mesh and a layout"):
+        make(torch.ones(2))
+
+
+def test_other_classes_are_made_as_ever() -> None:
+    class Other(Tensor):
+        pass
+
+    one = torch.ones(2)
+    assert type(one.as_subclass(Other)) is Other
+    assert type(one.as_subclass(Other).as_subclass(Tensor)) is Tensor
+    assert type(torch.Tensor.as_subclass(one, Other)) is Other
+
+
+def test_a_local_tensor_comes_to_the_device_of_the_mesh() -> None:
+    """The meta device stands for any other."""
+    def on_rank(_: Any) -> tuple[str, str, str]:
+        mesh = weft.init_mesh(MESH, device_type="meta")
+        local = torch.ones(2, 3, requires_grad=True)
+        x = ShardTensor.from_local(local, mesh, P("dp"), shape=(4, 3))
+        assert x.requires_grad and x.to_local().grad_fn is not None
+        here = weft.init_mesh(MESH, device_type="cpu")
+        meta = ShardTensor.from_local(torch.ones(2, 3, device="meta"), here, P("dp"), shape=(4, 3))
+        return x.device.type, x.to_local().device.type, meta.device.type
+
+    assert weft.testing.run(on_rank, 4) == [("meta",) * 3] * 4

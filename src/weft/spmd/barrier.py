@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from weft.errors import ModuleError, message
+from weft.errors import ModuleError, ShardTypeError, message
 from weft.tensor import ShardTensor
 from weft.tensor.grad.early import barrier
 from weft.tensor.trace.trees import leaves
@@ -37,11 +37,18 @@ def apply_backward_optimization_barrier(
         A handle whose `remove` takes the barrier away.
 
     Raises:
-        ModuleError: `max_outstanding` is no positive number.
+        ModuleError: `max_outstanding` is no positive number. ShardTypeError: no module.
 
     The name is that of torch_xla.distributed.spmd, where it keeps the compiler from moving one
     module's backward into another's.
     """
+    if not isinstance(module, nn.Module):
+        kind = type(module).__name__
+        raise ShardTypeError(
+            message("apply_backward_optimization_barrier(module)", f"it is of type {kind}",
+                    "the barrier stands before the backward of a torch.nn.Module", [kind],
+                    "apply_backward_optimization_barrier(model.layers[1])")
+        )
     if type(max_outstanding) is not int or max_outstanding < 1:
         raise ModuleError(
             message("apply_backward_optimization_barrier(max_outstanding=)",

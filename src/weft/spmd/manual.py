@@ -12,6 +12,7 @@ from weft.errors import LayoutError, ShardTypeError, message
 from weft.spmd.mesh import as_spec
 from weft.tensor import ShardTensor
 from weft.tensor.placing.border import into_local, out_of_local
+from weft.tensor.placing.layouts import check_tensor
 
 __all__ = ["disable_manual_sharding", "enable_manual_sharding"]
 
@@ -28,6 +29,7 @@ def enable_manual_sharding(
         t: a ShardTensor, or a plain tensor that is equal on all ranks.
         partition_spec: see `mark_sharding`. mesh: the tensor's own, else the current or global one.
     """
+    check_tensor(t, "enable_manual_sharding(t)")
     if mesh is None and isinstance(t, ShardTensor):
         mesh = t.device_mesh
     bound = as_bound_mesh(mesh, "enable_manual_sharding(mesh)")
@@ -53,7 +55,9 @@ def disable_manual_sharding(
                     "pass what enable_manual_sharding returned, or what was made of it")
         )
     bound = as_bound_mesh(mesh, "disable_manual_sharding(mesh)")
-    out = out_of_local(t, bound, as_spec(partition_spec, t.ndim))
+    # What is no tensor is refused there, on all ranks.
+    spec = as_spec(partition_spec, t.ndim if isinstance(t, torch.Tensor) else None)
+    out = out_of_local(t, bound, spec)
     if tuple(out.shape) != tuple(full_shape):
         raise LayoutError(
             message("disable_manual_sharding(full_shape)", f"it is {tuple(full_shape)}, and the "

@@ -19,7 +19,7 @@ from weft.spmd.mesh import as_spec
 from weft.spmd.sharding import OpSharding, ShardingType
 from weft.tensor import ShardTensor
 from weft.tensor.placing.in_place import become_plain, become_sharded, refuse_kinds
-from weft.tensor.placing.layouts import as_layout, as_sharded, local_to_sharded
+from weft.tensor.placing.layouts import as_layout, as_sharded, check_tensor, local_to_sharded
 from weft.tensor.placing.redistribute import copied_on_write, redistribute_to
 
 __all__ = [
@@ -48,6 +48,7 @@ def mark_sharding(t: torch.Tensor, mesh: Any, partition_spec: Any) -> ShardTenso
         MeshError: a name of no axis.
     """
     bound = as_bound_mesh(mesh, "mark_sharding(mesh)")
+    check_tensor(t, "mark_sharding(t)")
     is_parameter = isinstance(t, nn.Parameter)
     if is_parameter and type(t) is not ShardTensor:
         refuse_kinds(t, "mark_sharding")
@@ -87,6 +88,8 @@ def shard_as(a: torch.Tensor, b: torch.Tensor) -> tuple[ShardTensor, ShardTensor
     Raises:
         ShardTypeError: both are plain. LayoutError: their shapes differ.
     """
+    check_tensor(a, "shard_as(a)")
+    check_tensor(b, "shard_as(b)")
     sharded = [one for one in (a, b) if isinstance(one, ShardTensor)]
     if not sharded:
         raise ShardTypeError(
@@ -111,6 +114,7 @@ def wrap_as_sharded_tensor(t: torch.Tensor, mesh: Any = None) -> ShardTensor:
     """A plain tensor, equal on all ranks, as a replicated ShardTensor; a ShardTensor as it is."""
     if isinstance(t, ShardTensor):
         return t
+    check_tensor(t, "wrap_as_sharded_tensor(t)")
     return as_sharded(t, as_bound_mesh(mesh, "wrap_as_sharded_tensor(mesh)"))
 
 

@@ -7,7 +7,7 @@ from weft.tensor.call.random import distributions as sampling
 from weft.tensor.call.random import initial
 from weft.tensor.grad import autograd, bridge, optimizers
 from weft.tensor.modes import debug, explain, strict
-from weft.tensor.placing import construct, in_place, redistribute, saved, seeding, values
+from weft.tensor.placing import construct, direct, in_place, redistribute, saved, seeding, values
 from weft.tensor.placing.construct import arange, empty, full, ones, zeros
 from weft.tensor.placing.draw import rand, randint, randn, randperm
 from weft.tensor.placing.enter import data_of, enter_all
@@ -37,6 +37,7 @@ compiled.install()
 optimizers.install()
 seeding.install()
 in_place.install()
+direct.install()
 initial.install()
 sampling.install()
 watch.install()

@@ -382,7 +382,8 @@ class ShardTensor(torch.Tensor):
 
         Args:
             local_tensor: this rank's block (its full-size term, over partial axes). It keeps its
-                autograd graph: gradients flow back into it.
+                memory and its autograd graph: gradients flow back into it. One on another device
+                than the mesh's comes to that.
             device_mesh: the mesh; None means the current one.
             placements: placements, P or Layout; None replicates.
             sharding_shapes: as PhysicsNeMo: "infer", "chunk", or a map mesh dim -> shapes of all

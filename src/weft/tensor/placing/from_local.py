@@ -71,6 +71,8 @@ def from_local(
     if fault is not None:
         raise fault
     assert layout is not None
+    if local.device != mesh.device and not local.is_meta:
+        local = local.to(mesh.device)
     if mesh.here is None and local.shape != (0,):
         local = local.flatten()[:0].clone()
     _check_local(local, mesh, layout)
