@@ -23,6 +23,13 @@ CASES = {
     "windows in rows": (
         lambda x: x.as_strided(size=(5, 5, 4), stride=(12, 2, 1)), (0, "partial", None)),
     "rows, turned": (lambda x: torch.as_strided(x, (5, 3, 4), (12, 1, 3)), (0, "partial", None)),
+    "a part of rows": (lambda x: x.as_strided((5, 4, 2), (12, 3, 1)), (0, 1, "partial", None)),
+    "cut inside": (
+        lambda x: x.permute(2, 0, 1).as_strided((3, 2), (1, 3)), (2, "partial")),
+    "windows of rows": (
+        lambda x: x.transpose(0, 1).as_strided((4, 3, 3, 3), (3, 12, 12, 1)), (1, "partial")),
+    "windows around a cut dim": (
+        lambda x: torch.as_strided(x.transpose(0, 1), (4, 2, 2), (3, 24, 2)), (1, "partial")),
     "whole": (lambda x: x.as_strided((6, 10), (10, 1)), ("partial", None)),
     "offset": (lambda x: x.as_strided((6, 9), (9, 1), 3), ("partial", None)),
     "of a turned one": (
@@ -69,8 +76,10 @@ def test_as_plain(name: str, num_ranks: int) -> None:
         (0, lambda x: x.as_strided((2, 2), (1, 1)), "dim 0 is cut, and does not stay as it is"),
         (0, lambda x: torch.as_strided(x, (5, 12), (12, 1), 0), "storage_offset=0 counts from"),
         (0, lambda x: x.as_strided((5, 13), (12, 1)), "it steps out of what is not cut"),
-        (1, lambda x: x.as_strided((5, 4, 2), (12, 3, 1)), "it steps out of what is not cut"),
-        (2, lambda x: x.permute(2, 0, 1).as_strided((3, 2), (1, 3)), "it steps out"),
+        (1, lambda x: x.as_strided((5, 4, 4), (12, 3, 1)), "it steps out of what is not cut"),
+        (2, lambda x: x.permute(2, 0, 1).as_strided((3, 2), (1, 2)), "it steps out"),
+        (1, lambda x: x.transpose(0, 1).as_strided((4, 6), (3, 12)), "it steps out of what"),
+        (1, lambda x: x.transpose(0, 1).as_strided((4, 2), (3, 6)), "it steps out of what"),
         (None, lambda x: x[:, ::2].as_strided((2,), (6,)), "the tensor has gaps"),
     ],
 )

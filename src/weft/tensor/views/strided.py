@@ -1,12 +1,14 @@
 """`as_strided`, where a rank's own memory has what it shows.
 
-In the dims that lie inside of all that are cut, a block has the strides of the global tensor. So
-what steps through these, from where the tensor begins, can be read from the block, if the dims that
-are cut stay as they are. One element of a tensor is an index.
+In the dims that lie inside of all that are cut, a block has the strides of the global tensor; in
+those outside, strides that are smaller by one factor. So what steps through these from where the
+tensor begins can be read from the block, if the dims that are cut stay as they are. One element of
+a tensor is an index.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -58,7 +60,12 @@ def as_strided(
         local = input._local.view_as(input._local)
     else:
         due = strides_in_order(meta.local_shape, memory_order(meta.shape, meta.stride()))
-        steps = [due[dim] if dim in cut else step for dim, step in enumerate(stride)]
+        unit, unit_dim = _unit(meta.shape, meta.stride(), cut)
+        steps = [
+            due[dim] if dim in cut
+            else step // unit * due[unit_dim] if unit and step >= unit else step
+            for dim, step in enumerate(stride)
+        ]
         lengths = new.local_shape_at(meta.mesh.here)
         local = input._local.as_strided(lengths, steps, storage_offset)
     strides = None if stride == contiguous_strides(size) else stride
@@ -88,6 +95,16 @@ def _check(
         )
 
 
+def _unit(shape: Sequence[int], strides: Ints, cut: Sequence[int]) -> tuple[int, int]:
+    """The least stride outside of all dims that are cut, and its dim; 0 where there is none."""
+    most = max((strides[dim] for dim in cut), default=0)
+    outer = [
+        (strides[dim], dim) for dim, length in enumerate(shape)
+        if cut and dim not in cut and length > 1 and strides[dim] > most
+    ]
+    return min(outer, default=(0, 0))
+
+
 def _outside(
     shape: Sequence[int], strides: Ints, size: Ints, stride: Ints, cut: Sequence[int]
 ) -> str:
@@ -95,14 +112,25 @@ def _outside(
     for dim in cut:
         if dim >= len(size) or (size[dim], stride[dim]) != (shape[dim], strides[dim]):
             return f"dim {dim} is cut, and does not stay as it is"
-    if not cut:
+    if not cut or 0 in size:
         return ""
-    least = min(strides[dim] for dim in cut)
-    inner = [strides[dim] for dim, length in enumerate(shape) if dim not in cut and length > 1]
-    reach = sum(
-        (length - 1) * step for dim, (length, step) in enumerate(zip(size, stride))
-        if dim not in cut and length > 1
-    )
-    if max(inner, default=0) >= least or reach >= least:
+    least, (unit, _) = min(strides[dim] for dim in cut), _unit(shape, strides, cut)
+    between = [
+        dim for dim, length in enumerate(shape)
+        if dim not in cut and length > 1 and strides[dim] > least and not strides[dim] >= unit > 0
+    ]
+    steps = [(length - 1, step) for dim, (length, step) in enumerate(zip(size, stride))
+             if dim not in cut and length > 1]
+    inner = sum(count * step for count, step in steps if step < least)
+    outer = [(count, step) for count, step in steps if step >= least]
+    reach = sum(count * step for count, step in outer)
+    if between or inner >= least or any(not unit or step % unit for _, step in outer) or (
+        unit and reach >= unit * _volume(shape, strides, unit)
+    ):
         return "it steps out of what is not cut"
     return ""
+
+
+def _volume(shape: Sequence[int], strides: Ints, unit: int) -> int:
+    """How many elements the dims have that lie outside of all that are cut."""
+    return math.prod([length for length, step in zip(shape, strides) if step >= unit])
