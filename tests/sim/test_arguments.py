@@ -11,6 +11,7 @@ import torch.distributed.tensor as torchs
 import weft
 from weft import (
     LayoutError,
+    MeshError,
     P,
     Partial,
     PlacementError,
@@ -293,5 +294,55 @@ def test_placements_may_stand_first_where_the_mesh_is_known(placements: Any) -> 
             assert again.sharding == moved.sharding
         with pytest.raises(ShardTypeError, match=r"(?s)mesh is.*Fix: placements=P\('tp'\)"):
             x.redistribute(P("tp"), P("dp"))
+
+    on_four(fn)
+
+
+# Meshes and modules
+
+
+def test_init_mesh_takes_torchs_order_and_names() -> None:
+    def on_rank(_: Any) -> None:
+        due = weft.init_mesh({"dp": 2, "tp": 2})
+        assert weft.init_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp")) is due
+        assert weft.init_mesh((2, 2), mesh_dim_names=["dp", "tp"]) is due
+        assert weft.init_mesh("cpu", [2, 2]) is weft.init_mesh((2, 2))
+        assert weft.init_mesh(4, mesh_dim_names=("dp",)).mesh_dim_names == ("dp",)
+        assert weft.init_mesh("cpu", {"dp": 2, "tp": 2}) is due  # type: ignore[arg-type]
+        wrong: list[Any] = [("dp",), ("dp", "dp"), ("dp", "tp", "cp"), "dp"]
+        for names in wrong:
+            with pytest.raises(MeshError, match="one name for each size"):
+                weft.init_mesh("cpu", (2, 2), mesh_dim_names=names)
+        with pytest.raises(MeshError, match="a map of axes has its names"):
+            weft.init_mesh({"dp": 2}, mesh_dim_names=("dp",))
+        with pytest.raises(ShardTypeError, match=r'(?s)no sizes.*weft.init_mesh\({"dp": 2'):
+            weft.init_mesh("cpu")
+
+    on_four(on_rank)
+
+
+def test_a_map_in_the_place_of_a_function_is_told_as_shardings() -> None:
+    def fn(mesh: Any) -> None:
+        with pytest.raises(ShardTypeError) as told:
+            weft.distribute_module(
+                torch.nn.Linear(2, 2), mesh, {"weight": P("dp")})  # type: ignore[arg-type]
+        assert str(told.value) == """\
+distribute_module(partition_fn): it is a map of 1 patterns.
+  Rule: the third argument is a function, as in torch; patterns of names are given as shardings=.
+  Offenders: 'weight'
+  Fix: distribute_module(module, mesh, shardings={'weight': P('dp')})"""
+
+    on_four(fn)
+
+
+def test_a_spec_of_too_many_entries_shows_those_that_fit() -> None:
+    def fn(mesh: Any) -> None:
+        with pytest.raises(PlacementError) as told:
+            weft.distribute_module(
+                torch.nn.Linear(2, 2), mesh, shardings={"*": P("dp", "tp")})
+        assert str(told.value).splitlines()[-1] == (
+            "  Fix: P('dp'); a spec that is for tensors of several sorts names each sort by a "
+            "pattern of its own")
+        assert told.value.__notes__[-1] == "  in distribute_module, for bias"
 
     on_four(fn)

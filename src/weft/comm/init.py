@@ -50,9 +50,11 @@ def this_world() -> World:
 
 
 def init_mesh(
-    axes: Mapping[str, int] | Sequence[int] | int | Mesh,
-    device_type: str = "cpu",
+    axes: Mapping[str, int] | Sequence[int] | int | Mesh | str,
+    device_type: str | Sequence[int] = "cpu",
     ranks: Iterable[int] | None = None,
+    *,
+    mesh_dim_names: Sequence[str] | None = None,
 ) -> BoundMesh:
     """A mesh on the ranks of this world, the same object for the same value.
 
@@ -62,16 +64,51 @@ def init_mesh(
         axes: map axis name -> size, or sizes alone, or a mesh value.
         device_type: where local tensors live. With "cuda", rank r of a host takes device r.
         ranks: the ranks in row-major order; None takes 0, 1, ..., size - 1.
+        mesh_dim_names: the names of axes of which the sizes alone are given.
+
+    torch's own order is taken too: `init_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))`.
 
     Raises:
-        MeshError: a mesh that does not fit into the world.
+        MeshError: a mesh that does not fit into the world; other names than sizes.
+        ShardTypeError: no sizes.
     """
+    if isinstance(axes, str):  # torch's order
+        if isinstance(device_type, str):
+            raise _no_sizes(axes)
+        axes, device_type = device_type, axes
+    assert isinstance(device_type, str)
+    if mesh_dim_names is not None:
+        axes = _named(axes, mesh_dim_names)
     value = axes.abstract if isinstance(axes, Mesh) else Mesh(axes, ranks)
     if current_simulated_world() is None and process_world() is None:
         _start_from_environment(device_type)
     world = this_world()
     _check_fits(value, world)
     return world.bind(value, device_type)
+
+
+def _no_sizes(device_type: str) -> ShardTypeError:
+    return ShardTypeError(
+        message("init_mesh(axes)", f"axes is {device_type!r}, and no sizes follow",
+                "a mesh is made of sizes of axes; where the device type stands first, as in torch, "
+                "they come next", [repr(device_type)],
+                f'weft.init_mesh({{"dp": 2, "tp": 2}}, "{device_type}")')
+    )
+
+
+def _named(axes: Any, names: Sequence[str]) -> dict[str, int]:
+    """Axes of sizes and names."""
+    sizes = (axes,) if isinstance(axes, int) else axes
+    fits = isinstance(sizes, Sequence) and len(sizes) == len(names) == len(set(names))
+    if not fits or isinstance(names, str):
+        raise MeshError(
+            message("init_mesh(mesh_dim_names=)", f"the axes are {axes!r}, the names {names!r}",
+                    "there is one name for each size, and no two are the same; a map of axes has "
+                    "its names", [repr(names)],
+                    'weft.init_mesh((2, 2), mesh_dim_names=("dp", "tp")), or '
+                    'weft.init_mesh({"dp": 2, "tp": 2})')
+        )
+    return dict(zip(names, sizes))
 
 
 def as_bound_mesh(mesh: Any = None, call: str = "device_mesh") -> BoundMesh:

@@ -126,6 +126,14 @@ def distribute_module(
 
 def _refuse_others(module: Any, **functions: Any) -> None:
     """Raises ShardTypeError for what is no module, or no function."""
+    meant = functions["partition_fn"]
+    if isinstance(meant, Mapping):
+        raise ShardTypeError(
+            message("distribute_module(partition_fn)", f"it is a map of {len(meant)} patterns",
+                    "the third argument is a function, as in torch; patterns of names are given as "
+                    "shardings=", [repr(name) for name in meant],
+                    f"distribute_module(module, mesh, shardings={meant!r})")
+        )
     wrong = [] if isinstance(module, nn.Module) else [f"module: {type(module).__name__}"]
     wrong += [f"{name}: {type(one).__name__}" for name, one in functions.items()
               if one is not None and not callable(one)]
