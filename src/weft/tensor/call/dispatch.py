@@ -24,6 +24,7 @@ from weft.tensor.call.out import write_out
 from weft.tensor.call.own.functions import OwnFunction
 from weft.tensor.call.recipe import Alias, Recipe, flatten
 from weft.tensor.call.structure import structure_key
+from weft.tensor.call.torchs_errors import with_layouts
 from weft.tensor.counts import AGAIN, CALLS, MISSES, NAN
 from weft.tensor.meta import Meta, autocast_state, dense, keep_recipe
 from weft.tensor.modes import (
@@ -177,8 +178,11 @@ def _learned(
     structure = structure_key(key)
     if structure is not None and floats:
         structure = (*structure, *floats)
-    with unseen():
-        recipe, floats_flow = build.recipe(func, args, kwargs, mesh, structure)
+    try:
+        with unseen():
+            recipe, floats_flow = build.recipe(func, args, kwargs, mesh, structure)
+    except Exception as error:
+        raise with_layouts(error, _name(func), flatten((args, kwargs)), mesh) from error.__cause__
     full = tuple(key)
     if floats and not floats_flow:
         keep_recipe(home, full, BY_VALUE)
