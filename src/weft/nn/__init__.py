@@ -1,7 +1,8 @@
 """Modules on a mesh."""
 
-from weft.nn import layers, loading, optimizers, parameters
+from weft.nn import layers, loading, optimizers, parameters, wrappers
 from weft.nn.distribute import distribute_module
+from weft.nn.libraries import ShardedCollator, as_one_process
 from weft.nn.materialize import materialize
 from weft.nn.pins import PrepareModuleInput, PrepareModuleOutput
 from weft.nn.report import Report, report
@@ -9,10 +10,12 @@ from weft.nn.styles import ColwiseParallel, RowwiseParallel, SequenceParallel, V
 
 __all__ = [
     "ColwiseParallel", "PrepareModuleInput", "PrepareModuleOutput", "Report", "RowwiseParallel",
-    "SequenceParallel", "VocabParallel", "distribute_module", "materialize", "report",
+    "SequenceParallel", "ShardedCollator", "VocabParallel", "as_one_process", "distribute_module",
+    "materialize", "report",
 ]
 
 layers.install()
 loading.install()
 optimizers.install()
 parameters.install()
+wrappers.install()

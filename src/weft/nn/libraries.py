@@ -1,0 +1,131 @@
+"""Training libraries that would distribute by themselves: accelerate, `Trainer` of transformers.
+
+They look for a launcher's environment variables. Where they find them they wrap the model, cut the
+batches, and gather what they measure: all of which weft has done. Where they find none, they run
+as on one device, which is what a program on ShardTensors is.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils.data import get_worker_info
+
+from weft.comm import as_bound_mesh, this_world
+from weft.core import P
+from weft.errors import MeshError, UnsupportedOpError, message
+from weft.tensor import distribute_tensor
+
+__all__ = ["ShardedCollator", "as_one_process"]
+
+_NAMES = frozenset((
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE",
+    "ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
+))
+_PREFIXES = ("TORCHELASTIC_", "PMI_", "PMIX_", "OMPI_COMM_WORLD_", "MV2_COMM_WORLD_")
+"""What torchrun and the launchers of MPI set."""
+
+
+class _Hidden:
+    """The variables put away: of the process, whose simulated ranks may enter one by one."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.depth = 0
+        self.kept: dict[str, str] = {}
+
+    def enter(self) -> None:
+        with self.lock:
+            if not self.depth:
+                self.kept = {name: os.environ.pop(name) for name in _found()}
+            self.depth += 1
+
+    def leave(self) -> None:
+        with self.lock:
+            self.depth -= 1
+            if not self.depth:
+                os.environ.update(self.kept)
+
+
+_HIDDEN = _Hidden()
+
+
+def _found() -> list[str]:
+    return [name for name in os.environ if name in _NAMES or name.startswith(_PREFIXES)]
+
+
+@contextmanager
+def as_one_process() -> Iterator[None]:
+    """Inside, a library that looks for the launcher's environment variables finds none.
+
+    So accelerate, and with it `Trainer` of transformers, leaves the model, the batches and what it
+    measures as they are. Every rank takes itself for the only one: all write files and logs.
+
+    Raises:
+        MeshError: there are such variables, and no mesh has been made of them yet.
+    """
+    found = _found()
+    if found and this_world().size == 1 and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise MeshError(
+            message("weft.nn.as_one_process()", "this process was launched as one of "
+                    f"{os.environ['WORLD_SIZE']} ranks, and has not met the others",
+                    "ranks meet by the launcher's variables, before these are hidden", found,
+                    'mesh = weft.init_mesh({"dp": ...}) first')
+        )
+    _HIDDEN.enter()
+    try:
+        yield
+    finally:
+        _HIDDEN.leave()
+
+
+class ShardedCollator:
+    """A collate function whose batches hold ShardTensors.
+
+    Every rank collates the same samples, which costs no communication; debug mode compares them.
+    A tensor of fewer dims than the spec has entries takes the first ones.
+
+    Args:
+        collate_fn: makes a batch of samples: a tensor, or tensors in maps, lists and tuples.
+        device_mesh: the mesh; None means the current one at each call.
+        spec: how each tensor of a batch is laid out.
+
+    Raises:
+        UnsupportedOpError: at a call in a worker of a DataLoader, which is on no mesh.
+    """
+
+    def __init__(
+        self, collate_fn: Callable[[Any], Any], device_mesh: Any = None, spec: P | None = None
+    ) -> None:
+        self.collate_fn, self.device_mesh = collate_fn, device_mesh
+        self.spec = P() if spec is None else spec
+
+    def __call__(self, samples: Any) -> Any:
+        if get_worker_info() is not None:
+            raise UnsupportedOpError(
+                message("ShardedCollator(samples)", "it is called in a worker process of a "
+                        "DataLoader", "ShardTensors live in the processes of their mesh",
+                        ["num_workers > 0"], "num_workers=0 (dataloader_num_workers=0 of Trainer)")
+            )
+        mesh = as_bound_mesh(self.device_mesh, "ShardedCollator(device_mesh)")
+        return self._laid(self.collate_fn(samples), mesh)
+
+    def _laid(self, value: Any, mesh: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            spec = P(*self.spec[: value.ndim])
+            return distribute_tensor(value, mesh, spec, src_data_rank=None)
+        if isinstance(value, Mapping) or hasattr(value, "items"):  # what transformers make is none
+            batch: Any = copy.copy(value)
+            for name, part in value.items():
+                batch[name] = self._laid(part, mesh)
+            return batch
+        if isinstance(value, (list, tuple)):
+            parts = [self._laid(part, mesh) for part in value]
+            return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+        return value
