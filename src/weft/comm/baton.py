@@ -28,6 +28,7 @@ import torch
 
 from weft.comm.asking import FIX, RULE, Ask, lines, timeout, told_apart, who
 from weft.comm.global_state import GlobalState
+from weft.comm.shared import note_on
 from weft.errors import CommunicationError, message
 
 __all__ = ["Baton", "Runner", "current_runner"]
@@ -216,6 +217,9 @@ class Baton:
         except BaseException as error:
             runner.ended = f"has raised {type(error).__name__}"
             error.add_note(f"on simulated rank {runner.rank} of {len(self.runners)}")
+            note = note_on(error, len(self.runners))
+            if note is not None:
+                error.add_note(note)
             self._stop(error)
         finally:
             runner.state = None

@@ -2,5 +2,8 @@
 
 from weft.comm import run_simulated as run
 from weft.own import check_rule
+from weft.testing import profiling
 
 __all__ = ["check_rule", "run"]
+
+profiling.install()
