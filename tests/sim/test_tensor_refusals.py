@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.autograd import forward_ad
+from torch.jit import _get_trace_graph
 
 import weft
 from weft import P, Replicate, ShardTensor, UnsupportedOpError
@@ -33,7 +35,8 @@ def square(x: torch.Tensor) -> torch.Tensor:
 
 MEMORY: dict[str, Callable[[Any], Any]] = {
     "data_ptr": lambda x: x.data_ptr(),
-    "untyped_storage": lambda x: x.untyped_storage(),
+    "untyped_storage": lambda x: x.untyped_storage().data_ptr(),
+    "storage": lambda x: x.storage(),
     "resize_": lambda x: x.resize_(2, 2),
     "set_": lambda x: x.set_(torch.ones(3).double()),
     "as_strided_": lambda x: x.as_strided_((2, 2), (1, 1)),
@@ -157,9 +160,13 @@ def test_branches_are_taken_without_capture() -> None:
 
 def test_texts() -> None:
     assert refusal(MEMORY["data_ptr"]) == [
-        "data_ptr(): no single address holds a global tensor; the tensor is [5@x, 6].",
-        "  Rule: what reads or changes memory layout works on local tensors.",
-        "  Offenders: data_ptr", "  Fix: x.to_local().data_ptr(...)",
+        "data_ptr(): no single address or storage holds a global tensor; the tensor is [5@x, 6].",
+        "  Rule: what reads or changes memory works on local tensors.",
+        "  Offenders: [5@x, 6]", "  Fix: of this rank's block: x.to_local().data_ptr()",
+        "       for safetensors and save_pretrained: "
+        "{name: x.full_tensor() for name, x in module.state_dict().items()}",
+        "           on every rank, of which one writes",
+        "       for a file of blocks: torch.save, torch.distributed.checkpoint",
     ]
     assert refusal(TRANSFORMS["vmap"]) == [
         "aten.mul.Tensor: a ShardTensor reached torch's dispatcher below autograd.",
@@ -262,3 +269,40 @@ def test_mismatched_shapes_are_refused_before_communication() -> None:
 
     first, *others = weft.testing.run(on_rank, mesh={"x": 3})
     assert others == [first] * 2
+
+
+def test_how_many_bytes_is_no_secret() -> None:
+    """As torchinfo adds them up."""
+    def on_rank(mesh: Any) -> tuple[int, int, int, str]:
+        x = weft.distribute_tensor(X, mesh, P("x"))
+        storage = x.untyped_storage()
+        return storage.nbytes(), len(storage), sys.getsizeof(storage), str(storage.device)
+
+    for nbytes, length, size, device in weft.testing.run(on_rank, mesh={"x": 2}):
+        assert (nbytes, length, device) == (X.nbytes, X.nbytes, "cpu") and size >= X.nbytes
+
+
+def count_by_trace(mesh: Any, module: nn.Module, x: Any) -> None:
+    """As fvcore counts operations, which imports the function by name."""
+    _get_trace_graph(module, (x,))
+
+
+@pytest.mark.parametrize("kind", ["module", "input"])
+def test_a_trace_that_counts_is_refused(kind: str) -> None:
+    def on_rank(mesh: Any) -> str:
+        module, x = nn.Linear(6, 2).double(), X
+        if kind == "module":
+            weft.distribute_module(module, mesh)
+        else:
+            x = weft.distribute_tensor(X, mesh, P("x"))
+        with pytest.raises(UnsupportedOpError) as error:
+            count_by_trace(mesh, module, x)
+        return str(error.value)
+
+    first, second = weft.testing.run(on_rank, mesh={"x": 2})
+    assert first == second and "FlopCountAnalysis" in first and "FlopCounterMode" in first
+
+
+def test_a_trace_of_plain_tensors_goes_on() -> None:
+    graph, _ = _get_trace_graph(nn.Linear(6, 2).double(), (X,))
+    assert "linear" in str(graph)

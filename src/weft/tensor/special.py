@@ -21,6 +21,7 @@ from weft.tensor.meta import replicated_meta
 from weft.tensor.modes import check_traced
 from weft.tensor.placing import values
 from weft.tensor.placing.mapped import by_element
+from weft.tensor.placing.storage import Storage, memory_refused
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.terms import own
 from weft.tensor.trace.trees import local_of
@@ -60,10 +61,6 @@ _OWN_ATTRIBUTES = (
 )
 
 _REFUSED = {
-    "const_data_ptr": "no single address holds a global tensor",
-    "data_ptr": "no single address holds a global tensor",
-    "untyped_storage": "no single storage holds a global tensor",
-    "storage": "no single storage holds a global tensor",
     "storage_type": "no single storage holds a global tensor",
     "storage_offset": "no single storage holds a global tensor",
     "__dlpack__": "no single storage holds a global tensor",
@@ -99,6 +96,14 @@ def _refusal(name: str, reason: str) -> Callable[..., Any]:
                     "what reads or changes memory layout works on local tensors", [name],
                     f"x.to_local().{name}(...)")
         )
+
+    return refuse
+
+
+def _memory(name: str) -> Callable[..., Any]:
+    def refuse(tensor: ShardTensor) -> NoReturn:
+        check_traced(name)  # a tracer asks what memory its arguments have
+        raise memory_refused(name, tensor)
 
     return refuse
 
@@ -328,6 +333,9 @@ def _table() -> dict[Any, Callable[..., Any]]:
             table[theirs.__delete__] = mine.fdel
     for name, reason in _REFUSED.items():
         table[getattr(_Tensor, name)] = _refusal(name, reason)
+    for name in ("const_data_ptr", "data_ptr", "storage"):
+        table[getattr(_Tensor, name)] = _memory(name)
+    table[_Tensor.untyped_storage] = Storage
     for name in ("apply_", "map_", "map2_"):
         table[getattr(_Tensor, name)] = by_element(name)
     table |= {

@@ -56,6 +56,21 @@ def _trace_module(module: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         return _TRACE_MODULE(module, inputs, *args, **kwargs)
 
 
+def _trace_graph(func: Any, *args: Any, **kwargs: Any) -> Any:
+    """What counts operations by a trace begins here, as fvcore does."""
+    if is_sharded(_held(func), args, kwargs):
+        raise _refused(
+            "torch.jit._get_trace_graph(f, args)",
+            "ShardTensors are among the arguments or the parameters",
+            "a trace records ops on plain tensors alone",
+            "trace the module on plain tensors, before weft.distribute_module() (fvcore's "
+            "FlopCountAnalysis, too); of the work of this rank: "
+            "torch.utils.flop_counter.FlopCounterMode",
+        )
+    with tracing():
+        return _TRACE_GRAPH(func, *args, **kwargs)
+
+
 def _script(module: Any, *args: Any, **kwargs: Any) -> Any:
     """Where torch.jit.script compiles a module."""
     if is_sharded(_held(module)):
@@ -106,6 +121,7 @@ def _cond(pred: Any, true_fn: Any, false_fn: Any, operands: Any = ()) -> Any:
 
 _TRACE: Any = twin_of(torch.jit.trace)  # type: ignore[arg-type]
 _TRACE_MODULE: Any = twin_of(torch.jit.trace_module)  # type: ignore[arg-type]
+_TRACE_GRAPH: Any = twin_of(torch.jit._get_trace_graph)  # type: ignore[arg-type]
 _CREATE_MODULE: Any = twin_of(_recursive.create_script_module)
 _EXPORT: Any = twin_of(torch.export.export)  # type: ignore[arg-type]
 _NESTED: Any = twin_of(torch.nested.as_nested_tensor)  # type: ignore[arg-type]
@@ -114,6 +130,7 @@ _COND: Any = twin_of(torch.cond)  # type: ignore[arg-type]
 
 TAKEN: list[tuple[Any, Callable[..., Any]]] = [
     (torch.jit.trace, _trace), (torch.jit.trace_module, _trace_module),
+    (torch.jit._get_trace_graph, _trace_graph),
     (_recursive.create_script_module, _script), (torch.export.export, _export),
     (torch.nested.as_nested_tensor, _nested), (torch.func.linearize, _linearize),
     (torch.cond, _cond),
