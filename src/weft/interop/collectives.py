@@ -12,6 +12,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from weft.errors import UnsupportedOpError
 from weft.tensor import ShardTensor
 from weft.tensor.takeover import take_over, twin_of
 from weft.tensor.torch_collectives import is_global, refusal, refusal_of_plain
@@ -39,13 +40,17 @@ def install() -> None:
 
 def _looking(name: str, original: FunctionType) -> Callable[..., Any]:
     def answer(*args: Any, **kwargs: Any) -> Any:
-        tensors = flatten((args, kwargs))
-        found = [one.sharding for one in tensors if type(one) is ShardTensor]
-        if found:
-            raise refusal(original, found)
-        for one in tensors:
-            if is_global(one):
-                raise refusal_of_plain(original, one)
+        for tensor in flatten((args, kwargs)):
+            if type(tensor) is ShardTensor or is_global(tensor):
+                raise _refused(original, args, kwargs)
         return original(*args, **kwargs)
 
     return answer
+
+
+def _refused(original: FunctionType, args: Any, kwargs: Any) -> UnsupportedOpError:
+    tensors = flatten((args, kwargs))
+    found = [tensor.sharding for tensor in tensors if type(tensor) is ShardTensor]
+    if found:
+        return refusal(original, found)
+    return refusal_of_plain(original, next(filter(is_global, tensors)))
