@@ -56,7 +56,9 @@ def test_a_module_on_a_mesh_is_refused(name: str) -> None:
 the mesh, and gathers those that are cut for their use.
   Offenders: 0.weight: [5, 4], 0.bias: [5], 1.weight: [2@dp, 5], 1.bias: [2@dp]
   Fix: leave the wrapper out. With the batch cut over dp, weft.distribute_module(module, mesh, \
-shardings={{"*": P("dp")}}) does what fully_shard does, and without shardings= what DDP does"""}
+shardings={{"*": P("dp")}}) does what fully_shard does, and without shardings= what DDP does
+       where a library wraps it (accelerate, Trainer of transformers): with \
+weft.nn.as_one_process(): ... around all that the library does"""}
 
 
 def test_the_fix_does_what_it_says() -> None:
@@ -81,6 +83,29 @@ def test_plain_modules_come_to_torch() -> None:
     for wrap in (fully_shard, DistributedDataParallel):
         with pytest.raises(ValueError, match=r"torch\.distributed|process group"):
             wrap(model())
+
+
+def test_ddp_of_a_plain_module_refuses_shard_tensors() -> None:
+    """It needs a process group to be made; what is called here is its forward."""
+    def on_rank(mesh: Any) -> list[str]:
+        x, told = weft.ones(4, 6, mesh=mesh, spec=P("dp")), []
+        for call in (
+            lambda: DistributedDataParallel.forward(nn.Module(), x),  # type: ignore[arg-type]
+            lambda: DistributedDataParallel.forward(nn.Module(), input=[x]),  # type: ignore
+        ):
+            with pytest.raises(ModuleError) as error:
+                call()
+            told.append(str(error.value))
+        return told
+
+    for told in weft.testing.run(on_rank, mesh={"dp": 2}):
+        assert told == ["""\
+DistributedDataParallel.forward(...): 1 of its inputs are ShardTensors.
+  Rule: weft sums the gradients of replicated parameters over the mesh, plain ones too.
+  Offenders: [4@dp, 6]
+  Fix: call the module itself, without the wrapper
+       where a library wraps it (accelerate, Trainer of transformers): with \
+weft.nn.as_one_process(): ... around all that the library does"""] * 2
 
 
 def test_they_are_taken_over_whether_imported_before_or_after() -> None:

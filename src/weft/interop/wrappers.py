@@ -20,6 +20,7 @@ from torch import nn
 from weft.errors import ModuleError, message
 from weft.tensor import ShardTensor
 from weft.tensor.takeover import take_over, twin_of
+from weft.tensor.trace.trees import flatten
 
 __all__ = ["install", "refuse_wrapped"]
 
@@ -33,8 +34,15 @@ _AT_IMPORT: dict[str, Callable[[Any], None]] = {
 """Module of torch -> what is to be done with it when it has been imported."""
 
 
+_LIBRARIES = (
+    "where a library wraps it (accelerate, Trainer of transformers): "
+    "with weft.nn.as_one_process(): ... around all that the library does"
+)
+
+
 def install() -> None:
     """Take them over, those that are imported later at their import. Once per process."""
+    _take_inputs(nn.parallel.DistributedDataParallel.forward)
     _take("DistributedDataParallel(module)", nn.parallel.DistributedDataParallel.__init__, 1)
     for name, take in _AT_IMPORT.items():
         if name in sys.modules:
@@ -73,6 +81,25 @@ def _take(call: str, function: Any, place: int) -> None:
     take_over(function, answer)
 
 
+def _take_inputs(function: Any) -> None:
+    """Have the forward of DistributedDataParallel look at its inputs: around a plain module, too,
+    gradients of the global loss would be summed again."""
+    original: FunctionType = twin_of(function)
+
+    def answer(wrapper: Any, *inputs: Any, **kwargs: Any) -> Any:
+        given = [one for one in flatten((inputs, kwargs)) if type(one) is ShardTensor]
+        if given:
+            raise ModuleError(
+                message("DistributedDataParallel.forward(...)", f"{len(given)} of its inputs are "
+                        "ShardTensors", "weft sums the gradients of replicated parameters over the "
+                        "mesh, plain ones too", [str(one.sharding) for one in given],
+                        f"call the module itself, without the wrapper\n{_LIBRARIES}")
+            )
+        return original(wrapper, *inputs, **kwargs)
+
+    take_over(function, answer)
+
+
 def refuse_wrapped(call: str, given: Any) -> None:
     """Raise where a module that a wrapper is to take holds ShardTensors.
 
@@ -96,5 +123,5 @@ def refuse_wrapped(call: str, given: Any) -> None:
                     held[:8] + [f"and {len(held) - 8} more"] * (len(held) > 8),
                     "leave the wrapper out. With the batch cut over dp, "
                     'weft.distribute_module(module, mesh, shardings={"*": P("dp")}) does what '
-                    "fully_shard does, and without shardings= what DDP does")
+                    f"fully_shard does, and without shardings= what DDP does\n{_LIBRARIES}")
         )

@@ -1,6 +1,6 @@
 """Modules on a mesh."""
 
-from weft.nn import layers, loading, optimizers, parameters, wrappers
+from weft.nn import layers, loading, optimizers, parameters
 from weft.nn.distribute import distribute_module
 from weft.nn.libraries import ShardedCollator, as_one_process
 from weft.nn.materialize import materialize
@@ -18,4 +18,3 @@ layers.install()
 loading.install()
 optimizers.install()
 parameters.install()
-wrappers.install()
