@@ -37,7 +37,8 @@ OTHERS = """
     XLAShard.shard_device XLAShard.replica_id XLAShard.unpadded_data XLAShardedTensor.global_tensor
     XLAShardedTensor.mesh_shape XLAShardedTensor.partition_spec XLAShardedTensor.local_shards
     XLAShardedTensor.load_local_shards_ XLAShardedTensor.sharding_spec
-    XLAShardedTensor.sharding_type ShardTensor scatter_tensor ShardTensorSpec ShardTensor.from_local ShardTensor.from_dtensor
+    XLAShardedTensor.sharding_type ShardTensor scatter_tensor ShardTensorSpec ShardTensor.from_local
+    ShardTensor.from_dtensor
     ShardTensor.offsets ShardTensor.redistribute ShardTensor.to_local ShardTensor.full_tensor
     ShardTensor.backward ShardTensor.patches_enabled ShardTensor.register_dispatch_handler
     ShardTensor.register_function_handler ShardTensor.register_named_function_handler
