@@ -139,6 +139,19 @@ def test_redistribute_keeps_the_order() -> None:
     on_ranks(on_rank, 3)
 
 
+def test_what_was_expanded_and_moves() -> None:
+    whole = torch.arange(12.0).view(3, 1, 4).expand(3, 2, 4)
+
+    def on_rank(mesh: Any) -> None:
+        x = weft.distribute_tensor(torch.arange(12.0).view(3, 1, 4), mesh, P("tp"))
+        x = x.expand(3, 2, 4)
+        for placements in ([Replicate()], [Shard(2)], [Shard(1)]):
+            joined = x.redistribute(placements=placements).permute(0, 2, 1).view(12, 2)
+            same(joined.full_tensor(), whole.permute(0, 2, 1).reshape(12, 2), "joined")
+
+    on_ranks(on_rank, 2)
+
+
 # Local tensors of any order.
 
 

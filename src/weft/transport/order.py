@@ -6,6 +6,7 @@ comes to lie follows from strides.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from torch import Tensor
@@ -19,10 +20,11 @@ Order = tuple[int, ...]
 def order_of(shape: Sequence[int], strides: Sequence[int]) -> Order | None:
     """The order of these strides; None where it is that of the dims.
 
-    Dims of one element, and those that are expanded, say nothing: they are left out.
+    Dims of one element say nothing: they are left out. Those that are expanded come first: where
+    they get memory of their own, the others lie side by side as before.
     """
-    dims = [dim for dim in range(len(shape)) if shape[dim] > 1 and strides[dim]]
-    order = sorted(dims, key=lambda dim: -strides[dim])
+    dims = [dim for dim in range(len(shape)) if shape[dim] > 1]
+    order = sorted(dims, key=lambda dim: -strides[dim] if strides[dim] else -math.inf)
     return None if order == dims else tuple(order)
 
 
