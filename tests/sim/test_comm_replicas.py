@@ -16,7 +16,8 @@ from weft.tensor import ShardTensor
 
 
 @pytest.mark.parametrize(
-    ("program", "expected"), [(one, rest) for one, *rest in SAID], ids=[one.__name__ for one, *_ in SAID]
+    ("program", "expected"), [(one, rest) for one, *rest in SAID],
+    ids=[one.__name__ for one, *_ in SAID],
 )
 def test_all_ranks_name_what_differs(program: Callable[[Any], None], expected: Any) -> None:
     assert weft.testing.run(lambda mesh: said(mesh, program), mesh=MESH) == texts(*expected)
