@@ -123,6 +123,29 @@ def test_a_plain_sum_of_shard_tensors_is_global_until_it_is_written_to() -> None
     assert weft.testing.run(program, 2, {"dp": 2}) == [expected, expected]
 
 
+class Summed(torch.autograd.Function):
+    """As of a program that is parallel by hand."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        x = x.clone()
+        dist.all_reduce(x)
+        return x
+
+
+def test_a_function_on_full_tensors_has_nothing_to_send() -> None:
+    def program(mesh: Any) -> str:
+        x = weft.ones(4, mesh=mesh, spec=P("dp"))
+        with pytest.raises(UnsupportedOpError) as error:
+            Summed.apply(x)
+        with pytest.raises(ValueError, match="process group"):  # of torch: elsewhere it goes on
+            Summed.apply(torch.ones(4))
+        return str(error.value)
+
+    for text in weft.testing.run(program, 2, {"dp": 2}):
+        assert "it is called in Summed.forward, which was given full tensors" in text
+
+
 LATER = """
 import warnings
 warnings.simplefilter("ignore")

@@ -10,6 +10,7 @@ and its rings take longer than one exchange.)
 
 from __future__ import annotations
 
+import inspect
 import math
 import pickle
 from itertools import pairwise
@@ -80,9 +81,15 @@ _SWAP_TERMS = 16
 _HEAD_NBYTES = 256
 """What `exchange` sends first: a length, and the pickle itself where it fits."""
 
-_gather_even = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_scatter_even = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-"""torch renamed these two; the older names warn where the newer exist."""
+_broadcast = inspect.unwrap(dist.broadcast)
+_gather_even = inspect.unwrap(
+    getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+)
+_scatter_even = inspect.unwrap(
+    getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+)
+"""torch's own, below its logger and below what weft looks for in users' calls. torch renamed the
+last two; the older names warn where the newer exist."""
 
 
 class ProcessCommunicator(GroupCalls):
@@ -257,7 +264,7 @@ class ProcessCommunicator(GroupCalls):
     def _broadcast(self, x: Tensor, source: int) -> Tensor:
         data = as_bytes(x)
         data = data.clone() if source == self.index else torch.empty_like(data)
-        self._issue("broadcast", dist.broadcast, data, group_src=self.places[source])
+        self._issue("broadcast", _broadcast, data, group_src=self.places[source])
         return data.view(x.dtype).view(x.shape)
 
     def _scatter(

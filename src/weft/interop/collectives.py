@@ -15,7 +15,7 @@ import torch.distributed as dist
 from weft.errors import UnsupportedOpError
 from weft.tensor import ShardTensor
 from weft.tensor.takeover import take_over, twin_of
-from weft.tensor.torch_collectives import is_global, refusal, refusal_of_plain
+from weft.tensor.torch_collectives import function_of, is_global, refusal, refusal_of_plain
 from weft.tensor.trace.trees import flatten
 
 __all__ = ["install"]
@@ -41,7 +41,7 @@ def install() -> None:
 def _looking(name: str, original: FunctionType) -> Callable[..., Any]:
     def answer(*args: Any, **kwargs: Any) -> Any:
         for tensor in flatten((args, kwargs)):
-            if type(tensor) is ShardTensor or is_global(tensor):
+            if type(tensor) is ShardTensor or is_global(tensor) or function_of() is not None:
                 raise _refused(original, args, kwargs)
         return original(*args, **kwargs)
 
@@ -53,4 +53,4 @@ def _refused(original: FunctionType, args: Any, kwargs: Any) -> UnsupportedOpErr
     found = [tensor.sharding for tensor in tensors if type(tensor) is ShardTensor]
     if found:
         return refusal(original, found)
-    return refusal_of_plain(original, next(filter(is_global, tensors)))
+    return refusal_of_plain(original, next(filter(is_global, tensors), tensors[0]))

@@ -6,12 +6,15 @@ wrappers' memory. Ops of c10d come by `__torch_function__` or, in lists, by the 
 Functions of torch.distributed.nn are autograd Functions.
 
 A plain tensor that a ShardTensor was added to (`total += loss`) holds a global value, too. That is
-known until somebody else writes to it.
+known until somebody else writes to it. So do all tensors in the forward of a user's autograd
+Function that is given full tensors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,7 +22,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from weft.errors import UnsupportedOpError, message
 
-__all__ = ["filled", "is_global", "refusal", "refusal_of_plain", "sends"]
+__all__ = ["filled", "function_of", "is_global", "on_full", "refusal", "refusal_of_plain", "sends"]
 
 _FILLED: Any = WeakTensorKeyDictionary()
 """Plain tensors that were last written to with a global value -> their version then."""
@@ -45,6 +48,25 @@ def filled(target: torch.Tensor) -> None:
         _FILLED[target] = target._version
 
 
+_STATE = threading.local()
+
+
+@contextmanager
+def on_full(name: str) -> Iterator[None]:
+    """Inside runs the forward of a Function of this name, on full tensors."""
+    before = function_of()
+    _STATE.function = name
+    try:
+        yield
+    finally:
+        _STATE.function = before
+
+
+def function_of() -> str | None:
+    """The name of the Function whose forward runs on full tensors; None where none does."""
+    return getattr(_STATE, "function", None)
+
+
 def is_global(plain: torch.Tensor) -> bool:
     """Whether a plain tensor is known to hold a global value."""
     return bool(_FILLED) and plain in _FILLED and _FILLED[plain] == plain._version
@@ -64,10 +86,13 @@ def refusal(func: Any, layouts: Iterable[object]) -> UnsupportedOpError:
 
 def refusal_of_plain(func: Any, tensor: torch.Tensor) -> UnsupportedOpError:
     """The error of a collective of torch's that was given a plain tensor of global value."""
-    call = _name(func)
+    call, function = _name(func), function_of()
+    facts = "a plain tensor is among its arguments that was last written to with the value of a " \
+        "ShardTensor (as by total += loss)"
+    if function is not None:
+        facts = f"it is called in {function}.forward, which was given full tensors for ShardTensors"
     return UnsupportedOpError(
-        message(f"{call}(...)", "a plain tensor is among its arguments that was last written to "
-                "with the value of a ShardTensor (as by total += loss)",
+        message(f"{call}(...)", facts,
                 "the value of a ShardTensor is global, the same on all ranks: there is nothing to "
                 "reduce, gather or send", [f"shape {tuple(tensor.shape)}, {tensor.dtype}"],
                 f"leave the call out: the tensor is the same on every rank\n{_METRICS}\n"

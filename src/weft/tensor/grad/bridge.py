@@ -41,7 +41,7 @@ from weft.tensor.placing.foreign import taken
 from weft.tensor.placing.values import global_value, like_dense
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.takeover import take_over, twin_of
-from weft.tensor.torch_collectives import refusal, sends
+from weft.tensor.torch_collectives import on_full, refusal, sends
 from weft.tensor.trace.capture import map_tensors
 from weft.tensor.trace.trees import flatten, local_of
 
@@ -204,7 +204,7 @@ def on_full_tensors(cls: Any, *args: Any, **kwargs: Any) -> Any:
         full = [t if t is local_of(tensor) else t.clone() for t, tensor in zip(full, tensors)]
     before = [one._version for one in full]
     feed = iter(full)
-    with torch_draws(mesh):
+    with torch_draws(mesh), on_full(cls.__name__):
         out = _APPLY(
             cls, *map_tensors(lambda _: next(feed), args),
             **map_tensors(lambda _: next(feed), kwargs),
