@@ -55,6 +55,17 @@ x.full_tensor()
 """
 
 
+APART = START + """
+b = torch.nn.Parameter(torch.ones(4))
+y = x @ torch.nn.Parameter(torch.ones(3, 4))
+if mesh.rank == 0:
+    y = y + b
+y.sum().backward()
+x.full_tensor()
+"""
+"""On rank 0 the gradients that are reduced take more bytes: gloo ends its process for that."""
+
+
 def torchrun(
     script: Path, *arguments: str, num_ranks: int = 4
 ) -> subprocess.CompletedProcess[str]:
@@ -82,3 +93,19 @@ def test_a_rank_that_raises_ends_the_run_with_its_traceback(tmp_path: Path) -> N
     assert "ValueError: only here" in done.stderr
     assert "exitcode  : 1" in done.stderr
     assert "terminate called" not in done.stderr
+
+
+def test_a_rank_that_the_backend_ends_says_where_it_was(tmp_path: Path) -> None:
+    """One branch that the other rank does not take, outside of debug mode."""
+    script = tmp_path / "apart.py"
+    script.write_text(APART)
+    done = torchrun(script, num_ranks=2)
+    assert done.returncode == 1 and "terminate called" in done.stderr, done.stderr
+    line = APART.splitlines().index("y.sum().backward()") + 1
+    words = done.stderr.split("rank ", 1)[1].splitlines()
+    assert words[0].split(": ", 1)[1] == (
+        "all_reduce over axes (dp), ranks 0, 1: the backend ends the process, as it does when "
+        f"ranks disagree: it was at backward, at {script}:{line}."
+    )
+    assert words[1].startswith("  Rule: all ranks of a group issue the same collectives")
+    assert words[2].startswith("  Fix: WEFT_DEBUG=1 compares what the ranks ask for")

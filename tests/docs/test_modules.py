@@ -13,7 +13,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "modules.md").read_text()
 
 def test_the_programs_run() -> None:
     found = blocks(PAGE)
-    assert len(found) == PAGE.count("```python\n") == PAGE.count("```text\n") == 5
+    assert len(found) == PAGE.count("```python\n") == PAGE.count("```text\n") == 6
     assert outputs(found, "modules.md") == [block.shown for block in found]
 
 

@@ -22,6 +22,7 @@ from weft.comm.asking import Ask, timeout
 from weft.comm.bound_mesh import BoundMesh, Rows, World
 from weft.comm.communicator import Communicator
 from weft.comm.group_calls import backend_of, gave_up
+from weft.comm.last_words import prepare
 from weft.comm.lent import settle
 from weft.comm.point_to_point import UnderWay
 from weft.comm.process_group import ProcessCommunicator
@@ -49,6 +50,7 @@ class ProcessWorld(World):
         super().__init__(dist.get_rank(), dist.get_world_size())
         self.default = dist.group.WORLD
         self.roll = RollCall(self.rank)
+        prepare(self.rank)
         self.under_way = UnderWay()
         self._groups: dict[tuple[str, frozenset[int]], dist.ProcessGroup] = {}
         self._comms: weakref.WeakSet[ProcessCommunicator] = weakref.WeakSet()
