@@ -23,7 +23,8 @@ from weft.transport.transition import Transition
 
 __all__ = [
     "DEBUG", "STRICT", "check_plain", "check_strict", "check_summaries", "check_traced",
-    "check_transforms", "debug", "explain", "inside_region", "is_strict", "num_dispatch_modes",
+    "check_transforms", "debug", "explain", "inside_region", "is_inside_region", "is_strict",
+    "num_dispatch_modes",
     "source_line", "strict", "tracing", "transforms", "warn",
 ]
 
@@ -109,6 +110,11 @@ def inside_region(name: str) -> Iterator[None]:
     finally:
         _STATE.region = before
         STRICT.change(-1)
+
+
+def is_inside_region() -> bool:
+    """Whether plain tensors are a rank's own."""
+    return getattr(_STATE, "region", None) is not None
 
 
 def explain() -> AbstractContextManager[traffic.Log]:

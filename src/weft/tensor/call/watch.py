@@ -14,7 +14,7 @@ import torch
 
 from weft.comm import this_world
 from weft.tensor.call.dispatch import SPECIAL
-from weft.tensor.modes import DEBUG, num_dispatch_modes
+from weft.tensor.modes import DEBUG, is_inside_region, num_dispatch_modes
 from weft.tensor.placing import replicas
 from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.takeover import give_back, take_over, twin_of
@@ -42,7 +42,7 @@ def install() -> None:
     def watched(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         reads = func not in SPECIAL or func in _READ
         if reads and this_world().debug.on and not (
-            num_dispatch_modes() or _is_ours(sys._getframe(1))
+            num_dispatch_modes() or is_inside_region() or _is_ours(sys._getframe(1))
         ):
             _compare(func, args, kwargs or {})
         return original(cls, func, types, args, kwargs)

@@ -62,7 +62,9 @@ def _axes(tensor: torch.Tensor, mesh: BoundMesh) -> tuple[int, ...]:
     axes = tuple(axis for axis in range(mesh.ndim) if mesh.axis_sizes[axis] > 1)
     if type(tensor) is not ShardTensor:
         return axes
-    if not (local.is_leaf and local.requires_grad) or tensor._meta.mesh != mesh:
+    if not local.requires_grad or local._is_view() or tensor._meta.mesh != mesh:
+        return ()  # of a view nothing is asked: torch may refuse to tell whether it is a leaf
+    if not local.is_leaf:
         return ()
     return tuple(axis for axis in axes if tensor._meta.layout.on(axis) is None)
 
