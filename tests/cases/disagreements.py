@@ -88,7 +88,7 @@ def other_transition(mesh: Any) -> None:
         x.full_tensor()  # transition
 
 
-def unnoticed(mesh: Any, *shape: int) -> weft.ShardTensor:
+def unnoticed(mesh: Any, *shape: int) -> torch.Tensor:
     """No leaf, which debug mode would compare at its first use."""
     with weft.debug(False):
         return weft.ones(*shape, mesh=mesh, spec=P()).requires_grad_().clone()
@@ -135,7 +135,7 @@ class Disagreement:
     `said`: the two facts, then the offenders.
     """
 
-    program: Callable[[Any], None]
+    program: Callable[[Any], Any]
     said: tuple[str, ...]
     ranks: tuple[int, ...] = (0, 1, 2, 3)
     axes: str = "dp, tp"

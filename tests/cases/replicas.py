@@ -21,6 +21,8 @@ MESH = {"dp": 2, "tp": 2}
 class Net(torch.nn.Module):
     """Two layers, and a buffer that nothing but `scaled` uses."""
 
+    scale: torch.Tensor
+
     def __init__(self, value: float = 1.0) -> None:
         super().__init__()
         self.layers = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
@@ -59,7 +61,7 @@ def an_adapter(mesh: Any) -> None:
     """A new part of a module that was distributed before."""
     net = weft.distribute_module(Net(), mesh)
     net.layers[1] = torch.nn.Linear(4, 2, bias=False)
-    torch.nn.init.constant_(net.layers[1].weight, float(mesh.rank))
+    torch.nn.init.constant_(net.layers[1].get_parameter("weight"), float(mesh.rank))
     net(batch(mesh))
 
 

@@ -25,7 +25,7 @@ def test_every_algorithm_says_what_it_does() -> None:
 
 def test_no_op_stands_in_two_tables() -> None:
     """The later one would win, and the earlier one be dead code."""
-    named = [node.value for node in ast.walk(ast.parse(HERE.read_text()))
+    named = [str(node.value) for node in ast.walk(ast.parse(HERE.read_text()))
              if isinstance(node, ast.Constant) and str(node.value).startswith("aten.")]
     tables = (named, composed.TABLE, decomposed.TABLE, margins.TABLE, weight_norm.TABLE,
               loss.REDUCED_AT)

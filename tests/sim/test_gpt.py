@@ -36,7 +36,7 @@ class Attention(nn.Module):
             y = F.scaled_dot_product_attention(q, k, v, dropout_p=0.0, is_causal=True)
         else:
             scores = (q @ k.transpose(-2, -1)) / math.sqrt(k.size(-1))
-            hidden = self.mask[:, :, :length, :length] == 0
+            hidden = self.get_buffer("mask")[:, :, :length, :length] == 0
             y = F.softmax(scores.masked_fill(hidden, -math.inf), dim=-1) @ v
         return self.c_proj(y.transpose(1, 2).contiguous().view(batch, length, width))
 

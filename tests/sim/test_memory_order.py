@@ -240,6 +240,7 @@ def test_quantizing(num_ranks: int, channels_cut: bool, cut: int) -> None:
         same(out.full_tensor().detach(), due.detach(), "images")
         out.square().sum().backward()
         for one, other in zip(mine.parameters(), model.parameters()):
+            assert other.grad is not None
             same(one.grad.full_tensor(), other.grad, "gradient")
 
     on_ranks(on_rank, num_ranks)

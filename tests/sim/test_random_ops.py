@@ -7,7 +7,7 @@ checked against dense formulas on the bits of the call.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -334,7 +334,8 @@ def test_factories_refuse_what_torch_refuses(make: Callable[..., Any]) -> None:
 @pytest.mark.parametrize(("make", "error", "text"), [
     (lambda **where: weft.randint(4, **where), TypeError, "no size is given"),
     (lambda **where: weft.randint(0, 4, **where), TypeError, "no size is given"),
-    (lambda **where: weft.rand(3, generator=5, **where), TypeError, "a generator is a torch.Gen"),
+    (lambda **where: weft.rand(3, generator=cast(Any, 5), **where), TypeError,
+     "a generator is a torch.Gen"),
     (lambda **where: weft.randperm(257, dtype=torch.uint8, **where), RuntimeError, "overflow"),
     (lambda **where: weft.randperm(2050, dtype=torch.float16, **where), RuntimeError, "2049"),
 ])

@@ -7,7 +7,7 @@ import dataclasses
 import pickle
 import threading
 import tracemalloc
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -250,7 +250,7 @@ def test_local_shards_are_a_snapshot_that_is_taken_back(spec: P, leaf: bool) -> 
         assert x.requires_grad is leaf and x.is_leaf
         for shard in shards:
             shard.unpadded_data = 0
-        spmd.load_local_shards_(x[:], shards)  # a view's base is written to
+        spmd.load_local_shards_(cast(weft.ShardTensor, x[:]), shards)  # a view's base is written to
         torch.testing.assert_close(x.detach().full_tensor(), 0 * X)
 
     weft.testing.run(on_rank, mesh=MESH)
@@ -263,7 +263,8 @@ def test_shards_of_others_are_refused() -> None:
         (mine,), (other,) = spmd.local_shards(x), spmd.local_shards(y)
         moved = dataclasses.replace(mine, indices=(slice(2, 9), slice(0, 6)))
         said = []
-        for shards in ([], [mine, mine], [X], [moved], [other, mine], [3], [x]):
+        wrong: Any = [], [mine, mine], [X], [moved], [other, mine], [3], [x]
+        for shards in wrong:
             with pytest.raises((LayoutError, ShardTypeError)) as told:
                 spmd.load_local_shards_(x, shards)
             said.append(str(told.value))
