@@ -13,8 +13,9 @@ from types import TracebackType
 __all__ = ["note_on"]
 
 _INSTALLED = re.compile(r"[/\\](?:site|dist)-packages[^/\\]*[/\\]")
-_CARRIED = frozenset(("weft", "torch", "numpy"))
-"""Of these, what is global is carried, or is nothing that ranks would meet in."""
+_CARRIED = frozenset(("weft", "torch", "numpy", "pytest", "_pytest"))
+"""Of these, what is global is carried, or is nothing that ranks would meet in; an error that pytest
+raises is an assertion of the test's."""
 
 
 def note_on(error: BaseException, num_ranks: int) -> str | None:
