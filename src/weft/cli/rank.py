@@ -9,6 +9,7 @@ it to the first of them, which waits a moment for the others: they meet in a dir
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import signal
 import sys
@@ -31,6 +32,9 @@ _CAUSE_S = 1.5
 
 def main() -> None:
     """Run `sys.argv[1]` with the arguments after it, as Python itself does."""
+    for stream in (sys.stdout, sys.stderr):  # lines of several ranks stay whole
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True, write_through=False)
     script = sys.argv[1]
     del sys.argv[0]
     sys.path[0] = str(Path(script).resolve().parent)
