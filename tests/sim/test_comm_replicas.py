@@ -122,3 +122,16 @@ def test_ranks_outside_of_the_mesh_compare_nothing() -> None:
             Net(float(mesh.rank > 1))(batch(mesh)).sum().backward()
 
     weft.testing.run(program, num_ranks=4, mesh={"dp": 2})
+
+
+def test_what_is_filled_need_not_be_alike_before() -> None:
+    """Memory that nobody has written to yet holds something else on each rank."""
+    def program(mesh: Any) -> float:
+        w = weft.ShardTensor.from_local(by_rank(mesh, 3, 4), mesh, P(), shape=(3, 4))
+        w.requires_grad_()
+        with weft.debug(), torch.no_grad():
+            torch.nn.init.normal_(w)
+            torch.nn.init.constant_(w, 2.0)
+            return w.mul_(0.5).sum().item()
+
+    assert weft.testing.run(program, mesh=MESH) == [12.0] * 4
