@@ -1,1 +1,1 @@
-"""What a call costs: weft beside plain torch, a no-op wrapper, hand-written SPMD and DTensor."""
+"""What weft costs: `weft bench`."""

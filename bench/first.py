@@ -37,21 +37,29 @@ CALLS: dict[str, tuple[Call, tuple[str, ...]]] = {
     "softmax": (lambda x: F.softmax(x, -1), ("x",)),
     "layer_norm": (lambda x, w, b: F.layer_norm(x, (WIDTH,), w, b), ("x", "b", "c")),
     "cross_entropy": (F.cross_entropy, ("x", "t")),
+    "softmax, sharded": (lambda z: F.softmax(z, -1), ("z",)),
+    "layer_norm, sharded": (lambda z: F.layer_norm(z, z.shape[-1:]), ("z",)),
+    "var, sharded": (lambda z: z.var(-1), ("z",)),
+    "cumsum, sharded": (lambda z: z.cumsum(-1), ("z",)),
     "sdpa": (lambda q: F.scaled_dot_product_attention(q, q, q, is_causal=True), ("q",)),
 }
-"""The call, and which operands it takes: x, y, q, t are cut by rows, w, b, c are whole."""
+"""The call, and which operands it takes: x, y, q, t are sharded by rows, z along its rows (there a
+kernel communicates), w, b, c are whole."""
 
-Lay = Callable[[Tensor, bool], Tensor]
+Lay = Callable[[Tensor, int | None], Tensor]
+"""A local tensor, and the dim that is sharded."""
 
 
 def operands(rows: int, lay: Lay) -> dict[str, Tensor]:
-    """Operands with `rows` rows on this rank; `lay(local, is_cut)` makes the sharded tensor."""
+    """Operands with `rows` rows on this rank; `lay(local, dim)` makes the sharded tensor."""
     local = {
         "x": torch.randn(rows, WIDTH), "y": torch.randn(rows, WIDTH),
         "q": torch.randn(rows, 2, 4, WIDTH), "t": torch.randint(WIDTH, (rows,)),
-        "w": torch.randn(WIDTH, WIDTH), "b": torch.randn(WIDTH), "c": torch.randn(WIDTH),
+        "z": torch.randn(rows, WIDTH), "w": torch.randn(WIDTH, WIDTH), "b": torch.randn(WIDTH),
+        "c": torch.randn(WIDTH),
     }
-    laid = {name: lay(one, name in "xyqt") for name, one in local.items()}
+    dims = dict.fromkeys("xyqt", 0) | {"z": 1}
+    laid = {name: lay(one, dims.get(name)) for name, one in local.items()}
     return {
         name: one.requires_grad_() if one.dtype.is_floating_point else one
         for name, one in laid.items()
@@ -59,22 +67,24 @@ def operands(rows: int, lay: Lay) -> dict[str, Tensor]:
 
 
 def lay_weft(mesh: Any) -> Lay:
-    """Cut by rows over the first axis of `mesh`, or whole."""
+    """Sharded over the first axis of `mesh`, or whole."""
     axis = mesh.axis_names[0]
 
-    def lay(local: Tensor, is_cut: bool) -> Tensor:
-        if not is_cut:
+    def lay(local: Tensor, dim: int | None) -> Tensor:
+        if dim is None:
             return ShardTensor.from_local(local, mesh, weft.P())
-        shape = (local.shape[0] * world.NUM_RANKS, *local.shape[1:])
-        return ShardTensor.from_local(local, mesh, weft.P(axis), sizes="chunk", shape=shape)
+        shape = list(local.shape)
+        shape[dim] *= world.NUM_RANKS
+        spec = weft.P(*[None] * dim, axis)
+        return ShardTensor.from_local(local, mesh, spec, sizes="chunk", shape=shape)
 
     return lay
 
 
 def lay_dtensor(mesh: Any) -> Lay:
     """The same as a DTensor."""
-    return lambda local, is_cut: DTensor.from_local(
-        local, mesh, [Shard(0) if is_cut else Replicate()]
+    return lambda local, dim: DTensor.from_local(
+        local, mesh, [Replicate() if dim is None else Shard(dim)]
     )
 
 

@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,6 +22,24 @@ from tests.cases import Case, Operand, Trial, seed_of
 from tests.oracle import Held, block, check, check_gradient, same
 from weft import ShardTensor
 from weft.core import Layout, Mesh
+
+
+def ranks(**axes: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Run a test on simulated ranks: on each, its body gets the `mesh` with these axes.
+
+    It stands right above the test; pytest gives the other arguments.
+    """
+    def decorate(test: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(test)
+        def on_all(**given: Any) -> None:
+            weft.testing.run(lambda mesh: test(mesh=mesh, **given), mesh=axes)
+
+        known = inspect.signature(test)
+        others = [one for name, one in known.parameters.items() if name != "mesh"]
+        on_all.__signature__ = known.replace(parameters=others)  # type: ignore[attr-defined]
+        return on_all
+
+    return decorate
 
 
 @dataclass(frozen=True, slots=True)

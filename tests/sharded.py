@@ -15,8 +15,8 @@ from torch import Tensor
 
 import weft
 from tests.cases import seed_of
-from tests.harness import local_part
-from tests.oracle import TOLERANCE
+from tests.harness import held, local_part
+from tests.oracle import TOLERANCE, Held, check
 from weft import Layout, P, ShardTensor
 from weft.core import Mesh
 
@@ -83,8 +83,23 @@ def agree(program: Program, name: str) -> None:
         return
     if isinstance(got, Exception):
         raise got
-    for rank, result in enumerate(got):
-        same(result, data(expected), f"rank {rank}")
+    compare(got, data(expected))
+
+
+def compare(ranks: Sequence[Any], expected: Any, where: str = "result") -> None:
+    """What the ranks hold against the result of one process: sharded tensors block by block."""
+    if isinstance(expected, list):
+        for rank, one in enumerate(ranks):
+            assert isinstance(one, list) and len(one) == len(expected), f"{where}, {rank}: {one}"
+        for place, due in enumerate(expected):
+            compare([one[place] for one in ranks], due, f"{where}, {place}")
+    elif isinstance(expected, Tensor) and all(isinstance(one, Held) for one in ranks):
+        if 0 in expected.stride() and 0 not in ranks[0].stride:
+            expected = expected.contiguous()  # an expanded result has no order in memory
+        check(expected, ranks, where)
+    else:
+        for rank, one in enumerate(ranks):
+            same(one, expected, f"{where} on rank {rank}")
 
 
 def _mean(full: Tensor, mesh: Any, layout: Layout) -> ShardTensor:
@@ -102,18 +117,20 @@ def _mean(full: Tensor, mesh: Any, layout: Layout) -> ShardTensor:
 
 
 def data(value: Any) -> Any:
-    """The value with full plain tensors in it."""
+    """The value with what this rank holds in the place of each ShardTensor."""
     if isinstance(value, ShardTensor):
-        return value.detach().full_tensor()
+        return held(value.detach())
     if isinstance(value, Tensor):
-        return value.detach().clone()
+        return value.detach()  # not a copy of it: that may lie in another order in memory
     if isinstance(value, (list, tuple)):
         return [data(one) for one in value]
     return value
 
 
 def same(actual: Any, expected: Any, where: str) -> None:
-    """Equal, and tensors within the tolerance of their dtype."""
+    """Equal, and tensors within the tolerance of their dtype; of a sharded one, the whole."""
+    if isinstance(actual, Held):
+        actual = actual.full
     if isinstance(expected, list):
         assert isinstance(actual, list) and len(actual) == len(expected), f"{where}: {actual}"
         for place, (one, other) in enumerate(zip(actual, expected)):

@@ -1,59 +1,70 @@
-"""One tensor on many devices: ordinary PyTorch code on global tensors with layouts."""
+"""One tensor on many devices: ordinary PyTorch code on global tensors with layouts.
 
-from weft import spmd, testing
-from weft.comm import BoundMesh, as_bound_mesh, current_mesh, hybrid_mesh, init_mesh
-from weft.core import (
-    KINDS,
-    Layout,
-    Mesh,
-    P,
-    Partial,
-    Placement,
-    Replicate,
-    Shard,
-    StridedShard,
-)
-from weft.errors import (
-    CommunicationError,
-    LayoutError,
-    MeshError,
-    ModuleError,
-    PlacementError,
-    ShardTypeError,
-    StrictError,
-    UnsupportedOpError,
-    WeftError,
-    WeftWarning,
-)
-from weft.interop import from_dtensor, to_dtensor
-from weft.local import collectives, local_map
-from weft.nn import distribute_module
-from weft.own import register_handler, register_rule, unregister_handler, unregister_rule
-from weft.planner import Link, Links, plan, set_links
-from weft.rng import fork_rng, manual_seed, rng_state, set_rng_state
-from weft.show import show
-from weft.tensor import (
-    ShardTensor,
-    arange,
-    cache_clear,
-    cache_info,
-    debug,
-    distribute_tensor,
-    empty,
-    explain,
-    full,
-    ones,
-    rand,
-    randint,
-    randn,
-    randperm,
-    scatter_tensor,
-    strict,
-    zeros,
-)
-from weft.transport import measure_links
+Nothing is imported before it is asked for (PEP 562), and layouts, plans and drawings need no torch.
+What needs torch is loaded as soon as torch is: `weft.startup` says why.
+"""
 
-__version__ = "0.1.0"
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from weft import startup
+from weft._version import __version__ as __version__
+
+if TYPE_CHECKING:
+    from weft import network, nn, random, spmd, testing  # noqa: F401
+    from weft.comm import BoundMesh, as_bound_mesh, current_mesh, hybrid_mesh, init_mesh
+    from weft.core import (
+        KINDS,
+        Layout,
+        Mesh,
+        P,
+        Partial,
+        Placement,
+        Replicate,
+        Shard,
+        StridedShard,
+    )
+    from weft.drawing import show
+    from weft.errors import (
+        CommunicationError,
+        LayoutError,
+        MeshError,
+        ModuleError,
+        PlacementError,
+        ShardTypeError,
+        StrictError,
+        UnsupportedOpError,
+        WeftError,
+        WeftWarning,
+    )
+    from weft.interop import from_dtensor, to_dtensor
+    from weft.local import collectives, local_map
+    from weft.nn import distribute_module
+    from weft.own import register_handler, register_rule, unregister_handler, unregister_rule
+    from weft.planner import Link, Links, plan, set_links
+    from weft.rng import fork_rng, manual_seed, rng_state, set_rng_state
+    from weft.tensor import (
+        ShardTensor,
+        arange,
+        cache_clear,
+        cache_info,
+        debug,
+        distribute_tensor,
+        empty,
+        explain,
+        full,
+        ones,
+        rand,
+        randint,
+        randn,
+        randperm,
+        scatter_tensor,
+        strict,
+        zeros,
+    )
+    from weft.transport import measure_links
 
 __all__ = [
     "KINDS", "P", "BoundMesh", "CommunicationError", "Layout", "LayoutError", "Link", "Links",
@@ -67,3 +78,33 @@ __all__ = [
     "set_rng_state", "show", "spmd", "strict", "testing", "to_dtensor", "unregister_handler",
     "unregister_rule", "zeros",
 ]
+
+_ROOMS = ("errors", "core", "planner", "drawing", *startup.WITH_TORCH)
+"""Where public names come from, in the order in which they are searched."""
+
+_PUBLIC_ROOMS = ("network", "nn", "random", "spmd", "testing")
+"""`from weft import *` leaves out those of which other packages have namesakes."""
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, or a room of the package, imported at its first use."""
+    if name in __all__ and name not in _PUBLIC_ROOMS:
+        for room in _ROOMS:
+            module = importlib.import_module(f"weft.{room}")
+            if name in module.__all__:
+                return globals().setdefault(name, getattr(module, name))
+    if not name.startswith("__"):
+        try:
+            return importlib.import_module(f"weft.{name}")
+        except ModuleNotFoundError as error:
+            if error.name != f"weft.{name}":
+                raise
+    raise AttributeError(f"module 'weft' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    hidden = [name for name in globals() if name.startswith("__")]
+    return sorted({*hidden, *__all__, *_PUBLIC_ROOMS})
+
+
+startup.watch()

@@ -34,7 +34,7 @@ PLAIN = "plain"
 class Operand:
     """How to make one operand.
 
-    `fixed` ones get no gradient; `dense` ones are always plain tensors, `laid` ones never.
+    `fixed` ones get no gradient; `dense` ones are always plain tensors, `memory_format` ones never.
     """
 
     shape: tuple[int, ...]

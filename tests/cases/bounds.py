@@ -86,7 +86,7 @@ BOUNDS: list[Bound] = [
           {"line": (24, 24), "columns": (192, 192)}),
     Bound("logsumexp", lambda a: a.logsumexp(-1),
           _same((48, 48), *_LINES) | {"columns": (384, 384)}),
-    Bound("renorm", lambda a: a.renorm(2, 0, 1.0), {"columns": (192, 288), "rows": (0, 0)}),
+    Bound("renorm", lambda a: a.renorm(2, 0, 1.0), {"columns": (192, 192), "rows": (0, 0)}),
     # Each block's candidates, or its own block of all that is sorted, and samples.
     Bound("topk_8", lambda a: a.topk(8, -1),
           _same((384, 192), *_LINES) | {"columns": (3072, 1536)}),
@@ -117,20 +117,20 @@ BOUNDS: list[Bound] = [
     # What is the same in the whole of a product, and distances of blocks.
     Bound("cov", lambda a: torch.cov(a), {"columns": (96, 96)}),
     Bound("dist", lambda a: torch.dist(a, a * 2), _same((24, 24), *LAYOUTS)),
-    Bound("cosine", lambda a: F.cosine_similarity(a[:4], a[4:], 1), {"columns": (192, 288)}),
+    Bound("cosine", lambda a: F.cosine_similarity(a[:4], a[4:], 1), {"columns": (192, 192)}),
     Bound("bilinear", lambda a: F.bilinear(a[0], a[1], a.new_ones(3, 512, 512)),
           {"columns": (3072, 3072)}),
-    Bound("amax", lambda a: a.amax(), _same((32, 16), *LAYOUTS)),
+    Bound("amax", lambda a: a.amax(), _same((24, 16), *LAYOUTS)),
     Bound("flip_nothing", lambda a: a.flip(()), _same((0, 0), *LAYOUTS)),
     Bound("number_masked", lambda a: a.sum().masked_select(a > 0), {"line": (40, 16)}),
     Bound("nonzero_static", lambda a: (a > 0).nonzero_static(size=64), {"line": (24, 0)}, False),
-    Bound("cdist", lambda a: torch.cdist(a[:4], a[4:]), {"columns": (384, 384)}),
+    Bound("cdist", lambda a: torch.cdist(a[:4], a[4:]), {"columns": (192, 192)}),
     Bound("bags_max", lambda a: F.embedding_bag(torch.arange(64).view(8, 8) % a.shape[0], a,
                                                 mode="max"), {"rows": (6144, 0)}),
-    # Of each other block a square or two.
-    Bound("qr", lambda a: torch.linalg.qr(a), {"rows": (4608, 3072)}),
-    Bound("svdvals", lambda a: torch.linalg.svdvals(a), {"rows": (4608, 1536)}),
-    Bound("lstsq", lambda a: torch.linalg.lstsq(a, a[:, :1])[0], {"rows": (4704, 1536)}),
+    # A square of each shard, and sums of squares.
+    Bound("qr", lambda a: torch.linalg.qr(a), {"rows": (3072, 1536)}),
+    Bound("svdvals", lambda a: torch.linalg.svdvals(a), {"rows": (3072, 768)}),
+    Bound("lstsq", lambda a: torch.linalg.lstsq(a, a[:, :1])[0], {"rows": (3168, 768)}),
     # Borders and windows: what neighbours hold of them; repeats: what a block shows of the whole.
     Bound("pad_reflect", lambda a: F.pad(a, (3, 3), mode="reflect"), {"columns": (0, 0)}),
     Bound("pad_circular", lambda a: F.pad(a, (3, 3), mode="circular"), {"columns": (192, 192)}),
@@ -218,13 +218,13 @@ BOUNDS: list[Bound] = [
           _same((8, 8), *_LINES) | {"columns": (64, 64), "rows": (0, 0)}),
     # Rows whose class or feature is cut.
     Bound("softmax", lambda a: a.softmax(-1),
-          _same((32, 16), *_LINES) | {"columns": (192, 96), "rows": (0, 0)}),
+          _same((24, 12), *_LINES) | {"columns": (192, 96), "rows": (0, 0)}),
     Bound("log_softmax", lambda a: a.log_softmax(-1),
-          _same((32, 16), *_LINES) | {"columns": (192, 96), "rows": (0, 0)}),
+          _same((24, 12), *_LINES) | {"columns": (192, 96), "rows": (0, 0)}),
     Bound("layer_norm", lambda a: F.layer_norm(a, a.shape[-1:]),
-          _same((32, 32), *_LINES) | {"columns": (192, 192), "rows": (0, 0)}),
+          _same((24, 24), *_LINES) | {"columns": (192, 192), "rows": (0, 0)}),
     Bound("cross_entropy", lambda a: F.cross_entropy(
-        a, torch.arange(a.shape[0]) % a.shape[-1]), {"columns": (208, 96), "rows": (16, 0)}),
+        a, torch.arange(a.shape[0]) % a.shape[-1]), {"columns": (192, 112), "rows": (12, 16)}),
     # Products: the smaller operand, or the result's terms.
     Bound("gram", lambda a: a @ a.mT, {"columns": (0, 0), "rows": (24576, 24576)}),
     Bound("by_plain", lambda a: a @ torch.ones(a.shape[-1], 3, dtype=a.dtype),

@@ -99,6 +99,8 @@ CASES: list[Case] = [
       for p in (0, 1, 2, 3)),
     *(case(f"cdist_across_{p}", lambda a, b, p=p: torch.cdist(a, b, p), reals(2, 9), reals(3, 9),
            per_mesh=6) for p in (1, 2, 3)),
+    case("cdist_across_batch", lambda a, b: torch.cdist(a, b), reals(2, 2, 9), reals(3, 9),
+         per_mesh=6),
     *(case(f"ctc_{reduction}", _ctc(reduction), reals(6, 5, 4), integers(5, 2, low=1, high=4),
            per_mesh=6) for reduction in ("none", "mean", "sum")),
     case("ctc_no_infinity", _ctc("none", zero_infinity=True, blank=3), reals(6, 5, 4),

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
 import weft
 from tests.dist.test_cli import refused, start
+from tests.dist.test_exit import torchrun
 from weft import Links
-from weft.cli.launch import launch_command
 from weft.core import Mesh
 
 OPTIONS = ("bench", "links", "--mesh", "dp=2", "--sizes", "1KiB,64KiB", "--rounds", "2", "--out")
@@ -43,10 +41,7 @@ def test_it_starts_its_ranks(tmp_path: Path) -> None:
 def test_under_torchrun_it_is_a_rank(tmp_path: Path) -> None:
     out, script = tmp_path / "links.json", tmp_path / "weft.py"
     script.write_text("import sys\nsys.path.pop(0)\nfrom weft.cli.main import main\nmain()\n")
-    done = subprocess.run(
-        launch_command(2, [str(script), *OPTIONS, str(out)]), capture_output=True, text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=150, check=False,
-    )
+    done = torchrun(script, *OPTIONS, str(out), num_ranks=2)
     assert done.returncode == 0, done.stderr
     check(out, done.stdout)
 

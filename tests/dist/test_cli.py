@@ -166,11 +166,19 @@ def test_run_refuses_a_script_that_is_not_there() -> None:
     assert "nowhere.py" in refused("run", "-n", "2", "nowhere.py")
 
 
-def test_bench_is_found_only_in_the_repository(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", ["demo", "bench"])
+def test_a_tool_that_is_not_there_is_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert "has no bench/__main__.py" in " ".join(refused("bench").split())
+    places = [tmp_path / "tools", tmp_path / "examples"]
+    monkeypatch.setattr(main.commands[name], "places", places)
+    assert refused(name) == (
+        f"weft {name}: its program is in none of 2 folders.\n"
+        "  Rule: the demo and the benchmarks are no part of the library: they lie in its "
+        "repository, and pip installs them from there.\n"
+        f"  Offenders: {places[0] / name}, {places[1] / name}\n"
+        "  Fix: pip install .  # in weft's repository\n"
+    )
 
 
 def test_the_demo_agrees_and_shows_what_it_promises(tmp_path: Path) -> None:

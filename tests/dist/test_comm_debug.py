@@ -22,7 +22,7 @@ from tests.cases.program import CASES
 from tests.cases.replicas import SAID, said, texts
 from tests.gloo import GlooWorld
 from tests.harness import Outcome, on_rank, verify
-from weft.comm.roll_call import RollCall
+from weft.comm.debug_compare import DebugCompare
 
 TIMEOUT = 1.5
 TRIALS = [trial for trial in trials_of(CASES) if dict(trial.axes) == MESH][::9]
@@ -68,10 +68,10 @@ def keys_in_the_store(mesh: Any) -> list[int]:
         return mine
 
     collectives(1)  # groups are made
-    before, call = collectives(0), RollCall.call
-    RollCall.call = None  # type: ignore[assignment]
+    before, call = collectives(0), DebugCompare.call
+    DebugCompare.call = None  # type: ignore[assignment]
     off = collectives(3)
-    RollCall.call = call
+    DebugCompare.call = call
     with weft.debug():
         return [before, off, collectives(1), collectives(20)]
 
@@ -180,12 +180,12 @@ def test_a_rank_outside_debug_mode_is_named() -> None:
 
 SCRIPT = """
 import time, torch, weft
-from weft.comm import roll_call
+from weft.comm import debug_compare
 mesh = weft.init_mesh({"x": 3})
 comm = mesh.comm((0,))
 comm.exchange(None)
 if mesh.rank == 1:
-    roll_call._LONGEST_PAUSE = 0.5  # a slow machine: it reads the outcome when rank 0 is through
+    debug_compare._LONGEST_PAUSE = 0.5  # a slow machine: it reads the outcome when rank 0 is through
 if mesh.rank < 2:
     start = time.monotonic()
     try:

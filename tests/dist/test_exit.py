@@ -1,6 +1,6 @@
 """How ranks leave: in order when a script ends, and with its error when it raises.
 
-What a careless end runs into is told in weft.comm.lent. It takes luck to see, so these scripts
+What a careless end runs into is told in weft.comm.pending_buffers. It takes luck to see, so these scripts
 bring it about: gloo's threads yield their core to the main thread, which keeps Python's lock from
 its last collective to its end.
 """

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import weft
-from weft.cli.bench.counting import counted
+from bench.redistribution.counting import counted
 from tests.dist.test_exit import START, torchrun
 from tests.gloo import GlooWorld
 from tests.oracle import block

@@ -27,5 +27,5 @@ def registered() -> Any:
 def test_programs_print_what_is_shown(registered: None) -> None:
     page = PAGE.read_text()
     found = blocks(page)
-    assert len(found) == page.count("```python\n") == page.count("```text\n") == 5
+    assert len(found) == page.count("```python\n") == page.count("```text\n") == 6
     assert outputs(found, PAGE.name) == [block.shown for block in found]

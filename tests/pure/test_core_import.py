@@ -11,12 +11,9 @@ from weft.core import Layout, Mesh, P
 
 SOURCES = Path(__file__).parents[2] / "src"
 
-# The package's own __init__ imports torch; core must not need it.
 _ALONE = f"""
-import sys, time, types
-package = types.ModuleType("weft")
-package.__path__ = [{str(SOURCES / "weft")!r}]
-sys.modules["weft"] = package
+import sys, time
+sys.path.insert(0, {str(SOURCES)!r})
 start = time.process_time()
 import weft.core
 took = time.process_time() - start

@@ -21,12 +21,12 @@ from weft.planner import (
     Term,
     Transfer,
     check,
-    interpret,
     is_local,
     naive,
     plan,
 )
 from weft.planner.geometry import largest, strip, volume
+from weft.planner.interpret import interpret
 from weft.planner.search import family
 
 MESHES = {

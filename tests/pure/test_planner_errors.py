@@ -7,22 +7,20 @@ from typing import Any
 import pytest
 
 from weft.core import Layout, Mesh, P
-from weft.errors import LayoutError, MeshError, ShardTypeError
+from weft.errors import LayoutError, ShardTypeError
 from weft.planner import (
     AllGather,
     AllReduce,
     Exchange,
     Plan,
-    PlanError,
     ReduceScatter,
     Slice,
     Step,
     Term,
     Transfer,
-    check_world,
-    interpret,
     plan,
 )
+from weft.planner.interpret import PlanError, interpret
 
 MESH = Mesh({"a": 2, "b": 2})
 
@@ -121,19 +119,6 @@ def test_what_is_no_layout() -> None:
 def test_a_kind_that_the_dtype_does_not_carry() -> None:
     with pytest.raises(LayoutError, match="1 partial axes cannot carry int64"):
         plan(on(P(partial={"a": "avg"})), on(P()), dtype="int64")
-
-
-def test_a_mesh_outside_the_program_is_refused() -> None:
-    check_world(OTHER, 5, "x.redistribute(mesh)")
-    with pytest.raises(MeshError) as caught:
-        check_world(OTHER, 4, "x.redistribute(mesh)")
-    assert str(caught.value) == (
-        "x.redistribute(mesh): Mesh(b=2, c=3) has device ids 4 to 9, the program has the ranks 0 "
-        "to 3.\n"
-        "  Rule: a tensor moves to a mesh only if ranks of the program are on it.\n"
-        "  Offenders: device ids from 4 on\n"
-        "  Fix: a mesh of ranks below 4, or start more ranks"
-    )
 
 
 WRONG: list[tuple[P, P, list[Step]]] = [

@@ -20,11 +20,11 @@ from weft.planner import (
     ReduceScatter,
     Slice,
     Term,
-    interpret,
     naive,
     plan,
 )
 from weft.planner.geometry import largest, volume
+from weft.planner.interpret import interpret
 from weft.planner.search import family
 
 BYTES = Links(near=Link(0, 1e-9), far=Link(0, 1e-9))

@@ -17,8 +17,8 @@ import pytest
 
 from weft.core import Layout, Mesh
 from weft.propagate import decide
-from weft.rules import Call, Decision, Rule, TensorArg, parse
-from weft.rules.notation import FactorDims
+from weft.rules import Call, Decision, Rule, TensorArg, bind, parse
+from weft.rules.rule import FactorDims
 
 Index = tuple[int, ...]
 Values = dict[Index, int]
@@ -51,7 +51,7 @@ PRODUCTS = {
 def test_boxes_make_the_whole(name: str) -> None:
     text, operands, results, linear, num_factors = PRODUCTS[name]
     rng = random.Random(name)
-    rule = parse(text).bind(operands, results, linear)
+    rule = bind(parse(text), operands, results, linear=linear)
     args = tuple(TensorArg(shape, "int64") for shape in operands)
     call = Call(f"test.{name}", args, {}, tuple(TensorArg(shape, "int64") for shape in results))
     for trial in range(80):
@@ -63,8 +63,8 @@ def test_boxes_make_the_whole(name: str) -> None:
 
 def test_the_check_finds_a_wrong_rule() -> None:
     """A reduction that is called a sum where it is a maximum must not pass."""
-    rule = parse("a b -> a").bind([(3, 4)], [(3,)])
-    right = parse("a b:max -> a").bind([(3, 4)], [(3,)])
+    rule = bind(parse("a b -> a"), [(3, 4)], [(3,)])
+    right = bind(parse("a b:max -> a"), [(3, 4)], [(3,)])
     mesh, rng = Mesh({"x": 2}), random.Random(0)
     args = (TensorArg((3, 4), "int64"),)
     call = Call("test.wrong", args, {}, (TensorArg((3,), "int64"),))

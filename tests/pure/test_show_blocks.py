@@ -9,9 +9,9 @@ from hypothesis import given, settings
 
 from tests.pure.test_core_layout import layouts
 from weft.core import Layout, Mesh, P
-from weft.show.blocks import Band, Cell, Grid, Limits, bands, grid
-from weft.show.measure import shares
-from weft.show.ranks import RankSet, merged, rank_set, ranks_text
+from weft.drawing.blocks import Band, Cell, Grid, Limits, bands, grid
+from weft.drawing.measure import shares
+from weft.drawing.ranks import RankSet, merged, rank_set, ranks_text
 
 ALL = Limits(rows=999, columns=999, panels=999)
 

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from weft.cli import terminal
 from weft.cli.main import main
 from weft.core import Layout, Mesh, P
+from weft.drawing import rank_lines, show
 from weft.planner import plan
-from weft.show import rank_lines, show
 
 MESH = Mesh({"dp": 2, "tp": 4})
 LAYOUT = Layout(MESH, (1024, 4096), P("dp", "tp"))
@@ -102,7 +101,7 @@ def test_a_terminal_sees_colours(monkeypatch: pytest.MonkeyPatch):
     assert "\x1b[38;2;0;0;0;48;2;" in shown
     plain = weft(*SHOW, "[8@dp]").stdout
     assert "\x1b" not in plain
-    monkeypatch.setattr(terminal, "Console", None)
+    monkeypatch.setitem(sys.modules, "rich.console", None)
     assert weft(*SHOW, "[8@dp]", FORCE_COLOR="1").stdout == plain
 
 

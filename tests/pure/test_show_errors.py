@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from weft.core import Layout, Mesh, P
+from weft.drawing import show
 from weft.errors import LayoutError, ShardTypeError
-from weft.show import show
 
 LAYOUT = Layout(Mesh({"dp": 2}), (4,), P("dp"))
 

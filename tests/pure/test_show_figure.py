@@ -10,10 +10,10 @@ from hypothesis import given, settings
 
 from tests.pure.test_core_layout import layouts
 from weft.core import Layout, Mesh, P
-from weft.show import Drawing, Label, Rect, Scene, Stroke, show
-from weft.show.colours import Colours
-from weft.show.scene import bounds, hatch, moved, text_width
-from weft.show.svg import svg
+from weft.drawing import Drawing, Label, Rect, Scene, Stroke, show
+from weft.drawing.colours import Colours
+from weft.drawing.scene import bounds, hatch, moved, text_width
+from weft.drawing.svg import svg
 
 MESH = Mesh({"dp": 2, "tp": 4})
 SVG = "{http://www.w3.org/2000/svg}"

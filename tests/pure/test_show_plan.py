@@ -10,9 +10,9 @@ from hypothesis import assume, given, settings
 
 from tests.pure.test_core_layout import layouts
 from weft.core import Layout, Mesh, P
+from weft.drawing import rank_lines, show
 from weft.errors import LayoutError
 from weft.planner import Plan, plan
-from weft.show import rank_lines, show
 
 MESH = Mesh({"dp": 2, "tp": 4})
 SRC = Layout(MESH, (1024, 4096), P("dp", "tp"))

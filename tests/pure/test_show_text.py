@@ -9,8 +9,8 @@ import pytest
 
 from weft.core import Layout, Mesh, P
 from weft.core.parse import parse_layout, parse_mesh
-from weft.show import show, sketch
-from weft.show.text import plain
+from weft.drawing import show, sketch
+from weft.drawing.text import plain
 
 CASES: dict[tuple[str, tuple[int, ...] | None, str, int], str] = {
     ("dp=2,tp=4", None, "[1024@dp, 4096@tp]", 64): """

@@ -16,7 +16,6 @@ from torch.autograd import graph
 from torch.utils.checkpoint import checkpoint
 
 from tests.sharded import WAYS, Make, agree
-from weft import ShardTensor
 
 X = torch.arange(1.0, 31.0, dtype=torch.float64).view(5, 6) / 8
 W = torch.linspace(-1, 1, 18, dtype=torch.float64).view(6, 3)
@@ -417,63 +416,6 @@ def anomaly_without_nan_check(make: Make) -> Any:
     return x.grad
 
 
-def anomaly_of_one_nan(make: Make) -> Any:
-    """One rank alone finds it: all raise, and their next collective is in step."""
-    some = X.clone()
-    some[3, 2] = 0
-    x, w = make(some), make(W)
-    with silence(), torch.autograd.detect_anomaly():
-        for ask in (
-            lambda y: y.sum().backward(), lambda y: torch.autograd.grad(y.sum(), [x, w]),
-            lambda y: torch.autograd.backward([(x @ w).sum(), y.mean()]),
-        ):
-            with pytest.raises(RuntimeError, match="Function 'SqrtBackward0' returned nan values"):
-                ask((x.sqrt() * 0) @ w)
-        with torch.autograd.set_detect_anomaly(True, check_nan=False):
-            ((x.sqrt() * 0) @ w).sum().backward()
-        x.grad = w.grad = None
-        (x @ w).tanh().sum().backward()
-    return [x.grad, w.grad]
-
-
-def anomaly_of_a_plain_loss(make: Make) -> Any:
-    x = make(X - X[3, 2])
-    with silence(), torch.autograd.detect_anomaly():
-        y = x.sqrt() * 0
-        y = y.full_tensor() if isinstance(y, ShardTensor) else y
-        with pytest.raises(RuntimeError, match="'SqrtBackward0' returned nan values in its 0th"):
-            y.sum().backward()
-    return (x * 2).sum()
-
-
-def anomaly_between_plain_tensors(make: Make) -> Any:
-    """Outputs and inputs are plain, and NaN comes from one rank's rows between them."""
-    x, w = make(X - X[3, 2]), torch.ones(X.shape[1]).requires_grad_()
-    with silence(), torch.autograd.detect_anomaly():
-        y = (x * w).sqrt() * 0
-        y = y.full_tensor() if isinstance(y, ShardTensor) else y
-        with pytest.raises(RuntimeError, match="'SqrtBackward0' returned nan values in its 0th"):
-            torch.autograd.grad(y.sum(), w)
-        (g,) = torch.autograd.grad(((x * w).sum() * 2).to(torch.float64), [w])
-    return [(x * 2).sum(), g]
-
-
-def anomaly_in_a_hook(make: Make) -> Any:
-    """A backward within another one looks, too, and what it finds is no gradient of the other."""
-    x, seen = make(X - X[3, 2]), []
-
-    def hook(_: Any) -> None:
-        with torch.enable_grad(), pytest.raises(RuntimeError, match="returned nan values"):
-            (x.sqrt() * 0).sum().backward()
-        seen.append(1)
-
-    with silence(), torch.autograd.detect_anomaly():
-        y = x * 2
-        y.register_hook(hook)
-        y.sum().backward()
-    return seen
-
-
 def saved_and_written_to(make: Make) -> Any:
     x, w = make(X), make(W)
     with graph.allow_mutation_on_saved_tensors():
@@ -525,19 +467,6 @@ def walked_graph(make: Make) -> Any:
 
 
 # Functions.
-
-
-def function_with_a_wrong_gradient(make: Make) -> Any:
-    class Wrong(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor) -> Tensor:
-            return x * 2
-
-        @staticmethod
-        def backward(ctx: Any, grad: Tensor) -> Tensor:
-            return grad * 3
-
-    torch.autograd.gradcheck(Wrong.apply, (make(X),))
 
 
 def function_with_too_few_gradients(make: Make) -> Any:
@@ -611,10 +540,9 @@ PROGRAMS = [
     gradients_set_to_zero, accumulated_and_scaled, views_of_a_leaf, hooks_that_write,
     accumulation_hooks_that_write, hook_of_what_wants_none, hooks_of_several_over_calls,
     module_with_hooks_that_writes, hooks_of_a_checkpointed_module, modes_as_decorators,
-    backward_in_other_modes, anomaly_without_nan_check, anomaly_of_one_nan,
-    anomaly_of_a_plain_loss, anomaly_between_plain_tensors, anomaly_in_a_hook, saved_and_written_to,
+    backward_in_other_modes, anomaly_without_nan_check, saved_and_written_to,
     checkpoint_kept_reentrant, checkpoint_debugged, checkpoint_without_inputs_that_want,
-    walked_graph, function_with_a_wrong_gradient, function_with_too_few_gradients,
+    walked_graph, function_with_too_few_gradients,
     function_without_backward, function_with_zeros_for_what_nothing_uses,
     function_of_a_freed_graph, counts_of_elements,
 ]

@@ -18,8 +18,8 @@ from tests.cases.program import CASES
 from tests.harness import check_trial
 from weft import P
 from weft.comm import PROCESS, Communicator, run_simulated
-from weft.comm.asking import DIGEST_NBYTES, Ask, agree, digest
 from weft.comm.baton import Baton
+from weft.comm.collective_call import DIGEST_NBYTES, CollectiveCall, agree, digest
 from weft.comm.simulated import SimulatedCommunicator
 
 
@@ -31,7 +31,7 @@ def test_all_ranks_say_the_same(case: Disagreement) -> None:
 def ask(rank: int, op: str = "all_to_all", **other: Any) -> bytes:
     """The digest of one of three ranks, each of which sends r + 1 elements to every rank r."""
     facts = {"send": (1, 2, 3), "recv": (rank + 1,) * 3, **other}
-    return digest(Ask(op, ("x",), (0, 1, 2), (torch.float32,), **facts), rank)
+    return digest(CollectiveCall(op, ("x",), (0, 1, 2), (torch.float32,), **facts), rank)
 
 
 def test_digests() -> None:

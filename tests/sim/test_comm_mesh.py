@@ -137,7 +137,7 @@ def test_the_default_mesh_nests_and_is_the_threads_own() -> None:
 
 def test_what_is_no_mesh_is_refused() -> None:
     with pytest.raises(ShardTypeError) as caught:
-        as_bound_mesh([2, 2], "redistribute(device_mesh)")
+        as_bound_mesh([2, 2], "redistribute(device_mesh)")  # type: ignore[arg-type]
     assert str(caught.value) == (
         "redistribute(device_mesh): [2, 2] is a list.\n"
         "  Rule: a mesh is a weft mesh, or a torch DeviceMesh while torch.distributed runs.\n"

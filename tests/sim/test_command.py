@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -62,6 +64,30 @@ def test_what_is_missing_is_said_in_a_sentence(
 ) -> None:
     status, shown, errors = said(*command, without=without)
     assert (status, shown, errors) == (1, "", sentence + "\n")
+
+
+def test_demo_and_bench_are_installed_with_weft(tmp_path: Path) -> None:
+    for name in ("src", "bench", "examples"):
+        shutil.copytree(REPOSITORY / name, tmp_path / name,
+                        ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(REPOSITORY / name, tmp_path)
+    build = [sys.executable, "setup.py", "-q", "build_py", "--build-lib", "built"]
+    subprocess.run(build, cwd=tmp_path, capture_output=True, timeout=60, check=True)
+    program = """
+from weft.cli.main import main
+for name in ("demo", "bench"):
+    main([name, "--help"], standalone_mode=False)
+import bench, demo
+print(bench.__path__, demo.__path__)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
+                          timeout=60, check=False, cwd=tmp_path / "built",
+                          env={**os.environ, "PYTHONPATH": str(tmp_path / "built")})
+    assert done.returncode == 0, done.stderr
+    assert "Train one transformer" in done.stdout and "bench [OPTIONS]" in done.stdout
+    tools = tmp_path / "built" / "weft" / "tools"
+    assert done.stdout.splitlines()[-1] == f"['{tools / 'bench'}'] ['{tools / 'demo'}']"
 
 
 def test_the_example_says_what_it_needs() -> None:

@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.tensor import placement_types as torch_s
 
 import weft
+from tests.harness import ranks
 from weft import Layout, LayoutError, Mesh, P, Replicate, Shard, ShardTensor
 from weft.nn import PrepareModuleInput
 
@@ -18,28 +19,24 @@ MESH = {"dp": 2, "tp": 2}
 X = torch.arange(42, dtype=torch.float64).view(7, 6)
 
 
-def test_mesh_and_placements_are_read_only() -> None:
+@ranks(**MESH)
+def test_mesh_and_placements_are_read_only(mesh: Any) -> None:
     """DTensor.device_mesh, DTensor.placements."""
-    def on_rank(mesh: Any) -> None:
-        x: Any = weft.distribute_tensor(X, mesh, P("dp"))
-        assert x.device_mesh is mesh and x.placements == (Shard(0), Replicate())
-        for name in ("device_mesh", "placements", "spec", "sharding"):
-            with pytest.raises(AttributeError):
-                setattr(x, name, None)
-        assert x.placements == (Shard(0), Replicate())
-
-    weft.testing.run(on_rank, mesh=MESH)
+    x: Any = weft.distribute_tensor(X, mesh, P("dp"))
+    assert x.device_mesh is mesh and x.placements == (Shard(0), Replicate())
+    for name in ("device_mesh", "placements", "spec", "sharding"):
+        with pytest.raises(AttributeError):
+            setattr(x, name, None)
+    assert x.placements == (Shard(0), Replicate())
 
 
-def test_what_is_distributed_already_has_to_agree() -> None:
+@ranks(**MESH)
+def test_what_is_distributed_already_has_to_agree(mesh: Any) -> None:
     """distribute_tensor of a DTensor: the same again is let through, another layout is refused."""
-    def on_rank(mesh: Any) -> None:
-        x = weft.distribute_tensor(X, mesh, P("dp"))
-        assert weft.distribute_tensor(x, mesh, [Shard(0), Replicate()]) is x
-        with pytest.raises(LayoutError, match=r"\.redistribute\("):
-            weft.distribute_tensor(x, mesh, P("tp"))
-
-    weft.testing.run(on_rank, mesh=MESH)
+    x = weft.distribute_tensor(X, mesh, P("dp"))
+    assert weft.distribute_tensor(x, mesh, [Shard(0), Replicate()]) is x
+    with pytest.raises(LayoutError, match=r"\.redistribute\("):
+        weft.distribute_tensor(x, mesh, P("tp"))
 
 
 @pytest.mark.parametrize("length", [0, 1, 5, 7, 8])
@@ -55,18 +52,16 @@ def test_shards_of_a_dim_are_counted_as_torch_counts_them(length: int, size: int
         assert not due or start == offset
 
 
-def test_all_ranks_know_the_shapes_of_all_shards() -> None:
+@ranks(x=4)
+def test_all_ranks_know_the_shapes_of_all_shards(mesh: Any) -> None:
     """ShardTensorSpec.sharding_shapes, local_shape."""
-    def on_rank(mesh: Any) -> None:
-        rows = torch.ones((3, 0, 2, 2)[mesh.rank], 6)
-        x = ShardTensor.from_local(rows, mesh, P("x"))
-        with weft.explain() as log:
-            shapes = [x.sharding.local_shape(rank) for rank in range(4)]
-        assert shapes == [(3, 6), (0, 6), (2, 6), (2, 6)] and not log.events
-        assert x.sharding.sizes_of(0) == (3, 0, 2, 2)
-        assert tuple(x.to_local().shape) == shapes[mesh.rank]
-
-    weft.testing.run(on_rank, mesh={"x": 4})
+    rows = torch.ones((3, 0, 2, 2)[mesh.rank], 6)
+    x = ShardTensor.from_local(rows, mesh, P("x"))
+    with weft.explain() as log:
+        shapes = [x.sharding.local_shape(rank) for rank in range(4)]
+    assert shapes == [(3, 6), (0, 6), (2, 6), (2, 6)] and not log.events
+    assert x.sharding.sizes_of(0) == (3, 0, 2, 2)
+    assert tuple(x.to_local().shape) == shapes[mesh.rank]
 
 
 def test_collectives_are_counted() -> None:
@@ -95,14 +90,12 @@ def test_inputs_and_outputs_of_one_module_are_pinned() -> None:
     assert weft.testing.run(on_rank, mesh=MESH)[0] == ["[7, 4@tp]", "[7@dp, 6]"]
 
 
-def test_a_marked_tensor_tells_its_mesh_and_its_spec() -> None:
+@ranks(**MESH)
+def test_a_marked_tensor_tells_its_mesh_and_its_spec(mesh: Any) -> None:
     """XLAShardedTensor.mesh_shape, XLAShardedTensor.partition_spec."""
-    def on_rank(mesh: Any) -> None:
-        x = weft.spmd.mark_sharding(X, mesh, (("dp", "tp"), None))
-        assert x.spec == P(("dp", "tp")) and x.device_mesh.shape == (2, 2)
-        assert isinstance(x * 2, ShardTensor) and (x * 2).spec == x.spec  # results, too
-
-    weft.testing.run(on_rank, mesh=MESH)
+    x = weft.spmd.mark_sharding(X, mesh, (("dp", "tp"), None))
+    assert x.spec == P(("dp", "tp")) and x.device_mesh.shape == (2, 2)
+    assert isinstance(x * 2, ShardTensor) and (x * 2).spec == x.spec  # results, too
 
 
 def test_replicas_take_the_first_rank_s_values() -> None:
@@ -123,6 +116,6 @@ def test_numbers_are_those_of_one_rank_on_every_mesh() -> None:
 
     (alone,) = weft.testing.run(on_rank, mesh={"x": 1})
     assert alone.unique().numel() > 40
-    for ranks in (2, 4):
-        for found in weft.testing.run(on_rank, mesh={"x": ranks}):
+    for num_ranks in (2, 4):
+        for found in weft.testing.run(on_rank, mesh={"x": num_ranks}):
             assert torch.equal(found, alone)

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from demo import command, follow
+from demo.events import Parameter, Traffic
+from demo.text import Corpus
+from demo.train import Run, Step
 from weft.cli import launch
-from weft.cli.demo import command, follow
-from weft.cli.demo.events import Parameter, Traffic
-from weft.cli.demo.text import Corpus
-from weft.cli.demo.train import Run, Step
 from weft.core import Layout, Mesh, P
 
 MESH = Mesh({"dp": 2, "tp": 2})

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 import weft
+from demo.model import Settings
+from demo.text import SEPARATOR, Corpus
+from demo.train import MESH, NUM_RANKS, Run, distributed, plain
 from tests.harness import held
 from tests.oracle import check
-from weft.cli.demo.model import Settings
-from weft.cli.demo.text import SEPARATOR, Corpus
-from weft.cli.demo.train import MESH, NUM_RANKS, Run, distributed, plain
 
 RUN = Run(
     Settings(context=12, num_blocks=2, head_width=4, hidden=13), num_steps=4, batch=7,

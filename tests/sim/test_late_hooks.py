@@ -1,6 +1,6 @@
 """Hooks registered between forward and backward see whole gradients, once: as on plain tensors.
 
-Replicated leaves that a varying op uses have their gradients in terms (`weft.tensor.terms`).
+Replicated leaves that a varying op uses have partial gradients (`weft.tensor.leaf_gradients`).
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ import weft
 from weft import P
 from weft.nn import layers
 from weft.tensor.call import fallback
-from weft.tensor.trace.instead import INSTEAD
+from weft.tensor.trace.rewrites import REWRITES
 
 BATCH = 6
 
@@ -115,7 +116,7 @@ def test_attention_of_a_cut_batch_stays(need_weights: bool) -> None:
 @pytest.mark.parametrize("separate", [False, True])
 @pytest.mark.parametrize("extra", [False, True])
 def test_attention_put_otherwise_is_torchs(shapes: Any, separate: bool, extra: bool) -> None:
-    mine = INSTEAD[F.multi_head_attention_forward]
+    mine = REWRITES[F.multi_head_attention_forward]
     query, key = values(*shapes[0]), values(*shapes[1])
     batch, lengths = query.shape[1:-1], (query.shape[0], key.shape[0])
     mask = values(*lengths) > 1
@@ -309,13 +310,14 @@ def test_weights_that_are_assigned_are_those_that_run() -> None:
 def test_weights_of_recurrent_networks_stay_in_their_blocks(monkeypatch: Any) -> None:
     """On a GPU torch asks for their addresses, to put them into one piece."""
     asked: list[nn.RNNBase] = []
-    monkeypatch.setattr(layers, "_FLATTEN", asked.append)
+    monkeypatch.setitem(nn.RNNBase.flatten_parameters.__kwdefaults__, "_weft_answer_",
+                        partial(layers.flatten_parameters, asked.append))
 
     def on_rank(mesh: Any) -> Any:
         plain = nn.GRU(4, 3)
         asked.clear()
         module = weft.nn.distribute_module(plain, mesh, shardings={"weight*": P("x")})
-        return module.double().weight_ih_l0.sharding.dims[0], bool(asked)
+        return module.double().weight_ih_l0.sharding.dims[0], bool(asked)  # type: ignore[index]
 
     assert on_ranks(on_rank, 2) == [((0,), False)] * 2
     module = nn.GRU(4, 3)

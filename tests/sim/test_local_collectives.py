@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import weft
+from tests.harness import ranks
 from weft import LayoutError, MeshError, UnsupportedOpError, collectives
 
 DTYPE = torch.float64
@@ -122,23 +123,21 @@ def test_values_and_gradients(case: Case, axes: Any) -> None:
     weft.testing.run(on_rank, mesh=MESH)
 
 
-def test_second_order() -> None:
-    def on_rank(mesh: Any) -> None:
-        x = block(mesh.rank, 3).requires_grad_()
-        with mesh:
-            out = collectives.ppermute(collectives.psum(x ** 3, "a"), "b", [(0, 1), (1, 0)])
-            (grad,) = torch.autograd.grad((out ** 2).sum(), x, create_graph=True)
-            (grad ** 2).sum().backward()
-        leaves = [block(place, 3).requires_grad_() for place in range(6)]
-        sums = [sum(leaves[p] ** 3 for p in places_along(rank, "a")) for rank in range(6)]
-        sent = [sums[{0: 1, 1: 0}[r % 3] + r // 3 * 3] if r % 3 < 2 else 0 * sums[r]
-                for r in range(6)]
-        grads = torch.autograd.grad(
-            sum((one ** 2).sum() for one in sent), leaves, create_graph=True)  # type: ignore
-        sum((one ** 2).sum() for one in grads).backward()  # type: ignore[union-attr]
-        torch.testing.assert_close(x.grad, leaves[mesh.rank].grad)
-
-    weft.testing.run(on_rank, mesh=MESH)
+@ranks(**MESH)
+def test_second_order(mesh: Any) -> None:
+    x = block(mesh.rank, 3).requires_grad_()
+    with mesh:
+        out = collectives.ppermute(collectives.psum(x ** 3, "a"), "b", [(0, 1), (1, 0)])
+        (grad,) = torch.autograd.grad((out ** 2).sum(), x, create_graph=True)
+        (grad ** 2).sum().backward()
+    leaves = [block(place, 3).requires_grad_() for place in range(6)]
+    sums = [sum(leaves[p] ** 3 for p in places_along(rank, "a")) for rank in range(6)]
+    sent = [sums[{0: 1, 1: 0}[r % 3] + r // 3 * 3] if r % 3 < 2 else 0 * sums[r]
+            for r in range(6)]
+    grads = torch.autograd.grad(
+        sum((one ** 2).sum() for one in sent), leaves, create_graph=True)  # type: ignore
+    sum((one ** 2).sum() for one in grads).backward()  # type: ignore[union-attr]
+    torch.testing.assert_close(x.grad, leaves[mesh.rank].grad)
 
 
 def test_what_moves_is_told() -> None:
@@ -159,23 +158,21 @@ def test_what_moves_is_told() -> None:
     assert [nbytes for _, _, nbytes, _ in told[5]] == [48, 48, 48, 0]
 
 
-def test_extrema_places_and_sizes() -> None:
-    def on_rank(mesh: Any) -> None:
-        x = block(mesh.rank, 4)
-        with mesh:
-            group = [block(place, 4) for place in places_along(mesh.rank, "b")]
-            torch.testing.assert_close(collectives.pmax(x, "b"), torch.stack(group).amax(0))
-            torch.testing.assert_close(collectives.pmin(x, "b"), torch.stack(group).amin(0))
-            assert collectives.axis_index("a") == mesh.rank // 3
-            assert collectives.axis_index(("b", "a")) == mesh.rank % 3 * 2 + mesh.rank // 3
-            assert collectives.axis_size(("b", "a")) == 6
-            flags = collectives.psum(torch.tensor([1, mesh.rank]), ("a", "b"))
-            assert flags.tolist() == [6, 15]
-            with pytest.raises(UnsupportedOpError, match="max"):
-                collectives.pmax(x.requires_grad_(), "b")
-        assert collectives.axis_size("a", mesh=mesh) == 2
-
-    weft.testing.run(on_rank, mesh=MESH)
+@ranks(**MESH)
+def test_extrema_places_and_sizes(mesh: Any) -> None:
+    x = block(mesh.rank, 4)
+    with mesh:
+        group = [block(place, 4) for place in places_along(mesh.rank, "b")]
+        torch.testing.assert_close(collectives.pmax(x, "b"), torch.stack(group).amax(0))
+        torch.testing.assert_close(collectives.pmin(x, "b"), torch.stack(group).amin(0))
+        assert collectives.axis_index("a") == mesh.rank // 3
+        assert collectives.axis_index(("b", "a")) == mesh.rank % 3 * 2 + mesh.rank // 3
+        assert collectives.axis_size(("b", "a")) == 6
+        flags = collectives.psum(torch.tensor([1, mesh.rank]), ("a", "b"))
+        assert flags.tolist() == [6, 15]
+        with pytest.raises(UnsupportedOpError, match="max"):
+            collectives.pmax(x.requires_grad_(), "b")
+    assert collectives.axis_size("a", mesh=mesh) == 2
 
 
 @pytest.mark.parametrize(("call", "kind", "said"), [

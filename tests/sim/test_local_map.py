@@ -11,6 +11,7 @@ import torch.distributed.tensor as torchs
 from torch import Tensor
 
 import weft
+from tests.harness import ranks
 from weft import (
     LayoutError,
     P,
@@ -115,18 +116,16 @@ def test_blocks_may_be_ragged_and_results_of_new_lengths() -> None:
     assert weft.testing.run(on_rank, mesh=MESH) == [[2, 5, 6]] * 6
 
 
-def test_a_block_is_a_value_of_its_own() -> None:
+@ranks(**MESH)
+def test_a_block_is_a_value_of_its_own(mesh: Any) -> None:
     """Writes to it reach no tensor outside, so replicas stay equal."""
-    def on_rank(mesh: Any) -> None:
-        for spec in (P(), P("a")):
-            x = weft.distribute_tensor(X, mesh, spec)
-            y = local_map(
-                lambda block: block.add_(mesh.rank), in_specs=spec, out_specs=P(("a", "b")),
-                mesh=mesh)(x)
-            torch.testing.assert_close(x.full_tensor(), X)
-            assert y.shape[0] == 6 * X.shape[0] if spec == P() else True
-
-    weft.testing.run(on_rank, mesh=MESH)
+    for spec in (P(), P("a")):
+        x = weft.distribute_tensor(X, mesh, spec)
+        y = local_map(
+            lambda block: block.add_(mesh.rank), in_specs=spec, out_specs=P(("a", "b")),
+            mesh=mesh)(x)
+        torch.testing.assert_close(x.full_tensor(), X)
+        assert y.shape[0] == 6 * X.shape[0] if spec == P() else True
 
 
 def test_check_finds_results_that_differ() -> None:
@@ -224,43 +223,41 @@ def test_torchs_example_of_local_map() -> None:
     weft.testing.run(on_rank, mesh={"x": 2})
 
 
-def test_torchs_names_have_torchs_meaning() -> None:
-    def on_rank(mesh: Any) -> None:
-        x = held(mesh, X, P("a"))
-        seen: list[Any] = []
+@ranks(**MESH)
+def test_torchs_names_have_torchs_meaning(mesh: Any) -> None:
+    x = held(mesh, X, P("a"))
+    seen: list[Any] = []
 
-        def look(block: Tensor, other: Any = None) -> Tensor:
-            seen.append((tuple(block.shape), None if other is None else tuple(other.shape)))
-            return block + 1
+    def look(block: Tensor, other: Any = None) -> Tensor:
+        seen.append((tuple(block.shape), None if other is None else tuple(other.shape)))
+        return block + 1
 
-        # None takes each as it lies, and plain tensors are handed over as they are.
-        y = local_map(look, out_placements=x.placements)(x, X)
-        assert torch.equal(y.full_tensor(), X + 1)
-        assert seen.pop() == (tuple(x.to_local().shape), (7, 6))
-        local_map(look, in_placements=(x.placements, [Shard(0), Shard(0)]),
-                  out_placements=x.placements)(x, X)
-        assert seen.pop()[1] == (7, 6)
-        # Without a ShardTensor it is the function itself.
-        assert type(local_map(look, out_placements=[Shard(0), Shard(1)])(X)) is Tensor
-        # What lies otherwise is refused, or moved where that is asked for.
-        there = [Replicate(), Shard(1)]
-        with pytest.raises(LayoutError, match=r"leaf 0: \[7@a, 6\] for \[7, 6@b\]"):
-            local_map(look, in_placements=(there,), out_placements=there)(x)
-        moved = local_map(
-            look, in_placements=(there,), out_placements=there, redistribute_inputs=True)(x)
-        assert str(moved.sharding) == "[7, 6@b]"
-        assert torch.equal(moved.full_tensor(), X + 1)
-        with pytest.raises(ShardTypeError, match=r"leaf 0: \[7@a, 6\]"):
-            local_map(look, in_placements=(None,), out_placements=there)(x)
-        with pytest.raises(LayoutError, match="2 specs and 1 leaves of arguments"):
-            local_map(look, in_placements=(there, there), out_placements=there)(x)
-        # Ragged blocks lie as [Shard(0)] says.
-        ragged = x.redistribute(placements=weft.Layout(mesh, (7, 6), P("a"), sizes={0: (1, 6)}))
-        out = local_map(look, in_placements=([Shard(0), Replicate()],),
-                        out_placements=[Shard(0), Replicate()])(ragged)
-        assert out.sharding == ragged.sharding
-
-    weft.testing.run(on_rank, mesh=MESH)
+    # None takes each as it lies, and plain tensors are handed over as they are.
+    y = local_map(look, out_placements=x.placements)(x, X)
+    assert torch.equal(y.full_tensor(), X + 1)
+    assert seen.pop() == (tuple(x.to_local().shape), (7, 6))
+    local_map(look, in_placements=(x.placements, [Shard(0), Shard(0)]),
+              out_placements=x.placements)(x, X)
+    assert seen.pop()[1] == (7, 6)
+    # Without a ShardTensor it is the function itself.
+    assert type(local_map(look, out_placements=[Shard(0), Shard(1)])(X)) is Tensor
+    # What lies otherwise is refused, or moved where that is asked for.
+    there = [Replicate(), Shard(1)]
+    with pytest.raises(LayoutError, match=r"leaf 0: \[7@a, 6\] for \[7, 6@b\]"):
+        local_map(look, in_placements=(there,), out_placements=there)(x)
+    moved = local_map(
+        look, in_placements=(there,), out_placements=there, redistribute_inputs=True)(x)
+    assert str(moved.sharding) == "[7, 6@b]"
+    assert torch.equal(moved.full_tensor(), X + 1)
+    with pytest.raises(ShardTypeError, match=r"leaf 0: \[7@a, 6\]"):
+        local_map(look, in_placements=(None,), out_placements=there)(x)
+    with pytest.raises(LayoutError, match="2 specs and 1 leaves of arguments"):
+        local_map(look, in_placements=(there, there), out_placements=there)(x)
+    # Ragged blocks lie as [Shard(0)] says.
+    ragged = x.redistribute(placements=weft.Layout(mesh, (7, 6), P("a"), sizes={0: (1, 6)}))
+    out = local_map(look, in_placements=([Shard(0), Replicate()],),
+                    out_placements=[Shard(0), Replicate()])(ragged)
+    assert out.sharding == ragged.sharding
 
 
 @pytest.mark.parametrize("told", [None, Replicate(), Partial()], ids=str)
@@ -289,15 +286,13 @@ def test_in_grad_placements_say_what_gradients_mean(told: Any) -> None:
             torch.testing.assert_close(one, whole.grad)
 
 
-def test_a_gradient_that_is_told_counts_as_torchs_does() -> None:
+@ranks(x=2)
+def test_a_gradient_that_is_told_counts_as_torchs_does(mesh: Any) -> None:
     """All ranks compute the same, and each has the whole gradient."""
-    def on_rank(mesh: Any) -> None:
-        w = weft.distribute_tensor(W, mesh, [Replicate()]).requires_grad_()
-        for told in (None, ([Replicate()],)):
-            y = local_map(
-                torch.sin, in_placements=([Replicate()],), out_placements=[Replicate()],
-                in_grad_placements=told)(w)
-            (grad,) = torch.autograd.grad(y.sum(), w)
-            assert torch.equal(grad.to_local(), W.cos())
-
-    weft.testing.run(on_rank, mesh={"x": 2})
+    w = weft.distribute_tensor(W, mesh, [Replicate()]).requires_grad_()
+    for told in (None, ([Replicate()],)):
+        y = local_map(
+            torch.sin, in_placements=([Replicate()],), out_placements=[Replicate()],
+            in_grad_placements=told)(w)
+        (grad,) = torch.autograd.grad(y.sum(), w)
+        assert torch.equal(grad.to_local(), W.cos())

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import weft
-from tests.harness import held
+from tests.harness import held, ranks
 from tests.oracle import check
 from weft import Layout, P, Replicate, Shard, ShardTensor
 from weft.errors import LayoutError, MeshError, ModuleError
@@ -136,20 +136,18 @@ def test_functions_of_the_user_are_called_as_by_dtensor() -> None:
     ]
 
 
-def test_what_is_distributed_already_stays_or_has_to_agree() -> None:
-    def on_rank(mesh):
-        part = weft.distribute_module(nn.Linear(3, 4), mesh, shardings={"weight": P("dp")})
-        weight = part.weight
-        module = nn.Sequential(part, nn.Linear(4, 2))
-        with pytest.raises(LayoutError, match="distributed as") as caught:
-            weft.distribute_module(module, mesh, shardings={"0.weight": P("tp"), "1.*": P("dp")})
-        assert caught.value.__notes__ == ["  in distribute_module, for 0.weight"]
-        assert type(module[1].weight) is nn.Parameter
-        weft.distribute_module(module, mesh, shardings={"1.*": P("dp")})
-        assert module[0].weight is weight
-        assert weight.sharding == Layout(mesh, (4, 3), P("dp"))
-
-    on_ranks(on_rank)
+@ranks(**MESH)
+def test_what_is_distributed_already_stays_or_has_to_agree(mesh: Any) -> None:
+    part = weft.distribute_module(nn.Linear(3, 4), mesh, shardings={"weight": P("dp")})
+    weight = part.weight
+    module = nn.Sequential(part, nn.Linear(4, 2))
+    with pytest.raises(LayoutError, match="distributed as") as caught:
+        weft.distribute_module(module, mesh, shardings={"0.weight": P("tp"), "1.*": P("dp")})
+    assert caught.value.__notes__ == ["  in distribute_module, for 0.weight"]
+    assert type(module[1].weight) is nn.Parameter
+    weft.distribute_module(module, mesh, shardings={"1.*": P("dp")})
+    assert module[0].weight is weight
+    assert weight.sharding == Layout(mesh, (4, 3), P("dp"))
 
 
 def test_a_module_is_distributed_once() -> None:
@@ -248,22 +246,20 @@ def test_all_specs_that_do_not_fit_are_told() -> None:
     assert second.startswith("  and for bias: ") and "'pp'" in second
 
 
-def test_gradients_hooks_and_attributes_of_parameters_come_along() -> None:
-    def on_rank(mesh):
-        module = nn.Linear(3, 4)
-        module.weight.grad = torch.arange(12.0).view(4, 3)
-        module.weight.no_decay = True
-        seen = []
-        module.weight.register_hook(lambda grad: seen.append(tuple(grad.shape)))
-        module.bias.register_post_accumulate_grad_hook(lambda bias: seen.append(bias.grad.sum()))
-        weft.distribute_module(module, mesh, shardings={"weight": P("dp")})
-        assert module.weight.grad.spec == P("dp") and module.weight.no_decay
-        module(torch.ones(2, 3)).sum().backward()
-        assert torch.equal(
-            module.weight.grad.full_tensor(), torch.arange(12.0).view(4, 3) + 2)
-        assert [type(one) for one in seen].count(tuple) == 1 and len(seen) == 2
-
-    on_ranks(on_rank)
+@ranks(**MESH)
+def test_gradients_hooks_and_attributes_of_parameters_come_along(mesh: Any) -> None:
+    module = nn.Linear(3, 4)
+    module.weight.grad = torch.arange(12.0).view(4, 3)
+    module.weight.no_decay = True
+    seen = []
+    module.weight.register_hook(lambda grad: seen.append(tuple(grad.shape)))
+    module.bias.register_post_accumulate_grad_hook(lambda bias: seen.append(bias.grad.sum()))
+    weft.distribute_module(module, mesh, shardings={"weight": P("dp")})
+    assert module.weight.grad.spec == P("dp") and module.weight.no_decay
+    module(torch.ones(2, 3)).sum().backward()
+    assert torch.equal(
+        module.weight.grad.full_tensor(), torch.arange(12.0).view(4, 3) + 2)
+    assert [type(one) for one in seen].count(tuple) == 1 and len(seen) == 2
 
 
 class Keeps(nn.Module):
@@ -376,17 +372,15 @@ before distribution.
        optimizer = torch.optim.SGD(module.parameters(), ...)"""
 
 
-def test_an_optimizer_that_nobody_saw_being_built_is_refused_at_its_step() -> None:
-    def on_rank(mesh):
-        module = nn.Linear(3, 4)
-        before = list(module.parameters())
-        weft.distribute_module(module, mesh)
-        optimizer = torch.optim.AdamW(before, lr=0.1)
-        with pytest.raises(ModuleError, match=r"AdamW.step\(\): an optimizer .* holds 2 of"):
-            optimizer.step()
-        torch.optim.AdamW(nn.Linear(2, 2).parameters()).step()  # others are not looked at
-
-    on_ranks(on_rank)
+@ranks(**MESH)
+def test_an_optimizer_that_nobody_saw_being_built_is_refused_at_its_step(mesh: Any) -> None:
+    module = nn.Linear(3, 4)
+    before = list(module.parameters())
+    weft.distribute_module(module, mesh)
+    optimizer = torch.optim.AdamW(before, lr=0.1)
+    with pytest.raises(ModuleError, match=r"AdamW.step\(\): an optimizer .* holds 2 of"):
+        optimizer.step()
+    torch.optim.AdamW(nn.Linear(2, 2).parameters()).step()  # others are not looked at
 
 
 def test_a_lazy_module_is_refused_until_it_has_shapes() -> None:
@@ -424,12 +418,12 @@ buffers: weight, bias.
   Fix: print([name for name, _ in module.named_parameters()])"""
 
 
-def test_a_spec_that_does_not_fit_names_its_parameter_before_anything_is_replaced() -> None:
-    def on_rank(mesh):
-        module = nn.Linear(3, 4)
-        with pytest.raises(MeshError) as caught:
-            weft.distribute_module(module, mesh, shardings={"bias": P("pp")})
-        assert caught.value.__notes__ == ["  in distribute_module, for bias"]
-        assert type(module.weight) is nn.Parameter
-
-    on_ranks(on_rank)
+@ranks(**MESH)
+def test_a_spec_that_does_not_fit_names_its_parameter_before_anything_is_replaced(
+    mesh: Any
+) -> None:
+    module = nn.Linear(3, 4)
+    with pytest.raises(MeshError) as caught:
+        weft.distribute_module(module, mesh, shardings={"bias": P("pp")})
+    assert caught.value.__notes__ == ["  in distribute_module, for bias"]
+    assert type(module.weight) is nn.Parameter

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.models import llama
 
 import weft
+from tests.harness import ranks
 from weft import P, ShardTensor, UnsupportedOpError
 from weft.errors import ModuleError
 from weft.nn import materialize
@@ -58,8 +59,8 @@ def full_state(module: nn.Module) -> dict[str, Tensor]:
 def everywhere(fn: Callable[[Any], dict[str, Tensor]]) -> dict[str, Tensor]:
     """What `fn` gives on one rank, once two and three ranks have given the same."""
     first, *_ = weft.testing.run(fn, mesh={"x": 1})
-    for ranks in (2, 3):
-        for found in weft.testing.run(fn, mesh={"x": ranks}):
+    for num_ranks in (2, 3):
+        for found in weft.testing.run(fn, mesh={"x": num_ranks}):
             assert found.keys() == first.keys()
             for name in first:
                 torch.testing.assert_close(found[name], first[name], rtol=0, atol=0)
@@ -301,45 +302,41 @@ def test_state_dicts_fill_what_to_empty_has_made() -> None:
     weft.testing.run(on_rank, mesh={"x": 2})
 
 
-def test_gradients_go_to_the_meta_device_and_come_back() -> None:
-    def on_rank(mesh: Any) -> None:
-        module: Any = laid(nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5)), mesh)
-        module(torch.ones(3, 4)).sum().backward()
-        for change, device, dtype in (
-            (lambda: module.double(), "cpu", torch.float64),
-            (lambda: module.to("meta"), "meta", torch.float64),
-            (lambda: module.half(), "meta", torch.float16),
-            (lambda: module.to_empty(device="cpu"), "cpu", torch.float16),
-        ):
-            change()
-            for each in module.parameters():
-                assert each.grad.dtype is each.dtype is dtype
-                assert each.grad.device.type == each.device.type == device
-                assert each.grad.sharding == each.sharding and each.grad.shape == each.shape
-
-    weft.testing.run(on_rank, mesh={"x": 2})
+@ranks(x=2)
+def test_gradients_go_to_the_meta_device_and_come_back(mesh: Any) -> None:
+    module: Any = laid(nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5)), mesh)
+    module(torch.ones(3, 4)).sum().backward()
+    for change, device, dtype in (
+        (lambda: module.double(), "cpu", torch.float64),
+        (lambda: module.to("meta"), "meta", torch.float64),
+        (lambda: module.half(), "meta", torch.float16),
+        (lambda: module.to_empty(device="cpu"), "cpu", torch.float16),
+    ):
+        change()
+        for each in module.parameters():
+            assert each.grad.dtype is each.dtype is dtype
+            assert each.grad.device.type == each.device.type == device
+            assert each.grad.sharding == each.sharding and each.grad.shape == each.shape
 
 
-def test_a_tensor_without_memory() -> None:
-    def on_rank(mesh: Any) -> None:
-        x = weft.distribute_tensor(
-            torch.empty(5, 4, device="meta", requires_grad=True), mesh, P("x"))
-        assert x.is_meta and not x.is_cpu and x.device == torch.device("meta")
-        assert x.requires_grad and x.to_local().is_meta and x.shape == (5, 4)
-        assert x.to_local().shape == ((3, 4) if mesh.rank == 0 else (2, 4))
-        weft.manual_seed(1)
-        with torch.no_grad():
-            nn.init.normal_(x)
-            x.copy_(torch.ones(5, 4)).zero_()
-        assert weft.rng_state()[1] == 0  # nothing was drawn
-        for other in (copy.deepcopy(x), pickle.loads(pickle.dumps(x)), x.half(), x.clone()):
-            assert other.is_meta and other.sharding == x.sharding
-            assert other.device_mesh is mesh
-        with pytest.raises(UnsupportedOpError, match="no values to bring along"):
-            x.to("cpu")
-        filled = torch.empty_like(x, device="cpu")
-        assert not filled.is_meta and filled.is_cpu and filled.sharding == x.sharding
-        back = filled.to("meta")
-        assert back.is_meta and back.sharding == x.sharding
-
-    weft.testing.run(on_rank, mesh={"x": 2})
+@ranks(x=2)
+def test_a_tensor_without_memory(mesh: Any) -> None:
+    x = weft.distribute_tensor(
+        torch.empty(5, 4, device="meta", requires_grad=True), mesh, P("x"))
+    assert x.is_meta and not x.is_cpu and x.device == torch.device("meta")
+    assert x.requires_grad and x.to_local().is_meta and x.shape == (5, 4)
+    assert x.to_local().shape == ((3, 4) if mesh.rank == 0 else (2, 4))
+    weft.manual_seed(1)
+    with torch.no_grad():
+        nn.init.normal_(x)
+        x.copy_(torch.ones(5, 4)).zero_()
+    assert weft.rng_state()[1] == 0  # nothing was drawn
+    for other in (copy.deepcopy(x), pickle.loads(pickle.dumps(x)), x.half(), x.clone()):
+        assert other.is_meta and other.sharding == x.sharding
+        assert other.device_mesh is mesh
+    with pytest.raises(UnsupportedOpError, match="no values to bring along"):
+        x.to("cpu")
+    filled = torch.empty_like(x, device="cpu")
+    assert not filled.is_meta and filled.is_cpu and filled.sharding == x.sharding
+    back = filled.to("meta")
+    assert back.is_meta and back.sharding == x.sharding

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations, parametrize, prune
 
 import weft
-from tests.harness import held
+from tests.harness import held, ranks
 from tests.oracle import check
 from weft import P, Replicate, Shard, ShardTensor
 from weft.errors import ModuleError
@@ -226,18 +226,16 @@ CHANGES: dict[str, Callable[[nn.Module], Any]] = {
 }
 
 
-def test_to_as_a_shard_tensor() -> None:
-    def on_rank(mesh: Any) -> None:
-        other = weft.ones(2, mesh=mesh, spec=P("tp"), dtype=torch.float64)
-        for module in (distributed(Net(), mesh), Net()):
-            before = [each.detach().clone() for each in module.parameters()]
-            assert module.to(other) is module
-            assert all(each.dtype is torch.float64 and not each.is_meta
-                       for each in module.state_dict().values())
-            for one, two in zip(module.parameters(), before):
-                assert torch.equal(one, two.double())
-
-    on_ranks(on_rank)
+@ranks(**MESH)
+def test_to_as_a_shard_tensor(mesh: Any) -> None:
+    other = weft.ones(2, mesh=mesh, spec=P("tp"), dtype=torch.float64)
+    for module in (distributed(Net(), mesh), Net()):
+        before = [each.detach().clone() for each in module.parameters()]
+        assert module.to(other) is module
+        assert all(each.dtype is torch.float64 and not each.is_meta
+                   for each in module.state_dict().values())
+        for one, two in zip(module.parameters(), before):
+            assert torch.equal(one, two.double())
 
 
 def initialized(module: nn.Module) -> None:
@@ -499,19 +497,17 @@ def test_a_plain_module_that_is_fed_a_shard_tensor(spec: P) -> None:
         assert all(map(torch.equal, parameters, ranks[0][2]))  # replicas stay equal to the bit
 
 
-def test_a_plain_lazy_module_takes_its_shapes_from_the_global_ones() -> None:
-    def on_rank(mesh: Any) -> None:
-        torch.manual_seed(0)
-        module = nn.Sequential(nn.LazyLinear(3), nn.LazyBatchNorm1d(affine=False)).eval()
-        x = weft.distribute_tensor(X, mesh, P("dp", "tp"))
-        out = module(x)
-        layer: Any = module[0]
-        assert type(layer) is nn.Linear and layer.weight.shape == (3, 6)
-        torch.testing.assert_close(out.detach().full_tensor(), module(X).detach())
-        weft.distribute_module(module, mesh, shardings={"0.weight": P("tp")})
-        torch.testing.assert_close(module(x).full_tensor(), out.full_tensor())
-
-    on_ranks(on_rank)
+@ranks(**MESH)
+def test_a_plain_lazy_module_takes_its_shapes_from_the_global_ones(mesh: Any) -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.LazyLinear(3), nn.LazyBatchNorm1d(affine=False)).eval()
+    x = weft.distribute_tensor(X, mesh, P("dp", "tp"))
+    out = module(x)
+    layer: Any = module[0]
+    assert type(layer) is nn.Linear and layer.weight.shape == (3, 6)
+    torch.testing.assert_close(out.detach().full_tensor(), module(X).detach())
+    weft.distribute_module(module, mesh, shardings={"0.weight": P("tp")})
+    torch.testing.assert_close(module(x).full_tensor(), out.full_tensor())
 
 
 def test_a_shard_tensor_is_no_data_of_a_plain_parameter() -> None:

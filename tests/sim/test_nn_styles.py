@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import weft
-from tests.harness import held
+from tests.harness import held, ranks
 from tests.oracle import check
 from weft import Layout, P, Replicate, Shard, ShardTensor
 from weft.errors import LayoutError, MeshError, ModuleError
@@ -321,17 +321,15 @@ of 0: nothing.
 PrepareModuleOutput(logits=P(...))"""]
 
 
-def test_pins_survive_copies_and_pickles() -> None:
-    def on_rank(mesh: Any) -> None:
-        module = weft.distribute_module(
-            nn.Linear(4, 4), mesh, input_fn=laid_out, activations={"": P("dp", "tp")})
-        for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
-            assert other.weight is not module.weight
-            out = other(torch.ones(3, 4))
-            assert type(out) is ShardTensor and out.spec == P("dp", "tp")
-            assert out.device_mesh is mesh
-
-    on_ranks(on_rank)
+@ranks(**MESH)
+def test_pins_survive_copies_and_pickles(mesh: Any) -> None:
+    module = weft.distribute_module(
+        nn.Linear(4, 4), mesh, input_fn=laid_out, activations={"": P("dp", "tp")})
+    for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert other.weight is not module.weight
+        out = other(torch.ones(3, 4))
+        assert type(out) is ShardTensor and out.spec == P("dp", "tp")
+        assert out.device_mesh is mesh
 
 
 def laid_out(module: nn.Module, inputs: Any, mesh: Any) -> Any:

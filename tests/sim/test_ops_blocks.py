@@ -22,6 +22,7 @@ def _sharded(on: Any, *shape: int, spec: P | None = None) -> tuple[torch.Tensor,
 STRICT = (
     ("cumsum", lambda a: a.cumsum(0)), ("sort", lambda a: a.sort()), ("std", lambda a: a.std()),
     ("argmax", lambda a: a.argmax()), ("quantile", lambda a: a.quantile(0.5)),
+    ("flip", lambda a: a.flip(0)), ("roll", lambda a: a.roll(2, 0)),
 )
 
 

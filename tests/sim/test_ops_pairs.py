@@ -62,6 +62,17 @@ def test_ctc_under_autocast() -> None:
         assert value == pytest.approx(due.item(), rel=1e-6)
 
 
+def test_ctc_of_a_sharded_batch_sends_nothing() -> None:
+    def on_rank(mesh: Any) -> Any:
+        scores = weft.distribute_tensor(torch.zeros(6, 5, 7), mesh, P(None, "x"))
+        goals = weft.distribute_tensor(torch.ones(5, 3, dtype=torch.int64), mesh, P("x"))
+        with weft.strict():
+            found = F.ctc_loss(scores, goals, *(one.tolist() for one in _LENGTHS))  # type: ignore[arg-type]
+        return str(found.sharding)
+
+    assert weft.testing.run(on_rank, mesh={"x": 2}) == ["[] partial(sum@x)"] * 2
+
+
 def test_ctc_of_a_dtype_that_it_has_no_kernel_for() -> None:
     def on_rank(mesh: Any) -> None:
         scores = weft.distribute_tensor(torch.zeros(6, 5, 7), mesh, P(None, "x"))

@@ -11,7 +11,7 @@ import torch
 import weft
 from tests.cases import Trial, trials_of
 from tests.cases.picks import CASES
-from tests.harness import check_trial
+from tests.harness import check_trial, ranks
 from tests.sharded import Make, agree
 from weft import P
 
@@ -111,28 +111,24 @@ def test_no_more_than_what_is_named_travels(name: str) -> None:
         assert there <= forward and back <= backward
 
 
-def test_strict_refuses_what_would_travel() -> None:
-    def on_rank(mesh: Any) -> None:
-        x = weft.distribute_tensor(X, mesh, P("x"), src_data_rank=None)
-        index = weft.distribute_tensor(torch.tensor([4, 0, 2]), mesh, P(), src_data_rank=None)
-        for _ in range(2):  # a recipe that is known refuses, too
-            with weft.strict(), pytest.raises(weft.StrictError, match="needs of other blocks"):
-                x[index]
+@ranks(x=2)
+def test_strict_refuses_what_would_travel(mesh: Any) -> None:
+    x = weft.distribute_tensor(X, mesh, P("x"), src_data_rank=None)
+    index = weft.distribute_tensor(torch.tensor([4, 0, 2]), mesh, P(), src_data_rank=None)
+    for _ in range(2):  # a recipe that is known refuses, too
+        with weft.strict(), pytest.raises(weft.StrictError, match="needs of other blocks"):
             x[index]
-        with weft.strict():
-            assert x[x > 0].shape == (14,)
+        x[index]
+    with weft.strict():
+        assert x[x > 0].shape == (14,)
 
-    weft.testing.run(on_rank, 2, {"x": 2})
 
-
-def test_explain_says_who_sends() -> None:
-    def on_rank(mesh: Any) -> None:
-        x = weft.distribute_tensor(X, mesh, P("x"), src_data_rank=None).requires_grad_()
-        with weft.explain() as log:
-            x[torch.tensor([4, 0, 2])].sum().backward()
-        first = log.events[0]
-        assert (first.op, first.axes) == ("aten.index.Tensor", ("x",))
-        assert "test_ops_picks" in first.line
-        assert any(event.direction == "backward" and event.op == first.op for event in log.events)
-
-    weft.testing.run(on_rank, 2, {"x": 2})
+@ranks(x=2)
+def test_explain_says_who_sends(mesh: Any) -> None:
+    x = weft.distribute_tensor(X, mesh, P("x"), src_data_rank=None).requires_grad_()
+    with weft.explain() as log:
+        x[torch.tensor([4, 0, 2])].sum().backward()
+    first = log.events[0]
+    assert (first.op, first.axes) == ("aten.index.Tensor", ("x",))
+    assert "test_ops_picks" in first.line
+    assert any(event.direction == "backward" and event.op == first.op for event in log.events)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import weft
+from tests.harness import ranks
 from tests.oracle import block
 from weft import Layout, P, ShardTensor
 from weft.rng import Source, samples
@@ -263,15 +264,13 @@ def test_factories() -> None:
                 assert lay == wanted and torch.equal(whole, value)
 
 
-def test_a_factory_makes_a_leaf() -> None:
-    def on_rank(mesh: Any) -> None:
-        x = weft.randn(4, 4, mesh=mesh, spec=P("x"), requires_grad=True)
-        (x * 2).sum().backward()
-        assert x.is_leaf and x.grad.sharding == x.sharding
-        y = torch.rand_like(x, requires_grad=True)
-        assert y.is_leaf and y.requires_grad
-
-    weft.testing.run(on_rank, mesh={"x": 2})
+@ranks(x=2)
+def test_a_factory_makes_a_leaf(mesh: Any) -> None:
+    x = weft.randn(4, 4, mesh=mesh, spec=P("x"), requires_grad=True)
+    (x * 2).sum().backward()
+    assert x.is_leaf and x.grad.sharding == x.sharding
+    y = torch.rand_like(x, requires_grad=True)
+    assert y.is_leaf and y.requires_grad
 
 
 def test_randperm() -> None:
@@ -357,18 +356,16 @@ def test_a_bound_that_is_a_tensor() -> None:
         assert all(torch.equal(one, found[0]) for one in found)
 
 
-def test_where_torch_has_no_derivative_a_backward_raises() -> None:
-    def on_rank(mesh: Any) -> None:
-        p = weft.full((5,), 0.5, mesh=mesh, spec=P("x"), requires_grad=True)
-        drawn = torch.binomial(torch.full_like(p, 9.0), p)
-        with pytest.raises(RuntimeError, match="derivative for aten::binomial is not implemented"):
-            drawn.sum().backward()
-        with pytest.raises(RuntimeError, match="derivative for aten::bernoulli is not implemented"):
-            torch.bernoulli(p, 0.5).sum().backward()
-        torch.ops.aten.exponential(p).sum().backward()
-        assert p.grad.tolist() == [0.0] * 5  # type: ignore[union-attr]
-
-    weft.testing.run(on_rank, mesh={"x": 2})
+@ranks(x=2)
+def test_where_torch_has_no_derivative_a_backward_raises(mesh: Any) -> None:
+    p = weft.full((5,), 0.5, mesh=mesh, spec=P("x"), requires_grad=True)
+    drawn = torch.binomial(torch.full_like(p, 9.0), p)
+    with pytest.raises(RuntimeError, match="derivative for aten::binomial is not implemented"):
+        drawn.sum().backward()
+    with pytest.raises(RuntimeError, match="derivative for aten::bernoulli is not implemented"):
+        torch.bernoulli(p, 0.5).sum().backward()
+    torch.ops.aten.exponential(p).sum().backward()
+    assert p.grad.tolist() == [0.0] * 5  # type: ignore[union-attr]
 
 
 def test_a_draw_lies_as_torchs_does() -> None:
@@ -402,13 +399,11 @@ def test_a_deviation_below_zero_gives_nan() -> None:
     assert found.isnan().tolist() == [False, True, False, True] and found[2] == 2.0
 
 
-def test_a_cached_recipe_draws_anew() -> None:
-    def on_rank(mesh: Any) -> None:
-        x = weft.ones(40, mesh=mesh, spec=P("x"))
-        made = [F.dropout(x, 0.5).full_tensor() for _ in range(4)]
-        assert not any(torch.equal(made[0], other) for other in made[1:])
-
-    weft.testing.run(on_rank, mesh={"x": 2})
+@ranks(x=2)
+def test_a_cached_recipe_draws_anew(mesh: Any) -> None:
+    x = weft.ones(40, mesh=mesh, spec=P("x"))
+    made = [F.dropout(x, 0.5).full_tensor() for _ in range(4)]
+    assert not any(torch.equal(made[0], other) for other in made[1:])
 
 
 def test_replicas_stay_equal_though_torch_draws_on_one_rank_alone() -> None:
@@ -510,17 +505,15 @@ def test_generators_of_different_seeds_are_noticed() -> None:
         weft.testing.run(on_rank, mesh={"x": 2})
 
 
-def test_random_ops_communicate_nothing() -> None:
-    def on_rank(mesh: Any) -> None:
-        x = weft.ones(8, 8, mesh=mesh, spec=P("x"))
-        with weft.strict(), weft.explain() as log:
-            F.dropout(x, 0.5)
-            x.clone().normal_()
-            torch.bernoulli(x * 0.5)
-            torch.normal(x, x)
-        assert not log.events
-
-    weft.testing.run(on_rank, mesh={"x": 2})
+@ranks(x=2)
+def test_random_ops_communicate_nothing(mesh: Any) -> None:
+    x = weft.ones(8, 8, mesh=mesh, spec=P("x"))
+    with weft.strict(), weft.explain() as log:
+        F.dropout(x, 0.5)
+        x.clone().normal_()
+        torch.bernoulli(x * 0.5)
+        torch.normal(x, x)
+    assert not log.events
 
 
 class Noisy(torch.autograd.Function):
@@ -561,14 +554,12 @@ def test_what_runs_on_full_tensors_draws_the_same_everywhere(name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::weft.WeftWarning")
-def test_what_draws_nothing_counts_no_call() -> None:
-    def on_rank(mesh: Any) -> None:
-        x = weft.ones(4, 4, mesh=mesh, spec=P("x"))
-        before = weft.rng_state()
-        torch.linalg.inv(x + torch.eye(4))
-        assert weft.rng_state() == before
-
-    weft.testing.run(on_rank, mesh={"x": 2})
+@ranks(x=2)
+def test_what_draws_nothing_counts_no_call(mesh: Any) -> None:
+    x = weft.ones(4, 4, mesh=mesh, spec=P("x"))
+    before = weft.rng_state()
+    torch.linalg.inv(x + torch.eye(4))
+    assert weft.rng_state() == before
 
 
 def test_the_gradient_of_gamma_is_torchs() -> None:

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import weft
+from tests.harness import ranks
 from weft import CommunicationError, P, ShardTensor, ShardTypeError, UnsupportedOpError
 
 MESH = {"dp": 2, "tp": 2}
@@ -135,41 +136,39 @@ def test_a_program_of_all_ranks_means_what_it_meant() -> None:
     assert alike(weft.testing.run(lambda mesh: program(mesh, True), mesh=MESH)) == due
 
 
-def test_seeds_states_and_forks_count_parts_too() -> None:
-    def program(mesh: Any) -> None:
-        row, pair = mesh["tp"], weft.init_mesh({"x": 2}, ranks=(0, 3))
-        torch.manual_seed(3)
-        assert weft.rng_state() == (3, 0)
-        fresh = [draw(row), draw(pair)]
-        for seeds in (lambda: torch.manual_seed(3), lambda: weft.manual_seed(3)):
-            seeds()
-            assert [draw(row), draw(pair)] == fresh
-        weft.set_rng_state((3, 0))
+@ranks(**MESH)
+def test_seeds_states_and_forks_count_parts_too(mesh: Any) -> None:
+    row, pair = mesh["tp"], weft.init_mesh({"x": 2}, ranks=(0, 3))
+    torch.manual_seed(3)
+    assert weft.rng_state() == (3, 0)
+    fresh = [draw(row), draw(pair)]
+    for seeds in (lambda: torch.manual_seed(3), lambda: weft.manual_seed(3)):
+        seeds()
         assert [draw(row), draw(pair)] == fresh
-        state, packed = weft.rng_state(), torch.get_rng_state()
-        assert len(state) == 3 and state[:2] == (3, 0)
-        file = io.BytesIO()
-        torch.save(packed, file)
-        file.seek(0)
-        due = [draw(row), draw(pair), draw(mesh)]
-        for back in (
-            lambda: weft.set_rng_state(state),
-            lambda: weft.set_rng_state([3, 0, [list(pair) for pair in state[2]]]),
-            lambda: torch.set_rng_state(packed), lambda: torch.set_rng_state(torch.load(file)),
-        ):
-            torch.manual_seed(11)
+    weft.set_rng_state((3, 0))
+    assert [draw(row), draw(pair)] == fresh
+    state, packed = weft.rng_state(), torch.get_rng_state()
+    assert len(state) == 3 and state[:2] == (3, 0)
+    file = io.BytesIO()
+    torch.save(packed, file)
+    file.seek(0)
+    due = [draw(row), draw(pair), draw(mesh)]
+    for back in (
+        lambda: weft.set_rng_state(state),
+        lambda: weft.set_rng_state([3, 0, [list(pair) for pair in state[2]]]),
+        lambda: torch.set_rng_state(packed), lambda: torch.set_rng_state(torch.load(file)),
+    ):
+        torch.manual_seed(11)
+        draw(pair)
+        back()
+        assert weft.rng_state() == state
+        assert [draw(row), draw(pair), draw(mesh)] == due
+    for forks in (weft.fork_rng, torch.random.fork_rng):
+        weft.set_rng_state(state)
+        with forks():
+            draw(row)
             draw(pair)
-            back()
-            assert weft.rng_state() == state
-            assert [draw(row), draw(pair), draw(mesh)] == due
-        for forks in (weft.fork_rng, torch.random.fork_rng):
-            weft.set_rng_state(state)
-            with forks():
-                draw(row)
-                draw(pair)
-            assert [draw(row), draw(pair), draw(mesh)] == due
-
-    weft.testing.run(program, mesh=MESH)
+        assert [draw(row), draw(pair), draw(mesh)] == due
 
 
 def test_the_state_of_one_rank_serves_all() -> None:
@@ -191,18 +190,16 @@ def test_the_state_of_one_rank_serves_all() -> None:
     weft.testing.run(program, mesh=MESH)
 
 
-def test_torch_reads_a_state_that_counts_parts() -> None:
-    def program(mesh: Any) -> None:
-        torch.manual_seed(5)
-        draw(mesh["tp"])
-        generator = torch.Generator()
-        generator.set_state(torch.get_rng_state())
-        expected = torch.Generator().manual_seed(5)
-        numbers = [torch.randn(1000, generator=one) for one in (generator, expected)]
-        assert torch.equal(*numbers)
-        assert torch.equal(generator.get_state(), expected.get_state())
-
-    weft.testing.run(program, mesh=MESH)
+@ranks(**MESH)
+def test_torch_reads_a_state_that_counts_parts(mesh: Any) -> None:
+    torch.manual_seed(5)
+    draw(mesh["tp"])
+    generator = torch.Generator()
+    generator.set_state(torch.get_rng_state())
+    expected = torch.Generator().manual_seed(5)
+    numbers = [torch.randn(1000, generator=one) for one in (generator, expected)]
+    assert torch.equal(*numbers)
+    assert torch.equal(generator.get_state(), expected.get_state())
 
 
 def test_members_take_a_seed_of_their_own_for_a_while() -> None:

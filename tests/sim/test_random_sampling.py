@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch import distributions as dist
 
 import weft
+from tests.harness import ranks
 from tests.sim.test_random_ops import SEED, everywhere, written
 from weft import P
 
@@ -39,15 +40,13 @@ def test_init(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", INITS)
-def test_init_of_a_parameter(name: str) -> None:
+@ranks(x=2)
+def test_init_of_a_parameter(mesh: Any, name: str) -> None:
     """Initialisers record no gradient: they write to leaves."""
-    def on_rank(mesh: Any) -> None:
-        weight = nn.Parameter(weft.ones(6, 4, mesh=mesh, spec=P("x")))
-        assert INITS[name](weight) is weight and weight.is_leaf and weight.requires_grad
-        (weight * 2).sum().backward()
-        assert weight.grad.sharding == weight.sharding
-
-    weft.testing.run(on_rank, mesh={"x": 2})
+    weight = nn.Parameter(weft.ones(6, 4, mesh=mesh, spec=P("x")))
+    assert INITS[name](weight) is weight and weight.is_leaf and weight.requires_grad
+    (weight * 2).sum().backward()
+    assert weight.grad.sharding == weight.sharding
 
 
 def test_dirac() -> None:
@@ -178,18 +177,16 @@ def test_plain_distributions_are_those_of_torch() -> None:
     assert torch.equal(found[1], torch._sample_dirichlet(torch.ones(3)))
 
 
-def test_each_rank_draws_its_own_part_only() -> None:
+@ranks(x=2)
+def test_each_rank_draws_its_own_part_only(mesh: Any) -> None:
     """The noise of a sharded distribution lies as its parameters do: nothing is communicated."""
-    def on_rank(mesh: Any) -> None:
-        x = weft.ones(8, 4, mesh=mesh, spec=P("x"))
-        for made in (dist.Normal(x, x), dist.Gamma(x, x), dist.Laplace(x, x), dist.Beta(x, x),
-                     dist.Poisson(x), dist.Uniform(x, x * 2)):
-            with weft.explain() as log:
-                out = made.sample((3,))
-            assert not log.events, type(made).__name__
-            assert out.sharding.sizes_of(1) == (4, 4)
-
-    weft.testing.run(on_rank, mesh={"x": 2})
+    x = weft.ones(8, 4, mesh=mesh, spec=P("x"))
+    for made in (dist.Normal(x, x), dist.Gamma(x, x), dist.Laplace(x, x), dist.Beta(x, x),
+                 dist.Poisson(x), dist.Uniform(x, x * 2)):
+        with weft.explain() as log:
+            out = made.sample((3,))
+        assert not log.events, type(made).__name__
+        assert out.sharding.sizes_of(1) == (4, 4)
 
 
 def test_orthogonal_of_more_columns_than_rows_and_of_three_dims() -> None:

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import weft
+from tests.harness import ranks
 from weft import P
 
 
@@ -320,15 +321,13 @@ DRAWS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", DRAWS)
-def test_calls_leave_torchs_own_state_alone(name: str) -> None:
+@ranks(x=2)
+def test_calls_leave_torchs_own_state_alone(mesh: Any, name: str) -> None:
     """By a new recipe as by one that is known: else what follows would depend on caches."""
-    def fn(mesh: Any) -> None:
-        x = weft.zeros(7, 11 + len(name), mesh=mesh, spec=P("x"))
+    x = weft.zeros(7, 11 + len(name), mesh=mesh, spec=P("x"))
+    torch.manual_seed(3)
+    expected = torch.rand(3)
+    for _ in range(2):
         torch.manual_seed(3)
-        expected = torch.rand(3)
-        for _ in range(2):
-            torch.manual_seed(3)
-            DRAWS[name](x)
-            assert torch.equal(torch.rand(3), expected)
-
-    weft.testing.run(fn, mesh={"x": 2})
+        DRAWS[name](x)
+        assert torch.equal(torch.rand(3), expected)

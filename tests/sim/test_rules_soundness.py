@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 
-from tests.soundness.calls import calls_of
+from tests.cases.calls import CALLS
+from tests.soundness.calls import AtenCall, calls_of
 from tests.soundness.judge import faults
-from weft.rules import Call, Rule, pointwise, table
+from weft import ops
+from weft.rules import op, rule
 
 ENTRIES = (
     "add", "sum", "nn.functional.linear", "cat", "movedim", "var", "prod", "masked_fill",
@@ -25,6 +25,12 @@ def test_rules_are_sound(entry: str) -> None:
         assert faults(call, every=37) == []
 
 
+@pytest.mark.parametrize("name", CALLS)
+def test_rules_of_ops_outside_the_database(name: str) -> None:
+    overload, *args = CALLS[name]()
+    assert faults(AtenCall(f"aten.{name}", overload, tuple(args), {})) == []
+
+
 def test_padding_that_keeps_the_cuts() -> None:
     """One end loses what the other gains, beside a shard that is empty."""
     (call,) = [it for it in calls_of("constant_pad_nd", torch.float64, 8)
@@ -33,11 +39,7 @@ def test_padding_that_keeps_the_cuts() -> None:
 
 
 def test_a_planted_rule_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def linear(call: Call) -> Rule:
-        return pointwise.elementwise(call, ((0,),))
-
-    rules: Any = {**table.RULES, "aten.exp": linear}
-    monkeypatch.setattr(table, "RULES", rules)
+    monkeypatch.setitem(ops.BOOK, "aten.exp", op("exp", rule("... -> ...", linear=[0])))
     (call, *_) = [it for it in calls_of("exp", torch.float64, 4) if it.form()[1][0][0]]
     assert faults(call, every=5)
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import weft
+from tests.harness import ranks
 from weft import (
     LayoutError,
     MeshError,
@@ -149,66 +150,60 @@ def test_the_global_mesh_is_the_process_s_and_each_simulated_rank_s_own() -> Non
         spmd.set_global_mesh(None)
 
 
-def test_collectives_of_a_manual_region_take_the_global_mesh() -> None:
-    def on_rank(mesh: Any) -> None:
-        spmd.set_global_mesh(Mesh(range(4), (2, 2), ("x", "y")))
-        block = spmd.enable_manual_sharding(X, ("x", None))
-        total = weft.collectives.psum(block.sum(0), "x")
-        torch.testing.assert_close(total, X.sum(0))
-        assert weft.collectives.axis_size(("x", "y")) == 4
-        assert weft.collectives.axis_index("y") == mesh.rank % 2
-        doubled = weft.local_map(lambda x: x * 2, in_specs=P("x"), out_specs=P("x"))(X)
-        torch.testing.assert_close(doubled.full_tensor(), 2 * X)
-        y = spmd.disable_manual_sharding(block - total, ("x",), (7, 6))
-        torch.testing.assert_close(y.full_tensor(), X - X.sum(0))
-
-    weft.testing.run(on_rank, mesh=MESH)
+@ranks(x=2, y=2)
+def test_collectives_of_a_manual_region_take_the_global_mesh(mesh: Any) -> None:
+    spmd.set_global_mesh(Mesh(range(4), (2, 2), ("x", "y")))
+    block = spmd.enable_manual_sharding(X, ("x", None))
+    total = weft.collectives.psum(block.sum(0), "x")
+    torch.testing.assert_close(total, X.sum(0))
+    assert weft.collectives.axis_size(("x", "y")) == 4
+    assert weft.collectives.axis_index("y") == mesh.rank % 2
+    doubled = weft.local_map(lambda x: x * 2, in_specs=P("x"), out_specs=P("x"))(X)
+    torch.testing.assert_close(doubled.full_tensor(), 2 * X)
+    y = spmd.disable_manual_sharding(block - total, ("x",), (7, 6))
+    torch.testing.assert_close(y.full_tensor(), X - X.sum(0))
 
 
 MESH = {"x": 2, "y": 2}
 
 
-def test_marks_place_values_and_gradients() -> None:
-    def on_rank(mesh: Any) -> None:
-        of_xla = Mesh(range(4), (2, 2), ("x", "y"))
-        leaf = X.clone().requires_grad_()
-        x = spmd.mark_sharding(leaf, of_xla, ("y",))
-        assert isinstance(x, ShardTensor) and str(x.sharding) == "[7@y, 6]"
-        y = spmd.mark_sharding_with_gradients(x * 2, mesh, (None, ("x", "y")))
-        assert str(y.sharding) == "[7, 6@(x,y)]"
-        y.retain_grad()
-        (y * y).sum().backward()
-        torch.testing.assert_close(leaf.grad, 8 * X)  # whole, on every rank
-        assert y.grad.sharding == y.sharding
-        assert spmd.sharding_type(y) is ShardingType.TILED
-        assert spmd.sharding_spec(x) == "{devices=[2,1,2]<=[2,2]T(1,0) last_tile_dim_replicate}"
-        assert spmd.sharding_type(leaf) is spmd.sharding_spec(leaf) is None
-        torch.testing.assert_close(spmd.clear_sharding(y), 2 * X)
-        assert spmd.clear_sharding(leaf) is leaf
-        torch.testing.assert_close(spmd.global_tensor(x), X)
-
-    weft.testing.run(on_rank, mesh=MESH)
+@ranks(**MESH)
+def test_marks_place_values_and_gradients(mesh: Any) -> None:
+    of_xla = Mesh(range(4), (2, 2), ("x", "y"))
+    leaf = X.clone().requires_grad_()
+    x = spmd.mark_sharding(leaf, of_xla, ("y",))
+    assert isinstance(x, ShardTensor) and str(x.sharding) == "[7@y, 6]"
+    y = spmd.mark_sharding_with_gradients(x * 2, mesh, (None, ("x", "y")))
+    assert str(y.sharding) == "[7, 6@(x,y)]"
+    y.retain_grad()
+    (y * y).sum().backward()
+    torch.testing.assert_close(leaf.grad, 8 * X)  # whole, on every rank
+    assert y.grad.sharding == y.sharding
+    assert spmd.sharding_type(y) is ShardingType.TILED
+    assert spmd.sharding_spec(x) == "{devices=[2,1,2]<=[2,2]T(1,0) last_tile_dim_replicate}"
+    assert spmd.sharding_type(leaf) is spmd.sharding_spec(leaf) is None
+    torch.testing.assert_close(spmd.clear_sharding(y), 2 * X)
+    assert spmd.clear_sharding(leaf) is leaf
+    torch.testing.assert_close(spmd.global_tensor(x), X)
 
 
-def test_shard_as_and_wraps() -> None:
-    def on_rank(mesh: Any) -> None:
-        x = spmd.mark_sharding(X, mesh, ("x", "y"))
-        for a, b in ((x, X + 1), (X + 1, x), (spmd.wrap_as_sharded_tensor(X, mesh), x),
-                     (x.sum(0, keepdim=True).expand(7, 6), X)):
-            one, other = spmd.shard_as(a, b)
-            assert one.sharding == other.sharding and not one.sharding.is_partial
-            torch.testing.assert_close(spmd.clear_sharding(one), spmd.clear_sharding(a))
-            torch.testing.assert_close(spmd.clear_sharding(other), spmd.clear_sharding(b))
-        assert spmd.wrap_as_sharded_tensor(x) is x and spmd.wrap_if_sharded(x) is x
-        whole = spmd.unwrap_sharded_tensor(x)
-        assert type(whole) is Tensor and torch.equal(whole, X)
-        assert spmd.unwrap_sharded_tensor(X) is X
-        weight: Any = spmd.mark_sharding(nn.Parameter(X.clone()), mesh, ("x",))
-        (spmd.unwrap_sharded_tensor(weight) * X).sum().backward()  # a value, not in place
-        assert type(weight) is ShardTensor
-        torch.testing.assert_close(weight.grad.full_tensor(), X)
-
-    weft.testing.run(on_rank, mesh=MESH)
+@ranks(**MESH)
+def test_shard_as_and_wraps(mesh: Any) -> None:
+    x = spmd.mark_sharding(X, mesh, ("x", "y"))
+    for a, b in ((x, X + 1), (X + 1, x), (spmd.wrap_as_sharded_tensor(X, mesh), x),
+                 (x.sum(0, keepdim=True).expand(7, 6), X)):
+        one, other = spmd.shard_as(a, b)
+        assert one.sharding == other.sharding and not one.sharding.is_partial
+        torch.testing.assert_close(spmd.clear_sharding(one), spmd.clear_sharding(a))
+        torch.testing.assert_close(spmd.clear_sharding(other), spmd.clear_sharding(b))
+    assert spmd.wrap_as_sharded_tensor(x) is x and spmd.wrap_if_sharded(x) is x
+    whole = spmd.unwrap_sharded_tensor(x)
+    assert type(whole) is Tensor and torch.equal(whole, X)
+    assert spmd.unwrap_sharded_tensor(X) is X
+    weight: Any = spmd.mark_sharding(nn.Parameter(X.clone()), mesh, ("x",))
+    (spmd.unwrap_sharded_tensor(weight) * X).sum().backward()  # a value, not in place
+    assert type(weight) is ShardTensor
+    torch.testing.assert_close(weight.grad.full_tensor(), X)
 
 
 def test_local_shards() -> None:
@@ -228,32 +223,30 @@ def test_local_shards() -> None:
 @pytest.mark.parametrize("spec", [P("x", "y"), P(("y", "x")), P(None, "y"), P(),
                                   P("x", partial={"y": "sum"})], ids=str)
 @pytest.mark.parametrize("leaf", [False, True])
-def test_local_shards_are_a_snapshot_that_is_taken_back(spec: P, leaf: bool) -> None:
-    def on_rank(mesh: Any) -> None:
-        x = weft.distribute_tensor(X.clone(), mesh, spec).requires_grad_(leaf)
-        shards = spmd.local_shards(x)
-        with torch.no_grad():
-            x.mul_(5)
-        terms = shards[0].data.clone()
-        for shard in shards:  # of before
-            if not spec.partial:
-                torch.testing.assert_close(shard.unpadded_data, X[shard.indices])
-            shard.unpadded_data = shard.data * 2 + (0 if spec.partial else 1)
-        torch.testing.assert_close(x.detach().full_tensor(), 5 * X)
-        assert spmd.load_local_shards_(x, shards) is x
-        due = 2 * X if spec.partial else 2 * X + 1
-        torch.testing.assert_close(x.detach().full_tensor(), due)
-        for shard in shards:
-            shard.data = terms
-        spmd.load_local_shards_(x, shards)
-        torch.testing.assert_close(x.detach().full_tensor(), X)
-        assert x.requires_grad is leaf and x.is_leaf
-        for shard in shards:
-            shard.unpadded_data = 0
-        spmd.load_local_shards_(cast(weft.ShardTensor, x[:]), shards)  # a view's base is written to
-        torch.testing.assert_close(x.detach().full_tensor(), 0 * X)
-
-    weft.testing.run(on_rank, mesh=MESH)
+@ranks(**MESH)
+def test_local_shards_are_a_snapshot_that_is_taken_back(mesh: Any, spec: P, leaf: bool) -> None:
+    x = weft.distribute_tensor(X.clone(), mesh, spec).requires_grad_(leaf)
+    shards = spmd.local_shards(x)
+    with torch.no_grad():
+        x.mul_(5)
+    terms = shards[0].data.clone()
+    for shard in shards:  # of before
+        if not spec.partial:
+            torch.testing.assert_close(shard.unpadded_data, X[shard.indices])
+        shard.unpadded_data = shard.data * 2 + (0 if spec.partial else 1)
+    torch.testing.assert_close(x.detach().full_tensor(), 5 * X)
+    assert spmd.load_local_shards_(x, shards) is x
+    due = 2 * X if spec.partial else 2 * X + 1
+    torch.testing.assert_close(x.detach().full_tensor(), due)
+    for shard in shards:
+        shard.data = terms
+    spmd.load_local_shards_(x, shards)
+    torch.testing.assert_close(x.detach().full_tensor(), X)
+    assert x.requires_grad is leaf and x.is_leaf
+    for shard in shards:
+        shard.unpadded_data = 0
+    spmd.load_local_shards_(cast(weft.ShardTensor, x[:]), shards)  # a view's base is written to
+    torch.testing.assert_close(x.detach().full_tensor(), 0 * X)
 
 
 def test_shards_of_others_are_refused() -> None:
@@ -282,22 +275,20 @@ def test_shards_of_others_are_refused() -> None:
         assert all("Offenders:" in one for one in said)
 
 
-def test_manual_regions() -> None:
-    def on_rank(mesh: Any) -> None:
-        spmd.set_global_mesh(mesh)
-        x = spmd.mark_sharding(X, mesh, ("x",)).detach().requires_grad_()
-        w = torch.ones(6, dtype=torch.float64).requires_grad_()
-        block, all_of_w = (
-            spmd.enable_manual_sharding(x, ("x", "y")), spmd.enable_manual_sharding(w, ("y",))
-        )
-        assert type(block) is Tensor and tuple(block.shape) == ((4, 3)[mesh.rank // 2], 3)
-        y = spmd.disable_manual_sharding(block * all_of_w * 2, ("x", "y"), (7, 6))
-        (y * y).sum().backward()
-        torch.testing.assert_close(y.full_tensor(), 2 * X)
-        torch.testing.assert_close(x.grad.full_tensor(), 8 * X)
-        torch.testing.assert_close(w.grad, (8 * X * X).sum(0))
-
-    weft.testing.run(on_rank, mesh=MESH)
+@ranks(**MESH)
+def test_manual_regions(mesh: Any) -> None:
+    spmd.set_global_mesh(mesh)
+    x = spmd.mark_sharding(X, mesh, ("x",)).detach().requires_grad_()
+    w = torch.ones(6, dtype=torch.float64).requires_grad_()
+    block, all_of_w = (
+        spmd.enable_manual_sharding(x, ("x", "y")), spmd.enable_manual_sharding(w, ("y",))
+    )
+    assert type(block) is Tensor and tuple(block.shape) == ((4, 3)[mesh.rank // 2], 3)
+    y = spmd.disable_manual_sharding(block * all_of_w * 2, ("x", "y"), (7, 6))
+    (y * y).sum().backward()
+    torch.testing.assert_close(y.full_tensor(), 2 * X)
+    torch.testing.assert_close(x.grad.full_tensor(), 8 * X)
+    torch.testing.assert_close(w.grad, (8 * X * X).sum(0))
 
 
 @pytest.mark.parametrize(("call", "kind", "said"), [

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import weft
+from tests.harness import ranks
 from weft import ShardTensor, UnsupportedOpError
 from weft.spmd import Mesh, clear_sharding, global_tensor, mark_sharding
 
@@ -77,67 +78,63 @@ def test_an_optimizer_of_before_trains_what_was_marked(optimizer: str, mark_at: 
         torch.testing.assert_close(found, expected)
 
 
-def test_it_stays_the_object_with_all_that_hangs_on_it() -> None:
-    def on_rank(mesh: Any) -> None:
-        model = Tied()
-        weight: Any = model.first.weight
-        weight.tag = ["mine"]
-        seen: list[tuple[str, Any]] = []
-        one = weight.register_hook(lambda g: seen.append(("hook", g)))
-        weight.register_post_accumulate_grad_hook(lambda w: seen.append(("post", w.grad)))
-        model(X).sum().backward()
-        grad = weight.grad.clone()
-        marked = mark_sharding(weight, Mesh(range(4), (2, 2), ("dp", "tp")), (None, "tp"))
-        assert marked is weight is model.first.weight is model.again.weight
-        assert type(weight) is ShardTensor and isinstance(weight, nn.Parameter)
-        assert weight.tag == ["mine"] and str(weight.sharding) == "[9, 6@tp]"
-        assert dict(model.named_parameters())["first.weight"] is weight
-        assert mark_sharding(weight, mesh, (None, "tp")) is weight
-        torch.testing.assert_close(weight.grad.full_tensor(), grad)
-        seen.clear()
-        model(X).sum().backward()
-        torch.testing.assert_close(weight.grad.full_tensor(), 2 * grad)
-        assert [name for name, _ in seen] == ["hook", "post"]
-        torch.testing.assert_close(seen[0][1].full_tensor(), grad)
-        torch.testing.assert_close(seen[1][1].full_tensor(), 2 * grad)
-        weight.data = weight.redistribute(placements=weft.P("dp"))
-        seen.clear()
-        model(X).sum().backward()  # hooks see where it lies now
-        torch.testing.assert_close(seen[0][1].full_tensor(), grad)
-        assert seen[1][1] is not None and seen[1][1].spec == weight.spec
-        one.remove()
-        model(X).sum().backward()
-        assert [name for name, _ in seen] == ["hook", "post", "post"]
-        other = copy.deepcopy(model)
-        assert other.first.weight is other.again.weight is not weight
-        assert other.first.weight.tag == ["mine"] and other.first.weight.sharding == weight.sharding
-        with torch.no_grad():
-            weight.zero_()
-        assert other.first.weight.full_tensor().abs().min() > 0
-
-    weft.testing.run(on_rank, mesh=MESH)
+@ranks(**MESH)
+def test_it_stays_the_object_with_all_that_hangs_on_it(mesh: Any) -> None:
+    model = Tied()
+    weight: Any = model.first.weight
+    weight.tag = ["mine"]
+    seen: list[tuple[str, Any]] = []
+    one = weight.register_hook(lambda g: seen.append(("hook", g)))
+    weight.register_post_accumulate_grad_hook(lambda w: seen.append(("post", w.grad)))
+    model(X).sum().backward()
+    grad = weight.grad.clone()
+    marked = mark_sharding(weight, Mesh(range(4), (2, 2), ("dp", "tp")), (None, "tp"))
+    assert marked is weight is model.first.weight is model.again.weight
+    assert type(weight) is ShardTensor and isinstance(weight, nn.Parameter)
+    assert weight.tag == ["mine"] and str(weight.sharding) == "[9, 6@tp]"
+    assert dict(model.named_parameters())["first.weight"] is weight
+    assert mark_sharding(weight, mesh, (None, "tp")) is weight
+    torch.testing.assert_close(weight.grad.full_tensor(), grad)
+    seen.clear()
+    model(X).sum().backward()
+    torch.testing.assert_close(weight.grad.full_tensor(), 2 * grad)
+    assert [name for name, _ in seen] == ["hook", "post"]
+    torch.testing.assert_close(seen[0][1].full_tensor(), grad)
+    torch.testing.assert_close(seen[1][1].full_tensor(), 2 * grad)
+    weight.data = weight.redistribute(placements=weft.P("dp"))
+    seen.clear()
+    model(X).sum().backward()  # hooks see where it lies now
+    torch.testing.assert_close(seen[0][1].full_tensor(), grad)
+    assert seen[1][1] is not None and seen[1][1].spec == weight.spec
+    one.remove()
+    model(X).sum().backward()
+    assert [name for name, _ in seen] == ["hook", "post", "post"]
+    other = copy.deepcopy(model)
+    assert other.first.weight is other.again.weight is not weight
+    assert other.first.weight.tag == ["mine"] and other.first.weight.sharding == weight.sharding
+    with torch.no_grad():
+        weight.zero_()
+    assert other.first.weight.full_tensor().abs().min() > 0
 
 
-def test_frozen_recurrent_and_outside() -> None:
-    def on_rank(mesh: Any) -> None:
-        torch.manual_seed(0)
-        frozen, lstm = nn.Linear(6, 4), nn.LSTM(6, 4, batch_first=True)
-        frozen.weight.register_hook(lambda g: None)
-        frozen.requires_grad_(False)
-        x = X.float()[None]
-        expected = frozen(x), lstm(x)[0].detach()
-        mark_sharding(frozen.weight, mesh, ("tp",))
-        assert not frozen.weight.requires_grad
-        weight: Any = lstm.weight_ih_l0
-        mark_sharding(weight, mesh, ("tp",))  # which the module also keeps in a list
-        torch.testing.assert_close(whole(frozen(x)), expected[0])
-        torch.testing.assert_close(whole(lstm(x)[0]).detach(), expected[1])
-        assert type(lstm._flat_weights[0]) is ShardTensor
-        part = Mesh([1, 2], (2,), ("x",))
-        away = mark_sharding(nn.Linear(6, 4).weight, part, ("x",))
-        assert tuple(away.to_local().shape) == ((2, 6) if mesh.rank in (1, 2) else (0,))
-
-    weft.testing.run(on_rank, mesh=MESH)
+@ranks(**MESH)
+def test_frozen_recurrent_and_outside(mesh: Any) -> None:
+    torch.manual_seed(0)
+    frozen, lstm = nn.Linear(6, 4), nn.LSTM(6, 4, batch_first=True)
+    frozen.weight.register_hook(lambda g: None)
+    frozen.requires_grad_(False)
+    x = X.float()[None]
+    expected = frozen(x), lstm(x)[0].detach()
+    mark_sharding(frozen.weight, mesh, ("tp",))
+    assert not frozen.weight.requires_grad
+    weight: Any = lstm.weight_ih_l0
+    mark_sharding(weight, mesh, ("tp",))  # which the module also keeps in a list
+    torch.testing.assert_close(whole(frozen(x)), expected[0])
+    torch.testing.assert_close(whole(lstm(x)[0]).detach(), expected[1])
+    assert type(lstm._flat_weights[0]) is ShardTensor
+    part = Mesh([1, 2], (2,), ("x",))
+    away = mark_sharding(nn.Linear(6, 4).weight, part, ("x",))
+    assert tuple(away.to_local().shape) == ((2, 6) if mesh.rank in (1, 2) else (0,))
 
 
 def test_graphs_of_before_are_refused() -> None:
@@ -242,52 +239,50 @@ def remark(mesh: Any, model: Tied, step: int, clears: bool) -> None:
             assert one.grad is None or one.grad.spec == one.spec
 
 
-def test_what_hangs_on_a_parameter_stays_when_it_is_cleared() -> None:
-    def on_rank(mesh: Any) -> None:
-        model = Tied()
-        weight: Any = model.first.weight
-        weight.tag = ["mine"]
-        seen: list[tuple[str, Any]] = []
-        one = weight.register_hook(lambda g: seen.append(("hook", g)))
-        model(X).sum().backward()
-        grad = weight.grad.clone()
-        mark_sharding(weight, mesh, (None, "tp"))
-        post = weight.register_post_accumulate_grad_hook(lambda w: seen.append(("post", w)))
-        clear_sharding(weight)
-        assert type(weight) is nn.Parameter and weight.tag == ["mine"]
-        assert model.first.weight is weight and model.again.weight is weight
-        assert not hasattr(weight, "_local")
-        torch.testing.assert_close(weight.grad, grad)
-        for marks in (False, True, False):
-            seen.clear()
-            if marks:
-                mark_sharding(weight, mesh, ("dp",))
-            else:
-                clear_sharding(weight)
-            weight.grad = None
-            model(X).sum().backward()
-            assert [name for name, _ in seen] == ["hook", "post"]
-            assert type(seen[0][1]) is (ShardTensor if marks else Tensor)
-            torch.testing.assert_close(whole(seen[0][1]), grad)
-            assert seen[1][1] is weight
-        one.remove()
-        post.remove()
+@ranks(**MESH)
+def test_what_hangs_on_a_parameter_stays_when_it_is_cleared(mesh: Any) -> None:
+    model = Tied()
+    weight: Any = model.first.weight
+    weight.tag = ["mine"]
+    seen: list[tuple[str, Any]] = []
+    one = weight.register_hook(lambda g: seen.append(("hook", g)))
+    model(X).sum().backward()
+    grad = weight.grad.clone()
+    mark_sharding(weight, mesh, (None, "tp"))
+    post = weight.register_post_accumulate_grad_hook(lambda w: seen.append(("post", w)))
+    clear_sharding(weight)
+    assert type(weight) is nn.Parameter and weight.tag == ["mine"]
+    assert model.first.weight is weight and model.again.weight is weight
+    assert not hasattr(weight, "_local")
+    torch.testing.assert_close(weight.grad, grad)
+    for marks in (False, True, False):
         seen.clear()
+        if marks:
+            mark_sharding(weight, mesh, ("dp",))
+        else:
+            clear_sharding(weight)
+        weight.grad = None
         model(X).sum().backward()
-        assert not seen
-        frozen: Any = nn.Parameter(X.clone(), requires_grad=False)
-        mark_sharding(frozen, mesh, ("tp",))
-        assert type(clear_sharding(frozen)) is nn.Parameter and not frozen.requires_grad
-        own = nn.Parameter(weft.distribute_tensor(X, mesh, weft.P("dp")))
-        held = own.to_local().detach()
-        assert type(global_tensor(own)) is Tensor and type(own) is ShardTensor
-        clear_sharding(own)
-        assert type(own) is nn.Parameter and own.untyped_storage().nbytes() == X.nbytes
-        with torch.no_grad():
-            own.zero_()
-        assert held.abs().min() >= 0 and held.abs().max() > 0
-
-    weft.testing.run(on_rank, mesh=MESH)
+        assert [name for name, _ in seen] == ["hook", "post"]
+        assert type(seen[0][1]) is (ShardTensor if marks else Tensor)
+        torch.testing.assert_close(whole(seen[0][1]), grad)
+        assert seen[1][1] is weight
+    one.remove()
+    post.remove()
+    seen.clear()
+    model(X).sum().backward()
+    assert not seen
+    frozen: Any = nn.Parameter(X.clone(), requires_grad=False)
+    mark_sharding(frozen, mesh, ("tp",))
+    assert type(clear_sharding(frozen)) is nn.Parameter and not frozen.requires_grad
+    own = nn.Parameter(weft.distribute_tensor(X, mesh, weft.P("dp")))
+    held = own.to_local().detach()
+    assert type(global_tensor(own)) is Tensor and type(own) is ShardTensor
+    clear_sharding(own)
+    assert type(own) is nn.Parameter and own.untyped_storage().nbytes() == X.nbytes
+    with torch.no_grad():
+        own.zero_()
+    assert held.abs().min() >= 0 and held.abs().max() > 0
 
 
 def test_graphs_of_before_a_clear_are_refused() -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import weft
+from tests.harness import ranks
 from weft import LayoutError, MeshError, P, PlacementError, ShardTensor, ShardTypeError
 from weft.spmd import ShardedLoader, ShardingSpec
 
@@ -152,21 +153,19 @@ def test_a_stream_is_loaded_by_all() -> None:
         torch.testing.assert_close(found, list(X.split(8)))
 
 
-def test_spec_applies() -> None:
-    def on_rank(mesh: Any) -> None:
-        shapes = [(), (2,), (2, 3), (2, 3, 4), (2, 3, 4, 5)]
-        for spec in (("dp", None, "tp"), ("dp", "tp", None), (None, None, None)):
-            able = [ShardingSpec(mesh, spec).can_apply(torch.zeros(shape)) for shape in shapes]
-            assert able == [False, False, False, True, False]
-        able = [ShardingSpec(mesh, P("dp", "tp")).can_apply(torch.zeros(shape)) for shape in shapes]
-        assert able == [False, False, True, True, True]  # a P leaves dims out
-        for minibatch in (False, True):
-            spec = ShardingSpec(mesh, ("dp", None), minibatch)
-            with pytest.raises(PlacementError, match="has 2 entries, and the tensor 1 dims"):
-                spec.apply(X[:, 0])
-        assert ShardingSpec(mesh, ("dp",)).apply(X).spec == P("dp")
-
-    weft.testing.run(on_rank, mesh=MESH)
+@ranks(**MESH)
+def test_spec_applies(mesh: Any) -> None:
+    shapes = [(), (2,), (2, 3), (2, 3, 4), (2, 3, 4, 5)]
+    for spec in (("dp", None, "tp"), ("dp", "tp", None), (None, None, None)):
+        able = [ShardingSpec(mesh, spec).can_apply(torch.zeros(shape)) for shape in shapes]
+        assert able == [False, False, False, True, False]
+    able = [ShardingSpec(mesh, P("dp", "tp")).can_apply(torch.zeros(shape)) for shape in shapes]
+    assert able == [False, False, True, True, True]  # a P leaves dims out
+    for minibatch in (False, True):
+        spec = ShardingSpec(mesh, ("dp", None), minibatch)
+        with pytest.raises(PlacementError, match="has 2 entries, and the tensor 1 dims"):
+            spec.apply(X[:, 0])
+    assert ShardingSpec(mesh, ("dp",)).apply(X).spec == P("dp")
 
 
 @pytest.mark.parametrize(("spec", "kind"), [
@@ -183,7 +182,7 @@ def test_wrong_specs_are_found_in_the_constructor(spec: Any, kind: type[Exceptio
             ShardingSpec(mesh.abstract, spec)
         assert str(told.value) == str(of_value.value)
         with pytest.raises(ShardTypeError, match="is no mesh"):
-            ShardingSpec("dp", ("dp",))
+            ShardingSpec("dp", ("dp",))  # type: ignore[arg-type]
         return str(told.value)
 
     texts = weft.testing.run(on_rank, mesh=MESH)
@@ -192,11 +191,11 @@ def test_wrong_specs_are_found_in_the_constructor(spec: Any, kind: type[Exceptio
 
 @pytest.mark.parametrize(("spec", "kind", "said"), [
     ({"x": P("dp")}, LayoutError,
-     "ShardedLoader(spec=): the batch has the keys ['x', 'y'], the specs ['x']."),
+     "ShardedLoader(placements=): the batch has the keys ['x', 'y'], the specs ['x']."),
     ({"x": P("dp"), "y": P("dp"), "z": P()}, LayoutError,
-     "ShardedLoader(spec=): the batch has the keys ['x', 'y'], the specs ['x', 'y', 'z']."),
-    ([P("dp")], LayoutError, "ShardedLoader(spec=): the batch has dict parts"),
-    ("dp", ShardTypeError, "ShardedLoader(spec=): 'dp' is a str."),
+     "ShardedLoader(placements=): the batch has the keys ['x', 'y'], the specs ['x', 'y', 'z']."),
+    ([P("dp")], LayoutError, "ShardedLoader(placements=): the batch has dict parts"),
+    ("dp", ShardTypeError, "ShardedLoader(placements=): 'dp' is a str."),
 ])
 def test_bad_specs(spec: Any, kind: type[Exception], said: str) -> None:
     def on_rank(mesh: Any) -> str:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import weft
+from tests.harness import ranks
 from weft import LayoutError, P, Partial, Replicate, Shard, ShardTensor, WeftError
 from weft.core import Layout, Mesh
 
@@ -40,30 +41,26 @@ def test_chunks_of_any_length(axes: dict[str, int], rows: int) -> None:
 
 
 @pytest.mark.parametrize("sizes", ["chunk", "infer", {0: (4, 3)}], ids=str)
-def test_chunks_of_a_region(sizes: Any) -> None:
-    def on_rank(mesh: Any) -> None:
-        x = weft.distribute_tensor(numbers(7, 2), mesh, P("x"))
-        y = weft.local_map(
-            lambda a: a * 2, in_specs=P("x"), out_specs=P("x"), mesh=mesh, sizes=sizes)(x)
-        assert y.shape == (7, 2) and y.mean().item() == 13.0
-        assert torch.equal(y.full_tensor(), numbers(7, 2) * 2)
-
-    weft.testing.run(on_rank, mesh={"x": 2})
+@ranks(x=2)
+def test_chunks_of_a_region(mesh: Any, sizes: Any) -> None:
+    x = weft.distribute_tensor(numbers(7, 2), mesh, P("x"))
+    y = weft.local_map(
+        lambda a: a * 2, in_specs=P("x"), out_specs=P("x"), mesh=mesh, sizes=sizes)(x)
+    assert y.shape == (7, 2) and y.mean().item() == 13.0
+    assert torch.equal(y.full_tensor(), numbers(7, 2) * 2)
 
 
-def test_strides_are_those_that_the_blocks_show() -> None:
-    def on_rank(mesh: Any) -> None:
-        for whole in (numbers(7, 4, 3, 2).to(memory_format=torch.channels_last), numbers(4, 7).t()):
-            for sizes in ("infer", "chunk"):
-                local = block(mesh, whole, P("x"))
-                x = ShardTensor.from_local(local, mesh, P("x"), sizes=sizes)
-                assert x.stride() == whole.stride()
-                assert x.to_local().data_ptr() == local.data_ptr()  # of one row, too
-                assert torch.equal(x.full_tensor(), whole)
-        spread = torch.ones(3, 1).expand(3, 4)
-        assert ShardTensor.from_local(spread, mesh, P("x")).stride() == (4, 1)
-
-    weft.testing.run(on_rank, mesh={"x": 4})
+@ranks(x=4)
+def test_strides_are_those_that_the_blocks_show(mesh: Any) -> None:
+    for whole in (numbers(7, 4, 3, 2).to(memory_format=torch.channels_last), numbers(4, 7).t()):
+        for sizes in ("infer", "chunk"):
+            local = block(mesh, whole, P("x"))
+            x = ShardTensor.from_local(local, mesh, P("x"), sizes=sizes)
+            assert x.stride() == whole.stride()
+            assert x.to_local().data_ptr() == local.data_ptr()  # of one row, too
+            assert torch.equal(x.full_tensor(), whole)
+    spread = torch.ones(3, 1).expand(3, 4)
+    assert ShardTensor.from_local(spread, mesh, P("x")).stride() == (4, 1)
 
 
 def lists(mesh: Any) -> Any:
@@ -197,22 +194,20 @@ def test_what_is_said_and_cannot_be(fault: str) -> None:
         "Rule", "Offenders", "Fix"]
 
 
-def test_shapes_along_two_axes() -> None:
-    def on_rank(mesh: Any) -> None:
-        whole = numbers(7, 5)
-        local = block(mesh, whole, P("x", "y"), {0: (5, 2)})
-        mine = tuple(local.shape)
-        shapes = {0: [(5, mine[1]), (2, mine[1])], "y": [(mine[0], 3), (mine[0], 2)]}
-        x = ShardTensor.from_local(local, mesh, [Shard(0), Shard(1)], sharding_shapes=shapes)
-        assert torch.equal(x.full_tensor(), whole)
-        y = ShardTensor.from_local(
-            whole, mesh, [Replicate(), Replicate()], sharding_shapes={0: [(7, 5)] * 2})
-        assert y.shape == (7, 5)
-        with pytest.raises(LayoutError, match="dim 0 is cut by 2 axes, and needs sizes="):
-            ShardTensor.from_local(
-                torch.ones(2), mesh, P(("x", "y")), sharding_shapes={0: [(2,)] * 2, 1: [(2,)] * 2})
-
-    weft.testing.run(on_rank, mesh={"x": 2, "y": 2})
+@ranks(x=2, y=2)
+def test_shapes_along_two_axes(mesh: Any) -> None:
+    whole = numbers(7, 5)
+    local = block(mesh, whole, P("x", "y"), {0: (5, 2)})
+    mine = tuple(local.shape)
+    shapes = {0: [(5, mine[1]), (2, mine[1])], "y": [(mine[0], 3), (mine[0], 2)]}
+    x = ShardTensor.from_local(local, mesh, [Shard(0), Shard(1)], sharding_shapes=shapes)
+    assert torch.equal(x.full_tensor(), whole)
+    y = ShardTensor.from_local(
+        whole, mesh, [Replicate(), Replicate()], sharding_shapes={0: [(7, 5)] * 2})
+    assert y.shape == (7, 5)
+    with pytest.raises(LayoutError, match="dim 0 is cut by 2 axes, and needs sizes="):
+        ShardTensor.from_local(
+            torch.ones(2), mesh, P(("x", "y")), sharding_shapes={0: [(2,)] * 2, 1: [(2,)] * 2})
 
 
 def test_a_block_that_contradicts_is_told_to_all_where_ranks_are_compared() -> None:

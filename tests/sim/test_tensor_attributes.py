@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import weft
+from tests.harness import ranks
 from tests.sharded import WAYS, Make, agree
 from weft import Layout, LayoutError, P, ShardTensor
 
@@ -284,27 +285,23 @@ def test_wrong_gradients_are_refused(wrong: torch.Tensor, text: str) -> None:
         ]
 
 
-def test_layout_is_the_attribute_of_torch_and_sharding_the_layout() -> None:
-    def on_rank(mesh: Any) -> None:
-        x = weft.distribute_tensor(torch.arange(6.0), mesh, P("x"))
-        assert x.sharding == Layout(mesh, (6,), P("x")) and x.sharding != torch.strided
-        for one in (x, x + 1, x.detach().requires_grad_(), torch.nn.Parameter(x)):
-            assert one.layout is torch.strided and one.layout in {torch.strided}
-        made = torch.zeros(3, dtype=x.dtype, layout=x.layout, device=x.device)  # as models do
-        assert made.layout is torch.strided
-        assert x.new_zeros(3, layout=x.layout).layout is torch.strided
-        assert torch.zeros_like(x, layout=x.layout).sharding == x.sharding
-
-    weft.testing.run(on_rank, mesh={"x": 2})
+@ranks(x=2)
+def test_layout_is_the_attribute_of_torch_and_sharding_the_layout(mesh: Any) -> None:
+    x = weft.distribute_tensor(torch.arange(6.0), mesh, P("x"))
+    assert x.sharding == Layout(mesh, (6,), P("x")) and x.sharding != torch.strided
+    for one in (x, x + 1, x.detach().requires_grad_(), torch.nn.Parameter(x)):
+        assert one.layout is torch.strided and one.layout in {torch.strided}
+    made = torch.zeros(3, dtype=x.dtype, layout=x.layout, device=x.device)  # as models do
+    assert made.layout is torch.strided
+    assert x.new_zeros(3, layout=x.layout).layout is torch.strided
+    assert torch.zeros_like(x, layout=x.layout).sharding == x.sharding
 
 
-def test_where_the_memory_is_asks_for_nothing_to_be_gathered() -> None:
-    def on_rank(mesh: Any) -> None:
-        x = weft.distribute_tensor(torch.arange(6.0), mesh, P("x"))
-        with weft.strict():
-            assert not x.is_pinned()
-
-    weft.testing.run(on_rank, mesh={"x": 2})
+@ranks(x=2)
+def test_where_the_memory_is_asks_for_nothing_to_be_gathered(mesh: Any) -> None:
+    x = weft.distribute_tensor(torch.arange(6.0), mesh, P("x"))
+    with weft.strict():
+        assert not x.is_pinned()
 
 
 OPERATORS = (operator.add, operator.sub, operator.mul, operator.truediv, operator.and_,

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 import weft
+from tests.harness import ranks
 from weft import (
     Layout,
     LayoutError,
@@ -137,25 +138,23 @@ def test_gradients_reach_the_local_tensor() -> None:
 
 @pytest.mark.parametrize("computed", [False, True])
 @pytest.mark.parametrize("spec", [P(), P("x"), [Partial()]], ids=str)
-def test_what_leaves_without_grad_mode_is_plain(spec: Any, computed: bool) -> None:
-    def on_rank(mesh: Any) -> None:
-        local = torch.ones(2, 3, requires_grad=True)
-        x = ShardTensor.from_local(local, mesh, spec)
-        x = x * 2 if computed else x
-        for off in (torch.no_grad, torch.inference_mode):
-            with off():
-                outs = [x.to_local(), x.full_tensor(), x.redistribute(placements=P()),
-                        weft.spmd.enable_manual_sharding(x, P())]
-                if not isinstance(spec, list):
-                    outs.append(x.to_local(grad_placements=spec))
-            for out in outs:
-                assert not out.requires_grad and out.grad_fn is None
-        with torch.no_grad():
-            x.to_local().fill_(3.0)  # the memory is the tensor's
-        assert bool((x == 3).all()) == (not isinstance(spec, list))
-        assert x.to_local().requires_grad
-
-    weft.testing.run(on_rank, mesh={"x": 2})
+@ranks(x=2)
+def test_what_leaves_without_grad_mode_is_plain(mesh: Any, spec: Any, computed: bool) -> None:
+    local = torch.ones(2, 3, requires_grad=True)
+    x = ShardTensor.from_local(local, mesh, spec)
+    x = x * 2 if computed else x
+    for off in (torch.no_grad, torch.inference_mode):
+        with off():
+            outs = [x.to_local(), x.full_tensor(), x.redistribute(placements=P()),
+                    weft.spmd.enable_manual_sharding(x, P())]
+            if not isinstance(spec, list):
+                outs.append(x.to_local(grad_placements=spec))
+        for out in outs:
+            assert not out.requires_grad and out.grad_fn is None
+    with torch.no_grad():
+        x.to_local().fill_(3.0)  # the memory is the tensor's
+    assert bool((x == 3).all()) == (not isinstance(spec, list))
+    assert x.to_local().requires_grad
 
 
 def test_sync_takes_the_first_replica() -> None:
@@ -371,30 +370,30 @@ ROWS_OVER_B = [P("b"), P(None, "b"), (0, 5)]
 @pytest.mark.parametrize("cut", [*ROWS_OVER_B, P()], ids=str)
 @pytest.mark.parametrize("given", KINDS)
 @pytest.mark.parametrize("held", [None, "sum", "avg", "product"])
-def test_local_gradients_of_every_placement(held: str | None, given: str | None, cut: Any) -> None:
+@ranks(a=2, b=2)
+def test_local_gradients_of_every_placement(
+    mesh: Any, held: str | None, given: str | None, cut: Any
+) -> None:
     """Over `a` the local gradients are terms of one kind (None: replicas); over `b` shards."""
-    def on_rank(mesh: Any) -> None:
-        spec = P("b") if isinstance(cut, tuple) else cut
-        sizes = {0: cut} if isinstance(cut, tuple) else {}
-        whole = Layout(mesh, (5, 6), spec, sizes=sizes)
-        partial: Any = {"a": held} if held else None
-        terms = Layout(mesh, (5, 6), P(*spec.entries, partial=partial), sizes=sizes)
-        mine = weft.distribute_tensor(X, mesh, whole, src_data_rank=None).to_local()
-        x = ShardTensor.from_local(mine, mesh, terms).requires_grad_()
-        grads = P(*spec.entries, partial={"a": given} if given else None)
-        local = x.to_local(grad_placements=grads)
-        assert local.data_ptr() == mine.data_ptr() and local.shape == mine.shape
-        one, two = (torch.full_like(local, value) for value in (2.0, 6.0))
-        local.backward((one, two)[mesh.here[0]] if given else two)
-        due = {"sum": 8, "avg": 4, "max": 6, "min": 2, "product": 12, None: 6}[given]
-        if held == "product":
-            with pytest.raises(UnsupportedOpError):
-                _ = x.grad
-            return
-        assert x.grad.sharding == whole
-        assert x.grad.to_local().unique().tolist() in ([float(due)], [])
-
-    weft.testing.run(on_rank, mesh={"a": 2, "b": 2})
+    spec = P("b") if isinstance(cut, tuple) else cut
+    sizes = {0: cut} if isinstance(cut, tuple) else {}
+    whole = Layout(mesh, (5, 6), spec, sizes=sizes)
+    partial: Any = {"a": held} if held else None
+    terms = Layout(mesh, (5, 6), P(*spec.entries, partial=partial), sizes=sizes)
+    mine = weft.distribute_tensor(X, mesh, whole, src_data_rank=None).to_local()
+    x = ShardTensor.from_local(mine, mesh, terms).requires_grad_()
+    grads = P(*spec.entries, partial={"a": given} if given else None)
+    local = x.to_local(grad_placements=grads)
+    assert local.data_ptr() == mine.data_ptr() and local.shape == mine.shape
+    one, two = (torch.full_like(local, value) for value in (2.0, 6.0))
+    local.backward((one, two)[mesh.here[0]] if given else two)
+    due = {"sum": 8, "avg": 4, "max": 6, "min": 2, "product": 12, None: 6}[given]
+    if held == "product":
+        with pytest.raises(UnsupportedOpError):
+            _ = x.grad
+        return
+    assert x.grad.sharding == whole
+    assert x.grad.to_local().unique().tolist() in ([float(due)], [])
 
 
 def test_local_gradients_have_gradients() -> None:
@@ -413,15 +412,13 @@ def test_local_gradients_have_gradients() -> None:
         assert torch.allclose(first, 9 * X**2) and torch.allclose(second, 324 * X**3)
 
 
-def test_local_gradients_on_axes_of_one_rank_may_be_anything() -> None:
-    def on_rank(mesh: Any) -> None:
-        x = weft.distribute_tensor(X, mesh, P("x")).requires_grad_()
-        for one in (Replicate(), Partial("max"), Shard(1)):
-            x.grad = None
-            x.to_local(grad_placements=[Shard(0), one]).sum().backward()
-            assert x.grad.full_tensor().unique().tolist() == [1.0]
-
-    weft.testing.run(on_rank, mesh={"x": 2, "one": 1})
+@ranks(x=2, one=1)
+def test_local_gradients_on_axes_of_one_rank_may_be_anything(mesh: Any) -> None:
+    x = weft.distribute_tensor(X, mesh, P("x")).requires_grad_()
+    for one in (Replicate(), Partial("max"), Shard(1)):
+        x.grad = None
+        x.to_local(grad_placements=[Shard(0), one]).sum().backward()
+        assert x.grad.full_tensor().unique().tolist() == [1.0]
 
 
 @pytest.mark.parametrize("source", [0, 1, 3, None])
@@ -444,29 +441,27 @@ def test_distribute_tensor(source: int | None, spec: P | None) -> None:
     assert weft.testing.run(on_rank, mesh={"dp": 2, "tp": 2}) == [True] * 4
 
 
-def test_makers() -> None:
-    def on_rank(mesh: Any) -> None:
-        where: dict[str, Any] = {"mesh": mesh, "spec": P("x")}
-        for made, due in (
-            (weft.zeros(5, 6, **where), torch.zeros(5, 6)),
-            (weft.ones((5, 6), dtype=torch.int64, **where), torch.ones(5, 6, dtype=torch.int64)),
-            (weft.full((5,), 2.5, **where), torch.full((5,), 2.5)),
-            (weft.full(5, 7, **where), torch.full((5,), 7)),
-            (weft.full((5,), 3.0, mesh=mesh, spec=P(partial={"x": "sum"})), torch.full((5,), 3.0)),
-            (weft.arange(5, **where), torch.arange(5)),
-            (weft.arange(1, 10, 2, **where), torch.arange(1, 10, 2)),
-            (weft.arange(0.0, 1.0, 0.3, **where), torch.arange(0.0, 1.0, 0.3)),
-            (weft.zeros(0, 6, **where), torch.zeros(0, 6)),
-            (weft.zeros((), mesh=mesh), torch.zeros(())),
-        ):
-            full = made.full_tensor()
-            assert full.dtype == due.dtype and torch.equal(full, due)
-        assert weft.empty(5, 6, **where).shape == (5, 6)
-        assert weft.ones(5, requires_grad=True, **where).requires_grad
-        with mesh:
-            assert str(weft.zeros(4, spec=P("x")).sharding) == "[4@x]"
-
-    weft.testing.run(on_rank, mesh={"x": 3})
+@ranks(x=3)
+def test_makers(mesh: Any) -> None:
+    where: dict[str, Any] = {"mesh": mesh, "spec": P("x")}
+    for made, due in (
+        (weft.zeros(5, 6, **where), torch.zeros(5, 6)),
+        (weft.ones((5, 6), dtype=torch.int64, **where), torch.ones(5, 6, dtype=torch.int64)),
+        (weft.full((5,), 2.5, **where), torch.full((5,), 2.5)),
+        (weft.full(5, 7, **where), torch.full((5,), 7)),
+        (weft.full((5,), 3.0, mesh=mesh, spec=P(partial={"x": "sum"})), torch.full((5,), 3.0)),
+        (weft.arange(5, **where), torch.arange(5)),
+        (weft.arange(1, 10, 2, **where), torch.arange(1, 10, 2)),
+        (weft.arange(0.0, 1.0, 0.3, **where), torch.arange(0.0, 1.0, 0.3)),
+        (weft.zeros(0, 6, **where), torch.zeros(0, 6)),
+        (weft.zeros((), mesh=mesh), torch.zeros(())),
+    ):
+        full = made.full_tensor()
+        assert full.dtype == due.dtype and torch.equal(full, due)
+    assert weft.empty(5, 6, **where).shape == (5, 6)
+    assert weft.ones(5, requires_grad=True, **where).requires_grad
+    with mesh:
+        assert str(weft.zeros(4, spec=P("x")).sharding) == "[4@x]"
 
 
 def test_without_a_mesh_it_says_so() -> None:
@@ -535,15 +530,15 @@ LIKE: list[Callable[..., Any]] = [
 
 @pytest.mark.parametrize("like", LIKE)
 @pytest.mark.parametrize("grad", [False, True])
-def test_what_is_made_like_a_tensor_is_a_leaf(like: Callable[..., Any], grad: bool) -> None:
-    def on_rank(mesh: Any) -> None:
-        x = weft.ones(4, 5, mesh=mesh, spec=P("x")).requires_grad_(not grad)
-        for more in ({}, {"dtype": torch.float64}):
-            made = like(x, requires_grad=grad, **more)
-            assert made.requires_grad is grad and made.is_leaf and made.sharding == x.sharding
-            assert made.dtype is more.get("dtype", torch.float32)
-
-    weft.testing.run(on_rank, mesh={"x": 2})
+@ranks(x=2)
+def test_what_is_made_like_a_tensor_is_a_leaf(
+    mesh: Any, like: Callable[..., Any], grad: bool
+) -> None:
+    x = weft.ones(4, 5, mesh=mesh, spec=P("x")).requires_grad_(not grad)
+    for more in ({}, {"dtype": torch.float64}):
+        made = like(x, requires_grad=grad, **more)
+        assert made.requires_grad is grad and made.is_leaf and made.sharding == x.sharding
+        assert made.dtype is more.get("dtype", torch.float32)
 
 
 def test_memory_that_was_read_from_a_file() -> None:
@@ -562,16 +557,14 @@ def test_memory_that_was_read_from_a_file() -> None:
     weft.testing.run(on_rank, mesh={"x": 2})
 
 
-def test_what_befalls_the_tensor_does_not_befall_the_local_one() -> None:
-    def on_rank(mesh: Any) -> None:
-        local = torch.ones(2)
-        x = ShardTensor.from_local(local, mesh, [Shard(0)]).requires_grad_()
-        (x * x).sum().backward()
-        assert not local.requires_grad and local.grad is None
-        leaf = torch.ones(2, requires_grad=True)
-        y = ShardTensor.from_local(leaf, mesh, [Shard(0)])
-        assert y.requires_grad and not y.is_leaf
-        (3 * y).sum().backward()
-        assert torch.equal(leaf.grad, torch.full((2,), 3.0))  # type: ignore
-
-    weft.testing.run(on_rank, mesh={"x": 2})
+@ranks(x=2)
+def test_what_befalls_the_tensor_does_not_befall_the_local_one(mesh: Any) -> None:
+    local = torch.ones(2)
+    x = ShardTensor.from_local(local, mesh, [Shard(0)]).requires_grad_()
+    (x * x).sum().backward()
+    assert not local.requires_grad and local.grad is None
+    leaf = torch.ones(2, requires_grad=True)
+    y = ShardTensor.from_local(leaf, mesh, [Shard(0)])
+    assert y.requires_grad and not y.is_leaf
+    (3 * y).sum().backward()
+    assert torch.equal(leaf.grad, torch.full((2,), 3.0))  # type: ignore

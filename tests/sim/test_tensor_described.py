@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import weft
+from tests.harness import ranks
 from tests.memory_order import disagreement
 from weft import (
     LayoutError,
@@ -170,15 +171,13 @@ def test_no_tensor(call: str, what: Any) -> None:
 
 
 @pytest.mark.parametrize("source", ["0", None, 1.0, True])
-def test_a_source_that_is_no_rank(source: Any) -> None:
-    def on_rank(mesh: Any) -> None:
+@ranks(**MESH)
+def test_a_source_that_is_no_rank(mesh: Any, source: Any) -> None:
+    with pytest.raises(ShardTypeError, match="is of type"):
+        weft.scatter_tensor(torch.ones(2), source, mesh, P())
+    if source is not None:
         with pytest.raises(ShardTypeError, match="is of type"):
-            weft.scatter_tensor(torch.ones(2), source, mesh, P())
-        if source is not None:
-            with pytest.raises(ShardTypeError, match="is of type"):
-                weft.distribute_tensor(torch.ones(2), mesh, P(), src_data_rank=source)
-
-    weft.testing.run(on_rank, mesh=MESH)
+            weft.distribute_tensor(torch.ones(2), mesh, P(), src_data_rank=source)
 
 
 def test_a_distributed_source() -> None:

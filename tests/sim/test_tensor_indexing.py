@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import weft
+from tests.harness import ranks
 from tests.sharded import ALONE, WAYS, Make, agree
 from weft import P
 
@@ -125,10 +126,8 @@ def test_as_plain_tensors(program: Any, way: str) -> None:
 
 
 @pytest.mark.parametrize("index", [5, -6, 2**63 - 1])
-def test_select_scatter_outside_raises(index: int) -> None:
-    def on_rank(mesh: Any) -> None:
-        x = weft.distribute_tensor(torch.zeros(5, 6), mesh, P("x"))
-        with pytest.raises(IndexError, match="out of range for tensor of size"):
-            x.select_scatter(torch.ones(6), 0, index)
-
-    weft.testing.run(on_rank, mesh={"x": 2})
+@ranks(x=2)
+def test_select_scatter_outside_raises(mesh: Any, index: int) -> None:
+    x = weft.distribute_tensor(torch.zeros(5, 6), mesh, P("x"))
+    with pytest.raises(IndexError, match="out of range for tensor of size"):
+        x.select_scatter(torch.ones(6), 0, index)

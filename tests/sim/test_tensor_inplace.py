@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import weft
+from tests.harness import ranks
 from tests.sharded import WAYS, Make, agree
 from weft import P
 
@@ -208,18 +209,16 @@ def test_blocks_of_shards_of_one_row(name: str) -> None:
 
 @pytest.mark.parametrize("spec", [P("a", "b"), P(None, "a"), P("b")], ids=str)
 @pytest.mark.parametrize("shape", [(5, 7), (7, 5), (1, 3), (0, 3)])
-def test_a_diagonal_is_filled_where_it_lies(shape: tuple[int, int], spec: P) -> None:
-    def fn(mesh: Any) -> None:
-        for dtype, number in ((torch.float64, 2.5), (torch.int64, 7), (torch.complex64, 2.5)):
-            full = torch.arange(1, shape[0] * shape[1] + 1).view(shape).to(dtype)
-            x = weft.distribute_tensor(full, mesh, spec)
-            layout = x.sharding
-            with weft.strict():  # nothing moves
-                assert x.fill_diagonal_(number) is x and x.sharding == layout
-            assert torch.equal(x.full_tensor(), full.clone().fill_diagonal_(number))
-        y = torch.ones(shape, dtype=torch.float64)
-        x = weft.distribute_tensor(y, mesh, spec).requires_grad_()
-        (x * 2).fill_diagonal_(1).sum().backward()
-        assert torch.equal(x.grad.full_tensor(), (y * 2).fill_diagonal_(0))
-
-    weft.testing.run(fn, 4, {"a": 2, "b": 2})
+@ranks(a=2, b=2)
+def test_a_diagonal_is_filled_where_it_lies(mesh: Any, shape: tuple[int, int], spec: P) -> None:
+    for dtype, number in ((torch.float64, 2.5), (torch.int64, 7), (torch.complex64, 2.5)):
+        full = torch.arange(1, shape[0] * shape[1] + 1).view(shape).to(dtype)
+        x = weft.distribute_tensor(full, mesh, spec)
+        layout = x.sharding
+        with weft.strict():  # nothing moves
+            assert x.fill_diagonal_(number) is x and x.sharding == layout
+        assert torch.equal(x.full_tensor(), full.clone().fill_diagonal_(number))
+    y = torch.ones(shape, dtype=torch.float64)
+    x = weft.distribute_tensor(y, mesh, spec).requires_grad_()
+    (x * 2).fill_diagonal_(1).sum().backward()
+    assert torch.equal(x.grad.full_tensor(), (y * 2).fill_diagonal_(0))

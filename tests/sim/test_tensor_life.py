@@ -183,21 +183,6 @@ def data_in_another_layout_with_hooks(make: Make) -> Any:
     return [x.grad, w.grad, len(seen), sum(one.sum() for one in seen)]
 
 
-def functions_of_elements(make: Make) -> Any:
-    x, y, row = make(X, False), make(X + 1, False), make(X[0], False)
-    x.apply_(lambda a: a * 2)
-    x.map_(y, lambda a, b: a + b)
-    x.map_(row, lambda a, b: a - b)
-    x.map2_(y, x, lambda a, b, c: a + b * c)  # type: ignore[attr-defined]
-    plain = X.clone()
-    plain.map_(y, lambda a, b: a * b)
-    return [x, plain, x[1:3].apply_(lambda a: a + 1), x]
-
-
-def functions_of_elements_with_gradient(make: Make) -> Any:
-    make(X, False).map_(make(X), lambda a, b: a + b)
-
-
 def loading(make: Make) -> Any:
     there, seen = Layer(make), []
     plain = {"weight": X * 2, "bias": V * 3, "seen": X * 4, "count": torch.arange(6) * 5}
@@ -336,8 +321,7 @@ PROGRAMS = [
     old_types, old_type_that_is_none, deepcopies_together, set_to_another, module_to_twice, loading,
     loading_another_shape, loading_by_swap, containers, parametrized, weight_norms, vectors,
     clipping, swapping, optimizer_states, weak_references, split_at_a_tensor,
-    data_in_another_layout, data_in_another_layout_with_hooks, functions_of_elements,
-    functions_of_elements_with_gradient,
+    data_in_another_layout, data_in_another_layout_with_hooks,
 ]
 
 
@@ -476,7 +460,7 @@ def test_a_hook_outlives_its_tensor() -> None:
         ("storage_offset", lambda x: x[1:].storage_offset(), "memory layout"),
         ("storage_type", lambda x: x.storage_type(), "memory layout"),
         ("to_dlpack", torch.utils.dlpack.to_dlpack, "memory layout"),
-        ("trace", lambda x: torch.jit.trace(lambda x: x * 2, x), "a trace records"),
+        ("trace", lambda x: torch.jit.trace(lambda x: x * 2, x), "works on plain tensors"),
     ],
     ids=lambda value: value if isinstance(value, str) and " " not in value else None,
 )

@@ -52,6 +52,15 @@ def test_strict_names_the_redistribute() -> None:
     assert [first[0], first[3]] == [again[0], again[3]]
 
 
+def test_strict_lets_a_kernel_be_that_sends_nothing() -> None:
+    def program(x: Any) -> Any:
+        index = weft.distribute_tensor(torch.tensor([4, 0]), x.device_mesh, P())
+        with weft.strict():
+            return torch.nn.functional.embedding(index, x).sharding
+
+    assert [str(one) for one in on_two(program)] == ["[2, 6] partial(sum@x)"] * 2
+
+
 def test_strict_names_plain_operands() -> None:
     def program(x: Any) -> Any:
         x * torch.ones(6)
@@ -138,9 +147,9 @@ def test_explain_lists_forward_and_backward() -> None:
 
     facts, lines, reasons, text, nbytes = on_two(program)[0]
     assert facts == [
-        ("aten.sub.Tensor", "P(max)->I on x", ("x",), "AllReduce", 24, "forward"),
-        ("aten.div.Tensor", "P(sum)->R on x", ("x",), "AllReduce", 24, "forward"),
-        ("aten.div.Tensor", "P(sum)->R on x", ("x",), "AllReduce", 24, "backward"),
+        ("aten.softmax.int", "P(max)->R", ("x",), "AllReduce", 24, "forward"),
+        ("aten.softmax.int", "P(sum)->R", ("x",), "AllReduce", 24, "forward"),
+        ("aten.softmax.int", "P(sum)->R", ("x",), "AllReduce", 24, "backward"),
         ("aten.matmul.default", "P(sum)->I on x", ("x",), "AllReduce", 144, "backward"),
         ("backward", "P(sum)->I on x", ("x",), "AllReduce", 8, "backward"),
         ("redistribute", "S(0)->S(1) on x", ("x",), "Exchange", 48, "forward"),

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import weft
+from tests.harness import ranks
 from tests.sharded import WAYS, Make, agree
 from weft import P, UnsupportedOpError
 
@@ -113,13 +114,11 @@ def test_a_target_keeps_its_layout_and_shape() -> None:
         torch.testing.assert_close(full, X * 2)
 
 
-def test_indices_and_truth_values_have_no_gradient_to_refuse() -> None:
-    def on_rank(mesh: Any) -> None:
-        x = weft.ones(4, 5, mesh=mesh, spec=P("x")).requires_grad_()
-        places = torch.zeros(4, dtype=torch.int64)
-        torch.argmax(x, 1, out=places)
-        assert places.tolist() == [0] * 4
-        with pytest.raises(RuntimeError, match="automatic differentiation"):
-            torch.add(x, 1, out=torch.empty(4, 5))
-
-    weft.testing.run(on_rank, mesh={"x": 2})
+@ranks(x=2)
+def test_indices_and_truth_values_have_no_gradient_to_refuse(mesh: Any) -> None:
+    x = weft.ones(4, 5, mesh=mesh, spec=P("x")).requires_grad_()
+    places = torch.zeros(4, dtype=torch.int64)
+    torch.argmax(x, 1, out=places)
+    assert places.tolist() == [0] * 4
+    with pytest.raises(RuntimeError, match="automatic differentiation"):
+        torch.add(x, 1, out=torch.empty(4, 5))

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import weft
+from tests.harness import ranks
 from tests.sharded import WAYS, Make, agree, layout_for
 from weft import P, UnsupportedOpError
 
@@ -297,21 +298,19 @@ def test_refused_clearly(program: Any, spec: P) -> None:
     assert [line.split(":")[0].strip() for line in first[1:]] == ["Rule", "Offenders", "Fix"]
 
 
-def test_strict_mode_leaves_the_tensor_as_it_is() -> None:
-    def on_rank(mesh: Any) -> None:
-        x = weft.distribute_tensor(ROW, mesh, P("x"))
-        with weft.strict(), pytest.raises(weft.StrictError):
-            x.squeeze_(0)
-        assert x.shape == (1, 6) and x.sharding.spec == P("x") and x._version == 0
-        with weft.strict():
-            x.t_().unsqueeze_(0)
-            assert x.shape == (1, 6, 1) and x.sharding.spec == P(None, None, "x")
-        y = weft.distribute_tensor(ROW, mesh, P("x"))
-        y.squeeze_(0)
-        with weft.strict():  # what has moved need not move again
-            torch.testing.assert_close((y * 2).full_tensor(), ROW[0] * 2)
-
-    weft.testing.run(on_rank, mesh={"x": 2})
+@ranks(x=2)
+def test_strict_mode_leaves_the_tensor_as_it_is(mesh: Any) -> None:
+    x = weft.distribute_tensor(ROW, mesh, P("x"))
+    with weft.strict(), pytest.raises(weft.StrictError):
+        x.squeeze_(0)
+    assert x.shape == (1, 6) and x.sharding.spec == P("x") and x._version == 0
+    with weft.strict():
+        x.t_().unsqueeze_(0)
+        assert x.shape == (1, 6, 1) and x.sharding.spec == P(None, None, "x")
+    y = weft.distribute_tensor(ROW, mesh, P("x"))
+    y.squeeze_(0)
+    with weft.strict():  # what has moved need not move again
+        torch.testing.assert_close((y * 2).full_tensor(), ROW[0] * 2)
 
 
 def test_ranks_outside_the_mesh() -> None:

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 import weft
+from tests.harness import ranks
 from tests.sharded import WAYS, Make, agree
 from weft import P, UnsupportedOpError
 
@@ -66,13 +67,11 @@ def test_exact(name: str, place: str) -> None:
 @QUIET
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("name", REFUSED)
-def test_refused(name: str, place: str) -> None:
-    def on_rank(mesh: Any) -> None:
-        x = weft.distribute_tensor(X, mesh, PLACES[place]).requires_grad_()
-        with pytest.raises(UnsupportedOpError, match="dense"):
-            REFUSED[name](x)
-
-    weft.testing.run(on_rank, mesh={"x": 2})
+@ranks(x=2)
+def test_refused(mesh: Any, name: str, place: str) -> None:
+    x = weft.distribute_tensor(X, mesh, PLACES[place]).requires_grad_()
+    with pytest.raises(UnsupportedOpError, match="dense"):
+        REFUSED[name](x)
 
 
 QUANTIZED: dict[str, Callable[[Any, Any], Any]] = {

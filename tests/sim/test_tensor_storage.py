@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import weft
+from tests.harness import ranks
 from weft import Layout, P, ShardTensor, spmd
 from weft.transport.transition import Transition
 
@@ -195,28 +196,26 @@ def test_a_file_has_the_block_alone(grad: bool) -> None:
 
 
 @pytest.mark.parametrize("to", [P(), P("a"), P(("a", "b"))], ids=str)
-def test_results_are_values(to: P) -> None:
+@ranks(**MESH)
+def test_results_are_values(mesh: Any, to: P) -> None:
     """A write to either is not seen by the other, and copies no more than the block."""
-    def on_rank(mesh: Any) -> None:
-        x = weft.distribute_tensor(full(), mesh, P())
-        plain = full()
-        y = x.redistribute(placements=to)
-        marks = spmd.mark_sharding(x, mesh, to)
-        blocks = spmd.enable_manual_sharding(plain, to, mesh=mesh)
-        y.add_(1)
-        blocks.add_(1)
-        if to != P():
-            marks.add_(1)
-            assert torch.equal(marks.full_tensor(), full() + 1)
-        assert torch.equal(y.full_tensor(), full() + 1)
-        assert torch.equal(x.full_tensor(), full()) and torch.equal(plain, full())
-        for one in (y, blocks):
-            memory, own = held(one)
-            assert memory == own
-        x.sub_(1)
-        assert torch.equal(y.full_tensor(), full() + 1)
-
-    weft.testing.run(on_rank, mesh=MESH)
+    x = weft.distribute_tensor(full(), mesh, P())
+    plain = full()
+    y = x.redistribute(placements=to)
+    marks = spmd.mark_sharding(x, mesh, to)
+    blocks = spmd.enable_manual_sharding(plain, to, mesh=mesh)
+    y.add_(1)
+    blocks.add_(1)
+    if to != P():
+        marks.add_(1)
+        assert torch.equal(marks.full_tensor(), full() + 1)
+    assert torch.equal(y.full_tensor(), full() + 1)
+    assert torch.equal(x.full_tensor(), full()) and torch.equal(plain, full())
+    for one in (y, blocks):
+        memory, own = held(one)
+        assert memory == own
+    x.sub_(1)
+    assert torch.equal(y.full_tensor(), full() + 1)
 
 
 @pytest.mark.parametrize("lent", [False, True])
@@ -227,9 +226,9 @@ def test_what_a_graph_keeps(lent: bool) -> None:
         move = Transition(mesh, Layout(mesh, SHAPE, P()), Layout(mesh, SHAPE, P(("a", "b"))))
         leaf = full(True)
         with torch.no_grad():
-            unrecorded = move(full(), lent=lent)
-        outs = [unrecorded, move(full(), lent=lent), move(leaf, lent=lent),
-                move(leaf + 1, lent=lent)]
+            unrecorded = move(full(), read_only_use=lent)
+        outs = [unrecorded, move(full(), read_only_use=lent), move(leaf, read_only_use=lent),
+                move(leaf + 1, read_only_use=lent)]
         assert all(torch.equal(one, outs[0]) for one in outs[:3]) and outs[3].requires_grad
         return [held(one)[0] for one in outs]
 
@@ -238,17 +237,15 @@ def test_what_a_graph_keeps(lent: bool) -> None:
 
 
 @pytest.mark.parametrize("of_leaf", [False, True])
-def test_a_write_to_what_an_op_has_read_is_found(of_leaf: bool) -> None:
-    def on_rank(mesh: Any) -> None:
-        move = Transition(mesh, Layout(mesh, SHAPE, P()), Layout(mesh, SHAPE, P(("a", "b"))))
-        x = full(True) if of_leaf else full(True) + 1
-        y = move(x, lent=True).square()
-        with torch.no_grad():
-            x.add_(1)
-        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-            y.sum().backward()
-
-    weft.testing.run(on_rank, mesh=MESH)
+@ranks(**MESH)
+def test_a_write_to_what_an_op_has_read_is_found(mesh: Any, of_leaf: bool) -> None:
+    move = Transition(mesh, Layout(mesh, SHAPE, P()), Layout(mesh, SHAPE, P(("a", "b"))))
+    x = full(True) if of_leaf else full(True) + 1
+    y = move(x, read_only_use=True).square()
+    with torch.no_grad():
+        x.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
 
 
 def test_a_rank_outside_the_mesh_holds_nothing() -> None:

@@ -8,8 +8,9 @@ import sys
 from typing import Any
 
 import pytest
+import torch
 
-from weft.tensor.takeover import give_back, take_over
+from weft.tensor.takeover import give_back, replace, take_over
 
 PROGRAM = """
 import torch
@@ -90,6 +91,58 @@ def test_a_method_with_a_cell_of_its_class() -> None:
     assert bound(3) == Base.whoami(3) == ("taken", (Base, 3, True))
     give_back(Base.__dict__["whoami"].__func__, twin)
     assert bound(3) == (Base, 3, True)
+
+
+class Kinds:
+    def method(self, x: int) -> Any:
+        return "method", x
+
+    @classmethod
+    def of_class(cls, x: int) -> Any:
+        return cls, x
+
+    @staticmethod
+    def static(x: int) -> Any:
+        return "static", x
+
+
+class InC(list):  # type: ignore[type-arg]
+    """Its methods are written in C."""
+
+
+class Data(torch.Tensor):
+    """Its attributes are written in C."""
+
+
+def answer(original: Any, *args: Any) -> Any:
+    return "instead", original(*args)
+
+
+def test_every_kind_of_function_is_replaced() -> None:
+    known = Kinds().method, Kinds.of_class, Kinds.static  # before
+    for name in ("method", "of_class", "static"):
+        replace(Kinds, name, answer)
+    assert [one(3) for one in known] == [
+        ("instead", ("method", 3)), ("instead", (Kinds, 3)), ("instead", ("static", 3)),
+    ]
+    replace(InC, "count", answer)
+    assert InC([1, 1]).count(1) == ("instead", 2) and [1, 1].count(1) == 2
+
+
+def test_an_attribute_in_c_is_replaced_where_it_is_assigned_to() -> None:
+    given = []
+
+    def assign(original: Any, tensor: Any, value: Any) -> None:
+        given.append(value)
+        original(tensor, value)
+
+    replace(Data, "data", assign)
+    x, value = torch.ones(3).as_subclass(Data), torch.zeros(3)
+    x.data = value
+    assert given[0] is value and not x.data.any()
+    y = torch.ones(3)
+    y.data = value
+    assert len(given) == 1
 
 
 def test_frames_can_be_looked_at() -> None:

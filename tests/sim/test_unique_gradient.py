@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import weft
+from tests.harness import ranks
 from weft import P
 
 CALLS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -21,15 +22,13 @@ CALLS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_there_is_no_gradient(name: str) -> None:
-    def on_rank(mesh: Any) -> None:
-        full = torch.arange(8.0, dtype=torch.float64).reshape(4, 2)
-        x = weft.distribute_tensor(full, mesh, P("x"), src_data_rank=None).requires_grad_()
-        out = CALLS[name](x)
-        assert out.requires_grad and out.shape == CALLS[name](full).shape
-        with pytest.raises((RuntimeError, NotImplementedError), match="derivative"):
-            out.sum().backward()
-        with torch.no_grad():
-            assert not CALLS[name](x).requires_grad
-
-    weft.testing.run(on_rank, mesh={"x": 2})
+@ranks(x=2)
+def test_there_is_no_gradient(mesh: Any, name: str) -> None:
+    full = torch.arange(8.0, dtype=torch.float64).reshape(4, 2)
+    x = weft.distribute_tensor(full, mesh, P("x"), src_data_rank=None).requires_grad_()
+    out = CALLS[name](x)
+    assert out.requires_grad and out.shape == CALLS[name](full).shape
+    with pytest.raises((RuntimeError, NotImplementedError), match="derivative"):
+        out.sum().backward()
+    with torch.no_grad():
+        assert not CALLS[name](x).requires_grad

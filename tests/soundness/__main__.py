@@ -14,7 +14,8 @@ import click
 from tests.soundness.calls import entries
 from tests.soundness.journal import Checked, Journal
 from tests.soundness.judge import of_entry
-from weft.rules.table import DECISIONS, RULES
+from weft.ops import BOOK
+from weft.rules.factors import packet
 
 
 @click.command()
@@ -43,7 +44,7 @@ def main(
             book.add(one)
     checked = [it for it in book.checked()
                if it.entry in wanted and (it.most, it.every) == (most, every)]
-    _report(checked, known={*RULES, *DECISIONS}, all_of_them=not only)
+    _report(checked, known=set(map(packet, BOOK)), all_of_them=not only)
     left = len(wanted) - len(checked)
     if left:
         click.echo(f"the time is over; {left} of {len(wanted)} entries are left: run again")

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from tests.sweep.samples import Sample, aliases_of, database, samples_of
+from weft.ops import find
 from weft.rules.factors import packet
-from weft.rules.table import DECISIONS, RULES
 from weft.tensor.trace.calls import facts
-from weft.tensor.trace.capture import capture, meta_like, slots_of
-from weft.tensor.trace.trees import fill, flatten
+from weft.tensor.trace.capture import capture, meta_like
+from weft.tensor.trace.trees import fill, flatten, slots_of
 
 __all__ = ["AtenCall", "calls_of"]
 
@@ -80,7 +80,7 @@ def _within(sample: Sample) -> Iterator[AtenCall]:
             name = packet(about.functional)
             if any(one.is_meta for one in flatten((args, kwargs))):
                 return
-            if slots and (name in RULES or name in DECISIONS):
+            if slots and find(about.functional) is not None:
                 yield AtenCall(name, op.overload, args, kwargs)
             try:
                 with torch.no_grad():

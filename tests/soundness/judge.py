@@ -5,15 +5,18 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from tests.soundness.calls import AtenCall, calls_of
 from tests.soundness.journal import Checked
+from weft.core import Layout, Mesh
+from weft.ops import rule_of
 from weft.own.check import BruteForce
 from weft.own.trials import Trial
 from weft.rules import Call, Rule, TensorArg
-from weft.rules.table import RULES
+from weft.tensor.trace.calls import call_of
 
 __all__ = ["faults", "of_entry"]
 
@@ -23,12 +26,14 @@ class _OfTable:
     """A rule of the table, for one call."""
 
     name: str
-    op: str
+    overload: Any
 
     def bind(self, call: Call, results_known: bool) -> tuple[Rule, tuple[TensorArg, ...]]:
         """The rule; one that asks for nothing where cuts decide, or an algorithm serves."""
-        rule = RULES[self.op](call) if self.op in RULES else None
-        if rule is None or len(rule.operands) != len(call.tensors):
+        call = call_of(self.overload, call.args, dict(call.kwargs), call.results)
+        mesh = Mesh({"x": 1})
+        rule = rule_of(call, [Layout.replicated(mesh, one.shape) for one in call.tensors])
+        if not isinstance(rule, Rule) or len(rule.operands) != len(call.tensors):
             rule = Rule((None,) * len(call.tensors), ((),) * len(call.results), {})
         return rule, call.results
 
@@ -51,7 +56,7 @@ def faults(call: AtenCall, every: int = 1) -> list[str]:
 
 def _tried(call: AtenCall, every: int) -> tuple[int, list[str]]:
     """In how many ways the call was tried, and its faults."""
-    rule = _OfTable(str(call.overload), call.op)
+    rule = _OfTable(str(call.overload), call.overload)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

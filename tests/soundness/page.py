@@ -1,111 +1,159 @@
-"""`docs/ops.md`: what the tables say of each op. `python -m tests.soundness.page` writes it."""
+"""`docs/ops.md`: the book of ops, printed. `python -m tests.soundness.page` writes it."""
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import pkgutil
 import textwrap
 from collections import defaultdict
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 
+import weft.ops
+from tests.cases.bounds import BOUNDS
 from tests.cases.named import MADE_WHOLE, by_name
 from tests.soundness.calls import AtenCall, calls_of, entries
 from tests.sweep.samples import database
-from weft import ops
-from weft.rules import Call, Rule, TensorArg
-from weft.rules.factors import packet
-from weft.rules.table import DECISIONS, RULES
-from weft.tensor.trace.calls import dtype_text
-from weft.tensor.trace.capture import map_tensors
-from weft.tensor.trace.trees import flatten
+from weft.rules import Call, Entry, Rule, RuleText, TensorArg
+from weft.tensor.trace.calls import call_of, dtype_text, facts
+from weft.tensor.trace.trees import flatten, map_tensors
 
 __all__ = ["PAGE", "page"]
 
 PAGE = Path(__file__).parents[2] / "docs" / "ops.md"
 
-_HEAD = """# What each op asks of its operands
+_HEAD = """# The book of ops
 
-Printed from the tables by `tests/soundness/page.py` (`python -m tests.soundness.page`).
+What each op asks of its operands, and what it moves. Printed from the entries of `weft.ops` by
+`python -m tests.soundness.page`; a test compares.
 
-A rule is written over *factors*, the index ranges that dims are made of. A mesh axis that cuts a
-factor costs by where the factor stands:
+A rule is a string over *factors*, the index ranges that dims are made of. What a mesh axis costs
+that shards a factor follows from where the factor stands:
 
-| in the rule | a cut of this factor | costs |
+| in the rule | an axis that shards this factor | costs |
 |---|---|---|
-| `b` on both sides of the arrow | stays: results are cut alike, ragged blocks included | nothing |
-| `k` on the left alone, or `k:max` | leaves terms, P(sum) or P(max), reduced when used | \
+| `b` on both sides of the arrow | stays: the results are sharded alike, ragged shards included | \
+nothing |
+| `k` on the left alone, or `k:max` | leaves partial values, P(sum) or P(max), reduced when used | \
 the result's bytes, once |
-| `s!` | is undone first: the op needs the dim whole | the operand's bytes over this axis |
-| `(h d)` | of a dim made of several; the first one can be cut | as the factor |
+| `s~` | stays: the op's kernel finishes what the shards give | a few numbers per row |
+| `s~:sum` | stays: the kernel leaves partial values | the result's bytes, once |
+| `s!` | is gathered first: the op needs the dim whole | the operand's bytes over this axis |
+| `(h d)` | of a dim made of several; the first one can be sharded | as the factor |
+| `s>0` | keeps no shard empty | a few rows, where one was |
 
-"Passes terms" names the operands that may stay P(sum) (or any kind, where elements only move), each
-set all together. In a backward, the same holds of the gradients: torch's own formulas run on local
-tensors. The rules are shown for one call; other shapes and arguments may say more or less.
+`...` stands for leading dims, which broadcast; `[x]` for an operand that may be absent, `{x}` for a
+list. `along` names the argument that says which dims the factor beside `...` is; `linear` the
+operands (from 0) in which the op is linear, each alone or together: there partial sums pass. With
+`moves`, elements only change places, and partial values of every kind pass. A rule in italics is
+that of one call, where a function of the arguments gives it; "by layouts" means that data or the
+operands' layouts decide.
+
+In a backward the same holds of the gradients: torch's own formulas run on the local tensors.
+"Received" is what the rank that gets most receives in the example of `tests/cases/bounds.py`,
+forward and backward: 4,096 float64 on 4 ranks in one line, or in 8 rows that are sharded along.
 """
+
+_TABLE = ["| op | rule | what the kernel or the composition does | received |", "|---|---|---|---|"]
 
 
 def page() -> str:
     """The page as it should be."""
     examples = _examples()
-    lines = [_HEAD, "## By a rule", ""]
-    lines += ["| op | the rule of a call | passes terms |", "|---|---|---|"]
-    for name in sorted(set(RULES) & set(examples)):
-        rule = RULES[name](_call(examples[name]))
-        if rule is not None and name not in _algorithms():
-            lines.append(f"| `{_short(name)}` | `{_text(rule)}` | {_linear(rule)} |")
-    lines += ["", "## By an algorithm", "",
-              "Where a dim that a rule would need whole is cut, these do better. Any dim of the "
-              "operands may be cut, except where a line says which.", "",
-              "| op | how |", "|---|---|"]
-    lines += [f"| `{_short(name)}` | {said} |" for name, said in sorted(_algorithms().items())]
-    lines += ["", "## By the operands' cuts", "",
-              "Which rule serves follows from how the operands are cut; what is sliced, split or "
-              "joined in a cut dim has ragged blocks and moves nothing.", "",
-              " ".join(f"`{_short(name)}`" for name in sorted(DECISIONS))]
-    lines += ["", "## What makes a dim whole", "", _whole_of_all(), ""]
+    lines = [_HEAD]
+    for module in _pages():
+        title = module.__name__.rpartition(".")[2].replace("_", " ")
+        said = " ".join(inspect.cleandoc(module.__doc__ or "").split("\n\n")[0].split())
+        lines += [f"## {title[0].upper()}{title[1:]}", "", *textwrap.wrap(said, 100), "", *_TABLE]
+        found: dict[int, Entry] = {id(entry): entry for entry in module.PAGE.values()}
+        rows = [_row(entry, examples) for entry in found.values()]
+        lines += [*sorted(rows), ""]
+    lines += ["## What makes a dim whole", "", _whole_of_all(), ""]
     lines += [f"- `{name.split(': ')[1]}`: {why}" for name, why in MADE_WHOLE.items()]
-    lines += ["", "## No call in torch's database of operators", "",
-              " ".join(f"`{_short(name)}`" for name in sorted(
-                  set(RULES) - set(examples) - set(_algorithms()))), ""]
-    return "\n".join(lines)
+    return "\n".join(lines) + "\n"
+
+
+def _pages() -> list[ModuleType]:
+    """The modules of `weft.ops` that are pages of the book, by name."""
+    names = [one.name for one in pkgutil.walk_packages(weft.ops.__path__, "weft.ops.")]
+    modules = map(importlib.import_module, sorted(names))
+    return [one for one in modules if hasattr(one, "PAGE")]
+
+
+def _row(entry: Entry, examples: dict[str, AtenCall]) -> str:
+    names = " ".join(f"`{name}`" for name in entry.names)
+    rules = "<br>".join(_rule(each, entry, examples) for each in entry.rules)
+    if entry.layouts is not None:
+        rules = f"{rules}<br>by layouts" if rules else "by layouts"
+    does = [_said(one) for one in (entry.kernel, entry.compose, entry.layouts) if one is not None]
+    return f"| {names} | {rules} | {'. '.join(does)} | {_received(entry)} |"
+
+
+def _rule(each: RuleText, entry: Entry, examples: dict[str, AtenCall]) -> str:
+    """The strings of a rule and its options; the rule of one call where a function gives them."""
+    strings = [f"`{text}`" for text in each.texts if isinstance(text, str)]
+    if len(strings) < len(each.texts):
+        calls = [_call(examples[name]) for name in map("aten.{}".format, entry.names)
+                 if name in examples]
+        found = next(filter(None, (each.bind(call, []) for call in calls)), None)
+        said = next(_said(text) for text in each.texts if not isinstance(text, str))
+        strings.append((said or "a function of the call") if found is None else f"*{_text(found)}*")
+    options = []
+    if each.along is not None:
+        along = each.along if isinstance(each.along, str) else getattr(each.along, "name", "")
+        options.append(f"along `{along}`" if along else "along dims of the call")
+    if each.linear:
+        sets = ["+".join(map(str, members)) for members in each.linear]
+        options.append(f"linear {', '.join(sets)}")
+    if each.moves:
+        options.append("moves")
+    return ", ".join([" or ".join(strings), *options])
+
+
+def _said(function: Any) -> str:
+    """What a function says of itself: the first paragraph of its docstring."""
+    said = " ".join(inspect.cleandoc(function.__doc__ or "").split("\n\n")[0].split())
+    return said.rstrip(".").replace("|", "\\|")
+
+
+_BYTES = {bound.name: bound.nbytes for bound in BOUNDS}
+
+
+def _received(entry: Entry) -> str:
+    """Bytes received in the example of one of the names."""
+    for name in entry.names:
+        nbytes = _BYTES.get(name.split(".")[0])
+        for layout in ("line", "columns"):
+            if nbytes is not None and layout in nbytes:
+                there, back = nbytes[layout]
+                return f"{there:,} and {back:,} ({layout})"
+    return ""
 
 
 def _whole_of_all() -> str:
     """How many of the named calls make no dim whole that they do not need whole."""
     names = by_name()
     lines = (
-        f"Of {len(names)} calls of ops by name (`tests/cases/named.py`, on 8 ranks, with a cut in "
-        f"each dim that the op does not need whole) {len(names) - len(MADE_WHOLE)} bring no rank "
+        f"Of {len(names)} calls of ops by name (`tests/cases/named.py`, on 8 ranks, each dim "
+        f"sharded that the op does not need whole) {len(names) - len(MADE_WHOLE)} bring no rank "
         f"half of its operand or more, forward or backward. These do:"
     )
     return "\n".join(textwrap.wrap(lines, 100))
 
 
-def _algorithms() -> dict[str, str]:
-    """Op -> what the one that answers for it says of itself: its docstring's first paragraph."""
-    found: dict[str, list[str]] = defaultdict(list)
-    for name, lookup in ops.TABLE.items():
-        said = " ".join(inspect.cleandoc(lookup.__doc__ or "").split("\n\n")[0].split())
-        assert said, f"{name}: a lookup without a docstring"
-        if (text := said.rstrip(".")) not in found[packet(name)]:
-            found[packet(name)].append(text)
-    return {name: ". ".join(texts) for name, texts in found.items()}
-
-
-def _short(name: str) -> str:
-    return name.removeprefix("aten.")
-
-
 def _examples() -> dict[str, AtenCall]:
-    """Per op of the table, the call that shows most of it."""
+    """Per op of the book, and per overload, the call that shows most of it."""
     met: dict[str, list[AtenCall]] = defaultdict(list)
     for entry in entries():
         known = database()[entry].supported_dtypes("cpu")
         dtype = torch.float64 if torch.float64 in known else torch.int64
         for call in calls_of(entry, dtype, 4):
             met[call.op].append(call)
+            met[facts(call.overload).functional].append(call)
     return {op: max(calls, key=_worth) for op, calls in met.items()}
 
 
@@ -127,37 +175,30 @@ def _call(given: AtenCall) -> Call:
         out = flatten(given.overload(*given.args, **given.kwargs))
     results = tuple(TensorArg(tuple(one.shape), dtype_text(one.dtype)) for one in out)
     args, kwargs = map_tensors(lambda one: arg[id(one)], (given.args, given.kwargs))
-    return Call(str(given.overload), args, kwargs, results)
-
-
-_LETTERS = {f"d{dim}": letter for dim, letter in enumerate("abcdefgh")}
+    return call_of(given.overload, args, kwargs, results)
 
 
 def _text(rule: Rule) -> str:
-    """The rule as a factor string."""
-    given = [", ".join("any" if dims is None else _tensor(rule, dims) for dims in rule.operands)]
-    return f"{given[0]} -> {', '.join(_tensor(rule, dims, False) for dims in rule.results)}"
+    """The rule of one call as a factor string."""
+    given = ", ".join("any" if dims is None else _tensor(rule, at, dims)
+                      for at, dims in enumerate(rule.operands))
+    return f"{given} -> {', '.join(_tensor(rule, None, dims) for dims in rule.results)}"
 
 
-def _tensor(rule: Rule, dims: Any, marked: bool = True) -> str:
+def _tensor(rule: Rule, operand: int | None, dims: Any) -> str:
     words = []
     for factors in dims:
-        names = [_factor(rule, name, marked) for name in factors]
+        names = [_factor(rule, operand, name) for name in factors]
         words.append("1" if not names else names[0] if len(names) == 1 else f"({' '.join(names)})")
     return " ".join(words) or "()"
 
 
-def _factor(rule: Rule, name: str, marked: bool) -> str:
-    short = _LETTERS.get(name, name)
-    if not marked:
-        return short
-    kind = rule.reduce.get(name, "sum")
-    return short + "!" * (name in rule.whole) + (f":{kind}" if kind != "sum" else "")
-
-
-def _linear(rule: Rule) -> str:
-    sets = "; ".join(" and ".join(map(str, members)) for members in rule.linear)
-    return f"{sets}{' (any kind)' if sets and rule.moves else ''}"
+def _factor(rule: Rule, operand: int | None, name: str) -> str:
+    if operand is None:
+        return name
+    kind, is_finished = rule.reduce.get(name), (operand, name) in rule.finish
+    marks = ">0" * (name in rule.nonempty) + "!" * (name in rule.whole) + "~" * is_finished
+    return name + marks + (f":{kind}" if kind and (kind != "sum" or is_finished) else "")
 
 
 if __name__ == "__main__":

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import random
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -100,7 +104,7 @@ def samples_of(
     grad = entry.supports_autograd and dtype in entry.supported_backward_dtypes("cpu")
     grad = grad and variant != "out"  # which torch differentiates nothing by
     torch.manual_seed(0)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _briefly():
         warnings.simplefilter("ignore")
         found = list(entry.sample_inputs("cpu", dtype, requires_grad=grad))
     usable, unusable = [], []
@@ -116,6 +120,32 @@ def samples_of(
         yield dataclasses.replace(
             usable[place], adds=not is_pointwise(name), num_calls=1 + (variant == "out")
         )
+
+
+@contextlib.contextmanager
+def _briefly() -> Iterator[None]:
+    """The database's samples, and its random numbers, without what takes it most of its time.
+
+    Before each sample it reads the call stack for a unittest, and notes its seed, with the stack,
+    for each kind of accelerator that is not there.
+    """
+    from torch.testing._internal import common_utils  # noqa: PLC0415 it takes seconds
+    from torch.testing._internal.opinfo import core  # noqa: PLC0415
+
+    def seed(value: int) -> None:
+        torch.default_generator.manual_seed(value)
+        random.seed(value)
+        np.random.seed(value)
+
+    def no_unittest() -> None:
+        return None
+
+    with (
+        patch.object(common_utils, "extract_test_fn", no_unittest),
+        patch.object(core, "extract_test_fn", no_unittest),
+        patch.object(common_utils, "set_rng_seed", seed),
+    ):
+        yield
 
 
 def is_pointwise(name: str) -> bool:

@@ -1,1 +1,1 @@
-"""The command line: `weft demo`, `weft run`, `weft bench`."""
+"""The command line: `weft show`, `plan` and `run`, and the way to `demo` and `bench`."""

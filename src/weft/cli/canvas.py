@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, assert_never
 
 from weft.cli.terminal import RefusedError
+from weft.drawing import Label, Rect, Scene, Stroke
 from weft.errors import message
-from weft.show import Label, Rect, Scene, Stroke
 
 __all__ = ["new_figure", "write_png"]
 

@@ -1,4 +1,4 @@
-"""Local ranks through torch's own launcher."""
+"""Local ranks of `weft run`, as a program starts them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 __all__ = ["RanksFailed", "environment", "events", "is_rank", "launch_command"]
@@ -17,16 +17,9 @@ class RanksFailed(Exception):
     """The ranks ended with an error; the text is what they wrote."""
 
 
-def launch_command(num_ranks: int, program: Sequence[str]) -> list[str]:
-    """The command that runs `program` (a script, or "-m" and a module, then arguments) as ranks.
-
-    It is torchrun's, by this interpreter: a port of its own, and an end with an error for all
-    ranks when one dies.
-    """
-    return [
-        sys.executable, "-m", "torch.distributed.run", "--standalone",
-        f"--nproc-per-node={num_ranks}", *program,
-    ]
+def launch_command(num_ranks: int, script: str, *arguments: str) -> list[str]:
+    """The command that runs a script as ranks: `weft run`, by this interpreter."""
+    return [sys.executable, "-m", "weft", "run", "-n", str(num_ranks), script, *arguments]
 
 
 def is_rank() -> bool:
@@ -39,16 +32,21 @@ def environment() -> dict[str, str]:
     return {"OMP_NUM_THREADS": "1", **os.environ}
 
 
-def events(num_ranks: int, program: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Run `program` as ranks; what they write to standard output, one JSON object per line.
+def events(num_ranks: int, script: str, asked: Any) -> Iterator[dict[str, Any]]:
+    """Run `script` as ranks; what they write to standard output, one JSON object per line.
+
+    Its one argument is `asked` as JSON. It can import what this process can.
 
     Raises:
         RanksFailed: one of them failed, or died.
     """
     with (
         tempfile.TemporaryFile("w+") as errors,
-        subprocess.Popen(launch_command(num_ranks, program), env=environment(),
-                         stdout=subprocess.PIPE, stderr=errors, text=True) as ranks,
+        subprocess.Popen(
+            launch_command(num_ranks, script, json.dumps(asked)), text=True,
+            env={**environment(), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            stdout=subprocess.PIPE, stderr=errors,
+        ) as ranks,
     ):
         assert ranks.stdout is not None
         try:

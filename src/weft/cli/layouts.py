@@ -12,10 +12,10 @@ from weft.cli.terminal import RefusedError, explained, print_drawing, width
 from weft.core import Layout, Mesh
 from weft.core.dtypes import dtype_name
 from weft.core.parse import parse_mesh, parse_ranks, parse_shape, parse_sizes, read_layout
+from weft.drawing import Drawing, rank_lines
+from weft.drawing import show as draw
 from weft.errors import message
 from weft.planner import plan as make_plan
-from weft.show import Drawing, rank_lines
-from weft.show import show as draw
 
 __all__ = ["plan", "show"]
 

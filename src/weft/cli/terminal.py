@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import functools
+import importlib
+import os
 import shutil
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
 
+from weft.drawing import Drawing, Line
 from weft.errors import WeftError
-from weft.show import Drawing, Line
-
-try:
-    from rich.console import Console
-    from rich.text import Text
-except ImportError:  # without it the text is the same, without colours
-    Console = Text = None
 
 __all__ = ["RefusedError", "coloured", "explained", "print_drawing", "width"]
 
@@ -52,19 +49,31 @@ def width() -> int:
 
 def print_drawing(drawing: Drawing) -> None:
     """The drawing on standard output, each block in its colour if that is a terminal."""
-    if Console is None or Text is None or not Console().is_terminal:
+    console = _console()
+    if console is None or not console.is_terminal:
         click.echo(drawing)
-        return
-    Console().print(coloured(drawing.coloured), highlight=False, soft_wrap=True)
+    else:
+        console.print(coloured(drawing.coloured), highlight=False, soft_wrap=True)
+
+
+def _console() -> Any:
+    """A console of rich, whose import takes longer than a drawing; None without need or rich."""
+    forced = os.environ.get("FORCE_COLOR") or os.environ.get("TTY_COMPATIBLE")
+    if not forced and not sys.stdout.isatty():
+        return None
+    try:
+        return importlib.import_module("rich.console").Console()
+    except ImportError:  # the text is the same, without colours
+        return None
 
 
 def coloured(lines: Sequence[Line]) -> Any:
     """Lines of a drawing as a text of rich, which must be installed."""
-    assert Text is not None
+    rich = importlib.import_module("rich.text")
     out = []
     for line in lines:
-        text = Text(end="")
+        text = rich.Text(end="")
         for part, ground in line:
             text.append(part, f"#000000 on {ground}" if ground else None)
         out.append(text)
-    return Text("\n").join(out)
+    return rich.Text("\n").join(out)

@@ -1,7 +1,7 @@
 """Communication: one interface, three bodies (process groups, simulated, recording)."""
 
-from weft.comm.asking import PROCESS, PROVIDER, Ask
 from weft.comm.bound_mesh import BoundMesh, World, live_meshes
+from weft.comm.collective_call import PROCESS, PROVIDER, CollectiveCall
 from weft.comm.communicator import Communicator, Finish
 from weft.comm.global_state import CARRIED
 from weft.comm.hybrid import hybrid_mesh, hybrid_ranks
@@ -19,7 +19,7 @@ from weft.comm.simulated import run_simulated
 from weft.comm.source import source_line, user_frame
 
 __all__ = [
-    "CARRIED", "PROCESS", "PROVIDER", "Ask", "BoundMesh", "Communicator", "Finish",
+    "CARRIED", "PROCESS", "PROVIDER", "CollectiveCall", "BoundMesh", "Communicator", "Finish",
     "Recorded", "World", "as_bound_mesh", "check_kind", "current_mesh", "get_global_mesh",
     "hybrid_mesh", "hybrid_ranks", "init_mesh", "live_meshes", "recorded", "recording_mesh",
     "run_simulated",

@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from weft.comm.asking import FIX, RULE, Ask, lines, timeout, told_apart, who
+from weft.comm.collective_call import FIX, RULE, CollectiveCall, lines, timeout, told_apart, who
 from weft.comm.global_state import GlobalState
 from weft.comm.shared import note_on
 from weft.errors import CommunicationError, message
@@ -259,7 +259,7 @@ class Baton:
     def _disagreement(self) -> str:
         """Who waits where, when all that have not ended wait."""
         waits = {runner.rank: runner.waits[1] for runner in self.runners if runner.waits}
-        asks = {rank: what for rank, what in waits.items() if isinstance(what, Ask)}
+        asks = {rank: what for rank, what in waits.items() if isinstance(what, CollectiveCall)}
         waits.update(zip(asks, told_apart([*asks.values()])))
         whose = [
             (rank, runner.ended or f"waits at {waits[rank]}{waits[rank].reason}")

@@ -18,7 +18,7 @@ from typing import Any, Self
 import torch
 from torch.distributed import device_mesh
 
-from weft.comm.asking import PROCESS, Ask, Switch
+from weft.comm.collective_call import PROCESS, CollectiveCall, Switch
 from weft.comm.communicator import Alone, Communicator
 from weft.core import AxisName, Mesh
 from weft.errors import MeshError, message
@@ -68,7 +68,7 @@ class World(ABC):
     def stopped(self, why: str) -> None:  # noqa: B027
         """Tell ranks that will wait for this one in vain why it does not come."""
 
-    def call_roll(self, ask: Ask) -> str:
+    def call_roll(self, ask: CollectiveCall) -> str:
         """Compare what `ask.ranks` ask for, in debug mode; the error to raise on all, or ""."""
         return ""
 

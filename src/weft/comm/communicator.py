@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.comm.asking import PROCESS, Ask
+from weft.comm.collective_call import PROCESS, CollectiveCall
 from weft.comm.reduction import check_kind
 from weft.core import AxisName
 from weft.errors import CommunicationError
@@ -235,12 +235,12 @@ class Communicator(ABC):
             CommunicationError: on all of them, when they ask for different things.
         """
         if self.size > 1:
-            ask = Ask(op, self.axes, self.ranks, facts, send=send, recv=recv)
+            ask = CollectiveCall(op, self.axes, self.ranks, facts, send=send, recv=recv)
             said = self._roll_call(ask.by_now())
             if said:
                 raise CommunicationError(said)
 
-    def _roll_call(self, ask: Ask) -> str:
+    def _roll_call(self, ask: CollectiveCall) -> str:
         """The error of ranks that do not agree, the same on all of them, or ""."""
         return ""
 

@@ -13,11 +13,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from weft.comm.asking import Ask, lines, timeout
+from weft.comm.collective_call import CollectiveCall, lines, timeout
 from weft.comm.communicator import Communicator, Wait
-from weft.comm.lent import lend
+from weft.comm.debug_compare import DebugCompare
+from weft.comm.pending_buffers import lend
 from weft.comm.point_to_point import UnderWay
-from weft.comm.roll_call import RollCall
 from weft.comm.source import source_line
 from weft.core import AxisName
 from weft.errors import CommunicationError, message
@@ -35,7 +35,7 @@ class GroupCalls(Communicator):
     group: dist.ProcessGroup | None
 
     def __init__(
-        self, group: dist.ProcessGroup, ranks: tuple[int, ...], roll: RollCall,
+        self, group: dist.ProcessGroup, ranks: tuple[int, ...], roll: DebugCompare,
         under_way: UnderWay, axes: tuple[AxisName, ...], device: torch.device,
     ) -> None:
         super().__init__(ranks, ranks.index(roll.rank), axes, device)
@@ -45,7 +45,7 @@ class GroupCalls(Communicator):
         self.in_order = self.places == tuple(range(self.size))
         self.lends = device.type == "cpu"  # there, a backend works on threads of the process
 
-    def _roll_call(self, ask: Ask) -> str:
+    def _roll_call(self, ask: CollectiveCall) -> str:
         return self.roll.call(ask, timeout().total_seconds())
 
     def _start(self, op: str, call: Callable[..., Any], *args: Any) -> Wait:
@@ -129,7 +129,7 @@ def _ended(op: str, where: str) -> CommunicationError:
 
 
 def gave_up(
-    op: str, where: str, error: RuntimeError, roll: RollCall, ranks: Sequence[int]
+    op: str, where: str, error: RuntimeError, roll: DebugCompare, ranks: Sequence[int]
 ) -> CommunicationError:
     """The error of a rank whose peers did not come."""
     reason = str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else "no reason"

@@ -15,12 +15,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from weft.comm.asking import timeout
 from weft.comm.bound_mesh import BoundMesh, Rows, World, innermost_mesh
+from weft.comm.collective_call import timeout
 from weft.comm.communicator import Communicator
 from weft.comm.process_world import backend_for, process_world
 from weft.comm.simulated import current_simulated_world
 from weft.core import AxisName, Mesh, P, is_placements
+from weft.core.arguments import MeshLike
 from weft.errors import MeshError, ShardTypeError, message
 
 __all__ = [
@@ -111,11 +112,14 @@ def _named(axes: Any, names: Sequence[str]) -> dict[str, int]:
     return dict(zip(names, sizes))
 
 
-def as_bound_mesh(mesh: Any = None, call: str = "device_mesh") -> BoundMesh:
+def as_bound_mesh(mesh: MeshLike | None = None, call: str = "device_mesh") -> BoundMesh:
     """The bound mesh that a public call was given: one of ours, a value, or torch's DeviceMesh.
 
     None is that of the innermost `with mesh:`, else the global one (`set_global_mesh`). A value is
     the mesh of that value on this rank, bound when there is none yet.
+
+    Args:
+        mesh: what the call was given. call: how an error names the call's argument.
 
     Raises:
         MeshError: None without a default mesh. ShardTypeError: no mesh.
@@ -167,10 +171,13 @@ def _holder() -> Any:
     return current_simulated_world() or _process
 
 
-def set_global_mesh(mesh: Any) -> None:
+def set_global_mesh(mesh: MeshLike | None) -> None:
     """Make this the mesh of all calls that are given none, where no `with mesh:` is around them.
 
     It is the process's, in all of its threads; each simulated rank has its own. None takes it away.
+
+    Args:
+        mesh: a mesh, weft's, torch_xla's or torch's.
     """
     _holder().global_mesh = mesh
 

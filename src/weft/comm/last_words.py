@@ -18,7 +18,7 @@ import threading
 from types import FrameType
 from typing import Any
 
-from weft.comm.asking import RULE
+from weft.comm.collective_call import RULE
 from weft.comm.source import source_line, user_frame
 from weft.errors import message
 

@@ -27,10 +27,10 @@ from weft.comm.communicator import (
     as_bytes,
     nothing_to_wait_for,
 )
+from weft.comm.debug_compare import DebugCompare
 from weft.comm.group_calls import GroupCalls, backend_of
 from weft.comm.point_to_point import Started, UnderWay
 from weft.comm.reduction import reduce_terms
-from weft.comm.roll_call import RollCall
 from weft.core import AxisName, balanced_cuts
 
 __all__ = ["ProcessCommunicator"]
@@ -98,7 +98,7 @@ class ProcessCommunicator(GroupCalls):
     __slots__ = ("exact", "native")
 
     def __init__(
-        self, group: dist.ProcessGroup, ranks: tuple[int, ...], roll: RollCall,
+        self, group: dist.ProcessGroup, ranks: tuple[int, ...], roll: DebugCompare,
         under_way: UnderWay, axes: tuple[AxisName, ...], device: torch.device,
     ) -> None:
         super().__init__(group, ranks, roll, under_way, axes, device)

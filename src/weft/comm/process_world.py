@@ -18,15 +18,15 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
 
-from weft.comm.asking import Ask, timeout
 from weft.comm.bound_mesh import BoundMesh, Rows, World
+from weft.comm.collective_call import CollectiveCall, timeout
 from weft.comm.communicator import Communicator
+from weft.comm.debug_compare import DebugCompare
 from weft.comm.group_calls import backend_of, gave_up
 from weft.comm.last_words import prepare
-from weft.comm.lent import settle
+from weft.comm.pending_buffers import settle
 from weft.comm.point_to_point import UnderWay
 from weft.comm.process_group import ProcessCommunicator
-from weft.comm.roll_call import RollCall
 from weft.core import AxisName, Mesh, as_mesh
 from weft.errors import CommunicationError, MeshError, message
 
@@ -49,7 +49,7 @@ class ProcessWorld(World):
     def __init__(self) -> None:
         super().__init__(dist.get_rank(), dist.get_world_size())
         self.default = dist.group.WORLD
-        self.roll = RollCall(self.rank)
+        self.roll = DebugCompare(self.rank)
         prepare(self.rank)
         self.under_way = UnderWay()
         self._groups: dict[tuple[str, frozenset[int]], dist.ProcessGroup] = {}
@@ -64,7 +64,7 @@ class ProcessWorld(World):
         self._comms.add(comm)
         return comm
 
-    def call_roll(self, ask: Ask) -> str:
+    def call_roll(self, ask: CollectiveCall) -> str:
         return self.roll.call(ask, timeout().total_seconds())
 
     def stopped(self, why: str) -> None:
@@ -121,7 +121,7 @@ class ProcessWorld(World):
     def _agree(self, ranks: tuple[int, ...], names: tuple[AxisName, ...]) -> None:
         """In debug mode: all that have to make a group make one."""
         if self.debug.on:
-            ask = Ask("new_group", names, ranks, ())
+            ask = CollectiveCall("new_group", names, ranks, ())
             said = self.call_roll(ask.by_now())
             if said:
                 raise CommunicationError(said)

@@ -1,9 +1,9 @@
 """n ranks in this process: communicators whose data meets under a baton.
 
-What ranks meet for is an `Ask`: those that ask for other ops or facts, or at another place of the
-program, never meet, and the baton says so. (The splits of an all-to-all are compared where they
-meet.) In debug mode the ranks of a group meet before each collective, whatever they ask for, and
-compare.
+What ranks meet for is a `CollectiveCall`: those that ask for other ops or facts, or at another
+place of the program, never meet, and the baton says so. (The splits of an all-to-all are compared
+where they meet.) In debug mode the ranks of a group meet before each collective, whatever they ask
+for, and compare.
 
 What a rank takes away from a meeting is always fresh memory, computed by the last to arrive
 while the others wait, so that no rank sees another one's later writes. Reductions are those of
@@ -23,17 +23,17 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from weft.comm.asking import (
+from weft.comm.baton import Baton, Finish, Runner, current_runner
+from weft.comm.bound_mesh import BoundMesh, Rows, World
+from weft.comm.collective_call import (
     PROCESS,
-    Ask,
+    CollectiveCall,
     Switch,
     agree,
     digest,
     disagreement,
     pairs_that_differ,
 )
-from weft.comm.baton import Baton, Finish, Runner, current_runner
-from weft.comm.bound_mesh import BoundMesh, Rows, World
 from weft.comm.communicator import Communicator
 from weft.comm.reduction import reduce_terms
 from weft.comm.source import point
@@ -51,7 +51,7 @@ _num_modes: Any = torch._C._len_torch_dispatch_stack  # type: ignore[attr-define
 class _RollCall:
     """What ranks that compare what they ask for meet at: any of them is equal to any other."""
 
-    ask: Ask = field(compare=False)
+    ask: CollectiveCall = field(compare=False)
 
     def __str__(self) -> str:
         return f"the comparison before {self.ask}"
@@ -70,8 +70,8 @@ class SimulatedWorld(World):
         super().__init__(runner.rank, len(baton.runners))
         self.baton, self.runner, self.debug = baton, runner, Switch(debug)
 
-    def call_roll(self, ask: Ask) -> str:
-        def finish(asks: list[Ask]) -> list[str]:
+    def call_roll(self, ask: CollectiveCall) -> str:
+        def finish(asks: list[CollectiveCall]) -> list[str]:
             same = agree(digest(ask, rank) for ask, rank in zip(asks, ask.ranks))
             return ["" if same else disagreement(asks, ask.ranks)] * len(asks)
 
@@ -96,11 +96,11 @@ class SimulatedCommunicator(Communicator):
         super().__init__(ranks, ranks.index(world.rank), axes, device)
         self.world, self.debug = world, world.debug
 
-    def _roll_call(self, ask: Ask) -> str:
+    def _roll_call(self, ask: CollectiveCall) -> str:
         return self.world.call_roll(ask)
 
     def _meet(self, op: str, facts: tuple[Hashable, ...], deposit: Any, finish: Finish) -> Any:
-        what = Ask(op, self.axes, self.ranks, facts, point())
+        what = CollectiveCall(op, self.axes, self.ranks, facts, point())
         world = self.world
         if _num_modes():  # one rank computes for all: none of its own TorchDispatchModes is to see
             finish = _unwatched(finish)
@@ -198,6 +198,11 @@ def run_simulated(
     needs. Ranks that the mesh does not hold get it with `here` None. Each rank starts from the
     caller's default dtype and generator state, which are untouched afterwards, and in debug mode if
     the caller is.
+
+    Args:
+        fn: what each rank does, in a thread of its own; one of them runs at a time.
+        num_ranks: how many. mesh: a map axis -> size, sizes alone, or a mesh value.
+        device_type: where local tensors live.
 
     Raises:
         MeshError: the mesh needs more ranks. ShardTypeError: fn is a coroutine function.

@@ -7,10 +7,11 @@ is understood as well.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from weft.errors import LayoutError, message
 
-__all__ = ["carries", "dtype_name", "dtype_text", "itemsize"]
+__all__ = ["carries", "check_carries", "dtype_name", "dtype_text", "itemsize"]
 
 _BOOL, _INTEGER, _FLOAT, _COMPLEX = "bool", "integer", "float", "complex"
 
@@ -45,6 +46,26 @@ def carries(kind: str, dtype: str) -> bool:
     if kind == "sum" and _name(dtype) == "float8_e8m0fnu":
         return False  # powers of two alone: it has no zero for the other terms
     return match is not None and match.lastgroup in _CARRIED_BY[kind]
+
+
+def check_carries(what: str, kinds: Mapping[str, str], dtype: str) -> None:
+    """Refuse kinds, by what they are called in the error, that a dtype cannot carry exactly.
+
+    Raises:
+        LayoutError: some of them; `what` names the value in question.
+    """
+    wrong = [name for name, kind in kinds.items() if not carries(kind, dtype)]
+    if not wrong:
+        return
+    sums = carries("sum", dtype)
+    raise LayoutError(
+        message(what, f"{len(wrong)} partial axes cannot carry {dtype}",
+                "avg is for floats and complex, max and min for all but complex, band, "
+                "bor and bxor for integers and bools, and and or for bools" if sums
+                else "a term of a sum may be zero, which this dtype lacks", wrong,
+                'Partial("sum") carries every dtype; or convert the tensor first' if sums
+                else "x.float() first")
+    )
 
 
 def dtype_text(dtype: str) -> str:

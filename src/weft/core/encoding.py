@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from weft.core.cuts import NAMED_CUTS, cuts_from_sizes
 from weft.core.integers import integers
@@ -95,9 +95,9 @@ def _decode_spec(mesh: Mesh, ndim: int, spec: P) -> Decoded:
 
 
 def _decode_placements(mesh: Mesh, ndim: int, placements: Any) -> Decoded:
-    if isinstance(placements, (str, int)) or not isinstance(placements, Sequence):
-        placements = (placements,)
-    given = [as_placement(placement) for placement in placements]
+    lone = isinstance(placements, (str, int)) or not isinstance(placements, Sequence)
+    listed = cast(Sequence[Any], (placements,) if lone else placements)
+    given = [as_placement(placement) for placement in listed]
     if len(given) != mesh.ndim:
         fix: list[Placement] = [*given, *[Replicate()] * mesh.ndim][: mesh.ndim]
         raise PlacementError(
@@ -116,8 +116,10 @@ def _decode_placements(mesh: Mesh, ndim: int, placements: Any) -> Decoded:
                 axes.insert(_strided_place(mesh, axes, axis, strided), axis)
             case Partial(kind):
                 partial[axis] = kind
+            case _:
+                pass
     _check_kinds(mesh, partial)
-    strided = tuple(given) if any(map(is_torch_strided, placements)) else ()
+    strided = tuple(given) if any(map(is_torch_strided, listed)) else ()
     return Decoded(
         tuple(map(tuple, dims)), _explicit_sizes(mesh, dims, given), tuple(partial), strided
     )
@@ -194,7 +196,8 @@ def check_sizes(
         )
     wrong: list[str] = []
     cuts: list[tuple[int, ...] | None] = [None] * len(shape)
-    for dim, given in [*(placed or {}).items(), *sizes.items()]:
+    asked = cast(Mapping[Any, Any], sizes)
+    for dim, given in [*(placed or {}).items(), *asked.items()]:
         if not isinstance(dim, int) or not -len(shape) <= dim < len(shape):
             wrong.append(f"dim {dim!r} of a tensor of {len(shape)} dims")
             continue
@@ -294,7 +297,7 @@ def text(
     partial: Sequence[str | None],
 ) -> str:
     """`[8@dp, 16@(tp,sp)] partial(sum@cp)`; explicit sizes follow their axes in braces."""
-    shown = []
+    shown: list[str] = []
     for dim, (length, axes) in enumerate(zip(shape, dims)):
         names = ",".join(str(mesh.axis_names[axis]) for axis in axes)
         cut = f"@({names})" if len(axes) > 1 else f"@{names}" if axes else ""

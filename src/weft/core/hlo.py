@@ -197,7 +197,7 @@ def _wrong_devices(match: re.Match[str], mesh: Mesh) -> list[str]:
 
 def _matched(text: str, call: str) -> re.Match[str] | None:
     # The parts of an op-sharding string; None of a replicated one.
-    if not isinstance(text, str):
+    if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ShardTypeError(
             message(call, f"{text!r} is a {type(text).__name__}", "an op-sharding is given by its "
                     "string", [repr(text)], '"{devices=[2,4]<=[8]}"')
@@ -278,7 +278,8 @@ def _axes_of_tiles(
 
 def _axes_of_digit(mesh: Mesh, size: int, stride: int) -> list[int] | None:
     # A digit covers the strides [stride, stride * size): the axes that fill this range exactly.
-    axes, top = [], size * stride
+    axes: list[int] = []
+    top = size * stride
     for axis, (length, step) in enumerate(zip(mesh.axis_sizes, mesh.axis_strides)):
         if length > 1 and length * step == top > stride:
             axes.append(axis)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from operator import index
-from typing import Any
+from typing import Any, cast
 
-from weft.errors import ShardTypeError, message
+from weft.errors import LayoutError, ShardTypeError, message
 
-__all__ = ["integers"]
+__all__ = ["integers", "lengths_of", "listed"]
 
 
 def integers(values: Any, call: str, what: str, fix: str) -> tuple[int, ...]:
@@ -22,18 +22,40 @@ def integers(values: Any, call: str, what: str, fix: str) -> tuple[int, ...]:
             message(call, f"{values!r}, of type {type(values).__name__}, is no sequence",
                     f"{what} are given as a sequence of whole numbers", [repr(values)], fix)
         )
-    values = tuple(values)
+    given = tuple(cast(Iterable[Any], values))
     try:
-        whole = tuple(map(index, values))
+        whole = tuple(map(index, given))
     except TypeError:
         whole = ()
-    if len(whole) == len(values) and bool not in set(map(type, values)):
+    if len(whole) == len(given) and bool not in set(map(type, given)):
         return whole
-    bad = [f"{value!r} ({type(value).__name__})" for value in values if not _is_whole(value)]
+    bad = [f"{value!r} ({type(value).__name__})" for value in given if not _is_whole(value)]
     raise ShardTypeError(
-        message(call, f"{len(bad)} of {len(values)} entries are no whole numbers",
+        message(call, f"{len(bad)} of {len(given)} entries are no whole numbers",
                 f"{what} are whole numbers", bad, fix)
     )
+
+
+def lengths_of(shape: Iterable[int]) -> tuple[int, ...]:
+    """The lengths of a global shape.
+
+    Raises:
+        LayoutError: a negative length. ShardTypeError: what is no whole number.
+    """
+    lengths = integers(shape, "Layout(shape)", "lengths", "Layout(mesh, (8, 16), P('dp'))")
+    negative = [f"dim {dim}: {length}" for dim, length in enumerate(lengths) if length < 0]
+    if negative:
+        raise LayoutError(
+            message("Layout(shape)", f"{len(negative)} of {len(lengths)} lengths of {lengths} are "
+                    "negative", "a length is at least 0", negative,
+                    "Layout(mesh, (8, 16), P('dp'))")
+        )
+    return lengths
+
+
+def listed(value: object) -> Sequence[Any] | None:
+    """`value`, if it is a tuple or a list."""
+    return cast(Sequence[Any], value) if isinstance(value, (tuple, list)) else None
 
 
 def _is_whole(value: Any) -> bool:

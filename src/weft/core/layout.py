@@ -15,9 +15,9 @@ from typing import Any
 
 from weft.core import encoding, hlo
 from weft.core.cuts import default_cuts, default_interval, default_is_flat, flat_cuts
-from weft.core.dtypes import carries, dtype_text
+from weft.core.dtypes import check_carries, dtype_text
 from weft.core.encoding import Cuts
-from weft.core.integers import integers
+from weft.core.integers import lengths_of
 from weft.core.mesh import Mesh, as_mesh
 from weft.core.partition_spec import P
 from weft.core.placement import Placement
@@ -73,7 +73,7 @@ class Layout:
         sizes: encoding.Sizes | None = None,
     ) -> None:
         mesh = as_mesh(mesh, "Layout(mesh)").abstract
-        shape = _lengths(shape)
+        shape = lengths_of(shape)
         decoded = encoding.decode(mesh, len(shape), placements)
         if sizes or decoded.sizes:
             cuts = encoding.check_sizes(mesh, shape, decoded.dims, sizes or {}, decoded.sizes)
@@ -125,8 +125,8 @@ class Layout:
 
         New `shape` or `dims` without `cuts` take default cuts in the dims that changed.
         """
-        shape = tuple(parts.get("shape", self.shape))
-        dims = tuple(map(tuple, parts.get("dims", self.dims)))
+        shape: tuple[int, ...] = tuple(parts.get("shape", self.shape))
+        dims: tuple[tuple[int, ...], ...] = tuple(map(tuple, parts.get("dims", self.dims)))
         cuts = parts.get("cuts")
         if cuts is None:
             same = len(shape) == len(self.shape)
@@ -147,6 +147,63 @@ class Layout:
         new.cuts = cuts
         new._hash = hash((self.mesh, shape, self.dims, cuts, self.partial))
         return new
+
+    # Layouts made of it. Axes of a dim that is dropped, or becomes whole, replicate.
+
+    def without_partial(self, axes: Iterable[int] | None = None) -> Layout:
+        """The same with partial axes reduced: all of them, or those given."""
+        if not self.is_partial:
+            return self
+        return self.with_partial(range(self.mesh.ndim) if axes is None else axes, None)
+
+    def with_partial(self, axes: Iterable[int], kind: str | None = "sum") -> Layout:
+        """The same with its values partial over these axes, all of one kind."""
+        partial = list(self.partial)
+        for axis in axes:
+            partial[axis] = kind
+        return self.replace(partial=partial)
+
+    def gathered(self, dims: Iterable[int]) -> Layout:
+        """The same with these dims whole."""
+        whole = set(dims)
+        return self.replace(
+            dims=[() if dim in whole else axes for dim, axes in enumerate(self.dims)]
+        )
+
+    def recut(self, dim: int, length: int, cuts: tuple[int, ...] | None = None) -> Layout:
+        """The same with another length of one dim, over the same axes at these cuts."""
+        shape, new = list(self.shape), list(self.cuts)
+        shape[dim], new[dim] = length, cuts
+        return self.replace(shape=shape, cuts=new)
+
+    def take(self, dims: Iterable[int]) -> Layout:
+        """Its dims in this order; those that are not named are dropped."""
+        dims = tuple(dims)
+        return Layout.make(
+            self.mesh, [self.shape[dim] for dim in dims], [self.dims[dim] for dim in dims],
+            [self.cuts[dim] for dim in dims], self.partial,
+        )
+
+    def insert(self, at: int, other: Layout) -> Layout:
+        """With all dims of another layout before dim `at` (or behind all); its axes must be free.
+
+        What is partial is so as in this one.
+        """
+        return Layout.make(
+            self.mesh, self.shape[:at] + other.shape + self.shape[at:],
+            self.dims[:at] + other.dims + self.dims[at:],
+            self.cuts[:at] + other.cuts + self.cuts[at:], self.partial,
+        )
+
+    def fitted(self, shape: Sequence[int]) -> Layout:
+        """For an operand that broadcasts, from the right, to what lies so: cut alike, no partial.
+
+        Its dims of another length are whole.
+        """
+        skip = self.ndim - len(shape)
+        other = [dim for dim, length in enumerate(shape) if length != self.shape[skip + dim]]
+        tail = self.take(range(skip, self.ndim)).without_partial()
+        return tail.gathered(other).replace(shape=shape)
 
     # What each axis does.
 
@@ -205,7 +262,7 @@ class Layout:
         explicit = self.cuts[dim]
         if explicit is not None:
             return explicit[index], explicit[index + 1]
-        digits = []
+        digits: list[tuple[int, int]] = []
         for size in reversed(_sizes(self.mesh, self.dims[dim])):
             index, digit = divmod(index, size)
             digits.append((size, digit))
@@ -213,7 +270,8 @@ class Layout:
 
     def box_at(self, coordinate: Sequence[int]) -> Box:
         """The box that a mesh coordinate holds."""
-        sizes, box = self.mesh.axis_sizes, []
+        sizes = self.mesh.axis_sizes
+        box: list[tuple[int, int]] = []
         for dim, axes in enumerate(self.dims):
             if not axes:
                 box.append((0, self.shape[dim]))
@@ -300,7 +358,7 @@ class Layout:
             are not made of whole axes of `mesh`.
         """
         mesh = as_mesh(mesh, "Layout.from_hlo(mesh)").abstract
-        shape = _lengths(shape)
+        shape = lengths_of(shape)
         dims = hlo.read(text, mesh, len(shape))
         cuts = [
             None if default_is_flat(length, _sizes(mesh, axes))
@@ -325,21 +383,10 @@ class Layout:
             LayoutError: avg of integers or bools, max or min of complex numbers, bitwise kinds
             of floats, logical kinds of anything but bools, sums of what has no zero.
         """
-        wrong = [
-            f"{kind}@{name}"
-            for kind, name in zip(self.partial, self.mesh.axis_names)
-            if kind is not None and not carries(kind, dtype)
-        ]
-        if wrong:
-            sums = carries("sum", dtype)
-            raise LayoutError(
-                message(f"{self}", f"{len(wrong)} partial axes cannot carry {dtype}",
-                        "avg is for floats and complex, max and min for all but complex, band, "
-                        "bor and bxor for integers and bools, and and or for bools" if sums
-                        else "a term of a sum may be zero, which this dtype lacks", wrong,
-                        'Partial("sum") carries every dtype; or convert the tensor first' if sums
-                        else "x.float() first")
-            )
+        kinds = {
+            f"{kind}@{name}": kind for kind, name in zip(self.partial, self.mesh.axis_names) if kind
+        }
+        check_carries(str(self), kinds, dtype)
 
     def _is_flat(self, dim: int) -> bool:
         cut, sizes = self.cuts[dim], _sizes(self.mesh, self.dims[dim])
@@ -373,18 +420,6 @@ class Layout:
     def __repr__(self) -> str:
         sizes = f", sizes={self._explicit()!r}" if any(self.cuts) else ""
         return f"Layout({self.mesh!r}, {self.shape}, {self.spec!r}{sizes})"
-
-
-def _lengths(shape: Iterable[int]) -> tuple[int, ...]:
-    lengths = integers(shape, "Layout(shape)", "lengths", "Layout(mesh, (8, 16), P('dp'))")
-    negative = [f"dim {dim}: {length}" for dim, length in enumerate(lengths) if length < 0]
-    if negative:
-        raise LayoutError(
-            message("Layout(shape)", f"{len(negative)} of {len(lengths)} lengths of {lengths} are "
-                    "negative", "a length is at least 0", negative,
-                    "Layout(mesh, (8, 16), P('dp'))")
-        )
-    return lengths
 
 
 @lru_cache(maxsize=65536)

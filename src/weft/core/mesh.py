@@ -13,9 +13,9 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
-from typing import Any
+from typing import Any, cast
 
-from weft.core.integers import integers
+from weft.core.integers import integers, listed
 from weft.errors import MeshError, ShardTypeError, message
 
 __all__ = ["AxisName", "Mesh", "as_mesh"]
@@ -140,9 +140,8 @@ class Mesh:
     def _find(self, name: AxisName) -> int | None:
         if isinstance(name, str):
             return self.axis_names.index(name) if name in self.axis_names else None
-        if isinstance(name, int) and not isinstance(name, bool) and -self.ndim <= name < self.ndim:
-            return name % self.ndim
-        return None
+        whole = isinstance(name, int) and not isinstance(name, bool)  # pyright: ignore[reportUnnecessaryIsInstance]
+        return name % self.ndim if whole and -self.ndim <= name < self.ndim else None
 
     def coordinate(self, position: int) -> tuple[int, ...]:
         """The coordinate of a position: one digit an axis, major to minor."""
@@ -257,7 +256,7 @@ def as_mesh(value: Any, call: str = "mesh") -> Mesh:
     """
     if isinstance(value, Mesh):
         return value
-    kind = type(value)
+    kind = cast(type[object], type(value))
     if kind.__name__ == "DeviceMesh" and kind.__module__.startswith("torch."):
         sizes = tuple(value.shape)
         axes = zip(value.mesh_dim_names, sizes) if value.mesh_dim_names else sizes
@@ -270,18 +269,18 @@ def as_mesh(value: Any, call: str = "mesh") -> Mesh:
 
 def _parse_axes(axes: Any) -> tuple[tuple[AxisName, ...], tuple[int, ...]]:
     call = "Mesh(axes)"
-    pairs: Any = axes
+    pairs: list[Any] | None = None
     if isinstance(axes, Mapping):
-        pairs = list(axes.items())
+        pairs = list(cast(Mapping[Any, Any], axes).items())
     elif isinstance(axes, int):
         pairs = [axes]
     elif isinstance(axes, Iterable) and not isinstance(axes, str):
-        pairs = list(axes)
-    if not isinstance(pairs, list) or not any(isinstance(pair, (tuple, list)) for pair in pairs):
-        sizes = integers(pairs, call, "axis sizes", _FIX)
+        pairs = list(cast(Iterable[Any], axes))
+    if pairs is None or not any(isinstance(pair, (tuple, list)) for pair in pairs):
+        sizes = integers(axes if pairs is None else pairs, call, "axis sizes", _FIX)
         names: tuple[AxisName, ...] = tuple(range(len(sizes)))
     else:
-        malformed = [repr(p) for p in pairs if not isinstance(p, (tuple, list)) or len(p) != 2]
+        malformed = [repr(pair) for pair in pairs if len(listed(pair) or ()) != 2]
         if malformed:
             raise ShardTypeError(
                 message(call, f"{len(malformed)} of {len(pairs)} axes are no (name, size) pair",

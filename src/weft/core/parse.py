@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar, cast
 
 from weft.core.layout import Layout
 from weft.core.mesh import Mesh
@@ -282,7 +282,7 @@ def _spec(reader: Reader) -> P | tuple[Placement, ...]:
             raise UnreadableError(f"P takes no {', '.join(unknown)}")
         return P(*tree.values, **tree.options)
     if isinstance(tree, (list, tuple)) and tree:
-        return tuple(map(_placement, tree))
+        return tuple(map(_placement, cast(Sequence[Any], tree)))
     raise UnreadableError("it is neither P(...) nor a list of placements")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, overload
 
+from weft.core.integers import listed
 from weft.core.mesh import AxisName
 from weft.core.placement import Partial
 from weft.errors import ShardTypeError, message
@@ -56,7 +57,8 @@ class P(Sequence[SpecItem]):
         while canonical and not canonical[-1]:
             canonical.pop()
         self.entries = tuple(canonical)
-        if partial is not None and not isinstance(partial, Mapping):
+        given: Any = partial
+        if given is not None and not isinstance(given, Mapping):
             raise ShardTypeError(
                 message("P(partial=)", f"{partial!r} is of type {type(partial).__name__}",
                         "partial is a map axis -> kind of reduction", [repr(partial)],
@@ -101,10 +103,11 @@ def _entry(entry: Any) -> SpecEntry:
         return ()
     if isinstance(entry, (str, int)) and not isinstance(entry, bool):
         return (entry,)
-    if isinstance(entry, (tuple, list)) and all(
-        isinstance(axis, (str, int)) and not isinstance(axis, bool) for axis in entry
+    axes = listed(entry)
+    if axes is not None and all(
+        isinstance(axis, (str, int)) and not isinstance(axis, bool) for axis in axes
     ):
-        return tuple(entry)
+        return tuple(axes)
     raise ShardTypeError(
         message("P(*entries)", f"entry {entry!r} is of type {type(entry).__name__}",
                 "an entry is an axis name or number, a tuple of them, or None", [repr(entry)],

@@ -13,9 +13,9 @@ classes: `isinstance` becomes `is_shard()`, `is_replicate()`, `is_partial()`, wh
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
-from weft.core.integers import integers
+from weft.core.integers import integers, listed
 from weft.errors import PlacementError, ShardTypeError, message
 
 __all__ = [
@@ -49,8 +49,13 @@ class Placement:
 class Shard(Placement):
     """The axis cuts tensor dim `dim` (negative: from the end), as `torch.chunk` does.
 
-    `sizes` are explicit shard sizes, in shard order; where several axes cut the dim, all of them
-    stand on the major one.
+    Args:
+        dim: the tensor dim.
+        sizes: explicit shard sizes (numbers of elements), in shard order; where several axes cut
+            the dim, all of them stand on the major one.
+
+    Raises:
+        ShardTypeError: a dim or sizes that are no whole numbers.
     """
 
     dim: int
@@ -87,6 +92,12 @@ class StridedShard(Placement):
     size 1 leave several such places; the first one that is below some axis is meant, and `skip`
     says how many more to pass. Unequal to every `Shard`. The text is that of torch's
     `_StridedShard`; its `is_shard` is true, since the axis does cut the dim.
+
+    Args:
+        dim, sizes: as in `Shard`. split_factor, skip: see above.
+
+    Raises:
+        ShardTypeError: what is no whole number.
     """
 
     dim: int
@@ -144,7 +155,14 @@ class Replicate(Placement):
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
 class Partial(Placement):
-    """Every coordinate of the axis holds a full-size term, to be reduced by `reduce_op`."""
+    """Every coordinate of the axis holds a partial value of full size, to be reduced.
+
+    Args:
+        reduce_op: the kind of reduction, one of `weft.KINDS`.
+
+    Raises:
+        PlacementError: no such kind.
+    """
 
     reduce_op: str = "sum"
 
@@ -194,6 +212,8 @@ def as_placement(value: Any, call: str = "placements") -> Placement:
             return Replicate()
         case "Partial":
             return Partial(value.reduce_op)
+        case _:
+            pass
     hint = f"P({value!r})" if isinstance(value, str) else "[Shard(0), Replicate()]"
     raise ShardTypeError(
         message(call, f"{value!r}, of type {type(value).__name__}, is no placement",
@@ -204,8 +224,9 @@ def as_placement(value: Any, call: str = "placements") -> Placement:
 
 def is_placements(value: Any) -> bool:
     """Whether `value` is a list or tuple of placements, ours or torch's."""
-    return isinstance(value, (list, tuple)) and bool(value) and all(
-        isinstance(one, Placement) or _torch_name(one) in _TORCHS for one in value
+    given = listed(value)
+    return bool(given) and all(
+        isinstance(one, Placement) or _torch_name(one) in _TORCHS for one in given
     )
 
 
@@ -219,12 +240,13 @@ _TORCHS = frozenset(("Shard", "_StridedShard", "Replicate", "Partial"))
 
 def _torch_name(value: Any) -> str | None:
     # Only torch's exact types: a subclass (`_MaskPartial`) means something else.
-    kind = type(value)
+    kind = cast(type[object], type(value))
     return kind.__name__ if kind.__module__.startswith("torch.distributed.tensor.") else None
 
 
 def _check_shard(name: str, shard: Shard | StridedShard) -> None:
-    if not isinstance(shard.dim, int) or isinstance(shard.dim, bool):
+    dim: Any = shard.dim
+    if not isinstance(dim, int) or isinstance(dim, bool):
         raise ShardTypeError(
             message(f"{name}(dim)", f"dim is {shard.dim!r}, of type {type(shard.dim).__name__}",
                     "a tensor dim is a whole number", [repr(shard.dim)], f"{name}(0)")

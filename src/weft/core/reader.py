@@ -22,8 +22,8 @@ class Call:
     """`name(*values, **options)`"""
 
     name: str
-    values: list[Any] = field(default_factory=list)
-    options: dict[str, Any] = field(default_factory=dict)
+    values: list[Any] = field(default_factory=list[Any])
+    options: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
 _TOKEN = re.compile(r"""\s*(?: (?P<number>-?\d+)(?!\w) | (?P<name>[^\W\d][\w./-]*)

@@ -80,7 +80,8 @@ def _chunk(start: int, stop: int, count: int, index: int) -> Interval:
 
 def _slice(runs: Sequence[Interval], start: int, stop: int) -> list[Interval]:
     # Elements start..stop of a list of runs, counted along the runs.
-    kept, before = [], 0
+    kept: list[Interval] = []
+    before = 0
     for low, high in runs:
         first, last = max(start - before, 0), min(stop - before, high - low)
         if first < last:

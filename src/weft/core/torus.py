@@ -99,7 +99,7 @@ def _split(physical: Sequence[int], logical: Sequence[int]) -> Assignment:
 
 def _shares(left: Sequence[int], length: int) -> Iterator[tuple[int, ...]]:
     """All ways of taking a length from what is left of the physical axes."""
-    by_factor = []
+    by_factor: list[list[tuple[int, tuple[int, ...]]]] = []
     for factor, count in Counter(_prime_factors(length)).items():
         places = [one for one, size in enumerate(left) for f in _prime_factors(size) if f == factor]
         by_factor.append([(factor, each) for each in set(itertools.combinations(places, count))])
@@ -112,7 +112,8 @@ def _shares(left: Sequence[int], length: int) -> Iterator[tuple[int, ...]]:
 
 
 def _prime_factors(number: int) -> list[int]:
-    found, factor = [], 2
+    found: list[int] = []
+    factor = 2
     while number > 1:
         while number % factor == 0:
             found.append(factor)
@@ -125,10 +126,12 @@ def devices_in_order(physical: Sequence[int], assignment: Assignment) -> list[in
     """For each place of the logical mesh, row-major, the row-major number of its device in the
     torus. Of a physical axis that several logical ones share, the first has the largest strides."""
     num_logical = len(assignment[0]) if assignment else 0
-    stride, strides = math.prod(physical), []
+    stride = math.prod(physical)
+    strides: list[list[int]] = []
     for length, shares in zip(physical, assignment):
         stride //= length
-        inner, row = length, []
+        inner = length
+        row: list[int] = []
         for share in shares:
             inner //= share
             row.append(inner * stride)

@@ -1,11 +1,9 @@
 """torch's DTensor in and out, its checkpoints, and its collectives and wrappers, which refuse."""
 
-from weft.interop import checkpoint, collectives, dtensor, wrappers
+from weft.interop import checkpoint, dtensor
 from weft.interop.dtensor import from_dtensor, to_dtensor
 
 __all__ = ["from_dtensor", "to_dtensor"]
 
 checkpoint.install()
-collectives.install()
 dtensor.install()
-wrappers.install()

@@ -22,12 +22,13 @@ import torch
 
 from weft.comm import BoundMesh, as_bound_mesh
 from weft.core import Layout, Mesh, Partial, Placement, Replicate, Shard, StridedShard
+from weft.core.arguments import MeshLike, also_called
 from weft.core.torch_strided import check_torch_strided
 from weft.errors import LayoutError, MeshError, PlacementError, ShardTypeError, message
 from weft.tensor import ShardTensor, hooks
-from weft.tensor.meta import memory_order, strides_in_order
 from weft.tensor.modes import STRICT
 from weft.tensor.placing import foreign
+from weft.transport.order import memory_order, strides_in_order
 
 __all__ = ["from_dtensor", "install", "to_dtensor"]
 
@@ -36,7 +37,8 @@ _KINDS = ("sum", "avg", "max", "min", "product")
 """The reductions that DTensor carries out."""
 
 
-def from_dtensor(dtensor: Any, device_mesh: Any = None) -> ShardTensor:
+@also_called(device_mesh="mesh")
+def from_dtensor(dtensor: Any, mesh: MeshLike | None = None) -> ShardTensor:
     """The ShardTensor of a DTensor: the same local tensors, nothing is copied or sent.
 
     What is written to one is written to both; where a gradient is due, that is refused.
@@ -44,7 +46,7 @@ def from_dtensor(dtensor: Any, device_mesh: Any = None) -> ShardTensor:
 
     Args:
         dtensor: a DTensor in any placements that are an order of axes, partial ones included.
-        device_mesh: a mesh of the same ranks whose axis names the result takes; None takes those
+        mesh: a mesh of the same ranks whose axis names the result takes; None takes those
             of the DTensor's own mesh (numbers, where it has no names).
 
     Raises:
@@ -60,35 +62,36 @@ def from_dtensor(dtensor: Any, device_mesh: Any = None) -> ShardTensor:
                     [type(dtensor).__name__], "weft.distribute_tensor(x, mesh, placements), or "
                     "weft.ShardTensor.from_local(x, mesh, placements)")
         )
-    mesh = _mesh_for(dtensor.device_mesh, device_mesh, call)
+    bound = _mesh_for(dtensor.device_mesh, mesh, call)
     order = getattr(dtensor._spec, "shard_order", None)
-    layout = _layout_of(mesh.abstract, dtensor.shape, dtensor.placements, order)
+    layout = _layout_of(bound.abstract, dtensor.shape, dtensor.placements, order)
     grad = torch.is_grad_enabled() and dtensor.requires_grad
     if grad:
         _check_gradient(call, layout, "d.redistribute(placements=[Replicate()]), or d.detach()")
     wait = getattr(dtensor._local_tensor, "wait", None)  # of a collective that is under way
     landed = dtensor._local_tensor if wait is None else wait()
     local = _Entering.apply(dtensor, landed, layout) if grad else landed.detach()
-    if mesh.here is not None and tuple(local.shape) != layout.local_shape_at(mesh.here):
+    if bound.here is not None and tuple(local.shape) != layout.local_shape_at(bound.here):
         raise LayoutError(
-            message(call, f"rank {mesh.rank} holds shape {tuple(local.shape)}, the placements give "
-                    f"it {layout.local_shape_at(mesh.here)} of {layout}",
+            message(call, f"rank {bound.rank} holds shape {tuple(local.shape)}, the placements "
+                    f"give it {layout.local_shape_at(bound.here)} of {layout}",
                     "DTensor cuts as torch.chunk; made from uneven local tensors without shape= it "
-                    "has another global shape than they add up to", [mesh.rank],
+                    "has another global shape than they add up to", [bound.rank],
                     "weft.ShardTensor.from_local(d.to_local(), mesh, placements), which asks the "
                     "ranks for their sizes")
         )
-    return ShardTensor.from_local(local, mesh, layout, stride=dtensor.stride())
+    return ShardTensor.from_local(local, bound, layout, stride=dtensor.stride())
 
 
-def to_dtensor(tensor: ShardTensor, device_mesh: Any = None) -> Any:
+@also_called(device_mesh="mesh")
+def to_dtensor(tensor: ShardTensor, mesh: MeshLike | None = None) -> Any:
     """The DTensor of a ShardTensor: the same local tensors, nothing is copied or sent.
 
     Differentiable to any order. The first call on a mesh that weft has made is collective, where
     process groups are to be made.
 
     Args:
-        device_mesh: the torch DeviceMesh of the result, of the same ranks; None takes the one
+        mesh: the torch DeviceMesh of the result, of the same ranks; None takes the one
             that the tensor's mesh wraps.
 
     Raises:
@@ -105,19 +108,18 @@ def to_dtensor(tensor: ShardTensor, device_mesh: Any = None) -> Any:
                     [type(tensor).__name__],
                     "torch.distributed.tensor.distribute_tensor(x, mesh, placements)")
         )
-    layout, mesh = tensor.sharding, tensor.device_mesh
+    layout, own = tensor.sharding, tensor.device_mesh
     placements, value = _spelled(layout)
-    _check_ascends(mesh.abstract)
+    _check_ascends(own.abstract)
     if torch.is_grad_enabled() and tensor.requires_grad:
         _check_gradient(call, layout, "x.redistribute(placements=[Replicate()]), or x.detach()")
-    if device_mesh is None:
-        device_mesh = mesh.device_mesh
-    else:
-        _mesh_for(device_mesh, mesh, call)
+    if mesh is not None:
+        _mesh_for(mesh, own, call)
     # A gradient that is asked for as that of the value.
     local = tensor.to_local(grad_placements=value if tensor.requires_grad else None)
     return pkgutil.resolve_name(_MODULE).DTensor.from_local(
-        local, device_mesh, placements, shape=tensor.shape, stride=tensor.stride()
+        local, own.device_mesh if mesh is None else mesh, placements, shape=tensor.shape,
+        stride=tensor.stride(),
     )
 
 

@@ -21,10 +21,11 @@ from torch import Tensor
 
 from weft.comm import BoundMesh, source_line
 from weft.core import Layout, P
+from weft.core.arguments import MeshLike
 from weft.errors import LayoutError, message
 from weft.local.permute import Permute, as_pairs, received
 from weft.local.region import Axes, axes_of, mesh_of_region
-from weft.tensor.placing.enter import transition_between
+from weft.tensor.placing.operands import transition_between
 from weft.transport import traffic
 
 __all__ = [
@@ -33,41 +34,93 @@ __all__ = [
 ]
 
 
-def axis_index(axes: Axes, *, mesh: Any = None) -> int:
-    """This rank's place along the axes, the first the most significant."""
+def axis_index(axes: Axes, *, mesh: MeshLike | None = None) -> int:
+    """This rank's place along the axes, the first the most significant.
+
+    Args:
+        axes: the mesh axis, or a tuple of them.
+        mesh: None is that of the innermost `local_map`, else the current one.
+
+    Raises:
+        MeshError: no mesh; an axis that it does not have; a rank outside of it.
+    """
     _, sub = _along(mesh, axes, "axis_index")
     assert sub.here is not None
     return sub.position(sub.here)
 
 
-def axis_size(axes: Axes, *, mesh: Any = None) -> int:
-    """The number of ranks along the axes."""
+def axis_size(axes: Axes, *, mesh: MeshLike | None = None) -> int:
+    """The number of ranks along the axes.
+
+    Args:
+        axes: the mesh axis, or a tuple of them.
+        mesh: None is that of the innermost `local_map`, else the current one.
+
+    Raises:
+        MeshError: no mesh; an axis that it does not have; a rank outside of it.
+    """
     return _along(mesh, axes, "axis_size")[1].size()
 
 
-def psum(x: Tensor, axes: Axes, *, mesh: Any = None) -> Tensor:
-    """The sum of every rank's `x`, of one shape everywhere, on all of them."""
+def psum(x: Tensor, axes: Axes, *, mesh: MeshLike | None = None) -> Tensor:
+    """The sum of every rank's `x`, of one shape everywhere, on all of them.
+
+    Args:
+        x: this rank's tensor, of one shape and dtype on all of them.
+        axes: the mesh axis, or a tuple of them.
+        mesh: None is that of the innermost `local_map`, else the current one.
+
+    Raises:
+        MeshError: no mesh; an axis that it does not have; a rank outside of it.
+    """
     return _reduced(x, axes, "sum", mesh, "psum")
 
 
-def pmean(x: Tensor, axes: Axes, *, mesh: Any = None) -> Tensor:
-    """The mean of every rank's `x`, of one shape everywhere, on all of them."""
+def pmean(x: Tensor, axes: Axes, *, mesh: MeshLike | None = None) -> Tensor:
+    """The mean of every rank's `x`, of one shape everywhere, on all of them.
+
+    Args:
+        x: this rank's tensor, of one shape and dtype on all of them.
+        axes: the mesh axis, or a tuple of them.
+        mesh: None is that of the innermost `local_map`, else the current one.
+
+    Raises:
+        MeshError: no mesh; an axis that it does not have; a rank outside of it.
+    """
     return _reduced(x, axes, "avg", mesh, "pmean")
 
 
-def pmax(x: Tensor, axes: Axes, *, mesh: Any = None) -> Tensor:
-    """The elementwise maximum of every rank's `x`; it has no gradient (as `jax.lax.pmax`)."""
+def pmax(x: Tensor, axes: Axes, *, mesh: MeshLike | None = None) -> Tensor:
+    """The elementwise maximum of every rank's `x`; it has no gradient (as `jax.lax.pmax`).
+
+    Args:
+        x: this rank's tensor, of one shape and dtype on all of them.
+        axes: the mesh axis, or a tuple of them.
+        mesh: None is that of the innermost `local_map`, else the current one.
+
+    Raises:
+        MeshError: no mesh; an axis that it does not have; a rank outside of it.
+    """
     return _reduced(x, axes, "max", mesh, "pmax")
 
 
-def pmin(x: Tensor, axes: Axes, *, mesh: Any = None) -> Tensor:
-    """The elementwise minimum of every rank's `x`; it has no gradient (as `jax.lax.pmin`)."""
+def pmin(x: Tensor, axes: Axes, *, mesh: MeshLike | None = None) -> Tensor:
+    """The elementwise minimum of every rank's `x`; it has no gradient (as `jax.lax.pmin`).
+
+    Args:
+        x: this rank's tensor, of one shape and dtype on all of them.
+        axes: the mesh axis, or a tuple of them.
+        mesh: None is that of the innermost `local_map`, else the current one.
+
+    Raises:
+        MeshError: no mesh; an axis that it does not have; a rank outside of it.
+    """
     return _reduced(x, axes, "min", mesh, "pmin")
 
 
 def all_gather(
     x: Tensor, axes: Axes, dim: int = 0, *, tiled: bool = True,
-    sizes: Sequence[int] | None = None, mesh: Any = None,
+    sizes: Sequence[int] | None = None, mesh: MeshLike | None = None,
 ) -> Tensor:
     """Every rank's `x`, one after the other along `dim`.
 
@@ -77,6 +130,11 @@ def all_gather(
         dim: where blocks are put together.
         tiled: False stacks them along a new dim instead.
         sizes: the length along `dim` of every rank's block, in order; None asks the ranks.
+        mesh: None is that of the innermost `local_map`, else the current one.
+
+    Raises:
+        LayoutError: no such dim, or sizes that are not those of the blocks.
+        MeshError: no mesh; an axis that it does not have; a rank outside of it.
     """
     if not tiled:
         x, sizes = x.unsqueeze(dim), (1,) * axis_size(axes, mesh=mesh)
@@ -89,7 +147,7 @@ def all_gather(
 
 def reduce_scatter(
     x: Tensor, axes: Axes, dim: int = 0, *, tiled: bool = True,
-    sizes: Sequence[int] | None = None, mesh: Any = None,
+    sizes: Sequence[int] | None = None, mesh: MeshLike | None = None,
 ) -> Tensor:
     """This rank's block along `dim` of the sum of every rank's `x` (JAX's `psum_scatter`).
 
@@ -100,6 +158,11 @@ def reduce_scatter(
         tiled: False takes one index of `dim` for each rank, and drops the dim.
         sizes: the lengths of the blocks, in order; None cuts as `torch.chunk` with empty blocks at
             the end: where the number of ranks does not divide the length, the last get less.
+        mesh: None is that of the innermost `local_map`, else the current one.
+
+    Raises:
+        LayoutError: no such dim, or sizes that do not add up to its length.
+        MeshError: no mesh; an axis that it does not have; a rank outside of it.
     """
     _, sub = _along(mesh, axes, "reduce_scatter")
     dim = _dim(x, dim, "reduce_scatter")
@@ -109,7 +172,7 @@ def reduce_scatter(
                     f"there are {sub.size()} ranks along {axes!r}", "each rank takes one index of "
                     "the dim", [tuple(x.shape)], "reduce_scatter(x, axes, dim)")
         )
-    src = Layout.replicated(sub.abstract, x.shape).replace(partial=("sum",) * sub.ndim)
+    src = Layout.replicated(sub.abstract, x.shape).with_partial(range(sub.ndim))
     dst = _cut_whole(sub, x.shape, dim, sizes, "reduce_scatter")
     out = _moved(x, sub, src, dst, "reduce_scatter")
     return out if tiled else out.squeeze(dim)
@@ -118,7 +181,7 @@ def reduce_scatter(
 def all_to_all(
     x: Tensor, axes: Axes, split_dim: int, concat_dim: int, *,
     sizes: Sequence[int] | None = None, split_sizes: Sequence[int] | None = None,
-    mesh: Any = None,
+    mesh: MeshLike | None = None,
 ) -> Tensor:
     """Every rank's block along `split_dim`, from blocks along `concat_dim`.
 
@@ -131,6 +194,11 @@ def all_to_all(
         split_dim, concat_dim: which dim is cut afterwards, and which is cut now.
         sizes: the length along `concat_dim` of every rank's block, in order; None asks the ranks.
         split_sizes: the lengths of the pieces; None as in `reduce_scatter`.
+        mesh: None is that of the innermost `local_map`, else the current one.
+
+    Raises:
+        LayoutError: no such dim, or sizes that do not add up to its length.
+        MeshError: no mesh; an axis that it does not have; a rank outside of it.
     """
     _, sub = _along(mesh, axes, "all_to_all")
     split, concat = (_dim(x, dim, "all_to_all") for dim in (split_dim, concat_dim))
@@ -141,7 +209,7 @@ def all_to_all(
 
 def ppermute(
     x: Tensor, axes: Axes, perm: Sequence[tuple[int, int]], *,
-    shapes: Sequence[Sequence[int]] | None = None, mesh: Any = None,
+    shapes: Sequence[Sequence[int]] | None = None, mesh: MeshLike | None = None,
 ) -> Tensor:
     """The `x` of the rank that sends to this one; zeros of `x`'s shape where none does.
 
@@ -150,9 +218,10 @@ def ppermute(
         axes: the mesh axes whose ranks take part.
         perm: pairs (from, to) of places along the axes, no place twice on a side.
         shapes: the shape of every rank's `x`, in order; None asks the ranks.
+        mesh: None is that of the innermost `local_map`, else the current one.
 
     Raises:
-        LayoutError: pairs that are no part of a permutation.
+        LayoutError: pairs that are no part of a permutation. MeshError: as in `psum`.
     """
     _, sub = _along(mesh, axes, "ppermute")
     pairs = as_pairs(perm, sub.size())
@@ -162,7 +231,7 @@ def ppermute(
         return Permute.apply(x, comm, pairs, known, received(pairs, known))  # type: ignore
 
 
-def _along(mesh: Any, axes: Axes, call: str) -> tuple[BoundMesh, BoundMesh]:
+def _along(mesh: MeshLike | None, axes: Axes, call: str) -> tuple[BoundMesh, BoundMesh]:
     """The mesh, and that of these axes alone, in their order, through this rank."""
     whole = mesh_of_region(mesh)
     numbers = axes_of(whole, axes, call)
@@ -173,10 +242,10 @@ def _along(mesh: Any, axes: Axes, call: str) -> tuple[BoundMesh, BoundMesh]:
     return whole, known[numbers]
 
 
-def _reduced(x: Tensor, axes: Axes, kind: str, mesh: Any, call: str) -> Tensor:
+def _reduced(x: Tensor, axes: Axes, kind: str, mesh: MeshLike | None, call: str) -> Tensor:
     _, sub = _along(mesh, axes, call)
     whole = Layout.replicated(sub.abstract, x.shape)
-    return _moved(x, sub, whole.replace(partial=(kind,) * sub.ndim), whole, call)
+    return _moved(x, sub, whole.with_partial(range(sub.ndim), kind), whole, call)
 
 
 def _told(call: str) -> AbstractContextManager[Any]:

@@ -42,12 +42,14 @@ class ByTorchsNames:
             return self.fn(*args, **kwargs)
         bound = mesh_of(self.mesh, given, name)
         layouts = self._layouts(given, bound)
-        told = self.in_grad_placements is not None
+        grads_as_placed = self.in_grad_placements is not None
         grads = spread(
             self.in_grad_placements, given, f"{name}(in_grad_placements)", "leaves of arguments")
         blocks = [
             one if layout is None else
-            into_local(one, bound, layout, name, told=told, grad_placements=grad)
+            into_local(
+                one, bound, layout, name, grads_as_placed=grads_as_placed, grad_placements=grad
+            )
             for one, layout, grad in zip(given, layouts, grads)
         ]
         entered(kwargs, None, bound, name)
@@ -57,7 +59,7 @@ class ByTorchsNames:
         specs = spread(
             self.out_placements, results, f"{name}(out_placements)", "leaves of results")
         return _pytree.tree_unflatten([
-            left(one, spec, bound, name, self.check, self.sizes, told)
+            left(one, spec, bound, name, self.check, self.sizes, grads_as_placed)
             for one, spec in zip(results, specs)
         ], form)
 

@@ -11,6 +11,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from weft.core.arguments import MeshLike
 from weft.errors import ShardTypeError, message
 from weft.local.leaf_by_leaf import ByTorchsNames
 from weft.local.region import region
@@ -25,14 +26,14 @@ def local_map(
     *positional: Any,
     in_specs: Any = None,
     out_specs: Any = None,
-    mesh: Any = None,
+    mesh: MeshLike | None = None,
     check: bool = False,
     sizes: Any = "infer",
     func: Callable[..., Any] | None = None,
     out_placements: Any = None,
     in_placements: Any = None,
     in_grad_placements: Any = None,
-    device_mesh: Any = None,
+    device_mesh: MeshLike | None = None,
     redistribute_inputs: bool = False,
 ) -> Callable[..., Any]:
     """`fn` as a function of ShardTensors: it is called with, and returns, local tensors.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from weft.comm import BoundMesh, as_bound_mesh
 from weft.core import AxisName
+from weft.core.arguments import MeshLike
 
 __all__ = ["Axes", "axes_of", "mesh_of_region", "region"]
 
@@ -34,7 +34,7 @@ def region(mesh: BoundMesh) -> Iterator[None]:
         _REGIONS.meshes.pop()
 
 
-def mesh_of_region(mesh: Any = None) -> BoundMesh:
+def mesh_of_region(mesh: MeshLike | None = None) -> BoundMesh:
     """A mesh that was given, the innermost region's, or the current one.
 
     Raises:

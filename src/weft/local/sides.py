@@ -13,8 +13,7 @@ from weft.errors import LayoutError, MeshError, ShardTypeError, message
 from weft.local.region import mesh_of_region
 from weft.tensor import ShardTensor
 from weft.tensor.placing.border import into_local, out_of_local
-from weft.tensor.trace.capture import map_tensors
-from weft.tensor.trace.trees import leaves
+from weft.tensor.trace.trees import leaves, map_tensors
 
 __all__ = ["Spec", "entered", "left", "mesh_of", "spread"]
 
@@ -74,9 +73,9 @@ def entered(arg: Any, spec: Spec, mesh: BoundMesh, name: str) -> Any:
 
 def left(
     result: Any, spec: Spec, mesh: BoundMesh, name: str, check: bool, sizes: Any,
-    told: bool = False,
+    grads_as_placed: bool = False,
 ) -> Any:
-    """A result as its spec says; `told`: its gradient is as in `from_local`."""
+    """A result as its spec says; `grads_as_placed`: its gradient is as in `from_local`."""
     def leave(local: torch.Tensor) -> torch.Tensor:
         if isinstance(local, ShardTensor):
             raise ShardTypeError(
@@ -84,6 +83,8 @@ def left(
                         "inside, tensors are local: a result is a rank's block",
                         [str(local.sharding)], "return local tensors, and their spec in out_specs")
             )
-        return out_of_local(local, mesh, spec, sizes=sizes, run_check=check, told=told)
+        return out_of_local(
+            local, mesh, spec, sizes=sizes, run_check=check, grads_as_placed=grads_as_placed
+        )
 
     return result if spec is None else map_tensors(leave, result)

@@ -1,6 +1,6 @@
 """Modules on a mesh."""
 
-from weft.nn import layers, loading, optimizers, parameters
+from weft.nn import optimizers
 from weft.nn.distribute import distribute_module
 from weft.nn.libraries import ShardedCollator, as_one_process
 from weft.nn.materialize import materialize
@@ -14,7 +14,4 @@ __all__ = [
     "materialize", "report",
 ]
 
-layers.install()
-loading.install()
 optimizers.install()
-parameters.install()

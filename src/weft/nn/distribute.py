@@ -16,6 +16,7 @@ from torch import nn
 
 from weft.comm import BoundMesh, as_bound_mesh
 from weft.core import Layout
+from weft.core.arguments import MeshLike, also_called
 from weft.errors import ModuleError, ShardTypeError, WeftError, message
 from weft.nn.match import Matched, as_patterns, layouts_of, pins_of, refuse_idle
 from weft.nn.named import (
@@ -46,9 +47,10 @@ _DONE = "_distribute_module_applied"
 """The attribute by which torch's distribute_module knows its own modules."""
 
 
+@also_called(mesh="device_mesh")
 def distribute_module(
     module: M,
-    device_mesh: Any = None,
+    device_mesh: MeshLike | None = None,
     partition_fn: PartitionFn | None = None,
     input_fn: HookFn | None = None,
     output_fn: HookFn | None = None,
@@ -65,7 +67,7 @@ def distribute_module(
 
     Args:
         module: an ordinary module with full parameters, built alike on every rank.
-        device_mesh: the mesh; None means the current one.
+        device_mesh: the mesh, `mesh=` as well; None means the current one.
         partition_fn: `partition_fn(name, submodule, mesh)`, called for every submodule first; what
             it replaces by ShardTensors stays as it left it.
         input_fn: `input_fn(module, inputs, mesh)`, a forward pre-hook.

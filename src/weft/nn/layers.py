@@ -14,27 +14,18 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from weft.tensor import ShardTensor
-from weft.tensor.takeover import take_over, twin_of
 
-__all__ = ["install"]
-
-_FORWARD: Any = twin_of(nn.SyncBatchNorm.forward)  # type: ignore[arg-type]
-_FLATTEN: Any = twin_of(nn.RNNBase.flatten_parameters)  # type: ignore[arg-type]
+__all__ = ["flatten_parameters", "sync_batch_norm"]
 
 
-def install() -> None:
-    """Take them over. Once per process."""
-    take_over(nn.SyncBatchNorm.forward, _forward)  # type: ignore[arg-type]
-    take_over(nn.RNNBase.flatten_parameters, _flatten)  # type: ignore[arg-type]
-
-
-def _forward(module: nn.SyncBatchNorm, input: Tensor) -> Tensor:
+def sync_batch_norm(original: Any, module: nn.SyncBatchNorm, input: Tensor) -> Tensor:
+    """The forward of `nn.SyncBatchNorm`."""
     if type(input) is not ShardTensor:
-        return _FORWARD(module, input)
+        return original(module, input)
     module._check_non_zero_input_channels(input)
     return _BatchNorm.forward(module, input)
 
 
-def _flatten(module: nn.RNNBase) -> None:
+def flatten_parameters(original: Any, module: nn.RNNBase) -> None:
     if not any(type(weight) is ShardTensor for weight in module._flat_weights):
-        _FLATTEN(module)
+        original(module)

@@ -19,6 +19,7 @@ from torch.utils.data import get_worker_info
 
 from weft.comm import as_bound_mesh, this_world
 from weft.core import P
+from weft.core.arguments import MeshLike, also_called
 from weft.errors import MeshError, UnsupportedOpError, message
 from weft.tensor import distribute_tensor
 
@@ -89,22 +90,24 @@ class ShardedCollator:
     """A collate function whose batches hold ShardTensors.
 
     Every rank collates the same samples, which costs no communication; debug mode compares them.
-    A tensor of fewer dims than the spec has entries takes the first ones.
+    A tensor of fewer dims than the P has entries takes the first ones.
 
     Args:
         collate_fn: makes a batch of samples: a tensor, or tensors in maps, lists and tuples.
-        device_mesh: the mesh; None means the current one at each call.
-        spec: how each tensor of a batch is laid out.
+        mesh: the mesh; None means the current one at each call.
+        placements: a P, how each tensor of a batch is laid out; None replicates.
 
     Raises:
         UnsupportedOpError: at a call in a worker of a DataLoader, which is on no mesh.
     """
 
+    @also_called(device_mesh="mesh", spec="placements")
     def __init__(
-        self, collate_fn: Callable[[Any], Any], device_mesh: Any = None, spec: P | None = None
+        self, collate_fn: Callable[[Any], Any], mesh: MeshLike | None = None,
+        placements: P | None = None,
     ) -> None:
-        self.collate_fn, self.device_mesh = collate_fn, device_mesh
-        self.spec = P() if spec is None else spec
+        self.collate_fn, self.device_mesh = collate_fn, mesh
+        self.spec = P() if placements is None else placements
 
     def __call__(self, samples: Any) -> Any:
         if get_worker_info() is not None:
@@ -113,7 +116,7 @@ class ShardedCollator:
                         "DataLoader", "ShardTensors live in the processes of their mesh",
                         ["num_workers > 0"], "num_workers=0 (dataloader_num_workers=0 of Trainer)")
             )
-        mesh = as_bound_mesh(self.device_mesh, "ShardedCollator(device_mesh)")
+        mesh = as_bound_mesh(self.device_mesh, "ShardedCollator(mesh)")
         return self._laid(self.collate_fn(samples), mesh)
 
     def _laid(self, value: Any, mesh: Any) -> Any:

@@ -14,42 +14,28 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.utils import convert_parameters
 
 from weft.errors import ModuleError, WeftError, message
 from weft.nn.named import Place, places_of, replace_references, set_where
 from weft.tensor import ShardTensor, distribute_tensor
-from weft.tensor.takeover import take_over, twin_of
 
-__all__ = ["install"]
-
-_LOAD: Any = twin_of(nn.Module.load_state_dict)  # type: ignore[arg-type]
-_TO_PARAMETERS: Any = twin_of(convert_parameters.vector_to_parameters)  # type: ignore[arg-type]
-
-_nn: Any = torch._C._nn  # type: ignore[attr-defined]
-_PARSE_TO: Any = _nn._parse_to
+__all__ = ["load_state_dict", "parse_to", "vector_to_parameters"]
 
 Held = list[tuple[Place, ShardTensor]]
 
 
-def install() -> None:
-    """Take them over. Once per process."""
-    take_over(nn.Module.load_state_dict, _load_state_dict)  # type: ignore[arg-type]
-    take_over(convert_parameters.vector_to_parameters, _vector_to_parameters)  # type: ignore
-    _nn._parse_to = _parse_to
-
-
-def _load_state_dict(
-    module: nn.Module, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+def load_state_dict(
+    original: Any, module: nn.Module, state_dict: Mapping[str, Any], strict: bool = True,
+    assign: bool = False,
 ) -> Any:
     """As torch's. With `assign`, a full tensor comes to lie as the tensor that it replaces."""
     held: Held = [
         (place, tensor) for place, tensor in places_of(module) if type(tensor) is ShardTensor
     ]
     if not held:
-        return _LOAD(module, state_dict, strict, assign)
+        return original(module, state_dict, strict, assign)
     try:
-        return _LOAD(module, state_dict, strict, assign)
+        return original(module, state_dict, strict, assign)
     except WeftError:
         raise
     except RuntimeError as error:
@@ -118,23 +104,25 @@ def _mismatch(
     )
 
 
-def _parse_to(*args: Any, **kwargs: Any) -> Any:
+def parse_to(original: Any, *args: Any, **kwargs: Any) -> Any:
     """What `Module.to` asks of its arguments. Of a ShardTensor torch would see a meta tensor."""
     def plain(value: Any) -> Any:
         if type(value) is not ShardTensor:
             return value
         return torch.empty(0, dtype=value.dtype, device=value.device)
 
-    return _PARSE_TO(*map(plain, args), **{name: plain(one) for name, one in kwargs.items()})
+    return original(*map(plain, args), **{name: plain(one) for name, one in kwargs.items()})
 
 
-def _vector_to_parameters(vec: torch.Tensor, parameters: Iterable[torch.Tensor]) -> None:
+def vector_to_parameters(
+    original: Any, vec: torch.Tensor, parameters: Iterable[torch.Tensor]
+) -> None:
     """As torch's; parameters keep their layouts, which a piece of the vector has not."""
     given = list(parameters)
     if not any(type(one) is ShardTensor for one in (vec, *given)) or not isinstance(
         vec, torch.Tensor
     ):
-        return _TO_PARAMETERS(vec, given)
+        return original(vec, given)
     start = 0
     for one in given:
         piece = vec[start : start + one.numel()].view(one.shape)

@@ -10,7 +10,6 @@ parameter does. Else it would be whole on every rank, and each step would move i
 
 from __future__ import annotations
 
-import functools
 import gc
 import weakref
 from collections.abc import Iterable, Sequence
@@ -25,7 +24,7 @@ from weft.errors import ModuleError, message
 from weft.nn.named import Named
 from weft.tensor import ShardTensor
 
-__all__ = ["install", "refuse_holders", "replaced"]
+__all__ = ["add_param_group", "as_parameter", "install", "refuse_holders", "replaced"]
 
 _REPLACED: Any = WeakTensorKeyDictionary()
 """Parameters that have been replaced -> their names."""
@@ -40,29 +39,24 @@ _COUNT = [0]
 
 
 def install() -> None:
-    """See the optimizers that are built, what they load, and their steps. Once per process."""
-    add_param_group: Any = Optimizer.add_param_group
-    cast: Any = Optimizer._process_value_according_to_param_policy
-
-    @functools.wraps(add_param_group)
-    def add(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
-        _OPTIMIZERS.add(optimizer)
-        add_param_group(optimizer, *args, **kwargs)
-
-    @functools.wraps(cast)
-    def lay(param: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
-        return _as_parameter(param, cast(param, value, *args, **kwargs))
-
-    Optimizer.add_param_group = add  # type: ignore[method-assign]
-    Optimizer._process_value_according_to_param_policy = staticmethod(lay)  # type: ignore
+    """Look at the steps of optimizers. Once per process."""
     register_optimizer_step_pre_hook(_refuse_step)
 
 
-def _as_parameter(param: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+def add_param_group(original: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+    """Every optimizer that is built comes by here."""
+    _OPTIMIZERS.add(optimizer)
+    original(optimizer, *args, **kwargs)
+
+
+def as_parameter(
+    original: Any, param: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any
+) -> torch.Tensor:
     """What is loaded for a parameter, where it has the parameter's elements, as the parameter lies.
 
     Others (counts of steps, rows and columns of a factored second moment) stay as they are.
     """
+    value = original(param, value, *args, **kwargs)
     if type(param) is not ShardTensor or value.shape != param.shape or not value.dim():
         return value
     if param.sharding.is_partial or value.is_meta != param.is_meta:

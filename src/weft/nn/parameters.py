@@ -8,23 +8,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import nn
 
 from weft.errors import ModuleError, message
 from weft.tensor import ShardTensor
 
-__all__ = ["install"]
-
-_DATA: Any = torch.Tensor.data
+__all__ = ["set_data"]
 
 
-def install() -> None:
-    """Have assignments to `Parameter.data` looked at. Once per process."""
-    nn.Parameter.data = property(_DATA.__get__, _set_data, _DATA.__delete__)  # type: ignore
-
-
-def _set_data(parameter: nn.Parameter, value: Any) -> None:
+def set_data(original: Any, parameter: nn.Parameter, value: Any) -> None:
     if type(value) is ShardTensor:
         raise ModuleError(
             message("parameter.data = x", f"x is a ShardTensor {value.sharding}, the parameter a "
@@ -33,4 +25,4 @@ def _set_data(parameter: nn.Parameter, value: Any) -> None:
                     "module.weight = nn.Parameter(x), or weft.distribute_module(module, mesh, "
                     'shardings={"weight": ...})')
         )
-    _DATA.__set__(parameter, value)
+    original(parameter, value)

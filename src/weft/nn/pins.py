@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from weft.comm import as_bound_mesh
-from weft.core import Layout, Mesh
+from weft.core import Layout, Mesh, Placement
+from weft.core.arguments import Placements
 from weft.errors import LayoutError, ModuleError, WeftError, message
 from weft.tensor.meta import bounded_put
 from weft.tensor.placing.layouts import as_layout, as_sharded
@@ -51,10 +52,7 @@ class Cut:
         ]
         if dim is not None:
             dims[dim] += self.axes
-        partial = [
-            None if axis in self.axes else kind for axis, kind in enumerate(layout.partial)
-        ]
-        return layout.replace(dims=dims, partial=partial)
+        return layout.without_partial(self.axes).replace(dims=dims)
 
 
 class _Prepare:
@@ -62,7 +60,9 @@ class _Prepare:
 
     word = ""
 
-    def __init__(self, *specs: Any, **by_name: Any) -> None:
+    def __init__(
+        self, *specs: Placements | Placement | None, **by_name: Placements | Placement | None
+    ) -> None:
         self.specs: tuple[Any, ...] = specs
         self.by_name = by_name
 
@@ -77,6 +77,10 @@ class PrepareModuleInput(_Prepare):
 
     None leaves an argument as it is, and so do fewer specs than arguments. A plain tensor counts as
     replicated.
+
+    Args:
+        specs: placements, a P or a Layout for each positional argument.
+        by_name: the same for keyword arguments.
     """
 
     word = "inputs"
@@ -99,6 +103,10 @@ class PrepareModuleOutput(_Prepare):
     """Pin what a module gives: a spec per result, and by name for results in a map.
 
     One spec for a module that gives several results pins the first tensor of them.
+
+    Args:
+        specs: placements, a P or a Layout for each result.
+        by_name: the same for the entries of a map.
     """
 
     word = "outputs"

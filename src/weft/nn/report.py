@@ -12,6 +12,7 @@ from torch import nn
 
 from weft.comm import as_bound_mesh
 from weft.core import Layout, Mesh
+from weft.core.arguments import MeshLike, also_called
 from weft.errors import ModuleError, message
 from weft.nn.match import as_patterns, idle_patterns, layouts_of, pins_of, shadowed
 from weft.nn.named import Named, named_tensors, refuse_lazy
@@ -72,8 +73,10 @@ class Pin:
 class Report:
     """What `distribute_module` does with a module. `print` shows it.
 
-    `idle` are the patterns that match no name, `shadowed` those whose names all went to earlier
-    patterns.
+    Attributes:
+        mesh: the mesh. rows: a row for each parameter and buffer. pins: the pinned activations.
+        idle: the patterns that match no name.
+        shadowed: the patterns whose names all went to earlier ones.
     """
 
     mesh: Mesh
@@ -157,14 +160,19 @@ def _worded(spec: Any, mesh: Mesh) -> str:
     return f"{axes} replicates" if spec.dim is None else f"{axes} cuts dim {spec.dim}"
 
 
+@also_called(device_mesh="mesh")
 def report(
-    module: nn.Module, device_mesh: Any = None, shardings: Mapping[str, Any] | None = None,
+    module: nn.Module, mesh: MeshLike | None = None, shardings: Mapping[str, Any] | None = None,
     activations: Mapping[str, Any] | None = None,
 ) -> Report:
     """What `distribute_module` has done with a module; given shardings, what it would do.
 
     The second needs no ranks: the mesh may be a plain `Mesh` of any size, the module on the meta
     device. Patterns that match nothing stand in the report, where `distribute_module` raises.
+
+    Args:
+        module: the module. shardings, activations: as in `distribute_module`.
+        mesh: None is the current one; it counts where shardings are given.
 
     Raises:
         ModuleError: neither is the module distributed nor are shardings given.
@@ -173,14 +181,14 @@ def report(
     refuse_lazy("report(module)", tensors)
     if shardings is None and activations is None:
         return _done(module, tensors)
-    mesh = device_mesh if type(device_mesh) is Mesh else as_bound_mesh(device_mesh).abstract
+    value = mesh if type(mesh) is Mesh else as_bound_mesh(mesh).abstract
     shardings = as_patterns("shardings", shardings)
     activations = as_patterns("activations", activations)
-    matches = layouts_of(tensors, shardings, mesh)
-    pins = pins_of(module, shardings, activations, mesh)
+    matches = layouts_of(tensors, shardings, value)
+    pins = pins_of(module, shardings, activations, value)
     idle = idle_patterns(module, tensors, shardings, False)
     return Report(
-        mesh,
+        value,
         tuple(_row(match.named, match.layout, match.pattern) for match in matches),
         tuple(Pin(pinned.path, pinned.pin, pinned.pattern) for pinned in pins),
         (*idle, *idle_patterns(module, tensors, activations, True)),

@@ -16,7 +16,8 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from weft.core import AxisName, Layout, Mesh, P, Replicate, Shard
+from weft.core import AxisName, Layout, Mesh, P, Placement, Replicate, Shard
+from weft.core.arguments import Placements
 from weft.errors import MeshError, ModuleError, PlacementError, message
 from weft.nn.pins import Cut, PrepareModuleInput, PrepareModuleOutput
 
@@ -46,7 +47,8 @@ class Style:
 
     def __init__(
         self, axis: AxisName | tuple[AxisName, ...] | None = None, *,
-        input_layouts: Any = None, output_layouts: Any = None,
+        input_layouts: Placements | Placement | None = None,
+        output_layouts: Placements | Placement | None = None,
     ) -> None:
         self.axis, self.input_layouts, self.output_layouts = axis, input_layouts, output_layouts
 
@@ -113,6 +115,15 @@ class ColwiseParallel(Style):
     """Cut what a module gives: the output features of a Linear, the columns of an Embedding.
 
     Linear, Bilinear and convolutions: dim 0 of weight and bias. Embedding, EmbeddingBag: dim 1.
+
+    Args:
+        axis: the mesh axis, or axes (major to minor), to shard over. None: the mesh's only one.
+        input_layouts, output_layouts: what the module's first input and its output are brought to:
+            placements of all axes, or one placement (`Shard(1)`, `Replicate()`) of the style's axis
+            alone. None: what follows.
+
+    Raises:
+        MeshError: when the module is distributed: no such axis, or None on a mesh of several.
     """
 
     cuts: ClassVar[Cuts | None] = {
@@ -125,7 +136,16 @@ class RowwiseParallel(Style):
     """Cut what a module takes: the input features of a Linear, the rows of an Embedding.
 
     Linear and convolutions: dim 1 of the weight; the bias is replicated. Embedding, EmbeddingBag:
-    dim 0. What a cut Linear gives is a term of a sum, which is reduced where it is used.
+    dim 0. What a sharded Linear gives is a partial value, which is reduced where it is used.
+
+    Args:
+        axis: the mesh axis, or axes (major to minor), to shard over. None: the mesh's only one.
+        input_layouts, output_layouts: what the module's first input and its output are brought to:
+            placements of all axes, or one placement (`Shard(1)`, `Replicate()`) of the style's axis
+            alone. None: what follows.
+
+    Raises:
+        MeshError: when the module is distributed: no such axis, or None on a mesh of several.
     """
 
     cuts: ClassVar[Cuts | None] = {(nn.Linear, *_CONV): {"weight": 1}, _TABLE: {"weight": 0}}
@@ -135,7 +155,16 @@ class VocabParallel(Style):
     """Cut a vocabulary: the rows of an Embedding, the logits of the Linear that is its head.
 
     Both cut dim 0 of the weight, so that one style serves tied weights. `cross_entropy` takes
-    logits that are cut so as they are.
+    logits that are sharded so as they are.
+
+    Args:
+        axis: the mesh axis, or axes (major to minor), to shard over. None: the mesh's only one.
+        input_layouts, output_layouts: what the module's first input and its output are brought to:
+            placements of all axes, or one placement (`Shard(1)`, `Replicate()`) of the style's axis
+            alone. None: what follows.
+
+    Raises:
+        MeshError: when the module is distributed: no such axis, or None on a mesh of several.
     """
 
     cuts: ClassVar[Cuts | None] = {_TABLE: {"weight": 0}, nn.Linear: {"weight": 0, "bias": 0}}

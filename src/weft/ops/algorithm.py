@@ -1,8 +1,9 @@
-"""What an algorithm is: more than a rule, less than a special case in the dispatcher.
+"""What carries out an op that the op itself cannot carry out on the local tensors.
 
-A `Composite` is ordinary torch code on global tensors, captured once, so its gradient, its
-transitions and its layouts come from the ops that it consists of. A `Local` is a function of
-local tensors between a decision's layouts, for what no composition of torch ops says.
+A `Kernel` runs instead of the op where a dim with `~` is sharded. A `Composite` is ordinary torch
+code on global tensors, captured once, so its gradient, its transitions and its layouts come from
+the ops that it consists of. A `Local` is a function of local tensors between the layouts of a
+decision, for what neither says: reads and writes by index.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.rules import Call, Decision
 
-__all__ = ["Algorithm", "Composite", "Local", "Lookup", "replicated", "where_cut"]
+__all__ = ["Algorithm", "Composite", "Kernel", "Local", "Lookup", "replicated"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,26 @@ class Local:
     writes: Callable[[BoundMesh], Callable[..., Any]] | None = None
 
 
-Algorithm = Composite | Local
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """`function(shards, *args, **kwargs)` runs in the op's place on the local tensors that the
+    decision gives; the arguments are those of the op. `axes` are those of the shards that it
+    finishes.
+    """
+
+    decision: Decision
+    function: Callable[..., Any]
+    axes: tuple[int, ...]
+
+    @classmethod
+    def of(cls, decision: Decision, function: Callable[..., Any]) -> Kernel:
+        """The kernel over the axes that shard what the decision leaves to it."""
+        axes = {axis for operand, dim in decision.finish
+                for axis in decision.operands[operand].dims[dim]}
+        return cls(decision, function, tuple(sorted(axes)))
+
+
+Algorithm = Composite | Local | Kernel
 Lookup = Callable[[Call, Sequence[Layout], Sequence[bool]], Algorithm | Decision | None]
 
 
@@ -59,20 +79,3 @@ def replicated(call: Call, layouts: Sequence[Layout]) -> Decision:
         tuple(Layout.replicated(mesh, layout.shape) for layout in layouts),
         tuple(Layout.replicated(mesh, result.shape) for result in call.results),
     )
-
-
-def where_cut(
-    function: Callable[..., Any], serves: Callable[[Call], bool] = lambda call: True
-) -> Lookup:
-    """Finds the Composite of a function for calls that it `serves`, of which an operand is cut or
-    partial; others are their own local call. The function's docstring stands in `docs/ops.md`.
-    """
-    def lookup(
-        call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
-    ) -> Composite | None:
-        if all(layout.is_replicated for layout in layouts) or not serves(call):
-            return None
-        return Composite(function)
-
-    lookup.__doc__ = function.__doc__
-    return lookup

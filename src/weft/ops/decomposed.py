@@ -1,6 +1,6 @@
 """Ops that torch's own gradients and compositions are made of, as the ops that say what they mean.
 
-Users rarely call them. What they are made of has rules, so blocks stay where they are.
+Users rarely call them. What they are made of has rules, so shards stay where they are.
 """
 
 from __future__ import annotations
@@ -13,31 +13,30 @@ import torch
 from torch import Tensor
 
 from weft.core import Layout
-from weft.ops.algorithm import Composite, where_cut
-from weft.rules import Call
+from weft.ops.algorithm import Composite
+from weft.ops.summaries import wide
+from weft.rules import Call, op, page, rule
+from weft.transport import Shards
 
-__all__ = ["TABLE"]
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+__all__ = ["PAGE"]
 
 
-def _softmax_backward(grad: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Tensor:
-    """The gradient of softmax as products and one sum: any dim may be cut; along the softmax's, a
-    sum per row is reduced."""
-    grad, output = _wide(grad), _wide(output)
-    terms = grad * output
-    return (terms - output * terms.sum(dim, keepdim=True)).to(input_dtype).contiguous()
+def _softmax_backward(
+    shards: Shards, grad: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype
+) -> Tensor:
+    """Products, and one sum over all shards."""
+    output = output.to(wide(output.dtype))
+    terms = grad.to(output.dtype) * output
+    return (terms - output * shards.psum(terms.sum(dim, keepdim=True))).to(input_dtype)
 
 
 def _log_softmax_backward(
-    grad: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype
+    shards: Shards, grad: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype
 ) -> Tensor:
-    """The gradient of log_softmax as products and one sum: any dim may be cut; along the
-    softmax's, a sum per row is reduced."""
-    grad, output = _wide(grad), _wide(output)
-    return (grad - output.exp() * grad.sum(dim, keepdim=True)).to(input_dtype).contiguous()
+    """Products, and one sum over all shards."""
+    output = output.to(wide(output.dtype))
+    grad = grad.to(output.dtype)
+    return (grad - output.exp() * shards.psum(grad.sum(dim, keepdim=True))).to(input_dtype)
 
 
 def _max_pool_backward(
@@ -55,10 +54,10 @@ def _max_pool_backward(
     return planes.reshape(x.shape)
 
 
-def _max_pool_backward_lookup(
+def _max_pool_backward_layouts(
     call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
 ) -> Composite | None:
-    """max_pool2d_with_indices_backward: gradients are added at the places that gave the values."""
+    """Gradients are added at the places that gave the values."""
     if all(layout.is_replicated for layout in layouts) or 0 in layouts[0].shape:
         return None
     return Composite(partial(_max_pool_backward, tied=wants_grad[1]))
@@ -66,7 +65,7 @@ def _max_pool_backward_lookup(
 
 def _chunk_cat(tensors: Sequence[Tensor], dim: int, num_chunks: int) -> Tensor:
     """Every tensor padded to chunks of one length, and these laid side by side: the dim of the
-    chunks stays cut by whole chunks, later ones are exchanged."""
+    chunks stays sharded by whole chunks, later ones are exchanged."""
     dim = dim % tensors[0].dim()
     parts = []
     for one in tensors:
@@ -88,8 +87,8 @@ def _inside(x: Tensor, indices: Sequence[Tensor | None]) -> list[Tensor | None]:
 def _masked_index(
     x: Tensor, mask: Tensor, indices: Sequence[Tensor | None], fill: Any
 ) -> Tensor:
-    """`x[i, j]` at clamped places, then the fill: any dim may be cut; units come by index, as for
-    `index`."""
+    """`x[i, j]` at clamped places, then the fill: any dim may be sharded; units come by
+    index, as for `index`."""
     read: Any = torch.ops.aten.index.Tensor
     return read(x, _inside(x, indices)).masked_fill(mask.logical_not(), fill)
 
@@ -97,21 +96,19 @@ def _masked_index(
 def _masked_index_put(
     x: Tensor, mask: Tensor, indices: Sequence[Tensor | None], values: Tensor
 ) -> Tensor:
-    """Values added at clamped places, masked ones as zeros: any dim may be cut; units go by index,
-    as for `index_put`."""
+    """Values added at clamped places, masked ones as zeros: any dim may be sharded; units go by
+    index, as for `index_put`."""
     write: Any = torch.ops.aten.index_put.default
     return write(x, _inside(x, indices), values.masked_fill(mask.logical_not(), 0), True)
 
 
-def _has_elements(call: Call) -> bool:
-    return not any(0 in one.shape for one in call.tensors)
+_SOFTMAX = rule("... s~, ... s~ -> ... s", along="dim", linear=[0])
 
-
-TABLE = {
-    "aten._softmax_backward_data.default": where_cut(_softmax_backward, _has_elements),
-    "aten._log_softmax_backward_data.default": where_cut(_log_softmax_backward, _has_elements),
-    "aten.max_pool2d_with_indices_backward.default": _max_pool_backward_lookup,
-    "aten._chunk_cat.default": where_cut(_chunk_cat, _has_elements),
-    "aten._unsafe_masked_index.default": where_cut(_masked_index, _has_elements),
-    "aten._unsafe_masked_index_put_accumulate.default": where_cut(_masked_index_put, _has_elements),
-}
+PAGE = page(
+    op("_softmax_backward_data", _SOFTMAX, kernel=_softmax_backward),
+    op("_log_softmax_backward_data", _SOFTMAX, kernel=_log_softmax_backward),
+    op("max_pool2d_with_indices_backward", layouts=_max_pool_backward_layouts),
+    op("_chunk_cat", compose=_chunk_cat),
+    op("_unsafe_masked_index", compose=_masked_index),
+    op("_unsafe_masked_index_put_accumulate", compose=_masked_index_put),
+)

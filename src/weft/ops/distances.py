@@ -1,29 +1,66 @@
-"""Distances: those of all pairs of rows (pdist), and cdist where the rows are cut across."""
+"""Distances: of the rows of two tensors (cdist), and of all pairs of rows of one (pdist)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from weft.comm import BoundMesh
 from weft.core import Layout
-from weft.ops.algorithm import Local, replicated
-from weft.ops.blocks.summaries import Blocks
-from weft.rules import Call, Decision
+from weft.ops.algorithm import Local
+from weft.ops.summaries import wide
+from weft.rules import Call, Decision, op, page, rule
+from weft.transport import Shards
 
-__all__ = ["cdist_lookup", "pdist_lookup"]
+__all__ = ["PAGE"]
 
 
-def pdist_lookup(
+def _cdist_text(call: Call, wants_grad: Any) -> str:
+    """Shards of columns have distances of their own, where these are less than the rows."""
+    x, y, norm = *call.tensors, float(call.get("p", 2.0))
+    few = 2 * min(x.shape[-2], y.shape[-2]) <= x.shape[-1]
+    if few and norm and math.isfinite(norm):
+        return "...>0 m>0 k~, ... n>0 k~ -> ... m n"
+    return _CDIST
+
+
+_CDIST = "...>0 m>0 k!, ... n>0 k! -> ... m n"
+
+
+def _cdist(shards: Shards, x: Tensor, y: Tensor, p: float, compute_mode: int | None) -> Tensor:
+    """The norm of the distances that each shard's columns give."""
+    own = torch.cdist(x, y, p, _MODES[compute_mode or 0])
+    total = shards.psum(_power(own.to(wide(own.dtype)), p))
+    return _power(total, 1 / p).to(own.dtype)
+
+
+def _euclidean_dist(shards: Shards, x: Tensor, y: Tensor) -> Tensor:
+    """The root of the squares that each shard's columns give."""
+    squares = torch.cdist(x, y).to(wide(x.dtype))
+    return _power(shards.psum(_power(squares, 2)), 0.5).to(x.dtype)
+
+
+_MODES = ("use_mm_for_euclid_dist_if_necessary", "use_mm_for_euclid_dist",
+          "donot_use_mm_for_euclid_dist")
+
+
+def _power(x: Tensor, exponent: float) -> Tensor:
+    """x ** exponent, whose gradient at 0 is 0, as that of a distance."""
+    zero = x == 0
+    return x.masked_fill(zero, 1).pow(exponent).masked_fill(zero, 0)
+
+
+def _pdist(
     call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
-) -> Local | Decision:
-    """`pdist(x, p)`: each shard has the pairs whose first row it holds, with all rows behind it"""
-    x, norm, num = layouts[0], float(call.args[1]), layouts[0].shape[0]
+) -> Local | None:
+    """Each shard has the pairs whose first row it holds, with all rows behind it."""
+    x, norm, num = layouts[0], float(call.get("p", 2.0)), layouts[0].shape[0]
     if not x.dims[0] or num < 2 or not math.isfinite(norm):
-        return replicated(call, layouts)
+        return None
 
     def before(row: int) -> int:
         """How many pairs begin with a row before this one."""
@@ -48,33 +85,9 @@ def pdist_lookup(
     return Local(Decision((Layout.replicated(x.mesh, x.shape),), (result,)), bind)
 
 
-def cdist_lookup(
-    call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
-) -> Local | None:
-    """`cdist(x, y, p)` of rows that are cut across: the norm of the blocks' distances, where these
-    are less than the rows"""
-    x, y, norm = layouts[0], layouts[1], float(call.args[2])
-    if x.ndim != 2 or y.ndim != 2 or not norm or not math.isfinite(norm):
-        return None
-    wide = x if x.dims[1] else y
-    axes = wide.dims[1]
-    num, shape = wide.num_shards(1), call.results[0].shape
-    if not axes or {*x.sharded_axes, *y.sharded_axes} != set(axes) or (
-        num * math.prod(shape) > x.shape[1] * max(shape) or 0 in x.shape or 0 in y.shape
-    ):
-        return None
-    x, y = (
-        Layout.make(one.mesh, one.shape, ((), axes), (None, wide.cuts[1])) for one in (x, y)
-    )
-
-    def bind(mesh: BoundMesh) -> Callable[[Tensor, Tensor], Tensor]:
-        blocks = Blocks(mesh, x, (1,))
-
-        def local(one: Tensor, other: Tensor) -> Tensor:
-            own = torch.cdist(one, other, norm)
-            return torch.linalg.vector_norm(blocks.gather(own)[0], norm, 0)
-
-        return local
-
-    result = Layout.replicated(x.mesh, shape)
-    return Local(Decision((x, y), (result,)), bind, communicates=axes)
+PAGE = page(
+    op("cdist", rule(_cdist_text), kernel=_cdist),
+    op("_cdist_forward", rule(_CDIST)),
+    op("_euclidean_dist", rule("m>0 k~, n>0 k~ -> m n"), kernel=_euclidean_dist),
+    op("pdist", rule("n! k! -> pairs!"), layouts=_pdist),
+)

@@ -28,8 +28,7 @@ from weft.own.trials import Trial, Trials, part
 from weft.rules import Call, OwnRule, Rule, TensorArg
 from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.trace.calls import dtype_text
-from weft.tensor.trace.capture import map_tensors
-from weft.tensor.trace.trees import flatten
+from weft.tensor.trace.trees import flatten, map_tensors
 
 __all__ = ["BruteForce", "check_rule"]
 

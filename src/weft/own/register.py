@@ -25,6 +25,7 @@ def register_rule(
     linear: Sequence[int | Sequence[int]] = (),
     moves: bool = False,
     nonempty: Sequence[str] = (),
+    kernel: Callable[..., Any] | None = None,
     check: Any = False,
 ) -> Any:
     """Say by factors what an op means for sharded operands; it then runs on local tensors.
@@ -45,6 +46,12 @@ def register_rule(
             tuple of numbers): there terms of a sum pass.
         moves: elements only change places, so that terms of every reduction pass.
         nonempty: factors that the op refuses with length 0.
+        kernel: `kernel(shards, *args)` runs in the op's place where a dim that stands with `~` in
+            the string is sharded: `"b s~ -> b"`. It gets the op's arguments, tensors being local,
+            and `shards` (`weft.transport.Shards`), whose `psum`, `pmax`, `pmin` and `gather` bring
+            what each shard gives to all ranks. Its results are those of the whole op: this
+            rank's shard of a dim that they keep, and the full value of a dim that they lack
+            (`s~:sum` if it leaves partial sums).
         check: True, or a tuple of example arguments: `check_rule` on the new rule, which is not
             kept when it fails.
 
@@ -60,14 +67,14 @@ def register_rule(
     """
     if pattern is None:
         return lambda function: register_rule(
-            function, op, linear=linear, moves=moves, nonempty=nonempty, check=check
+            function, op, linear=linear, moves=moves, nonempty=nonempty, kernel=kernel, check=check
         )
     own = own_of(op, f"register_rule({_text(op)}, ...)")
     strings: Any = pattern if isinstance(pattern, str) or callable(pattern) else tuple(pattern)
     rule = OwnRule(
         own.name, strings,
         tuple([(one,) if isinstance(one, int) else tuple(sorted(one)) for one in linear]),
-        moves, frozenset(nonempty),
+        moves, frozenset(nonempty), kernel,
     )
     try:
         if rule.by_shape:
@@ -87,7 +94,11 @@ def register_rule(
 
 
 def unregister_rule(op: Any) -> None:
-    """Forget the rule of an op, if it has one."""
+    """Forget the rule of an op, if it has one.
+
+    Args:
+        op: what `register_rule` was given.
+    """
     own = known(op)
     if own is not None:
         _set_rule(own, None)
@@ -111,6 +122,10 @@ def register_handler(op: Any, handler: Any = None) -> Any:
     ShardTensors what it would be without the handler. Gradients are those of the ops that it
     calls: `to_local(grad_placements=...)` and `ShardTensor.from_local` keep the graph.
 
+    Args:
+        op: an op of torch or a function of torch, or a user's own op or function.
+        handler: called as `op` is; None makes a decorator.
+
     Returns:
         The handler.
 
@@ -131,7 +146,11 @@ def register_handler(op: Any, handler: Any = None) -> Any:
 
 
 def unregister_handler(op: Any) -> None:
-    """Forget the handler of an op, if it has one."""
+    """Forget the handler of an op, if it has one.
+
+    Args:
+        op: what `register_handler` was given.
+    """
     own = known(op)
     if own is not None:
         _set_handler(own, None)

@@ -20,7 +20,7 @@ from weft.errors import ShardTypeError, message
 from weft.own.beneath import refuse_beneath
 from weft.tensor.call import dispatch
 from weft.tensor.call.own.functions import OWN, Own, is_sharded, keys_of
-from weft.tensor.grad import bridge
+from weft.tensor.grad.torch_patches import on_full_tensors, plain_apply
 from weft.tensor.takeover import give_back, take_over, twin_of
 
 __all__ = ["known", "overloads_of", "own_of"]
@@ -101,8 +101,8 @@ def _of_function_class(target: Any) -> Own:
         if first.kind is not inspect.Parameter.VAR_POSITIONAL:
             forward = forward.replace(parameters=others)
     return Own(
-        target, target.__name__, bridge.plain_apply(target),
-        lambda *args, **kwargs: bridge.on_full_tensors(target, *args, **kwargs), forward,
+        target, target.__name__, plain_apply(target),
+        lambda *args, **kwargs: on_full_tensors(target, *args, **kwargs), forward,
     )
 
 

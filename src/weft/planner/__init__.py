@@ -1,8 +1,7 @@
 """From one layout to another: steps, plans, and what they cost. Standard library only."""
 
-from weft.planner.check import IDEMPOTENT, LINEAR, check, check_world, kept_terms
+from weft.planner.check import IDEMPOTENT, LINEAR, check, kept_terms
 from weft.planner.cost import is_local, step_nbytes, step_nbytes_at, step_seconds
-from weft.planner.interpret import PlanError, interpret
 from weft.planner.links import GLOO, NCCL, Link, Links, set_links
 from weft.planner.plan import (
     Plan,
@@ -26,8 +25,7 @@ from weft.planner.steps import (
 
 __all__ = [
     "AllGather", "AllReduce", "Exchange", "GLOO", "IDEMPOTENT", "LINEAR", "Link", "Links", "NCCL",
-    "Plan", "PlanError", "ReduceScatter", "Slice", "Step", "Term", "Transfer", "check",
-    "check_world", "forget_plans", "gradient_layout", "interpret", "is_local", "kept_plans",
-    "kept_terms", "naive", "plan", "set_links", "step_nbytes", "step_nbytes_at", "step_seconds",
-    "transpose",
+    "Plan", "ReduceScatter", "Slice", "Step", "Term", "Transfer", "check",
+    "forget_plans", "gradient_layout", "is_local", "kept_plans", "kept_terms", "naive", "plan",
+    "set_links", "step_nbytes", "step_nbytes_at", "step_seconds", "transpose",
 ]

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from weft.core.layout import Layout
-from weft.core.mesh import Mesh
-from weft.errors import LayoutError, MeshError, message
+from weft.errors import LayoutError, message
 
-__all__ = ["IDEMPOTENT", "LINEAR", "check", "check_world", "kept_terms"]
+__all__ = ["IDEMPOTENT", "LINEAR", "check", "kept_terms"]
 
 LINEAR = frozenset({"sum", "avg"})
 """Kinds that may stand together: a sum of means is a mean of sums."""
@@ -36,23 +35,6 @@ def check(src: Layout, dst: Layout, call: str = "plan(src, dst)") -> None:
         _check_rows(src, dst, call)
 
 
-def check_world(mesh: Mesh, num_ranks: int, call: str) -> None:
-    """Refuse a mesh of which no device is a rank of the program.
-
-    Raises:
-        MeshError: no device id of `mesh` is below `num_ranks`.
-    """
-    low, high = mesh.rank_span
-    if low >= num_ranks:
-        raise MeshError(
-            message(call, f"{mesh} has device ids {low} to {high - 1}, the program has the ranks 0 "
-                    f"to {num_ranks - 1}",
-                    "a tensor moves to a mesh only if ranks of the program are on it",
-                    [f"device ids from {low} on"],
-                    f"a mesh of ranks below {num_ranks}, or start more ranks")
-        )
-
-
 def kept_terms(src: Layout, dst: Layout) -> dict[int, int]:
     """Source axis -> target axis, for the axes on which terms stay terms.
 
@@ -62,7 +44,7 @@ def kept_terms(src: Layout, dst: Layout) -> dict[int, int]:
         pairs = zip(src.partial, dst.partial)
         return {axis: axis for axis, (a, b) in enumerate(pairs) if a is not None and a == b}
     there = {name: axis for axis, name in enumerate(dst.mesh.axis_names)}
-    out = {}
+    out: dict[int, int] = {}
     for axis, kind in enumerate(src.partial):
         to = there.get(src.mesh.axis_names[axis])
         if kind is None or to is None or src.mesh.axis_sizes[axis] != dst.mesh.axis_sizes[to]:
@@ -73,7 +55,7 @@ def kept_terms(src: Layout, dst: Layout) -> dict[int, int]:
 
 
 def _check_kinds(src: Layout, dst: Layout, call: str) -> None:
-    wrong = []
+    wrong: list[str] = []
     for end, layout in (("src", src), ("dst", dst)):
         kinds = {kind for kind in layout.partial if kind}
         if len(kinds) > 1 and not kinds <= LINEAR:
@@ -89,7 +71,7 @@ def _check_kinds(src: Layout, dst: Layout, call: str) -> None:
 def _check_rows(src: Layout, dst: Layout, call: str) -> None:
     kept = set(kept_terms(src, dst).values())
     alone = src.mesh == dst.mesh
-    wrong = []
+    wrong: list[str] = []
     for axis, kind in enumerate(dst.partial):
         if kind is None or axis in kept or dst.mesh.axis_sizes[axis] == 1:
             continue

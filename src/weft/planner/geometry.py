@@ -81,7 +81,7 @@ def finer(layout: Layout, dim: int, cut: Cut, more: tuple[int, ...]) -> Cut:
 
 def intersect(left: Box, right: Box) -> Box | None:
     """The box that two boxes share; None when they share nothing."""
-    out = []
+    out: list[tuple[int, int]] = []
     for (a, b), (c, d) in zip(left, right):
         start, stop = max(a, c), min(b, d)
         if start >= stop:
@@ -113,7 +113,7 @@ def meets(
     cuts = layout.cuts[dim]
     if cuts is None:
         return _default_meets(levels, layout.shape[dim], start, stop)
-    found = []
+    found: list[tuple[int, int, int]] = []
     index = bisect_right(cuts, start) - 1
     while index + 1 < len(cuts) and cuts[index] < stop:
         if cuts[index] < cuts[index + 1] and (not fixed or all(
@@ -131,7 +131,7 @@ def _default_meets(
     """As `meets`, for default cuts: descend into the pieces of each axis that overlap."""
     pieces = [(0, 0, length)]
     for size, fixed in levels:
-        finer_pieces = []
+        finer_pieces: list[tuple[int, int, int]] = []
         for index, low, high in pieces:
             chunk = -(-(high - low) // size)
             first, last = (max(start, low) - low) // chunk, (min(stop, high) - 1 - low) // chunk
@@ -147,7 +147,7 @@ def _default_meets(
 
 def digits_of(mesh: Mesh, axes: Sequence[int], index: int) -> list[tuple[int, int]]:
     """(axis, digit) of the place `index` among those along some axes, the last one fastest."""
-    out = []
+    out: list[tuple[int, int]] = []
     for axis in reversed(axes):
         index, digit = divmod(index, mesh.axis_sizes[axis])
         out.append((axis, digit))

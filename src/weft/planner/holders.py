@@ -146,7 +146,8 @@ class Crossing:
         at = self.dst.at(rank)
         if at is None:
             return []
-        own, copy, out = self.cell_of(rank), self.dst.copy(at), []
+        own, copy = self.cell_of(rank), self.dst.copy(at)
+        out: list[tuple[int, Box]] = []
         for cell, box in self.src.cells_in(self.dst.layout.box_at(at), self.dst.term(at)):
             near = None if cell == own else self.near(cell, rank)
             if cell == own:
@@ -198,7 +199,8 @@ class Crossing:
         holders = node.holders.get(cell)
         if holders is None:
             return None
-        held, term, takers = self.src.box(cell), cell[self.src.layout.ndim:], []
+        held, term = self.src.box(cell), cell[self.src.layout.ndim:]
+        takers: list[tuple[int, Box]] = []
         for device, own, its, wanted in node.takers:
             if own != cell and its == term:
                 box = intersect(held, wanted)
@@ -285,7 +287,8 @@ class _Line:
         digits = self.cell[dst.layout.ndim:]
         while start < stop:
             at, scale, rest = start, dst.num, volume(self.box)
-            indices, box = [], []
+            indices: list[int] = []
+            box: list[tuple[int, int]] = []
             for dim, (low, high) in enumerate(self.box):
                 rest //= high - low
                 element = low + at // (scale * rest)

@@ -13,6 +13,7 @@ from itertools import product
 from math import prod
 
 from weft.core.layout import Layout
+from weft.core.mesh import AxisName
 from weft.planner.check import IDEMPOTENT, LINEAR
 from weft.planner.plan import Plan
 from weft.planner.steps import (
@@ -185,7 +186,7 @@ def _cross(step: Transfer, world: World) -> World:
 
 def _same_term(step: Transfer, at: tuple[int, ...], there: tuple[int, ...]) -> bool:
     """Whether coordinates of the two meshes stand for one term of the reductions that remain."""
-    sides = []
+    sides: list[dict[AxisName, int]] = []
     for layout, place in ((step.dst, at), (step.src, there)):
         axes = zip(layout.mesh.axis_names, place, layout.partial)
         sides.append({name: digit for name, digit, kind in axes if kind})

@@ -13,11 +13,10 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
-from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from weft.core.mesh import Mesh
 from weft.errors import ShardTypeError, message
@@ -32,7 +31,15 @@ _FIX = 'weft.set_links("nccl"), or weft.Links(near=weft.Link(15e-6, 4e-12), far=
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One network: seconds of a round of messages, seconds per byte that a device receives."""
+    """One network.
+
+    Args:
+        latency_s: seconds of a round of messages.
+        seconds_per_byte: seconds for each byte that a device receives.
+
+    Raises:
+        ShardTypeError: what is no number of seconds.
+    """
 
     latency_s: float
     seconds_per_byte: float
@@ -64,22 +71,24 @@ class Links:
     axes: Any = ()
 
     def __post_init__(self) -> None:
-        given = self.axes.items() if isinstance(self.axes, Mapping) else self.axes
+        axes: Any = self.axes
+        given = cast(Iterable[Any], axes.items() if isinstance(axes, Mapping) else axes)
         object.__setattr__(self, "axes", tuple(given))
-        size = self.node_size
+        size: Any = self.node_size
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise _wrong("Links(node_size)", f"node_size is {size!r}",
                          "a node has a whole number of devices, at least 1", repr(size))
         _check_seconds("Links", self, "start_s", "member_s")
-        wrong = [it for it in (self.near, self.far, *(link for _, link in self.axes))
-                 if not isinstance(it, Link)]
+        links: list[Any] = [self.near, self.far, *(link for _, link in self.axes)]
+        wrong = [it for it in links if not isinstance(it, Link)]
         if wrong:
             raise _wrong("Links", f"{len(wrong)} networks are no weft.Link",
                          "a network is a Link(latency_s, seconds_per_byte)", *wrong)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write them to a file, for `Links.load`."""
-        Path(path).write_text(self.to_json() + "\n", encoding="utf-8")
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(self.to_json() + "\n")
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Links:
@@ -89,7 +98,8 @@ class Links:
             ShardTypeError: a file that is not there, or is none of these.
         """
         try:
-            return Links.from_json(Path(path).read_text(encoding="utf-8"))
+            with open(path, encoding="utf-8") as file:
+                return Links.from_json(file.read())
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise _wrong("Links.load(path)", f"{os.fspath(path)} gives {error!r}",
                          "links are read from what Links.save or weft bench links wrote",
@@ -174,6 +184,9 @@ def set_links(links: Links | str) -> None:
     """What the planner assumes of the network from now on: `Links`, "gloo" (at first), or "nccl".
 
     Every rank must call it alike, before the tensors that it is meant for move.
+
+    Args:
+        links: the networks, or the name of a default.
 
     Raises:
         ShardTypeError: neither.

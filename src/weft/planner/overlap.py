@@ -149,20 +149,20 @@ class _Level(NamedTuple):
 class _Node(NamedTuple):
     """A piece of a dim in one layout, and how it is cut further.
 
-    Explicit cuts are found at `index`; default ones by `chunk`, the length of the axis's pieces.
+    Explicit cuts are found at `place`; default ones by `chunk`, the length of the axis's pieces.
     """
 
     low: int
     high: int
     levels: tuple[_Level, ...]
     cuts: tuple[int, ...] | None = None
-    index: int = 0
+    place: int = 0
     chunk: int = 0
 
     def child(self, digit: int) -> _Node:
         (_, size, unit, total), *rest = self.levels
         if self.cuts is not None:
-            index = self.index * size + digit
+            index = self.place * size + digit
             stride = math.prod([level.size for level in rest])
             low, high = self.cuts[index * stride], self.cuts[(index + 1) * stride]
             return _Node(low, high, tuple(rest), self.cuts, index)
@@ -176,7 +176,7 @@ class _Node(NamedTuple):
         low, high = max(low, self.low), min(high, self.high)
         if self.cuts is not None:
             stride = math.prod([level.size for level in self.levels[1:]])
-            first, last = self.index * size, (self.index + 1) * size
+            first, last = self.place * size, (self.place + 1) * size
             starts = self.cuts[first * stride : last * stride : stride]
             return range(max(bisect_right(starts, low) - 1, 0), bisect_left(starts, high))
         width = unit * (-(-(self.high - self.low) // total) if total else self.chunk)
@@ -226,7 +226,7 @@ def _roots(layout: Layout, parts: _Parts, sizes: Sequence[int]) -> list[_Node]:
 def _levels(
     mesh: Mesh, axes: Sequence[int], parts: _Parts, sizes: Sequence[int]
 ) -> tuple[_Level, ...]:
-    levels = []
+    levels: list[_Level] = []
     for axis in axes:
         total = unit = mesh.axis_sizes[axis]
         for digit in parts[axis]:
@@ -261,7 +261,8 @@ def _shorter(node: _Node) -> _Node:
 
 def _overlaps(dims: _Dims) -> int:
     """Sum over all digits of the levels left, of the product over dims of the overlaps."""
-    constant, rest = 1, []
+    constant = 1
+    rest: _Dims = []
     for s, d in dims:
         overlap = min(s.high, d.high) - max(s.low, d.low)
         if overlap <= 0:
@@ -353,7 +354,7 @@ def _by_runs(dims: _Dims, digit: int) -> int:
 
 def _by_digits(dims: _Dims) -> int:
     """Try the digits of the one level where the fewest pieces overlap."""
-    choices = []
+    choices: list[tuple[Sequence[int], int]] = []
     for s, d in dims:
         for node, other in ((s, d), (d, s)):
             if node.levels:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from weft.core.dtypes import dtype_name
 from weft.core.dtypes import itemsize as itemsize_of
@@ -123,7 +124,8 @@ def plan(
         ShardTypeError: what is no layout, an itemsize below 1 or other than the dtype's, links
             that are none.
     """
-    wrong = [repr(it) for it in (src, dst) if not isinstance(it, Layout)]
+    ends: tuple[Any, Any] = (src, dst)
+    wrong = [repr(it) for it in ends if not isinstance(it, Layout)]
     if wrong:
         raise ShardTypeError(
             message("plan(src, dst)", f"{len(wrong)} of 2 arguments are no layouts",
@@ -144,7 +146,8 @@ def plan(
         itemsize = nbytes
     elif itemsize is None:
         itemsize = 4
-    elif isinstance(itemsize, bool) or not isinstance(itemsize, int) or itemsize < 1:
+    given: Any = itemsize
+    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
         raise ShardTypeError(
             message("plan(itemsize)", f"itemsize is {itemsize!r}",
                     "an element has a whole number of bytes, at least 1", [repr(itemsize)],
@@ -176,22 +179,18 @@ def naive(src: Layout, dst: Layout, itemsize: int = 4) -> Plan:
     if 0 in src.shape:
         return plan(src, dst, itemsize)
     kept = {s: d for s, d in kept_terms(src_, dst_).items() if src_.partial[s] in _NOT_MADE}
-    whole = src_.replace(dims=((),) * src.ndim)
+    whole = src_.gathered(range(src.ndim))
     terms = tuple(axis for axis, kind in enumerate(whole.partial) if kind and axis not in kept)
-    full = whole.replace(partial=[
-        kind if axis in kept else None for axis, kind in enumerate(whole.partial)
-    ])
+    full = whole.without_partial(terms)
     steps: list[Step] = []
     if src_ != whole:
         steps.append(AllGather(src_, whole, src_.sharded_axes))
     if terms:
         steps.append(AllReduce(whole, full, terms))
-    there = dst_.replace(dims=((),) * src.ndim, partial=[
-        kind if axis in kept.values() else None for axis, kind in enumerate(dst_.partial)
-    ])
+    cut = dst_.without_partial(set(range(dst_.mesh.ndim)) - set(kept.values()))
+    there = cut.gathered(range(src.ndim))
     if there.mesh != full.mesh:
         steps.append(Transfer(full, there))
-    cut = dst_.replace(cuts=dst_.cuts, partial=there.partial)
     if cut != there:
         steps.append(Slice(there, cut))
     if dst_ != cut:
@@ -202,10 +201,8 @@ def naive(src: Layout, dst: Layout, itemsize: int = 4) -> Plan:
 
 def gradient_layout(layout: Layout, varying: frozenset[int] = frozenset()) -> Layout:
     """The layout of a gradient: S for S, I for I and P, and P(sum) for a varying axis."""
-    if not varying and not layout.is_partial:
-        return layout
-    kinds = ["sum" if axis in varying else None for axis in range(layout.mesh.ndim)]
-    return layout.replace(cuts=layout.cuts, partial=kinds)
+    value = layout.without_partial()
+    return value.with_partial(varying) if varying else value
 
 
 def transpose(forward: Plan) -> Plan:

@@ -168,7 +168,7 @@ def _free(layout: Layout) -> list[int]:
 
 def _subsets(axes: list[int]) -> Iterator[Iterable[int]]:
     if len(axes) > _TRIED:
-        return iter(([], axes))
+        return iter(((), axes))
     sizes = range(len(axes) + 1)
     return chain.from_iterable(combinations(axes, size) for size in sizes)
 
@@ -189,7 +189,7 @@ def _reduce(
     last = _cut(src, cuts, kept)
     first = last
     if summed:
-        first = last.replace(cuts=last.cuts, partial=[
+        first = last.replace(partial=[
             src.partial[axis] if axis in summed else kind for axis, kind in enumerate(kept)
         ])
     steps: list[Step] = []

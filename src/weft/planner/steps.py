@@ -180,7 +180,7 @@ def _blocks(
         [(digits_of(mesh, axes, index), (start, stop)) for index, start, stop in meeting]
         for axes, meeting in zip(layout.dims, found)
     ]
-    out = []
+    out: list[Block] = []
     for choice in product(*choices):
         box = tuple([interval for _, interval in choice])
         for other in others:

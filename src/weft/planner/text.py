@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import median_low
 from typing import TYPE_CHECKING
 
 from weft.core.mesh import Mesh
@@ -61,7 +60,8 @@ def _by_rank(plan: Plan) -> str:
     if len(ranks) <= _LISTED:
         return _listed(ranks, nbytes)
     of = f"{len(ranks)} of {count} ranks" if count > _SAMPLED else f"{len(ranks)} ranks"
-    return f"min {min(nbytes)}, median {median_low(nbytes)}, max {max(nbytes)} ({of})"
+    nbytes.sort()
+    return f"min {nbytes[0]}, median {nbytes[(len(nbytes) - 1) // 2]}, max {nbytes[-1]} ({of})"
 
 
 def _some(mesh: Mesh, most: int) -> list[int]:

@@ -30,24 +30,27 @@ from dataclasses import dataclass
 
 from weft.rules import Rule
 
-__all__ = ["COMPARE", "OTHER", "Choice", "Frame", "Passed", "cheapest", "free", "terms"]
+__all__ = [
+    "NEEDS_COST", "UNKNOWN_FACTOR", "Choice", "Frame", "PassPartial", "cheapest", "terms",
+    "zero_cost_choice",
+]
 
-OTHER = ""
+UNKNOWN_FACTOR = ""
 """Stands for the factor of a dim that is cut where the rule knows no factor."""
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
+class PassPartial:
     """Terms of `kind` pass through: the members are partial, the other operands replicated."""
 
     members: tuple[int, ...]
     kind: str
 
 
-Choice = str | Passed | None
+Choice = str | PassPartial | None
 """What an axis does: cut a factor, pass terms, or nothing."""
 
-COMPARE = Passed((), "")
+NEEDS_COST = PassPartial((), "")
 """No candidate is free."""
 
 
@@ -60,6 +63,7 @@ class Frame:
         results: bytes of all results.
         leads: per factor, where it leads a dim: (operand, dim, product of the dim's other factors).
         barred: factors that cannot be cut.
+        finished: per factor that the op's kernel finishes, the operands that may bring it sharded.
         held: per axis, per operand: the factor that the axis cuts, OTHER, or None.
         kinds: per axis, per operand: the kind of its terms; None for an axis without any.
         nbytes: per operand, bytes of what one rank holds of it.
@@ -72,6 +76,7 @@ class Frame:
     results: int
     leads: dict[str, list[tuple[int, int, int]]]
     barred: set[str]
+    finished: dict[str, list[int]]
     held: list[list[str | None]]
     kinds: list[list[str | None] | None]
     nbytes: list[float]
@@ -96,7 +101,7 @@ def terms(frame: Frame, factor: str) -> tuple[int, ...]:
     )}))
 
 
-def free(frame: Frame, axis: int) -> Choice:
+def zero_cost_choice(frame: Frame, axis: int) -> Choice:
     """The candidate for which nothing moves over one axis, or COMPARE; no length plays a part."""
     held, kinds = frame.held[axis], frame.kinds[axis]
     return _agreed(frame, held) if kinds is None else _passing(frame, held, kinds)
@@ -110,15 +115,33 @@ def _agreed(frame: Frame, held: Sequence[str | None]) -> Choice:
             if found is None:
                 found = name
             elif name != found:
-                return COMPARE
+                return NEEDS_COST
     if found is None:
         return None
-    if found == OTHER or found in frame.barred:
-        return COMPARE
+    if found == UNKNOWN_FACTOR or found in frame.barred:
+        return NEEDS_COST
     for operand, _, _ in frame.leads[found]:
         if held[operand] != found:
-            return COMPARE
-    return COMPARE if found in frame.rule.reduce and terms(frame, found) else found
+            return NEEDS_COST
+    if found in frame.finished and not _is_brought(frame, held, found):
+        return NEEDS_COST
+    return NEEDS_COST if found in frame.rule.reduce and terms(frame, found) else found
+
+
+def _is_brought(frame: Frame, held: Sequence[str | None], factor: str) -> bool:
+    """Whether an operand that may bring the factor sharded does so."""
+    return any(held[operand] == factor for operand in frame.finished[factor])
+
+
+def _may_finish(
+    frame: Frame, held: Sequence[str | None], kinds: Sequence[str | None], factor: str
+) -> bool:
+    """Whether the kernel may get the factor sharded: it is brought so, or an operand that may bring
+    it has to move and the kernel leaves partial values. Nothing is sharded for a kernel alone."""
+    return _is_brought(frame, held, factor) or (factor in frame.rule.reduce and any(
+        held[operand] is not None or kinds[operand] is not None
+        for operand in frame.finished[factor]
+    ))
 
 
 def _passing(
@@ -126,15 +149,15 @@ def _passing(
 ) -> Choice:
     """The linear set whose members are all partial and the others replicated: no cost."""
     if any(name is not None for name in held):
-        return COMPARE
+        return NEEDS_COST
     partial = tuple([index for index, kind in enumerate(kinds) if kind is not None])
     kind = kinds[partial[0]]
     assert kind is not None
     if partial in frame.rule.linear and _may_pass(frame.rule, kind) and all(
         kinds[index] == kind for index in partial
     ):
-        return Passed(partial, kind)
-    return COMPARE
+        return PassPartial(partial, kind)
+    return NEEDS_COST
 
 
 def _may_pass(rule: Rule, kind: str) -> bool:
@@ -160,7 +183,7 @@ def cheapest(frame: Frame, axis: int) -> Choice:
     best_key = _key(frame, nbytes, held, kinds, (None,) * len(held), size, None)
     for candidate, wanted in _candidates(frame, held, kinds):
         key = _key(frame, nbytes, held, kinds, wanted, size, candidate)
-        if isinstance(candidate, Passed) or (candidate in rule.reduce and any(
+        if isinstance(candidate, PassPartial) or (candidate in rule.reduce and any(
             candidate == target and ((name is not None and name != target) or kind is not None)
             for name, kind, target in zip(held, kinds, wanted)
         )):
@@ -178,12 +201,14 @@ def _candidates(
     for factor, places in frame.leads.items():
         if factor in frame.barred or (rule.sizes[factor] <= 1 and factor not in held):
             continue
+        if factor in frame.finished and not _may_finish(frame, held, kinds, factor):
+            continue
         wanted: list[Choice] = [None] * len(held)
         for operand, _, _ in places:
             wanted[operand] = factor
         added = terms(frame, factor) if factor in rule.reduce else ()
         for operand in added:
-            wanted[operand] = Passed(added, "sum")
+            wanted[operand] = PassPartial(added, "sum")
         yield factor, wanted
     for kind in dict.fromkeys(kinds):  # in order: every rank must break ties alike
         if kind is None or not _may_pass(rule, kind):
@@ -192,7 +217,7 @@ def _candidates(
             if any(kinds[member] == kind for member in members) and all(
                 kinds[member] == kind or _may_become(kind, held[member]) for member in members
             ):
-                passed = Passed(members, kind)
+                passed = PassPartial(members, kind)
                 yield passed, [passed if index in members else None for index in range(len(held))]
 
 
@@ -242,5 +267,5 @@ def _key(
                 cost += 2 * nbytes[index]
             elif kind != target.kind:
                 cost += 4 * nbytes[index]
-    partial = isinstance(candidate, Passed) or candidate in frame.rule.reduce
+    partial = isinstance(candidate, PassPartial) or candidate in frame.rule.reduce
     return cost, lost, partial

@@ -15,7 +15,16 @@ from itertools import pairwise
 from typing import Any
 
 from weft.core import Layout, default_cuts, filled_cuts
-from weft.propagate.choose import COMPARE, OTHER, Choice, Frame, Passed, cheapest, free, terms
+from weft.propagate.choose import (
+    NEEDS_COST,
+    UNKNOWN_FACTOR,
+    Choice,
+    Frame,
+    PassPartial,
+    cheapest,
+    terms,
+    zero_cost_choice,
+)
 from weft.rules import Call, Decision, LocalArgs, Rule, TensorArg
 
 __all__ = ["decide"]
@@ -38,7 +47,7 @@ def decide(
     """The layouts that the operands of a call come to, and those of its results.
 
     Args:
-        rule: what the op means, as `rules.lookup` gives it.
+        rule: what the op means, as its entry in the book gives it.
         call: the op with its arguments and results.
         layouts: of the tensor operands, in the order of `call.tensors`, all on one mesh.
         wants_grad: per operand, whether its gradient will be asked for.
@@ -46,10 +55,10 @@ def decide(
     """
     frame = _frame(rule, call, layouts, wants_grad, target)
     num_axes = len(frame.sizes)
-    choices = [free(frame, axis) for axis in range(num_axes)]
-    by_form = not rule.nonempty
+    choices = [zero_cost_choice(frame, axis) for axis in range(num_axes)]
+    by_form = not (rule.nonempty or rule.by_size)
     for axis, choice in enumerate(choices):
-        if choice is COMPARE:
+        if choice is NEEDS_COST:
             choices[axis] = cheapest(frame, axis)
             by_form = False
     _drop_mixed_kinds(frame, choices)
@@ -66,13 +75,23 @@ def decide(
     operands = _operands(frame, layouts, choices, cut)
     results = _results(frame, call, layouts[0], choices, cut)
     return Decision(
-        operands, results, _local_args(rule, call, results), rule.op,
+        operands, results, _local_args(rule, call, results, cut), rule.op,
         tuple([
             "" if choice is None else choice if isinstance(choice, str)
             else f"partial({choice.kind})" for choice in choices
         ]),
-        by_form,
+        by_form, _finished_dims(frame, cut) if frame.finished else (),
     )
+
+
+def _finished_dims(
+    frame: Frame, cut: dict[str, tuple[tuple[int, ...], Cuts]]
+) -> tuple[tuple[int, int], ...]:
+    """The sharded dims that a kernel finishes, of one operand each."""
+    return tuple([
+        next((operand, dim) for operand, dim, _ in frame.leads[factor] if operand in brings)
+        for factor, brings in frame.finished.items() if factor in cut
+    ])
 
 
 def _frame(
@@ -90,7 +109,7 @@ def _frame(
         own = float(_nbytes(call.tensors[index]))
         if dims is not None:
             for dim, (factors, axes) in enumerate(zip(dims, layout.dims)):
-                lead = OTHER
+                lead = UNKNOWN_FACTOR
                 if factors:
                     lead, inner = factors[0], 1
                     if len(factors) > 1:
@@ -109,9 +128,17 @@ def _frame(
                     row[index] = kind
                     kinds[axis] = row
         nbytes.append(own)
-    _bar(rule, leads, barred, wants_grad)
+    finished: dict[str, list[int]] = {}
+    for operand, factor in sorted(rule.finish) if rule.finish else ():
+        if factor in leads and rule.sizes[factor]:
+            finished.setdefault(factor, []).append(operand)
+        else:
+            barred.add(factor)  # nothing to finish
+    _bar(rule, leads, barred, finished, wants_grad)
     results = sum([_nbytes(result) for result in call.results])
-    return Frame(rule, results, leads, barred, held, kinds, nbytes, wants_grad, sizes, target)
+    return Frame(
+        rule, results, leads, barred, finished, held, kinds, nbytes, wants_grad, sizes, target
+    )
 
 
 def _nbytes(tensor: TensorArg) -> int:
@@ -119,7 +146,8 @@ def _nbytes(tensor: TensorArg) -> int:
 
 
 def _bar(
-    rule: Rule, leads: dict[str, Any], barred: set[str], wants_grad: Sequence[bool]
+    rule: Rule, leads: dict[str, Any], barred: set[str], finished: dict[str, list[int]],
+    wants_grad: Sequence[bool],
 ) -> None:
     """Bar what no shard may cut: a factor must lead a dim of every result, or be reduced by a
     kind that has a gradient where one is wanted."""
@@ -129,7 +157,7 @@ def _bar(
             if len(factors) > 1:
                 barred.update(factors[1:])
         for name in leads:
-            if name not in kept and name not in rule.reduce:
+            if name not in kept and name not in rule.reduce and name not in finished:
                 barred.add(name)
     if rule.reduce and True in wants_grad:
         barred.update(
@@ -160,6 +188,9 @@ def _cuts(
 ) -> tuple[tuple[int, ...], Cuts] | None:
     """(order of axes, cuts) for the axes that cut a factor; None when it cannot be cut."""
     places = frame.leads[factor]
+    if factor in frame.finished:  # as the operand has it that brings it sharded
+        brings = frame.finished[factor]
+        places = [place for place in places if place[0] in brings]
     operand, dim, inner = places[0]
     if len(places) > 1:
         most = (-1, -1.0)
@@ -290,7 +321,7 @@ def _operands(
     for axis, choice in enumerate(choices):
         if choice is None:
             continue
-        if isinstance(choice, Passed):
+        if isinstance(choice, PassPartial):
             for member in choice.members:
                 entering.setdefault(member, []).append((axis, choice.kind))
         elif choice in rule.reduce:
@@ -385,11 +416,24 @@ def _results(
     return tuple(made)
 
 
-def _local_args(rule: Rule, call: Call, results: Sequence[Layout]) -> LocalArgs | None:
+def _local_args(
+    rule: Rule, call: Call, results: Sequence[Layout],
+    cut: dict[str, tuple[tuple[int, ...], Cuts]],
+) -> LocalArgs | None:
     """The local op's arguments where they are not those of the call."""
     if rule.args is not None:
         fixed = rule.args
         return lambda coordinate: (fixed, {})
+    counts = {
+        place: Layout.make(results[0].mesh, (rule.sizes[factor],), [cut[factor][0]],
+                           [cut[factor][1]])
+        for place, factor in rule.counts.items() if factor in cut
+    }
+    if counts:
+        return lambda coordinate: (tuple([
+            counts[at].local_shape_at(coordinate)[0] if at in counts else arg
+            for at, arg in enumerate(call.args)
+        ]), dict(call.kwargs))
     if rule.size_arg is None or not any(results[0].dims):
         return None
     layout, place = results[0], rule.size_arg

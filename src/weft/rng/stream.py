@@ -111,6 +111,9 @@ def manual_seed(seed: int) -> None:
 
     To be called on all ranks, which may have seeded torch's generator each in its own way.
 
+    Args:
+        seed: a whole number, as in torch.manual_seed.
+
     Raises:
         ValueError: torch takes no such seed.
     """
@@ -136,6 +139,9 @@ def rng_state() -> tuple[Any, ...]:
 
 def set_rng_state(state: Sequence[Any]) -> None:
     """Go back to what `rng_state` gave.
+
+    Args:
+        state: it, or a list of the same (as JSON gives).
 
     Raises:
         ShardTypeError: it is something else.
@@ -168,7 +174,11 @@ def _is_pair(entry: Any) -> bool:
 
 @contextmanager
 def fork_rng(enabled: bool = True) -> Iterator[None]:
-    """Inside, random calls count on; afterwards they go on as if none had been."""
+    """Inside, random calls count on; afterwards they go on as if none had been.
+
+    Args:
+        enabled: False does nothing, as in torch.random.fork_rng.
+    """
     STREAM.follow()
     before = STREAM.get_state()
     try:

@@ -1,10 +1,13 @@
 """What every operation means for sharded operands, as rules over factors. No torch."""
 
-from weft.rules.notation import Call, Decision, LocalArgs, Pattern, Rule, TensorArg, parse
+from weft.rules.bind import bind
+from weft.rules.book import Entry, Last, Page, RuleText, Text, op, page, rule
+from weft.rules.call import Call, TensorArg
+from weft.rules.notation import Pattern, parse
 from weft.rules.own import OWN, OwnRule
-from weft.rules.table import covers, lookup, numbers_flow
+from weft.rules.rule import Decision, FactorDims, LocalArgs, Rule
 
 __all__ = [
-    "OWN", "Call", "Decision", "LocalArgs", "OwnRule", "Pattern", "Rule", "TensorArg", "covers",
-    "lookup", "numbers_flow", "parse",
+    "OWN", "Call", "Decision", "Entry", "FactorDims", "Last", "LocalArgs", "OwnRule", "Page",
+    "Pattern", "Rule", "RuleText", "TensorArg", "Text", "bind", "op", "page", "parse", "rule",
 ]

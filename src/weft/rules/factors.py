@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from weft.core.dtypes import itemsize
-from weft.rules.notation import FactorDims
+from weft.rules.rule import FactorDims
 
 __all__ = [
-    "IDENTITY", "broadcast", "carries", "dim_list", "dims", "linear_sets", "names", "narrows",
-    "one_dim", "packet",
+    "IDENTITY", "broadcast", "carries", "dim_list", "dims", "linear_sets", "names", "one_dim",
+    "packet",
 ]
 
 IDENTITY = ((0,),)
@@ -97,11 +96,6 @@ def carries(source: str, target: str) -> bool:
     if source == target:
         return source != "bool"
     return target in _CARRIES.get(source, ())
-
-
-def narrows(source: str, target: str) -> bool:
-    """Whether terms of one dtype may become terms of another that are no wider."""
-    return carries(source, target) and itemsize(target) <= itemsize(source)
 
 
 def linear_sets(

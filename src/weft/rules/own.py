@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from weft.errors import LayoutError, PlacementError, message
+from weft.rules.bind import bind, result_shapes
+from weft.rules.call import Call, TensorArg
 from weft.rules.factors import linear_sets
-from weft.rules.notation import Call, Pattern, Rule, TensorArg, parse
+from weft.rules.notation import Pattern, parse
+from weft.rules.rule import Rule
 
 __all__ = ["OWN", "OwnRule"]
 
@@ -25,6 +28,7 @@ class OwnRule:
         linear: sets of operands in which the op is jointly linear.
         moves: elements only change places.
         nonempty: factors that the op refuses with length 0.
+        kernel: what runs on the shards of dims with `~`.
     """
 
     name: str
@@ -32,6 +36,7 @@ class OwnRule:
     linear: tuple[tuple[int, ...], ...] = ()
     moves: bool = False
     nonempty: frozenset[str] = frozenset()
+    kernel: Callable[..., Any] | None = None
 
     @property
     def by_shape(self) -> bool:
@@ -67,6 +72,11 @@ class OwnRule:
         if wrong:
             raise _malformed(pattern, f"no operand has {len(wrong)} of the factors in nonempty=",
                              wrong, f"nonempty={sorted(names - {'...', '1'})[:1]}")
+        marked = sorted(f"{name}~" for _, name in pattern.finish)
+        if marked and self.kernel is None:
+            raise _malformed(pattern, f"{len(marked)} factors stand with ~, and there is no kernel "
+                             "that finishes what their shards give", marked,
+                             "kernel=, a function (shards, *args) of local tensors; or s!")
         wrong = [f"{name}:avg" for name, kind in pattern.reduce.items() if kind == "avg"]
         if wrong:
             raise _malformed(pattern, "a mean over shards of other lengths is no mean of their "
@@ -86,14 +96,15 @@ class OwnRule:
         for pattern in self.patterns(call):
             try:
                 results = call.results if results_known else tuple(
-                    TensorArg(shape, "") for shape in pattern.result_shapes(shapes)
+                    TensorArg(shape, "") for shape in result_shapes(pattern, shapes)
                 )
                 linear = self.linear if not results_known or not results else linear_sets(
                     self.linear, call.tensors, results[0]
                 )
-                found = pattern.bind(
-                    shapes, [result.shape for result in results], linear, moves=self.moves,
-                    nonempty=self.nonempty & _leads(pattern),
+                found = bind(
+                    pattern, shapes, [result.shape for result in results],
+                    linear=tuple([tuple(sorted(members)) for members in linear]),
+                    moves=self.moves, nonempty=self.nonempty & _leads(pattern),
                 )
             except LayoutError as misfit:
                 misfits.append(misfit)

@@ -9,7 +9,7 @@ from torch.utils.hooks import RemovableHandle
 
 from weft.errors import ModuleError, ShardTypeError, message
 from weft.tensor import ShardTensor
-from weft.tensor.grad.early import barrier
+from weft.tensor.grad.bucketed_reduction import barrier
 from weft.tensor.trace.trees import leaves
 
 __all__ = ["apply_backward_optimization_barrier"]

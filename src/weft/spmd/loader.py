@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from weft.comm import BoundMesh, as_bound_mesh
 from weft.core import Layout, P
+from weft.core.arguments import MeshLike, also_called
 from weft.core.mesh import as_mesh
 from weft.errors import LayoutError, ShardTypeError, message
 from weft.spmd.mark import mark_sharding
@@ -20,8 +21,7 @@ from weft.tensor import ShardTensor
 from weft.tensor.placing.from_local import from_local
 from weft.tensor.placing.layouts import local_to_sharded
 from weft.tensor.placing.redistribute import redistribute_to
-from weft.tensor.trace.capture import map_tensors
-from weft.tensor.trace.trees import leaves
+from weft.tensor.trace.trees import leaves, map_tensors
 from weft.transport.execute import owned
 
 __all__ = ["ShardedLoader", "ShardingSpec"]
@@ -42,8 +42,8 @@ class ShardingSpec:
         PlacementError: an axis of it twice.
     """
 
-    mesh: Any
-    partition_spec: Any
+    mesh: MeshLike | None
+    partition_spec: P | Sequence[Any]
     minibatch: bool = False
 
     def __post_init__(self) -> None:
@@ -99,9 +99,9 @@ class ShardedLoader:
 
     Args:
         dataloader: a torch DataLoader, without a DistributedSampler.
-        spec: a ShardingSpec (or P, or torch_xla's tuple) for all tensors; or a map from the keys of
-            a dict batch to one each; or a list of them, one for each part of a tuple batch. None
-            leaves a part as each rank has loaded it.
+        placements: a ShardingSpec (or P, or torch_xla's tuple) for all tensors; or a map from the
+            keys of a dict batch to one each; or a list of them, one for each part of a tuple batch.
+            None leaves a part as each rank has loaded it.
         mesh: for specs that bring none; None takes the current or global one.
         device: where blocks go, one batch ahead of its use; None leaves them.
 
@@ -110,11 +110,13 @@ class ShardedLoader:
             that differ between ranks.
     """
 
+    @also_called(spec="placements")
     def __init__(
-        self, dataloader: DataLoader, spec: Any, *, mesh: Any = None, device: Any = None
+        self, dataloader: DataLoader, placements: Any, *, mesh: MeshLike | None = None,
+        device: Any = None,
     ) -> None:
         self.dataloader, self.device = dataloader, device
-        self.specs = _as_specs(spec, mesh)
+        self.specs = _as_specs(placements, mesh)
         self._local = self._local_loader()
 
     def __len__(self) -> int:
@@ -284,7 +286,7 @@ def _as_specs(spec: Any, mesh: Any) -> Any:
     if isinstance(spec, tuple):
         return ShardingSpec(mesh, spec)
     raise ShardTypeError(
-        message("ShardedLoader(spec=)", f"{spec!r} is a {type(spec).__name__}",
+        message("ShardedLoader(placements=)", f"{spec!r} is a {type(spec).__name__}",
                 "a spec is a ShardingSpec, a P, a tuple of entries, a map from keys or a list",
                 [repr(spec)], 'ShardedLoader(loader, P("dp"), mesh=mesh)')
     )
@@ -298,7 +300,7 @@ def _with_specs(shard: Any, batch: Any, specs: Any) -> Any:
         unused = [key for key in specs if key not in keys]
         if lacking or unused:
             raise LayoutError(
-                message("ShardedLoader(spec=)", f"the batch has the keys {keys}, the specs "
+                message("ShardedLoader(placements=)", f"the batch has the keys {keys}, the specs "
                         f"{list(specs)}", "every key of a batch has a spec, which may be None",
                         [*(f"no spec for {key!r}" for key in lacking),
                          *(f"no {key!r} in the batch" for key in unused)],
@@ -309,7 +311,7 @@ def _with_specs(shard: Any, batch: Any, specs: Any) -> Any:
         if not isinstance(batch, (list, tuple)) or len(batch) != len(specs):
             size = len(batch) if isinstance(batch, (list, tuple)) else type(batch).__name__
             raise LayoutError(
-                message("ShardedLoader(spec=)", f"the batch has {size} parts, and there are "
+                message("ShardedLoader(placements=)", f"the batch has {size} parts, and there are "
                         f"{len(specs)} specs", "a list has a spec for each part of a tuple batch",
                         [f"{len(specs)} specs"], "[P('dp'), P('dp')]")
             )

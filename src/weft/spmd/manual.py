@@ -8,6 +8,8 @@ from typing import Any
 import torch
 
 from weft.comm import as_bound_mesh
+from weft.core import P
+from weft.core.arguments import MeshLike
 from weft.errors import LayoutError, ShardTypeError, message
 from weft.spmd.mesh import as_spec
 from weft.tensor import ShardTensor
@@ -18,7 +20,7 @@ __all__ = ["disable_manual_sharding", "enable_manual_sharding"]
 
 
 def enable_manual_sharding(
-    t: torch.Tensor, partition_spec: Any, *, mesh: Any = None
+    t: torch.Tensor, partition_spec: P | Sequence[Any], *, mesh: MeshLike | None = None
 ) -> torch.Tensor:
     """This rank's block of a tensor in a sharding: what follows is the program's own business.
 
@@ -28,6 +30,10 @@ def enable_manual_sharding(
     Args:
         t: a ShardTensor, or a plain tensor that is equal on all ranks.
         partition_spec: see `mark_sharding`. mesh: the tensor's own, else the current or global one.
+
+    Raises:
+        ShardTypeError: no tensor, or no spec. PlacementError: more entries than dims.
+        MeshError: a plain tensor, and no mesh.
     """
     check_tensor(t, "enable_manual_sharding(t)")
     if mesh is None and isinstance(t, ShardTensor):
@@ -37,7 +43,8 @@ def enable_manual_sharding(
 
 
 def disable_manual_sharding(
-    t: torch.Tensor, partition_spec: Any, full_shape: Sequence[int], *, mesh: Any = None
+    t: torch.Tensor, partition_spec: P | Sequence[Any], full_shape: Sequence[int], *,
+    mesh: MeshLike | None = None,
 ) -> ShardTensor:
     """The tensor of which every rank has its block, in the sharding that a spec says.
 

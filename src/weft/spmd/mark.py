@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from weft.comm import as_bound_mesh
+from weft.core import P
+from weft.core.arguments import MeshLike
 from weft.errors import LayoutError, ShardTypeError, message
 from weft.spmd.mesh import as_spec
 from weft.spmd.sharding import OpSharding, ShardingType
@@ -29,7 +31,9 @@ __all__ = [
 ]
 
 
-def mark_sharding(t: torch.Tensor, mesh: Any, partition_spec: Any) -> ShardTensor:
+def mark_sharding(
+    t: torch.Tensor, mesh: MeshLike | None, partition_spec: P | Sequence[Any]
+) -> ShardTensor:
     """The tensor in the sharding that a spec says; gradients flow back through it.
 
     Args:
@@ -63,9 +67,16 @@ def mark_sharding(t: torch.Tensor, mesh: Any, partition_spec: Any) -> ShardTenso
 
 
 def mark_sharding_with_gradients(
-    t: torch.Tensor, mesh: Any, partition_spec: Any
+    t: torch.Tensor, mesh: MeshLike | None, partition_spec: P | Sequence[Any]
 ) -> ShardTensor:
-    """`mark_sharding`, which constrains the cotangent as it does the value: here both do."""
+    """`mark_sharding`, which constrains the cotangent as it does the value: here both do.
+
+    Args:
+        t, mesh, partition_spec: as there.
+
+    Raises:
+        The errors of `mark_sharding`.
+    """
     return mark_sharding(t, mesh, partition_spec)
 
 
@@ -73,6 +84,9 @@ def clear_sharding(t: torch.Tensor) -> torch.Tensor:
     """The whole tensor as a plain one on every rank; a plain tensor as it is.
 
     A collective, unless it is replicated. A Parameter is cleared in place, as it is marked.
+
+    Args:
+        t: a ShardTensor, or a plain tensor.
 
     Raises:
         MeshError: on a rank outside the tensor's mesh, which does not learn the value.
@@ -84,6 +98,9 @@ def clear_sharding(t: torch.Tensor) -> torch.Tensor:
 
 def shard_as(a: torch.Tensor, b: torch.Tensor) -> tuple[ShardTensor, ShardTensor]:
     """Both tensors in one sharding: that of `a`, or of `b` where `a` is plain or replicated.
+
+    Args:
+        a, b: tensors of one shape, of which one at least is a ShardTensor.
 
     Raises:
         ShardTypeError: both are plain. LayoutError: their shapes differ.
@@ -103,15 +120,21 @@ def shard_as(a: torch.Tensor, b: torch.Tensor) -> tuple[ShardTensor, ShardTensor
                     "mark_sharding(b, mesh, spec)")
         )
     leader = next((one for one in sharded if not one.sharding.is_replicated), sharded[0])
-    mesh, layout = leader.device_mesh, leader.sharding
-    if layout.is_partial:
-        layout = layout.replace(partial=(None,) * layout.mesh.ndim)
+    mesh, layout = leader.device_mesh, leader.sharding.without_partial()
     both = [redistribute_to(as_sharded(one, mesh), layout, "shard_as") for one in (a, b)]
     return both[0], both[1]
 
 
-def wrap_as_sharded_tensor(t: torch.Tensor, mesh: Any = None) -> ShardTensor:
-    """A plain tensor, equal on all ranks, as a replicated ShardTensor; a ShardTensor as it is."""
+def wrap_as_sharded_tensor(t: torch.Tensor, mesh: MeshLike | None = None) -> ShardTensor:
+    """A plain tensor, equal on all ranks, as a replicated ShardTensor; a ShardTensor as it is.
+
+    Args:
+        t: a ShardTensor, or a plain tensor.
+        mesh: None takes the current or global one.
+
+    Raises:
+        MeshError: there is none.
+    """
     if isinstance(t, ShardTensor):
         return t
     check_tensor(t, "wrap_as_sharded_tensor(t)")
@@ -124,17 +147,28 @@ def wrap_if_sharded(t: Any) -> Any:
 
 
 def unwrap_sharded_tensor(t: torch.Tensor) -> torch.Tensor:
-    """`global_tensor`, by torch_xla's other name. This rank's block is `t.to_local()`."""
+    """`global_tensor`, by torch_xla's other name. This rank's block is `t.to_local()`.
+
+    Args:
+        t: a ShardTensor, or a plain tensor.
+    """
     return global_tensor(t)
 
 
 def global_tensor(t: torch.Tensor) -> torch.Tensor:
-    """The whole tensor, plain; a collective unless it is replicated."""
+    """The whole tensor, plain; a collective unless it is replicated.
+
+    Args:
+        t: a ShardTensor, or a plain tensor.
+    """
     return t.full_tensor() if isinstance(t, ShardTensor) else t
 
 
 def sharding_type(t: torch.Tensor) -> ShardingType | None:
     """The kind of a tensor's sharding, whatever its blocks; None for a plain tensor.
+
+    Args:
+        t: a ShardTensor, or a plain tensor.
 
     Raises:
         PlacementError: partial sums.
@@ -147,6 +181,9 @@ def sharding_type(t: torch.Tensor) -> ShardingType | None:
 
 def sharding_spec(t: torch.Tensor) -> str | None:
     """The HLO string of a tensor's sharding; None for a plain tensor.
+
+    Args:
+        t: a ShardTensor, or a plain tensor.
 
     Raises:
         PlacementError: partial sums, or blocks that XLA could not name.
@@ -180,7 +217,11 @@ class LocalShard:
 
 
 def local_shards(t: ShardTensor) -> list[LocalShard]:
-    """The blocks of a tensor on this rank: one, or none outside the mesh."""
+    """The blocks of a tensor on this rank: one, or none outside the mesh.
+
+    Args:
+        t: a ShardTensor.
+    """
     mesh = t.device_mesh
     if mesh.here is None:
         return []

@@ -89,7 +89,7 @@ class Mesh(_Mesh):
         """The number of the axis of this name; None where there is none."""
         return self.axis_names.index(name) if name in self.axis_names else None
 
-    def get_op_sharding(self, partition_spec: Any) -> OpSharding:
+    def get_op_sharding(self, partition_spec: P | Sequence[Any]) -> OpSharding:
         """What a spec of as many entries as a tensor has dims means to XLA."""
         spec = as_spec(partition_spec)
         num_dims = max(len(spec.entries), _num_dims(partition_spec))
@@ -178,6 +178,10 @@ def _num_dims(partition_spec: Any) -> int:
 
 
 def get_1d_mesh(axis_name: str | None = None) -> Mesh:
-    """All ranks in a row."""
+    """All ranks in a row.
+
+    Args:
+        axis_name: the name of its axis; None numbers it.
+    """
     size = this_world().size
     return Mesh(range(size), (size,), None if axis_name is None else (axis_name,))

@@ -6,14 +6,21 @@ from collections.abc import Sequence
 
 from weft.core import Layout, Mesh, P
 from weft.core.hlo import read_sizes, read_tiles
-from weft.show import Drawing, show
+from weft.drawing import Drawing, show
 from weft.tensor import ShardTensor
 
 __all__ = ["visualize_sharding", "visualize_tensor_sharding"]
 
 
 def visualize_tensor_sharding(t: ShardTensor, *, width: int = 80) -> Drawing:
-    """Which rank holds which block of a tensor, of any number of dims; print it."""
+    """Which rank holds which block of a tensor, of any number of dims; print it.
+
+    Args:
+        t: a ShardTensor. width: characters that a line may have.
+
+    Raises:
+        ShardTypeError: a tensor without a layout.
+    """
     return show(t, width=width)
 
 

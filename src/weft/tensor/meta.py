@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,11 +16,11 @@ import torch
 from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.tensor.counts import METAS
+from weft.transport.order import Order, memory_order, order_of, strides_in_order
 
 __all__ = [
     "Meta", "alive", "autocast_state", "bounded_put", "contiguous_strides", "dense",
-    "forget_recipes", "intern", "is_dense", "keep_recipe", "memory_order", "replicated_meta",
-    "strides_in_order",
+    "forget_recipes", "intern", "is_dense", "keep_recipe", "replicated_meta",
 ]
 
 MAX_METAS = 4096
@@ -41,13 +40,13 @@ class Meta:
 
     `alias` is None, or says why the tensor shares no memory with the one that it stands for: then
     an in-place write raises. Of a result to be it names the view op whose data had to move, and the
-    tensor follows its base (see `moved`). `finished` marks terms whose sum is known (see
-    `call.finish`). `recipes` caches the calls that start with such a tensor.
+    tensor follows its base (see `moved`). `was_reduced` marks terms whose sum is known (see
+    `call.reduce_once`). `recipes` caches the calls that start with such a tensor.
     """
 
     __slots__ = (
         "mesh", "layout", "shape", "dtype", "strides", "device", "requires_grad", "alias",
-        "local_shape", "recipes", "on_cpu", "plain", "to_replicated", "of_grad", "finished",
+        "local_shape", "recipes", "on_cpu", "plain", "to_replicated", "of_grad", "was_reduced",
         "_form", "_twin", "__weakref__",
     )
 
@@ -76,7 +75,7 @@ class Meta:
         # The Transition to Replicate; None where there is nothing to do; False: not asked yet.
         self.to_replicated: Any = False
         self.of_grad: Meta | None = None  # see `autograd.grad_meta`; None: not asked yet
-        self.finished = False
+        self.was_reduced = False
         self._twin: Meta | None = None
         self._form: Any = False if like is None else like._form
         _ALIVE[id(self)] = self
@@ -117,26 +116,32 @@ class Meta:
             parts.get("alias", self.alias),
         )
 
-    def as_finished(self) -> Meta:
+    def as_reduced(self) -> Meta:
         """Its twin that is marked; `replace()` leads back."""
         if self._twin is not None:
             return self._twin
         table: dict[Any, Meta] = self.mesh.cache.setdefault("metas", {})
-        key = ("finished", self.layout, self.dtype, self.device, self.requires_grad, self.strides,
-               self.alias)
+        key = (
+            "was_reduced", self.layout, self.dtype, self.device, self.requires_grad, self.strides,
+            self.alias,
+        )
         meta = table.get(key)
         if meta is None:
             meta = _first(table, key, Meta(
                 self.mesh, self.layout, self.dtype, self.device, self.requires_grad, self.strides,
                 self.alias, self, self.local_shape,
             ))
-            meta.finished = True
+            meta.was_reduced = True
         self._twin = meta
         return meta
 
     def stride(self) -> tuple[int, ...]:
         """Global strides, in elements."""
         return contiguous_strides(self.shape) if self.strides is None else self.strides
+
+    def order(self) -> Order | None:
+        """In which order its dims lie, globally; None for that of the dims themselves."""
+        return None if self.strides is None else order_of(self.shape, self.strides)
 
 
 _ALIVE: weakref.WeakValueDictionary[int, Meta] = weakref.WeakValueDictionary()
@@ -273,19 +278,3 @@ def contiguous_strides(shape: torch.Size | tuple[int, ...]) -> tuple[int, ...]:
         strides.append(step)
         step *= max(length, 1)
     return tuple(reversed(strides))
-
-
-def memory_order(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
-    """The dims from the one that steps farthest in memory to the one that steps least."""
-    order = sorted(range(len(shape)), key=lambda dim: -strides[dim])
-    return tuple(order)
-
-
-def strides_in_order(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
-    """Strides of a dense tensor whose dims lie in this order."""
-    strides = [0] * len(shape)
-    step = 1
-    for dim in reversed(order):
-        strides[dim] = step
-        step *= max(shape[dim], 1)
-    return tuple(strides)

@@ -84,6 +84,12 @@ def strict(enabled: bool = True) -> Iterator[None]:
     """Inside, an op that would communicate implicitly raises StrictError instead.
 
     What is written as communication (`redistribute`, `full_tensor`, `item`) is still allowed.
+
+    Args:
+        enabled: False allows everything again, inside of a `with weft.strict()`.
+
+    Raises:
+        StrictError: where such an op is called.
     """
     before = is_strict()
     _STATE.strict = enabled
@@ -118,7 +124,11 @@ def is_inside_region() -> bool:
 
 
 def explain() -> AbstractContextManager[traffic.Log]:
-    """Record every transition: op, source line, layouts, bytes and reason, backward included."""
+    """Record every transition: op, source line, layouts, bytes and reason, backward included.
+
+    Returns:
+        A context manager that gives the log: `log.events`, `print(log)`.
+    """
     return traffic.record()
 
 
@@ -131,6 +141,12 @@ def debug(enabled: bool = True) -> Iterator[None]:
     some do not come within the timeout, all raise the same CommunicationError. It is the rank's
     mode (in a process: of all its threads); all ranks enter and leave it together. `WEFT_DEBUG=1`
     in the environment turns it on for good.
+
+    Args:
+        enabled: False turns it off, inside of a `with weft.debug()`.
+
+    Raises:
+        CommunicationError: where ranks disagree, on all of them.
     """
     switch = this_world().debug
     before, switch.on = switch.on, enabled

@@ -20,14 +20,16 @@ from torch._C import _is_any_autocast_enabled as is_autocast_enabled
 
 from weft.comm import BoundMesh
 from weft.core import Layout, P, Placement
+from weft.core.arguments import MeshLike, Placements, also_called
 from weft.errors import ShardTypeError, UnsupportedOpError, message
-from weft.tensor.counts import AGAIN, CALLS, NAN
+from weft.tensor.counts import AGAIN, CALLS
+from weft.tensor.keys import add_index, floats_of
+from weft.tensor.leaf_gradients import track_leaf
 from weft.tensor.meta import Meta, autocast_state
 from weft.tensor.modes import STRICT, num_dispatch_modes, transforms
 from weft.tensor.module_name import ServedByTorch
-from weft.tensor.terms import own
 from weft.tensor.torch_collectives import refusal, sends
-from weft.tensor.written import version_of as version_of_memory
+from weft.tensor.versions import version_of as version_of_memory
 
 __all__ = [
     "Hooks", "ShardTensor", "attributes_of", "hooks", "now_requires_grad", "pass_known",
@@ -42,7 +44,7 @@ _get_default_dtype = torch.get_default_dtype
 _count_call = CALLS.step
 _num_modes: Any = torch._C._len_torch_function_stack  # type: ignore[attr-defined]
 _getitem = torch.Tensor.__getitem__
-_FLOATS, _INTS, _NONE = {float}, {int}, (type(None), None)
+_FLOATS, _INTS = {float}, {int}
 _VALUES = frozenset((bool, str, type(None), torch.dtype, torch.device, torch.Size,
                      torch.memory_format, type(Ellipsis)))
 
@@ -64,7 +66,7 @@ class Hooks:
 
     call: Callable[[Any, Any, Any], Any]
     learn: Callable[[Any, Any, Any, Meta, list[Any]], Any]
-    enter_all: Callable[[Any, Any, Any, Any], None]
+    move_operands: Callable[[Any, Any, Any, Any], None]
     construct: Any
     redistribute: Any
     data_of: Callable[[Any], Any]
@@ -162,7 +164,7 @@ class ShardTensor(torch.Tensor):
                     if set(map(type, arg)) != _FLOATS:
                         return hooks.call(func, args, kwargs)
                     key += [float] * len(arg)
-            elif func is _getitem and (kind is slice or kind is tuple) and _add_index(key, arg):
+            elif func is _getitem and (kind is slice or kind is tuple) and add_index(key, arg):
                 pass
             else:
                 return hooks.call(func, args, kwargs)
@@ -176,7 +178,7 @@ class ShardTensor(torch.Tensor):
         meta = recipe.fast
         if meta is None:
             if recipe.by_value:
-                recipe = home.recipes.get((*key, *_floats_of(given)))
+                recipe = home.recipes.get((*key, *floats_of(given)))
                 if recipe is None:
                     AGAIN.step()
                     return hooks.call(func, args, kwargs)
@@ -187,7 +189,7 @@ class ShardTensor(torch.Tensor):
                 return recipe.run_opened(func, args, locals_)
         moves = recipe.moves
         if moves:
-            hooks.enter_all(given, moves, locals_, recipe)
+            hooks.move_operands(given, moves, locals_, recipe)
         bound = recipe.bound
         if bound is not None:
             local = bound(locals_)
@@ -313,7 +315,7 @@ class ShardTensor(torch.Tensor):
         already = self._local.requires_grad
         self._local.requires_grad_(requires_grad)
         if not already:
-            own(self._local)
+            track_leaf(self._local)
         self._meta = self._meta.replace(requires_grad=requires_grad)
         if self._memo is not None:
             self._memo.clear()
@@ -365,16 +367,17 @@ class ShardTensor(torch.Tensor):
     # Between layouts, and to and from local tensors.
 
     @staticmethod
+    @also_called(mesh="device_mesh")
     def from_local(
         local_tensor: torch.Tensor,
-        device_mesh: Any = None,
-        placements: P | Layout | Sequence[Any] | None = None,
+        device_mesh: MeshLike | Placements | None = None,
+        placements: Placements | None = None,
         sharding_shapes: Any = None,
         *,
         run_check: bool = False,
         shape: Sequence[int] | None = None,
         stride: Sequence[int] | None = None,
-        grad_placements: Any = None,
+        grad_placements: Placements | None = None,
         sizes: Any = "infer",
         sync: bool = False,
     ) -> ShardTensor:
@@ -384,7 +387,7 @@ class ShardTensor(torch.Tensor):
             local_tensor: this rank's block (its full-size term, over partial axes). It keeps its
                 memory and its autograd graph: gradients flow back into it. One on another device
                 than the mesh's comes to that.
-            device_mesh: the mesh; None means the current one.
+            device_mesh: the mesh, `mesh=` as well; None means the current one.
             placements: placements, P or Layout; None replicates.
             sharding_shapes: as PhysicsNeMo: "infer", "chunk", or a map mesh dim -> shapes of all
                 shards along it.
@@ -410,16 +413,18 @@ class ShardTensor(torch.Tensor):
             grad_placements=grad_placements,
         )
 
+    @also_called(mesh="device_mesh")
     def redistribute(
-        self, device_mesh: Any = None, placements: Any = None, *, async_op: bool = False,
+        self, device_mesh: MeshLike | Placements | None = None,
+        placements: Placements | None = None, *, async_op: bool = False,
         forward_dtype: torch.dtype | None = None, backward_dtype: torch.dtype | None = None,
     ) -> ShardTensor:
         """The same tensor in another layout; differentiable.
 
         Args:
-            device_mesh: the mesh to come to; None is this tensor's own. Of another mesh, ranks
-                that are in one of the two only take part, too; outside the mesh of a tensor a
-                rank has an empty local part.
+            device_mesh: the mesh to come to, `mesh=` as well; None is this tensor's own. Of another
+                mesh, ranks that are in one of the two only take part, too; outside the mesh of a
+                tensor a rank has an empty local part.
             placements: placements, P or Layout; None replicates on a given mesh. On this tensor's
                 own mesh they may stand first: `x.redistribute(P("tp"))`.
             async_op: start to communicate and return; the first use of the result waits. Until
@@ -437,7 +442,7 @@ class ShardTensor(torch.Tensor):
         return hooks.redistribute.redistribute(
             self, device_mesh, placements, async_op, forward_dtype, backward_dtype)
 
-    def to_local(self, *, grad_placements: Any = None) -> torch.Tensor:
+    def to_local(self, *, grad_placements: Placements | None = None) -> torch.Tensor:
         """This rank's block, a plain tensor; gradients flow back, where autograd records.
 
         Args:
@@ -452,15 +457,17 @@ class ShardTensor(torch.Tensor):
         return hooks.redistribute.to_local(self, grad_placements)
 
     @staticmethod
-    def from_dtensor(dtensor: Any, device_mesh: Any = None) -> ShardTensor:
+    @also_called(device_mesh="mesh")
+    def from_dtensor(dtensor: Any, mesh: MeshLike | None = None) -> ShardTensor:
         """See `weft.from_dtensor`."""
-        return hooks.from_dtensor(dtensor, device_mesh)
+        return hooks.from_dtensor(dtensor, mesh)
 
-    def to_dtensor(self, device_mesh: Any = None) -> Any:
+    @also_called(device_mesh="mesh")
+    def to_dtensor(self, mesh: MeshLike | None = None) -> Any:
         """See `weft.to_dtensor`."""
-        return hooks.to_dtensor(self, device_mesh)
+        return hooks.to_dtensor(self, mesh)
 
-    def full_tensor(self, *, grad_placements: Any = None) -> torch.Tensor:
+    def full_tensor(self, *, grad_placements: Placements | None = None) -> torch.Tensor:
         """The whole tensor as a plain tensor on every rank; a collective unless replicated."""
         return hooks.redistribute.full_tensor(self, grad_placements)
 
@@ -549,43 +556,6 @@ class ShardTensor(torch.Tensor):
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:  # type: ignore[override]
         return hooks.saved.reduced(self)
-
-
-def _add_index(key: list[Any], index: Any) -> bool:
-    """Add an index of slices, numbers, None and `...` as the general route does; False, and the
-    key is of no use, where there is something else in it."""
-    parts = index
-    if type(index) is slice:
-        parts = (index,)
-    else:
-        key += (tuple, len(index))
-    for part in parts:
-        if type(part) is slice:
-            key.append(slice)
-            for number in (part.start, part.stop, part.step):
-                if type(number) is int:
-                    key.append(number)
-                elif number is None:
-                    key += _NONE
-                else:
-                    return False
-        elif type(part) is int:
-            key.append(part)
-        elif part is None or part is Ellipsis:
-            key += (type(part), part)
-        else:
-            return False
-    return True
-
-
-def _floats_of(given: Any) -> list[float]:
-    found: list[float] = []
-    for arg in given:
-        if type(arg) is float:
-            found.append(arg if arg == arg else NAN)
-        elif type(arg) is list and arg and type(arg[0]) is float:
-            found += [one if one == one else NAN for one in arg]
-    return found
 
 
 def wrap(local: torch.Tensor, meta: Meta) -> ShardTensor:

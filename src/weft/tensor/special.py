@@ -17,13 +17,12 @@ from weft.tensor.call.build import BY_DATA
 from weft.tensor.call.data_dependent import counting, masks
 from weft.tensor.call.dispatch import call, keep_constant
 from weft.tensor.grad import autograd, hooks
+from weft.tensor.leaf_gradients import track_leaf
 from weft.tensor.meta import replicated_meta
 from weft.tensor.modes import check_traced
 from weft.tensor.placing import values
-from weft.tensor.placing.mapped import by_element
 from weft.tensor.placing.storage import Storage, memory_refused
 from weft.tensor.shard_tensor import ShardTensor, wrap
-from weft.tensor.terms import own
 from weft.tensor.trace.trees import local_of
 from weft.tensor.views.strided import as_strided
 
@@ -69,6 +68,9 @@ _REFUSED = {
     "resize_": "the op would change the shape in place",
     "resize_as_": "the op would change the shape in place",
     "share_memory_": "a rank's block cannot be shared with processes of another mesh position",
+    "apply_": "torch runs a Python function over the memory of one tensor",
+    "map_": "torch runs a Python function over the memory of one tensor",
+    "map2_": "torch runs a Python function over the memory of one tensor",
 }
 
 
@@ -91,8 +93,9 @@ class Metadata:
 def _refusal(name: str, reason: str) -> Callable[..., Any]:
     def refuse(tensor: Any, *args: Any, **kwargs: Any) -> NoReturn:
         check_traced(name)  # a tracer asks what memory its arguments have
+        sharded = next(one for one in (tensor, *args) if type(one) is ShardTensor)
         raise UnsupportedOpError(
-            message(f"{name}()", f"{reason}; the tensor is {getattr(tensor, 'sharding', tensor)}",
+            message(f"{name}()", f"{reason}; the tensor is {sharded.sharding}",
                     "what reads or changes memory layout works on local tensors", [name],
                     f"x.to_local().{name}(...)")
         )
@@ -173,7 +176,7 @@ def _empty_like(
     local = torch.empty_like(
         tensor._local.detach(), device=where, dtype=dtype, requires_grad=requires_grad, **options)
     made = meta.replace(dtype=local.dtype, device=where, requires_grad=local.requires_grad)
-    return wrap(own(local), made)
+    return wrap(track_leaf(local), made)
 
 
 def _other_device(call: str, tensor: ShardTensor, device: torch.device) -> UnsupportedOpError:
@@ -336,8 +339,6 @@ def _table() -> dict[Any, Callable[..., Any]]:
     for name in ("const_data_ptr", "data_ptr", "storage"):
         table[getattr(_Tensor, name)] = _memory(name)
     table[_Tensor.untyped_storage] = Storage
-    for name in ("apply_", "map_", "map2_"):
-        table[getattr(_Tensor, name)] = by_element(name)
     table |= {
         _Tensor.retain_grad: _retain_grad,
         _Tensor.register_hook: hooks.register_hook,

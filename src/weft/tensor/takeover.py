@@ -1,19 +1,20 @@
-"""Taking over a Python function, wherever it has been imported to.
+"""Taking over a function, wherever it has been imported to.
 
 Rebinding a module's name would miss `from torch.autograd import backward` and `apply =
 MyFunction.apply`, made before. So the function object stays and its code is exchanged: it calls
-what was put in its place, which may call the original's twin.
+what was put in its place, which may call the original's twin. A function written in C has no code
+to exchange, so its name is bound anew.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from types import CodeType, FunctionType
 from typing import Any
 
-__all__ = ["give_back", "take_over", "twin_of"]
+__all__ = ["give_back", "replace", "take_over", "twin_of"]
 
 
 @cache
@@ -59,6 +60,29 @@ def take_over(function: FunctionType, answer: Callable[..., Any]) -> FunctionTyp
     function.__defaults__, function.__kwdefaults__ = None, {"_weft_answer_": answer}
     function.__code__ = code
     return twin
+
+
+def replace(owner: Any, name: str, replacement: Callable[..., Any]) -> None:
+    """Make every call of `owner.name` one of `replacement`, which gets the original first.
+
+    Of an attribute written in C, that is what assigns to it.
+    """
+    found = inspect.getattr_static(owner, name)
+    function = getattr(found, "__func__", found)  # of a class method or a static one
+    if isinstance(function, FunctionType):
+        take_over(function, partial(replacement, twin_of(function)))
+    elif hasattr(found, "__set__"):
+        setter = partial(replacement, found.__set__)
+        setattr(owner, name, property(found.__get__, setter, found.__delete__))
+    else:
+        setattr(owner, name, _calling(replacement, getattr(owner, name)))
+
+
+def _calling(replacement: Callable[..., Any], original: Any) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return replacement(original, *args, **kwargs)
+
+    return call
 
 
 def give_back(function: FunctionType, twin: FunctionType) -> None:

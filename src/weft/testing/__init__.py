@@ -2,8 +2,5 @@
 
 from weft.comm import run_simulated as run
 from weft.own import check_rule
-from weft.testing import profiling
 
 __all__ = ["check_rule", "run"]
-
-profiling.install()

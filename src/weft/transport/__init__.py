@@ -4,9 +4,10 @@ from weft.transport import traffic
 from weft.transport.execute import execute
 from weft.transport.joint import move_together, run_together, start_together
 from weft.transport.network import measure_links
+from weft.transport.shards import Shards
 from weft.transport.transition import Transition
 
 __all__ = [
-    "Transition", "execute", "measure_links", "move_together", "run_together", "start_together",
-    "traffic",
+    "Shards", "Transition", "execute", "measure_links", "move_together", "run_together",
+    "start_together", "traffic",
 ]

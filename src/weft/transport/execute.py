@@ -30,7 +30,7 @@ from weft.transport import traffic
 from weft.transport.boxes import Move
 from weft.transport.steps import Start, compile_step, compile_transfer, kind_of_terms
 
-__all__ = ["Program", "compile_plan", "execute", "owned", "unshared"]
+__all__ = ["CompiledPlan", "compile_plan", "execute", "owned", "unshared"]
 
 _KEPT = 4096
 """Compiled plans kept per rank."""
@@ -45,7 +45,7 @@ class _Collective:
     elements: int  # received from others, as bytes of a one-byte dtype
 
 
-class Program:
+class CompiledPlan:
     """A plan compiled for one rank: `run(local) -> local`.
 
     `aliases`: the result may be, or share memory with, the argument. `cuts`: it may be a view of
@@ -159,7 +159,7 @@ def owned(out: Tensor) -> Tensor:
     return out
 
 
-def compile_plan(plan: Plan, mesh: BoundMesh, target: BoundMesh | None = None) -> Program:
+def compile_plan(plan: Plan, mesh: BoundMesh, target: BoundMesh | None = None) -> CompiledPlan:
     """The program of a plan on this rank. Every rank that takes part compiles it alike.
 
     A rank outside a mesh does nothing where that mesh works.
@@ -179,7 +179,7 @@ def compile_plan(plan: Plan, mesh: BoundMesh, target: BoundMesh | None = None) -
         if not is_local(step):
             collectives.append(_told(step, bound))
     cuts = any(isinstance(step, (Slice, Term, Transfer)) for step in plan.steps)
-    return Program(moves, collectives, _reduction(plan, mesh), cuts)
+    return CompiledPlan(moves, collectives, _reduction(plan, mesh), cuts)
 
 
 def _told(step: Step, mesh: BoundMesh) -> _Collective:

@@ -15,7 +15,6 @@ from weft.planner import IDEMPOTENT, Plan, is_local, kept_terms
 
 __all__ = [
     "communicates", "divisor", "factors", "partial_axes", "products", "replicated", "text",
-    "without",
 ]
 
 
@@ -32,13 +31,6 @@ def partial_axes(layout: Layout) -> frozenset[int]:
 def factors(layout: Layout) -> frozenset[int]:
     """The axes that wait for a product."""
     return frozenset(axis for axis, kind in enumerate(layout.partial) if kind == "product")
-
-
-def without(layout: Layout, axes: Iterable[int]) -> Layout:
-    """The layout with some axes reduced."""
-    gone = set(axes)
-    kinds = [None if axis in gone else kind for axis, kind in enumerate(layout.partial)]
-    return layout.replace(cuts=layout.cuts, partial=kinds)
 
 
 def communicates(found: Plan) -> bool:

@@ -34,12 +34,12 @@ class Noted(Protocol):
 
 
 def move_together(transitions: Sequence[Transition], xs: Sequence[Tensor]) -> Sequence[Tensor]:
-    """`[transition(x, lent=True) for ...]`, for tensors that require grad while autograd
+    """`[transition(x, read_only_use=True) for ...]`, for tensors that require grad while autograd
     records."""
     if len(xs) == 1 or _transforms() is not None or any(
         transition.is_special for transition in transitions
     ):
-        return [transition(x, lent=True) for transition, x in zip(transitions, xs)]
+        return [transition(x, read_only_use=True) for transition, x in zip(transitions, xs)]
     return _apply(transitions, *xs)
 
 
@@ -133,7 +133,9 @@ class _Together(torch.autograd.Function):
         ctx.transitions = transitions
         ctx.note = note() if STATE.on else None
         ctx.set_materialize_grads(False)
-        return tuple([transition.as_node(x, lent=True) for transition, x in zip(transitions, xs)])
+        return tuple([
+            transition.as_node(x, read_only_use=True) for transition, x in zip(transitions, xs)
+        ])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:  # type: ignore[override]

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import torch
 
 from weft.comm import BoundMesh, Communicator, as_bound_mesh
+from weft.core.arguments import MeshLike
 from weft.core.mesh import Mesh
 from weft.errors import MeshError, ShardTypeError, message
 from weft.planner import Link, Links
@@ -46,7 +47,7 @@ class Sample:
 
 
 def measure_links(
-    mesh: object = None, *, sizes: Sequence[int] = SIZES_NBYTES, num_rounds: int = 9,
+    mesh: MeshLike | None = None, *, sizes: Sequence[int] = SIZES_NBYTES, num_rounds: int = 9,
     node_size: int = NODE_SIZE,
 ) -> Links:
     """The networks of a mesh as the planner should see them; the same value on every rank.

@@ -11,7 +11,10 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-__all__ = ["Order", "full_order", "in_order", "laid", "order_due", "order_of"]
+__all__ = [
+    "Order", "full_order", "in_order", "laid", "memory_order", "order_due", "order_of",
+    "strides_in_order", "strides_like",
+]
 
 Order = tuple[int, ...]
 """Dims from the one that steps farthest in memory to the one that steps least."""
@@ -31,6 +34,39 @@ def order_of(shape: Sequence[int], strides: Sequence[int]) -> Order | None:
 def full_order(shape: Sequence[int], strides: Sequence[int]) -> Order:
     """The order of these strides, that of the dims too."""
     return order_of(shape, strides) or tuple(range(len(shape)))
+
+
+def memory_order(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
+    """The dims from the one that steps farthest in memory to the one that steps least."""
+    order = sorted(range(len(shape)), key=lambda dim: -strides[dim])
+    return tuple(order)
+
+
+def strides_in_order(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
+    """Strides of a dense tensor whose dims lie in this order."""
+    strides = [0] * len(shape)
+    step = 1
+    for dim in reversed(order):
+        strides[dim] = step
+        step *= max(shape[dim], 1)
+    return tuple(strides)
+
+
+def strides_like(
+    shape: Sequence[int], block_shape: Sequence[int], block_strides: Sequence[int]
+) -> tuple[int, ...] | None:
+    """Strides of a whole of this shape in the order that its block shows; None if that has gaps.
+
+    Dims in which the block has one element show no order: they come last.
+    """
+    order = memory_order(block_shape, [
+        step if length > 1 else 0 for length, step in zip(block_shape, block_strides)
+    ])
+    due = strides_in_order(block_shape, order)
+    if any(length > 1 and step != other
+           for length, step, other in zip(block_shape, block_strides, due)):
+        return None
+    return strides_in_order(shape, order)
 
 
 def in_order(x: Tensor, order: Order) -> Tensor:

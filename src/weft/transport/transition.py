@@ -31,9 +31,9 @@ from torch.autograd import forward_ad
 from weft.comm import BoundMesh, Finish
 from weft.core.layout import Layout
 from weft.errors import UnsupportedOpError, message
-from weft.planner import IDEMPOTENT, gradient_layout, plan, step_nbytes_at
+from weft.planner import IDEMPOTENT, gradient_layout, plan
 from weft.transport import facts
-from weft.transport.execute import Program, compile_plan, owned, unshared
+from weft.transport.execute import CompiledPlan, compile_plan, owned, unshared
 from weft.transport.in_flight import in_flight
 from weft.transport.order import Order, in_order
 from weft.transport.traffic import STATE, note, resume
@@ -71,7 +71,7 @@ class Transition:
     __slots__ = (
         "mesh", "src", "dst", "target", "src_varying", "dst_varying", "copy", "scale",
         "is_identity", "apart", "order", "communicates", "backward_communicates", "reduction",
-        "_plan", "_back", "_enters", "_program", "_reverse", "_special", "_way",
+        "_plan", "_back", "_reduces_only_in_backward", "_program", "_reverse", "_special", "_way",
     )
 
     def __init__(
@@ -110,35 +110,35 @@ class Transition:
             self.backward_communicates = True
         works = self._plan.steps or self._back.steps or scale != 1 or facts.divisor(src, dst) != 1
         self.is_identity = not copy and not (is_inside and works)
-        self._program: Program | None = None
+        self._program: CompiledPlan | None = None
         if self._plan.steps and is_inside:
             self._program = compile_plan(self._plan, mesh, self.target)
         # Communicator and kind, where one all-reduce is all there is to do.
         alone = self._program is not None and scale == 1 and not (copy or order)
         self.reduction = self._program.reduction if alone and self._program else None
-        self._enters: bool | None = None
+        self._reduces_only_in_backward: bool | None = None
         self._reverse: Transition | None = None
         self._way: Way | None = None
 
-    def __call__(self, x: Tensor, lent: bool = False) -> Tensor:
+    def __call__(self, x: Tensor, read_only_use: bool = False) -> Tensor:
         """This rank's part at `dst`.
 
-        `lent`: to one op, as which x is read: what autograd saves there is told of writes to x.
-        What is not lent holds memory of its own size. Of what is, a block may be a view of x: it
-        goes with the call, and where a graph keeps it, x is a leaf, which lives on anyway.
+        `read_only_use`: by one op, which only reads it. What autograd saves there is told of writes
+        to x, and the result may be a view of x: it goes with the call, and where a graph keeps it,
+        x is a leaf, which lives on anyway. Otherwise the result holds memory of its own size.
         """
         if torch.is_grad_enabled():
             if not x.requires_grad:
-                return counting(self._run(x, lent), x) if lent else self._run(x)
+                return counting(self._run(x, read_only_use), x) if read_only_use else self._run(x)
             if _transforms() is not None:
                 _refuse_node(self)
             if self._special is None:
-                return _apply(x, self, lent)
+                return _apply(x, self, read_only_use)
             if self._way is None:
                 self._way = self._special(self)
             with _DisableAutocast():
                 return self._way(x)
-        return self._run(x, lent)
+        return self._run(x, read_only_use)
 
     def start(self, x: Tensor) -> Tensor:
         """As a call, of which the last collective is under way: the first use of it waits.
@@ -187,33 +187,33 @@ class Transition:
         return self._special is not None
 
     @property
-    def enters(self) -> bool:
+    def reduces_only_in_backward(self) -> bool:
         """Whether backward is one all-reduce, and the result the argument itself or zeros.
 
         That is I -> R, on other axes perhaps I -> P(sum).
         """
-        if self._enters is None:
+        if self._reduces_only_in_backward is None:
             src, dst = self.src, self.dst
             kinds = {kind for kind, before in zip(dst.partial, src.partial) if kind != before}
             same = src.mesh == dst.mesh and src.dims == dst.dims and src.cuts == dst.cuts
-            self._enters = (
+            self._reduces_only_in_backward = (
                 same and kinds <= {"sum"} and not self.communicates
                 and self.reverse.reduction is not None
             )
-        return self._enters
+        return self._reduces_only_in_backward
 
     def report(self, itemsize: int) -> None:
         """Tell the traffic log what a run moves."""
         if self._program is not None:
             self._program.report(self.text, itemsize)
 
-    def as_node(self, x: Tensor, lent: bool = False) -> Tensor:
+    def as_node(self, x: Tensor, read_only_use: bool = False) -> Tensor:
         """What autograd gets as the result of a node."""
-        out = self._run(x, lent and x.is_leaf)
+        out = self._run(x, read_only_use and x.is_leaf)
         program = self._program
         if program is None or program.aliases or out._is_view():
             out = out.detach()  # a tensor of its own: autograd would take a view for a view op
-        return counting(out, x) if lent else out
+        return counting(out, x) if read_only_use else out
 
     @property
     def text(self) -> str:
@@ -232,19 +232,10 @@ class Transition:
             )
         return self._reverse
 
-    def nbytes_received(self, itemsize: int) -> int:
-        """Bytes that this rank receives from others, forward."""
-        total, rank = 0, self.mesh.rank
-        for step in self._plan.steps:
-            position = step.dst.mesh.position_of_rank(rank)
-            if position is not None:
-                total += step_nbytes_at(step, step.dst.mesh.coordinate(position), itemsize)
-        return total
-
     def __repr__(self) -> str:
         return f"Transition({self.text}: {self.src} -> {self.dst})"
 
-    def _run(self, x: Tensor, lent: bool = False) -> Tensor:
+    def _run(self, x: Tensor, read_only_use: bool = False) -> Tensor:
         reduction = self.reduction
         if (
             reduction is not None and not STATE.on and forward_ad._current_level < 0
@@ -261,14 +252,14 @@ class Transition:
                     out = self._run_program(program, x)
             else:
                 out = self._run_program(program, x)
-            if program.cuts and not lent:
+            if program.cuts and not read_only_use:
                 out = owned(out)
         if self.scale != 1:
             out = out * self.scale
         out = unshared(out, x) if self.copy else out
         return out if self.order is None else in_order(out, self.order)
 
-    def _run_program(self, program: Program, x: Tensor) -> Tensor:
+    def _run_program(self, program: CompiledPlan, x: Tensor) -> Tensor:
         layouts = f"{self.src} -> {self.dst}" if STATE.on else ""
         return program.run_as(self.text, layouts, x) if layouts else program.run(x)
 
@@ -318,12 +309,12 @@ class _Apply(torch.autograd.Function):
 
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: Any, x: Tensor, transition: Transition, lent: bool
+        ctx: Any, x: Tensor, transition: Transition, read_only_use: bool
     ) -> Tensor:
         ctx.transition = transition
         ctx.note = note() if STATE.on else None
         ctx.set_materialize_grads(False)
-        return transition.as_node(x, lent)
+        return transition.as_node(x, read_only_use)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None) -> Any:  # type: ignore[override]
@@ -412,12 +403,10 @@ def _multiply(transition: Transition) -> Way:
     """P(product) reduced: every rank gathers the terms and multiplies them in the same order."""
     mesh, src, dst = transition.mesh, transition.src, transition.dst
     axes, _ = facts.products(src, dst)
-    reduced = facts.without(src, axes)
+    reduced = src.without_partial(axes)
     num_terms = math.prod(src.mesh.axis_sizes[axis] for axis in axes)
-    shape, cuts = (num_terms, *src.shape), (None, *src.cuts)
-    stacked = Layout.make(src.mesh, shape, (axes, *src.dims), cuts, reduced.partial)
-    whole = stacked.replace(dims=((), *src.dims), cuts=cuts)
-    gather = Transition(mesh, stacked, whole)
+    stacked = reduced.insert(0, Layout.make(src.mesh, (num_terms,), (axes,)))
+    gather = Transition(mesh, stacked, stacked.gathered((0,)))
     rest = Transition(
         mesh, reduced, dst, transition.target, src_varying=transition.src_varying,
         dst_varying=transition.dst_varying, order=transition.order,
@@ -430,7 +419,7 @@ def _factor(transition: Transition) -> Way:
     target = transition.target
     _, axes = facts.products(transition.src, transition.dst)
     share = Transition(
-        transition.mesh, transition.src, facts.without(transition.dst, axes), target,
+        transition.mesh, transition.src, transition.dst.without_partial(axes), target,
         src_varying=transition.src_varying, dst_varying=transition.dst_varying.union(axes),
         order=transition.order,
     )

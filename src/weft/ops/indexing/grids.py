@@ -17,11 +17,9 @@ from torch import Tensor
 
 from weft.comm import BoundMesh
 from weft.core import Layout
-from weft.ops.algorithm import Local
-from weft.ops.indexing.routes import Post, Units
-from weft.rules import Call, Decision
+from weft.ops.indexing.row_exchange import RowExchange, Units
 
-__all__ = ["moved_along"]
+__all__ = ["exchange_along"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,25 +41,21 @@ class _Line:
     order: Tensor
 
 
-def moved_along(
-    call: Call, x: Layout, sources: Mapping[int, Callable[[], Tensor]]
-) -> Local:
-    """A result that lies as x does, whose place p along each of these dims is place
-    `sources[dim]()[p]` of x; one exchange over all axes that cut them."""
+def exchange_along(
+    mesh: BoundMesh, x: Layout, sources: Mapping[int, Callable[[int], Tensor]]
+) -> Callable[[Tensor], Tensor]:
+    """From a block of x that of a result which lies as x does, whose place p along each of these
+    dims, of a length n, is place `sources[dim](n)[p]` of x: one exchange over all axes that shard
+    them."""
+    assert mesh.here is not None
     dims = sorted(sources)
-
-    def bind(mesh: BoundMesh) -> Callable[[Tensor], Tensor]:
-        assert mesh.here is not None
-        units = Units(mesh, x, dims)
-        box = x.box_at(mesh.here)
-        lines = [
-            _line(dim, sources[dim]().to(mesh.device), table, box[dim])
-            for dim, table in zip(dims, units.tables)
-        ]
-        return _exchange(Post(units.comm, call.op), lines)
-
-    cutting = tuple([axis for dim in dims for axis in x.dims[dim]])
-    return Local(Decision((x,), (x,)), bind, communicates=cutting)
+    units = Units(mesh, x, dims)
+    box = x.box_at(mesh.here)
+    lines = [
+        _line(dim, sources[dim](x.shape[dim]).to(mesh.device), table, box[dim])
+        for dim, table in zip(dims, units.tables)
+    ]
+    return _exchange(RowExchange(units.comm, "shift"), lines)
 
 
 def _line(
@@ -81,8 +75,8 @@ def _line(
     return _Line(dim, steps, sends, holders.bincount(minlength=len(steps)).tolist(), order)
 
 
-def _exchange(post: Post, lines: list[_Line]) -> Callable[[Tensor], Tensor]:
-    size = post.comm.size
+def _exchange(exchange: RowExchange, lines: list[_Line]) -> Callable[[Tensor], Tensor]:
+    size = exchange.comm.size
 
     def local(block: Tensor) -> Tensor:
         rest = math.prod(n for dim, n in enumerate(block.shape) if all(
@@ -94,7 +88,7 @@ def _exchange(post: Post, lines: list[_Line]) -> Callable[[Tensor], Tensor]:
         for place, lengths in _lengths(lines, 0):
             gets[place] = math.prod(lengths) * rest
         sends = [part.numel() for part in parts]
-        pieces = post.send(torch.cat(parts), sends, gets).split(gets)
+        pieces = exchange.send(torch.cat(parts), sends, gets).split(gets)
         return _joined(pieces, list(block.shape), lines, 0).contiguous()
 
     return local

@@ -1,84 +1,20 @@
-"""Sorting along a cut dim: sort, argsort, msort, topk.
+"""Sorting along a sharded dim.
 
-Each rank sorts its block, `split` tells which of its elements belong to which block of the result,
-one exchange brings them there, and each rank merges what it got. A rank receives its own block of
-the result (values and places) and the samples. Where another dim can take the axes instead, the
-rule does it: two exchanges, and whole rows are sorted by torch.
+Each rank sorts its shard, `split` tells which of its elements belong to which shard of the result,
+one exchange brings them there, and each rank merges what it got. A rank receives its own shard of
+the result (values and places) and the samples.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from weft.comm import BoundMesh
-from weft.core import Layout
-from weft.ops.algorithm import Algorithm, Composite, Local
-from weft.ops.blocks.summaries import Blocks, finish, whole_terms
-from weft.ops.sorting.splitting import Row, can_key, keys_of, split
-from weft.rules import Call, Decision
+from weft.ops.sorting.splitting import Row, keys_of, split
 
-__all__ = [
-    "Sorting", "as_rows", "can_move", "is_alone", "msort_lookup", "sort_lookup", "topk_lookup",
-]
-
-
-def sort_lookup(
-    call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
-) -> Algorithm | None:
-    """sort and argsort along a cut dim, where no other dim can take its axes. Always stable."""
-    layout = layouts[0]
-    if not layout.ndim:
-        return None
-    given, descending = _arguments(call)
-    dim = given % layout.ndim
-    if not is_alone(call, layout, dim):
-        return None
-    layout = whole_terms(layout)
-    with_values = len(call.results) > 1
-
-    def bind(bound: BoundMesh) -> Callable[[Tensor], Any]:
-        row = Row(bound, layout, (dim,))
-
-        def local(x: Tensor) -> Any:
-            rows, others = as_rows(x, dim)
-            done = Sorting(row, rows, descending, layout.cuts_of(dim))
-            values, places = (
-                one.view(*others, row.sizes[row.mine]).movedim(-1, dim)
-                for one in (done.values, done.places)
-            )
-            return (values, places) if with_values else places
-
-        return local
-
-    return Local(
-        Decision((layout,), (layout,) * len(call.results)), bind, communicates=layout.dims[dim]
-    )
-
-
-def _arguments(call: Call) -> tuple[int, bool]:
-    if "dim" in call.kwargs:
-        return call.kwargs["dim"], bool(call.kwargs["descending"])
-    return call.args[1], bool(call.args[2])
-
-
-def is_alone(call: Call, layout: Layout, dim: int) -> bool:
-    """Whether the dim is cut and has elements, and no other dim is long enough for its axes."""
-    if not layout.dims[dim] or 0 in layout.shape or not can_key(call.tensors[0].dtype):
-        return False
-    return not can_move(layout, dim)
-
-
-def can_move(layout: Layout, dim: int) -> bool:
-    """Whether another dim is long enough for the axes that cut this one."""
-    ranks = layout.num_shards(dim)
-    return any(
-        layout.shape[other] // layout.num_shards(other) >= ranks
-        for other in range(layout.ndim) if other != dim
-    )
+__all__ = ["Sorting", "as_rows"]
 
 
 def as_rows(x: Tensor, dim: int) -> tuple[Tensor, Sequence[int]]:
@@ -150,65 +86,3 @@ class Sorting:
 def _undone(values: Tensor, order: Tensor) -> Tensor:
     """What indexing by `order` made of it, before that."""
     return torch.empty_like(values).scatter_(0, order, values)
-
-
-def msort_lookup(
-    call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
-) -> Algorithm | None:
-    """msort: sort along dim 0."""
-    layout = layouts[0]
-    return Composite(lambda x: x.sort(0)[0]) if layout.ndim and layout.dims[0] else None
-
-
-def topk_lookup(
-    call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
-) -> Algorithm | None:
-    """topk along a cut dim: each block's own k are gathered, if that is less than sorting all."""
-    layout = layouts[0]
-    if not layout.ndim:
-        return None
-    _, k, given, largest, in_order = call.args
-    dim = given % layout.ndim
-    if not layout.dims[dim] or not k:
-        return None
-    itemsize, ranks = dtype_nbytes(call), layout.num_shards(dim)
-    candidates = (ranks - 1) * k * (itemsize + 8)
-    if candidates > layout.shape[dim] / ranks * (itemsize + 4):
-        if not is_alone(call, layout, dim):
-            return None
-
-        def cut_off(x: Tensor, *args: Any) -> Any:
-            values, places = x.sort(dim, descending=largest)
-            return values.narrow(dim, 0, k).clone(), places.narrow(dim, 0, k).clone()
-
-        return Composite(cut_off)
-
-    def function(blocks: Blocks, x: Tensor) -> tuple[Tensor, Tensor]:
-        each = [min(k, size) for size in blocks.sizes]
-        values, places = x.topk(each[blocks.mine], dim, largest, in_order)
-        places = places + blocks.layout.interval(dim, blocks.mine)[0]
-        gathered = []
-        for own in (values, places):
-            (every,) = blocks.gather(_padded(own, dim, max(each)))
-            gathered.append(torch.cat([
-                block.narrow(dim, 0, count) for block, count in zip(every, each)
-            ], dim))
-        values, which = gathered[0].topk(k, dim, largest, in_order)
-        return values, gathered[1].gather(dim, which)
-
-    return finish(call, layout, (dim,), True, function)
-
-
-def dtype_nbytes(call: Call) -> int:
-    """Bytes of an element of the first operand."""
-    return getattr(torch, call.tensors[0].dtype).itemsize
-
-
-def _padded(x: Tensor, dim: int, length: int) -> Tensor:
-    """The tensor with zeros behind it."""
-    missing = length - x.shape[dim]
-    if not missing:
-        return x
-    return torch.cat([x, x.new_zeros([
-        missing if at == dim else size for at, size in enumerate(x.shape)
-    ])], dim)

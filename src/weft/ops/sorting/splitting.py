@@ -12,17 +12,15 @@ blocks, then of places, which makes every order strict.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from itertools import pairwise, product
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from weft.comm import BoundMesh
-from weft.core import Layout
-from weft.transport import traffic
+from weft.ops.sorting.unsigned import to_order
+from weft.transport import Shards, traffic
 
 __all__ = ["Row", "can_key", "first_next", "keys_of", "split"]
 
@@ -32,35 +30,23 @@ _LARGEST = torch.iinfo(torch.long).max
 class Row:
     """The ranks that hold the blocks of some dims, in the order of the blocks.
 
-    `num` of them, `mine` is this rank's place, `sizes` how many elements of the dims each has.
+    `num` of them, `mine` is this rank's place, `sizes` how many elements each has.
     """
 
-    __slots__ = ("mine", "num", "sizes", "_at", "_axes", "_comm")
+    __slots__ = ("mine", "num", "sizes", "_at", "_comm")
 
-    def __init__(self, bound: BoundMesh, layout: Layout, dims: Sequence[int]) -> None:
-        assert bound.here is not None
-        axes = tuple(axis for dim in dims for axis in layout.dims[dim])
-        self._comm, self._axes = bound.comm(axes), bound.names(axes)
-        self.sizes = tuple(map(math.prod, product(*[layout.sizes_of(dim) for dim in dims])))
-        self.num = len(self.sizes)
-        ordered = sorted(axes)
-        places = product(*[range(layout.mesh.axis_sizes[axis]) for axis in ordered])
-        self._at = [0] * self.num
+    def __init__(self, shards: Shards, sizes: Sequence[int] | None = None) -> None:
+        self._comm, self.num, self.mine = shards.group(), shards.num, shards.index
+        self.sizes = shards.sizes if sizes is None else tuple(sizes)
+        self._at: Sequence[int] = range(self.num) if shards.order is None else shards.order
         """Per block, the place of its rank in the communicator."""
-        for place, digits in enumerate(places):
-            digit = dict(zip(ordered, digits))
-            block = 0
-            for axis in axes:
-                block = block * layout.mesh.axis_sizes[axis] + digit[axis]
-            self._at[block] = place
-        self.mine = self._at.index(self._comm.index)
 
     def gather(self, own: Tensor) -> Tensor:
         """The tensors of all blocks, stacked; without gradient, all of one shape."""
         size = own.numel()
         self._tell("samples of all blocks", "all_gather", (self.num - 1) * own.nbytes)
         flat = self._comm.all_gather(own.detach().reshape(-1).contiguous(), [size] * self.num)
-        return flat.view(self.num, *own.shape)[self._at]
+        return flat.view(self.num, *own.shape)[list(self._at)]
 
     def gather_parts(self, own: Tensor, sizes: Sequence[int]) -> Tensor:
         """Flat tensors of all blocks, `sizes[i]` elements of block i, one after the other."""
@@ -83,7 +69,7 @@ class Row:
     def resized(self, sizes: Sequence[int]) -> Row:
         """The same ranks with blocks of other sizes."""
         other = object.__new__(Row)
-        other._comm, other._axes, other._at = self._comm, self._axes, self._at
+        other._comm, other._at = self._comm, self._at
         other.num, other.mine, other.sizes = self.num, self.mine, tuple(sizes)
         return other
 
@@ -105,7 +91,7 @@ class Row:
 
     def _tell(self, what: str, collective: str, nbytes: int) -> None:
         if traffic.STATE.on and self.num > 1:
-            traffic.emit(what, tuple(map(str, self._axes)), collective, nbytes)
+            traffic.emit(what, tuple(map(str, self._comm.axes)), collective, nbytes)
 
 
 class _Exchange(torch.autograd.Function):
@@ -127,7 +113,7 @@ class _Exchange(torch.autograd.Function):
 
 def can_key(dtype: str) -> bool:
     """Whether elements of a dtype have keys."""
-    return dtype not in ("uint64",) and not dtype.startswith("complex")
+    return not dtype.startswith("complex")
 
 
 def keys_of(x: Tensor, descending: bool = False) -> Tensor:
@@ -137,7 +123,7 @@ def keys_of(x: Tensor, descending: bool = False) -> Tensor:
         bits = (x.double() + 0.0).contiguous().view(torch.long)
         keys = torch.where(x.isnan(), _LARGEST, bits ^ ((bits >> 63) & _LARGEST))
     else:
-        keys = x.long()
+        keys = to_order(x).long()
     return ~keys if descending else keys
 
 

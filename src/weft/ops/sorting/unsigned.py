@@ -3,7 +3,7 @@ width, which lie in the same order once the highest bit is turned."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import wraps
 from typing import Any
 
@@ -14,7 +14,7 @@ from weft.core import Layout
 from weft.ops.algorithm import Algorithm, Composite, Lookup
 from weft.rules import Call, Decision
 
-__all__ = ["SIGNED", "by_bits", "by_order", "from_order", "to_order"]
+__all__ = ["SIGNED", "by_bits", "from_order", "to_order"]
 
 SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
@@ -30,30 +30,9 @@ def from_order(x: Tensor, dtype: torch.dtype) -> Tensor:
     return (x ^ torch.iinfo(x.dtype).min).view(dtype) if dtype in SIGNED else x
 
 
-def by_order(lookup: Lookup) -> Lookup:
-    """Sorts: `lookup` answers for the signed numbers. Values are the first of two results; a single
-    one names places."""
-    def signed(op: Any, dtype: torch.dtype) -> Callable[..., Any]:
-        def sort(x: Tensor, *args: Any, **kwargs: Any) -> Any:
-            out = op(to_order(x), *args, **kwargs)
-            return out if isinstance(out, Tensor) else (from_order(out[0], dtype), *out[1:])
-
-        return sort
-
-    return _as_signed(lookup, signed)
-
-
 def by_bits(lookup: Lookup) -> Lookup:
-    """Elements that change places: `lookup` answers for signed ones of the same bits."""
-    return _as_signed(
-        lookup, lambda op, dtype: lambda x, *args: op(x.view(SIGNED[dtype]), *args).view(dtype)
-    )
-
-
-def _as_signed(
-    lookup: Lookup, signed: Callable[[Any, torch.dtype], Callable[..., Any]]
-) -> Lookup:
-    """Where the numbers are unsigned and cut, what `signed` makes of the op and their dtype."""
+    """Elements that change places: where the numbers are unsigned and sharded, `lookup` answers for
+    signed ones of the same bits."""
     @wraps(lookup)
     def found(
         call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
@@ -61,7 +40,8 @@ def _as_signed(
         dtype = getattr(torch, call.tensors[0].dtype)
         if dtype not in SIGNED or not any(layouts[0].dims):
             return lookup(call, layouts, wants_grad)
-        return Composite(signed(_overload(call), dtype))
+        op, signed = _overload(call), SIGNED[dtype]
+        return Composite(lambda x, *args: op(x.view(signed), *args).view(dtype))
 
     return found
 

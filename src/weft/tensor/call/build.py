@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from torch._C import _is_any_autocast_enabled as is_autocast_enabled
 
-from weft import ops, rules
+from weft import ops
 from weft.comm import BoundMesh
 from weft.errors import UnsupportedOpError, message
-from weft.tensor.call import fallback, finish
+from weft.tensor.call import fallback, reduce_once
+from weft.tensor.call.decompose import Parts
 from weft.tensor.call.direct import Builder
 from weft.tensor.call.local import is_builtin
 from weft.tensor.call.own import functions as own
 from weft.tensor.call.own import local as own_local
-from weft.tensor.call.parts import Parts
 from weft.tensor.call.program import Composer, Sizes
 from weft.tensor.call.recipe import Alias, Direct, Function, Recipe
 from weft.tensor.call.structure import MAX_STRUCTURES, Structure, numbers_come_from, structure_of
@@ -35,17 +35,15 @@ from weft.tensor.trace.calls import facts
 from weft.tensor.trace.capture import (
     NotCapturable,
     Op,
-    Slot,
     Trace,
     as_autocast,
     asks_for_grad,
     capture,
     meta_like,
     reshaped,
-    slots_of,
 )
-from weft.tensor.trace.instead import INSTEAD
-from weft.tensor.trace.trees import fill, flatten, leaves, substitute
+from weft.tensor.trace.rewrites import REWRITES
+from weft.tensor.trace.trees import Slot, fill, flatten, leaves, slots_of, substitute
 
 __all__ = ["BY_DATA", "MAX_TRACES", "TRACES", "reads", "recipe"]
 
@@ -129,7 +127,7 @@ def recipe(
         if type(new) is Structure and builder.by_form:
             new.recipe, new.numbers_flow = made, numbers_flow
         bounded_put(known, structure, new, MAX_STRUCTURES)
-    return finish.finishing(made, builder), numbers_flow
+    return reduce_once.reducing_once(made, builder), numbers_flow
 
 
 _QUANTIZED = frozenset(
@@ -157,7 +155,7 @@ def reads(func: Any, args: Any, kwargs: Any) -> bool:
     """Whether a call only reads its tensors (see `finish`)."""
     tensors = flatten((args, kwargs))
     try:
-        return finish.reads(_captured(func, args, kwargs, tensors), len(tensors))
+        return reduce_once.is_read_only(_captured(func, args, kwargs, tensors), len(tensors))
     except NotCapturable:
         return False
 
@@ -274,7 +272,7 @@ def _on_tensors(function: Callable[..., Any], builder: Builder) -> Callable[...,
         given = list(tensors)
         if target is not None and torch.is_grad_enabled():
             given[target] = tensors[target].clone()  # ops may save its old value for backward
-        with finish.off():
+        with reduce_once.disabled():
             out = function(*fill(op.args, given), **fill(op.kwargs, given))
         if target is not None:
             return tensors[target].copy_(out)
@@ -339,7 +337,7 @@ def _capture(func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor])
     if device_type == "meta":  # tensors without memory: what runs is as on their mesh
         device_type = next(
             (one.device_mesh.device.type for one in tensors if type(one) is ShardTensor), "cpu")
-    return capture(INSTEAD.get(func, func), args, kwargs, metas, device_type, asks)
+    return capture(REWRITES.get(func, func), args, kwargs, metas, device_type, asks)
 
 
 def _returns_operand(trace: Trace, num_tensors: int) -> bool:
@@ -375,7 +373,7 @@ def _one_by_one(trace: Trace, mesh: BoundMesh) -> Callable[..., Any]:
     def run(func: Any, args: Any, kwargs: Any) -> Any:
         values: dict[int, Any] = dict(enumerate(flatten((args, kwargs))))
         device = values[0].device
-        with finish.off():
+        with reduce_once.disabled():
             for op in trace.ops:
                 out = _call_op(op, fill(op.args, values), fill(op.kwargs, values), device, mesh)
                 for slot, value in zip(slots_of(op.results), flatten(out)):
@@ -419,4 +417,4 @@ def _floats_of(func: Any, op: Op, args: Any, kwargs: Any) -> list[tuple[Any, Any
 
 def _numbers_flow(op: Op) -> bool:
     name = facts(op.overload).functional
-    return name.startswith("aten._foreach_") or rules.numbers_flow(name)
+    return name.startswith("aten._foreach_") or ops.floats_flow(name)

@@ -18,25 +18,21 @@ from torch._C._dynamo.eval_frame import set_eval_frame
 from weft.errors import message
 from weft.tensor import modes
 from weft.tensor.shard_tensor import ShardTensor
-from weft.tensor.takeover import take_over
 
-__all__ = ["install", "unseen"]
+__all__ = ["compile_without_weft", "unseen"]
 
 _TOLD: set[str] = set()
 
 
-def install() -> None:
-    """Have weft left out from the first `torch.compile` on, which imports the compiler. Once."""
-    original = take_over(torch.compile, lambda *args, **kwargs: _compile(*args, **kwargs))
-
-    def _compile(*args: Any, **kwargs: Any) -> Any:
-        if "skip" not in _TOLD:
-            _TOLD.add("skip")
-            # The one name that is looked into wherever it lies.
-            intercept: Any = ShardTensor.__torch_function__
-            intercept.__func__._torchdynamo_disable = True
-            torch._dynamo.trace_rules.add("weft")  # type: ignore[attr-defined]
-        return original(*args, **kwargs)
+def compile_without_weft(original: Any, *args: Any, **kwargs: Any) -> Any:
+    """`torch.compile`, of which the first call imports the compiler, and has it leave weft out."""
+    if "skip" not in _TOLD:
+        _TOLD.add("skip")
+        # The one name that is looked into wherever it lies.
+        intercept: Any = ShardTensor.__torch_function__
+        intercept.__func__._torchdynamo_disable = True
+        torch._dynamo.trace_rules.add("weft")  # type: ignore[attr-defined]
+    return original(*args, **kwargs)
 
 
 @contextmanager

@@ -13,8 +13,8 @@ import torch
 
 from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.trace.calls import facts
-from weft.tensor.trace.capture import Trace, slots_of
-from weft.tensor.trace.trees import fill, flatten
+from weft.tensor.trace.capture import Trace
+from weft.tensor.trace.trees import fill, flatten, slots_of
 
 __all__ = ["as_op", "densely"]
 

@@ -6,7 +6,7 @@ ranks build the same recipe for the same call.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,22 +18,22 @@ from weft.core import Layout
 from weft.errors import UnsupportedOpError, message
 from weft.rules import Call, Decision, Rule
 from weft.tensor.call import fallback, foreach, outside, reshapes
+from weft.tensor.call.decompose import parts_of
 from weft.tensor.call.densely import as_op, densely
-from weft.tensor.call.laid import as_laid
+from weft.tensor.call.kernels import BoundKernel, with_traffic_label
 from weft.tensor.call.local import WIDENING, as_it_is, copying, has_gaps, packed
-from weft.tensor.call.parts import parts_of
+from weft.tensor.call.memory_format import match_stride_order
 from weft.tensor.call.random import ops as random_ops
 from weft.tensor.call.recipe import Direct, Function, Recipe, Result, tie
-from weft.tensor.call.told import told
 from weft.tensor.meta import Meta, contiguous_strides, intern
-from weft.tensor.placing.enter import (
-    entering,
+from weft.tensor.placing.layouts import layout_of
+from weft.tensor.placing.operands import (
+    operand_transitions,
     order_in_memory,
     transition_between,
     varying_axes,
     writing_back,
 )
-from weft.tensor.placing.layouts import layout_of
 from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.trace.calls import (
     as_call,
@@ -43,8 +43,9 @@ from weft.tensor.trace.calls import (
     place_slots,
     target_of,
 )
-from weft.tensor.trace.capture import Slot, Trace, differentiated, meta_like, slots_of
-from weft.tensor.trace.trees import fill, flatten
+from weft.tensor.trace.capture import Trace, meta_like
+from weft.tensor.trace.derivatives import differentiated
+from weft.tensor.trace.trees import Slot, fill, flatten, slots_of
 
 __all__ = ["Builder"]
 
@@ -67,6 +68,7 @@ class Builder:
         self.rule: Rule | None = None
         self.own: rules.OwnRule | None = None
         self.by_form = self.clashes = False
+        self.kernel: BoundKernel | None = None
         self.layouts: list[Layout] = []
         self.decision: Decision | None = None
         self.tensors, self.mesh = tensors, mesh
@@ -101,7 +103,9 @@ class Builder:
                 return chosen
             case ops.Local():
                 if chosen.communicates:
-                    chosen = told(self.name, chosen)
+                    chosen = with_traffic_label(self.name, chosen)
+                return self._direct(chosen.decision, layouts, wants, chosen)
+            case ops.Kernel():
                 return self._direct(chosen.decision, layouts, wants, chosen)
             case Decision():
                 nothing = None
@@ -186,28 +190,49 @@ class Builder:
         self.own = rules.OWN.get(call.op)
         if self.own is not None:
             bound = self.own.bind(call, True)
-        if bound is not None:
+        if bound is not None and self.own is not None:
             self.rule = bound[0]
-            return propagate.decide(self.rule, call, layouts, wants)
-        algorithm = ops.lookup(call, layouts, wants)
-        if isinstance(algorithm, ops.Composite):
+            return self._decided(call, layouts, wants, None, self.own.kernel)
+        entry = ops.find(call.op)
+        return None if entry is None else self._by_entry(entry, call, layouts, wants)
+
+    def _by_entry(
+        self, entry: rules.Entry, call: Call, layouts: list[Layout], wants: list[bool]
+    ) -> Any:
+        """What the book says of the call: by its layouts, else by a rule."""
+        given = None if entry.layouts is None else entry.layouts(call, layouts, wants)
+        self.rule = given if isinstance(given, Rule) else entry.rule(call, wants)
+        if given is None and self.rule is None and entry.compose is not None:
+            if all(layout.is_replicated for layout in layouts):
+                return ops.replicated(call, layouts)
+            given = ops.Composite(entry.compose)
+        if isinstance(given, ops.Composite):
             if self.facts.is_view or self.facts.writes:
-                return algorithm
+                return given
             results = [self.trace.metas[slot.index] for slot in slots_of(self.op.results)]
-            return as_laid(algorithm, results)
-        rule = rules.lookup(call, layouts)
-        if isinstance(rule, Rule):
-            self.rule = rule
-        if algorithm is not None:
-            return algorithm
+            return match_stride_order(given, results)
+        if given is not None and given is not self.rule:
+            return given
         if self.rule is None:
-            return rule
+            return None
         target = None if self.target is None else self.slots.index(self.target)
-        return propagate.decide(self.rule, call, layouts, wants, target)
+        return self._decided(call, layouts, wants, target, entry.kernel)
+
+    def _decided(
+        self, call: Call, layouts: list[Layout], wants: list[bool], target: int | None,
+        kernel: Callable[..., Any] | None,
+    ) -> Decision | ops.Kernel:
+        """What the rule says of the call, to be carried out by the op itself or by its kernel."""
+        assert self.rule is not None
+        decision = propagate.decide(self.rule, call, layouts, wants, target)
+        if not decision.finish:
+            return decision
+        assert kernel is not None
+        return ops.Kernel.of(decision, kernel)
 
     def _direct(
         self, decision: Decision, layouts: list[Layout], wants: list[bool],
-        algorithm: ops.Local | None,
+        algorithm: ops.Local | ops.Kernel | None,
     ) -> Recipe:
         self.decision, self.wants = decision, wants
         if self.mesh.here is None:
@@ -218,21 +243,23 @@ class Builder:
         moves: list[Any] = [None] * len(self.tensors)
         met: dict[int, Any] = {}
         orders = [order_in_memory(self.tensors[place]) for place in self.slots]
-        for place, move in zip(
-            self.slots, entering(self.mesh, layouts, decision.operands, wants, varying, orders)
-        ):
+        entering = operand_transitions(
+            self.mesh, layouts, decision.operands, wants, varying, orders)
+        for place, move in zip(self.slots, entering):
             self.clashes |= met.setdefault(place, move) is not move
             moves[place] = move
         local, args, kwargs = self._local(decision, algorithm)
         if self.target is not None:
             return self._in_place(decision, moves, varying, local, args, kwargs, algorithm)
-        brought = algorithm is not None and bool(algorithm.communicates)
+        brought = algorithm is not None and (
+            isinstance(algorithm, ops.Kernel) or bool(algorithm.communicates)
+        )
         results = self._results(decision, moves, varying, any(wants), brought)
-        anchor = self._anchored(decision, wants) if algorithm is None else ()
+        anchor = () if isinstance(algorithm, ops.Local) else self._anchored(decision, wants)
         self.by_form = self._is_by_form(decision) and not anchor
         return Direct(
             self.name, moves, local, args, kwargs, results, self.trace.result,
-            why=decision.reason, anchor=anchor, places=self.places,
+            why=decision.reason, anchor=anchor, places=self.places, kernel=self.kernel,
         )
 
     def _is_by_form(self, decision: Decision) -> bool:
@@ -245,7 +272,8 @@ class Builder:
         """Per result, the arguments that must keep a graph edge though my shard is empty."""
         assert self.mesh.here is not None
         here = self.mesh.here
-        own = self.own is not None and not self.name.startswith("aten.")  # a node of Python's
+        # A node of Python's keeps its edges; a kernel may not.
+        own = self.own is not None and not decision.finish and not self.name.startswith("aten.")
         if not any(wants) or self.facts.is_view or own or all(
             0 not in layout.local_shape_at(here) for layout in dict.fromkeys(decision.operands)
         ):
@@ -255,9 +283,14 @@ class Builder:
         return found if any(found) else ()
 
     def _local(
-        self, decision: Decision, algorithm: ops.Local | None
+        self, decision: Decision, algorithm: ops.Local | ops.Kernel | None
     ) -> tuple[Any, Any, Any]:
         """What runs on the local tensors, with its arguments (None: the user's own call)."""
+        if isinstance(algorithm, ops.Kernel):
+            operand, _ = decision.finish[0]
+            self.kernel = BoundKernel(
+                self.name, algorithm, self.mesh, self.slots[operand], self._autocast_dtype())
+            return self.kernel.local(decision.operands[operand]), self.op.args, self.op.kwargs
         if algorithm is not None:
             order = tuple(Slot(index) for index in self.slots)
             return algorithm.bind(self.mesh), order, {}
@@ -284,6 +317,13 @@ class Builder:
         # Positional arguments first, as the Call lists its tensors.
         count = len(slots_of(self.op.args))
         return local, place_slots(args, slots[:count]), place_slots(kwargs, slots[count:])
+
+    def _autocast_dtype(self) -> torch.dtype | None:
+        """The dtype that autocast gives the op; None where it is off."""
+        if not torch.is_autocast_enabled(self.mesh.device.type):
+            return None
+        dtypes = [self.trace.metas[slot.index].dtype for slot in slots_of(self.op.results)]
+        return next((one for one in dtypes if one.is_floating_point), None)
 
     def _results(
         self, decision: Decision, moves: list[Any], varying: frozenset[int], grad: bool,
@@ -366,7 +406,7 @@ class Builder:
 
     def _in_place(
         self, decision: Decision, moves: list[Any], varying: frozenset[int],
-        local: Any, args: Any, kwargs: Any, algorithm: ops.Local | None,
+        local: Any, args: Any, kwargs: Any, algorithm: ops.Local | ops.Kernel | None,
     ) -> Recipe:
         assert self.target is not None
         target = self.tensors[self.target]
@@ -375,9 +415,10 @@ class Builder:
         direct = decision.results[0] == wanted and moves[self.target] is None and not (
             _needs_leaving(decision.results[0], varying) and self.grad
         )
-        if algorithm is not None and algorithm.writes is not None and direct:
-            local = algorithm.writes(self.mesh)
-        if direct and decision.op is None and (algorithm is None or algorithm.writes is not None):
+        writes = algorithm.writes if isinstance(algorithm, ops.Local) else None
+        if writes is not None and direct:
+            local = writes(self.mesh)
+        if direct and decision.op is None and (algorithm is None or writes is not None):
             self.by_form = self._is_by_form(decision)
             return Direct(
                 self.name, moves, local, args, kwargs, (), self.trace.result, self.target,

@@ -19,10 +19,10 @@ from torch._C import _is_any_autocast_enabled as is_autocast_enabled
 from weft.errors import MeshError, message
 from weft.tensor.call import build, fallback
 from weft.tensor.call.compiled import unseen
-from weft.tensor.call.finish import Taking, is_finished
 from weft.tensor.call.out import write_out
 from weft.tensor.call.own.functions import OwnFunction
 from weft.tensor.call.recipe import Alias, Recipe, flatten
+from weft.tensor.call.reduce_once import UseReduced, has_reduced
 from weft.tensor.call.structure import structure_key
 from weft.tensor.call.torchs_errors import with_layouts
 from weft.tensor.counts import AGAIN, CALLS, MISSES, NAN
@@ -171,8 +171,8 @@ def _learned(
     MISSES.step()
     if num_dispatch_modes():
         check_traced(_name(func))
-    if is_finished(key):
-        recipe = Taking(build.reads(func, args, kwargs))
+    if has_reduced(key):
+        recipe = UseReduced(build.reads(func, args, kwargs))
         keep_recipe(home, tuple(key), recipe)
         return recipe
     structure = structure_key(key)

@@ -21,19 +21,19 @@ from weft.tensor import modes
 from weft.tensor.call import outside
 from weft.tensor.meta import replicated_meta
 from weft.tensor.placing.draw import torch_draws
-from weft.tensor.placing.enter import (
-    Named,
-    enter,
+from weft.tensor.placing.operands import (
+    NamedCaller,
+    move_operand,
     order_in_memory,
     share_memory,
     transition_between,
 )
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.trace.calls import written_by
-from weft.tensor.trace.capture import check_dense, map_tensors
-from weft.tensor.trace.trees import flatten, local_of, substitute
-from weft.tensor.views.moved import following, plain, wrote
-from weft.tensor.written import write_counted
+from weft.tensor.trace.capture import check_dense
+from weft.tensor.trace.trees import flatten, local_of, map_tensors, substitute
+from weft.tensor.versions import write_counted
+from weft.tensor.views.moved import attach_to_base, bump_view_epoch, unwrap_view
 
 __all__ = ["numbers_read", "replicate", "runner", "sizes_read", "write_back"]
 
@@ -50,7 +50,7 @@ def replicate(tensor: torch.Tensor, mesh: BoundMesh, name: str) -> torch.Tensor:
     )
     if transition is None:
         return tensor._local
-    return enter(tensor, transition, Named(name, "no rule covers the op"))
+    return move_operand(tensor, transition, NamedCaller(name, "no rule covers the op"))
 
 
 def runner(
@@ -91,11 +91,11 @@ def runner(
                 write_back(name, tensor, local, mesh)
             written[id(local)] = tensor
         views = {
-            plain(local).untyped_storage()._cdata: name for tensor in tensors
+            unwrap_view(local).untyped_storage()._cdata: name for tensor in tensors
             if (local := full[id(tensor)]) is not local_of(tensor)
         }
         result = map_tensors(lambda local: _wrapped(name, local, written, mesh, views), out)
-        return following(result, func, args, kwargs)
+        return attach_to_base(result, func, args, kwargs)
 
     return run
 
@@ -166,7 +166,7 @@ def _wrapped(
         return known[id(local)]
     check_dense(local, name)
     meta = replicated_meta(mesh, local)
-    alias = views.get(plain(local).untyped_storage()._cdata)
+    alias = views.get(unwrap_view(local).untyped_storage()._cdata)
     return wrap(local, meta if alias is None else meta.replace(alias=alias))
 
 
@@ -190,7 +190,7 @@ def write_back(name: str, tensor: torch.Tensor, full: torch.Tensor, mesh: BoundM
             mesh, Layout.replicated(mesh.abstract, tensor.shape), tensor._meta.layout
         )
         write_counted(tensor._local, full if back is None else back(full), full)
-    wrote()
+    bump_view_epoch()
     if tensor._memo is not None:
         tensor._memo.clear()
     tensor._meta = tensor._meta.replace(requires_grad=tensor._local.requires_grad)

@@ -17,9 +17,9 @@ from weft.tensor.call.recipe import Recipe
 from weft.tensor.meta import Meta, contiguous_strides, intern
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.trace.calls import functional_name
-from weft.tensor.trace.capture import Op, Slot, Trace, map_tensors, slots_of
-from weft.tensor.trace.trees import local_of
-from weft.tensor.views.moved import Moved, wrote
+from weft.tensor.trace.capture import Op, Trace
+from weft.tensor.trace.trees import Slot, local_of, map_tensors, slots_of
+from weft.tensor.views.moved import Moved, bump_view_epoch
 
 __all__ = ["recipe"]
 
@@ -67,14 +67,14 @@ class InPlace(Recipe):
         if Moved in map(type, map(local_of, targets)):
             return self.one_by_one.run(func, args, kwargs)
         func(*map_tensors(local_of, args), **map_tensors(local_of, kwargs))
-        wrote()
+        bump_view_epoch()
         return targets
 
     def run_opened(self, func: Any, args: Any, locals_: list[Any]) -> Any:
         if Moved in map(type, locals_[0]):
             return self.one_by_one.run(func, args, {})
         func(*locals_)
-        wrote()
+        bump_view_epoch()
         return args[0]
 
 

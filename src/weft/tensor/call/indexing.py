@@ -20,7 +20,7 @@ from weft.tensor.call.dispatch import mesh_of
 from weft.tensor.call.fallback import runner
 from weft.tensor.shard_tensor import ShardTensor, hooks, wrap
 from weft.tensor.trace.trees import flatten
-from weft.tensor.views.moved import plain
+from weft.tensor.views.moved import unwrap_view
 
 __all__ = ["get_item", "index_put", "index_put_", "set_item"]
 
@@ -206,7 +206,7 @@ def _apart(value: Tensor, view: Tensor) -> Tensor:
     """
     if type(view) is not ShardTensor or type(value) is not ShardTensor:
         return value
-    one, other = plain(value._local), plain(view._local)
+    one, other = unwrap_view(value._local), unwrap_view(view._local)
     if one.untyped_storage()._cdata != other.untyped_storage()._cdata:
         return value
     return wrap(one.clone(), value._meta)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from weft.core import Layout
-from weft.ops.tall import is_tall
+from weft.ops.tall_factorizations import is_tall
 from weft.tensor.call.data_dependent.masks import entered, wrapped
 from weft.tensor.call.dispatch import mesh_of
 from weft.tensor.call.fallback import runner
@@ -88,11 +88,10 @@ def _batch(a: Tensor, b: Tensor, rcond: float | None, mesh: Any) -> Any:
     lead = a.dim() - 2
     of_a, of_b = layout_of(a, mesh), layout_of(b, mesh)
     like = of_a if any(of_a.dims[:lead]) else of_b
-    axes, cuts = like.dims[:lead], like.cuts[:lead]
+    batch = like.take(range(lead)).without_partial()
 
     def laid(shape: Any) -> Layout:
-        more = len(shape) - lead
-        return Layout.make(like.mesh, shape, (*axes, *((),) * more), (*cuts, *(None,) * more))
+        return batch.insert(lead, Layout.replicated(like.mesh, shape[lead:]))
 
     blocks = entered("lstsq", mesh, (a, b), (laid(a.shape), laid(b.shape)))
     out = _L.lstsq(*blocks, rcond, driver="gelsy")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from weft.core import Layout
-from weft.tensor.trace.capture import map_tensors
+from weft.tensor.trace.trees import map_tensors
 from weft.transport.execute import unshared
 
 __all__ = ["WIDENING", "as_it_is", "copying", "has_gaps", "is_builtin", "packed"]

@@ -19,10 +19,10 @@ from weft.comm import BoundMesh
 from weft.errors import MeshError, message
 from weft.tensor.meta import Meta
 from weft.tensor.shard_tensor import ShardTensor, wrap
-from weft.tensor.trace.capture import Op, Trace, meta_like, slots_of
-from weft.tensor.trace.forms import known_form
-from weft.tensor.trace.trees import fill, flatten
-from weft.tensor.views.moved import following, plain, wrote
+from weft.tensor.trace.capture import Op, Trace, meta_like
+from weft.tensor.trace.meta_results import known_result
+from weft.tensor.trace.trees import fill, flatten, slots_of
+from weft.tensor.views.moved import attach_to_base, bump_view_epoch, unwrap_view
 
 __all__ = ["computed", "leave", "twin", "unknown", "write", "written"]
 
@@ -65,7 +65,7 @@ def computed(trace: Trace, op: Op, base: int | None, metas: Mapping[int, Meta]) 
                 twins = flatten(_on_twins(trace, op, given)) if twins is None else twins
                 local = leave(twins[place], meta.device)
             values[slot.index] = wrap(local, meta)
-        return following(fill(trace.result, values), func, args, kwargs)
+        return attach_to_base(fill(trace.result, values), func, args, kwargs)
 
     return run
 
@@ -110,7 +110,7 @@ def _on_twins(trace: Trace, op: Op, given: Sequence[Tensor]) -> Any:
     if str(op.overload) not in _WITHOUT_DERIVATIVE:
         return op.overload(*args, **kwargs)
     with torch.no_grad():
-        out: Any = known_form(op.overload, args, kwargs)
+        out: Any = known_result(op.overload, args, kwargs)
         if out is None:
             out = op.overload(*args, **kwargs)
     return sum((one.sum() for one in flatten((args, kwargs)) if one.requires_grad), out)
@@ -122,7 +122,7 @@ def twin(tensor: Tensor) -> Tensor:
     if not (torch.is_grad_enabled() and tensor.requires_grad):
         return made
     if type(tensor) is ShardTensor:
-        return _Entering.apply(plain(tensor._local), made)  # type: ignore[return-value]
+        return _Entering.apply(unwrap_view(tensor._local), made)  # type: ignore[return-value]
     return made.requires_grad_()  # nothing comes back to a plain tensor on this rank
 
 
@@ -135,7 +135,7 @@ def write(into: Tensor, local: Tensor) -> None:
     """Give a tensor that was written to the history of `local`."""
     if type(into) is ShardTensor:
         into._local.copy_(local)
-        wrote()
+        bump_view_epoch()
         into._memo = None
         into._meta = into._meta.replace(requires_grad=into._local.requires_grad)
 

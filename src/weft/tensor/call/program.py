@@ -23,18 +23,18 @@ import torch
 from weft import ops
 from weft.comm import BoundMesh
 from weft.core import Layout
+from weft.tensor.call.decompose import Parts
 from weft.tensor.call.direct import Builder
 from weft.tensor.call.own.functions import handled
-from weft.tensor.call.parts import Parts
 from weft.tensor.call.recipe import Direct, Recipe
 from weft.tensor.call.structure import Sized, moved_to, resized_meta, sized_as, sources
 from weft.tensor.meta import Meta
 from weft.tensor.placing.layouts import layout_of
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.trace.calls import facts
-from weft.tensor.trace.capture import NotCapturable, Op, Slot, Trace, capture, meta_like, slots_of
-from weft.tensor.trace.trees import fill, flatten, local_of
-from weft.tensor.views.moved import following
+from weft.tensor.trace.capture import NotCapturable, Op, Trace, capture, meta_like
+from weft.tensor.trace.trees import Slot, fill, flatten, local_of, slots_of
+from weft.tensor.views.moved import attach_to_base
 
 __all__ = ["Composer", "Program", "Sizes"]
 
@@ -71,7 +71,7 @@ class Program(Recipe):
             if wrapped[at] is None:
                 wrapped[at] = wrap(locals_[at], metas[at])  # type: ignore[arg-type]
         out = fill(self.result, wrapped)
-        return following(out, func, args, kwargs) if self.moved else out
+        return attach_to_base(out, func, args, kwargs) if self.moved else out
 
 
 class Composer:
@@ -329,12 +329,14 @@ class _Resizing:
             return step
         if not by_form:
             return self._built(op, slots, results)
-        if not step.operands and all(result.leave is None for result in step.results):
+        if not step.operands and step.kernel is None and all(
+            result.leave is None for result in step.results
+        ):
             return step
         operands = tuple([(at, moved_to(move, self._layout(at))) for at, move in step.operands])
         if any(result.leave is not None for result in step.results):
             return self._built(op, slots, results)
-        return step.resized(operands, step.results)
+        return step.resized(operands, step.results, self._layout)
 
     def _built(self, op: Op, slots: Sequence[Slot], results: Sequence[int]) -> Direct | None:
         """The step decided anew; None where its results come in layouts that others do not know."""

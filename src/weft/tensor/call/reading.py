@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from weft.ops.precision import widened
 from weft.tensor.call.dispatch import mesh_of
 from weft.tensor.call.fallback import runner
 from weft.tensor.shard_tensor import ShardTensor
@@ -70,17 +71,13 @@ def ctc_loss(
     kind, rest = log_probs.device.type, (blank, reduction, zero_infinity)
     if torch.is_autocast_enabled(kind):
         with torch.autocast(kind, enabled=False):
-            return loss(_single(log_probs), targets, *lengths, *rest)
+            return loss(widened(log_probs), targets, *lengths, *rest)
     if not any(isinstance(one, Tensor) for one in lengths):  # there is no kernel for its dtype
         args = log_probs, targets, *lengths, *rest
         metas = [one._meta for one in args if type(one) is ShardTensor]
         return runner(mesh_of("ctc_loss", metas), "torch has no kernel for it")(loss, args, {})
     inputs, sizes = (one.tolist() if isinstance(one, Tensor) else one for one in lengths)
     return loss(log_probs, targets, inputs, sizes, *rest)
-
-
-def _single(x: Tensor) -> Tensor:
-    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
 def one_hot(input: Tensor, num_classes: int = -1) -> Tensor:

@@ -14,21 +14,23 @@ from typing import Any
 import torch
 from torch import is_grad_enabled
 
-from weft.tensor.call.laid import is_last
+from weft.core import Layout
+from weft.tensor.call.kernels import BoundKernel
+from weft.tensor.call.memory_format import is_last
 from weft.tensor.meta import Meta
-from weft.tensor.placing.enter import Cause, enter_all
+from weft.tensor.placing.operands import Caller, move_operands
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.torch_collectives import filled
-from weft.tensor.trace.capture import Constant, Slot, map_tensors, slots_of
-from weft.tensor.trace.trees import fill, flatten, local_of, substitute
-from weft.tensor.views.moved import following, plain, wrote
+from weft.tensor.trace.derivatives import Constant
+from weft.tensor.trace.trees import Slot, fill, flatten, local_of, map_tensors, slots_of, substitute
+from weft.tensor.views.moved import attach_to_base, bump_view_epoch, unwrap_view
 from weft.transport.order import Order, laid, order_due, order_of
 from weft.transport.transition import Transition
 
 __all__ = ["Alias", "Direct", "Function", "Recipe", "Result", "tie", "tied"]
 
 
-class Recipe(Cause):
+class Recipe(Caller):
     """Base. A recipe with `fast` is carried out by the short route, without `run`.
 
     That is a call with one result, without tensors in lists that move: `fast` is its meta, `moves`
@@ -110,15 +112,16 @@ class Direct(Recipe):
             and a transition behind a dropped edge would leave its peers waiting.
         places: where the tensors stand among the call's arguments, keywords last; None when some
             stand in lists.
+        kernel: what makes `local` for other lengths, where it is a kernel of the book.
 
     The first run looks at whether the local op's results lie in memory as their metas say, and
     where one does not, has it laid in that order in every run. Only then the short route is open.
     """
 
     __slots__ = (
-        "anchor", "args", "bound", "fast", "finishes", "flowing", "is_quick", "kwargs", "lays",
-        "leave", "local", "moves", "name", "operands", "moved", "result", "results", "single",
-        "target", "why", "write", "write_back",
+        "anchor", "args", "bound", "fast", "reductions", "flowing", "is_quick", "kernel", "kwargs",
+        "lays", "leave", "local", "moves", "name", "operands", "moved", "places", "result",
+        "results", "single", "target", "why", "write", "write_back",
     )
 
     def __init__(
@@ -136,8 +139,10 @@ class Direct(Recipe):
         why: Callable[[], str] = str,
         anchor: Sequence[Sequence[int]] = (),
         places: Sequence[int] | None = None,
+        kernel: BoundKernel | None = None,
     ) -> None:
-        self.name, self.why, self.anchor, self.finishes = name, why, anchor, None
+        self.kernel, self.places = kernel, places
+        self.name, self.why, self.anchor, self.reductions = name, why, anchor, None
         self.local = local
         self.operands = tuple((at, move) for at, move in enumerate(operands) if move is not None)
         self.args, self.kwargs = args, kwargs
@@ -172,14 +177,22 @@ class Direct(Recipe):
         self.flowing = tuple(places)
 
     def resized(
-        self, operands: tuple[tuple[int, Transition], ...], results: tuple[Result, ...]
+        self, operands: tuple[tuple[int, Transition], ...], results: tuple[Result, ...],
+        layout_of: Callable[[int], Layout],
     ) -> Direct:
-        """This recipe for operands of other lengths, by the same transitions and metas of these."""
+        """This recipe for operands of other lengths, by the same transitions and metas of these.
+
+        `layout_of` tells the layout of a tensor of the call.
+        """
         new = object.__new__(Direct)
         for name in Direct.__slots__:
             setattr(new, name, getattr(self, name))
         new.operands, new.results = operands, results
         new.fast, new.lays = None, None if results else ()
+        if self.kernel is not None:
+            new.local = self.kernel.local(layout_of(self.kernel.slot))
+            if self.places is not None:
+                new.bound = _bound(new.local, self.args, self.kwargs, self.places)
         if self.is_quick:
             new.leave = results[0].leave
             new.moves = tuple([
@@ -191,7 +204,7 @@ class Direct(Recipe):
         tensors = flatten((args, kwargs) if kwargs else args)
         locals_ = [local_of(tensor) for tensor in tensors]
         if self.operands:
-            enter_all(tensors, self.operands, locals_, self)
+            move_operands(tensors, self.operands, locals_, self)
         if self.write_back and is_grad_enabled():
             # The op may save the target's old value for backward.
             assert self.target is not None
@@ -213,7 +226,7 @@ class Direct(Recipe):
         if self.lays:
             out = self._laid(out)
         result = self._wrap(tensors, out)
-        return following(result, func, args, kwargs) if self.moved else result
+        return attach_to_base(result, func, args, kwargs) if self.moved else result
 
     def advance(
         self, wrapped: list[Any], locals_: list[Any], metas: Sequence[Meta | None]
@@ -228,7 +241,7 @@ class Direct(Recipe):
                 if wrapped[at] is None:
                     wrapped[at] = wrap(locals_[at], metas[at])  # type: ignore[arg-type]
             have = locals_.copy()
-            enter_all(wrapped, self.operands, have, self)
+            move_operands(wrapped, self.operands, have, self)
         if self.bound is not None:
             out = self.bound(have)
         else:
@@ -252,7 +265,7 @@ class Direct(Recipe):
         """
         moved = {at for at, _ in self.operands}
         opened = flatten([local for at, local in enumerate(locals_) if at not in moved])
-        memory = {plain(local).untyped_storage()._cdata for local in opened}
+        memory = {unwrap_view(local).untyped_storage()._cdata for local in opened}
         is_chance = any(1 in local.shape for local in flatten(locals_))
         lays: list[Order | None] = []
         for result, local in zip(self.results, (out,) if self.single else flatten(out)):
@@ -293,9 +306,9 @@ class Direct(Recipe):
         local = local_of(target)
         if self.write_back:
             if self.write is not None:
-                out = self.write(plain(out))
+                out = self.write(unwrap_view(out))
             local.copy_(out)
-        wrote()
+        bump_view_epoch()
         if type(target) is ShardTensor:
             if target._memo is not None:
                 target._memo.clear()

@@ -22,13 +22,13 @@ from torch._C._autograd import _unsafe_set_version_counter as _set_version  # ty
 
 from weft.errors import UnsupportedOpError, message
 from weft.tensor.call.recipe import Function, Recipe
+from weft.tensor.leaf_gradients import track_leaf, uses_of
 from weft.tensor.placing.construct import is_in_a_graph, tell_torch
 from weft.tensor.shard_tensor import ShardTensor, wrap
-from weft.tensor.terms import own, terms_of
 from weft.tensor.trace.calls import facts, functional
 from weft.tensor.trace.capture import Op, Trace
 from weft.tensor.trace.trees import fill, flatten
-from weft.tensor.views.moved import Moved, grew, plain, stands_for
+from weft.tensor.views.moved import Moved, bump_versions, stands_for, unwrap_view
 
 __all__ = ["recipe"]
 
@@ -78,9 +78,10 @@ def _reshape(name: str, tensor: Any, show: Show) -> None:
         shown = show(before)
         local = shown._local
     stands_for(before, tensor)
-    grew(before)
-    if type(local) is Moved and not (moved := plain(local)).is_inference():  # it counts by itself
-        _set_version((moved,), (plain(before._local)._version,))
+    bump_versions(before)
+    # A moved view counts by itself.
+    if type(local) is Moved and not (moved := unwrap_view(local)).is_inference():
+        _set_version((moved,), (unwrap_view(before._local)._version,))
     tensor._local = local
     tensor._meta = shown._meta.replace(requires_grad=local.requires_grad)
     tensor._memo = None
@@ -90,7 +91,7 @@ def _reshape(name: str, tensor: Any, show: Show) -> None:
 
 def _check(name: str, tensor: ShardTensor) -> None:
     """Raise where torch raises, and where a gradient that there is would have another shape."""
-    local = plain(tensor._local)
+    local = unwrap_view(tensor._local)
     recorded = torch.is_grad_enabled() and local.requires_grad
     if type(tensor._local) is Moved:
         tensor._local._weft_view.check_recorded(recorded)
@@ -122,13 +123,13 @@ def _other_leaf(name: str, tensor: ShardTensor, local: Tensor) -> Tensor:
         _refuse(name, tensor, "it is a leaf that requires grad, and its data have to move",
                 "x.data = x.data.squeeze(dim)")
     old: Any = tensor._local
-    new: Any = own(local.detach().requires_grad_())
+    new: Any = track_leaf(local.detach().requires_grad_())
     new._backward_hooks, old._backward_hooks = old._backward_hooks, None
     new._post_accumulate_grad_hooks = old._post_accumulate_grad_hooks
     old._post_accumulate_grad_hooks = None
     if is_in_a_graph(tensor):
         refuse = _refusing(name, tensor)
-        for leaf in (old, *(term.seen for term in terms_of(old))):
+        for leaf in (old, *(use.seen for use in uses_of(old))):
             if leaf is not None:
                 leaf.register_hook(refuse)
     return new

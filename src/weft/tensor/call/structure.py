@@ -20,11 +20,12 @@ import torch
 from weft.core import Layout
 from weft.tensor.call.direct import Builder
 from weft.tensor.call.recipe import Result
-from weft.tensor.meta import Meta, contiguous_strides, memory_order, strides_in_order
-from weft.tensor.placing.enter import transition_between
+from weft.tensor.meta import Meta, contiguous_strides
+from weft.tensor.placing.operands import transition_between
 from weft.tensor.shard_tensor import ShardTensor
-from weft.tensor.trace.capture import Op, Trace, slots_of
-from weft.tensor.trace.trees import leaves
+from weft.tensor.trace.capture import Op, Trace
+from weft.tensor.trace.trees import leaves, slots_of
+from weft.transport.order import memory_order, strides_in_order
 
 __all__ = [
     "MAX_STRUCTURES", "Sized", "Structure", "moved_to", "numbers_come_from", "resized_meta",
@@ -95,7 +96,7 @@ class Structure:
             _result(sized, known, tensors, local_shapes)
             for sized, known in zip(self.results, recipe.results)
         ])
-        return recipe.resized(operands, results)
+        return recipe.resized(operands, results, lambda at: tensors[at]._meta.layout)  # type: ignore
 
 
 def moved_to(move: Any, layout: Layout) -> Any:

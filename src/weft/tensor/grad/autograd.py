@@ -16,15 +16,15 @@ from torch.autograd.graph import _engine_run_backward
 from weft.comm import this_world
 from weft.errors import CommunicationError, LayoutError, UnsupportedOpError, message
 from weft.tensor import modes
-from weft.tensor.grad.anomaly import nans_told
+from weft.tensor.grad.anomaly import refuse_nan_check
+from weft.tensor.leaf_gradients import Backward, before, completed, summed, uses_of
 from weft.tensor.meta import Meta, is_dense
 from weft.tensor.placing.construct import as_sharded, gathered, redistribute_to, to_replicated
-from weft.tensor.placing.enter import forget_views, transition_between
+from weft.tensor.placing.operands import forget_views, transition_between
 from weft.tensor.shard_tensor import ShardTensor, version_of, wrap
 from weft.tensor.takeover import twin_of
-from weft.tensor.terms import Backward, before, completed, summed, terms_of
 from weft.tensor.trace.trees import local_of as _local_of
-from weft.tensor.views.moved import plain
+from weft.tensor.views.moved import unwrap_view
 from weft.transport import traffic
 from weft.transport.order import laid, order_due
 
@@ -38,18 +38,15 @@ def grad_meta(meta: Meta) -> Meta:
     """What the gradient of such a tensor is."""
     made = meta.of_grad
     if made is None:
-        layout = meta.layout
-        if layout.is_partial:
-            layout = layout.replace(partial=(None,) * layout.mesh.ndim)
         strides = meta.strides if is_dense(meta) else None  # of an expanded one, row-major
         made = meta.of_grad = meta.replace(
-            layout=layout, requires_grad=False, alias=None, strides=strides)
+            layout=meta.layout.without_partial(), requires_grad=False, alias=None, strides=strides)
     return made
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
     """What stands for the tensor in autograd's graph."""
-    return plain(_local_of(tensor))
+    return unwrap_view(_local_of(tensor))
 
 
 def _partial_axes(meta: Meta) -> frozenset[int]:
@@ -87,7 +84,7 @@ def wrap_cotangent(meta: Meta, local: torch.Tensor) -> ShardTensor:
     if meta.layout.is_partial and (means := _num_means(meta)) != 1:
         local = local * means
         made = made.replace(alias="the gradient of a mean")
-    local = _lying(made, local)
+    local = _match_order(made, local)
     if not local.requires_grad:
         return wrap(local, made)
     layout, axes = made.layout, _partial_axes(meta)
@@ -100,13 +97,13 @@ def local_cotangent(meta: Meta, grad: torch.Tensor) -> torch.Tensor:
     """The inverse: what autograd gets for a gradient that the user gives; may communicate."""
     layout, axes = grad_meta(meta).layout, _partial_axes(meta)
     local = redistribute_to(as_sharded(grad, meta.mesh), layout)._local
-    enter = transition_between(meta.mesh, layout, layout, frozenset(), axes)
-    local = local if enter is None else enter(local)
+    move_operand = transition_between(meta.mesh, layout, layout, frozenset(), axes)
+    local = local if move_operand is None else move_operand(local)
     means = _num_means(meta) if axes else 1
     return local if means == 1 else local / means
 
 
-def _lying(meta: Meta, local: torch.Tensor) -> torch.Tensor:
+def _match_order(meta: Meta, local: torch.Tensor) -> torch.Tensor:
     """The local gradient in the order in memory of its tensor: kernels give any."""
     if meta.strides is None and local.is_contiguous():
         return local
@@ -116,7 +113,7 @@ def _lying(meta: Meta, local: torch.Tensor) -> torch.Tensor:
 
 def wrap_grad(tensor: ShardTensor, local: torch.Tensor) -> ShardTensor:
     """The gradient of `tensor` from the local one; kept while the local one lasts."""
-    lying = _lying(grad_meta(tensor._meta), local)
+    lying = _match_order(grad_meta(tensor._meta), local)
     if lying is not local:  # one that is retained: a write to it reaches what autograd holds
         tensor._local.grad = local = lying
     made = wrap_cotangent(tensor._meta, local)
@@ -152,7 +149,7 @@ def _reduced(output: torch.Tensor) -> torch.Tensor:
     if {"sum", None} >= set(layout.partial):
         return output
     with torch.enable_grad():  # it may be a backward within a backward
-        return redistribute_to(output, layout.replace(partial=(None,) * layout.mesh.ndim))
+        return redistribute_to(output, layout.without_partial())
 
 
 def _seed(output: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor | None:
@@ -229,6 +226,7 @@ def backward_all(
     outputs = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
     if grad_tensors is None or isinstance(grad_tensors, torch.Tensor):
         grad_tensors = [grad_tensors] * len(outputs)
+    refuse_nan_check(outputs)
     known = outputs
     outputs = [_reduced(output) for output in outputs]
     seeds = [_seed(output, gradient) for output, gradient in zip(outputs, grad_tensors)]
@@ -238,22 +236,21 @@ def backward_all(
     local_inputs = None
     if inputs is not None:
         local_inputs = [local_of(tensor) for tensor in inputs]
-        local_inputs += [term.seen for local in local_inputs for term in terms_of(local)]
+        local_inputs += [use.seen for local in local_inputs for use in uses_of(local)]
     with OneBackward() as running:
         for output in known:
             _remember_value(output, running)
-        with nans_told(outputs):
-            locals_ = tuple([local_of(output) for output in outputs])
-            if is_usual and local_inputs is None and not more:
-                keeps_graph = create_graph if retain_graph is None else retain_graph
-                _engine_run_backward(
-                    locals_, tuple(seeds), keeps_graph, create_graph, (), allow_unreachable=True,
-                    accumulate_grad=True,
-                )
-            else:
-                _ENGINE_BACKWARD(
-                    locals_, seeds, retain_graph, create_graph, inputs=local_inputs, **more
-                )
+        locals_ = tuple([local_of(output) for output in outputs])
+        if is_usual and local_inputs is None and not more:
+            keeps_graph = create_graph if retain_graph is None else retain_graph
+            _engine_run_backward(
+                locals_, tuple(seeds), keeps_graph, create_graph, (), allow_unreachable=True,
+                accumulate_grad=True,
+            )
+        else:
+            _ENGINE_BACKWARD(
+                locals_, seeds, retain_graph, create_graph, inputs=local_inputs, **more
+            )
         running.flush()
 
 
@@ -291,22 +288,23 @@ def grad(
         )
     if grad_outputs is None or isinstance(grad_outputs, torch.Tensor):
         grad_outputs = [grad_outputs] * len(outputs)
+    refuse_nan_check(outputs)
     outputs = [_reduced(output) for output in outputs]
     seeds = [_seed(output, gradient) for output, gradient in zip(outputs, grad_outputs)]
     leaves = [local_of(tensor) for tensor in inputs]
-    terms = [terms_of(local) for local in leaves]
-    asked = [*leaves, *(term.seen for of_leaf in terms for term in of_leaf)]
+    uses = [uses_of(local) for local in leaves]
+    asked = [*leaves, *(use.seen for of_leaf in uses for use in of_leaf)]
     former = _former(leaves)
-    with OneBackward(captures=True) as running, nans_told(outputs):
+    with OneBackward(captures=True) as running:
         found = _ENGINE_GRAD(
             [local_of(output) for output in outputs], [*asked, *former], seeds, retain_graph,
-            create_graph, allow_unused=allow_unused or bool(former) or any(terms),
+            create_graph, allow_unused=allow_unused or bool(former) or any(uses),
             materialize_grads=materialize_grads and not former,
         )
         _check_former(found[len(asked):], inputs)
         local_grads = [
             _seen_by_hooks(local, total, create_graph) if of_leaf else total
-            for local, of_leaf, total in zip(leaves, terms, summed(found, terms))
+            for local, of_leaf, total in zip(leaves, uses, summed(found, uses))
         ]
         running.flush()
         if materialize_grads and former:
@@ -315,7 +313,7 @@ def grad(
                 for local, total in zip(leaves, local_grads)
             ]
     unused = any(local is None for local in local_grads)
-    if (former or any(terms)) and unused and not (allow_unused or materialize_grads):
+    if (former or any(uses)) and unused and not (allow_unused or materialize_grads):
         raise RuntimeError(
             "One of the differentiated Tensors appears to not have been used in the graph. Set "
             "allow_unused=True if this is the desired behavior."
@@ -326,7 +324,7 @@ def grad(
 def _former(leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """What stands in older graphs for tensors that `x.data = ` has laid anew since."""
     olds = [old for local in leaves for old in before(local)]
-    return [*olds, *(term.seen for old in olds for term in terms_of(old))]  # type: ignore
+    return [*olds, *(use.seen for old in olds for use in uses_of(old))]  # type: ignore
 
 
 def _check_former(found: Sequence[torch.Tensor | None], inputs: Sequence[torch.Tensor]) -> None:
@@ -342,7 +340,7 @@ def _check_former(found: Sequence[torch.Tensor | None], inputs: Sequence[torch.T
 def _seen_by_hooks(
     local: torch.Tensor, total: torch.Tensor | None, create_graph: bool
 ) -> torch.Tensor | None:
-    """The gradient of a leaf as its hooks leave it, which were put off while its terms came."""
+    """The gradient of a leaf as its hooks leave it, which waited for its uses."""
     if total is None or not local._backward_hooks:
         return total
     with completed(local):

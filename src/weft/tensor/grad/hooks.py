@@ -1,10 +1,11 @@
 """Hooks of tensors: they get, and may return, gradients of global shape.
 
-A leaf's gradient may come in terms that are reduced when the backward is over (`tensor.terms`).
-Leaves that have hooks at the forward have no terms; hooks that are registered later are put off
-until then, and so see the whole gradient once, as hooks do. Hooks of several tensors are called
-when the last has its gradient, which torch counts by nodes of one graph task; where some leaf has
-terms, they are called at the end of the backward instead, with what has come until then.
+A leaf's gradient may come as partial values, reduced when the backward is over
+(`tensor.leaf_gradients`). Leaves that have hooks at the forward do not take part; hooks that are
+registered later are put off until then, and so see the whole gradient once, as hooks do. Hooks of
+several tensors are called when the last has its gradient, which torch counts by nodes of one graph
+task; where some leaf takes part, they are called at the end of the backward instead, with what has
+come until then.
 """
 
 from __future__ import annotations
@@ -14,13 +15,19 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.autograd.graph import _MultiHandle, register_multi_grad_hook
+from torch.autograd.graph import _MultiHandle
 from torch.utils.weak import TensorWeakRef
 
 from weft.tensor.grad.autograd import local_cotangent, wrap_cotangent
+from weft.tensor.leaf_gradients import (
+    Backward,
+    defer_hook,
+    disable_for,
+    is_put_off,
+    running,
+    uses_of,
+)
 from weft.tensor.shard_tensor import ShardTensor, wrap
-from weft.tensor.takeover import twin_of
-from weft.tensor.terms import Backward, hold_back, is_put_off, retire, running, terms_of
 
 __all__ = [
     "register_hook", "register_hook_of_several", "register_post_accumulate_grad_hook",
@@ -38,7 +45,7 @@ def register_hook(tensor: ShardTensor, hook: Callable[[ShardTensor], Any]) -> An
         if found is not None and found._local.is_leaf:  # `x.data = ` may have laid it elsewhere
             leaf, meta = found._local, found._meta
         if leaf is not None and is_put_off(leaf):
-            return hold_back(leaf, local)
+            return defer_hook(leaf, local)
         out = hook(wrap_cotangent(meta, local))
         if out is None:
             return None
@@ -48,7 +55,7 @@ def register_hook(tensor: ShardTensor, hook: Callable[[ShardTensor], Any]) -> An
         return local_cotangent(meta, out)
 
     local_hook.given = hook  # type: ignore[attr-defined]
-    retire(tensor._local)
+    disable_for(tensor._local)
     return tensor._local.register_hook(local_hook)
 
 
@@ -60,13 +67,13 @@ def register_post_accumulate_grad_hook(
 
     def local_hook(local: torch.Tensor) -> Any:
         if is_put_off(local):
-            return hold_back(local, None)
+            return defer_hook(local, None)
         found = of()
         # torch refuses what is not None
         return hook(wrap(local, meta) if found is None else found)
 
     local_hook.given = hook  # type: ignore[attr-defined]
-    retire(tensor._local)
+    disable_for(tensor._local)
     return tensor._local.register_post_accumulate_grad_hook(local_hook)
 
 
@@ -104,17 +111,16 @@ class _Several:
             self.hook(found)
 
 
-def register_hook_of_several(tensors: Sequence[Any], fn: Any, *, mode: str = "all") -> Any:
+def register_hook_of_several(
+    original: Any, tensors: Sequence[Any], fn: Any, *, mode: str = "all"
+) -> Any:
     """`torch.autograd.graph.register_multi_grad_hook`."""
     if mode not in ("all", "any") or not any(
-        type(tensor) is ShardTensor and terms_of(tensor._local) for tensor in tensors
+        type(tensor) is ShardTensor and uses_of(tensor._local) for tensor in tensors
     ):
-        return _OF_SEVERAL(tensors, fn, mode=mode)
+        return original(tensors, fn, mode=mode)
     several = _Several(fn, len(tensors) if mode == "all" else None)
     return _MultiHandle(tuple(
         tensor.register_hook(several.of(place)) for place, tensor in enumerate(tensors)
         if mode == "all" or tensor.requires_grad
     ))
-
-
-_OF_SEVERAL: Any = twin_of(register_multi_grad_hook)  # type: ignore[arg-type]

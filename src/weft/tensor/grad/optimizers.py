@@ -5,13 +5,12 @@ state apart from all others. So where they lie alike, which they do unless a use
 rank updates its blocks by the very function, for-loop, foreach or fused, with no ShardTensor in
 sight: torch neither looks for overloads in lists of 50 tensors (0.1 us a tensor, list and
 signature, half of what a foreach step otherwise costs more than plain) nor gets its temporaries
-wrapped. The functions are taken over, once, at import; calls without a ShardTensor go straight on.
+wrapped. Adafactor and Muon take norms and products of whole matrices, so they are not among these.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from operator import is_not
 from typing import Any
 
@@ -23,50 +22,29 @@ from weft.tensor.meta import Meta
 from weft.tensor.modes import STRICT
 from weft.tensor.placing.foreign import is_foreign
 from weft.tensor.shard_tensor import ShardTensor
-from weft.tensor.takeover import take_over, twin_of
 
-__all__ = ["install"]
-
-_ELEMENTWISE = {
-    name: name for name in ("adadelta", "adagrad", "adam", "adamax", "asgd", "nadam", "radam",
-                            "rmsprop", "rprop", "sgd")
-} | {"adamw": "adam"}
-"""Module of `torch.optim` -> the update function that is called in it (`adamw` calls `adam`).
-Adafactor and Muon are not among them: they take norms and products of whole matrices."""
-
-_UPDATES = {
-    getattr(sys.modules[f"torch.optim.{home}"], name) for home, name in _ELEMENTWISE.items()
-}
+__all__ = ["on_locals"]
 
 _Metas = list[Meta | None]
 _Tensor = torch.Tensor
 _STATE = frozenset((ShardTensor, type(None)))
 
 
-def install() -> None:
-    """Put `_on_locals` before each update function. Once per process."""
-    for update in _UPDATES:
-        take_over(update, _on_locals(twin_of(update)))
-
-
-def _on_locals(update: Callable[..., None]) -> Callable[..., None]:
-    """The update function, which takes parameters, gradients and state as parallel lists."""
-
-    def run(params: Any, *args: Any, **kwargs: Any) -> None:
-        opened = None
-        if type(params) is list and ShardTensor in map(type, params) and not (
-            is_grad_enabled() or STRICT.on or _takes_tensors(kwargs)
-        ):
-            opened = _opened((params, *args))
-        if opened is None:
-            return update(params, *args, **kwargs)
-        before = [list(locals_) for locals_ in opened]
-        update(*opened, **kwargs)
-        for tensors, old, new in zip((params, *args), before, opened):
-            if any(map(is_not, old, new)):
-                _take_over(params, tensors, old, new)
-
-    return run
+def on_locals(update: Any, params: Any, *args: Any, **kwargs: Any) -> None:
+    """`update`, an update function of torch.optim, which takes parameters, gradients and state as
+    parallel lists."""
+    opened = None
+    if type(params) is list and ShardTensor in map(type, params) and not (
+        is_grad_enabled() or STRICT.on or _takes_tensors(kwargs)
+    ):
+        opened = _opened((params, *args))
+    if opened is None:
+        return update(params, *args, **kwargs)
+    before = [list(locals_) for locals_ in opened]
+    update(*opened, **kwargs)
+    for tensors, old, new in zip((params, *args), before, opened):
+        if any(map(is_not, old, new)):
+            _take_over(params, tensors, old, new)
 
 
 def _takes_tensors(kwargs: dict[str, Any]) -> bool:

@@ -16,8 +16,8 @@ import torch
 from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.errors import LayoutError, WeftError, message
-from weft.tensor.meta import memory_order, strides_in_order
 from weft.tensor.placing.sizes import form_of
+from weft.transport.order import memory_order, order_of, strides_like
 
 __all__ = ["agreed_layout", "check_over_ranks", "exchanged"]
 
@@ -178,18 +178,9 @@ def _lies_in(one: _Facts, order: Sequence[int]) -> bool:
 def _strides(told: Sequence[_Facts], layout: Layout) -> Strides | None:
     """The global strides: in the order that the blocks show, where these have no gaps."""
     one = told[_widest(told)]
-    order = memory_order(one.shape, [
-        step if length > 1 else 0 for length, step in zip(one.shape, one.strides)
-    ])
-    due = strides_in_order(one.shape, order)
-    if 0 in one.shape or any(
-        length > 1 and step != other for length, step, other in zip(one.shape, one.strides, due)
-    ):
+    if 0 in one.shape or order_of(one.shape, one.strides) is None:
         return None
-    spread = [dim for dim in order if one.shape[dim] > 1]
-    if spread == sorted(spread):
-        return None
-    return strides_in_order(layout.shape, order)
+    return strides_like(layout.shape, one.shape, one.strides)
 
 
 def _said(told: Sequence[_Facts], mesh: BoundMesh) -> list[str]:

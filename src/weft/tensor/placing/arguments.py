@@ -14,6 +14,7 @@ import torch
 
 from weft.comm import BoundMesh, as_bound_mesh
 from weft.core import Layout, Mesh, P, Placement, is_placements
+from weft.core.arguments import MeshLike, Placements
 from weft.errors import ShardTypeError, UnsupportedOpError, message
 from weft.tensor.placing.layouts import as_layout
 from weft.tensor.shard_tensor import ShardTensor
@@ -28,10 +29,10 @@ class Where(TypedDict, total=False):
     or a Layout; None replicates. layout: torch's, which is torch.strided.
     """
 
-    mesh: Any
-    device_mesh: Any
-    spec: Any
-    placements: Any
+    mesh: MeshLike | None
+    device_mesh: MeshLike | None
+    spec: Placements | None
+    placements: Placements | None
     layout: torch.layout
 
 

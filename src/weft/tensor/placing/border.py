@@ -15,25 +15,25 @@ import torch
 from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.errors import PlacementError, message
-from weft.tensor.placing.enter import Named, enter, transition_between
 from weft.tensor.placing.from_local import from_local
 from weft.tensor.placing.layouts import as_layout, as_sharded
+from weft.tensor.placing.operands import NamedCaller, move_operand, transition_between
 from weft.tensor.placing.redistribute import copied_on_write, redistribute_to, to_local
 from weft.tensor.shard_tensor import ShardTensor, wrap
-from weft.tensor.views.moved import plain
+from weft.tensor.views.moved import unwrap_view
 from weft.transport.in_flight import landed
 
 __all__ = ["into_local", "out_of_local"]
 
 
 def into_local(
-    x: torch.Tensor, mesh: BoundMesh, placements: Any, call: str, *, told: bool = False,
+    x: torch.Tensor, mesh: BoundMesh, placements: Any, call: str, *, grads_as_placed: bool = False,
     grad_placements: Any = None,
 ) -> torch.Tensor:
     """This rank's block of `x` in the layout that is asked for, as a value of its own.
 
-    `told`: gradients mean what `grad_placements` says, as in `to_local`, and not those of the
-    whole.
+    `grads_as_placed`: gradients mean what `grad_placements` says, as in `to_local`, and not those
+    of the whole.
 
     Raises:
         PlacementError: the layout is partial: a function of terms is none of their sum.
@@ -47,29 +47,29 @@ def into_local(
                     "P(...) for the block that a rank needs")
         )
     sharded = redistribute_to(as_sharded(x, mesh), layout, call)
-    if told:
+    if grads_as_placed:
         return copied_on_write(to_local(sharded, grad_placements))
     seen = transition_between(mesh, layout, layout, frozenset(), _replicated(layout))
     if seen is not None and sharded.requires_grad and torch.is_grad_enabled():
-        local = enter(sharded, seen, Named(call))
+        local = move_operand(sharded, seen, NamedCaller(call))
     else:
-        local = plain(landed(sharded._local))
+        local = unwrap_view(landed(sharded._local))
     return copied_on_write(local)  # a rank that writes to its block changes no replica
 
 
 def out_of_local(
-    local: torch.Tensor, mesh: BoundMesh, placements: Any, *, shape: Any = None,
-    sizes: Any = "infer", run_check: bool = False, told: bool = False,
+    local: torch.Tensor, mesh: BoundMesh, placements: Any, *, sizes: Any = "infer",
+    run_check: bool = False, grads_as_placed: bool = False,
 ) -> ShardTensor:
     """The ShardTensor of which every rank has computed its block.
 
-    `told`: gradients of local tensors are as in `from_local`, as `into_local` has been told.
+    `grads_as_placed`: gradients of local tensors are as in `from_local`, as for `into_local`.
     """
     out = from_local(
-        local, mesh, placements, run_check=run_check, shape=shape, stride=None, sizes=sizes,
+        local, mesh, placements, run_check=run_check, shape=None, stride=None, sizes=sizes,
         sharding_shapes=None, sync=False,
     )
-    if told:
+    if grads_as_placed:
         return out
     layout = out.sharding
     leave = transition_between(mesh, layout, layout, _replicated(layout), frozenset())

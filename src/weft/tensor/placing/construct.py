@@ -12,17 +12,17 @@ import torch
 from weft.core import Layout
 from weft.errors import UnsupportedOpError, message
 from weft.planner import gradient_layout
+from weft.tensor.leaf_gradients import accumulate, replace_leaf, track_leaf, uses_of
 from weft.tensor.meta import Meta
 from weft.tensor.placing.arguments import Where, place, shape_of
-from weft.tensor.placing.enter import transition_between
 from weft.tensor.placing.layouts import as_sharded, local_to_sharded
+from weft.tensor.placing.operands import transition_between
 from weft.tensor.placing.redistribute import gathered, redistribute_to, to_replicated
 from weft.tensor.placing.scatter import distribute_tensor
 from weft.tensor.shard_tensor import ShardTensor, attributes_of, hooks, wrap
-from weft.tensor.terms import accumulate, own, succeed, terms_of
 from weft.tensor.trace.trees import local_of
-from weft.tensor.views.moved import plain
-from weft.tensor.written import share
+from weft.tensor.versions import share_version
+from weft.tensor.views.moved import unwrap_view
 from weft.transport.in_flight import landed
 
 __all__ = [
@@ -44,7 +44,7 @@ def set_data(tensor: ShardTensor, value: torch.Tensor) -> None:
     if getattr(tensor, "_is_gradient", False) and given.shape == tensor.shape:
         given = redistribute_to(given.detach(), tensor.sharding)
     grad = tensor.grad
-    data = plain(local_of(given)).detach()
+    data = unwrap_view(local_of(given)).detach()
     same = given._meta.mesh is mesh and (given.shape, given.dtype) == (tensor.shape, tensor.dtype)
     moves = given._meta.device.type != tensor._meta.device.type
     leaves = same and not moves and given.sharding != tensor.sharding and is_in_a_graph(tensor)
@@ -58,7 +58,7 @@ def set_data(tensor: ShardTensor, value: torch.Tensor) -> None:
         tensor._local.data = data
     if type(value) is ShardTensor:
         for one in (data, tensor._local):
-            share(plain(one))
+            share_version(unwrap_view(one))
     tensor._meta = given._meta.replace(requires_grad=tensor._local.requires_grad)
     tensor._memo = None
     if grad is not None and grad.shape == given.shape:
@@ -87,7 +87,7 @@ def is_in_a_graph(tensor: ShardTensor) -> bool:
     local = tensor._local
     if not (local.is_leaf and local.requires_grad):
         return False
-    return local._use_count() > 1 or bool(terms_of(local))  # type: ignore[attr-defined]
+    return local._use_count() > 1 or bool(uses_of(local))  # type: ignore[attr-defined]
 
 
 def _leave_leaf(tensor: ShardTensor, data: torch.Tensor) -> None:
@@ -102,8 +102,8 @@ def _leave_leaf(tensor: ShardTensor, data: torch.Tensor) -> None:
     old._backward_hooks = None
     old._post_accumulate_grad_hooks = None  # type: ignore[attr-defined]
     old.grad = None
-    tensor._local = own(new)
-    succeed(old, new)
+    tensor._local = track_leaf(new)
+    replace_leaf(old, new)
 
     def pass_on(leaf: torch.Tensor) -> None:
         grad, leaf.grad = leaf.grad, None
@@ -123,7 +123,7 @@ def _take_memory(tensor: ShardTensor, data: torch.Tensor) -> None:
     new: Any = data.requires_grad_(old.requires_grad)
     new._backward_hooks, new._post_accumulate_grad_hooks = (
         old._backward_hooks, old._post_accumulate_grad_hooks)
-    tensor._local = own(new)
+    tensor._local = track_leaf(new)
 
 
 def _check_hooks(tensor: ShardTensor, before: Meta) -> None:
@@ -178,8 +178,8 @@ def deepcopy(tensor: ShardTensor, memo: dict[int, Any]) -> ShardTensor:
             "Only Tensors created explicitly by the user (graph leaves) support the deepcopy "
             "protocol at the moment."
         )
-    local = _copied(plain(landed(tensor._local)).detach(), memo)
-    out = wrap(own(local.requires_grad_(tensor.requires_grad)), tensor._meta)
+    local = _copied(unwrap_view(landed(tensor._local)).detach(), memo)
+    out = wrap(track_leaf(local.requires_grad_(tensor.requires_grad)), tensor._meta)
     memo[id(tensor)] = out
     is_parameter = getattr(tensor, "_is_param", False)
     if tensor._local.grad is not None and not is_parameter:  # as torch does
@@ -199,7 +199,7 @@ def _copied(local: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
 def shallow_copy(tensor: ShardTensor) -> ShardTensor:
     """`copy.copy`: a leaf that shares the memory."""
     local = tensor._local.detach().requires_grad_(tensor.requires_grad)
-    out = wrap(own(local), tensor._meta)
+    out = wrap(track_leaf(local), tensor._meta)
     for name, value in attributes_of(tensor).items():
         setattr(out, name, value)
     return out
@@ -214,7 +214,12 @@ def full(
     Args:
         size: the global shape. fill_value: a number. dtype: None follows from it.
         requires_grad: of the leaf.
-        where: mesh or device_mesh; spec or placements; see `weft.tensor.placing.arguments.Where`.
+        where: `mesh` (None: the current one) and `placements` (None replicates), which may also be
+            called `device_mesh` and `spec`; `layout`, torch's own, is torch.strided.
+
+    Raises:
+        ShardTypeError: a length that is none; a thing given by two names.
+        UnsupportedOpError: a `layout` that is not dense. MeshError: no mesh is given, none is set.
     """
     shape = shape_of("weft.full", (size,))
     return _filled("weft.full", shape, fill_value, dtype, requires_grad, where)
@@ -224,7 +229,18 @@ def zeros(
     *size: Any, dtype: torch.dtype | None = None, requires_grad: bool = False,
     **where: Unpack[Where],
 ) -> ShardTensor:
-    """Zeros of a global shape: `weft.zeros(4, 5, mesh=mesh, spec=P("dp"))`."""
+    """Zeros of a global shape: `weft.zeros(4, 5, mesh=mesh, placements=P("dp"))`.
+
+    Args:
+        size: the global shape, as lengths or as one sequence. dtype: None is torch's default dtype.
+        requires_grad: of the leaf.
+        where: `mesh` (None: the current one) and `placements` (None replicates), which may also be
+            called `device_mesh` and `spec`; `layout`, torch's own, is torch.strided.
+
+    Raises:
+        ShardTypeError: a length that is none; a thing given by two names.
+        UnsupportedOpError: a `layout` that is not dense. MeshError: no mesh is given, none is set.
+    """
     return _of_size("weft.zeros", size, 0, dtype, requires_grad, where)
 
 
@@ -232,7 +248,18 @@ def ones(
     *size: Any, dtype: torch.dtype | None = None, requires_grad: bool = False,
     **where: Unpack[Where],
 ) -> ShardTensor:
-    """Ones of a global shape."""
+    """Ones of a global shape: `weft.ones(4, 5, mesh=mesh, placements=P("dp"))`.
+
+    Args:
+        size: the global shape, as lengths or as one sequence. dtype: None is torch's default dtype.
+        requires_grad: of the leaf.
+        where: `mesh` (None: the current one) and `placements` (None replicates), which may also be
+            called `device_mesh` and `spec`; `layout`, torch's own, is torch.strided.
+
+    Raises:
+        ShardTypeError: a length that is none; a thing given by two names.
+        UnsupportedOpError: a `layout` that is not dense. MeshError: no mesh is given, none is set.
+    """
     return _of_size("weft.ones", size, 1, dtype, requires_grad, where)
 
 
@@ -240,7 +267,18 @@ def empty(
     *size: Any, dtype: torch.dtype | None = None, requires_grad: bool = False,
     **where: Unpack[Where],
 ) -> ShardTensor:
-    """A tensor whose values mean nothing yet (they are zero)."""
+    """A tensor whose values mean nothing yet (they are zero).
+
+    Args:
+        size: the global shape, as lengths or as one sequence. dtype: None is torch's default dtype.
+        requires_grad: of the leaf.
+        where: `mesh` (None: the current one) and `placements` (None replicates), which may also be
+            called `device_mesh` and `spec`; `layout`, torch's own, is torch.strided.
+
+    Raises:
+        ShardTypeError: a length that is none; a thing given by two names.
+        UnsupportedOpError: a `layout` that is not dense. MeshError: no mesh is given, none is set.
+    """
     return _of_size("weft.empty", size, 0, dtype, requires_grad, where)
 
 
@@ -248,7 +286,18 @@ def arange(
     start: int | float, end: int | float | None = None, step: int | float = 1, *,
     dtype: torch.dtype | None = None, requires_grad: bool = False, **where: Unpack[Where],
 ) -> ShardTensor:
-    """As torch.arange; each rank keeps its block."""
+    """The numbers from `start` (0) up to, without, `end`, by `step`; each rank keeps its block.
+
+    Args:
+        start, end, step: as in torch.arange; of one number, it is the end.
+        dtype: None follows from the numbers, as in torch. requires_grad: of the leaf.
+        where: `mesh` (None: the current one) and `placements` (None replicates), which may also be
+            called `device_mesh` and `spec`; `layout`, torch's own, is torch.strided.
+
+    Raises:
+        ShardTypeError: a thing given by two names.
+        UnsupportedOpError: a `layout` that is not dense. MeshError: no mesh is given, none is set.
+    """
     first, last = (0, start) if end is None else (start, end)
     length = torch.arange(first, last, step, dtype=dtype, device="meta").shape
     bound, layout = place("weft.arange", length, where)
@@ -273,7 +322,6 @@ def _filled(
     local_shape = (0,) if bound.here is None else layout.local_shape_at(bound.here)
     local = torch.full(local_shape, value, dtype=dtype, device=bound.device)
     if layout.is_partial and bound.here is not None:
-        whole = layout.replace(partial=(None,) * bound.ndim)
-        to_partial = transition_between(bound, whole, layout)
+        to_partial = transition_between(bound, layout.without_partial(), layout)
         local = local if to_partial is None else to_partial(local)
-    return local_to_sharded(own(local.requires_grad_(requires_grad)), bound, layout)
+    return local_to_sharded(track_leaf(local.requires_grad_(requires_grad)), bound, layout)

@@ -11,16 +11,13 @@ import torch
 from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.errors import LayoutError, WeftError, message
-from weft.tensor.meta import contiguous_strides, memory_order
+from weft.tensor.meta import contiguous_strides
 from weft.tensor.placing.agreed import exchanged
 
-__all__ = ["Facts", "Order", "Strides", "compared", "facts_of", "order_in", "strides_of"]
+__all__ = ["Facts", "Strides", "compared", "facts_of", "strides_of"]
 
 Strides = tuple[int, ...] | None
 """Of a tensor without gaps; None is row-major."""
-
-Order = tuple[int, ...] | None
-"""All dims, from the one that steps farthest in memory to the one that steps least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +53,6 @@ def strides_of(tensor: torch.Tensor) -> Strides:
         return None
     strides = torch.empty_like(tensor, device="meta").stride()
     return None if strides == contiguous_strides(tensor.shape) else strides
-
-
-def order_in(layout: Layout, strides: Strides) -> Order:
-    return None if strides is None else memory_order(layout.shape, strides)
 
 
 def compared(

@@ -25,7 +25,7 @@ from weft.tensor.placing.arguments import Where, place, shape_of
 from weft.tensor.placing.redistribute import redistribute_to
 from weft.tensor.placing.refusals import refuse_factory, refuse_permutation
 from weft.tensor.shard_tensor import ShardTensor, wrap
-from weft.tensor.views.moved import wrote
+from weft.tensor.views.moved import bump_view_epoch
 
 __all__ = [
     "Sample", "draw_into", "drawn", "next_key", "rand", "randint", "randn", "randperm",
@@ -183,11 +183,9 @@ def draw_into(
     """Write a draw to a ShardTensor, straight into its memory where nothing stands between."""
     assert type(tensor) is ShardTensor
     meta, local = tensor._meta, tensor._local
-    mesh, layout = meta.mesh, meta.layout
+    mesh, layout = meta.mesh, meta.layout.without_partial()
     if local.is_meta and mesh.device.type != "meta":  # no memory; as in torch no random call
         return
-    if layout.is_partial:
-        layout = layout.replace(partial=(None,) * mesh.ndim)
     here = mesh.here
     direct = layout is meta.layout and meta.alias is None and (
         type(local) is torch.Tensor and not torch._C._is_cow_tensor(local)  # type: ignore
@@ -203,24 +201,42 @@ def draw_into(
     found = sample(source)
     if found is not out:
         out.copy_(found)
-    wrote()
+    bump_view_epoch()
     if tensor._memo is not None:
         tensor._memo.clear()
 
 
 def rand(*size: Any, **options: Unpack[Drawn]) -> ShardTensor:
-    """Uniform in [0, 1), of a global shape: `weft.rand(4, 5, mesh=mesh, spec=P("dp"))`.
+    """Uniform in [0, 1), of a global shape: `weft.rand(4, 5, mesh=mesh, placements=P("dp"))`.
+
+    The numbers depend on the seed and the call alone, not on the mesh or the placements.
 
     Args:
         size: the global shape. dtype: a real or complex one. requires_grad: of the leaf.
-        generator: a generator that is seeded alike on all ranks.
-        options: beside these mesh or device_mesh; spec or placements; as `weft.zeros`.
+        generator: a generator that is seeded alike on all ranks; None draws from weft's stream.
+        options: beside these `mesh` (None: the current one) and `placements` (None replicates),
+            which may also be called `device_mesh` and `spec`; `layout`, torch's own.
+
+    Raises:
+        ShardTypeError: a length that is none; a thing given by two names.
+        UnsupportedOpError: a `layout` that is not dense. MeshError: no mesh is given, none is set.
     """
     return _made("weft.rand", torch.rand, size, samples.unit, **options)
 
 
 def randn(*size: Any, **options: Unpack[Drawn]) -> ShardTensor:
-    """Normal with mean 0 and variance 1 (of complex numbers, over both parts), as `rand`."""
+    """Normal with mean 0 and variance 1 (of complex numbers, over both parts).
+
+    Args:
+        size: the global shape. dtype: a real or complex one. requires_grad: of the leaf.
+        generator: a generator that is seeded alike on all ranks; None draws from weft's stream.
+        options: beside these `mesh` (None: the current one) and `placements` (None replicates),
+            which may also be called `device_mesh` and `spec`; `layout`, torch's own.
+
+    Raises:
+        ShardTypeError: a length that is none; a thing given by two names.
+        UnsupportedOpError: a `layout` that is not dense. MeshError: no mesh is given, none is set.
+    """
     return _made("weft.randn", torch.randn, size, samples.normal, **options)
 
 
@@ -229,7 +245,19 @@ def randint(
     dtype: torch.dtype = torch.int64, generator: torch.Generator | None = None,
     requires_grad: bool = False, **where: Unpack[Where],
 ) -> ShardTensor:
-    """Whole numbers in [low, high), or [0, low): as torch.randint, with mesh and spec."""
+    """Whole numbers in [low, high), or [0, low): as torch.randint, over a mesh.
+
+    Args:
+        low, high: the range, without `high`. size: the global shape; `randint(high, size)` as well.
+        dtype: of the result. requires_grad: of the leaf.
+        generator: a generator that is seeded alike on all ranks; None draws from weft's stream.
+        where: `mesh` (None: the current one) and `placements` (None replicates), which may also be
+            called `device_mesh` and `spec`; `layout`, torch's own, is torch.strided.
+
+    Raises:
+        ShardTypeError: no size; a length that is none; a thing given by two names.
+        UnsupportedOpError: a `layout` that is not dense. MeshError: no mesh is given, none is set.
+    """
     if isinstance(high, (tuple, list)):  # randint(high, size)
         low, high, size = 0, low, high
     elif high is None:
@@ -253,7 +281,19 @@ def randperm(
     n: int, *, dtype: torch.dtype = torch.int64, generator: torch.Generator | None = None,
     requires_grad: bool = False, **where: Unpack[Where],
 ) -> ShardTensor:
-    """The numbers from 0 to n - 1 in random order; every rank sorts all of them."""
+    """The numbers from 0 to n - 1 in random order; every rank sorts all of them.
+
+    Args:
+        n: how many. dtype: one that holds them. requires_grad: of the leaf.
+        generator: a generator that is seeded alike on all ranks; None draws from weft's stream.
+        where: `mesh` (None: the current one) and `placements` (None replicates), which may also be
+            called `device_mesh` and `spec`; `layout`, torch's own, is torch.strided.
+
+    Raises:
+        ShardTypeError: a thing given by two names.
+        UnsupportedOpError: a `layout` that is not dense. MeshError: no mesh is given, none is set.
+    """
+
     def sample(source: Source) -> torch.Tensor:
         whole = Source.whole(source.key, source.shape, source.device)
         (side,) = source.box
@@ -281,7 +321,7 @@ def _laid(
     generator: torch.Generator | None, requires_grad: bool, where: Where,
 ) -> ShardTensor:
     bound, layout = place(call, shape, where)
-    whole = layout.replace(partial=(None,) * bound.ndim) if layout.is_partial else layout
+    whole = layout.without_partial()
     made = drawn(sample, bound, whole, dtype, generator)
     made = made if whole is layout else redistribute_to(made, layout)
     return made.requires_grad_() if requires_grad else made

@@ -19,7 +19,6 @@ from weft.planner import gradient_layout
 from weft.tensor.meta import contiguous_strides
 from weft.tensor.placing.agreed import agreed_layout, check_over_ranks
 from weft.tensor.placing.arguments import mesh_and_placements
-from weft.tensor.placing.enter import transition_between
 from weft.tensor.placing.foreign import is_foreign
 from weft.tensor.placing.layouts import (
     check_given,
@@ -27,6 +26,7 @@ from weft.tensor.placing.layouts import (
     common_strides,
     local_to_sharded,
 )
+from weft.tensor.placing.operands import transition_between
 from weft.tensor.placing.redistribute import placed_gradients
 from weft.tensor.placing.sizes import is_asked, said_layout
 from weft.tensor.shard_tensor import ShardTensor
@@ -83,10 +83,10 @@ def from_local(
     local = local.view_as(local) if keeps else local.detach()
     if grad_placements is not None:
         local = _gradients_placed(local, mesh, layout, grad_placements)
-    return local_to_sharded(*_lying(local, mesh, layout, stride))
+    return local_to_sharded(*_with_global_strides(local, mesh, layout, stride))
 
 
-def _lying(
+def _with_global_strides(
     local: torch.Tensor, mesh: BoundMesh, layout: Layout, stride: Sequence[int] | None
 ) -> tuple[torch.Tensor, BoundMesh, Layout, tuple[int, ...] | None]:
     """The local tensor as the global strides say, and these: None is row-major.
@@ -123,8 +123,9 @@ def _gradients_placed(
 ) -> torch.Tensor:
     """`local`, to which gradients come back as the user says that they lie."""
     seen = placed_gradients(mesh, layout, placements, local.dtype, "from_local")
-    seen = seen.replace(cuts=seen.cuts, partial=[  # the value is a term of its own mean
-        None if kind == "avg" else kind for kind in seen.partial])
+    seen = seen.without_partial(  # the value is a term of its own mean
+        axis for axis, kind in enumerate(seen.partial) if kind == "avg"
+    )
     terms = frozenset(axis for axis, kind in enumerate(layout.partial) if kind)
     back = transition_between(mesh, gradient_layout(layout), seen, terms, terms)
     if back is None or not (local.requires_grad and torch.is_grad_enabled()):

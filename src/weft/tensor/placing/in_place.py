@@ -28,10 +28,10 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from weft.comm import BoundMesh
 from weft.core import Layout, P
 from weft.errors import UnsupportedOpError, message
-from weft.tensor.placing.enter import forget_views
+from weft.tensor.leaf_gradients import before, uses_of
+from weft.tensor.placing.operands import forget_views
 from weft.tensor.placing.scatter import distribute_tensor
 from weft.tensor.shard_tensor import ShardTensor, attributes_of
-from weft.tensor.terms import before, terms_of
 
 __all__ = ["become_plain", "become_sharded", "install", "refuse_kinds", "take_along"]
 
@@ -130,7 +130,7 @@ def _old_nodes(parameter: Any, call: str) -> list[Any]:
     if not (parameter.is_leaf and parameter.requires_grad):
         return []
     leaves = [parameter._local, *before(parameter._local)]
-    seen = [term.seen for leaf in leaves for term in terms_of(leaf)]
+    seen = [use.seen for leaf in leaves for use in uses_of(leaf)]
     return [get_gradient_edge(one).node for one in (*leaves, *seen) if one is not None]
 
 

@@ -10,9 +10,10 @@ import torch
 from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.errors import LayoutError, ShardTypeError, UnsupportedOpError, message
-from weft.tensor.meta import dense, intern, memory_order, replicated_meta, strides_in_order
+from weft.tensor.meta import dense, intern, replicated_meta
 from weft.tensor.placing.foreign import taken
 from weft.tensor.shard_tensor import ShardTensor, wrap
+from weft.transport.order import strides_like
 
 __all__ = [
     "as_layout", "as_sharded", "check_given", "check_tensor", "common_strides", "layout_of",
@@ -92,21 +93,11 @@ def check_given(tensor: torch.Tensor, call: str) -> None:
 
 
 def common_strides(layout: Layout, local: torch.Tensor) -> tuple[int, ...] | None:
-    """Global strides in the order of the local ones; None where ranks might disagree about it.
-
-    A dim of length 0 or 1 has no place in the order.
-    """
-    shape, mine = tuple(local.shape), local.stride()
+    """Global strides in the order of the local ones; None where ranks might disagree about it."""
     if any(axes and min(layout.sizes_of(dim)) < 2 <= layout.shape[dim]
            for dim, axes in enumerate(layout.dims)):
         return None
-    order = memory_order(shape, [
-        step if length > 1 else 0 for length, step in zip(shape, mine)
-    ])
-    due = strides_in_order(shape, order)
-    if any(length > 1 and step != other for length, step, other in zip(shape, mine, due)):
-        return None
-    return strides_in_order(layout.shape, order)
+    return strides_like(layout.shape, local.shape, local.stride())
 
 
 def local_to_sharded(

@@ -13,15 +13,14 @@ from weft.planner import gradient_layout
 from weft.tensor.meta import Meta, bounded_put, intern
 from weft.tensor.modes import source_line
 from weft.tensor.placing.arguments import mesh_and_placements
-from weft.tensor.placing.enter import MAX_VIEWS, transition_between
 from weft.tensor.placing.layouts import as_layout
+from weft.tensor.placing.operands import MAX_VIEWS, transition_between
 from weft.tensor.shard_tensor import ShardTensor, wrap
-from weft.tensor.views.moved import plain
+from weft.tensor.views.moved import unwrap_view
 from weft.transport import traffic
 from weft.transport.facts import divisor
 from weft.transport.in_flight import landed
 from weft.transport.mixed import Mixed
-from weft.transport.order import Order, order_of
 from weft.transport.transition import Transition, gradient_through
 
 __all__ = [
@@ -57,7 +56,7 @@ def redistribute(
         move = _Move(meta, device_mesh, placements, dtypes)
         if key is not None:
             bounded_put(known, key, move, MAX_VIEWS)
-    local, transition = plain(tensor._local), move.transition
+    local, transition = unwrap_view(tensor._local), move.transition
     if transition is None:
         out = copied_on_write(local)
     else:
@@ -96,7 +95,7 @@ class _Move:
                         "x.redistribute(placements=[Replicate()])")
             )
         target = mesh if device_mesh is None else as_bound_mesh(device_mesh)
-        layout, order = as_layout(target, meta.shape, placements), _order(meta)
+        layout, order = as_layout(target, meta.shape, placements), meta.order()
         if target == mesh:
             target = mesh if target.device == mesh.device else target
             self.transition = transition_between(mesh, meta.layout, layout, order=order)
@@ -118,10 +117,6 @@ class _Move:
         if found is None:
             found = self._metas[grad] = intern(*self._parts, grad, self._strides)
         return found
-
-
-def _order(meta: Meta) -> Order | None:
-    return None if meta.strides is None else order_of(meta.shape, meta.strides)
 
 
 def _dtypes(
@@ -182,7 +177,7 @@ def redistribute_to(
     meta = tensor._meta
     if meta.layout == layout:
         return tensor
-    transition = transition_between(meta.mesh, meta.layout, layout, order=_order(meta))
+    transition = transition_between(meta.mesh, meta.layout, layout, order=meta.order())
     if meta.mesh.here is None or transition is None:
         local = tensor._local
     else:
@@ -196,7 +191,7 @@ def to_replicated(meta: Meta) -> Transition | None:
     if transition is False:
         full = Layout.replicated(meta.mesh.abstract, meta.shape)
         transition = meta.to_replicated = transition_between(
-            meta.mesh, meta.layout, full, order=_order(meta)
+            meta.mesh, meta.layout, full, order=meta.order()
         )
     return transition
 
@@ -210,7 +205,7 @@ def gathered(tensor: ShardTensor) -> torch.Tensor:
 
 def _asked_for(call: str, transition: Transition, local: torch.Tensor) -> torch.Tensor:
     """A transition that the user has written: no other use shares it, strict mode lets it pass."""
-    local = plain(local)
+    local = unwrap_view(local)
     if not traffic.STATE.on:
         return transition(local)
     with traffic.label(call, source_line(), "asked for"):
@@ -219,7 +214,7 @@ def _asked_for(call: str, transition: Transition, local: torch.Tensor) -> torch.
 
 def to_local(tensor: ShardTensor, grad_placements: Any) -> torch.Tensor:
     """See `ShardTensor.to_local`."""
-    local, meta = plain(landed(tensor._local)), tensor._meta
+    local, meta = unwrap_view(landed(tensor._local)), tensor._meta
     back = None if grad_placements is None else _gradient_from(meta, grad_placements)
     if not local.requires_grad:
         return local
@@ -276,7 +271,7 @@ def placed_gradients(
                     "alike; elsewhere they are Replicate(), or Partial() of any kind", wrong,
                     f"{call}(grad_placements=None)")
         )
-    seen = layout.replace(cuts=layout.cuts, partial=[
+    seen = layout.replace(partial=[
         None if isinstance(layout.on(axis), int) else kind
         for axis, kind in enumerate(given.partial)
     ])

@@ -1,8 +1,8 @@
 """In debug mode: whether ranks that hold a tensor alike hold the same one.
 
 A plain tensor is taken as replicated, and so is a leaf over the axes that nothing cuts it by. The
-first call that uses one compares digests over its ranks, as `roll_call` compares what they ask for:
-nothing is sent over a group. What a tensor is called, the modules on the stack know.
+first call that uses one compares digests over its ranks, as `debug_compare` compares what they ask
+for: nothing is sent over a group. What a tensor is called, the modules on the stack know.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
-from weft.comm import Ask, BoundMesh
+from weft.comm import BoundMesh, CollectiveCall
 from weft.errors import CommunicationError
 from weft.tensor.meta import dense
 from weft.tensor.shard_tensor import ShardTensor
-from weft.tensor.views.moved import plain
+from weft.tensor.views.moved import unwrap_view
 
 __all__ = ["compare"]
 
@@ -42,7 +42,7 @@ def compare(call: str, mesh: BoundMesh, tensors: Iterable[torch.Tensor]) -> None
             groups.setdefault(axes, []).append(_image(tensor, place))
     for axes, images in groups.items():
         names, digests = zip(*images)
-        ask = Ask("replicas", mesh.names(axes), mesh.group_ranks(axes), (names, digests))
+        ask = CollectiveCall("replicas", mesh.names(axes), mesh.group_ranks(axes), (names, digests))
         said = mesh.world.call_roll(replace(ask.by_now(), call=call))
         if said:
             raise CommunicationError(said)
@@ -71,7 +71,7 @@ def _axes(tensor: torch.Tensor, mesh: BoundMesh) -> tuple[int, ...]:
 
 def _image(tensor: torch.Tensor, place: int) -> tuple[str, str]:
     """What it is called, its dtype and shape; its digest."""
-    local = plain(tensor._local) if type(tensor) is ShardTensor else tensor
+    local = unwrap_view(tensor._local) if type(tensor) is ShardTensor else tensor
     data = local.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
     flat = data.view(torch.uint8).numpy().data if data.numel() else b""
     name = _name_of(tensor) or f"operand {place + 1}"

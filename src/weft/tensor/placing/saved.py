@@ -17,10 +17,10 @@ import torch
 from weft.comm import this_world
 from weft.core import Layout, Mesh
 from weft.errors import MeshError, message
+from weft.tensor.leaf_gradients import track_leaf
 from weft.tensor.meta import intern
 from weft.tensor.shard_tensor import ShardTensor, attributes_of, wrap
-from weft.tensor.terms import own
-from weft.tensor.views.moved import plain
+from weft.tensor.views.moved import unwrap_view
 from weft.transport.in_flight import landed
 
 __all__ = ["reduced"]
@@ -40,7 +40,7 @@ def reduced(tensor: ShardTensor) -> tuple[Any, ...]:
         "ranks": mesh.ranks, "shape": layout.shape, "dims": layout.dims, "cuts": layout.cuts,
         "partial": layout.partial, "strides": meta.strides, "requires_grad": tensor.requires_grad,
     }
-    local = plain(landed(tensor._local)).detach()
+    local = unwrap_view(landed(tensor._local)).detach()
     return _restored, (local, facts, attributes_of(tensor))
 
 
@@ -60,7 +60,7 @@ def _restored(
     if world.rank != facts["rank"] or max(ranks or (value.size() - 1,)) >= world.size:
         raise _misplaced(layout, value, facts["rank"], world.rank, world.size)
     mesh = world.bind(value, facts.get("device_type", local.device.type))
-    local = own(local.requires_grad_(facts["requires_grad"]))
+    local = track_leaf(local.requires_grad_(facts["requires_grad"]))
     tensor = wrap(local, intern(
         mesh, layout, local.dtype, local.device, local.requires_grad, facts["strides"]
     ))

@@ -18,29 +18,25 @@ import torch
 
 from weft.comm import BoundMesh, Communicator, as_bound_mesh
 from weft.core import Layout
+from weft.core.arguments import MeshLike, Placements, also_called
 from weft.errors import LayoutError, MeshError, ShardTypeError, WeftError, message
+from weft.tensor.leaf_gradients import track_leaf
 from weft.tensor.placing.agreed import exchanged
 from weft.tensor.placing.arguments import mesh_and_placements
-from weft.tensor.placing.described import (
-    Order,
-    Strides,
-    compared,
-    facts_of,
-    order_in,
-    strides_of,
-)
-from weft.tensor.placing.enter import transition_between
+from weft.tensor.placing.described import Strides, compared, facts_of, strides_of
 from weft.tensor.placing.foreign import is_foreign, taken
 from weft.tensor.placing.layouts import as_layout, check_given, check_tensor, local_to_sharded
+from weft.tensor.placing.operands import transition_between
 from weft.tensor.shard_tensor import ShardTensor
-from weft.tensor.terms import own
-from weft.transport.order import order_of
+from weft.transport.order import Order, memory_order, order_of
 
 __all__ = ["distribute_tensor", "distributed_alike", "scatter_tensor"]
 
 
+@also_called(mesh="device_mesh")
 def distribute_tensor(
-    tensor: torch.Tensor, device_mesh: Any = None, placements: Any = None,
+    tensor: torch.Tensor, device_mesh: MeshLike | Placements | None = None,
+    placements: Placements | None = None,
     *, src_data_rank: int | None = 0,
 ) -> ShardTensor:
     """A leaf ShardTensor of a full tensor.
@@ -48,7 +44,7 @@ def distribute_tensor(
     Args:
         tensor: the full tensor, of the same shape and dtype on every rank. One on the meta device
             gives a ShardTensor on the meta device.
-        device_mesh: the mesh; None means the current one.
+        device_mesh: the mesh, `mesh=` as well; None means the current one.
         placements: placements, P or Layout; None replicates.
         src_data_rank: the rank whose data count (the mesh's first, when it holds no such rank):
             it sends each rank its block. Ranks first compare what they pass. None takes each
@@ -59,8 +55,8 @@ def distribute_tensor(
             other shapes, dtypes or placements.
         ShardTypeError: it is no tensor. UnsupportedOpError: it is sparse or nested.
     """
-    device_mesh, placements = mesh_and_placements(device_mesh, placements)
-    mesh = as_bound_mesh(device_mesh)
+    given, placements = mesh_and_placements(device_mesh, placements)
+    mesh = as_bound_mesh(given)
     tensor = taken(tensor, mesh) if isinstance(tensor, torch.Tensor) else tensor
     call = "distribute_tensor(tensor)"
     if type(tensor) is ShardTensor:
@@ -118,13 +114,13 @@ def _laid_out(
     tensor: torch.Tensor, mesh: BoundMesh, layout: Layout, source: int | None, strides: Strides
 ) -> ShardTensor:
     """The leaf of a full tensor: of the source's, or of each rank's own."""
-    full, requires_grad, order = tensor.detach(), tensor.requires_grad, order_in(layout, strides)
+    full, requires_grad, order = tensor.detach(), tensor.requires_grad, _order(layout, strides)
     if mesh.here is None:
         local = full.new_empty(0)
     elif full.is_meta and mesh.device.type != "meta":  # nothing to send
-        local = _lying(full.new_empty(_shape(layout, mesh.here, order)), order)
+        local = _in_own_order(full.new_empty(_shape(layout, mesh.here, order)), order)
     elif source is None:
-        local = _lying(_copied(_block(full, layout, mesh.here, order), mesh), order)
+        local = _in_own_order(_copied(_block(full, layout, mesh.here, order), mesh), order)
     else:
         local = _scattered(full, full.dtype, mesh, layout, mesh.coordinate(source), order)
     return _leaf(local, mesh, layout, requires_grad, strides)
@@ -159,8 +155,8 @@ def _no_rank(call: str, rank: Any, mesh: BoundMesh) -> ShardTypeError:
 def scatter_tensor(
     tensor: torch.Tensor | None,
     global_src: int,
-    mesh: Any = None,
-    placements: Any = None,
+    mesh: MeshLike | None = None,
+    placements: Placements | None = None,
     global_shape: Sequence[int] | None = None,
     dtype: torch.dtype | None = None,
     requires_grad: bool = False,
@@ -198,7 +194,7 @@ def scatter_tensor(
         full, fault = _full(tensor)
     shape, dtype, strides = _told(full, fault, bound, source, global_shape, dtype)
     layout = as_layout(bound, shape, placements)
-    order = order_in(layout, strides)
+    order = _order(layout, strides)
     if bound.here is None:
         local = torch.empty(0, dtype=dtype, device=bound.device)
     else:
@@ -273,20 +269,21 @@ def _leaf(
     """The leaf of a local tensor that holds the value (not yet a term of it)."""
     if layout.is_partial and mesh.here is not None and not local.is_meta:
         to_partial = transition_between(
-            mesh, _value(layout), layout,
+            mesh, layout.without_partial(), layout,
             order=None if strides is None else order_of(layout.shape, strides),
         )
         local = local if to_partial is None else to_partial(local)
-    own(local.requires_grad_(requires_grad))
+    track_leaf(local.requires_grad_(requires_grad))
     return local_to_sharded(local, mesh, layout, strides)
 
 
-def _value(layout: Layout) -> Layout:
-    return layout.replace(cuts=layout.cuts, partial=(None,) * layout.mesh.ndim)
+def _order(layout: Layout, strides: Strides) -> Order | None:
+    """All dims, in the order in which they lie; None where it is their own."""
+    return None if strides is None else memory_order(layout.shape, strides)
 
 
 def _block(
-    tensor: torch.Tensor, layout: Layout, coordinate: Sequence[int], order: Order
+    tensor: torch.Tensor, layout: Layout, coordinate: Sequence[int], order: Order | None
 ) -> torch.Tensor:
     """A block, its dims in the order in which they lie in memory."""
     box = layout.box_at(coordinate)
@@ -294,13 +291,13 @@ def _block(
     return block if order is None else block.permute(order)
 
 
-def _shape(layout: Layout, coordinate: Sequence[int], order: Order) -> tuple[int, ...]:
+def _shape(layout: Layout, coordinate: Sequence[int], order: Order | None) -> tuple[int, ...]:
     """Of such a block."""
     shape = layout.local_shape_at(coordinate)
     return shape if order is None else tuple([shape[dim] for dim in order])
 
 
-def _lying(block: torch.Tensor, order: Order) -> torch.Tensor:
+def _in_own_order(block: torch.Tensor, order: Order | None) -> torch.Tensor:
     """Such a block as the local tensor: the same memory, dims in their own order."""
     if order is None:
         return block
@@ -314,7 +311,7 @@ def _copied(block: torch.Tensor, mesh: BoundMesh) -> torch.Tensor:
 
 def _scattered(
     full: torch.Tensor | None, dtype: torch.dtype, mesh: BoundMesh, layout: Layout,
-    source: tuple[int, ...], order: Order,
+    source: tuple[int, ...], order: Order | None,
 ) -> torch.Tensor:
     """This rank's block of the tensor that the rank at coordinate `source` has."""
     here = mesh.here
@@ -333,12 +330,12 @@ def _scattered(
         _send_blocks(full, local, mesh, layout, takers, _place(mesh, over, source), order)
     if peers.size > 1:
         local = peers.broadcast(local, _place(mesh, copies, source))
-    return _lying(local, order)
+    return _in_own_order(local, order)
 
 
 def _send_blocks(
     full: torch.Tensor | None, local: torch.Tensor, mesh: BoundMesh, layout: Layout,
-    comm: Communicator, place: int, order: Order,
+    comm: Communicator, place: int, order: Order | None,
 ) -> None:
     """From the source, at a place of the group, to the ranks that differ in axes that cut."""
     send, recv = [], []

@@ -11,45 +11,28 @@ from typing import Any
 
 import torch
 
-from weft.comm import CARRIED
 from weft.rng import STREAM, from_torch, into_torch
-from weft.tensor.takeover import take_over, twin_of
 
-__all__ = ["install"]
-
-_SEED, _SET = twin_of(torch.random.seed), twin_of(torch.random.set_rng_state)  # type: ignore
-_MANUAL_SEED: Any = twin_of(torch.random.manual_seed)  # type: ignore[arg-type]
-_GET: Any = twin_of(torch.random.get_rng_state)  # type: ignore[arg-type]
+__all__ = ["get_rng_state", "manual_seed", "seed", "set_rng_state"]
 
 
-def install() -> None:
-    """Take them over. Once per process."""
-    taken: list[tuple[Any, Any]] = [
-        (torch.random.manual_seed, _manual_seed), (torch.random.seed, _seed),
-        (torch.random.get_rng_state, _get_state), (torch.random.set_rng_state, _set_state),
-    ]
-    for function, answer in taken:
-        take_over(function, answer)
-    CARRIED.append(STREAM)
-
-
-def _manual_seed(seed: Any) -> torch.Generator:
-    generator = _MANUAL_SEED(seed)
+def manual_seed(original: Any, seed: Any) -> torch.Generator:
+    generator = original(seed)
     STREAM.reseed(torch.default_generator.initial_seed())
     return generator
 
 
-def _seed() -> int:
-    seed = _SEED()
+def seed(original: Any) -> int:
+    made = original()
     STREAM.reseed(torch.default_generator.initial_seed())
-    return seed
+    return made
 
 
-def _get_state() -> torch.Tensor:
-    return into_torch(_GET())
+def get_rng_state(original: Any) -> torch.Tensor:
+    return into_torch(original())
 
 
-def _set_state(new_state: torch.Tensor) -> None:
+def set_rng_state(original: Any, new_state: torch.Tensor) -> None:
     STREAM.follow()
-    _SET(new_state)
+    original(new_state)
     from_torch(new_state)

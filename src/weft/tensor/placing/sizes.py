@@ -33,16 +33,13 @@ def is_asked(placements: Any, shape: Any, sizes: Any, shapes: Any) -> bool:
         LayoutError: `sizes` is neither a map nor a known word, or `shapes` says otherwise.
         ShardTypeError: `shapes` is no map.
     """
-    if isinstance(sizes, str) or not isinstance(sizes, Mapping):
-        if sizes not in ASKS:
-            raise LayoutError(
-                message("from_local(sizes=)", f"sizes is {sizes!r}",
-                        'sizes is "infer", "chunk" or a map tensor dim -> sizes in shard order',
-                        [repr(sizes)], _FIX)
-            )
-        is_map = False
-    else:
-        is_map = True
+    is_map = isinstance(sizes, Mapping)
+    if not is_map and sizes not in ASKS:
+        raise LayoutError(
+            message("from_local(sizes=)", f"sizes is {sizes!r}",
+                    'sizes is "infer", "chunk" or a map tensor dim -> sizes in shard order',
+                    [repr(sizes)], _FIX)
+        )
     if shapes is not None and not isinstance(shapes, Mapping):
         raise ShardTypeError(
             message("from_local(sharding_shapes=)", f"it is of type {type(shapes).__name__}",
@@ -53,10 +50,10 @@ def is_asked(placements: Any, shape: Any, sizes: Any, shapes: Any) -> bool:
         return False
     if isinstance(placements, P):
         return any(entry not in (None, ()) for entry in placements.entries)
-    if not isinstance(placements, (list, tuple)):
-        return False
-    cutting = [one for one in placements if getattr(one, "dim", None) is not None]
-    return any(not getattr(one, "sizes", None) for one in cutting)
+    return isinstance(placements, (list, tuple)) and any(
+        getattr(one, "dim", None) is not None and not getattr(one, "sizes", None)
+        for one in placements
+    )
 
 
 def form_of(mesh: BoundMesh, ndim: int, placements: Any) -> Layout:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -12,12 +12,12 @@ from torch._ops import OpOverload
 
 from weft.errors import UnsupportedOpError, message
 from weft.rules import Call, TensorArg
-from weft.tensor.trace.capture import Op, Slot, Trace, slots_of
-from weft.tensor.trace.trees import flatten
+from weft.tensor.trace.capture import Op, Trace
+from weft.tensor.trace.trees import Slot, flatten, replaced, slots_of
 
 __all__ = [
-    "Facts", "as_call", "facts", "functional", "functional_name", "overload_named", "place_slots",
-    "target_of",
+    "Facts", "as_call", "call_of", "facts", "functional", "functional_name", "overload_named",
+    "place_slots", "target_of",
 ]
 
 
@@ -32,6 +32,9 @@ class Facts:
         is_random: whether it draws random numbers. reshapes: whether it changes a shape in place.
         detaches: whether results have no gradient, though operands have.
         sparse: the flag that makes the gradient of its first operand sparse, and its position.
+        names: of the positional arguments.
+        tensors: the arguments that tensors stand for, alone or in lists: positions, or names of
+            keyword-only ones.
     """
 
     name: str
@@ -43,6 +46,8 @@ class Facts:
     reshapes: bool
     detaches: bool
     sparse: tuple[str, int] | None
+    names: tuple[str, ...]
+    tensors: tuple[int | str, ...]
 
 
 def written_by(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
@@ -96,6 +101,9 @@ def facts(overload: OpOverload) -> Facts:
         name.startswith(_DETACHING),
         next(((argument.name, at) for at, argument in enumerate(schema.arguments)
               if argument.name in ("sparse", "sparse_grad")), None),
+        tuple([argument.name for argument in schema.arguments if not argument.kwarg_only]),
+        tuple([argument.name if argument.kwarg_only else at
+               for at, argument in enumerate(schema.arguments) if "Tensor" in str(argument.type)]),
     )
 
 
@@ -106,25 +114,31 @@ def as_call(op: Op, operands: Sequence[torch.Tensor], trace: Trace) -> Call:
         TensorArg(tuple(meta.shape), dtype_text(meta.dtype))
         for meta in (trace.metas[slot.index] for slot in slots_of(op.results))
     )
-    return Call(
-        facts(op.overload).functional, _exchange(op.args, Slot, feed),
-        _exchange(op.kwargs, Slot, feed), results,
-    )
+    args, kwargs = replaced((op.args, op.kwargs), Slot, lambda _: next(feed))
+    return call_of(op.overload, args, kwargs, results)
+
+
+def call_of(
+    overload: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any],
+    results: tuple[TensorArg, ...],
+) -> Call:
+    """A call of an overload, TensorArgs standing for its tensors."""
+    about = facts(overload)
+    given = dict(enumerate(args)) | kwargs
+    counts = [_num_tensors(given.get(at)) for at in about.tensors]
+    return Call(about.functional, args, kwargs, results, about.names, tuple(counts))
+
+
+def _num_tensors(value: Any) -> int:
+    if type(value) is TensorArg:
+        return 1
+    return sum([type(one) is TensorArg for one in value]) if type(value) in (list, tuple) else 0
 
 
 def place_slots(tree: Any, slots: Sequence[Slot]) -> Any:
     """`tree` with the Slots, in order, where its TensorArgs stand."""
-    return _exchange(tree, TensorArg, iter(slots))
-
-
-def _exchange(tree: Any, kind: type, feed: Iterator[Any]) -> Any:
-    if type(tree) is kind:
-        return next(feed)
-    if type(tree) in (list, tuple):
-        return type(tree)([_exchange(item, kind, feed) for item in tree])
-    if type(tree) is dict:
-        return {name: _exchange(item, kind, feed) for name, item in tree.items()}
-    return tree
+    feed = iter(slots)
+    return replaced(tree, TensorArg, lambda _: next(feed))
 
 
 @cache

@@ -27,19 +27,16 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from weft.errors import UnsupportedOpError, message
 from weft.tensor.meta import contiguous_strides, dense
-from weft.tensor.takeover import twin_of
-from weft.tensor.trace.forms import AsKernels, asks_device, known_form
+from weft.tensor.trace.meta_results import AsKernels, asks_device, known_result
+from weft.tensor.trace.trees import Slot, flatten, map_tensors, slots_of
 
 __all__ = [
-    "Constant", "NotCapturable", "Op", "Slot", "Trace", "as_autocast", "asks_for_grad", "capture",
-    "check_dense", "differentiated", "edges", "map_tensors", "meta_like", "reshaped",
-    "slots_of", "with_defaults",
+    "NotCapturable", "Op", "Trace", "as_autocast", "asks_for_grad", "capture", "check_dense",
+    "meta_like", "reshaped", "unwatched", "with_defaults",
 ]
 
 _LOCK = threading.Lock()
 _num_modes: Any = torch._C._len_torch_dispatch_stack  # type: ignore[attr-defined]
-_GRAD: Any = twin_of(torch.autograd.grad)  # type: ignore[arg-type]
-_MAPPED = (torch.Tensor,)
 
 
 _OF_META = ("meta tensor", "Meta", " meta ", "no fake impl", "not allocated yet")
@@ -52,37 +49,6 @@ _OF_FAKES = (DataDependentOutputException, DynamicOutputShapeException)
 
 class NotCapturable(Exception):
     """The function needs the data itself: its result's size or value depends on it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Slot:
-    """Stands for the tensor number `index` of a trace."""
-
-    index: int
-
-
-def slots_of(tree: Any) -> list[Slot]:
-    """The Slots of nested arguments, in order."""
-    found: list[Slot] = []
-    _collect_slots(tree, found)
-    return found
-
-
-def _collect_slots(tree: Any, found: list[Slot]) -> None:
-    kind = type(tree)  # exact types: a build asks some ten times, mostly about numbers
-    if kind is Slot:
-        found.append(tree)
-    elif kind is tuple or kind is list:
-        for item in tree:
-            _collect_slots(item, found)
-    elif kind is dict:
-        for item in tree.values():
-            _collect_slots(item, found)
-    elif kind is slice:
-        _collect_slots((tree.start, tree.stop, tree.step), found)
-    elif isinstance(tree, (tuple, list)):  # a named tuple
-        for item in tree:
-            _collect_slots(item, found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +73,7 @@ class Trace:
     metas: tuple[torch.Tensor, ...]
 
 
-def _unwatched() -> AbstractContextManager[Any]:
+def unwatched() -> AbstractContextManager[Any]:
     """Others' TorchDispatchModes (selective checkpoints, counters) are not shown meta tensors."""
     return _disable_current_modes() if _num_modes() else nullcontext()
 
@@ -127,7 +93,7 @@ class _Recorder(SchemaCheckMode):
 
     def _result(self, func: Any, args: Any, kwargs: Any) -> Any:
         if not self.autocast:
-            known = known_form(func, args, kwargs)
+            known = known_result(func, args, kwargs)
             if known is not None:
                 return known
             turned = _any_turned(args, kwargs)
@@ -140,7 +106,7 @@ class _Recorder(SchemaCheckMode):
         has_parts = has_kernel(name, "CompositeImplicitAutograd") and not any(
             one.alias_info is not None for one in func._schema.returns
         )
-        known = None if has_parts else known_form(func, args, kwargs)
+        known = None if has_parts else known_result(func, args, kwargs)
         if known is not None:
             return known
         try:
@@ -192,11 +158,9 @@ _POW = torch.ops.aten.pow
 
 def _any_turned(args: Any, kwargs: Any) -> bool:
     """Whether a tensor does not lie row by row, dims of length 1 and all: they may be broadcast."""
-    tensors: list[torch.Tensor] = []
-    map_tensors(tensors.append, [*args, *kwargs.values()])
     return any(
         one.layout is torch.strided and one.stride() != contiguous_strides(one.shape)
-        for one in tensors
+        for one in flatten((args, kwargs))
     )
 
 
@@ -223,9 +187,7 @@ def as_autocast(
 
 
 def _dtypes(tree: Any) -> list[torch.dtype]:
-    found: list[torch.dtype] = []
-    map_tensors(lambda tensor: found.append(tensor.dtype), tree)
-    return found
+    return [tensor.dtype for tensor in flatten(tree)]
 
 
 def capture(
@@ -241,7 +203,7 @@ def capture(
         NotCapturable: the function reads values. Any error of the function itself passes through.
     """
     recorder = _Recorder(device_type)
-    with _LOCK, nullcontext() if grad else torch.no_grad(), _unwatched():
+    with _LOCK, nullcontext() if grad else torch.no_grad(), unwatched():
         _set_mode_pre_dispatch(recorder)
         try:
             with torch._C.DisableTorchFunctionSubclass(), torch._C._EnablePythonDispatcher():
@@ -363,112 +325,6 @@ def meta_like(tensor: torch.Tensor) -> torch.Tensor:
     """A meta tensor of the tensor's (global) shape, strides and dtype."""
     shape, strides = tuple(tensor.shape), tuple(tensor.stride())
     return torch.empty_strided(shape, strides, dtype=tensor.dtype, device="meta")
-
-
-_UNSEEN = torch.autograd.graph.saved_tensors_hooks
-"""Innermost, it keeps what is saved here from the hooks of the user and of checkpointing."""
-
-
-def _same(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
-
-
-def differentiated(
-    op: Op, tensors: Sequence[torch.Tensor], wanted: Sequence[int]
-) -> tuple[tuple[int, ...], ...]:
-    """Per result, which of the `wanted` slots get a gradient from it, at global shape."""
-
-    def call(given: Callable[[int], torch.Tensor]) -> Any:
-        def place(tree: Any) -> Any:
-            if type(tree) is Slot:
-                return given(tree.index)
-            if isinstance(tree, (list, tuple)):
-                return type(tree)([place(item) for item in tree])
-            return tree
-
-        return op.overload(*place(op.args), **{
-            name: place(value) for name, value in op.kwargs.items()
-        })
-
-    with _unwatched():
-        try:
-            return edges(call, lambda index: _contiguous_like(tensors[index]), wanted)
-        except (RuntimeError, ZeroDivisionError):
-            # Meta tensors do not know its derivative (that of nothing, or it reads a number, as
-            # that of a complex svd): all may have one.
-            return (tuple(wanted),) * len(slots_of(op.results))
-
-
-def _contiguous_like(tensor: torch.Tensor) -> torch.Tensor:
-    """For questions that strides do not change the answer to: all ops take contiguous ones."""
-    return torch.empty_like(meta_like(tensor), memory_format=torch.contiguous_format)
-
-
-class Constant(int):
-    """The number of a tensor whose gradient does not depend on the result's: as that of `sign`."""
-
-
-def edges(
-    call: Callable[[Callable[[int], torch.Tensor]], Any],
-    sample: Callable[[int], torch.Tensor], wanted: Sequence[int],
-) -> tuple[tuple[int, ...], ...]:
-    """Per result, which of the `wanted` tensors get a gradient from what `call` makes of samples;
-    as `Constant` where that is the same whatever comes back.
-
-    `sample` makes the one of a number, `call` is given a function that says it.
-    """
-    known: dict[int, torch.Tensor] = {}
-
-    def given(index: int) -> torch.Tensor:
-        if index not in known:
-            known[index] = sample(index)
-        return known[index].view_as(known[index])  # in-place ops write to no leaf
-
-    leaves = [known.setdefault(index, sample(index)).requires_grad_() for index in wanted]
-
-    def behind(out: torch.Tensor) -> tuple[int, ...]:
-        if not out.requires_grad:
-            return ()
-        grads = _GRAD(
-            out, leaves, torch.empty_like(out), retain_graph=True, allow_unused=True
-        )
-        has = [grad is not None for grad in grads]
-        if not any(has):
-            return ()
-        back = torch.empty_like(out).requires_grad_()
-        try:
-            grads = _GRAD(
-                out, leaves, back, retain_graph=True, create_graph=True, allow_unused=True
-            )
-        except (RuntimeError, ZeroDivisionError):
-            grads = [back] * len(has)  # nothing can ask for the gradient of this gradient
-        return tuple(
-            Constant(index) if grad is None or not grad.requires_grad else index
-            for index, grad, mine in zip(wanted, grads, has) if mine
-        )
-
-    quietly = torch.autograd.set_detect_anomaly(False), _UNSEEN(_same, _same)
-    with torch.enable_grad(), quietly[0], quietly[1]:
-        found: list[torch.Tensor] = []
-        map_tensors(found.append, call(given))
-        return tuple(map(behind, found))
-
-
-def map_tensors(change: Callable[[torch.Tensor], Any], tree: Any) -> Any:
-    """`tree` with every tensor replaced; lists, tuples, named tuples and dicts keep their kind."""
-    if isinstance(tree, _MAPPED):
-        return change(tree)
-    kind = type(tree)
-    if kind is tuple or kind is list:
-        return kind([map_tensors(change, item) for item in tree])
-    if kind is dict:
-        return {name: map_tensors(change, item) for name, item in tree.items()}
-    if isinstance(tree, tuple):
-        items = [map_tensors(change, item) for item in tree]
-        return kind(*items) if hasattr(kind, "_fields") else kind(items)
-    if isinstance(tree, list):
-        return [map_tensors(change, item) for item in tree]
-    return tree
 
 
 @cache

@@ -18,8 +18,8 @@ from torch import Tensor
 from weft.errors import UnsupportedOpError, message
 from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.trace.calls import facts
-from weft.tensor.trace.capture import NotCapturable, Op, Trace, capture, meta_like, slots_of
-from weft.tensor.trace.trees import flatten, substitute
+from weft.tensor.trace.capture import NotCapturable, Op, Trace, capture, meta_like
+from weft.tensor.trace.trees import flatten, slots_of, substitute
 
 __all__ = ["write"]
 

@@ -26,12 +26,13 @@ from torch.autograd.graph import increment_version
 
 from weft.core import Layout
 from weft.tensor.shard_tensor import ShardTensor, version_of, wrap
-from weft.tensor.trace.capture import map_tensors
-from weft.tensor.trace.trees import flatten, local_of
+from weft.tensor.trace.trees import flatten, local_of, map_tensors
+from weft.tensor.versions import with_own_version
 from weft.tensor.views.inverse import write
-from weft.tensor.written import apart
 
-__all__ = ["Moved", "following", "grew", "plain", "stands_for", "wrote"]
+__all__ = [
+    "Moved", "attach_to_base", "bump_versions", "bump_view_epoch", "stands_for", "unwrap_view",
+]
 
 _SEVERAL = frozenset((torch.broadcast_tensors, torch.functional.broadcast_tensors, torch.meshgrid,
                       torch.functional.meshgrid))
@@ -54,7 +55,7 @@ class Moved(torch.Tensor):
         def open_(tensor: Tensor) -> Tensor:
             if type(tensor) is not Moved:
                 return tensor
-            one = plain(tensor)
+            one = unwrap_view(tensor)
             met[id(one)] = tensor
             return one
 
@@ -89,7 +90,7 @@ def _moved(tensor: Tensor, view: View) -> Moved:
     return out
 
 
-def plain(local: Tensor) -> Tensor:
+def unwrap_view(local: Tensor) -> Tensor:
     """The local tensor; of a moved view the plain one, up to date."""
     if type(local) is not Moved:
         return local
@@ -141,7 +142,7 @@ class View:
             if again._meta.layout != self.meta.layout:  # a gradient is wanted now, or not any more
                 again = again.redistribute(placements=self.meta.layout)
             self.seen = now
-            self.buffer.copy_(plain(again._local))
+            self.buffer.copy_(unwrap_view(again._local))
 
     def check_recorded(self, recorded: bool) -> None:
         """Raise where torch does not let a view be changed in place."""
@@ -182,7 +183,7 @@ _ONE_OF_SEVERAL = (  # torch's own words
 )
 
 
-def following(result: Any, func: Any, args: Any, kwargs: Any) -> Any:
+def attach_to_base(result: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """The result of a view call, of which those tensors whose data moved follow their base."""
     tensors = flatten((args, kwargs))
     several = type(result) is not ShardTensor and func not in _SEVERAL
@@ -201,7 +202,7 @@ def following(result: Any, func: Any, args: Any, kwargs: Any) -> Any:
         if has_data or overlaps or _has_empty(out._meta.layout):
             out._local = local.clone()
         else:  # what the base became for this call counts the writes to it
-            out._local = apart(local, plain(local_of(base)))
+            out._local = with_own_version(local, unwrap_view(local_of(base)))
         view = View(base, func, args, kwargs, place, out, several)
         out._local = _moved(out._local, view)
         if type(base) is ShardTensor:
@@ -217,17 +218,17 @@ def _followers(base: ShardTensor) -> weakref.WeakSet[View]:
     return found
 
 
-def grew(tensor: Tensor) -> None:
+def bump_versions(tensor: Tensor) -> None:
     """Count a change of shape as what it is in torch: a write to the tensor and its bases.
 
     No element changes: views that show what is there still do.
     """
-    wrote()
+    bump_view_epoch()
     was = _version(tensor)
     local = tensor._local if type(tensor) is ShardTensor else tensor
     if type(local) is Moved:
         if local._weft_view.base is not None:
-            grew(local._weft_view.base)
+            bump_versions(local._weft_view.base)
         local = local._weft_plain
     if not local.is_inference():
         increment_version(local)
@@ -259,7 +260,7 @@ class _Writes(threading.local):
 _WRITES = _Writes()
 
 
-def wrote() -> None:
+def bump_view_epoch() -> None:
     """Called by what writes in place: inference tensors count no versions."""
     if torch.is_inference_mode_enabled():
         _WRITES.count += 1

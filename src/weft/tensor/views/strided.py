@@ -20,12 +20,11 @@ from weft.tensor.meta import (
     contiguous_strides,
     intern,
     is_dense,
-    memory_order,
-    strides_in_order,
 )
 from weft.tensor.modes import check_traced
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.views.moved import Moved
+from weft.transport.order import memory_order, strides_in_order
 
 __all__ = ["as_strided"]
 

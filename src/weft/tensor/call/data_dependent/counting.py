@@ -14,20 +14,19 @@ from typing import Any
 import torch
 
 from weft.core import Layout
-from weft.ops.blocks.summaries import whole_terms
 from weft.ops.sorting.distinct import Distinct, consecutive, distinct, distinct_rows
 from weft.ops.sorting.splitting import Row, can_key
-from weft.ops.sorting.unsigned import SIGNED, from_order, to_order
+from weft.ops.sorting.unsigned import from_order, to_order
 from weft.tensor import modes
 from weft.tensor.call.dispatch import call, mesh_of
 from weft.tensor.call.fallback import runner
 from weft.tensor.call.out import write_out
 from weft.tensor.meta import contiguous_strides, intern, replicated_meta
-from weft.tensor.placing.enter import Named, enter, transition_between
 from weft.tensor.placing.layouts import as_sharded, local_to_sharded
+from weft.tensor.placing.operands import NamedCaller, move_operand, transition_between
 from weft.tensor.shard_tensor import ShardTensor, wrap
-from weft.tensor.trace.capture import map_tensors
-from weft.transport import traffic
+from weft.tensor.trace.trees import map_tensors
+from weft.transport import Shards, traffic
 
 __all__ = ["TABLE"]
 
@@ -57,7 +56,7 @@ def _distinct(
     func: Any, find: Callable[[Row, torch.Tensor], Distinct], x: ShardTensor,
     options: dict[str, bool], dim: int | None, in_order: bool,
 ) -> Any:
-    mesh, layout = x._meta.mesh, whole_terms(x.sharding)
+    mesh, layout = x._meta.mesh, x.sharding.without_partial()
     name, options_of_all = func.__name__, {**options, "dim": dim}
     if mesh.here is None:
         return runner(mesh, "the length of its result depends on the data")(
@@ -67,15 +66,14 @@ def _distinct(
         out = func(_reduced(name, x, layout), **options_of_all)
         return map_tensors(lambda one: wrap(one, replicated_meta(mesh, one)), out)
     over = None if dim is None or x.dim() < 2 else dim % x.dim()
-    keys = str(SIGNED.get(x.dtype, x.dtype))[6:]
-    if (over is not None and 0 in layout.shape) or not can_key(keys):
+    if (over is not None and 0 in layout.shape) or not can_key(str(x.dtype)[6:]):
         return runner(mesh, _COMPARED)(func, (x,), options_of_all)
     if over is not None or in_order:  # rows, or the order of all, along one dim
         layout = _along(layout, over or 0)
     modes.check_summaries(name, (layout,), layout.sharded_axes)
     local = to_order(_reduced(name, x, layout).detach())
     with traffic.label(name, modes.source_line(), "what is distinct among all blocks"):
-        row = Row(mesh, layout, range(layout.ndim))
+        row = Row(Shards(mesh, layout, range(layout.ndim)))
         if over is None:
             found = find(row, local.flatten())
         elif not in_order and x.is_floating_point() and any(row.tell(bool(local.isnan().any()))):
@@ -88,10 +86,7 @@ def _distinct(
     ragged = Layout.make(layout.mesh, (cuts[-1],), (axes,), (cuts,))
     values, lies = from_order(found.values, x.dtype), ragged
     if over is not None:
-        shape = [cuts[-1] if at == over else size for at, size in enumerate(layout.shape)]
-        lies = Layout.make(layout.mesh, shape, layout.dims, [
-            cuts if at == over else None for at in range(layout.ndim)
-        ])
+        lies = layout.recut(over, cuts[-1], cuts)
     if x.requires_grad and torch.is_grad_enabled():
         values = _Underivable.apply(x._local, values, name)
     strides = None if over is None else _in_front(lies.shape, over)
@@ -100,9 +95,7 @@ def _distinct(
     ))]
     if options["return_inverse"]:
         places = found.inverse if over is not None else found.inverse.view(local.shape)
-        of_places = layout if over is None else Layout.make(
-            layout.mesh, layout.shape[over : over + 1], (axes,), (layout.cuts[over],)
-        )
+        of_places = layout if over is None else layout.take((over,))
         out.append(local_to_sharded(places, mesh, of_places))
     if options["return_counts"]:
         out.append(local_to_sharded(found.counts, mesh, ragged))
@@ -159,7 +152,9 @@ class _Underivable(torch.autograd.Function):
 def _reduced(name: str, x: ShardTensor, layout: Layout) -> torch.Tensor:
     """The local tensor in this layout."""
     move = transition_between(x._meta.mesh, x.sharding, layout)
-    return x._local if move is None else enter(x, move, Named(name, "every axis is reduced"))
+    if move is None:
+        return x._local
+    return move_operand(x, move, NamedCaller(name, "every axis is reduced"))
 
 
 def _ends(x: torch.Tensor) -> tuple[Any, Any]:
@@ -178,7 +173,7 @@ def _bincount(input: torch.Tensor, weights: Any = None, minlength: int = 0) -> S
     if weights is not None and weights.shape != input.shape:
         raise RuntimeError("weights should be 1-d and have the same length as input")
     like = next(meta.layout for meta in metas)
-    layout = whole_terms(like)
+    layout = like.without_partial()
     local, *factors = (
         _reduced("bincount", as_sharded(one, mesh), layout).detach()
         for one in (input, weights) if one is not None
@@ -189,10 +184,8 @@ def _bincount(input: torch.Tensor, weights: Any = None, minlength: int = 0) -> S
     counted = counts.shape
     if mesh.here is None:
         counts = counts[:0]
-    partial = ["sum" if axis in layout.dims[0] else None for axis in range(mesh.ndim)]
-    return local_to_sharded(counts, mesh, Layout.make(
-        layout.mesh, counted, ((),), partial=partial
-    ))
+    terms = Layout.replicated(layout.mesh, counted).with_partial(layout.dims[0])
+    return local_to_sharded(counts, mesh, terms)
 
 
 def _histogram_counts(
@@ -255,15 +248,13 @@ def _counted(
     given = [x, weight, *([bins] if isinstance(bins, torch.Tensor | int) else bins)]
     metas = [one._meta for one in given if type(one) is ShardTensor]
     mesh = mesh_of(name, metas)
-    layout = whole_terms(metas[0].layout)
+    layout = metas[0].layout.without_partial()
     if layout.shape != x.shape:  # a weight of rows, or borders
         layout = Layout.replicated(layout.mesh, x.shape)
     bins = map_tensors(_plain, bins)
     if func is torch.histogramdd:
-        layout = layout.replace(dims=(layout.dims[0], ()), cuts=(layout.cuts[0], None))
-    like = layout if weight is None or weight.shape == x.shape else Layout.make(
-        layout.mesh, weight.shape, layout.dims[:1], layout.cuts[:1]
-    )
+        layout = layout.gathered((1,))
+    like = layout if weight is None or weight.shape == x.shape else layout.take((0,))
     local = _reduced(name, as_sharded(x, mesh), layout).detach()
     if weight is not None:
         options = {**options, "weight": _reduced(name, as_sharded(weight, mesh), like).detach()}
@@ -271,9 +262,7 @@ def _counted(
         local = local.new_zeros(0, *layout.shape[1:])
         options.pop("weight", None)
     counts, borders = func(local, bins, **options)
-    axes = layout.mesh.axis_names
-    partial = ["sum" if at in layout.sharded_axes else None for at, _ in enumerate(axes)]
-    terms = Layout.replicated(layout.mesh, counts.shape).replace(partial=partial)
+    terms = Layout.replicated(layout.mesh, counts.shape).with_partial(layout.sharded_axes)
     counts = counts if mesh.here is not None else counts.flatten()[:0]
     return mesh, local_to_sharded(counts, mesh, terms), borders
 

@@ -17,22 +17,21 @@ from torch import Tensor
 
 from weft.comm import BoundMesh
 from weft.core import Layout
-from weft.ops.indexing.named import fitted
 from weft.tensor import modes
 from weft.tensor.call import outside
-from weft.tensor.call.data_dependent import bits
+from weft.tensor.call.data_dependent.packed_bools import can_send_packed, send_packed
 from weft.tensor.call.dispatch import mesh_of
 from weft.tensor.meta import contiguous_strides, intern
 from weft.tensor.modes import source_line
-from weft.tensor.placing.enter import (
-    Named,
-    enter,
-    entering,
+from weft.tensor.placing.layouts import layout_of
+from weft.tensor.placing.operands import (
+    NamedCaller,
+    move_operand,
+    operand_transitions,
     order_in_memory,
     transition_between,
     varying_axes,
 )
-from weft.tensor.placing.layouts import layout_of
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.trace.capture import meta_like
 from weft.tensor.trace.trees import local_of
@@ -65,6 +64,17 @@ class _Aligned:
         """How many elements each shard of the mask selects."""
         return _exchanged(self.mesh, self.layout, self.first, int(self.mask.sum()), name)
 
+    def line(self, cuts: tuple[int, ...]) -> Layout:
+        """What is selected, one dim that is cut where the mask was."""
+        return Layout.make(
+            self.mesh, cuts[-1:], (self.axes,), (cuts if self.axes else None,)
+        )
+
+    def selected(self, num: int, cuts: tuple[int, ...]) -> Layout:
+        """The tensor with what is selected in place of the `num` dims that the mask stands for."""
+        behind = range(self.first + num, self.layout.ndim)
+        return self.layout.take([*range(self.first), *behind]).insert(self.first, self.line(cuts))
+
     def wrapped(self, local: Tensor, layout: Layout) -> ShardTensor:
         return wrapped(self.mesh, local, layout)
 
@@ -78,8 +88,8 @@ def _aligned(name: str, x: Tensor, mask: Tensor, first: int, reduced: bool = Fal
     if mesh.here is None:
         outside.unknown(mesh, "the size of the result depends on the data")(name, (), {})
     of_x, of_mask = layout_of(x, mesh), layout_of(mask, mesh)
-    if reduced and of_x.is_partial:
-        of_x = of_x.replace(cuts=of_x.cuts, partial=(None,) * mesh.ndim)
+    if reduced:
+        of_x = of_x.without_partial()
     over = range(first, first + mask.dim())
     axes = tuple(axis for dim in over for axis in of_x.dims[dim])
     cuts = of_x.cuts[first] if axes == of_x.dims[first] else None
@@ -93,13 +103,11 @@ def _aligned(name: str, x: Tensor, mask: Tensor, first: int, reduced: bool = Fal
         cuts=[cuts if dim == first else None if dim in over else of_x.cuts[dim]
               for dim in range(x.dim())],
     )
-    alike = Layout.make(
-        mesh, mask.shape, [target.dims[dim] for dim in over], [target.cuts[dim] for dim in over]
-    )
+    alike = target.take(over).without_partial()
     if x is mask:
         block = _moved(name, mesh, x, target)
         return _Aligned(mesh, block, block, target, axes, first)
-    if not bits.moves(of_mask, alike):
+    if not can_send_packed(of_mask, alike):
         block, mine = entered(name, mesh, (x, mask), (target, alike))
     else:
         (block,), mine = entered(name, mesh, (x,), (target,)), _moved(name, mesh, mask, alike)
@@ -110,11 +118,11 @@ def _moved(name: str, mesh: BoundMesh, mask: Tensor, to: Layout) -> Tensor:
     """The local part of a mask in this layout, of its bits where blocks are exchanged."""
     own = layout_of(mask, mesh)
     move = transition_between(mesh, own, to)
-    if mask.dtype is not torch.bool or move is None or not bits.moves(own, to):
+    if mask.dtype is not torch.bool or move is None or not can_send_packed(own, to):
         return entered(name, mesh, (mask,), (to,))[0]
     modes.check_strict(name, move)
     with traffic.label(name, source_line(), _WHY):
-        return bits.moved(mesh, name, local_of(mask), own, to)
+        return send_packed(mesh, name, local_of(mask), own, to)
 
 
 def entered(
@@ -124,9 +132,9 @@ def entered(
     wants = [torch.is_grad_enabled() and tensor.requires_grad for tensor in tensors]
     sources = [layout_of(tensor, mesh) for tensor in tensors]
     orders = [*map(order_in_memory, tensors)]
-    moves = entering(mesh, sources, layouts, wants, varying_axes(layouts), orders)
+    moves = operand_transitions(mesh, sources, layouts, wants, varying_axes(layouts), orders)
     return [
-        local_of(tensor) if move is None else enter(tensor, move, Named(name, _WHY))
+        local_of(tensor) if move is None else move_operand(tensor, move, NamedCaller(name, _WHY))
         for tensor, move in zip(tensors, moves)
     ]
 
@@ -155,12 +163,6 @@ def _exchanged(
     return [found[place] for place in places]
 
 
-def _ragged(
-    layout: Layout, shape: Sequence[int], dims: Sequence[Any], cuts: Sequence[Any]
-) -> Layout:
-    return Layout.make(layout.mesh, shape, dims, cuts, layout.partial)
-
-
 def wrapped(
     mesh: BoundMesh, local: Tensor, layout: Layout, strides: tuple[int, ...] | None = None
 ) -> ShardTensor:
@@ -182,13 +184,7 @@ def select(x: Tensor, mask: Tensor, first: int = 0, name: str = "__getitem__") -
     both = _aligned(name, x, mask, first)
     local = both.block[(*(slice(None) for _ in range(first)), both.mask)]
     cuts = _offsets(both.counts(name))
-    behind = first + mask.dim()
-    own = both.layout
-    layout = _ragged(
-        own, (*own.shape[:first], cuts[-1], *own.shape[behind:]),
-        (*own.dims[:first], both.axes, *own.dims[behind:]),
-        (*own.cuts[:first], cuts if both.axes else None, *own.cuts[behind:]),
-    )
+    layout = both.selected(mask.dim(), cuts)
     return wrapped(both.mesh, local, layout, _strides(x, mask.dim(), first, cuts[-1]))
 
 
@@ -245,7 +241,7 @@ def _beside(mask: Tensor, x: Tensor, shape: Sequence[int]) -> Tensor:
         of_x.mesh, shape, [axes, *[()] * (len(shape) - 1)],
         [of_x.cuts[0] if axes == of_x.dims[0] else None, *[None] * (len(shape) - 1)],
     )
-    to = fitted(own, lies)
+    to = lies.fitted(own.shape)
     (local,) = entered("masked_select", mesh, (mask,), (to,))
     return wrapped(mesh, local, to)
 
@@ -264,11 +260,10 @@ def nonzero(input: Tensor, *, as_tuple: bool = False) -> Any:
     if start:
         found[:, 0] += start
     cuts = _offsets(both.counts("nonzero"))
-    axes, ndim = both.axes, input.dim()
+    line = both.line(cuts)
     if not as_tuple:
-        layout = _ragged(both.layout, (cuts[-1], ndim), (axes, ()), (cuts if axes else None, None))
+        layout = line.insert(1, Layout.replicated(line.mesh, (input.dim(),)))
         return wrapped(both.mesh, found, layout, (1, max(cuts[-1], 1)))
-    line = _ragged(both.layout, cuts[-1:], (axes,), (cuts if axes else None,))
     return tuple([wrapped(both.mesh, each, line) for each in found.unbind(1)])
 
 
@@ -313,8 +308,7 @@ def masked_scatter(input: Tensor, mask: Tensor, source: Tensor) -> Tensor:
     if source.numel() < cuts[-1]:
         raise RuntimeError("Number of elements of source < number of ones in mask")
     given = source.reshape(-1)[: cuts[-1]]
-    line = _ragged(both.layout, cuts[-1:], (both.axes,), (cuts if both.axes else None,))
-    (mine,) = entered("masked_scatter", both.mesh, (given,), (line,))
+    (mine,) = entered("masked_scatter", both.mesh, (given,), (both.line(cuts),))
     return both.wrapped(both.block.masked_scatter(both.mask, mine), both.layout)
 
 
@@ -347,12 +341,7 @@ def put(x: ShardTensor, mask: Tensor, first: int, value: Tensor) -> None:
     _check_dtype(x, value)
     both = _aligned("__setitem__", x, mask, first, reduced=True)
     cuts = _offsets(both.counts("__setitem__"))
-    own = both.layout
-    result = _ragged(
-        own, (*own.shape[:first], cuts[-1], *own.shape[first + num :]),
-        (*own.dims[:first], both.axes, *own.dims[first + num :]),
-        (*own.cuts[:first], cuts if both.axes else None, *own.cuts[first + num :]),
-    )
+    result = both.selected(num, cuts)
     if torch.broadcast_shapes(value.shape[-len(result.shape) :], result.shape) != result.shape:
         raise RuntimeError(
             f"shape mismatch: value tensor of shape {list(value.shape)} cannot be broadcast to "
@@ -361,7 +350,7 @@ def put(x: ShardTensor, mask: Tensor, first: int, value: Tensor) -> None:
     value = value.expand(result.shape)
     (mine,) = entered("__setitem__", both.mesh, (value,), (result,))
     where = [*(None for _ in range(first)), both.mask]
-    x.copy_(both.wrapped(torch.ops.aten.index_put(both.block, where, mine), own))
+    x.copy_(both.wrapped(torch.ops.aten.index_put(both.block, where, mine), both.layout))
 
 
 def _check_dtype(x: Tensor, value: Tensor) -> None:

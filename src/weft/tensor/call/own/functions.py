@@ -1,8 +1,8 @@
 """Calls of ops that users have registered rules or handlers for.
 
 An `Own` stands for one op: a Python function or an `autograd.Function` (which never come here by
-themselves: see `takeover` and `bridge`), or an op that torch knows. It carries the op out by the
-handler, else by the rule (see `own_local`), else as if nothing had been registered.
+themselves: see `takeover` and `torch_patches`), or an op that torch knows. It carries the op out
+by the handler, else by the rule (see `own_local`), else as if nothing had been registered.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ What it has written to is seen by version counters, and brought to where the cal
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,28 +16,29 @@ from weft import propagate
 from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.errors import LayoutError, UnsupportedOpError, message
+from weft.ops import Kernel
 from weft.rules import Call, Decision, TensorArg
 from weft.rules.factors import carries
 from weft.tensor import modes
+from weft.tensor.call.kernels import BoundKernel
 from weft.tensor.call.own.functions import OwnFunction
 from weft.tensor.call.own.outside import OutsideMesh, edges
 from weft.tensor.call.recipe import Function, Recipe, tied
 from weft.tensor.meta import intern
-from weft.tensor.placing.enter import (
-    enter_all,
-    entering,
+from weft.tensor.placing.layouts import common_strides, layout_of
+from weft.tensor.placing.operands import (
+    move_operands,
+    operand_transitions,
     order_in_memory,
     share_memory,
     transition_between,
     varying_axes,
 )
-from weft.tensor.placing.layouts import common_strides, layout_of
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.trace.calls import dtype_text
-from weft.tensor.trace.capture import map_tensors
-from weft.tensor.trace.trees import flatten, local_of, substitute
-from weft.tensor.views.moved import Moved, plain, wrote
-from weft.tensor.written import write_counted
+from weft.tensor.trace.trees import flatten, local_of, map_tensors, substitute
+from weft.tensor.versions import write_counted
+from weft.tensor.views.moved import Moved, bump_view_epoch, unwrap_view
 from weft.transport import traffic
 from weft.transport.order import Order
 
@@ -85,7 +86,13 @@ def recipe(
         found = edges(function.run, args, kwargs, tensors, wanted)
         anchor = (wanted,) * len(decision.results) if found is None else found
     orders = [*map(order_in_memory, tensors)]
-    made = OnLocal(function, mesh, decision, layouts, wants, dtypes, anchor, orders)
+    run = function.run
+    if decision.finish:
+        assert rule.kernel is not None
+        operand, _ = decision.finish[0]
+        kernel = BoundKernel(rule.name, Kernel.of(decision, rule.kernel), mesh, operand, None)
+        run = kernel.local(decision.operands[operand])
+    made = OnLocal(function, run, mesh, decision, layouts, wants, dtypes, anchor, orders)
     return made, rule.by_shape
 
 
@@ -100,23 +107,23 @@ class OnLocal(Recipe):
     """A user's function on local tensors, between transitions; its results are looked at."""
 
     __slots__ = (
-        "anchor", "decision", "function", "leaves", "mesh", "name", "operands", "terms", "varying",
+        "anchor", "decision", "leaves", "local", "mesh", "name", "operands", "terms", "varying",
         "why",
     )
     as_called = True
 
     def __init__(
-        self, function: OwnFunction, mesh: BoundMesh, decision: Decision,
+        self, function: OwnFunction, local: Callable[..., Any], mesh: BoundMesh, decision: Decision,
         layouts: Sequence[Layout], wants: Sequence[bool], dtypes: Sequence[str],
         anchor: Sequence[Sequence[int]], orders: Sequence[Order | None],
     ) -> None:
-        self.function, self.mesh, self.decision = function, mesh, decision
+        self.local, self.mesh, self.decision = local, mesh, decision
         self.name, self.why = function.__name__, decision.reason
         self.terms = {
             dtype for dtype, layout in zip(dtypes, decision.operands) if layout.is_partial
         }
         self.varying = varying = varying_axes((*decision.operands, *decision.results))
-        moves = entering(mesh, layouts, decision.operands, wants, varying, orders)
+        moves = operand_transitions(mesh, layouts, decision.operands, wants, varying, orders)
         self.operands = tuple((at, move) for at, move in enumerate(moves) if move is not None)
         self.leaves = [
             transition_between(
@@ -129,10 +136,10 @@ class OnLocal(Recipe):
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         tensors = flatten((args, kwargs) if kwargs else args)
-        mine = [plain(local_of(tensor)) for tensor in tensors]
+        mine = [unwrap_view(local_of(tensor)) for tensor in tensors]
         locals_: list[Any] = list(mine)
         if self.operands:
-            enter_all(tensors, self.operands, locals_, self)
+            move_operands(tensors, self.operands, locals_, self)
         others = {at for at, _ in self.operands}
         others.update(at for at, one in enumerate(tensors) if type(local_of(one)) is Moved)
         for at in others:
@@ -144,7 +151,7 @@ class OnLocal(Recipe):
                 locals_[at] = locals_[at].clone()
         before = [_version(local) for local in locals_]
         feed = iter(locals_)
-        out = self.function.run(*substitute(args, feed), **substitute(kwargs, feed))
+        out = self.local(*substitute(args, feed), **substitute(kwargs, feed))
         written = [at for at, local in enumerate(locals_) if _version(local) != before[at]]
         if out is None:  # what it has written to are its results
             written = written or [at for at, version in enumerate(before) if version is None]
@@ -203,7 +210,7 @@ class OnLocal(Recipe):
                 mine.copy_(value)
             else:
                 write_counted(mine, value, local)
-        wrote()
+        bump_view_epoch()
         if type(tensor) is ShardTensor:
             if type(tensor._local) is Moved:
                 tensor._local._weft_view.write_back(mine.requires_grad)

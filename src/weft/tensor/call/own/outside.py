@@ -20,9 +20,9 @@ from weft.tensor.call.recipe import Recipe, tie
 from weft.tensor.meta import intern
 from weft.tensor.placing.layouts import common_strides
 from weft.tensor.shard_tensor import ShardTensor, wrap
-from weft.tensor.trace import capture
-from weft.tensor.trace.capture import map_tensors, meta_like
-from weft.tensor.trace.trees import flatten, substitute
+from weft.tensor.trace import derivatives
+from weft.tensor.trace.capture import meta_like
+from weft.tensor.trace.trees import flatten, map_tensors, substitute
 
 __all__ = ["OutsideMesh", "edges"]
 
@@ -140,7 +140,7 @@ def edges(
         return function(*substitute(args, feed), **substitute(kwargs, feed))
 
     try:
-        return capture.edges(call, lambda index: _ones(tensors[index]), wanted)
+        return derivatives.edges(call, lambda index: _ones(tensors[index]), wanted)
     except Exception:  # it does not like ones
         return None
 

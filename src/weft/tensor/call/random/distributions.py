@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -21,39 +20,21 @@ from weft.rng import Source, samples
 from weft.tensor.placing.draw import drawn
 from weft.tensor.placing.layouts import as_sharded, local_to_sharded
 from weft.tensor.shard_tensor import ShardTensor
-from weft.tensor.takeover import take_over, twin_of
 
-__all__ = ["install"]
+__all__ = ["sample"]
 
-_METHODS = ("rsample", "sample")
 _HOME = distributions.__name__
 
 
-def install() -> None:
-    """Take them over. Once per process."""
-    for cls in vars(distributions).values():
-        if isinstance(cls, type) and issubclass(cls, distributions.Distribution):
-            for name in _METHODS:
-                function = cls.__dict__.get(name)
-                if isinstance(function, FunctionType):
-                    take_over(function, _sampler(function))
-
-
-def _sampler(function: FunctionType) -> Callable[..., Any]:
-    """What stands in the place of a distribution's method."""
-    twin: Any = twin_of(function)
-    if function is distributions.Dirichlet.rsample:
-        twin = _dirichlet
-
-    def answer(self: Any, *args: Any, **kwargs: Any) -> Any:
-        parameters = _parameters(self)
-        if not parameters:
-            return original(self, *args, **kwargs)
-        with _Noise(parameters):
-            return twin(self, *args, **kwargs)
-
-    original: Any = twin_of(function)
-    return answer
+def sample(original: Any, distribution: Any, *args: Any, **kwargs: Any) -> Any:
+    """`original`, the `sample` or `rsample` of a distribution."""
+    parameters = _parameters(distribution)
+    if not parameters:
+        return original(distribution, *args, **kwargs)
+    if original.__qualname__ == "Dirichlet.rsample":
+        original = _dirichlet
+    with _Noise(parameters):
+        return original(distribution, *args, **kwargs)
 
 
 def _dirichlet(self: Any, sample_shape: Any = ()) -> Tensor:
@@ -114,16 +95,13 @@ class _Noise(TorchFunctionMode):
         """As the parameter with most cut dims among the last dims of the shape."""
         best, most = Layout.replicated(self.mesh.abstract, shape), 0
         for parameter in self.parameters:
-            have = parameter._meta.layout
+            have = parameter._meta.layout.without_partial()
             skip = len(shape) - have.ndim
             if skip < 0:
                 continue
-            same = [have.shape[at] == shape[skip + at] for at in range(have.ndim)]
-            layout = Layout.make(
-                self.mesh, shape,
-                [()] * skip + [axes if fits else () for axes, fits in zip(have.dims, same)],
-                [None] * skip + [cut if fits else None for cut, fits in zip(have.cuts, same)],
-            )
+            grown = [at for at in range(have.ndim) if have.shape[at] != shape[skip + at]]
+            layout = have.gathered(grown).replace(shape=shape[skip:])
+            layout = layout.insert(0, Layout.replicated(have.mesh, shape[:skip]))
             if len(layout.sharded_axes) > most:
                 best, most = layout, len(layout.sharded_axes)
         return best

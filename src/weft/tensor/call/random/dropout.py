@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.core import Layout
 from weft.rng import Source, samples
 from weft.tensor.call.random.samplers import like
 from weft.tensor.placing.draw import drawn
@@ -37,14 +36,11 @@ def _noise(
 
     if num_dims is None:
         return like(x, sample)
-    layout = x._meta.layout
-    kept = min(num_dims, x.ndim)
-    rest = x.ndim - kept
-    whole = Layout.make(
-        layout.mesh, (*x.shape[:kept], *[1] * rest), (*layout.dims[:kept], *[()] * rest),
-        (*layout.cuts[:kept], *[None] * rest),
-    )
-    return drawn(sample, x._meta.mesh, whole, x.dtype)
+    rest = range(min(num_dims, x.ndim), x.ndim)
+    layout = x._meta.layout.without_partial().gathered(rest)
+    for dim in rest:
+        layout = layout.recut(dim, 1)
+    return drawn(sample, x._meta.mesh, layout, x.dtype)
 
 
 def _dropout_p(p: float) -> None:

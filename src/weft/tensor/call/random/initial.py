@@ -18,32 +18,13 @@ from torch.nn import init
 
 from weft.core import Layout
 from weft.rng import Source, samples
-from weft.tensor.call.dispatch import SPECIAL
 from weft.tensor.call.random.samplers import like
 from weft.tensor.placing.draw import drawn
 from weft.tensor.shard_tensor import ShardTensor
-from weft.tensor.takeover import take_over, twin_of
 
-__all__ = ["install"]
+__all__ = ["TABLE", "orthogonal_", "sparse_"]
 
 _init: Any = init
-_SPARSE: Any = twin_of(init.sparse_)  # type: ignore[arg-type]
-_ORTHOGONAL: Any = twin_of(init.orthogonal_)  # type: ignore[arg-type]
-
-
-def install() -> None:
-    """Take them over. Once per process."""
-    take_over(init.sparse_, _sparse)  # type: ignore[arg-type]
-    take_over(init.orthogonal_, _orthogonal)  # type: ignore[arg-type]
-    SPECIAL.update({
-        init.uniform_: _init._no_grad_uniform_, init.normal_: _init._no_grad_normal_,
-        init.constant_: _init._no_grad_fill_,
-        init.kaiming_uniform_: _kaiming(
-            lambda w, std, generator: w.uniform_(-math.sqrt(3) * std, math.sqrt(3) * std,
-                                                 generator=generator)),
-        init.kaiming_normal_: _kaiming(
-            lambda w, std, generator: w.normal_(0, std, generator=generator)),
-    })
 
 
 def _kaiming(fill_: Callable[[Tensor, float, Any], Any]) -> Callable[..., Tensor]:
@@ -63,15 +44,15 @@ def _kaiming(fill_: Callable[[Tensor, float, Any], Any]) -> Callable[..., Tensor
     return initialize
 
 
-def _orthogonal(
-    tensor: Tensor, gain: float = 1, generator: torch.Generator | None = None
+def orthogonal_(
+    original: Any, tensor: Tensor, gain: float = 1, generator: torch.Generator | None = None
 ) -> Tensor:
     """As torch: Q of a normal matrix, by signs that make it uniform (Mezzadri, 2007).
 
     Every rank draws and factorizes the whole, which is the same on all of them.
     """
     if type(tensor) is not ShardTensor or tensor.ndim < 2 or not tensor.numel() or tensor.is_meta:
-        return _ORTHOGONAL(tensor, gain, generator)
+        return original(tensor, gain, generator)
     mesh, rows = tensor._meta.mesh, tensor.shape[0]
     layout = Layout.replicated(mesh.abstract, (rows, tensor.numel() // rows))
     drawing = drawn(
@@ -87,15 +68,16 @@ def _orthogonal(
     return tensor
 
 
-def _sparse(
-    tensor: Tensor, sparsity: float, std: float = 0.01, generator: torch.Generator | None = None
+def sparse_(
+    original: Any, tensor: Tensor, sparsity: float, std: float = 0.01,
+    generator: torch.Generator | None = None,
 ) -> Tensor:
     """As torch: normal, but for as many elements of each column that are zero.
 
     Which ones, every rank tells for the columns that it holds, by sorting their bits.
     """
     if type(tensor) is not ShardTensor or tensor.ndim != 2:
-        return _SPARSE(tensor, sparsity, std, generator)
+        return original(tensor, sparsity, std, generator)
     num_zeros = math.ceil(sparsity * tensor.shape[0])
 
     def kept(source: Source) -> Tensor:
@@ -108,3 +90,15 @@ def _sparse(
         tensor.normal_(0, std, generator=generator)
         tensor.mul_(like(tensor, kept, torch.bool))
     return tensor
+
+
+TABLE: dict[Any, Callable[..., Any]] = {
+    init.uniform_: _init._no_grad_uniform_, init.normal_: _init._no_grad_normal_,
+    init.constant_: _init._no_grad_fill_,
+    init.kaiming_uniform_: _kaiming(
+        lambda w, std, generator: w.uniform_(-math.sqrt(3) * std, math.sqrt(3) * std,
+                                             generator=generator)),
+    init.kaiming_normal_: _kaiming(
+        lambda w, std, generator: w.normal_(0, std, generator=generator)),
+}
+"""What is called in place of functions that come by `__torch_function__`."""

@@ -20,8 +20,8 @@ from weft.tensor.call.recipe import Function
 from weft.tensor.placing.draw import Sample, draw_into
 from weft.tensor.placing.refusals import refuse
 from weft.tensor.trace.calls import facts, target_of
-from weft.tensor.trace.capture import Op, Trace, slots_of
-from weft.tensor.trace.trees import fill, flatten
+from weft.tensor.trace.capture import Op, Trace
+from weft.tensor.trace.trees import fill, flatten, slots_of
 
 __all__ = ["recipe"]
 

@@ -11,11 +11,10 @@ from torch import Tensor
 from weft.core import Layout
 from weft.propagate import decide
 from weft.rng import Source, rejection, samples
-from weft.rules import Call, TensorArg
-from weft.rules.pointwise import elementwise
+from weft.rules import Call, TensorArg, bind, parse
 from weft.tensor.placing.draw import Sample, drawn
-from weft.tensor.placing.enter import Named, enter, transition_between
 from weft.tensor.placing.layouts import as_sharded, layout_of
+from weft.tensor.placing.operands import NamedCaller, move_operand, transition_between
 from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.trace.calls import dtype_text
 
@@ -27,9 +26,7 @@ def like(
 ) -> ShardTensor:
     """A draw that lies as x does, terms of a sum apart: those have one value together."""
     assert type(x) is ShardTensor
-    layout = x._meta.layout
-    if layout.is_partial:
-        layout = layout.replace(partial=(None,) * layout.mesh.ndim)
+    layout = x._meta.layout.without_partial()
     return drawn(sample, x._meta.mesh, layout, dtype or x.dtype, generator)
 
 
@@ -59,21 +56,18 @@ def _joint_layout(parameters: Sequence[Tensor], shape: tuple[int, ...], mesh: An
     args = tuple([TensorArg(tuple(one.shape), dtype_text(one.dtype)) for one in parameters])
     call = Call("aten.add.Tensor", args, {}, (TensorArg(shape, args[0].dtype),))
     layouts = [layout_of(one, mesh) for one in parameters]
-    layout = decide(elementwise(call), call, layouts, [False] * len(args)).results[0]
-    return layout.replace(partial=(None,) * mesh.ndim) if layout.is_partial else layout
+    rule = bind(parse("{...} -> ..."), [one.shape for one in args], [shape])
+    decision = decide(rule, call, layouts, [False] * len(args))
+    return decision.results[0].without_partial()
 
 
 def _local(name: str, parameter: Tensor, layout: Layout, mesh: Any) -> Tensor:
     """The parameter at the box of a layout that it broadcasts to; no gradient goes through it."""
     whole = as_sharded(parameter.detach(), mesh)
-    skip = layout.ndim - whole.ndim
-    one = [length == 1 for length in whole.shape]
-    wanted = Layout.make(
-        mesh, whole.shape, [() if one[at] else layout.dims[skip + at] for at in range(whole.ndim)],
-        [None if one[at] else layout.cuts[skip + at] for at in range(whole.ndim)],
-    )
-    move = transition_between(mesh, whole._meta.layout, wanted)
-    local = whole._local if move is None else enter(whole, move, Named(name, "it is drawn with"))
+    move = transition_between(mesh, whole._meta.layout, layout.fitted(whole.shape))
+    local = whole._local
+    if move is not None:
+        local = move_operand(whole, move, NamedCaller(name, "it is drawn with"))
     return local.expand(layout.local_shape_at(mesh.here))
 
 
@@ -171,9 +165,8 @@ def _multinomial(
         weights = wide / noise
         found = weights.argmax(-1, keepdim=True) if num == 1 else weights.topk(num).indices
         return found.masked_fill(_wrong(wide.sum(-1, keepdim=True)), x.shape[-1])
-    mesh, layout = x._meta.mesh, x._meta.layout
-    lead, cuts = (*layout.dims[:-1], ()), (*layout.cuts[:-1], None)
-    rows = Layout.make(mesh, x.shape, lead, cuts)
+    mesh, last = x._meta.mesh, x.dim() - 1
+    rows = x._meta.layout.without_partial().gathered((last,))
 
     def sample(source: Source) -> Tensor:
         total = _local("multinomial", wide, rows, mesh).double().cumsum(-1)
@@ -182,8 +175,7 @@ def _multinomial(
         found = found.clamp_(max=x.shape[-1] - 1)
         return found.masked_fill_(_wrong(total[..., -1:]), x.shape[-1])
 
-    wanted = Layout.make(mesh, (*x.shape[:-1], num), lead, cuts)
-    return drawn(sample, mesh, wanted, torch.int64, generator)
+    return drawn(sample, mesh, rows.recut(last, num), torch.int64, generator)
 
 
 def _wrong(total: Tensor) -> Tensor:

@@ -1,0 +1,33 @@
+"""`weft bench`, in the repository also `python -m bench`: the commands."""
+
+from __future__ import annotations
+
+import click
+
+from weft.cli.later import Later
+
+__all__ = ["bench"]
+
+
+class _Bench(click.Group):
+    """A group whose command, where none is named, is `calls`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if not args or (args[0].startswith("-") and args[0] not in ctx.help_option_names):
+            args = ["calls", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group(cls=_Bench, context_settings={"help_option_names": ["-h", "--help"]})
+def bench() -> None:
+    """Measure what weft costs, here.
+
+    Without a command: calls.
+    """
+
+
+bench.add_command(Later("calls", "bench.side_by_side", "The cost of a call.", ("rich",)))
+bench.add_command(Later("links", "bench.links",
+                        "Latency and bandwidth of each mesh axis, for the planner."))
+bench.add_command(Later("redistribute", "bench.redistribute",
+                        "Bytes and time of redistribution, beside torch's."))

@@ -1,0 +1,236 @@
+"""One rank of `weft bench redistribute`: every row by every system, interleaved, in one run.
+
+Started as `weft run -n N ranks.py RUN`, RUN as JSON; rank 0 writes one JSON object per row.
+
+In each round every system takes its turn on all ranks, each round beginning with another one: a
+barrier, then a few calls. The time of a turn is that of its slowest rank; its CPU time is that of
+all ranks and their threads together, to which other processes of a busy machine add less.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
+import weft
+from bench.redistribution.by_hand import ByHand, Way, hand_written
+from bench.redistribution.counting import FunctionalBytes, counted
+from bench.redistribution.rows import ROWS, Row, layouts_of
+from weft.core import Layout
+from weft.planner import plan
+
+__all__ = ["main", "measure"]
+
+Call = Callable[[], Any]
+
+_TURN_NBYTES, _TURN_CALLS = 1 << 22, 5
+"""About so many bytes are moved in a turn, so that turns take about as long at every size; by so
+many calls at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class _System:
+    """One way to do a row: forward, forward and backward, and bytes received (None: not counted).
+
+    `fault` is what was wrong, on any rank; it is not timed then.
+    """
+
+    forward: Call
+    both: Call
+    received: int | None
+    fault: str = ""
+
+
+def main() -> None:
+    """Measure what this process was asked for."""
+    torch.set_num_threads(1)
+    asked = json.loads(sys.argv[1])
+    gc.freeze()  # what is imported takes a collection 0.2 s to look at, and stays
+    for row in ROWS:
+        if row.mesh.size() == asked["num_ranks"] and row.name in asked["rows"]:
+            for nbytes in asked["sizes"]:
+                found = measure(row, nbytes, asked["num_rounds"])
+                if dist.get_rank() == 0:
+                    print(json.dumps(found), flush=True)
+    dist.barrier()
+    # A thread of gloo's that still lets go of a tensor when Python is gone would end the process.
+    os._exit(0)
+
+
+def measure(row: Row, nbytes: int, num_rounds: int) -> dict[str, Any]:
+    """What the systems received and how long they took, on every rank alike."""
+    mesh = weft.init_mesh(row.mesh)
+    src, dst = layouts_of(row, nbytes, mesh)
+    before, due = _blocks(src, dst, mesh.rank)
+    systems = {"weft": _weft(src, dst, before, due, mesh)}
+    for name, ways in hand_written(src, dst, mesh.rank).items():
+        systems[name] = _by_hand(ways, before, due, counts=not src.is_partial)
+    if not row.parts:
+        systems["DTensor"] = _dtensor(src, dst, before, due, mesh)
+    timed = {name: system for name, system in systems.items() if not system.fault}
+    calls = max(1, min(_TURN_CALLS, _TURN_NBYTES // nbytes))
+    return {
+        "row": row.name, "num_ranks": mesh.size(), "nbytes": 4 * src.shape[0] * src.shape[1],
+        "minimum": None if src.is_partial else plan(src, dst, 4).lower_bound,
+        "received": {name: system.received for name, system in systems.items()},
+        "faults": {name: system.fault for name, system in systems.items() if system.fault},
+        "forward": _times({name: it.forward for name, it in timed.items()}, num_rounds, calls),
+        "both": _times({name: it.both for name, it in timed.items()}, num_rounds, calls),
+    }
+
+
+def _blocks(src: Layout, dst: Layout, rank: int) -> tuple[Tensor, Tensor]:
+    """What this rank holds before and after; terms differ from rank to rank, sums are exact."""
+    full = torch.arange(src.shape[0] * src.shape[1]).remainder_(1024).float().view(src.shape)
+    held, wanted = (full[tuple(slice(*ends) for ends in it.box(rank))].clone() for it in (src, dst))
+    size = src.mesh.size()
+    return (held * (rank + 1), wanted * (size * (size + 1) // 2)) if src.is_partial else (
+        held, wanted
+    )
+
+
+def _weft(src: Layout, dst: Layout, before: Tensor, due: Tensor, mesh: Any) -> _System:
+    x = weft.ShardTensor.from_local(before.clone(), mesh, src).requires_grad_()
+    cotangent = x.detach().redistribute(placements=dst)
+
+    def both() -> None:
+        x.redistribute(placements=dst).backward(gradient=cotangent)
+        x.grad = None
+
+    def forward() -> Any:
+        with torch.no_grad():
+            return x.redistribute(placements=dst)
+
+    with counted() as seen:
+        got = forward().to_local()
+    fault = _somewhere("" if torch.equal(got, due) else "wrong")
+    return _System(forward, both, _sum(seen.received), fault)
+
+
+def _by_hand(ways: tuple[Way, Way], before: Tensor, due: Tensor, counts: bool) -> _System:
+    there, back = ways
+    x, cotangent = before.clone().requires_grad_(), due.clone()
+
+    def both() -> None:
+        ByHand.apply(x, there, back).backward(cotangent)
+        x.grad = None
+
+    def forward() -> Tensor:
+        with torch.no_grad():
+            return there(x)
+
+    with counted() if counts else nullcontext() as seen:
+        got = forward()
+    fault = _somewhere("" if torch.equal(got, due) else "wrong")
+    return _System(forward, both, _sum(seen.received) if seen else None, fault)
+
+
+def _dtensor(src: Layout, dst: Layout, before: Tensor, due: Tensor, mesh: Any) -> _System:
+    placed, target = _torchs(src), _torchs(dst)
+    seen = FunctionalBytes()
+    try:
+        x: Any = DTensor.from_local(
+            before.clone(), mesh.device_mesh, placed, run_check=False,
+            shape=torch.Size(src.shape), stride=(src.shape[1], 1),
+        ).requires_grad_()
+        with torch.no_grad(), seen:
+            cotangent = x.redistribute(placements=target)
+            got = cotangent.to_local()
+        fault = "" if got.shape == due.shape and torch.equal(got, due) else "wrong"
+    except (RuntimeError, ValueError, NotImplementedError):
+        fault = "refused"
+    fault = _somewhere(fault)
+    if fault:
+        return _System(int, int, None, fault)
+
+    def both() -> None:
+        x.redistribute(placements=target).backward(cotangent)
+        x.grad = None
+
+    def forward() -> Tensor:
+        with torch.no_grad():
+            return x.redistribute(placements=target).to_local()  # which waits
+
+    return _System(forward, both, None if src.is_partial else _sum(seen.received))
+
+
+def _torchs(layout: Layout) -> list[Any]:
+    kinds: list[Any] = []
+    for axis in range(layout.mesh.ndim):
+        match layout.on(axis):
+            case int(dim):
+                kinds.append(Shard(dim))
+            case str(kind):
+                kinds.append(Partial(kind))
+            case _:
+                kinds.append(Replicate())
+    return kinds
+
+
+def _sum(mine: int) -> int:
+    total = torch.tensor([mine])
+    dist.all_reduce(total)
+    return int(total)
+
+
+_FAULTS = ("", "wrong", "refused")
+
+
+def _somewhere(fault: str) -> str:
+    """The worst that happened to any rank, so that all ranks go on alike."""
+    worst = torch.tensor([_FAULTS.index(fault)])
+    dist.all_reduce(worst, dist.ReduceOp.MAX)
+    return _FAULTS[int(worst)]
+
+
+def _times(
+    systems: Mapping[str, Call], num_rounds: int, calls: int
+) -> dict[str, dict[str, list[float]]]:
+    """Per system and round: seconds of a call on its slowest rank, CPU seconds of all ranks."""
+    turns = list(enumerate(systems.values()))
+    for _, call in turns:
+        call()
+    spent = torch.zeros(2, len(turns), num_rounds, dtype=torch.float64)
+    with _uncollected() if num_rounds else nullcontext():
+        for at in range(num_rounds):
+            first = at % len(turns)
+            for place, call in turns[first:] + turns[:first]:
+                dist.barrier()
+                wall, cpu = time.perf_counter(), time.process_time()
+                for _ in range(calls):
+                    call()
+                spent[1, place, at] = time.process_time() - cpu
+                spent[0, place, at] = time.perf_counter() - wall
+    walls, cpus = (spent / calls).unbind()
+    dist.all_reduce(walls, dist.ReduceOp.MAX)
+    dist.all_reduce(cpus)
+    return {
+        name: {"seconds": walls[place].tolist(), "cpu_seconds": cpus[place].tolist()}
+        for place, name in enumerate(systems)
+    }
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,1 +1,0 @@
-"""`weft bench`: what redistribution costs here, and what the network takes."""

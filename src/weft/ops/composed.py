@@ -1,0 +1,112 @@
+"""Ops that consist of others: differences and products.
+
+Each is the torch code that says what it means, so the rules of slices, views and products serve.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.rules import op, page
+
+__all__ = ["PAGE"]
+
+
+def _trace(x: Tensor) -> Tensor:
+    """The sum of the diagonal: terms, of the elements that each shard has of it."""
+    return x.diagonal().sum()
+
+
+def _diff(
+    x: Tensor, n: int = 1, dim: int = -1, prepend: Tensor | None = None,
+    append: Tensor | None = None,
+) -> Tensor:
+    """Later elements less earlier ones: any dim may be cut; along a cut dim, borders are sent."""
+    if n == 0:
+        return x.clone()
+    parts = [one for one in (prepend, x, append) if one is not None]
+    if len(parts) > 1:
+        x = torch.cat(parts, dim)
+    for _ in range(n):
+        if not x.shape[dim]:
+            break
+        later = x.narrow(dim, 1, x.shape[dim] - 1)
+        earlier = x.narrow(dim, 0, x.shape[dim] - 1)
+        x = later ^ earlier if x.dtype is torch.bool else later - earlier
+    return x
+
+
+def _kron(x: Tensor, y: Tensor) -> Tensor:
+    """An outer product, its dims joined in pairs: cuts of the first operand stay, the
+    second's are exchanged."""
+    ndim = max(x.dim(), y.dim())
+    x = x.reshape([1] * (ndim - x.dim()) + list(x.shape))
+    y = y.reshape([1] * (ndim - y.dim()) + list(y.shape))
+    shape = [a * b for a, b in zip(x.shape, y.shape)]
+    both = [length for pair in zip(x.shape, [1] * ndim) for length in pair]
+    own = [length for pair in zip([1] * ndim, y.shape) for length in pair]
+    return (x.reshape(both) * y.reshape(own)).reshape(shape)
+
+
+def _inner(x: Tensor, y: Tensor) -> Tensor:
+    """A contraction of the last dims: other cuts stay, a cut of the last dim leaves terms."""
+    if not x.dim() or not y.dim():
+        return x * y
+    contract: Any = torch.tensordot
+    return contract(x, y, ([-1], [-1]))
+
+
+def _vdot(x: Tensor, y: Tensor) -> Tensor:
+    """The dot product with the conjugate: a cut of the dim leaves terms."""
+    return torch.dot(x.conj(), y)
+
+
+def _dist(a: Tensor, b: Tensor, p: float = 2) -> Tensor:
+    """The norm of the difference: any dim may be cut; a number for each shard is sent."""
+    return torch.linalg.vector_norm(a - b, p)
+
+
+def _addbmm(
+    x: Tensor, left: Tensor, right: Tensor, *, beta: Any = 1, alpha: Any = 1
+) -> Tensor:
+    """One `addmm` of batch and inner dim joined: rows and columns stay cut, a cut batch leaves
+    terms, a cut inner dim is exchanged."""
+    rows = left.transpose(0, 1).reshape(left.shape[1], -1)
+    return torch.addmm(x, rows, right.reshape(-1, right.shape[2]), beta=beta, alpha=alpha)
+
+
+def _chained(tensors: Sequence[Tensor]) -> Tensor:
+    """Matrix products from left to right: any dim may be cut, as by `matmul`."""
+    out = tensors[0]
+    for one in tensors[1:]:
+        out = out @ one
+    return out
+
+
+def _affine_grid(theta: Tensor, size: Sequence[int], align_corners: bool) -> Tensor:
+    """Each sample's matrix times the positions of a grid: a batch that is sharded stays."""
+    lines = []
+    for length in size[2:]:
+        ends = 1 if align_corners or length < 1 else (length - 1) / length
+        ends = ends if length > 1 else 0
+        lines.append(torch.linspace(-ends, ends, length, dtype=theta.dtype, device=theta.device))
+    grid = torch.meshgrid(*lines, indexing="ij")
+    points = torch.stack([*reversed(grid), torch.ones_like(grid[0])], -1)  # x comes first
+    return (points.flatten(0, -2) @ theta.mT).unflatten(1, list(size[2:]))
+
+
+PAGE = page(
+    op("affine_grid_generator", compose=_affine_grid),
+    op("trace", compose=_trace),
+    op("diff", compose=_diff),
+    op("kron", compose=_kron),
+    op("inner", compose=_inner),
+    op("vdot", compose=_vdot),
+    op("dist", compose=_dist),
+    op("addbmm", compose=_addbmm),
+    op("chain_matmul linalg_multi_dot", compose=_chained),
+)

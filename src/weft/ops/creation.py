@@ -1,0 +1,42 @@
+"""Tensors made after the shape of another, of which no element is read: its layout stays, and of
+partial values only the shape counts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from weft.core import Layout
+from weft.rules import Call, Decision, op, page, rule
+
+__all__ = ["PAGE"]
+
+
+def _like(call: Call, layouts: Sequence[Layout], wants_grad: Any) -> Decision:
+    """Laid out as the operand, which stays where it is; replicated where the shape is another."""
+    first, *others = layouts
+    shape = call.results[0].shape
+    same = shape == first.shape
+    result = first.without_partial() if same else Layout.replicated(first.mesh, shape)
+    rest = tuple(Layout.replicated(first.mesh, layout.shape) for layout in others)
+    return Decision((first, *rest), (result,), by_form=True)
+
+
+def _zero(call: Call, layouts: Sequence[Layout], wants_grad: Any) -> Decision:
+    """`x.zero_()`: terms of zero, whatever the kind, are zero."""
+    return Decision(tuple(layouts), tuple(layouts), by_form=True)
+
+
+def _new(call: Call, layouts: Sequence[Layout], wants_grad: Any) -> Decision:
+    """Replicated on the operand's mesh."""
+    return Decision(
+        tuple(layouts), (Layout.replicated(layouts[0].mesh, call.results[0].shape),)
+    )
+
+
+PAGE = page(
+    op("empty_like fill full_like ones_like zeros_like", layouts=_like),
+    op("zero", layouts=_zero),
+    op("new_empty new_full new_ones new_zeros", layouts=_new),
+    op("linspace logspace", rule("{} -> n!")),
+)

@@ -1,0 +1,54 @@
+"""ctc_loss: a loss of whole sequences, of which each of a batch is by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.rules import Call, op, page, rule
+from weft.transport import Shards
+
+__all__ = ["PAGE"]
+
+_NONE, _MEAN = 0, 1  # torch's numbers for reduction=
+
+
+def _rule(call: Call, wants_grad: Sequence[bool]) -> str:
+    """A batch passes, and leaves a sum of partial values where it is reduced."""
+    scores, *others = call.tensors
+    batch = ("n~" if call.get("reduction") == _NONE else "n~:sum") if len(scores.shape) == 3 else ""
+    whole = [" ".join([f"x{place}_{dim}!" for dim in range(len(one.shape))])
+             for place, one in enumerate(others)]
+    if batch and len(others[0].shape) == 2:
+        whole[0] = f"{batch} s!"
+    return f"t! {batch} c!, {', '.join(whole)} -> {batch[:1] if call.results[0].shape else ''}"
+
+
+def _ctc_loss(
+    shards: Shards, scores: Tensor, goals: Tensor, inputs: Any, sizes: Any, blank: int = 0,
+    reduction: int = _MEAN, zero_infinity: bool = False,
+) -> Tensor:
+    """Each shard its own sequences; a mean divides by the true number of them."""
+    start = shards.starts[1]
+    mine = slice(start, start + scores.shape[1])
+    inputs, sizes = (one.tolist() if isinstance(one, Tensor) else one for one in (inputs, sizes))
+    if goals.dim() == 1:
+        goals = goals[sum(sizes[:start]) : sum(sizes[: mine.stop])]
+    inputs, sizes = list(inputs[mine]), list(sizes[mine])
+    if inputs:
+        loss: Any = torch.ops.aten.ctc_loss.IntList
+        each = loss(scores, goals, inputs, sizes, blank, _NONE, zero_infinity)
+    else:
+        each = scores.sum((0, 2))
+    if reduction == _NONE:
+        return each
+    if reduction == _MEAN:
+        counts = torch.tensor(sizes, dtype=each.dtype, device=each.device)
+        each = each / counts.clamp(min=1) / shards.layout.shape[1]
+    return each.sum()
+
+
+PAGE = page(op("ctc_loss", rule(_rule), kernel=_ctc_loss))

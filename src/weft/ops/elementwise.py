@@ -1,0 +1,101 @@
+"""Ops that act element by element, with broadcasting; conversions and copies.
+
+Every operand shares the results' dims; what differs is in which operands an op is linear, so that
+partial sums pass. A number where such an operand may stand drops the linearity: x + 1 would count
+the 1 once per rank. Random ops are not here: their values depend on the global index (`weft.rng`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from weft.core.dtypes import itemsize
+from weft.rules import Call, op, page, rule
+
+__all__ = ["PAGE"]
+
+_PLAIN = rule("{...} -> {...}")
+_LINEAR = rule("..., [...] -> ...", linear=[0])
+_JOINT = rule("..., [...], [...] -> ...", linear=[(0, 1)])
+_MOVES = rule("... -> ...", linear=[0], moves=True)
+
+
+def _is_zero(name: str) -> Callable[[Call], bool]:
+    """Whether the number that stands for this argument is 0: partial values of it are 0, too."""
+    return lambda call: call.get(name) == 0
+
+
+def _is_tame(call: Call) -> bool:
+    """Whether a sum may be divided term by term: terms divided by zero add up to nan."""
+    return call.arg(1, "other") != 0 and not call.kwargs.get("rounding_mode")
+
+
+def _grows_wider(call: Call) -> bool:
+    """Wider terms would ask for more bytes when they are reduced, and for the sum before it is
+    rounded, which is not what the operand's value is made of."""
+    return itemsize(call.results[0].dtype) > itemsize(call.tensors[0].dtype)
+
+
+def _zero_choice(call: Call) -> bool:
+    return 0 in (call.get("self"), call.get("other"))
+
+
+def _is_off(call: Call) -> bool:
+    """Without training or probability, dropout only hands its input on."""
+    return not (call.get("train") and call.get("p"))
+
+
+PAGE = page(
+    op(
+        """
+        _standard_gamma_grad
+        abs absolute acos acosh angle arccos arccosh arcsin arcsinh arctan arctan2 arctanh
+        asin asinh atan atan2 atanh bitwise_and bitwise_left_shift bitwise_not bitwise_or
+        bitwise_right_shift bitwise_xor ceil celu clamp clamp_max clamp_min clip copysign cos cosh
+        digamma elu eq erf erfc erfinv exp exp2 expm1 fix float_power floor floor_divide fmax fmin
+        fmod frac frexp gcd ge gelu greater greater_equal gt hardshrink hardsigmoid hardswish
+        hardtanh heaviside hypot i0 igamma igammac isclose isfinite isinf isnan isneginf isposinf
+        isreal lcm le leaky_relu less less_equal lgamma log log10 log1p log2 log_sigmoid logaddexp
+        logaddexp2 logical_and logical_not logical_or logical_xor logit lt maximum minimum mish
+        mvlgamma nan_to_num ne nextafter not_equal polygamma polar pow reciprocal relu relu6
+        remainder round rsqrt selu sgn sigmoid sign signbit silu sin sinc sinh softplus softshrink
+        sqrt square tan tanh threshold trunc xlogy special_airy_ai special_bessel_j0
+        special_bessel_j1 special_bessel_y0 special_bessel_y1 special_chebyshev_polynomial_t
+        special_chebyshev_polynomial_u special_chebyshev_polynomial_v
+        special_chebyshev_polynomial_w special_digamma special_entr special_erf special_erfc
+        special_erfcx special_erfinv special_exp2 special_expit special_expm1 special_gammainc
+        special_gammaincc special_gammaln special_hermite_polynomial_h
+        special_hermite_polynomial_he special_i0 special_i0e special_i1 special_i1e
+        special_laguerre_polynomial_l special_legendre_polynomial_p special_log1p
+        special_log_ndtr special_logit special_modified_bessel_i0 special_modified_bessel_i1
+        special_modified_bessel_k0 special_modified_bessel_k1 special_multigammaln special_ndtr
+        special_ndtri special_polygamma special_psi special_round
+        special_scaled_modified_bessel_k0 special_scaled_modified_bessel_k1
+        special_shifted_chebyshev_polynomial_t special_shifted_chebyshev_polynomial_u
+        special_shifted_chebyshev_polynomial_v special_shifted_chebyshev_polynomial_w
+        special_sinc special_spherical_bessel_j0 special_xlog1py special_xlogy special_zeta
+        """, _PLAIN),
+    op("neg negative positive _neg_view conj _conj conj_physical _conj_physical resolve_conj "
+       "resolve_neg real imag deg2rad rad2deg ldexp", _LINEAR),
+    op("gelu_backward silu_backward sigmoid_backward tanh_backward threshold_backward "
+       "logit_backward native_dropout_backward", _LINEAR),
+    op("add sub subtract rsub lerp complex addcdiv", _JOINT),
+    op("mul multiply", rule("..., [...] -> ...", linear=[0, 1])),
+    op("addcmul", rule("..., ..., ... -> ...", linear=[(0, 1), (0, 2)])),
+    op("div divide true_divide", rule("... -> ...", linear=[0], serves=_is_tame), _PLAIN,
+       floats_flow=True),
+    op("alias alias_copy clone contiguous detach detach_copy lift lift_fresh lift_fresh_copy",
+       _MOVES),
+    op("to _to_copy type_as", rule("..., [*] -> ...", serves=_grows_wider),
+       rule("..., [*] -> ...", linear=[0], moves=True), floats_flow=True),
+    op("copy", rule("..., ... -> ...", linear=[(0, 1)], moves=True)),
+    op("where", rule("..., ..., ... -> ...", linear=[(1, 2)], moves=True),
+       rule("..., ... -> ...", linear=[1], serves=_zero_choice),
+       rule("{...} -> ...", serves=lambda call: len(call.args) == 3)),
+    op("masked_fill", rule("..., ..., ... -> ...", linear=[(0, 2)]),
+       rule("..., ... -> ...", linear=[0], serves=_is_zero("value")), _PLAIN),
+    op("dropout feature_dropout alpha_dropout",
+       rule("... -> ...", linear=[0], moves=True, serves=_is_off)),
+    op("_prelu_kernel", rule("..., ... -> ...")),
+    op("prelu", rule("b c ..., c -> b c ...", "..., ... -> ...")),
+)

@@ -1,0 +1,169 @@
+"""Extrema, and where they are: amax, max, argmax, aminmax.
+
+The extremum of all shards is that of their extrema. As torch has it, elements that attain it share
+its gradient; of equal ones the first place counts, and a NaN wins over everything.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.ops.reductions import composed, without
+from weft.ops.summaries import empty_summary, reduced
+from weft.rules import Call, op, page, rule
+from weft.transport import Shards
+
+__all__ = ["PAGE", "extreme_text", "extremum"]
+
+
+def extreme_text(largest: bool) -> Callable[[Call, Sequence[bool]], str]:
+    """What is left of `s`: every shard's extremum, or, where a gradient is wanted, what one rank
+    says of it and zeros, so that every rank receives the whole of the gradient."""
+    kind = "max" if largest else "min"
+    return lambda call, wants_grad: (
+        f"... s~:{'sum' if True in wants_grad else kind} -> ..."
+    )
+
+
+def extremum(
+    shards: Shards, x: Tensor, dims: Sequence[int], keepdim: bool, largest: bool
+) -> Tensor:
+    """Partial values of the extremum, as `extreme_text` says."""
+    fixed = x.detach()
+    if 0 in [x.shape[dim] for dim in dims]:
+        shape = [1 if dim in dims else size for dim, size in enumerate(x.shape)]
+        own = x.new_full(shape, _identity(x.dtype, largest))
+    else:
+        own = (torch.amax if largest else torch.amin)(fixed, tuple(dims), True)
+    if not (x.requires_grad and torch.is_grad_enabled()):
+        return without(own, dims, keepdim)
+    value = (shards.pmax if largest else shards.pmin)(own)
+    attain = fixed == value
+    count = shards.psum(attain.sum(tuple(dims), keepdim=True))
+    term = torch.zeros_like(value) if shards.index else value
+    return without(_Shared.apply(x, term, attain, count), dims, keepdim)
+
+
+def _identity(dtype: torch.dtype, largest: bool) -> Any:
+    """What a shard without elements says."""
+    if dtype is torch.bool:
+        return not largest
+    if dtype.is_floating_point:
+        return -math.inf if largest else math.inf
+    info = torch.iinfo(dtype)
+    return info.min if largest else info.max
+
+
+class _Shared(torch.autograd.Function):
+    """A value that elements of x attain; they share its gradient."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, x: Tensor, value: Tensor, attain: Tensor, count: Tensor
+    ) -> Tensor:
+        ctx.save_for_backward(attain, count)
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        attain, count = ctx.saved_tensors
+        return grad * attain / count, None, None, None
+
+
+def _extreme(largest: bool) -> Callable[..., Tensor]:
+    def kernel(shards: Shards, x: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
+        return extremum(shards, x, reduced(shards.layout, dim), keepdim, largest)
+
+    kernel.__doc__ = "Each shard's extremum; with a gradient, the elements that attain it share it."
+    return kernel
+
+
+def _aminmax(x: Tensor, *, dim: Any = None, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """amin and amax, whose partial values are of two kinds."""
+    dims = () if dim is None else dim
+    return x.amin(dims, keepdim), x.amax(dims, keepdim)
+
+
+def _with_place(largest: bool) -> Callable[..., Any]:
+    find = torch.max if largest else torch.min
+
+    def kernel(
+        shards: Shards, x: Tensor, dim: int, keepdim: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        dims = reduced(shards.layout, dim)
+        if x.shape[dim]:
+            value, place = find(x, dim, keepdim=True)
+            place = place + shards.starts[dim]
+        else:
+            value = empty_summary(x, dims, x.dtype)
+            place = torch.zeros_like(value, dtype=torch.long)
+        value, place = _winner(shards, value, place, largest)
+        return without(value, dims, keepdim), without(place, dims, keepdim)
+
+    kernel.__doc__ = "Each shard's extremum with its place; the first of the best ones wins."
+    return kernel
+
+
+def _place(largest: bool) -> Callable[..., Tensor]:
+    find = torch.argmax if largest else torch.argmin
+
+    def kernel(shards: Shards, x: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
+        dims = reduced(shards.layout, dim)
+        if 0 in x.shape:
+            value = empty_summary(x, dims, x.dtype)
+            place = torch.zeros_like(value, dtype=torch.long)
+        elif dim is not None:
+            place = find(x, dim, keepdim=True)
+            value = x.gather(dim, place)
+            place = place + shards.starts[dim]
+        else:
+            flat = find(x)
+            value = x.flatten()[flat].view([1] * x.dim())
+            place = _global_place(flat, x.shape, shards).view([1] * x.dim())
+        return without(_winner(shards, value, place, largest)[1], dims, keepdim)
+
+    kernel.__doc__ = "Each shard's extremum with its place; the first of the best ones wins."
+    return kernel
+
+
+def _global_place(flat: Tensor, shape: Sequence[int], shards: Shards) -> Tensor:
+    """A place in the flattened shard as one in the flattened tensor."""
+    place, stride = torch.zeros_like(flat), 1
+    for dim in reversed(range(len(shape))):
+        place = place + (flat % shape[dim] + shards.starts[dim]) * stride
+        flat, stride = flat // shape[dim], stride * shards.layout.shape[dim]
+    return place
+
+
+def _winner(
+    shards: Shards, value: Tensor, place: Tensor, largest: bool
+) -> tuple[Tensor, Tensor]:
+    """The extremum of the shards' extrema, and the first place that attains it."""
+    values = shards.of_filled(shards.gather(value)[0])
+    places = shards.of_filled(shards.gather(place)[0])
+    fixed = values.detach()
+    best = (fixed.amax if largest else fixed.amin)(0)
+    attains = (fixed == best) | ((fixed != fixed) & (best != best))
+    first, shard = torch.where(attains, places, torch.iinfo(torch.long).max).min(0)
+    return values.gather(0, shard.unsqueeze(0))[0], first
+
+
+_MAX, _MIN = (rule(extreme_text(largest), along="dim") for largest in (True, False))
+_PLACES = rule("... s~ -> ..., ...", along="dim")
+_PLACE = rule("... s~ -> ...", along="dim")
+
+PAGE = page(
+    op("amax max.default", _MAX, kernel=_extreme(True)),
+    op("amin min.default", _MIN, kernel=_extreme(False)),
+    op("aminmax", rule("... s! -> ..., ...", along="dim"), layouts=composed(_aminmax)),
+    op("max.dim", _PLACES, kernel=_with_place(True)),
+    op("min.dim", _PLACES, kernel=_with_place(False)),
+    op("max.other min.other", rule("..., ... -> ...")),
+    op("argmax", _PLACE, kernel=_place(True)),
+    op("argmin", _PLACE, kernel=_place(False)),
+)

@@ -1,0 +1,111 @@
+"""Grouped matrix products: rows in stretches, each stretch times a matrix of its own.
+
+`grouped_mm(a, b, offs)` is what layers of experts do with tokens sorted by expert. A rank that
+holds some of the rows has its own offsets; one that holds some of the matrices multiplies their
+stretch alone, and the others' rows are zeros of a sum. Torch's kernels ask for lines that begin at
+multiples of 16 bytes; a shard of other lengths is padded with zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from weft import propagate
+from weft.comm import BoundMesh
+from weft.core import Layout
+from weft.ops.algorithm import Local
+from weft.rules import Call, op, page, rule
+
+__all__ = ["PAGE"]
+
+_RULE = rule(
+    "m k, e k n, [offsets!] -> m n",
+    "e m k, e k n, [offsets!] -> e m n",
+    "e! m k, k n!, [e!] -> m n!",  # stretches of columns
+    "m k!, k! n, [e!] -> e m n",  # or of what is summed over
+    linear=[0, 1],
+)
+
+
+def _grouped(
+    call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
+) -> Local | None:
+    """A rank with some of the rows has its own offsets, one with some of the groups their stretch.
+    """
+    rule = _RULE.bind(call, wants_grad)
+    if rule is None:
+        return None
+    decision = replace(propagate.decide(rule, call, layouts, wants_grad), by_form=False)
+    by_rows = len(call.tensors[0].shape) == 2 and len(call.tensors[1].shape) == 3
+    dtype: Any = call.get("out_dtype")
+
+    def bind(mesh: BoundMesh) -> Callable[..., Tensor]:
+        if not by_rows:
+            return lambda a, b, offs=None: _product(a, b, offs, dtype)
+        assert mesh.here is not None
+        rows = decision.operands[0].box_at(mesh.here)[0]
+        groups = decision.operands[1].box_at(mesh.here)[0]
+        num_rows, num_groups = call.tensors[0].shape[0], call.tensors[1].shape[0]
+
+        def local(a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
+            if rows != (0, num_rows):
+                offs = (offs - rows[0]).clamp(0, rows[1] - rows[0])
+            if groups == (0, num_groups):
+                return _product(a, b, offs, dtype)
+            return _of_some(a, b, offs, groups, dtype)
+
+        return local
+
+    return Local(decision, bind)
+
+
+def _of_some(
+    a: Tensor, b: Tensor, offs: Tensor, groups: tuple[int, int], dtype: torch.dtype | None
+) -> Tensor:
+    """The rows of my groups; those of others are zero. Where my groups begin is read."""
+    if not b.shape[0]:
+        nothing = a @ b.sum(0)  # both in the graph
+        return nothing if dtype is None else nothing.to(dtype)
+    first, last = groups
+    start, stop = ([0, *offs.clamp(0, a.shape[0]).tolist()][at] for at in (first, last))
+    stop = max(start, stop)
+    made = _product(a[start:stop], b, offs[first:last] - start, dtype)
+    return functional.pad(made, (0, 0, start, a.shape[0] - stop))
+
+
+def _product(a: Tensor, b: Tensor, offs: Tensor | None, dtype: torch.dtype | None) -> Tensor:
+    """grouped_mm of any lengths."""
+    line, columns = 16 // a.element_size(), b.shape[-1]
+    missing = _missing(a.shape[-1], line)
+    if missing:
+        a, b = functional.pad(a, (0, missing)), functional.pad(b, (0, 0, 0, missing))
+    missing = _missing(columns, line)
+    if missing:
+        b = functional.pad(b, (0, missing))
+    product = torch._grouped_mm(_laid(a, line), _laid(b, line), offs=offs, out_dtype=dtype)
+    if not missing:
+        return product
+    return product.narrow(-1, 0, columns).clone(memory_format=torch.contiguous_format)
+
+
+def _missing(length: int, line: int) -> int:
+    return max(-(-length // line), 1) * line - length
+
+
+def _laid(matrix: Tensor, line: int) -> Tensor:
+    """As torch's kernels take it: by rows or by columns, each beginning at a whole line."""
+    rows, columns = matrix.stride()[-2:]
+    lines = rows if columns == 1 and rows >= matrix.shape[-1] else columns if rows == 1 else 1
+    fits = lines % line == 0 and matrix.data_ptr() % 16 == 0
+    return matrix if fits else matrix.clone(memory_format=torch.contiguous_format)
+
+
+PAGE = page(
+    op("_grouped_mm", _RULE, layouts=_grouped),
+)

@@ -1,0 +1,126 @@
+"""How the places that indices name lie over the mesh: the layouts of reads and writes by index.
+
+A tensor is read or written at *places*: new dims, which the indices have among them, in front of
+or between the dims that are kept. What the indexed dims were cut by, the places are cut by: so a
+shuffle of a cut batch is a cut batch, and no rank has more than its share of the result.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+
+from weft.comm import BoundMesh
+from weft.core import Layout, default_cuts
+
+__all__ = ["Axes", "Cuts", "IndexLayout", "Spread", "askers", "held", "index_layout", "unused"]
+
+Axes = tuple[int, ...]
+Cuts = tuple[int, ...] | None
+Spread = tuple[Sequence[int], Sequence[Axes], Sequence[Cuts]]
+"""Lengths, axes and cuts of the dims of an operand, which broadcasts to the places."""
+
+
+@dataclass(frozen=True, slots=True)
+class IndexLayout:
+    """How the places lie.
+
+    Args:
+        shared: as the group over the cutting axes shares the indices.
+        parted: as each rank has the units that it names; the same where it knows its own alone.
+        over: the dim of them that is cut in addition; None where the two are the same.
+    """
+
+    shared: Layout
+    parted: Layout
+    over: int | None
+
+
+def index_layout(
+    x: Layout, dims: Sequence[int], shape: Sequence[int], operands: Sequence[Spread],
+    beside: Collection[int],
+) -> IndexLayout:
+    """The places, of this shape, that `operands` have among them, for a tensor that is read or
+    written in `dims`. Axes that cut these dims may cut the places, and those `beside`.
+    """
+    mesh, sizes = x.mesh, x.mesh.axis_sizes
+    cutting = tuple(axis for dim in dims for axis in x.dims[dim])
+    axes, cuts = held(shape, operands, {*cutting, *beside})
+    found = {axis for each in axes for axis in each}
+    if found.issuperset(cutting):
+        own = Layout.make(mesh, shape, axes, cuts)
+        return IndexLayout(own, own, None)
+    if not found.isdisjoint(cutting):
+        axes, cuts = held(shape, operands, beside)
+    shared = Layout.make(mesh, shape, axes, cuts)
+    count = math.prod(sizes[axis] for axis in cutting)
+    over = next((dim for dim, length in enumerate(shape) if length >= count), None)
+    if over is None:
+        over = max(range(len(shape)), key=lambda dim: shape[dim])
+    whole = [dim for dim in dims if x.dims[dim]]
+    if not axes[over] and len(whole) == 1 and x.shape[whole[0]] == shape[over]:
+        cuts[over] = x.cuts[whole[0]]
+    else:
+        cuts[over] = _finer(shared, over, [sizes[axis] for axis in cutting])
+    axes[over] = (*axes[over], *cutting)
+    return IndexLayout(shared, Layout.make(mesh, shape, axes, cuts), over)
+
+
+def unused(x: Layout) -> set[int]:
+    """The axes over which a tensor is replicated."""
+    return {axis for axis in range(x.mesh.ndim) if x.on(axis) is None}
+
+
+def held(
+    shape: Sequence[int], operands: Sequence[Spread], allowed: Collection[int]
+) -> tuple[list[Axes], list[Cuts]]:
+    """Axes and cuts of each dim, from the first operand that is cut in it."""
+    axes_of: list[Axes] = []
+    cuts_of: list[Cuts] = []
+    taken: set[int] = set()
+    for dim, length in enumerate(shape):
+        axes, cuts = (), None
+        for lengths, have, own in operands:
+            at = dim - len(shape) + len(lengths)
+            if at < 0 or lengths[at] != length:
+                continue
+            axes = tuple(axis for axis in have[at] if axis in allowed and axis not in taken)
+            if axes:
+                cuts = own[at] if axes == have[at] else None
+                break
+        taken.update(axes)
+        axes_of.append(axes)
+        cuts_of.append(cuts)
+    return axes_of, cuts_of
+
+
+def _finer(layout: Layout, dim: int, sizes: Sequence[int]) -> Cuts:
+    """The cuts of a dim each of whose pieces is chunked over more axes."""
+    if layout.cuts[dim] is None:
+        return None
+    fine = [0]
+    for start, stop in pairwise(layout.cuts_of(dim)):
+        fine += [start + cut for cut in default_cuts(stop - start, sizes)[1:]]
+    return tuple(fine)
+
+
+def askers(mesh: BoundMesh, places: IndexLayout, axes: Sequence[int]) -> torch.Tensor:
+    """Who names each place of what the group over `axes` (ascending) shares: a place in it."""
+    assert mesh.here is not None and places.over is not None
+    over, here = places.over, mesh.here
+    shape = places.shared.local_shape_at(here)
+    start, stop = places.shared.box_at(here)[over]
+    line = torch.zeros(stop - start, dtype=torch.int64)
+    for place, digits in enumerate(itertools.product(*(range(mesh.axis_sizes[a]) for a in axes))):
+        coordinate = list(here)
+        for axis, digit in zip(axes, digits):
+            coordinate[axis] = digit
+        first, last = places.parted.box_at(coordinate)[over]
+        line[first - start : last - start] = place
+    line = line.to(mesh.device)
+    return line.view([-1 if dim == over else 1 for dim in range(len(shape))]).expand(shape)

@@ -1,0 +1,167 @@
+"""Rows and elements that indices name: which are asked for, and the exchange that brings them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.comm import BoundMesh
+from weft.core import Layout
+from weft.ops.indexing.index_layouts import IndexLayout, askers, index_layout
+from weft.ops.indexing.row_exchange import (
+    Routes,
+    RowExchange,
+    Units,
+    from_front,
+    out_of_bounds,
+    outside,
+    plan_by_request,
+    plan_together,
+)
+from weft.rules import Call
+
+__all__ = [
+    "as_rows", "element_layouts", "element_router", "grid", "matching", "named_dims",
+    "reads_nothing", "router", "to_place", "unraveled",
+]
+
+Router = Callable[[Sequence[Tensor]], Routes]
+
+
+def named_dims(indices: Sequence[Any]) -> tuple[tuple[int, ...], int]:
+    """The dims that `x[indices]` names, and where the new dims stand in the result."""
+    dims = tuple(dim for dim, index in enumerate(indices) if index is not None)
+    adjacent = dims and dims[-1] - dims[0] == len(dims) - 1
+    return dims, dims[0] if adjacent else 0
+
+
+def matching(call: Call, result: int) -> str | None:
+    """The rule of tensors that correspond, but for the dim that an index names; the result has the
+    dims of operand `result`, an index (1) or a target (0).
+
+    Where lengths differ (an index may be shorter) elements do not correspond: these dims are whole.
+    """
+    shapes = [tensor.shape for tensor in call.tensors]
+    ndim = len(shapes[0])
+    if any(len(shape) != ndim for shape in shapes):
+        return None  # an index without elements may have any shape
+    named = call.args[1] % ndim if ndim else 0
+
+    def word(operand: int, dim: int) -> str:
+        if dim != named and len({shape[dim] for shape in shapes}) == 1:
+            return f"d{dim}"
+        return f"{'xis'[operand]}{dim}" + ("" if operand == result == 1 and dim == named else "!")
+
+    texts = [" ".join([word(at, dim) for dim in range(ndim)]) for at in range(len(shapes))]
+    return f"{', '.join(texts)} -> {texts[result]}"
+
+
+def reads_nothing(call: Call, x: Layout, indices: Sequence[Any]) -> bool:
+    """Whether no element is read or written: then torch does not look whether the indices lie
+    inside, as long as there is something to lie in."""
+    return 0 in call.results[0].shape and all(
+        x.shape[dim] for dim, index in enumerate(indices) if index is not None
+    )
+
+
+def router(
+    mesh: BoundMesh, op: str, x: Layout, dims: Sequence[int], cut: Sequence[int],
+    places: IndexLayout, lengths: Sequence[int | None], wraps: bool, once: bool = True,
+) -> Router:
+    """Makes routes from the indices into `dims` of x, of which those into `cut` are global.
+
+    `lengths` are what indices are held against, where they are the user's; `wraps` says whether
+    these may be negative. `once`: to fetch units, else to deliver them.
+    """
+    units = Units(mesh, x, dims, cut)
+    exchange = RowExchange(units.comm, op, units.names)
+    asker = None if places.over is None else askers(mesh, places, units.axes)
+
+    def route(indices: Sequence[Tensor]) -> Routes:
+        wrong = outside(indices, lengths, wraps)
+        if asker is not None and wrong:
+            raise out_of_bounds(op)(wrong)
+        if wrong:
+            indices = [torch.zeros_like(index) for index in indices]
+        spread = torch.broadcast_tensors(*from_front(indices, lengths, mesh.device))
+        holder, row = units.locate(spread)
+        if asker is None:
+            return plan_by_request(exchange, holder, row, wrong, once)
+        return plan_together(exchange, holder, row, asker, once)
+
+    return route
+
+
+def as_rows(block: Tensor, dims: Sequence[int]) -> tuple[Tensor, Sequence[int]]:
+    """The block with the named dims as one, in front; and its other lengths."""
+    front = block.movedim(tuple(dims), tuple(range(len(dims))))
+    rest = front.shape[len(dims) :]
+    return front.reshape(math.prod(front.shape[: len(dims)]), *rest), rest
+
+
+def to_place(out: Tensor, num_new: int, first: int) -> Tensor:
+    if not first:
+        return out
+    new = range(num_new)
+    return out.movedim(tuple(new), tuple(first + dim for dim in new)).contiguous()
+
+
+def element_layouts(
+    x: Layout, shape: Sequence[int], dim: int, operands: Sequence[Layout],
+    together: Sequence[Layout], beside: Collection[int],
+) -> tuple[Layout, IndexLayout]:
+    """Layouts for single elements named along `dim`, by an index of this shape: as the operands
+    lie in that dim, over the axes that cut it and those `beside`. Other dims are cut as those of x
+    where all of `together` are as long as x, and are whole elsewhere."""
+    others = [at for at in range(x.ndim) if at != dim]
+    x = x.gathered(
+        at for at in others if any(one.shape[at] != x.shape[at] for one in together)
+    )
+    spreads = [
+        ([one.shape[dim]], [one.dims[dim]], [one.cuts[dim]]) for one in operands
+    ]
+    line = index_layout(x, (dim,), shape[dim : dim + 1], spreads, beside)
+    around = x.take(others).without_partial().replace(shape=[shape[at] for at in others])
+    shared, parted = (around.insert(dim, one) for one in (line.shared, line.parted))
+    return x, IndexLayout(shared, parted, None if line.over is None else dim)
+
+
+def element_router(
+    mesh: BoundMesh, op: str, x: Layout, dim: int, places: IndexLayout, once: bool = True
+) -> Router:
+    """As `router`, for single elements: one index says their place along `dim`."""
+    ndim = x.ndim
+    lengths = [x.shape[at] if at == dim else None for at in range(ndim)]
+    route = router(mesh, op, x, range(ndim), (dim,), places, lengths, False, once)
+
+    def routed(indices: Sequence[Tensor]) -> Routes:
+        (index,) = indices
+        return route([
+            index if at == dim else grid(index, at) for at in range(ndim)
+        ])
+
+    return routed
+
+
+def grid(index: Tensor, dim: int) -> Tensor:
+    """The place of each element of a tensor along one of its dims."""
+    line = torch.arange(index.shape[dim], device=index.device)
+    return line.view([-1 if at == dim else 1 for at in range(index.dim())]).expand(index.shape)
+
+
+def unraveled(index: Tensor, shape: Sequence[int]) -> tuple[Tensor, ...]:
+    """Places in a flattened tensor as one index for each of its dims; those outside of it lie
+    outside of its first dim."""
+    total = 1
+    for length in shape:
+        total = total * length
+    index = torch.where(index < -total, total, torch.where(index < 0, index + total, index))
+    found = []
+    for length in reversed(shape[1:]):
+        found.append(index % length)
+        index = torch.div(index, length, rounding_mode="floor")
+    return (index, *reversed(found))

@@ -1,0 +1,107 @@
+"""Joins of several tensors: cat, stack and their kin. They move elements, so partial values of
+every kind pass where all operands have them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.rules import Call, FactorDims, Rule, op, page, rule
+from weft.rules.factors import dims, names, one_dim
+
+__all__ = ["PAGE"]
+
+
+def _cat(call: Call, wants_grad: Any) -> Rule:
+    """The operands' dims are stretches of the result's, side by side."""
+    result, tensors = call.results[0], call.tensors
+    ndim = len(result.shape)
+    dim = one_dim(call.get("dim", 0), ndim)
+    kinds, factors = dims(ndim), names(ndim)
+    # An operand of shape (0,) may stand among others of any shape and adds nothing.
+    has_dims = [len(tensor.shape) == ndim for tensor in tensors]
+    operands: list[FactorDims] = [kinds if fits else (("nothing",),) for fits in has_dims]
+    lengths = [fits and tensor.shape[dim] for tensor, fits in zip(tensors, has_dims)]
+    same = all(tensor.dtype == result.dtype for tensor in tensors)
+    return Rule(
+        tuple(operands), (kinds,), dict(zip(factors, result.shape), nothing=0),
+        whole=frozenset({"nothing"}), linear=(tuple(range(len(tensors))),) if same else (),
+        moves=True, offsets={factors[dim]: tuple(accumulate([0, *lengths[:-1]]))},
+    )
+
+
+def _hstack(tensors: Sequence[Tensor]) -> Tensor:
+    """A `cat` in dim 1 (lines: in dim 0): any dim may be cut, that of the joint too."""
+    tensors = [torch.atleast_1d(one) for one in tensors]
+    return torch.cat(tensors, 0 if tensors[0].dim() == 1 else 1)
+
+
+def _vstack(tensors: Sequence[Tensor]) -> Tensor:
+    """A `cat` in dim 0, lines as rows: any dim may be cut, that of the joint too."""
+    return torch.cat([torch.atleast_2d(one) for one in tensors], 0)
+
+
+def _dstack(tensors: Sequence[Tensor]) -> Tensor:
+    """A `cat` in dim 2: any dim may be cut, that of the joint too."""
+    return torch.cat([torch.atleast_3d(one) for one in tensors], 2)
+
+
+def _column_stack(tensors: Sequence[Tensor]) -> Tensor:
+    """A `cat` in dim 1, lines as columns: any dim may be cut, that of the joint too."""
+    return torch.cat([one if one.dim() > 1 else one.reshape(-1, 1) for one in tensors], 1)
+
+
+def _block_diag(tensors: Sequence[Tensor]) -> Tensor:
+    """Blocks padded to the whole width, then a `cat` of rows: any dim may be cut."""
+    blocks = [torch.atleast_2d(one) for one in tensors]
+    dtype = torch.result_type(blocks[0], blocks[0])
+    for one in blocks:
+        dtype = torch.promote_types(dtype, one.dtype)
+    width, rows, at = sum(one.shape[1] for one in blocks), [], 0
+    for one in blocks:
+        pad = [at, width - at - one.shape[1]]
+        rows.append(torch.constant_pad_nd(one.to(dtype), pad))
+        at = at + one.shape[1]
+    return torch.cat(rows, 0)
+
+
+def _meshgrid(tensors: Sequence[Tensor], *, indexing: str = "ij") -> list[Tensor]:
+    """Each line as a dim of an expanded result: a cut line cuts that dim, and nothing is sent."""
+    order = list(range(len(tensors)))
+    if indexing == "xy" and len(order) > 1:
+        order[:2] = [1, 0]
+    lengths = [tensors[at].numel() for at in order]
+    return [
+        one.reshape([-1 if at == place else 1 for at in order]).expand(lengths)
+        for place, one in enumerate(tensors)
+    ]
+
+
+def _cartesian_prod(tensors: Sequence[Tensor]) -> Tensor:
+    """Expanded lines, each flattened, side by side: any may be cut; the first one's cut is the
+    result's."""
+    if len(tensors) == 1:
+        return tensors[0].view(-1)
+    lengths = [one.shape[0] for one in tensors]
+    spread = [
+        one.reshape([-1 if dim == at else 1 for dim in range(len(tensors))]).expand(lengths)
+        for at, one in enumerate(tensors)
+    ]
+    return torch.stack([one.reshape(-1) for one in spread], 1)
+
+
+PAGE = page(
+    op("cat concat concatenate", rule(_cat)),
+    op("stack", rule("{...} -> ... n", along="dim", linear=[0], moves=True)),
+    op("hstack", compose=_hstack),
+    op("vstack row_stack", compose=_vstack),
+    op("dstack", compose=_dstack),
+    op("column_stack", compose=_column_stack),
+    op("block_diag", compose=_block_diag),
+    op("meshgrid", compose=_meshgrid),
+    op("cartesian_prod", compose=_cartesian_prod),
+)

@@ -1,0 +1,104 @@
+"""Linear algebra on batches: the matrices are whole, batch dims broadcast from the right and pass.
+
+Kernels and derivatives of factorizations may refuse a batch of nothing, so no shard is empty. Of
+right-hand sides the columns pass as well, each being a system by itself. A result that was not
+asked for has length 0. Matrices of many rows: `weft.ops.tall_factorizations`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from weft.rules import Call, Rule, bind, op, page, parse, rule
+
+__all__ = ["PAGE"]
+
+
+def _by_side(left: str, right: str) -> Callable[[Call, Any], str]:
+    """The string for unknowns that are multiplied from the left, or from the right."""
+    return lambda call, wants_grad: left if call.get("left", True) else right
+
+
+def _solve(call: Call, wants_grad: Any) -> str | None:
+    """`linalg_solve(A, B)`; B may be a batch of vectors."""
+    left, right = (tensor.shape for tensor in call.tensors)
+    if len(right) == 1 or right == left[:-1]:
+        return "...>0 i i, ... i! -> ... i!"
+    if len(right) == len(left) - 1:
+        return None  # one matrix for all: a shard of the batch may look like vectors for each
+    return _SOLVE(call, wants_grad)
+
+
+_SOLVE = _by_side("...>0 i i, ... i! n>0 -> ... i! n", "...>0 i i, ... n>0 i! -> ... n i!")
+
+
+def _solve_ex(call: Call, wants_grad: Any) -> str | None:
+    """What it says of A besides is the same for all columns, which are whole therefore."""
+    found = _solve(call, wants_grad)
+    return None if found is None else f"{found.replace('n>0', 'n!')}, ..."
+
+
+def _cross(call: Call, wants_grad: Any) -> Rule | None:
+    """`cross(x, y, dim)`; without a dim it is the first of length 3, which shards cannot tell."""
+    shapes = [tensor.shape for tensor in call.tensors]
+    dim: Any = call.get("dim")
+    if dim is None:
+        dim = next((at for at, length in enumerate(shapes[0]) if length == 3), None)
+    if dim is None or len({len(shape) for shape in shapes}) > 1:
+        return None
+    found = bind(parse(_CROSS), shapes, [call.results[0].shape], (dim,))
+    return replace(found, args=(*call.tensors, dim))
+
+
+_CROSS = "... s!, ... s! -> ... s"
+
+
+def _gradient(call: Call, wants_grad: Any) -> str:
+    """`gradient(x, spacing, dim)`: differences along dims; the places of their elements are whole.
+    """
+    places = "".join([f", place{at}!" for at in range(len(call.tensors) - 1)])
+    return f"... s!{places} -> {{... s}}"
+
+
+PAGE = page(
+    op("det linalg_det logdet", rule("...>0 i i -> ...")),
+    op("slogdet linalg_slogdet", rule("...>0 i i -> ..., ...")),
+    op("linalg_cond", rule("...>0 m! n! -> ...")),
+    op("linalg_matrix_rank", rule("...>0 m! n!, [...], [...] -> ...")),
+    op("""inverse linalg_inv cholesky linalg_cholesky cholesky_inverse matrix_exp linalg_matrix_exp
+       matrix_power linalg_matrix_power""", rule("...>0 i i -> ... i i")),
+    op("linalg_inv_ex linalg_cholesky_ex", rule("...>0 i i -> ... i i, ...")),
+    op("pinverse", rule("...>0 m! n! -> ... n! m!")),
+    op("qr", rule("...>0 m! n! -> ... m! q!, ... q! n!")),
+    op("linalg_eigh linalg_eig", rule("...>0 i i -> ... i!, ... i i")),
+    op("linalg_eigvalsh linalg_eigvals", rule("...>0 i i -> ... i!")),
+    op("svd", rule("...>0 m! n! -> ... m! u!, ... k!, ... n! v!")),
+    op("linalg_lu", rule("...>0 m! n! -> ... m m, ... m! k!, ... k! n!",
+                         "...>0 m! n! -> none!, ... m! k!, ... k! n!")),
+    op("linalg_lu_factor", rule("...>0 m! n! -> ... m! n!, ... k!")),
+    op("linalg_lu_factor_ex", rule("...>0 m! n! -> ... m! n!, ... k!, ...")),
+    op("linalg_ldl_factor", rule("...>0 i i -> ... i i, ... i!")),
+    op("linalg_ldl_factor_ex", rule("...>0 i i -> ... i i, ... i!, ...")),
+    op("lu_unpack", rule("...>0 m! n!, ... k! -> ... m m, ... m! k!, ... k! n!",
+                         "...>0 m! n!, ... k! -> ... m m, none!, none!",
+                         "...>0 m! n!, ... k! -> none!, ... m! k!, ... k! n!",
+                         "...>0 m! n!, ... k! -> none!, none!, none!")),
+    op("linalg_householder_product", rule("...>0 m! n!, ... k! -> ... m! n!")),
+    op("linalg_vander", rule("...>0 n! -> ... n! k!")),
+    op("linalg_solve", rule(_solve, linear=[1])),
+    op("linalg_solve_ex", rule(_solve_ex)),
+    op("linalg_solve_triangular", rule(_SOLVE, linear=[1])),
+    op("triangular_solve", rule("...>0 m! n!, ... i i -> ... m! n!, ... i i")),
+    op("cholesky_solve", rule("...>0 m! n>0, ... m m -> ... m! n", linear=[0])),
+    op("lu_solve", rule("...>0 m! n>0, ... m m, ... m! -> ... m! n", linear=[0])),
+    op("linalg_lu_solve linalg_ldl_solve", rule(
+        _by_side("...>0 i i, ... i!, ... i! n>0 -> ... i! n",
+                 "...>0 i i, ... i!, ... n>0 i! -> ... n i!"), linear=[2])),
+    op("ormqr", rule(_by_side("...>0 i! k!, ... t!, ... m! n>0 -> ... m! n",
+                              "...>0 i! k!, ... t!, ... m>0 n! -> ... m n!"), linear=[2])),
+    op("linalg_cross", rule(_CROSS, along="dim")),
+    op("cross", rule(_cross)),
+    op("gradient", rule(_gradient, along="dim", linear=[0])),
+)

@@ -1,0 +1,223 @@
+"""Losses: of elements, of rows and of classes.
+
+A mean is a sum that stays partial, over the true global count: of elements, or of targets that are
+not ignored, by their weights. So ranks with uneven batches, or with other numbers of ignored
+targets, get the right loss and the right gradient. Over sharded classes each rank has what its own
+classes give; the logits are not gathered.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.ops.softmax import log_softmax
+from weft.ops.summaries import HALF, wide
+from weft.rules import Call, Entry, op, page, rule
+from weft.transport import Shards
+
+__all__ = ["PAGE"]
+
+_NONE, _MEAN, _SUM = 0, 1, 2  # torch's numbers for reduction=
+
+
+def _is_half(call: Call) -> bool:
+    return getattr(torch, call.results[0].dtype) in HALF
+
+
+# Losses of elements and of rows.
+
+
+def _of_elements(call: Call, wants_grad: Any) -> str | None:
+    """Each element by itself; a mean where the first operand tells how many elements there are.
+    One in half precision is rounded at the end, once."""
+    reduction = call.get("reduction")
+    first, *others = [tensor.shape for tensor in call.tensors]
+    if reduction == _MEAN:
+        if first not in others:
+            return None
+        return "{...~} -> " if _is_half(call) else "{...~:sum} -> "
+    return "{...:sum} -> " if reduction == _SUM else "{...} -> ..."
+
+
+def _of_rows(call: Call, wants_grad: Any) -> str:
+    """Each row by itself, with all of its classes. Kernels refuse a batch of nothing."""
+    if not all(len(tensor.shape) == 2 for tensor in call.tensors):
+        return "{...!} -> "
+    match call.get("reduction"):
+        case 0:
+            return "b>0 c!, b c -> b"
+        case 1:
+            mark = "~" if _is_half(call) else "~:sum"
+            return f"b>0{mark} c!, b{mark} c -> "
+    return "b>0:sum c!, b c -> "
+
+
+def _reduced(name: str, text: Any) -> Entry:
+    """The entry of a loss that has `reduction=`."""
+    loss = getattr(torch.ops.aten, name).default
+    place = [argument.name for argument in loss._schema.arguments].index("reduction")
+
+    def each(args: Sequence[Any], kwargs: Any) -> Tensor:
+        return loss(*args[:place], _NONE, *args[place + 1 :], **kwargs)
+
+    def mean(shards: Shards, *args: Any, **kwargs: Any) -> Tensor:
+        """The sum of the shard's losses, over the number of all."""
+        found = each(args, kwargs)
+        dtype, count = found.dtype, math.prod(shards.layout.shape[: found.dim()])
+        total = found.sum(dtype=wide(dtype)) / count
+        return shards.psum(total).to(dtype) if dtype in HALF else total
+
+    def composed(*args: Any, **kwargs: Any) -> Tensor:
+        """The mean of the losses of elements."""
+        return each(args, kwargs).mean()
+
+    return op(name, rule(text), kernel=mean, compose=composed, floats_flow=True)
+
+
+# Losses of classes.
+
+
+def _of_classes(call: Call, wants_grad: Sequence[bool]) -> str:
+    """Each sample by itself; its target is a class, or the probabilities of all.
+
+    Raises:
+        RuntimeError: torch's own, where the weights of classes want a gradient.
+    """
+    x, target, *_ = call.tensors
+    if any(wants_grad[2:]):
+        raise RuntimeError(
+            "The function 'nll_loss_forward' is not differentiable with respect to argument "
+            "'weight'. This input cannot have requires_grad True.")
+    has_all = target.dtype.startswith(("float", "bfloat"))
+    if len(x.shape) < 2:
+        return "c~:sum, c~:sum, [c] -> " if has_all else "c~:sum, , [c] -> "
+    reduction = call.get("reduction")
+    mark = {_NONE: "", _MEAN: "~:sum", _SUM: ":sum"}[reduction]
+    samples = "b ..." if reduction == _NONE else ""
+    classes = "c~:sum " if has_all else ""
+    return f"b{mark} c~:sum ...{mark}, b{mark} {classes}...{mark}, [c] -> {samples}"
+
+
+def _cross_entropy(
+    shards: Shards, x: Tensor, target: Tensor, weight: Tensor | None = None,
+    reduction: int = _MEAN, ignore_index: int = -100, smoothing: float = 0.0,
+) -> Tensor:
+    """The log-softmax over all shards' classes, then what each shard's classes give."""
+    dim = _class_dim(x)
+    if dim not in shards.dims:
+        each = torch.ops.aten.cross_entropy_loss(
+            x, target, weight, _NONE, ignore_index, smoothing)
+        return _total(shards, each, target, weight, reduction, ignore_index, dim)
+    logp = log_softmax(shards.along(dim), x.to(wide(x.dtype)), dim)
+    if target.is_floating_point():
+        count = shards.layout.shape[dim]
+        spread = target * (1 - smoothing) + smoothing / count if smoothing else target
+        each = -(_weighted(logp, weight, dim) * spread).sum(dim)
+    else:
+        each = _picked(shards, logp, target, weight, ignore_index, dim)
+        if smoothing:
+            spread = -_weighted(logp, weight, dim).sum(dim) / shards.layout.shape[dim]
+            spread = torch.where(target != ignore_index, spread, 0.0)
+            each = (1 - smoothing) * each + smoothing * spread
+    return _total(shards, each, target, weight, reduction, ignore_index, dim).to(x.dtype)
+
+
+def _nll(
+    shards: Shards, logp: Tensor, target: Tensor, weight: Tensor | None = None,
+    reduction: int = _MEAN, ignore_index: int = -100,
+) -> Tensor:
+    """What each shard's classes give."""
+    dim = _class_dim(logp)
+    if dim in shards.dims:
+        each = _picked(shards, logp, target, weight, ignore_index, dim)
+    else:
+        each = torch.ops.aten.nll_loss_nd(logp, target, weight, _NONE, ignore_index)
+    return _total(shards, each, target, weight, reduction, ignore_index, dim)
+
+
+def _class_dim(x: Tensor) -> int:
+    return 1 if x.dim() > 1 else 0
+
+
+def _weighted(logp: Tensor, weight: Tensor | None, dim: int) -> Tensor:
+    if weight is None:
+        return logp
+    return logp * weight.reshape([-1] + [1] * (logp.dim() - 1 - dim))
+
+
+def _inside(
+    shards: Shards, target: Tensor, length: int, ignore_index: int, dim: int
+) -> tuple[Tensor, Tensor]:
+    """Which targets are classes of this shard, and their places in it (0 for the others)."""
+    start = shards.starts[dim]
+    inside = (target != ignore_index) & (target >= start) & (target < start + length)
+    return inside, torch.where(inside, target - start, 0)
+
+
+def _picked(
+    shards: Shards, logp: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int,
+    dim: int,
+) -> Tensor:
+    """Per sample -logp of its target, zero where that is no class of this shard."""
+    length = logp.shape[dim]
+    if not length:
+        return logp.sum(dim)
+    inside, places = _inside(shards, target, length, ignore_index, dim)
+    picked = -logp.gather(dim, places.unsqueeze(dim)).squeeze(dim)
+    if weight is not None:
+        picked = picked * weight[places]
+    return torch.where(inside, picked, 0.0)
+
+
+def _total(
+    shards: Shards, each: Tensor, target: Tensor, weight: Tensor | None, reduction: int,
+    ignore_index: int, dim: int,
+) -> Tensor:
+    """Losses of samples, as this shard's classes give them, reduced."""
+    if reduction == _NONE:
+        return each
+    dtype, total = each.dtype, each.sum(dtype=wide(each.dtype))
+    if reduction == _MEAN:
+        total = total / _count(shards, target, weight, ignore_index, dim, total.dtype)
+    return total.to(dtype)
+
+
+def _count(
+    shards: Shards, target: Tensor, weight: Tensor | None, ignore_index: int, dim: int,
+    dtype: torch.dtype,
+) -> Any:
+    """What a mean divides by: the number of all samples, or the weights of all targets that are
+    not ignored."""
+    shape = shards.layout.shape
+    if target.is_floating_point():
+        return max(math.prod([*shape[:dim], *shape[dim + 1 :]]), 1)
+    if weight is not None and dim in shards.dims:
+        inside, places = _inside(shards, target, weight.shape[0], ignore_index, dim)
+        weights = weight[places] if weight.shape[0] else 0.0
+        return shards.psum(torch.where(inside, weights, 0.0).sum(dtype=dtype))
+    count = target != ignore_index
+    if weight is not None:
+        count = torch.where(count, weight[torch.where(count, target, 0)], 0.0)
+    count = count.sum(dtype=dtype)
+    others = [one for one in shards.dims if one != dim]
+    return shards.along(*others).psum(count) if others else count
+
+
+_ELEMENTS = """
+    mse_loss l1_loss smooth_l1_loss huber_loss soft_margin_loss kl_div poisson_nll_loss
+    binary_cross_entropy binary_cross_entropy_with_logits
+"""
+
+PAGE = page(
+    *[_reduced(name, _of_elements) for name in _ELEMENTS.split()],
+    _reduced("multilabel_margin_loss", _of_rows),
+    op("cross_entropy_loss", rule(_of_classes), kernel=_cross_entropy,
+       floats_flow=True),
+    op("nll_loss nll_loss_nd nll_loss2d", rule(_of_classes, linear=[0]), kernel=_nll,
+       floats_flow=True),
+)

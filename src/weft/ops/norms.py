@@ -1,0 +1,265 @@
+"""Normalisation: layer_norm, rms_norm, batch_norm, instance_norm, group_norm, weight_norm.
+
+Moments over sharded dims are taken about the true mean (two passes, never E[x^2] - E[x]^2), and
+half precision is computed in float32. What keeps running statistics writes to them where they are,
+as torch does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._prims_common import suggest_memory_format
+
+from weft.core import Layout
+from weft.ops.algorithm import Composite
+from weft.ops.precision import widened
+from weft.ops.summaries import wide
+from weft.rules import Call, Last, op, page, rule
+from weft.transport import Shards
+
+__all__ = ["PAGE"]
+
+
+# Rows.
+
+
+def _mean(shards: Shards, x: Tensor, shape: Sequence[int]) -> Tensor:
+    """The mean of all shards' rows."""
+    total = shards.psum(x.sum(tuple(range(-len(shape), 0)), keepdim=True))
+    return total / math.prod(shape)
+
+
+def _layer_norm(
+    shards: Shards, x: Tensor, shape: Sequence[int], weight: Tensor | None = None,
+    bias: Tensor | None = None, eps: float = 1e-5, cudnn_enable: bool = True,
+) -> Tensor:
+    """(x - mean) / sqrt(var + eps), mean and variance being those of all shards."""
+    rows = x.to(wide(x.dtype))
+    centered = rows + -_mean(shards, rows, shape)  # the gradient of a mean is summed, then negated
+    out = centered * (_mean(shards, centered * centered, shape) + eps).rsqrt()
+    if weight is not None:
+        out = out * weight
+    if bias is not None:
+        out = out + bias
+    return out.to(x.dtype)
+
+
+def _rms_norm(
+    shards: Shards, x: Tensor, shape: Sequence[int], weight: Tensor | None = None,
+    eps: float | None = None,
+) -> Tensor:
+    """x / sqrt(mean of x^2 + eps), the mean being that of all shards."""
+    rows = x.to(wide(x.dtype))
+    eps = torch.finfo(rows.dtype).eps if eps is None else eps  # of what torch computes in
+    out = rows * (_mean(shards, rows * rows, shape) + eps).rsqrt()
+    return (out if weight is None else out * weight).to(x.dtype)
+
+
+# Batches and channels.
+
+
+def _as_given(x: Tensor) -> AbstractContextManager[Any]:
+    """Without autocast: torch casts for none of these ops."""
+    return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
+
+
+def _per_channel(one: Tensor, x: Tensor) -> Tensor:
+    """A number per channel, or per sample and channel, to be spread over positions."""
+    lead = (1, -1) if one.dim() == 1 else tuple(one.shape)
+    return one.reshape(*lead, *[1] * (x.dim() - 2))
+
+
+def _normalised(
+    x: Tensor, mean: Tensor, var: Tensor, eps: float, weight: Tensor | None, bias: Tensor | None,
+    apart: Tensor | None = None,
+) -> Tensor:
+    """`apart` is x - mean, where it is known already."""
+    scale = (var + eps).rsqrt()
+    if weight is not None:
+        scale = scale * weight
+    if apart is None:  # x - mean, whose gradient would be negated before it is summed
+        apart = widened(x) + _per_channel(-mean, x)
+    scale = _per_channel(scale, x)
+    out = apart * scale if bias is None else torch.addcmul(
+        _per_channel(bias, x).to(apart.dtype), apart, scale)
+    return out.to(x.dtype).contiguous()
+
+
+def _run(running: Tensor | None, now: Tensor, momentum: float) -> None:
+    """running = (1 - momentum) running + momentum now."""
+    if running is not None:
+        with torch.no_grad():
+            running.lerp_(now.detach().to(running.dtype), momentum)
+
+
+def _moments(
+    x: Tensor, dims: tuple[int, ...], cut: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The variance, the mean, and x - mean: of `cut` dims the first two by one gather; else in two
+    passes, which is a few times as fast on CPUs as torch's one."""
+    if cut:
+        return *torch.var_mean(x, dims, correction=0), None
+    mean = x.mean(dims, keepdim=True)
+    apart = x + -mean
+    return (apart * apart).mean(dims), mean.squeeze(dims), apart
+
+
+def _unbiased(var: Tensor, count: int) -> Tensor:
+    """The variance by count - 1: nan for one element, as torch has it."""
+    return var.detach() * (count / (count - 1) if count > 1 else float("nan"))
+
+
+def _batch_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor | None,
+    running_var: Tensor | None, training: bool, momentum: float, eps: float, cudnn: bool,
+    *, cut: bool,
+) -> Tensor:
+    with _as_given(x):
+        if not x.numel():
+            zero, one = x.new_zeros(x.shape[1]), x.new_ones(x.shape[1])
+            return _normalised(x, zero, one, eps, weight, bias)
+        dims = (0, *range(2, x.dim()))
+        var, mean, apart = _moments(widened(x), dims, cut)
+        _run(running_mean, mean, momentum)
+        _run(running_var, _unbiased(var, x.numel() // x.shape[1]), momentum)
+        return _normalised(x, mean, var, eps, weight, bias, apart)
+
+
+def _of_nothing(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, *rest: Any
+) -> Tensor:
+    """batch_norm of a line, which torch takes where it is empty."""
+    scale, shift = (None if one is None else one[0] for one in (weight, bias))
+    out = x.clone() if scale is None else x * scale
+    return out if shift is None else out + shift
+
+
+def _of_batches(
+    call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
+) -> Composite | None:
+    """batch_norm in training: statistics of the global batch. In evaluation it is elementwise."""
+    if layouts[0].ndim < 2:
+        return Composite(_of_nothing)
+    if not call.args[5]:
+        return None
+    cut = bool(layouts[0].dims[0]) or any(layouts[0].dims[2:])
+    return Composite(partial(_batch_norm, cut=cut), writes=True)
+
+
+def _with_running(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor | None,
+    running_var: Tensor | None, use_input: bool, momentum: float, eps: float, cudnn: bool,
+) -> Tensor:
+    with _as_given(x):
+        if not use_input:
+            assert running_mean is not None and running_var is not None
+            return _normalised(x, running_mean, running_var, eps, weight, bias)
+        var, mean = torch.var_mean(widened(x), tuple(range(2, x.dim())), correction=0)
+        count = x.numel() // max(x.shape[0] * x.shape[1], 1)
+        _run(running_mean, mean.detach().mean(0), momentum)
+        _run(running_var, _unbiased(var, count).mean(0), momentum)
+        return _normalised(x, mean, var, eps, weight, bias)
+
+
+def _of_samples(
+    call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
+) -> Composite | None:
+    """instance_norm with running statistics, which are of all samples, or of empty shards."""
+    layout = layouts[0]
+    keeps = call.args[3] is not None or call.args[4] is not None
+    empty = any(0 in layout.sizes_of(dim) for dim in (0, 1))
+    if 0 in layout.shape or not (keeps or empty):
+        return None
+    return Composite(_with_running, writes=True)
+
+
+# Without running statistics a kernel serves.
+
+
+def _by_means(
+    x: Tensor, mean: Callable[[Tensor], Tensor], eps: float, weight: Tensor | None,
+    bias: Tensor | None,
+) -> Tensor:
+    """x normalised, where `mean` is that of each sample and channel, of whatever elements."""
+    apart = widened(x)
+    center = mean(apart)
+    apart = apart + _per_channel(-center, x)
+    return _normalised(x, center, mean(apart * apart), eps, weight, bias, apart)
+
+
+def _instance_norm(
+    shards: Shards, x: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: None,
+    running_var: None, use_input: bool, momentum: float, eps: float, cudnn: bool,
+) -> Tensor:
+    """(x - mean) / sqrt(var + eps), mean and variance being those of all shards' positions."""
+    count = math.prod(shards.layout.shape[2:])
+
+    def mean(each: Tensor) -> Tensor:
+        return shards.psum(each.sum(tuple(range(2, x.dim())))) / count
+
+    return _by_means(x, mean, eps, weight, bias)
+
+
+def _group_norm(
+    shards: Shards, x: Tensor, groups: int, weight: Tensor | None = None,
+    bias: Tensor | None = None, eps: float = 1e-5, cudnn: bool = True,
+) -> Tensor:
+    """(x - mean) / sqrt(var + eps), mean and variance being those of all shards of a group."""
+    shape = shards.layout.shape
+    size = shape[1] // groups
+    # Whole groups on every rank: nothing to tell the others.
+    alone = shards.dims == (1,) and not any(cut % size for cut in shards.layout.cuts_of(1))
+    if alone and x.numel():
+        return torch.group_norm(x, x.shape[1] // size, weight, bias, eps, cudnn)
+    positions, count = tuple(range(2, x.dim())), size * math.prod(shape[2:])
+    of = (torch.arange(x.shape[1], device=x.device) + shards.starts[1]) // size
+
+    def mean(each: Tensor) -> Tensor:
+        own = each.sum(positions) if positions else each
+        total = own.new_zeros(len(own), groups).index_add(1, of, own)
+        return ((total if alone else shards.psum(total)) / count).index_select(1, of)
+
+    out = _by_means(x, mean, eps, weight, bias)
+    return out.contiguous(memory_format=suggest_memory_format(x)) if x.is_cpu else out
+
+
+# Weights, as a direction of norm 1 times a magnitude (Salimans and Kingma, Weight Normalization,
+# 2016).
+
+
+def _norm_except_dim(v: Tensor, pow: int = 2, dim: int = 0) -> Tensor:
+    """The norms over all dims but one; over all for dim -1, as torch has it."""
+    if dim == -1:
+        return v.norm(pow)
+    others = [other for other in range(v.ndim) if other != dim]
+    return torch.linalg.vector_norm(v, pow, others, keepdim=True) if others else v.abs()
+
+
+def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+    """v * (g / norm of v)."""
+    return v * (g / _norm_except_dim(v, 2, dim))
+
+
+_SHAPE = Last("normalized_shape")
+
+PAGE = page(
+    op("layer_norm", rule("... s~, [s], [s] -> ... s", along=_SHAPE), kernel=_layer_norm),
+    op("rms_norm", rule("... s~, [s] -> ... s", along=_SHAPE), kernel=_rms_norm),
+    op("native_layer_norm", rule("... s!, [s], [s] -> ... s, ..., ...", along=_SHAPE)),
+    op("batch_norm",
+       rule("n c>0 ..., [c], [c], [c], [c] -> n c ...",
+            serves=lambda call: not call.get("training")),
+       layouts=_of_batches, floats_flow=True),
+    op("instance_norm", rule("n>0 c>0 ...~, [c], [c] -> n c ..."), kernel=_instance_norm,
+       layouts=_of_samples, floats_flow=True),
+    op("group_norm", rule("n c~ ...~, [c], [c] -> n c ..."), kernel=_group_norm),
+    op("_weight_norm", compose=_weight_norm),
+    op("norm_except_dim", compose=_norm_except_dim),
+)

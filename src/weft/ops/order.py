@@ -1,0 +1,332 @@
+"""Sorts and order statistics: sort, argsort, msort, topk, kthvalue, median, nanmedian, mode,
+quantile, nanquantile.
+
+Along a sharded dim each rank sorts its shard, and `split` finds which of its elements are among the
+first k of all; only samples travel. A sort then sends elements to the shards where they belong, and
+an order statistic sends the element that was asked for. Where another dim can take the axes whole
+rows are cheaper: the rule moves them there, and torch sorts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft import propagate
+from weft.core import Layout
+from weft.ops.algorithm import Composite, Kernel
+from weft.ops.sorting.sort import Sorting, as_rows
+from weft.ops.sorting.splitting import Row, can_key, first_next, keys_of, split
+from weft.ops.sorting.unsigned import from_order, to_order
+from weft.rules import Call, Decision, Entry, Rule, RuleText, op, page, rule
+from weft.transport import Shards
+
+__all__ = ["PAGE"]
+
+
+# Which is cheaper, a kernel or whole rows.
+
+Serves = Callable[[Call, Layout, Sequence[int]], bool]
+
+
+def _entry(names: str, said: RuleText, serves: Serves, kernel: Callable[..., Any]) -> Entry:
+    """An op whose kernel finishes the dims with `~` where it `serves`; elsewhere they are whole."""
+    def choose(
+        call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
+    ) -> Rule | Kernel | Decision | None:
+        layout = layouts[0]
+        bound = said.bind(call, wants_grad) if any(layout.dims) else None
+        if bound is None or bound.operands[0] is None:
+            return None
+        finished = {factor for _, factor in bound.finish}
+        dims = [dim for dim, factors in enumerate(bound.operands[0]) if finished & {*factors}]
+        if not any(layout.dims[dim] for dim in dims):
+            return None
+        if True in wants_grad[1:] or not serves(call, layout, dims):
+            return replace(bound, finish=frozenset(), whole=bound.whole | finished)
+        # Of other lengths, whole rows may be cheaper.
+        decision = replace(propagate.decide(bound, call, layouts, wants_grad), by_form=False)
+        return Kernel.of(decision, kernel) if decision.finish else decision
+
+    choose.__doc__ = serves.__doc__
+    return op(names, said, kernel=kernel, layouts=choose)
+
+
+def _is_alone(call: Call, layout: Layout, dims: Sequence[int]) -> bool:
+    """Whole rows, where another dim is long enough for the axes."""
+    return can_key(call.tensors[0].dtype) and 0 not in layout.shape and not _can_move(
+        layout, dims[0])
+
+
+def _can_move(layout: Layout, dim: int) -> bool:
+    """Whether another dim is long enough for the axes that shard this one."""
+    ranks = layout.num_shards(dim)
+    return any(
+        layout.shape[other] // layout.num_shards(other) >= ranks
+        for other in range(layout.ndim) if other != dim
+    )
+
+
+def _are_few(call: Call, layout: Layout, dims: Sequence[int]) -> bool:
+    """Whole rows, where another dim is long enough for the axes and samples take more bytes."""
+    if 0 in layout.shape or not can_key(call.tensors[0].dtype):
+        return False
+    if len(dims) > 1 or not _can_move(layout, dims[0]):
+        return True
+    row_nbytes = layout.shape[dims[0]] * _itemsize(call)
+    return row_nbytes > _NUM_SHOWN * 8 * layout.num_shards(dims[0]) ** 2
+
+
+_NUM_SHOWN = 3 * 64
+"""Samples that each shard shows of a row, in a few rounds."""
+
+
+def _itemsize(call: Call) -> int:
+    """Bytes of an element of the first operand."""
+    return getattr(torch, call.tensors[0].dtype).itemsize
+
+
+# Sorts.
+
+
+def _sort(
+    shards: Shards, x: Tensor, dim: int = -1, descending: bool = False, *,
+    stable: bool | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Each shard is sorted, elements go to the shard where they belong, and are merged there."""
+    (dim,) = shards.dims
+    rows, others = as_rows(to_order(x), dim)
+    done = Sorting(Row(shards), rows, descending, shards.layout.cuts_of(dim))
+    values, places = (
+        one.view(*others, x.shape[dim]).movedim(-1, dim) for one in (done.values, done.places)
+    )
+    return from_order(values, x.dtype), places
+
+
+def _argsort(shards: Shards, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """The places of a sort."""
+    return _sort(shards, x, *args, **kwargs)[1]
+
+
+def _msort(shards: Shards, x: Tensor) -> Tensor:
+    """The values of a sort."""
+    return _sort(shards, x)[0]
+
+
+def _topk(
+    shards: Shards, x: Tensor, k: int, dim: int = -1, largest: bool = True, in_order: bool = True
+) -> tuple[Tensor, Tensor]:
+    """Each shard's own k are gathered; those of all are among them."""
+    (dim,) = shards.dims
+    each = [min(k, size) for size in shards.sizes]
+    values, places = x.topk(each[shards.index], dim, largest, in_order)
+    candidates = []
+    for own in (values, places + shards.starts[dim]):
+        (every,) = shards.gather(_padded(own, dim, max(each)))
+        parts = [part.narrow(dim, 0, count) for part, count in zip(every, each)]
+        candidates.append(torch.cat(parts, dim))
+    values, which = candidates[0].topk(k, dim, largest, in_order)
+    return values, candidates[1].gather(dim, which)
+
+
+def _padded(x: Tensor, dim: int, length: int) -> Tensor:
+    """The tensor with zeros behind it."""
+    shape = list(x.shape)
+    shape[dim] = length - shape[dim]
+    return torch.cat([x, x.new_zeros(shape)], dim) if shape[dim] else x
+
+
+def _of_largest(call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]) -> Any:
+    """Of a sort, where gathering each shard's own k would take more bytes."""
+    (layout,), k, dim = layouts, call.get("k"), call.get("dim", -1)
+    if not layout.ndim or not layout.dims[dim]:
+        return None
+    ranks, itemsize = layout.num_shards(dim), _itemsize(call)
+    if (ranks - 1) * k * (itemsize + 8) <= layout.shape[dim] / ranks * (itemsize + 4):
+        return None
+    if not _is_alone(call, layout, (dim % layout.ndim,)):
+        return _WHOLE_TOP.bind(call, wants_grad)
+
+    def cut_off(x: Tensor, k: int, dim: int, largest: bool, in_order: bool) -> Any:
+        values, places = x.sort(dim, descending=largest)
+        return values.narrow(dim, 0, k).clone(), places.narrow(dim, 0, k).clone()
+
+    return Composite(cut_off)
+
+
+_WHOLE_TOP = rule("... s! -> ... t, ... t", along="dim", default=-1)
+
+
+# Order statistics.
+
+
+class _Rows:
+    """Rows along some dims of this rank's shard, sorted, as parts of the whole rows."""
+
+    def __init__(self, shards: Shards, x: Tensor, dims: Sequence[int]) -> None:
+        self.shards, self.dims = shards, dims
+        self.row = Row(shards, shards.counts(x, dims))
+        last = x.movedim(tuple(dims), tuple(range(-len(dims), 0))).flatten(-len(dims))
+        self.rows, self.others = as_rows(last, -1)
+        self.keys, self.order = keys_of(self.rows).sort(dim=-1, stable=True)
+
+    def num_nans(self) -> Tensor:
+        """Per row, how many NaNs the whole row has."""
+        if not self.rows.is_floating_point():
+            return torch.zeros(len(self.rows), dtype=torch.long, device=self.rows.device)
+        return self.row.gather(self.rows.isnan().sum(-1)).sum(0)
+
+    def pick(self, ranks: Tensor) -> tuple[Tensor, Tensor]:
+        """The elements of these ranks (rows, cuts) and, of one dim, their places; in the dims of
+        the tensor, cuts standing where the (first) dim stands."""
+        before = split(self.row, self.keys, ranks)
+        at = before[self.row.mine]
+        if not self.rows.shape[1]:
+            places = keys = torch.zeros_like(at)
+            values = self.rows.sum(-1, keepdim=True).to(self.rows.dtype).expand_as(at)
+        else:
+            inside = at.clamp(max=self.rows.shape[1] - 1)
+            places, keys = self.order.gather(-1, inside), self.keys.gather(-1, inside)
+            values = self.rows.gather(-1, places)
+        owned = first_next(self.row, before, keys) == self.row.mine
+        values = torch.where(owned, values, torch.zeros((), dtype=values.dtype))
+        places = torch.where(owned, places + self.shards.starts[self.dims[0]], 0)
+        return self._joined(values), self._joined(places)
+
+    def _joined(self, own: Tensor) -> Tensor:
+        """What one of the shards has, and the others have zero in its place."""
+        return self.shards.gather(self.shaped(own))[0].sum(0).to(own.dtype)
+
+    def shaped(self, cuts: Tensor) -> Tensor:
+        """(rows, cuts) in the dims of the tensor."""
+        out = cuts.view(*self.others, cuts.shape[-1]).movedim(-1, self.dims[0])
+        for dim in self.dims[1:]:
+            out = out.unsqueeze(dim)
+        return out
+
+
+def _dims(x: Tensor, dim: int | None) -> tuple[int, ...]:
+    """The dims that an argument names; None names all."""
+    return tuple(range(x.dim())) if dim is None else (dim % x.dim(),)
+
+
+def _kthvalue(
+    shards: Shards, x: Tensor, k: int, dim: int = -1, keepdim: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Samples tell which shard has the element of rank k; it sends it."""
+    rows = _Rows(shards, x, shards.dims)
+    values, places = rows.pick(torch.full((len(rows.rows), 1), k - 1, device=x.device))
+    return (values, places) if keepdim else (values.squeeze(dim), places.squeeze(dim))
+
+
+def _median(ignores_nans: bool) -> Callable[..., Any]:
+    def kernel(shards: Shards, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
+        dims = _dims(x, dim)
+        rows = _Rows(shards, x.detach() if dim is None else x, dims)
+        nans, count = rows.num_nans(), sum(rows.row.sizes)
+        ranks = (count - nans - 1).clamp(min=0) // 2
+        if not ignores_nans:  # the first NaN, if there is one
+            ranks = torch.where(nans > 0, count - nans, ranks)
+        values, places = rows.pick(ranks.unsqueeze(-1))
+        if dim is None:
+            return _shared(shards, x, values).squeeze()
+        return (values, places) if keepdim else (values.squeeze(dim), places.squeeze(dim))
+
+    kernel.__doc__ = "The lower of the two middle elements, found by samples."
+    return kernel
+
+
+def _shared(shards: Shards, x: Tensor, value: Tensor) -> Tensor:
+    """`value`, which elements of all shards attain; they share its gradient."""
+    if not (x.requires_grad and torch.is_grad_enabled()):
+        return value
+    attains = x.detach() == value
+    count = shards.psum(attains.sum().to(x.dtype))
+    share = shards.psum((torch.where(attains, x, 0.0) / count).sum())
+    # The shares add up to the value but for rounding: make it exact, keep the gradient.
+    return share + (value - share.detach()).nan_to_num(0.0, 0.0, 0.0)
+
+
+def _mode(x: Tensor, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """The longest run of equal elements when sorted."""
+    values, places = torch.sort(x, dim=dim, stable=True)
+    more, fixed = x.shape[dim] - 1, values.detach()
+    at = torch.ones_like(places).cumsum(dim)
+    begins = fixed.narrow(dim, 1, more) != fixed.narrow(dim, 0, more)
+    starts = torch.cat([at.narrow(dim, 0, 1), torch.where(begins, at.narrow(dim, 1, more), 0)], dim)
+    best = (at - starts.cummax(dim)[0]).argmax(dim, keepdim=True)
+    found = values.gather(dim, best), places.gather(dim, best)
+    return found if keepdim else (found[0].squeeze(dim), found[1].squeeze(dim))
+
+
+def _mode_of_sort(call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]) -> Any:
+    """Of a sort, where no other dim is long enough for the axes."""
+    (layout,), dim = layouts, call.get("dim", -1)
+    if not layout.ndim or not layout.dims[dim]:
+        return None
+    return Composite(_mode) if _is_alone(call, layout, (dim % layout.ndim,)) else None
+
+
+def _levels(call: Call, wants_grad: Sequence[bool]) -> str:
+    """Several levels stand in front."""
+    levels = call.tensors[1:]
+    if not levels:
+        return "...>0 s~ -> ..."
+    return "...>0 s~, q -> q ..." if levels[0].shape else "...>0 s~, -> ..."
+
+
+def _quantile(ignores_nans: bool) -> Callable[..., Any]:
+    def kernel(
+        shards: Shards, x: Tensor, q: Tensor | float, dim: int | None = None,
+        keepdim: bool = False, *, interpolation: str = "linear",
+    ) -> Tensor:
+        dims = _dims(x, dim)
+        levels = torch.as_tensor(q, dtype=x.dtype, device=x.device)
+        rows = _Rows(shards, x, dims)
+        # The levels stand where the first of the dims stood: to the front.
+        out = _quantiles(rows, levels.reshape(-1), ignores_nans, interpolation).movedim(dims[0], 0)
+        out = out.unsqueeze(dims[0] + 1) if keepdim else out.squeeze(dims[1:])
+        return out if levels.dim() else out[0]
+
+    kernel.__doc__ = "Between the elements of the two nearest ranks, found by samples."
+    return kernel
+
+
+def _quantiles(rows: _Rows, q: Tensor, ignores_nans: bool, interpolation: str) -> Tensor:
+    """As torch computes them: between the elements of the two nearest ranks."""
+    if not bool(((q >= 0) & (q <= 1)).all()):
+        raise RuntimeError("quantile() q values must be in the range [0, 1]")
+    nans, count = rows.num_nans().unsqueeze(-1), sum(rows.row.sizes)
+    if ignores_nans:
+        ranks = (q * (count - nans - 1)).clamp(min=0)
+    else:
+        ranks = torch.where(nans > 0, count - 1, (q * (count - 1)).expand(len(nans), -1))
+    if interpolation in ("lower", "higher", "nearest"):
+        nearest = {"lower": torch.floor, "higher": torch.ceil, "nearest": torch.round}
+        return rows.pick(nearest[interpolation](ranks).long())[0]
+    below, above = ranks.long(), ranks.ceil().long()
+    weights = torch.full_like(ranks, 0.5) if interpolation == "midpoint" else ranks - below
+    low, high = rows.pick(torch.cat([below, above], -1))[0].chunk(2, rows.dims[0])
+    return low.lerp(high, rows.shaped(weights).to(low.dtype))
+
+
+_MEDIAN = rule("... s~ -> ...", "... s~ -> ..., ...", along="dim")
+_QUANTILE = rule(_levels, along="dim")
+
+PAGE = page(
+    _entry("sort", rule("... s~ -> ... s, ... s", along="dim", default=-1), _is_alone, _sort),
+    _entry("argsort", rule("... s~ -> ... s", along="dim", default=-1), _is_alone, _argsort),
+    _entry("msort", rule("s~ ... -> s ...", "->"), _is_alone, _msort),
+    op("topk", rule("... s~ -> ... t, ... t", along="dim", default=-1), kernel=_topk,
+       layouts=_of_largest),
+    _entry("kthvalue", rule("... s~ -> ..., ...", along="dim", default=-1), _are_few, _kthvalue),
+    op("mode", rule("... s! -> ..., ...", along="dim", default=-1), layouts=_mode_of_sort),
+    _entry("median", _MEDIAN, _are_few, _median(False)),
+    _entry("nanmedian", _MEDIAN, _are_few, _median(True)),
+    _entry("quantile", _QUANTILE, _are_few, _quantile(False)),
+    _entry("nanquantile", _QUANTILE, _are_few, _quantile(True)),
+)

@@ -1,0 +1,19 @@
+"""In which dtype an algorithm computes: half precision in float32, as torch's kernels do."""
+
+from __future__ import annotations
+
+import torch
+
+__all__ = ["HALF", "wide", "widened"]
+
+HALF = (torch.float16, torch.bfloat16)
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype to compute in: terms in half precision would be rounded one by one."""
+    return torch.float32 if dtype in HALF else dtype
+
+
+def widened(x: torch.Tensor) -> torch.Tensor:
+    """The tensor in that dtype."""
+    return x.float() if x.dtype in HALF else x

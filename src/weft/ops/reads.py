@@ -1,0 +1,358 @@
+"""Reads by index: index, index_select, gather, take, take_along_dim, embedding.
+
+What is read comes from the ranks that hold it (`row_exchange`), to where its place in the result
+lies (`index_layouts`), and its gradient goes back the same way. Nothing else of the tensor travels.
+Where indices name so much more than there is that fetching the tensor costs less, the rule serves.
+Of a table, and of few elements, each rank gives what is its own and zeros for the rest, so the
+result is partial and only indices travel.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.comm import BoundMesh
+from weft.core import Layout
+from weft.ops.algorithm import Algorithm, Local, replicated
+from weft.ops.indexing.index_layouts import index_layout, unused
+from weft.ops.indexing.row_exchange import Units, from_front, outside
+from weft.ops.indexing.rows import (
+    as_rows,
+    element_layouts,
+    element_router,
+    matching,
+    named_dims,
+    reads_nothing,
+    router,
+    to_place,
+    unraveled,
+)
+from weft.ops.sorting import unsigned
+from weft.rules import Call, Decision, op, page, rule
+from weft.transport import Shards
+
+__all__ = ["PAGE"]
+
+
+def _is_mask(index: Any) -> bool:
+    return index is not None and index.dtype in ("bool", "uint8")
+
+
+def _index_rule(call: Call, wants_grad: Sequence[bool]) -> str | None:
+    """`x[i, :, j]`: indexed dims whole; the dims of the indices broadcast and stand where the
+    indices do, or in front where they are apart. A mask has a size that depends on the data."""
+    ndim, indices = len(call.tensors[0].shape), call.args[1]
+    if any(map(_is_mask, indices)):
+        return None
+    named, first = named_dims(indices)
+    new = [f"i{at}" for at in range(len(call.results[0].shape) - ndim + len(named))]
+    kept = [f"d{dim}" for dim in range(ndim) if dim not in named]
+    x = [f"d{dim}!" if dim in named else f"d{dim}" for dim in range(ndim)]
+    operands = [x, *(new[len(new) - len(indices[dim].shape) :] for dim in named)]
+    result = " ".join([*kept[:first], *new, *kept[first:]])
+    return f"{', '.join(map(' '.join, operands))} -> {result}"
+
+
+def _index(
+    call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
+) -> Algorithm | None:
+    """`x[i, :, j]` by integers: what is named travels, from the rank that holds it to its place."""
+    indices = list(call.args[1])
+    if any(map(_is_mask, indices)) or reads_nothing(call, layouts[0], indices):
+        return None
+    dims, first = named_dims(indices)
+    num_new = len(call.results[0].shape) - (layouts[0].ndim - len(dims))
+    return _read(call, layouts, dims, call.results[0].shape[first : first + num_new], first, True)
+
+
+def _index_select(
+    call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
+) -> Algorithm | None:
+    """`index_select(x, dim, index)`: the slices that are named travel, and nothing else."""
+    x, index = layouts
+    if not x.ndim or not index.ndim:
+        return None
+    dim = call.args[1] % x.ndim
+    return _read(call, layouts, (dim,), index.shape, dim, False)
+
+
+def _read(
+    call: Call, layouts: Sequence[Layout], dims: tuple[int, ...], shape: Sequence[int],
+    first: int, wraps: bool,
+) -> Algorithm | None:
+    x, *indices = layouts
+    cutting = [axis for dim in dims for axis in x.dims[dim]]
+    if not cutting:
+        return None
+    if math.prod(shape) == 1:
+        return _read_one(call, layouts, dims, shape, first, wraps)
+    beside = _beside(x, dims, shape, indices)
+    named, shape = (*dims, *beside), (*shape, *(x.shape[dim] for dim in beside))
+    spread = [
+        ((*one.shape, *[1 for _ in beside]), (*one.dims, *[() for _ in beside]),
+         (*one.cuts, *[None for _ in beside])) for one in indices
+    ]
+    places = index_layout(x, named, shape, spread, unused(x))
+    kept = [dim for dim in range(x.ndim) if dim not in named]
+    result = x.take(kept).insert(first, places.parted)
+    if _whole_is_cheaper(x, named, result, cutting):
+        return None
+    shared = places.shared.take(range(len(shape) - len(beside)))
+    operands = (x, *(shared.fitted(index.shape) for index in indices))
+    lengths = [*(x.shape[dim] for dim in dims), *(None for _ in beside)]
+
+    def bind(mesh: BoundMesh) -> Callable[..., Tensor]:
+        assert mesh.here is not None
+        route = router(mesh, call.op, x, named, dims, places, lengths, wraps)
+        mine = places.parted.local_shape_at(mesh.here)
+        lines = [torch.arange(x.shape[dim], device=mesh.device) for dim in beside]
+
+        def local(block: Tensor, *indices: Tensor) -> Tensor:
+            routes = route([*(index[..., None] for index in indices), *lines] if lines else indices)
+            rows, rest = as_rows(block, named)
+            return to_place(routes.fetch(rows).view(*mine, *rest), len(mine), first)
+
+        return local
+
+    return Local(Decision(operands, (result,)), bind, communicates=tuple(cutting))
+
+
+def _beside(
+    x: Layout, dims: tuple[int, ...], shape: Sequence[int], indices: Sequence[Layout]
+) -> tuple[int, ...]:
+    """The next dim, if there are fewer places than ranks to hold them: named as well, place by
+    place, it is sharded, and every rank has a part of each."""
+    cutting = {axis for dim in dims for axis in x.dims[dim]}
+    count = math.prod(x.mesh.axis_sizes[axis] for axis in cutting)
+    next_ = dims[-1] + 1
+    fits = dims == tuple(range(dims[0], next_)) and next_ < x.ndim and (
+        max(shape) < count <= x.shape[next_] and not x.dims[next_]
+    )
+    held = {axis for one in indices for axis in one.sharded_axes}
+    return (next_,) if fits and cutting.isdisjoint(held) else ()
+
+
+def _whole_is_cheaper(
+    x: Layout, dims: Sequence[int], result: Layout, cutting: Sequence[int]
+) -> bool:
+    """Whether a rank would fetch more elements by index than the tensor has."""
+    sizes = x.mesh.axis_sizes
+    rest = math.prod(sizes[a] for d in range(x.ndim) if d not in dims for a in x.dims[d])
+    whole = math.prod(x.shape) / rest
+    return whole < math.prod(result.shape) / math.prod(sizes[a] for a in result.sharded_axes)
+
+
+def _read_one(
+    call: Call, layouts: Sequence[Layout], dims: tuple[int, ...], shape: Sequence[int],
+    first: int, wraps: bool,
+) -> Local | None:
+    """One row: the rank that has it gives it, the others zeros."""
+    x, *indices = layouts
+    if not set(x.partial) <= {None, "sum"}:
+        x = x.without_partial()
+    kept = [dim for dim in range(x.ndim) if dim not in dims]
+    result = x.take(kept).insert(first, Layout.replicated(x.mesh, shape))
+    result = result.with_partial(axis for dim in dims for axis in x.dims[dim])
+    operands = (x, *(Layout.replicated(x.mesh, index.shape) for index in indices))
+    lengths = [x.shape[dim] for dim in dims]
+
+    def bind(mesh: BoundMesh) -> Callable[..., Tensor]:
+        units = Units(mesh, x, dims)
+
+        def local(block: Tensor, *indices: Tensor) -> Tensor:
+            wrong = outside(indices, lengths, wraps)
+            if wrong:
+                raise IndexError(wrong)
+            rows, rest = as_rows(block, dims)
+            one = [index.reshape(1) for index in from_front(indices, lengths, block.device)]
+            holder, row = units.locate(one)
+            mine = holder == units.comm.index
+            if rows.shape[0]:
+                found = rows.index_select(0, torch.where(mine, row, 0))
+                found = found.masked_fill(~mine.view(1, *(1 for _ in rest)), 0)
+            else:
+                found = rows.sum(0, keepdim=True, dtype=rows.dtype)
+            return to_place(found.view(*shape, *rest), len(shape), first)
+
+        return local
+
+    return Local(Decision(operands, (result,)), bind)
+
+
+def _gather_rule(call: Call, wants_grad: Sequence[bool]) -> str | None:
+    """Other dims pass where both have them in one length; the index may be sharded along its own.
+    """
+    return matching(call, 1)
+
+
+def _gather(
+    call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
+) -> Algorithm | None:
+    """`gather(x, dim, index)` along a sharded dim; the other dims of both are sharded alike."""
+    x, index = layouts
+    if not x.ndim or x.ndim != index.ndim:
+        return None
+    dim = call.args[1] % x.ndim
+    cutting = x.dims[dim]
+    if not cutting:
+        return None
+    count = math.prod(x.mesh.axis_sizes[axis] for axis in cutting)
+    if count == 1 or index.shape[dim] < count:  # partial values need no more
+        return None if x.is_partial else _gather_few(x, index, dim)
+    x, places = element_layouts(x, index.shape, dim, [index], [index], unused(x))
+    result = places.parted.replace(partial=x.partial)
+    if _whole_is_cheaper(x, range(x.ndim), result, cutting):
+        return None
+    operands = (x, places.shared.fitted(index.shape))
+
+    def bind(mesh: BoundMesh) -> Callable[..., Tensor]:
+        assert mesh.here is not None
+        route = element_router(mesh, call.op, x, dim, places)
+        mine = places.parted.local_shape_at(mesh.here)
+        return lambda block, index: route([index]).fetch(block.reshape(-1)).view(mine)
+
+    return Local(Decision(operands, (result,)), bind, communicates=tuple(cutting))
+
+
+def _gather_few(source: Layout, index: Layout, dim: int) -> Local:
+    """The rank that has an element gives it, the others zeros."""
+    named = source.gathered((dim,)).fitted(index.shape)
+    source = source.gathered(
+        at for at, length in enumerate(source.shape) if at != dim and length != index.shape[at]
+    )
+
+    def bind(bound: BoundMesh) -> Callable[..., Tensor]:
+        assert bound.here is not None
+        start, stop = source.interval(dim, source.shard_index(dim, bound.here))
+
+        def local(x: Tensor, wanted: Tensor) -> Tensor:
+            own, inside = _own(wanted, start, stop, source.shape[dim])
+            if start == stop:
+                empty = x.sum(dim, keepdim=True, dtype=x.dtype)
+                around = [slice(None if at == dim else n) for at, n in enumerate(wanted.shape)]
+                return empty[tuple(around)].expand(wanted.shape)
+            return torch.gather(x, dim, own).masked_fill(~inside, 0)
+
+        return local
+
+    return Local(Decision((source, named), (named.with_partial(source.dims[dim]),)), bind)
+
+
+def _own(indices: Tensor, start: int, stop: int, length: int) -> tuple[Any, Any]:
+    """Indices relative to this shard, clamped into it, and which of them are its own."""
+    if indices.device.type == "cpu" and indices.numel():
+        low, high = int(indices.min()), int(indices.max())
+        if low < 0 or high >= length:
+            raise IndexError(f"index out of range: {low if low < 0 else high} is not in "
+                             f"[0, {length})")
+    inside = (indices >= start) & (indices < stop)
+    return (indices - start).clamp(0, max(stop - start - 1, 0)), inside
+
+
+def _gather_lines(x: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor:
+    """A gather of which one operand is a number, which torch takes for a line of one element."""
+    return x.reshape(-1).gather(0, index.reshape(-1)).reshape(index.shape)
+
+
+def _take_rule(call: Call, wants_grad: Sequence[bool]) -> str | None:
+    """Of a tensor without elements nothing is taken."""
+    x = call.tensors[0].shape
+    return f"{' '.join([f'x{dim}!' for dim in range(len(x))])}, ... -> ..." if 0 in x else None
+
+
+def _take(x: Tensor, index: Tensor) -> Tensor:
+    """Elements at places in the flattened tensor, by `index`."""
+    x = x if x.dim() else x.reshape(1)
+    return x[unraveled(index, x.shape)]
+
+
+_OUTSIDE = 2**62
+"""A place that no tensor has."""
+
+
+def _take_along_dim(x: Tensor, index: Tensor, dim: int | None = None) -> Tensor:
+    """A gather of both, broadcast beside it; negative places count from the end."""
+    x = x if x.dim() else x.reshape(1)
+    if dim is None:  # here torch takes no negative places
+        return x[unraveled(torch.where(index < 0, _OUTSIDE, index).reshape(-1), x.shape)]
+    dim = dim % x.dim()
+    index = index.remainder(x.shape[dim])
+    if all(x.shape[at] == 1 for at in range(x.dim()) if at != dim):  # one line, read by all
+        return x.reshape(-1)[index]
+    around = [torch.broadcast_shapes((1 if at == dim else a,), (1 if at == dim else b,))[0]
+               for at, (a, b) in enumerate(zip(x.shape, index.shape))]
+    x, index = (
+        one.expand([one.shape[at] if at == dim else length for at, length in enumerate(around)])
+        for one in (x, index)
+    )
+    return x.gather(dim, index)
+
+
+# Tables.
+
+
+def _embedding_rule(call: Call, wants_grad: Sequence[bool]) -> str | None:
+    """Rows of a table: which are sharded may be found at each holder. Where frequencies scale the
+    gradient, they count over all indices."""
+    if call.get("sparse"):
+        return None
+    return "v! e, ...! -> ... e" if call.get("scale_grad_by_freq") else "v~:sum e, ... -> ... e"
+
+
+def _embedding(
+    shards: Shards, weight: Tensor, indices: Tensor, padding_idx: int = -1,
+    scale_grad_by_freq: bool = False, sparse: bool = False,
+) -> Tensor:
+    """The rows that this shard has, and zeros for the others."""
+    start, num = shards.starts[0], len(weight)
+    own, inside = _own(indices, start, start + num, shards.layout.shape[0])
+    if not num:
+        return weight.sum(0).expand(*indices.shape, -1)
+    padding = padding_idx - start if start <= padding_idx < start + num else -1
+    return torch.embedding(weight, own, padding).masked_fill(~inside.unsqueeze(-1), 0)
+
+
+def _embedding_renorm(weight: Tensor, indices: Tensor, most: float, norm_type: float) -> Tensor:
+    """Which rows are named is a flag for each, and what they shrink by another."""
+    named = weight.new_zeros(weight.shape[0], dtype=torch.bool)
+    named = named.index_fill(0, indices.reshape(-1), True).unsqueeze(-1)
+    norms = torch.linalg.vector_norm(weight, norm_type, 1, True)
+    return weight * torch.where(named & (norms > most), most / (norms + 1e-7), 1.0)
+
+
+def _repeats(
+    call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
+) -> Local | Decision:
+    """`repeat_interleave(repeats)`, of so many that are known: all ranks know the repeats, and
+    each names its own part of the places."""
+    repeats = layouts[0]
+    if not repeats.dims[0]:
+        return replicated(call, layouts)
+    result = Layout.make(repeats.mesh, call.results[0].shape, repeats.dims)
+    total = result.shape[0]
+
+    def bind(bound: BoundMesh) -> Callable[..., Tensor]:
+        assert bound.here is not None
+        ((start, stop),) = result.box_at(bound.here)
+        return lambda counts: torch.repeat_interleave(counts, output_size=total)[start:stop].clone()
+
+    return Local(Decision((Layout.replicated(repeats.mesh, repeats.shape),), (result,)), bind)
+
+
+PAGE = page(
+    op("index", rule(_index_rule, linear=[0], moves=True), layouts=unsigned.by_bits(_index)),
+    op("index_select", rule("... s!, i -> ... i", along="dim", linear=[0], moves=True),
+       layouts=_index_select),
+    op("gather", rule(_gather_rule, linear=[0], moves=True), layouts=_gather,
+       compose=_gather_lines),
+    op("take", rule(_take_rule), compose=_take),
+    op("take_along_dim", compose=_take_along_dim),
+    op("embedding", rule(_embedding_rule, linear=[0], moves=True), kernel=_embedding),
+    op("embedding_renorm", compose=_embedding_renorm),
+    op("repeat_interleave.Tensor", layouts=_repeats),
+)

@@ -1,0 +1,144 @@
+"""Reductions that leave partial values, or the product and the logarithm of all: sum, mean, prod,
+logsumexp, all, any.
+
+Half precision is reduced in float32: partial values in half would be rounded one by one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.core import Layout
+from weft.ops.algorithm import Composite
+from weft.ops.summaries import HALF, empty_summary, is_cut, reduced, wide
+from weft.rules import Call, Text, op, page, rule
+from weft.transport import Shards
+
+__all__ = ["PAGE", "composed", "exp_sums", "in_half", "log_of_sums", "without"]
+
+
+def without(out: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
+    """A result of which the reduced dims were kept, with or without them."""
+    return out if keepdim else out.squeeze(tuple(dims))
+
+
+def _mean(
+    shards: Shards, x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> Tensor:
+    """Each shard's sum by the global count, whatever the sizes of the shards."""
+    dims = reduced(shards.layout, dim)
+    count = math.prod([shards.layout.shape[each] for each in dims])
+    return x.sum(dims, keepdim, dtype=dtype) / count
+
+
+def _mean_of_half(
+    x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> Tensor:
+    """The mean in float32, rounded when it is whole."""
+    return x.mean(dim, keepdim, dtype=torch.float32).to(dtype or x.dtype)
+
+
+def in_half(call: Call) -> bool:
+    """Whether the result is of half precision."""
+    return getattr(torch, call.results[0].dtype) in HALF
+
+
+def composed(
+    function: Callable[..., Any], serves: Callable[[Call], bool] = lambda call: True
+) -> Callable[..., Composite | None]:
+    """The `layouts=` of an op that, over sharded dims, is `function` of other ops."""
+    def layouts(
+        call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
+    ) -> Composite | None:
+        dim = call.get("dim")
+        if not serves(call) or not any(is_cut(one, reduced(one, dim)) for one in layouts):
+            return None
+        return Composite(function)
+
+    layouts.__doc__ = function.__doc__
+    return layouts
+
+
+def _prod_rule(call: Call, wants_grad: Sequence[bool]) -> str:
+    """A partial product has no gradient of its own that hooks could see."""
+    return "... s~ -> ..." if True in wants_grad else "... s:product -> ..."
+
+
+def _prod(
+    shards: Shards, x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> Tensor:
+    """The product of the products of all shards."""
+    dims, dtype = reduced(shards.layout, dim), dtype or x.dtype
+    for each in dims:
+        x = x.prod(each, keepdim=True, dtype=wide(dtype))
+    return without(shards.gather(x)[0].prod(0).to(dtype), dims, keepdim)
+
+
+def exp_sums(x: Tensor, dims: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """The maximum of a shard (without gradient) and sum exp(x - maximum), dims kept.
+
+    Where the maximum is infinite, 0 stands for it in the sum.
+    """
+    dims = tuple(dims)
+    if any(x.shape[dim] == 0 for dim in dims):
+        none = empty_summary(x, dims, x.dtype)
+        return none.detach() - torch.inf, none
+    largest = x.detach().amax(dims, keepdim=True)
+    return largest, (x - _finite(largest)).exp().sum(dims, keepdim=True)
+
+
+def log_of_sums(largest: Tensor, sums: Tensor) -> Tensor:
+    """The logsumexp of shards, from what `exp_sums` gives, stacked in dim 0."""
+    largest = largest.detach()
+    top = _finite(largest.amax(0))
+    return (sums * (_finite(largest, below=True) - top).exp()).sum(0).log() + top
+
+
+def _finite(largest: Tensor, below: bool = False) -> Tensor:
+    """0 for infinite maxima, which `exp_sums` left out; -inf stays where `below`: it weighs 0."""
+    infinite = largest.isposinf() if below else largest.isinf()
+    return torch.where(infinite, 0.0, largest)
+
+
+def _logsumexp_rule(call: Call, wants_grad: Any) -> str:
+    """Sums of complex exponentials have no maximum to be scaled by."""
+    return "... s! -> ..." if call.results[0].dtype.startswith("complex") else "... s~ -> ..."
+
+
+def _logsumexp(shards: Shards, x: Tensor, dim: Any, keepdim: bool = False) -> Tensor:
+    """Each shard's maximum, and its sum of exponentials below that."""
+    dims, dtype = reduced(shards.layout, dim), x.dtype
+    if not dtype.is_floating_point:
+        dtype = torch.get_default_dtype()
+    largest, sums = shards.gather(*exp_sums(x.to(wide(dtype)), dims))
+    return without(log_of_sums(largest, sums).to(dtype), dims, keepdim)
+
+
+def _truth_rule(of_bools: str, of_bytes: str) -> Text:
+    """`all` and `any` tell of bytes in bytes, 0 or 1."""
+    return lambda call, wants_grad: (
+        f"... s:{of_bools if call.results[0].dtype == 'bool' else of_bytes} -> ..."
+    )
+
+
+_EACH = rule("... -> ...", serves=lambda call: call.get("dim") in ((), []))
+"""`all` and `any` over no dims, of each element."""
+
+PAGE = page(
+    op("sum", rule("... s -> ...", along="dim", linear=[0])),
+    op("nansum count_nonzero linalg__powsum", rule("... s -> ...", along="dim")),
+    op("mean", rule("... s~:sum -> ...", along="dim", linear=[0]), kernel=_mean,
+       layouts=composed(_mean_of_half, in_half)),
+    op("prod", rule(_prod_rule, along="dim"), kernel=_prod),
+    op("logsumexp special_logsumexp", rule(_logsumexp_rule, along="dim"), kernel=_logsumexp),
+    op("all", _EACH, rule(_truth_rule("and", "min"), along="dim")),
+    op("any", _EACH, rule(_truth_rule("or", "max"), along="dim")),
+    # torch.distributions asks so of its arguments.
+    op("_is_all_true", rule("... s:and -> ...", along="dim")),
+    op("_is_any_true", rule("... s:or -> ...", along="dim")),
+)

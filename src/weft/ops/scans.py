@@ -1,0 +1,121 @@
+"""Scans: cumsum, cumprod, cummax, cummin, logcumsumexp.
+
+Along a sharded dim each rank scans its shard. What a shard comes to is gathered, and each rank
+combines what the shards before its own come to with its own scan (Blelloch, Prefix Sums and Their
+Applications, 1990). A rank receives one slice per shard, whatever the length of the dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.ops.reductions import exp_sums, log_of_sums
+from weft.ops.summaries import empty_summary, wide
+from weft.rules import Call, op, page, rule
+from weft.transport import Shards
+
+__all__ = ["PAGE"]
+
+
+def _last(x: Tensor, scan: Tensor, dim: int) -> Tensor:
+    """The last slice of a shard's scan."""
+    if not x.shape[dim]:
+        return empty_summary(x, (dim,), scan.dtype)
+    return scan.narrow(dim, x.shape[dim] - 1, 1)
+
+
+def _cumsum(shards: Shards, x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
+    """Each shard's own sums, and the totals of the shards before it."""
+    dtype = dtype or _summed(x.dtype)
+    own = x.cumsum(dim, dtype=wide(dtype))
+    (totals,) = shards.gather(_last(x, own, dim))
+    if shards.index == 0:
+        return shards.tie(own.to(dtype), totals)
+    return (own + totals[: shards.index].sum(0, dtype=own.dtype)).to(dtype)
+
+
+def _summed(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which torch adds: integers as int64."""
+    return dtype if dtype.is_floating_point or dtype.is_complex else torch.int64
+
+
+def _cumprod(shards: Shards, x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
+    """Each shard's own products, and those of the shards before it."""
+    dtype = dtype or _summed(x.dtype)
+    own = x.cumprod(dim, dtype=wide(dtype))
+    total = _last(x, own, dim) if x.shape[dim] else empty_summary(x, (dim,), own.dtype) + 1
+    (totals,) = shards.gather(total)
+    if shards.index == 0:
+        return shards.tie(own.to(dtype), totals)
+    return (own * totals[: shards.index].prod(0)).to(dtype)
+
+
+def _logcumsumexp(shards: Shards, x: Tensor, dim: int) -> Tensor:
+    """Each shard's maximum and sum of exponentials; those before stand in front of its own."""
+    dtype, x = x.dtype, x.to(wide(x.dtype))
+    largest, sums = shards.gather(*exp_sums(x, (dim,)))
+    before = [at for at in shards.filled if at < shards.index]
+    if not before:
+        return shards.tie(x.logcumsumexp(dim).to(dtype), sums)
+    carry = log_of_sums(largest[before], sums[before])
+    out = torch.cat([carry, x], dim).logcumsumexp(dim)
+    return out.narrow(dim, 1, x.shape[dim]).to(dtype, copy=True)
+
+
+def _of_shard(largest: bool) -> Callable[[Tensor, int], tuple[Tensor, Tensor]]:
+    """cummax or cummin of a shard. Of nothing torch takes the operand itself for its gradient,
+    which then has other gradients than on the other ranks."""
+    function = torch.cummax if largest else torch.cummin
+
+    def scan(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+        if x.numel():
+            return function(x, dim)
+        return x.clone(), torch.empty_like(x, dtype=torch.int64, requires_grad=False)
+
+    return scan
+
+
+def _extreme(largest: bool) -> Callable[..., Any]:
+    """cummax and cummin: the later of equal elements counts, and the latest NaN."""
+    function = _of_shard(largest)
+    beats = torch.ge if largest else torch.le
+
+    def kernel(shards: Shards, x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+        values, places = function(x, dim)
+        places = places + shards.starts[dim]
+        if x.shape[dim]:
+            last = [one.narrow(dim, x.shape[dim] - 1, 1) for one in (values, places)]
+        else:
+            last = [empty_summary(one, (dim,), kept.dtype)
+                    for one, kept in ((x, values), (places, places))]
+        ends, wheres = (shards.gather(one)[0] for one in last)
+        before = [at for at in shards.filled if at < shards.index]
+        if not before:
+            return shards.tie(values, ends), places
+        carry, which = function(ends[before], 0)
+        where = wheres[before].gather(0, which[-1:])[0]
+        carry = carry[-1]
+        fixed, held = values.detach(), carry.detach()
+        mine = beats(fixed, held) | (fixed != fixed)
+        return torch.where(mine, values, carry), torch.where(mine, places, where)
+
+    kernel.__doc__ = "Each shard's own extrema, and the last one of the shards before it."
+    return kernel
+
+
+def _log_rule(call: Call, wants_grad: Any) -> str:
+    """Sums of complex exponentials have no maximum to be scaled by."""
+    return "... s! -> ... s" if call.results[0].dtype.startswith("complex") else "... s~ -> ... s"
+
+
+PAGE = page(
+    op("cumsum", rule("... s~ -> ... s", along="dim", linear=[0]), kernel=_cumsum),
+    op("cumprod", rule("... s~ -> ... s", along="dim"), kernel=_cumprod),
+    op("cummax", rule("... s~ -> ... s, ... s", along="dim"), kernel=_extreme(True)),
+    op("cummin", rule("... s~ -> ... s, ... s", along="dim"), kernel=_extreme(False)),
+    op("logcumsumexp", rule(_log_rule, along="dim"), kernel=_logcumsumexp),
+)

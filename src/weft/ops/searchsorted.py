@@ -1,0 +1,51 @@
+"""Counting: searchsorted, bucketize, histc, isin.
+
+Where a value falls among sorted ones is how many of them are less (or no more), and a count over
+all is the sum of the counts over parts. So what is counted may be sharded, empty shards included.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from weft.rules import Call, TensorArg, op, page, rule
+
+__all__ = ["PAGE"]
+
+
+def _search_rule(call: Call, wants_grad: Sequence[bool]) -> str:
+    """How many are less, as partial counts, whose reduction receives the result twice; or the
+    sorted values whole, where they are fewer. With a `sorter` they are not in order, so whole."""
+    is_first = call.op.startswith("aten.searchsorted")
+    values, among = call.args[:2][:: -1 if is_first else 1]
+    sorter = call.get("sorter")
+    fewer = math.prod(among.shape) <= math.prod(call.results[0].shape)
+    row = "a!" if fewer or sorter is not None else "a"
+    lead, last = ("... ", "... v") if len(among.shape) > 1 else ("", "...")
+    given = [f"{lead}{row}"] + [last] * isinstance(values, TensorArg)
+    operands = [*(given if is_first else given[::-1]), *[f"{lead}a"] * (sorter is not None)]
+    return f"{', '.join(operands)} -> {last if len(given) > 1 else ''}"
+
+
+def _has_ends(call: Call) -> bool:
+    """Without ends, bins lie between the extrema of the data."""
+    low, high = call.get("min"), call.get("max")
+    return low != high and math.isfinite(low) and math.isfinite(high)
+
+
+def _isin_rule(call: Call, wants_grad: Sequence[bool]) -> str:
+    """Equal to one of them, whichever shard has it; inverted, to none."""
+    x, among = call.args[:2]
+    kind = "and" if call.get("invert") else "or"
+    operands = ["..."] if isinstance(x, TensorArg) else []
+    if isinstance(among, TensorArg):
+        operands.append(" ".join([f"a{dim}:{kind}" for dim in range(len(among.shape))]))
+    return f"{', '.join(operands)} -> {'...' if isinstance(x, TensorArg) else ''}"
+
+
+PAGE = page(
+    op("histc", rule("... s -> b!", along="dim", serves=_has_ends)),
+    op("isin", rule(_isin_rule)),
+    op("searchsorted bucketize", rule(_search_rule, by_size=True)),
+)

@@ -1,0 +1,422 @@
+"""Elements whose places in the result are known without data: flip, roll, repeat, unfold, pads,
+channels that change places, diag_embed.
+
+Along a sharded dim each rank gets what its part of the result shows and it does not hold, each
+element once: of a halo the halo. Routes are made once, with the recipe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.comm import BoundMesh
+from weft.core import Layout
+from weft.ops.algorithm import Composite, Local
+from weft.ops.indexing.grids import exchange_along
+from weft.ops.indexing.index_layouts import Cuts, IndexLayout, askers
+from weft.ops.indexing.row_exchange import RowExchange, Units, plan_together
+from weft.ops.indexing.rows import as_rows, to_place
+from weft.rules import Call, Decision, Rule, op, page, rule
+from weft.rules.factors import names
+from weft.transport import Shards
+
+__all__ = ["PAGE"]
+
+Layouts = Sequence[Layout]
+
+
+# Elements that change places along dims which keep their length: kernels.
+
+
+def _fetching(
+    mesh: BoundMesh, x: Layout, dim: int, parted: Layout, source: Tensor, last: bool = False
+) -> Callable[[Tensor], Tensor]:
+    """From a block of x that of a result with dims `parted` where x has `dim`, whose place p is
+    element `source[p]` of that dim. Where `last`, dims of `parted` but the first one stand behind
+    all dims of x."""
+    assert mesh.here is not None
+    units = Units(mesh, x, (dim,))
+    places = IndexLayout(Layout.replicated(x.mesh, parted.shape), parted, 0)
+    holder, row = units.locate([source.to(mesh.device)])
+    asker = askers(mesh, places, units.axes)
+    routes = plan_together(RowExchange(units.comm, "shift"), holder, row, asker, once=True)
+    mine = parted.local_shape_at(mesh.here)
+
+    def local(block: Tensor) -> Tensor:
+        rows, others = as_rows(block, (dim,))
+        out = routes.fetch(rows).view(*mine, *others)
+        if last and len(mine) > 1:
+            behind = range(1, len(mine))
+            out = out.movedim(tuple(behind), tuple(at - len(mine) for at in behind))
+            return out.movedim(0, dim).contiguous()
+        return to_place(out, len(mine), dim)
+
+    return local
+
+
+def _rearranged(
+    shards: Shards, x: Tensor, sources: Mapping[int, Callable[[int], Tensor]]
+) -> Tensor:
+    """Of each of these sharded dims, of a length n, place p shows place `sources[dim](n)[p]`."""
+    def make(mesh: BoundMesh, layout: Layout) -> Callable[[Tensor], Tensor]:
+        if len(sources) > 1:
+            return exchange_along(mesh, layout, sources)
+        ((dim, source),) = sources.items()
+        length = layout.shape[dim]
+        line = Layout.make(layout.mesh, (length,), [layout.dims[dim]], [layout.cuts[dim]])
+        return _fetching(mesh, layout, dim, line, source(length))
+
+    return shards.exchange(x, make)
+
+
+def _backwards(length: int) -> Tensor:
+    return torch.arange(length - 1, -1, -1)
+
+
+def _flip(shards: Shards, x: Tensor, dims: Sequence[int]) -> Tensor:
+    """Whole dims turn where they lie; along the others elements change shards, each once."""
+    turned = {dim % x.dim() for dim in dims}
+    whole = [dim for dim in turned if dim not in shards.dims]
+    if whole:
+        x = x.flip(whole)
+    sharded = [dim for dim in shards.dims if dim in turned]
+    return _rearranged(shards, x, dict.fromkeys(sharded, _backwards)) if sharded else x.clone()
+
+
+def _flip_of(dim: int) -> Callable[[Shards, Tensor], Tensor]:
+    def kernel(shards: Shards, x: Tensor) -> Tensor:
+        return _flip(shards, x, [dim])
+
+    kernel.__doc__ = "Elements change shards, each once."
+    return kernel
+
+
+def _roll(shards: Shards, x: Tensor, shifts: Sequence[int], dims: Sequence[int]) -> Tensor:
+    """Whole dims turn where they lie; along the others what crosses borders of shards is sent."""
+    total: dict[int, int] = {}
+    for dim, shift in zip(dims, shifts):
+        total[dim % x.dim()] = total.get(dim % x.dim(), 0) + shift
+    whole = [dim for dim in total if dim not in shards.dims]
+    if whole:
+        x = x.roll([total[dim] for dim in whole], whole)
+
+    def shifted(shift: int) -> Callable[[int], Tensor]:
+        return lambda length: (torch.arange(length) - shift) % max(length, 1)
+
+    return _rearranged(shards, x, {dim: shifted(total[dim]) for dim in shards.dims})
+
+
+def _flat_roll(x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tensor:
+    """Without dims the flat view is rolled."""
+    return x.reshape(-1).roll(shifts, 0).reshape(x.shape)
+
+
+def _channel_shuffle(shards: Shards, x: Tensor, groups: int) -> Tensor:
+    """Channels change shards, each once."""
+    return _rearranged(shards, x, {
+        1: lambda length: torch.arange(length).view(groups, -1).t().reshape(-1)
+    })
+
+
+_SHUFFLE = rule("b c~ ... -> b c ...", linear=[0], moves=True)
+
+
+def _native_shuffle(call: Call, wants_grad: Sequence[bool]) -> Rule | None:
+    """As `channel_shuffle`, which has a derivative."""
+    found = _SHUFFLE.bind(call, wants_grad)
+    return found and replace(found, op="aten.channel_shuffle.default")
+
+
+# Dims of another length: the result has cuts of its own.
+
+
+def _moved(
+    x: Layout, dim: int, sources: Callable[[], Tensor], shape: Sequence[int], cuts: Cuts,
+    last: bool = False,
+) -> Local:
+    """`_fetching`, where the first of the new dims, of `shape`, is cut by what cuts `dim`, at
+    `cuts`."""
+    rest = [()] * (len(shape) - 1)
+    parted = Layout.make(x.mesh, shape, [x.dims[dim], *rest], [cuts, *[None] * len(rest)])
+    result = x.take([at for at in range(x.ndim) if at != dim]).insert(dim, parted)
+    if last and rest:
+        order = [at for at in range(result.ndim) if not dim < at < dim + len(shape)]
+        result = result.take([*order, *range(dim + 1, dim + len(shape))])
+    return Local(
+        Decision((x,), (result,)),
+        lambda mesh: _fetching(mesh, x, dim, parted, sources(), last), communicates=x.dims[dim],
+    )
+
+
+def _grown(x: Layout, dim: int, before: int, length: int) -> Cuts:
+    """The cuts of a dim that has grown by so much in front, and behind to this length: what is new
+    lies with the first and the last shard. Places stay at home as far as they can."""
+    inner = [min(max(cut + before, 0), length) for cut in x.cuts_of(dim)[1:-1]]
+    return (0, *inner, length)
+
+
+def _pad_rule(call: Call, wants_grad: Any) -> str:
+    """With what stands in the tensor: padded dims are whole."""
+    ndim, pad = len(call.tensors[0].shape), call.args[1]
+    # A dim may keep its length: what one end loses the other gains.
+    padded = {ndim - 1 - at // 2 for at, width in enumerate(pad) if width}
+    # Of a batch, if there is one, torch takes nothing as well.
+    several = len(pad) // 2 == ndim - 2
+    given, made = [], []
+    for dim, name in enumerate(names(ndim)):
+        has_to_be = "!" if dim in padded else "" if several and not dim else ">0"
+        given.append(f"{name}{has_to_be}")
+        made.append(f"new{dim}!" if dim in padded else name)
+    return f"{' '.join(given)} -> {' '.join(made)}"
+
+
+def _pad(
+    call: Call, layouts: Layouts, wants_grad: Any
+) -> Decision | Local | Composite | None:
+    """A value is padded where the ends lie; other modes fetch the border that they repeat."""
+    return (_pad_with_value if call.get("mode", "constant") == "constant" else _pad_from_inside)(
+        call, layouts, wants_grad)
+
+
+def _pad_with_value(call: Call, layouts: Layouts, wants_grad: Any) -> Decision:
+    """The first shard pads in front, the last one behind: nothing is sent."""
+    value = call.get("value") or 0
+    layout, source = layouts[0], call.tensors[0]
+    if value != 0:
+        layout = layout.without_partial()
+    ndim, shape = len(source.shape), call.results[0].shape
+    pad = list(call.arg(1, "pad"))
+    before = [0] * ndim
+    before[ndim - len(pad) // 2 :] = pad[::2][::-1]
+    cuts: list[tuple[int, ...] | None] = list(layout.cuts)
+    padded = [dim for dim in range(ndim) if layout.dims[dim] and (
+        before[dim] or shape[dim] != layout.shape[dim]
+    )]
+    for dim in padded:
+        moved = [min(max(cut + before[dim], 0), shape[dim]) for cut in layout.cuts_of(dim)]
+        cuts[dim] = (0, *moved[1:-1], shape[dim])
+    result = Layout.make(layout.mesh, shape, layout.dims, cuts, layout.partial)
+    if not padded:  # cuts that stay say nothing: what one end loses the other may gain
+        return Decision((layout,), (result,))
+
+    def args(coordinate: tuple[int, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        local: list[int] = []
+        for dim, (old, new) in enumerate(zip(layout.box_at(coordinate), result.box_at(coordinate))):
+            # The shard's place in the padded dim, against the box of the result. A shard that
+            # is cropped away altogether is cropped from the front, then padded behind.
+            start, stop = old[0] + before[dim], old[1] + before[dim]
+            gone = min(stop, new[1]) <= max(start, new[0])
+            local[:0] = (start - stop, new[1] - new[0]) if gone else (start - new[0], new[1] - stop)
+        return (source, local, value), {}
+
+    return Decision((layout,), (result,), args, "aten.constant_pad_nd.default")
+
+
+def _pad_from_inside(
+    call: Call, layouts: Layouts, wants_grad: Any
+) -> Local | Composite | None:
+    """`pad` with what stands in the tensor (reflect, replicate, circular): along a sharded dim
+    borders come from the shards that hold them."""
+    x, mode, pad = layouts[0], call.args[2], list(call.args[1])
+    padded = {x.ndim - 1 - at // 2 for at, width in enumerate(pad) if width}
+    if len(pad) // 2 not in (x.ndim - 2, x.ndim - 1) or not any(x.dims[dim] for dim in padded):
+        return None
+    if len(padded) > 1:
+        return Composite(_pads)
+    if 0 in x.shape:
+        return None
+    (dim,) = padded
+    before, behind = pad[2 * (x.ndim - 1 - dim) :][:2]
+    size, length = x.shape[dim], call.results[0].shape[dim]
+    start, stop = max(-before, 0), size + min(behind, 0)  # what a negative width leaves
+    if not length or (
+        # Of a circle shorter than its borders torch reads what it has not written yet.
+        mode == "circular" and stop - start < max(before, behind)
+    ):
+        return None
+    find = _BORDERS[mode]
+    return _moved(
+        x, dim,
+        lambda: find(torch.arange(-before, size + behind), size, start, stop), (length,),
+        _grown(x, dim, before, length),
+    )
+
+
+_BORDERS: dict[str, Callable[[Tensor, int, int, int], Tensor]] = {
+    "replicate": lambda at, size, start, stop: at.clamp(0, size - 1),
+    "circular": lambda at, size, start, stop: start + (at - start) % (stop - start),
+    "reflect": lambda at, size, start, stop: (size - 1) - (size - 1 - at.abs()).abs(),
+}
+"""Mode -> where in a dim of this size, of which start to stop is kept, the places before, in and
+behind it are taken from: only a circle is cropped before it is closed."""
+
+
+def _pads(x: Tensor, pad: Sequence[int], mode: str, value: Any = None) -> Tensor:
+    """One dim after the other."""
+    for at in range(0, len(pad), 2):
+        if pad[at] or pad[at + 1]:
+            own = [width if place // 2 == at // 2 else 0 for place, width in enumerate(pad)]
+            x = torch.ops.aten.pad(x, own, mode)
+    return x
+
+
+def _repeat_rule(call: Call, wants_grad: Any) -> str:
+    """A dim that is repeated is whole; the others pass."""
+    source, result = call.tensors[0].shape, call.results[0].shape
+    skip = len(result) - len(source)
+    given, made = [], [f"r{dim}" for dim in range(skip)]
+    for dim, name in enumerate(names(len(source))):
+        same = result[skip + dim] == source[dim]
+        given.append(name if same else f"{name}!")
+        made.append(name if same else f"y{dim}!")
+    return f"{' '.join(given)} -> {' '.join(made)}"
+
+
+def _repeat(call: Call, layouts: Layouts, wants_grad: Any) -> Local | Composite | None:
+    """Of a sharded dim that is repeated, each shard of the result gets the stretch it shows."""
+    x, shape = layouts[0], call.results[0].shape
+    skip = len(shape) - x.ndim
+    grown = [dim for dim in range(x.ndim) if shape[skip + dim] != x.shape[dim]]
+    cut = [dim for dim in grown if x.dims[dim]]
+    free = [x.shape[dim] for dim in range(x.ndim) if not x.dims[dim] and dim not in grown]
+    if 0 in shape or not cut or max(free, default=0) >= x.num_shards(cut[0]):
+        return None  # a dim that is not repeated is cut instead
+    if len(grown) > 1 or skip:
+        return Composite(_repeats)
+    (dim,) = grown
+    size, length = x.shape[dim], shape[dim]
+    return _moved(x, dim, lambda: torch.arange(length) % size, (length,), None)
+
+
+def _repeats(x: Tensor, times: Sequence[int]) -> Tensor:
+    times = [1] * (x.dim() - len(times)) + list(times)
+    more = len(times) - x.dim()
+    for at in range(x.dim()):
+        if times[more + at] != 1:
+            x = x.repeat([times[more + at] if dim == at else 1 for dim in range(x.dim())])
+    if not more:
+        return x
+    return x.expand([*times[:more], *x.shape]).clone(memory_format=torch.contiguous_format)
+
+
+def _unfold(call: Call, layouts: Layouts, wants_grad: Any) -> Local | None:
+    """Along a sharded dim a window lies where its first element does, and gets what it shows of
+    later shards."""
+    x = layouts[0]
+    if not x.ndim:
+        return None
+    dim, size, step = call.args[1] % x.ndim, call.args[2], call.args[3]
+    num = call.results[0].shape[dim]
+    if not x.dims[dim] or not num or not size or 0 in x.shape:
+        return None
+    inner = [min(-(-cut // step), num) for cut in x.cuts_of(dim)[1:-1]]
+    return _moved(
+        x, dim,
+        lambda: torch.arange(num).unsqueeze(1) * step + torch.arange(size), (num, size),
+        (0, *inner, num), last=True,
+    )
+
+
+def _diag_embed(call: Call, layouts: Layouts, wants_grad: Any) -> Local:
+    """`diag_embed(x, offset, dim1, dim2)`: rows are sharded as the elements are."""
+    x, offset, one, other = layouts[0], *call.args[1:4]
+    shape = call.results[0].shape
+    one, other = one % len(shape), other % len(shape)
+    size, row, column = shape[one], max(-offset, 0), max(offset, 0)
+    old = x.cuts_of(x.ndim - 1)
+    rows = (0, *(cut + row for cut in old[1:-1]), size)
+    axes, cuts = list(x.dims[:-1]), list(x.cuts[:-1])
+    for dim in sorted((one, other)):
+        axes.insert(dim, x.dims[-1] if dim == one else ())
+        cuts.insert(dim, rows if dim == one and x.dims[-1] else None)
+    result = Layout.make(x.mesh, shape, axes, cuts, x.partial)
+
+    def bind(mesh: BoundMesh) -> Callable[[Tensor], Tensor]:
+        assert mesh.here is not None
+        start, stop = x.box_at(mesh.here)[-1]
+        first, last = result.box_at(mesh.here)[one]
+        pad = [start + column, size - stop - column, start + row - first, last - stop - row]
+
+        def local(block: Tensor) -> Tensor:
+            out = torch.constant_pad_nd(block.diag_embed(), pad)
+            return out.movedim((-2, -1), (one, other)).contiguous()
+
+        return local
+
+    return Local(Decision((x,), (result,)), bind)
+
+
+# Compositions of slices, views and these.
+
+
+def _diag(x: Tensor, diagonal: int = 0) -> Tensor:
+    """The diagonal, or a matrix of it: elements stay where they lie; any dim may be cut."""
+    return x.diag_embed(diagonal) if x.dim() == 1 else x.diagonal(diagonal).clone()
+
+
+def _diagflat(x: Tensor, offset: int = 0) -> Tensor:
+    """The matrix whose diagonal is all elements: its rows are cut where these are."""
+    return x.reshape(-1).diag_embed(offset)
+
+
+def _rot90(x: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
+    """Flips and a transposition: any dim may be cut; a cut dim that turns is exchanged."""
+    one, other = dims
+    match k % 4:
+        case 1:
+            return x.flip([other]).transpose(one, other)
+        case 2:
+            return x.flip([one, other])
+        case 3:
+            return x.flip([one]).transpose(one, other)
+    return x.clone()
+
+
+def _pixel_shuffle(x: Tensor, factor: int) -> Tensor:
+    """Channels unfolded into height and width: batch and positions stay cut, cut channels by whole
+    groups."""
+    *lead, channels, height, width = x.shape
+    apart = x.reshape([*lead, channels // factor**2, factor, factor, height, width])
+    at = len(lead)
+    order = [*range(at), at, at + 3, at + 1, at + 4, at + 2]
+    shape = [*lead, channels // factor**2, height * factor, width * factor]
+    return apart.permute(order).reshape(shape)
+
+
+def _pixel_unshuffle(x: Tensor, factor: int) -> Tensor:
+    """Height and width folded into channels: batch and channels stay cut, positions by whole
+    steps."""
+    *lead, channels, height, width = x.shape
+    apart = x.reshape([*lead, channels, height // factor, factor, width // factor, factor])
+    at = len(lead)
+    order = [*range(at), at, at + 2, at + 4, at + 1, at + 3]
+    shape = [*lead, channels * factor**2, height // factor, width // factor]
+    return apart.permute(order).reshape(shape)
+
+
+PAGE = page(
+    op("flip", rule("... s~ -> ... s", along="dims", linear=[0], moves=True), kernel=_flip),
+    op("fliplr", rule("a s~ ... -> a s ...", linear=[0], moves=True), kernel=_flip_of(1)),
+    op("flipud", rule("s~ ... -> s ...", linear=[0], moves=True), kernel=_flip_of(0)),
+    op("roll", rule("... s~ -> ... s", along="dims", linear=[0], moves=True,
+                    serves=lambda call: bool(call.get("dims"))),
+       kernel=_roll, compose=_flat_roll),
+    op("channel_shuffle", _SHUFFLE, kernel=_channel_shuffle),
+    op("native_channel_shuffle", rule(_native_shuffle), kernel=_channel_shuffle),
+    op("repeat tile", rule(_repeat_rule, linear=[0], moves=True), layouts=_repeat),
+    op("unfold unfold_copy",
+       rule("... s! -> ... w! i!", along="dimension", linear=[0], moves=True), layouts=_unfold),
+    op("pad", rule(_pad_rule, linear=[0], moves=True), layouts=_pad),
+    op("constant_pad_nd", layouts=_pad_with_value),
+    op("diag_embed", layouts=_diag_embed),
+    op("diag", compose=_diag),
+    op("diagflat", compose=_diagflat),
+    op("rot90", compose=_rot90),
+    op("pixel_shuffle", compose=_pixel_shuffle),
+    op("pixel_unshuffle", compose=_pixel_unshuffle),
+)

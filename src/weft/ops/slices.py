@@ -1,0 +1,262 @@
+"""Slices, splits, diagonals and triangles; writes to what a view would show.
+
+The operand's cuts decide all: a slice of a sharded dim and its pieces stay where they are, with
+ragged cuts, and every coordinate calls the op with numbers of its own. Nothing is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.core import Layout
+from weft.ops.algorithm import Composite
+from weft.rules import Call, Decision, LocalArgs, TensorArg, op, page, rule
+from weft.rules.factors import one_dim
+
+__all__ = ["PAGE"]
+
+Layouts = Sequence[Layout]
+
+
+# One dim of one operand is cut anew; the others, and partial values of every kind, stay.
+
+
+def _slice(call: Call, layouts: Layouts, wants_grad: Any = ()) -> Decision:
+    """`slice(x, dim, start, stop, step)`: each shard keeps what lies between its borders."""
+    source = call.tensors[0]
+    dim = one_dim(call.arg(1, "dim", 0), len(source.shape))
+    bounds = slice(call.arg(2, "start"), call.arg(3, "end"), call.arg(4, "step", 1))
+    start, _, step = bounds.indices(source.shape[dim])
+    return _sliced(call, layouts[0], dim, start, step)
+
+
+def _narrow(call: Call, layouts: Layouts, wants_grad: Any) -> Decision | None:
+    """`narrow(x, dim, start, length)`; a start that is a tensor is known only at run time."""
+    source = call.tensors[0]
+    dim = one_dim(call.arg(1, "dim"), len(source.shape))
+    start = call.arg(2, "start")
+    if not isinstance(start, int):
+        return None
+    return _sliced(call, layouts[0], dim, start + source.shape[dim] if start < 0 else start, 1)
+
+
+def _sliced(call: Call, layout: Layout, dim: int, start: int, step: int) -> Decision:
+    count = call.results[0].shape[dim]
+    if not layout.dims[dim]:
+        return Decision((layout,), (layout.recut(dim, count),))
+    old = layout.cuts_of(dim)
+    # How many kept elements lie before each border.
+    new = tuple(min(max(-(-(cut - start) // step), 0), count) for cut in old)
+    result = layout.recut(dim, count, new)
+    source = call.tensors[0]
+
+    def args(coordinate: tuple[int, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        index = layout.shard_index(dim, coordinate)
+        first = start + new[index] * step - old[index]
+        kept = new[index + 1] - new[index]
+        if kept == 0:
+            return (source, dim, 0, 0, 1), {}
+        return (source, dim, first, first + (kept - 1) * step + 1, step), {}
+
+    return Decision((layout,), (result,), args, "aten.slice.Tensor")
+
+
+def _select(call: Call, layouts: Layouts, wants_grad: Any) -> Composite | None:
+    """`select(x, dim, index)` of a sharded dim: the slice of length 1 stays where it lies, free,
+    and comes to whole by itself, so that no more than the result is sent."""
+    layout = layouts[0]
+    if not layout.ndim or not layout.dims[call.args[1] % layout.ndim]:
+        return None
+
+    def select(x: Tensor, dim: int, index: int) -> Tensor:
+        return x.narrow(dim, index % x.shape[dim], 1).squeeze(dim)
+
+    return Composite(select)
+
+
+_SPLIT_DIM = {"hsplit": 1, "vsplit": 0, "dsplit": 2}
+
+
+def _borders(indices: Any, length: int) -> list[int]:
+    """Where the pieces of `tensor_split` but the first begin. They need not follow one another:
+    where an index is less than the one before, pieces overlap."""
+    return [min(max(at + length if at < 0 else at, 0), length) for at in indices]
+
+
+def _split(call: Call, layouts: Layouts, wants_grad: Any) -> Decision:
+    """`split`, `split_with_sizes`, `chunk`, `tensor_split` and its kin: pieces follow one
+    another."""
+    layout = layouts[0]
+    source = call.tensors[0]
+    named = _SPLIT_DIM.get(call.op.split(".")[1])
+    dim = (
+        one_dim(call.arg(2, "dim", 0), len(source.shape)) if named is None
+        else min(named, len(source.shape) - 1)
+    )
+    lengths = [result.shape[dim] for result in call.results]
+    if not layout.dims[dim]:
+        return Decision((layout,), tuple(layout.recut(dim, size) for size in lengths))
+    old = layout.cuts_of(dim)
+    # To autograd pieces of `tensor_split` are views of their own, those of `split` are not.
+    apart = named is not None or call.op.startswith("aten.tensor_split")
+    given = call.arg(1, "indices", None)
+    borders = (
+        _borders(given, source.shape[dim]) if apart and isinstance(given, (list, tuple))
+        else list(accumulate(lengths))[:-1]
+    )
+    pieces = tuple(
+        layout.recut(dim, size, tuple(min(max(cut - start, 0), size) for cut in old))
+        for start, size in zip([0, *borders], lengths)
+    )
+
+    def args(coordinate: tuple[int, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        index = layout.shard_index(dim, coordinate)
+        first, end = old[index : index + 2]
+        inside = [min(max(border, first), end) - first for border in borders]
+        if apart:
+            return (source, inside, dim), {}
+        sizes = [stop - start for start, stop in pairwise([0, *inside, end - first])]
+        return (source, sizes, dim), {}
+
+    op = "aten.tensor_split.indices" if apart else "aten.split_with_sizes.default"
+    return Decision((layout,), pieces, args, op)
+
+
+def _diagonal(call: Call, layouts: Layouts, wants_grad: Any = ()) -> Decision:
+    """`diagonal(x, offset, dim1, dim2)`: it shifts by the shard's place. Along it rows and columns
+    grow, so the pieces of blocks follow one another in the order of rows, then columns."""
+    layout, source = layouts[0], call.tensors[0]
+    ndim = len(source.shape)
+    offset = call.arg(1, "offset", 0)
+    one = one_dim(call.arg(2, "dim1", 0), ndim)
+    other = one_dim(call.arg(3, "dim2", 1), ndim)
+    kept = [dim for dim in range(ndim) if dim not in (one, other)]
+    count = call.results[0].shape[-1]
+    axes = layout.dims[one] + layout.dims[other]
+    cuts = [0]
+    for row in layout.cuts_of(one)[1:]:
+        for column in layout.cuts_of(other)[1:]:
+            stop = min(row - max(-offset, 0), column - max(offset, 0), count)
+            cuts.append(max(cuts[-1], stop))
+    result = Layout.make(
+        layout.mesh, call.results[0].shape, [*(layout.dims[dim] for dim in kept), axes],
+        [*(layout.cuts[dim] for dim in kept), tuple(cuts) if axes else None], layout.partial,
+    )
+    if not axes:
+        return Decision((layout,), (result,))
+    shift = _within(offset, source.shape[one], source.shape[other])
+
+    def args(coordinate: tuple[int, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        box = layout.box_at(coordinate)
+        return (source, shift + box[one][0] - box[other][0], one, other), {}
+
+    return Decision((layout,), (result,), args)
+
+
+def _within(diagonal: int, rows: int, columns: int) -> int:
+    """The diagonal of that number, or one outside as well: a shard's place fits into 64 bits."""
+    return max(-rows, min(diagonal, columns))
+
+
+def _triangle(call: Call, layouts: Layouts, wants_grad: Any) -> Decision:
+    """`tril`, `triu`: the diagonal shifts by the shard's place. Zero terms reduce to zero in
+    every kind, so partial passes."""
+    layout, source = layouts[0], call.tensors[0]
+    if not layout.dims[-1] and not layout.dims[-2]:
+        return Decision((layout,), (layout,))
+    diagonal = _within(call.arg(1, "diagonal", 0), *source.shape[-2:])
+
+    def args(coordinate: tuple[int, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        *_, rows, columns = layout.box_at(coordinate)
+        return (source, diagonal + rows[0] - columns[0]), {}
+
+    return Decision((layout,), (layout,), args)
+
+
+# Writing to what a view would show: the source comes to where that view's elements lie, and each
+# shard places its own.
+
+
+def _placed(
+    call: Call, layouts: Layouts, view: Callable[..., Decision],
+    rest: tuple[Any, ...],
+) -> Decision:
+    """`call` places its second tensor where `view`, an op with the arguments `rest`, looks."""
+    target, source = call.tensors
+    layout = layouts[0].without_partial()
+    shown = view(
+        Call("", (target, *rest), {}, (TensorArg(source.shape, target.dtype),)), (layout,)
+    )
+    local: LocalArgs | None = None
+    if shown.args is not None:
+        of_view = shown.args
+
+        def args(coordinate: tuple[int, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+            (_, *numbers), named = of_view(coordinate)
+            return (target, source, *numbers), named
+
+        local = args
+    return Decision((layout, shown.results[0]), (layout,), local)
+
+
+def _slice_scatter(call: Call, layouts: Layouts, wants_grad: Any) -> Decision:
+    """`slice_scatter(x, source, dim, start, end, step)`."""
+    numbers = (
+        call.arg(2, "dim", 0), call.arg(3, "start"), call.arg(4, "end"), call.arg(5, "step", 1)
+    )
+    return _placed(call, layouts, _slice, numbers)
+
+
+def _diagonal_scatter(call: Call, layouts: Layouts, wants_grad: Any) -> Decision:
+    """`diagonal_scatter(x, source, offset, dim1, dim2)`."""
+    numbers = call.arg(2, "offset", 0), call.arg(3, "dim1", 0), call.arg(4, "dim2", 1)
+    return _placed(call, layouts, _diagonal, numbers)
+
+
+# Compositions.
+
+
+def _linalg_diagonal(x: Tensor, *, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
+    """A diagonal, by the rule of `diagonal`: any dim may be cut, and nothing is sent."""
+    return x.diagonal(offset, dim1, dim2)
+
+
+def _narrow_copy(x: Tensor, dim: int, start: int, length: int) -> Tensor:
+    """`narrow`, copied: any dim may be cut; what is left of a cut dim is ragged, and nothing is
+    sent."""
+    return x.narrow(dim, start, length).clone()
+
+
+def _select_scatter(x: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
+    """A `slice_scatter` of one slice: any dim may be cut; only the slice is sent."""
+    length = x.shape[dim]
+    if not -length <= index < length:
+        raise IndexError(
+            f"select(): index {index} out of range for tensor of size {list(x.shape)} at "
+            f"dimension {dim}"
+        )
+    at = index % length
+    return torch.slice_scatter(x, source.unsqueeze(dim), dim, at, at + 1)
+
+
+PAGE = page(
+    op("slice slice_copy", layouts=_slice),
+    op("narrow", layouts=_narrow),
+    op("select", rule("... s! -> ...", along="dim", linear=[0], moves=True), layouts=_select),
+    op("select_copy", rule("... s! -> ...", along="dim", linear=[0], moves=True)),
+    op("unbind unbind_copy", rule("... s! -> {...}", along="dim", linear=[0], moves=True)),
+    op("chunk dsplit hsplit split split_copy split_with_sizes split_with_sizes_copy tensor_split "
+       "unsafe_chunk unsafe_split unsafe_split_with_sizes vsplit", layouts=_split),
+    op("diagonal diagonal_copy", layouts=_diagonal),
+    op("tril triu", layouts=_triangle),
+    op("slice_scatter", layouts=_slice_scatter),
+    op("diagonal_scatter", layouts=_diagonal_scatter),
+    op("linalg_diagonal", compose=_linalg_diagonal),
+    op("narrow_copy", compose=_narrow_copy),
+    op("select_scatter", compose=_select_scatter),
+)

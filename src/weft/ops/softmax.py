@@ -1,0 +1,69 @@
+"""Softmaxes. Along a sharded dim the maximum is subtracted first, and the sum of the exponentials
+is that of all shards: one reduction each. Half precision is computed in float32."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.ops.summaries import empty_summary, wide
+from weft.rules import op, page, rule
+from weft.transport import Shards
+
+__all__ = ["PAGE", "log_softmax"]
+
+
+def _shifted(shards: Shards, x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """x less the maximum of all shards, and that maximum."""
+    fixed = x.detach()
+    own = fixed.amax(dim, keepdim=True) if x.shape[dim] else empty_summary(
+        fixed, (dim,), x.dtype) - torch.inf
+    largest = shards.pmax(own)
+    return x - largest, largest
+
+
+def _softmax(shards: Shards, x: Tensor, dim: int, dtype: Any = None) -> Tensor:
+    """exp(x - max) / sum exp(x - max)."""
+    dtype = x.dtype if dtype is None else dtype
+    shifted, _ = _shifted(shards, x.to(dtype).to(wide(dtype)), dim)
+    exp = shifted.exp()
+    return (exp / shards.psum(exp.sum(dim, keepdim=True))).to(dtype)
+
+
+def _safe_softmax(shards: Shards, x: Tensor, dim: int, dtype: Any = None) -> Tensor:
+    """exp(x - max) / sum exp(x - max); zeros for rows of nothing but -inf."""
+    dtype = x.dtype if dtype is None else dtype
+    shifted, largest = _shifted(shards, x.to(dtype).to(wide(dtype)), dim)
+    hidden = largest == -torch.inf
+    exp = shifted.masked_fill(hidden, 0).exp()
+    return (exp / shards.psum(exp.sum(dim, keepdim=True))).masked_fill(hidden, 0).to(dtype)
+
+
+def log_softmax(shards: Shards, x: Tensor, dim: int, dtype: Any = None) -> Tensor:
+    """x - max - log sum exp(x - max)."""
+    dtype = x.dtype if dtype is None else dtype
+    shifted, _ = _shifted(shards, x.to(dtype).to(wide(dtype)), dim)
+    total = shards.psum(shifted.exp().sum(dim, keepdim=True))
+    return (shifted - total.log()).to(dtype)
+
+
+def _of_half(kernel: Any) -> Any:
+    """The kernel of an op whose flag says whether half precision becomes float32."""
+    def run(shards: Shards, x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+        return kernel(shards, x, dim, torch.float32 if half_to_float else None)
+
+    run.__doc__ = kernel.__doc__
+    return run
+
+
+_ALONG = rule("... s~ -> ... s", along="dim")
+
+PAGE = page(
+    op("softmax", _ALONG, kernel=_softmax),
+    op("log_softmax", _ALONG, kernel=log_softmax),
+    op("_softmax", _ALONG, kernel=_of_half(_softmax)),
+    op("_log_softmax", _ALONG, kernel=_of_half(log_softmax)),
+    op("_safe_softmax", _ALONG, kernel=_safe_softmax),
+)

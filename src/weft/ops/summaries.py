@@ -1,0 +1,51 @@
+"""What kernels share that bring a few numbers of every shard, the *summaries*, to all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.core import Layout
+from weft.ops.precision import HALF, wide
+
+__all__ = ["HALF", "is_cut", "left", "empty_summary", "reduced", "wide"]
+
+
+def reduced(layout: Layout, dims: Any) -> tuple[int, ...]:
+    """The dims that are reduced, non-negative; None or () means all, of a number any is none."""
+    if dims is None or dims == [] or dims == () or not layout.ndim:
+        return tuple(range(layout.ndim))
+    dims = (dims,) if isinstance(dims, int) else dims
+    return tuple(sorted({dim % layout.ndim for dim in dims}))
+
+
+def is_cut(layout: Layout, dims: Sequence[int]) -> bool:
+    """Whether some axis cuts one of the dims."""
+    return any(layout.dims[dim] for dim in dims if dim < layout.ndim)
+
+
+def left(
+    shape: Sequence[int], layout: Layout, dims: Sequence[int], keepdim: bool,
+    kind: str | None = None,
+) -> Layout:
+    """What is left of `shape` when `dims` are reduced: terms of `kind`, or the value everywhere."""
+    partial = list(layout.partial)
+    for dim in dims:
+        for axis in layout.dims[dim]:
+            partial[axis] = kind
+    kept = [dim for dim in range(layout.ndim) if keepdim or dim not in dims]
+    return Layout.make(
+        layout.mesh, shape,
+        [() if dim in dims else layout.dims[dim] for dim in kept],
+        [None if dim in dims else layout.cuts[dim] for dim in kept],
+        partial,
+    )
+
+
+def empty_summary(x: Tensor, dims: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """The summary of a block without elements: zero, with a graph edge to the block, so that
+    every rank takes part in the backward of what is gathered."""
+    return x.sum(tuple(dims), keepdim=True).to(dtype)

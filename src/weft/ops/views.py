@@ -1,0 +1,230 @@
+"""Ops that change a tensor's shape and no element: views, permutations, expansion.
+
+All of them move elements, so partial values of every kind pass. A dim that is flattened or
+unflattened is compound, and only its leading factor can be sharded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.rules import Call, Rule, RuleText, op, page, rule
+from weft.rules.factors import IDENTITY, dim_list, dims, names, one_dim
+
+__all__ = ["PAGE"]
+
+
+def _words(factors: Iterable[str]) -> str:
+    return " ".join(factors)
+
+
+# Dims in another order.
+
+
+def _permuted(order: Callable[[Call, int], Sequence[int]]) -> RuleText:
+    """`order(call, ndim)` is the source dim of each dim of the result."""
+
+    def text(call: Call, wants_grad: Any) -> str:
+        given = names(len(call.tensors[0].shape))
+        return f"{_words(given)} -> {_words(given[dim] for dim in order(call, len(given)))}"
+
+    return rule(text, linear=[0], moves=True)
+
+
+def _swapped(call: Call, ndim: int) -> list[int]:
+    order, (one, other) = list(range(ndim)), call.args[1:3]
+    if ndim:
+        order[one], order[other] = order[other], order[one]
+    return order
+
+
+def _moved(call: Call, ndim: int) -> list[int]:
+    sources, targets = call.args[1:3]
+    if isinstance(sources, int):
+        sources, targets = (sources,), (targets,)
+    order = [-1] * ndim
+    for source, target in zip(sources, targets if ndim else ()):
+        order[target % ndim] = source % ndim
+    rest = iter([dim for dim in range(ndim) if dim not in order])
+    return [next(rest) if dim < 0 else dim for dim in order]
+
+
+_LAST_TWO = rule("... a b -> ... b a", "... -> ...", linear=[0], moves=True)
+
+
+# Dims that come and go.
+
+
+def _squeeze(call: Call, wants_grad: Any) -> Rule:
+    """Drops the dims of global size 1; a shard of another dim that has length 1 stays."""
+    source = call.tensors[0]
+    ndim, given = len(source.shape), call.arg(1, "dim")
+    named = () if given in ((), []) else dim_list(given, ndim)
+    gone = [dim for dim in named if source.shape[dim] == 1]
+    kinds = dims(ndim)
+    return Rule(
+        (tuple([() if dim in gone else factor for dim, factor in enumerate(kinds)]),),
+        (tuple([factor for dim, factor in enumerate(kinds) if dim not in gone]),),
+        dict(zip(names(ndim), source.shape)), linear=IDENTITY, moves=True,
+        op="aten.squeeze.dims" if gone else "aten.alias.default",
+        args=(source, gone) if gone else (source,),
+    )
+
+
+def _broadcast_tensors(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Each is expanded where it lies, whatever its cuts: the results need not lie alike."""
+    shape = torch.broadcast_shapes(*(one.shape for one in tensors))
+    return [one.expand(shape) for one in tensors]
+
+
+def _flat_repeat_interleave(
+    x: Tensor, repeats: int, dim: int | None = None, *, output_size: int | None = None
+) -> Tensor:
+    """Elements repeated a number of times each, by the rule of the flat view: any dim may be
+    cut."""
+    return x.reshape(-1).repeat_interleave(repeats, 0)
+
+
+def _is_repeated_along(call: Call) -> bool:
+    return call.get("dim") is not None and call.get("repeats") > 0 and (
+        call.get("output_size") is None)
+
+
+# Dims that join and part.
+
+
+def _joined(shape: Sequence[int], first: int, count: int) -> tuple[str, str]:
+    """The dims of this shape, and the same with `count` of them, from `first` on, as one. Of those
+    dims that have length 1 are no factors, as long as there is another."""
+    inner = range(first, first + count)
+    kept = [dim for dim in inner if shape[dim] != 1] or list(inner[:1])
+    apart = [name if dim in kept or dim not in inner else "1"
+             for dim, name in enumerate(names(len(shape)))]
+    one = f"({_words(apart[dim] for dim in kept)})" if kept else "1"
+    return _words(apart), _words([*apart[:first], one, *apart[first + count :]])
+
+
+def _flatten(call: Call, wants_grad: Any) -> str:
+    shape = call.tensors[0].shape
+    first = one_dim(call.get("start_dim", 0), len(shape))
+    last = one_dim(call.get("end_dim", -1), len(shape))
+    return " -> ".join(_joined(shape, first, last + 1 - first if shape else 0))
+
+
+def _unflatten(call: Call, wants_grad: Any) -> str:
+    first = one_dim(call.get("dim"), len(call.tensors[0].shape))
+    apart, joined = _joined(call.results[0].shape, first, len(call.get("sizes")))
+    return f"{joined} -> {apart}"
+
+
+def _bits(call: Call, wants_grad: Any) -> str:
+    """`view(dtype)` reads the same bytes as another dtype: the last dim whole if it changes."""
+    same = call.tensors[0].shape == call.results[0].shape
+    return "... -> ..." if same else "... s! -> ... t!"
+
+
+def _view(call: Call, wants_grad: Any) -> Rule:
+    """Dims of both shapes are taken from the left until their products agree. The size of a factor
+    is the largest for which its borders are borders of both the old and the new dim."""
+    source, result = call.tensors[0].shape, call.results[0].shape
+    old: list[tuple[str, ...]] = [()] * len(source)
+    new: list[tuple[str, ...]] = [()] * len(result)
+    sizes: dict[str, int] = {}
+    whole: set[str] = set()
+    left = right = 0
+    end_left, end_right = _stop(source, result)
+    while left < end_left or right < end_right:
+        first, second = left, right
+        one = source[left] if left < end_left else 1
+        other = result[right] if right < end_right else 1
+        left, right = min(left + 1, end_left), min(right + 1, end_right)
+        while one != other:
+            if one < other:
+                one *= source[left]
+                left += 1
+            else:
+                other *= result[right]
+                right += 1
+        if one != 1 or (first < left and second < right):
+            _group(source, result, range(first, left), range(second, right), old, new, sizes, whole)
+    for shape, made, start, mark in ((source, old, end_left, "x"), (result, new, end_right, "y")):
+        for dim in range(start, len(shape)):  # nothing to move
+            made[dim], sizes[f"{mark}{dim}"] = (f"{mark}{dim}",), shape[dim]
+            whole.add(f"{mark}{dim}")
+    return Rule((tuple(old),), (tuple(new),), sizes, whole=frozenset(whole), linear=IDENTITY,
+                moves=True, size_arg=1)
+
+
+def _stop(source: Sequence[int], result: Sequence[int]) -> tuple[int, int]:
+    """Where products stop telling dims apart: the first dim without elements, if there is one."""
+    if 0 not in source:
+        return len(source), len(result)
+    same = 0
+    while same < min(len(source), len(result)) and source[same] == result[same]:
+        same += 1
+    return same, same
+
+
+def _group(
+    source: Sequence[int], result: Sequence[int], lefts: Sequence[int], rights: Sequence[int],
+    old: list[tuple[str, ...]], new: list[tuple[str, ...]], sizes: dict[str, int], whole: set[str],
+) -> None:
+    """Name the factors of dims whose products agree: one that can be sharded, the others whole.
+
+    Borders of the leading old dim lie at multiples of the product of the dims after it, those of
+    the leading new dim likewise; common borders at multiples of the least common multiple.
+    """
+    lefts = [dim for dim in lefts if source[dim] != 1] or lefts[:1]
+    rights = [dim for dim in rights if result[dim] != 1] or rights[:1]
+    total = math.prod(source[dim] for dim in lefts)
+    step_left = total // source[lefts[0]] if total else 1
+    step_right = total // result[rights[0]] if total else 1
+    step = math.lcm(step_left, step_right)
+    lead = f"d{lefts[0]}"
+    sizes[lead] = total // step
+    if sizes[lead] == 1 and step > 1:
+        whole.add(lead)
+    for shape, made, (first, *others), inner, mark in (
+        (source, old, lefts, step // step_left, "x"),
+        (result, new, rights, step // step_right, "y"),
+    ):
+        rest = {f"{mark}{first}": inner} if inner > 1 else {}
+        made[first] = (lead, *rest)
+        for dim in others:
+            made[dim], rest[f"{mark}{dim}"] = (f"{mark}{dim}",), shape[dim]
+        sizes.update(rest)
+        whole.update(rest)
+
+
+PAGE = page(
+    op("t t_copy mT mH adjoint matrix_H", _LAST_TWO),
+    op("transpose transpose_copy swapaxes swapdims", _permuted(_swapped)),
+    op("permute permute_copy", _permuted(lambda call, ndim: [at % ndim for at in call.args[1]])),
+    op("numpy_T", _permuted(lambda call, ndim: range(ndim)[::-1])),
+    op("movedim moveaxis", _permuted(_moved)),
+    op("squeeze squeeze_copy", rule(_squeeze)),
+    op("unsqueeze unsqueeze_copy", rule("... -> ... 1", along="dim", linear=[0], moves=True)),
+    op("atleast_1d.default", rule("a ... -> a ...", "-> 1", linear=[0], moves=True)),
+    op("atleast_2d.default",
+       rule("a b ... -> a b ...", "a -> 1 a", "-> 1 1", linear=[0], moves=True)),
+    op("atleast_3d.default", rule("a b c ... -> a b c ...", "a b -> a b 1", "a -> 1 a 1",
+                                  "-> 1 1 1", linear=[0], moves=True)),
+    op("expand expand_copy broadcast_to",
+       rule("... -> ...", linear=[0], moves=True, sizes="size")),
+    op("expand_as", rule("..., ... -> ...", linear=[0], moves=True)),
+    op("broadcast_tensors", compose=_broadcast_tensors),
+    op("repeat_interleave.self_int",
+       rule("... s -> ... (s n)", along="dim", serves=_is_repeated_along, linear=[0], moves=True),
+       compose=_flat_repeat_interleave),
+    op("view_as_real view_as_real_copy", rule("... -> ... 2", linear=[0])),
+    op("view_as_complex view_as_complex_copy", rule("... 2 -> ...", linear=[0])),
+    op("flatten ravel", rule(_flatten, linear=[0], moves=True)),
+    op("unflatten", rule(_unflatten, along="dim", linear=[0], moves=True, sizes="sizes")),
+    op("view.dtype view_copy.dtype", rule(_bits)),
+    op("view view_copy reshape _unsafe_view _reshape_alias", rule(_view)),
+)

@@ -1,0 +1,255 @@
+"""Writes by index: index_put, index_add, index_copy, index_fill, index_reduce, put, the scatters.
+
+In dims that are whole the rules serve; writes in sharded ones are `indexing.write`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.comm import BoundMesh
+from weft.core import Layout
+from weft.ops.algorithm import Algorithm, Composite, Local
+from weft.ops.indexing.index_layouts import IndexLayout, unused
+from weft.ops.indexing.row_exchange import Units, outside
+from weft.ops.indexing.rows import (
+    element_layouts,
+    element_router,
+    grid,
+    matching,
+    named_dims,
+    reads_nothing,
+    unraveled,
+)
+from weft.ops.indexing.write import Write, adds_partial, as_partial
+from weft.rules import Call, Decision, op, page, rule
+
+__all__ = ["PAGE"]
+
+
+def _index_put(
+    call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
+) -> Algorithm | Decision | None:
+    """`x[i, :, j] = values`, by integers; added, where it accumulates."""
+    x, values = layouts[0], layouts[-1]
+    indices = list(call.args[1])
+    named = [index for index in indices if index is not None]
+    if not named or any(index.dtype in ("bool", "uint8") for index in named):
+        return None
+    if reads_nothing(call, x, indices):
+        return None
+    shape = torch.broadcast_shapes(*(index.shape for index in named))
+    dims, first = named_dims(indices)
+    accumulate = bool(call.args[3])
+    adds = accumulate and call.tensors[0].dtype != "bool"
+
+    def write(block: Tensor, rows: tuple[Tensor, ...], new: Any, in_place: bool) -> Tensor:
+        put = block.index_put_ if in_place else block.index_put
+        return put(rows, new, accumulate)
+
+    return Write(
+        call.op, x, dims, layouts[1:-1], values, tuple(shape), first, True, adds, True, write,
+    ).algorithm()
+
+
+def _index_write(
+    call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
+) -> Algorithm | Decision | None:
+    """`index_add`, `index_copy`, `index_fill`, `index_reduce` in a sharded dim."""
+    x, index = layouts[:2]
+    if not x.ndim or index.ndim != 1:
+        return None
+    dim = call.args[1] % x.ndim
+    if reads_nothing(call, x, [*[None] * dim, index]):
+        return None
+    values = layouts[2] if len(layouts) > 2 else None
+    base = call.op.split(".")[1]
+    fills = base == "index_fill"
+    if fills and values is not None and any(wants_grad[2:]):
+        return Composite(_filled)
+    if base == "index_reduce" and x.ndim > 1 and call.tensors[0].dtype in ("bfloat16", "float16"):
+        return Composite(_scattered)
+    adds = base == "index_add" and call.tensors[0].dtype != "bool"
+    if not (fills or (values is not None and values.ndim == x.ndim)):
+        return None
+    if not x.dims[dim] and not (
+        adds and adds_partial(x, values) and values is not None and values.dims[dim]
+    ):
+        return None
+    more = {name: value for name, value in call.kwargs.items() if name != "out"}
+    is_bound = fills and values is None
+    rest = call.args[3 if is_bound else 4 :]
+
+    def write(block: Tensor, rows: tuple[Tensor, ...], new: Any, in_place: bool) -> Tensor:
+        method = getattr(block, f"{base}_" if in_place else base)
+        return method(0, rows[0], *(() if is_bound else (new,)), *rest, **more)
+
+    return Write(
+        call.op, x, (dim,), [index], values, index.shape, dim, False, adds, False, write,
+    ).algorithm()
+
+
+def _filled(x: Tensor, dim: int, index: Tensor, value: Tensor) -> Tensor:
+    """index_fill by a tensor with a gradient, whose formula in torch meta tensors do not know."""
+    hit = torch.zeros_like(x, dtype=torch.bool).index_fill(dim, index, True)
+    return torch.where(hit, value.to(x.dtype), x)
+
+
+def _scattered(
+    x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
+) -> Tensor:
+    """index_reduce in half precision, where torch's kernel fails on blocks of a single column."""
+    places = index.view(-1, *[1] * (x.dim() - 1 - dim % x.dim())).expand_as(source)
+    return x.scatter_reduce(dim, places, source, reduce, include_self=include_self)
+
+
+def _put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
+    """Values at places in the flattened tensor, by `index_put`."""
+    full = x if x.dim() and 0 not in x.shape else x.reshape(-1)
+    places = unraveled(index.reshape(-1), full.shape)
+    return full.index_put(places, source.reshape(-1), accumulate).reshape(x.shape)
+
+
+def _scatter_rule(call: Call, wants_grad: Sequence[bool]) -> str | None:
+    """Other dims pass where all have them in one length."""
+    return matching(call, 0)
+
+
+def _scatter(
+    call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
+) -> Algorithm | None:
+    """`scatter`, `scatter_add`, `scatter_reduce` along a sharded dim, of a tensor or a number."""
+    x, index, *sources = layouts
+    if not x.ndim or any(one.ndim != x.ndim for one in layouts):
+        return None
+    dim = call.args[1] % x.ndim
+    adds = call.op == "aten.scatter_add.default" and call.tensors[0].dtype != "bool"
+    source = sources[0] if sources else None
+    beside: set[int] = set()
+    if adds and source is not None and adds_partial(x, source):
+        beside = set(source.dims[dim]) & unused(x)
+    if not x.dims[dim] and not (beside and source and source.shape[dim] == index.shape[dim]):
+        return None
+    if x.is_partial and not (adds and set(x.partial) <= {None, "sum"}):
+        x = x.without_partial()
+    delivers = source is not None and source.shape[dim] == index.shape[dim] and not (
+        {*x.dims[dim], *beside}.isdisjoint(source.dims[dim])
+    )
+    x, places = element_layouts(
+        x, index.shape, dim, [source] if delivers and source is not None else [], layouts[1:],
+        beside,
+    )
+    if not delivers:
+        own = places.shared.gathered((dim,))
+        places = IndexLayout(own, own, None)
+    lent = x.partial
+    x = as_partial(x, places.parted)
+    operands = [x, places.shared.fitted(index.shape)]
+    if source is not None:
+        operands.append(places.parted.fitted(source.shape).replace(partial=lent))
+    how = _how(call)
+
+    def bind(mesh: BoundMesh, in_place: bool = False) -> Callable[..., Tensor]:
+        if delivers:
+            return _delivered_elements(mesh, call.op, x, dim, places, how, in_place)
+        return _own_elements(mesh, x, dim, how, in_place)
+
+    writes = None if how.reduce else lambda mesh: bind(mesh, True)
+    axes = x.dims[dim] if delivers else ()
+    return Local(Decision(tuple(operands), (x,)), bind, axes, writes)
+
+
+@dataclass(frozen=True, slots=True)
+class _How:
+    """What becomes of an element that is written: `value` is a number for all, where there is no
+    source; `reduce` is one of scatter_reduce's."""
+
+    value: Any
+    adds: bool
+    reduce: str | None
+    include_self: bool
+
+    def write(
+        self, block: Tensor, units: Units, rows: Tensor, values: Tensor | None, in_place: bool
+    ) -> Tensor:
+        if values is None:
+            values = block.new_full((), self.value)
+        if self.reduce is None:
+            put = block.index_put_ if in_place else block.index_put
+            return put(units.split(rows), values, self.adds)
+        out = block.reshape(-1).scatter_reduce(
+            0, rows, values.expand(rows.shape), self.reduce, include_self=self.include_self
+        )
+        return out.view(block.shape)
+
+
+_REDUCES = {"add": "sum", "multiply": "prod"}
+
+
+def _how(call: Call) -> _How:
+    value = call.args[3] if ".value" in call.op else None
+    if "scatter_reduce" in call.op:
+        return _How(None, False, call.args[4], bool(call.kwargs.get("include_self", True)))
+    reduce = call.kwargs.get("reduce")
+    adds = call.op == "aten.scatter_add.default"
+    return _How(value, adds, None if reduce is None else _REDUCES[reduce], True)
+
+
+def _own_elements(
+    mesh: BoundMesh, x: Layout, dim: int, how: _How, in_place: bool
+) -> Callable[..., Tensor]:
+    units = Units(mesh, x, range(x.ndim), (dim,))
+    length = x.shape[dim]
+
+    def local(block: Tensor, index: Tensor, *sources: Tensor) -> Tensor:
+        wrong = outside([index], [length], False)
+        if wrong:
+            raise RuntimeError(wrong)
+        index = index.to(torch.int64)
+        holder, row = units.locate([index if at == dim else grid(index, at)
+                                    for at in range(index.dim())])
+        mine = (holder == units.comm.index).reshape(-1).nonzero().squeeze(1)
+        values = None
+        if sources:
+            part = sources[0][tuple(slice(length) for length in index.shape)]
+            values = part.reshape(-1).index_select(0, mine)
+        return how.write(block, units, row.reshape(-1)[mine], values, in_place)
+
+    return local
+
+
+def _delivered_elements(
+    mesh: BoundMesh, op: str, x: Layout, dim: int, places: IndexLayout, how: _How, in_place: bool
+) -> Callable[..., Tensor]:
+    units = Units(mesh, x, range(x.ndim), (dim,))
+    route = element_router(mesh, op, x, dim, places, once=False)
+    assert mesh.here is not None
+    mine = tuple(slice(length) for length in places.parted.local_shape_at(mesh.here))
+
+    def local(block: Tensor, index: Tensor, source: Tensor) -> Tensor:
+        routes = route([index])
+        part = source[mine]
+        return how.write(block, units, routes.rows, routes.deliver(part.reshape(-1)), in_place)
+
+    return local
+
+
+PAGE = page(
+    op("index_put", layouts=_index_put),
+    op("index_add index_copy", rule("... s!, i!, ... i! -> ... s", along="dim", linear=[(0, 2)]),
+       layouts=_index_write),
+    op("index_fill", rule("... s!, i! -> ... s", "... s!, i!, -> ... s", along="dim"),
+       layouts=_index_write),
+    op("index_reduce", rule("... s!, i!, ... i! -> ... s", along="dim"), layouts=_index_write),
+    op("put", compose=_put),
+    op("scatter.src scatter_add", rule(_scatter_rule, linear=[(0, 2)]), layouts=_scatter),
+    op("scatter.value", rule(_scatter_rule, linear=[0], serves=lambda call: call.args[3] == 0),
+       rule(_scatter_rule), layouts=_scatter),
+    op("scatter.reduce scatter.value_reduce scatter_reduce", rule(_scatter_rule),
+       layouts=_scatter),
+)

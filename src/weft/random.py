@@ -1,0 +1,5 @@
+"""The random stream of ShardTensors: its seed, its state, and blocks that leave it as it was."""
+
+from weft.rng import fork_rng, manual_seed, rng_state, set_rng_state
+
+__all__ = ["fork_rng", "manual_seed", "rng_state", "set_rng_state"]

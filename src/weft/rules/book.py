@@ -1,0 +1,237 @@
+"""The book of ops: what is known of each op, in one entry.
+
+An entry says an op by a *rule* (`rule("... s~ -> ... s", along="dim")`), perhaps with a *kernel*,
+which runs on the shards where the op itself cannot; or by a *composition* of other ops. Where the
+layouts of the operands leave no choice, or data do, `layouts=` gives the decision itself.
+
+A page is the entries of one family of ops, in one file of `weft.ops`; the book is all pages.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from weft.rules.bind import bind, fits, operand_places
+from weft.rules.call import Call
+from weft.rules.factors import linear_sets
+from weft.rules.notation import Pattern, parse
+from weft.rules.rule import Rule
+
+__all__ = ["Entry", "Last", "Page", "RuleText", "Text", "op", "page", "rule"]
+
+
+@dataclass(frozen=True, slots=True)
+class Last:
+    """The last dims of an operand, as many as an argument lists lengths: `normalized_shape`."""
+
+    name: str
+
+    def __call__(self, call: Call, ndim: int) -> tuple[int, ...]:
+        return tuple(range(ndim - len(call.get(self.name)), ndim))
+
+
+Text = str | Callable[[Call, Sequence[bool]], "str | Rule | None"]
+"""A factor string, or what gives one (or a Rule) for a call and who wants gradients."""
+
+
+@dataclass(frozen=True, slots=True)
+class RuleText:
+    """A rule as it is written: see `rule`."""
+
+    texts: tuple[Text, ...]
+    along: str | Callable[[Call, int], tuple[int, ...]] | None = None
+    default: int | None = None
+    linear: tuple[tuple[int, ...], ...] = ()
+    bias: tuple[int, ...] = ()
+    moves: bool = False
+    sizes: str | None = None
+    counts: tuple[tuple[str, str], ...] = ()
+    serves: Callable[[Call], bool] | None = None
+    by_size: bool = False
+
+    @property
+    def is_string(self) -> bool:
+        """Whether strings alone say it, so that no number of a call is read."""
+        return self.serves is None and all(type(text) is str for text in self.texts)
+
+    def bind(self, call: Call, wants_grad: Sequence[bool]) -> Rule | None:
+        """The rule of a call; None where it does not speak of it.
+
+        Raises:
+            LayoutError: tensors that the string does not fit.
+        """
+        if self.serves is not None and not self.serves(call):
+            return None
+        shapes = [tensor.shape for tensor in call.tensors]
+        results = [tensor.shape for tensor in call.results]
+        has_along = self.along is not None
+        for text in self.texts:
+            found = text if isinstance(text, str) else text(call, wants_grad)
+            if found is None:
+                continue
+            if isinstance(found, Rule):
+                return found
+            pattern = parse(found)
+            places = operand_places(pattern, len(shapes), call.counts)
+            if fits(pattern, places, shapes, results, has_along):
+                return self._bound(pattern, places, call, shapes)
+        return None
+
+    def _bound(
+        self, pattern: Pattern, places: tuple[int, ...] | None, call: Call, shapes: Any
+    ) -> Rule:
+        assert places is not None
+        more: dict[str, Any] = {}
+        if self.linear or self.bias:
+            more["linear"], more["added"], more["moves"] = self._linear(pattern, places, call)
+        if self.by_size:
+            more["by_size"] = True
+        along = None if self.along is None else self._along(call, shapes)
+        if self.sizes is not None:
+            more["size_arg"] = call.names.index(self.sizes)
+            if along:
+                first = along[0] % max(map(len, shapes))
+                more["size_dims"] = first, first + len(call.get(self.sizes))
+        if self.counts:
+            counts = [(name, factor) for name, factor in self.counts if factor in pattern.factors]
+            more["counts"] = {call.names.index(name): factor for name, factor in counts}
+            more["told"] = {factor: call.get(name) for name, factor in counts}
+        return bind(
+            pattern, shapes, [result.shape for result in call.results], along, places, **more
+        )
+
+    def _along(self, call: Call, shapes: Any) -> tuple[int, ...]:
+        """The dims that the argument names; () for all."""
+        if callable(self.along):
+            return self.along(call, max(map(len, shapes)))
+        value: Any = call.get(self.along or "")
+        if value is None:
+            value = self.default
+        if value is None:
+            return ()
+        return (value,) if isinstance(value, int) else tuple(value)
+
+    def _linear(
+        self, pattern: Pattern, places: tuple[int, ...], call: Call
+    ) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...], bool]:
+        """The linear sets and the operands that are added, by the tensors of the call; and
+        whether partial values of every kind pass."""
+        def tensors(operands: Sequence[int]) -> tuple[int, ...] | None:
+            found = [place for place, operand in enumerate(places) if operand in operands]
+            return tuple(found) if {places[at] for at in found} == set(operands) else None
+
+        added = tensors(self.bias) or ()
+        sets = [tensors(operands) for operands in self.linear]
+        linear = tuple([tuple(sorted({*members, *added})) for members in sets if members])
+        if not _all_finite(call) or not call.results:
+            return (), added, False
+        dtypes = {result.dtype for result in call.results}
+        moves = self.moves and all(
+            dtypes == {call.tensors[member].dtype} for members in linear for member in members)
+        if not moves:
+            linear = linear_sets(linear, call.tensors, call.results[0])
+        return linear, added, moves
+
+
+def _all_finite(call: Call) -> bool:
+    """Partial values times inf may add up to nan where their sum times inf is inf."""
+    for arg in (*call.args, *call.kwargs.values()):
+        if type(arg) is float and not math.isfinite(arg):
+            return False
+    return True
+
+
+def rule(
+    *texts: Text, along: Any = None, default: Any = None,
+    linear: Sequence[int | Sequence[int]] = (), bias: Sequence[int] = (), moves: bool = False,
+    sizes: str | None = None, counts: Mapping[str, str] | None = None,
+    serves: Callable[[Call], bool] | None = None, by_size: bool = False,
+) -> RuleText:
+    """A rule as pages write it.
+
+    Args:
+        texts: factor strings (`weft.rules.notation`), of which the first that fits the numbers of
+            tensors and dims serves; or functions (call, wants_grad) that give one, or a `Rule`,
+            or None where the rule does not speak.
+        along: the name of the argument that names dims; or a function (call, ndim) of them.
+        default: the dims where that argument is None or absent: None for all.
+        linear: operands of the string in which the op is linear, each alone (a number) or several
+            together, as those of a list are: there partial sums pass.
+        bias: operands that are added to a contraction.
+        moves: elements only change places, so that partial values of every kind pass through the
+            linear sets; where their dtype changes, sums alone.
+        sizes: the name of the argument that says the result's shape; with `along`, the lengths of
+            the dims from there on.
+        counts: arguments that are the size of a factor, {"groups": "g"}; where the factor is
+            sharded, a rank gives the size of its shard.
+        serves: of which calls the rule speaks.
+        by_size: whether a function compares lengths, so that others may have another rule.
+    """
+    sets = tuple([(one,) if isinstance(one, int) else tuple(one) for one in linear])
+    told = tuple((counts or {}).items())
+    return RuleText(
+        texts, along, default, sets, tuple(bias), moves, sizes, told, serves, by_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """All that is known of an op.
+
+    Args:
+        names: its names: "softmax", or of one overload alone "mean.dim".
+        rules: of which the first that speaks of a call serves.
+        kernel: runs on the local tensors where a dim with `~` is sharded: `kernel(shards, *args,
+            **kwargs)`, the arguments being those of the op.
+        compose: says the op by others, on global tensors: it takes the op's arguments, all
+            defaults filled in. It serves where no rule speaks of a call.
+        layouts: (call, layouts, wants_grad) -> what is done, where layouts or data decide it;
+            None leaves it to the rules.
+        floats_flow: whether no rule reads the value of a float.
+    """
+
+    names: tuple[str, ...]
+    rules: tuple[RuleText, ...] = ()
+    kernel: Callable[..., Any] | None = None
+    compose: Callable[..., Any] | None = None
+    layouts: Callable[..., Any] | None = None
+    floats_flow: bool = False
+
+    def rule(self, call: Call, wants_grad: Sequence[bool]) -> Rule | None:
+        """The rule of a call; None where no rule speaks of it."""
+        for each in self.rules:
+            found = each.bind(call, wants_grad)
+            if found is not None:
+                return found
+        return None
+
+
+def op(
+    names: str, *rules: RuleText, kernel: Callable[..., Any] | None = None,
+    compose: Callable[..., Any] | None = None, layouts: Callable[..., Any] | None = None,
+    floats_flow: bool | None = None,
+) -> Entry:
+    """An entry of a page; `names` stand apart by spaces. See `Entry`.
+
+    Where strings alone say the op, floats flow.
+    """
+    if floats_flow is None:
+        floats_flow = layouts is None and all(each.is_string for each in rules)
+    return Entry(tuple(names.split()), rules, kernel, compose, layouts, floats_flow)
+
+
+Page = Mapping[str, Entry]
+"""The entries of a family by the names of its ops, "aten.softmax"."""
+
+
+def page(*entries: Entry) -> Page:
+    """A page: names to entries. No op stands there twice."""
+    found: dict[str, Entry] = {}
+    for entry in entries:
+        for name in entry.names:
+            key = f"aten.{name}"
+            assert key not in found, f"{name} stands twice"
+            found[key] = entry
+    return found

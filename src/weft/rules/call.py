@@ -1,0 +1,71 @@
+"""One op with its arguments, as rules see it: of tensors the shape and the dtype alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["Call", "TensorArg"]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorArg:
+    """A tensor argument or result: its global shape, and its dtype as text ("float32")."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One op with its arguments; a TensorArg stands for each tensor.
+
+    Args:
+        op: the overload's name, "aten.add.Tensor". In-place and out= overloads come under their
+            functional name.
+        args, kwargs: the arguments, in the order of the schema.
+        results: the tensors that the op returns.
+        names: the schema's names of the positional arguments, where they are known.
+        counts: per tensor parameter of the schema, how many tensors stand there: 0 for None, any
+            number for a list. None where the schema is not known: tensors then fill a rule's
+            operands in order.
+    """
+
+    op: str
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    results: tuple[TensorArg, ...]
+    names: tuple[str, ...] = ()
+    counts: tuple[int, ...] | None = None
+    tensors: tuple[TensorArg, ...] = field(init=False)
+    """The TensorArgs in order, those in lists included, positional ones first."""
+
+    def __post_init__(self) -> None:
+        found: list[TensorArg] = []
+        _collect(self.args, found)
+        if self.kwargs:
+            _collect(self.kwargs.values(), found)
+        object.__setattr__(self, "tensors", tuple(found))
+
+    def arg(self, index: int, name: str, default: Any = None) -> Any:
+        """The argument at a position, or by name, or the default."""
+        if index < len(self.args):
+            return self.args[index]
+        return self.kwargs.get(name, default)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The argument of this name in the schema; the default where the op has none."""
+        if name in self.names:
+            at = self.names.index(name)
+            return self.args[at] if at < len(self.args) else default
+        return self.kwargs.get(name, default)
+
+
+def _collect(values: Iterable[Any], found: list[TensorArg]) -> None:
+    for value in values:
+        kind = type(value)
+        if kind is TensorArg:
+            found.append(value)
+        elif kind is list or kind is tuple:
+            _collect(value, found)

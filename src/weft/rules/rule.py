@@ -1,0 +1,107 @@
+"""What an op means for sharded operands (`Rule`), and how one call is carried out (`Decision`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from weft.core import Layout
+
+__all__ = ["Decision", "FactorDims", "LocalArgs", "Rule"]
+
+FactorDims = tuple[tuple[str, ...], ...]
+"""Per dim of a tensor, its factors, major to minor; () is a dim of size 1 that broadcasts."""
+
+LocalArgs = Callable[[tuple[int, ...]], tuple[tuple[Any, ...], dict[str, Any]]]
+"""Mesh coordinate -> (args, kwargs) of the local op, with TensorArgs where tensors stand."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One operation as mathematics over factors.
+
+    Args:
+        operands: per tensor operand, per dim, its factors; None for an operand that may have any
+            layout (only its metadata is read).
+        results: the same per result.
+        sizes: the size of every factor.
+        reduce: the kind of reduction of each factor that no result has.
+        whole: factors that must not be sharded.
+        linear: sets of operands in which the op is jointly linear, so that P(sum) and P(avg) pass
+            when all of a set are partial.
+        added: operands that are added to what a contraction gives, of whatever dtype. Where the
+            contracted factor is sharded, one rank adds them and the others add zeros.
+        moves: elements only change places, so P of every kind passes through the linear sets.
+        size_arg: position of the argument that says the result's shape...
+        size_dims: ...or the shape of these dims of it (first, one past the last).
+        counts: positions of arguments that are the size of a factor (`groups`): where it is
+            sharded, a rank gives the size of its shard.
+        offsets: factors that operands hold a stretch of, side by side: where in the factor the
+            stretch of each operand begins (concatenation).
+        nonempty: factors that the op refuses with length 0, so that no shard may be empty.
+        by_size: whether lengths were compared to find it, so that other lengths may have another.
+        finish: pairs (operand, factor): the operand may bring the factor sharded, and the kernel
+            of the op finishes what the shards give. A result without the factor is then whole, or
+            partial if `reduce` names a kind.
+        op: the overload to run on the local tensors, where it is not the one that was called...
+        args: ...with these positional arguments.
+    """
+
+    operands: tuple[FactorDims | None, ...]
+    results: tuple[FactorDims, ...]
+    sizes: Mapping[str, int]
+    reduce: Mapping[str, str] = field(default_factory=dict)
+    whole: frozenset[str] = frozenset()
+    linear: tuple[tuple[int, ...], ...] = ()
+    added: tuple[int, ...] = ()
+    moves: bool = False
+    size_arg: int | None = None
+    size_dims: tuple[int, int] | None = None
+    counts: Mapping[int, str] = field(default_factory=dict)
+    offsets: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    nonempty: frozenset[str] = frozenset()
+    by_size: bool = False
+    finish: frozenset[tuple[int, str]] = frozenset()
+    op: str | None = None
+    args: tuple[Any, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """How one call is carried out.
+
+    Where `op` or `args` is given, the local op is that ATen overload, or the one that was called,
+    with those arguments; otherwise it is the very function that was called.
+
+    Args:
+        operands: the layout that each tensor operand must come to.
+        results: the layouts of the results as the local op leaves them.
+        args: coordinate -> (args, kwargs) of the local op; None = as called.
+        op: the overload to run on the local tensors; None = the one that was called.
+        chosen: per mesh axis, what it shards or passes: a factor, "partial(sum)", or "".
+        by_form: whether no cost was compared: where the layouts differ in their lengths alone,
+            and their factors are the same, what the axes do is the same.
+        finish: the dims (operand, dim) whose shards the op's kernel finishes; empty where the op
+            itself runs on the local tensors.
+    """
+
+    operands: tuple[Layout, ...]
+    results: tuple[Layout, ...]
+    args: LocalArgs | None = None
+    op: str | None = None
+    chosen: tuple[str, ...] = ()
+    by_form: bool = False
+    finish: tuple[tuple[int, int], ...] = ()
+
+    def reason(self) -> str:
+        """Why the operands come to these layouts, for `weft.explain()`."""
+        if not self.operands or not self.chosen:
+            return "the operands stay as they are"
+        names = self.operands[0].mesh.axis_names
+        said = [
+            f"{name} {'passes ' if what.startswith('partial(') else 'cuts '}{what}"
+            for name, what in zip(names, self.chosen)
+            if what
+        ]
+        return ", ".join(said) or "every axis is replicated"

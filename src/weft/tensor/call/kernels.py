@@ -1,0 +1,100 @@
+"""What communicates inside of one op: told to `weft.strict()` and to the traffic log; and the
+kernels of the book, bound to a rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from weft.comm import BoundMesh
+from weft.core import Layout
+from weft.ops import Kernel, Local
+from weft.rules import Decision
+from weft.tensor import modes
+from weft.tensor.trace.trees import map_tensors
+from weft.transport import Shards, traffic
+
+__all__ = ["BoundKernel", "with_traffic_label"]
+
+_REASON = "what ranks need of each other's blocks"
+
+
+def with_traffic_label(name: str, algorithm: Local) -> Local:
+    """`algorithm`, of which the modes learn what it does: the op `name`, between blocks."""
+    axes, decision = algorithm.communicates, algorithm.decision
+
+    def labelled(bind: Callable[[BoundMesh], Any]) -> Callable[[BoundMesh], Any]:
+        return lambda mesh: _labelled(name, bind(mesh), decision, axes, mesh)
+
+    writes = None if algorithm.writes is None else labelled(algorithm.writes)
+    return replace(algorithm, bind=labelled(algorithm.bind), writes=writes)
+
+
+def _labelled(
+    name: str, local: Callable[..., Any], decision: Decision, axes: tuple[int, ...],
+    mesh: BoundMesh, checks: bool = True,
+) -> Callable[..., Any]:
+    if mesh.comm(axes).size == 1:
+        return local
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if not (traffic.STATE.on or modes.STRICT.on):
+            return local(*args, **kwargs)
+        if checks:
+            modes.check_summaries(name, decision.operands, axes)
+        with traffic.label(name, modes.source_line(), _REASON):
+            return local(*args, **kwargs)
+
+    return run
+
+
+@dataclass(frozen=True, slots=True)
+class BoundKernel:
+    """A kernel of the book on one rank: for each layout of its operand, a function of the op's
+    arguments, tensors being local.
+
+    Args:
+        name: the op, for messages.
+        slot: the tensor that brings the shards.
+        cast: the dtype that autocast gives the op, where it is on: a kernel runs without.
+    """
+
+    name: str
+    kernel: Kernel
+    mesh: BoundMesh
+    slot: int
+    cast: torch.dtype | None
+
+    def local(self, layout: Layout) -> Callable[..., Any]:
+        """What runs on the local tensors, where the operand has this layout."""
+        decision = self.kernel.decision
+        operand, _ = decision.finish[0]
+        dims = [dim for at, dim in decision.finish if at == operand]
+        local = partial(self.kernel.function, Shards(self.mesh, layout, dims, self._check))
+        if self.cast is not None:
+            local = _without_autocast(local, self.cast, self.mesh.device.type)
+        return _labelled(self.name, local, decision, self.kernel.axes, self.mesh, checks=False)
+
+    def _check(self, axes: tuple[int, ...]) -> None:
+        """Raise in strict mode, before the kernel communicates over these axes."""
+        if modes.STRICT.on and self.mesh.comm(axes).size > 1:
+            modes.check_summaries(self.name, self.kernel.decision.operands, axes)
+
+
+def _without_autocast(
+    function: Callable[..., Any], dtype: torch.dtype, device_type: str
+) -> Callable[..., Any]:
+    """`function` as autocast runs an op: operands cast once, and no policy inside."""
+    def cast(tensor: torch.Tensor) -> torch.Tensor:
+        stays = not tensor.is_floating_point() or tensor.dtype is torch.float64
+        return tensor if stays else tensor.to(dtype)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(device_type, enabled=False):
+            return function(*map_tensors(cast, args), **map_tensors(cast, kwargs))
+
+    return run

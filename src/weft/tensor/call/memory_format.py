@@ -1,0 +1,47 @@
+"""The order in memory of what an op gives, where other ops compute it, or a kernel on a shard.
+
+Stride order is part of a result, so it is what the op itself gives for meta tensors of the global
+shape. What weft composes an op of may give another, and so may a kernel that sees a shard: where
+that is one long in a dim, strides do not tell which order the global tensor has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from weft.ops import Composite
+from weft.tensor.meta import Meta
+from weft.tensor.trace.trees import map_tensors
+from weft.transport.order import full_order, in_order, order_of
+
+__all__ = ["match_stride_order", "is_last"]
+
+
+def match_stride_order(composite: Composite, results: Sequence[torch.Tensor]) -> Composite:
+    """The composition, its results in the order in memory of the op's own."""
+    orders = [(one.dim(), full_order(one.shape, one.stride())) for one in results]
+    function = composite.function
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        feed = iter(orders)
+
+        def lay(one: torch.Tensor) -> torch.Tensor:
+            ndim, order = next(feed)
+            return in_order(one, order) if one.dim() == ndim else one
+
+        return map_tensors(lay, function(*args, **kwargs))
+
+    return replace(composite, function=run)
+
+
+def is_last(meta: Meta) -> bool:
+    """Whether channels come last in memory. Kernels tell it by the strides of a shard, which say
+    nothing where it has one channel, or one place."""
+    ndim = len(meta.shape)
+    return meta.strides is not None and ndim in (4, 5) and (
+        order_of(meta.shape, meta.strides) == (0, *range(2, ndim), 1)
+    )

@@ -1,0 +1,268 @@
+"""Partial operands that one call had to reduce: later calls use the reduced value.
+
+A partial tensor passes through whatever is linear without communication. Once a call needs its
+value, that call's transition reduces it. From then on other calls get the reduced value, as if the
+program had redistributed the tensor there. So a residual stream is reduced once, for its norm and
+for what is added to it; else the partial values would go on beside the value and be reduced again
+at the next norm.
+
+The tensor itself stays as it is, and so does its layout. The reduced value is kept in the tensor's
+`OperandCache` until the tensor is written to or a backward has passed. `Meta.as_reduced` marks the
+tensor, so that calls which find the mark pay for the look-up and others do not. Views and writes go
+to the tensor itself. All ranks run the same program, so they agree on what was reduced. A call of
+several ops decides as a whole, or op by op inside `disabled`, so that ranks outside the mesh come
+to the same. A checkpoint runs in a `scope` of its own, because it runs again, and has to do the
+same ops then.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import is_grad_enabled
+
+from weft.core import Layout
+from weft.tensor.call.direct import Builder
+from weft.tensor.call.recipe import Direct, Recipe
+from weft.tensor.meta import Meta
+from weft.tensor.placing.operands import (
+    Caller,
+    NamedCaller,
+    OperandCache,
+    move_operands,
+    order_in_memory,
+    transition_between,
+    varying_axes,
+)
+from weft.tensor.shard_tensor import ShardTensor, version_of, wrap
+from weft.tensor.trace.calls import facts
+from weft.tensor.trace.capture import Trace
+from weft.tensor.trace.trees import flatten, local_of, slots_of, substitute
+from weft.tensor.views.moved import unwrap_view
+
+__all__ = [
+    "ReduceOperands", "UseReduced", "disabled", "has_reduced", "is_read_only", "reducing_once",
+    "scope",
+]
+
+
+class _Thread(threading.local):
+    disabled = False
+    scope: object = None
+
+
+_thread = _Thread()
+
+
+@contextmanager
+def disabled() -> Iterator[None]:
+    """Calls inside leave terms as they are, as the steps of a program do."""
+    before, _thread.disabled = _thread.disabled, True
+    try:
+        yield
+    finally:
+        _thread.disabled = before
+
+
+@contextmanager
+def scope() -> Iterator[None]:
+    """What was finished before counts for nothing inside, nor what is finished inside after it."""
+    before, _thread.scope = _thread.scope, object()
+    try:
+        yield
+    finally:
+        _thread.scope = before
+
+
+def reducing_once(made: Recipe, builder: Builder) -> Recipe:
+    """The recipe of one op, or one that first finishes those of its operands which it reduces."""
+    decision = builder.decision
+    if decision is None or builder.target is not None:
+        return made
+    targets = [
+        (at, target) for at, layout, target in zip(
+            builder.slots, builder.layouts, decision.operands
+        )
+        if type(builder.tensors[at]) is ShardTensor
+        and layout.is_partial and not target.is_partial
+    ]
+    if not targets or builder.shares():
+        return made
+    if all(_is_value(builder, at, target) for at, target in targets):
+        if builder.mesh.here is None:
+            return MarkReduced(made, targets)
+        if isinstance(made, Direct):
+            due = dict(targets)
+            made.reductions = Reductions({
+                move: due[at] for at, move in made.operands if at in due
+            })
+            return made
+    return ReduceOperands(made, targets, NamedCaller(builder.name, decision.reason()))
+
+
+def _is_value(builder: Builder, at: int, target: Layout) -> bool:
+    """Whether what this operand becomes in the call is its value, of which others can make use:
+    not R, whose gradient is partial; and something has to be summed."""
+    decision = builder.decision
+    assert decision is not None
+    varying = varying_axes((*decision.operands, *decision.results))
+    place = builder.slots.index(at)
+    layout = builder.layouts[place]
+    sizes = layout.mesh.axis_sizes
+    is_summed = any(kind and size > 1 for kind, size in zip(layout.partial, sizes))
+    stays = not builder.wants[place] or all(target.on(axis) is not None for axis in varying)
+    return is_summed and stays and builder.slots.count(at) == 1
+
+
+class Reductions(dict[Any, Layout]):
+    """Of the transitions of a recipe those that finish an operand, and the layout it comes to."""
+
+    def mark(
+        self, tensors: Sequence[Any], moves: Sequence[tuple[int, Any]], locals_: Sequence[Any]
+    ) -> None:
+        """The operands have entered: keep what they became."""
+        if _thread.disabled:
+            return
+        for place, move in moves:
+            layout = self.get(move)
+            if layout is not None:
+                _keep(tensors[place], locals_[place], layout)
+
+
+class MarkReduced(Recipe):
+    """Outside the mesh: finishes what the ranks inside finish on their way."""
+
+    __slots__ = ("made", "targets")
+
+    def __init__(self, made: Recipe, targets: Sequence[tuple[int, Layout]]) -> None:
+        self.made, self.targets = made, tuple(targets)
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        out = self.made.run(func, args, kwargs)
+        if not _thread.disabled:
+            tensors: list[Any] = flatten((args, kwargs) if kwargs else args)
+            for at, target in self.targets:
+                _keep(tensors[at], local_of(tensors[at]), target)
+        return out
+
+
+class ReduceOperands(Recipe):
+    """Finishes operands, then calls again with what they became.
+
+    Args:
+        made: the recipe that reduces them by itself.
+        targets: which of the call's tensors come to which layout.
+        cause: the op, for messages and the log.
+    """
+
+    __slots__ = ("cause", "made", "targets")
+
+    def __init__(
+        self, made: Recipe, targets: Sequence[tuple[int, Layout]], cause: Caller
+    ) -> None:
+        self.made, self.targets, self.cause = made, tuple(targets), cause
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if _thread.disabled:
+            return self.made.run(func, args, kwargs)
+        tensors: list[Any] = flatten((args, kwargs) if kwargs else args)
+        locals_ = [local_of(tensor) for tensor in tensors]
+        moves = []
+        for at, target in self.targets:
+            meta = tensors[at]._meta
+            move = transition_between(
+                meta.mesh, meta.layout, target, order=order_in_memory(tensors[at])
+            )
+            if move is not None and meta.mesh.here is not None:
+                moves.append((at, move))
+        move_operands(tensors, moves, locals_, self.cause)
+        for at, target in self.targets:
+            tensors[at] = _became(tensors[at], locals_[at], target)
+        args, kwargs = substitute((args, kwargs), iter(tensors))
+        return _again(func, args, kwargs)
+
+
+def _became(tensor: ShardTensor, local: torch.Tensor, layout: Layout) -> ShardTensor:
+    """What the tensor is from now on."""
+    out = wrap(local, tensor._meta.replace(layout=layout, requires_grad=local.requires_grad))
+    _keep(tensor, out, layout)
+    return out
+
+
+def _keep(tensor: ShardTensor, became: torch.Tensor, layout: Layout) -> None:
+    """Keep what the tensor became (or the local tensor of it, which is wrapped when it is asked
+    for), where writes to the tensor can be seen."""
+    mine = unwrap_view(tensor._local)
+    if not mine.is_inference():
+        views = tensor._memo
+        if views is None:
+            views = tensor._memo = OperandCache()
+        views.was_reduced = mine, version_of(tensor), became, layout, _thread.scope
+        tensor._meta = tensor._meta.as_reduced()
+
+
+def has_reduced(key: Sequence[Any]) -> bool:
+    """Whether a call's key has a tensor that was finished."""
+    return any(type(item) is Meta and item.was_reduced for item in key)
+
+
+class UseReduced(Recipe):
+    """Calls again with the reduced operands, or, unless `is_read_only`, with them as they are."""
+
+    __slots__ = ("is_read_only",)
+
+    def __init__(self, is_read_only: bool) -> None:
+        self.is_read_only = is_read_only
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        tensors = flatten((args, kwargs))
+        marked = [one for one in tensors if type(one) is ShardTensor and one._meta.was_reduced]
+        if self.is_read_only and not _thread.disabled:
+            args, kwargs = substitute((args, kwargs), iter([*map(_taken, tensors)]))
+            return _again(func, args, kwargs)
+        metas = []
+        for one in marked:
+            one._meta = one._meta.replace()
+            metas.append(one._meta)
+        try:
+            return _again(func, args, kwargs)
+        finally:
+            for one, meta in zip(marked, metas):
+                if one._meta is meta:
+                    one._meta = meta.as_reduced()
+
+
+def _taken(tensor: torch.Tensor) -> torch.Tensor:
+    """What the tensor became; itself, no longer marked, where that does not hold any more."""
+    if type(tensor) is not ShardTensor or not tensor._meta.was_reduced:
+        return tensor
+    views = tensor._memo
+    kept = None if views is None else views.was_reduced
+    if views is not None and kept is not None:
+        mine, version, out, layout, where = kept
+        lacks_graph = mine.requires_grad and is_grad_enabled() and not out.requires_grad
+        same = mine is unwrap_view(tensor._local) and version == version_of(tensor)
+        if same and where is _thread.scope and not lacks_graph:
+            if type(out) is not ShardTensor:
+                meta = tensor._meta.replace(layout=layout, requires_grad=out.requires_grad)
+                out = wrap(out, meta)
+                views.was_reduced = mine, version, out, layout, where
+            return out
+    tensor._meta = tensor._meta.replace()
+    return tensor
+
+
+def _again(func: Any, args: Any, kwargs: Any) -> Any:
+    return ShardTensor.__torch_function__(func, (), args, kwargs)
+
+
+def is_read_only(trace: Trace, num_tensors: int) -> bool:
+    """Whether a call only reads its tensors: it writes none, and returns no view of one."""
+    about = [facts(op.overload) for op in trace.ops]
+    return not any(each.writes or each.is_view for each in about) and all(
+        slot.index >= num_tensors for slot in slots_of(trace.result)
+    )

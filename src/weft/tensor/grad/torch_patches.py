@@ -1,0 +1,306 @@
+"""What stands in the place of torch's autograd: `Function.apply`, `autograd.backward` and `grad`,
+checkpointing, module backward hooks.
+
+They would see the wrapper, which has no graph, and silently lose gradients (`weft.patches` gives a
+reason for each). A user's Function gets full tensors unless it has a rule; torch's own checkpoint
+and module backward hooks keep the global view.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NoReturn
+
+import torch
+from torch.autograd import Function
+from torch.nn.modules._functions import BackwardHookFunction
+from torch.utils.checkpoint import CheckpointFunction
+
+from weft.errors import UnsupportedOpError, message
+from weft.tensor.call import reduce_once
+from weft.tensor.call.dispatch import mesh_of
+from weft.tensor.call.fallback import replicate, write_back
+from weft.tensor.call.own.functions import OWN, is_sharded
+from weft.tensor.call.own.outside import OutsideMesh
+from weft.tensor.grad import autograd
+from weft.tensor.grad.anomaly import refuse_nan_check
+from weft.tensor.meta import Meta, replicated_meta
+from weft.tensor.placing.draw import torch_draws
+from weft.tensor.placing.foreign import taken
+from weft.tensor.placing.operands import share_memory
+from weft.tensor.placing.values import like_dense
+from weft.tensor.shard_tensor import ShardTensor, wrap
+from weft.tensor.takeover import twin_of
+from weft.tensor.torch_collectives import on_full, refusal, sends
+from weft.tensor.trace.trees import flatten, local_of, map_tensors
+
+__all__ = [
+    "apply", "backward", "checkpoint", "get_inputs", "grad", "increment_version",
+    "on_full_tensors", "plain_apply", "save_inputs", "to_dlpack", "to_tensor",
+]
+
+_APPLY = twin_of(Function.__dict__["apply"].__func__)
+
+
+def apply(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
+    """`Function.apply`."""
+    if not is_sharded(args, kwargs):
+        return original(cls, *args, **kwargs)
+    own = OWN.get(cls)
+    if own is not None:
+        return own(*args, **kwargs)
+    if sends(cls):
+        raise refusal(cls, [one.sharding for one in flatten(args) if type(one) is ShardTensor])
+    if cls is BackwardHookFunction:
+        return _hooked(args)
+    if cls is CheckpointFunction:
+        return _global_view(cls, args)
+    return on_full_tensors(cls, *args, **kwargs)
+
+
+def backward(original: Any, tensors: Any, *args: Any, **kwargs: Any) -> None:
+    """`torch.autograd.backward`."""
+    given = [tensors] if isinstance(tensors, torch.Tensor) else tensors
+    inputs = kwargs.get("inputs") or ()
+    inputs = [inputs] if isinstance(inputs, torch.Tensor) else inputs
+    if any(type(tensor) is ShardTensor for tensor in (*given, *inputs)):
+        return autograd.backward_all(tensors, *args, **kwargs)
+    refuse_nan_check(given)
+    with autograd.OneBackward() as running:
+        original(tensors, *args, **kwargs)
+        running.flush()
+
+
+def grad(original: Any, *args: Any, **kwargs: Any) -> Any:
+    """`torch.autograd.grad`."""
+    if is_sharded(args, kwargs):
+        return original(*args, **kwargs)  # comes to `autograd.grad` as a call on ShardTensors
+    refuse_nan_check(flatten((args, kwargs)))
+    with autograd.OneBackward(captures=True) as running:
+        found = original(*args, **kwargs)
+        running.flush()
+        return found
+
+
+class _Tie(Function):
+    """The identity, which saves a tensor.
+
+    A checkpoint recomputes when the first saved tensor is asked for, and until the last one is
+    there. Where a rank's shard is empty an op may save less than on other ranks: that must not
+    decide which collectives a rank issues, or when.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        ctx.save_for_backward(x.new_empty(0))
+        return x.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        _ = ctx.saved_tensors
+        return grad
+
+
+def checkpoint(original: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+    """Checkpoint without reentrance: the results are the last to save, the first to recompute."""
+    if kwargs.get("use_reentrant") is not False:
+        return original(function, *args, **kwargs)
+
+    def tied(*given: Any, **named: Any) -> Any:
+        def tie(one: torch.Tensor) -> torch.Tensor:
+            if type(one) is not ShardTensor or not one.requires_grad or one.is_leaf:
+                return one
+            return wrap(_APPLY(_Tie, one._local), one._meta)
+
+        with reduce_once.scope():
+            out = function(*given, **named)
+        return map_tensors(tie, out) if torch.is_grad_enabled() else out
+
+    return original(tied, *args, **kwargs)
+
+
+def save_inputs(original: Any, frame: Any, *args: Any) -> None:
+    """Checkpoint without reentrance: what is saved are the local tensors, with their graph."""
+    frame.metas = [arg._meta if type(arg) is ShardTensor else None for arg in args]
+    original(frame, *map(local_of, args))
+
+
+def get_inputs(original: Any, frame: Any) -> list[Any]:
+    """What `save_inputs` has saved, as ShardTensors again."""
+    return [
+        arg if meta is None else wrap(arg, meta.replace(requires_grad=arg.requires_grad))
+        for arg, meta in zip(original(frame), frame.metas)
+    ]
+
+
+def to_tensor(original: Any, pair: Any, value: Any) -> torch.Tensor:
+    """`torch.testing.assert_close` compares global values."""
+    return like_dense(value) if type(value) is ShardTensor else original(pair, value)
+
+
+def to_dlpack(original: Any, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """torch's own, in C, would hand out the address of a wrapper that has no memory."""
+    if type(tensor) is ShardTensor:
+        return tensor.__dlpack__()  # which is refused
+    return original(tensor, *args, **kwargs)
+
+
+def increment_version(original: Any, tensors: Any) -> None:
+    """`torch.autograd.graph.increment_version`."""
+    given = [tensors] if isinstance(tensors, torch.Tensor) else tensors
+    original([local_of(tensor) for tensor in given])
+
+
+def plain_apply(cls: Any) -> Callable[..., Any]:
+    """`cls.apply` as torch has it, for plain tensors."""
+    return partial(_APPLY, cls)
+
+
+def on_full_tensors(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    """A user's Function on full tensors; every rank computes the same."""
+    tensors = flatten((args, kwargs))
+    metas = [tensor._meta for tensor in tensors if type(tensor) is ShardTensor]
+    mesh = mesh_of(f"{cls.__name__}.apply", metas)
+    if mesh.here is None:
+        return OutsideMesh(plain_apply(cls), mesh, None).run(cls, args, kwargs)
+    tensors = [taken(tensor, mesh) for tensor in tensors]
+    full = [replicate(tensor, mesh, cls.__name__) for tensor in tensors]
+    if share_memory(tensors):
+        full = [t if t is local_of(tensor) else t.clone() for t, tensor in zip(full, tensors)]
+    before = [one._version for one in full]
+    feed = iter(full)
+    with torch_draws(mesh), on_full(cls.__name__):
+        out = _APPLY(
+            cls, *map_tensors(lambda _: next(feed), args),
+            **map_tensors(lambda _: next(feed), kwargs),
+        )
+    given: dict[int, torch.Tensor] = {}
+    for tensor, one, version in zip(tensors, full, before):
+        if type(tensor) is ShardTensor and one._version != version:  # ctx.mark_dirty
+            write_back(f"{cls.__name__}.apply", tensor, one, mesh)
+            given[id(one)] = tensor
+    return map_tensors(
+        lambda one: given[id(one)] if id(one) in given else wrap(one, replicated_meta(mesh, one)),
+        out,
+    )
+
+
+def _wrapped(grads: Any, metas: Sequence[Meta | None]) -> tuple[Any, ...]:
+    """The gradients as the user sees them, one per meta (None: of a plain tensor)."""
+    return tuple(
+        grad if grad is None or meta is None else autograd.wrap_cotangent(meta, grad)
+        for grad, meta in zip(grads, metas)
+    )
+
+
+class _HookNode:
+    """A grad_fn whose hooks see the gradients of all its tensors as ShardTensors."""
+
+    def __init__(self, node: Any, metas: Sequence[Meta | None]) -> None:
+        self._node, self._metas = node, metas
+
+    def name(self) -> str:
+        return self._node.name()
+
+    def register_prehook(self, hook: Any) -> Any:
+        return self._node.register_prehook(lambda grads: self._local(hook(self._wrap(grads))))
+
+    def register_hook(self, hook: Any) -> Any:
+        return self._node.register_hook(
+            lambda inputs, outputs: self._local(hook(self._wrap(inputs), self._wrap(outputs)))
+        )
+
+    def _wrap(self, grads: Any) -> tuple[Any, ...]:
+        return _wrapped(grads, self._metas)
+
+    def _local(self, grads: Any) -> Any:
+        if grads is None:
+            return None
+        return tuple(
+            grad if grad is None or meta is None else autograd.local_cotangent(meta, grad)
+            for grad, meta in zip(grads, self._metas)
+        )
+
+
+def _hooked(args: Any) -> Any:
+    """Module backward hooks: the identity on local tensors, hooks in the global view."""
+    outs = _APPLY(BackwardHookFunction, *map(local_of, args))
+    outs = outs if isinstance(outs, tuple) else (outs,)
+    metas = [arg._meta if type(arg) is ShardTensor else None for arg in args]
+    wrapped = []
+    for out, meta in zip(outs, metas):
+        if meta is None:
+            wrapped.append(out)
+            continue
+        tensor = wrap(out, meta.replace(requires_grad=out.requires_grad))
+        if out.grad_fn is not None:
+            tensor._node = _HookNode(out.grad_fn, metas)
+        wrapped.append(tensor)
+    return tuple(wrapped)
+
+
+class _Context:
+    """What a Function's forward and backward see of their node, in the global view."""
+
+    def __init__(self, needs_input_grad: tuple[bool, ...]) -> None:
+        self.needs_input_grad = needs_input_grad
+        self.saved_tensors: tuple[Any, ...] = ()
+
+    def save_for_backward(self, *tensors: Any) -> None:
+        self.saved_tensors = tensors
+
+    def mark_non_differentiable(self, *tensors: Any) -> None:
+        self.non_differentiable = tensors
+
+    def set_materialize_grads(self, value: bool) -> None:
+        self.materialize_grads = value
+
+    def mark_dirty(self, *tensors: Any) -> NoReturn:
+        raise UnsupportedOpError(
+            message("ctx.mark_dirty", f"{len(tensors)} ShardTensors are marked as changed",
+                    "a Function in the global view returns new tensors", [], "x.clone() first")
+        )
+
+
+class _GlobalView(Function):
+    """Runs another Function's forward and backward on ShardTensors."""
+
+    @staticmethod
+    def forward(ctx: Any, cls: Any, args: Any, seen: dict[str, Any], *locals_: Any) -> Any:
+        ctx.cls, ctx.args = cls, args
+        ctx.user = _Context(tuple(
+            isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args
+        ))
+        out = cls.forward(ctx.user, *args)
+        seen["single"] = isinstance(out, torch.Tensor)
+        outs = (out,) if seen["single"] else tuple(out)
+        ctx.metas = seen["metas"] = [
+            one._meta if type(one) is ShardTensor else None for one in outs
+        ]
+        return tuple(local_of(one) if isinstance(one, torch.Tensor) else one for one in outs)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        wrapped = _wrapped(grads, ctx.metas)
+        back = ctx.cls.backward(ctx.user, *wrapped)
+        back = back if isinstance(back, tuple) else (back,)
+        found = []
+        for arg, grad in zip(ctx.args, back):
+            if not isinstance(arg, torch.Tensor):
+                continue
+            if grad is not None and type(arg) is ShardTensor:
+                grad = autograd.local_cotangent(arg._meta, grad)
+            found.append(None if grad is None else local_of(grad))
+        return (None, None, None, *found)
+
+
+def _global_view(cls: Any, args: Any) -> Any:
+    seen: dict[str, Any] = {}
+    locals_ = [local_of(arg) for arg in args if isinstance(arg, torch.Tensor)]
+    outs = _APPLY(_GlobalView, cls, args, seen, *locals_)
+    wrapped = tuple(
+        out if meta is None else wrap(out, meta.replace(requires_grad=out.requires_grad))
+        for out, meta in zip(outs, seen["metas"])
+    )
+    return wrapped[0] if seen["single"] else wrapped

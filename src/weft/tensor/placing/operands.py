@@ -1,0 +1,317 @@
+"""What happens to operands on their way into a local op: transitions, kept for later uses.
+
+What a tensor became for one use serves its later uses (one all-gather, and one reduction of the
+gradient, for q, k and v). It is kept until the tensor changes or a backward has passed: all ranks
+run the same program, so they forget at the same call.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import is_grad_enabled
+
+from weft.comm import BoundMesh
+from weft.core import Layout
+from weft.errors import UnsupportedOpError, message
+from weft.tensor import modes, versions
+from weft.tensor.counts import TRANSITIONS
+from weft.tensor.leaf_gradients import LeafUse, use_of
+from weft.tensor.meta import bounded_put
+from weft.tensor.shard_tensor import ShardTensor, pass_known, version_of, wrap
+from weft.tensor.views.moved import Moved, unwrap_view
+from weft.transport import move_together, traffic
+from weft.transport.order import Order, order_of
+from weft.transport.transition import Transition
+
+__all__ = [
+    "Caller", "NamedCaller", "data_of", "forget_views", "move_operand", "move_operands",
+    "operand_transitions", "order_in_memory", "share_memory", "transition_between", "varying_axes",
+    "writing_back",
+]
+
+MAX_VIEWS = 4096
+MAX_TRANSITIONS = 16384
+
+
+class Caller:
+    """Whose operands move, for messages and the traffic log."""
+
+    __slots__ = ()
+    name = ""
+    why: Callable[[], str] = str
+    reductions: Any = None  # what marks the operands that this call reduces: `call.reduce_once`
+
+
+class NamedCaller(Caller):
+    """The cause of a transition that no recipe asks for (redistribute, fallback)."""
+
+    __slots__ = ("name", "why")
+
+    def __init__(self, name: str, why: str = "") -> None:
+        self.name, self.why = name, lambda: why
+
+
+def move_operand(tensor: torch.Tensor, transition: Transition, call: Caller) -> torch.Tensor:
+    """The local tensor of one operand in the layout that the op needs."""
+    locals_: list[Any] = [None]
+    move_operands((tensor,), ((0, transition),), locals_, call)
+    return locals_[0]
+
+
+def move_operands(
+    tensors: Sequence[Any],
+    moves: Sequence[tuple[int, Transition]],
+    locals_: list[Any],
+    call: Caller,
+) -> None:
+    """Put the local tensors of operands, in the layouts that the op needs, into `locals_`."""
+    if traffic.STATE.on or modes.STRICT.on:
+        for _, transition in moves:
+            modes.check_strict(call.name, transition)
+        with traffic.label(call.name, modes.source_line(), call.why()):
+            _enter_all(tensors, moves, locals_)
+    else:
+        _enter_all(tensors, moves, locals_)
+    if call.reductions is not None:
+        call.reductions.mark(tensors, moves, locals_)
+
+
+def _enter_all(
+    tensors: Sequence[Any], moves: Sequence[tuple[int, Transition]], locals_: list[Any]
+) -> None:
+    pending: list[Any] = []
+    grad_mode = is_grad_enabled()
+    for place, transition in moves:
+        tensor = tensors[place]
+        sharded = type(tensor) is ShardTensor
+        local = tensor._local if sharded else tensor
+        if type(local) is Moved:
+            local = unwrap_view(local)
+        if not (grad_mode and local.requires_grad):
+            locals_[place] = transition(local, read_only_use=True)
+            continue
+        key: Any
+        if sharded:
+            views = tensor._memo
+            if views is None:
+                views = tensor._memo = OperandCache()
+            found = views.terms.get(transition)
+            if found is not None:
+                term, seen = found
+                if term.local is local and term.address == local.data_ptr():
+                    locals_[place] = seen
+                    if traffic.STATE.on:
+                        term.note = traffic.note()
+                    continue
+                del views.terms[transition]  # it lives on in its graphs alone
+            key, state = transition, version_of(tensor)
+        else:
+            views = transition.mesh.cache.setdefault("views", OperandCache())
+            if not transition.reduces_only_in_backward:
+                # Nothing tells of a write through a plain tensor's `.data`: a copy may be old.
+                locals_[place] = transition(local, read_only_use=True)
+                continue
+            key, state = (id(tensor), transition), (local._version, local.data_ptr())
+        kept = views.get(key)
+        if kept is not None and kept[0] is local and kept[1] == state:
+            locals_[place] = kept[2]
+            continue
+        if sharded and (made := use_of(local, transition)) is not None:
+            views.terms[transition] = made
+            locals_[place] = made[1]
+        else:
+            pending.append((place, transition, local, views, key, state))
+    if len(pending) == 1:
+        [item] = pending
+        _keep(item, item[1](item[2], read_only_use=True), locals_)
+    elif pending:
+        # A leaf's view may serve several graphs: the node that made it must not lead into another.
+        leaves = [item for item in pending if item[2].is_leaf]
+        for part in (leaves, [item for item in pending if not item[2].is_leaf]):
+            if part:
+                outs = move_together([item[1] for item in part], [item[2] for item in part])
+                for item, out in zip(part, outs):
+                    _keep(item, out, locals_)
+
+
+def _keep(item: Any, out: torch.Tensor, locals_: list[Any]) -> None:
+    """Give what an operand became to the call, and keep it for the next."""
+    place, _, local, views, key, state = item
+    locals_[place] = out
+    if out is local or not out.requires_grad:
+        return
+    if not views:
+        live = _LIVE.views
+        if len(live) > MAX_VIEWS:
+            forget_views()
+        live.append(weakref.ref(views))
+    views[key] = (local, state, out)
+
+
+class OperandCache(dict[Any, Any]):
+    """What a tensor became for its uses.
+
+    `terms` outlive a backward: leaves of their own (see `tensor.leaf_gradients`). `was_reduced`, of
+    a partial tensor: its local tensor and version when it was reduced, the reduced tensor (or its
+    local tensor) and layout, and the scope (see `call.reduce_once`).
+    """
+
+    __slots__ = ("__weakref__", "was_reduced", "terms")
+
+    def __init__(self) -> None:
+        self.was_reduced: tuple[torch.Tensor, int, torch.Tensor, Layout, object] | None = None
+        self.terms: dict[Transition, tuple[LeafUse, torch.Tensor]] = {}
+
+    def clear(self) -> None:
+        super().clear()
+        self.was_reduced = None
+
+
+def share_memory(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether two ShardTensors among these do. What they became for a call counts the writes to
+    both: what may write to one of them takes copies."""
+    sharded = {id(one): one for one in tensors if type(one) is ShardTensor}
+    memories = {unwrap_view(one._local).untyped_storage()._cdata for one in sharded.values()}
+    return len(memories) < len(sharded)
+
+
+def data_of(tensor: ShardTensor) -> ShardTensor:
+    """`x.data`: the same memory, without history."""
+    local = tensor._local
+    if type(local) is Moved:
+        data = Moved.__torch_function__(versions.detached_data, (), (local,))
+    else:
+        data = versions.detached_data(local)
+    return pass_known(tensor, wrap(data, tensor._meta.replace(requires_grad=False)))
+
+
+class _Live(threading.local):
+    """The views of this thread that the next backward forgets; it keeps none alive."""
+
+    def __init__(self) -> None:
+        self.views: list[weakref.ref[OperandCache]] = []
+
+
+_LIVE = _Live()
+
+
+def forget_views() -> None:
+    """A backward has passed: the next forward starts anew, and nothing gathered stays alive."""
+    for views in _LIVE.views:
+        found = views()
+        if found is not None:
+            found.clear()
+    _LIVE.views.clear()
+
+
+def transition_between(
+    mesh: BoundMesh,
+    src: Layout,
+    dst: Layout,
+    src_varying: frozenset[int] = frozenset(),
+    dst_varying: frozenset[int] = frozenset(),
+    order: Order | None = None,
+) -> Transition | None:
+    """The one Transition of these layouts on this rank; None when it does nothing at all.
+
+    `order`: see `order_in_memory` of the tensor that moves.
+    """
+    if src == dst:
+        if src_varying == dst_varying:
+            return None
+        order = None
+    table = mesh.cache.setdefault("transitions", {})
+    key = (src, dst, src_varying, dst_varying, order)
+    kept = table.get(key, False)
+    if kept is not False:
+        TRANSITIONS.hits.step()
+        return kept
+    TRANSITIONS.misses.step()
+    made = Transition(
+        mesh, src, dst, src_varying=src_varying, dst_varying=dst_varying, order=order
+    )
+    bounded_put(table, key, None if made.is_identity else made, MAX_TRANSITIONS)
+    return None if made.is_identity else made
+
+
+def order_in_memory(tensor: torch.Tensor) -> Order | None:
+    """In which order the dims of an operand lie, globally: so it lies where it moves, too."""
+    if type(tensor) is ShardTensor:
+        return tensor._meta.order()
+    return order_of(tensor.shape, tensor.stride())
+
+
+_BECOMES = frozenset({"sum", "max", "min", "and", "or", "band", "bor", "product"})
+"""The kinds of terms that a replicated value becomes by itself."""
+
+
+def writing_back(
+    name: str, mesh: BoundMesh, src: Layout, dst: Layout, src_varying: frozenset[int]
+) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    """What brings the result of an op that works in place to the layout of its target; None if
+    nothing has to.
+
+    An op that is not linear has reduced a partial target. Of a shard nothing but P(sum) can be
+    made, so the other kinds become terms again from the whole value.
+
+    Raises:
+        UnsupportedOpError: terms that are averaged or added bit by bit, which no whole value
+            becomes.
+    """
+    axes = {
+        axis for axis, kind in enumerate(dst.partial)
+        if kind not in (None, "sum", src.on(axis)) and mesh.axis_sizes[axis] > 1
+    }
+    if not axes:
+        return transition_between(mesh, src, dst, src_varying)
+    lacking = [
+        f"{dst.partial[axis]} on axis {mesh.axis_names[axis]!r}" for axis in sorted(axes)
+        if dst.partial[axis] not in _BECOMES
+    ]
+    if lacking:
+        raise UnsupportedOpError(
+            message(name, f"it writes to {dst}, and its result is {src}",
+                    f"a whole value becomes terms of {', '.join(sorted(_BECOMES))}; what is not "
+                    "linear in terms of other kinds cannot be written to them", lacking,
+                    "x = x.redistribute(placements=P()) before")
+        )
+    whole = dst.without_partial(axes)
+    first = transition_between(mesh, src, whole, src_varying)
+    second = transition_between(mesh, whole, dst)
+    if first is None or second is None:
+        return first or second
+    return lambda x: second(first(x))
+
+
+def operand_transitions(
+    mesh: BoundMesh, sources: Sequence[Layout], targets: Sequence[Layout],
+    wants: Sequence[bool], varying: frozenset[int], orders: Sequence[Order | None],
+) -> list[Transition | None]:
+    """Per operand, what brings it to the layout that the op needs.
+
+    The gradient rule: over an axis on which the call varies, an operand that is replicated and
+    wants a gradient enters through I -> R.
+    """
+    return [
+        transition_between(
+            mesh, source, target, frozenset(),
+            frozenset(axis for axis in varying if wanted and target.on(axis) is None), order,
+        )
+        for source, target, wanted, order in zip(sources, targets, wants, orders)
+    ]
+
+
+def varying_axes(layouts: Sequence[Layout]) -> frozenset[int]:
+    """The axes over which a call with these operands and results computes different things."""
+    found: set[int] = set()
+    for layout in layouts:
+        for axes in layout.dims:
+            found.update(axes)
+        if layout.is_partial:
+            found.update(axis for axis, kind in enumerate(layout.partial) if kind is not None)
+    return frozenset(found)

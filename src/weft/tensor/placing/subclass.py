@@ -1,0 +1,39 @@
+"""ShardTensors are not made of a tensor alone: what would make one without a mesh is refused.
+
+`t.as_subclass(ShardTensor)` asks nothing of the class, so the method of torch is taken over.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import torch
+
+from weft.errors import ShardTypeError, message
+from weft.tensor.shard_tensor import ShardTensor
+
+__all__ = ["as_subclass", "new"]
+
+
+def new(cls: Any, *args: Any, **kwargs: Any) -> NoReturn:
+    """`ShardTensor(...)`."""
+    raise _refusal("ShardTensor(...)", args[0] if args else None)
+
+
+def as_subclass(original: Any, tensor: torch.Tensor, cls: Any) -> Any:
+    """As torch's: the same data as a tensor of the class."""
+    if cls is ShardTensor and type(tensor) is not ShardTensor:
+        raise _refusal("t.as_subclass(ShardTensor)", tensor)
+    return original(tensor, cls)
+
+
+def _refusal(call: str, given: Any) -> ShardTypeError:
+    what = type(given).__name__
+    if isinstance(given, torch.Tensor):
+        what += f" of shape {tuple(given.shape)}"
+    return ShardTypeError(
+        message(call, f"it is given {'nothing' if given is None else 'a ' + what}, and no mesh",
+                "a ShardTensor has a mesh and a layout beside its blocks", [what],
+                "weft.distribute_tensor(full, mesh, placements), or "
+                "ShardTensor.from_local(block, mesh, placements)")
+    )

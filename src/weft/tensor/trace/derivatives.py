@@ -1,0 +1,93 @@
+"""Which tensors get a gradient from which results of an op, asked of meta tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from weft.tensor.takeover import twin_of
+from weft.tensor.trace.capture import Op, meta_like, unwatched
+from weft.tensor.trace.trees import Slot, flatten, replaced, slots_of
+
+__all__ = ["Constant", "differentiated", "edges"]
+
+_GRAD: Any = twin_of(torch.autograd.grad)  # type: ignore[arg-type]
+_UNSEEN = torch.autograd.graph.saved_tensors_hooks
+"""Innermost, it keeps what is saved here from the hooks of the user and of checkpointing."""
+
+
+def _same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def differentiated(
+    op: Op, tensors: Sequence[torch.Tensor], wanted: Sequence[int]
+) -> tuple[tuple[int, ...], ...]:
+    """Per result, which of the `wanted` slots get a gradient from it, at global shape."""
+
+    def call(given: Callable[[int], torch.Tensor]) -> Any:
+        args, kwargs = replaced((op.args, op.kwargs), Slot, lambda slot: given(slot.index))
+        return op.overload(*args, **kwargs)
+
+    with unwatched():
+        try:
+            return edges(call, lambda index: _contiguous_like(tensors[index]), wanted)
+        except (RuntimeError, ZeroDivisionError):
+            # Meta tensors do not know its derivative (that of nothing, or it reads a number, as
+            # that of a complex svd): all may have one.
+            return (tuple(wanted),) * len(slots_of(op.results))
+
+
+def _contiguous_like(tensor: torch.Tensor) -> torch.Tensor:
+    """For questions that strides do not change the answer to: all ops take contiguous ones."""
+    return torch.empty_like(meta_like(tensor), memory_format=torch.contiguous_format)
+
+
+class Constant(int):
+    """The number of a tensor whose gradient does not depend on the result's: as that of `sign`."""
+
+
+def edges(
+    call: Callable[[Callable[[int], torch.Tensor]], Any],
+    sample: Callable[[int], torch.Tensor], wanted: Sequence[int],
+) -> tuple[tuple[int, ...], ...]:
+    """Per result, which of the `wanted` tensors get a gradient from what `call` makes of samples;
+    as `Constant` where that is the same whatever comes back.
+
+    `sample` makes the one of a number, `call` is given a function that says it.
+    """
+    known: dict[int, torch.Tensor] = {}
+
+    def given(index: int) -> torch.Tensor:
+        if index not in known:
+            known[index] = sample(index)
+        return known[index].view_as(known[index])  # in-place ops write to no leaf
+
+    leaves = [known.setdefault(index, sample(index)).requires_grad_() for index in wanted]
+
+    def behind(out: torch.Tensor) -> tuple[int, ...]:
+        if not out.requires_grad:
+            return ()
+        grads = _GRAD(
+            out, leaves, torch.empty_like(out), retain_graph=True, allow_unused=True
+        )
+        has = [grad is not None for grad in grads]
+        if not any(has):
+            return ()
+        back = torch.empty_like(out).requires_grad_()
+        try:
+            grads = _GRAD(
+                out, leaves, back, retain_graph=True, create_graph=True, allow_unused=True
+            )
+        except (RuntimeError, ZeroDivisionError):
+            grads = [back] * len(has)  # nothing can ask for the gradient of this gradient
+        return tuple(
+            Constant(index) if grad is None or not grad.requires_grad else index
+            for index, grad, mine in zip(wanted, grads, has) if mine
+        )
+
+    quietly = torch.autograd.set_detect_anomaly(False), _UNSEEN(_same, _same)
+    with torch.enable_grad(), quietly[0], quietly[1]:
+        return tuple(map(behind, flatten(call(given))))

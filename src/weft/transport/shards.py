@@ -1,0 +1,217 @@
+"""What the kernel of an op communicates through: the ranks that hold the shards of some dims.
+
+A kernel runs on local tensors, as code under `local_map` does. Every rank reduces its shard to a
+few numbers, the *summary*; `psum`, `pmax` and `gather` bring the summaries of all shards to all
+ranks, and each rank finishes by itself. What ranks compute from a common value varies, so the
+gradient of that value is the sum over the ranks: the gradient of `psum` is a `psum`, that of
+`gather` is reduced and scattered. All of them are differentiable to any order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import _DisableAutocast  # type: ignore[attr-defined]
+from torch.autograd import forward_ad
+
+from weft.comm import BoundMesh, Communicator
+from weft.core import Layout
+from weft.errors import UnsupportedOpError, message
+from weft.transport.traffic import STATE, emit, note, resume
+from weft.transport.transition import _transforms, dense
+
+__all__ = ["Shards"]
+
+_functorch: Any = torch._C._functorch  # type: ignore[attr-defined]
+
+
+class Shards:
+    """The shards of some dims of one tensor, seen from one rank.
+
+    They stand in the order of the dims, and along one dim in the order of its elements.
+
+    Attributes:
+        num: how many there are. index: which of them this rank has.
+        dims: the sharded dims.
+        sizes: per shard, how many elements of these dims it has (the product of its lengths).
+        filled: the shards that have any.
+        layout: that of the tensor. mesh: its mesh, bound to this rank.
+        check: called before a collective, with the mesh axes that it runs over.
+    """
+
+    __slots__ = (
+        "_group", "axes", "check", "dims", "exchanging", "filled", "index", "layout", "mesh", "num",
+        "order", "parts", "sizes", "starts",
+    )
+
+    def __init__(
+        self, mesh: BoundMesh, layout: Layout, dims: Sequence[int],
+        check: Callable[[tuple[int, ...]], None] | None = None,
+    ) -> None:
+        assert mesh.here is not None
+        self.mesh, self.layout, self.dims, self.check = mesh, layout, tuple(dims), check
+        self.parts: dict[tuple[int, ...], Shards] = {}
+        self.exchanging: Callable[[Tensor], Tensor] | None = None
+        axes = tuple([axis for dim in self.dims for axis in layout.dims[dim]])
+        self.axes = tuple(sorted(axes))
+        self._group: Communicator = mesh.comm(self.axes)
+        self.sizes = tuple([
+            math.prod(each) for each in product(*[layout.sizes_of(dim) for dim in self.dims])
+        ])
+        self.num = len(self.sizes)
+        self.filled = tuple([at for at, size in enumerate(self.sizes) if size])
+        self.index = 0
+        for dim in self.dims:
+            mine = layout.shard_index(dim, mesh.here)
+            self.index = self.index * layout.num_shards(dim) + mine
+        self.starts = tuple([start for start, _ in layout.box_at(mesh.here)])
+        """Per dim of the tensor, the global index of this rank's first element."""
+        self.order = _order(axes, layout.mesh.axis_sizes)
+
+    def along(self, *dims: int) -> Shards:
+        """The shards of some of the dims, among ranks that share the others."""
+        if dims == self.dims:
+            return self
+        found = self.parts.get(dims)
+        if found is None:
+            found = self.parts[dims] = Shards(self.mesh, self.layout, dims, self.check)
+        return found
+
+    def group(self) -> Communicator:
+        """The ranks of the shards. In strict mode it raises: who asks is about to send."""
+        if self.check is not None:
+            self.check(self.axes)
+        return self._group
+
+    def psum(self, x: Tensor) -> Tensor:
+        """The sum of every shard's `x`, of one shape everywhere."""
+        return _run(x, self.group(), "sum")
+
+    def pmax(self, x: Tensor) -> Tensor:
+        """The maximum of every shard's `x`, elementwise. It has no gradient."""
+        return _run(x.detach(), self.group(), "max")
+
+    def pmin(self, x: Tensor) -> Tensor:
+        """The minimum of every shard's `x`, elementwise. It has no gradient."""
+        return _run(x.detach(), self.group(), "min")
+
+    def gather(self, *own: Tensor) -> list[Tensor]:
+        """The summaries of all shards, each with a leading dim of `num`.
+
+        A summary has one shape on all ranks. Those of one dtype travel together.
+        """
+        if len(own) > 1 and len({(one.dtype, one.shape) for one in own}) == 1:
+            return list(self._gather(torch.stack(own, -1)).unbind(-1))
+        return [self._gather(one) for one in own]
+
+    def _gather(self, own: Tensor) -> Tensor:
+        found = _run(own, self.group(), "gather")
+        return found if self.order is None else found[list(self.order)]
+
+    def exchange(
+        self, x: Tensor, make: Callable[[BoundMesh, Layout], Callable[[Tensor], Tensor]]
+    ) -> Tensor:
+        """What `make(mesh, layout)` gives, of `x`: an exchange whose routes are found once."""
+        self.group()
+        if self.exchanging is None:
+            self.exchanging = make(self.mesh, self.layout)
+        return self.exchanging(x)
+
+    def of_filled(self, gathered: Tensor) -> Tensor:
+        """Of gathered summaries, those of the shards that have elements."""
+        return gathered if len(self.filled) == self.num else gathered[list(self.filled)]
+
+    def counts(self, x: Tensor, dims: Sequence[int]) -> list[int]:
+        """How many elements of `dims`, sharded ones and others, each shard of `x` has."""
+        others = math.prod([x.shape[dim] for dim in dims if dim not in self.dims])
+        return [size * others for size in self.sizes]
+
+    def tie(self, out: Tensor, *others: Tensor) -> Tensor:
+        """`out` with a graph edge to what this rank, unlike others, had no use for: in backward
+        all ranks then communicate alike."""
+        for other in others:
+            if other.requires_grad and torch.is_grad_enabled():
+                out = out + other.reshape(-1).narrow(0, 0, 0).sum().to(out.dtype)
+        return out
+
+
+def _order(axes: tuple[int, ...], sizes: Sequence[int]) -> tuple[int, ...] | None:
+    """Per shard, the place of its rank in the group, which goes by the order of the mesh's axes;
+    None where these are the same."""
+    if axes == tuple(sorted(axes)):
+        return None
+    places = torch.arange(math.prod([sizes[axis] for axis in axes]))
+    places = places.view([sizes[axis] for axis in sorted(axes)])
+    return tuple(places.permute([sorted(axes).index(axis) for axis in axes]).flatten().tolist())
+
+
+def _check(x: Tensor) -> None:
+    """Raise for what forward AD, vmap or torch.func hang on a tensor: collectives lose it."""
+    is_dual = forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None
+    wrapped = _functorch.is_functorch_wrapped_tensor(x)
+    if is_dual or wrapped or (_transforms() is not None and x.requires_grad):
+        kind = "a dual tensor" if is_dual else "a tensor of torch.func"
+        raise UnsupportedOpError(
+            message("an op along a sharded dim", f"it was given {kind}",
+                    "forward AD, vmap and torch.func do not reach through communication", [kind],
+                    "torch.autograd.grad on ShardTensors, or the transform on x.full_tensor()")
+        )
+
+
+def _run(x: Tensor, comm: Communicator, kind: str) -> Tensor:
+    """A collective: a reduction of this kind, or one of `_BACK`."""
+    _check(x)
+    if kind in _BACK and x.requires_grad and torch.is_grad_enabled():
+        return _Collective.apply(x, comm, kind)  # type: ignore[return-value]
+    with _DisableAutocast():
+        return _send(x.detach(), comm, kind)
+
+
+def _send(x: Tensor, comm: Communicator, kind: str) -> Tensor:
+    match kind:
+        case "gather":  # all ranks' tensors, stacked
+            _tell("S->R", comm, "AllGather", x.nbytes * (comm.size - 1))
+            flat = comm.all_gather(x.contiguous().view(-1), (x.numel(),) * comm.size)
+            return flat.view(comm.size, *x.shape)
+        case "scatter":  # of stacked tensors, the sum over the ranks of this rank's own
+            one = x[0]
+            _tell("P(sum)->S", comm, "ReduceScatter", one.nbytes * (comm.size - 1))
+            flat = x.contiguous().view(-1)
+            return comm.reduce_scatter(flat, (one.numel(),) * comm.size, "sum").view(one.shape)
+    _tell(f"P({kind})->R", comm, "AllReduce", -(-2 * x.nbytes * (comm.size - 1) // comm.size))
+    return comm.all_reduce(x, kind)
+
+
+def _tell(transition: str, comm: Communicator, collective: str, nbytes: int) -> None:
+    if STATE.on:
+        emit(transition, tuple(map(str, comm.axes)), collective, nbytes)
+
+
+_BACK = {"sum": "sum", "gather": "scatter", "scatter": "gather"}
+"""The collectives that have a gradient, and what brings it back."""
+
+
+class _Collective(torch.autograd.Function):
+    """A collective as a node of autograd's graph; its backward is another of them."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, comm: Communicator, kind: str) -> Tensor:  # type: ignore[override]
+        ctx.comm, ctx.back = comm, _BACK[kind]
+        ctx.note = note() if STATE.on else None
+        ctx.set_materialize_grads(False)
+        with _DisableAutocast():
+            return _send(x, comm, kind)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> Any:  # type: ignore[override]
+        if grad is None:
+            return None, None, None
+        if not STATE.on:
+            return _run(dense(grad), ctx.comm, ctx.back), None, None
+        with resume(ctx.note, "gradient of what all shards know"):
+            return _run(dense(grad), ctx.comm, ctx.back), None, None

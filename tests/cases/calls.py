@@ -1,0 +1,29 @@
+"""Calls of ops that torch's database of operators has not: one of each, for the checks of rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["CALLS"]
+
+aten = torch.ops.aten
+
+
+def _numbers(*shape: int) -> Tensor:
+    generator = torch.Generator().manual_seed(7)
+    return torch.rand(shape, generator=generator, dtype=torch.float64) - 0.3
+
+
+CALLS: dict[str, Callable[[], tuple[Any, ...]]] = {
+    "_prelu_kernel": lambda: (aten._prelu_kernel.default, _numbers(5, 4), _numbers(4)),
+    "linalg__powsum": lambda: (aten.linalg__powsum.default, _numbers(5, 4), 3.0, [1], True),
+    "_euclidean_dist": lambda: (aten._euclidean_dist.default, _numbers(5, 4), _numbers(3, 4) + 1),
+    "affine_grid_generator": lambda: (
+        aten.affine_grid_generator.default, _numbers(5, 2, 3), [5, 3, 4, 6], False,
+    ),
+}
+"""Name -> the overload, then its arguments."""
