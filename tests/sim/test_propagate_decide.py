@@ -51,7 +51,17 @@ MUL = call("mul.Tensor", tensor(6, 8), tensor(6, 8), result=(6, 8))
 SOFTMAX = call("softmax.int", tensor(6, 64), 1, result=(6, 64))
 VIEW = call("view.default", tensor(6, 20), [6, 5, 4], result=(6, 5, 4))
 
+FFT = call("_fft_c2c.default", tensor(2, 3, 8, 8, dtype="complex64"), [2, 3], 0, True,
+           result=(2, 3, 8, 8), dtype="complex64")
+CHOLESKY = call("linalg_cholesky.default", tensor(3, 6, 6), result=(3, 6, 6))
+
 CASES = {
+    "a batch of one sample a rank is not sharded again": (
+        FFT, [P("dp", None, "tp")], "[2@dp, 3@tp, 8, 8] -> [2@dp, 3@tp, 8, 8]"),
+    "of two axes that leave empty shards one stays": (
+        FFT, [P(("dp", "tp"))], "[2@dp, 3, 8, 8] -> [2@dp, 3, 8, 8]"),
+    "nor is a batch that would leave empty shards": (
+        CHOLESKY, [P("dp", "tp")], "[3@dp, 6, 6] -> [3@dp, 6, 6]"),
     "nothing sharded": (
         LINEAR, [P(), P(), P()], "[6, 9, 8] [10, 8] [10] -> [6, 9, 10]"),
     "batch": (

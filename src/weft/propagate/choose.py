@@ -25,7 +25,7 @@ An axis of size 1 is judged as one of size 2: a program reads the same layouts o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from weft.rules import Rule
@@ -170,8 +170,11 @@ def _may_become(kind: str, held: str | None) -> bool:
     return kind == "sum" or (kind != "avg" and held is None)
 
 
-def cheapest(frame: Frame, axis: int) -> Choice:
-    """The candidate that moves the fewest bytes over one axis; ties as in `_key`."""
+def cheapest(frame: Frame, axis: int, shards: Mapping[str, int]) -> Choice:
+    """The candidate that moves the fewest bytes over one axis; ties as in `_key`.
+
+    `shards` tells how many shards the other axes make of a factor.
+    """
     rule, held, size = frame.rule, frame.held[axis], max(frame.sizes[axis], 2)
     kinds = frame.kinds[axis] or (None,) * len(held)
     # What one rank would hold of each operand if this axis cut nothing.
@@ -181,7 +184,7 @@ def cheapest(frame: Frame, axis: int) -> Choice:
     ]
     best: Choice = None
     best_key = _key(frame, nbytes, held, kinds, (None,) * len(held), size, None)
-    for candidate, wanted in _candidates(frame, held, kinds):
+    for candidate, wanted in _candidates(frame, held, kinds, shards, frame.sizes[axis]):
         key = _key(frame, nbytes, held, kinds, wanted, size, candidate)
         if isinstance(candidate, PassPartial) or (candidate in rule.reduce and any(
             candidate == target and ((name is not None and name != target) or kind is not None)
@@ -194,12 +197,19 @@ def cheapest(frame: Frame, axis: int) -> Choice:
 
 
 def _candidates(
-    frame: Frame, held: Sequence[str | None], kinds: Sequence[str | None]
+    frame: Frame, held: Sequence[str | None], kinds: Sequence[str | None],
+    shards: Mapping[str, int], size: int,
 ) -> Iterator[tuple[Choice, list[Choice]]]:
-    """Every candidate but the replicated one, with what it wants of each operand."""
+    """Every candidate but the replicated one, with what it wants of each operand.
+
+    A factor of which the other axes leave single elements is not sharded once more.
+    """
     rule = frame.rule
     for factor, places in frame.leads.items():
-        if factor in frame.barred or (rule.sizes[factor] <= 1 and factor not in held):
+        length, others = rule.sizes[factor], shards.get(factor, 1)
+        if factor in frame.barred or (length <= others and factor not in held) or (
+            factor in rule.nonempty and length < others * size
+        ):
             continue
         if factor in frame.finished and not _may_finish(frame, held, kinds, factor):
             continue

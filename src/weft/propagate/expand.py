@@ -59,19 +59,19 @@ def decide(
     by_form = not (rule.nonempty or rule.by_size)
     for axis, choice in enumerate(choices):
         if choice is NEEDS_COST:
-            choices[axis] = cheapest(frame, axis)
+            choices[axis] = cheapest(frame, axis, _shards(frame, choices, axis))
             by_form = False
     _drop_mixed_kinds(frame, choices)
     cut: dict[str, tuple[tuple[int, ...], Cuts]] = {}
     for axis, choice in enumerate(choices):
         if isinstance(choice, str) and choice not in cut:
             axes = [other for other in range(axis, num_axes) if choices[other] == choice]
-            found = _cuts(frame, layouts, choice, axes)
-            if found is None:
-                for other in axes:
+            order, cuts = _cuts(frame, layouts, choice, axes)
+            for other in axes:
+                if other not in order:
                     choices[other] = None
-            else:
-                cut[choice] = found
+            if order:
+                cut[choice] = order, cuts
     operands = _operands(frame, layouts, choices, cut)
     results = _results(frame, call, layouts[0], choices, cut)
     return Decision(
@@ -82,6 +82,18 @@ def decide(
         ]),
         by_form, _finished_dims(frame, cut) if frame.finished else (),
     )
+
+
+def _shards(frame: Frame, choices: Sequence[Choice], axis: int) -> dict[str, int]:
+    """How many shards the other axes make of each factor, as far as they are decided or hold it."""
+    found: dict[str, int] = {}
+    for other, choice in enumerate(choices):
+        names = [choice] if isinstance(choice, str) else (
+            dict.fromkeys(frame.held[other]) if choice is NEEDS_COST else ())
+        for name in names:
+            if name is not None and other != axis:
+                found[name] = found.get(name, 1) * frame.sizes[other]
+    return found
 
 
 def _finished_dims(
@@ -185,8 +197,9 @@ def _drop_mixed_kinds(frame: Frame, choices: list[Choice]) -> None:
 
 def _cuts(
     frame: Frame, layouts: Sequence[Layout], factor: str, axes: Sequence[int]
-) -> tuple[tuple[int, ...], Cuts] | None:
-    """(order of axes, cuts) for the axes that cut a factor; None when it cannot be cut."""
+) -> tuple[tuple[int, ...], Cuts]:
+    """(order of axes, cuts) for the axes that shard a factor; without the last of them where the
+    op refuses empty shards, and the factor has too few elements."""
     places = frame.leads[factor]
     if factor in frame.finished:  # as the operand has it that brings it sharded
         brings = frame.finished[factor]
@@ -208,16 +221,19 @@ def _cuts(
     offsets = frame.rule.offsets.get(factor)
     length = frame.rule.sizes[factor]
     sizes = [frame.sizes[axis] for axis in order]
+    if factor in frame.rule.nonempty:
+        while sizes and length < math.prod(sizes):
+            order, sizes = order[:-1], sizes[:-1]
     if offsets is not None:
         return order, _joined_cuts(frame, layouts, factor, offsets, order)
+    if not order:
+        return order, None
     cuts = _units(layout, dim, inner, order, length, sizes)
     if len(places) > 1:
         cuts = _least_moved(frame, layouts, places, order, length, cuts)
     if factor in frame.rule.nonempty:
         full = cuts or default_cuts(length, sizes)
         if any(start == stop for start, stop in pairwise(full)):
-            if length < math.prod(sizes):
-                return None
             cuts = filled_cuts(full)
     return order, cuts
 
