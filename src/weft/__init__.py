@@ -62,6 +62,7 @@ if TYPE_CHECKING:
         randperm,
         scatter_tensor,
         strict,
+        warn_if_whole,
         zeros,
     )
     from weft.transport import measure_links
@@ -76,7 +77,7 @@ __all__ = [
     "local_map", "manual_seed", "measure_links", "ones", "plan", "rand", "randint", "randn",
     "randperm", "register_handler", "register_rule", "rng_state", "scatter_tensor", "set_links",
     "set_rng_state", "show", "spmd", "strict", "testing", "to_dtensor", "unregister_handler",
-    "unregister_rule", "zeros",
+    "unregister_rule", "warn_if_whole", "zeros",
 ]
 
 _ROOMS = ("errors", "core", "planner", "drawing", *startup.WITH_TORCH)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -174,3 +175,42 @@ def test_explain_nests_and_is_per_rank() -> None:
         return len(outer.events), len(inner.events)
 
     assert on_two(program) == [(2, 1)] * 2
+
+
+def inverses(nbytes: int | None) -> list[str]:
+    """What an op of whole matrices warns of, called in two lines, the second twice."""
+    def program(mesh: Any) -> list[str]:
+        x = weft.distribute_tensor(torch.eye(4).expand(2, 4, 4).clone(), mesh, P(None, "x"))
+        y = weft.distribute_tensor(torch.eye(5), mesh, P("x"))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("default")
+            torch.linalg.inv(x)  # the batch can be sharded
+            for _ in range(2):
+                torch.linalg.inv(y)
+        return [str(one.message) for one in caught]
+
+    before = weft.warn_if_whole(nbytes)
+    try:
+        (first, *_) = weft.testing.run(program, mesh={"x": 2})
+    finally:
+        weft.warn_if_whole(before)
+    return first
+
+
+def test_a_call_that_leaves_a_sharded_value_whole_warns_once_per_line() -> None:
+    assert weft.warn_if_whole(2**20) == 2**20
+    [found] = inverses(100)
+    assert "[5@x, 5] is gathered over 'x'" in found and "left whole there: 100 bytes" in found
+    assert not inverses(101)
+    assert not inverses(None)
+
+
+def test_strict_does_not_advise_to_replicate() -> None:
+    def program(mesh: Any) -> list[list[str]]:
+        x = weft.distribute_tensor(torch.eye(4).expand(1, 4, 4).clone(), mesh, P(None, "x"))
+        with weft.strict():
+            return [refusal(lambda: torch.linalg.det(x)), refusal(lambda: torch.linalg.inv(x))]
+
+    for first, *_, fix in weft.testing.run(program, mesh={"x": 2})[0]:
+        assert "is gathered over 'x'" in first and "left whole" in first
+        assert fix == "  Fix: a layout of which the op needs no sharded dim whole"

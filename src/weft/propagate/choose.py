@@ -184,7 +184,11 @@ def cheapest(frame: Frame, axis: int, shards: Mapping[str, int]) -> Choice:
     ]
     best: Choice = None
     best_key = _key(frame, nbytes, held, kinds, (None,) * len(held), size, None)
-    for candidate, wanted in _candidates(frame, held, kinds, shards, frame.sizes[axis]):
+    sharded = sum([own for own, name in zip(nbytes, held) if name is not None])
+    if sharded:
+        repeated = min(sharded, _result_nbytes(frame, axis)) * (2 if True in frame.grads else 1)
+        best_key = (best_key[0] + repeated, *best_key[1:])
+    for candidate, wanted in _candidates(frame, held, kinds, shards, size):
         key = _key(frame, nbytes, held, kinds, wanted, size, candidate)
         if isinstance(candidate, PassPartial) or (candidate in rule.reduce and any(
             candidate == target and ((name is not None and name != target) or kind is not None)
@@ -264,7 +268,7 @@ def _key(
         elif target is None:
             if name is not None:
                 lost += 1
-                ways = back if candidate is not None else 1
+                ways = back
                 # The rank that holds least lacks most, in units of 1 - 1/g.
                 length = frame.rule.sizes.get(name) or size
                 lacks = nbytes[index] * (length - length // size) / length

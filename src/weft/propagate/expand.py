@@ -27,7 +27,7 @@ from weft.propagate.choose import (
 )
 from weft.rules import Call, Decision, LocalArgs, Rule, TensorArg
 
-__all__ = ["decide"]
+__all__ = ["can_be_sharded", "decide"]
 
 Cuts = tuple[int, ...] | None
 """Cuts in units of a factor; None = the default ones."""
@@ -84,6 +84,15 @@ def decide(
     )
 
 
+def can_be_sharded(rule: Rule, operand: int) -> tuple[int, ...]:
+    """The dims of an operand that a rule can have sharded, with results sharded alike."""
+    kept = [{factors[0] for factors in dims if factors} for dims in rule.results]
+    return tuple([
+        dim for dim, factors in enumerate(rule.operands[operand] or ())
+        if factors and factors[0] not in rule.whole and all(factors[0] in each for each in kept)
+    ])
+
+
 def _shards(frame: Frame, choices: Sequence[Choice], axis: int) -> dict[str, int]:
     """How many shards the other axes make of each factor, as far as they are decided or hold it."""
     found: dict[str, int] = {}
@@ -92,7 +101,7 @@ def _shards(frame: Frame, choices: Sequence[Choice], axis: int) -> dict[str, int
             dict.fromkeys(frame.held[other]) if choice is NEEDS_COST else ())
         for name in names:
             if name is not None and other != axis:
-                found[name] = found.get(name, 1) * frame.sizes[other]
+                found[name] = found.get(name, 1) * max(frame.sizes[other], 2)
     return found
 
 

@@ -12,6 +12,7 @@ from weft.tensor.placing import construct, in_place, redistribute, saved, subcla
 from weft.tensor.placing.construct import arange, empty, full, ones, zeros
 from weft.tensor.placing.draw import rand, randint, randn, randperm
 from weft.tensor.placing.from_local import from_local
+from weft.tensor.placing.left_whole import warn_if_whole
 from weft.tensor.placing.operands import data_of, move_operands
 from weft.tensor.placing.scatter import distribute_tensor, scatter_tensor
 from weft.tensor.shard_tensor import ShardTensor, hooks
@@ -19,7 +20,7 @@ from weft.tensor.shard_tensor import ShardTensor, hooks
 __all__ = [
     "ShardTensor", "arange", "cache_clear", "cache_info", "debug", "distribute_tensor", "empty",
     "explain", "full", "ones", "rand", "randint", "randn", "randperm", "scatter_tensor", "strict",
-    "zeros",
+    "warn_if_whole", "zeros",
 ]
 
 hooks.call = dispatch.call

@@ -22,6 +22,7 @@ from weft.tensor import modes, versions
 from weft.tensor.counts import TRANSITIONS
 from weft.tensor.leaf_gradients import LeafUse, use_of
 from weft.tensor.meta import bounded_put
+from weft.tensor.placing.left_whole import LeftWhole
 from weft.tensor.shard_tensor import ShardTensor, pass_known, version_of, wrap
 from weft.tensor.views.moved import Moved, unwrap_view
 from weft.transport import move_together, traffic
@@ -45,6 +46,7 @@ class Caller:
     name = ""
     why: Callable[[], str] = str
     reductions: Any = None  # what marks the operands that this call reduces: `call.reduce_once`
+    left_whole: LeftWhole | None = None
 
 
 class NamedCaller(Caller):
@@ -70,6 +72,8 @@ def move_operands(
     call: Caller,
 ) -> None:
     """Put the local tensors of operands, in the layouts that the op needs, into `locals_`."""
+    if call.left_whole is not None:
+        call.left_whole.check()
     if traffic.STATE.on or modes.STRICT.on:
         for _, transition in moves:
             modes.check_strict(call.name, transition)

@@ -1,0 +1,116 @@
+"""What a call leaves whole on every rank though an operand was sharded: told once per line."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from weft.core import Layout
+from weft.errors import StrictError, message
+from weft.tensor import modes
+
+__all__ = ["LeftWhole", "find_left_whole", "warn_if_whole"]
+
+
+class _Limit:
+    """`nbytes`: from how many bytes on a call warns; None never."""
+
+    nbytes: int | None = 2**20
+
+
+def warn_if_whole(nbytes: int | None) -> int | None:
+    """Set from which size on a call warns that it leaves a sharded value whole on every rank.
+
+    A call that needs a dim whole gathers it. Where its result then is sharded over fewer mesh axes
+    than its operand was, every rank of these axes holds all of it and repeats all further work.
+
+    Args:
+        nbytes: bytes of the result on one rank; 1 MiB (2**20) at first. None: no call warns.
+
+    Returns:
+        The former number.
+    """
+    before, _Limit.nbytes = _Limit.nbytes, nbytes
+    return before
+
+
+@dataclass(frozen=True, slots=True)
+class LeftWhole:
+    """A call that leaves whole what an operand had sharded.
+
+    Args:
+        name: the op. operand, result: their layouts.
+        axes: the mesh axes over which the operand was sharded, and the result is not.
+        nbytes: of the result on one rank, at most those of the gathered operand.
+        dims: those of the operand that the op can have sharded.
+    """
+
+    name: str
+    operand: Layout
+    result: Layout
+    axes: tuple[int, ...]
+    nbytes: int
+    dims: tuple[int, ...]
+
+    def check(self) -> None:
+        """Warn at the user's line, or raise in strict mode, where there are that many bytes."""
+        if modes.is_strict():
+            raise StrictError(self._message("under weft.strict() no op communicates implicitly"))
+        if _Limit.nbytes is not None and self.nbytes >= _Limit.nbytes:
+            modes.warn(self._message(
+                "what is sharded stays sharded, unless the op needs it whole "
+                "(weft.warn_if_whole sets from how many bytes on this is told)"))
+
+    def _message(self, rule: str) -> str:
+        names = ", ".join([repr(self.operand.mesh.axis_names[axis]) for axis in self.axes])
+        free = [dim for dim in self.dims if self._fits(dim)]
+        fix = "a layout of which the op needs no sharded dim whole"
+        if free:
+            dims = [() if set(axes) & set(self.axes) else axes for axes in self.operand.dims]
+            dims[free[0]] = (*dims[free[0]], *self.axes)
+            placements = self.operand.replace(dims=tuple(dims)).placements
+            fix = f"x.redistribute(placements={list(placements)!r}) before, sharding dim {free[0]}"
+        return message(
+            self.name, f"at {modes.source_line()} an operand {self.operand} is gathered over "
+            f"{names}, and the result {self.result} is left whole there: {self.nbytes} bytes on "
+            "every rank", rule, [str(self.operand)], fix)
+
+    def _fits(self, dim: int) -> bool:
+        sizes = self.operand.mesh.axis_sizes
+        shards = math.prod([sizes[axis] for axis in (*self.operand.dims[dim], *self.axes)])
+        return not set(self.operand.dims[dim]) & set(self.axes) and (
+            self.operand.shape[dim] >= shards)
+
+
+def find_left_whole(
+    name: str, sources: Sequence[Layout], targets: Sequence[Layout], results: Sequence[Layout],
+    itemsize: int, free: Sequence[Sequence[int]],
+) -> LeftWhole | None:
+    """What a call leaves whole of its largest operand of that kind; None where it leaves nothing.
+
+    Args:
+        name: the op.
+        sources, targets: the layouts that the operands have, and those to which they come.
+        results: the layouts of the results.
+        itemsize: bytes of an element of the results.
+        free: per operand, the dims that the op can have sharded.
+    """
+    if not results:
+        return None
+    result = max(results, key=_num_elements)
+    found: LeftWhole | None = None
+    for source, target, dims in zip(sources, targets, free):
+        axes = tuple([axis for axis in source.sharded_axes
+                      if source.mesh.axis_sizes[axis] > 1
+                      and not isinstance(target.on(axis), int) and result.on(axis) is None])
+        if axes:
+            nbytes = itemsize * min(_num_elements(result), _num_elements(target))
+            if found is None or nbytes > found.nbytes:
+                found = LeftWhole(name, source, result, axes, nbytes, tuple(dims))
+    return found
+
+
+def _num_elements(layout: Layout) -> int:
+    """How many elements the largest shard has."""
+    return math.prod([max(layout.sizes_of(dim), default=0) for dim in range(layout.ndim)])
