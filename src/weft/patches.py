@@ -1,10 +1,11 @@
-"""What of torch is taken over: the one list.
+"""The one list of torch functions that weft replaces.
 
-Most functions of torch ask `__torch_function__` of a ShardTensor, and need nothing here. Those
-below do not, or do too late: each row says why weft has to stand before them. A replacement gets
-torch's own function first, then the arguments of the call; without a ShardTensor it hands them on.
+Most functions of torch ask a ShardTensor's `__torch_function__` and need nothing here. The
+functions below do not ask, or ask too late; each row says why weft must intercept them. A
+replacement gets torch's own function first, then the arguments of the call. Without a ShardTensor
+it passes them on.
 
-`takeover` says how a function is replaced. Functions that a user registers are taken over as well
+`takeover` replaces a function. Functions that a user registers are replaced as well
 (`own.targets`), and in debug mode ShardTensor's own entry (`tensor.call.watch`).
 """
 
@@ -36,11 +37,12 @@ class Patch:
     """Functions of torch that one function of weft replaces.
 
     Args:
-        home: the module or class of torch that has them. names: what they are called in it, as far
-            as this torch has them; `*` stands for every class of the module.
+        home: the module or class of torch that has them.
+        names: their names in it, separated by spaces; names that this torch lacks are skipped, and
+            `*` stands for every class of the module.
         replacement: gets torch's own function, then the arguments of the call.
         reason: why, in a sentence.
-        is_late: the home is a module that weft does not import, so it is met at its import.
+        is_late: weft does not import the home; its functions are replaced when somebody imports it.
     """
 
     home: str
@@ -54,18 +56,18 @@ _FSDP = "torch.distributed.fsdp"
 
 PATCHES = (
     Patch("torch.autograd.Function", "apply", torch_patches.apply,
-          "It would save the wrapper, which has no graph: a user's Function gets full tensors, or "
-          "goes by the rule that was registered for it."),
+          "It would save the wrapper, which has no graph. A user's Function gets full tensors, or "
+          "follows the rule that was registered for it."),
     Patch("torch.autograd", "backward", torch_patches.backward,
           "The engine runs over local graphs; gradients of replicated leaves are reduced when it "
           "is done, also where the loss is a plain tensor."),
     Patch("torch.autograd", "grad", torch_patches.grad,
-          "As backward, where all that it is given are plain tensors."),
+          "As backward, where all of its arguments are plain tensors."),
     Patch("torch.autograd.graph", "increment_version", torch_patches.increment_version,
-          "The version counter that autograd looks at is that of the local tensor."),
+          "Autograd checks the version counter of the local tensor."),
     Patch("torch.autograd.graph", "register_multi_grad_hook", hooks.register_hook_of_several,
-          "It counts nodes of one graph task, and gradients that are reduced at the end of a "
-          "backward come later."),
+          "It counts nodes of one graph task, but gradients that are reduced at the end of a "
+          "backward arrive later."),
     Patch("torch.autograd.graph", "get_gradient_edge",
           tracers.refusing("get_gradient_edge", "torch.autograd.grad(y, x), with x itself"),
           "An edge belongs to the local graph and knows no layout: refused."),
@@ -75,20 +77,20 @@ PATCHES = (
           "A module hook of the old kind (register_backward_hook) sits on a node of the local "
           "graph: refused."),
     Patch("torch.utils.checkpoint", "checkpoint.__wrapped__", torch_patches.checkpoint,
-          "All ranks must recompute at the same moment, whatever each has saved."),
+          "All ranks must recompute at the same moment, whatever each of them has saved."),
     Patch("torch.utils.checkpoint._CheckpointFrame", "save_inputs", torch_patches.save_inputs,
-          "What is saved are local tensors, with their graph."),
+          "It saves local tensors, with their graph."),
     Patch("torch.utils.checkpoint._CheckpointFrame", "get_inputs", torch_patches.get_inputs,
-          "What was saved becomes ShardTensors again."),
+          "It returns the saved tensors as ShardTensors."),
     Patch("torch.testing._comparison.TensorLikePair", "_to_tensor", torch_patches.to_tensor,
           "torch.testing.assert_close compares the global value."),
     Patch("torch", "_C._to_dlpack to_dlpack utils.dlpack.to_dlpack", torch_patches.to_dlpack,
-          "It would hand out the address of a wrapper, which has no memory: refused."),
+          "It would expose the address of a wrapper, which has no memory: refused."),
     Patch("torch.Tensor", "as_subclass", subclass.as_subclass,
           "It would make a ShardTensor without a mesh: refused."),
     Patch("torch.jit", "trace trace_module _get_trace_graph", tracers.refuse_while_tracing,
-          "A trace would hold a rank's block as a constant: refused for arguments and parameters, "
-          "and for ShardTensors that a traced function closes over."),
+          "A trace would contain a rank's block as a constant: refused for arguments, parameters, "
+          "and ShardTensors that a traced function closes over."),
     Patch("torch.export", "export", tracers.refuse_while_tracing,
           "An exported graph knows neither layouts nor communication: refused."),
     Patch("torch.jit._recursive", "create_script_module", tracers.refusing("torch.jit.script"),
@@ -104,66 +106,66 @@ PATCHES = (
     Patch("torch.nested", "as_nested_tensor", tracers.refusing("as_nested_tensor"),
           "It reads the memory of tensors in C++: refused."),
     Patch("torch", "cond", tracers.cond,
-          "It would have both branches compiled; on ShardTensors the predicate is read, and one "
+          "It would compile both branches. With ShardTensors the predicate is read, and one "
           "branch runs."),
     Patch("torch", "compile", compiled.compile_without_weft,
           "TorchDynamo would trace weft itself; it is told to leave weft out."),
     Patch("torch.random", "manual_seed", seeding.manual_seed, "It seeds weft's stream, too."),
     Patch("torch.random", "seed", seeding.seed, "It seeds weft's stream, too."),
     Patch("torch.random", "get_rng_state", seeding.get_rng_state,
-          "The state of weft's stream is carried along, so that fork_rng and checkpoints keep it."),
+          "The state includes weft's stream, so that fork_rng and checkpoints keep it."),
     Patch("torch.random", "set_rng_state", seeding.set_rng_state,
           "It restores weft's stream, too."),
     Patch("torch.distributions", "*.rsample *.sample", distributions.sample,
-          "Samplers make plain noise of a shape; it has to lie as the parameters do, and to come "
-          "from weft's stream."),
+          "Samplers draw plain noise of a shape. It must have the layout of the parameters and "
+          "come from weft's stream."),
     Patch("torch.nn.init", "sparse_", initial.sparse_,
           "It draws a plain permutation for each column."),
     Patch("torch.nn.init", "orthogonal_", initial.orthogonal_,
-          "It transposes in place what it has drawn."),
+          "It transposes the drawn tensor in place."),
     Patch("torch.optim", "adadelta.adadelta adagrad.adagrad adam.adam adamax.adamax asgd.asgd "
           "nadam.nadam radam.radam rmsprop.rmsprop rprop.rprop sgd.sgd", updates.on_locals,
-          "These updates are elementwise, so they run on lists of local tensors, as fast as on "
-          "plain ones."),
+          "These updates are elementwise. They run on lists of local tensors, as fast as on "
+          "plain tensors."),
     Patch("torch.optim.Optimizer", "add_param_group", optimizers.add_param_group,
-          "An optimizer that was built before its module was distributed would step parameters "
-          "that nobody uses: it is remembered, and refused."),
+          "An optimizer that was built before its module was distributed would step unused "
+          "parameters: it is remembered and refused."),
     Patch("torch.optim.Optimizer", "_process_value_according_to_param_policy",
-          optimizers.as_parameter, "State that is loaded comes to lie as its parameter."),
+          optimizers.as_parameter, "Loaded state takes the layout of its parameter."),
     Patch("torch.nn.Parameter", "data", parameters.set_data,
           "Assigning a ShardTensor to a plain parameter would end the process: refused."),
     Patch("torch.nn.Module", "load_state_dict", loading.load_state_dict,
           "With assign=True a full tensor would replace a distributed one, whole on every rank."),
     Patch("torch.nn.utils.convert_parameters", "vector_to_parameters",
           loading.vector_to_parameters,
-          "A piece of the vector has not the layout of its parameter."),
+          "A piece of the vector does not have the layout of its parameter."),
     Patch("torch._C._nn", "_parse_to", loading.parse_to,
           "module.to(x) would see a meta tensor; it takes dtype and device of the ShardTensor."),
     Patch("torch.nn.SyncBatchNorm", "forward", layers.sync_batch_norm,
-          "It gathers statistics over a process group, and those of batch_norm are global "
-          "already."),
+          "It gathers statistics over a process group, but weft's batch_norm already has global "
+          "ones."),
     Patch("torch.nn.RNNBase", "flatten_parameters", layers.flatten_parameters,
-          "It puts weights into one piece of memory by their addresses."),
+          "It moves weights into one block of memory by their addresses."),
     Patch("torch.distributed",
           "_all_gather_base _reduce_scatter_base all_gather all_gather_coalesced "
           "all_gather_into_tensor all_gather_single all_reduce all_reduce_coalesced all_to_all "
           "all_to_all_single broadcast gather irecv isend recv reduce reduce_scatter "
           "reduce_scatter_single reduce_scatter_tensor scatter send", collectives.refuse,
-          "They send a rank's own tensors, and a ShardTensor is one global value: refused."),
+          "They send a rank's own tensors, but a ShardTensor is one global value: refused."),
     Patch("torch.nn.parallel.DistributedDataParallel", "__init__",
           wrappers.refusing("DistributedDataParallel(module)", 1),
-          "It would sum gradients that weft has summed: refused."),
+          "It would sum gradients that weft has already summed: refused."),
     Patch("torch.nn.parallel.DistributedDataParallel", "forward", wrappers.refuse_inputs,
-          "Around a plain module, too, it would sum gradients of the global loss again: refused."),
+          "Around a plain module it would also sum gradients of the global loss again: refused."),
     Patch(f"{_FSDP}._fully_shard._fully_shard", "fully_shard",
           wrappers.refusing("fully_shard(module)", 0),
-          "It would cut each rank's block again: refused.", is_late=True),
+          "It would shard each rank's block again: refused.", is_late=True),
     Patch(f"{_FSDP}.fully_sharded_data_parallel", "FullyShardedDataParallel.__init__",
           wrappers.refusing("FullyShardedDataParallel(module)", 1),
-          "It would cut each rank's block again: refused.", is_late=True),
+          "It would shard each rank's block again: refused.", is_late=True),
     Patch("torch.autograd.profiler.profile", "_prepare_trace", profiling.prepare_trace,
-          "A process has one profiler, and simulated ranks are threads of one process: refused on "
-          "several."),
+          "A process has one profiler, but simulated ranks are threads of one process: refused "
+          "with several ranks."),
 )
 
 
@@ -184,7 +186,7 @@ def functions_of(patch: Patch) -> Iterator[tuple[Any, str]]:
 
 
 def _found(name: str) -> Any:
-    """The module or class of this name, as far as it is imported; None where there is none."""
+    """The imported module or class of this name; None where there is none."""
     parts, found = name.split("."), None
     for end, part in enumerate(parts, 1):
         module = sys.modules.get(".".join(parts[:end]))
@@ -208,7 +210,7 @@ def _replace(patch: Patch) -> None:
 
 
 class _AtImport(MetaPathFinder):
-    """Finds what Python would find anyway, and has it replaced once it is there."""
+    """Finds the module that Python would find anyway, and replaces functions after its import."""
 
     def __init__(self, late: dict[str, Patch]) -> None:
         self.late = late

@@ -24,7 +24,7 @@ COLLECTIVES = {
     "all-gather": "AllGather", "reduce-scatter": "ReduceScatter", "all-reduce": "AllReduce",
     "exchange": "Exchange",
 }
-LOCAL = ("slice", "zero-pad", "one term", "nothing")
+LOCAL = ("slice", "zero-pad", "one keeps", "nothing")
 STEPS = {
     AllGather: "all-gather", ReduceScatter: "reduce-scatter", AllReduce: "all-reduce",
     Exchange: "exchange", Slice: "slice",
@@ -67,7 +67,7 @@ def word(plan: Any) -> str:
         return STEPS[type(step)]
     if any(step.src.dims):
         return "zero-pad"
-    return "nothing" if step.dst.partial[0] == "max" else "one term"
+    return "nothing" if step.dst.partial[0] == "max" else "one keeps"
 
 
 def nbytes(formula: str, src: Layout, dst: Layout, rank: int) -> int:
