@@ -5,7 +5,7 @@ linear set of operands; or replicate. Each candidate asks something of every ope
 table of transitions says what that costs in bytes received per rank:
 
     from      to S(same)  to S(other)    to replicated       to P
-    S         0           n/g + back     n + back if varying  2n
+    S         0           n/g + back     n + back             2n
     P         n + back    n + back       2n + back if varying 0, or 4n for another kind
     replic.   back        back           0                    2n
 
@@ -17,7 +17,9 @@ it makes necessary, so that a finished value meets a partial one by finishing th
 leaves terms although something has to move is charged their reduction, too: terms that pass beside
 an operand which would be gathered for it, a contraction for which a sharded or partial operand
 would have to be cut anew. What such a candidate saves in moving one operand the result must pay.
-What an op in place makes of its target goes back, as often. Where all operands agree on a factor,
+An in-place op also pays for moving its target back. To replicate what an operand has sharded leaves
+every rank with the whole result and with all further work: this candidate pays the bytes of the
+result as well, once for forward and once for backward, at most the size of what was sharded. Where all operands agree on a factor,
 or on the terms of a linear set, nothing moves and nothing is compared.
 
 An axis of size 1 is judged as one of size 2: a program reads the same layouts on any number.
