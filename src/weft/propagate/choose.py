@@ -19,8 +19,9 @@ an operand which would be gathered for it, a contraction for which a sharded or 
 would have to be cut anew. What such a candidate saves in moving one operand the result must pay.
 An in-place op also pays for moving its target back. To replicate what an operand has sharded leaves
 every rank with the whole result and with all further work: this candidate pays the bytes of the
-result as well, once for forward and once for backward, at most the size of what was sharded. Where all operands agree on a factor,
-or on the terms of a linear set, nothing moves and nothing is compared.
+result as well, once for forward and once for backward, at most the size of what was sharded. Where
+all operands agree on a factor, or on the terms of a linear set, nothing moves and nothing is
+compared.
 
 An axis of size 1 is judged as one of size 2: a program reads the same layouts on any number.
 """
