@@ -17,13 +17,13 @@ from weft.comm import BoundMesh
 from weft.errors import UnsupportedOpError, message
 from weft.tensor.call import fallback, reduce_once
 from weft.tensor.call.decompose import Parts
-from weft.tensor.call.direct import Builder
+from weft.tensor.call.decide import Builder
 from weft.tensor.call.local import is_builtin
 from weft.tensor.call.own import functions as own
 from weft.tensor.call.own import local as own_local
 from weft.tensor.call.program import Composer, Sizes
 from weft.tensor.call.recipe import Alias, Direct, Function, Recipe
-from weft.tensor.call.structure import MAX_STRUCTURES, Structure, numbers_come_from, structure_of
+from weft.tensor.call.sizes import MAX_STRUCTURES, Structure, numbers_come_from, structure_of
 from weft.tensor.counts import STRUCTURES
 from weft.tensor.counts import TRACES as COUNTS
 from weft.tensor.meta import autocast_state, bounded_put
@@ -53,7 +53,7 @@ def recipe(
 ) -> tuple[Recipe, bool]:
     """The recipe of a call, and whether its float arguments only flow through.
 
-    `structure` is the call's key with lengths reduced (see `structure`), or None.
+    `structure` is the call's key with lengths reduced (see `sizes`), or None.
     """
     tensors = flatten((args, kwargs))
     if sends(func):

@@ -13,7 +13,7 @@ from weft.comm import live_meshes
 from weft.planner import forget_plans, kept_plans
 from weft.tensor.call.build import MAX_TRACES
 from weft.tensor.call.build import TRACES as traces
-from weft.tensor.call.structure import MAX_STRUCTURES
+from weft.tensor.call.sizes import MAX_STRUCTURES
 from weft.tensor.counts import (
     AGAIN,
     CALLS,

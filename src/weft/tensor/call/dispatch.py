@@ -23,7 +23,7 @@ from weft.tensor.call.out import write_out
 from weft.tensor.call.own.functions import OwnFunction
 from weft.tensor.call.recipe import Alias, Recipe, flatten
 from weft.tensor.call.reduce_once import UseReduced, has_reduced
-from weft.tensor.call.structure import structure_key
+from weft.tensor.call.sizes import structure_key
 from weft.tensor.call.torchs_errors import with_layouts
 from weft.tensor.counts import AGAIN, CALLS, MISSES, NAN
 from weft.tensor.meta import Meta, autocast_state, dense, keep_recipe

@@ -24,10 +24,10 @@ from weft import ops
 from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.tensor.call.decompose import Parts
-from weft.tensor.call.direct import Builder
+from weft.tensor.call.decide import Builder
 from weft.tensor.call.own.functions import handled
 from weft.tensor.call.recipe import Direct, Recipe
-from weft.tensor.call.structure import Sized, moved_to, resized_meta, sized_as, sources
+from weft.tensor.call.sizes import Sized, moved_to, resized_meta, sized_as, sources
 from weft.tensor.meta import Meta
 from weft.tensor.placing.layouts import layout_of
 from weft.tensor.shard_tensor import ShardTensor, wrap

@@ -26,7 +26,7 @@ import torch
 from torch import is_grad_enabled
 
 from weft.core import Layout
-from weft.tensor.call.direct import Builder
+from weft.tensor.call.decide import Builder
 from weft.tensor.call.recipe import Direct, Recipe
 from weft.tensor.meta import Meta
 from weft.tensor.placing.operands import (

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from weft.core import Layout
-from weft.tensor.call.direct import Builder
+from weft.tensor.call.decide import Builder
 from weft.tensor.call.recipe import Result
 from weft.tensor.meta import Meta, contiguous_strides
 from weft.tensor.placing.operands import transition_between
