@@ -203,7 +203,7 @@ def test_a_number_that_was_a_length(checker: Checker) -> None:
 
 
 def test_lengths_that_happen_to_be_equal(checker: Checker) -> None:
-    """The rule of `gather` compares them: where they are equal, both are cut alike."""
+    """The rule of `gather` compares them: where they are equal, both are sharded alike."""
     def on_rank(mesh: Any) -> list[str]:
         seen = []
         for rows, places in ((5, 9), (7, 7), (9, 5), (6, 6)):
@@ -214,7 +214,7 @@ def test_lengths_that_happen_to_be_equal(checker: Checker) -> None:
         return seen
 
     seen = weft.testing.run(on_rank, mesh={"x": 2})
-    assert seen == [["P(None, 'x')", "P()", "P(None, 'x')"]] * 2, seen
+    assert seen == [["P(None, 'x')", "P('x')", "P(None, 'x')"]] * 2, seen
 
 
 def captures_of(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
