@@ -54,6 +54,7 @@ if TYPE_CHECKING:
         distribute_tensor,
         empty,
         explain,
+        from_callback,
         full,
         ones,
         rand,
@@ -73,11 +74,11 @@ __all__ = [
     "Shard", "ShardTensor", "ShardTypeError", "StrictError", "StridedShard",
     "UnsupportedOpError", "WeftError", "WeftWarning", "arange", "as_bound_mesh", "cache_clear",
     "cache_info", "collectives", "current_mesh", "debug", "distribute_module", "distribute_tensor",
-    "empty", "explain", "fork_rng", "from_dtensor", "full", "hybrid_mesh", "init_mesh",
-    "local_map", "manual_seed", "measure_links", "ones", "plan", "rand", "randint", "randn",
-    "randperm", "register_handler", "register_rule", "rng_state", "scatter_tensor", "set_links",
-    "set_rng_state", "show", "spmd", "strict", "testing", "to_dtensor", "unregister_handler",
-    "unregister_rule", "warn_if_whole", "zeros",
+    "empty", "explain", "fork_rng", "from_callback", "from_dtensor", "full", "hybrid_mesh",
+    "init_mesh", "local_map", "manual_seed", "measure_links", "ones", "plan", "rand", "randint",
+    "randn", "randperm", "register_handler", "register_rule", "rng_state", "scatter_tensor",
+    "set_links", "set_rng_state", "show", "spmd", "strict", "testing", "to_dtensor",
+    "unregister_handler", "unregister_rule", "warn_if_whole", "zeros",
 ]
 
 _ROOMS = ("errors", "core", "planner", "drawing", *startup.WITH_TORCH)

@@ -9,6 +9,7 @@ from weft.tensor.call.random import initial
 from weft.tensor.grad import autograd
 from weft.tensor.modes import debug, explain, strict
 from weft.tensor.placing import construct, in_place, redistribute, saved, subclass, values
+from weft.tensor.placing.callback import from_callback
 from weft.tensor.placing.construct import arange, empty, full, ones, zeros
 from weft.tensor.placing.draw import rand, randint, randn, randperm
 from weft.tensor.placing.from_local import from_local
@@ -19,8 +20,8 @@ from weft.tensor.shard_tensor import ShardTensor, hooks
 
 __all__ = [
     "ShardTensor", "arange", "cache_clear", "cache_info", "debug", "distribute_tensor", "empty",
-    "explain", "full", "ones", "rand", "randint", "randn", "randperm", "scatter_tensor", "strict",
-    "warn_if_whole", "zeros",
+    "explain", "from_callback", "full", "ones", "rand", "randint", "randn", "randperm",
+    "scatter_tensor", "strict", "warn_if_whole", "zeros",
 ]
 
 hooks.call = dispatch.call

@@ -16,8 +16,8 @@ from weft import ops
 from weft.comm import BoundMesh
 from weft.errors import UnsupportedOpError, message
 from weft.tensor.call import fallback, reduce_once
-from weft.tensor.call.decompose import Parts
 from weft.tensor.call.decide import Builder
+from weft.tensor.call.decompose import Parts
 from weft.tensor.call.local import is_builtin
 from weft.tensor.call.own import functions as own
 from weft.tensor.call.own import local as own_local

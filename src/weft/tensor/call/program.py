@@ -23,8 +23,8 @@ import torch
 from weft import ops
 from weft.comm import BoundMesh
 from weft.core import Layout
-from weft.tensor.call.decompose import Parts
 from weft.tensor.call.decide import Builder
+from weft.tensor.call.decompose import Parts
 from weft.tensor.call.own.functions import handled
 from weft.tensor.call.recipe import Direct, Recipe
 from weft.tensor.call.sizes import Sized, moved_to, resized_meta, sized_as, sources

@@ -1,0 +1,85 @@
+"""How many bytes of tensors are alive on one rank, and the most that ever were."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from weft.tensor import ShardTensor
+from weft.tensor.trace.trees import flatten, local_of
+
+__all__ = ["peak_memory"]
+
+
+class peak_memory(TorchDispatchMode):
+    """Measures the tensors that are alive on this rank while the block runs.
+
+        with weft.testing.peak_memory(model, x) as memory:
+            loss(model(x)).backward()
+        print(memory.peak)
+
+    Counted is the memory of every tensor that an operation takes or gives, once and whole, from its
+    first use on: a view of a large tensor counts as the large tensor. What a kernel needs only
+    inside of itself is not seen. In a simulated run each rank measures its own tensors.
+
+    Args:
+        held: tensors, modules, optimizers, or lists and dicts of tensors, that count from the
+            start.
+
+    Attributes:
+        start: bytes of `held`.
+        peak: the most bytes that were alive at the end of any operation, or of `start`.
+        live: bytes that are alive now.
+    """
+
+    def __init__(self, *held: Any) -> None:
+        super().__init__()
+        self._alive: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._nbytes = 0
+        """Of all that is in `_alive`, some of which may be gone."""
+        for one in held:
+            self._add(_tensors_of(one))
+        self.start = self.peak = self.live
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        self._add(flatten((args, kwargs, out)))
+        if self._nbytes > self.peak:
+            self.peak = max(self.peak, self.live)
+        return out
+
+    @property
+    def live(self) -> int:
+        gone = [key for key, (storage, _) in self._alive.items() if storage.expired()]
+        for key in gone:
+            self._nbytes -= self._alive.pop(key)[1]
+        return self._nbytes
+
+    def _add(self, tensors: list[torch.Tensor]) -> None:
+        for tensor in tensors:
+            if type(tensor) in _DENSE and tensor.device.type != "meta":
+                storage = tensor.untyped_storage()
+                if storage._cdata not in self._alive and storage.nbytes():
+                    self._alive[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+                    self._nbytes += storage.nbytes()
+
+
+_DENSE = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
+def _tensors_of(held: Any) -> list[torch.Tensor]:
+    """The local tensors of what is held, gradients included."""
+    if isinstance(held, torch.nn.Module):
+        found = [*held.parameters(), *held.buffers()]
+    elif isinstance(held, torch.optim.Optimizer):
+        found = flatten([*held.state.values(), [group["params"] for group in held.param_groups]])
+    else:
+        found = flatten(held)
+    grads = [one.grad for one in found if one.is_leaf and one.grad is not None]
+    return [local_of(one) if type(one) is ShardTensor else one for one in (*found, *grads)]

@@ -1,0 +1,65 @@
+"""`weft.testing.peak_memory`: live bytes of tensors, per rank."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+import weft
+from weft import P
+from weft.testing import peak_memory
+
+KIB = 1024
+
+
+def test_what_is_alive_together_counts_and_what_is_gone_does_not() -> None:
+    x = torch.ones(KIB, dtype=torch.uint8)
+    with peak_memory(x) as memory:
+        assert memory.start == memory.live == KIB
+        y = x + 1
+        assert memory.live == 2 * KIB
+        del y
+        assert memory.live == KIB
+        z = (x + 1)[:1]  # a view keeps all of it
+        assert memory.live == 2 * KIB
+    assert memory.peak == 2 * KIB
+    del z
+    assert memory.live == KIB
+
+
+def test_saved_tensors_count_until_the_backward_has_passed() -> None:
+    x = torch.ones(KIB, dtype=torch.float32, requires_grad=True)
+    with peak_memory(x) as memory:
+        loss = x.exp().exp().sum()
+        kept = memory.live
+        loss.backward()
+        del loss
+        assert memory.live == 2 * 4 * KIB  # x and its gradient
+    assert kept >= 3 * 4 * KIB
+    assert 4 * 4 * KIB <= memory.peak <= 5 * 4 * KIB
+
+
+def test_modules_optimizers_and_their_state() -> None:
+    linear = torch.nn.Linear(16, 16, bias=False)
+    linear(torch.ones(1, 16)).sum().backward()
+    optimizer = torch.optim.SGD(linear.parameters(), momentum=0.9)
+    optimizer.step()
+    assert peak_memory(linear).start == 2 * 4 * 256
+    assert peak_memory(linear, optimizer).start == 3 * 4 * 256
+
+
+def test_ranks_of_a_simulated_run_measure_their_own() -> None:
+    """Rows of 1, 2 and 3 KiB; a gather makes the whole on each."""
+    def on_rank(mesh: Any) -> tuple[int, int, int]:
+        layout = weft.Layout(mesh, (6, KIB), P("x"), sizes={0: (1, 2, 3)})
+        x = weft.zeros(6, KIB, dtype=torch.uint8, mesh=mesh, placements=layout)
+        with peak_memory(x) as memory:
+            y = x + 1
+            stays = memory.peak
+            y.full_tensor()
+        return memory.start, stays, memory.peak
+
+    for rank, (start, stays, peak) in enumerate(weft.testing.run(on_rank, mesh={"x": 3}), 1):
+        assert (start, stays) == (rank * KIB, 2 * rank * KIB)
+        assert peak >= (2 * rank + 6) * KIB
