@@ -481,9 +481,9 @@ _add("linalg", "cross without dim", lambda a, b: torch.cross(a, b), (512, 3), (5
 _add("linalg", "tril of batch", lambda a: a.tril(), PILE)
 
 MADE_WHOLE: dict[str, str] = {
-    "linalg: linalg.pinv tall": "its gradient is there where Q and R have none: of any rank",
+    "linalg: linalg.pinv tall": "it has a gradient for any matrix rank, where Q and R have none",
     "order: combinations": "each shard of the result names nearly all elements",
-    "product: pdist": "each row meets all rows behind it",
+    "product: pdist": "each row is paired with all later rows",
 }
 """Calls of which some way makes a dim whole, by group and name, and why that is so."""
 

@@ -28,34 +28,38 @@ PAGE = Path(__file__).parents[2] / "docs" / "ops.md"
 
 _HEAD = """# The book of ops
 
-What each op asks of its operands, and what it moves. Printed from the entries of `weft.ops` by
-`python -m tests.soundness.page`; a test compares.
+This page lists what each op requires of its operands, and what it moves. It is printed from the
+entries of `weft.ops` by `python -m tests.soundness.page`, and a test compares the two.
+[Adding an op](adding_an_op.md) explains how to write an entry, [the contract](semantics.md) defines
+layouts, and [the sweep](sweep.md) shows how each op was tested.
 
-A rule is a string over *factors*, the index ranges that dims are made of. What a mesh axis costs
-that shards a factor follows from where the factor stands:
+A rule is a string over *factors*, the index ranges that dims are made of. The position of a factor
+in the rule determines what a mesh axis that shards it costs:
 
 | in the rule | an axis that shards this factor | costs |
 |---|---|---|
 | `b` on both sides of the arrow | stays: the results are sharded alike, ragged shards included | \
 nothing |
-| `k` on the left alone, or `k:max` | leaves partial values, P(sum) or P(max), reduced when used | \
+| `k` only on the left, or `k:max` | leaves partial values, P(sum) or P(max), reduced when used | \
 the result's bytes, once |
-| `s~` | stays: the op's kernel finishes what the shards give | a few numbers per row |
+| `s~` | stays: the op's kernel finishes the result from what the shards give | a few numbers per \
+row |
 | `s~:sum` | stays: the kernel leaves partial values | the result's bytes, once |
 | `s!` | is gathered first: the op needs the dim whole | the operand's bytes over this axis |
-| `(h d)` | of a dim made of several; the first one can be sharded | as the factor |
-| `s>0` | keeps no shard empty | a few rows, where one was |
+| `(h d)` | factors of one dim; only the first can be sharded | as the factor |
+| `s>0` | leaves no shard empty | a few rows, where a shard was empty |
 
-`...` stands for leading dims, which broadcast; `[x]` for an operand that may be absent, `{x}` for a
-list. `along` names the argument that says which dims the factor beside `...` is; `linear` the
-operands (from 0) in which the op is linear, each alone or together: there partial sums pass. With
-`moves`, elements only change places, and partial values of every kind pass. A rule in italics is
-that of one call, where a function of the arguments gives it; "by layouts" means that data or the
-operands' layouts decide.
+`...` stands for leading dims, which broadcast, `[x]` for an operand that may be absent, `{x}` for a
+list. `along` names the argument that selects the dims of the factor beside `...`. `linear` lists
+the operands (from 0) in which the op is linear, each alone or together (`0+1`): there partial sums
+pass. With `moves`, elements only change position, and partial values of every kind pass. A rule in
+italics is that of one call, where a function of the arguments gives the rule. "By layouts" means
+that data or the operands' layouts decide.
 
-In a backward the same holds of the gradients: torch's own formulas run on the local tensors.
-"Received" is what the rank that gets most receives in the example of `tests/cases/bounds.py`,
-forward and backward: 4,096 float64 on 4 ranks in one line, or in 8 rows that are sharded along.
+In backward the same holds for the gradients: torch's own formulas run on the local tensors.
+"Received" gives the bytes received by the rank that receives most, forward and backward, in the
+example of `tests/cases/bounds.py`: 4,096 float64 on 4 ranks, as one dim ("line") or as 8 rows whose
+columns are sharded ("columns").
 """
 
 _TABLE = ["| op | rule | what the kernel or the composition does | received |", "|---|---|---|---|"]
@@ -138,9 +142,9 @@ def _whole_of_all() -> str:
     """How many of the named calls make no dim whole that they do not need whole."""
     names = by_name()
     lines = (
-        f"Of {len(names)} calls of ops by name (`tests/cases/named.py`, on 8 ranks, each dim "
-        f"sharded that the op does not need whole) {len(names) - len(MADE_WHOLE)} bring no rank "
-        f"half of its operand or more, forward or backward. These do:"
+        f"`tests/cases/named.py` calls {len(names)} ops by name on 8 ranks and shards each dim "
+        f"that the op does not need whole. In {len(names) - len(MADE_WHOLE)} of these calls no "
+        f"rank receives half of its operand or more, forward or backward. The others are:"
     )
     return "\n".join(textwrap.wrap(lines, 100))
 

@@ -19,32 +19,32 @@ _RIGHT = ("right", "costly", "gathered")
 """Verdicts of calls whose results are right."""
 
 
-_HEAD = """# torch's operators in every layout, here and on DTensor
+_HEAD = """# The sweep: torch's operators in every layout
 
-What `make sweep ARGS="--system weft --system DTensor --out docs/sweep.md"` has found: the operators
-of torch's own database, each on up to {samples} of its samples in {num} ways to lay out operands
-(`tests/sweep/ways.py`): {ways}.
-Value, global shape, dtype, strides and the gradients of a random cotangent are those of the plain
-call, on every rank, or the op is not right.
+The operators of torch's own database, on ShardTensors and on DTensors. `make sweep ARGS="--system
+weft --system DTensor --out docs/sweep.md"` wrote this page. Each operator ran on up to {samples} of
+its samples in {num} arrangements of operands (`tests/sweep/ways.py`): {ways}. An op is right if
+value, global shape, dtype, strides and the gradients of a random cotangent are those of the plain
+call, on every rank. [The book of ops](ops.md) gives the rule of each op; modules have a [page of
+their own](sweep_modules.md).
 
-Narrow floats may differ as far as they round: `tests/sweep/rounding.py` says how far that is.
+Narrow floats may differ as far as they round; `tests/sweep/rounding.py` says how far.
 
-An op counts by its worst call. *Gathered* is right, with a warning that operands were gathered;
-*costly* right without one, but some rank received more bytes than the table of families allows
-(`tests/sweep/budget.py`, {families} ops); *refused* an error that says so; *unclear* any other
-error. DTensor has no ragged layouts and no other order of axes: it is not asked for those; plain
-operands it is told to take as replicated (`implicit_replication`). What fails there is tried twice,
-and what only ranks that are threads get wrong is left out. Ops that draw random numbers have tests
-of their own; modules have a page of their own, `sweep_modules.md`. A row counts what has been run
-so far, in the order of the database, and names the commits that it was run on; in the rows *all*
-an op counts by its worst call in any dtype and variant.
+An op counts by its worst call. *Gathered* is right, with a warning that operands were gathered.
+*Costly* is right without a warning, but some rank received more bytes than the table of families
+allows (`tests/sweep/budget.py`, {families} ops). *Refused* is an error that says so; *unclear* is
+any other error. DTensor has neither ragged layouts nor other orders of axes and is not tested with
+them; it takes plain operands as replicated (`implicit_replication`). Calls that fail with DTensor
+are tried twice, and errors that occur only because the ranks are threads are left out. Ops that
+draw random numbers have tests of their own. A row counts what has been run so far, in the order of
+the database, and names the commits that ran it. In the rows *all* an op counts by its worst call in
+any dtype and variant.
 
-Variants: *function*; *inplace*, where the target, too, must hold the result afterwards; *out*, into
-tensors like the results; *turned*, on operands whose dims lie in memory in the reverse order.
-Operands that a call does not write to must hold the same bits after it. torch 2.13 itself does not
-write the target of `fft.ihfft2` and `fft.ihfftn` over one dim: there the result of the call without
-a target is due, and DTensor, which does as torch does, is counted wrong.
-
+Variants: *function*; *inplace*, where the target must also hold the result afterwards; *out*, into
+tensors like the results; *turned*, on operands whose dims are in reverse order in memory. Operands
+that a call does not write to must hold the same bits after it. torch 2.13 itself does not write the
+target of `fft.ihfft2` and `fft.ihfftn` over one dim. There the result of the call without a target
+is required, and DTensor, which does as torch does, counts as wrong.
 """
 
 Left = Mapping[Done, Sequence[str]]
@@ -76,20 +76,20 @@ def _never_run(found: Sequence[Found], left_out: Left) -> str:
     return "\n".join(["", "## Not run", "", *lines, ""]) if lines else ""
 
 
-_MODULE_HEAD = """# torch's modules in every layout
+_MODULE_HEAD = """# The sweep of modules: torch's modules in every layout
 
-What `make sweep ARGS="--modules --dtype float64 --out docs/sweep_modules.md"` has found: the
-modules of torch's own database, and those that it lacks or knows only without a batch
+`make sweep ARGS="--modules --dtype float64 --out docs/sweep_modules.md"` wrote this page. It covers
+the modules of torch's own database, and those that the database lacks or has only without a batch
 (`tests/sweep/more_modules.py`, names with a dot or of their own), in training, in evaluation, and
-in evaluation without gradients, in {num} ways to lay out inputs, parameters and buffers
-(`tests/sweep/ways.py`): {ways}. What a way does not name stays plain.
+in evaluation without gradients, in {num} arrangements of inputs, parameters and buffers
+(`tests/sweep/ways.py`): {ways}. Tensors that an arrangement does not name stay plain.
+[Modules](modules.md) shows how modules are distributed, [the sweep](sweep.md) has the operators.
 
-Results, the buffers after the step, and the gradients of inputs and parameters are those of the
-plain module, on every rank; of modules that draw, those of one rank. A module counts by its worst
-call. *Gathered* is right, with a warning that operands were gathered. Of padded positions torch's
-fused encoder gives zeros, its modules in Python, and so weft, something else: there they are
-compared with `torch.backends.mha.set_fastpath_enabled(False)`.
-
+Results, the buffers after the step, and the gradients of inputs and parameters must be those of the
+plain module, on every rank; for modules that draw random numbers, those of one rank. A module
+counts by its worst call. *Gathered* is right, with a warning that operands were gathered. At padded
+positions torch's fused encoder gives zeros, but its modules in Python, and therefore weft, give
+other values. These are compared under `torch.backends.mha.set_fastpath_enabled(False)`.
 """
 
 

@@ -1,4 +1,4 @@
-"""The book of ops: a page per family, and in one entry all that is known of an op."""
+"""The book of ops: a page per family, and one entry per op with all that is known of it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _PAGES = (
 )
 
 BOOK: dict[str, Entry] = {name: entry for page in _PAGES for name, entry in page.PAGE.items()}
-"""All pages: what is known of each op, by its name, "aten.softmax"."""
+"""The entries of all pages, by the name of the op, "aten.softmax"."""
 
 assert len(BOOK) == sum(len(page.PAGE) for page in _PAGES), "an op stands on two pages"
 
@@ -66,9 +66,9 @@ def find(name: str) -> Entry | None:
 
 
 def floats_flow(name: str) -> bool:
-    """Whether floats among an op's arguments only flow through, because no rule reads their value.
+    """Whether no rule of this op reads the values of its float arguments.
 
-    Then one decision serves every learning rate; the types of the arguments still count.
+    One decision then serves every learning rate. The types of the arguments still count.
     """
     entry = find(name)
     return entry is not None and entry.floats_flow
@@ -77,8 +77,8 @@ def floats_flow(name: str) -> bool:
 def rule_of(
     call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool] = ()
 ) -> Rule | Decision | None:
-    """What is said of a call where the op itself runs on the local tensors: no kernel, no
-    composition."""
+    """The rule or decision of a call whose op itself runs on the local tensors, without a kernel
+    or a composition."""
     entry = find(call.op)
     if entry is None:
         return None

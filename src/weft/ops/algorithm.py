@@ -1,9 +1,9 @@
-"""What carries out an op that the op itself cannot carry out on the local tensors.
+"""What runs in place of an op that cannot itself run on the local tensors.
 
 A `Kernel` runs instead of the op where a dim with `~` is sharded. A `Composite` is ordinary torch
-code on global tensors, captured once, so its gradient, its transitions and its layouts come from
+code on global tensors. It is captured once, so its gradient, transitions and layouts come from
 the ops that it consists of. A `Local` is a function of local tensors between the layouts of a
-decision, for what neither says: reads and writes by index.
+decision. It serves where neither of the others does: reads and writes by index.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ __all__ = ["Algorithm", "Composite", "Kernel", "Local", "Lookup", "replicated"]
 
 @dataclass(frozen=True, slots=True)
 class Composite:
-    """`function` takes the op's arguments, schema order, all defaults filled in.
+    """`function` takes the op's arguments in schema order, with all defaults filled in.
 
-    Of lengths it may branch on 0 and 1 alone. Numbers that it computes from lengths are noticed,
-    because they are others where the length is: by sums, products and quotients, that is, and not
-    by a maximum over lengths.
+    It may branch on lengths only where they are 0 or 1. Lengths enter other numbers only by sums,
+    products and quotients, which are traced and computed anew for another length. A maximum of
+    lengths is not traced.
 
-    One that `writes` changes operands, running statistics, in place: it takes the tensors as they
-    are, under autocast too.
+    A composite that `writes` changes operands (running statistics) in place. It takes the tensors
+    as they are, under autocast too.
     """
 
     function: Callable[..., Any]
@@ -39,8 +39,8 @@ class Composite:
 class Local:
     """`bind(mesh)` gives a function of the local tensors, in the order of the call's tensors.
 
-    `communicates`: the mesh axes over which that function itself communicates.
-    `writes` is the same for a call in place: the function then writes to the local target itself.
+    `communicates` are the mesh axes over which that function itself communicates.
+    `writes` is the same for an in-place call: its function writes to the local target itself.
     """
 
     decision: Decision
@@ -51,9 +51,8 @@ class Local:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """`function(shards, *args, **kwargs)` runs in the op's place on the local tensors that the
-    decision gives; the arguments are those of the op. `axes` are those of the shards that it
-    finishes.
+    """`function(shards, *args, **kwargs)` runs in place of the op on the local tensors of the
+    decision, with the op's arguments. `axes` are the axes of the shards that it finishes.
     """
 
     decision: Decision
@@ -62,7 +61,7 @@ class Kernel:
 
     @classmethod
     def of(cls, decision: Decision, function: Callable[..., Any]) -> Kernel:
-        """The kernel over the axes that shard what the decision leaves to it."""
+        """The kernel over the axes that shard the dims in `decision.finish`."""
         axes = {axis for operand, dim in decision.finish
                 for axis in decision.operands[operand].dims[dim]}
         return cls(decision, function, tuple(sorted(axes)))
@@ -73,7 +72,7 @@ Lookup = Callable[[Call, Sequence[Layout], Sequence[bool]], Algorithm | Decision
 
 
 def replicated(call: Call, layouts: Sequence[Layout]) -> Decision:
-    """Everything replicated: right for any op, and free when it is so already."""
+    """Everything replicated: right for any op, and free where it already is."""
     mesh = layouts[0].mesh
     return Decision(
         tuple(Layout.replicated(mesh, layout.shape) for layout in layouts),

@@ -1,6 +1,6 @@
-"""Ops that consist of others: differences and products.
+"""Compositions: differences and products.
 
-Each is the torch code that says what it means, so the rules of slices, views and products serve.
+Each is torch code that defines the op, so the rules of slices, views and products apply.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["PAGE"]
 
 
 def _trace(x: Tensor) -> Tensor:
-    """The sum of the diagonal: terms, of the elements that each shard has of it."""
+    """The sum of the diagonal: a partial sum of the elements in each shard."""
     return x.diagonal().sum()
 
 
@@ -25,7 +25,7 @@ def _diff(
     x: Tensor, n: int = 1, dim: int = -1, prepend: Tensor | None = None,
     append: Tensor | None = None,
 ) -> Tensor:
-    """Later elements less earlier ones: any dim may be cut; along a cut dim, borders are sent."""
+    """Later elements minus earlier ones: any dim may be sharded; a sharded dim sends borders."""
     if n == 0:
         return x.clone()
     parts = [one for one in (prepend, x, append) if one is not None]
@@ -41,8 +41,8 @@ def _diff(
 
 
 def _kron(x: Tensor, y: Tensor) -> Tensor:
-    """An outer product, its dims joined in pairs: cuts of the first operand stay, the
-    second's are exchanged."""
+    """An outer product whose dims are joined in pairs: shards of the first operand stay, those of
+    the second are exchanged."""
     ndim = max(x.dim(), y.dim())
     x = x.reshape([1] * (ndim - x.dim()) + list(x.shape))
     y = y.reshape([1] * (ndim - y.dim()) + list(y.shape))
@@ -53,7 +53,7 @@ def _kron(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _inner(x: Tensor, y: Tensor) -> Tensor:
-    """A contraction of the last dims: other cuts stay, a cut of the last dim leaves terms."""
+    """A contraction of the last dims: a sharded last dim leaves partial sums; other dims stay."""
     if not x.dim() or not y.dim():
         return x * y
     contract: Any = torch.tensordot
@@ -61,26 +61,26 @@ def _inner(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _vdot(x: Tensor, y: Tensor) -> Tensor:
-    """The dot product with the conjugate: a cut of the dim leaves terms."""
+    """The dot product with the conjugate: a sharded dim leaves partial sums."""
     return torch.dot(x.conj(), y)
 
 
 def _dist(a: Tensor, b: Tensor, p: float = 2) -> Tensor:
-    """The norm of the difference: any dim may be cut; a number for each shard is sent."""
+    """The norm of the difference: any dim may be sharded; one number per shard is sent."""
     return torch.linalg.vector_norm(a - b, p)
 
 
 def _addbmm(
     x: Tensor, left: Tensor, right: Tensor, *, beta: Any = 1, alpha: Any = 1
 ) -> Tensor:
-    """One `addmm` of batch and inner dim joined: rows and columns stay cut, a cut batch leaves
-    terms, a cut inner dim is exchanged."""
+    """One `addmm` of batch and inner dim joined: rows and columns stay sharded, a sharded batch
+    leaves partial sums, a sharded inner dim is exchanged."""
     rows = left.transpose(0, 1).reshape(left.shape[1], -1)
     return torch.addmm(x, rows, right.reshape(-1, right.shape[2]), beta=beta, alpha=alpha)
 
 
 def _chained(tensors: Sequence[Tensor]) -> Tensor:
-    """Matrix products from left to right: any dim may be cut, as by `matmul`."""
+    """Matrix products from left to right: any dim may be sharded, as in `matmul`."""
     out = tensors[0]
     for one in tensors[1:]:
         out = out @ one
@@ -88,7 +88,7 @@ def _chained(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _affine_grid(theta: Tensor, size: Sequence[int], align_corners: bool) -> Tensor:
-    """Each sample's matrix times the positions of a grid: a batch that is sharded stays."""
+    """Each sample's matrix times the positions of a grid: a sharded batch stays."""
     lines = []
     for length in size[2:]:
         ends = 1 if align_corners or length < 1 else (length - 1) / length

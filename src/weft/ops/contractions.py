@@ -1,8 +1,8 @@
 """Matrix products and what is built on them: sums over a factor that two operands share.
 
-A contracted factor that is sharded leaves partial sums. An operand that is added rather than
-multiplied, a bias, then enters on one rank alone; `bias=` names it. The linear sets do not: under
-autocast the product has another dtype than its operands, and no partial values pass.
+A sharded contracted factor leaves partial sums. A bias is added rather than multiplied, so it then
+enters on one rank alone; `bias=` names it. It is in no linear set: under
+autocast the product has a different dtype from its operands, and no partial values pass.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["PAGE"]
 
 
 def _added(result: str, product: str) -> list[str]:
-    """The strings of a product to which an operand is added that broadcasts from the right."""
+    """The strings of a product plus an operand that broadcasts from the right."""
     dims = result.split()
     return [f"{' '.join(dims[at:])}, {product} -> {result}" for at in range(len(dims) + 1)]
 
@@ -35,7 +35,7 @@ def _with_bias(result: str, product: str) -> Callable[[Call, Any], str]:
         if made.dtype.startswith(("int", "uint")) and any(
             type(call.get(name)) is float for name in ("beta", "alpha")
         ):
-            # torch truncates such factors to integers, and raises over nothing.
+            # torch truncates such factors to integers, and raises for an empty sum.
             return found.replace("k", "k>0")
         return found
 
@@ -43,7 +43,7 @@ def _with_bias(result: str, product: str) -> Callable[[Call, Any], str]:
 
 
 def _addmv(call: Call, wants_grad: Any) -> str:
-    """torch's addmv of an empty matrix gives a bias of length 1 back as it is."""
+    """torch's addmv of an empty matrix returns a bias of length 1 as it is."""
     if call.tensors[0].shape == call.results[0].shape:
         return _ADDMV(call, wants_grad)
     return f"{'m' * len(call.tensors[0].shape)}, m>0 k>0, k -> m"
@@ -55,8 +55,8 @@ _ADDMV = _with_bias("m", "m k, k")
 def _einsum(call: Call, wants_grad: Any) -> str | None:
     """Letters are factors; dims of an ellipsis count from the right.
 
-    torch sums what one operand alone has as int64, unless it has length 1: then a shard of one
-    element would have another dtype than its peers.
+    A factor of one operand alone is summed by torch in int64, unless it has length 1. A shard of
+    one element would then have another dtype than the other shards.
     """
     equation: Any = call.get("equation")
     dtype = call.results[0].dtype
@@ -80,7 +80,7 @@ def _einsum(call: Call, wants_grad: Any) -> str | None:
 
 
 def _dims(term: str, num_dots: int) -> str:
-    """A dim per letter, and so many for the ellipsis."""
+    """A dim per letter, and `num_dots` dims for the ellipsis."""
     before, dots, after = term.partition("...")
     between = [f"dot{at}" for at in range(num_dots, 0, -1)] if dots else []
     return " ".join([*before, *between, *after])
@@ -89,12 +89,12 @@ def _dims(term: str, num_dots: int) -> str:
 def _einsum_of_integers(
     equation: str, tensors: Sequence[Tensor], *, path: Sequence[int] | None = None
 ) -> Tensor:
-    """All of them in the dtype of the result."""
+    """All operands converted to the dtype of the result."""
     return torch.einsum(equation, *[tensor.to(torch.int64) for tensor in tensors])
 
 
 def _tensordot(call: Call, wants_grad: Any) -> str:
-    """Dims that meet are summed over; one of length 1 meets any other."""
+    """Paired dims are summed over; a dim of length 1 pairs with any other."""
     operands = []
     for side, tensor, name in zip("lr", call.tensors, ("dims_self", "dims_other")):
         dims = [f"{side}{dim}" for dim in range(len(tensor.shape))]

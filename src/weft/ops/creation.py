@@ -1,5 +1,5 @@
-"""Tensors made after the shape of another, of which no element is read: its layout stays, and of
-partial values only the shape counts."""
+"""Tensors made in the shape of another tensor, whose elements are not read: its layout stays, and
+of partial values only the shape counts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["PAGE"]
 
 
 def _like(call: Call, layouts: Sequence[Layout], wants_grad: Any) -> Decision:
-    """Laid out as the operand, which stays where it is; replicated where the shape is another."""
+    """The operand's layout, without moving it; replicated where the shape differs."""
     first, *others = layouts
     shape = call.results[0].shape
     same = shape == first.shape
@@ -23,7 +23,7 @@ def _like(call: Call, layouts: Sequence[Layout], wants_grad: Any) -> Decision:
 
 
 def _zero(call: Call, layouts: Sequence[Layout], wants_grad: Any) -> Decision:
-    """`x.zero_()`: terms of zero, whatever the kind, are zero."""
+    """`x.zero_()`: partial values of zero, whatever the kind, reduce to zero."""
     return Decision(tuple(layouts), tuple(layouts), by_form=True)
 
 

@@ -1,4 +1,4 @@
-"""ctc_loss: a loss of whole sequences, of which each of a batch is by itself."""
+"""ctc_loss: a loss of whole sequences. The sequences of a batch are independent."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NONE, _MEAN = 0, 1  # torch's numbers for reduction=
 
 
 def _rule(call: Call, wants_grad: Sequence[bool]) -> str:
-    """A batch passes, and leaves a sum of partial values where it is reduced."""
+    """The batch may be sharded; a reduction over it leaves partial sums."""
     scores, *others = call.tensors
     batch = ("n~" if call.get("reduction") == _NONE else "n~:sum") if len(scores.shape) == 3 else ""
     whole = [" ".join([f"x{place}_{dim}!" for dim in range(len(one.shape))])
@@ -31,7 +31,7 @@ def _ctc_loss(
     shards: Shards, scores: Tensor, goals: Tensor, inputs: Any, sizes: Any, blank: int = 0,
     reduction: int = _MEAN, zero_infinity: bool = False,
 ) -> Tensor:
-    """Each shard its own sequences; a mean divides by the true number of them."""
+    """Each shard takes its own sequences; a mean divides by their global number."""
     start = shards.starts[1]
     mine = slice(start, start + scores.shape[1])
     inputs, sizes = (one.tolist() if isinstance(one, Tensor) else one for one in (inputs, sizes))

@@ -1,6 +1,6 @@
-"""Ops that torch's own gradients and compositions are made of, as the ops that say what they mean.
+"""Ops inside torch's own gradients and compositions, expressed by the ops that define them.
 
-Users rarely call them. What they are made of has rules, so shards stay where they are.
+Users rarely call them. The ops that define them have rules, so shards stay where they are.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ def _max_pool_backward(
     grad: Tensor, x: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool,
     indices: Tensor, *, tied: bool,
 ) -> Tensor:
-    """Each gradient goes to the place, in its plane, that was the largest of a window.
+    """Each gradient goes to the place in its plane that was the largest of a window.
 
-    `tied`: to torch it is a function of x as well, whose gradient is zero.
+    `tied`: torch makes the result a function of x as well, whose gradient is zero.
     """
     zeros = torch.zeros_like(x)
     if tied:
@@ -57,15 +57,15 @@ def _max_pool_backward(
 def _max_pool_backward_layouts(
     call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
 ) -> Composite | None:
-    """Gradients are added at the places that gave the values."""
+    """Gradients are added at the places of the maxima."""
     if all(layout.is_replicated for layout in layouts) or 0 in layouts[0].shape:
         return None
     return Composite(partial(_max_pool_backward, tied=wants_grad[1]))
 
 
 def _chunk_cat(tensors: Sequence[Tensor], dim: int, num_chunks: int) -> Tensor:
-    """Every tensor padded to chunks of one length, and these laid side by side: the dim of the
-    chunks stays sharded by whole chunks, later ones are exchanged."""
+    """Every tensor padded to chunks of equal length, and these side by side: the dim of the
+    chunks stays sharded by whole chunks; later dims are exchanged."""
     dim = dim % tensors[0].dim()
     parts = []
     for one in tensors:
@@ -87,7 +87,7 @@ def _inside(x: Tensor, indices: Sequence[Tensor | None]) -> list[Tensor | None]:
 def _masked_index(
     x: Tensor, mask: Tensor, indices: Sequence[Tensor | None], fill: Any
 ) -> Tensor:
-    """`x[i, j]` at clamped places, then the fill: any dim may be sharded; units come by
+    """`x[i, j]` at clamped places, then the fill: any dim may be sharded; elements are fetched by
     index, as for `index`."""
     read: Any = torch.ops.aten.index.Tensor
     return read(x, _inside(x, indices)).masked_fill(mask.logical_not(), fill)
@@ -96,8 +96,8 @@ def _masked_index(
 def _masked_index_put(
     x: Tensor, mask: Tensor, indices: Sequence[Tensor | None], values: Tensor
 ) -> Tensor:
-    """Values added at clamped places, masked ones as zeros: any dim may be sharded; units go by
-    index, as for `index_put`."""
+    """Values added at clamped places, masked values as zeros: any dim may be sharded; elements are
+    sent by index, as for `index_put`."""
     write: Any = torch.ops.aten.index_put.default
     return write(x, _inside(x, indices), values.masked_fill(mask.logical_not(), 0), True)
 

@@ -1,4 +1,4 @@
-"""Distances: of the rows of two tensors (cdist), and of all pairs of rows of one (pdist)."""
+"""Distances: between the rows of two tensors (cdist), and between all rows of one (pdist)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["PAGE"]
 
 
 def _cdist_text(call: Call, wants_grad: Any) -> str:
-    """Shards of columns have distances of their own, where these are less than the rows."""
+    """A sharded dim of columns stays where a shard's distances are smaller than its rows."""
     x, y, norm = *call.tensors, float(call.get("p", 2.0))
     few = 2 * min(x.shape[-2], y.shape[-2]) <= x.shape[-1]
     if few and norm and math.isfinite(norm):
@@ -32,14 +32,14 @@ _CDIST = "...>0 m>0 k!, ... n>0 k! -> ... m n"
 
 
 def _cdist(shards: Shards, x: Tensor, y: Tensor, p: float, compute_mode: int | None) -> Tensor:
-    """The norm of the distances that each shard's columns give."""
+    """The norm over the shards of the distances that each shard's columns give."""
     own = torch.cdist(x, y, p, _MODES[compute_mode or 0])
     total = shards.psum(_power(own.to(wide(own.dtype)), p))
     return _power(total, 1 / p).to(own.dtype)
 
 
 def _euclidean_dist(shards: Shards, x: Tensor, y: Tensor) -> Tensor:
-    """The root of the squares that each shard's columns give."""
+    """The root of the summed squares that each shard's columns give."""
     squares = torch.cdist(x, y).to(wide(x.dtype))
     return _power(shards.psum(_power(squares, 2)), 0.5).to(x.dtype)
 
@@ -49,7 +49,7 @@ _MODES = ("use_mm_for_euclid_dist_if_necessary", "use_mm_for_euclid_dist",
 
 
 def _power(x: Tensor, exponent: float) -> Tensor:
-    """x ** exponent, whose gradient at 0 is 0, as that of a distance."""
+    """x ** exponent with gradient 0 at 0, like that of a distance."""
     zero = x == 0
     return x.masked_fill(zero, 1).pow(exponent).masked_fill(zero, 0)
 
@@ -57,13 +57,13 @@ def _power(x: Tensor, exponent: float) -> Tensor:
 def _pdist(
     call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
 ) -> Local | None:
-    """Each shard has the pairs whose first row it holds, with all rows behind it."""
+    """Each shard computes the pairs whose first row it holds, with all later rows."""
     x, norm, num = layouts[0], float(call.get("p", 2.0)), layouts[0].shape[0]
     if not x.dims[0] or num < 2 or not math.isfinite(norm):
         return None
 
     def before(row: int) -> int:
-        """How many pairs begin with a row before this one."""
+        """How many pairs begin with an earlier row."""
         return row * (2 * num - row - 1) // 2
 
     cuts = tuple(map(before, x.cuts_of(0)))
@@ -77,7 +77,7 @@ def _pdist(
         def local(rows: Tensor) -> Tensor:
             apart = rows.index_select(0, one) - rows.index_select(0, other)
             found = torch.linalg.vector_norm(apart, norm, -1)
-            # A norm of order 0 has no gradient, torch's pdist one of zeros.
+            # A norm of order 0 has no gradient; torch's pdist has a gradient of zeros.
             return found if norm else found + rows.narrow(0, 0, 0).sum()
 
         return local

@@ -1,8 +1,9 @@
 """Ops that act element by element, with broadcasting; conversions and copies.
 
-Every operand shares the results' dims; what differs is in which operands an op is linear, so that
-partial sums pass. A number where such an operand may stand drops the linearity: x + 1 would count
-the 1 once per rank. Random ops are not here: their values depend on the global index (`weft.rng`).
+Every operand shares the dims of the results. Ops differ in the operands in which they are linear,
+so that partial sums pass. A number in place of such an operand drops the linearity: x + 1 would
+count the 1 once per rank. Random ops are not here: their values depend on the global index
+(`weft.rng`).
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ _MOVES = rule("... -> ...", linear=[0], moves=True)
 
 
 def _is_zero(name: str) -> Callable[[Call], bool]:
-    """Whether the number that stands for this argument is 0: partial values of it are 0, too."""
+    """Whether the number in place of this argument is 0: partial values of 0 are 0 as well."""
     return lambda call: call.get(name) == 0
 
 
 def _is_tame(call: Call) -> bool:
-    """Whether a sum may be divided term by term: terms divided by zero add up to nan."""
+    """Whether partial sums may be divided one by one: after division by zero they add up to nan."""
     return call.arg(1, "other") != 0 and not call.kwargs.get("rounding_mode")
 
 
 def _grows_wider(call: Call) -> bool:
-    """Wider terms would ask for more bytes when they are reduced, and for the sum before it is
-    rounded, which is not what the operand's value is made of."""
+    """Whether the result has a wider dtype. Wider partial values would need more bytes to reduce,
+    and would be summed without the rounding that the operand's own sum has."""
     return itemsize(call.results[0].dtype) > itemsize(call.tensors[0].dtype)
 
 
@@ -41,7 +42,7 @@ def _zero_choice(call: Call) -> bool:
 
 
 def _is_off(call: Call) -> bool:
-    """Without training or probability, dropout only hands its input on."""
+    """Without training or probability, dropout only passes its input on."""
     return not (call.get("train") and call.get("p"))
 
 

@@ -1,7 +1,7 @@
-"""Extrema, and where they are: amax, max, argmax, aminmax.
+"""Extrema, and their positions: amax, max, argmax, aminmax.
 
-The extremum of all shards is that of their extrema. As torch has it, elements that attain it share
-its gradient; of equal ones the first place counts, and a NaN wins over everything.
+The extremum of the whole is the extremum of the shards' extrema. As in torch, all elements that
+attain it share its gradient, the first position among equal elements counts, and NaN wins.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ __all__ = ["PAGE", "extreme_text", "extremum"]
 
 
 def extreme_text(largest: bool) -> Callable[[Call, Sequence[bool]], str]:
-    """What is left of `s`: every shard's extremum, or, where a gradient is wanted, what one rank
-    says of it and zeros, so that every rank receives the whole of the gradient."""
+    """The kind of partial values that `s` leaves. Without a gradient: every shard's extremum. With
+    one: the extremum from one rank and zeros from the others, so that every rank receives the whole
+    gradient."""
     kind = "max" if largest else "min"
     return lambda call, wants_grad: (
         f"... s~:{'sum' if True in wants_grad else kind} -> ..."
@@ -33,7 +34,7 @@ def extreme_text(largest: bool) -> Callable[[Call, Sequence[bool]], str]:
 def extremum(
     shards: Shards, x: Tensor, dims: Sequence[int], keepdim: bool, largest: bool
 ) -> Tensor:
-    """Partial values of the extremum, as `extreme_text` says."""
+    """Partial values of the extremum, of the kind that `extreme_text` states."""
     fixed = x.detach()
     if 0 in [x.shape[dim] for dim in dims]:
         shape = [1 if dim in dims else size for dim, size in enumerate(x.shape)]
@@ -50,7 +51,7 @@ def extremum(
 
 
 def _identity(dtype: torch.dtype, largest: bool) -> Any:
-    """What a shard without elements says."""
+    """The value of a shard without elements."""
     if dtype is torch.bool:
         return not largest
     if dtype.is_floating_point:
@@ -60,7 +61,7 @@ def _identity(dtype: torch.dtype, largest: bool) -> Any:
 
 
 class _Shared(torch.autograd.Function):
-    """A value that elements of x attain; they share its gradient."""
+    """A value that several elements of x attain; they share its gradient."""
 
     @staticmethod
     def forward(  # type: ignore[override]
@@ -84,7 +85,7 @@ def _extreme(largest: bool) -> Callable[..., Tensor]:
 
 
 def _aminmax(x: Tensor, *, dim: Any = None, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    """amin and amax, whose partial values are of two kinds."""
+    """amin and amax, whose partial values are of different kinds."""
     dims = () if dim is None else dim
     return x.amin(dims, keepdim), x.amax(dims, keepdim)
 
@@ -132,7 +133,7 @@ def _place(largest: bool) -> Callable[..., Tensor]:
 
 
 def _global_place(flat: Tensor, shape: Sequence[int], shards: Shards) -> Tensor:
-    """A place in the flattened shard as one in the flattened tensor."""
+    """A position in the flattened shard, as a position in the flattened tensor."""
     place, stride = torch.zeros_like(flat), 1
     for dim in reversed(range(len(shape))):
         place = place + (flat % shape[dim] + shards.starts[dim]) * stride
@@ -143,7 +144,7 @@ def _global_place(flat: Tensor, shape: Sequence[int], shards: Shards) -> Tensor:
 def _winner(
     shards: Shards, value: Tensor, place: Tensor, largest: bool
 ) -> tuple[Tensor, Tensor]:
-    """The extremum of the shards' extrema, and the first place that attains it."""
+    """The extremum of the shards' extrema, and the first position that attains it."""
     values = shards.of_filled(shards.gather(value)[0])
     places = shards.of_filled(shards.gather(place)[0])
     fixed = values.detach()

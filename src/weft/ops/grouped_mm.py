@@ -1,9 +1,9 @@
-"""Grouped matrix products: rows in stretches, each stretch times a matrix of its own.
+"""Grouped matrix products: consecutive groups of rows, each multiplied by its own matrix.
 
-`grouped_mm(a, b, offs)` is what layers of experts do with tokens sorted by expert. A rank that
-holds some of the rows has its own offsets; one that holds some of the matrices multiplies their
-stretch alone, and the others' rows are zeros of a sum. Torch's kernels ask for lines that begin at
-multiples of 16 bytes; a shard of other lengths is padded with zeros.
+`grouped_mm(a, b, offs)` serves layers of experts whose tokens are sorted by expert. A rank that
+holds some of the rows computes its own offsets. A rank that holds some of the matrices multiplies
+only their rows, and gives zeros of a partial sum for the others. torch's kernels need lines that
+begin at multiples of 16 bytes; a shard of another length is padded with zeros.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ __all__ = ["PAGE"]
 _RULE = rule(
     "m k, e k n, [offsets!] -> m n",
     "e m k, e k n, [offsets!] -> e m n",
-    "e! m k, k n!, [e!] -> m n!",  # stretches of columns
-    "m k!, k! n, [e!] -> e m n",  # or of what is summed over
+    "e! m k, k n!, [e!] -> m n!",  # groups of columns
+    "m k!, k! n, [e!] -> e m n",  # or groups of the factor that is summed over
     linear=[0, 1],
 )
 
@@ -36,7 +36,7 @@ _RULE = rule(
 def _grouped(
     call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
 ) -> Local | None:
-    """A rank with some of the rows has its own offsets, one with some of the groups their stretch.
+    """A rank with some of the rows has its own offsets; one with some of the groups takes theirs.
     """
     rule = _RULE.bind(call, wants_grad)
     if rule is None:
@@ -68,9 +68,9 @@ def _grouped(
 def _of_some(
     a: Tensor, b: Tensor, offs: Tensor, groups: tuple[int, int], dtype: torch.dtype | None
 ) -> Tensor:
-    """The rows of my groups; those of others are zero. Where my groups begin is read."""
+    """The rows of this rank's groups; those of others are zero. Reads where its groups begin."""
     if not b.shape[0]:
-        nothing = a @ b.sum(0)  # both in the graph
+        nothing = a @ b.sum(0)  # keeps both in the graph
         return nothing if dtype is None else nothing.to(dtype)
     first, last = groups
     start, stop = ([0, *offs.clamp(0, a.shape[0]).tolist()][at] for at in (first, last))
@@ -80,7 +80,7 @@ def _of_some(
 
 
 def _product(a: Tensor, b: Tensor, offs: Tensor | None, dtype: torch.dtype | None) -> Tensor:
-    """grouped_mm of any lengths."""
+    """grouped_mm for any lengths."""
     line, columns = 16 // a.element_size(), b.shape[-1]
     missing = _missing(a.shape[-1], line)
     if missing:
@@ -99,7 +99,8 @@ def _missing(length: int, line: int) -> int:
 
 
 def _laid(matrix: Tensor, line: int) -> Tensor:
-    """As torch's kernels take it: by rows or by columns, each beginning at a whole line."""
+    """The matrix as torch's kernels take it: by rows or by columns, each beginning at a whole
+    line."""
     rows, columns = matrix.stride()[-2:]
     lines = rows if columns == 1 and rows >= matrix.shape[-1] else columns if rows == 1 else 1
     fits = lines % line == 0 and matrix.data_ptr() % 16 == 0

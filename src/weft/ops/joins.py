@@ -1,4 +1,4 @@
-"""Joins of several tensors: cat, stack and their kin. They move elements, so partial values of
+"""Joins of several tensors: cat, stack and their kin. They only move elements, so partial values of
 every kind pass where all operands have them."""
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ __all__ = ["PAGE"]
 
 
 def _cat(call: Call, wants_grad: Any) -> Rule:
-    """The operands' dims are stretches of the result's, side by side."""
+    """The operands' dims are consecutive parts of the result's dim."""
     result, tensors = call.results[0], call.tensors
     ndim = len(result.shape)
     dim = one_dim(call.get("dim", 0), ndim)
     kinds, factors = dims(ndim), names(ndim)
-    # An operand of shape (0,) may stand among others of any shape and adds nothing.
+    # An operand of shape (0,) may occur among others of any shape and adds nothing.
     has_dims = [len(tensor.shape) == ndim for tensor in tensors]
     operands: list[FactorDims] = [kinds if fits else (("nothing",),) for fits in has_dims]
     lengths = [fits and tensor.shape[dim] for tensor, fits in zip(tensors, has_dims)]
@@ -35,28 +35,28 @@ def _cat(call: Call, wants_grad: Any) -> Rule:
 
 
 def _hstack(tensors: Sequence[Tensor]) -> Tensor:
-    """A `cat` in dim 1 (lines: in dim 0): any dim may be cut, that of the joint too."""
+    """A `cat` in dim 1 (1-D: in dim 0): any dim may be sharded, the joined one too."""
     tensors = [torch.atleast_1d(one) for one in tensors]
     return torch.cat(tensors, 0 if tensors[0].dim() == 1 else 1)
 
 
 def _vstack(tensors: Sequence[Tensor]) -> Tensor:
-    """A `cat` in dim 0, lines as rows: any dim may be cut, that of the joint too."""
+    """A `cat` in dim 0, 1-D tensors as rows: any dim may be sharded, the joined one too."""
     return torch.cat([torch.atleast_2d(one) for one in tensors], 0)
 
 
 def _dstack(tensors: Sequence[Tensor]) -> Tensor:
-    """A `cat` in dim 2: any dim may be cut, that of the joint too."""
+    """A `cat` in dim 2: any dim may be sharded, the joined one too."""
     return torch.cat([torch.atleast_3d(one) for one in tensors], 2)
 
 
 def _column_stack(tensors: Sequence[Tensor]) -> Tensor:
-    """A `cat` in dim 1, lines as columns: any dim may be cut, that of the joint too."""
+    """A `cat` in dim 1, 1-D tensors as columns: any dim may be sharded, the joined one too."""
     return torch.cat([one if one.dim() > 1 else one.reshape(-1, 1) for one in tensors], 1)
 
 
 def _block_diag(tensors: Sequence[Tensor]) -> Tensor:
-    """Blocks padded to the whole width, then a `cat` of rows: any dim may be cut."""
+    """Blocks padded to the whole width, then a `cat` of rows: any dim may be sharded."""
     blocks = [torch.atleast_2d(one) for one in tensors]
     dtype = torch.result_type(blocks[0], blocks[0])
     for one in blocks:
@@ -70,7 +70,7 @@ def _block_diag(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _meshgrid(tensors: Sequence[Tensor], *, indexing: str = "ij") -> list[Tensor]:
-    """Each line as a dim of an expanded result: a cut line cuts that dim, and nothing is sent."""
+    """Each 1-D tensor as a dim of an expanded result, sharded alike; nothing is sent."""
     order = list(range(len(tensors)))
     if indexing == "xy" and len(order) > 1:
         order[:2] = [1, 0]
@@ -82,8 +82,8 @@ def _meshgrid(tensors: Sequence[Tensor], *, indexing: str = "ij") -> list[Tensor
 
 
 def _cartesian_prod(tensors: Sequence[Tensor]) -> Tensor:
-    """Expanded lines, each flattened, side by side: any may be cut; the first one's cut is the
-    result's."""
+    """Expanded 1-D tensors, each flattened, side by side: any may be sharded; the result is sharded
+    as the first."""
     if len(tensors) == 1:
         return tensors[0].view(-1)
     lengths = [one.shape[0] for one in tensors]

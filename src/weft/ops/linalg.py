@@ -1,8 +1,8 @@
-"""Linear algebra on batches: the matrices are whole, batch dims broadcast from the right and pass.
+"""Linear algebra on batches: matrices are whole, batch dims broadcast from the right and pass.
 
-Kernels and derivatives of factorizations may refuse a batch of nothing, so no shard is empty. Of
-right-hand sides the columns pass as well, each being a system by itself. A result that was not
-asked for has length 0. Matrices of many rows: `weft.ops.tall_factorizations`.
+Kernels and derivatives of factorizations may refuse an empty batch, so no shard is empty. The
+columns of right-hand sides pass as well, because each is a system of its own. A result that was not
+requested has length 0. For matrices of many rows see `weft.ops.tall_factorizations`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["PAGE"]
 
 
 def _by_side(left: str, right: str) -> Callable[[Call, Any], str]:
-    """The string for unknowns that are multiplied from the left, or from the right."""
+    """The string for unknowns multiplied from the left, or from the right."""
     return lambda call, wants_grad: left if call.get("left", True) else right
 
 
@@ -27,7 +27,7 @@ def _solve(call: Call, wants_grad: Any) -> str | None:
     if len(right) == 1 or right == left[:-1]:
         return "...>0 i i, ... i! -> ... i!"
     if len(right) == len(left) - 1:
-        return None  # one matrix for all: a shard of the batch may look like vectors for each
+        return None  # one matrix for all: a shard of the batch may look like one vector each
     return _SOLVE(call, wants_grad)
 
 
@@ -35,13 +35,13 @@ _SOLVE = _by_side("...>0 i i, ... i! n>0 -> ... i! n", "...>0 i i, ... n>0 i! ->
 
 
 def _solve_ex(call: Call, wants_grad: Any) -> str | None:
-    """What it says of A besides is the same for all columns, which are whole therefore."""
+    """The other results describe A for all columns, so the columns are whole."""
     found = _solve(call, wants_grad)
     return None if found is None else f"{found.replace('n>0', 'n!')}, ..."
 
 
 def _cross(call: Call, wants_grad: Any) -> Rule | None:
-    """`cross(x, y, dim)`; without a dim it is the first of length 3, which shards cannot tell."""
+    """`cross(x, y, dim)`. Without a dim it is the first of length 3, which shards cannot tell."""
     shapes = [tensor.shape for tensor in call.tensors]
     dim: Any = call.get("dim")
     if dim is None:
@@ -56,7 +56,7 @@ _CROSS = "... s!, ... s! -> ... s"
 
 
 def _gradient(call: Call, wants_grad: Any) -> str:
-    """`gradient(x, spacing, dim)`: differences along dims; the places of their elements are whole.
+    """`gradient(x, spacing, dim)`: differences along dims; the coordinates of elements are whole.
     """
     places = "".join([f", place{at}!" for at in range(len(call.tensors) - 1)])
     return f"... s!{places} -> {{... s}}"

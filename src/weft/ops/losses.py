@@ -1,9 +1,9 @@
 """Losses: of elements, of rows and of classes.
 
-A mean is a sum that stays partial, over the true global count: of elements, or of targets that are
-not ignored, by their weights. So ranks with uneven batches, or with other numbers of ignored
-targets, get the right loss and the right gradient. Over sharded classes each rank has what its own
-classes give; the logits are not gathered.
+A mean is a sum that stays partial, divided by the global count: of elements, or of targets that are
+not ignored, by their weights. Ranks with uneven batches, or with different numbers of ignored
+targets, therefore get the right loss and the right gradient. With sharded classes each rank
+contributes what its own classes give; the logits are not gathered.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def _is_half(call: Call) -> bool:
 
 
 def _of_elements(call: Call, wants_grad: Any) -> str | None:
-    """Each element by itself; a mean where the first operand tells how many elements there are.
-    One in half precision is rounded at the end, once."""
+    """Each element by itself; a mean where the first operand determines the number of elements.
+    A mean in half precision is rounded once, at the end."""
     reduction = call.get("reduction")
     first, *others = [tensor.shape for tensor in call.tensors]
     if reduction == _MEAN:
@@ -45,7 +45,7 @@ def _of_elements(call: Call, wants_grad: Any) -> str | None:
 
 
 def _of_rows(call: Call, wants_grad: Any) -> str:
-    """Each row by itself, with all of its classes. Kernels refuse a batch of nothing."""
+    """Each row by itself, with all of its classes. Kernels refuse an empty batch."""
     if not all(len(tensor.shape) == 2 for tensor in call.tensors):
         return "{...!} -> "
     match call.get("reduction"):
@@ -58,7 +58,7 @@ def _of_rows(call: Call, wants_grad: Any) -> str:
 
 
 def _reduced(name: str, text: Any) -> Entry:
-    """The entry of a loss that has `reduction=`."""
+    """The entry of a loss with `reduction=`."""
     loss = getattr(torch.ops.aten, name).default
     place = [argument.name for argument in loss._schema.arguments].index("reduction")
 
@@ -66,7 +66,7 @@ def _reduced(name: str, text: Any) -> Entry:
         return loss(*args[:place], _NONE, *args[place + 1 :], **kwargs)
 
     def mean(shards: Shards, *args: Any, **kwargs: Any) -> Tensor:
-        """The sum of the shard's losses, over the number of all."""
+        """The sum of the shard's losses, divided by the global count."""
         found = each(args, kwargs)
         dtype, count = found.dtype, math.prod(shards.layout.shape[: found.dim()])
         total = found.sum(dtype=wide(dtype)) / count
@@ -83,10 +83,10 @@ def _reduced(name: str, text: Any) -> Entry:
 
 
 def _of_classes(call: Call, wants_grad: Sequence[bool]) -> str:
-    """Each sample by itself; its target is a class, or the probabilities of all.
+    """Each sample by itself; its target is a class, or the probabilities of all classes.
 
     Raises:
-        RuntimeError: torch's own, where the weights of classes want a gradient.
+        RuntimeError: torch's own, if the weights of classes require a gradient.
     """
     x, target, *_ = call.tensors
     if any(wants_grad[2:]):
@@ -107,7 +107,7 @@ def _cross_entropy(
     shards: Shards, x: Tensor, target: Tensor, weight: Tensor | None = None,
     reduction: int = _MEAN, ignore_index: int = -100, smoothing: float = 0.0,
 ) -> Tensor:
-    """The log-softmax over all shards' classes, then what each shard's classes give."""
+    """The log-softmax over all shards' classes, then the loss of each shard's classes."""
     dim = _class_dim(x)
     if dim not in shards.dims:
         each = torch.ops.aten.cross_entropy_loss(
@@ -131,7 +131,7 @@ def _nll(
     shards: Shards, logp: Tensor, target: Tensor, weight: Tensor | None = None,
     reduction: int = _MEAN, ignore_index: int = -100,
 ) -> Tensor:
-    """What each shard's classes give."""
+    """The loss of each shard's classes."""
     dim = _class_dim(logp)
     if dim in shards.dims:
         each = _picked(shards, logp, target, weight, ignore_index, dim)
@@ -153,7 +153,7 @@ def _weighted(logp: Tensor, weight: Tensor | None, dim: int) -> Tensor:
 def _inside(
     shards: Shards, target: Tensor, length: int, ignore_index: int, dim: int
 ) -> tuple[Tensor, Tensor]:
-    """Which targets are classes of this shard, and their places in it (0 for the others)."""
+    """Which targets are classes of this shard, and their positions in it (0 for the others)."""
     start = shards.starts[dim]
     inside = (target != ignore_index) & (target >= start) & (target < start + length)
     return inside, torch.where(inside, target - start, 0)
@@ -163,7 +163,7 @@ def _picked(
     shards: Shards, logp: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int,
     dim: int,
 ) -> Tensor:
-    """Per sample -logp of its target, zero where that is no class of this shard."""
+    """Per sample -logp of its target; zero where the target is not a class of this shard."""
     length = logp.shape[dim]
     if not length:
         return logp.sum(dim)
@@ -178,7 +178,7 @@ def _total(
     shards: Shards, each: Tensor, target: Tensor, weight: Tensor | None, reduction: int,
     ignore_index: int, dim: int,
 ) -> Tensor:
-    """Losses of samples, as this shard's classes give them, reduced."""
+    """The reduced loss of the samples, from this shard's classes."""
     if reduction == _NONE:
         return each
     dtype, total = each.dtype, each.sum(dtype=wide(each.dtype))
@@ -191,8 +191,8 @@ def _count(
     shards: Shards, target: Tensor, weight: Tensor | None, ignore_index: int, dim: int,
     dtype: torch.dtype,
 ) -> Any:
-    """What a mean divides by: the number of all samples, or the weights of all targets that are
-    not ignored."""
+    """The divisor of a mean: the number of all samples, or the sum of the weights of all targets
+    that are not ignored."""
     shape = shards.layout.shape
     if target.is_floating_point():
         return max(math.prod([*shape[:dim], *shape[dim + 1 :]]), 1)

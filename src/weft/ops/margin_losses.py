@@ -1,7 +1,7 @@
 """Losses that compare distances with a margin: of elements, pairs and triples, and of classes.
 
-Each is the torch code that says what it means, reduced at the end, so that a mean is one of all
-elements, wherever they lie.
+Each is torch code that defines the loss, with its reduction at the end, so a mean is over all
+elements, on whatever rank.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def _triplet_margin(
     anchor: Tensor, positive: Tensor, negative: Tensor, margin: float = 1.0, p: float = 2.0,
     eps: float = 1e-6, swap: bool = False, reduction: int = _MEAN,
 ) -> Tensor:
-    """A loss of triples of rows, by their distances: any dim may be sharded; sharded rows reduce a
-    number for each distance."""
+    """A loss of triples of rows, by their distances: any dim may be sharded; sharded rows reduce
+    one number per distance."""
     near = F.pairwise_distance(anchor, positive, p, eps)
     far = F.pairwise_distance(anchor, negative, p, eps)
     if swap:
@@ -70,7 +70,7 @@ def _multi_margin(
     x: Tensor, target: Tensor, p: Any = 1, margin: Any = 1, weight: Tensor | None = None,
     reduction: int = _MEAN,
 ) -> Tensor:
-    """Of each class but the target's, how far it comes within the margin; a mean over classes."""
+    """How far each class except the target comes within the margin; a mean over classes."""
     rows = x if x.dim() > 1 else x.reshape(1, -1)
     target = target.reshape(-1, 1)
     within = (margin - rows.gather(1, target) + rows).relu()
@@ -82,7 +82,8 @@ def _multi_margin(
 
 
 def _composed(call: Call, layouts: Any, wants_grad: Any) -> Composite:
-    """Always: torch's own has no gradient on meta tensors, which ranks outside a mesh have."""
+    """Always this composition: torch's op has no gradient on meta tensors, which ranks outside a
+    mesh use."""
     return Composite(_multi_margin)
 
 

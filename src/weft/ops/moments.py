@@ -1,8 +1,8 @@
-"""Variances, norms and what is made of them: std, var, norm, cosine_similarity, renorm, nanmean.
+"""Variances, norms and related ops: std, var, norm, cosine_similarity, renorm, nanmean.
 
 Moments of shards are joined about the true mean (Chan, Golub and LeVeque, Updating Formulae and a
 Pairwise Algorithm for Computing Sample Variances, 1979), never by E[x^2] - E[x]^2. The norm of the
-shards' norms is the norm.
+whole is the norm of the shards' norms.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ __all__ = ["PAGE"]
 
 
 def _variance(root: bool, with_mean: bool) -> Callable[..., Any]:
-    """The kernel of var, std, var_mean and std_mean, whatever the overload."""
+    """The kernel of var, std, var_mean and std_mean, for every overload."""
     def kernel(
         shards: Shards, x: Tensor, dim: Any = None, unbiased: bool = True, keepdim: bool = False,
         *, correction: Any = None,
     ) -> Any:
-        if isinstance(dim, bool):  # of all dims, where `unbiased` stands second
+        if isinstance(dim, bool):  # over all dims, where `unbiased` is the second argument
             dim, unbiased = None, dim
         if correction is None:
             correction = int(unbiased)
@@ -47,8 +47,7 @@ def _variance(root: bool, with_mean: bool) -> Callable[..., Any]:
 
 
 def _moments(shards: Shards, x: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor, int]:
-    """The mean of all elements, the sum of the squares of what they differ from it by, and how many
-    they are."""
+    """The mean of all elements, the sum of their squared deviations from it, and their number."""
     if x.numel():  # in two passes, a few times as fast on CPUs as torch.var_mean's one
         mean = x.mean(dims, keepdim=True)
         # The gradient of x - mean would be negated before it is summed.
@@ -68,7 +67,7 @@ def _squares(x: Tensor) -> Tensor:
 
 
 def _root(squares: Tensor) -> Tensor:
-    """The square root, whose gradient at 0 is 0, as that of torch.std is."""
+    """The square root with gradient 0 at 0, as in torch.std."""
     none = squares == 0
     return torch.where(none, 0.0, torch.where(none, 1.0, squares).sqrt())
 
@@ -84,7 +83,7 @@ def _norm(
     shards: Shards, x: Tensor, order: Any = 2, dim: Any = None, keepdim: bool = False, *,
     dtype: Any = None,
 ) -> Tensor:
-    """The norm of the shards' norms; of infinite order the extremum of the magnitudes."""
+    """The norm of the shards' norms; for infinite order the extremum of the magnitudes."""
     dims, order = reduced(shards.layout, dim), 2.0 if order is None else float(order)
     x = x if dtype is None else x.to(dtype)
     if math.isinf(order):
@@ -94,12 +93,12 @@ def _norm(
 
 
 def _norm_of_all(shards: Shards, x: Tensor, order: float, dims: tuple[int, ...]) -> Tensor:
-    """The norm of all shards' elements, dims kept, half precision in float32."""
+    """The norm of all shards' elements, keeping dims, half precision in float32."""
     x = _widened(x)
     if math.isinf(order):
         largest = extremum(shards, x.abs(), dims, True, True)
         return shards.psum(largest) if largest.requires_grad else shards.pmax(largest)
-    if shards.sizes[shards.index] or order == 0:  # whose gradient is None, on all ranks
+    if shards.sizes[shards.index] or order == 0:  # order 0 has no gradient, on all ranks
         own = torch.linalg.vector_norm(x, order, dims, True)
     else:
         own = empty_summary(x, dims, x.dtype)
@@ -109,20 +108,20 @@ def _norm_of_all(shards: Shards, x: Tensor, order: float, dims: tuple[int, ...])
 
 
 def _widened(x: Tensor) -> Tensor:
-    """Half precision in float32, complex numbers too."""
+    """Half precision as float32, complex numbers too."""
     real = wide(x.dtype.to_real())
     return x.to(real.to_complex() if x.is_complex() else real)
 
 
 def _matrix_norm(x: Tensor, ord: Any, dim: Any, keepdim: bool, *, dtype: Any = None) -> Tensor:
-    """Norms that are made of sums and extrema of magnitudes."""
+    """Norms made of sums and extrema of magnitudes."""
     x = x if dtype is None else x.to(dtype)
     rows, columns = (each % x.dim() for each in dim)
     if ord == "fro":
         return torch.linalg.vector_norm(x, 2, (rows, columns), keepdim)
     added, kept = (rows, columns) if abs(ord) == 1 else (columns, rows)
     sums = x.abs().sum(added, keepdim=True)
-    if ord > 0 and not sums.shape[kept]:  # torch has zeros here, and no gradient
+    if ord > 0 and not sums.shape[kept]:  # torch gives zeros here, and no gradient
         out = sums.detach().sum(kept, keepdim=True)
     else:
         out = sums.amax(kept, keepdim=True) if ord > 0 else sums.amin(kept, keepdim=True)
@@ -132,7 +131,7 @@ def _matrix_norm(x: Tensor, ord: Any, dim: Any, keepdim: bool, *, dtype: Any = N
 def _nanmean(
     x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Tensor:
-    """The sum of the numbers by how many there are."""
+    """The sum of the numbers divided by their count."""
     dtype = dtype or x.dtype
     dim = tuple(range(x.dim())) if dim is None or dim == [] else dim
     count = x.isnan().logical_not().sum(dim, keepdim)
@@ -140,17 +139,17 @@ def _nanmean(
 
 
 def _vecdot(x: Tensor, y: Tensor, *, dim: int = -1) -> Tensor:
-    """The sum of products in float32, rounded when it is whole."""
+    """The sum of products in float32, rounded once it is complete."""
     return (_widened(x) * y).sum(dim).to(x.dtype)
 
 
 def _cosine_rule(call: Call, wants_grad: Any) -> str:
-    """Partial values, or, in half precision, where they would be rounded, the whole."""
+    """Partial values; in half precision, where they would be rounded, the whole."""
     return "... s~, ... s~ -> ..." if in_half(call) else "... s~:sum, ... s~:sum -> ..."
 
 
 def _cosine(shards: Shards, x: Tensor, y: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
-    """The norms of all shards, then the sum of each shard's products."""
+    """The norms over all shards, then the sum of each shard's products."""
     dtype = torch.promote_types(x.dtype, y.dtype)
     dim = dim % max(x.dim(), y.dim()) - max(x.dim(), y.dim())
     both = [one.to(wide(dtype)) for one in torch.broadcast_tensors(x, y)]
@@ -159,21 +158,21 @@ def _cosine(shards: Shards, x: Tensor, y: Tensor, dim: int = 1, eps: float = 1e-
     least = [one.detach().clamp_min(eps) for one in norms]
     x, y = (one / size for one, size in zip(both, least))
     out = (x * y).sum(dim)
-    # Each norm by itself is 1 here, but for its gradient: of few numbers, not of all elements.
-    # Of `eps`, where that is more, torch's gradient knows nothing.
+    # Each norm is 1 here except for its gradient, which is of few numbers, not of all elements.
+    # torch's gradient ignores `eps` where `eps` is the larger.
     for norm, size in zip(norms, least):
         out = out * (size / (norm + (size - norm.detach()))).squeeze(dim)
     return shards.psum(out).to(dtype) if dtype in HALF else out
 
 
 def _is_aligned(call: Call) -> bool:
-    """Whether the dim is that of both operands: otherwise a row may stand for it."""
+    """Whether the dim is that of both operands; otherwise one row may broadcast."""
     ndims = {len(tensor.shape) for tensor in call.tensors}
     return len(ndims) == 1 or call.get("dim") in (-1, max(ndims) - 1)
 
 
 def _renorm(shards: Shards, x: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:
-    """Slices along the dim shrink to the norm, which is that of all shards."""
+    """Slices along the dim shrink to the norm, which is computed over all shards."""
     dims = _others(dim, x.dim())
     norms = _norm_of_all(shards, x, float(p), dims)
     shrunk = torch.where(norms > maxnorm, maxnorm / (norms + 1e-7), 1.0)
@@ -185,13 +184,13 @@ def _others(dim: int, ndim: int) -> tuple[int, ...]:
 
 
 def _spread(name: str, root: bool, with_mean: bool) -> Entry:
-    """One of the four. Torch warns of too few degrees of freedom where a shard has no elements."""
+    """One of the four. torch warns of too few degrees of freedom where a shard is empty."""
     kernel = _variance(root, with_mean)
 
     def of_empty(
         call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
     ) -> Kernel | None:
-        """Where some shards are empty the kernel serves, which does not warn."""
+        """Where some shards are empty, the kernel, which does not warn."""
         layout = layouts[0].without_partial()
         dims = reduced(layout, call.get("dim"))
         others = [dim for dim in range(layout.ndim) if dim not in dims]

@@ -1,7 +1,7 @@
-"""Normalisation: layer_norm, rms_norm, batch_norm, instance_norm, group_norm, weight_norm.
+"""Normalization: layer_norm, rms_norm, batch_norm, instance_norm, group_norm, weight_norm.
 
 Moments over sharded dims are taken about the true mean (two passes, never E[x^2] - E[x]^2), and
-half precision is computed in float32. What keeps running statistics writes to them where they are,
+half precision is computed in float32. Ops with running statistics update them in place,
 as torch does.
 """
 
@@ -31,7 +31,7 @@ __all__ = ["PAGE"]
 
 
 def _mean(shards: Shards, x: Tensor, shape: Sequence[int]) -> Tensor:
-    """The mean of all shards' rows."""
+    """The mean over all shards of each row."""
     total = shards.psum(x.sum(tuple(range(-len(shape), 0)), keepdim=True))
     return total / math.prod(shape)
 
@@ -40,7 +40,7 @@ def _layer_norm(
     shards: Shards, x: Tensor, shape: Sequence[int], weight: Tensor | None = None,
     bias: Tensor | None = None, eps: float = 1e-5, cudnn_enable: bool = True,
 ) -> Tensor:
-    """(x - mean) / sqrt(var + eps), mean and variance being those of all shards."""
+    """(x - mean) / sqrt(var + eps), with mean and variance over all shards."""
     rows = x.to(wide(x.dtype))
     centered = rows + -_mean(shards, rows, shape)  # the gradient of a mean is summed, then negated
     out = centered * (_mean(shards, centered * centered, shape) + eps).rsqrt()
@@ -55,9 +55,9 @@ def _rms_norm(
     shards: Shards, x: Tensor, shape: Sequence[int], weight: Tensor | None = None,
     eps: float | None = None,
 ) -> Tensor:
-    """x / sqrt(mean of x^2 + eps), the mean being that of all shards."""
+    """x / sqrt(mean of x^2 + eps), with the mean over all shards."""
     rows = x.to(wide(x.dtype))
-    eps = torch.finfo(rows.dtype).eps if eps is None else eps  # of what torch computes in
+    eps = torch.finfo(rows.dtype).eps if eps is None else eps  # of the dtype torch computes in
     out = rows * (_mean(shards, rows * rows, shape) + eps).rsqrt()
     return (out if weight is None else out * weight).to(x.dtype)
 
@@ -66,12 +66,13 @@ def _rms_norm(
 
 
 def _as_given(x: Tensor) -> AbstractContextManager[Any]:
-    """Without autocast: torch casts for none of these ops."""
+    """A context without autocast: torch casts for none of these ops."""
     return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
 
 
 def _per_channel(one: Tensor, x: Tensor) -> Tensor:
-    """A number per channel, or per sample and channel, to be spread over positions."""
+    """A number per channel, or per sample and channel, in a shape that broadcasts over positions.
+    """
     lead = (1, -1) if one.dim() == 1 else tuple(one.shape)
     return one.reshape(*lead, *[1] * (x.dim() - 2))
 
@@ -80,7 +81,7 @@ def _normalised(
     x: Tensor, mean: Tensor, var: Tensor, eps: float, weight: Tensor | None, bias: Tensor | None,
     apart: Tensor | None = None,
 ) -> Tensor:
-    """`apart` is x - mean, where it is known already."""
+    """(x - mean) / sqrt(var + eps) with weight and bias; `apart` is x - mean, if already known."""
     scale = (var + eps).rsqrt()
     if weight is not None:
         scale = scale * weight
@@ -102,8 +103,8 @@ def _run(running: Tensor | None, now: Tensor, momentum: float) -> None:
 def _moments(
     x: Tensor, dims: tuple[int, ...], cut: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The variance, the mean, and x - mean: of `cut` dims the first two by one gather; else in two
-    passes, which is a few times as fast on CPUs as torch's one."""
+    """The variance, the mean, and x - mean. Where the dims are sharded (`cut`), one gather gives
+    the first two; else two passes, a few times as fast on CPUs as torch's one."""
     if cut:
         return *torch.var_mean(x, dims, correction=0), None
     mean = x.mean(dims, keepdim=True)
@@ -112,7 +113,7 @@ def _moments(
 
 
 def _unbiased(var: Tensor, count: int) -> Tensor:
-    """The variance by count - 1: nan for one element, as torch has it."""
+    """The variance divided by count - 1: nan for one element, as in torch."""
     return var.detach() * (count / (count - 1) if count > 1 else float("nan"))
 
 
@@ -135,7 +136,7 @@ def _batch_norm(
 def _of_nothing(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, *rest: Any
 ) -> Tensor:
-    """batch_norm of a line, which torch takes where it is empty."""
+    """batch_norm of a 1-D tensor, which torch accepts where it is empty."""
     scale, shift = (None if one is None else one[0] for one in (weight, bias))
     out = x.clone() if scale is None else x * scale
     return out if shift is None else out + shift
@@ -187,7 +188,7 @@ def _by_means(
     x: Tensor, mean: Callable[[Tensor], Tensor], eps: float, weight: Tensor | None,
     bias: Tensor | None,
 ) -> Tensor:
-    """x normalised, where `mean` is that of each sample and channel, of whatever elements."""
+    """x normalized, where `mean` gives the mean over the elements of each sample and channel."""
     apart = widened(x)
     center = mean(apart)
     apart = apart + _per_channel(-center, x)
@@ -198,7 +199,7 @@ def _instance_norm(
     shards: Shards, x: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: None,
     running_var: None, use_input: bool, momentum: float, eps: float, cudnn: bool,
 ) -> Tensor:
-    """(x - mean) / sqrt(var + eps), mean and variance being those of all shards' positions."""
+    """(x - mean) / sqrt(var + eps), with mean and variance over all shards' positions."""
     count = math.prod(shards.layout.shape[2:])
 
     def mean(each: Tensor) -> Tensor:
@@ -211,10 +212,10 @@ def _group_norm(
     shards: Shards, x: Tensor, groups: int, weight: Tensor | None = None,
     bias: Tensor | None = None, eps: float = 1e-5, cudnn: bool = True,
 ) -> Tensor:
-    """(x - mean) / sqrt(var + eps), mean and variance being those of all shards of a group."""
+    """(x - mean) / sqrt(var + eps), with mean and variance over all shards of a group."""
     shape = shards.layout.shape
     size = shape[1] // groups
-    # Whole groups on every rank: nothing to tell the others.
+    # Whole groups on every rank: nothing to communicate.
     alone = shards.dims == (1,) and not any(cut % size for cut in shards.layout.cuts_of(1))
     if alone and x.numel():
         return torch.group_norm(x, x.shape[1] // size, weight, bias, eps, cudnn)
@@ -235,7 +236,7 @@ def _group_norm(
 
 
 def _norm_except_dim(v: Tensor, pow: int = 2, dim: int = 0) -> Tensor:
-    """The norms over all dims but one; over all for dim -1, as torch has it."""
+    """The norms over all dims except one; over all for dim -1, as in torch."""
     if dim == -1:
         return v.norm(pow)
     others = [other for other in range(v.ndim) if other != dim]

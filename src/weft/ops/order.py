@@ -2,9 +2,9 @@
 quantile, nanquantile.
 
 Along a sharded dim each rank sorts its shard, and `split` finds which of its elements are among the
-first k of all; only samples travel. A sort then sends elements to the shards where they belong, and
-an order statistic sends the element that was asked for. Where another dim can take the axes whole
-rows are cheaper: the rule moves them there, and torch sorts.
+first k of all; only samples are sent. A sort then sends elements to the shards where they belong;
+an order statistic sends the requested element. Where another dim can take over the mesh axes, whole
+rows are cheaper: the rule moves the axes there, and torch sorts.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _entry(names: str, said: RuleText, serves: Serves, kernel: Callable[..., Any
             return None
         if True in wants_grad[1:] or not serves(call, layout, dims):
             return replace(bound, finish=frozenset(), whole=bound.whole | finished)
-        # Of other lengths, whole rows may be cheaper.
+        # For other lengths, whole rows may be cheaper.
         decision = replace(propagate.decide(bound, call, layouts, wants_grad), by_form=False)
         return Kernel.of(decision, kernel) if decision.finish else decision
 
@@ -57,7 +57,7 @@ def _entry(names: str, said: RuleText, serves: Serves, kernel: Callable[..., Any
 
 
 def _is_alone(call: Call, layout: Layout, dims: Sequence[int]) -> bool:
-    """Whole rows, where another dim is long enough for the axes."""
+    """Whole rows where another dim is long enough for the axes."""
     return can_key(call.tensors[0].dtype) and 0 not in layout.shape and not _can_move(
         layout, dims[0])
 
@@ -72,7 +72,8 @@ def _can_move(layout: Layout, dim: int) -> bool:
 
 
 def _are_few(call: Call, layout: Layout, dims: Sequence[int]) -> bool:
-    """Whole rows, where another dim is long enough for the axes and samples take more bytes."""
+    """Whole rows where another dim is long enough for the axes and samples would take more bytes.
+    """
     if 0 in layout.shape or not can_key(call.tensors[0].dtype):
         return False
     if len(dims) > 1 or not _can_move(layout, dims[0]):
@@ -82,11 +83,11 @@ def _are_few(call: Call, layout: Layout, dims: Sequence[int]) -> bool:
 
 
 _NUM_SHOWN = 3 * 64
-"""Samples that each shard shows of a row, in a few rounds."""
+"""Samples of a row that each shard shows, over a few rounds."""
 
 
 def _itemsize(call: Call) -> int:
-    """Bytes of an element of the first operand."""
+    """Bytes per element of the first operand."""
     return getattr(torch, call.tensors[0].dtype).itemsize
 
 
@@ -97,7 +98,7 @@ def _sort(
     shards: Shards, x: Tensor, dim: int = -1, descending: bool = False, *,
     stable: bool | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Each shard is sorted, elements go to the shard where they belong, and are merged there."""
+    """Each shard is sorted; elements are sent to the shard where they belong and merged there."""
     (dim,) = shards.dims
     rows, others = as_rows(to_order(x), dim)
     done = Sorting(Row(shards), rows, descending, shards.layout.cuts_of(dim))
@@ -108,7 +109,7 @@ def _sort(
 
 
 def _argsort(shards: Shards, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """The places of a sort."""
+    """The positions of a sort."""
     return _sort(shards, x, *args, **kwargs)[1]
 
 
@@ -120,7 +121,7 @@ def _msort(shards: Shards, x: Tensor) -> Tensor:
 def _topk(
     shards: Shards, x: Tensor, k: int, dim: int = -1, largest: bool = True, in_order: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """Each shard's own k are gathered; those of all are among them."""
+    """Each shard's own k elements are gathered; the k of the whole are among them."""
     (dim,) = shards.dims
     each = [min(k, size) for size in shards.sizes]
     values, places = x.topk(each[shards.index], dim, largest, in_order)
@@ -134,14 +135,14 @@ def _topk(
 
 
 def _padded(x: Tensor, dim: int, length: int) -> Tensor:
-    """The tensor with zeros behind it."""
+    """The tensor padded with zeros."""
     shape = list(x.shape)
     shape[dim] = length - shape[dim]
     return torch.cat([x, x.new_zeros(shape)], dim) if shape[dim] else x
 
 
 def _of_largest(call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]) -> Any:
-    """Of a sort, where gathering each shard's own k would take more bytes."""
+    """By a sort, where gathering each shard's own k would take more bytes."""
     (layout,), k, dim = layouts, call.get("k"), call.get("dim", -1)
     if not layout.ndim or not layout.dims[dim]:
         return None
@@ -165,7 +166,7 @@ _WHOLE_TOP = rule("... s! -> ... t, ... t", along="dim", default=-1)
 
 
 class _Rows:
-    """Rows along some dims of this rank's shard, sorted, as parts of the whole rows."""
+    """Sorted rows, along some dims, of this rank's shard, as parts of the whole rows."""
 
     def __init__(self, shards: Shards, x: Tensor, dims: Sequence[int]) -> None:
         self.shards, self.dims = shards, dims
@@ -175,14 +176,14 @@ class _Rows:
         self.keys, self.order = keys_of(self.rows).sort(dim=-1, stable=True)
 
     def num_nans(self) -> Tensor:
-        """Per row, how many NaNs the whole row has."""
+        """Per row, the number of NaNs in the whole row."""
         if not self.rows.is_floating_point():
             return torch.zeros(len(self.rows), dtype=torch.long, device=self.rows.device)
         return self.row.gather(self.rows.isnan().sum(-1)).sum(0)
 
     def pick(self, ranks: Tensor) -> tuple[Tensor, Tensor]:
-        """The elements of these ranks (rows, cuts) and, of one dim, their places; in the dims of
-        the tensor, cuts standing where the (first) dim stands."""
+        """The elements of these ranks (rows, cuts) and, for a single dim, their positions; shaped
+        as the tensor, with the cuts at the position of the (first) dim."""
         before = split(self.row, self.keys, ranks)
         at = before[self.row.mine]
         if not self.rows.shape[1]:
@@ -198,11 +199,11 @@ class _Rows:
         return self._joined(values), self._joined(places)
 
     def _joined(self, own: Tensor) -> Tensor:
-        """What one of the shards has, and the others have zero in its place."""
+        """A value that one shard has; the others have zero in its place."""
         return self.shards.gather(self.shaped(own))[0].sum(0).to(own.dtype)
 
     def shaped(self, cuts: Tensor) -> Tensor:
-        """(rows, cuts) in the dims of the tensor."""
+        """(rows, cuts) in the shape of the tensor."""
         out = cuts.view(*self.others, cuts.shape[-1]).movedim(-1, self.dims[0])
         for dim in self.dims[1:]:
             out = out.unsqueeze(dim)
@@ -210,14 +211,14 @@ class _Rows:
 
 
 def _dims(x: Tensor, dim: int | None) -> tuple[int, ...]:
-    """The dims that an argument names; None names all."""
+    """The dims that an argument names; None means all."""
     return tuple(range(x.dim())) if dim is None else (dim % x.dim(),)
 
 
 def _kthvalue(
     shards: Shards, x: Tensor, k: int, dim: int = -1, keepdim: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Samples tell which shard has the element of rank k; it sends it."""
+    """Samples show which shard has the element of rank k; that shard sends it."""
     rows = _Rows(shards, x, shards.dims)
     values, places = rows.pick(torch.full((len(rows.rows), 1), k - 1, device=x.device))
     return (values, places) if keepdim else (values.squeeze(dim), places.squeeze(dim))
@@ -229,7 +230,7 @@ def _median(ignores_nans: bool) -> Callable[..., Any]:
         rows = _Rows(shards, x.detach() if dim is None else x, dims)
         nans, count = rows.num_nans(), sum(rows.row.sizes)
         ranks = (count - nans - 1).clamp(min=0) // 2
-        if not ignores_nans:  # the first NaN, if there is one
+        if not ignores_nans:  # the first NaN, if any
             ranks = torch.where(nans > 0, count - nans, ranks)
         values, places = rows.pick(ranks.unsqueeze(-1))
         if dim is None:
@@ -241,18 +242,18 @@ def _median(ignores_nans: bool) -> Callable[..., Any]:
 
 
 def _shared(shards: Shards, x: Tensor, value: Tensor) -> Tensor:
-    """`value`, which elements of all shards attain; they share its gradient."""
+    """`value`, attained by elements of all shards; they share its gradient."""
     if not (x.requires_grad and torch.is_grad_enabled()):
         return value
     attains = x.detach() == value
     count = shards.psum(attains.sum().to(x.dtype))
     share = shards.psum((torch.where(attains, x, 0.0) / count).sum())
-    # The shares add up to the value but for rounding: make it exact, keep the gradient.
+    # The shares add up to the value up to rounding: make it exact, keep the gradient.
     return share + (value - share.detach()).nan_to_num(0.0, 0.0, 0.0)
 
 
 def _mode(x: Tensor, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    """The longest run of equal elements when sorted."""
+    """The longest run of equal elements in sorted order."""
     values, places = torch.sort(x, dim=dim, stable=True)
     more, fixed = x.shape[dim] - 1, values.detach()
     at = torch.ones_like(places).cumsum(dim)
@@ -264,7 +265,7 @@ def _mode(x: Tensor, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tens
 
 
 def _mode_of_sort(call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]) -> Any:
-    """Of a sort, where no other dim is long enough for the axes."""
+    """By a sort, where no other dim is long enough for the axes."""
     (layout,), dim = layouts, call.get("dim", -1)
     if not layout.ndim or not layout.dims[dim]:
         return None
@@ -272,7 +273,7 @@ def _mode_of_sort(call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bo
 
 
 def _levels(call: Call, wants_grad: Sequence[bool]) -> str:
-    """Several levels stand in front."""
+    """Several levels make a leading dim."""
     levels = call.tensors[1:]
     if not levels:
         return "...>0 s~ -> ..."
@@ -287,7 +288,7 @@ def _quantile(ignores_nans: bool) -> Callable[..., Any]:
         dims = _dims(x, dim)
         levels = torch.as_tensor(q, dtype=x.dtype, device=x.device)
         rows = _Rows(shards, x, dims)
-        # The levels stand where the first of the dims stood: to the front.
+        # The levels are at the position of the first of the dims: move them to the front.
         out = _quantiles(rows, levels.reshape(-1), ignores_nans, interpolation).movedim(dims[0], 0)
         out = out.unsqueeze(dims[0] + 1) if keepdim else out.squeeze(dims[1:])
         return out if levels.dim() else out[0]
@@ -297,7 +298,7 @@ def _quantile(ignores_nans: bool) -> Callable[..., Any]:
 
 
 def _quantiles(rows: _Rows, q: Tensor, ignores_nans: bool, interpolation: str) -> Tensor:
-    """As torch computes them: between the elements of the two nearest ranks."""
+    """As in torch: interpolated between the elements of the two nearest ranks."""
     if not bool(((q >= 0) & (q <= 1)).all()):
         raise RuntimeError("quantile() q values must be in the range [0, 1]")
     nans, count = rows.num_nans().unsqueeze(-1), sum(rows.row.sizes)

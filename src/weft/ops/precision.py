@@ -1,4 +1,4 @@
-"""In which dtype an algorithm computes: half precision in float32, as torch's kernels do."""
+"""The dtype in which an algorithm computes: half precision in float32, as in torch's kernels."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ HALF = (torch.float16, torch.bfloat16)
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype to compute in: terms in half precision would be rounded one by one."""
+    """The dtype to compute in: partial values in half precision would be rounded one by one."""
     return torch.float32 if dtype in HALF else dtype
 
 

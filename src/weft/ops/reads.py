@@ -1,10 +1,10 @@
 """Reads by index: index, index_select, gather, take, take_along_dim, embedding.
 
-What is read comes from the ranks that hold it (`row_exchange`), to where its place in the result
-lies (`index_layouts`), and its gradient goes back the same way. Nothing else of the tensor travels.
-Where indices name so much more than there is that fetching the tensor costs less, the rule serves.
-Of a table, and of few elements, each rank gives what is its own and zeros for the rest, so the
-result is partial and only indices travel.
+Named elements move from the ranks that hold them (`row_exchange`) to the ranks that hold their
+positions in the result (`index_layouts`), and gradients return the same way. Nothing else of the
+tensor is sent. Where indices name so many elements that gathering the tensor is cheaper, the rule
+applies. For a table, and for few elements, each rank contributes its own elements and zeros for the
+rest, so the result is partial and only indices are sent.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ def _is_mask(index: Any) -> bool:
 
 
 def _index_rule(call: Call, wants_grad: Sequence[bool]) -> str | None:
-    """`x[i, :, j]`: indexed dims whole; the dims of the indices broadcast and stand where the
-    indices do, or in front where they are apart. A mask has a size that depends on the data."""
+    """`x[i, :, j]`: indexed dims are whole. The dims of the indices broadcast; in the result they
+    take the position of the indices, or come first if the indices are apart. With a mask the size
+    depends on data."""
     ndim, indices = len(call.tensors[0].shape), call.args[1]
     if any(map(_is_mask, indices)):
         return None
@@ -61,7 +62,8 @@ def _index_rule(call: Call, wants_grad: Sequence[bool]) -> str | None:
 def _index(
     call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
 ) -> Algorithm | None:
-    """`x[i, :, j]` by integers: what is named travels, from the rank that holds it to its place."""
+    """`x[i, :, j]` by integers: named elements are sent from the rank that holds them to their
+    position in the result."""
     indices = list(call.args[1])
     if any(map(_is_mask, indices)) or reads_nothing(call, layouts[0], indices):
         return None
@@ -73,7 +75,7 @@ def _index(
 def _index_select(
     call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
 ) -> Algorithm | None:
-    """`index_select(x, dim, index)`: the slices that are named travel, and nothing else."""
+    """`index_select(x, dim, index)`: only the named slices are sent."""
     x, index = layouts
     if not x.ndim or not index.ndim:
         return None
@@ -125,8 +127,8 @@ def _read(
 def _beside(
     x: Layout, dims: tuple[int, ...], shape: Sequence[int], indices: Sequence[Layout]
 ) -> tuple[int, ...]:
-    """The next dim, if there are fewer places than ranks to hold them: named as well, place by
-    place, it is sharded, and every rank has a part of each."""
+    """The next dim, if there are fewer positions than ranks to hold them. It is then named as well,
+    index by index, and sharded, so every rank has a part of each slice."""
     cutting = {axis for dim in dims for axis in x.dims[dim]}
     count = math.prod(x.mesh.axis_sizes[axis] for axis in cutting)
     next_ = dims[-1] + 1
@@ -151,7 +153,7 @@ def _read_one(
     call: Call, layouts: Sequence[Layout], dims: tuple[int, ...], shape: Sequence[int],
     first: int, wraps: bool,
 ) -> Local | None:
-    """One row: the rank that has it gives it, the others zeros."""
+    """One row: the rank that holds it gives it, the others give zeros."""
     x, *indices = layouts
     if not set(x.partial) <= {None, "sum"}:
         x = x.without_partial()
@@ -185,8 +187,8 @@ def _read_one(
 
 
 def _gather_rule(call: Call, wants_grad: Sequence[bool]) -> str | None:
-    """Other dims pass where both have them in one length; the index may be sharded along its own.
-    """
+    """Other dims pass where both operands have the same length; the index may be sharded along the
+    named dim."""
     return matching(call, 1)
 
 
@@ -202,7 +204,7 @@ def _gather(
     if not cutting:
         return None
     count = math.prod(x.mesh.axis_sizes[axis] for axis in cutting)
-    if count == 1 or index.shape[dim] < count:  # partial values need no more
+    if count == 1 or index.shape[dim] < count:  # partial values take no more bytes
         return None if x.is_partial else _gather_few(x, index, dim)
     x, places = element_layouts(x, index.shape, dim, [index], [index], unused(x))
     result = places.parted.replace(partial=x.partial)
@@ -220,7 +222,7 @@ def _gather(
 
 
 def _gather_few(source: Layout, index: Layout, dim: int) -> Local:
-    """The rank that has an element gives it, the others zeros."""
+    """The rank that holds an element gives it, the others give zeros."""
     named = source.gathered((dim,)).fitted(index.shape)
     source = source.gathered(
         at for at, length in enumerate(source.shape) if at != dim and length != index.shape[at]
@@ -244,7 +246,7 @@ def _gather_few(source: Layout, index: Layout, dim: int) -> Local:
 
 
 def _own(indices: Tensor, start: int, stop: int, length: int) -> tuple[Any, Any]:
-    """Indices relative to this shard, clamped into it, and which of them are its own."""
+    """Indices relative to this shard, clamped into it, and which of them lie in it."""
     if indices.device.type == "cpu" and indices.numel():
         low, high = int(indices.min()), int(indices.max())
         if low < 0 or high >= length:
@@ -255,34 +257,35 @@ def _own(indices: Tensor, start: int, stop: int, length: int) -> tuple[Any, Any]
 
 
 def _gather_lines(x: Tensor, dim: int, index: Tensor, *, sparse_grad: bool = False) -> Tensor:
-    """A gather of which one operand is a number, which torch takes for a line of one element."""
+    """A gather with a number as one operand, which torch takes as a 1-D tensor of one element."""
     return x.reshape(-1).gather(0, index.reshape(-1)).reshape(index.shape)
 
 
 def _take_rule(call: Call, wants_grad: Sequence[bool]) -> str | None:
-    """Of a tensor without elements nothing is taken."""
+    """Nothing can be taken from a tensor without elements."""
     x = call.tensors[0].shape
     return f"{' '.join([f'x{dim}!' for dim in range(len(x))])}, ... -> ..." if 0 in x else None
 
 
 def _take(x: Tensor, index: Tensor) -> Tensor:
-    """Elements at places in the flattened tensor, by `index`."""
+    """Elements at positions in the flattened tensor, by `index`."""
     x = x if x.dim() else x.reshape(1)
     return x[unraveled(index, x.shape)]
 
 
 _OUTSIDE = 2**62
-"""A place that no tensor has."""
+"""A position outside of every tensor."""
 
 
 def _take_along_dim(x: Tensor, index: Tensor, dim: int | None = None) -> Tensor:
-    """A gather of both, broadcast beside it; negative places count from the end."""
+    """A gather of both operands, broadcast in the other dims; negative positions count from the
+    end."""
     x = x if x.dim() else x.reshape(1)
-    if dim is None:  # here torch takes no negative places
+    if dim is None:  # without a dim torch accepts no negative positions
         return x[unraveled(torch.where(index < 0, _OUTSIDE, index).reshape(-1), x.shape)]
     dim = dim % x.dim()
     index = index.remainder(x.shape[dim])
-    if all(x.shape[at] == 1 for at in range(x.dim()) if at != dim):  # one line, read by all
+    if all(x.shape[at] == 1 for at in range(x.dim()) if at != dim):  # one row, read by all
         return x.reshape(-1)[index]
     around = [torch.broadcast_shapes((1 if at == dim else a,), (1 if at == dim else b,))[0]
                for at, (a, b) in enumerate(zip(x.shape, index.shape))]
@@ -297,8 +300,8 @@ def _take_along_dim(x: Tensor, index: Tensor, dim: int | None = None) -> Tensor:
 
 
 def _embedding_rule(call: Call, wants_grad: Sequence[bool]) -> str | None:
-    """Rows of a table: which are sharded may be found at each holder. Where frequencies scale the
-    gradient, they count over all indices."""
+    """Rows of a table: a sharded row is found on the rank that holds it. Frequencies that scale the
+    gradient are counted over all indices."""
     if call.get("sparse"):
         return None
     return "v! e, ...! -> ... e" if call.get("scale_grad_by_freq") else "v~:sum e, ... -> ... e"
@@ -308,7 +311,7 @@ def _embedding(
     shards: Shards, weight: Tensor, indices: Tensor, padding_idx: int = -1,
     scale_grad_by_freq: bool = False, sparse: bool = False,
 ) -> Tensor:
-    """The rows that this shard has, and zeros for the others."""
+    """The rows that this shard holds, and zeros for the others."""
     start, num = shards.starts[0], len(weight)
     own, inside = _own(indices, start, start + num, shards.layout.shape[0])
     if not num:
@@ -318,7 +321,7 @@ def _embedding(
 
 
 def _embedding_renorm(weight: Tensor, indices: Tensor, most: float, norm_type: float) -> Tensor:
-    """Which rows are named is a flag for each, and what they shrink by another."""
+    """A flag per row says whether it is named, a factor per row how far it shrinks."""
     named = weight.new_zeros(weight.shape[0], dtype=torch.bool)
     named = named.index_fill(0, indices.reshape(-1), True).unsqueeze(-1)
     norms = torch.linalg.vector_norm(weight, norm_type, 1, True)
@@ -328,8 +331,8 @@ def _embedding_renorm(weight: Tensor, indices: Tensor, most: float, norm_type: f
 def _repeats(
     call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
 ) -> Local | Decision:
-    """`repeat_interleave(repeats)`, of so many that are known: all ranks know the repeats, and
-    each names its own part of the places."""
+    """`repeat_interleave(repeats)` with a known total: all ranks know the repeats, and
+    each names its own part of the positions."""
     repeats = layouts[0]
     if not repeats.dims[0]:
         return replicated(call, layouts)

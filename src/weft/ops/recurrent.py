@@ -1,4 +1,4 @@
-"""Recurrent networks and their cells: the batch passes, everything else is whole."""
+"""Recurrent networks and their cells: the batch may be sharded, everything else is whole."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["PAGE"]
 
 
 def _recurrent(call: Call, wants_grad: Sequence[bool]) -> str | None:
-    """Of one layer, "t! b i!, l! b h!, {weights} -> t b o, l b h". Dropout is drawn elsewhere;
+    """For one layer, "t! b i!, l! b h!, {weights} -> t b o, l b h". Dropout is drawn elsewhere;
     packed sequences stay whole."""
     x = call.tensors[0]
     is_random = call.get("dropout") and call.get("train")
@@ -32,7 +32,7 @@ def _recurrent(call: Call, wants_grad: Sequence[bool]) -> str | None:
 
 PAGE = page(
     op("lstm gru rnn_tanh rnn_relu", rule(_recurrent)),
-    # A row may stand alone.
+    # A row may come without a batch.
     op("lstm_cell", rule(
         "b i!, {b h!}, g! i!, g! h!, [g!], [g!] -> b h, b h",
         "i!, {h!}, g! i!, g! h!, [g!], [g!] -> h, h")),

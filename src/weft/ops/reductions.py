@@ -1,5 +1,5 @@
-"""Reductions that leave partial values, or the product and the logarithm of all: sum, mean, prod,
-logsumexp, all, any.
+"""Reductions: sum, mean, prod, logsumexp, all, any. They leave partial values, or the product or
+logarithm over all shards.
 
 Half precision is reduced in float32: partial values in half would be rounded one by one.
 """
@@ -23,14 +23,14 @@ __all__ = ["PAGE", "composed", "exp_sums", "in_half", "log_of_sums", "without"]
 
 
 def without(out: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
-    """A result of which the reduced dims were kept, with or without them."""
+    """A result whose reduced dims were kept, with or without them."""
     return out if keepdim else out.squeeze(tuple(dims))
 
 
 def _mean(
     shards: Shards, x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Tensor:
-    """Each shard's sum by the global count, whatever the sizes of the shards."""
+    """Each shard's sum divided by the global count, whatever the sizes of the shards."""
     dims = reduced(shards.layout, dim)
     count = math.prod([shards.layout.shape[each] for each in dims])
     return x.sum(dims, keepdim, dtype=dtype) / count
@@ -39,7 +39,7 @@ def _mean(
 def _mean_of_half(
     x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Tensor:
-    """The mean in float32, rounded when it is whole."""
+    """The mean in float32, rounded once it is complete."""
     return x.mean(dim, keepdim, dtype=torch.float32).to(dtype or x.dtype)
 
 
@@ -51,7 +51,7 @@ def in_half(call: Call) -> bool:
 def composed(
     function: Callable[..., Any], serves: Callable[[Call], bool] = lambda call: True
 ) -> Callable[..., Composite | None]:
-    """The `layouts=` of an op that, over sharded dims, is `function` of other ops."""
+    """The `layouts=` of an op that is `function`, made of other ops, where the dims are sharded."""
     def layouts(
         call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
     ) -> Composite | None:
@@ -65,7 +65,7 @@ def composed(
 
 
 def _prod_rule(call: Call, wants_grad: Sequence[bool]) -> str:
-    """A partial product has no gradient of its own that hooks could see."""
+    """A partial product has no gradient of its own for hooks to see."""
     return "... s~ -> ..." if True in wants_grad else "... s:product -> ..."
 
 
@@ -82,7 +82,7 @@ def _prod(
 def exp_sums(x: Tensor, dims: Sequence[int]) -> tuple[Tensor, Tensor]:
     """The maximum of a shard (without gradient) and sum exp(x - maximum), dims kept.
 
-    Where the maximum is infinite, 0 stands for it in the sum.
+    Where the maximum is infinite, the sum uses 0 instead.
     """
     dims = tuple(dims)
     if any(x.shape[dim] == 0 for dim in dims):
@@ -93,25 +93,25 @@ def exp_sums(x: Tensor, dims: Sequence[int]) -> tuple[Tensor, Tensor]:
 
 
 def log_of_sums(largest: Tensor, sums: Tensor) -> Tensor:
-    """The logsumexp of shards, from what `exp_sums` gives, stacked in dim 0."""
+    """The logsumexp over shards, from the results of `exp_sums` stacked in dim 0."""
     largest = largest.detach()
     top = _finite(largest.amax(0))
     return (sums * (_finite(largest, below=True) - top).exp()).sum(0).log() + top
 
 
 def _finite(largest: Tensor, below: bool = False) -> Tensor:
-    """0 for infinite maxima, which `exp_sums` left out; -inf stays where `below`: it weighs 0."""
+    """0 for infinite maxima, which `exp_sums` replaced; with `below`, -inf stays and weighs 0."""
     infinite = largest.isposinf() if below else largest.isinf()
     return torch.where(infinite, 0.0, largest)
 
 
 def _logsumexp_rule(call: Call, wants_grad: Any) -> str:
-    """Sums of complex exponentials have no maximum to be scaled by."""
+    """Sums of complex exponentials have no maximum to scale by."""
     return "... s! -> ..." if call.results[0].dtype.startswith("complex") else "... s~ -> ..."
 
 
 def _logsumexp(shards: Shards, x: Tensor, dim: Any, keepdim: bool = False) -> Tensor:
-    """Each shard's maximum, and its sum of exponentials below that."""
+    """Each shard's maximum, and its sum of exponentials relative to it."""
     dims, dtype = reduced(shards.layout, dim), x.dtype
     if not dtype.is_floating_point:
         dtype = torch.get_default_dtype()
@@ -120,14 +120,14 @@ def _logsumexp(shards: Shards, x: Tensor, dim: Any, keepdim: bool = False) -> Te
 
 
 def _truth_rule(of_bools: str, of_bytes: str) -> Text:
-    """`all` and `any` tell of bytes in bytes, 0 or 1."""
+    """`all` and `any` of bytes give bytes, 0 or 1."""
     return lambda call, wants_grad: (
         f"... s:{of_bools if call.results[0].dtype == 'bool' else of_bytes} -> ..."
     )
 
 
 _EACH = rule("... -> ...", serves=lambda call: call.get("dim") in ((), []))
-"""`all` and `any` over no dims, of each element."""
+"""`all` and `any` over no dims: of each element."""
 
 PAGE = page(
     op("sum", rule("... s -> ...", along="dim", linear=[0])),
@@ -138,7 +138,7 @@ PAGE = page(
     op("logsumexp special_logsumexp", rule(_logsumexp_rule, along="dim"), kernel=_logsumexp),
     op("all", _EACH, rule(_truth_rule("and", "min"), along="dim")),
     op("any", _EACH, rule(_truth_rule("or", "max"), along="dim")),
-    # torch.distributions asks so of its arguments.
+    # torch.distributions checks its arguments this way.
     op("_is_all_true", rule("... s:and -> ...", along="dim")),
     op("_is_any_true", rule("... s:or -> ...", along="dim")),
 )

@@ -1,7 +1,7 @@
 """Scans: cumsum, cumprod, cummax, cummin, logcumsumexp.
 
-Along a sharded dim each rank scans its shard. What a shard comes to is gathered, and each rank
-combines what the shards before its own come to with its own scan (Blelloch, Prefix Sums and Their
+Along a sharded dim each rank scans its shard. The total of every shard is gathered, and each rank
+combines the totals of the shards before its own with its own scan (Blelloch, Prefix Sums and Their
 Applications, 1990). A rank receives one slice per shard, whatever the length of the dim.
 """
 
@@ -29,7 +29,7 @@ def _last(x: Tensor, scan: Tensor, dim: int) -> Tensor:
 
 
 def _cumsum(shards: Shards, x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
-    """Each shard's own sums, and the totals of the shards before it."""
+    """Each shard's own sums, plus the totals of the shards before it."""
     dtype = dtype or _summed(x.dtype)
     own = x.cumsum(dim, dtype=wide(dtype))
     (totals,) = shards.gather(_last(x, own, dim))
@@ -44,7 +44,7 @@ def _summed(dtype: torch.dtype) -> torch.dtype:
 
 
 def _cumprod(shards: Shards, x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
-    """Each shard's own products, and those of the shards before it."""
+    """Each shard's own products, times those of the shards before it."""
     dtype = dtype or _summed(x.dtype)
     own = x.cumprod(dim, dtype=wide(dtype))
     total = _last(x, own, dim) if x.shape[dim] else empty_summary(x, (dim,), own.dtype) + 1
@@ -55,7 +55,7 @@ def _cumprod(shards: Shards, x: Tensor, dim: int, *, dtype: torch.dtype | None =
 
 
 def _logcumsumexp(shards: Shards, x: Tensor, dim: int) -> Tensor:
-    """Each shard's maximum and sum of exponentials; those before stand in front of its own."""
+    """Each shard's maximum and sum of exponentials; those of earlier shards come first."""
     dtype, x = x.dtype, x.to(wide(x.dtype))
     largest, sums = shards.gather(*exp_sums(x, (dim,)))
     before = [at for at in shards.filled if at < shards.index]
@@ -67,8 +67,8 @@ def _logcumsumexp(shards: Shards, x: Tensor, dim: int) -> Tensor:
 
 
 def _of_shard(largest: bool) -> Callable[[Tensor, int], tuple[Tensor, Tensor]]:
-    """cummax or cummin of a shard. Of nothing torch takes the operand itself for its gradient,
-    which then has other gradients than on the other ranks."""
+    """cummax or cummin of a shard. For an empty shard torch's gradient is the operand itself, so
+    its graph would differ from that of the other ranks."""
     function = torch.cummax if largest else torch.cummin
 
     def scan(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
@@ -108,7 +108,7 @@ def _extreme(largest: bool) -> Callable[..., Any]:
 
 
 def _log_rule(call: Call, wants_grad: Any) -> str:
-    """Sums of complex exponentials have no maximum to be scaled by."""
+    """Sums of complex exponentials have no maximum to scale by."""
     return "... s! -> ... s" if call.results[0].dtype.startswith("complex") else "... s~ -> ... s"
 
 

@@ -1,7 +1,8 @@
 """Counting: searchsorted, bucketize, histc, isin.
 
-Where a value falls among sorted ones is how many of them are less (or no more), and a count over
-all is the sum of the counts over parts. So what is counted may be sharded, empty shards included.
+The position of a value among sorted values is the number of those that are less (or not greater),
+and a count over the whole is the sum of the counts over its parts. So the counted dim may be
+sharded, empty shards included.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ __all__ = ["PAGE"]
 
 
 def _search_rule(call: Call, wants_grad: Sequence[bool]) -> str:
-    """How many are less, as partial counts, whose reduction receives the result twice; or the
-    sorted values whole, where they are fewer. With a `sorter` they are not in order, so whole."""
+    """Counts of smaller values stay partial, and their reduction receives the result twice; or the
+    sorted values are whole, where they are fewer. With a `sorter` they are unsorted, hence
+    whole."""
     is_first = call.op.startswith("aten.searchsorted")
     values, among = call.args[:2][:: -1 if is_first else 1]
     sorter = call.get("sorter")
@@ -29,13 +31,13 @@ def _search_rule(call: Call, wants_grad: Sequence[bool]) -> str:
 
 
 def _has_ends(call: Call) -> bool:
-    """Without ends, bins lie between the extrema of the data."""
+    """Without given ends, bins lie between the extrema of the data."""
     low, high = call.get("min"), call.get("max")
     return low != high and math.isfinite(low) and math.isfinite(high)
 
 
 def _isin_rule(call: Call, wants_grad: Sequence[bool]) -> str:
-    """Equal to one of them, whichever shard has it; inverted, to none."""
+    """Equal to a value in any shard; inverted: equal to a value in none."""
     x, among = call.args[:2]
     kind = "and" if call.get("invert") else "or"
     operands = ["..."] if isinstance(x, TensorArg) else []

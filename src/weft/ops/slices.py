@@ -1,7 +1,7 @@
-"""Slices, splits, diagonals and triangles; writes to what a view would show.
+"""Slices, splits, diagonals and triangles; writes into what a view would show.
 
-The operand's cuts decide all: a slice of a sharded dim and its pieces stay where they are, with
-ragged cuts, and every coordinate calls the op with numbers of its own. Nothing is sent.
+The operand's cuts decide: a slice of a sharded dim and its pieces stay where they are, with
+ragged cuts, and every coordinate calls the op with its own numbers. Nothing is sent.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ __all__ = ["PAGE"]
 Layouts = Sequence[Layout]
 
 
-# One dim of one operand is cut anew; the others, and partial values of every kind, stay.
+# One dim of one operand gets new cuts; the others, and partial values of every kind, stay.
 
 
 def _slice(call: Call, layouts: Layouts, wants_grad: Any = ()) -> Decision:
-    """`slice(x, dim, start, stop, step)`: each shard keeps what lies between its borders."""
+    """`slice(x, dim, start, stop, step)`: each shard keeps the elements within its offsets."""
     source = call.tensors[0]
     dim = one_dim(call.arg(1, "dim", 0), len(source.shape))
     bounds = slice(call.arg(2, "start"), call.arg(3, "end"), call.arg(4, "step", 1))
@@ -36,7 +36,7 @@ def _slice(call: Call, layouts: Layouts, wants_grad: Any = ()) -> Decision:
 
 
 def _narrow(call: Call, layouts: Layouts, wants_grad: Any) -> Decision | None:
-    """`narrow(x, dim, start, length)`; a start that is a tensor is known only at run time."""
+    """`narrow(x, dim, start, length)`; a start given as a tensor is known only at run time."""
     source = call.tensors[0]
     dim = one_dim(call.arg(1, "dim"), len(source.shape))
     start = call.arg(2, "start")
@@ -50,7 +50,7 @@ def _sliced(call: Call, layout: Layout, dim: int, start: int, step: int) -> Deci
     if not layout.dims[dim]:
         return Decision((layout,), (layout.recut(dim, count),))
     old = layout.cuts_of(dim)
-    # How many kept elements lie before each border.
+    # How many kept elements lie before each offset.
     new = tuple(min(max(-(-(cut - start) // step), 0), count) for cut in old)
     result = layout.recut(dim, count, new)
     source = call.tensors[0]
@@ -67,8 +67,8 @@ def _sliced(call: Call, layout: Layout, dim: int, start: int, step: int) -> Deci
 
 
 def _select(call: Call, layouts: Layouts, wants_grad: Any) -> Composite | None:
-    """`select(x, dim, index)` of a sharded dim: the slice of length 1 stays where it lies, free,
-    and comes to whole by itself, so that no more than the result is sent."""
+    """`select(x, dim, index)` of a sharded dim: the slice of length 1 stays where it is, without
+    communication, and is then gathered, so only the result is sent."""
     layout = layouts[0]
     if not layout.ndim or not layout.dims[call.args[1] % layout.ndim]:
         return None
@@ -83,14 +83,13 @@ _SPLIT_DIM = {"hsplit": 1, "vsplit": 0, "dsplit": 2}
 
 
 def _borders(indices: Any, length: int) -> list[int]:
-    """Where the pieces of `tensor_split` but the first begin. They need not follow one another:
-    where an index is less than the one before, pieces overlap."""
+    """Where the pieces of `tensor_split` after the first begin. Pieces overlap where an index is
+    less than the one before it."""
     return [min(max(at + length if at < 0 else at, 0), length) for at in indices]
 
 
 def _split(call: Call, layouts: Layouts, wants_grad: Any) -> Decision:
-    """`split`, `split_with_sizes`, `chunk`, `tensor_split` and its kin: pieces follow one
-    another."""
+    """`split`, `split_with_sizes`, `chunk`, `tensor_split` and its kin: consecutive pieces."""
     layout = layouts[0]
     source = call.tensors[0]
     named = _SPLIT_DIM.get(call.op.split(".")[1])
@@ -102,7 +101,7 @@ def _split(call: Call, layouts: Layouts, wants_grad: Any) -> Decision:
     if not layout.dims[dim]:
         return Decision((layout,), tuple(layout.recut(dim, size) for size in lengths))
     old = layout.cuts_of(dim)
-    # To autograd pieces of `tensor_split` are views of their own, those of `split` are not.
+    # To autograd the pieces of `tensor_split` are separate views, those of `split` are not.
     apart = named is not None or call.op.startswith("aten.tensor_split")
     given = call.arg(1, "indices", None)
     borders = (
@@ -128,8 +127,8 @@ def _split(call: Call, layouts: Layouts, wants_grad: Any) -> Decision:
 
 
 def _diagonal(call: Call, layouts: Layouts, wants_grad: Any = ()) -> Decision:
-    """`diagonal(x, offset, dim1, dim2)`: it shifts by the shard's place. Along it rows and columns
-    grow, so the pieces of blocks follow one another in the order of rows, then columns."""
+    """`diagonal(x, offset, dim1, dim2)`, shifted by the shard's position. Along it rows and columns
+    increase, so the pieces of blocks follow one another in the order of rows, then columns."""
     layout, source = layouts[0], call.tensors[0]
     ndim = len(source.shape)
     offset = call.arg(1, "offset", 0)
@@ -159,13 +158,14 @@ def _diagonal(call: Call, layouts: Layouts, wants_grad: Any = ()) -> Decision:
 
 
 def _within(diagonal: int, rows: int, columns: int) -> int:
-    """The diagonal of that number, or one outside as well: a shard's place fits into 64 bits."""
+    """The diagonal of that number, or one that is also outside: a shard's offset fits into 64
+    bits."""
     return max(-rows, min(diagonal, columns))
 
 
 def _triangle(call: Call, layouts: Layouts, wants_grad: Any) -> Decision:
-    """`tril`, `triu`: the diagonal shifts by the shard's place. Zero terms reduce to zero in
-    every kind, so partial passes."""
+    """`tril`, `triu`: the diagonal shifts by the shard's position. Zeros reduce to zero in every
+    kind, so partial values pass."""
     layout, source = layouts[0], call.tensors[0]
     if not layout.dims[-1] and not layout.dims[-2]:
         return Decision((layout,), (layout,))
@@ -178,15 +178,15 @@ def _triangle(call: Call, layouts: Layouts, wants_grad: Any) -> Decision:
     return Decision((layout,), (layout,), args)
 
 
-# Writing to what a view would show: the source comes to where that view's elements lie, and each
-# shard places its own.
+# Writes into what a view would show: the source is moved to the ranks that hold the view's
+# elements, and each shard writes its own.
 
 
 def _placed(
     call: Call, layouts: Layouts, view: Callable[..., Decision],
     rest: tuple[Any, ...],
 ) -> Decision:
-    """`call` places its second tensor where `view`, an op with the arguments `rest`, looks."""
+    """`call` writes its second tensor where `view`, an op with the arguments `rest`, would read."""
     target, source = call.tensors
     layout = layouts[0].without_partial()
     shown = view(
@@ -222,18 +222,18 @@ def _diagonal_scatter(call: Call, layouts: Layouts, wants_grad: Any) -> Decision
 
 
 def _linalg_diagonal(x: Tensor, *, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
-    """A diagonal, by the rule of `diagonal`: any dim may be cut, and nothing is sent."""
+    """A diagonal, by the rule of `diagonal`: any dim may be sharded, and nothing is sent."""
     return x.diagonal(offset, dim1, dim2)
 
 
 def _narrow_copy(x: Tensor, dim: int, start: int, length: int) -> Tensor:
-    """`narrow`, copied: any dim may be cut; what is left of a cut dim is ragged, and nothing is
+    """`narrow`, copied: any dim may be sharded; the rest of a sharded dim is ragged, and nothing is
     sent."""
     return x.narrow(dim, start, length).clone()
 
 
 def _select_scatter(x: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
-    """A `slice_scatter` of one slice: any dim may be cut; only the slice is sent."""
+    """A `slice_scatter` of one slice: any dim may be sharded; only the slice is sent."""
     length = x.shape[dim]
     if not -length <= index < length:
         raise IndexError(

@@ -1,5 +1,6 @@
-"""Softmaxes. Along a sharded dim the maximum is subtracted first, and the sum of the exponentials
-is that of all shards: one reduction each. Half precision is computed in float32."""
+"""Softmaxes. Along a sharded dim the maximum over all shards is subtracted first, and the
+exponentials are summed over all shards: one reduction each. Half precision is computed in float32.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ __all__ = ["PAGE", "log_softmax"]
 
 
 def _shifted(shards: Shards, x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """x less the maximum of all shards, and that maximum."""
+    """x minus the maximum over all shards, and that maximum."""
     fixed = x.detach()
     own = fixed.amax(dim, keepdim=True) if x.shape[dim] else empty_summary(
         fixed, (dim,), x.dtype) - torch.inf
@@ -33,7 +34,7 @@ def _softmax(shards: Shards, x: Tensor, dim: int, dtype: Any = None) -> Tensor:
 
 
 def _safe_softmax(shards: Shards, x: Tensor, dim: int, dtype: Any = None) -> Tensor:
-    """exp(x - max) / sum exp(x - max); zeros for rows of nothing but -inf."""
+    """exp(x - max) / sum exp(x - max); zeros for rows that contain only -inf."""
     dtype = x.dtype if dtype is None else dtype
     shifted, largest = _shifted(shards, x.to(dtype).to(wide(dtype)), dim)
     hidden = largest == -torch.inf
@@ -50,7 +51,7 @@ def log_softmax(shards: Shards, x: Tensor, dim: int, dtype: Any = None) -> Tenso
 
 
 def _of_half(kernel: Any) -> Any:
-    """The kernel of an op whose flag says whether half precision becomes float32."""
+    """The kernel of an op with a flag for converting half precision to float32."""
     def run(shards: Shards, x: Tensor, dim: int, half_to_float: bool) -> Tensor:
         return kernel(shards, x, dim, torch.float32 if half_to_float else None)
 

@@ -1,4 +1,4 @@
-"""What kernels share that bring a few numbers of every shard, the *summaries*, to all ranks."""
+"""Shared by kernels that bring a few numbers of every shard, the *summaries*, to all ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["HALF", "is_cut", "left", "empty_summary", "reduced", "wide"]
 
 
 def reduced(layout: Layout, dims: Any) -> tuple[int, ...]:
-    """The dims that are reduced, non-negative; None or () means all, of a number any is none."""
+    """The reduced dims, non-negative. None or () means all dims; a number has none."""
     if dims is None or dims == [] or dims == () or not layout.ndim:
         return tuple(range(layout.ndim))
     dims = (dims,) if isinstance(dims, int) else dims
@@ -23,7 +23,7 @@ def reduced(layout: Layout, dims: Any) -> tuple[int, ...]:
 
 
 def is_cut(layout: Layout, dims: Sequence[int]) -> bool:
-    """Whether some axis cuts one of the dims."""
+    """Whether some axis shards one of the dims."""
     return any(layout.dims[dim] for dim in dims if dim < layout.ndim)
 
 
@@ -31,7 +31,7 @@ def left(
     shape: Sequence[int], layout: Layout, dims: Sequence[int], keepdim: bool,
     kind: str | None = None,
 ) -> Layout:
-    """What is left of `shape` when `dims` are reduced: terms of `kind`, or the value everywhere."""
+    """The layout of `shape` after `dims` are reduced: partial of `kind`, or replicated."""
     partial = list(layout.partial)
     for dim in dims:
         for axis in layout.dims[dim]:
@@ -46,6 +46,6 @@ def left(
 
 
 def empty_summary(x: Tensor, dims: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """The summary of a block without elements: zero, with a graph edge to the block, so that
+    """The summary of an empty block: zero, with a graph edge to the block, so that
     every rank takes part in the backward of what is gathered."""
     return x.sum(tuple(dims), keepdim=True).to(dtype)

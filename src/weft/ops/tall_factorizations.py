@@ -1,14 +1,14 @@
-"""Factorizations of matrices: qr, and what follows from its small factor R where matrices are tall.
+"""Factorizations of matrices: qr, and for tall matrices what follows from its small factor R.
 
-Of tall matrices whose rows are sharded each shard factors its rows, and the small factors of all
-are factored again (Demmel, Grigori, Hoemmen and Langou, Communication-optimal Parallel and
-Sequential QR, 2012), so no rank receives more than one square a shard. Columns get the signs that
-Householder reflections give them, by the first rows of Q (Ballard, Demmel, Grigori et al.,
+If the rows of a tall matrix are sharded, each shard factors its rows, and all small factors
+together are factored again (Demmel, Grigori, Hoemmen and Langou, Communication-optimal Parallel and
+Sequential QR, 2012), so no rank receives more than one square matrix per shard. Columns get the
+signs of Householder reflections, derived from the first rows of Q (Ballard, Demmel, Grigori et al.,
 Reconstructing Householder Vectors from TSQR, 2015).
 
-Gradients go another way, since shards may be singular where the matrix is not: with the known
-factor R0, A = (A R0^-1) R0, and the Cholesky factor of the Gram matrix of A R0^-1, which is nearly
-the identity, tells how R depends on A.
+Gradients are computed differently, because a shard may be singular where the matrix is not: with
+the known factor R0, A = (A R0^-1) R0. The Gram matrix of A R0^-1 is nearly the identity, and its
+Cholesky factor gives the dependence of R on A.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _L: Any = torch.linalg
 
 
 def is_tall(x: Layout) -> bool:
-    """Whether rows are sharded, and more than the small factors of all shards together."""
+    """Whether rows are sharded and outnumber the small factors of all shards together."""
     if x.ndim < 2 or not x.dims[-2] or 0 in x.shape:
         return False
     return x.shape[-2] >= 2 * x.num_shards(x.ndim - 2) * x.shape[-1]
@@ -44,7 +44,7 @@ def _tall(
     def layouts(
         call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
     ) -> Rule | None:
-        """Rows of a tall matrix stay sharded; other matrices come to whole."""
+        """Rows of a tall matrix stay sharded; other matrices are gathered."""
         return written.bind(call, wants_grad) if is_tall(layouts[0]) else None
 
     return layouts
@@ -64,14 +64,14 @@ def _svd_text(call: Call, wants_grad: Any) -> str | None:
 
 
 def _pinv_text(call: Call, wants_grad: Sequence[bool]) -> str | None:
-    if True in wants_grad:  # it has one where the rank is not full, and Q and R do not
+    if True in wants_grad:  # it has a gradient where the matrix is rank-deficient; Q and R do not
         return None
     given = any(call.get(name) is not None for name in ("rtol", "atol", "rcond"))
     return None if given or call.get("hermitian") else "... m~ n! -> ... n! m"
 
 
 def _qr(shards: Shards, x: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
-    """Each shard's own factors; those of all small ones make R, and each shard's rows of Q."""
+    """Each shard's own factors; all small factors together give R and each shard's rows of Q."""
     with torch.no_grad():
         q, r = _factors(shards, x.detach())
     if x.requires_grad and torch.is_grad_enabled():
@@ -87,14 +87,14 @@ def _svdvals(shards: Shards, x: Tensor, *, driver: str | None = None) -> Tensor:
 def _svd(
     shards: Shards, x: Tensor, full_matrices: bool, *, driver: str | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Q times that of R."""
+    """Q times the svd of R."""
     q, r = _qr(shards, x)
     u, s, v = _L.svd(r, full_matrices=False)
-    return (u.mT @ q.mT).mT, s, v  # columns lie together, as torch's do
+    return (u.mT @ q.mT).mT, s, v  # columns are contiguous, as in torch
 
 
 def _pinv(shards: Shards, x: Tensor, **_: Any) -> Tensor:
-    """That of R times Q."""
+    """The pseudoinverse of R times Q transposed."""
     q, r = _qr(shards, x)
     return _L.pinv(r, rtol=shards.layout.shape[-2] * torch.finfo(x.dtype).eps) @ q.mH
 
@@ -105,7 +105,7 @@ def _factors(shards: Shards, block: Tensor) -> tuple[Tensor, Tensor]:
     own, small = None, block
     if num >= size:
         own, small = _L.qr(block)
-    else:  # no factor has less rows than these
+    else:  # no factor has fewer rows than these
         small = torch.nn.functional.pad(block, (0, 0, 0, size - num))
     (every,) = shards.gather(small)
     stacked = every.movedim(0, -3).flatten(-3, -2)
@@ -122,7 +122,7 @@ def _factors(shards: Shards, block: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _signs(first: Tensor) -> Tensor:
-    """Of the first rows of Q, the signs by which Householder reflections have its columns."""
+    """From the first rows of Q, the signs that Householder reflections give its columns."""
     rest, found = first.clone(), []
     for at in range(rest.shape[-1]):
         sign = torch.where(rest[..., at, at].real < 0, 1.0, -1.0).to(rest.dtype)
@@ -134,7 +134,7 @@ def _signs(first: Tensor) -> Tensor:
 
 
 def _followed(shards: Shards, block: Tensor, q: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
-    """The factors, with a gradient."""
+    """The factors with a gradient."""
     near = _L.solve_triangular(r, block, upper=True, left=False)
     gram = shards.psum(near.mH @ near)
     step = _L.cholesky_ex(gram)[0].mH
@@ -144,7 +144,7 @@ def _followed(shards: Shards, block: Tensor, q: Tensor, r: Tensor) -> tuple[Tens
 
 
 def _with(value: Tensor, source: Tensor) -> Tensor:
-    """The value, with the gradient of `source`, which is equal to it but for rounding."""
+    """The value with the gradient of `source`, which equals it up to rounding."""
     apart = source - source.detach()
     return value + torch.where(apart.isnan(), 0, apart)
 

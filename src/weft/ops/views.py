@@ -1,6 +1,6 @@
-"""Ops that change a tensor's shape and no element: views, permutations, expansion.
+"""Ops that change a tensor's shape but no element: views, permutations, expansion.
 
-All of them move elements, so partial values of every kind pass. A dim that is flattened or
+All of them only move elements, so partial values of every kind pass. A dim that is flattened or
 unflattened is compound, and only its leading factor can be sharded.
 """
 
@@ -57,11 +57,11 @@ def _moved(call: Call, ndim: int) -> list[int]:
 _LAST_TWO = rule("... a b -> ... b a", "... -> ...", linear=[0], moves=True)
 
 
-# Dims that come and go.
+# Dims that are added or removed.
 
 
 def _squeeze(call: Call, wants_grad: Any) -> Rule:
-    """Drops the dims of global size 1; a shard of another dim that has length 1 stays."""
+    """Drops the dims of global size 1; a shard of length 1 of another dim stays."""
     source = call.tensors[0]
     ndim, given = len(source.shape), call.arg(1, "dim")
     named = () if given in ((), []) else dim_list(given, ndim)
@@ -77,7 +77,7 @@ def _squeeze(call: Call, wants_grad: Any) -> Rule:
 
 
 def _broadcast_tensors(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Each is expanded where it lies, whatever its cuts: the results need not lie alike."""
+    """Each is expanded in place, whatever its layout: the results may have different layouts."""
     shape = torch.broadcast_shapes(*(one.shape for one in tensors))
     return [one.expand(shape) for one in tensors]
 
@@ -86,7 +86,7 @@ def _flat_repeat_interleave(
     x: Tensor, repeats: int, dim: int | None = None, *, output_size: int | None = None
 ) -> Tensor:
     """Elements repeated a number of times each, by the rule of the flat view: any dim may be
-    cut."""
+    sharded."""
     return x.reshape(-1).repeat_interleave(repeats, 0)
 
 
@@ -95,12 +95,12 @@ def _is_repeated_along(call: Call) -> bool:
         call.get("output_size") is None)
 
 
-# Dims that join and part.
+# Dims that are joined or split.
 
 
 def _joined(shape: Sequence[int], first: int, count: int) -> tuple[str, str]:
-    """The dims of this shape, and the same with `count` of them, from `first` on, as one. Of those
-    dims that have length 1 are no factors, as long as there is another."""
+    """The dims of this shape, and the same with `count` of them, from `first` on, as one. Of the
+    joined dims, those of length 1 are no factors, as long as there is another."""
     inner = range(first, first + count)
     kept = [dim for dim in inner if shape[dim] != 1] or list(inner[:1])
     apart = [name if dim in kept or dim not in inner else "1"
@@ -123,14 +123,14 @@ def _unflatten(call: Call, wants_grad: Any) -> str:
 
 
 def _bits(call: Call, wants_grad: Any) -> str:
-    """`view(dtype)` reads the same bytes as another dtype: the last dim whole if it changes."""
+    """`view(dtype)` reads the same bytes as another dtype; the last dim is whole if it changes."""
     same = call.tensors[0].shape == call.results[0].shape
     return "... -> ..." if same else "... s! -> ... t!"
 
 
 def _view(call: Call, wants_grad: Any) -> Rule:
     """Dims of both shapes are taken from the left until their products agree. The size of a factor
-    is the largest for which its borders are borders of both the old and the new dim."""
+    is the largest for which its offsets are offsets of both the old and the new dim."""
     source, result = call.tensors[0].shape, call.results[0].shape
     old: list[tuple[str, ...]] = [()] * len(source)
     new: list[tuple[str, ...]] = [()] * len(result)
@@ -161,7 +161,7 @@ def _view(call: Call, wants_grad: Any) -> Rule:
 
 
 def _stop(source: Sequence[int], result: Sequence[int]) -> tuple[int, int]:
-    """Where products stop telling dims apart: the first dim without elements, if there is one."""
+    """Where products no longer tell dims apart: the first dim without elements, if any."""
     if 0 not in source:
         return len(source), len(result)
     same = 0
@@ -176,8 +176,8 @@ def _group(
 ) -> None:
     """Name the factors of dims whose products agree: one that can be sharded, the others whole.
 
-    Borders of the leading old dim lie at multiples of the product of the dims after it, those of
-    the leading new dim likewise; common borders at multiples of the least common multiple.
+    Offsets of the leading old dim are multiples of the product of the dims after it, and likewise
+    for the leading new dim; common offsets are multiples of the least common multiple.
     """
     lefts = [dim for dim in lefts if source[dim] != 1] or lefts[:1]
     rights = [dim for dim in rights if result[dim] != 1] or rights[:1]

@@ -1,6 +1,6 @@
 """Writes by index: index_put, index_add, index_copy, index_fill, index_reduce, put, the scatters.
 
-In dims that are whole the rules serve; writes in sharded ones are `indexing.write`'s.
+In whole dims the rules serve; writes in sharded dims are in `indexing.write`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["PAGE"]
 def _index_put(
     call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
 ) -> Algorithm | Decision | None:
-    """`x[i, :, j] = values`, by integers; added, where it accumulates."""
+    """`x[i, :, j] = values` by integers; values are added if it accumulates."""
     x, values = layouts[0], layouts[-1]
     indices = list(call.args[1])
     named = [index for index in indices if index is not None]
@@ -95,7 +95,7 @@ def _index_write(
 
 
 def _filled(x: Tensor, dim: int, index: Tensor, value: Tensor) -> Tensor:
-    """index_fill by a tensor with a gradient, whose formula in torch meta tensors do not know."""
+    """index_fill by a tensor with a gradient, for which torch has no formula on meta tensors."""
     hit = torch.zeros_like(x, dtype=torch.bool).index_fill(dim, index, True)
     return torch.where(hit, value.to(x.dtype), x)
 
@@ -109,14 +109,14 @@ def _scattered(
 
 
 def _put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
-    """Values at places in the flattened tensor, by `index_put`."""
+    """Values at positions in the flattened tensor, by `index_put`."""
     full = x if x.dim() and 0 not in x.shape else x.reshape(-1)
     places = unraveled(index.reshape(-1), full.shape)
     return full.index_put(places, source.reshape(-1), accumulate).reshape(x.shape)
 
 
 def _scatter_rule(call: Call, wants_grad: Sequence[bool]) -> str | None:
-    """Other dims pass where all have them in one length."""
+    """Other dims pass where all operands have the same length."""
     return matching(call, 0)
 
 
@@ -166,7 +166,7 @@ def _scatter(
 
 @dataclass(frozen=True, slots=True)
 class _How:
-    """What becomes of an element that is written: `value` is a number for all, where there is no
+    """How an element is written: `value` is a number for all elements if there is no
     source; `reduce` is one of scatter_reduce's."""
 
     value: Any

@@ -1,1 +1,1 @@
-"""Elements that come from, or go to, where indices or their new places say."""
+"""Elements that move between ranks as indices, or new positions, direct."""

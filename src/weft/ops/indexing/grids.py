@@ -1,8 +1,8 @@
-"""Elements whose places along several cut dims change at once: flips, rolls.
+"""Elements whose positions along several sharded dims change at once: flips, rolls.
 
-Where each dim changes by itself, what one rank sends another is a grid: of each dim those places
-of its block whose elements lie in the other's block of the result. So one exchange serves all dims,
-each element travels once, and no list is longer than a dim.
+Each dim changes independently, so what one rank sends another is a grid: in each dim, the positions
+of its block whose elements lie in the other's block of the result. One exchange therefore serves
+all dims, each element is sent once, and no list is longer than a dim.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ class _Line:
     """One dim, as this rank exchanges it.
 
     Args:
-        dim: which.
-        steps: per shard of the dim, what it adds to a rank's place in the group.
-        sends: per shard, the places in my block whose elements it gets, in its order.
-        gets: how many elements I get from each shard.
-        order: where, among all that I get, shard by shard, each of my places finds its own.
+        dim: its number.
+        steps: per shard of the dim, its contribution to a rank's position in the group.
+        sends: per shard, the positions in this rank's block whose elements it gets, in its order.
+        gets: the number of elements that this rank gets from each shard.
+        order: for each position of this rank's result, where it finds its element among all that
+            the rank gets, shard by shard.
     """
 
     dim: int
@@ -44,9 +45,9 @@ class _Line:
 def exchange_along(
     mesh: BoundMesh, x: Layout, sources: Mapping[int, Callable[[int], Tensor]]
 ) -> Callable[[Tensor], Tensor]:
-    """From a block of x that of a result which lies as x does, whose place p along each of these
-    dims, of a length n, is place `sources[dim](n)[p]` of x: one exchange over all axes that shard
-    them."""
+    """A function from a block of x to the block of a result with the layout of x. Along each of
+    these dims, of length n, position p of the result is position `sources[dim](n)[p]` of x. One
+    exchange runs over all axes that shard these dims."""
     assert mesh.here is not None
     dims = sorted(sources)
     units = Units(mesh, x, dims)
@@ -61,7 +62,7 @@ def exchange_along(
 def _line(
     dim: int, source: Tensor, table: tuple[Tensor, Tensor, Tensor] | None, side: tuple[int, int]
 ) -> _Line:
-    """`table`: the cuts of the dim and the steps of its shards, where it is cut."""
+    """`table`: the cuts of the dim and the steps of its shards, if it is sharded."""
     cuts, steps = ([0, len(source)], [0]) if table is None else (
         table[0].tolist(), table[1].tolist())
     start, stop = side
@@ -95,7 +96,7 @@ def _exchange(exchange: RowExchange, lines: list[_Line]) -> Callable[[Tensor], T
 
 
 def _parts(block: Tensor, lines: list[_Line], place: int) -> Iterator[tuple[int, Tensor]]:
-    """What each rank of the group gets of my block."""
+    """What each rank of the group gets of this rank's block."""
     if not lines:
         yield place, block
         return
@@ -104,7 +105,7 @@ def _parts(block: Tensor, lines: list[_Line], place: int) -> Iterator[tuple[int,
 
 
 def _lengths(lines: list[_Line], place: int) -> Iterator[tuple[int, list[int]]]:
-    """How long what each rank sends me is, in each dim."""
+    """The lengths, in each dim, of what each rank sends to this one."""
     if not lines:
         yield place, []
         return
@@ -116,7 +117,7 @@ def _lengths(lines: list[_Line], place: int) -> Iterator[tuple[int, list[int]]]:
 def _joined(
     pieces: tuple[Tensor, ...], shape: list[int], lines: list[_Line], place: int
 ) -> Tensor:
-    """The block of the result from what each rank has sent."""
+    """The block of the result, from what each rank has sent."""
     if not lines:
         return pieces[place].view(shape)
     line, found = lines[0], []

@@ -1,8 +1,9 @@
-"""How the places that indices name lie over the mesh: the layouts of reads and writes by index.
+"""The layouts of the positions that indices name, for reads and writes by index.
 
-A tensor is read or written at *places*: new dims, which the indices have among them, in front of
-or between the dims that are kept. What the indexed dims were cut by, the places are cut by: so a
-shuffle of a cut batch is a cut batch, and no rank has more than its share of the result.
+A tensor is read or written at *positions*: new dims, those of the indices broadcast together,
+before or between the dims that are kept. The mesh axes that shard the indexed dims shard the
+positions: so a shuffle of a sharded batch is a sharded batch, and no rank has more than its share
+of the result.
 """
 
 from __future__ import annotations
@@ -23,17 +24,18 @@ __all__ = ["Axes", "Cuts", "IndexLayout", "Spread", "askers", "held", "index_lay
 Axes = tuple[int, ...]
 Cuts = tuple[int, ...] | None
 Spread = tuple[Sequence[int], Sequence[Axes], Sequence[Cuts]]
-"""Lengths, axes and cuts of the dims of an operand, which broadcasts to the places."""
+"""Lengths, axes and cuts of the dims of an operand, which broadcasts to the positions."""
 
 
 @dataclass(frozen=True, slots=True)
 class IndexLayout:
-    """How the places lie.
+    """The layouts of the positions.
 
     Args:
-        shared: as the group over the cutting axes shares the indices.
-        parted: as each rank has the units that it names; the same where it knows its own alone.
-        over: the dim of them that is cut in addition; None where the two are the same.
+        shared: the layout of indices that the group over the sharding axes shares.
+        parted: the layout in which each rank has the units that it names; the same where each rank
+            knows only its own indices.
+        over: the dim of `parted` that is sharded in addition; None where the two are the same.
     """
 
     shared: Layout
@@ -45,8 +47,9 @@ def index_layout(
     x: Layout, dims: Sequence[int], shape: Sequence[int], operands: Sequence[Spread],
     beside: Collection[int],
 ) -> IndexLayout:
-    """The places, of this shape, that `operands` have among them, for a tensor that is read or
-    written in `dims`. Axes that cut these dims may cut the places, and those `beside`.
+    """The layouts of the positions, of this shape, that `operands` broadcast to, for a tensor that
+    is read or written in `dims`. The axes that shard these dims may shard the positions, and so may
+    those in `beside`.
     """
     mesh, sizes = x.mesh, x.mesh.axis_sizes
     cutting = tuple(axis for dim in dims for axis in x.dims[dim])
@@ -79,7 +82,7 @@ def unused(x: Layout) -> set[int]:
 def held(
     shape: Sequence[int], operands: Sequence[Spread], allowed: Collection[int]
 ) -> tuple[list[Axes], list[Cuts]]:
-    """Axes and cuts of each dim, from the first operand that is cut in it."""
+    """Axes and cuts of each dim, from the first operand that is sharded in it."""
     axes_of: list[Axes] = []
     cuts_of: list[Cuts] = []
     taken: set[int] = set()
@@ -100,7 +103,7 @@ def held(
 
 
 def _finer(layout: Layout, dim: int, sizes: Sequence[int]) -> Cuts:
-    """The cuts of a dim each of whose pieces is chunked over more axes."""
+    """The cuts of a dim after each of its pieces is chunked over more axes."""
     if layout.cuts[dim] is None:
         return None
     fine = [0]
@@ -110,7 +113,8 @@ def _finer(layout: Layout, dim: int, sizes: Sequence[int]) -> Cuts:
 
 
 def askers(mesh: BoundMesh, places: IndexLayout, axes: Sequence[int]) -> torch.Tensor:
-    """Who names each place of what the group over `axes` (ascending) shares: a place in it."""
+    """Which rank of the group over `axes` (ascending) names each position of `places.shared`, as
+    a position in the group."""
     assert mesh.here is not None and places.over is not None
     over, here = places.over, mesh.here
     shape = places.shared.local_shape_at(here)

@@ -1,11 +1,11 @@
-"""Units of a cut tensor on their way between the ranks that hold them and those that name them.
+"""Exchanges units of a sharded tensor between the ranks that hold them and those that name them.
 
-Indices into dims that are cut name *units*: rows of a table, or single elements. Who holds a unit
-follows from the layout (`Units.locate`), so only units travel, by one all-to-all. `fetch` brings
-them from their holders, each once to whoever names it, however often; `deliver` brings values to
-them, and each is the gradient of the other. Where all ranks of the group know all the indices
-(`plan_together`), everybody works out what everybody asks for; where each knows its own
-(`plan_by_request`), it asks: first how many, then which.
+Indices into sharded dims name *units*: rows of a table, or single elements. The layout determines
+who holds a unit (`Units.locate`), so only units are sent, by one all-to-all. `fetch` brings units
+from their holders, each once to every rank that names it, however often. `deliver` brings values to
+the holders. Each is the gradient of the other. Where all ranks of the group know all the indices
+(`plan_together`), every rank computes all requests; where each knows only its own
+(`plan_by_request`), it asks the holders: first how many, then which.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class RowExchange:
     """Sends rows between the ranks of a group.
 
     Args:
-        op: whom they serve, for errors.
-        names: the dtype in which units are asked for, the same on all ranks.
+        op: the op that it serves, for errors.
+        names: the dtype in which units are named, the same on all ranks.
     """
 
     comm: Communicator
@@ -43,7 +43,7 @@ class RowExchange:
     names: torch.dtype = torch.int64
 
     def all_to_all(self, x: Tensor, send: Sequence[int], recv: Sequence[int]) -> Tensor:
-        """Rows of `x`, `send[i]` of them to each rank i; those received, in the order of ranks."""
+        """Rows of `x`, `send[i]` of them to each rank i; returns those received, by rank."""
         row = math.prod(x.shape[1:])
         if not traffic.STATE.on:
             return self._exchange(x, send, recv, row)
@@ -93,8 +93,9 @@ class _Sent(torch.autograd.Function):
 class Units:
     """The units of a tensor, as indices into `dims` of its layout name them.
 
-    Indices into `global_dims` (all of them, if it is None) are global, others count in my block.
-    `axes` cut these dims, `comm` is the group over them; `lengths` are those of my block in `dims`.
+    Indices into `global_dims` (all of them, if None) are global, others count in this rank's block.
+    `axes` shard these dims, `comm` is the group over them. `lengths` are those of the block in
+    `dims`.
     """
 
     __slots__ = ("axes", "comm", "lengths", "tables")
@@ -115,7 +116,7 @@ class Units:
             if dim not in cut or not layout.dims[dim]:
                 self.tables.append(None)
                 continue
-            places = [0]  # in the group, shard by shard: its ranks stand in mesh order
+            places = [0]  # in the group, shard by shard: its ranks are in mesh order
             for axis in layout.dims[dim]:
                 step = math.prod(sizes[other] for other in axes if other > axis)
                 places = [place + step * at for place in places for at in range(sizes[axis])]
@@ -124,7 +125,7 @@ class Units:
 
     @property
     def names(self) -> torch.dtype:
-        """The narrowest dtype that names a row of any block in the group."""
+        """The narrowest dtype that can name a row of any block in the group."""
         most = [
             length if table is None else int(table[2].max())
             for length, table in zip(self.lengths, self.tables)
@@ -132,7 +133,7 @@ class Units:
         return torch.int32 if math.prod(most) <= 2**31 else torch.int64
 
     def locate(self, indices: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Who holds each unit (a place in the group), and which row of that rank's block it is."""
+        """Who holds each unit (a position in the group), and which row of its block it is."""
         holder, row = torch.zeros_like(indices[0]), torch.zeros_like(indices[0])
         for index, table, length in zip(indices, self.tables, self.lengths):
             if table is None:
@@ -145,7 +146,7 @@ class Units:
         return holder, row
 
     def split(self, row: Tensor) -> tuple[Tensor, ...]:
-        """Rows of my block as one index for each dim."""
+        """Rows of this rank's block as one index per dim."""
         found = []
         for length in reversed(self.lengths[1:]):
             found.append(row % max(length, 1))
@@ -154,13 +155,13 @@ class Units:
 
 
 def out_of_bounds(op: str) -> type[Exception]:
-    """What torch raises of an op whose index lies outside."""
+    """The exception that torch raises for this op if an index is out of bounds."""
     base = op.split(".")[1]
     return RuntimeError if base.startswith(("gather", "scatter", "index_add")) else IndexError
 
 
 def outside(indices: Sequence[Tensor], shape: Sequence[int | None], wraps: bool) -> str:
-    """torch's words for an index that lies outside, or "". An accelerator's are not looked at."""
+    """torch's message for an index out of bounds, or "". Indices on an accelerator are not read."""
     for dim, (index, length) in enumerate(zip(indices, shape)):
         if length is not None and index.device.type == "cpu" and index.numel():
             low, high = int(index.min()), int(index.max())
@@ -186,11 +187,13 @@ class Routes:
     """Which units go where.
 
     Args:
-        exchange: who carries them.
-        rows: the rows of my block that are asked for, by asker. serves: how many of each.
-        gets: how many units from each holder, in the order of holders.
-        order: of what is delivered, which of my values goes at each place of that order; of what is
-            fetched, where in it each of my places finds its unit, which travels once for all.
+        exchange: carries them.
+        rows: the requested rows of this rank's block, by requesting rank.
+        serves: the number of rows for each requesting rank.
+        gets: the number of units from each holder, in the order of holders.
+        order: for delivered values, which of this rank's values goes at each position of that
+            order; for fetched units, where in it each of this rank's positions finds its unit,
+            which is sent only once.
     """
 
     exchange: RowExchange
@@ -200,21 +203,22 @@ class Routes:
     order: Tensor
 
     def fetch(self, block: Tensor) -> Tensor:
-        """The units that I name, in my order; `block` holds mine, one in each row."""
+        """The units that this rank names, in its order; `block` holds its own, one per row."""
         got = self.exchange.send(block.index_select(0, self.rows), self.serves, self.gets)
         return got.index_select(0, self.order)
 
     def deliver(self, values: Tensor) -> Tensor:
-        """What all ranks have for my units, in the order of `rows`; `values` are in my order."""
+        """All ranks' values for this rank's units, in the order of `rows`; `values` are in this
+        rank's own order."""
         return self.exchange.send(values.index_select(0, self.order), self.gets, self.serves)
 
 
 _STRIDE = 2**40
-"""More rows than a block has."""
+"""More rows than any block has."""
 
 
 def _sorted(rank: Tensor, row: Tensor, once: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Units by rank (and row), each named `once`, if so; and Routes' `order` of them."""
+    """Units by rank (and row), each named only `once` if so; and `order` of Routes."""
     if not once:
         order = rank.argsort(stable=True)
         return rank, row[order], order
@@ -225,9 +229,9 @@ def _sorted(rank: Tensor, row: Tensor, once: bool) -> tuple[Tensor, Tensor, Tens
 def plan_together(
     exchange: RowExchange, holder: Tensor, row: Tensor, asker: Tensor, once: bool = False
 ) -> Routes:
-    """Routes where the whole group knows the indices. `asker` says who names each of them.
+    """Routes where the whole group knows the indices. `asker` says which rank names each of them.
 
-    `once`: to fetch units, of which each comes once however often it is named; else to deliver.
+    `once`: to fetch units, each of which is sent once however often it is named; else to deliver.
     """
     size, me = exchange.comm.size, exchange.comm.index
     holder, row, asker = holder.reshape(-1), row.reshape(-1), asker.reshape(-1)
@@ -241,11 +245,12 @@ def plan_together(
 def plan_by_request(
     exchange: RowExchange, holder: Tensor, row: Tensor, wrong: str = "", once: bool = False
 ) -> Routes:
-    """Routes where each rank knows the indices that it names, and asks for them; `once` as above.
+    """Routes where each rank knows only the indices that it names, and requests them; `once` as
+    in `plan_together`.
 
     Raises:
-        IndexError: (or what torch raises of the op) on all ranks of the group, where one says that
-            its indices are `wrong`.
+        IndexError: (or what torch raises for the op) on all ranks of the group, if one of them
+            reports that its indices are `wrong`.
     """
     size = exchange.comm.size
     named, row, order = _sorted(holder.reshape(-1), row.reshape(-1), once)
@@ -259,5 +264,5 @@ def plan_by_request(
 
 
 def _counts(one: Tensor, other: Tensor) -> list[list[int]]:
-    """Two counts read at once: an accelerator is waited for once."""
+    """Two counts read together, so that an accelerator is waited for only once."""
     return torch.stack((one, other)).tolist()

@@ -1,4 +1,4 @@
-"""Rows and elements that indices name: which are asked for, and the exchange that brings them."""
+"""Rows and elements that indices name: which are requested, and the exchange that brings them."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ Router = Callable[[Sequence[Tensor]], Routes]
 
 
 def named_dims(indices: Sequence[Any]) -> tuple[tuple[int, ...], int]:
-    """The dims that `x[indices]` names, and where the new dims stand in the result."""
+    """The dims that `x[indices]` names, and the position of the new dims in the result."""
     dims = tuple(dim for dim, index in enumerate(indices) if index is not None)
     adjacent = dims and dims[-1] - dims[0] == len(dims) - 1
     return dims, dims[0] if adjacent else 0
 
 
 def matching(call: Call, result: int) -> str | None:
-    """The rule of tensors that correspond, but for the dim that an index names; the result has the
-    dims of operand `result`, an index (1) or a target (0).
+    """The rule of tensors whose elements correspond except along the dim that an index names. The
+    result has the dims of operand `result`: an index (1) or a target (0).
 
     Where lengths differ (an index may be shorter) elements do not correspond: these dims are whole.
     """
@@ -61,8 +61,8 @@ def matching(call: Call, result: int) -> str | None:
 
 
 def reads_nothing(call: Call, x: Layout, indices: Sequence[Any]) -> bool:
-    """Whether no element is read or written: then torch does not look whether the indices lie
-    inside, as long as there is something to lie in."""
+    """Whether no element is read or written. torch then does not check the bounds of indices,
+    unless the tensor has no elements."""
     return 0 in call.results[0].shape and all(
         x.shape[dim] for dim, index in enumerate(indices) if index is not None
     )
@@ -74,8 +74,8 @@ def router(
 ) -> Router:
     """Makes routes from the indices into `dims` of x, of which those into `cut` are global.
 
-    `lengths` are what indices are held against, where they are the user's; `wraps` says whether
-    these may be negative. `once`: to fetch units, else to deliver them.
+    `lengths` are the bounds of the indices, where they come from the user; `wraps` says whether
+    they may be negative. `once`: to fetch units, else to deliver them.
     """
     units = Units(mesh, x, dims, cut)
     exchange = RowExchange(units.comm, op, units.names)
@@ -97,7 +97,7 @@ def router(
 
 
 def as_rows(block: Tensor, dims: Sequence[int]) -> tuple[Tensor, Sequence[int]]:
-    """The block with the named dims as one, in front; and its other lengths."""
+    """The block with the named dims joined into one leading dim, and its other lengths."""
     front = block.movedim(tuple(dims), tuple(range(len(dims))))
     rest = front.shape[len(dims) :]
     return front.reshape(math.prod(front.shape[: len(dims)]), *rest), rest
@@ -114,9 +114,9 @@ def element_layouts(
     x: Layout, shape: Sequence[int], dim: int, operands: Sequence[Layout],
     together: Sequence[Layout], beside: Collection[int],
 ) -> tuple[Layout, IndexLayout]:
-    """Layouts for single elements named along `dim`, by an index of this shape: as the operands
-    lie in that dim, over the axes that cut it and those `beside`. Other dims are cut as those of x
-    where all of `together` are as long as x, and are whole elsewhere."""
+    """Layouts for single elements named along `dim` by an index of this shape. That dim has the
+    layout of the operands, over the axes that shard it and those in `beside`. Other dims are
+    sharded like those of x where all of `together` are as long as x, and whole elsewhere."""
     others = [at for at in range(x.ndim) if at != dim]
     x = x.gathered(
         at for at in others if any(one.shape[at] != x.shape[at] for one in together)
@@ -133,7 +133,7 @@ def element_layouts(
 def element_router(
     mesh: BoundMesh, op: str, x: Layout, dim: int, places: IndexLayout, once: bool = True
 ) -> Router:
-    """As `router`, for single elements: one index says their place along `dim`."""
+    """Like `router`, for single elements: one index gives their position along `dim`."""
     ndim = x.ndim
     lengths = [x.shape[at] if at == dim else None for at in range(ndim)]
     route = router(mesh, op, x, range(ndim), (dim,), places, lengths, False, once)
@@ -148,13 +148,13 @@ def element_router(
 
 
 def grid(index: Tensor, dim: int) -> Tensor:
-    """The place of each element of a tensor along one of its dims."""
+    """The position of each element of a tensor along one of its dims."""
     line = torch.arange(index.shape[dim], device=index.device)
     return line.view([-1 if at == dim else 1 for at in range(index.dim())]).expand(index.shape)
 
 
 def unraveled(index: Tensor, shape: Sequence[int]) -> tuple[Tensor, ...]:
-    """Places in a flattened tensor as one index for each of its dims; those outside of it lie
+    """Positions in a flattened tensor as one index per dim; a position outside of it is
     outside of its first dim."""
     total = 1
     for length in shape:

@@ -1,9 +1,9 @@
-"""How values are written at places that indices name, in sharded dims.
+"""Writes of values at positions that indices name, in sharded dims.
 
-Each rank writes what falls into its own shard. Where the values are sharded over the axes that
-shard the dim, they are delivered to the ranks that have their places; where every rank has them
-all, each takes its own. What is written to one place by several values comes in the order in which
-one process would have it.
+Each rank writes the values that fall into its own shard. If the values are sharded over the axes
+that shard the dim, they are delivered to the ranks that hold their positions; if every rank has all
+values, each takes its own. Several values for one position are written in the order of a single
+process.
 """
 
 from __future__ import annotations
@@ -35,18 +35,22 @@ from weft.rules import Decision
 __all__ = ["Write", "adds_partial", "as_partial"]
 
 Writer = Callable[[Tensor, tuple[Tensor, ...], Any, bool], Tensor]
-"""(block with the named dims in front, an index for each of them, values, whether in place)."""
+"""(block with the named dims first, an index for each of them, values, whether in place)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """A write of values at places that indices name.
+    """A write of values at positions that indices name.
 
     Args:
-        op: for the traffic log. x: the layout of the target. dims: which of its dims are named.
+        op: for the traffic log.
+        x: the layout of the target.
+        dims: the named dims of the target.
         indices, values: layouts of the operands; `values` is None for a number.
-        shape: of the places. first: where they stand among the kept dims in the values.
-        wraps: whether indices may be negative. linear: whether target and values are added.
+        shape: of the positions.
+        first: where they come among the kept dims in the values.
+        wraps: whether indices may be negative.
+        linear: whether target and values are added.
         broadcasts: whether `write` takes values that broadcast to what is written.
     """
 
@@ -63,7 +67,7 @@ class Write:
     write: Writer
 
     def algorithm(self) -> Local | Decision:
-        """How it is carried out."""
+        """The decision, or the function of local tensors, that carries it out."""
         x = self._target()
         cutting = {axis for dim in self.dims for axis in x.dims[dim]}
         kept = [dim for dim in range(x.ndim) if dim not in self.dims]
@@ -101,7 +105,7 @@ class Write:
         return x.without_partial()
 
     def _new_dims(self) -> list[int]:
-        """Those dims of the values that correspond to places."""
+        """The dims of the values that correspond to positions."""
         if self.values is None:
             return []
         behind = self.x.ndim - len(self.dims) - self.first
@@ -121,12 +125,12 @@ class Write:
         lent = x.without_partial(lying.sharded_axes).partial
         return whole.fitted(self.values.shape).replace(partial=lent)
 
-    # What runs.
+    # The functions that run.
 
     def _own(
         self, mesh: BoundMesh, x: Layout, lying: Layout, in_place: bool
     ) -> Callable[..., Tensor]:
-        """Every rank of the group knows the indices and values, and takes what is its own."""
+        """Every rank of the group knows all indices and values, and takes its own."""
         assert mesh.here is not None
         units = Units(mesh, x, self.dims)
         shape = lying.local_shape_at(mesh.here)
@@ -153,20 +157,21 @@ class Write:
     def _taken(
         self, block: Tensor, values: Tensor, mine: Tensor | None, shape: Sequence[int]
     ) -> Tensor:
-        """The values of some of the places, which stand in front, in one dim."""
+        """The values of some of the positions, joined into one leading dim."""
         if not values.dim() or (self.broadcasts and values.numel() == 1):
             return values.reshape(())
         behind = block.dim() - len(self.dims) - self.first
         new = values.shape[max(values.dim() - behind - len(self.shape), 0) :
                            max(values.dim() - behind, 0)]
         if self.broadcasts and not self.first and all(length == 1 for length in new):
-            # Of the same value at every place no more than one is made.
+            # If every position gets the same value, only one is made.
             return values.reshape(values.shape[max(values.dim() - behind, 0) :])
         front = self._in_front(block, values, shape)
         return front if mine is None else front.index_select(0, mine)
 
     def _in_front(self, block: Tensor, values: Tensor, shape: Sequence[int]) -> Tensor:
-        """The values with the places, of this shape, in front, in one dim; they broadcast."""
+        """The values with the positions, of this shape, joined into one leading dim; they
+        broadcast."""
         rest = [length for dim, length in enumerate(block.shape) if dim not in self.dims]
         full = values.expand(*rest[: self.first], *shape, *rest[self.first :])
         new = range(len(shape))
@@ -176,7 +181,7 @@ class Write:
     def _delivered(
         self, mesh: BoundMesh, x: Layout, places: IndexLayout, in_place: bool
     ) -> Callable[..., Tensor]:
-        """Values go to the ranks that hold their places."""
+        """Values are sent to the ranks that hold their positions."""
         assert mesh.here is not None
         units = Units(mesh, x, self.dims)
         lengths = [x.shape[dim] for dim in self.dims]
@@ -203,11 +208,11 @@ class Write:
 
 
 def adds_partial(x: Layout, values: Layout | None) -> bool:
-    """Whether ranks had better add the values that they have to partial values of the target: these
-    are reduced later, where the values would be gathered now."""
+    """Whether the ranks should add their values to partial values of the target: these are reduced
+    later, whereas the values would be gathered now."""
     return values is not None and 2 * math.prod(x.shape) <= math.prod(values.shape)
 
 
 def as_partial(x: Layout, lying: Layout) -> Layout:
-    """The target, partial over the axes that shard the places and not the target."""
+    """The target, partial over the axes that shard the positions but not the target."""
     return x.with_partial(set(lying.sharded_axes) & unused(x))

@@ -1,1 +1,1 @@
-"""What needs elements in order: sorts, order statistics, distinct elements."""
+"""Ops that need elements in order: sorts, order statistics, distinct elements."""

@@ -1,9 +1,9 @@
-"""Distinct elements of blocks: what `unique` and `unique_consecutive` are made of.
+"""Distinct elements of blocks, from which `unique` and `unique_consecutive` are made.
 
-Each block gives its own distinct elements, these are sorted among the blocks, and equal neighbours
-are runs, of which a block owns those that begin in it. How many there are depends on the data.
-Rows, which have no keys, are sorted by regular samples: equal ones meet in one block (Shi and
-Schaeffer, Parallel Sorting by Regular Sampling, 1992).
+Each block contributes its own distinct elements, which are sorted among the blocks. Equal
+neighbours form runs, and a block owns the runs that begin in it. Their number depends on data. Rows
+have no keys and are sorted by regular samples: equal rows meet in one block (Shi and Schaeffer,
+Parallel Sorting by Regular Sampling, 1992).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ __all__ = ["Distinct", "consecutive", "distinct", "distinct_rows"]
 
 @dataclass(frozen=True, slots=True)
 class Distinct:
-    """Of one block: the elements whose runs begin in it, how often each occurs in all blocks, and
-    per element of the block the number of its run; `sizes`: how many each block has."""
+    """For one block: the elements whose runs begin in it, how often each occurs in all blocks, and,
+    per element of the block, the number of its run. `sizes`: the number of runs of each block."""
 
     values: Tensor
     counts: Tensor
@@ -33,7 +33,7 @@ class Distinct:
 
 
 def distinct(row: Row, x: Tensor) -> Distinct:
-    """The distinct elements of all blocks, ascending; `x` is this block's, flat."""
+    """The distinct elements of all blocks, ascending; `x` is this block, flat."""
     own, inverse, counts = torch.unique(x, return_inverse=True, return_counts=True)
     row = row.resized(row.tell(len(own)))
     done = Sorting(row, own.view(1, -1), False, [0, *accumulate(row.sizes)])
@@ -43,7 +43,7 @@ def distinct(row: Row, x: Tensor) -> Distinct:
 
 
 def distinct_rows(row: Row, x: Tensor) -> Distinct:
-    """The distinct rows of all blocks, one after the other; `x` are this block's, (rows, width)."""
+    """The distinct rows of all blocks, in order; `x` is this block's rows, (rows, width)."""
     own, inverse, counts = torch.unique(x, dim=0, return_inverse=True, return_counts=True)
     width = x.shape[1]
     numbers = _ends_among(row, own, width)
@@ -59,7 +59,7 @@ def distinct_rows(row: Row, x: Tensor) -> Distinct:
 
 
 def _ends_among(row: Row, own: Tensor, width: int) -> Tensor:
-    """Which block each of my sorted rows goes to: which samples of all it lies between."""
+    """The block that each of this rank's sorted rows goes to, by the samples it lies between."""
     shown = min(len(own), row.num)
     at = torch.arange(shown, device=own.device) * len(own) // max(shown, 1)
     counts = [num * width for num in row.tell(shown)]
@@ -71,7 +71,7 @@ def _ends_among(row: Row, own: Tensor, width: int) -> Tensor:
 
 
 def consecutive(row: Row, x: Tensor) -> Distinct:
-    """The first of equal neighbours; `x` is this block's, flat, or rows."""
+    """The first of equal neighbours; `x` is this block, flat or as rows."""
     return _runs(row, x, torch.ones(len(x), dtype=torch.long, device=x.device))
 
 
@@ -86,7 +86,7 @@ def _runs(row: Row, x: Tensor, weights: Tensor) -> Distinct:
     sizes = row.tell(int(begins.sum()))
     offset = sum(sizes[: row.mine])
     inverse = begins.cumsum(0) - 1 + offset
-    # Place 0 is that of the run that an earlier block began.
+    # Number 0 is the run that an earlier block began.
     counts = torch.zeros(1 + sizes[row.mine], dtype=torch.long, device=x.device)
     counts.index_add_(0, inverse - offset + 1, weights)
     counts[-1] += _continued(row.tell(int(counts[0])), sizes, row.mine)
@@ -99,7 +99,7 @@ def _differ(one: Tensor, other: Tensor) -> Tensor:
 
 
 def _continued(carried: Sequence[int], sizes: Sequence[int], mine: int) -> int:
-    """How many elements of later blocks belong to the last run of this one."""
+    """How many elements of later blocks belong to the last run of this block."""
     total = 0
     for at in range(mine + 1, len(sizes)):
         total += carried[at]

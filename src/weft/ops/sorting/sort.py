@@ -1,8 +1,8 @@
 """Sorting along a sharded dim.
 
-Each rank sorts its shard, `split` tells which of its elements belong to which shard of the result,
-one exchange brings them there, and each rank merges what it got. A rank receives its own shard of
-the result (values and places) and the samples.
+Each rank sorts its shard. `split` finds which of its elements belong to which shard of the result,
+one exchange sends them there, and each rank merges what it received. A rank receives its own shard
+of the result (values and positions) and the samples.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def as_rows(x: Tensor, dim: int) -> tuple[Tensor, Sequence[int]]:
 class Sorting:
     """Rows of blocks on their way to sorted rows, which are cut at `cuts`.
 
-    `values` and `places` are this rank's part of the sorted rows, flat: the elements, and where
-    they are in the whole rows. `carry` takes what belongs to the elements the same way, `back`
-    the other way.
+    `values` and `places` are this rank's part of the sorted rows, flat: the elements, and their
+    positions in the whole rows. `carry` moves data that belongs to the elements in the same way,
+    `back` in the opposite direction.
     """
 
     __slots__ = (
@@ -65,7 +65,7 @@ class Sorting:
         self.places = self.carry(own.expand(num_rows, -1)).long()
 
     def carry(self, rows: Tensor) -> Tensor:
-        """One value of each element of the block, at the element's place in the result."""
+        """One value per element of the block, moved to the element's position in the result."""
         leaving = rows.gather(-1, self._order).flatten()
         if self._by_target is not None:
             leaving = leaving[self._by_target]
@@ -73,7 +73,7 @@ class Sorting:
         return got if self._merged is None else got[self._merged]
 
     def back(self, values: Tensor) -> Tensor:
-        """One value of each element of the result, at the element's place in the block."""
+        """One value per element of the result, moved to the element's position in the block."""
         assert self._merged is not None
         got = self._row.exchange(_undone(values, self._merged), self._recv, self._send)
         if self._by_target is not None:
@@ -84,5 +84,5 @@ class Sorting:
 
 
 def _undone(values: Tensor, order: Tensor) -> Tensor:
-    """What indexing by `order` made of it, before that."""
+    """The inverse of indexing by `order`."""
     return torch.empty_like(values).scatter_(0, order, values)

@@ -1,13 +1,14 @@
-"""Blocks of a cut dim as one sequence: exchanges among them, and where in each a rank falls.
+"""The blocks of a sharded dim as one sequence: exchanges among them, and where a rank falls in
+each.
 
-`split` finds, for rows that lie sorted in every block, how many of each block's elements are among
-the first k of all: selection in several sorted sequences (Varman et al., Merging Multiple Lists on
-Hierarchical-Memory Multiprocessors, 1991), by samples. In each round every block shows some of the
-elements in question, evenly spaced; all ranks see the same samples, so they draw the same
-conclusions and nobody needs to be told; where there are many cuts, each rank looks after some of
-them, and tells what it concludes. A round leaves about 4 of the parts in question that samples make
-(never more than 8), so four rounds settle a million elements. Equal elements count in the order of
-blocks, then of places, which makes every order strict.
+`split` takes rows that are sorted within every block and finds how many of each block's elements
+are among the first k of all. It is selection in several sorted sequences (Varman et al., Merging
+Multiple Lists on Hierarchical-Memory Multiprocessors, 1991), by samples. In each round every block
+shows some of its undecided elements, evenly spaced. All ranks see the same samples, so they reach
+the same conclusions without communication. Where there are many cuts, each rank handles some of
+them and sends its conclusions. A round leaves about 4 undecided parts of those that samples make
+(never more than 8), so four rounds suffice for a million elements. Equal elements are ordered by
+block, then by position, which makes every order strict.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _LARGEST = torch.iinfo(torch.long).max
 class Row:
     """The ranks that hold the blocks of some dims, in the order of the blocks.
 
-    `num` of them, `mine` is this rank's place, `sizes` how many elements each has.
+    `num` is their number, `mine` this rank's position, `sizes` the number of elements of each.
     """
 
     __slots__ = ("mine", "num", "sizes", "_at", "_comm")
@@ -39,7 +40,7 @@ class Row:
         self._comm, self.num, self.mine = shards.group(), shards.num, shards.index
         self.sizes = shards.sizes if sizes is None else tuple(sizes)
         self._at: Sequence[int] = range(self.num) if shards.order is None else shards.order
-        """Per block, the place of its rank in the communicator."""
+        """Per block, the position of its rank in the communicator."""
 
     def gather(self, own: Tensor) -> Tensor:
         """The tensors of all blocks, stacked; without gradient, all of one shape."""
@@ -49,7 +50,7 @@ class Row:
         return flat.view(self.num, *own.shape)[list(self._at)]
 
     def gather_parts(self, own: Tensor, sizes: Sequence[int]) -> Tensor:
-        """Flat tensors of all blocks, `sizes[i]` elements of block i, one after the other."""
+        """Flat tensors of all blocks in order, `sizes[i]` elements of block i."""
         self._tell("what ranks conclude", "all_gather",
                    (sum(sizes) - sizes[self.mine]) * own.element_size())
         order = sorted(range(self.num), key=self._at.__getitem__)
@@ -95,7 +96,7 @@ class Row:
 
 
 class _Exchange(torch.autograd.Function):
-    """An exchange among blocks; its gradient goes the same way back."""
+    """An exchange among blocks; its gradient returns the same way."""
 
     @staticmethod
     def forward(  # type: ignore[override]
@@ -131,7 +132,7 @@ def split(row: Row, keys: Tensor, ranks: Tensor) -> Tensor:
     """How many of each block's elements are among the first `ranks` of all.
 
     Args:
-        keys: this block's, (rows, length), each row ascending.
+        keys: of this block, (rows, length), each row ascending.
         ranks: (rows, cuts), the same in every block.
 
     Returns:
@@ -144,7 +145,7 @@ def split(row: Row, keys: Tensor, ranks: Tensor) -> Tensor:
     first = True
     while bool((low < high).any()):
         places = _samples(low, high, min(_NUM_SAMPLES, max(row.sizes)))
-        if first:  # the same in question for every cut
+        if first:  # the undecided elements are the same for every cut
             shown = row.gather(_shown(row, keys, places[:, :, :1])).expand_as(places)
             low, high = _narrowed(low, high, places, shown, ranks)
         elif num_cuts > 2:
@@ -157,14 +158,15 @@ def split(row: Row, keys: Tensor, ranks: Tensor) -> Tensor:
 
 
 _NUM_SAMPLES = 64
-"""A round takes this many numbers per cut and block, whose elements in question are then fewer by
-8 times at least: more rounds of fewer samples would take less bytes, and more time."""
+"""Samples per cut and block in a round, which leaves at most an eighth of the undecided elements:
+more rounds of fewer samples would take fewer bytes, but more time."""
 
 
 def first_next(row: Row, before: Tensor, keys: Tensor) -> Tensor:
-    """Which block has the element of each rank, whose counts `before` it `split` found.
+    """Which block has the element of each rank, given the counts `before` it from `split`.
 
-    `keys` are this block's of what follows the counts, (rows, cuts); of none they may be any.
+    `keys` are this block's keys of the elements after the counts, (rows, cuts); where there is no
+    such element, any value.
     """
     sizes = torch.tensor(row.sizes, device=keys.device).view(-1, 1, 1)
     shown, has = row.gather(keys), before < sizes
@@ -179,7 +181,7 @@ def _samples(low: Tensor, high: Tensor, count: int) -> Tensor:
 
 
 def _shown(row: Row, keys: Tensor, places: Tensor) -> Tensor:
-    """The keys at this block's own sampled places."""
+    """The keys at this block's own sampled positions."""
     own = places[row.mine]
     if not keys.shape[1]:
         return torch.zeros_like(own)
@@ -190,7 +192,8 @@ def _shown(row: Row, keys: Tensor, places: Tensor) -> Tensor:
 def _shared_out(
     row: Row, keys: Tensor, low: Tensor, high: Tensor, places: Tensor, ranks: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """`_narrowed`, each rank for some of the cuts: it gets their samples, and tells the others."""
+    """`_narrowed`, with the cuts divided among the ranks: each gets the samples of its cuts and
+    sends its conclusions."""
     num_rows, num_cuts, num_samples = places.shape[1:]
     starts = [block * num_cuts // row.num for block in range(row.num + 1)]
     counts = [stop - start for start, stop in pairwise(starts)]
@@ -212,8 +215,8 @@ def _shared_out(
 def _narrowed(
     low: Tensor, high: Tensor, places: Tensor, shown: Tensor, ranks: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """What is left in question. Of a sample, its rank among all elements is known within bounds:
-    of each other block at least what the last sample before it tells, at most what the next does.
+    """What remains undecided. The rank of a sample among all elements is known within bounds: in
+    each other block, at least the count of the last sample before it and at most that of the next.
     """
     live = (low < high).unsqueeze(-1)
     before = torch.cat([low.unsqueeze(-1) - 1, places[..., :-1]], -1)

@@ -1,5 +1,5 @@
-"""Unsigned integers of which torch cannot move single elements on CPUs: as signed ones of the same
-width, which lie in the same order once the highest bit is turned."""
+"""Unsigned integers whose single elements torch cannot move on CPUs: they are handled as signed
+integers of the same width, which have the same order once the highest bit is flipped."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: to
 
 
 def to_order(x: Tensor) -> Tensor:
-    """Signed numbers in the order of the unsigned ones; x itself where torch knows its dtype."""
+    """Signed numbers in the order of the unsigned ones; x itself where torch supports its dtype."""
     signed = SIGNED.get(x.dtype)
     return x if signed is None else x.view(signed) ^ torch.iinfo(signed).min
 
@@ -31,8 +31,8 @@ def from_order(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def by_bits(lookup: Lookup) -> Lookup:
-    """Elements that change places: where the numbers are unsigned and sharded, `lookup` answers for
-    signed ones of the same bits."""
+    """For elements that change position: where the numbers are unsigned and sharded, `lookup`
+    answers for signed numbers with the same bits."""
     @wraps(lookup)
     def found(
         call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
