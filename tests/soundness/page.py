@@ -41,6 +41,8 @@ nothing |
 | `k` on the left alone, or `k:max` | leaves partial values, P(sum) or P(max), reduced when used | \
 the result's bytes, once |
 | `s~` | stays: the op's kernel finishes what the shards give | a few numbers per row |
+| `t~s` | stays, also where the axis shards `s` elsewhere: the op's kernel finishes it | what \
+the kernel sends |
 | `s~:sum` | stays: the kernel leaves partial values | the result's bytes, once |
 | `s!` | is gathered first: the op needs the dim whole | the operand's bytes over this axis |
 | `(h d)` | of a dim made of several; the first one can be sharded | as the factor |
@@ -198,6 +200,7 @@ def _factor(rule: Rule, operand: int | None, name: str) -> str:
         return name
     kind, is_finished = rule.reduce.get(name), (operand, name) in rule.finish
     marks = ">0" * (name in rule.nonempty) + "!" * (name in rule.whole) + "~" * is_finished
+    marks += "".join([other for at, mine, other in rule.beside if (at, mine) == (operand, name)])
     return name + marks + (f":{kind}" if kind and (kind != "sum" or is_finished) else "")
 
 
