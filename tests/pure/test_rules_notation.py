@@ -216,3 +216,13 @@ def test_elements_that_move_to_another_dtype_are_sums(
     found = rule("... -> ...", linear=[0], moves=True).bind(call, [False])
     assert found is not None
     assert (found.linear, found.moves) == (linear, moves)
+
+
+def test_a_factor_that_is_sharded_beside_another() -> None:
+    pattern = parse("... s d!, ... t~s d! -> ... s d")
+    assert pattern.finish == {(1, "t")}
+    assert pattern.beside == {(1, "t", "s")}
+    rule = bind(pattern, [(2, 5, 4), (2, 7, 4)], [(2, 5, 4)])
+    assert rule.beside == {(1, "t", "s")} and not rule.reduce
+    with pytest.raises(PlacementError, match="sharded beside"):
+        parse("s d, t~u d -> s d")

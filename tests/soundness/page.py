@@ -44,6 +44,8 @@ nothing |
 the result's bytes, once |
 | `s~` | stays: the op's kernel finishes the result from what the shards give | a few numbers per \
 row |
+| `t~s` | stays, also where the axis shards `s` elsewhere: the op's kernel finishes it | what \
+the kernel sends |
 | `s~:sum` | stays: the kernel leaves partial values | the result's bytes, once |
 | `s!` | is gathered first: the op needs the dim whole | the operand's bytes over this axis |
 | `(h d)` | factors of one dim; only the first can be sharded | as the factor |

@@ -1,15 +1,23 @@
-"""Attention of whole heads: batch and heads may be sharded, and the features of the values.
+"""Scaled dot-product attention: batch, heads, both sequences and the values' features may be
+sharded.
 
-So may the queries, where no causal mask ties them to their positions. Grouped-query heads are
-sharded at borders of key heads. Dropout depends on the global index, so no rule speaks of it.
+Where queries and keys lie sharded over the same axes, queries stay, and of two ways the one that
+sends less is taken: heads are exchanged for the sequence, or blocks of keys come to the queries.
+Where the queries are whole, as in decoding, what each rank's keys give is merged: a few numbers per
+query, however long the keys are. Grouped-query heads are sharded at borders of key heads.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
+from torch import Tensor
+
+from weft.ops.attending.ways import Way
 from weft.rules import Call, op, page, rule
+from weft.transport import Shards
 
 __all__ = ["PAGE"]
 
@@ -27,10 +35,10 @@ def _attention(call: Call, wants_grad: Any) -> str | None:
     queries, keys = [f"...{some}"], f"...{some}"
     if grouped:
         queries, keys = [f"...{some}", f"(g{some} r)"], f"{keys} g"
-    heads, rows = " ".join(queries), "s!" if call.get("is_causal") else "s"
+    heads, rows = " ".join(queries), "s~" if call.get("is_causal") else "s"
     mask = "".join([", " + _last([*queries, "s", "t"], len(tensor.shape))
                     for tensor in call.tensors[3:]])
-    return f"{heads} {rows} q!, {keys} t! q!, {keys} t! e{mask} -> {heads} s e"
+    return f"{heads} {rows} q!, {keys} t~s q!, {keys} t~s e{mask} -> {heads} s e"
 
 
 def _last(dims: Sequence[str], ndim: int) -> str:
@@ -38,6 +46,21 @@ def _last(dims: Sequence[str], ndim: int) -> str:
     return " ".join(dims if ndim >= len(dims) - 1 else dims[len(dims) - ndim :])
 
 
+def _over_sequence(
+    shards: Shards, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None,
+    dropout_p: float = 0.0, is_causal: bool = False, *, scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Queries stay; blocks of keys come to them, or heads are exchanged. Of whole queries, what
+    each rank's keys give is merged."""
+    scale = 1.0 / math.sqrt(max(query.shape[-1], 1)) if scale is None else scale
+    masks = [] if mask is None else [mask]
+    way: Way = shards.once(lambda: Way(shards.mesh, shards.operands, is_causal, enable_gqa))
+    if shards.check is not None and way.axes:
+        shards.check(way.axes)
+    return way.attend([query, key, value, *masks], scale)
+
+
 PAGE = page(
-    op("scaled_dot_product_attention", rule(_attention, linear=[2])),
+    op("scaled_dot_product_attention", rule(_attention, linear=[2]), kernel=_over_sequence),
 )

@@ -70,6 +70,12 @@ class Trials:
                 if factors and factors[0] not in self.rule.whole:
                     leads.setdefault(factors[0], [None] * count)[at] = dim
         yield from leads.values()
+        for other in sorted({other for _, _, other in self.rule.beside} & leads.keys()):
+            both = list(leads[other])
+            for at, factor, leader in self.rule.beside:
+                if leader == other and factor in leads:
+                    both[at] = leads[factor][at]
+            yield both
         for members in self.rule.linear:
             for kind in ("sum", "avg"):
                 yield [kind if at in members else None for at in range(count)]
@@ -89,8 +95,8 @@ class Trials:
                 continue
             yield tuple(_layout(mesh, one, [place]) for one, place in zip(self.operands, choice))
             units = [self._units(at, place) for at, place in enumerate(choice)]
-            length = max([length for length, _ in units])
-            for cut in _ragged(length, mesh.size()) if length else ():
+            lengths = {length for length, _ in units} - {0}
+            for cut in _ragged(*lengths, mesh.size()) if len(lengths) == 1 else ():
                 yield tuple(
                     _layout(mesh, one, [place], [size * inner for size in cut] if inner else ())
                     for one, place, (_, inner) in zip(self.operands, choice, units)

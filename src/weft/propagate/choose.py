@@ -29,13 +29,13 @@ An axis of size 1 is judged as one of size 2: a program reads the same layouts o
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from weft.rules import Rule
 
 __all__ = [
-    "NEEDS_COST", "UNKNOWN_FACTOR", "Choice", "Frame", "PassPartial", "cheapest", "terms",
-    "zero_cost_choice",
+    "NEEDS_COST", "UNKNOWN_FACTOR", "Choice", "Frame", "PassPartial", "cheapest", "cut_beside",
+    "terms", "zero_cost_choice",
 ]
 
 UNKNOWN_FACTOR = ""
@@ -73,6 +73,8 @@ class Frame:
         grads: per operand, whether its gradient is wanted.
         sizes: of the mesh axes.
         target: the operand that the call writes to: what it becomes for the call goes back.
+        beside: factor -> another one, and the operands in which axes that cut that other one may
+            cut the factor.
     """
 
     rule: Rule
@@ -86,6 +88,7 @@ class Frame:
     grads: Sequence[bool]
     sizes: tuple[int, ...]
     target: int | None = None
+    beside: dict[str, tuple[str, list[int]]] = field(default_factory=dict)
 
 
 def terms(frame: Frame, factor: str) -> tuple[int, ...]:
@@ -118,7 +121,7 @@ def _agreed(frame: Frame, held: Sequence[str | None]) -> Choice:
             if found is None:
                 found = name
             elif name != found:
-                return NEEDS_COST
+                return _agreed_beside(frame, held) if frame.beside else NEEDS_COST
     if found is None:
         return None
     if found == UNKNOWN_FACTOR or found in frame.barred:
@@ -129,6 +132,24 @@ def _agreed(frame: Frame, held: Sequence[str | None]) -> Choice:
     if found in frame.finished and not _is_brought(frame, held, found):
         return NEEDS_COST
     return NEEDS_COST if found in frame.rule.reduce and terms(frame, found) else found
+
+
+def _agreed_beside(frame: Frame, held: Sequence[str | None]) -> Choice:
+    """As `_agreed`, of two factors of which one may be cut beside the other."""
+    names = {name for name in held if name is not None}
+    for factor, (other, operands) in frame.beside.items():
+        if names == {factor, other} and all(held[operand] == factor for operand in operands):
+            return _agreed(frame, [
+                None if at in operands else name for at, name in enumerate(held)
+            ])
+    return NEEDS_COST
+
+
+def cut_beside(frame: Frame, held: Sequence[str | None], choice: Choice) -> Iterator[str]:
+    """The factors that are cut beside what an axis cuts: those that operands bring so."""
+    for factor, (other, operands) in frame.beside.items():
+        if choice == other and any(held[operand] == factor for operand in operands):
+            yield factor
 
 
 def _is_brought(frame: Frame, held: Sequence[str | None], factor: str) -> bool:
@@ -198,6 +219,11 @@ def cheapest(frame: Frame, axis: int, shards: Mapping[str, int]) -> Choice:
             for name, kind, target in zip(held, kinds, wanted)
         )):
             key = (key[0] + 2 * _result_nbytes(frame, axis), *key[1:])
+        for factor in cut_beside(frame, held, candidate) if frame.beside else ():
+            # The kernel sends no less than an exchange of these operands would.
+            _, operands = frame.beside[factor]
+            moved = sum([nbytes[at] * (2 if frame.grads[at] else 1) for at in operands]) / size
+            key = (key[0] + moved, *key[1:])
         if key < best_key:
             best, best_key = candidate, key
     return best
@@ -223,6 +249,9 @@ def _candidates(
         wanted: list[Choice] = [None] * len(held)
         for operand, _, _ in places:
             wanted[operand] = factor
+        for other in cut_beside(frame, held, factor) if frame.beside else ():
+            for operand in frame.beside[other][1]:
+                wanted[operand] = other
         added = terms(frame, factor) if factor in rule.reduce else ()
         for operand in added:
             wanted[operand] = PassPartial(added, "sum")

@@ -22,6 +22,7 @@ from weft.propagate.choose import (
     Frame,
     PassPartial,
     cheapest,
+    cut_beside,
     terms,
     zero_cost_choice,
 )
@@ -72,15 +73,19 @@ def decide(
                     choices[other] = None
             if order:
                 cut[choice] = order, cuts
-    operands = _operands(frame, layouts, choices, cut)
+    beside = _beside(frame, layouts, choices, cut) if frame.beside else []
+    operands = _operands(frame, layouts, choices, cut, beside)
     results = _results(frame, call, layouts[0], choices, cut)
+    finish = _finished_dims(frame, cut) if frame.finished else ()
+    # A kernel may read the cuts of all the operands that it finishes.
+    by_form = by_form and not beside and len({operand for operand, _ in finish}) < 2
     return Decision(
         operands, results, _local_args(rule, call, results, cut), rule.op,
         tuple([
             "" if choice is None else choice if isinstance(choice, str)
             else f"partial({choice.kind})" for choice in choices
         ]),
-        by_form, _finished_dims(frame, cut) if frame.finished else (),
+        by_form, finish,
     )
 
 
@@ -102,6 +107,21 @@ def _shards(frame: Frame, choices: Sequence[Choice], axis: int) -> dict[str, int
         for name in names:
             if name is not None and other != axis:
                 found[name] = found.get(name, 1) * max(frame.sizes[other], 2)
+    return found
+
+
+def _beside(
+    frame: Frame, layouts: Sequence[Layout], choices: Sequence[Choice],
+    cut: dict[str, tuple[tuple[int, ...], Cuts]],
+) -> list[str]:
+    """The factors that are cut beside others; `cut` learns their cuts."""
+    found: list[str] = []
+    for axis, choice in enumerate(choices):
+        found += cut_beside(frame, frame.held[axis], choice)
+    for factor in dict.fromkeys(found):
+        axes = [axis for axis, choice in enumerate(choices) if choice == factor
+                or factor in cut_beside(frame, frame.held[axis], choice)]
+        cut[factor] = _cuts(frame, layouts, factor, axes)
     return found
 
 
@@ -157,9 +177,13 @@ def _frame(
             barred.add(factor)  # nothing to finish
     _bar(rule, leads, barred, finished, wants_grad)
     results = sum([_nbytes(result) for result in call.results])
-    return Frame(
+    frame = Frame(
         rule, results, leads, barred, finished, held, kinds, nbytes, wants_grad, sizes, target
     )
+    for operand, factor, other in sorted(rule.beside) if rule.beside else ():
+        if factor in finished and other not in barred:
+            frame.beside.setdefault(factor, (other, []))[1].append(operand)
+    return frame
 
 
 def _nbytes(tensor: TensorArg) -> int:
@@ -339,7 +363,7 @@ def _joined_cuts(
 
 def _operands(
     frame: Frame, layouts: Sequence[Layout], choices: Sequence[Choice],
-    cut: dict[str, tuple[tuple[int, ...], Cuts]],
+    cut: dict[str, tuple[tuple[int, ...], Cuts]], beside: Sequence[str] = (),
 ) -> tuple[Layout, ...]:
     rule = frame.rule
     entering: dict[int, list[tuple[int, str]]] = {}
@@ -363,7 +387,11 @@ def _operands(
             for axis, kind in entering.get(index, ()):
                 fresh[axis] = kind
             partial = tuple(fresh)
-        out.append(_come_to(rule, index, dims, layout, partial, cut))
+        mine = cut if not beside else {
+            name: how for name, how in cut.items()
+            if name not in beside or index in frame.beside[name][1]
+        }
+        out.append(_come_to(rule, index, dims, layout, partial, mine))
     return tuple(out)
 
 

@@ -28,6 +28,7 @@ class _Named:
     whole: frozenset[str]
     nonempty: frozenset[str]
     finish: frozenset[tuple[int, str]]
+    beside: frozenset[tuple[int, str, str]]
     has_compounds: bool
 
 
@@ -132,7 +133,7 @@ def bind(
     nonempty = more.pop("nonempty", frozenset()) | named.nonempty
     return Rule(
         tuple(given), tuple(bound[num:]), sizes, named.reduce, whole, nonempty=nonempty,
-        finish=named.finish, **more,
+        finish=named.finish, beside=named.beside, **more,
     )
 
 
@@ -230,6 +231,10 @@ def _name(
         frozenset([
             (at, name) for at, place in enumerate(places)
             for operand, word in pattern.finish if operand == place for name in of(word)
+        ]),
+        frozenset([
+            (at, name, of(other)[0]) for at, place in enumerate(places)
+            for operand, word, other in pattern.beside if operand == place for name in of(word)
         ]),
         any(len(factors) > 1 for tensor in (*given, *made) for factors in tensor),
     )

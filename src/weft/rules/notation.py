@@ -28,6 +28,8 @@ Marks, on a factor or on `...`:
     s~                   this operand may bring it sharded: the op's kernel finishes it
     s~:sum               the same, and the kernel leaves partial values; those of the operand may
                          be scattered for it
+    t~s                  the same, and axes that shard s elsewhere may shard t here: of attention,
+                         queries and keys. Operands without this mark then have t whole
 
 A result may have more dims in `...` than all operands: new leading ones, as of `expand`.
 
@@ -64,7 +66,7 @@ class Pattern:
         operands, results: per tensor, its dims as they are written.
         reduce: the kind of each factor that operands have and results have not.
         whole, nonempty: factors with `!` and `>0`.
-        finish: (operand, factor) with `~`.
+        finish: (operand, factor) with `~`. beside: of `t~s`, (operand, t, s).
         optional, listed: the operands in `[]` and in `{}`. unread: those that are `*`.
         lists_results: whether the result stands in `{}`.
         lead: what the dims of `...` are named by: "d", so that they are d0, d1 and so on.
@@ -77,6 +79,7 @@ class Pattern:
     whole: frozenset[str]
     nonempty: frozenset[str] = frozenset()
     finish: frozenset[tuple[int, str]] = frozenset()
+    beside: frozenset[tuple[int, str, str]] = frozenset()
     optional: frozenset[int] = frozenset()
     listed: frozenset[int] = frozenset()
     unread: frozenset[int] = frozenset()
@@ -109,10 +112,10 @@ def _names(tensors: Sequence[FactorDims]) -> Iterator[str]:
 
 
 _TOKEN = re.compile(
-    r"\(([^()]*)\)|((?:\.\.\.|[A-Za-z_][A-Za-z0-9_]*)(?:>0|!|~|:[a-z]+)*"
+    r"\(([^()]*)\)|((?:\.\.\.|[A-Za-z_][A-Za-z0-9_]*)(?:>0|!|~[A-Za-z0-9_]*|:[a-z]+)*"
     r"|[1-9][0-9]*(?![\w!:~>]))|(\S)"
 )
-_MARK = re.compile(r">0|!|~|:[a-z]+")
+_MARK = re.compile(r">0|!|~[A-Za-z0-9_]*|:[a-z]+")
 
 
 @lru_cache(maxsize=4096)
@@ -139,14 +142,17 @@ def parse(text: str) -> Pattern:
              if name in kept or kind not in KINDS]
     if wrong:
         raise _malformed(text, f"{len(wrong)} factors have a kind that means nothing", wrong)
+    alone = sorted(f"{name}~{other}" for _, name, other in marks.beside if other not in kept)
+    if alone:
+        raise _malformed(text, "no result has the factor that another is sharded beside", alone)
     finished = {name for _, name in marks.finish}
     reduced = given - kept - {"1", LEAD} - marks.whole - finished
     reduce = dict.fromkeys(sorted(reduced), "sum") | marks.kinds
     clash = any(re.fullmatch(r"d\d+", name) for name in given | kept)
     return Pattern(
         text, operands, results, reduce, frozenset(marks.whole), frozenset(marks.nonempty),
-        frozenset(marks.finish), optional, listed, unread, bool(marks.listed),
-        LEAD if clash else "d",
+        frozenset(marks.finish), frozenset(marks.beside), optional, listed, unread,
+        bool(marks.listed), LEAD if clash else "d",
     )
 
 
@@ -159,6 +165,7 @@ class _Marks:
         self.nonempty: set[str] = set()
         self.kinds: dict[str, str] = {}
         self.finish: set[tuple[int, str]] = set()
+        self.beside: set[tuple[int, str, str]] = set()
         self.optional: list[int] = []
         self.listed: list[int] = []
         self.unread: list[int] = []
@@ -193,7 +200,9 @@ class _Marks:
         if found is None:
             return word
         name, marks = word[: found.start()], _MARK.findall(word)
-        if "".join(marks) != word[found.start() :] or (not given and "~" in marks):
+        if "".join(marks) != word[found.start() :] or (
+            not given and any(mark[0] == "~" for mark in marks)
+        ):
             raise _malformed(self.text, f"{word!r} has marks that mean nothing there", [word])
         for mark in marks:
             match mark:
@@ -201,8 +210,10 @@ class _Marks:
                     self.whole.add(name)
                 case ">0":
                     self.nonempty.add(name)
-                case "~":
+                case _ if mark[0] == "~":
                     self.finish.add((at, name))
+                    if mark[1:]:
+                        self.beside.add((at, name, mark[1:]))
                 case _:
                     self.kinds[name] = mark[1:]
         return name

@@ -44,6 +44,8 @@ class Rule:
         finish: pairs (operand, factor): the operand may bring the factor sharded, and the kernel
             of the op finishes what the shards give. A result without the factor is then whole, or
             partial if `reduce` names a kind.
+        beside: (operand, factor, other): an axis that shards `other` may shard the factor in this
+            operand, which the kernel finishes; it then shards the factor in no other operand.
         op: the overload to run on the local tensors, where it is not the one that was called...
         args: ...with these positional arguments.
     """
@@ -63,6 +65,7 @@ class Rule:
     nonempty: frozenset[str] = frozenset()
     by_size: bool = False
     finish: frozenset[tuple[int, str]] = frozenset()
+    beside: frozenset[tuple[int, str, str]] = frozenset()
     op: str | None = None
     args: tuple[Any, ...] | None = None
 

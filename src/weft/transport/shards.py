@@ -41,22 +41,24 @@ class Shards:
         sizes: per shard, how many elements of these dims it has (the product of its lengths).
         filled: the shards that have any.
         layout: that of the tensor. mesh: its mesh, bound to this rank.
+        operands: the layouts of all tensors that the op is given.
         check: called before a collective, with the mesh axes that it runs over.
     """
 
     __slots__ = (
-        "_group", "axes", "check", "dims", "exchanging", "filled", "index", "layout", "mesh", "num",
-        "order", "parts", "sizes", "starts",
+        "_group", "axes", "check", "dims", "filled", "index", "layout", "made", "mesh", "num",
+        "operands", "order", "parts", "sizes", "starts",
     )
 
     def __init__(
         self, mesh: BoundMesh, layout: Layout, dims: Sequence[int],
-        check: Callable[[tuple[int, ...]], None] | None = None,
+        check: Callable[[tuple[int, ...]], None] | None = None, operands: Sequence[Layout] = (),
     ) -> None:
         assert mesh.here is not None
+        self.operands = tuple(operands)
         self.mesh, self.layout, self.dims, self.check = mesh, layout, tuple(dims), check
         self.parts: dict[tuple[int, ...], Shards] = {}
-        self.exchanging: Callable[[Tensor], Tensor] | None = None
+        self.made: Any = None
         axes = tuple([axis for dim in self.dims for axis in layout.dims[dim]])
         self.axes = tuple(sorted(axes))
         self._group: Communicator = mesh.comm(self.axes)
@@ -79,7 +81,8 @@ class Shards:
             return self
         found = self.parts.get(dims)
         if found is None:
-            found = self.parts[dims] = Shards(self.mesh, self.layout, dims, self.check)
+            found = self.parts[dims] = Shards(
+                self.mesh, self.layout, dims, self.check, self.operands)
         return found
 
     def group(self) -> Communicator:
@@ -118,9 +121,13 @@ class Shards:
     ) -> Tensor:
         """What `make(mesh, layout)` gives, of `x`: an exchange whose routes are found once."""
         self.group()
-        if self.exchanging is None:
-            self.exchanging = make(self.mesh, self.layout)
-        return self.exchanging(x)
+        return self.once(lambda: make(self.mesh, self.layout))(x)
+
+    def once(self, make: Callable[[], Any]) -> Any:
+        """What `make` gives, which is called for the first call of the op with these layouts."""
+        if self.made is None:
+            self.made = make()
+        return self.made
 
     def of_filled(self, gathered: Tensor) -> Tensor:
         """Of gathered summaries, those of the shards that have elements."""

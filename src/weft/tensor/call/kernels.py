@@ -74,7 +74,9 @@ class BoundKernel:
         decision = self.kernel.decision
         operand, _ = decision.finish[0]
         dims = [dim for at, dim in decision.finish if at == operand]
-        local = partial(self.kernel.function, Shards(self.mesh, layout, dims, self._check))
+        operands = (*decision.operands[:operand], layout, *decision.operands[operand + 1 :])
+        shards = Shards(self.mesh, layout, dims, self._check, operands)
+        local = partial(self.kernel.function, shards)
         if self.cast is not None:
             local = _without_autocast(local, self.cast, self.mesh.device.type)
         return _labelled(self.name, local, decision, self.kernel.axes, self.mesh, checks=False)

@@ -1,0 +1,160 @@
+"""Which blocks of keys and values a rank fetches, from whom, and in which rounds.
+
+Queries and keys lie sharded over the same axes; each rank keeps its queries, and blocks of keys
+come to it from their holders: in round j from the one j places before it in the group, so that
+every rank sends and receives one block at a time (ring attention: Liu, Zaharia, Abbeel, 2023; sent
+straight, not passed on, because under a causal mask not everybody sees every block). What is small
+goes in fewer rounds, in one at last, which is a gather; a block that is large goes in pieces.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch._C import _DisableAutocast  # type: ignore[attr-defined]
+
+from weft.comm import Communicator
+from weft.transport import traffic
+
+__all__ = ["Blocks", "Piece", "Round"]
+
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A stretch of a block of keys: the place in the group that holds it or asks for it, its first
+    row in the block, how many rows, and the position of the first in the whole sequence."""
+
+    place: int
+    row: int
+    num: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What this rank sends of its block, and what it receives of others, by place."""
+
+    sends: tuple[Piece, ...]
+    receives: tuple[Piece, ...]
+
+
+class Blocks:
+    """The blocks of a group of ranks, of which this one is `comm.index`.
+
+    Args:
+        comm: the ranks.
+        queries, keys: per place, the positions of the queries and of the keys that it has.
+        is_causal: whether a query sees no key of a later position.
+    """
+
+    __slots__ = ("comm", "is_causal", "keys", "queries")
+
+    def __init__(
+        self, comm: Communicator, queries: Sequence[Span], keys: Sequence[Span], is_causal: bool
+    ) -> None:
+        self.comm, self.queries, self.keys = comm, tuple(queries), tuple(keys)
+        self.is_causal = is_causal
+
+    def busiest(self, grad: bool) -> int:
+        """How many keys of others, or gradients of its own, the rank receives that receives most.
+
+        In backward (`grad`) blocks come once more, and their gradients go to who holds them.
+        """
+        gets, gives = [0] * self.comm.size, [0] * self.comm.size
+        for holder, (start, stop) in enumerate(self.keys):
+            for asker in range(self.comm.size):
+                if asker != holder and self._asks(asker, start):
+                    gets[asker] += stop - start
+                    gives[holder] += stop - start
+        return max([2 * mine + back if grad else mine for mine, back in zip(gets, gives)])
+
+    def _asks(self, asker: int, position: int) -> bool:
+        """Whether a place needs keys from this position on."""
+        start, stop = self.queries[asker]
+        return start < stop and (not self.is_causal or position < stop)
+
+    def rounds(self, most: int) -> list[Round]:
+        """The rounds, the same number on every rank. None brings a rank more than `most` rows, or
+        a quarter of a block if these are more."""
+        size = self.comm.size
+        longest = max([stop - start for start, stop in self.keys])
+        if not longest:
+            return []
+        together, most = max(most // longest, 1), max(min(most, longest), -(-longest // 4))
+        found = []
+        for shift in range(1, size, together):
+            shifts = range(shift, min(shift + together, size))
+            for row in range(0, longest, most):
+                pieces = {
+                    (asker, (asker - by) % size): self._piece(asker, (asker - by) % size, row, most)
+                    for by in shifts for asker in range(size)
+                }
+                if any(piece.num for piece in pieces.values()):
+                    found.append(self._round(pieces))
+        return found
+
+    def _piece(self, asker: int, holder: int, row: int, most: int) -> Piece:
+        start, stop = self.keys[holder]
+        num = max(min(most, stop - start - row), 0)
+        return Piece(holder, row, num if self._asks(asker, start + row) else 0, start + row)
+
+    def _round(self, pieces: dict[tuple[int, int], Piece]) -> Round:
+        me = self.comm.index
+        sends = [Piece(asker, one.row, one.num, one.position)
+                 for (asker, holder), one in pieces.items() if holder == me and one.num]
+        receives = [one for (asker, _), one in pieces.items() if asker == me and one.num]
+        by_place = sorted(sends, key=_place), sorted(receives, key=_place)
+        return Round(*map(tuple, by_place))
+
+    def fetch(self, tensors: Sequence[Tensor], round_: Round) -> list[tuple[Piece, list[Tensor]]]:
+        """The pieces that a round brings of some tensors, whose rows are the last dim but one."""
+        parts = [one.narrow(-2, piece.row, piece.num) for piece in round_.sends for one in tensors]
+        got = self._exchange(parts, round_.sends, round_.receives, tensors)
+        return [(piece, found) for piece, found in zip(round_.receives, got)]
+
+    def give_back(
+        self, found: Sequence[Sequence[Tensor]], round_: Round, totals: Sequence[Tensor],
+        dtype: torch.dtype,
+    ) -> None:
+        """The gradients of the pieces that the round brought go to their holders, who add them to
+        `totals`; they travel in `dtype`."""
+        parts = [one.to(dtype) for piece in found for one in piece]
+        got = self._exchange(parts, round_.receives, round_.sends, totals, dtype)
+        for piece, terms in zip(round_.sends, got):
+            for total, term in zip(totals, terms):
+                total.narrow(-2, piece.row, piece.num).add_(term)
+
+    def _exchange(
+        self, parts: Sequence[Tensor], sends: Sequence[Piece], receives: Sequence[Piece],
+        like: Sequence[Tensor], dtype: torch.dtype | None = None,
+    ) -> list[list[Tensor]]:
+        """One all-to-all: per piece that is received, a tensor for each of `like`."""
+        comm, dtype = self.comm, dtype or like[0].dtype
+        rows = [math.prod(one.shape[:-2]) * one.shape[-1] for one in like]
+        send, recv = [0] * comm.size, [0] * comm.size
+        for sizes, pieces in ((send, sends), (recv, receives)):
+            for piece in pieces:
+                sizes[piece.place] = piece.num * sum(rows)
+        flat = torch.cat([one.reshape(-1) for one in parts]) if parts else like[0].new_empty(
+            0, dtype=dtype)
+        if traffic.STATE.on:
+            traffic.emit("blocks by pairs", tuple(map(str, comm.axes)), "AllToAll",
+                         sum(recv) * flat.element_size())
+        with _DisableAutocast():
+            got = comm.all_to_all(flat, send, recv)
+        lengths = [piece.num * row for piece in receives for row in rows]
+        out = iter(got.split(lengths))
+        return [
+            [next(out).view(*one.shape[:-2], piece.num, one.shape[-1]) for one in like]
+            for piece in receives
+        ]
+
+
+def _place(piece: Piece) -> int:
+    return piece.place

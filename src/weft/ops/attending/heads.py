@@ -1,0 +1,122 @@
+"""Attention of a sharded sequence by heads: an exchange after which each rank has whole sequences
+of some heads, torch's own attention of these, and an exchange back (Jacobs et al., DeepSpeed
+Ulysses, 2023)."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from weft.comm import BoundMesh
+from weft.core import Layout
+from weft.transport import Transition
+
+__all__ = ["ByHeads"]
+
+
+class ByHeads:
+    """The exchanges of one call, all of whose operands are sharded along the sequence alike.
+
+    Args:
+        layouts: of queries, keys, values and the mask, if there is one.
+        axes: those that shard the sequence.
+        times: how often each key head is sent, so that there are enough of them.
+    """
+
+    __slots__ = ("axes", "layouts", "mesh", "moved", "result", "times")
+
+    def __init__(
+        self, mesh: BoundMesh, layouts: tuple[Layout, ...], axes: tuple[int, ...], times: int
+    ) -> None:
+        self.mesh, self.layouts, self.axes, self.times = mesh, layouts, axes, times
+        query, key, value = layouts[:3]
+        given = [query, _repeated(key, times), _repeated(value, times), *layouts[3:]]
+        self.moved = [_by_heads(one, axes) for one in given]
+        self.result = _like(self.moved[0], value), _like(query, value)
+
+    @classmethod
+    def of(cls, mesh: BoundMesh, layouts: tuple[Layout, ...]) -> ByHeads | None:
+        """None where heads cannot be shared out evenly."""
+        query, key, value = layouts[:3]
+        axes = query.dims[-2]
+        lead = query.shape[:-3]
+        if set(axes) != set(key.dims[-2]) or any(
+            one.shape[:-3] != lead or not one.shape[-3] for one in (query, key, value)
+        ) or key.shape[-3] != value.shape[-3] or query.shape[-3] % key.shape[-3]:
+            return None
+        num = math.prod([query.mesh.axis_sizes[axis] for axis in axes])
+        each = query.shape[-3] // key.shape[-3]
+        for times in range(1, each + 1):
+            if each % times == 0 and all(
+                size * times % num == 0 for size in key.sizes_of(key.ndim - 3)
+            ):
+                return cls(mesh, layouts, axes, times)
+        return None
+
+    def nbytes(self, itemsize: int) -> float:
+        """What a rank receives: of queries, keys, values and of the result."""
+        num = math.prod([self.layouts[0].mesh.axis_sizes[axis] for axis in self.axes])
+        total = 0.0
+        for layout in (*self.moved[:3], self.result[0]):
+            total += _share(layout) * itemsize * (1 - 1 / num)
+        for before, after in zip(self.layouts[3:], self.moved[3:]):
+            total += max(_share(after) - _share(before), 0) * itemsize
+        return total
+
+    def attend(self, tensors: list[Tensor], **asked: Any) -> Tensor:
+        """The rank's part of the result."""
+        if self.times > 1:
+            tensors[1:3] = [one.repeat_interleave(self.times, -3) for one in tensors[1:3]]
+        given = [self.layouts[0], *[_repeated(one, self.times) for one in self.layouts[1:3]],
+                 *self.layouts[3:]]
+        varying = frozenset(self.axes)
+        moved = [
+            Transition(self.mesh, before, after, src_varying=varying, dst_varying=varying)(x)
+            for before, after, x in zip(given, self.moved, tensors)
+        ]
+        function: Any = F.scaled_dot_product_attention
+        out = function(*moved, enable_gqa=True, **asked)
+        return Transition(self.mesh, *self.result)(out)
+
+
+def _repeated(layout: Layout, times: int) -> Layout:
+    """With each head so many times."""
+    if times == 1:
+        return layout
+    at, cuts = layout.ndim - 3, list(layout.cuts)
+    cuts[at] = tuple([cut * times for cut in layout.cuts_of(at)])
+    shape = (*layout.shape[:at], layout.shape[at] * times, *layout.shape[at + 1 :])
+    return Layout.make(layout.mesh, shape, layout.dims, cuts)
+
+
+def _by_heads(layout: Layout, axes: tuple[int, ...]) -> Layout:
+    """Heads sharded by these axes, evenly, and the sequence by none."""
+    dims, cuts = list(layout.dims), list(layout.cuts)
+    dims[-2], cuts[-2] = (), None
+    at = layout.ndim - 3
+    if at >= 0 and layout.shape[at] > 1:
+        num = math.prod([layout.mesh.axis_sizes[axis] for axis in axes])
+        fine = [0]
+        for start, stop in pairwise(layout.cuts_of(at)):
+            fine += [start + (stop - start) * part // num for part in range(1, num + 1)]
+        dims[at], cuts[at] = (*dims[at], *axes), tuple(fine)
+    return Layout.make(layout.mesh, layout.shape, dims, cuts)
+
+
+def _like(query: Layout, value: Layout) -> Layout:
+    """The result, where queries and values lie so."""
+    return Layout.make(
+        query.mesh, (*query.shape[:-1], value.shape[-1]), (*query.dims[:-1], value.dims[-1]),
+        (*query.cuts[:-1], value.cuts[-1]),
+    )
+
+
+def _share(layout: Layout) -> float:
+    """Elements of one rank, on average."""
+    return math.prod(layout.shape) / math.prod([
+        layout.mesh.axis_sizes[axis] for axis in layout.sharded_axes
+    ])

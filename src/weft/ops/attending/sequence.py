@@ -1,0 +1,166 @@
+"""Attention whose queries stay where they are, as a node of autograd's graph.
+
+Forward sees this rank's keys, then those that come from others round by round, and adds what ranks
+have seen that hold other keys for the same queries. Saved are this rank's shards, the result and a
+number for each query. Backward fetches the keys again and sends their gradients back. What has
+second derivatives is the same from gathered keys, in plain operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import _DisableAutocast  # type: ignore[attr-defined]
+
+from weft.comm import Communicator
+from weft.ops.attending.blocks import Blocks, Round
+from weft.ops.attending.tiles import Asked, Gradients, Rows
+from weft.ops.summaries import wide
+from weft.transport import traffic
+
+__all__ = ["Keys", "attend"]
+
+_gradients: Any = torch.autograd.grad
+BUFFER_NBYTES = 1 << 18
+"""How much of others' keys and values a round may bring to a rank, and a quarter of what it has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Where the keys and values of one call lie, and how others' come.
+
+    Args:
+        first_key: the position of this rank's first key.
+        blocks: the ranks that hold other queries, and other keys; None where there are none.
+        others: the ranks that hold other keys for the same queries; None where there are none.
+        gather: (keys, whether they are values) -> those of all ranks.
+    """
+
+    first_key: int
+    blocks: Blocks | None
+    others: Communicator | None
+    gather: Callable[[Tensor, bool], Tensor]
+
+    def rounds(self, k: Tensor, v: Tensor) -> list[Round]:
+        """The rounds in which blocks come."""
+        if self.blocks is None:
+            return []
+        of_row = sum([
+            one.shape[:-2].numel() * one.shape[-1] * one.element_size() for one in (k, v)
+        ])
+        return self.blocks.rounds(BUFFER_NBYTES // max(of_row, 1))
+
+    def reduced(self, x: Tensor, kind: str) -> Tensor:
+        """The reduction over the ranks that hold other keys."""
+        comm = self.others
+        assert comm is not None
+        if traffic.STATE.on:
+            traffic.emit(f"P({kind})->R", tuple(map(str, comm.axes)), "AllReduce",
+                         -(-2 * x.nbytes * (comm.size - 1) // comm.size))
+        return comm.all_reduce(x, kind)
+
+
+def attend(keys: Keys, asked: Asked, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attention of this rank's queries; the mask, and what else is asked for, are in `asked`."""
+    return _Attention.apply(keys, asked, q, k, v, asked.mask)  # type: ignore[return-value]
+
+
+def _plain(keys: Keys, asked: Asked, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The same from the keys of all ranks, differentiable to any order."""
+    dtype = wide(q.dtype)
+    k, v = keys.gather(k, False), keys.gather(v, True)
+    scores = torch.matmul(q.to(dtype), k.to(dtype).mT) * asked.scale
+    rows, columns = scores.shape[-2:]
+    device = q.device
+    hidden = torch.zeros((rows, columns), dtype=torch.bool, device=device)
+    if asked.is_causal:
+        queries = torch.arange(asked.first_row, asked.first_row + rows, device=device)
+        hidden = torch.arange(columns, device=device) > queries.unsqueeze(-1)
+    mask = asked.mask
+    if mask is not None and mask.dtype is torch.bool:
+        hidden = hidden | mask.logical_not()
+    elif mask is not None:
+        scores = scores + mask
+    scores = scores.masked_fill(hidden, -torch.inf)
+    nothing = (scores == -torch.inf).all(-1, keepdim=True)
+    weights = scores.masked_fill(nothing, 0).softmax(-1).masked_fill(nothing, 0)
+    return torch.matmul(asked.kept(weights, 0, 0), v.to(dtype)).to(q.dtype)
+
+
+class _Attention(torch.autograd.Function):
+    """Saves shards, the result and the logs of the sums; never scores."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, keys: Keys, asked: Asked, q: Tensor, k: Tensor, v: Tensor,
+        mask: Tensor | None,
+    ) -> Tensor:
+        with _DisableAutocast():
+            rows = Rows(asked, q, k, v)
+            rows.attend(k, v, keys.first_key)
+            for position, own_k, own_v in _fetched(keys, k, v):
+                rows.attend(own_k, own_v, position)
+            if keys.others is not None:
+                rows.merge(lambda x: keys.reduced(x, "max"),
+                           lambda x: keys.reduced(x, "sum"))
+            out, logs = rows.finish()
+        ctx.keys, ctx.asked = keys, replace(asked, mask=None)
+        ctx.note = traffic.note() if traffic.STATE.on else None
+        ctx.save_for_backward(q, k, v, mask, out, logs)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        q, k, v, mask, out, logs = ctx.saved_tensors
+        run = _again if torch.is_grad_enabled() else _backward
+        asked = replace(ctx.asked, mask=mask)
+        with traffic.resume(ctx.note, "gradient of attention over a sharded sequence"):
+            found = run(ctx, asked, grad, q, k, v, out, logs)
+        return None, None, *found
+
+
+def _fetched(keys: Keys, k: Tensor, v: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Position, keys and values of each piece that comes from others."""
+    for round_ in keys.rounds(k, v):
+        assert keys.blocks is not None
+        for piece, (of_k, of_v) in keys.blocks.fetch((k, v), round_):
+            yield piece.position, of_k, of_v
+
+
+def _backward(
+    ctx: Any, asked: Asked, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor,
+    logs: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """The gradients of this rank's queries, keys, values and part of the mask."""
+    keys = ctx.keys
+    with _DisableAutocast():
+        if keys.others is not None:  # each rank has a term of the gradient of what all know
+            grad = keys.reduced(grad.contiguous(), "sum")
+        rows = Gradients(asked, q, logs, out, grad, ctx.needs_input_grad[5])
+        totals = rows.of_block(k, v, keys.first_key)
+        for round_ in keys.rounds(k, v):
+            gradients = [
+                rows.of_block(of_k, of_v, piece.position)
+                for piece, (of_k, of_v) in keys.blocks.fetch((k, v), round_)
+            ]
+            keys.blocks.give_back(gradients, round_, totals, k.dtype)
+    key, value = totals
+    of_mask = None if rows.mask is None or asked.mask is None else rows.mask.to(asked.mask.dtype)
+    return rows.query.to(q.dtype), key.to(k.dtype), value.to(v.dtype), of_mask
+
+
+def _again(
+    ctx: Any, asked: Asked, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor,
+    logs: Tensor,
+) -> tuple[Tensor | None, ...]:
+    """The gradients with a graph of their own."""
+    needs = ctx.needs_input_grad[2:]
+    given = [one for one, need in zip((q, k, v, asked.mask), needs) if need]
+    with _DisableAutocast():
+        result = _plain(ctx.keys, asked, q, k, v)
+    found = iter(_gradients(result, given, grad, create_graph=True))
+    return tuple([next(found) if need else None for need in needs])

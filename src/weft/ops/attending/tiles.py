@@ -1,0 +1,218 @@
+"""Attention of this rank's queries to blocks of keys, tile by tile: scores are never there whole.
+
+Of the keys that a row has seen so far, its maximum, the sum of exponentials and the weighted values
+are kept (Milakov, Gimelshein, Online normalizer calculation for softmax, 2018); those of several
+ranks merge as those of several tiles do. Backward computes the scores of a tile again (Dao et al.,
+FlashAttention, 2022). Half precision is computed in float32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from weft.ops.summaries import wide
+
+__all__ = ["Asked", "Gradients", "Rows"]
+
+_TILE_SCORES = {"cpu": 1 << 16}
+"""How many scores a tile has, of all heads together: what is made of them stays in the cache."""
+
+_TILE_SCORES_OF_DEVICES = 1 << 24
+
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What attention is asked for, as this rank sees it.
+
+    Args:
+        scale: of the scores. is_causal: whether a query sees no key of a later position.
+        first_row: the position of this rank's first query.
+        mask: added to scores, or False where a score is left out; None.
+        first_column: the position of the mask's first column.
+        noise: (rows, columns) -> what weights of these positions are multiplied by; None.
+    """
+
+    scale: float
+    is_causal: bool
+    first_row: int
+    mask: Tensor | None = None
+    first_column: int = 0
+    noise: Callable[[Span, Span], Tensor] | None = None
+
+    def sees(self, num_rows: int, column: int) -> bool:
+        """Whether any of so many rows sees a key of this position, or later ones."""
+        return num_rows > 0 and (not self.is_causal or column < self.first_row + num_rows)
+
+    def scores(self, q: Tensor, k: Tensor, row: int, column: int) -> Tensor:
+        """Those of the queries from `row` on, of this rank, and the keys from position `column`."""
+        scores = torch.matmul(q, k.mT).mul_(self.scale)
+        rows, columns = scores.shape[-2:]
+        mask = self.of_mask(self.mask, row, rows, column, columns)
+        if mask is not None:
+            if mask.dtype is torch.bool:
+                scores.masked_fill_(mask.logical_not(), -math.inf)
+            else:
+                scores.add_(mask)
+        first = self.first_row + row
+        if self.is_causal and column + columns - 1 > first:
+            device = scores.device
+            queries = torch.arange(first, first + rows, device=device).unsqueeze(-1)
+            keys = torch.arange(column, column + columns, device=device)
+            scores.masked_fill_(keys > queries, -math.inf)
+        return scores
+
+    def of_mask(
+        self, mask: Tensor | None, row: int, rows: int, column: int, columns: int
+    ) -> Tensor | None:
+        """The part of a mask, or of its gradient, that scores of a tile meet."""
+        if mask is None:
+            return None
+        if mask.shape[-2] != 1:
+            mask = mask.narrow(-2, row, rows)
+        if mask.shape[-1] != 1:
+            mask = mask.narrow(-1, column - self.first_column, columns)
+        return mask
+
+    def kept(self, weights: Tensor, row: int, column: int) -> Tensor:
+        """The weights of a tile times their noise."""
+        if self.noise is None:
+            return weights
+        rows, columns = weights.shape[-2:]
+        first = self.first_row + row
+        return weights * self.noise((first, first + rows), (column, column + columns))
+
+    def tiles(
+        self, num_rows: int, num_columns: int, lead: int, column: int, device: torch.device
+    ) -> Iterator[tuple[slice, slice]]:
+        """Rows and columns of the tiles of a block that any row sees; the block's first key has
+        position `column`, and `lead` counts its heads and samples."""
+        if not num_rows or not num_columns or not lead:
+            return
+        limit = max(_TILE_SCORES.get(device.type, _TILE_SCORES_OF_DEVICES) // lead, 1)
+        height = min(num_rows, max(math.isqrt(limit), 16))
+        width = min(num_columns, max(limit // height, 16))
+        for row in range(0, num_rows, height):
+            below = min(row + height, num_rows)
+            for start in range(0, num_columns, width):
+                if self.sees(below, column + start):
+                    yield slice(row, below), slice(start, min(start + width, num_columns))
+
+
+class Rows:
+    """What this rank's queries have seen so far.
+
+    Attributes, per query: `top`, the largest score; `total`, the sum of exp(score - top); `out`,
+    that of the values weighted by them.
+    """
+
+    __slots__ = ("asked", "lead", "out", "q", "top", "total")
+
+    def __init__(self, asked: Asked, q: Tensor, k: Tensor, v: Tensor) -> None:
+        self.asked, self.q = asked, q
+        lead = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2])
+        shape, dtype = (*lead, q.shape[-2]), wide(q.dtype)
+        self.lead = math.prod(lead)
+        self.top = q.new_full(shape, -math.inf, dtype=dtype)
+        self.total = q.new_zeros(shape, dtype=dtype)
+        self.out = q.new_zeros((*shape, v.shape[-1]), dtype=dtype)
+
+    def attend(self, k: Tensor, v: Tensor, column: int) -> None:
+        """See a block of keys, the first of which has position `column`."""
+        asked, dtype = self.asked, self.out.dtype
+        num_rows, num_columns = self.q.shape[-2], k.shape[-2]
+        for rows, columns in asked.tiles(num_rows, num_columns, self.lead, column, k.device):
+            place = column + columns.start
+            scores = asked.scores(self.q[..., rows, :].to(dtype), k[..., columns, :].to(dtype),
+                                  rows.start, place)
+            own = self.top[..., rows]
+            top = torch.maximum(own, scores.amax(-1))
+            base = _finite(top)
+            scores = scores.sub_(base.unsqueeze(-1)).exp_()
+            decay = (own - base).exp_()
+            self.total[..., rows] = self.total[..., rows] * decay + scores.sum(-1)
+            seen = torch.matmul(asked.kept(scores, rows.start, place), v[..., columns, :].to(dtype))
+            self.out[..., rows, :] = self.out[..., rows, :] * decay.unsqueeze(-1) + seen
+            self.top[..., rows] = top
+
+    def merge(
+        self, largest: Callable[[Tensor], Tensor], summed: Callable[[Tensor], Tensor]
+    ) -> None:
+        """Add what other ranks have seen; `largest` and `summed` reduce over these."""
+        top = largest(self.top)
+        decay = (self.top - _finite(top)).exp_().unsqueeze(-1)
+        both = summed(torch.cat([self.out, self.total.unsqueeze(-1)], -1).mul_(decay))
+        self.top, self.total, self.out = top, both[..., -1], both[..., :-1]
+
+    def finish(self) -> tuple[Tensor, Tensor]:
+        """The result, and the log of the sum of exp(score); of rows that see nothing zero, and
+        inf, so that their weights are zero."""
+        nothing = self.total == 0
+        total = self.total.masked_fill(nothing, 1)
+        logs = total.log().add_(_finite(self.top)).masked_fill_(nothing, math.inf)
+        return self.out.div_(total.unsqueeze(-1)).to(self.q.dtype), logs
+
+
+class Gradients:
+    """The gradients of this rank's queries and of its part of the mask; those of blocks of keys
+    and values are what `of_block` gives.
+
+    Args:
+        logs: of the sums of exp(score), as `Rows.finish` gives them. out, grad: the result and its
+            gradient.
+        of_mask: whether the mask has one.
+    """
+
+    __slots__ = ("asked", "delta", "grad", "lead", "logs", "mask", "q", "query")
+
+    def __init__(
+        self, asked: Asked, q: Tensor, logs: Tensor, out: Tensor, grad: Tensor, of_mask: bool
+    ) -> None:
+        self.asked, self.q, self.logs, self.grad = asked, q, logs, grad
+        dtype = logs.dtype
+        self.lead = math.prod(logs.shape[:-1])
+        self.delta = (out.to(dtype) * grad.to(dtype)).sum(-1)
+        self.query = torch.zeros_like(q, dtype=dtype)
+        self.mask = torch.zeros_like(asked.mask, dtype=dtype) if of_mask and (
+            asked.mask is not None) else None
+
+    def of_block(self, k: Tensor, v: Tensor, column: int) -> tuple[Tensor, Tensor]:
+        """The gradients of a block of keys and values, the first of position `column`."""
+        asked, dtype = self.asked, self.logs.dtype
+        key, value = torch.zeros_like(k, dtype=dtype), torch.zeros_like(v, dtype=dtype)
+        num_rows, num_columns = self.q.shape[-2], k.shape[-2]
+        for rows, columns in asked.tiles(num_rows, num_columns, self.lead, column, k.device):
+            place = column + columns.start
+            q, keys = self.q[..., rows, :].to(dtype), k[..., columns, :].to(dtype)
+            grad = self.grad[..., rows, :].to(dtype)
+            weights = asked.scores(q, keys, rows.start, place)
+            weights = weights.sub_(self.logs[..., rows].unsqueeze(-1)).exp_()
+            _add(value[..., columns, :],
+                 torch.matmul(asked.kept(weights, rows.start, place).mT, grad))
+            of_scores = torch.matmul(grad, v[..., columns, :].to(dtype).mT)
+            of_scores = asked.kept(of_scores, rows.start, place)
+            of_scores = of_scores.sub_(self.delta[..., rows].unsqueeze(-1)).mul_(weights)
+            if self.mask is not None:
+                part = asked.of_mask(self.mask, rows.start, q.shape[-2], place, keys.shape[-2])
+                assert part is not None
+                _add(part, of_scores)
+            of_scores.mul_(asked.scale)
+            _add(self.query[..., rows, :], torch.matmul(of_scores, keys))
+            _add(key[..., columns, :], torch.matmul(of_scores.mT, q))
+        return key, value
+
+
+def _finite(top: Tensor) -> Tensor:
+    """The largest scores; 0 of rows that have seen none."""
+    return top.masked_fill(top == -math.inf, 0)
+
+
+def _add(total: Tensor, more: Tensor) -> None:
+    """Add to `total` what may have been broadcast from its shape."""
+    total.add_(more.sum_to_size(total.shape))
