@@ -1,29 +1,34 @@
 """Which candidate a mesh axis takes: the cheapest way to bring the operands together.
 
-Theory of operation. Over one axis a rule allows: cut a factor; let terms of a sum pass through a
-linear set of operands; or replicate. Each candidate asks something of every operand, and the
-table of transitions says what that costs in bytes received per rank:
+Theory of operation. Over one axis a rule allows three things: shard a factor; let partial sums pass
+through a linear set of operands; or replicate. Each candidate requires something of every operand.
+The table of transitions gives the cost, in bytes received per rank:
 
     from      to S(same)  to S(other)    to replicated       to P
     S         0           n/g + back     n + back             2n
     P         n + back    n + back       2n + back if varying 0, or 4n for another kind
     replic.   back        back           0                    2n
 
-each times (1 - 1/g), or what the busiest rank receives of an uneven dim; "back" being the same
-again when the operand needs a gradient. The gradient of an operand that enters replicated is
-reduced for free: that is due to the user's choice of layout, and counting it would undo data
-parallelism for small batches. A value that enters as one term (to P) is charged the reduction that
-it makes necessary, so that a finished value meets a partial one by finishing the partial one. What
-leaves terms although something has to move is charged their reduction, too: terms that pass beside
-an operand which would be gathered for it, a contraction for which a sharded or partial operand
-would have to be cut anew. What such a candidate saves in moving one operand the result must pay.
-An in-place op also pays for moving its target back. To replicate what an operand has sharded leaves
-every rank with the whole result and with all further work: this candidate pays the bytes of the
-result as well, once for forward and once for backward, at most the size of what was sharded. Where
-all operands agree on a factor, or on the terms of a linear set, nothing moves and nothing is
-compared.
+each times (1 - 1/g), or what the busiest rank receives of an uneven dim. "back" is the same
+again if the operand needs a gradient. Further rules:
 
-An axis of size 1 is judged as one of size 2: a program reads the same layouts on any number.
+- Reducing the gradient of an operand that enters replicated is free. It follows from the user's
+  choice of layout, and counting it would undo data parallelism for small batches.
+- A value that becomes one rank's partial value (to P) pays the reduction that this makes
+  necessary. So when a replicated value meets a partial one, the partial one is reduced.
+- A candidate that leaves partial values although something has to move pays their reduction too.
+  This applies to partial values beside an operand that would be gathered for them, and to a
+  contraction for which a sharded or partial operand would have to be resharded. What such a
+  candidate saves in moving one operand, the result must pay.
+- An in-place op also pays for moving its target back.
+- To replicate a sharded operand leaves every rank with the whole result and with all further
+  work. This candidate also pays the bytes of the result, once for forward and once for backward, at
+  most the size of what was sharded.
+- Where all operands agree on a factor, or on the partial values of a linear set, nothing moves and
+  nothing is compared.
+
+An axis of size 1 is treated as one of size 2: a program sees the same layouts on any number of
+ranks.
 """
 
 from __future__ import annotations
@@ -39,22 +44,22 @@ __all__ = [
 ]
 
 UNKNOWN_FACTOR = ""
-"""Stands for the factor of a dim that is cut where the rule knows no factor."""
+"""Stands for the factor of a sharded dim for which the rule has no factor."""
 
 
 @dataclass(frozen=True, slots=True)
 class PassPartial:
-    """Terms of `kind` pass through: the members are partial, the other operands replicated."""
+    """Partial values of `kind` pass: the members are partial, the other operands replicated."""
 
     members: tuple[int, ...]
     kind: str
 
 
 Choice = str | PassPartial | None
-"""What an axis does: cut a factor, pass terms, or nothing."""
+"""What an axis does: shard a factor, pass partial values, or nothing."""
 
 NEEDS_COST = PassPartial((), "")
-"""No candidate is free."""
+"""No candidate costs nothing."""
 
 
 @dataclass(slots=True)
@@ -65,16 +70,16 @@ class Frame:
         rule: its rule.
         results: bytes of all results.
         leads: per factor, where it leads a dim: (operand, dim, product of the dim's other factors).
-        barred: factors that cannot be cut.
+        barred: factors that cannot be sharded.
         finished: per factor that the op's kernel finishes, the operands that may bring it sharded.
-        held: per axis, per operand: the factor that the axis cuts, OTHER, or None.
-        kinds: per axis, per operand: the kind of its terms; None for an axis without any.
+        held: per axis, per operand: the factor that the axis shards, UNKNOWN_FACTOR, or None.
+        kinds: per axis, per operand: the kind of its partial values; None for an axis without any.
         nbytes: per operand, bytes of what one rank holds of it.
         grads: per operand, whether its gradient is wanted.
         sizes: of the mesh axes.
-        target: the operand that the call writes to: what it becomes for the call goes back.
-        beside: factor -> another one, and the operands in which axes that cut that other one may
-            cut the factor.
+        target: the operand that the call writes to; its new value is moved back to its layout.
+        beside: factor -> another one, and the operands in which axes that shard that other one may
+            shard the factor.
     """
 
     rule: Rule
@@ -92,10 +97,10 @@ class Frame:
 
 
 def terms(frame: Frame, factor: str) -> tuple[int, ...]:
-    """The operands that are added to what a contraction of `factor` gives.
+    """The operands that are added to the result of a contraction of `factor`.
 
-    The rule says so, or they stand in one linear set with an operand that has the factor, which
-    they lack; cut, the result is a sum of terms and they enter it as one.
+    The rule names them, or they are in one linear set with an operand that has the factor, which
+    they lack. If the factor is sharded, the result is a partial sum, and they enter it on one rank.
     """
     rule = frame.rule
     if rule.reduce.get(factor) != "sum" or len(rule.operands) == 1:
@@ -108,13 +113,13 @@ def terms(frame: Frame, factor: str) -> tuple[int, ...]:
 
 
 def zero_cost_choice(frame: Frame, axis: int) -> Choice:
-    """The candidate for which nothing moves over one axis, or COMPARE; no length plays a part."""
+    """The candidate for which nothing moves over one axis, or NEEDS_COST; lengths do not matter."""
     held, kinds = frame.held[axis], frame.kinds[axis]
     return _agreed(frame, held) if kinds is None else _passing(frame, held, kinds)
 
 
 def _agreed(frame: Frame, held: Sequence[str | None]) -> Choice:
-    """The factor that every operand which has it is cut on, others being replicated: no cost."""
+    """The factor that all operands with it have sharded, the others being replicated: no cost."""
     found: str | None = None
     for name in held:
         if name is not None:
@@ -160,8 +165,9 @@ def _is_brought(frame: Frame, held: Sequence[str | None], factor: str) -> bool:
 def _may_finish(
     frame: Frame, held: Sequence[str | None], kinds: Sequence[str | None], factor: str
 ) -> bool:
-    """Whether the kernel may get the factor sharded: it is brought so, or an operand that may bring
-    it has to move and the kernel leaves partial values. Nothing is sharded for a kernel alone."""
+    """Whether the kernel may get the factor sharded: an operand brings it sharded, or an operand
+    that may do so has to move and the kernel leaves partial values. Nothing is sharded only for a
+    kernel."""
     return _is_brought(frame, held, factor) or (factor in frame.rule.reduce and any(
         held[operand] is not None or kinds[operand] is not None
         for operand in frame.finished[factor]
@@ -171,7 +177,7 @@ def _may_finish(
 def _passing(
     frame: Frame, held: Sequence[str | None], kinds: Sequence[str | None]
 ) -> Choice:
-    """The linear set whose members are all partial and the others replicated: no cost."""
+    """The linear set whose members are all partial while the others are replicated: no cost."""
     if any(name is not None for name in held):
         return NEEDS_COST
     partial = tuple([index for index, kind in enumerate(kinds) if kind is not None])
@@ -189,19 +195,19 @@ def _may_pass(rule: Rule, kind: str) -> bool:
 
 
 def _may_become(kind: str, held: str | None) -> bool:
-    """Whether the table of transitions has a row to terms of `kind`: S and I become P(sum), I alone
-    becomes P of another kind, nothing a mean."""
+    """Whether the table of transitions has a row to P(`kind`): S and I become P(sum), only I
+    becomes P of another kind, nothing becomes a mean."""
     return kind == "sum" or (kind != "avg" and held is None)
 
 
 def cheapest(frame: Frame, axis: int, shards: Mapping[str, int]) -> Choice:
     """The candidate that moves the fewest bytes over one axis; ties as in `_key`.
 
-    `shards` tells how many shards the other axes make of a factor.
+    `shards`: into how many shards the other axes divide each factor.
     """
     rule, held, size = frame.rule, frame.held[axis], max(frame.sizes[axis], 2)
     kinds = frame.kinds[axis] or (None,) * len(held)
-    # What one rank would hold of each operand if this axis cut nothing.
+    # What one rank would hold of each operand if this axis sharded nothing.
     nbytes = [
         own * frame.sizes[axis] if name is not None else own
         for own, name in zip(frame.nbytes, held)
@@ -233,9 +239,9 @@ def _candidates(
     frame: Frame, held: Sequence[str | None], kinds: Sequence[str | None],
     shards: Mapping[str, int], size: int,
 ) -> Iterator[tuple[Choice, list[Choice]]]:
-    """Every candidate but the replicated one, with what it wants of each operand.
+    """Every candidate except the replicated one, with what it requires of each operand.
 
-    A factor of which the other axes leave single elements is not sharded once more.
+    A factor of which the other axes leave single elements is not sharded further.
     """
     rule = frame.rule
     for factor, places in frame.leads.items():
@@ -268,7 +274,7 @@ def _candidates(
 
 
 def _result_nbytes(frame: Frame, axis: int) -> float:
-    """Bytes of the results on one rank, as far as other axes cut them already."""
+    """Bytes of the results on one rank, as far as other axes shard them already."""
     kept = {factors[0] for dims in frame.rule.results for factors in dims if factors}
     nbytes = float(frame.results)
     for other, size in enumerate(frame.sizes):

@@ -1,10 +1,10 @@
 """From one axis to many: every mesh axis takes its candidate, then they join into layouts.
 
-Axes that cut one factor agree on one order and one vector of cuts, taken from the operand with
-most bytes that already has them, or from another if that asks the busiest rank for less: of three
-operands that lie on one rank, on both and on the other, the cuts of the second. Where a factor
-leads a compound dim its cuts are multiples of the product of the dim's other factors; cuts that
-are not move to the nearest multiples, which is one exchange of a few rows and no gather.
+Axes that shard one factor must agree on one order and one vector of cuts. These come from the
+operand with the most bytes that already has them, or from another operand if that requires less of
+the busiest rank: of three operands on one rank, on both, and on the other, the cuts of the second.
+Where a factor leads a compound dim, its cuts are multiples of the product of the dim's other
+factors. Cuts that are not move to the nearest multiples: an exchange of a few rows, not a gather.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from weft.rules import Call, Decision, LocalArgs, Rule, TensorArg
 __all__ = ["can_be_sharded", "decide"]
 
 Cuts = tuple[int, ...] | None
-"""Cuts in units of a factor; None = the default ones."""
+"""Cuts in units of a factor; None means the default."""
 
 _GRADIENT_KINDS = ("sum", "avg", "product")
 
@@ -45,13 +45,13 @@ def decide(
     rule: Rule, call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool],
     target: int | None = None,
 ) -> Decision:
-    """The layouts that the operands of a call come to, and those of its results.
+    """The layouts that the operands of a call are moved to, and those of its results.
 
     Args:
-        rule: what the op means, as its entry in the book gives it.
+        rule: what the op means, from its entry in the book.
         call: the op with its arguments and results.
         layouts: of the tensor operands, in the order of `call.tensors`, all on one mesh.
-        wants_grad: per operand, whether its gradient will be asked for.
+        wants_grad: per operand, whether its gradient will be requested.
         target: the operand that the call writes to, which keeps its layout.
     """
     frame = _frame(rule, call, layouts, wants_grad, target)
@@ -90,7 +90,7 @@ def decide(
 
 
 def can_be_sharded(rule: Rule, operand: int) -> tuple[int, ...]:
-    """The dims of an operand that a rule can have sharded, with results sharded alike."""
+    """The dims of an operand that a rule lets be sharded, with results sharded alike."""
     kept = [{factors[0] for factors in dims if factors} for dims in rule.results]
     return tuple([
         dim for dim, factors in enumerate(rule.operands[operand] or ())
@@ -99,7 +99,7 @@ def can_be_sharded(rule: Rule, operand: int) -> tuple[int, ...]:
 
 
 def _shards(frame: Frame, choices: Sequence[Choice], axis: int) -> dict[str, int]:
-    """How many shards the other axes make of each factor, as far as they are decided or hold it."""
+    """Into how many shards the other axes divide each factor, as decided or as held."""
     found: dict[str, int] = {}
     for other, choice in enumerate(choices):
         names = [choice] if isinstance(choice, str) else (
@@ -194,8 +194,8 @@ def _bar(
     rule: Rule, leads: dict[str, Any], barred: set[str], finished: dict[str, list[int]],
     wants_grad: Sequence[bool],
 ) -> None:
-    """Bar what no shard may cut: a factor must lead a dim of every result, or be reduced by a
-    kind that has a gradient where one is wanted."""
+    """Bar factors that no axis may shard: a factor must lead a dim of every result, or be reduced
+    by a kind that has a gradient where one is wanted."""
     for dims in rule.results:
         kept = {factors[0] for factors in dims if factors}
         for factors in dims:
@@ -211,8 +211,8 @@ def _bar(
 
 
 def _drop_mixed_kinds(frame: Frame, choices: list[Choice]) -> None:
-    """A layout waits for one kind of reduction (sum and avg may stand together); the axes that
-    would bring another one replicate."""
+    """A layout has one kind of partial values (sum and avg may occur together); the axes that
+    would bring another kind replicate."""
     first: str | None = None
     for axis, choice in enumerate(choices):
         if choice is None:
@@ -231,10 +231,10 @@ def _drop_mixed_kinds(frame: Frame, choices: list[Choice]) -> None:
 def _cuts(
     frame: Frame, layouts: Sequence[Layout], factor: str, axes: Sequence[int]
 ) -> tuple[tuple[int, ...], Cuts]:
-    """(order of axes, cuts) for the axes that shard a factor; without the last of them where the
-    op refuses empty shards, and the factor has too few elements."""
+    """(order of axes, cuts) for the axes that shard a factor. The last axis is dropped if the
+    op refuses empty shards and the factor has too few elements."""
     places = frame.leads[factor]
-    if factor in frame.finished:  # as the operand has it that brings it sharded
+    if factor in frame.finished:  # as in the operand that brings it sharded
         brings = frame.finished[factor]
         places = [place for place in places if place[0] in brings]
     operand, dim, inner = places[0]
@@ -282,7 +282,7 @@ def _units(
             return layout.cuts[dim]
         full = layout.cuts_of(dim)
     else:
-        # Axes that both begin with keep their cuts; those that follow chunk each piece.
+        # Axes that both begin with keep their cuts; later ones chunk each piece.
         same = 0
         while same < min(len(have), len(order)) and have[same] == order[same]:
             same += 1
@@ -303,8 +303,8 @@ def _least_moved(
     frame: Frame, layouts: Sequence[Layout], places: Sequence[tuple[int, int, int]],
     order: tuple[int, ...], length: int, cuts: Cuts,
 ) -> Cuts:
-    """The given cuts of a factor, or others that the operands have, or the default, if these ask
-    the busiest rank for less; or for the same, and leave it with less."""
+    """The given cuts of a factor, or other cuts that operands have, or the default, if these
+    require less of the busiest rank; or the same, and leave it with less."""
     sizes = [frame.sizes[axis] for axis in order]
     default = default_cuts(length, sizes)
     held: list[tuple[tuple[int, ...], float]] = []
@@ -324,7 +324,7 @@ def _least_moved(
 
 
 def _busiest(cuts: tuple[int, ...], held: Sequence[tuple[tuple[int, ...], float]]) -> float:
-    """What the busiest rank lacks of operands held by these cuts, a row weighing as said."""
+    """What the busiest rank lacks of operands held by these cuts, each row with its weight."""
     loads = [0.0] * (len(cuts) - 1)
     for own, row in held:
         for shard, (start, stop) in enumerate(pairwise(cuts)):
@@ -335,7 +335,7 @@ def _busiest(cuts: tuple[int, ...], held: Sequence[tuple[tuple[int, ...], float]
 
 
 def _nearest(cut: int, inner: int) -> int:
-    """A cut in units of a factor, half up (as the default cuts, which give the first the more)."""
+    """A cut in units of a factor, rounded half up (default cuts give the first shard more)."""
     return cut if inner == 1 else (2 * cut + inner) // (2 * inner) if inner else 0
 
 
@@ -344,7 +344,7 @@ def _joined_cuts(
     order: tuple[int, ...],
 ) -> tuple[int, ...]:
     """Cuts of a concatenation: the default, or those of one operand with the first and the last
-    shard taking what lies before and after it; whichever asks the busiest rank for the least."""
+    shard taking what lies before and after it; whichever requires least of the busiest rank."""
     length = frame.rule.sizes[factor]
     held = []
     options = [default_cuts(length, [frame.sizes[axis] for axis in order])]
@@ -399,7 +399,7 @@ def _come_to(
     rule: Rule, index: int, dims: Any, layout: Layout, partial: tuple[str | None, ...],
     cut: dict[str, tuple[tuple[int, ...], Cuts]],
 ) -> Layout:
-    """The operand's layout with these cuts; the very same object when it has them."""
+    """The operand's layout with these cuts; the very same object if it already has them."""
     same = partial == layout.partial
     axes_of: list[tuple[int, ...]] = []
     cuts_of: list[Cuts] = []
@@ -436,7 +436,7 @@ def _default(layout: Layout, dim: int) -> tuple[int, ...]:
 def _scaled(
     rule: Rule, layout: Layout, factors: Sequence[str], axes: Sequence[int], units: Cuts
 ) -> Cuts:
-    """A dim's cuts from those of its leading factor."""
+    """A dim's cuts, from those of its leading factor."""
     if len(factors) == 1:
         return units
     if units is None:
@@ -473,7 +473,7 @@ def _local_args(
     rule: Rule, call: Call, results: Sequence[Layout],
     cut: dict[str, tuple[tuple[int, ...], Cuts]],
 ) -> LocalArgs | None:
-    """The local op's arguments where they are not those of the call."""
+    """The local op's arguments if they differ from those of the call."""
     if rule.args is not None:
         fixed = rule.args
         return lambda coordinate: (fixed, {})

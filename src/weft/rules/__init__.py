@@ -1,4 +1,4 @@
-"""What every operation means for sharded operands, as rules over factors. No torch."""
+"""The meaning of every op for sharded operands, as rules over factors. No torch."""
 
 from weft.rules.bind import bind
 from weft.rules.book import Entry, Last, Page, RuleText, Text, op, page, rule

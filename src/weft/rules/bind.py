@@ -15,7 +15,7 @@ __all__ = ["bind", "fits", "operand_places", "result_shapes"]
 
 Shape = Sequence[int]
 Along = tuple[int, ...] | None
-"""The dims that an argument names, as it names them; () for all; None without such an argument."""
+"""The dims that an argument names, in its own order; () means all; None: no such argument."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +35,12 @@ class _Named:
 def operand_places(
     pattern: Pattern, num_tensors: int, counts: Sequence[int] | None = None
 ) -> tuple[int, ...] | None:
-    """Per tensor of a call, the operand of the string that it is; None where they do not fit.
+    """Per tensor of a call, its operand in the string; None if they do not fit.
 
     Args:
-        counts: how many tensors stand for each tensor parameter of the op (see `Call`). Without
-            them, tensors fill the operands in order; so do the tensors of a list that the string
-            names one by one.
+        counts: the number of tensors for each tensor parameter of the op (see `Call`). Without
+            them, tensors fill the operands in order. The tensors of a list that the string
+            names one by one do so as well.
     """
     num = len(pattern.operands)
     if num == 1 and pattern.listed:
@@ -77,7 +77,7 @@ def fits(
     pattern: Pattern, places: Sequence[int] | None, operands: Sequence[Shape],
     results: Sequence[Shape], has_along: bool,
 ) -> bool:
-    """Whether tensors of so many dims may be those of the string."""
+    """Whether tensors with these numbers of dims fit the string."""
     if places is None or not (pattern.lists_results or len(results) == len(pattern.results)):
         return False
     if has_along:
@@ -98,14 +98,14 @@ def bind(
     """The rule for tensors of these shapes.
 
     Args:
-        along: the dims that an argument names, where the rule has one.
-        places: per tensor, its operand in the string; as `operand_places` gives it by default.
-        told: sizes of factors that arguments tell.
+        along: the dims that an argument names, if the rule has such an argument.
+        places: per tensor, its operand in the string; by default from `operand_places`.
+        told: sizes of factors that arguments give.
         more: other fields of the Rule.
 
     Raises:
-        LayoutError: another number of tensors or dims than the string has, or sizes of one
-            factor that disagree.
+        LayoutError: the number of tensors or dims differs from the string, or sizes of one
+            factor disagree.
     """
     if places is None:
         places = operand_places(pattern, len(operands))
@@ -119,7 +119,7 @@ def bind(
     whole = named.whole
     ones: frozenset[str] = frozenset()
     if named.has_compounds:
-        # A factor of size 1 in a compound dim would stand before the one that can be sharded.
+        # A factor of size 1 in a compound dim would precede the one that can be sharded.
         ones = frozenset([
             name for tensor in dims for factors in tensor if len(factors) > 1
             for name in factors if sizes[name] == 1
@@ -140,7 +140,7 @@ def bind(
 def _broadcast(
     dims: FactorDims, shape: Shape, sizes: Mapping[str, int], ones: frozenset[str]
 ) -> FactorDims:
-    """The dims of a tensor of this shape: () where it has length 1 and its factors have not."""
+    """The dims of a tensor of this shape: () where it has length 1 and its factors do not."""
     if 1 not in shape and not ones:
         return dims
     return tuple([
@@ -155,7 +155,7 @@ def result_shapes(pattern: Pattern, operands: Sequence[Shape]) -> list[tuple[int
     """The shapes of the results, from those of the operands.
 
     Raises:
-        LayoutError: operands that do not fit, or a factor whose size they do not tell.
+        LayoutError: operands that do not fit, or a factor whose size they do not determine.
     """
     places = operand_places(pattern, len(operands))
     if places is None:
@@ -183,7 +183,7 @@ def _product(factors: Sequence[str], sizes: Mapping[str, int]) -> int:
     return math.prod([sizes[name] for name in factors])
 
 
-# Names for all dims: what `...` and the dims along which an op works stand for.
+# Names for all dims: what `...`, and the dims along which an op works, stand for.
 
 
 def _named(
@@ -193,7 +193,7 @@ def _named(
     """The tensors with a name for every dim.
 
     Raises:
-        LayoutError: tensors of other numbers of dims than the string has.
+        LayoutError: tensors whose numbers of dims differ from the string.
     """
     try:
         return _name(pattern, places, tuple(map(len, operands)), result_ndims, along)
@@ -204,7 +204,7 @@ def _named(
 
 
 class _Misfit(Exception):
-    """A tensor of `ndim` dims stands where the string names others."""
+    """A tensor has `ndim` dims where the string names a different number."""
 
     def __init__(self, ndim: int, said: str) -> None:
         super().__init__(said)
@@ -297,7 +297,7 @@ class _Spread:
         named = self._named(beside)
         if (LEAD,) not in dims:
             if len(dims) == 1 and ndim <= 1 and not (ndim and self.num_dims):
-                return dims[:ndim]  # torch takes a tensor without dims for a line of one element
+                return dims[:ndim]  # torch takes a 0-d tensor as a 1-D tensor of one element
             place = dims.index(beside)
             found = (*dims[:place], *named, *dims[place + 1 :])
             if len(found) != ndim:
@@ -331,7 +331,7 @@ class _Spread:
 
 
 def _beyond(tensor: FactorDims) -> int:
-    """How many dims stand before `...` and behind the factor beside it."""
+    """How many dims come before `...` and after the factor beside it."""
     return len(tensor) - len(tensor[tensor.index((LEAD,)) :][:2])
 
 

@@ -1,8 +1,9 @@
-"""The book of ops: what is known of each op, in one entry.
+"""The book of ops: one entry per op, with all that is known of it.
 
-An entry says an op by a *rule* (`rule("... s~ -> ... s", along="dim")`), perhaps with a *kernel*,
-which runs on the shards where the op itself cannot; or by a *composition* of other ops. Where the
-layouts of the operands leave no choice, or data do, `layouts=` gives the decision itself.
+An entry defines an op by a *rule* (`rule("... s~ -> ... s", along="dim")`), possibly with a
+*kernel*, which runs on the shards where the op itself cannot; or by a *composition* of other ops.
+Where the layouts of the operands, or data, determine the result, `layouts=` gives the decision
+itself.
 
 A page is the entries of one family of ops, in one file of `weft.ops`; the book is all pages.
 """
@@ -34,7 +35,7 @@ class Last:
 
 
 Text = str | Callable[[Call, Sequence[bool]], "str | Rule | None"]
-"""A factor string, or what gives one (or a Rule) for a call and who wants gradients."""
+"""A factor string, or a function that gives one (or a Rule) for a call and its wanted gradients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +55,11 @@ class RuleText:
 
     @property
     def is_string(self) -> bool:
-        """Whether strings alone say it, so that no number of a call is read."""
+        """Whether it consists of strings only, so that no number of a call is read."""
         return self.serves is None and all(type(text) is str for text in self.texts)
 
     def bind(self, call: Call, wants_grad: Sequence[bool]) -> Rule | None:
-        """The rule of a call; None where it does not speak of it.
+        """The rule of a call; None if it does not cover the call.
 
         Raises:
             LayoutError: tensors that the string does not fit.
@@ -117,8 +118,8 @@ class RuleText:
     def _linear(
         self, pattern: Pattern, places: tuple[int, ...], call: Call
     ) -> tuple[tuple[tuple[int, ...], ...], tuple[int, ...], bool]:
-        """The linear sets and the operands that are added, by the tensors of the call; and
-        whether partial values of every kind pass."""
+        """The linear sets and the added operands, as tensors of the call; and whether partial
+        values of every kind pass."""
         def tensors(operands: Sequence[int]) -> tuple[int, ...] | None:
             found = [place for place, operand in enumerate(places) if operand in operands]
             return tuple(found) if {places[at] for at in found} == set(operands) else None
@@ -150,25 +151,25 @@ def rule(
     sizes: str | None = None, counts: Mapping[str, str] | None = None,
     serves: Callable[[Call], bool] | None = None, by_size: bool = False,
 ) -> RuleText:
-    """A rule as pages write it.
+    """A rule, as pages write it.
 
     Args:
-        texts: factor strings (`weft.rules.notation`), of which the first that fits the numbers of
-            tensors and dims serves; or functions (call, wants_grad) that give one, or a `Rule`,
-            or None where the rule does not speak.
-        along: the name of the argument that names dims; or a function (call, ndim) of them.
-        default: the dims where that argument is None or absent: None for all.
+        texts: factor strings (`weft.rules.notation`). The first one that fits the numbers of
+            tensors and dims applies. Functions (call, wants_grad) may give one, or a `Rule`,
+            or None if the rule does not cover the call.
+        along: the name of the argument that names dims, or a function (call, ndim) that gives them.
+        default: the dims if that argument is None or absent; None means all.
         linear: operands of the string in which the op is linear, each alone (a number) or several
-            together, as those of a list are: there partial sums pass.
+            together, like those of a list: there partial sums pass.
         bias: operands that are added to a contraction.
-        moves: elements only change places, so that partial values of every kind pass through the
-            linear sets; where their dtype changes, sums alone.
-        sizes: the name of the argument that says the result's shape; with `along`, the lengths of
+        moves: elements only change position, so partial values of every kind pass through the
+            linear sets; where the dtype changes, only sums.
+        sizes: the name of the argument that gives the result's shape; with `along`, the lengths of
             the dims from there on.
-        counts: arguments that are the size of a factor, {"groups": "g"}; where the factor is
-            sharded, a rank gives the size of its shard.
-        serves: of which calls the rule speaks.
-        by_size: whether a function compares lengths, so that others may have another rule.
+        counts: arguments that are the size of a factor, {"groups": "g"}. Where the factor is
+            sharded, a rank passes the size of its shard.
+        serves: whether the rule covers a call.
+        by_size: whether a function compares lengths, so that other lengths may have another rule.
     """
     sets = tuple([(one,) if isinstance(one, int) else tuple(one) for one in linear])
     told = tuple((counts or {}).items())
@@ -181,14 +182,14 @@ class Entry:
     """All that is known of an op.
 
     Args:
-        names: its names: "softmax", or of one overload alone "mean.dim".
-        rules: of which the first that speaks of a call serves.
+        names: its names: "softmax", or, for one overload, "mean.dim".
+        rules: the first one that covers a call applies.
         kernel: runs on the local tensors where a dim with `~` is sharded: `kernel(shards, *args,
-            **kwargs)`, the arguments being those of the op.
-        compose: says the op by others, on global tensors: it takes the op's arguments, all
-            defaults filled in. It serves where no rule speaks of a call.
-        layouts: (call, layouts, wants_grad) -> what is done, where layouts or data decide it;
-            None leaves it to the rules.
+            **kwargs)`, with the arguments of the op.
+        compose: the op in terms of other ops, on global tensors. It takes the op's arguments with
+            all defaults filled in, and applies where no rule covers a call.
+        layouts: (call, layouts, wants_grad) -> what to do, where layouts or data decide it;
+            None leaves the call to the rules.
         floats_flow: whether no rule reads the value of a float.
     """
 
@@ -200,7 +201,7 @@ class Entry:
     floats_flow: bool = False
 
     def rule(self, call: Call, wants_grad: Sequence[bool]) -> Rule | None:
-        """The rule of a call; None where no rule speaks of it."""
+        """The rule of a call; None if no rule covers it."""
         for each in self.rules:
             found = each.bind(call, wants_grad)
             if found is not None:
@@ -213,9 +214,9 @@ def op(
     compose: Callable[..., Any] | None = None, layouts: Callable[..., Any] | None = None,
     floats_flow: bool | None = None,
 ) -> Entry:
-    """An entry of a page; `names` stand apart by spaces. See `Entry`.
+    """An entry of a page; `names` are separated by spaces. See `Entry`.
 
-    Where strings alone say the op, floats flow.
+    If strings alone define the op, floats flow.
     """
     if floats_flow is None:
         floats_flow = layouts is None and all(each.is_string for each in rules)
@@ -227,7 +228,7 @@ Page = Mapping[str, Entry]
 
 
 def page(*entries: Entry) -> Page:
-    """A page: names to entries. No op stands there twice."""
+    """A page: names to entries. No op occurs in it twice."""
     found: dict[str, Entry] = {}
     for entry in entries:
         for name in entry.names:

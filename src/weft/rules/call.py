@@ -1,4 +1,4 @@
-"""One op with its arguments, as rules see it: of tensors the shape and the dtype alone."""
+"""One op with its arguments, as rules see it: of each tensor only the shape and the dtype."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ class TensorArg:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One op with its arguments; a TensorArg stands for each tensor.
+    """One op with its arguments; a TensorArg represents each tensor.
 
     Args:
-        op: the overload's name, "aten.add.Tensor". In-place and out= overloads come under their
+        op: the overload's name, "aten.add.Tensor". In-place and out= overloads have their
             functional name.
         args, kwargs: the arguments, in the order of the schema.
         results: the tensors that the op returns.
-        names: the schema's names of the positional arguments, where they are known.
-        counts: per tensor parameter of the schema, how many tensors stand there: 0 for None, any
-            number for a list. None where the schema is not known: tensors then fill a rule's
+        names: the schema's names of the positional arguments, if they are known.
+        counts: per tensor parameter of the schema, the number of tensors in it: 0 for None, any
+            number for a list. None if the schema is not known: tensors then fill a rule's
             operands in order.
     """
 
@@ -39,7 +39,7 @@ class Call:
     names: tuple[str, ...] = ()
     counts: tuple[int, ...] | None = None
     tensors: tuple[TensorArg, ...] = field(init=False)
-    """The TensorArgs in order, those in lists included, positional ones first."""
+    """The TensorArgs in order, including those in lists, positional ones first."""
 
     def __post_init__(self) -> None:
         found: list[TensorArg] = []
@@ -55,7 +55,7 @@ class Call:
         return self.kwargs.get(name, default)
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The argument of this name in the schema; the default where the op has none."""
+        """The argument with this name in the schema; the default if the op has none."""
         if name in self.names:
             at = self.names.index(name)
             return self.args[at] if at < len(self.args) else default

@@ -1,4 +1,4 @@
-"""What the families share: names of factors, broadcasting, dim arguments, exact conversions."""
+"""Shared by the families: names of factors, broadcasting, dim arguments, exact conversions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ IDENTITY = ((0,),)
 
 @lru_cache(maxsize=64)
 def names(ndim: int) -> tuple[str, ...]:
-    """The factors of a tensor whose dims are all apart: d0, d1, ..."""
+    """The factors of a tensor with one factor per dim: d0, d1, ..."""
     return tuple(f"d{dim}" for dim in range(ndim))
 
 
@@ -46,7 +46,7 @@ def one_dim(dim: int, ndim: int) -> int:
 
 
 def dim_list(value: Any, ndim: int) -> tuple[int, ...]:
-    """The dims that a `dim` argument names; None and an empty list name all."""
+    """The dims that a `dim` argument names; None and an empty list mean all."""
     if value is None:
         return tuple(range(ndim))
     if isinstance(value, int):
@@ -73,9 +73,9 @@ _DUNDER = {
     "lshift": "bitwise_left_shift", "rshift": "bitwise_right_shift",
 }
 
-# Conversions that commute with a sum of terms. Floats that widen lose nothing; integers that
-# narrow keep the sum modulo 2^bits, whereas widening ones would lose the wrap of the narrow sum;
-# between the families rounding (int to float) or truncation (float to int) breaks it.
+# Conversions that commute with a sum of partial values. Floats that widen lose nothing. Integers
+# that narrow keep the sum modulo 2^bits, whereas widening would lose the wrap of the narrow sum.
+# Between the families, rounding (int to float) or truncation (float to int) breaks it.
 _CARRIES: Mapping[str, frozenset[str]] = {
     "float16": frozenset({"float32", "float64", "complex64", "complex128"}),
     "bfloat16": frozenset({"float32", "float64", "complex64", "complex128"}),
@@ -92,7 +92,7 @@ _CARRIES: Mapping[str, frozenset[str]] = {
 
 
 def carries(source: str, target: str) -> bool:
-    """Whether a P(sum) of one dtype may become a P(sum) of another, term by term."""
+    """Whether partial sums of one dtype may be converted to another one by one."""
     if source == target:
         return source != "bool"
     return target in _CARRIES.get(source, ())
@@ -102,7 +102,7 @@ def linear_sets(
     sets: tuple[tuple[int, ...], ...], operands: Sequence[Any], result: Any
 ) -> tuple[tuple[int, ...], ...]:
     """The sets whose members are all tensors (a number in a set makes the op affine) of a dtype
-    that the result's carries."""
+    whose partial sums may be converted to that of the result."""
     kept = sets
     for members in sets:
         for member in members:

@@ -1,13 +1,13 @@
-"""The strings in which rules are written, and what they parse to.
+"""The strings in which rules are written, and their parsed form.
 
 A rule describes one operation as mathematics over *factors*: index ranges that tensor dims are
-made of. `"m k, k n -> m n"` is a matrix product: an axis that shards m or n shards the result, one
-that shards k leaves a partial sum on every rank. What this means on many axes, what it costs and
-which way is taken is no part of a rule (`weft.propagate`).
+made of. `"m k, k n -> m n"` is a matrix product: an axis that shards m or n shards the result, and
+one that shards k leaves a partial sum on every rank. What this means on many axes, its cost, and
+the choice among alternatives are not part of a rule (`weft.propagate`).
 
-Tensors, apart by commas; several results alike:
+Tensors, separated by commas; the same for several results:
 
-    m k, k n -> m n      dims apart by spaces
+    m k, k n -> m n      dims, separated by spaces
     b, -> b              an operand without dims; "b ->" has a result without dims
     b s, [s] -> b s      an operand that may be absent
     {... s} -> ... s     a list of tensors; without braces, those of a list one by one
@@ -18,27 +18,27 @@ Dims:
     b (h d) -> b h d     a compound dim, major to minor; only its leading factor can be sharded
     ... k, n k -> ... n  leading dims, aligned from the right; a dim of size 1 broadcasts
     b 1 -> b             a dim that always has size 1
-    b i -> b 3           a dim of a size that no operand tells; it is whole
+    b i -> b 3           a dim whose size no operand determines; it is whole
 
 Marks, on a factor or on `...`:
 
     s!                   must be whole
     s>0                  the op refuses a length of 0, so no shard may be empty
-    s:max                the kind of a factor that no result has; without a kind it is a sum
+    s:max                the kind of reduction of a factor that no result has; by default a sum
     s~                   this operand may bring it sharded: the op's kernel finishes it
-    s~:sum               the same, and the kernel leaves partial values; those of the operand may
-                         be scattered for it
+    s~:sum               the same, and the kernel leaves partial values; partial values of the
+                         operand may be scattered for it
     t~s                  the same, and axes that shard s elsewhere may shard t here: of attention,
                          queries and keys. Operands without this mark then have t whole
 
 A result may have more dims in `...` than all operands: new leading ones, as of `expand`.
 
-A rule with `along=` names the dims that an argument tells: in `"... s -> ..."`, `s` stands for
-these dims, wherever they are, and `...` for the others. In `"... -> ... 1"` the result has them.
-Dims that are written behind are the last ones: `"... s! -> ... w! i!"`.
+A rule with `along=` gets dims from an argument: in `"... s -> ..."`, `s` stands for these dims,
+wherever they are, and `...` for the others. In `"... -> ... 1"` the result has them. Dims written
+after it are the last ones: `"... s! -> ... w! i!"`.
 
-Without braces a string may name the tensors of a list one by one. Of several strings the first
-serves that fits the numbers of dims of operands and results.
+Without braces a string may name the tensors of a list one by one. Of several strings, the first
+that fits the numbers of dims of operands and results applies.
 """
 
 from __future__ import annotations
@@ -64,12 +64,13 @@ class Pattern:
     Args:
         text: the string.
         operands, results: per tensor, its dims as they are written.
-        reduce: the kind of each factor that operands have and results have not.
+        reduce: the kind of reduction of each factor that operands have and results do not.
         whole, nonempty: factors with `!` and `>0`.
         finish: (operand, factor) with `~`. beside: of `t~s`, (operand, t, s).
-        optional, listed: the operands in `[]` and in `{}`. unread: those that are `*`.
-        lists_results: whether the result stands in `{}`.
-        lead: what the dims of `...` are named by: "d", so that they are d0, d1 and so on.
+        optional, listed: the operands in `[]` and in `{}`.
+        unread: the operands that are `*`.
+        lists_results: whether the result is in `{}`.
+        lead: the prefix of the names of the dims in `...`: "d" names them d0, d1 and so on.
     """
 
     text: str
@@ -94,12 +95,12 @@ class Pattern:
 
     @property
     def factors(self) -> set[str]:
-        """The names of all factors, `...` and numbers aside."""
+        """The names of all factors, except `...` and numbers."""
         return {name for name in _names((*self.operands, *self.results))
                 if name != LEAD and not name.isdigit()}
 
     def misfit(self, facts: str, offenders: Sequence[object] = ()) -> LayoutError:
-        """The error of tensors that the string does not fit."""
+        """The error for tensors that the string does not fit."""
         return LayoutError(
             message(f"rule {self.text!r}", facts,
                     "a rule names every dim of every tensor operand and result, and a factor has "
@@ -123,7 +124,7 @@ def parse(text: str) -> Pattern:
     """Parse a factor string, such as `"m k, k n -> m n"` (see the head of this file).
 
     Raises:
-        PlacementError: a string that is none, or an unknown kind.
+        PlacementError: a malformed string, or an unknown kind.
     """
     sides = text.split("->")
     if len(sides) != 2:
@@ -171,7 +172,7 @@ class _Marks:
         self.unread: list[int] = []
 
     def tensors(self, side: str, given: bool) -> tuple[FactorDims, ...]:
-        """The tensors of one side of the arrow, which is that of the operands if `given`."""
+        """The tensors of one side of the arrow; `given` on the side of the operands."""
         tensors: list[FactorDims] = []
         for at, part in enumerate(side.split(",")):
             part = part.strip()
@@ -190,7 +191,7 @@ class _Marks:
                 dims.append(tuple([self._word(word, at, given) for word in words]))
             named = [name for factors in dims for name in factors if name not in ("1", LEAD)]
             self.whole.update(name for name in named if name.isdigit())
-            # A diagonal: sharding both of its dims alike would leave out the blocks off it.
+            # A diagonal: sharding both of its dims alike would omit the blocks beside it.
             self.whole.update(name for name in named if named.count(name) > 1)
             tensors.append(tuple(dims))
         return tuple(tensors)

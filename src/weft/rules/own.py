@@ -18,17 +18,17 @@ __all__ = ["OWN", "OwnRule"]
 
 @dataclass(frozen=True, slots=True)
 class OwnRule:
-    """What a user says of an op.
+    """A user's description of an op.
 
     Args:
         name: the op, for messages.
-        pattern: a factor string; several, of which the first that fits serves; or a function of
-            the call's arguments, tensors standing as `TensorArg`, that gives a string (None: the
-            rule does not speak of this call).
+        pattern: a factor string; or several, of which the first that fits applies; or a function of
+            the call's arguments, with `TensorArg` for tensors, that gives a string (None: the
+            rule does not cover this call).
         linear: sets of operands in which the op is jointly linear.
-        moves: elements only change places.
+        moves: elements only change position.
         nonempty: factors that the op refuses with length 0.
-        kernel: what runs on the shards of dims with `~`.
+        kernel: runs on the shards of dims with `~`.
     """
 
     name: str
@@ -40,11 +40,11 @@ class OwnRule:
 
     @property
     def by_shape(self) -> bool:
-        """Whether numbers of operands and dims alone say which string serves."""
+        """Whether the numbers of operands and dims alone determine which string applies."""
         return not callable(self.pattern)
 
     def patterns(self, call: Call) -> Iterator[Pattern]:
-        """The strings that may serve this call."""
+        """The strings that may apply to this call."""
         found: Any = self.pattern
         if callable(found):
             found = found(*call.args, **call.kwargs)
@@ -56,10 +56,10 @@ class OwnRule:
             yield pattern
 
     def check(self, pattern: Pattern) -> None:
-        """Raise where `linear` or `nonempty` name what the string does not have.
+        """Raise if `linear` or `nonempty` name something that is not in the string.
 
         Raises:
-            PlacementError: they do; or a mean is asked for as a kind of reduction.
+            PlacementError: they do; or the kind of reduction is a mean.
         """
         count = len(pattern.operands)
         wrong = [f"linear={members}" for members in self.linear
@@ -83,9 +83,9 @@ class OwnRule:
                              "means", wrong, "give the sum, and divide by the global length after")
 
     def bind(self, call: Call, results_known: bool) -> tuple[Rule, tuple[TensorArg, ...]] | None:
-        """The rule for a call, and the results as far as it tells them; None: it does not speak.
+        """The rule for a call, and what it says of the results; None if it does not cover the call.
 
-        Where `results_known` is false, the shapes of the results are those that the string says,
+        If `results_known` is false, the shapes of the results are those of the string,
         and their dtype is not known ("").
 
         Raises:

@@ -1,4 +1,4 @@
-"""What an op means for sharded operands (`Rule`), and how one call is carried out (`Decision`)."""
+"""The meaning of an op for sharded operands (`Rule`), and how one call is run (`Decision`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FactorDims = tuple[tuple[str, ...], ...]
 """Per dim of a tensor, its factors, major to minor; () is a dim of size 1 that broadcasts."""
 
 LocalArgs = Callable[[tuple[int, ...]], tuple[tuple[Any, ...], dict[str, Any]]]
-"""Mesh coordinate -> (args, kwargs) of the local op, with TensorArgs where tensors stand."""
+"""Mesh coordinate -> (args, kwargs) of the local op, with TensorArgs in place of tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,23 +30,23 @@ class Rule:
         whole: factors that must not be sharded.
         linear: sets of operands in which the op is jointly linear, so that P(sum) and P(avg) pass
             when all of a set are partial.
-        added: operands that are added to what a contraction gives, of whatever dtype. Where the
+        added: operands that are added to the result of a contraction, in any dtype. Where the
             contracted factor is sharded, one rank adds them and the others add zeros.
-        moves: elements only change places, so P of every kind passes through the linear sets.
-        size_arg: position of the argument that says the result's shape...
-        size_dims: ...or the shape of these dims of it (first, one past the last).
-        counts: positions of arguments that are the size of a factor (`groups`): where it is
-            sharded, a rank gives the size of its shard.
-        offsets: factors that operands hold a stretch of, side by side: where in the factor the
-            stretch of each operand begins (concatenation).
+        moves: elements only change position, so P of every kind passes through the linear sets.
+        size_arg: position of the argument that gives the result's shape...
+        size_dims: ...or the lengths of these of its dims (first, one past the last).
+        counts: positions of arguments that are the size of a factor (`groups`). Where it is
+            sharded, a rank passes the size of its shard.
+        offsets: for factors that the operands hold parts of, side by side (concatenation): where
+            in the factor the part of each operand begins.
         nonempty: factors that the op refuses with length 0, so that no shard may be empty.
         by_size: whether lengths were compared to find it, so that other lengths may have another.
         finish: pairs (operand, factor): the operand may bring the factor sharded, and the kernel
-            of the op finishes what the shards give. A result without the factor is then whole, or
+            of the op finishes the result. A result without the factor is then whole, or
             partial if `reduce` names a kind.
         beside: (operand, factor, other): an axis that shards `other` may shard the factor in this
             operand, which the kernel finishes; it then shards the factor in no other operand.
-        op: the overload to run on the local tensors, where it is not the one that was called...
+        op: the overload to run on the local tensors, if it is not the one that was called...
         args: ...with these positional arguments.
     """
 
@@ -74,18 +74,18 @@ class Rule:
 class Decision:
     """How one call is carried out.
 
-    Where `op` or `args` is given, the local op is that ATen overload, or the one that was called,
+    With `op` or `args`, the local op is that ATen overload, or the one that was called,
     with those arguments; otherwise it is the very function that was called.
 
     Args:
-        operands: the layout that each tensor operand must come to.
+        operands: the layout that each tensor operand is moved to.
         results: the layouts of the results as the local op leaves them.
         args: coordinate -> (args, kwargs) of the local op; None = as called.
         op: the overload to run on the local tensors; None = the one that was called.
         chosen: per mesh axis, what it shards or passes: a factor, "partial(sum)", or "".
-        by_form: whether no cost was compared: where the layouts differ in their lengths alone,
-            and their factors are the same, what the axes do is the same.
-        finish: the dims (operand, dim) whose shards the op's kernel finishes; empty where the op
+        by_form: whether no cost was compared. The axes then do the same for all layouts that
+            differ only in their lengths and have the same factors.
+        finish: the dims (operand, dim) whose shards the op's kernel finishes; empty if the op
             itself runs on the local tensors.
     """
 
@@ -98,7 +98,7 @@ class Decision:
     finish: tuple[tuple[int, int], ...] = ()
 
     def reason(self) -> str:
-        """Why the operands come to these layouts, for `weft.explain()`."""
+        """Why the operands are moved to these layouts, for `weft.explain()`."""
         if not self.operands or not self.chosen:
             return "the operands stay as they are"
         names = self.operands[0].mesh.axis_names
