@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from weft.core import Layout, default_cuts, filled_cuts
+from weft.core import Cover, Layout, default_cuts, filled_cuts
 from weft.propagate.choose import (
     NEEDS_COST,
     UNKNOWN_FACTOR,
@@ -25,7 +25,8 @@ from weft.propagate.choose import (
     terms,
     zero_cost_choice,
 )
-from weft.rules import Call, Decision, LocalArgs, Rule, TensorArg
+from weft.propagate.boxes import on_boxes
+from weft.rules import Call, Decision, LocalArgs, Rule, TensorArg, Window
 
 __all__ = ["decide"]
 
@@ -74,13 +75,18 @@ def decide(
                 cut[choice] = found
     operands = _operands(frame, layouts, choices, cut)
     results = _results(frame, call, layouts[0], choices, cut)
+    args: LocalArgs | None = _local_args(rule, call, results, cut)
+    reads: tuple[Cover | None, ...] = ()
+    runs = None
+    if rule.windows or rule.on_box is not None:
+        reads, runs, args = on_boxes(rule, call, operands, results, cut, args)
     return Decision(
-        operands, results, _local_args(rule, call, results, cut), rule.op,
+        operands, results, args, rule.op,
         tuple([
             "" if choice is None else choice if isinstance(choice, str)
             else f"partial({choice.kind})" for choice in choices
         ]),
-        by_form, _finished_dims(frame, cut) if frame.finished else (),
+        by_form, _finished_dims(frame, cut) if frame.finished else (), reads, runs,
     )
 
 
@@ -210,9 +216,9 @@ def _cuts(
     sizes = [frame.sizes[axis] for axis in order]
     if offsets is not None:
         return order, _joined_cuts(frame, layouts, factor, offsets, order)
-    cuts = _units(layout, dim, inner, order, length, sizes)
+    cuts = _units(layout, dim, inner, order, length, sizes, _window(frame.rule, operand, factor))
     if len(places) > 1:
-        cuts = _least_moved(frame, layouts, places, order, length, cuts)
+        cuts = _least_moved(frame, layouts, factor, places, order, length, cuts)
     if factor in frame.rule.nonempty:
         full = cuts or default_cuts(length, sizes)
         if any(start == stop for start, stop in pairwise(full)):
@@ -224,10 +230,14 @@ def _cuts(
 
 def _units(
     layout: Layout, dim: int, inner: int, order: tuple[int, ...], length: int,
-    sizes: Sequence[int],
+    sizes: Sequence[int], window: Window | None,
 ) -> Cuts:
     """The cuts of a dim in units of its leading factor, for axes that may differ from its own."""
     have = layout.dims[dim]
+    if window is not None:
+        if have != order:
+            return None
+        return window.units(layout.cuts_of(dim), length)
     if have == order:
         if inner == 1:
             return layout.cuts[dim]
@@ -251,8 +261,8 @@ def _units(
 
 
 def _least_moved(
-    frame: Frame, layouts: Sequence[Layout], places: Sequence[tuple[int, int, int]],
-    order: tuple[int, ...], length: int, cuts: Cuts,
+    frame: Frame, layouts: Sequence[Layout], factor: str,
+    places: Sequence[tuple[int, int, int]], order: tuple[int, ...], length: int, cuts: Cuts,
 ) -> Cuts:
     """The given cuts of a factor, or others that the operands have, or the default, if these ask
     the busiest rank for less; or for the same, and leave it with less."""
@@ -262,7 +272,8 @@ def _least_moved(
     for operand, dim, inner in places:
         layout = layouts[operand]
         if layout.dims[dim] == order:
-            own = _units(layout, dim, inner, order, length, sizes) or default
+            window = _window(frame.rule, operand, factor)
+            own = _units(layout, dim, inner, order, length, sizes, window) or default
             row = frame.nbytes[operand] * (len(own) - 1) / max(length, 1)
             held.append((own, row * (2 if frame.grads[operand] else 1)))
     options = list(dict.fromkeys([cuts or default, *[own for own, _ in held], default]))
@@ -360,6 +371,8 @@ def _come_to(
                 start, size = offsets[index], layout.shape[dim]
                 assert units is not None
                 cuts = tuple([min(max(unit - start, 0), size) for unit in units])
+            elif (window := _window(rule, index, factors[0])) is not None:
+                cuts = _windowed(rule, layout, dim, factors[0], window, axes, units)
             else:
                 cuts = _scaled(rule, layout, factors, axes, units)
         if same and (axes != layout.dims[dim] or (
@@ -372,6 +385,22 @@ def _come_to(
     if same:
         return layout
     return Layout.make(layout.mesh, layout.shape, axes_of, cuts_of, partial)
+
+
+def _window(rule: Rule, operand: int, factor: str) -> Window | None:
+    return rule.windows.get((operand, factor)) if rule.windows else None
+
+
+def _windowed(
+    rule: Rule, layout: Layout, dim: int, factor: str, window: Window, axes: tuple[int, ...],
+    units: Cuts,
+) -> Cuts:
+    """The cuts of a windowed dim: its own, of which any boxes can be read; else those to which the
+    cuts of its factor belong."""
+    if layout.dims[dim] == axes:
+        return layout.cuts[dim]
+    sizes = [layout.mesh.axis_sizes[axis] for axis in axes]
+    return window.cuts(units or default_cuts(rule.sizes[factor], sizes), layout.shape[dim])
 
 
 def _default(layout: Layout, dim: int) -> tuple[int, ...]:
