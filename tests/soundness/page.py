@@ -42,6 +42,8 @@ nothing |
 the result's bytes, once |
 | `s~` | stays: the op's kernel finishes what the shards give | a few numbers per row |
 | `s~:sum` | stays: the kernel leaves partial values | the result's bytes, once |
+| `2*y+v-1` | stays: a window of y, of which ranks fetch the border that they read | the border \
+that is read, forward and backward |
 | `s!` | is gathered first: the op needs the dim whole | the operand's bytes over this axis |
 | `(h d)` | of a dim made of several; the first one can be sharded | as the factor |
 | `s>0` | keeps no shard empty | a few rows, where one was |
@@ -196,6 +198,11 @@ def _tensor(rule: Rule, operand: int | None, dims: Any) -> str:
 def _factor(rule: Rule, operand: int | None, name: str) -> str:
     if operand is None:
         return name
+    window = rule.windows.get((operand, name))
+    if window is not None:
+        far = f"{window.dilation}*" * (window.dilation > 1)
+        pad = f"{-window.pad:+}" if window.pad else ""
+        return f"{window.stride}*" * (window.stride > 1) + f"{name}+{far}w<{window.taps}{pad}"
     kind, is_finished = rule.reduce.get(name), (operand, name) in rule.finish
     marks = ">0" * (name in rule.nonempty) + "!" * (name in rule.whole) + "~" * is_finished
     return name + marks + (f":{kind}" if kind and (kind != "sum" or is_finished) else "")

@@ -19,6 +19,6 @@ from weft.core.placement import (
 
 __all__ = [
     "KINDS", "AxisName", "Box", "Cover", "Interval", "Layout", "Mesh", "P", "Partial", "Placement",
-    "Reads", "Replicate", "Shard", "Sizes", "StridedShard", "as_mesh", "as_placement", "balanced_cuts", "default_cuts",
-    "filled_cuts", "flat_cuts", "is_placements",
+    "Reads", "Replicate", "Shard", "Sizes", "StridedShard", "as_mesh", "as_placement",
+    "balanced_cuts", "default_cuts", "filled_cuts", "flat_cuts", "is_placements",
 ]

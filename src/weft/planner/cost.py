@@ -177,4 +177,5 @@ def _both_sides(step: Step) -> int:
             return largest(step.src) + step.cover.largest(step.dst)
         case Fold():
             return step.cover.largest(step.src) + largest(step.dst)
-    return largest(step.src) + largest(step.dst)
+        case _:
+            return largest(step.src) + largest(step.dst)

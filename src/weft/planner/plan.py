@@ -82,8 +82,8 @@ class Plan:
         """Fewest bytes, over all ranks, that any plan needs.
 
         Without partial axes: the bytes of the target boxes that the ranks lack. With them: those
-        of the best of the family that the plan was chosen from, which may take more steps. Of halos:
-        those of the plan.
+        of the best of the family that the plan was chosen from, which may take more steps. Of
+        halos: those of the plan.
         """
         if self.cover is not None or self.folds is not None:
             return self.total_bytes

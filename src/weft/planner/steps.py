@@ -8,12 +8,13 @@
 | ReduceScatter | reduces terms, each member its own box | partial axes that come to cut |
 | AllReduce | reduces terms, all members the same box | partial axes that come to replicate |
 | Transfer | box intersections, from one mesh to another | no axes: device ids say who sends |
-| Fetch | shards -> covering boxes: each rank gets what it reads (a halo) | axes that shard what is read |
-| Fold | covering boxes of partial values -> shards: what overlaps is summed | as Fetch |
+| Fetch | shards -> boxes that ranks read (halos), which overlap | axes that shard what is read |
+| Fold | boxes of partial values -> shards: what overlaps is summed | as Fetch |
 | Term | the value becomes this rank's term of a reduction | axes that become partial; not sent |
 
 Kinds stand in the layouts. Axes that are partial on both sides are not touched: terms move as
-values do. Fetch and Fold are each other's transpose. `sends` and `receives` name what one coordinate exchanges, without listing the mesh.
+values do. Fetch and Fold are each other's transpose. `sends` and `receives` name what one
+coordinate exchanges, without listing the mesh.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ __all__ = [
 
 Block = tuple[Coordinate, Box]
 """The other side's coordinate (one's own included) and a box of global indices."""
+
+
+_NOTHING = Cover(())
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +92,7 @@ class Fetch(_Step):
     `src` and `dst` shard the same dims by the same axes; their cuts may differ.
     """
 
-    cover: Cover = Cover(())
+    cover: Cover = _NOTHING
 
     def receives(self, coordinate: Coordinate) -> list[Block]:
         """What makes up the box, filled places aside: holder and box, in group order."""
@@ -110,7 +114,7 @@ class Fold(_Step):
     layouts shard the same dims by the same axes.
     """
 
-    cover: Cover = Cover(())
+    cover: Cover = _NOTHING
 
     def receives(self, coordinate: Coordinate) -> list[Block]:
         """The parts of the shard that others hold, which overlap: holder and box."""
@@ -232,7 +236,7 @@ def _covered(layout: Layout, cover: Cover, box: Box, coordinate: Coordinate) -> 
         if reads is None:
             found.append(meets(layout, dim, (start, stop)))
             continue
-        parts = []
+        parts: list[tuple[int, int, int]] = []
         for index, read in enumerate(reads):
             first, last = max(read[0], start), min(read[1], stop)
             if first < last:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from weft.core import Cover, Layout, default_cuts, filled_cuts
+from weft.core import Layout, default_cuts, filled_cuts
 from weft.propagate.choose import (
     NEEDS_COST,
     UNKNOWN_FACTOR,
@@ -25,8 +25,8 @@ from weft.propagate.choose import (
     terms,
     zero_cost_choice,
 )
-from weft.propagate.boxes import on_boxes
-from weft.rules import Call, Decision, LocalArgs, Rule, TensorArg, Window
+from weft.propagate.local import local_call, window_of, windowed_cuts
+from weft.rules import Call, Decision, Rule, TensorArg, Window
 
 __all__ = ["decide"]
 
@@ -75,11 +75,7 @@ def decide(
                 cut[choice] = found
     operands = _operands(frame, layouts, choices, cut)
     results = _results(frame, call, layouts[0], choices, cut)
-    args: LocalArgs | None = _local_args(rule, call, results, cut)
-    reads: tuple[Cover | None, ...] = ()
-    runs = None
-    if rule.windows or rule.on_box is not None:
-        reads, runs, args = on_boxes(rule, call, operands, results, cut, args)
+    reads, runs, args = local_call(rule, call, operands, results, cut)
     return Decision(
         operands, results, args, rule.op,
         tuple([
@@ -216,7 +212,7 @@ def _cuts(
     sizes = [frame.sizes[axis] for axis in order]
     if offsets is not None:
         return order, _joined_cuts(frame, layouts, factor, offsets, order)
-    cuts = _units(layout, dim, inner, order, length, sizes, _window(frame.rule, operand, factor))
+    cuts = _units(layout, dim, inner, order, length, sizes, window_of(frame.rule, operand, factor))
     if len(places) > 1:
         cuts = _least_moved(frame, layouts, factor, places, order, length, cuts)
     if factor in frame.rule.nonempty:
@@ -272,7 +268,7 @@ def _least_moved(
     for operand, dim, inner in places:
         layout = layouts[operand]
         if layout.dims[dim] == order:
-            window = _window(frame.rule, operand, factor)
+            window = window_of(frame.rule, operand, factor)
             own = _units(layout, dim, inner, order, length, sizes, window) or default
             row = frame.nbytes[operand] * (len(own) - 1) / max(length, 1)
             held.append((own, row * (2 if frame.grads[operand] else 1)))
@@ -371,8 +367,8 @@ def _come_to(
                 start, size = offsets[index], layout.shape[dim]
                 assert units is not None
                 cuts = tuple([min(max(unit - start, 0), size) for unit in units])
-            elif (window := _window(rule, index, factors[0])) is not None:
-                cuts = _windowed(rule, layout, dim, factors[0], window, axes, units)
+            elif (window := window_of(rule, index, factors[0])) is not None:
+                cuts = windowed_cuts(rule, layout, dim, factors[0], window, axes, units)
             else:
                 cuts = _scaled(rule, layout, factors, axes, units)
         if same and (axes != layout.dims[dim] or (
@@ -385,22 +381,6 @@ def _come_to(
     if same:
         return layout
     return Layout.make(layout.mesh, layout.shape, axes_of, cuts_of, partial)
-
-
-def _window(rule: Rule, operand: int, factor: str) -> Window | None:
-    return rule.windows.get((operand, factor)) if rule.windows else None
-
-
-def _windowed(
-    rule: Rule, layout: Layout, dim: int, factor: str, window: Window, axes: tuple[int, ...],
-    units: Cuts,
-) -> Cuts:
-    """The cuts of a windowed dim: its own, of which any boxes can be read; else those to which the
-    cuts of its factor belong."""
-    if layout.dims[dim] == axes:
-        return layout.cuts[dim]
-    sizes = [layout.mesh.axis_sizes[axis] for axis in axes]
-    return window.cuts(units or default_cuts(rule.sizes[factor], sizes), layout.shape[dim])
 
 
 def _default(layout: Layout, dim: int) -> tuple[int, ...]:
@@ -443,33 +423,3 @@ def _results(
             cuts_of.append(_scaled(rule, like, factors, axes, units) if axes else None)
         made.append(Layout.make(like.mesh, result.shape, axes_of, cuts_of, partial))
     return tuple(made)
-
-
-def _local_args(
-    rule: Rule, call: Call, results: Sequence[Layout],
-    cut: dict[str, tuple[tuple[int, ...], Cuts]],
-) -> LocalArgs | None:
-    """The local op's arguments where they are not those of the call."""
-    if rule.args is not None:
-        fixed = rule.args
-        return lambda coordinate: (fixed, {})
-    counts = {
-        place: Layout.make(results[0].mesh, (rule.sizes[factor],), [cut[factor][0]],
-                           [cut[factor][1]])
-        for place, factor in rule.counts.items() if factor in cut
-    }
-    if counts:
-        return lambda coordinate: (tuple([
-            counts[at].local_shape_at(coordinate)[0] if at in counts else arg
-            for at, arg in enumerate(call.args)
-        ]), dict(call.kwargs))
-    if rule.size_arg is None or not any(results[0].dims):
-        return None
-    layout, place = results[0], rule.size_arg
-    first, last = rule.size_dims or (0, len(layout.shape))
-
-    def args(coordinate: tuple[int, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        size = list(layout.local_shape_at(coordinate)[first:last])
-        return (*call.args[:place], size, *call.args[place + 1 :]), dict(call.kwargs)
-
-    return args

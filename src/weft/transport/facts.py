@@ -10,13 +10,31 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from weft.core.cover import Cover
 from weft.core.layout import Layout
-from weft.planner import IDEMPOTENT, Fetch, Fold, Plan, is_local, kept_terms
+from weft.planner import (
+    IDEMPOTENT,
+    Fetch,
+    Fold,
+    Plan,
+    fetching,
+    folding,
+    is_local,
+    kept_terms,
+    plan,
+)
 
 __all__ = [
-    "communicates", "divisor", "factors", "partial_axes", "products", "replicated", "text",
-    "with_halo",
+    "communicates", "divisor", "factors", "partial_axes", "planned", "products", "replicated",
+    "text", "with_halo",
 ]
+
+
+def planned(src: Layout, dst: Layout, cover: Cover | None, folds: Cover | None) -> Plan:
+    """The plan between layouts, or to boxes that ranks read, or from boxes that are summed."""
+    if cover is not None:
+        return fetching(src, dst, cover)
+    return plan(src, dst) if folds is None else folding(src, folds, dst)
 
 
 def replicated(layout: Layout, axes: Iterable[int]) -> frozenset[int]:
@@ -87,9 +105,9 @@ def text(
     return ", ".join(parts) or "nothing"
 
 
-def with_halo(said: str, plan: Plan) -> str:
+def with_halo(said: str, found: Plan) -> str:
     """The words of a transition, and those of the halo that it reads, or sums."""
-    for step in plan.steps:
+    for step in found.steps:
         if isinstance(step, (Fetch, Fold)):
             dims = [dim for dim, mine in enumerate(step.cover.reads) if mine is not None]
             axes = ",".join(str(step.src.mesh.axis_names[axis]) for axis in step.axes)

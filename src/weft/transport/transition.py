@@ -33,7 +33,7 @@ from weft.comm import BoundMesh, Finish
 from weft.core.cover import Cover
 from weft.core.layout import Layout
 from weft.errors import UnsupportedOpError, message
-from weft.planner import IDEMPOTENT, Plan, fetching, folding, gradient_layout, plan
+from weft.planner import IDEMPOTENT, gradient_layout
 from weft.transport import facts
 from weft.transport.boxes import shape_of
 from weft.transport.execute import CompiledPlan, compile_plan, owned, unshared
@@ -75,8 +75,9 @@ class Transition:
 
     __slots__ = (
         "mesh", "src", "dst", "target", "src_varying", "dst_varying", "copy", "scale",
-        "is_identity", "apart", "order", "cover", "folds", "communicates", "backward_communicates", "reduction",
-        "_plan", "_back", "_reduces_only_in_backward", "_program", "_reverse", "_special", "_way",
+        "is_identity", "apart", "order", "cover", "folds", "communicates",
+        "backward_communicates", "reduction", "_plan", "_back", "_reduces_only_in_backward",
+        "_program", "_reverse", "_special", "_way",
     )
 
     def __init__(
@@ -105,8 +106,8 @@ class Transition:
         self.apart = apart
         self.order = None if self.target.here is None else order
         self.cover, self.folds = cover, folds
-        self._plan = _planned(src, dst, cover, folds)
-        self._back = _planned(
+        self._plan = facts.planned(src, dst, cover, folds)
+        self._back = facts.planned(
             gradient_layout(dst, self.dst_varying | self.apart),
             gradient_layout(src, self.src_varying | self.apart),
             None if folds is None else replace(folds, fill=0.0), cover,
@@ -278,12 +279,6 @@ class Transition:
     def _run_program(self, program: CompiledPlan, x: Tensor) -> Tensor:
         layouts = f"{self.src} -> {self.dst}" if STATE.on else ""
         return program.run_as(self.text, layouts, x) if layouts else program.run(x)
-
-
-def _planned(src: Layout, dst: Layout, cover: Cover | None, folds: Cover | None) -> Plan:
-    if cover is not None:
-        return fetching(src, dst, cover)
-    return plan(src, dst) if folds is None else folding(src, folds, dst)
 
 
 def counting(out: Tensor, x: Tensor) -> Tensor:

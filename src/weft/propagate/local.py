@@ -1,35 +1,38 @@
-"""What ranks read of windowed operands, and what runs on the boxes that they get."""
+"""What runs on the local tensors, with which arguments; what ranks read of windowed operands."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from weft.core import Cover, Interval, Layout, Reads, default_cuts
-from weft.rules import Boxed, BoxedDim, Call, LocalArgs, Rule
+from weft.core import Cover, Interval, Layout, default_cuts
+from weft.rules import Boxed, BoxedDim, Call, LocalArgs, Rule, Window
 
-__all__ = ["on_boxes"]
+__all__ = ["local_call", "window_of", "windowed_cuts"]
 
 Cut = tuple[tuple[int, ...], tuple[int, ...] | None]
 Runs = Callable[[tuple[int, ...]], Callable[..., Any] | None]
 
 
-def on_boxes(
+def local_call(
     rule: Rule, call: Call, operands: Sequence[Layout], results: Sequence[Layout],
-    cut: Mapping[str, Cut], args: LocalArgs | None,
+    cut: Mapping[str, Cut],
 ) -> tuple[tuple[Cover | None, ...], Runs | None, LocalArgs | None]:
     """Per operand what ranks read of it; what runs on their tensors, and with which arguments.
 
     Args:
         operands, results: the layouts that they come to, and that they leave.
-        cut: per sharded factor its axes and cuts. args: the arguments of the op otherwise.
+        cut: per sharded factor its axes and cuts.
     """
+    args = _local_args(rule, call, results, cut)
+    if not rule.windows and rule.on_box is None:
+        return (), None, args
     reads: list[Cover | None] = []
     sharded: dict[tuple[int, int], tuple[Interval, ...]] = {}
     for index, (dims, layout) in enumerate(zip(rule.operands, operands)):
         mine: list[Any] = [None] * layout.ndim
         for dim, factors in enumerate(dims or ()):
-            window = rule.windows.get((index, factors[0])) if factors else None
+            window = window_of(rule, index, factors[0]) if factors else None
             if window is None or factors[0] not in cut or layout.num_shards(dim) == 1:
                 continue
             mine[dim] = window.reads(_units(rule, layout, factors[0], cut), layout.cuts_of(dim))
@@ -80,3 +83,49 @@ def _dims(
             box, outputs = sharded[index, dim][shard], (units[shard], units[shard + 1])
         found.append(BoxedDim(dim, layout.shape[dim], window, box, outputs))
     return tuple(found)
+
+
+def window_of(rule: Rule, operand: int, factor: str) -> Window | None:
+    return rule.windows.get((operand, factor)) if rule.windows else None
+
+
+def windowed_cuts(
+    rule: Rule, layout: Layout, dim: int, factor: str, window: Window, axes: tuple[int, ...],
+    units: tuple[int, ...] | None,
+) -> tuple[int, ...] | None:
+    """The cuts of a windowed dim: its own, of which any boxes can be read; else those to which the
+    cuts of its factor belong."""
+    if layout.dims[dim] == axes:
+        return layout.cuts[dim]
+    sizes = [layout.mesh.axis_sizes[axis] for axis in axes]
+    return window.cuts(units or default_cuts(rule.sizes[factor], sizes), layout.shape[dim])
+
+
+def _local_args(
+    rule: Rule, call: Call, results: Sequence[Layout],
+    cut: Mapping[str, Cut],
+) -> LocalArgs | None:
+    """The local op's arguments where they are not those of the call."""
+    if rule.args is not None:
+        fixed = rule.args
+        return lambda coordinate: (fixed, {})
+    counts = {
+        place: Layout.make(results[0].mesh, (rule.sizes[factor],), [cut[factor][0]],
+                           [cut[factor][1]])
+        for place, factor in rule.counts.items() if factor in cut
+    }
+    if counts:
+        return lambda coordinate: (tuple([
+            counts[at].local_shape_at(coordinate)[0] if at in counts else arg
+            for at, arg in enumerate(call.args)
+        ]), dict(call.kwargs))
+    if rule.size_arg is None or not any(results[0].dims):
+        return None
+    layout, place = results[0], rule.size_arg
+    first, last = rule.size_dims or (0, len(layout.shape))
+
+    def args(coordinate: tuple[int, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        size = list(layout.local_shape_at(coordinate)[first:last])
+        return (*call.args[:place], size, *call.args[place + 1 :]), dict(call.kwargs)
+
+    return args
