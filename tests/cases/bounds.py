@@ -228,6 +228,13 @@ BOUNDS: list[Bound] = [
     Bound("max_pool2d", lambda a: F.max_pool2d(a[None, None], 3, 2, 1),
           {"columns": (64, 64), "rows": (64, 64), "grid": (520, 520)}),
     Bound("avg_pool1d", lambda a: F.avg_pool1d(a[None], 2), {"columns": (0, 0)}),
+    # One exchange per sharded dim, of complex numbers; a line as a matrix takes three.
+    Bound("fft", lambda a: torch.fft.fft(a + 0j), {"line": (36864, 36864), "ragged": (53248, 68480),
+          "square": (36864, 36864), "columns": (12288, 12288), "rows": (0, 0)}),
+    Bound("rfft", lambda a: torch.fft.rfft(a), {"line": (24576, 24640), "columns": (6144, 6192)}),
+    Bound("fftn", lambda a: torch.fft.fftn(a + 0j), {"grid": (20480, 20480),
+          "columns": (12288, 12288), "rows": (12288, 12288)}),
+    Bound("fft_ifft", lambda a: torch.fft.ifftn(torch.fft.fftn(a + 0j)), {"rows": (24576, 24576)}),
     # Rows whose class or feature is cut.
     Bound("softmax", lambda a: a.softmax(-1),
           _same((24, 12), *_LINES) | {"columns": (192, 96), "rows": (0, 0)}),

@@ -18,6 +18,7 @@ from tests.cases import (
     reduction,
     scan,
     tall,
+    transforms,
     view,
     views,
     windows,
@@ -29,7 +30,7 @@ EVERY: list[Case] = [
     for family in (
         pointwise, reduction, contraction, view, index, norm, loss, attention, inplace, program,
         views, writes, scan, order, picks, batched, places, windows, pairs,
-        tall,
+        tall, transforms,
     )
     for one in family.CASES
 ]

@@ -1,14 +1,217 @@
-"""What mixes all elements of dims that it keeps, and gives them other lengths: Fourier transforms,
-glu. These dims are whole, the others pass."""
+"""Fourier transforms, and glu: what mixes all elements of its dims.
+
+A dim is transformed where it is whole. Along a sharded dim another dim takes over the mesh axes by
+one exchange, so the result is sharded as well. That other dim is one that has been transformed
+already or never will be, whichever the axes divide best; so a transform of a slab and its inverse
+lead from one layout to another and back (the slab and pencil decompositions of Dalcin, Mortensen
+and Keyes, Fast parallel multidimensional FFT using advanced MPI, 2019). Where no other dim has
+room, a long line is transformed where it lies (`weft.ops.long_lines`), or gathered.
+"""
 
 from __future__ import annotations
 
-from weft.rules import op, page, rule
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.comm import BoundMesh
+from weft.core import Layout
+from weft.ops.algorithm import Local
+from weft.ops.long_lines import Step, divided, is_less, long_line
+from weft.rules import Call, Decision, op, page, rule
+from weft.transport import Transition
 
 __all__ = ["PAGE"]
 
+_aten: Any = torch.ops.aten
+
+
+@dataclass(frozen=True, slots=True)
+class _Transform:
+    """One of `_fft_c2c`, `_fft_r2c`, `_fft_c2r`, dim by dim.
+
+    Args:
+        kind: "c2c", "r2c" or "c2r"; of the latter two, the last of `dims` is the real one.
+        norm: torch's number of a normalisation, which is that of each dim.
+        forward: the sign of the exponent.
+        length: that of the last dim of the result; for "r2c" a half spectrum's or all of it.
+    """
+
+    kind: str
+    dims: tuple[int, ...]
+    norm: int
+    forward: bool
+    length: int
+
+    @classmethod
+    def of(cls, call: Call) -> _Transform:
+        """That of a call of one of the three."""
+        kind = call.op.split(".")[1].removeprefix("_fft_")
+        shape = call.results[0].shape
+        dims = tuple([dim % len(shape) for dim in call.args[1]])
+        forward = bool(call.args[3]) if kind == "c2c" else kind == "r2c"
+        return cls(kind, dims, call.args[2], forward, shape[dims[-1]])
+
+    @property
+    def real(self) -> int | None:
+        """The dim that is real on one side."""
+        return None if self.kind == "c2c" else self.dims[-1]
+
+    def changed(self, layout: Layout, dims: Sequence[int]) -> Layout:
+        """The layout after these dims, which are whole, have been transformed."""
+        if self.real not in dims:
+            return layout
+        shape = list(layout.shape)
+        shape[self.dims[-1]] = self.length
+        return layout.resized(tuple(shape), layout.cuts)
+
+    def local(self, dims: Sequence[int]) -> Callable[[Tensor], Tensor]:
+        """The transform of these dims of a block, in which they are whole."""
+        real, norm = self.real, self.norm
+        others = [dim for dim in dims if dim != real]
+        if real not in dims:
+            return lambda x: _aten._fft_c2c(x, others, norm, self.forward) if x.numel() else x * 1
+        if self.kind == "r2c":
+            def function(x: Tensor) -> Tensor:
+                onesided = self.length != x.shape[self.dims[-1]]
+                if not x.numel():
+                    return self._of_nothing(x.to(x.dtype.to_complex()))
+                return _aten._fft_r2c(x, [*others, real], norm, onesided)
+        else:
+            def function(x: Tensor) -> Tensor:
+                if not x.numel():
+                    return self._of_nothing(x.real)
+                return _aten._fft_c2r(x, [*others, real], norm, self.length)
+        return function
+
+    def _of_nothing(self, x: Tensor) -> Tensor:
+        """A block without elements, of the length that the transform gives its last dim."""
+        shape = list(x.shape)
+        shape[self.dims[-1]] = self.length
+        return x.reshape(shape)
+
+
+def _steps(transform: _Transform, layout: Layout) -> list[Step]:
+    """What a rank does from a layout on. Whole dims are transformed together, sharded ones by
+    turns, the last one first; a real dim before the others if it comes, after them if it goes."""
+    steps: list[Step] = []
+    kind, real, pending = transform.kind, transform.real, list(transform.dims)
+    while pending:
+        whole = [dim for dim in pending if not layout.dims[dim]]
+        if kind == "r2c" and real in pending and real not in whole:
+            whole = []
+        if kind == "c2r" and len(whole) < len(pending):
+            whole = [dim for dim in whole if dim != real]
+        if whole:
+            pending = [dim for dim in pending if dim not in whole]
+            steps.append(Step(layout, transform.local(whole), transform.changed(layout, whole)))
+        else:
+            at = -2 if kind == "c2r" and len(pending) > 1 else -1
+            dim = pending.pop(at)
+            done = [other for other in transform.dims if other not in (dim, *pending)]
+            steps += _along(transform, dim, _handed_over(layout, dim, done, pending))
+        layout = steps[-1].after
+    return steps
+
+
+def _along(transform: _Transform, dim: int, layout: Layout) -> list[Step]:
+    """The steps of one dim, sharded over axes for which no other dim has room, if over any."""
+    kind, rest = transform.kind, layout.dims[dim]
+    if rest and is_less(layout, dim, kind, transform.length):
+        return long_line(layout, dim, kind, transform.length, transform.norm, transform.forward)
+    whole = layout.gathered((dim,))
+    after = transform.changed(whole, (dim,))
+    steps = [Step(whole, transform.local((dim,)), after)]
+    if rest:  # every rank has transformed the whole line, and keeps its part
+        parted = divided(after, dim, rest)
+        steps.append(Step(parted, None, parted))
+    return steps
+
+
+def _handed_over(
+    layout: Layout, dim: int, done: Sequence[int], pending: Sequence[int]
+) -> Layout:
+    """Each axis that shards `dim` goes to the dim that it divides best; without room it stays."""
+    axes, stay = layout.dims[dim], []
+    layout = layout.gathered((dim,))
+    for axis in axes:
+        places = [other for other in range(layout.ndim)
+                  if other != dim and max(layout.sizes_of(other)) > 1]
+        if places:
+            best = min(places, key=lambda at: _unfitness(layout, at, axis, done, pending))
+            layout = divided(layout, best, (axis,))
+        else:
+            stay.append(axis)
+    return divided(layout, dim, stay) if stay else layout
+
+
+def _unfitness(
+    layout: Layout, dim: int, axis: int, done: Sequence[int], pending: Sequence[int]
+) -> tuple[float, ...]:
+    """How ill it suits `dim` to be sharded by one more axis.
+
+    A dim that has been transformed is best if shards come out about even: an inverse leads back.
+    One that is still to be transformed would be exchanged again.
+    """
+    size = max(layout.mesh.axis_sizes[axis], 2)  # of one rank as of two
+    busiest = -(-max(layout.sizes_of(dim)) // size)
+    uneven = busiest * layout.num_shards(dim) * size / layout.shape[dim]
+    kind = 2 if dim in pending else 0 if dim in done else 1
+    if kind < 2 and uneven <= _EVEN:
+        return 0, kind, uneven
+    return (3 if uneven >= 2 else 2 if kind == 2 else 1), uneven, kind
+
+
+_EVEN = 1.25
+"""How much more than its share the busiest rank may hold of dims that count as evenly divided."""
+
+
+def _by_exchanges(
+    call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
+) -> Local | None:
+    """A sharded dim becomes whole while another takes over its axes, by one exchange."""
+    (layout,) = layouts
+    transform = _Transform.of(call)
+    has_empty = any(0 in layout.sizes_of(dim) for dim in range(layout.ndim))
+    if not has_empty and not any(layout.dims[dim] for dim in transform.dims):
+        return None
+    if 0 in layout.shape:
+        return None
+    if not {*layout.partial} <= {None, "sum", "avg"}:
+        layout = layout.without_partial()
+    steps = _steps(transform, layout)
+    moved = {axis for dim in transform.dims for axis in layout.dims[dim]}
+    decision = Decision((steps[0].before,), (steps[-1].after,))
+    axes = frozenset(moved)
+    return Local(decision, lambda mesh: _Steps(mesh, steps, axes), tuple(sorted(moved)))
+
+
+class _Steps:
+    """Steps on one rank: a function of its block. Over the axes that move results vary, so what is
+    gathered there has a partial gradient."""
+
+    def __init__(self, mesh: BoundMesh, steps: Sequence[Step], axes: frozenset[int]) -> None:
+        self.moves: list[Callable[[Tensor], Tensor]] = []
+        for at, step in enumerate(steps):
+            if at and steps[at - 1].after != step.before:
+                self.moves.append(Transition(
+                    mesh, steps[at - 1].after, step.before, src_varying=axes, dst_varying=axes))
+            if step.local is not None:
+                self.moves.append(partial(step.local, mesh) if step.on_mesh else step.local)
+
+    def __call__(self, x: Tensor, *args: Any) -> Tensor:
+        for move in self.moves:
+            x = move(x)
+        return x
+
+
 PAGE = page(
-    op("_fft_c2c", rule("...>0 s! -> ... s", along="dim", linear=[0])),
-    op("_fft_r2c _fft_c2r", rule("...>0 s! -> ... t", along="dim", linear=[0])),
+    op("_fft_c2c", rule("...>0 s! -> ... s", along="dim", linear=[0]), layouts=_by_exchanges),
+    op("_fft_r2c _fft_c2r", rule("...>0 s! -> ... t", along="dim", linear=[0]),
+       layouts=_by_exchanges),
     op("glu", rule("... s! -> ... t", along="dim", default=-1)),
 )

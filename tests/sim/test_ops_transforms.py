@@ -1,0 +1,101 @@
+"""Fourier transforms equal the one-process result in every layout, and stay sharded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import weft
+from tests.cases import Trial, case, reals, trials, trials_of
+from tests.cases.transforms import CASES, complexes
+from tests.harness import check_trial, held, local_part
+from tests.oracle import Held, check
+from weft import P, ShardTensor
+from weft.core import Layout, Mesh
+
+LONG = [one for one in CASES if "line" in one.name]
+MORE = [trial for one in LONG for trial in trials(one, [{"x": 4}, {"x": 7}, {"dp": 2, "tp": 3}])]
+
+
+@pytest.mark.parametrize("trial", trials_of(CASES) + MORE, ids=lambda trial: trial.id)
+def test_transforms(trial: Trial) -> None:
+    check_trial(trial)
+
+
+SECOND = [
+    case("fft2", lambda a: torch.fft.fft2(a).abs().square(), reals(4, 6), per_mesh=5),
+    case("rfft", lambda a: torch.fft.rfft(a.square(), dim=0).abs().square(), reals(6, 3)),
+    case("irfft2", lambda a: torch.fft.irfft2(a * a).square(), complexes(4, 3), per_mesh=5),
+    case("line", lambda a: torch.fft.fft(a * a).abs().square(), complexes(24), per_mesh=5),
+]
+
+
+def penalty(x: Tensor, fn: Any) -> Tensor:
+    """The gradient of the squared norm of the gradient of `fn`."""
+    x.requires_grad_()
+    first, = torch.autograd.grad(fn(x).sum(), x, create_graph=True)
+    return torch.autograd.grad(first.abs().square().sum(), x)[0]
+
+
+@pytest.mark.parametrize("trial", [
+    trial for one in SECOND for trial in trials(one, [{"x": 2}, {"x": 3}, {"dp": 2, "tp": 2}])
+], ids=lambda trial: trial.id)
+def test_second_derivatives(trial: Trial) -> None:
+    (full,), (layout,) = trial.case.tensors(), trial.layouts
+    assert layout is not None
+
+    def on_rank(mesh: Any) -> Held:
+        x = ShardTensor.from_local(local_part(layout, full, mesh.here, 3), mesh, layout)
+        return held(penalty(x, trial.case.fn))
+
+    found = weft.testing.run(on_rank, mesh=dict(trial.axes))
+    check(penalty(full, trial.case.fn).contiguous(), found, trial.id)
+
+
+def laid(fn: Any, shape: tuple[int, ...], axes: dict[str, int], spec: P) -> tuple[str, int]:
+    """The layout of a result, as text, and the bytes that the busiest rank has received."""
+    def on_rank(mesh: Any) -> tuple[str, int]:
+        layout = Layout(Mesh(axes), shape, spec)
+        x = ShardTensor.from_local(
+            torch.zeros(layout.local_shape_at(mesh.here), dtype=torch.float64), mesh, layout)
+        with weft.explain() as log:
+            out = fn(x)
+        return str(out.sharding), sum(event.nbytes for event in log.events)
+
+    found = weft.testing.run(on_rank, mesh=axes)
+    return found[0][0], max(nbytes for _, nbytes in found)
+
+
+MESH, LINE = {"dp": 2, "x": 2}, {"x": 4}
+STAYS = [
+    # A slab: the exchange of complex numbers of which a rank has a quarter.
+    ("slab", lambda x: torch.fft.fftn(x.to(torch.complex128)), (16, 16, 16), LINE, P("x"),
+     "[16, 16@x, 16]", 16**3 * 16 // 4 * 3 // 4),
+    ("back", lambda x: torch.fft.irfftn(torch.fft.rfftn(x)), (16, 16, 14), LINE, P("x"),
+     "[16@x, 16, 14]", 2 * 16 * 16 * 8 * 16 // 4 * 3 // 4),
+    ("pencils", lambda x: torch.fft.fftn(x.to(torch.complex128)), (16, 16, 16), MESH,
+     P("dp", "x"), "[16, 16@dp, 16@x]", 2 * 16**3 * 16 // 4 // 2),
+    ("batch", torch.fft.fft2, (2, 3, 64, 32), MESH, P("dp", None, "x"), "[2@dp, 3, 64, 32@x]",
+     2 * 3 * 64 * 32 * 16 // 4 // 2),
+    ("few channels", torch.fft.rfft2, (1, 3, 32, 30), LINE, P(None, None, "x"),
+     "[1, 3, 32, 16@x]", 3 * 32 * 16 * 16 // 4 * 3 // 4),
+    # Three exchanges of a quarter's three quarters, where a gather brings three quarters.
+    ("line", lambda x: torch.fft.fft(x.to(torch.complex128)), (1024,), LINE, P("x"), "[1024@x]",
+     3 * 1024 * 16 // 4 * 3 // 4),
+    ("gathered", lambda x: torch.fft.fft(x.to(torch.complex128)), (1024,), {"x": 2}, P("x"),
+     "[1024@x]", 1024 * 16 // 2),
+    ("prime", lambda x: torch.fft.ifft(x.to(torch.complex128)), (1021,), LINE, P("x"),
+     "[1021@x]", 16 * (1021 - 253)),
+]
+
+
+@pytest.mark.parametrize("name, fn, shape, axes, spec, due, nbytes", STAYS,
+                         ids=[row[0] for row in STAYS])
+def test_stays_sharded(name: str, fn: Any, shape: Any, axes: Any, spec: P, due: str,
+                       nbytes: int) -> None:
+    got, received = laid(fn, shape, axes, spec)
+    assert got.endswith(due), got
+    assert received <= nbytes, f"{received} bytes, allowed {nbytes}"
