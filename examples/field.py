@@ -1,0 +1,207 @@
+"""A field that no rank holds: a U-Net learns one step of the shallow-water equations.
+
+    pip install rich matplotlib
+    weft run -n 4 examples/field.py
+
+Solver, model and training loop are ordinary PyTorch and know of no mesh. The field is sharded by
+rows and columns from its first value on: each rank computes its own block of the initial state,
+solver and network exchange borders, and no rank ever holds the whole field. Rank 0 first does the
+same by itself; the losses of all steps must agree, or the program fails. At the end stand the bytes
+of the halos beside the fewest possible, the peak of tensor memory beside that of one process, and a
+picture of the field with the borders of its shards.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import weft
+from weft.testing import peak_memory
+
+try:
+    from matplotlib.figure import Figure
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.table import Table
+except ModuleNotFoundError as missing:
+    name = (missing.name or "").partition(".")[0]
+    sys.exit(f"examples/field.py needs {name}: pip install rich matplotlib")
+
+TOLERANCE = 1e-4
+"""How far two float32 losses of a step may be apart, as a part of the loss."""
+
+SHARE = 1.5
+"""The most memory that a rank may need, in 1 / ranks of what one process needs."""
+
+
+# The equations, on a torus of unit cells: height h and velocities u, v; one explicit step.
+
+
+def step(state: Tensor, dt: float = 0.2, depth: float = 1.0) -> Tensor:
+    """Height and velocities after `dt`: velocities follow the slope, the height what flows in.
+
+    Args:
+        state: (1, 3, rows, columns): h, u and v.
+    """
+    h, u, v = state.unbind(1)
+    u = u - dt * (torch.roll(h, -1, -2) - torch.roll(h, 1, -2)) / 2
+    v = v - dt * (torch.roll(h, -1, -1) - torch.roll(h, 1, -1)) / 2
+    flow_u, flow_v = (depth + h) * u, (depth + h) * v
+    h = h - dt * (torch.roll(flow_u, -1, -2) - torch.roll(flow_u, 1, -2)) / 2
+    h = h - dt * (torch.roll(flow_v, -1, -1) - torch.roll(flow_v, 1, -1)) / 2
+    return torch.stack([h, u, v], 1)
+
+
+def drops(rows: Tensor, columns: Tensor, shape: tuple[int, int], seed: int) -> Tensor:
+    """Still water with four drops: the state (1, 3, ...) at these rows and columns."""
+    places = torch.rand(4, 3, generator=torch.Generator().manual_seed(seed))
+    h = torch.zeros(len(rows), len(columns))
+    for row, column, height in places.tolist():
+        apart = [
+            (place - at * size + size / 2) % size - size / 2
+            for place, at, size in ((rows, row, shape[0]), (columns, column, shape[1]))
+        ]
+        h += 0.2 * (0.5 + height) * torch.exp(-(apart[0][:, None] ** 2 + apart[1] ** 2) / 40)
+    return torch.stack([h, torch.zeros_like(h), torch.zeros_like(h)])[None]
+
+
+# An ordinary network.
+
+
+class UNet(nn.Module):
+    """Two levels of convolutions; it predicts what a step adds to the state."""
+
+    def __init__(self, width: int = 12) -> None:
+        super().__init__()
+        self.enter = nn.Conv2d(3, width, 3, padding=1, padding_mode="circular")
+        self.first = self._block(width, width)
+        self.down = nn.Conv2d(width, 2 * width, 2, stride=2)
+        self.middle = self._block(2 * width, 2 * width)
+        self.up = nn.ConvTranspose2d(2 * width, width, 2, stride=2)
+        self.last = self._block(2 * width, width)
+        self.leave = nn.Conv2d(width, 3, 1)
+
+    def _block(self, given: int, made: int) -> nn.Module:
+        return nn.Sequential(
+            nn.Conv2d(given, made, 3, padding=1), nn.GroupNorm(3, made), nn.GELU(),
+            nn.Conv2d(made, made, 3, padding=1), nn.GELU(),
+        )
+
+    def forward(self, state: Tensor) -> Tensor:
+        first = self.first(self.enter(state))
+        middle = self.up(self.middle(self.down(first)))
+        return state + self.leave(self.last(torch.cat([first, middle], 1)))
+
+
+# Ordinary training.
+
+
+@dataclass(slots=True)
+class Training:
+    """A network that learns from the solver's states; `begin` makes the first one."""
+
+    begin: Callable[[], Tensor]
+    num_steps: int
+
+    def __post_init__(self) -> None:
+        torch.manual_seed(0)
+        self.model = UNet()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
+        self.state = self.begin()
+
+    model: Any = None
+    optimizer: Any = None
+    state: Any = None
+
+    def steps(self) -> Iterator[float]:
+        """Train, one step of the solver after the other; the loss of every step."""
+        for _ in range(self.num_steps):
+            with torch.no_grad():
+                following = step(self.state)
+            loss = F.mse_loss(self.model(self.state), following) / 1e-3
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+            self.state = following
+            yield loss.item()
+
+
+def alone(shape: tuple[int, int], num_steps: int) -> Training:
+    """The training on one process."""
+    rows, columns = map(torch.arange, shape)
+    return Training(lambda: drops(rows, columns, shape, 3), num_steps)
+
+
+def sharded(shape: tuple[int, int], num_steps: int, mesh: Any) -> Training:
+    """The same over a mesh: two lines say where the field lies, and whose the weights are."""
+    def block(index: tuple[slice, ...]) -> Tensor:
+        rows, columns = [torch.arange(one.start, one.stop) for one in index[2:]]
+        return drops(rows, columns, shape, 3)
+
+    spec = weft.P(None, None, *mesh.axis_names)
+    training = Training(lambda: weft.from_callback((1, 3, *shape), mesh, spec, block), num_steps)
+    weft.distribute_module(training.model, mesh)
+    training.optimizer = torch.optim.AdamW(training.model.parameters(), lr=1e-3)
+    return training
+
+
+# Both, and what they say of each other.
+
+
+def followed(training: Training, name: str, console: Console) -> tuple[list[float], int]:
+    """The losses of all steps and the peak of memory, with a bar that follows the steps."""
+    bar = Progress(
+        TextColumn("[bold]{task.description:12}"), BarColumn(bar_width=24), MofNCompleteColumn(),
+        TextColumn("loss [cyan]{task.fields[loss]:.4f}"), TimeElapsedColumn(), console=console,
+    )
+    losses = []
+    with bar, peak_memory(training.model, training.state) as memory:
+        task = bar.add_task(name, total=training.num_steps, loss=float("nan"))
+        for loss in training.steps():
+            losses.append(loss)
+            bar.update(task, advance=1, loss=loss)
+    return losses, memory.peak
+
+
+def fewest_bytes(training: Training) -> int:
+    """What this rank has to receive for the windows of one step, forward and backward.
+
+    A convolution of 3 x 3 reads one row or column of each neighbour; in backward the same comes
+    back. The solver reads one more of each field that it rolls.
+    """
+    box = training.state.sharding.box(training.state.device_mesh.get_rank())
+    rows, columns = [stop - start for start, stop in box[2:]]
+    around = 2 * (rows + columns) + 4
+    total = 0
+    for module in training.model.modules():
+        if isinstance(module, nn.Conv2d) and module.kernel_size == (3, 3):
+            scale = 2 if module.in_channels > 12 and module.out_channels > 12 else 1
+            total += module.in_channels * (around // scale) * 4
+    return total
+
+
+def picture(training: Training, path: str) -> None:
+    """Write the height of the water with the borders of its shards; rank 0 writes."""
+    layout = training.state.sharding
+    height = training.state[0, 0].full_tensor()
+    if training.state.device_mesh.get_rank():
+        return
+    figure = Figure(figsize=(7, 5.5), layout="constrained")
+    axes = figure.add_subplot()
+    image = axes.imshow(height, cmap="RdBu_r")
+    for dim, draw in ((2, axes.axhline), (3, axes.axvline)):
+        at = 0
+        for size in layout.sizes_of(dim)[:-1]:
+            at += size
+            draw(at - 0.5, color="black", linewidth=0.8)
+    axes.set_title(f"Height of the water after {training.num_steps} steps, {layout}")
+    figure.colorbar(image)
+    figure.savefig(path)
