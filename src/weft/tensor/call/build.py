@@ -10,23 +10,24 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._C import _is_any_autocast_enabled as is_autocast_enabled
 
 from weft import ops
 from weft.comm import BoundMesh
 from weft.errors import UnsupportedOpError, message
 from weft.tensor.call import fallback, reduce_once
+from weft.tensor.call.compose import Composer
 from weft.tensor.call.decide import Builder
 from weft.tensor.call.decompose import Parts
 from weft.tensor.call.local import is_builtin
 from weft.tensor.call.own import functions as own
 from weft.tensor.call.own import local as own_local
-from weft.tensor.call.program import Composer, Sizes
-from weft.tensor.call.recipe import Alias, Direct, Function, Recipe
-from weft.tensor.call.sizes import MAX_STRUCTURES, Structure, numbers_come_from, structure_of
+from weft.tensor.call.program import Program, Step
+from weft.tensor.call.recipe import Alias, Function, Recipe
+from weft.tensor.call.sizes import MAX_STRUCTURES, Sizes, numbers_come_from
 from weft.tensor.counts import STRUCTURES
 from weft.tensor.counts import TRACES as COUNTS
-from weft.tensor.meta import autocast_state, bounded_put
+from weft.tensor.keys import floats_of, key_of, structure_key, trace_key
+from weft.tensor.meta import bounded_put
 from weft.tensor.placing.draw import torch_draws
 from weft.tensor.placing.layouts import check_given
 from weft.tensor.shard_tensor import ShardTensor, hooks
@@ -49,11 +50,11 @@ __all__ = ["BY_DATA", "MAX_TRACES", "TRACES", "reads", "recipe"]
 
 
 def recipe(
-    func: Any, args: Any, kwargs: Any, mesh: BoundMesh, structure: Any = None
+    func: Any, args: Any, kwargs: Any, mesh: BoundMesh, key: Sequence[Any] | None = None
 ) -> tuple[Recipe, bool]:
     """The recipe of a call, and whether its float arguments only flow through.
 
-    `structure` is the call's key with lengths reduced (see `sizes`), or None.
+    `key` is the call's; None where it has none, because an argument cannot be hashed.
     """
     tensors = flatten((args, kwargs))
     if sends(func):
@@ -64,16 +65,17 @@ def recipe(
         made = own_local.recipe(function, args, kwargs, tensors, mesh)
         if made is not None:
             return made
-    known: dict[Any, Structure | Sizes] = mesh.cache.setdefault("structures", {})
-    structure = None if mesh.here is None else structure
-    found = None
+    known: dict[Any, Sizes] = mesh.cache.setdefault("structures", {})
+    structure = found = None
+    if key is not None and mesh.here is not None:
+        structure = structure_key(key, floats_of((*args, *kwargs.values())))
     if structure is not None:
         found = known.get(structure)
         (STRUCTURES.misses if found is None else STRUCTURES.hits).step()
     trace = None
     if found is not None:
         resized = found.resized(tensors)
-        if resized is None and type(found) is Sizes:
+        if resized is None and not found.is_free:
             found.vary(tensors, lambda others: _sizes_of(func, args, kwargs, others, mesh))
             resized = found.resized(tensors)
         if resized is not None:
@@ -81,7 +83,7 @@ def recipe(
         trace = found.trace(tensors)
     if trace is None:
         try:
-            trace = _captured(func, args, kwargs, tensors)
+            trace = _captured(func, args, kwargs, tensors, key)
         except NotCapturable as reason:
             if function is not None:
                 made = own_local.recipe(function, args, kwargs, tensors, mesh)
@@ -110,23 +112,24 @@ def recipe(
     places = _places((*args, *kwargs.values()))
     builder = Builder(func, trace, tensors, mesh, places, kwargs.get("requires_grad") is True)
     made = builder.build()
-    new: Structure | Sizes | None
     if isinstance(made, ops.Composite):
         made, new = _composite(made, builder)
-    else:
-        new = structure_of(trace, builder, tensors) if (
-            is_builtin(func) or numbers_come_from(op, (args, kwargs))
-        ) else None
-    if type(made) is Direct and made.target is not None and made.args is builder.op.args:
-        places = _floats_of(func, builder.op, args, kwargs)
-        if places:
-            made.let_flow(places)
+        if new is not None and structure is not None and found is None:
+            bounded_put(known, structure, new, MAX_STRUCTURES)
+        return made, False
+    if isinstance(made, Step):
+        if made.target is not None and made.args is builder.op.args:
+            made.let_flow(_floats_of(func, builder.op, args, kwargs))
+        made = builder.program(made)
     by_number = builder.own is not None and not builder.own.by_shape
     numbers_flow = made.as_called and not by_number and _numbers_flow(op)
-    if new is not None and structure is not None and found is None:
-        if type(new) is Structure and builder.by_form:
-            new.recipe, new.numbers_flow = made, numbers_flow
-        bounded_put(known, structure, new, MAX_STRUCTURES)
+    if structure is not None and found is None and (
+        is_builtin(func) or numbers_come_from(op, (args, kwargs))
+    ):
+        by_form = made if type(made) is Program and builder.by_form else None
+        new = Sizes.of_op(builder, by_form, numbers_flow)
+        if new is not None:
+            bounded_put(known, structure, new, MAX_STRUCTURES)
     return reduce_once.reducing_once(made, builder), numbers_flow
 
 
@@ -151,11 +154,11 @@ def _check_quantized(func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.
             )
 
 
-def reads(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether a call only reads its tensors (see `finish`)."""
+def reads(func: Any, args: Any, kwargs: Any, key: Sequence[Any]) -> bool:
+    """Whether a call only reads its tensors (see `reduce_once`)."""
     tensors = flatten((args, kwargs))
     try:
-        return reduce_once.is_read_only(_captured(func, args, kwargs, tensors), len(tensors))
+        return reduce_once.is_read_only(_captured(func, args, kwargs, tensors, key), len(tensors))
     except NotCapturable:
         return False
 
@@ -163,7 +166,7 @@ def reads(func: Any, args: Any, kwargs: Any) -> bool:
 def _read(func: Any, args: Any, kwargs: Any) -> Callable[[Any, Any, Any], Any] | None:
     """What carries out a call that reads tensors as numbers; None where it reads other things."""
     def captured(args: Any, kwargs: Any) -> Trace:
-        return _captured(func, args, kwargs, flatten((args, kwargs)))
+        return _capture(func, args, kwargs, flatten((args, kwargs)))
 
     found = fallback.numbers_read(args, kwargs, captured) or fallback.sizes_read(args, kwargs)
     if found is None:
@@ -205,7 +208,7 @@ def _program(
     if result is None:
         return Function(_one_by_one(trace, mesh)), None
     program = composer.program(result)
-    return program, Sizes.of(None, composer, program)
+    return program, Sizes.of_several(None, composer, program)
 
 
 def _composite(composite: ops.Composite, builder: Builder) -> tuple[Recipe, Sizes | None]:
@@ -227,7 +230,7 @@ def _composite(composite: ops.Composite, builder: Builder) -> tuple[Recipe, Size
         if out is not None:
             slots.update(zip([slot.index for slot in slots_of(op.results)], slots_of(out)))
             program = composer.program(fill(trace.result, slots))
-            return program, Sizes.of(op, composer, program)
+            return program, Sizes.of_several(op, composer, program)
     if parts is not None:
         return _by_parts(parts, builder), None
     return Function(_on_tensors(composite.function, builder)), None
@@ -253,7 +256,7 @@ def _sizes_of(
     """The program of a call on other tensors, if it is one."""
     args, kwargs = substitute((args, kwargs), iter(others))
     try:
-        trace = _captured(func, args, kwargs, others)
+        trace = _captured(func, args, kwargs, others, key_of(func, args, kwargs)[0])
         if len(trace.ops) > 1:
             return _program(trace, others, mesh)[1]
         builder = Builder(func, trace, others, mesh, None)
@@ -289,40 +292,24 @@ TRACES: dict[Any, Trace] = {}
 MAX_TRACES = 1024
 
 
-def _captured(func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]) -> Trace:
+def _captured(
+    func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor], key: Sequence[Any] | None
+) -> Trace:
     quick = None if kwargs else reshaped(func, args, tensors[0])
     if quick is not None:
         return quick
-    key = [
-        func, is_autocast_enabled() and autocast_state(), torch.get_default_dtype(),
-        torch.are_deterministic_algorithms_enabled(), tensors[0].device.type,
-    ]
-    try:
-        _describe((args, kwargs), key)
-        found = TRACES.get(tuple(key))
-    except TypeError:  # something in it cannot be hashed
+    if key is None:
         return _capture(func, args, kwargs, tensors)
+    about = (
+        *trace_key(key, asks_for_grad(func)), *floats_of((*args, *kwargs.values())),
+        torch.are_deterministic_algorithms_enabled(), tensors[0].device.type,
+    )
+    found = TRACES.get(about)
     (COUNTS.misses if found is None else COUNTS.hits).step()
     if found is None:
         found = _capture(func, args, kwargs, tensors)
-        bounded_put(TRACES, tuple(key), found, MAX_TRACES)
+        bounded_put(TRACES, about, found, MAX_TRACES)
     return found
-
-
-def _describe(tree: Any, key: list[Any]) -> None:
-    """Add nested arguments, tensors by what meta tensors have of them."""
-    kind = type(tree)
-    key.append(kind)
-    if isinstance(tree, torch.Tensor):
-        key += (tree.shape, tree.stride(), tree.dtype)
-    elif isinstance(tree, (list, tuple, dict)) and kind is not torch.Size:
-        key.append(len(tree))
-        for item in tree.items() if isinstance(tree, dict) else tree:
-            _describe(item, key)
-    elif isinstance(tree, slice):
-        _describe((tree.start, tree.stop, tree.step), key)
-    else:
-        key.append(repr(tree) if isinstance(tree, (float, complex)) else tree)
 
 
 def _capture(func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]) -> Trace:
@@ -394,23 +381,23 @@ def _call_op(op: Op, args: Any, kwargs: Any, device: torch.device, mesh: BoundMe
     return op.overload(*args, **kwargs)
 
 
-def _floats_of(func: Any, op: Op, args: Any, kwargs: Any) -> list[tuple[Any, Any]] | None:
-    """Per float among the op's arguments, its place there and in the call, as `Direct.let_flow`
-    takes them; None where one is not the call's own."""
+def _floats_of(func: Any, op: Op, args: Any, kwargs: Any) -> list[tuple[Any, Any]]:
+    """Per float among the op's arguments, its place there and in the call, as `Step.let_flow`
+    takes them; none where one is not the call's own."""
     if not is_builtin(func):
-        return None
+        return []
     names = [argument.name for argument in op.overload._schema.arguments]
     found: list[tuple[Any, Any]] = []
     for at, value in (*enumerate(op.args), *op.kwargs.items()):
         if type(value) is not float:
             if leaves(value, float):
-                return None
+                return []
             continue
         place = names.index(at) if isinstance(at, str) else at
         theirs = place if place < len(args) else names[place]
         given = args[theirs] if isinstance(theirs, int) else kwargs.get(theirs)
         if type(given) is not float or given != value:
-            return None
+            return []
         found.append((at, theirs))
     return found
 
