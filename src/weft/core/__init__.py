@@ -1,5 +1,6 @@
 """Meshes, placements, specs and layouts as plain values. Standard library only."""
 
+from weft.core.cover import Cover, Interval, Reads
 from weft.core.cuts import balanced_cuts, default_cuts, filled_cuts, flat_cuts
 from weft.core.encoding import Sizes
 from weft.core.layout import Box, Layout
@@ -17,7 +18,7 @@ from weft.core.placement import (
 )
 
 __all__ = [
-    "KINDS", "AxisName", "Box", "Layout", "Mesh", "P", "Partial", "Placement", "Replicate",
-    "Shard", "Sizes", "StridedShard", "as_mesh", "as_placement", "balanced_cuts", "default_cuts",
-    "filled_cuts", "flat_cuts", "is_placements",
+    "KINDS", "AxisName", "Box", "Cover", "Interval", "Layout", "Mesh", "P", "Partial", "Placement",
+    "Reads", "Replicate", "Shard", "Sizes", "StridedShard", "as_mesh", "as_placement",
+    "balanced_cuts", "default_cuts", "filled_cuts", "flat_cuts", "is_placements",
 ]

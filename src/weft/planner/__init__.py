@@ -5,6 +5,8 @@ from weft.planner.cost import is_local, step_nbytes, step_nbytes_at, step_second
 from weft.planner.links import GLOO, NCCL, Link, Links, set_links
 from weft.planner.plan import (
     Plan,
+    fetching,
+    folding,
     forget_plans,
     gradient_layout,
     kept_plans,
@@ -16,6 +18,8 @@ from weft.planner.steps import (
     AllGather,
     AllReduce,
     Exchange,
+    Fetch,
+    Fold,
     ReduceScatter,
     Slice,
     Step,
@@ -24,8 +28,9 @@ from weft.planner.steps import (
 )
 
 __all__ = [
-    "AllGather", "AllReduce", "Exchange", "GLOO", "IDEMPOTENT", "LINEAR", "Link", "Links", "NCCL",
-    "Plan", "ReduceScatter", "Slice", "Step", "Term", "Transfer", "check",
-    "forget_plans", "gradient_layout", "is_local", "kept_plans", "kept_terms", "naive", "plan",
-    "set_links", "step_nbytes", "step_nbytes_at", "step_seconds", "transpose",
+    "AllGather", "AllReduce", "Exchange", "Fetch", "Fold", "GLOO", "IDEMPOTENT", "LINEAR", "Link",
+    "Links", "NCCL", "Plan", "ReduceScatter", "Slice", "Step", "Term", "Transfer", "check",
+    "fetching", "folding", "forget_plans", "gradient_layout", "is_local", "kept_plans",
+    "kept_terms", "naive", "plan", "set_links", "step_nbytes", "step_nbytes_at", "step_seconds",
+    "transpose",
 ]

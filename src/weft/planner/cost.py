@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import assert_never
 
+from weft.core.cover import Cover
 from weft.core.layout import Layout
 from weft.planner.geometry import (
     Coordinate,
@@ -25,6 +26,8 @@ from weft.planner.steps import (
     AllGather,
     AllReduce,
     Exchange,
+    Fetch,
+    Fold,
     ReduceScatter,
     Slice,
     Step,
@@ -40,7 +43,7 @@ __all__ = [
 
 def is_local(step: Step) -> bool:
     """Whether a step sends nothing."""
-    if isinstance(step, Transfer):
+    if isinstance(step, (Transfer, Fetch, Fold)):
         return step_nbytes(step, 1) == 0
     return isinstance(step, (Slice, Term))
 
@@ -51,6 +54,12 @@ def step_nbytes_at(step: Step, coordinate: Coordinate, itemsize: int) -> int:
     match step:
         case Slice() | Term():
             return 0
+        case Fetch():
+            read = step.cover.inside_at(step.dst, coordinate)
+            return itemsize * _lacking(step.src.box_at(coordinate), read)
+        case Fold():
+            parts = [box for other, box in step.receives(coordinate) if other != coordinate]
+            return itemsize * sum(map(volume, parts))
         case Exchange() | AllGather():
             return itemsize * _lacking(step.src.box_at(coordinate), own)
         case Transfer():
@@ -79,6 +88,10 @@ def step_nbytes(step: Step, itemsize: int) -> int:
             return 0
         case Exchange() | Transfer():
             return itemsize * missing_elements(step.src, step.dst)
+        case Fetch():
+            return itemsize * _halo_elements(step.src, step.dst, step.cover)
+        case Fold():
+            return itemsize * _halo_elements(step.dst, step.src, step.cover)
         case AllGather():
             return itemsize * numel * (num_copies(step.dst) - num_copies(step.src))
         case ReduceScatter():
@@ -89,6 +102,19 @@ def step_nbytes(step: Step, itemsize: int) -> int:
             return _all_reduce_nbytes(itemsize * numel * num_copies(step.dst), members)
         case _:
             assert_never(step)
+
+
+def _halo_elements(shards: Layout, boxes: Layout, cover: Cover) -> int:
+    """Elements that ranks read and do not own, by all ranks together."""
+    read = kept = num_copies(boxes)
+    for dim in range(boxes.ndim):
+        pairs = [
+            (mine, shards.interval(dim, index))
+            for index, mine in enumerate(cover.intervals(boxes, dim))
+        ]
+        read *= sum(stop - start for (start, stop), _ in pairs)
+        kept *= sum(max(0, min(a[1], b[1]) - max(a[0], b[0])) for a, b in pairs)
+    return read - kept
 
 
 def _all_reduce_nbytes(nbytes: int, members: int) -> int:
@@ -141,5 +167,15 @@ def cheapest(
 
 def peak_elements(src: Layout, steps: Sequence[Step]) -> int:
     """At most this many elements does a rank hold at once: both sides of a step."""
-    sizes = [largest(step.src) + largest(step.dst) for step in steps]
-    return max(sizes, default=largest(src))
+    return max(map(_both_sides, steps), default=largest(src))
+
+
+def _both_sides(step: Step) -> int:
+    """Elements of the largest boxes before and after a step."""
+    match step:
+        case Fetch():
+            return largest(step.src) + step.cover.largest(step.dst)
+        case Fold():
+            return step.cover.largest(step.src) + largest(step.dst)
+        case _:
+            return largest(step.src) + largest(step.dst)

@@ -12,6 +12,7 @@ from fractions import Fraction
 from itertools import product
 from math import prod
 
+from weft.core.cover import Cover
 from weft.core.layout import Layout
 from weft.core.mesh import AxisName
 from weft.planner.check import IDEMPOTENT, LINEAR
@@ -20,6 +21,8 @@ from weft.planner.steps import (
     AllGather,
     AllReduce,
     Exchange,
+    Fetch,
+    Fold,
     ReduceScatter,
     Slice,
     Step,
@@ -48,13 +51,18 @@ def interpret(plan: Plan) -> World:
         PlanError: a step whose precondition fails, steps that do not chain, or a result that is
             not the value that the source denotes.
     """
-    world = {at: _source(plan.src, at) for at in _mesh(plan.src)}
+    world = {at: _source(plan.src, at, plan.folds) for at in _mesh(plan.src)}
     here = plan.src
     for step in plan.steps:
         _require(_alike(here, step.src), step, "follows", here)
         world = _run(step, world)
         here = step.dst
     _require(_alike(here, plan.dst), "the plan ends at", here, "not at", plan.dst)
+    if plan.cover is not None:
+        _judge_boxes(plan, plan.cover, world)
+    elif plan.folds is not None:
+        _judge_sums(plan, plan.folds, world)
+        return world
     _judge(plan, world)
     return world
 
@@ -65,6 +73,15 @@ def _mesh(layout: Layout) -> Iterable[tuple[int, ...]]:
 
 def _indices(layout: Layout, at: tuple[int, ...]) -> list[Index]:
     return list(product(*(range(*interval) for interval in layout.box_at(at))))
+
+
+def _read(layout: Layout, cover: Cover, at: tuple[int, ...]) -> list[Index]:
+    """The places of the box that a coordinate reads, filled ones included."""
+    return list(product(*(range(*interval) for interval in cover.box_at(layout, at))))
+
+
+def _is_inside(layout: Layout, index: Index) -> bool:
+    return all(0 <= place < length for place, length in zip(index, layout.shape))
 
 
 def _alike(left: Layout, right: Layout) -> bool:
@@ -82,7 +99,9 @@ def _require(holds: bool, *what: object) -> None:
         raise PlanError(" ".join(map(str, what)))
 
 
-def _source(layout: Layout, at: tuple[int, ...]) -> Held:
+def _source(layout: Layout, at: tuple[int, ...], folds: Cover | None) -> Held:
+    if folds is not None:  # each rank's box is partial: its symbols are its own
+        return {index: {(index, at): 1} for index in _read(layout, folds, at)}
     digits = tuple(digit for digit, kind in zip(at, layout.partial) if kind)
     return {index: {(index, digits): 1} for index in _indices(layout, at)}
 
@@ -120,7 +139,7 @@ def _run(step: Step, world: World) -> World:
     changed = {axis for axis, kind in enumerate(src.partial) if kind != dst.partial[axis]}
     if 0 not in src.shape:
         match step:
-            case Slice() | Exchange() | AllGather():
+            case Slice() | Exchange() | AllGather() | Fetch() | Fold():
                 _require(not changed, step, "changes kinds")
             case ReduceScatter() | AllReduce():
                 gone = all(src.partial[axis] and not dst.partial[axis] for axis in changed)
@@ -132,6 +151,10 @@ def _run(step: Step, world: World) -> World:
 
 
 def _arrive(step: Step, at: tuple[int, ...], world: World) -> Held:
+    if isinstance(step, Fetch):
+        return _fetch(step, at, world)
+    if isinstance(step, Fold):
+        return _fold(step, at, world)
     wanted = _indices(step.dst, at)
     members = _members(step.src, step.axes, at)
     match step:
@@ -148,6 +171,43 @@ def _arrive(step: Step, at: tuple[int, ...], world: World) -> Held:
             _require(all(index in held for index in wanted), step, "at", at, "lacks data")
             _require(_views_agree(step, at), "the two sides of", step, "disagree at", at)
             return {index: world[at].get(index, held[index]) for index in wanted}
+
+
+def _fetch(step: Fetch, at: tuple[int, ...], world: World) -> Held:
+    """Places of the tensor come from members of the group that own them; others are filled."""
+    wanted = _read(step.dst, step.cover, at)
+    inside = [index for index in wanted if _is_inside(step.dst, index)]
+    members = _members(step.src, step.axes, at)
+    held = {index: world[peer][index] for peer in members for index in world[peer]}
+    _require(all(index in held for index in inside), step, "at", at, "lacks data")
+    blocks = step.receives(at)
+    covered = [i for _, box in blocks for i in product(*(range(*pair) for pair in box))]
+    _require(sorted(covered) == inside and _agree(step, at), step, "disagrees at", at)
+    return {index: world[at].get(index, held[index]) if index in held else {} for index in wanted}
+
+
+def _fold(step: Fold, at: tuple[int, ...], world: World) -> Held:
+    """The sum of what members of the group hold of a place, each adding what it says it sends."""
+    out: Held = {}
+    parts = [(peer, set(product(*(range(*pair) for pair in box))))
+             for peer, box in step.receives(at)]
+    members = set(_members(step.src, step.axes, at))
+    _require(_agree(step, at) and members.issuperset(peer for peer, _ in parts), step,
+             "disagrees at", at)
+    for index in _indices(step.dst, at):
+        total: dict[tuple[Index, Index], Fraction | int] = {}
+        for peer, places in parts:
+            for symbol, count in world[peer][index].items() if index in places else ():
+                total[symbol] = total.get(symbol, 0) + count
+        out[index] = total
+    return out
+
+
+def _agree(step: Exchange | Fetch | Fold, at: tuple[int, ...]) -> bool:
+    """Whether both sides of what a coordinate exchanges say the same."""
+    return all((at, box) in step.sends(peer) for peer, box in step.receives(at)) and all(
+        (at, box) in step.receives(taker) for taker, box in step.sends(at)
+    )
 
 
 def _terms(layout: Layout) -> set[tuple[object, int, str]]:
@@ -203,9 +263,7 @@ def _views_agree(step: Step, at: tuple[int, ...]) -> bool:
         return False
     if isinstance(step, AllGather):
         return True
-    return all((at, box) in step.sends(peer) for peer, box in blocks) and all(
-        (at, box) in step.receives(taker) for taker, box in step.sends(at)
-    )
+    return _agree(step, at)
 
 
 def _term(step: Term, at: tuple[int, ...], world: World) -> Held:
@@ -218,6 +276,31 @@ def _term(step: Term, at: tuple[int, ...], world: World) -> Held:
     return {
         index: world[at].get(index, {}) if keeps else {} for index in _indices(step.dst, at)
     }
+
+
+def _judge_boxes(plan: Plan, cover: Cover, world: World) -> None:
+    """Each rank holds its box; filled places hold nothing, and are left out from here on."""
+    for at, held in world.items():
+        _require(sorted(held) == _read(plan.dst, cover, at), plan.dst, "at", at, "is no box")
+        outside = [index for index in held if not _is_inside(plan.dst, index)]
+        _require(not any(held[index] for index in outside), at, "is not filled")
+        world[at] = {index: held[index] for index in held if index not in set(outside)}
+
+
+def _judge_sums(plan: Plan, folds: Cover, world: World) -> None:
+    """Each owner holds the sum of what all ranks held, those of one replica taking turns."""
+    src, dst = plan.src, plan.dst
+    counted = {axis for axes in src.dims for axis in axes}
+    counted |= {axis for axis, kind in enumerate(src.partial) if kind and not dst.partial[axis]}
+    for at, held in world.items():
+        _require(sorted(held) == _indices(dst, at), dst, "at", at, "is no box")
+        for index in held:
+            due = {
+                (index, peer) for peer in _members(src, counted, at)
+                if index in _read(src, folds, peer)
+            }
+            _require(dict(held[index]) == dict.fromkeys(due, 1), plan.src, "->", plan.dst, ":",
+                     index, "at", at, "is", held[index])
 
 
 def _judge(plan: Plan, world: World) -> None:

@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+from weft.core.cover import Cover
 from weft.core.dtypes import dtype_name
 from weft.core.dtypes import itemsize as itemsize_of
 from weft.core.layout import Layout
@@ -19,11 +20,12 @@ from weft.planner.geometry import strip
 from weft.planner.links import Links, as_links
 from weft.planner.overlap import missing_elements
 from weft.planner.search import family, search
-from weft.planner.steps import AllGather, AllReduce, Slice, Step, Term, Transfer
+from weft.planner.steps import AllGather, AllReduce, Fetch, Fold, Slice, Step, Term, Transfer
 from weft.planner.text import plan_text
 
 __all__ = [
-    "Plan", "forget_plans", "gradient_layout", "kept_plans", "naive", "plan", "transpose",
+    "Plan", "fetching", "folding", "forget_plans", "gradient_layout", "kept_plans", "naive",
+    "plan", "transpose",
 ]
 
 _NOT_MADE = frozenset({"avg", "bxor"})
@@ -34,6 +36,9 @@ _NOT_MADE = frozenset({"avg", "bxor"})
 class Plan:
     """Steps that lead from `src` to `dst`; `itemsize` is the bytes of one element.
 
+    Where `cover` is given, ranks end with the boxes that they read beside `dst`; where `folds` is,
+    they begin with partial values of such boxes beside `src`.
+
     A plan is a value of its own: two plans are equal only when they are one object.
     """
 
@@ -42,6 +47,8 @@ class Plan:
     steps: tuple[Step, ...]
     itemsize: int = 4
     links: Links | None = None
+    cover: Cover | None = None
+    folds: Cover | None = None
 
     def bytes_received(self, rank: int) -> int:
         """Bytes that device id `rank` receives from others.
@@ -75,8 +82,11 @@ class Plan:
         """Fewest bytes, over all ranks, that any plan needs.
 
         Without partial axes: the bytes of the target boxes that the ranks lack. With them: those
-        of the best of the family that the plan was chosen from, which may take more steps.
+        of the best of the family that the plan was chosen from, which may take more steps. Of
+        halos: those of the plan.
         """
+        if self.cover is not None or self.folds is not None:
+            return self.total_bytes
         src, dst = strip(self.src), strip(self.dst)
         if src.is_partial or dst.is_partial:
             node_size = as_links(self.links, "plan.lower_bound").node_size
@@ -162,6 +172,42 @@ def _plan(src: Layout, dst: Layout, itemsize: int, links: Links) -> Plan:
     return Plan(src, dst, search(strip(src), strip(dst), itemsize, links), itemsize, links)
 
 
+@lru_cache(maxsize=16384)
+def fetching(src: Layout, dst: Layout, cover: Cover, itemsize: int = 4) -> Plan:
+    """From the shards of `src` to the boxes that ranks read beside `dst`: one exchange, where both
+    layouts shard the same dims by the same axes."""
+    check(src, dst)
+    owned = _owned(src, dst)
+    first = plan(src, owned, itemsize)
+    last = Fetch(owned, dst, _axes(owned, dst, cover), cover)
+    return Plan(src, dst, (*first.steps, last), itemsize, first.links, cover=cover)
+
+
+@lru_cache(maxsize=16384)
+def folding(src: Layout, cover: Cover, dst: Layout, itemsize: int = 4) -> Plan:
+    """From partial values of the boxes that ranks read beside `src` to the shards of `dst`."""
+    check(src, dst)
+    owned = _owned(dst, src)
+    rest = plan(owned, dst, itemsize)
+    first = Fold(src, owned, _axes(owned, src, cover), cover)
+    return Plan(src, dst, (first, *rest.steps), itemsize, rest.links, folds=cover)
+
+
+def _owned(shards: Layout, boxes: Layout) -> Layout:
+    """The layout of shards that boxes are read of, or summed to, by one exchange."""
+    same = shards.mesh == boxes.mesh and (shards.dims, shards.partial) == (
+        boxes.dims, boxes.partial)
+    return shards if same else boxes
+
+
+def _axes(shards: Layout, boxes: Layout, cover: Cover) -> tuple[int, ...]:
+    """The axes over which boxes are read of shards."""
+    return tuple(sorted({
+        axis for dim, axes in enumerate(shards.dims) for axis in axes
+        if cover.reads[dim] is not None or shards.cuts[dim] != boxes.cuts[dim]
+    }))
+
+
 def kept_plans() -> tuple[int, int, int | None, int]:
     """Hits, misses, maxsize and currsize of the plans that are kept."""
     return _plan.cache_info()
@@ -169,7 +215,8 @@ def kept_plans() -> tuple[int, int, int | None, int]:
 
 def forget_plans() -> None:
     """Search anew from now on."""
-    _plan.cache_clear()
+    for kept in (_plan, fetching, folding):
+        kept.cache_clear()
 
 
 def naive(src: Layout, dst: Layout, itemsize: int = 4) -> Plan:
@@ -210,6 +257,13 @@ def transpose(forward: Plan) -> Plan:
 
     Both duals are values without terms, so it moves exactly what is missing: a gather becomes a
     slice, a reduce-scatter a gather, an exchange its own reverse, and an all-reduce nothing.
+
+    A halo that was read is summed, and the other way round.
     """
-    return plan(gradient_layout(forward.dst), gradient_layout(forward.src), forward.itemsize,
+    src, dst = gradient_layout(forward.dst), gradient_layout(forward.src)
+    if forward.cover is not None:
+        return folding(src, forward.cover, dst, forward.itemsize)
+    if forward.folds is not None:
+        return fetching(src, dst, replace(forward.folds, fill=0.0), forward.itemsize)
+    return plan(src, dst, forward.itemsize,
                 links=forward.links)

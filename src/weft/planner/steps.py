@@ -8,10 +8,13 @@
 | ReduceScatter | reduces terms, each member its own box | partial axes that come to cut |
 | AllReduce | reduces terms, all members the same box | partial axes that come to replicate |
 | Transfer | box intersections, from one mesh to another | no axes: device ids say who sends |
+| Fetch | shards -> boxes that ranks read (halos), which overlap | axes that shard what is read |
+| Fold | boxes of partial values -> shards: what overlaps is summed | as Fetch |
 | Term | the value becomes this rank's term of a reduction | axes that become partial; not sent |
 
 Kinds stand in the layouts. Axes that are partial on both sides are not touched: terms move as
-values do. `sends` and `receives` name what one coordinate exchanges, without listing the mesh.
+values do. Fetch and Fold are each other's transpose. `sends` and `receives` name what one
+coordinate exchanges, without listing the mesh.
 """
 
 from __future__ import annotations
@@ -19,18 +22,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import product
 
+from weft.core.cover import Cover
 from weft.core.layout import Box, Layout
 from weft.planner.geometry import Coordinate, digits_of, group, group_boxes, meets
 from weft.planner.holders import crossing
 from weft.planner.links import NODE_SIZE
 
 __all__ = [
-    "AllGather", "AllReduce", "Block", "Exchange", "ReduceScatter", "Slice", "Step", "Term",
-    "Transfer",
+    "AllGather", "AllReduce", "Block", "Exchange", "Fetch", "Fold", "ReduceScatter", "Slice",
+    "Step", "Term", "Transfer",
 ]
 
 Block = tuple[Coordinate, Box]
 """The other side's coordinate (one's own included) and a box of global indices."""
+
+
+_NOTHING = Cover(())
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +83,49 @@ class Exchange(_Step):
         return _blocks(self.dst, [
             meets(self.dst, dim, interval, fixed) for dim, interval in enumerate(held)
         ], takers)
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch(_Step):
+    """Each rank gets the box that `cover` says beside `dst`, filled where it sticks out.
+
+    `src` and `dst` shard the same dims by the same axes; their cuts may differ.
+    """
+
+    cover: Cover = _NOTHING
+
+    def receives(self, coordinate: Coordinate) -> list[Block]:
+        """What makes up the box, filled places aside: holder and box, in group order."""
+        return _held(self.src, self.cover.inside_at(self.dst, coordinate), coordinate)
+
+    def sends(self, coordinate: Coordinate) -> list[Block]:
+        """What others read of the shard at `coordinate`: taker and box, in group order."""
+        return _covered(self.dst, self.cover, self.src.box_at(coordinate), coordinate)
+
+    def __str__(self) -> str:
+        return _halo("Halo", self.src, self.dst, self.cover, self)
+
+
+@dataclass(frozen=True, slots=True)
+class Fold(_Step):
+    """What ranks hold of the boxes that `cover` says beside `src` is summed by the owners of `dst`.
+
+    What sticks out of the tensor is dropped, and what nobody reads is 0. As in a Fetch, both
+    layouts shard the same dims by the same axes.
+    """
+
+    cover: Cover = _NOTHING
+
+    def receives(self, coordinate: Coordinate) -> list[Block]:
+        """The parts of the shard that others hold, which overlap: holder and box."""
+        return _covered(self.src, self.cover, self.dst.box_at(coordinate), coordinate)
+
+    def sends(self, coordinate: Coordinate) -> list[Block]:
+        """Who owns what this rank holds: owner and box, in group order."""
+        return _held(self.dst, self.cover.inside_at(self.src, coordinate), coordinate)
+
+    def __str__(self) -> str:
+        return _halo("Sum of halos", self.dst, self.src, self.cover, self)
 
 
 class AllGather(_Step):
@@ -168,7 +218,41 @@ class Transfer(_Step):
         return f"Transfer from {self.src.mesh} to {self.dst.mesh}: {self.src} -> {self.dst}"
 
 
-Step = Slice | Exchange | AllGather | ReduceScatter | AllReduce | Transfer | Term
+Step = Slice | Exchange | Fetch | Fold | AllGather | ReduceScatter | AllReduce | Transfer | Term
+
+
+def _held(layout: Layout, box: Box, coordinate: Coordinate) -> list[Block]:
+    """Who owns the parts of a box, among those that differ in axes that shard alone."""
+    return _blocks(layout, [
+        meets(layout, dim, interval) for dim, interval in enumerate(box)
+    ], [coordinate])
+
+
+def _covered(layout: Layout, cover: Cover, box: Box, coordinate: Coordinate) -> list[Block]:
+    """Who reads parts of a box, among those that differ in axes that shard alone."""
+    found: list[list[tuple[int, int, int]]] = []
+    for dim, (start, stop) in enumerate(box):
+        reads = cover.reads[dim]
+        if reads is None:
+            found.append(meets(layout, dim, (start, stop)))
+            continue
+        parts: list[tuple[int, int, int]] = []
+        for index, read in enumerate(reads):
+            first, last = max(read[0], start), min(read[1], stop)
+            if first < last:
+                parts.append((index, first, last))
+        found.append(parts)
+    return _blocks(layout, found, [coordinate])
+
+
+def _halo(word: str, shards: Layout, boxes: Layout, cover: Cover, step: _Step) -> str:
+    """`Halo over x: dim 2 by 1 and 1 of f32[...]`: the most that a shard reads around it."""
+    names = ",".join(str(step.src.mesh.axis_names[axis]) for axis in step.axes)
+    wide = [f"dim {dim} by {before} and {behind}" for dim, mine in enumerate(cover.reads)
+            if mine is not None for before, behind in (cover.widths(boxes, dim),)]
+    over = f" over {names}" if names else ""
+    of = str(shards) if shards == boxes else f"{shards}, by the cuts of {boxes}"
+    return f"{word}{over}: {', '.join(wide)}, of {of}"
 
 
 def _blocks(

@@ -100,11 +100,15 @@ def pack(boxes: Sequence[Box], held: Box) -> Move:
 
 
 def unpack(
-    boxes: Sequence[Box], wanted: Box, own: Box | None
+    boxes: Sequence[Box], wanted: Box, own: Box | None,
+    filled: Callable[[Tensor], None] | None = None,
 ) -> Callable[[Tensor, Tensor | None], Tensor]:
-    """From what arrived (the boxes, one after the other) and what stayed to the local tensor."""
+    """From what arrived (the boxes, one after the other) and what stayed to the local tensor.
+
+    `filled` fills the places that neither has.
+    """
     shape = shape_of(wanted)
-    if own is None and stretch(boxes, wanted) == (0, volume(wanted)):
+    if own is None and filled is None and stretch(boxes, wanted) == (0, volume(wanted)):
         return lambda got, kept: got.view(shape)
     sizes = [volume(box) for box in boxes]
     shapes = [shape_of(box) for box in boxes]
@@ -116,7 +120,7 @@ def unpack(
         return out if kept is None else [*out, kept]
 
     varying = [dim for dim in range(len(shape)) if len({place[dim].start for place in places}) > 1]
-    if len(varying) == 1:
+    if len(varying) == 1 and filled is None:
         (dim,) = varying
         order = sorted(range(len(places)), key=lambda i: places[i][dim].start)
 
@@ -130,6 +134,8 @@ def unpack(
 
     def fill(got: Tensor, kept: Tensor | None) -> Tensor:
         out = got.new_empty(shape)
+        if filled is not None:
+            filled(out)
         for cut, piece in zip(parts, pieces(got, kept)):
             cut(out).copy_(piece)
         return out

@@ -18,6 +18,8 @@ from torch._C import _DisableAutocast  # type: ignore[attr-defined]
 from weft.comm import BoundMesh, Communicator, Finish
 from weft.planner import (
     AllReduce,
+    Fetch,
+    Fold,
     Plan,
     Slice,
     Step,
@@ -186,7 +188,10 @@ def _told(step: Step, mesh: BoundMesh) -> _Collective:
     names = step.src.mesh.axis_names
     over = tuple(str(names[axis]) for axis in step.axes)
     elements = 0 if mesh.here is None else step_nbytes_at(step, mesh.here, 1)
-    return _Collective(type(step).__name__, over, elements)
+    return _Collective(_NAMES.get(type(step), type(step).__name__), over, elements)
+
+
+_NAMES: dict[type, str] = {Fetch: "Halo", Fold: "HaloSum"}
 
 
 def _reduction(plan: Plan, mesh: BoundMesh) -> tuple[Communicator, str] | None:

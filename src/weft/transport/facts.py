@@ -10,12 +10,31 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from weft.core.cover import Cover
 from weft.core.layout import Layout
-from weft.planner import IDEMPOTENT, Plan, is_local, kept_terms
+from weft.planner import (
+    IDEMPOTENT,
+    Fetch,
+    Fold,
+    Plan,
+    fetching,
+    folding,
+    is_local,
+    kept_terms,
+    plan,
+)
 
 __all__ = [
-    "communicates", "divisor", "factors", "partial_axes", "products", "replicated", "text",
+    "communicates", "divisor", "factors", "partial_axes", "planned", "products", "replicated",
+    "text", "with_halo",
 ]
+
+
+def planned(src: Layout, dst: Layout, cover: Cover | None, folds: Cover | None) -> Plan:
+    """The plan between layouts, or to boxes that ranks read, or from boxes that are summed."""
+    if cover is not None:
+        return fetching(src, dst, cover)
+    return plan(src, dst) if folds is None else folding(src, folds, dst)
 
 
 def replicated(layout: Layout, axes: Iterable[int]) -> frozenset[int]:
@@ -84,6 +103,19 @@ def text(
                  if (src.dims[dim], src.cuts[dim]) != (dst.dims[dim], dst.cuts[dim])]
         parts = [f"S({dim})->S({dim}) other cuts" for dim in moved]
     return ", ".join(parts) or "nothing"
+
+
+def with_halo(said: str, found: Plan) -> str:
+    """The words of a transition, and those of the halo that it reads, or sums."""
+    for step in found.steps:
+        if isinstance(step, (Fetch, Fold)):
+            dims = [dim for dim, mine in enumerate(step.cover.reads) if mine is not None]
+            axes = ",".join(str(step.src.mesh.axis_names[axis]) for axis in step.axes)
+            word = "halo" if isinstance(step, Fetch) else "sum of halo"
+            halo = f"{word} of {', '.join(f'dim {dim}' for dim in dims)}"
+            halo += f" on {axes}" if axes else ""
+            said = halo if said == "nothing" else f"{said}, {halo}"
+    return said
 
 
 def _word(layout: Layout, axis: int, varying: frozenset[int]) -> str:

@@ -15,8 +15,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import assert_never
+from typing import Any, assert_never
 
+import torch
 from torch import Tensor
 
 from weft.comm import BoundMesh, Communicator, Finish
@@ -27,6 +28,8 @@ from weft.planner import (
     AllGather,
     AllReduce,
     Exchange,
+    Fetch,
+    Fold,
     ReduceScatter,
     Slice,
     Step,
@@ -55,6 +58,10 @@ def compile_step(step: Step, at: Coordinate, mesh: BoundMesh) -> tuple[Move, Sta
             return _slice(held, wanted), None
         case Exchange() | AllGather():
             return _moved(step, at, mesh)
+        case Fetch():
+            return _fetched(step, at, mesh)
+        case Fold():
+            return _folded(step, at, mesh), None
         case ReduceScatter():
             return _reduce_scatter(step, at, mesh)
         case AllReduce():
@@ -109,7 +116,8 @@ def _term(step: Term, at: Coordinate) -> Move:
 class _Boxes:
     """What one rank of a group sends and receives: boxes by place in the group.
 
-    `held` and `wanted` are its boxes before and after. `mean` elements are received by a rank of
+    `held` and `wanted` are its boxes before and after; of `wanted`, what lies in `outside` comes
+    from nobody and is filled. `mean` elements are received by a rank of
     the group on average. They go each by itself from so many bytes on: `weight` times those from
     which the communicator prefers it.
     """
@@ -121,6 +129,8 @@ class _Boxes:
     wanted: Box
     mean: float
     weight: int
+    outside: tuple[Box, ...] = ()
+    fill: float = 0.0
 
 
 def _moved(step: Exchange | AllGather, at: Coordinate, mesh: BoundMesh) -> tuple[Move, Start]:
@@ -138,6 +148,46 @@ def _moved(step: Exchange | AllGather, at: Coordinate, mesh: BoundMesh) -> tuple
     weight = _DENSE if 2 * _num_pieces(step) > comm.size else 0
     boxes = _Boxes(comm, sends, receives, held, wanted, mean, weight)
     return _either(_exchanged(boxes), boxes)
+
+
+def _fetched(step: Fetch, at: Coordinate, mesh: BoundMesh) -> tuple[Move, Start]:
+    comm, place = _group(step, at, mesh)
+    wanted, inside = step.cover.box_at(step.dst, at), step.cover.inside_at(step.dst, at)
+    boxes = _Boxes(
+        comm,
+        {place[peer]: box for peer, box in step.sends(at) if volume(box)},
+        {place[peer]: box for peer, box in step.receives(at) if volume(box)},
+        step.src.box_at(at), wanted, step_nbytes(step, 1) / step.src.mesh.size(),
+        _weight(step, comm), _outside(wanted, inside), step.cover.fill,
+    )
+    return _either(_exchanged(boxes), boxes)
+
+
+def _group(
+    step: Fetch | Fold, at: Coordinate, mesh: BoundMesh
+) -> tuple[Communicator, dict[Coordinate, int]]:
+    """The communicator of a step, and the places of ranks in it; of itself alone where nothing is
+    sent."""
+    axes = () if is_local(step) else step.axes
+    return mesh.comm(axes), {peer: at for at, peer in enumerate(group(step.src, axes, at))}
+
+
+def _weight(step: Fetch | Fold, comm: Communicator) -> int:
+    """As of an exchange: a halo comes from the shards on both sides in each dim that is read."""
+    pieces = 3 ** sum(mine is not None for mine in step.cover.reads)
+    return _DENSE if 2 * pieces > comm.size else 0
+
+
+def _outside(wanted: Box, inside: Box) -> tuple[Box, ...]:
+    """The boxes, apart, that `wanted` has around `inside`."""
+    if not volume(inside):
+        return (wanted,) if volume(wanted) else ()
+    found = []
+    for dim, ((start, stop), (first, last)) in enumerate(zip(wanted, inside)):
+        for interval in ((start, first), (last, stop)):
+            if interval[0] < interval[1]:
+                found.append((*inside[:dim], interval, *wanted[dim + 1 :]))
+    return tuple(found)
 
 
 def _num_pieces(step: Exchange) -> float:
@@ -171,8 +221,7 @@ def compile_transfer(
 
 def _either(buffered: Move, boxes: _Boxes) -> tuple[Move, Start]:
     """One buffer for little, piece by piece for much: the whole group alike."""
-    start, mean, limit = _piecewise(boxes), boxes.mean, boxes.comm.swaps_from_nbytes
-    limit = limit if limit == math.inf else limit * boxes.weight
+    start, mean, limit = _piecewise(boxes), boxes.mean, _limit(boxes.comm, boxes.weight)
 
     def run(x: Tensor) -> Tensor:
         if mean * x.element_size() < limit:
@@ -180,6 +229,12 @@ def _either(buffered: Move, boxes: _Boxes) -> tuple[Move, Start]:
         return start(x)()
 
     return run, start
+
+
+def _limit(comm: Communicator, weight: int) -> float:
+    """From how many bytes on pieces travel by themselves."""
+    limit = comm.swaps_from_nbytes
+    return limit if limit == math.inf else limit * weight
 
 
 def _exchanged(boxes: _Boxes) -> Move:
@@ -195,7 +250,7 @@ def _exchanged(boxes: _Boxes) -> Move:
     send = [volume(sent[place]) if place in sent else 0 for place in places]
     recv = [volume(got[place]) if place in got else 0 for place in places]
     packed = pack([sent[place] for place in sorted(sent)], held)
-    unpacked = unpack([got[place] for place in sorted(got)], wanted, own)
+    unpacked = unpack([got[place] for place in sorted(got)], wanted, own, _filling(boxes))
     if own is None:
         return lambda x: unpacked(comm.all_to_all(packed(x), send, recv), None)
     kept = within(own, held)
@@ -227,8 +282,12 @@ def _piecewise(boxes: _Boxes) -> Start:
     kept = boxes.receives.get(comm.index)
     own = (part(kept, wanted), part(kept, held)) if kept else None
 
+    filled = _filling(boxes)
+
     def start(x: Tensor) -> Finish:
         out = x.new_empty(shape)
+        if filled is not None:
+            filled(out)
         recv, placed = [], []
         for by, cut, in_place in receives:
             piece = cut(out)
@@ -251,7 +310,63 @@ def _piecewise(boxes: _Boxes) -> Start:
     return start
 
 
+def _filling(boxes: _Boxes) -> Callable[[Tensor], None] | None:
+    """What fills the places of a new tensor that nobody sends."""
+    if not boxes.outside:
+        return None
+    parts, fill = [part(box, boxes.wanted) for box in boxes.outside], boxes.fill
+
+    def filled(out: Tensor) -> None:
+        value: Any = fill
+        if math.isinf(fill) and not out.is_floating_point():
+            value = torch.iinfo(out.dtype).min if fill < 0 else torch.iinfo(out.dtype).max
+        for cut in parts:
+            cut(out).fill_(value)
+
+    return filled
+
+
 # Steps that reduce.
+
+
+def _folded(step: Fold, at: Coordinate, mesh: BoundMesh) -> Move:
+    """Parts of boxes go to their owners, who sum them in the order of the group."""
+    comm, place = _group(step, at, mesh)
+    held, wanted = step.cover.box_at(step.src, at), step.dst.box_at(at)
+    sends = {place[peer]: box for peer, box in step.sends(at)}
+    receives = {place[peer]: box for peer, box in step.receives(at)}
+    kept, shape = sends.pop(comm.index, None), shape_of(wanted)
+    receives.pop(comm.index, None)
+    given = [(to, part(sends[to], held)) for to in sorted(sends)]
+    parts = [(by, shape_of(receives[by]), part(receives[by], wanted)) for by in sorted(receives)]
+    own = (part(kept, held), part(kept, wanted)) if kept else None
+    send, recv = [[volume(its[to]) if to in its else 0 for to in range(comm.size)]
+                  for its in (sends, receives)]
+    packed = pack([sends[to] for to in sorted(sends)], held)
+    mean = step_nbytes(step, 1) / step.src.mesh.size()
+    limit, sizes = _limit(comm, _weight(step, comm)), [math.prod(shape) for _, shape, _ in parts]
+
+    def brought(x: Tensor) -> list[Tensor]:
+        if mean * x.element_size() < limit:
+            got = comm.all_to_all(packed(x), send, recv).split(sizes)
+            return [piece.view(shape) for piece, (_, shape, _) in zip(got, parts)]
+        pieces = [(by, x.new_empty(shape)) for by, shape, _ in parts]
+        comm.swap([(to, cut(x).contiguous()) for to, cut in given], pieces, x.dtype)()
+        return [piece for _, piece in pieces]
+
+    def run(x: Tensor) -> Tensor:
+        pieces = brought(x)
+        if kept == wanted and own is not None:
+            out = own[0](x).clone(memory_format=torch.contiguous_format)
+        else:
+            out = x.new_zeros(shape)
+            if own is not None:
+                own[1](out).copy_(own[0](x))
+        for piece, (_, _, cut) in zip(pieces, parts):
+            cut(out).add_(piece)
+        return out
+
+    return run
 
 
 def _reduce_scatter(step: ReduceScatter, at: Coordinate, mesh: BoundMesh) -> tuple[Move, Start]:

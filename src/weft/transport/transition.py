@@ -20,6 +20,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
@@ -29,10 +30,12 @@ from torch._C import _is_any_autocast_enabled as is_autocast_enabled
 from torch.autograd import forward_ad
 
 from weft.comm import BoundMesh, Finish
+from weft.core.cover import Cover
 from weft.core.layout import Layout
 from weft.errors import UnsupportedOpError, message
-from weft.planner import IDEMPOTENT, gradient_layout, plan
+from weft.planner import IDEMPOTENT, gradient_layout
 from weft.transport import facts
+from weft.transport.boxes import shape_of
 from weft.transport.execute import CompiledPlan, compile_plan, owned, unshared
 from weft.transport.in_flight import in_flight
 from weft.transport.order import Order, in_order
@@ -60,6 +63,8 @@ class Transition:
         apart: axes on both sides of which terms have nothing to do with each other.
         order: in which the dims of the result lie in memory, where it moves; None for that of the
             dims themselves.
+        cover: the boxes that ranks read beside `dst`, to which the result comes (a halo).
+        folds: the boxes beside `src` of which ranks bring partial values; they are summed.
         copy: the result never shares memory with the argument. Without it a result that needs no
             work is the argument itself, or (where autograd records) shares its memory.
 
@@ -70,8 +75,9 @@ class Transition:
 
     __slots__ = (
         "mesh", "src", "dst", "target", "src_varying", "dst_varying", "copy", "scale",
-        "is_identity", "apart", "order", "communicates", "backward_communicates", "reduction",
-        "_plan", "_back", "_reduces_only_in_backward", "_program", "_reverse", "_special", "_way",
+        "is_identity", "apart", "order", "cover", "folds", "communicates",
+        "backward_communicates", "reduction", "_plan", "_back", "_reduces_only_in_backward",
+        "_program", "_reverse", "_special", "_way",
     )
 
     def __init__(
@@ -87,6 +93,8 @@ class Transition:
         scale: float = 1.0,
         apart: frozenset[int] = frozenset(),
         order: Order | None = None,
+        cover: Cover | None = None,
+        folds: Cover | None = None,
     ) -> None:
         self.mesh, self.src, self.dst, self.copy, self.scale = mesh, src, dst, copy, scale
         self.target = mesh if target is None else target
@@ -97,10 +105,12 @@ class Transition:
             apart |= facts.factors(src) & facts.factors(dst)
         self.apart = apart
         self.order = None if self.target.here is None else order
-        self._plan = plan(src, dst)
-        self._back = plan(
+        self.cover, self.folds = cover, folds
+        self._plan = facts.planned(src, dst, cover, folds)
+        self._back = facts.planned(
             gradient_layout(dst, self.dst_varying | self.apart),
             gradient_layout(src, self.src_varying | self.apart),
+            None if folds is None else replace(folds, fill=0.0), cover,
         )
         self.communicates = facts.communicates(self._plan)
         self.backward_communicates = facts.communicates(self._back)
@@ -178,7 +188,11 @@ class Transition:
 
         brings.append(finished)
         here = self.target.here
-        shape = (0,) if here is None else self.dst.local_shape_at(here)
+        shape: tuple[int, ...] = (0,)
+        if here is not None and self.cover is not None:
+            shape = shape_of(self.cover.box_at(self.dst, here))
+        elif here is not None:
+            shape = self.dst.local_shape_at(here)
         return torch.empty_strided(shape, [0] * len(shape), dtype=x.dtype, device=x.device)
 
     @property
@@ -196,6 +210,7 @@ class Transition:
             src, dst = self.src, self.dst
             kinds = {kind for kind, before in zip(dst.partial, src.partial) if kind != before}
             same = src.mesh == dst.mesh and src.dims == dst.dims and src.cuts == dst.cuts
+            same = same and self.cover is None and self.folds is None
             self._reduces_only_in_backward = (
                 same and kinds <= {"sum"} and not self.communicates
                 and self.reverse.reduction is not None
@@ -218,7 +233,8 @@ class Transition:
     @property
     def text(self) -> str:
         """What changes, in the words of the table: `S(0)->R on dp`."""
-        return facts.text(self.src, self.dst, self.src_varying, self.dst_varying)
+        said = facts.text(self.src, self.dst, self.src_varying, self.dst_varying)
+        return facts.with_halo(said, self._plan)
 
     @property
     def reverse(self) -> Transition:
@@ -229,6 +245,7 @@ class Transition:
                 src_varying=facts.partial_axes(self.dst) | self.dst_varying,
                 dst_varying=facts.partial_axes(self.src) | self.src_varying,
                 scale=self.scale / facts.divisor(self.src, self.dst), apart=self.apart,
+                cover=self._back.cover, folds=self._back.folds,
             )
         return self._reverse
 
