@@ -107,6 +107,8 @@ class Trials:
         dims = self.rule.operands[operand]
         if not isinstance(place, int) or dims is None:
             return 0, 0
+        if (operand, dims[place][0]) in self.rule.windows:  # shards of any lengths can be read
+            return self.operands[operand].shape[place], 1
         length = self.rule.sizes[dims[place][0]]
         return length, self.operands[operand].shape[place] // max(length, 1)
 

@@ -26,7 +26,8 @@ from weft.propagate.choose import (
     terms,
     zero_cost_choice,
 )
-from weft.rules import Call, Decision, LocalArgs, Rule, TensorArg
+from weft.propagate.local import local_call, window_of, windowed_cuts
+from weft.rules import Call, Decision, Rule, TensorArg, Window
 
 __all__ = ["can_be_sharded", "decide"]
 
@@ -79,13 +80,14 @@ def decide(
     finish = _finished_dims(frame, cut) if frame.finished else ()
     # A kernel may read the cuts of all the operands that it finishes.
     by_form = by_form and not beside and len({operand for operand, _ in finish}) < 2
+    reads, runs, args = local_call(rule, call, operands, results, cut)
     return Decision(
-        operands, results, _local_args(rule, call, results, cut), rule.op,
+        operands, results, args, rule.op,
         tuple([
             "" if choice is None else choice if isinstance(choice, str)
             else f"partial({choice.kind})" for choice in choices
         ]),
-        by_form, finish,
+        by_form, finish, reads, runs,
     )
 
 
@@ -261,9 +263,9 @@ def _cuts(
         return order, _joined_cuts(frame, layouts, factor, offsets, order)
     if not order:
         return order, None
-    cuts = _units(layout, dim, inner, order, length, sizes)
+    cuts = _units(layout, dim, inner, order, length, sizes, window_of(frame.rule, operand, factor))
     if len(places) > 1:
-        cuts = _least_moved(frame, layouts, places, order, length, cuts)
+        cuts = _least_moved(frame, layouts, factor, places, order, length, cuts)
     if factor in frame.rule.nonempty:
         full = cuts or default_cuts(length, sizes)
         if any(start == stop for start, stop in pairwise(full)):
@@ -273,10 +275,14 @@ def _cuts(
 
 def _units(
     layout: Layout, dim: int, inner: int, order: tuple[int, ...], length: int,
-    sizes: Sequence[int],
+    sizes: Sequence[int], window: Window | None,
 ) -> Cuts:
     """The cuts of a dim in units of its leading factor, for axes that may differ from its own."""
     have = layout.dims[dim]
+    if window is not None:
+        if have != order:
+            return None
+        return window.units(layout.cuts_of(dim), length)
     if have == order:
         if inner == 1:
             return layout.cuts[dim]
@@ -300,8 +306,8 @@ def _units(
 
 
 def _least_moved(
-    frame: Frame, layouts: Sequence[Layout], places: Sequence[tuple[int, int, int]],
-    order: tuple[int, ...], length: int, cuts: Cuts,
+    frame: Frame, layouts: Sequence[Layout], factor: str,
+    places: Sequence[tuple[int, int, int]], order: tuple[int, ...], length: int, cuts: Cuts,
 ) -> Cuts:
     """The given cuts of a factor, or others that the operands have, or the default, if these ask
     the busiest rank for less; or for the same, and leave it with less."""
@@ -311,7 +317,8 @@ def _least_moved(
     for operand, dim, inner in places:
         layout = layouts[operand]
         if layout.dims[dim] == order:
-            own = _units(layout, dim, inner, order, length, sizes) or default
+            window = window_of(frame.rule, operand, factor)
+            own = _units(layout, dim, inner, order, length, sizes, window) or default
             row = frame.nbytes[operand] * (len(own) - 1) / max(length, 1)
             held.append((own, row * (2 if frame.grads[operand] else 1)))
     options = list(dict.fromkeys([cuts or default, *[own for own, _ in held], default]))
@@ -413,6 +420,8 @@ def _come_to(
                 start, size = offsets[index], layout.shape[dim]
                 assert units is not None
                 cuts = tuple([min(max(unit - start, 0), size) for unit in units])
+            elif (window := window_of(rule, index, factors[0])) is not None:
+                cuts = windowed_cuts(rule, layout, dim, factors[0], window, axes, units)
             else:
                 cuts = _scaled(rule, layout, factors, axes, units)
         if same and (axes != layout.dims[dim] or (
@@ -467,33 +476,3 @@ def _results(
             cuts_of.append(_scaled(rule, like, factors, axes, units) if axes else None)
         made.append(Layout.make(like.mesh, result.shape, axes_of, cuts_of, partial))
     return tuple(made)
-
-
-def _local_args(
-    rule: Rule, call: Call, results: Sequence[Layout],
-    cut: dict[str, tuple[tuple[int, ...], Cuts]],
-) -> LocalArgs | None:
-    """The local op's arguments where they are not those of the call."""
-    if rule.args is not None:
-        fixed = rule.args
-        return lambda coordinate: (fixed, {})
-    counts = {
-        place: Layout.make(results[0].mesh, (rule.sizes[factor],), [cut[factor][0]],
-                           [cut[factor][1]])
-        for place, factor in rule.counts.items() if factor in cut
-    }
-    if counts:
-        return lambda coordinate: (tuple([
-            counts[at].local_shape_at(coordinate)[0] if at in counts else arg
-            for at, arg in enumerate(call.args)
-        ]), dict(call.kwargs))
-    if rule.size_arg is None or not any(results[0].dims):
-        return None
-    layout, place = results[0], rule.size_arg
-    first, last = rule.size_dims or (0, len(layout.shape))
-
-    def args(coordinate: tuple[int, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        size = list(layout.local_shape_at(coordinate)[first:last])
-        return (*call.args[:place], size, *call.args[place + 1 :]), dict(call.kwargs)
-
-    return args

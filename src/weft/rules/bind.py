@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from weft.rules.notation import LEAD, Pattern
 from weft.rules.rule import FactorDims, Rule
+from weft.rules.window import Window, WindowText
 
 __all__ = ["bind", "fits", "operand_places", "result_shapes"]
 
@@ -115,7 +116,9 @@ def bind(
     named = _named(pattern, places, operands, tuple(map(len, results)), results, along)
     shapes = [*operands, *results]
     dims = (*named.operands, *named.results)
-    sizes = _sizes(pattern, dims, shapes, named.has_compounds, told)
+    windowed = {(at, name) for at, place in enumerate(places) for operand, name in pattern.windows
+                if operand == place} if pattern.windows else frozenset()
+    sizes = _sizes(pattern, dims, shapes, named.has_compounds, told, windowed)
     whole = named.whole
     ones: frozenset[str] = frozenset()
     if named.has_compounds:
@@ -125,16 +128,29 @@ def bind(
             for name in factors if sizes[name] == 1
         ])
         whole |= ones
-    bound = [_broadcast(tensor, shape, sizes, ones) for tensor, shape in zip(dims, shapes)]
+    bound = [
+        tensor if any(at == place for place, _ in windowed)
+        else _broadcast(tensor, shape, sizes, ones)
+        for at, (tensor, shape) in enumerate(zip(dims, shapes))
+    ]
     num = len(operands)
     given: list[FactorDims | None] = [*bound[:num]]
     if pattern.unread:
         given = [None if place in pattern.unread else dims for place, dims in zip(places, given)]
+    if windowed:
+        more["windows"] = {
+            (at, name): _window(pattern.windows[places[at], name], sizes) for at, name in windowed
+        }
     nonempty = more.pop("nonempty", frozenset()) | named.nonempty
     return Rule(
         tuple(given), tuple(bound[num:]), sizes, named.reduce, whole, nonempty=nonempty,
         finish=named.finish, beside=named.beside, **more,
     )
+
+
+def _window(text: WindowText, sizes: Mapping[str, int]) -> Window:
+    taps = sizes[text.tap] if text.count is None else text.count
+    return Window(text.stride, text.dilation, taps, text.pad)
 
 
 def _broadcast(
@@ -340,16 +356,18 @@ def _beyond(tensor: FactorDims) -> int:
 
 def _sizes(
     pattern: Pattern, dims: Sequence[FactorDims], shapes: Sequence[Shape], has_compounds: bool,
-    told: Mapping[str, int] | None = None,
+    told: Mapping[str, int] | None = None, windowed: Collection[tuple[int, str]] = (),
 ) -> dict[str, int]:
-    """The size of every factor."""
+    """The size of every factor; a windowed dim tells none."""
     sizes: dict[str, int] = {"1": 1, **(told or {})}
     clash: list[str] = []
-    for tensor, shape in zip(dims, shapes):
+    for at, (tensor, shape) in enumerate(zip(dims, shapes)):
         for factors, length in zip(tensor, shape):
             if len(factors) != 1:
                 continue
             (name,) = factors
+            if windowed and (at, name) in windowed:
+                continue
             known = int(name) if name.isdigit() else sizes.get(name, 1)
             if known == length:
                 sizes[name] = length

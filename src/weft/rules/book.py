@@ -19,6 +19,7 @@ from weft.rules.call import Call
 from weft.rules.factors import linear_sets
 from weft.rules.notation import Pattern, parse
 from weft.rules.rule import Rule
+from weft.rules.window import OnBox
 
 __all__ = ["Entry", "Last", "Page", "RuleText", "Text", "op", "page", "rule"]
 
@@ -51,6 +52,8 @@ class RuleText:
     counts: tuple[tuple[str, str], ...] = ()
     serves: Callable[[Call], bool] | None = None
     by_size: bool = False
+    fill: float = 0.0
+    on_box: OnBox | None = None
 
     @property
     def is_string(self) -> bool:
@@ -89,6 +92,8 @@ class RuleText:
             more["linear"], more["added"], more["moves"] = self._linear(pattern, places, call)
         if self.by_size:
             more["by_size"] = True
+        if self.on_box is not None:
+            more["fill"], more["on_box"] = self.fill, self.on_box
         along = None if self.along is None else self._along(call, shapes)
         if self.sizes is not None:
             more["size_arg"] = call.names.index(self.sizes)
@@ -148,7 +153,8 @@ def rule(
     *texts: Text, along: Any = None, default: Any = None,
     linear: Sequence[int | Sequence[int]] = (), bias: Sequence[int] = (), moves: bool = False,
     sizes: str | None = None, counts: Mapping[str, str] | None = None,
-    serves: Callable[[Call], bool] | None = None, by_size: bool = False,
+    serves: Callable[[Call], bool] | None = None, by_size: bool = False, fill: float = 0.0,
+    on_box: OnBox | None = None,
 ) -> RuleText:
     """A rule as pages write it.
 
@@ -169,11 +175,14 @@ def rule(
             sharded, a rank gives the size of its shard.
         serves: of which calls the rule speaks.
         by_size: whether a function compares lengths, so that others may have another rule.
+        fill: what stands where boxes that windows read stick out of an operand.
+        on_box: what runs on such boxes: (call, `Boxed`) -> (function or None for the op, args,
+            kwargs). It serves ranks with an empty result, too, whose edges it has to keep.
     """
     sets = tuple([(one,) if isinstance(one, int) else tuple(one) for one in linear])
     told = tuple((counts or {}).items())
     return RuleText(
-        texts, along, default, sets, tuple(bias), moves, sizes, told, serves, by_size)
+        texts, along, default, sets, tuple(bias), moves, sizes, told, serves, by_size, fill, on_box)
 
 
 @dataclass(frozen=True, slots=True)

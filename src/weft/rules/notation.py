@@ -20,6 +20,13 @@ Dims:
     b 1 -> b             a dim that always has size 1
     b i -> b 3           a dim of a size that no operand tells; it is whole
 
+    2*y+v-1, k v! -> y   a window: place y reads the places 2*y+v-1, for each v, a factor of
+                         another operand; `2*y+3*v-1` is one with dilation
+    y+v<3-1 -> y         the same, where no operand tells the number of taps
+
+A windowed dim belongs to the factor y: an axis that shards it holds y, and the ranks fetch what
+their shards of y read of others.
+
 Marks, on a factor or on `...`:
 
     s!                   must be whole
@@ -45,12 +52,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from weft.core import KINDS
 from weft.errors import LayoutError, PlacementError, message
 from weft.rules.rule import FactorDims
+from weft.rules.window import WindowText
 
 __all__ = ["LEAD", "Pattern", "parse"]
 
@@ -69,6 +77,7 @@ class Pattern:
         finish: (operand, factor) with `~`. beside: of `t~s`, (operand, t, s).
         optional, listed: the operands in `[]` and in `{}`. unread: those that are `*`.
         lists_results: whether the result stands in `{}`.
+        windows: (operand, factor) -> the window by which the operand's dim belongs to the factor.
         lead: what the dims of `...` are named by: "d", so that they are d0, d1 and so on.
     """
 
@@ -85,6 +94,7 @@ class Pattern:
     unread: frozenset[int] = frozenset()
     lists_results: bool = False
     lead: str = "d"
+    windows: Mapping[tuple[int, str], WindowText] = field(default_factory=dict)
 
     def __hash__(self) -> int:
         return hash(self.text)
@@ -112,9 +122,12 @@ def _names(tensors: Sequence[FactorDims]) -> Iterator[str]:
 
 
 _TOKEN = re.compile(
-    r"\(([^()]*)\)|((?:\.\.\.|[A-Za-z_][A-Za-z0-9_]*)(?:>0|!|~[A-Za-z0-9_]*|:[a-z]+)*"
+    r"\(([^()]*)\)|(\S*\+\S*)"
+    r"|((?:\.\.\.|[A-Za-z_][A-Za-z0-9_]*)(?:>0|!|~[A-Za-z0-9_]*|:[a-z]+)*"
     r"|[1-9][0-9]*(?![\w!:~>]))|(\S)"
 )
+_NAME = r"([A-Za-z_][A-Za-z0-9_]*)"
+_WINDOW = re.compile(rf"(?:(\d+)\*)?{_NAME}\+(?:(\d+)\*)?{_NAME}(?:<(\d+))?([-+]\d+)?")
 _MARK = re.compile(r">0|!|~[A-Za-z0-9_]*|:[a-z]+")
 
 
@@ -148,11 +161,15 @@ def parse(text: str) -> Pattern:
     finished = {name for _, name in marks.finish}
     reduced = given - kept - {"1", LEAD} - marks.whole - finished
     reduce = dict.fromkeys(sorted(reduced), "sum") | marks.kinds
+    wrong = [window.tap for window in marks.windows.values()
+             if window.count is None and window.tap not in given]
+    if wrong:
+        raise _malformed(text, f"{len(wrong)} windows have taps whose number nothing tells", wrong)
     clash = any(re.fullmatch(r"d\d+", name) for name in given | kept)
     return Pattern(
         text, operands, results, reduce, frozenset(marks.whole), frozenset(marks.nonempty),
         frozenset(marks.finish), frozenset(marks.beside), optional, listed, unread,
-        bool(marks.listed), LEAD if clash else "d",
+        bool(marks.listed), LEAD if clash else "d", marks.windows,
     )
 
 
@@ -169,6 +186,7 @@ class _Marks:
         self.optional: list[int] = []
         self.listed: list[int] = []
         self.unread: list[int] = []
+        self.windows: dict[tuple[int, str], WindowText] = {}
 
     def tensors(self, side: str, given: bool) -> tuple[FactorDims, ...]:
         """The tensors of one side of the arrow, which is that of the operands if `given`."""
@@ -183,9 +201,11 @@ class _Marks:
                 self.unread.append(at)
                 part = ""
             dims = []
-            for compound, single, wrong in _TOKEN.findall(part):
+            for compound, window, single, wrong in _TOKEN.findall(part):
                 if wrong:
                     raise _malformed(self.text, f"{wrong!r} is no part of a factor string", [wrong])
+                if window:
+                    single = self._window(window, at, given)
                 words = [single] if single else compound.split()
                 dims.append(tuple([self._word(word, at, given) for word in words]))
             named = [name for factors in dims for name in factors if name not in ("1", LEAD)]
@@ -194,6 +214,18 @@ class _Marks:
             self.whole.update(name for name in named if named.count(name) > 1)
             tensors.append(tuple(dims))
         return tuple(tensors)
+
+    def _window(self, word: str, at: int, given: bool) -> str:
+        """The factor to which a windowed dim belongs."""
+        found = _WINDOW.fullmatch(word)
+        if found is None or not given:
+            raise _malformed(self.text, f"{word!r} is no window of an operand", [word])
+        stride, name, dilation, tap, count, shift = found.groups()
+        self.windows[at, name] = WindowText(
+            int(stride or 1), int(dilation or 1), tap, None if count is None else int(count),
+            -int(shift or 0),
+        )
+        return name
 
     def _word(self, word: str, at: int, given: bool) -> str:
         found = _MARK.search(word)

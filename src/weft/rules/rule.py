@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from weft.core import Layout
+from weft.core import Cover, Layout
+from weft.rules.window import OnBox, Window
 
 __all__ = ["Decision", "FactorDims", "LocalArgs", "Rule"]
 
@@ -46,6 +47,10 @@ class Rule:
             partial if `reduce` names a kind.
         beside: (operand, factor, other): an axis that shards `other` may shard the factor in this
             operand, which the kernel finishes; it then shards the factor in no other operand.
+        windows: (operand, factor) -> the window by which the operand's dim belongs to the factor:
+            where it is sharded, ranks get the boxes that their shards of the factor read.
+        fill: what stands where a box sticks out of the operand.
+        on_box: what runs on the boxes.
         op: the overload to run on the local tensors, where it is not the one that was called...
         args: ...with these positional arguments.
     """
@@ -66,6 +71,9 @@ class Rule:
     by_size: bool = False
     finish: frozenset[tuple[int, str]] = frozenset()
     beside: frozenset[tuple[int, str, str]] = frozenset()
+    windows: Mapping[tuple[int, str], Window] = field(default_factory=dict)
+    fill: float = 0.0
+    on_box: OnBox | None = None
     op: str | None = None
     args: tuple[Any, ...] | None = None
 
@@ -85,6 +93,9 @@ class Decision:
         chosen: per mesh axis, what it shards or passes: a factor, "partial(sum)", or "".
         by_form: whether no cost was compared: where the layouts differ in their lengths alone,
             and their factors are the same, what the axes do is the same.
+        reads: per operand, what ranks read of it beside its layout; () where they read what they
+            own.
+        runs: coordinate -> what runs on the local tensors in the op's place; None = the op.
         finish: the dims (operand, dim) whose shards the op's kernel finishes; empty where the op
             itself runs on the local tensors.
     """
@@ -96,6 +107,8 @@ class Decision:
     chosen: tuple[str, ...] = ()
     by_form: bool = False
     finish: tuple[tuple[int, int], ...] = ()
+    reads: tuple[Cover | None, ...] = ()
+    runs: Callable[[tuple[int, ...]], Callable[..., Any] | None] | None = None
 
     def reason(self) -> str:
         """Why the operands come to these layouts, for `weft.explain()`."""

@@ -194,6 +194,8 @@ def sources(builder: Builder) -> list[Sources] | None:
         return None  # how many there are may follow from a length (unbind)
     if rule is None:
         return _sources_of_layouts(builder)
+    if rule.windows:
+        return None
     places: dict[str, tuple[int, int]] = {}
     for slot, dims in zip(builder.slots, rule.operands):
         shape = builder.tensors[slot].shape

@@ -1,0 +1,131 @@
+"""What runs on the local tensors, with which arguments; what ranks read of windowed operands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from weft.core import Cover, Interval, Layout, default_cuts
+from weft.rules import Boxed, BoxedDim, Call, LocalArgs, Rule, Window
+
+__all__ = ["local_call", "window_of", "windowed_cuts"]
+
+Cut = tuple[tuple[int, ...], tuple[int, ...] | None]
+Runs = Callable[[tuple[int, ...]], Callable[..., Any] | None]
+
+
+def local_call(
+    rule: Rule, call: Call, operands: Sequence[Layout], results: Sequence[Layout],
+    cut: Mapping[str, Cut],
+) -> tuple[tuple[Cover | None, ...], Runs | None, LocalArgs | None]:
+    """Per operand what ranks read of it; what runs on their tensors, and with which arguments.
+
+    Args:
+        operands, results: the layouts that they come to, and that they leave.
+        cut: per sharded factor its axes and cuts.
+    """
+    args = _local_args(rule, call, results, cut)
+    if not rule.windows and rule.on_box is None:
+        return (), None, args
+    reads: list[Cover | None] = []
+    sharded: dict[tuple[int, int], tuple[Interval, ...]] = {}
+    for index, (dims, layout) in enumerate(zip(rule.operands, operands)):
+        mine: list[Any] = [None] * layout.ndim
+        for dim, factors in enumerate(dims or ()):
+            window = window_of(rule, index, factors[0]) if factors else None
+            if window is None or factors[0] not in cut or layout.num_shards(dim) == 1:
+                continue
+            mine[dim] = window.reads(_units(rule, layout, factors[0], cut), layout.cuts_of(dim))
+            sharded[index, dim] = mine[dim]
+        reads.append(Cover.of(layout, tuple(mine), rule.fill))
+    if rule.on_box is None or not (sharded or any(map(_has_empty_shards, results))):
+        return tuple(reads) if any(reads) else (), None, args
+
+    def boxed(coordinate: tuple[int, ...]) -> Any:
+        assert rule.on_box is not None
+        given, named = (call.args, dict(call.kwargs)) if args is None else args(coordinate)
+        dims = _dims(rule, operands, cut, sharded, coordinate)
+        shapes = tuple([layout.local_shape_at(coordinate) for layout in results])
+        return rule.on_box(call, Boxed(given, named, dims, shapes))
+
+    return (
+        tuple(reads) if any(reads) else (), lambda coordinate: boxed(coordinate)[0],
+        lambda coordinate: boxed(coordinate)[1:],
+    )
+
+
+def _units(rule: Rule, layout: Layout, factor: str, cut: Mapping[str, Cut]) -> tuple[int, ...]:
+    axes, units = cut[factor]
+    sizes = [layout.mesh.axis_sizes[axis] for axis in axes]
+    return units or default_cuts(rule.sizes[factor], sizes)
+
+
+def _has_empty_shards(layout: Layout) -> bool:
+    return any(
+        0 in layout.sizes_of(dim) for dim, axes in enumerate(layout.dims) if axes
+    )
+
+
+def _dims(
+    rule: Rule, operands: Sequence[Layout], cut: Mapping[str, Cut],
+    sharded: Mapping[tuple[int, int], tuple[Interval, ...]], coordinate: tuple[int, ...],
+) -> tuple[BoxedDim, ...]:
+    index = min((index for index, _ in rule.windows), default=0)
+    layout, found = operands[index], []
+    for dim, factors in enumerate(rule.operands[index] or ()):
+        window = rule.windows.get((index, factors[0])) if factors else None
+        if window is None:
+            continue
+        box, outputs = None, (0, rule.sizes[factors[0]])
+        if (index, dim) in sharded:
+            shard = layout.shard_index(dim, coordinate)
+            units = _units(rule, layout, factors[0], cut)
+            box, outputs = sharded[index, dim][shard], (units[shard], units[shard + 1])
+        found.append(BoxedDim(dim, layout.shape[dim], window, box, outputs))
+    return tuple(found)
+
+
+def window_of(rule: Rule, operand: int, factor: str) -> Window | None:
+    return rule.windows.get((operand, factor)) if rule.windows else None
+
+
+def windowed_cuts(
+    rule: Rule, layout: Layout, dim: int, factor: str, window: Window, axes: tuple[int, ...],
+    units: tuple[int, ...] | None,
+) -> tuple[int, ...] | None:
+    """The cuts of a windowed dim: its own, of which any boxes can be read; else those to which the
+    cuts of its factor belong."""
+    if layout.dims[dim] == axes:
+        return layout.cuts[dim]
+    sizes = [layout.mesh.axis_sizes[axis] for axis in axes]
+    return window.cuts(units or default_cuts(rule.sizes[factor], sizes), layout.shape[dim])
+
+
+def _local_args(
+    rule: Rule, call: Call, results: Sequence[Layout],
+    cut: Mapping[str, Cut],
+) -> LocalArgs | None:
+    """The local op's arguments where they are not those of the call."""
+    if rule.args is not None:
+        fixed = rule.args
+        return lambda coordinate: (fixed, {})
+    counts = {
+        place: Layout.make(results[0].mesh, (rule.sizes[factor],), [cut[factor][0]],
+                           [cut[factor][1]])
+        for place, factor in rule.counts.items() if factor in cut
+    }
+    if counts:
+        return lambda coordinate: (tuple([
+            counts[at].local_shape_at(coordinate)[0] if at in counts else arg
+            for at, arg in enumerate(call.args)
+        ]), dict(call.kwargs))
+    if rule.size_arg is None or not any(results[0].dims):
+        return None
+    layout, place = results[0], rule.size_arg
+    first, last = rule.size_dims or (0, len(layout.shape))
+
+    def args(coordinate: tuple[int, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        size = list(layout.local_shape_at(coordinate)[first:last])
+        return (*call.args[:place], size, *call.args[place + 1 :]), dict(call.kwargs)
+
+    return args
