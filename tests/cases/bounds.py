@@ -216,6 +216,18 @@ BOUNDS: list[Bound] = [
     Bound("tril", lambda a: a.tril(), _same((0, 0), "columns", "rows")),
     Bound("diff", lambda a: a.diff(),
           _same((8, 8), *_LINES) | {"columns": (64, 64), "rows": (0, 0)}),
+    # Windows: the border that they read.
+    Bound("conv1d", lambda a: F.conv1d(a[None], torch.ones(1, a.shape[0], 5, dtype=a.dtype),
+                                       padding=2), {"columns": (256, 256), "rows": (0, 0)}),
+    Bound("conv2d", lambda a: F.conv2d(a[None, None], torch.ones(1, 1, 3, 3, dtype=a.dtype),
+                                       padding=1), {"columns": (128, 128), "rows": (128, 128),
+                                                    "grid": (520, 520)}),
+    Bound("conv2d_patches", lambda a: F.conv2d(
+        a[None, None], torch.ones(2, 1, 4, 4, dtype=a.dtype), stride=4),
+          {"columns": (0, 0), "rows": (0, 0), "grid": (0, 0)}),
+    Bound("max_pool2d", lambda a: F.max_pool2d(a[None, None], 3, 2, 1),
+          {"columns": (64, 64), "rows": (64, 64), "grid": (520, 520)}),
+    Bound("avg_pool1d", lambda a: F.avg_pool1d(a[None], 2), {"columns": (0, 0)}),
     # Rows whose class or feature is cut.
     Bound("softmax", lambda a: a.softmax(-1),
           _same((24, 12), *_LINES) | {"columns": (192, 96), "rows": (0, 0)}),

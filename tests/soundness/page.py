@@ -47,6 +47,8 @@ row |
 | `t~s` | stays, also where the axis shards `s` elsewhere: the op's kernel finishes it | what \
 the kernel sends |
 | `s~:sum` | stays: the kernel leaves partial values | the result's bytes, once |
+| `2*y+v-1` | stays: a window of y, of which ranks fetch the border that they read | the border \
+that is read, forward and backward |
 | `s!` | is gathered first: the op needs the dim whole | the operand's bytes over this axis |
 | `(h d)` | factors of one dim; only the first can be sharded | as the factor |
 | `s>0` | leaves no shard empty | a few rows, where a shard was empty |
@@ -202,6 +204,11 @@ def _tensor(rule: Rule, operand: int | None, dims: Any) -> str:
 def _factor(rule: Rule, operand: int | None, name: str) -> str:
     if operand is None:
         return name
+    window = rule.windows.get((operand, name))
+    if window is not None:
+        far = f"{window.dilation}*" * (window.dilation > 1)
+        pad = f"{-window.pad:+}" if window.pad else ""
+        return f"{window.stride}*" * (window.stride > 1) + f"{name}+{far}w<{window.taps}{pad}"
     kind, is_finished = rule.reduce.get(name), (operand, name) in rule.finish
     marks = ">0" * (name in rule.nonempty) + "!" * (name in rule.whole) + "~" * is_finished
     return name + marks + (f":{kind}" if kind and (kind != "sum" or is_finished) else "")

@@ -1,14 +1,20 @@
 """What gives positions another length: pools, resizing, im2col; and grid_sample.
 
-Batch and channels pass. Positions are whole but where a window is a single position.
+Batch and channels pass. Of pools, sharded positions stay sharded: each rank fetches the border
+that its windows read. Elsewhere positions are whole.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from weft.ops.convolutions import each_of
-from weft.rules import Call, RuleText, op, page, rule
+import torch
+from torch import Tensor
+
+from weft.ops.convolutions import each_of, fitted, nothing_of
+from weft.rules import Boxed, BoxedDim, Call, RuleText, op, page, rule
 
 __all__ = ["PAGE"]
 
@@ -26,19 +32,133 @@ def _resized(num: int, num_operands: int = 1, num_results: int = 1) -> RuleText:
     ])
 
 
+def _windows(call: Call, num: int) -> list[tuple[int, int, int, int]]:
+    """Per dim of positions, kernel, stride, padding and dilation."""
+    kernel = each_of(call.get("kernel_size"), num, 1)
+    return list(zip(
+        kernel, each_of(call.get("stride"), num, kernel), each_of(call.get("padding"), num, 0),
+        each_of(call.get("dilation"), num, 1),
+    ))
+
+
 def _pool(num: int) -> Callable[[Call, Sequence[bool]], str]:
     def text(call: Call, wants_grad: Sequence[bool]) -> str:
-        """Of one dim, "b c>0 s0! -> b c t0"; s0 stays where a window is a single position."""
-        kernel = each_of(call.get("kernel_size"), num, 1)
-        alone = [size == step == 1 and not pad for size, step, pad in zip(
-            kernel, each_of(call.get("stride"), num, kernel),
-            each_of(call.get("padding"), num, 0))]
-        before = " ".join([f"s{at}>0" if one else f"s{at}!" for at, one in enumerate(alone)])
-        after = " ".join([f"s{at}" if one else f"t{at}" for at, one in enumerate(alone)])
-        lead = _LEADS[len(call.tensors[0].shape) == num + 1]
-        return f"{lead} {before} -> {', '.join([f'{lead} {after}'] * len(call.results))}"
+        """Positions in windows: of one dim with a kernel of 2, "b c 2*y0+v0<2 -> b c y0"."""
+        x = call.tensors[0]
+        windows = [
+            f"y{at}" if kernel == stride == 1 and not pad and len(call.results) == 1
+            else f"{stride}*y{at}+{far}*v{at}<{kernel}{-pad:+}"
+            for at, (kernel, stride, pad, far) in enumerate(_windows(call, num))
+        ]
+        after = " ".join([f"y{at}" for at in range(num)])
+        if "avg" in call.op and "float" not in x.dtype:  # a mean of integers is rounded once
+            windows = [f"s{at}!" for at in range(num)]
+        lead = "c" if len(x.shape) == num + 1 else "b c"
+        made = ", ".join([f"{lead} {after}"] * len(call.results))
+        return f"{lead} {' '.join(windows)} -> {made}"
 
     return text
+
+
+Local = tuple[Callable[..., Any] | None, tuple[Any, ...], dict[str, Any]]
+
+
+def _on_box(num: int) -> Callable[[Call, Boxed], Local]:
+    def on_box(call: Call, boxed: Boxed) -> Local:
+        """The pool without padding along dims of which boxes were fetched."""
+        windows, namespace = _windows(call, num), torch.ops.aten
+        function = getattr(namespace, call.op.split(".")[1])
+        kernel, stride, padding, dilation = map(list, zip(*windows))
+        fetched = {at.dim - len(call.tensors[0].shape) + num: at for at in boxed.dims if at.box}
+        given = {
+            "kernel_size": kernel, "stride": stride, "dilation": dilation,
+            "padding": [0 if at in fetched else pad for at, pad in enumerate(padding)],
+        }
+        if boxed.is_idle:
+            extents = [far * (taps - 1) + 1 for taps, _, _, far in windows]
+            given |= {"padding": [0] * num, "ceil_mode": False}
+            function = _idle(function, extents, boxed.shapes)
+        elif len(call.results) == 2:
+            lengths = call.tensors[0].shape[-num:]
+            function = _with_places(function, lengths, {
+                at: dim.box[0] for at, dim in fetched.items() if dim.box is not None})
+        elif "avg" in call.op and call.get("divisor_override") is None:
+            function = _counted(function, num, {
+                at: _ratios(dim, windows[at], bool(call.get("count_include_pad", True)))
+                for at, dim in fetched.items()
+            })
+        args = [given.get(name, arg) for name, arg in zip(call.names, boxed.args)]
+        return function, tuple(args), boxed.kwargs
+
+    return on_box
+
+
+def _idle(
+    function: Callable[..., Any], extents: Sequence[int], shapes: Sequence[Sequence[int]]
+) -> Callable[..., Any]:
+    """A pool of nothing: one window of zeros, so that its graph is that of other ranks."""
+    def idle(x: Tensor, *args: Any) -> Any:
+        out = function(fitted(x, (*[1] * (x.dim() - len(extents)), *extents)), *args)
+        if isinstance(out, Tensor):
+            return nothing_of(out, shapes[0])
+        return tuple([nothing_of(one, shape) for one, shape in zip(out, shapes)])
+
+    return idle
+
+
+def _with_places(
+    function: Callable[..., Any], lengths: Sequence[int], starts: Mapping[int, int]
+) -> Callable[..., Any]:
+    """The pool with places in the whole dims, of which boxes begin at `starts`."""
+    def pool(x: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
+        values, rest = function(x, *args)
+        places: list[Tensor] = []
+        for length in reversed(x.shape[-len(lengths):]):
+            places.insert(0, rest % length)
+            rest = rest // length
+        for at, (place, length) in enumerate(zip(places, lengths)):
+            if at in starts:  # of nothing but -inf, the first is that of the tensor itself
+                place = (place + starts[at]).clamp(0, length - 1)
+            rest = rest * length + place
+        return values, rest
+
+    return pool
+
+
+def _ratios(dim: BoxedDim, window: tuple[int, int, int, int], with_pad: bool) -> list[float]:
+    """Per window, by what the mean of its box has to be multiplied: not all of it may count."""
+    kernel, stride, pad, _ = window
+    found = []
+    for place in range(*dim.outputs):
+        start = place * stride - pad
+        stop = min(start + kernel, dim.length + pad)
+        count = stop - start if with_pad else min(stop, dim.length) - max(start, 0)
+        found.append(kernel / count)
+    return found
+
+
+def _counted(
+    function: Callable[..., Any], num: int, ratios: Mapping[int, list[float]]
+) -> Callable[..., Any]:
+    """The mean over what counts, where that is less than the whole window."""
+    due = {at: each for at, each in ratios.items() if any(ratio != 1 for ratio in each)}
+    if not due:
+        return function
+    made: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+
+    def pool(x: Tensor, *args: Any) -> Tensor:
+        out = function(x, *args)
+        key = out.dtype, out.device
+        if key not in made:
+            made[key] = [
+                torch.tensor(each, dtype=out.dtype, device=out.device).view(
+                    [-1, *[1] * (num - 1 - at)]) for at, each in due.items()
+            ]
+        for ratio in made[key]:
+            out = out * ratio
+        return out
+
+    return pool
 
 
 _LENGTHS = {
@@ -49,8 +169,9 @@ _LENGTHS = {
 }
 
 PAGE = page(
-    *[op(f"avg_pool{num}d max_pool{num}d max_pool{num}d_with_indices", rule(_pool(num)))
-      for num in (1, 2, 3)],
+    *[op(f"avg_pool{num}d", rule(_pool(num), on_box=_on_box(num))) for num in (1, 2, 3)],
+    *[op(f"max_pool{num}d max_pool{num}d_with_indices",
+         rule(_pool(num), fill=-math.inf, on_box=_on_box(num))) for num in (1, 2, 3)],
     *[op(f"adaptive_avg_pool{num}d", _resized(num)) for num in (1, 2, 3)],
     *[op(f"adaptive_max_pool{num}d", _resized(num, 1, 2)) for num in (1, 2, 3)],
     *[op(f"max_unpool{num}d", _resized(num, 2)) for num in (2, 3)],

@@ -280,6 +280,10 @@ def check_strict(op: str, transition: Transition) -> None:
         StrictError: it communicates.
     """
     if is_strict() and transition.communicates:
+        if transition.cover is not None and transition.src == transition.dst:
+            cover, layout = transition.cover, transition.dst
+            check_summaries(op, [layout], [
+                axis for axes, mine in zip(layout.dims, cover.reads) if mine for axis in axes])
         raise StrictError(
             message(op, f"an operand is {transition.src} and has to be {transition.dst}",
                     "under weft.strict() no op communicates implicitly", [source_line()],

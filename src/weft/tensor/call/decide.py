@@ -245,7 +245,7 @@ class Builder:
         met: dict[int, Any] = {}
         orders = [order_in_memory(self.tensors[place]) for place in self.slots]
         entering = operand_transitions(
-            self.mesh, layouts, decision.operands, wants, varying, orders)
+            self.mesh, layouts, decision.operands, wants, varying, orders, decision.reads)
         for place, move in zip(self.slots, entering):
             self.clashes |= met.setdefault(place, move) is not move
             moves[place] = move
@@ -316,6 +316,8 @@ class Builder:
         if as_called and not copies and not self._has_gaps():
             return None, None, None
         local: Any = self.op.overload if decision.op is None else overload_named(decision.op)
+        if decision.runs is not None and self.mesh.here is not None:
+            local = decision.runs(self.mesh.here) or local
         if self._has_gaps():
             local = packed(local)
         if copies:

@@ -16,7 +16,7 @@ import torch
 from torch import is_grad_enabled
 
 from weft.comm import BoundMesh
-from weft.core import Layout
+from weft.core import Cover, Layout
 from weft.errors import UnsupportedOpError, message
 from weft.tensor import modes, versions
 from weft.tensor.counts import TRANSITIONS
@@ -220,24 +220,25 @@ def transition_between(
     src_varying: frozenset[int] = frozenset(),
     dst_varying: frozenset[int] = frozenset(),
     order: Order | None = None,
+    cover: Cover | None = None,
 ) -> Transition | None:
     """The one Transition of these layouts on this rank; None when it does nothing at all.
 
-    `order`: see `order_in_memory` of the tensor that moves.
+    `order`: see `order_in_memory` of the tensor that moves. `cover`: what ranks read beside `dst`.
     """
-    if src == dst:
+    if src == dst and cover is None:
         if src_varying == dst_varying:
             return None
         order = None
     table = mesh.cache.setdefault("transitions", {})
-    key = (src, dst, src_varying, dst_varying, order)
+    key = (src, dst, src_varying, dst_varying, order, cover)
     kept = table.get(key, False)
     if kept is not False:
         TRANSITIONS.hits.step()
         return kept
     TRANSITIONS.misses.step()
     made = Transition(
-        mesh, src, dst, src_varying=src_varying, dst_varying=dst_varying, order=order
+        mesh, src, dst, src_varying=src_varying, dst_varying=dst_varying, order=order, cover=cover
     )
     bounded_put(table, key, None if made.is_identity else made, MAX_TRANSITIONS)
     return None if made.is_identity else made
@@ -295,8 +296,10 @@ def writing_back(
 def operand_transitions(
     mesh: BoundMesh, sources: Sequence[Layout], targets: Sequence[Layout],
     wants: Sequence[bool], varying: frozenset[int], orders: Sequence[Order | None],
+    reads: Sequence[Cover | None] = (),
 ) -> list[Transition | None]:
-    """Per operand, what brings it to the layout that the op needs.
+    """Per operand, what brings it to the layout that the op needs, or to the boxes that ranks read
+    beside it.
 
     The gradient rule: over an axis on which the call varies, an operand that is replicated and
     wants a gradient enters through I -> R.
@@ -304,9 +307,10 @@ def operand_transitions(
     return [
         transition_between(
             mesh, source, target, frozenset(),
-            frozenset(axis for axis in varying if wanted and target.on(axis) is None), order,
+            frozenset(axis for axis in varying if wanted and target.on(axis) is None), order, cover,
         )
-        for source, target, wanted, order in zip(sources, targets, wants, orders)
+        for source, target, wanted, order, cover in zip(
+            sources, targets, wants, orders, reads or [None] * len(sources))
     ]
 
 

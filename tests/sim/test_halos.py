@@ -1,0 +1,176 @@
+"""Convolutions and pools over sharded positions: values, gradients, bytes, memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import weft
+from tests.cases.halos import FIELDS, WAYS, Field, drawn, judge, layout_of, on_rank
+from tests.harness import held
+from tests.oracle import check
+from weft import P
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("field", FIELDS, ids=lambda it: it.name)
+def test_fields_stay_sharded(field: Field, way: str) -> None:
+    """Every rank's part of results and gradients; the axes that shard x shard the result."""
+    axes = WAYS[way][0]
+    judge(field, way, weft.testing.run(lambda mesh: on_rank(mesh, field, way), mesh=axes))
+
+
+# Bytes.
+
+
+def bytes_of(mesh: Any, field: Field, way: str) -> tuple[int, int]:
+    """What this rank receives of halos, forward and backward."""
+    x, *weights = drawn(field)
+    x = weft.distribute_tensor(x, mesh, layout_of(mesh.abstract, x.shape, way), src_data_rank=None)
+    with weft.explain() as log:
+        field.fn(x.requires_grad_(), *weights).sum().backward()
+    totals = [sum(event.nbytes for event in log.events if event.collective == name)
+              for name in ("Halo", "HaloSum")]
+    assert {event.collective for event in log.events} <= {"Halo", "HaloSum", "AllReduce"}
+    return totals[0], totals[1]
+
+
+ROW, COLUMN = 2 * 4 * 7 * 8, 2 * 4 * 8 * 8
+"""Bytes of a row, and of a column, of a field of 2 x 4 x 8 x 7."""
+
+HALOS = {
+    ("plain", "rows"): ([ROW, 2 * ROW, 2 * ROW, ROW], [ROW, 2 * ROW, 2 * ROW, ROW]),
+    ("plain", "one row each"): ([ROW, *[2 * ROW] * 6, ROW], [ROW, *[2 * ROW] * 6, ROW]),
+    ("far", "one row each"): (
+        [ROW * n for n in (3, 4, 5, 6, 6, 5, 4, 3)], [ROW * n for n in (3, 4, 5, 6, 6, 5, 4, 3)]),
+    ("strided", "rows"): ([0, ROW, ROW, ROW], [ROW, ROW, ROW, 0]),
+    ("patches", "rows"): ([0, 0, 0, 0], [0, 0, 0, 0]),
+    ("plain", "columns"): ([COLUMN, 2 * COLUMN, COLUMN], [COLUMN, 2 * COLUMN, COLUMN]),
+    ("plain", "empty"): ([ROW, 0, ROW, 0], [ROW, 0, ROW, 0]),
+    # Edges and corners: 5 x 5 and 5 x 4 of which 4 x 4 and 4 x 3 are owned.
+    ("plain", "grid"): ([64 * 9, 64 * 8, 64 * 9, 64 * 8], [64 * 9, 64 * 8, 64 * 9, 64 * 8]),
+}
+
+
+@pytest.mark.parametrize("name, way", HALOS)
+def test_bytes_are_the_halo(name: str, way: str) -> None:
+    (field,) = [one for one in FIELDS if one.name == name]
+    got = weft.testing.run(lambda mesh: bytes_of(mesh, field, way), mesh=WAYS[way][0])
+    assert tuple(map(list, zip(*got))) == HALOS[name, way]
+
+
+def test_one_exchange_serves_equal_reads() -> None:
+    """Two convolutions of one field with windows alike fetch once, and sum once in backward."""
+    def program(mesh: Any) -> list[str]:
+        x = weft.distribute_tensor(torch.randn(1, 2, 8), mesh, P(None, None, "x")).requires_grad_()
+        with weft.explain() as log:
+            one = F.conv1d(x, torch.ones(2, 2, 3), padding=1)
+            other = F.conv1d(x, torch.ones(4, 2, 3), padding=1)
+            (one.sum() + other.sum()).backward()
+        return [event.collective for event in log.events if "Halo" in event.collective]
+
+    assert weft.testing.run(program, mesh={"x": 2}) == [["Halo", "HaloSum"]] * 2
+
+
+def test_strict_names_the_gather() -> None:
+    def program(mesh: Any) -> str:
+        x = weft.distribute_tensor(torch.randn(1, 2, 8), mesh, P(None, None, "x"))
+        w = weft.distribute_tensor(torch.ones(2, 2, 3), mesh, P())
+        with weft.strict(), pytest.raises(weft.StrictError) as refused:
+            F.conv1d(x, w, padding=1)
+        return str(refused.value)
+
+    for text in weft.testing.run(program, mesh={"x": 2}):
+        assert "what it needs of other blocks would be sent over ['x']" in text
+        assert "placements=[Replicate()]" in text
+
+
+# Memory.
+
+
+class Block(nn.Module):
+    def __init__(self, before: int, after: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(before, after, 3, padding=1, dtype=torch.float64)
+        self.norm = nn.GroupNorm(2, after, dtype=torch.float64)
+        self.second = nn.Conv2d(after, after, 3, padding=1, dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(F.gelu(self.norm(self.first(x))))
+
+
+class Net(nn.Module):
+    """Down and up again, beside a way straight on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.deep, self.leave = Block(2, 8), Block(8, 16), Block(24, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        straight = self.enter(x)
+        deep = self.deep(F.max_pool2d(straight, 2))
+        size = deep.shape[-2:]
+        wide = deep[..., :, None, :, None].expand(*deep.shape[:2], size[0], 2, size[1], 2)
+        wide = wide.reshape(*deep.shape[:2], 2 * size[0], 2 * size[1])
+        return self.leave(torch.cat([straight, wide], 1))
+
+
+class Saved:
+    """Bytes of the storages, each once, that autograd keeps."""
+
+    def __init__(self) -> None:
+        self.storages: dict[int, int] = {}
+        self.kept: list[Tensor] = []
+
+    def __enter__(self) -> Saved:
+        def pack(one: Tensor) -> Tensor:
+            storage = one.untyped_storage()
+            self.storages[storage._cdata] = storage.nbytes()
+            self.kept.append(one)
+            return one
+
+        self.hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda one: one)
+        self.hooks.__enter__()
+        return self
+
+    def __exit__(self, *what: Any) -> None:
+        self.hooks.__exit__(*what)
+
+
+def _net() -> tuple[Net, Tensor]:
+    torch.manual_seed(5)
+    return Net(), torch.randn(1, 2, 64, 32, dtype=torch.float64)
+
+
+def test_a_network_of_windows_takes_memory_by_ranks() -> None:
+    """What autograd keeps of a step falls with the ranks, but for halos and weights; the step is
+    that of one process."""
+    net, x = _net()
+    with Saved() as alone:
+        due = net(x.clone().requires_grad_())
+    due.square().mean().backward()
+    whole = sum(alone.storages.values())
+    weights = sum(one.nbytes for one in net.parameters())
+
+    def program(mesh: Any) -> Any:
+        mine, x = _net()
+        x = weft.distribute_tensor(x, mesh, P(None, None, "x"), src_data_rank=None)
+        with Saved() as saved:
+            out = mine(x.requires_grad_())
+        out.square().mean().backward()
+        grads = [one.grad.clone() for one in mine.parameters()]
+        return held(out.detach()), sum(saved.storages.values()), grads
+
+    for ranks in (2, 4):
+        got = weft.testing.run(program, mesh={"x": ranks})
+        check(due.detach(), [out for out, _, _ in got], "out", 1e-12)
+        for _, kept, grads in got:
+            assert kept < 1.35 * (whole - weights) / ranks + weights, (kept, whole, ranks)
+            for mine, one in zip(grads, net.parameters()):
+                assert one.grad is not None
+                torch.testing.assert_close(mine, one.grad, rtol=1e-11, atol=1e-12)
