@@ -33,11 +33,12 @@ WAYS: dict[str, tuple[dict[str, int], Any, dict[int, tuple[int, ...]]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A program on a field and weights, which is linear or better known by its cube."""
+    """A program on a field and weights, of which at most so many dims of positions stay sharded."""
 
     name: str
     fn: Callable[..., Any]
     shapes: tuple[tuple[int, ...], ...]
+    most: int = 3
 
 
 def _conv(name: str, kernel: Sequence[int], groups: int = 1, **options: Any) -> Field:
@@ -47,6 +48,24 @@ def _conv(name: str, kernel: Sequence[int], groups: int = 1, **options: Any) -> 
     return Field(
         name, lambda x, w, b: function(x, w, b, groups=groups, **options),
         (field, (8, 4 // groups, *kernel), (8,)),
+    )
+
+
+def _transposed(name: str, kernel: Sequence[int], groups: int = 1, **options: Any) -> Field:
+    num = len(kernel)
+    function = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[num - 1]
+    field = (2, 4, *(8, 7, 3)[:num])
+    return Field(
+        name, lambda x, w, b: function(x, w, b, groups=groups, **options),
+        (field, (4, 8 // groups, *kernel), (8,)),
+    )
+
+
+def _padded(mode: str) -> Field:
+    """As nn.Conv2d does it for a padding mode: the field is padded, then convolved."""
+    return Field(
+        mode, lambda x, w: F.conv2d(F.pad(x, (1, 1, 2, 2), mode), w, stride=(2, 1)),
+        ((2, 4, 8, 7), (3, 4, 5, 3)),
     )
 
 
@@ -70,9 +89,24 @@ FIELDS = [
     _conv("by_channel", (5, 3), groups=4, padding=(2, 1)),
     _conv("points", (1, 1)),
     _conv("solid", (3, 2, 3), padding=(1, 0, 1), stride=(2, 1, 1)),
+    _transposed("back", (4, 4), stride=2, padding=1),
+    _transposed("back_line", (3,), stride=2, padding=1, output_padding=1),
+    _transposed("back_gaps", (2, 1), stride=(3, 2), output_padding=(2, 0)),
+    _transposed("back_dilated", (3, 2), padding=(1, 0), dilation=(2, 3)),
+    _transposed("back_groups", (5, 3), groups=2, stride=(1, 2), padding=(2, 2)),
+    _transposed("back_solid", (2, 2, 3), stride=2, output_padding=1),
     Field("one_sample", lambda x, w: F.conv2d(x, w, padding=1), ((4, 8, 7), (3, 4, 3, 3))),
     Field("convolution", lambda x, w, b: torch.ops.aten.convolution.default(
         x, w, b, [1, 1], [1, 1], [1, 1], False, [0, 0], 1), ((2, 4, 8, 7), (3, 4, 3, 3), (3,))),
+    *[_padded(mode) for mode in ("circular", "reflect", "replicate")],
+    Field("unfold", lambda x: F.unfold(x, 3, padding=1), ((2, 3, 8, 7),), 1),
+    Field("unfold_and_fold", lambda x: F.fold(
+        F.unfold(x, (3, 2), 1, (1, 0), (2, 1)), (8, 7), (3, 2), 1, (1, 0), (2, 1)),
+          ((2, 3, 8, 7),), 1),
+    Field("unpool", lambda x: F.max_unpool2d(*F.max_pool2d(
+        x, 2, return_indices=True), 2, output_size=(8, 7)), ((2, 3, 8, 7),), 1),
+    Field("unpool_line", lambda x: F.max_unpool1d(*F.max_pool1d(
+        x, 3, 2, return_indices=True), 3, 2, output_size=(8,)), ((2, 3, 8),)),
     _pool("max", F.max_pool2d, 2, 2),
     _pool("max_overlapping", F.max_pool2d, 2, 3, 2, 1),
     _pool("max_places", F.max_pool2d, 2, 3, 2, 1, return_indices=True),
@@ -131,5 +165,6 @@ def on_rank(mesh: Any, field: Field, way: str) -> list[Any]:
         for one, layout in zip([x, *weights], layouts)
     ]
     found = outcome(field, operands)
-    assert set(found[0].sharding.sharded_axes) == set(layouts[0].sharded_axes)
+    kept = layouts[0].dims[: x.shape.index(8) + field.most]
+    assert {axis for axes in kept for axis in axes} <= set(found[0].sharding.sharded_axes)
     return [held(one.detach()) for one in found]

@@ -80,14 +80,13 @@ def decide(
     finish = _finished_dims(frame, cut) if frame.finished else ()
     # A kernel may read the cuts of all the operands that it finishes.
     by_form = by_form and not beside and len({operand for operand, _ in finish}) < 2
-    reads, runs, args = local_call(rule, call, operands, results, cut)
+    local = local_call(rule, call, operands, results, cut)
     return Decision(
-        operands, results, args, rule.op,
-        tuple([
+        operands, results, op=rule.op, chosen=tuple([
             "" if choice is None else choice if isinstance(choice, str)
             else f"partial({choice.kind})" for choice in choices
         ]),
-        by_form, finish, reads, runs,
+        by_form=by_form, finish=finish, **local,
     )
 
 
@@ -474,5 +473,9 @@ def _results(
             axes, units = cut.get(factors[0], ((), None)) if factors else ((), None)
             axes_of.append(axes)
             cuts_of.append(_scaled(rule, like, factors, axes, units) if axes else None)
+            if axes and (spread := rule.spreads.get((index, factors[0]))) is not None:
+                sizes = [frame.sizes[axis] for axis in axes]
+                units = units or default_cuts(rule.sizes[factors[0]], sizes)
+                cuts_of[-1] = spread.cuts(units, result.shape[len(axes_of) - 1])
         made.append(Layout.make(like.mesh, result.shape, axes_of, cuts_of, partial))
     return tuple(made)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from weft.core import Cover, Interval, Layout, default_cuts
@@ -17,41 +18,113 @@ Runs = Callable[[tuple[int, ...]], Callable[..., Any] | None]
 def local_call(
     rule: Rule, call: Call, operands: Sequence[Layout], results: Sequence[Layout],
     cut: Mapping[str, Cut],
-) -> tuple[tuple[Cover | None, ...], Runs | None, LocalArgs | None]:
-    """Per operand what ranks read of it; what runs on their tensors, and with which arguments.
+) -> dict[str, Any]:
+    """The parts of a Decision that say what runs on the ranks' tensors: `args`, and of windows
+    `reads`, `folds` and `runs`.
 
     Args:
         operands, results: the layouts that they come to, and that they leave.
         cut: per sharded factor its axes and cuts.
     """
     args = _local_args(rule, call, results, cut)
-    if not rule.windows and rule.on_box is None:
-        return (), None, args
+    if not (rule.windows or rule.spreads) and rule.on_box is None:
+        return {"args": args}
+    if rule.folds:
+        return _folding(rule, call, results, cut, args)
     reads: list[Cover | None] = []
     sharded: dict[tuple[int, int], tuple[Interval, ...]] = {}
     for index, (dims, layout) in enumerate(zip(rule.operands, operands)):
         mine: list[Any] = [None] * layout.ndim
         for dim, factors in enumerate(dims or ()):
-            window = window_of(rule, index, factors[0]) if factors else None
-            if window is None or factors[0] not in cut or layout.num_shards(dim) == 1:
+            if not factors or factors[0] not in cut or layout.num_shards(dim) == 1:
                 continue
-            mine[dim] = window.reads(_units(rule, layout, factors[0], cut), layout.cuts_of(dim))
-            sharded[index, dim] = mine[dim]
+            found = _reads(rule, index, dim, factors[0], layout, results, cut)
+            if found is not None:
+                sharded[index, dim] = mine[dim] = found
         reads.append(Cover.of(layout, tuple(mine), rule.fill))
+    decided: dict[str, Any] = {"args": args, "reads": tuple(reads) if any(reads) else ()}
     if rule.on_box is None or not (sharded or any(map(_has_empty_shards, results))):
-        return tuple(reads) if any(reads) else (), None, args
+        return decided
 
     def boxed(coordinate: tuple[int, ...]) -> Any:
-        assert rule.on_box is not None
-        given, named = (call.args, dict(call.kwargs)) if args is None else args(coordinate)
-        dims = _dims(rule, operands, cut, sharded, coordinate)
+        dims = _dims(rule, operands, results, cut, sharded, coordinate)
         shapes = tuple([layout.local_shape_at(coordinate) for layout in results])
-        return rule.on_box(call, Boxed(given, named, dims, shapes))
+        return _on_box(rule, call, args, coordinate, dims, shapes)
 
-    return (
-        tuple(reads) if any(reads) else (), lambda coordinate: boxed(coordinate)[0],
-        lambda coordinate: boxed(coordinate)[1:],
-    )
+    return decided | _run(boxed)
+
+
+def _on_box(
+    rule: Rule, call: Call, args: LocalArgs | None, coordinate: tuple[int, ...],
+    dims: tuple[BoxedDim, ...], shapes: tuple[tuple[int, ...], ...],
+) -> Any:
+    assert rule.on_box is not None
+    given, named = (call.args, dict(call.kwargs)) if args is None else args(coordinate)
+    return rule.on_box(call, Boxed(given, named, dims, shapes))
+
+
+def _run(boxed: Callable[[tuple[int, ...]], Any]) -> dict[str, Any]:
+    return {
+        "runs": lambda coordinate: boxed(coordinate)[0],
+        "args": lambda coordinate: boxed(coordinate)[1:],
+    }
+
+
+def _folding(
+    rule: Rule, call: Call, results: Sequence[Layout], cut: Mapping[str, Cut],
+    args: LocalArgs | None,
+) -> dict[str, Any]:
+    """Of a rule with one result, whose boxes are summed."""
+    (layout,), (named,) = results, rule.results
+    reads: list[Any] = [None] * layout.ndim
+    for dim, factors in enumerate(named):
+        window = rule.spreads.get((0, factors[0])) if factors else None
+        if window is not None and layout.num_shards(dim) > 1:
+            units = _units(rule, layout, factors[0], cut)
+            reads[dim] = window.reads(units, layout.cuts_of(dim))
+    if not any(reads) and not _has_empty_shards(layout):
+        return {"args": args}
+    cover = Cover(tuple(reads))
+
+    def boxed(coordinate: tuple[int, ...]) -> Any:
+        box, dims = cover.box_at(layout, coordinate), []
+        for dim, factors in enumerate(named):
+            window = rule.spreads.get((0, factors[0])) if factors else None
+            if window is not None:
+                length, mine = layout.shape[dim], box[dim] if reads[dim] else None
+                dims.append(BoxedDim(dim, length, window, mine, box[dim]))
+        shape = tuple([stop - start for start, stop in box])
+        return _on_box(rule, call, args, coordinate, tuple(dims), (shape,))
+
+    return {"folds": (Cover.of(layout, cover.reads),)} | _run(boxed)
+
+
+def _reads(
+    rule: Rule, index: int, dim: int, factor: str, layout: Layout, results: Sequence[Layout],
+    cut: Mapping[str, Cut],
+) -> tuple[Interval, ...] | None:
+    """What each shard of a sharded dim reads of it; None where it is no matter of windows."""
+    window = window_of(rule, index, factor)
+    if window is not None:
+        return window.reads(_units(rule, layout, factor, cut), layout.cuts_of(dim))
+    spread = _spread(rule, factor)
+    if spread is None:
+        return None
+    window, result, at = spread
+    return tuple([
+        window.needs(start, stop, layout.shape[dim]) if start < stop else (place, place)
+        for (start, stop), place in zip(
+            pairwise(results[result].cuts_of(at)), layout.cuts_of(dim))
+    ])
+
+
+def _spread(rule: Rule, factor: str) -> tuple[Window, int, int] | None:
+    """The window by which a dim of a result belongs to the factor, the result, and the dim."""
+    for (result, name), window in rule.spreads.items():
+        if name == factor:
+            dims = [factors[0] if factors else "" for factors in rule.results[result]]
+            return window, result, dims.index(factor)
+    return None
 
 
 def _units(rule: Rule, layout: Layout, factor: str, cut: Mapping[str, Cut]) -> tuple[int, ...]:
@@ -67,20 +140,30 @@ def _has_empty_shards(layout: Layout) -> bool:
 
 
 def _dims(
-    rule: Rule, operands: Sequence[Layout], cut: Mapping[str, Cut],
+    rule: Rule, operands: Sequence[Layout], results: Sequence[Layout], cut: Mapping[str, Cut],
     sharded: Mapping[tuple[int, int], tuple[Interval, ...]], coordinate: tuple[int, ...],
 ) -> tuple[BoxedDim, ...]:
-    index = min((index for index, _ in rule.windows), default=0)
+    index = min((index for index, _ in (*rule.windows, *sharded)), default=0)
     layout, found = operands[index], []
     for dim, factors in enumerate(rule.operands[index] or ()):
-        window = rule.windows.get((index, factors[0])) if factors else None
-        if window is None:
+        if not factors:
             continue
-        box, outputs = None, (0, rule.sizes[factors[0]])
+        window, spread = window_of(rule, index, factors[0]), _spread(rule, factors[0])
+        if window is None and spread is None:
+            continue
+        box = None
         if (index, dim) in sharded:
-            shard = layout.shard_index(dim, coordinate)
-            units = _units(rule, layout, factors[0], cut)
-            box, outputs = sharded[index, dim][shard], (units[shard], units[shard + 1])
+            box = sharded[index, dim][layout.shard_index(dim, coordinate)]
+        if spread is not None:
+            window, result, at = spread
+            outputs = results[result].box_at(coordinate)[at]
+        else:
+            outputs = (0, rule.sizes[factors[0]])
+            if box is not None:
+                units = _units(rule, layout, factors[0], cut)
+                shard = layout.shard_index(dim, coordinate)
+                outputs = units[shard], units[shard + 1]
+        assert window is not None
         found.append(BoxedDim(dim, layout.shape[dim], window, box, outputs))
     return tuple(found)
 
