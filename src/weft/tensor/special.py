@@ -12,19 +12,15 @@ from typing import Any, NoReturn
 import torch
 
 from weft.errors import UnsupportedOpError, message
-from weft.tensor.call import amp, bags, covariance, indexing, least_squares, reading
-from weft.tensor.call.build import BY_DATA
-from weft.tensor.call.data_dependent import counting, masks
+from weft.tensor.call import amp
 from weft.tensor.call.dispatch import call, keep_constant
 from weft.tensor.grad import autograd, hooks
 from weft.tensor.leaf_gradients import track_leaf
 from weft.tensor.meta import replicated_meta
 from weft.tensor.modes import check_traced
-from weft.tensor.placing import values
 from weft.tensor.placing.storage import Storage, memory_refused
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.trace.trees import local_of
-from weft.tensor.views.strided import as_strided
 
 __all__ = ["TABLE"]
 
@@ -282,24 +278,6 @@ def _is_same_size(input: torch.Tensor, other: torch.Tensor) -> bool:
     return input.shape == other.shape
 
 
-def _view_as(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    return tensor.view(other.shape)  # of `other` nothing but the shape is read
-
-
-def _reshape_as(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    return tensor.reshape(other.shape)
-
-
-def _tensor_split(tensor: torch.Tensor, *args: Any, dim: int = 0, **named: Any) -> Any:
-    """`tensor_split(x, where, dim)`; a tensor of places is read, for lengths follow from it."""
-    where, *rest = (*args, *named.values())
-    if isinstance(where, torch.Tensor):
-        where = where.tolist()
-    split = torch.ops.aten.tensor_split
-    overload = split.sections if isinstance(where, int) else split.indices
-    return tuple(overload(tensor, where, *rest or [dim]))
-
-
 def _can_take_data(tensor: Any, other: Any) -> bool:
     """Whether `tensor.data = other` is possible, which `Module.to` asks."""
     return type(tensor) is ShardTensor or type(other) is not ShardTensor
@@ -356,7 +334,6 @@ def _table() -> dict[Any, Callable[..., Any]]:
         torch._VF._unpack_dual: _unpack_dual,  # type: ignore[attr-defined]
         torch._add_batch_dim: _add_batch_dim,  # type: ignore[attr-defined]
         _Tensor.is_set_to: _is_set_to,
-        _Tensor.__setitem__: indexing.set_item,
         torch.empty_like: _empty_like,
         _Tensor.new_tensor: _new_tensor,
         _Tensor.new: _new,
@@ -366,59 +343,10 @@ def _table() -> dict[Any, Callable[..., Any]]:
         _Tensor.is_nonzero: ShardTensor.__bool__,
         _Tensor.__nonzero__: ShardTensor.__bool__,
         _Tensor.__long__: ShardTensor.__int__,
-        _Tensor.view_as: _view_as,
-        _Tensor.reshape_as: _reshape_as,
-        torch.ops.aten.view_as.default: _view_as,
-        torch.ops.aten.reshape_as.default: _reshape_as,
-        torch.tensor_split: _tensor_split,
-        _Tensor.tensor_split: _tensor_split,
-        torch.nn.functional.embedding_bag: bags.embedding_bag,
-        **dict.fromkeys((
-            torch.nonzero_static, _Tensor.nonzero_static, torch.ops.aten.nonzero_static.default,
-        ), masks.nonzero_static),
-        **dict.fromkeys((torch.masked_scatter, _Tensor.masked_scatter), masks.masked_scatter),
-        _Tensor.masked_scatter_: _masked_scatter_,
-        **dict.fromkeys((torch.index_put, _Tensor.index_put), indexing.index_put),
-        **dict.fromkeys((torch.index_put_, _Tensor.index_put_), indexing.index_put_),
-        **dict.fromkeys((
-            torch.as_strided, _Tensor.as_strided, torch.ops.aten.as_strided.default,
-        ), as_strided),
-        torch.equal: values.equal,
-        _Tensor.equal: values.equal,
-        torch.allclose: values.allclose,
-        _Tensor.allclose: values.allclose,
-        _Tensor.__contains__: values.contains,
         torch._has_compatible_shallow_copy_type: _can_take_data,
         torch._amp_foreach_non_finite_check_and_unscale_: amp.unscale,
     }
     return table
 
 
-def _masked_scatter_(tensor: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -> Any:
-    return tensor.copy_(masks.masked_scatter(tensor, mask, source))
-
-
-_aten: Any = torch.ops.aten
-
-BY_DATA.update({
-    function: answer for answer, functions in (
-        (indexing.get_item, (_Tensor.__getitem__, _aten.index.Tensor)),
-        (masks.masked_select, (torch.masked_select, _Tensor.masked_select,
-                               _aten.masked_select.default)),
-        (masks.nonzero, (torch.nonzero, _Tensor.nonzero, torch.argwhere, _Tensor.argwhere,
-                         _aten.nonzero.default, _aten.argwhere.default)),
-        (masks.where, (torch.where, _aten.where.default)),
-        (reading.repeat_interleave, (torch.repeat_interleave, _Tensor.repeat_interleave)),
-        (least_squares.lstsq, (torch.linalg.lstsq,)),
-        (covariance.cov, (torch.cov, _Tensor.cov)),
-        (covariance.corrcoef, (torch.corrcoef, _Tensor.corrcoef)),
-        (reading.combinations, (torch.combinations,)),
-        (reading.ctc_loss, (torch.nn.functional.ctc_loss,)),
-        (reading.one_hot, (torch.nn.functional.one_hot,)),
-        (reading.gaussian_nll_loss, (torch.nn.functional.gaussian_nll_loss,)),
-        (reading.left_aligned, (torch._nested_tensor_from_mask_left_aligned,)),
-    ) for function in functions
-})
-
-
-TABLE = _table() | counting.TABLE
+TABLE = _table()
