@@ -3,7 +3,7 @@
 from weft import ops
 from weft.comm import CARRIED
 from weft.rng import STREAM
-from weft.tensor import families, special
+from weft.tensor import attributes, families
 from weft.tensor.call import dispatch, watch
 from weft.tensor.call.cache import cache_clear, cache_info
 from weft.tensor.grad import autograd
@@ -35,7 +35,7 @@ hooks.autograd = autograd
 hooks.values = values
 hooks.saved = saved
 ops.join(*families.PAGES)
-dispatch.SPECIAL.update(special.TABLE)
+dispatch.SPECIAL.update(attributes.TABLE)
 CARRIED.append(STREAM)
 ShardTensor.__new__ = staticmethod(subclass.new)  # type: ignore[method-assign]
 in_place.install()

@@ -1,4 +1,4 @@
-"""Functions that need no recipe: metadata, autograd's borders, conversions, refusals.
+"""Functions that need no recipe: attributes, conversions, autograd's borders, refusals.
 
 One table, function -> what answers it. Metadata is read from the wrapper itself, whose shape,
 dtype and strides are the global ones.
@@ -12,17 +12,14 @@ from typing import Any, NoReturn
 import torch
 
 from weft.errors import UnsupportedOpError, message
-from weft.tensor.call import amp
 from weft.tensor.call.dispatch import call, keep_constant
-from weft.tensor.grad import autograd, hooks
-from weft.tensor.leaf_gradients import track_leaf
-from weft.tensor.meta import replicated_meta
+from weft.tensor.grad import amp, autograd, hooks
 from weft.tensor.modes import check_traced
 from weft.tensor.placing.storage import Storage, memory_refused
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.trace.trees import local_of
 
-__all__ = ["TABLE"]
+__all__ = ["TABLE", "other_device"]
 
 _Tensor: Any = torch.Tensor
 _parse_to: Any = torch._C._nn._parse_to  # type: ignore[attr-defined]
@@ -144,8 +141,8 @@ def _to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     device, dtype, _, memory_format = _parse_to(*args[:place], **kwargs)
     if device is not None and device.type != tensor.device.type:
         if device.type != "meta":
-            raise _other_device("to(device)", tensor, device)
-        return _empty_like(tensor, device=device, dtype=dtype or tensor.dtype)
+            raise other_device("to(device)", tensor, device)
+        return torch.empty_like(tensor, device=device, dtype=dtype or tensor.dtype)
     if memory_format is torch.preserve_format:
         memory_format = None
     more = {} if memory_format is None else {"memory_format": memory_format}
@@ -154,28 +151,7 @@ def _to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     return call(torch.ops.aten.to.dtype, (tensor, dtype or tensor.dtype, False, copy), more)
 
 
-def _empty_like(
-    tensor: torch.Tensor, *, device: Any = None, dtype: torch.dtype | None = None,
-    requires_grad: bool = False, **options: Any
-) -> Any:
-    """`torch.empty_like`; between the meta device and the mesh's own, as for `Module.to_empty`."""
-    assert type(tensor) is ShardTensor
-    meta = tensor._meta
-    asked = meta.device if device is None else torch.device(device)
-    if asked.type == meta.device.type:
-        given = {"dtype": dtype, **options} if dtype is not None else options
-        made = call(torch.ops.aten.empty_like.default, (tensor,), given)
-        return made.requires_grad_() if requires_grad else made
-    if asked.type not in ("meta", meta.mesh.device.type):
-        raise _other_device("empty_like(device=)", tensor, asked)
-    where = meta.mesh.device if asked.type != "meta" else asked
-    local = torch.empty_like(
-        tensor._local.detach(), device=where, dtype=dtype, requires_grad=requires_grad, **options)
-    made = meta.replace(dtype=local.dtype, device=where, requires_grad=local.requires_grad)
-    return wrap(track_leaf(local), made)
-
-
-def _other_device(call: str, tensor: ShardTensor, device: torch.device) -> UnsupportedOpError:
+def other_device(call: str, tensor: ShardTensor, device: torch.device) -> UnsupportedOpError:
     if tensor.is_meta and device.type == tensor._meta.mesh.device.type:
         fix = f'module.to_empty(device="{device.type}"), or weft.nn.materialize(module)'
         rule = "a tensor on the meta device has no values to bring along"
@@ -251,29 +227,6 @@ def _is_set_to(tensor: Any, other: Any) -> bool:
     return local_of(tensor).is_set_to(local_of(other))
 
 
-def _new_tensor(tensor: torch.Tensor, data: Any, **options: Any) -> ShardTensor:
-    if type(data) is ShardTensor:  # a copy, as it lies
-        dtype, requires_grad = options.get("dtype") or tensor.dtype, options.get("requires_grad")
-        return _to(data.detach(), dtype, copy=True).requires_grad_(bool(requires_grad))
-    assert type(tensor) is ShardTensor
-    local = tensor._local.detach().new_tensor(data, **options)
-    return wrap(local, replicated_meta(tensor._meta.mesh, local))
-
-
-def _new(tensor: ShardTensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """torch's old constructor: an uninitialized tensor of a size, or one of data."""
-    data = bool(args) and isinstance(args[0], (list, tuple)) and not isinstance(args[0], torch.Size)
-    if data:
-        return _new_tensor(tensor, *args)
-    if any(isinstance(arg, (torch.Tensor, torch.UntypedStorage)) for arg in args) or kwargs:
-        raise UnsupportedOpError(
-            message("new()", f"it is given {[type(arg).__name__ for arg in args]}",
-                    "new() makes tensors of sizes and of lists", ["new"],
-                    "x.new_tensor(data), x.new_empty(size), torch.empty_like(x)")
-        )
-    return tensor.new_empty(*args or (0,))
-
-
 def _is_same_size(input: torch.Tensor, other: torch.Tensor) -> bool:
     return input.shape == other.shape
 
@@ -334,9 +287,6 @@ def _table() -> dict[Any, Callable[..., Any]]:
         torch._VF._unpack_dual: _unpack_dual,  # type: ignore[attr-defined]
         torch._add_batch_dim: _add_batch_dim,  # type: ignore[attr-defined]
         _Tensor.is_set_to: _is_set_to,
-        torch.empty_like: _empty_like,
-        _Tensor.new_tensor: _new_tensor,
-        _Tensor.new: _new,
         torch.is_same_size: _is_same_size,
         _Tensor.is_same_size: _is_same_size,
         torch.is_nonzero: lambda input: bool(input),
