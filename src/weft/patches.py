@@ -22,7 +22,7 @@ from typing import Any
 from weft.interop import collectives, wrappers
 from weft.nn import layers, loading, optimizers, parameters
 from weft.tensor.call import compiled
-from weft.tensor.call.random import distributions, initial
+from weft.tensor.families.draws import distributions, initial
 from weft.tensor.grad import hooks, torch_patches, tracers
 from weft.tensor.grad import optimizers as updates
 from weft.tensor.placing import seeding, subclass

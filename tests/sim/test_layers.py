@@ -15,8 +15,8 @@ from torch import Tensor, nn
 import weft
 from weft import P
 from weft.nn import layers
+from weft.ops import FUNCTIONS
 from weft.tensor.call import fallback
-from weft.tensor.trace.rewrites import REWRITES
 
 BATCH = 6
 
@@ -116,7 +116,7 @@ def test_attention_of_a_cut_batch_stays(need_weights: bool) -> None:
 @pytest.mark.parametrize("separate", [False, True])
 @pytest.mark.parametrize("extra", [False, True])
 def test_attention_put_otherwise_is_torchs(shapes: Any, separate: bool, extra: bool) -> None:
-    mine = REWRITES[F.multi_head_attention_forward]
+    mine = FUNCTIONS[F.multi_head_attention_forward].compose
     query, key = values(*shapes[0]), values(*shapes[1])
     batch, lengths = query.shape[1:-1], (query.shape[0], key.shape[0])
     mask = values(*lengths) > 1

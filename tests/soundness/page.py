@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 import weft.ops
+import weft.tensor.families
 from tests.cases.bounds import BOUNDS
 from tests.cases.named import MADE_WHOLE, by_name
 from tests.soundness.calls import AtenCall, calls_of, entries
@@ -29,9 +30,9 @@ PAGE = Path(__file__).parents[2] / "docs" / "ops.md"
 _HEAD = """# The book of ops
 
 This page lists what each op requires of its operands, and what it moves. It is printed from the
-entries of `weft.ops` by `python -m tests.soundness.page`, and a test compares the two.
-[Adding an op](adding_an_op.md) explains how to write an entry, [the contract](semantics.md) defines
-layouts, and [the sweep](sweep.md) shows how each op was tested.
+entries of `weft.ops` and `weft.tensor.families` by `python -m tests.soundness.page`, and a test
+compares the two. [Adding an op](adding_an_op.md) explains how to write an entry, [the
+contract](semantics.md) defines layouts, and [the sweep](sweep.md) shows how each op was tested.
 
 A rule is a string over *factors*, the index ranges that dims are made of. The position of a factor
 in the rule determines what a mesh axis that shards it costs:
@@ -58,7 +59,9 @@ list. `along` names the argument that selects the dims of the factor beside `...
 the operands (from 0) in which the op is linear, each alone or together (`0+1`): there partial sums
 pass. With `moves`, elements only change position, and partial values of every kind pass. A rule in
 italics is that of one call, where a function of the arguments gives the rule. "By layouts" means
-that data or the operands' layouts decide.
+that data or the operands' layouts decide. Without a rule, an op is composed of others: once for all
+calls of its form, or "at each call" where it draws or where data decide what it does.
+`torch.unique` is a function of torch; `uniform_` is an in-place op with an entry of its own.
 
 In backward the same holds for the gradients: torch's own formulas run on the local tensors.
 "Received" gives the bytes received by the rank that receives most, forward and backward, in the
@@ -74,9 +77,8 @@ def page() -> str:
     examples = _examples()
     lines = [_HEAD]
     for module in _pages():
-        title = module.__name__.rpartition(".")[2].replace("_", " ")
         said = " ".join(inspect.cleandoc(module.__doc__ or "").split("\n\n")[0].split())
-        lines += [f"## {title[0].upper()}{title[1:]}", "", *textwrap.wrap(said, 100), "", *_TABLE]
+        lines += [f"## {_title(module)}", "", *textwrap.wrap(said, 100), "", *_TABLE]
         found: dict[int, Entry] = {id(entry): entry for entry in module.PAGE.values()}
         rows = [_row(entry, examples) for entry in found.values()]
         lines += [*sorted(rows), ""]
@@ -86,10 +88,16 @@ def page() -> str:
 
 
 def _pages() -> list[ModuleType]:
-    """The modules of `weft.ops` that are pages of the book, by name."""
-    names = [one.name for one in pkgutil.walk_packages(weft.ops.__path__, "weft.ops.")]
-    modules = map(importlib.import_module, sorted(names))
-    return [one for one in modules if hasattr(one, "PAGE")]
+    """The modules that are pages of the book, by name."""
+    names = [one.name for room in (weft.ops, weft.tensor.families)
+             for one in pkgutil.walk_packages(room.__path__, f"{room.__name__}.")]
+    modules = map(importlib.import_module, names)
+    return sorted([one for one in modules if hasattr(one, "PAGE")], key=_title)
+
+
+def _title(page: ModuleType) -> str:
+    words = page.__name__.rpartition(".")[2].replace("_", " ")
+    return words[0].upper() + words[1:]
 
 
 def _row(entry: Entry, examples: dict[str, AtenCall]) -> str:
@@ -97,6 +105,8 @@ def _row(entry: Entry, examples: dict[str, AtenCall]) -> str:
     rules = "<br>".join(_rule(each, entry, examples) for each in entry.rules)
     if entry.layouts is not None:
         rules = f"{rules}<br>by layouts" if rules else "by layouts"
+    if entry.each_call:
+        rules = f"{rules}<br>else at each call" if rules else "at each call"
     does = [_said(one) for one in (entry.kernel, entry.compose, entry.layouts) if one is not None]
     return f"| {names} | {rules} | {'. '.join(does)} | {_received(entry)} |"
 

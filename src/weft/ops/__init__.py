@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import reduce
+from typing import Any
+
+import torch
 
 from weft.core import Layout
 from weft.ops import (
     attention,
+    bags,
     composed,
     contractions,
     convolutions,
+    covariance,
     creation,
     ctc,
     decomposed,
@@ -22,6 +28,7 @@ from weft.ops import (
     linalg,
     losses,
     margin_losses,
+    module_attention,
     moments,
     norms,
     order,
@@ -36,33 +43,55 @@ from weft.ops import (
     softmax,
     tall_factorizations,
     transforms,
+    verdicts,
     views,
     writes,
 )
 from weft.ops.algorithm import Composite, Kernel, Local, replicated
-from weft.rules import Call, Decision, Entry, Rule
+from weft.rules import Call, Decision, Entry, Page, Rule
 from weft.rules.factors import packet
 
 __all__ = [
-    "BOOK", "Composite", "Kernel", "Local", "find", "floats_flow", "replicated", "rule_of",
+    "BOOK", "FUNCTIONS", "Composite", "Kernel", "Local", "find", "find_in_place",
+    "floats_flow", "join", "replicated", "rule_of",
 ]
 
 _PAGES = (
-    attention, composed, contractions, convolutions, creation, ctc, decomposed, distances,
-    elementwise, extrema, grouped_mm, joins, linalg, losses, margin_losses, moments, norms, order,
-    pools, reads, recurrent, reductions, scans, searchsorted, shifts, slices, softmax,
-    tall_factorizations, transforms, views, writes,
+    attention, bags, composed, contractions, convolutions, covariance, creation, ctc,
+    decomposed, distances, elementwise, extrema, grouped_mm, joins, linalg, losses,
+    margin_losses, module_attention, moments, norms, order, pools, reads, recurrent, reductions,
+    scans, searchsorted, shifts, slices, softmax, tall_factorizations, transforms, verdicts, views,
+    writes,
 )
 
-BOOK: dict[str, Entry] = {name: entry for page in _PAGES for name, entry in page.PAGE.items()}
+BOOK: dict[str, Entry] = {}
 """The entries of all pages, by the name of the op, "aten.softmax"."""
 
-assert len(BOOK) == sum(len(page.PAGE) for page in _PAGES), "an op stands on two pages"
+FUNCTIONS: dict[Any, Entry] = {}
+"""Functions of torch that have an entry, by themselves."""
+
+
+def join(*pages: Page) -> None:
+    """Add pages to the book."""
+    for each in pages:
+        for name, entry in each.items():
+            assert name not in BOOK, f"{name} stands on two pages"
+            BOOK[name] = entry
+            if name.startswith("torch."):
+                FUNCTIONS[reduce(getattr, name.split(".")[1:], torch)] = entry
+
+
+join(*(each.PAGE for each in _PAGES))
 
 
 def find(name: str) -> Entry | None:
     """The entry of an overload, "aten.mean.dim", or of all overloads of that name."""
     return BOOK.get(name) or BOOK.get(packet(name))
+
+
+def find_in_place(name: str) -> Entry | None:
+    """The entry that an op in place, "aten.uniform_.default", has of its own."""
+    return BOOK.get(name) or BOOK.get(name.rpartition(".")[0])
 
 
 def floats_flow(name: str) -> bool:

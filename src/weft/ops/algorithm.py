@@ -27,11 +27,12 @@ class Composite:
     products and quotients, which are traced and computed anew for another length. A maximum of
     lengths is not traced.
 
-    A composite that `writes` changes operands (running statistics) in place. It takes the tensors
-    as they are, under autocast too.
+    With `each_call` it is not recorded: it runs at each call and takes the tensors as they are,
+    under autocast too. One that `writes` is an in-place op that changes its target itself.
     """
 
     function: Callable[..., Any]
+    each_call: bool = False
     writes: bool = False
 
 

@@ -4,7 +4,8 @@ sharded.
 Where queries and keys lie sharded over the same axes, queries stay, and of two ways the one that
 sends less is taken: heads are exchanged for the sequence, or blocks of keys come to the queries.
 Where the queries are whole, as in decoding, what each rank's keys give is merged: a few numbers per
-query, however long the keys are. Grouped-query heads are sharded at borders of key heads.
+query, however long the keys are. Grouped-query heads are sharded at borders of key heads. With
+dropout it is composed of products and a softmax.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from weft.ops.attending.ways import Way
@@ -61,6 +63,35 @@ def _over_sequence(
     return way.attend([query, key, value, *masks], scale)
 
 
+def _with_dropout(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, p: float = 0.0,
+    is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
+) -> Tensor:
+    """With dropout: a product, a softmax whose weights are dropped out, and a product."""
+    if enable_gqa and key.shape[-3] != query.shape[-3]:
+        key, value = (_repeated(one, query.shape[-3]) for one in (key, value))
+    scale = 1.0 / math.sqrt(max(query.shape[-1], 1)) if scale is None else scale
+    scores = (query * scale) @ key.transpose(-2, -1)
+    if is_causal:
+        mask = query.new_ones(scores.shape[-2:], dtype=torch.bool).tril()
+    if mask is not None and mask.dtype is torch.bool:
+        scores = scores.masked_fill(~mask, -math.inf)
+    elif mask is not None:
+        scores = scores + mask
+    weights = scores.softmax(-1)
+    if mask is not None:  # rows that attend to nothing are zero
+        weights = weights.masked_fill((scores == -math.inf).all(-1, keepdim=True), 0.0)
+    return torch.dropout(weights, p, True) @ value
+
+
+def _repeated(heads: Tensor, num: int) -> Tensor:
+    """Each head as often as queries share it."""
+    *lead, count, length, width = heads.shape
+    shared = heads.unsqueeze(-3).expand(*lead, count, num // count, length, width)
+    return shared.flatten(-4, -3)
+
+
 PAGE = page(
-    op("scaled_dot_product_attention", rule(_attention, linear=[2]), kernel=_over_sequence),
+    op("scaled_dot_product_attention", rule(_attention, linear=[2]), kernel=_over_sequence,
+       compose=_with_dropout, each_call=True),
 )

@@ -99,7 +99,40 @@ def _affine_grid(theta: Tensor, size: Sequence[int], align_corners: bool) -> Ten
     return (points.flatten(0, -2) @ theta.mT).unflatten(1, list(size[2:]))
 
 
+def _combinations(x: Tensor, r: int = 2, with_replacement: bool = False) -> Tensor:
+    """A read by index, whose places torch finds by a mask."""
+    places = torch.combinations(torch.arange(x.shape[0]), r, with_replacement)
+    return x[places.long().to(x.device)]
+
+
+def _unravel_index(indices: Tensor, shape: Any) -> tuple[Tensor, ...]:
+    """Quotients and remainders by numbers, where torch makes tensors of the lengths."""
+    lengths = [shape] if isinstance(shape, int) else list(shape)
+    usual = indices.dtype not in (torch.bool, torch.uint64) and not (
+        indices.is_floating_point() or indices.is_complex()
+    )
+    if not usual or not all(type(length) is int and length > 0 for length in lengths):
+        return NotImplemented
+    found, step = [], 1
+    for length in reversed(lengths):
+        found.append(indices.long().floor_divide(step) % length)
+        step *= length
+    return tuple(reversed(found))
+
+
+def _fill_diagonal(x: Any, fill_value: Any, wrap: bool = False) -> Any:
+    """By a mask of the diagonal, which lies as x does. Of more dims it is torch's own, and of
+    numbers that x's dtype would have to round."""
+    usual = type(fill_value) in (bool, int) or (
+        type(fill_value) is float and (x.is_floating_point() or x.is_complex())
+    )
+    if x.dim() != 2 or wrap or not usual or x.dtype == torch.bool:
+        return NotImplemented
+    return x.masked_fill_(torch.ones_like(x, dtype=torch.bool).tril().triu(), fill_value)
+
+
 PAGE = page(
+    op("combinations", compose=_combinations, each_call=True),
     op("affine_grid_generator", compose=_affine_grid),
     op("trace", compose=_trace),
     op("diff", compose=_diff),
@@ -109,4 +142,6 @@ PAGE = page(
     op("dist", compose=_dist),
     op("addbmm", compose=_addbmm),
     op("chain_matmul linalg_multi_dot", compose=_chained),
+    op("torch.unravel_index", compose=_unravel_index),
+    op("torch.Tensor.fill_diagonal_", compose=_fill_diagonal),
 )

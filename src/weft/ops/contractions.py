@@ -105,6 +105,15 @@ def _tensordot(call: Call, wants_grad: Any) -> str:
     return f"{', '.join(map(' '.join, operands))} -> {' '.join(kept)}"
 
 
+def _one_hot(x: Tensor, num_classes: int = -1) -> Tensor:
+    """Of as many classes as the largest of them says, which is read."""
+    if num_classes != -1:
+        return NotImplemented
+    if x.numel() == 0:
+        raise RuntimeError("Can not infer total number of classes from empty tensor.")
+    return torch.nn.functional.one_hot(x, int(x.max()) + 1)
+
+
 PAGE = page(
     op("linear", rule("... k, n k, [... n] -> ... n", "... k, k, [] -> ...", linear=[0, 1],
                       bias=[2])),
@@ -123,5 +132,5 @@ PAGE = page(
     op("bilinear", rule("... i>0, ... j>0, o i j, [o] -> ... o", linear=[0, 1, 2], bias=[3])),
     op("einsum", rule(_einsum, linear=range(8)), compose=_einsum_of_integers),
     op("tensordot", rule(_tensordot, linear=[0, 1])),
-    op("one_hot", rule("... -> ... classes!")),
+    op("one_hot", rule("... -> ... classes!"), compose=_one_hot),
 )

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from weft.ops.precision import widened
 from weft.rules import Call, op, page, rule
 from weft.transport import Shards
 
@@ -51,4 +53,25 @@ def _ctc_loss(
     return each.sum()
 
 
-PAGE = page(op("ctc_loss", rule(_rule), kernel=_ctc_loss))
+def _function(
+    log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, blank: int = 0,
+    reduction: str = "mean", zero_infinity: bool = False,
+) -> Tensor:
+    """Lengths that are tensors are read, as torch reads them. Under autocast in single precision.
+    """
+    lengths = input_lengths, target_lengths
+    loss: Any = F.ctc_loss
+    kind, rest = log_probs.device.type, (blank, reduction, zero_infinity)
+    if kind != "meta" and torch.is_autocast_enabled(kind):
+        with torch.autocast(kind, enabled=False):
+            return loss(widened(log_probs), targets, *lengths, *rest)
+    if not any(isinstance(one, Tensor) for one in lengths):
+        return NotImplemented
+    inputs, sizes = (one.tolist() if isinstance(one, Tensor) else one for one in lengths)
+    return loss(log_probs, targets, inputs, sizes, *rest)
+
+
+PAGE = page(
+    op("ctc_loss", rule(_rule), kernel=_ctc_loss),
+    op("torch.nn.functional.ctc_loss", compose=_function),
+)

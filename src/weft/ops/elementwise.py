@@ -41,11 +41,6 @@ def _zero_choice(call: Call) -> bool:
     return 0 in (call.get("self"), call.get("other"))
 
 
-def _is_off(call: Call) -> bool:
-    """Without training or probability, dropout only passes its input on."""
-    return not (call.get("train") and call.get("p"))
-
-
 PAGE = page(
     op(
         """
@@ -95,8 +90,6 @@ PAGE = page(
        rule("{...} -> ...", serves=lambda call: len(call.args) == 3)),
     op("masked_fill", rule("..., ..., ... -> ...", linear=[(0, 2)]),
        rule("..., ... -> ...", linear=[0], serves=_is_zero("value")), _PLAIN),
-    op("dropout feature_dropout alpha_dropout",
-       rule("... -> ...", linear=[0], moves=True, serves=_is_off)),
     op("_prelu_kernel", rule("..., ... -> ...")),
     op("prelu", rule("b c ..., c -> b c ...", "..., ... -> ...")),
 )

@@ -208,6 +208,37 @@ def _count(
     return shards.along(*others).psum(count) if others else count
 
 
+def _gaussian_nll(
+    input: Tensor, target: Tensor, var: Any, full: bool = False, eps: float = 1e-6,
+    reduction: str = "mean",
+) -> Tensor:
+    """Elementwise, and reduced; whether a variance is negative is read.
+
+    Raises:
+        ValueError: a negative variance, variances of another size, an unknown reduction.
+    """
+    if not isinstance(var, Tensor):
+        var = torch.full_like(input, var)
+    if bool((var.detach() < 0).any()):
+        raise ValueError("var has negative entry/entries")
+    if var.shape != input.shape:
+        if input.shape[:-1] == var.shape:
+            var = var.unsqueeze(-1)
+        elif input.ndim != var.ndim or sum(
+            mine for due, mine in zip(input.shape, var.shape) if mine != due
+        ) != 1:  # as torch has it: one dim differs, and is 1
+            raise ValueError("var is of incorrect size")
+    if reduction not in ("none", "mean", "sum"):
+        raise ValueError(reduction + " is not valid")
+    var = torch.where(var < eps, var - var.detach() + eps, var)  # clamped, but for the gradient
+    loss = 0.5 * (torch.log(var) + (input - target) ** 2 / var)
+    if full:
+        loss = loss + 0.5 * math.log(2 * math.pi)
+    if reduction == "none":
+        return loss
+    return loss.mean() if reduction == "mean" else loss.sum()
+
+
 _ELEMENTS = """
     mse_loss l1_loss smooth_l1_loss huber_loss soft_margin_loss kl_div poisson_nll_loss
     binary_cross_entropy binary_cross_entropy_with_logits
@@ -220,4 +251,5 @@ PAGE = page(
        floats_flow=True),
     op("nll_loss nll_loss_nd nll_loss2d", rule(_of_classes, linear=[0]), kernel=_nll,
        floats_flow=True),
+    op("torch.nn.functional.gaussian_nll_loss", compose=_gaussian_nll, each_call=True),
 )

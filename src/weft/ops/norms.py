@@ -151,7 +151,7 @@ def _of_batches(
     if not call.args[5]:
         return None
     cut = bool(layouts[0].dims[0]) or any(layouts[0].dims[2:])
-    return Composite(partial(_batch_norm, cut=cut), writes=True)
+    return Composite(partial(_batch_norm, cut=cut), each_call=True)
 
 
 def _with_running(
@@ -178,7 +178,7 @@ def _of_samples(
     empty = any(0 in layout.sizes_of(dim) for dim in (0, 1))
     if 0 in layout.shape or not (keeps or empty):
         return None
-    return Composite(_with_running, writes=True)
+    return Composite(_with_running, each_call=True)
 
 
 # Without running statistics a kernel serves.

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from weft.core import Layout
@@ -260,6 +261,29 @@ _LENGTHS = {
     3: "upsample_nearest3d _upsample_nearest_exact3d upsample_trilinear3d",
 }
 
+def _fractional(function: Any, count: int, indices: bool = False) -> Callable[..., Any]:
+    """`function` on numbers that are drawn as the tensor lies."""
+
+    def run(
+        input: Tensor, kernel_size: Any, output_size: Any = None, output_ratio: Any = None,
+        return_indices: bool = False, _random_samples: Tensor | None = None,
+    ) -> Any:
+        """The numbers that it draws lie as the tensor does."""
+        if _random_samples is None and input.dim() > count:
+            lead = (1, *input.shape[:-count])[-2:]
+            _random_samples = input.new_empty((*lead, count)).uniform_()
+        out = function(
+            input, kernel_size, output_size, output_ratio, _random_samples=_random_samples
+        )
+        return out if return_indices or indices else out[0]
+
+    return run
+
+
+def _with_indices(run: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args, **kwargs: run(*args, **{**kwargs, "return_indices": True})
+
+
 PAGE = page(
     *[op(f"avg_pool{num}d", rule(_pool(num), on_box=_on_box(num))) for num in (1, 2, 3)],
     *[op(f"max_pool{num}d max_pool{num}d_with_indices",
@@ -279,4 +303,7 @@ PAGE = page(
     # Each point of the grid reads the whole image of its sample.
     op("grid_sampler grid_sampler_2d grid_sampler_3d", rule(
         "b c h! w!, b y x 2 -> b c y x", "b c d! h! w!, b z y x 3 -> b c z y x", linear=[0])),
+    *[op(f"torch.nn.functional.fractional_max_pool{n}d{suffix}", compose=_fractional(
+          getattr(F, f"fractional_max_pool{n}d_with_indices"), n, bool(suffix)))
+      for n in (2, 3) for suffix in ("", "_with_indices")],
 )

@@ -347,8 +347,38 @@ def _repeats(
     return Local(Decision((Layout.replicated(repeats.mesh, repeats.shape),), (result,)), bind)
 
 
+def _places_of(repeats: Tensor, *, output_size: int | None = None) -> Tensor:
+    """The places of as many as the repeats add up to, which is read."""
+    if output_size is not None:
+        return NotImplemented
+    return torch.repeat_interleave(repeats, output_size=int(repeats.sum()))
+
+
+def _repeat_interleave(
+    x: Tensor, repeats: Tensor, dim: int | None = None, *, output_size: int | None = None
+) -> Tensor:
+    """A read by index, of the places that the repeats name: their number is read."""
+    if dim is None:
+        x, dim = x.reshape(-1), 0
+    length = x.shape[dim]
+    repeats = repeats.detach()
+    repeats = repeats.expand(length) if repeats.numel() == 1 else repeats
+    if repeats.shape != (length,):
+        raise RuntimeError("repeats must have the same size as input along dim, but got "
+                           f"repeats.size(0) = {len(repeats)} and input.size({dim}) = {length}")
+    return x.index_select(dim, torch.repeat_interleave(repeats, output_size=output_size))
+
+
+def _by_masks(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
+    """What masks select, whose number is read."""
+    if not any(one is not None and one.dtype in (torch.bool, torch.uint8) for one in indices):
+        return NotImplemented
+    return x[tuple([slice(None) if one is None else one for one in indices])]
+
+
 PAGE = page(
-    op("index", rule(_index_rule, linear=[0], moves=True), layouts=unsigned.by_bits(_index)),
+    op("index", rule(_index_rule, linear=[0], moves=True), layouts=unsigned.by_bits(_index),
+       compose=_by_masks),
     op("index_select", rule("... s!, i -> ... i", along="dim", linear=[0], moves=True),
        layouts=_index_select),
     op("gather", rule(_gather_rule, linear=[0], moves=True), layouts=_gather,
@@ -357,5 +387,6 @@ PAGE = page(
     op("take_along_dim", compose=_take_along_dim),
     op("embedding", rule(_embedding_rule, linear=[0], moves=True), kernel=_embedding),
     op("embedding_renorm", compose=_embedding_renorm),
-    op("repeat_interleave.Tensor", layouts=_repeats),
+    op("repeat_interleave.Tensor", layouts=_repeats, compose=_places_of),
+    op("repeat_interleave.self_Tensor", compose=_repeat_interleave),
 )

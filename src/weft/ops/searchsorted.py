@@ -9,6 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from weft.rules import Call, TensorArg, op, page, rule
 
@@ -36,6 +40,17 @@ def _has_ends(call: Call) -> bool:
     return low != high and math.isfinite(low) and math.isfinite(high)
 
 
+def _histc(x: Tensor, bins: int = 100, min: Any = 0, max: Any = 0) -> Tensor:
+    """Bins between the extrema of the data, which are read."""
+    if min != max:
+        return NotImplemented
+    if min == 0 and x.numel():
+        min, max = (end.item() for end in torch.aminmax(x.detach()))
+    if min == max:
+        min, max = min - 1, max + 1
+    return torch.histc(x, bins, min, max)
+
+
 def _isin_rule(call: Call, wants_grad: Sequence[bool]) -> str:
     """Equal to a value in any shard; inverted: equal to a value in none."""
     x, among = call.args[:2]
@@ -47,7 +62,7 @@ def _isin_rule(call: Call, wants_grad: Sequence[bool]) -> str:
 
 
 PAGE = page(
-    op("histc", rule("... s -> b!", along="dim", serves=_has_ends)),
+    op("histc", rule("... s -> b!", along="dim", serves=_has_ends), compose=_histc),
     op("isin", rule(_isin_rule)),
     op("searchsorted bucketize", rule(_search_rule, by_size=True)),
 )

@@ -244,6 +244,14 @@ def _select_scatter(x: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
     return torch.slice_scatter(x, source.unsqueeze(dim), dim, at, at + 1)
 
 
+def _split_where(x: Tensor, *args: Any, dim: int = 0, **named: Any) -> Any:
+    """A tensor of places is read, for lengths follow from it."""
+    where, *rest = (*args, *named.values())
+    if not isinstance(where, Tensor):
+        return NotImplemented
+    return torch.tensor_split(x, where.tolist(), *rest or [dim])
+
+
 PAGE = page(
     op("slice slice_copy", layouts=_slice),
     op("narrow", layouts=_narrow),
@@ -252,6 +260,7 @@ PAGE = page(
     op("unbind unbind_copy", rule("... s! -> {...}", along="dim", linear=[0], moves=True)),
     op("chunk dsplit hsplit split split_copy split_with_sizes split_with_sizes_copy tensor_split "
        "unsafe_chunk unsafe_split unsafe_split_with_sizes vsplit", layouts=_split),
+    op("torch.tensor_split torch.Tensor.tensor_split", compose=_split_where),
     op("diagonal diagonal_copy", layouts=_diagonal),
     op("tril triu", layouts=_triangle),
     op("slice_scatter", layouts=_slice_scatter),

@@ -39,8 +39,11 @@ def _index_put(
     x, values = layouts[0], layouts[-1]
     indices = list(call.args[1])
     named = [index for index in indices if index is not None]
-    if not named or any(index.dtype in ("bool", "uint8") for index in named):
+    if not named or any(index.dtype == "uint8" for index in named):
         return None
+    masks = [index for index in named if index.dtype == "bool"]
+    if masks:
+        return Composite(_at_masks) if all(mask.shape for mask in masks) else None
     if reads_nothing(call, x, indices):
         return None
     shape = torch.broadcast_shapes(*(index.shape for index in named))
@@ -55,6 +58,19 @@ def _index_put(
     return Write(
         call.op, x, dims, layouts[1:-1], values, tuple(shape), first, True, adds, True, write,
     ).algorithm()
+
+
+def _at_masks(
+    x: Tensor, indices: Sequence[Any], values: Tensor, accumulate: bool = False
+) -> Tensor:
+    """Masks are the places of what is true in them, whose number is read."""
+    places: list[Any] = []
+    for one in indices:
+        if one is not None and one.dtype is torch.bool:
+            places += one.nonzero(as_tuple=True)
+        else:
+            places.append(one)
+    return torch.ops.aten.index_put.default(x, places, values, accumulate)
 
 
 def _index_write(

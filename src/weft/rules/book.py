@@ -5,7 +5,21 @@ An entry defines an op by a *rule* (`rule("... s~ -> ... s", along="dim")`), pos
 Where the layouts of the operands, or data, determine the result, `layouts=` gives the decision
 itself.
 
-A page is the entries of one family of ops, in one file of `weft.ops`; the book is all pages.
+The names of an entry say what it covers:
+
+- `softmax`: all overloads of an ATen op. `mean.dim`: one overload, which is looked up first.
+- `uniform_`: an in-place op whose composition writes by itself. An in-place op without an entry is
+  the functional op, written to its target.
+- `torch.unique`, `torch.Tensor.unique`: a function of torch whose Python code hides the op. The
+  composition takes the function's own arguments.
+
+A composition is recorded once, and the ops it consists of are looked up in turn. With `each_call`
+it runs anew at each call, on the ShardTensors themselves: because it draws random numbers, or
+because data or layouts decide what it does. A composition that turns out to read data while it is
+recorded runs at each call, too.
+
+A page is the entries of one family of ops, in one file. The book is all pages: those of `weft.ops`,
+and those of `weft.tensor.families`, which need the ShardTensor itself.
 """
 
 from __future__ import annotations
@@ -194,12 +208,14 @@ class Entry:
     """All that is known of an op.
 
     Args:
-        names: its names: "softmax", or, for one overload, "mean.dim".
+        names: its names: "softmax", "mean.dim", "uniform_", "torch.unique".
         rules: the first one that covers a call applies.
         kernel: runs on the local tensors where a dim with `~` is sharded: `kernel(shards, *args,
             **kwargs)`, with the arguments of the op.
         compose: the op in terms of other ops, on global tensors. It takes the op's arguments with
-            all defaults filled in, and applies where no rule covers a call.
+            all defaults filled in, or those of the function. It applies where no rule covers a
+            call. Where it returns NotImplemented, the op runs on full tensors.
+        each_call: whether `compose` runs anew at each call and is never recorded.
         layouts: (call, layouts, wants_grad) -> what to do, where layouts or data decide it;
             None leaves the call to the rules.
         floats_flow: whether no rule reads the value of a float.
@@ -211,6 +227,13 @@ class Entry:
     compose: Callable[..., Any] | None = None
     layouts: Callable[..., Any] | None = None
     floats_flow: bool = False
+    each_call: bool = False
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether it is of an op in place, which writes by itself."""
+        name = self.names[0].partition(".")[0]
+        return name.endswith("_") and not name.endswith("__")
 
     def rule(self, call: Call, wants_grad: Sequence[bool]) -> Rule | None:
         """The rule of a call; None if no rule covers it."""
@@ -224,7 +247,7 @@ class Entry:
 def op(
     names: str, *rules: RuleText, kernel: Callable[..., Any] | None = None,
     compose: Callable[..., Any] | None = None, layouts: Callable[..., Any] | None = None,
-    floats_flow: bool | None = None,
+    floats_flow: bool | None = None, each_call: bool = False,
 ) -> Entry:
     """An entry of a page; `names` are separated by spaces. See `Entry`.
 
@@ -232,11 +255,11 @@ def op(
     """
     if floats_flow is None:
         floats_flow = layouts is None and all(each.is_string for each in rules)
-    return Entry(tuple(names.split()), rules, kernel, compose, layouts, floats_flow)
+    return Entry(tuple(names.split()), rules, kernel, compose, layouts, floats_flow, each_call)
 
 
 Page = Mapping[str, Entry]
-"""The entries of a family by the names of its ops, "aten.softmax"."""
+"""The entries of a family by the names of its ops, "aten.softmax", and of functions of torch."""
 
 
 def page(*entries: Entry) -> Page:
@@ -244,7 +267,7 @@ def page(*entries: Entry) -> Page:
     found: dict[str, Entry] = {}
     for entry in entries:
         for name in entry.names:
-            key = f"aten.{name}"
+            key = name if name.startswith("torch.") else f"aten.{name}"
             assert key not in found, f"{name} stands twice"
             found[key] = entry
     return found

@@ -1,11 +1,11 @@
 """The ShardTensor: the subclass, capture, recipes, dispatch, construction."""
 
+from weft import ops
 from weft.comm import CARRIED
 from weft.rng import STREAM
-from weft.tensor import keys, special
+from weft.tensor import attributes, families, keys
 from weft.tensor.call import dispatch, watch
 from weft.tensor.call.cache import cache_clear, cache_info
-from weft.tensor.call.random import initial
 from weft.tensor.grad import autograd
 from weft.tensor.modes import debug, explain, strict
 from weft.tensor.placing import construct, in_place, redistribute, saved, subclass, values
@@ -35,7 +35,8 @@ hooks.from_local = from_local
 hooks.autograd = autograd
 hooks.values = values
 hooks.saved = saved
-dispatch.SPECIAL.update(special.TABLE | initial.TABLE)
+ops.join(*families.PAGES)
+dispatch.SPECIAL.update(attributes.TABLE)
 CARRIED.append(STREAM)
 ShardTensor.__new__ = staticmethod(subclass.new)  # type: ignore[method-assign]
 in_place.install()

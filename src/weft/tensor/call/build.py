@@ -7,6 +7,7 @@ ranks build the same recipe for the same call.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ import torch
 from weft import ops
 from weft.comm import BoundMesh
 from weft.errors import UnsupportedOpError, message
-from weft.tensor.call import fallback, reduce_once
+from weft.tensor.call import by_book, fallback, reduce_once
 from weft.tensor.call.compose import Composer
 from weft.tensor.call.decide import Builder
 from weft.tensor.call.decompose import Parts
@@ -43,10 +44,9 @@ from weft.tensor.trace.capture import (
     meta_like,
     reshaped,
 )
-from weft.tensor.trace.rewrites import REWRITES
 from weft.tensor.trace.trees import Slot, fill, flatten, leaves, slots_of, substitute
 
-__all__ = ["BY_DATA", "MAX_TRACES", "TRACES", "reads", "recipe"]
+__all__ = ["MAX_TRACES", "TRACES", "reads", "recipe"]
 
 
 def recipe(
@@ -65,6 +65,9 @@ def recipe(
         made = own_local.recipe(function, args, kwargs, tensors, mesh)
         if made is not None:
             return made
+    entry = ops.FUNCTIONS.get(func)
+    if entry is not None and entry.each_call:
+        return by_book.of_function(entry, mesh), True
     known: dict[Any, Sizes] = mesh.cache.setdefault("structures", {})
     structure = found = None
     if key is not None and mesh.here is not None:
@@ -89,8 +92,11 @@ def recipe(
                 made = own_local.recipe(function, args, kwargs, tensors, mesh)
                 if made is not None:
                     return made
-            if func in BY_DATA:
-                return Function(_answer(BY_DATA[func])), False
+            if entry is not None:
+                return by_book.of_function(entry, mesh), True
+            given = None if reason.op is None else by_book.of_op(func, reason.op, mesh)
+            if given is not None:
+                return given, False
             read = _read(func, args, kwargs) if "item()" in str(reason) else None
             return Function(read or fallback.runner(mesh, str(reason))), False
     num = len(tensors)
@@ -189,14 +195,6 @@ def _check_numbers(func: Any, args: Any, kwargs: Any) -> None:
         return
 
 
-BY_DATA: dict[Any, Callable[..., Any]] = {}
-"""What answers calls whose result's size depends on data. Filled by `weft.tensor.special`."""
-
-
-def _answer(function: Callable[..., Any]) -> Callable[[Any, Any, Any], Any]:
-    return lambda func, args, kwargs: function(*args, **kwargs)
-
-
 def _program(
     trace: Trace, tensors: Sequence[torch.Tensor], mesh: BoundMesh
 ) -> tuple[Recipe, Sizes | None]:
@@ -215,11 +213,11 @@ def _composite(composite: ops.Composite, builder: Builder) -> tuple[Recipe, Size
     """What carries out an op that is composed of others, and how it does for other lengths."""
     op, trace = builder.op, builder.trace
     parts = composite if isinstance(composite, Parts) else None
-    if composite.writes:
-        return Function(_on_tensors(composite.function, builder)), None
+    if composite.each_call:
+        return Function(_on_tensors(composite, builder)), None
     if parts is None and torch.is_autocast_enabled(builder.mesh.device.type):
         function = as_autocast(composite.function, op, trace, builder.mesh.device.type)
-        return Function(_on_tensors(function, builder)), None
+        return Function(_on_tensors(replace(composite, function=function), builder)), None
     if builder.target is None and builder.mesh.here is not None:
         composer = Composer(builder.tensors, builder.mesh)
         slots = {at: Slot(at) for at in range(len(builder.tensors))}
@@ -233,7 +231,7 @@ def _composite(composite: ops.Composite, builder: Builder) -> tuple[Recipe, Size
             return program, Sizes.of_several(op, composer, program)
     if parts is not None:
         return _by_parts(parts, builder), None
-    return Function(_on_tensors(composite.function, builder)), None
+    return Function(_on_tensors(composite, builder)), None
 
 
 def _by_parts(parts: Parts, builder: Builder) -> Recipe:
@@ -266,9 +264,12 @@ def _sizes_of(
     return _composite(made, builder)[1] if isinstance(made, ops.Composite) else None
 
 
-def _on_tensors(function: Callable[..., Any], builder: Builder) -> Callable[..., Any]:
+def _on_tensors(composite: ops.Composite, builder: Builder) -> Callable[..., Any]:
     """A composition of ops on the ShardTensors themselves: each op is a call of its own."""
-    op, trace, target = builder.op, builder.trace, builder.target
+    op, trace, function = builder.op, builder.trace, composite.function
+    target, is_leaf = None if composite.writes else builder.target, builder.is_leaf
+    otherwise = builder.fallback(by_book.NO_COMPOSITION) if builder.mesh.here is not None else (
+        Function(fallback.runner(builder.mesh, by_book.NO_COMPOSITION)))
 
     def run(func: Any, args: Any, kwargs: Any) -> Any:
         tensors = flatten((args, kwargs))
@@ -277,8 +278,14 @@ def _on_tensors(function: Callable[..., Any], builder: Builder) -> Callable[...,
             given[target] = tensors[target].clone()  # ops may save its old value for backward
         with reduce_once.disabled():
             out = function(*fill(op.args, given), **fill(op.kwargs, given))
+        if out is NotImplemented:
+            return otherwise.run(func, args, kwargs)
+        if composite.writes:
+            return fill(trace.result, tensors)
         if target is not None:
-            return tensors[target].copy_(out)
+            return tensors[target] if out is given[target] else tensors[target].copy_(out)
+        if is_leaf:
+            out.requires_grad_()
         values = dict(enumerate(tensors))
         values.update(zip((slot.index for slot in slots_of(op.results)), flatten(out)))
         return fill(trace.result, values)
@@ -324,7 +331,13 @@ def _capture(func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor])
     if device_type == "meta":  # tensors without memory: what runs is as on their mesh
         device_type = next(
             (one.device_mesh.device.type for one in tensors if type(one) is ShardTensor), "cpu")
-    return capture(REWRITES.get(func, func), args, kwargs, metas, device_type, asks)
+    entry = ops.FUNCTIONS.get(func)
+    if entry is not None and not entry.each_call:
+        assert entry.compose is not None
+        trace = capture(entry.compose, args, kwargs, metas, device_type, asks)
+        if trace.result is not NotImplemented:
+            return trace
+    return capture(func, args, kwargs, metas, device_type, asks)
 
 
 def _returns_operand(trace: Trace, num_tensors: int) -> bool:

@@ -56,6 +56,8 @@ class Composer:
             )
         except NotCapturable:
             return None
+        if trace.result is NotImplemented:
+            return None
         return self.add(trace, dict(enumerate(slots)))
 
     def add(self, trace: Trace, slots: dict[int, Slot]) -> Any:
@@ -88,7 +90,7 @@ class Composer:
             out = self.add(made.trace, {at: Slot(at) for at in range(len(builder.tensors))})
             return None if out is None else slots_of(out)
         if isinstance(made, ops.Composite):
-            if made.writes:
+            if made.each_call:
                 return None
             if torch.is_autocast_enabled(self.device.type):
                 return None  # what it is composed of runs without

@@ -17,7 +17,7 @@ from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.errors import UnsupportedOpError, message
 from weft.rules import Call, Decision, Rule
-from weft.tensor.call import fallback, foreach, outside, reshapes
+from weft.tensor.call import by_book, fallback, foreach, outside
 from weft.tensor.call.anchor import tie
 from weft.tensor.call.decompose import parts_of
 from weft.tensor.call.densely import as_op, densely
@@ -25,7 +25,6 @@ from weft.tensor.call.kernels import BoundKernel, folding, with_traffic_label
 from weft.tensor.call.local import WIDENING, as_it_is, copying, has_gaps, packed
 from weft.tensor.call.memory_format import match_stride_order
 from weft.tensor.call.program import Program, Step
-from weft.tensor.call.random import ops as random_ops
 from weft.tensor.call.recipe import Function, Recipe
 from weft.tensor.meta import Meta, contiguous_strides, intern
 from weft.tensor.placing.layouts import layout_of
@@ -37,6 +36,7 @@ from weft.tensor.placing.operands import (
     varying_axes,
     writing_back,
 )
+from weft.tensor.placing.refusals import refuse
 from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.trace.calls import (
     as_call,
@@ -95,10 +95,9 @@ class Builder:
         """The step, else what carries out the call, or the composition of other ops that serves."""
         if self.name.startswith("aten._foreach_"):
             return foreach.recipe(self.func, self.trace, self.op, self.tensors, self.mesh)
-        if self.facts.reshapes:
-            return reshapes.recipe(self.op, self.trace)
+        entry = by_book.entry_of(self.facts)
         if any(index >= len(self.tensors) for index in self.slots):
-            return self._fallback("it makes tensors of its own")
+            return self.fallback("it makes tensors of its own")
         operands = [self.tensors[index] for index in self.slots]
         layouts = [layout_of(tensor, self.mesh) for tensor in operands]
         self.layouts = layouts
@@ -108,7 +107,7 @@ class Builder:
             for slot in slots_of(self.op.results)
         )
         wants = [grad and tensor.requires_grad for tensor in operands]
-        chosen = self._choose(call, layouts, wants)
+        chosen = self._choose(entry, call, layouts, wants)
         match chosen:
             case ops.Composite():
                 return chosen
@@ -125,10 +124,6 @@ class Builder:
                 if nothing is None:
                     return self._direct(chosen, layouts, wants, None)
                 return self._direct(nothing.decision, layouts, wants, nothing)
-        if self.facts.is_random:
-            drawing = random_ops.recipe(self.trace, self.is_leaf)
-            if drawing is not None:
-                return drawing
         metas = [meta_like(tensor) for tensor in self.tensors]
         parts = parts_of(self.op, metas, self.mesh.device.type)
         if parts is not None:
@@ -136,7 +131,7 @@ class Builder:
         nothing = self._of_nothing(layouts, wants)
         if nothing is not None:
             return self._direct(nothing.decision, layouts, wants, nothing)
-        return self._fallback("no rule covers it")
+        return self.fallback("no rule covers it")
 
     def _of_nothing(self, layouts: list[Layout], wants: list[bool]) -> ops.Local | None:
         """Results without elements, which need nothing of the operands, wherever these lie."""
@@ -166,7 +161,7 @@ class Builder:
         results = [Layout.replicated(self.mesh.abstract, meta.shape) for meta in metas]
         return ops.Local(Decision(tuple(layouts), tuple(results)), lambda mesh: local)
 
-    def _fallback(self, reason: str) -> Recipe:
+    def fallback(self, reason: str) -> Recipe:
         if self.mesh.here is not None:
             args = self.op.args
             written = slots_of([args[at] for at in self.facts.writes if at < len(args)])
@@ -196,7 +191,9 @@ class Builder:
             meta.dtype.is_floating_point or meta.dtype.is_complex
         )
 
-    def _choose(self, call: Call, layouts: list[Layout], wants: list[bool]) -> Any:
+    def _choose(
+        self, entry: rules.Entry | None, call: Call, layouts: list[Layout], wants: list[bool]
+    ) -> Any:
         bound = None
         self.own = rules.OWN.get(call.op)
         if self.own is not None:
@@ -204,7 +201,6 @@ class Builder:
         if bound is not None and self.own is not None:
             self.rule = bound[0]
             return self._decided(call, layouts, wants, None, self.own.kernel)
-        entry = ops.find(call.op)
         return None if entry is None else self._by_entry(entry, call, layouts, wants)
 
     def _by_entry(
@@ -214,6 +210,10 @@ class Builder:
         given = None if entry.layouts is None else entry.layouts(call, layouts, wants)
         self.rule = given if isinstance(given, Rule) else entry.rule(call, wants)
         if given is None and self.rule is None and entry.compose is not None:
+            if entry.each_call:
+                if self.facts.is_random and not entry.rules:  # it only draws
+                    refuse(self.op, self.trace.metas)
+                return ops.Composite(entry.compose, True, entry.is_in_place)
             if all(layout.is_replicated for layout in layouts):
                 return ops.replicated(call, layouts)
             given = ops.Composite(entry.compose)

@@ -41,7 +41,7 @@ __all__ = ["SPECIAL", "call", "keep_constant", "learn", "mesh_of"]
 
 SPECIAL: dict[Any, Callable[..., Any]] = {}
 """Functions that are answered without a recipe: attributes, values, autograd. Filled by
-`weft.tensor.special`; ops that have users' handlers join it."""
+`weft.tensor.attributes`; ops that have users' handlers join it."""
 
 _OPERATORS = frozenset(
     getattr(torch.Tensor, f"__{name}__")

@@ -11,15 +11,22 @@ from weft.core import Layout
 from weft.tensor.trace.trees import map_tensors
 from weft.transport.execute import unshared
 
-__all__ = ["WIDENING", "as_it_is", "copying", "has_gaps", "is_builtin", "packed"]
+__all__ = [
+    "WIDENING", "as_it_is", "copying", "has_gaps", "is_builtin", "is_torchs_own", "packed",
+]
 
 _BUILTINS = (type(torch.add), type(torch.Tensor.add))
 _SLOTS = type(torch.Tensor.__getitem__)
 
 
+def is_torchs_own(func: Any) -> bool:
+    """Whether it is written in C: it hands its arguments to an op, and returns what that gives."""
+    return isinstance(func, _BUILTINS)
+
+
 def is_builtin(func: Any) -> bool:
     """Whether a function hands its arguments on as they are: torch's own, and methods of Tensor."""
-    return isinstance(func, _BUILTINS) or (
+    return is_torchs_own(func) or (
         isinstance(func, FunctionType) and func.__module__ == "torch._tensor"
     )
 

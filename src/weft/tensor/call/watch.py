@@ -24,13 +24,6 @@ __all__ = ["install"]
 
 _Tensor = torch.Tensor
 _CLASS, _OURS = ShardTensor.__module__, __name__.split(".")[0] + "."
-_READ = frozenset((
-    torch.index_put, _Tensor.index_put, torch.index_put_, _Tensor.index_put_, torch.equal,
-    _Tensor.equal, torch.allclose, _Tensor.allclose, torch.masked_scatter, _Tensor.masked_scatter,
-    _Tensor.masked_scatter_, _Tensor.__setitem__, torch.nn.functional.embedding_bag,
-))
-"""Of the functions that need no recipe those that read values. The others ask what a tensor is,
-which one rank may do alone."""
 
 
 def install() -> None:
@@ -40,8 +33,7 @@ def install() -> None:
     over = False
 
     def watched(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        reads = func not in SPECIAL or func in _READ
-        if reads and this_world().debug.on and not (
+        if func not in SPECIAL and this_world().debug.on and not (
             num_dispatch_modes() or is_inside_region() or _is_ours(sys._getframe(1))
         ):
             _compare(func, args, kwargs or {})

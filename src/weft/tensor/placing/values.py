@@ -16,8 +16,7 @@ from weft.tensor.placing.redistribute import gathered
 from weft.tensor.shard_tensor import ShardTensor, version_of
 
 __all__ = [
-    "allclose", "array", "contains", "equal", "formatted", "from_array", "global_value",
-    "like_dense", "numpy", "text",
+    "array", "formatted", "from_array", "global_value", "like_dense", "numpy", "text",
 ]
 
 
@@ -105,29 +104,6 @@ def from_array(tensor: ShardTensor, array: Any) -> ShardTensor:
     if array.dtype == bool:  # as torch's own `__array_wrap__`
         array = array.astype("uint8")
     return as_sharded(torch.from_numpy(array), tensor._meta.mesh)
-
-
-def equal(input: torch.Tensor, other: torch.Tensor) -> bool:
-    """`torch.equal`: only the verdict travels."""
-    return input.shape == other.shape and bool((input == other).all())
-
-
-def allclose(
-    input: torch.Tensor, other: torch.Tensor, rtol: float = 1e-5, atol: float = 1e-8,
-    equal_nan: bool = False,
-) -> bool:
-    """`torch.allclose`: only the verdict travels."""
-    return bool(torch.isclose(input, other, rtol, atol, equal_nan).all())
-
-
-def contains(tensor: torch.Tensor, element: Any) -> bool:
-    """`element in tensor`: only the verdict travels."""
-    if not isinstance(element, (torch.Tensor, bool, int, float, complex)):
-        raise RuntimeError(
-            "Tensor.__contains__ only supports Tensor or scalar, but you passed in a "
-            f"{type(element)}."
-        )
-    return bool((tensor == element).any())
 
 
 _KINDS = {

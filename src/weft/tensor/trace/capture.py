@@ -47,10 +47,6 @@ _OF_FAKES = (DataDependentOutputException, DynamicOutputShapeException)
 """What fake tensors raise of data that they have not."""
 
 
-class NotCapturable(Exception):
-    """The function needs the data itself: its result's size or value depends on it."""
-
-
 @dataclass(frozen=True, slots=True)
 class Op:
     """One recorded ATen call; tensors are Slots in `args`, `kwargs` and `results`."""
@@ -59,6 +55,17 @@ class Op:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     results: Any
+
+
+class NotCapturable(Exception):
+    """The function needs the data itself: its result's size or value depends on it.
+
+    `op` is what could not be recorded, without results, if nothing came before it.
+    """
+
+    def __init__(self, reason: str, op: Op | None = None) -> None:
+        super().__init__(reason)
+        self.op = op
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +90,7 @@ class _Recorder(SchemaCheckMode):
 
     def __init__(self, device_type: str) -> None:
         self.calls: list[tuple[Any, Any, Any, Any]] = []
+        self.last: tuple[Any, Any, Any] | None = None
         self.device_type = device_type
         self.autocast = torch.is_autocast_enabled(device_type)
 
@@ -145,12 +153,25 @@ class _Recorder(SchemaCheckMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
+        self.last = func, args, kwargs
         with torch._C._DisablePythonDispatcher():
             out = self._result(func, args, kwargs)
         if func.overloadpacket is _POW and out.dtype is torch.int64:
             out = out.to(torch.result_type(*args))  # torch's meta kernel takes bools for integers
         self.calls.append((func, args, kwargs, out))
         return out
+
+    def first(self, inputs: Sequence[torch.Tensor]) -> Op | None:
+        """The op that was to be recorded when there was none yet, of the function's inputs."""
+        if self.calls or self.last is None:
+            return None
+        overload, args, kwargs = self.last
+        slots = {id(tensor): Slot(at) for at, tensor in enumerate(inputs)}
+        args, kwargs = with_defaults(overload, args, kwargs)
+        if any(id(tensor) not in slots for tensor in flatten((args, kwargs))):
+            return None
+        args, kwargs = map_tensors(lambda tensor: slots[id(tensor)], (args, kwargs))
+        return Op(overload, args, kwargs, None)
 
 
 _POW = torch.ops.aten.pow
@@ -209,10 +230,10 @@ def capture(
             with torch._C.DisableTorchFunctionSubclass(), torch._C._EnablePythonDispatcher():
                 result = func(*args, **kwargs)
         except NotImplementedError as error:
-            raise NotCapturable(_said(error)) from error
+            raise NotCapturable(_said(error), recorder.first(metas)) from error
         except RuntimeError as error:
             if isinstance(error, _OF_FAKES) or any(said in str(error) for said in _OF_META):
-                raise NotCapturable(_said(error)) from error
+                raise NotCapturable(_said(error), recorder.first(metas)) from error
             raise
         finally:
             _pop_mode_from_pre_dispatch()

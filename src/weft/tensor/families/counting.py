@@ -1,5 +1,5 @@
 """Calls whose result has a length that depends on the data, or bins that do: `unique`,
-`unique_consecutive`, `bincount`, `histc`, `histogram`, `histogramdd`. They ask for what they need
+`unique_consecutive`, `bincount`, `histogram`, `histogramdd`. They ask for what they need
 at each call.
 """
 
@@ -17,10 +17,10 @@ from weft.core import Layout
 from weft.ops.sorting.distinct import Distinct, consecutive, distinct, distinct_rows
 from weft.ops.sorting.splitting import Row, can_key
 from weft.ops.sorting.unsigned import from_order, to_order
+from weft.rules import op, page
 from weft.tensor import modes
-from weft.tensor.call.dispatch import call, mesh_of
+from weft.tensor.call.dispatch import mesh_of
 from weft.tensor.call.fallback import runner
-from weft.tensor.call.out import write_out
 from weft.tensor.meta import contiguous_strides, intern, replicated_meta
 from weft.tensor.placing.layouts import as_sharded, local_to_sharded
 from weft.tensor.placing.operands import NamedCaller, move_operand, transition_between
@@ -28,9 +28,8 @@ from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.trace.trees import map_tensors
 from weft.transport import Shards, traffic
 
-__all__ = ["TABLE"]
+__all__ = ["PAGE"]
 
-_histc: Any = torch.ops.aten.histc.default
 _types: Any = torch.return_types
 
 
@@ -188,28 +187,10 @@ def _bincount(input: torch.Tensor, weights: Any = None, minlength: int = 0) -> S
     return local_to_sharded(counts, mesh, terms)
 
 
-def _histogram_counts(
-    input: torch.Tensor, bins: int = 100, min: Any = 0, max: Any = 0, **more: Any
-) -> Any:
-    """histc; without ends, those of the data."""
-    if min == max and input.numel():
-        if min == 0:
-            min, max = _ends(input)
-        if min == max:
-            min, max = min - 1, max + 1
-    elif min == max:
-        min, max = min - 1, max + 1
-    return call(_histc, (input, bins, min, max), more)
-
-
 def _histogram(
     input: torch.Tensor, bins: Any, *, range: Any = None, weight: Any = None, density: bool = False,
-    out: Any = None,
 ) -> Any:
-    """histogram; without borders or a range, those of the data. Every rank counts its own."""
-    if out is not None:
-        options = {"range": range, "weight": weight, "density": density, "out": out}
-        return write_out(torch.histogram, (input, bins), options)
+    """Every rank counts its own; without borders or a range, between those of the data."""
     if isinstance(bins, torch.Tensor):
         options = {}
     else:
@@ -223,7 +204,7 @@ def _histogram(
 def _histogramdd(
     input: torch.Tensor, bins: Any, range: Any = None, weight: Any = None, density: bool = False
 ) -> Any:
-    """histogramdd: boxes between borders, of the data if none are given."""
+    """Every rank counts its own rows; boxes lie between borders, of the data if none are given."""
     rows = input.reshape(-1, input.shape[-1])
     weight = None if weight is None else weight.reshape(-1)
     if not isinstance(bins, int) and isinstance(bins[0], torch.Tensor):
@@ -271,12 +252,11 @@ def _plain(x: torch.Tensor) -> torch.Tensor:
     return x.full_tensor() if type(x) is ShardTensor else x
 
 
-TABLE: dict[Any, Callable[..., Any]] = {
-    torch.unique: _unique, torch.Tensor.unique: _unique,
-    torch.unique_consecutive: _unique_consecutive,
-    torch.Tensor.unique_consecutive: _unique_consecutive,
-    torch.bincount: _bincount, torch.Tensor.bincount: _bincount,
-    torch.histc: _histogram_counts, torch.Tensor.histc: _histogram_counts,
-    torch.histogram: _histogram, torch.Tensor.histogram: _histogram,
-    torch.histogramdd: _histogramdd,
-}
+PAGE = page(
+    op("torch.unique torch.Tensor.unique", compose=_unique, each_call=True),
+    op("torch.unique_consecutive torch.Tensor.unique_consecutive", compose=_unique_consecutive,
+       each_call=True),
+    op("bincount", compose=_bincount, each_call=True),
+    op("histogram", compose=_histogram, each_call=True),
+    op("histogramdd", compose=_histogramdd, each_call=True),
+)

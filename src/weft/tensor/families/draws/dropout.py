@@ -7,18 +7,18 @@ up to the sum times it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from weft.rng import Source, samples
-from weft.tensor.call.random.samplers import like
+from weft.rules import Call, op, page, rule
+from weft.tensor.families.draws.samplers import like
 from weft.tensor.placing.draw import drawn
 from weft.tensor.shard_tensor import ShardTensor
 
-__all__ = ["DROPOUT"]
+__all__ = ["PAGE"]
 
 
 def _noise(
@@ -43,26 +43,19 @@ def _noise(
     return drawn(sample, x._meta.mesh, layout, x.dtype)
 
 
-def _dropout_p(p: float) -> None:
-    if not 0.0 <= p <= 1.0:
-        raise RuntimeError(f"dropout probability has to be between 0 and 1, but got {p}")
-
-
 def _dropout(x: Tensor, p: float, train: bool) -> Tensor:
-    _dropout_p(p)
+    """A product with a mask that lies as x does."""
     return x * _noise(x, 1.0 - p) if train and p else x
 
 
 def _feature_dropout(x: Tensor, p: float, train: bool) -> Tensor:
-    _dropout_p(p)
-    if x.ndim < 2:
-        raise RuntimeError("Feature dropout requires at least 2 dimensions in the input")
+    """A product with a mask of the first two dims, which lies as they do."""
     return x * _noise(x, 1.0 - p, 2) if train and p else x
 
 
 def _alpha_dropout(x: Tensor, p: float, train: bool, num_dims: int | None = None) -> Tensor:
-    """Klambauer et al., "Self-normalizing neural networks" (2017)."""
-    _dropout_p(p)
+    """A mask that lies as x does, and what keeps mean and variance (Klambauer et al.,
+    "Self-normalizing neural networks", 2017)."""
     if not (train and p):
         return x
     if p == 1.0:
@@ -74,11 +67,12 @@ def _alpha_dropout(x: Tensor, p: float, train: bool, num_dims: int | None = None
 
 
 def _feature_alpha_dropout(x: Tensor, p: float, train: bool) -> Tensor:
+    """`alpha_dropout`, of a mask of the first two dims."""
     return _alpha_dropout(x, p, train, 2)
 
 
 def _native_dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
-    """The result, and the mask."""
+    """A product with a mask that lies as x does, and the mask."""
     if train is False or not p:
         return x.clone(), torch.ones_like(x, dtype=torch.bool)
     noise = _noise(x, 1.0 - p)
@@ -89,6 +83,7 @@ def _rrelu(
     x: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False,
     generator: Any = None,
 ) -> Tensor:
+    """Slopes that lie as x does."""
     x = x.contiguous()  # as torch's result is
     if not training:
         return torch.nn.functional.leaky_relu(x, (lower + upper) / 2)
@@ -98,41 +93,18 @@ def _rrelu(
     return torch.where(x <= 0.0, x * slope, x)
 
 
-def _attention(
-    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, p: float = 0.0,
-    is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
-) -> Tensor:
-    """Attention whose weights are dropped out: they are there to be multiplied, softmax and all."""
-    if enable_gqa and key.shape[-3] != query.shape[-3]:
-        key, value = (_repeated(one, query.shape[-3]) for one in (key, value))
-    scale = 1.0 / math.sqrt(max(query.shape[-1], 1)) if scale is None else scale
-    scores = (query * scale) @ key.transpose(-2, -1)
-    if is_causal:
-        mask = query.new_ones(scores.shape[-2:], dtype=torch.bool).tril()
-    if mask is not None and mask.dtype is torch.bool:
-        scores = scores.masked_fill(~mask, -math.inf)
-    elif mask is not None:
-        scores = scores + mask
-    weights = scores.softmax(-1)
-    if mask is not None:  # rows that attend to nothing are zero
-        weights = weights.masked_fill((scores == -math.inf).all(-1, keepdim=True), 0.0)
-    return _dropout(weights, p, True) @ value
+def _is_off(call: Call) -> bool:
+    """Without training or probability, dropout only hands its input on."""
+    return not (call.get("train") and call.get("p"))
 
 
-def _repeated(heads: Tensor, num: int) -> Tensor:
-    """Each head as often as queries share it."""
-    *lead, count, length, width = heads.shape
-    shared = heads.unsqueeze(-3).expand(*lead, count, num // count, length, width)
-    return shared.flatten(-4, -3)
+_OFF = rule("... -> ...", linear=[0], moves=True, serves=_is_off)
 
-
-DROPOUT: dict[str, Callable[..., Any]] = {
-    "dropout": _dropout,
-    "feature_dropout": _feature_dropout,
-    "alpha_dropout": _alpha_dropout,
-    "feature_alpha_dropout": _feature_alpha_dropout,
-    "native_dropout": _native_dropout,
-    "rrelu": _rrelu,
-    "scaled_dot_product_attention": _attention,
-}
-"""Op -> what carries it out: it takes all of the op's arguments, and returns its results."""
+PAGE = page(
+    op("dropout", _OFF, compose=_dropout, each_call=True),
+    op("feature_dropout", _OFF, compose=_feature_dropout, each_call=True),
+    op("alpha_dropout", _OFF, compose=_alpha_dropout, each_call=True),
+    op("feature_alpha_dropout", _OFF, compose=_feature_alpha_dropout, each_call=True),
+    op("native_dropout", compose=_native_dropout, each_call=True),
+    op("rrelu", compose=_rrelu, each_call=True),
+)

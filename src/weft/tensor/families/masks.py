@@ -17,10 +17,11 @@ from torch import Tensor
 
 from weft.comm import BoundMesh
 from weft.core import Layout
+from weft.rules import op, page
 from weft.tensor import modes
 from weft.tensor.call import outside
-from weft.tensor.call.data_dependent.packed_bools import can_send_packed, send_packed
 from weft.tensor.call.dispatch import mesh_of
+from weft.tensor.families.packed_bools import can_send_packed, send_packed
 from weft.tensor.meta import contiguous_strides, intern
 from weft.tensor.modes import source_line
 from weft.tensor.placing.layouts import layout_of
@@ -37,10 +38,7 @@ from weft.tensor.trace.capture import meta_like
 from weft.tensor.trace.trees import local_of
 from weft.transport import traffic
 
-__all__ = [
-    "entered", "masked_scatter", "masked_select", "nonzero", "nonzero_static", "put", "select",
-    "where", "wrapped",
-]
+__all__ = ["PAGE", "entered", "nonzero", "put", "select", "wrapped"]
 
 _WHY = "a mask is cut in its first dim alone, as the tensor is"
 
@@ -214,13 +212,13 @@ def check_shape(x: Tensor, mask: Tensor, first: int) -> None:
         )
 
 
-def masked_select(input: Tensor, mask: Tensor) -> Tensor:
-    """`masked_select` of what both broadcast to."""
+def _masked_select(input: Tensor, mask: Tensor) -> Tensor:
+    """Each rank selects from its own block: what all have is the result, ragged."""
     shape = torch.broadcast_shapes(input.shape, mask.shape)
     if mask.dtype is not torch.bool:
         raise RuntimeError(f"masked_select: expected BoolTensor for mask, got {mask.dtype}")
     if not shape:
-        return masked_select(input.reshape(1), mask.reshape(1))
+        return _masked_select(input.reshape(1), mask.reshape(1))
     mask = _beside(mask, input, shape).expand(shape)
     # An operand that broadcasts becomes what the mask has of it: expanded by itself it would be cut
     # anew, and its gradient gathered.
@@ -267,7 +265,7 @@ def nonzero(input: Tensor, *, as_tuple: bool = False) -> Any:
     return tuple([wrapped(both.mesh, each, line) for each in found.unbind(1)])
 
 
-def nonzero_static(input: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
+def _nonzero_static(input: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
     """The first `size` of what `nonzero` finds, and `fill_value` where it finds less.
 
     Raises:
@@ -282,13 +280,13 @@ def nonzero_static(input: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
     return found.contiguous()
 
 
-def where(condition: Tensor) -> Any:
-    """`where(condition)`: the places of what is not zero, one tensor for each dim."""
-    return nonzero(condition, as_tuple=True)
+def _places(input: Tensor) -> Any:
+    """The places of what is not zero, one tensor for each dim: each rank has those of its block."""
+    return nonzero(input, as_tuple=True)
 
 
-def masked_scatter(input: Tensor, mask: Tensor, source: Tensor) -> Tensor:
-    """`masked_scatter`: where the mask is true, the elements of `source` in order.
+def _masked_scatter(input: Tensor, mask: Tensor, source: Tensor) -> Tensor:
+    """Where the mask is true, the elements of `source` in order: each rank gets its own.
 
     Raises:
         RuntimeError: `source` has fewer elements than the mask selects.
@@ -300,7 +298,7 @@ def masked_scatter(input: Tensor, mask: Tensor, source: Tensor) -> Tensor:
                            f"{input.dtype} and {source.dtype}")
     shape = torch.broadcast_shapes(input.shape, mask.shape)
     if not shape:
-        return masked_scatter(input.reshape(1), mask.reshape(1), source).reshape(())
+        return _masked_scatter(input.reshape(1), mask.reshape(1), source).reshape(())
     both = _aligned(
         "masked_scatter", input.expand(shape), mask.expand(shape), 0, reduced=True
     )
@@ -357,3 +355,12 @@ def _check_dtype(x: Tensor, value: Tensor) -> None:
     if x.dtype is not value.dtype:
         raise RuntimeError("Index put requires the source and destination dtypes match, got "
                            f"{x.dtype} for the destination and {value.dtype} for the source.")
+
+
+PAGE = page(
+    op("masked_select", compose=_masked_select, each_call=True),
+    op("nonzero argwhere", compose=nonzero, each_call=True),
+    op("nonzero_numpy where.default", compose=_places, each_call=True),
+    op("nonzero_static", compose=_nonzero_static, each_call=True),
+    op("masked_scatter", compose=_masked_scatter, each_call=True),
+)

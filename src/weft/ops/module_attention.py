@@ -1,21 +1,21 @@
-"""Functions of torch put otherwise: the same value, of ops that keep apart what may be sharded.
+"""Attention of modules, put otherwise: the same value, of ops that keep apart what may be sharded.
 
-torch's attention of modules folds batch and heads, and positions and batch, into one dim each, of
-which no cut of the batch is a block. Written here, they stay dims of their own, so a batch, heads
-or query positions that are cut stay where they are.
+torch's own folds batch and heads, and positions and batch, into one dim each, of which no cut of
+the batch is a block. Here they stay dims of their own.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-__all__ = ["REWRITES"]
+from weft.rules import op, page
+
+__all__ = ["PAGE"]
 
 
 def _attention(
@@ -29,7 +29,7 @@ def _attention(
     static_k: Tensor | None = None, static_v: Tensor | None = None,
     average_attn_weights: bool = True, is_causal: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """`multi_head_attention_forward`; what it raises or warns of is left to torch's own."""
+    """A batch, heads or query positions that are sharded stay where they are."""
     weights: Any = (
         [q_proj_weight, k_proj_weight, v_proj_weight] if use_separate_proj_weight
         else [None] * 3 if in_weight is None else in_weight.chunk(3)
@@ -39,12 +39,7 @@ def _attention(
         or not _fits(query, key, value, embed_dim, num_heads, use_separate_proj_weight)
         or not _masks_fit(query, key, num_heads, key_padding_mask, attn_mask, is_causal)
     ):
-        return F.multi_head_attention_forward(
-            query, key, value, embed_dim, num_heads, in_weight, in_bias, bias_k, bias_v,
-            add_zero_attn, dropout_p, out_weight, out_bias, training, key_padding_mask,
-            need_weights, attn_mask, use_separate_proj_weight, q_proj_weight, k_proj_weight,
-            v_proj_weight, static_k, static_v, average_attn_weights, is_causal,
-        )
+        return NotImplemented  # what it raises or warns of is left to torch's own
     biases = [None] * 3 if in_bias is None else in_bias.chunk(3)
     given = [one if one.dim() == 3 else one.unsqueeze(1) for one in (query, key, value)]
     q, k, v = (F.linear(*three) for three in zip(given, weights, biases))
@@ -128,65 +123,4 @@ def _as_added(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros_like(mask, dtype=dtype).masked_fill(mask, -math.inf)
 
 
-def _fractional(function: Any, count: int) -> Callable[..., Any]:
-    """`fractional_max_pool`: the numbers that it draws are of the tensor's own kind."""
-
-    def run(
-        input: Tensor, kernel_size: Any, output_size: Any = None, output_ratio: Any = None,
-        return_indices: bool = False, _random_samples: Tensor | None = None,
-    ) -> Any:
-        if _random_samples is None and input.dim() > count:
-            lead = (1, *input.shape[:-count])[-2:]
-            _random_samples = input.new_empty((*lead, count)).uniform_()
-        out = function(
-            input, kernel_size, output_size, output_ratio, _random_samples=_random_samples
-        )
-        return out if return_indices else out[0]
-
-    return run
-
-
-def _with_indices(run: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda *args, **kwargs: run(*args, **{**kwargs, "return_indices": True})
-
-
-_POOLS = {
-    F.fractional_max_pool2d: _fractional(F.fractional_max_pool2d_with_indices, 2),
-    F.fractional_max_pool3d: _fractional(F.fractional_max_pool3d_with_indices, 3),
-}
-
-def _unravel_index(indices: Tensor, shape: Any) -> tuple[Tensor, ...]:
-    """`unravel_index` by numbers, where torch makes tensors of the lengths."""
-    lengths = [shape] if isinstance(shape, int) else list(shape)
-    usual = indices.dtype not in (torch.bool, torch.uint64) and not (
-        indices.is_floating_point() or indices.is_complex()
-    )
-    if not usual or not all(type(length) is int and length > 0 for length in lengths):
-        return torch.unravel_index(indices, shape)
-    found, step = [], 1
-    for length in reversed(lengths):
-        found.append(indices.long().floor_divide(step) % length)
-        step *= length
-    return tuple(reversed(found))
-
-
-def _fill_diagonal(x: Any, fill_value: Any, wrap: bool = False) -> Any:
-    """By a mask of the diagonal, which lies as x does; but of more dims as torch, and of numbers
-    that x's dtype would have to round."""
-    usual = type(fill_value) in (bool, int) or (
-        type(fill_value) is float and (x.is_floating_point() or x.is_complex())
-    )
-    if x.dim() != 2 or wrap or not usual or x.dtype == torch.bool:
-        return x.fill_diagonal_(fill_value, wrap)
-    return x.masked_fill_(torch.ones_like(x, dtype=torch.bool).tril().triu(), fill_value)
-
-
-REWRITES: dict[Any, Any] = {
-    torch.Tensor.fill_diagonal_: _fill_diagonal,
-    F.multi_head_attention_forward: _attention,
-    torch.unravel_index: _unravel_index,
-    **_POOLS,
-    F.fractional_max_pool2d_with_indices: _with_indices(_POOLS[F.fractional_max_pool2d]),
-    F.fractional_max_pool3d_with_indices: _with_indices(_POOLS[F.fractional_max_pool3d]),
-}
-"""Function -> what is captured in its stead."""
+PAGE = page(op("torch.nn.functional.multi_head_attention_forward", compose=_attention))

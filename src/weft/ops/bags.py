@@ -13,39 +13,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from weft.tensor.call.dispatch import mesh_of
-from weft.tensor.call.fallback import runner
-from weft.tensor.shard_tensor import ShardTensor
-from weft.tensor.trace.trees import flatten
+from weft.rules import op, page
 
-__all__ = ["embedding_bag"]
+__all__ = ["PAGE"]
 
 
-def embedding_bag(
+def _embedding_bag(
     input: Tensor, weight: Tensor, offsets: Tensor | None = None, max_norm: float | None = None,
     norm_type: float = 2.0, scale_grad_by_freq: bool = False, mode: str = "mean",
     sparse: bool = False, per_sample_weights: Tensor | None = None,
     include_last_offset: bool = False, padding_idx: int | None = None,
 ) -> Tensor:
-    """As torch's. Gradients that count rows, or that are sparse, take gathered operands; those of
-    ShardTensors are dense."""
-    if type(weight) is ShardTensor and mode != "max":  # of which torch refuses sparse ones
-        sparse = False
-    whole = scale_grad_by_freq or sparse or (
-        mode not in ("sum", "mean", "max") or (mode == "max" and not input.numel())
+    """Rows of a table added up by bags, as terms where the table's rows are sharded. Gradients that
+    count rows take gathered operands; none are sparse."""
+    whole = scale_grad_by_freq or mode not in ("sum", "mean", "max") or (
+        mode == "max" and (sparse or not input.numel())  # torch refuses sparse ones
     )
     two = input.dim() == 2
     weighs = per_sample_weights is not None
     if whole or two is not (offsets is None) or (weighs and (
         mode != "sum" or per_sample_weights.shape != input.shape  # type: ignore[union-attr]
     )):
-        tensors = (input, weight, offsets, per_sample_weights)
-        metas = [one._meta for one in flatten(tensors) if type(one) is ShardTensor]
-        run = runner(mesh_of("embedding_bag", metas), "bags of this mode run on full tensors")
-        return run(F.embedding_bag, (
-            input, weight, offsets, max_norm, norm_type, scale_grad_by_freq, mode, sparse,
-            per_sample_weights, include_last_offset, padding_idx,
-        ), {})
+        return NotImplemented
     if max_norm is not None:
         with torch.no_grad():
             torch.embedding_renorm_(weight.detach(), input, max_norm, norm_type)
@@ -78,7 +67,7 @@ def _largest(
     empty one zeros."""
     keep: Any = None
     if offsets is not None:
-        ends = offsets.full_tensor() if type(offsets) is ShardTensor else offsets
+        ends = torch.tensor(offsets.tolist(), device=input.device)
         ends = ends if include_last else torch.cat([ends, ends.new_tensor([input.shape[0]])])
         counts = ends.diff()
         line = torch.arange(int(counts.max()) if len(counts) else 0, device=ends.device)
@@ -97,7 +86,8 @@ def _largest(
 def _bags(input: Tensor, offsets: Tensor, include_last: bool) -> tuple[Tensor, int]:
     """The bag of each index, and how many bags there are."""
     num = offsets.shape[0] - include_last
-    if type(offsets) is ShardTensor:
-        offsets = offsets.full_tensor()
     places = torch.arange(input.shape[0], device=offsets.device)
     return torch.searchsorted(offsets[:num].contiguous(), places, right=True) - 1, num
+
+
+PAGE = page(op("torch.nn.functional.embedding_bag", compose=_embedding_bag))

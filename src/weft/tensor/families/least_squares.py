@@ -10,24 +10,25 @@ from torch import Tensor
 
 from weft.core import Layout
 from weft.ops.tall_factorizations import is_tall
-from weft.tensor.call.data_dependent.masks import entered, wrapped
+from weft.rules import op, page
 from weft.tensor.call.dispatch import mesh_of
 from weft.tensor.call.fallback import runner
+from weft.tensor.families.masks import entered, wrapped
 from weft.tensor.meta import replicated_meta
 from weft.tensor.placing.layouts import layout_of
 from weft.tensor.placing.redistribute import redistribute_to
 from weft.tensor.shard_tensor import ShardTensor, wrap
 
-__all__ = ["lstsq"]
+__all__ = ["PAGE"]
 
 _L: Any = torch.linalg
 _TYPES: Any = torch.return_types
 
 
-def lstsq(
+def _lstsq(
     input: Tensor, b: Tensor, rcond: float | None = None, *, driver: str | None = None
 ) -> Any:
-    """As torch's. Batches go by blocks with the driver gelsy, tall matrices with any."""
+    """Batches go by blocks with the driver gelsy, tall matrices with any."""
     mesh = mesh_of("lstsq", [one._meta for one in (input, b) if type(one) is ShardTensor])
     of_a = layout_of(input, mesh)
     chosen = driver or ("gelsy" if input.device.type == "cpu" else "gels")
@@ -108,3 +109,6 @@ def _batch(a: Tensor, b: Tensor, rcond: float | None, mesh: Any) -> Any:
     return _TYPES.linalg_lstsq([
         wrapped(mesh, one, layout, lies) for one, layout, lies in zip(out, layouts, strides)
     ])
+
+
+PAGE = page(op("linalg_lstsq", compose=_lstsq, each_call=True))

@@ -1,4 +1,4 @@
-"""Functions that need no recipe: metadata, autograd's borders, conversions, refusals.
+"""Functions that need no recipe: attributes, conversions, autograd's borders, refusals.
 
 One table, function -> what answers it. Metadata is read from the wrapper itself, whose shape,
 dtype and strides are the global ones.
@@ -12,21 +12,14 @@ from typing import Any, NoReturn
 import torch
 
 from weft.errors import UnsupportedOpError, message
-from weft.tensor.call import amp, bags, covariance, indexing, least_squares, reading
-from weft.tensor.call.build import BY_DATA
-from weft.tensor.call.data_dependent import counting, masks
 from weft.tensor.call.dispatch import call, keep_constant
-from weft.tensor.grad import autograd, hooks
-from weft.tensor.leaf_gradients import track_leaf
-from weft.tensor.meta import replicated_meta
+from weft.tensor.grad import amp, autograd, hooks
 from weft.tensor.modes import check_traced
-from weft.tensor.placing import values
 from weft.tensor.placing.storage import Storage, memory_refused
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.trace.trees import local_of
-from weft.tensor.views.strided import as_strided
 
-__all__ = ["TABLE"]
+__all__ = ["TABLE", "other_device"]
 
 _Tensor: Any = torch.Tensor
 _parse_to: Any = torch._C._nn._parse_to  # type: ignore[attr-defined]
@@ -148,8 +141,8 @@ def _to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     device, dtype, _, memory_format = _parse_to(*args[:place], **kwargs)
     if device is not None and device.type != tensor.device.type:
         if device.type != "meta":
-            raise _other_device("to(device)", tensor, device)
-        return _empty_like(tensor, device=device, dtype=dtype or tensor.dtype)
+            raise other_device("to(device)", tensor, device)
+        return torch.empty_like(tensor, device=device, dtype=dtype or tensor.dtype)
     if memory_format is torch.preserve_format:
         memory_format = None
     more = {} if memory_format is None else {"memory_format": memory_format}
@@ -158,28 +151,7 @@ def _to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     return call(torch.ops.aten.to.dtype, (tensor, dtype or tensor.dtype, False, copy), more)
 
 
-def _empty_like(
-    tensor: torch.Tensor, *, device: Any = None, dtype: torch.dtype | None = None,
-    requires_grad: bool = False, **options: Any
-) -> Any:
-    """`torch.empty_like`; between the meta device and the mesh's own, as for `Module.to_empty`."""
-    assert type(tensor) is ShardTensor
-    meta = tensor._meta
-    asked = meta.device if device is None else torch.device(device)
-    if asked.type == meta.device.type:
-        given = {"dtype": dtype, **options} if dtype is not None else options
-        made = call(torch.ops.aten.empty_like.default, (tensor,), given)
-        return made.requires_grad_() if requires_grad else made
-    if asked.type not in ("meta", meta.mesh.device.type):
-        raise _other_device("empty_like(device=)", tensor, asked)
-    where = meta.mesh.device if asked.type != "meta" else asked
-    local = torch.empty_like(
-        tensor._local.detach(), device=where, dtype=dtype, requires_grad=requires_grad, **options)
-    made = meta.replace(dtype=local.dtype, device=where, requires_grad=local.requires_grad)
-    return wrap(track_leaf(local), made)
-
-
-def _other_device(call: str, tensor: ShardTensor, device: torch.device) -> UnsupportedOpError:
+def other_device(call: str, tensor: ShardTensor, device: torch.device) -> UnsupportedOpError:
     if tensor.is_meta and device.type == tensor._meta.mesh.device.type:
         fix = f'module.to_empty(device="{device.type}"), or weft.nn.materialize(module)'
         rule = "a tensor on the meta device has no values to bring along"
@@ -255,49 +227,8 @@ def _is_set_to(tensor: Any, other: Any) -> bool:
     return local_of(tensor).is_set_to(local_of(other))
 
 
-def _new_tensor(tensor: torch.Tensor, data: Any, **options: Any) -> ShardTensor:
-    if type(data) is ShardTensor:  # a copy, as it lies
-        dtype, requires_grad = options.get("dtype") or tensor.dtype, options.get("requires_grad")
-        return _to(data.detach(), dtype, copy=True).requires_grad_(bool(requires_grad))
-    assert type(tensor) is ShardTensor
-    local = tensor._local.detach().new_tensor(data, **options)
-    return wrap(local, replicated_meta(tensor._meta.mesh, local))
-
-
-def _new(tensor: ShardTensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """torch's old constructor: an uninitialized tensor of a size, or one of data."""
-    data = bool(args) and isinstance(args[0], (list, tuple)) and not isinstance(args[0], torch.Size)
-    if data:
-        return _new_tensor(tensor, *args)
-    if any(isinstance(arg, (torch.Tensor, torch.UntypedStorage)) for arg in args) or kwargs:
-        raise UnsupportedOpError(
-            message("new()", f"it is given {[type(arg).__name__ for arg in args]}",
-                    "new() makes tensors of sizes and of lists", ["new"],
-                    "x.new_tensor(data), x.new_empty(size), torch.empty_like(x)")
-        )
-    return tensor.new_empty(*args or (0,))
-
-
 def _is_same_size(input: torch.Tensor, other: torch.Tensor) -> bool:
     return input.shape == other.shape
-
-
-def _view_as(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    return tensor.view(other.shape)  # of `other` nothing but the shape is read
-
-
-def _reshape_as(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    return tensor.reshape(other.shape)
-
-
-def _tensor_split(tensor: torch.Tensor, *args: Any, dim: int = 0, **named: Any) -> Any:
-    """`tensor_split(x, where, dim)`; a tensor of places is read, for lengths follow from it."""
-    where, *rest = (*args, *named.values())
-    if isinstance(where, torch.Tensor):
-        where = where.tolist()
-    split = torch.ops.aten.tensor_split
-    overload = split.sections if isinstance(where, int) else split.indices
-    return tuple(overload(tensor, where, *rest or [dim]))
 
 
 def _can_take_data(tensor: Any, other: Any) -> bool:
@@ -356,69 +287,16 @@ def _table() -> dict[Any, Callable[..., Any]]:
         torch._VF._unpack_dual: _unpack_dual,  # type: ignore[attr-defined]
         torch._add_batch_dim: _add_batch_dim,  # type: ignore[attr-defined]
         _Tensor.is_set_to: _is_set_to,
-        _Tensor.__setitem__: indexing.set_item,
-        torch.empty_like: _empty_like,
-        _Tensor.new_tensor: _new_tensor,
-        _Tensor.new: _new,
         torch.is_same_size: _is_same_size,
         _Tensor.is_same_size: _is_same_size,
         torch.is_nonzero: lambda input: bool(input),
         _Tensor.is_nonzero: ShardTensor.__bool__,
         _Tensor.__nonzero__: ShardTensor.__bool__,
         _Tensor.__long__: ShardTensor.__int__,
-        _Tensor.view_as: _view_as,
-        _Tensor.reshape_as: _reshape_as,
-        torch.ops.aten.view_as.default: _view_as,
-        torch.ops.aten.reshape_as.default: _reshape_as,
-        torch.tensor_split: _tensor_split,
-        _Tensor.tensor_split: _tensor_split,
-        torch.nn.functional.embedding_bag: bags.embedding_bag,
-        **dict.fromkeys((
-            torch.nonzero_static, _Tensor.nonzero_static, torch.ops.aten.nonzero_static.default,
-        ), masks.nonzero_static),
-        **dict.fromkeys((torch.masked_scatter, _Tensor.masked_scatter), masks.masked_scatter),
-        _Tensor.masked_scatter_: _masked_scatter_,
-        **dict.fromkeys((torch.index_put, _Tensor.index_put), indexing.index_put),
-        **dict.fromkeys((torch.index_put_, _Tensor.index_put_), indexing.index_put_),
-        **dict.fromkeys((
-            torch.as_strided, _Tensor.as_strided, torch.ops.aten.as_strided.default,
-        ), as_strided),
-        torch.equal: values.equal,
-        _Tensor.equal: values.equal,
-        torch.allclose: values.allclose,
-        _Tensor.allclose: values.allclose,
-        _Tensor.__contains__: values.contains,
         torch._has_compatible_shallow_copy_type: _can_take_data,
         torch._amp_foreach_non_finite_check_and_unscale_: amp.unscale,
     }
     return table
 
 
-def _masked_scatter_(tensor: torch.Tensor, mask: torch.Tensor, source: torch.Tensor) -> Any:
-    return tensor.copy_(masks.masked_scatter(tensor, mask, source))
-
-
-_aten: Any = torch.ops.aten
-
-BY_DATA.update({
-    function: answer for answer, functions in (
-        (indexing.get_item, (_Tensor.__getitem__, _aten.index.Tensor)),
-        (masks.masked_select, (torch.masked_select, _Tensor.masked_select,
-                               _aten.masked_select.default)),
-        (masks.nonzero, (torch.nonzero, _Tensor.nonzero, torch.argwhere, _Tensor.argwhere,
-                         _aten.nonzero.default, _aten.argwhere.default)),
-        (masks.where, (torch.where, _aten.where.default)),
-        (reading.repeat_interleave, (torch.repeat_interleave, _Tensor.repeat_interleave)),
-        (least_squares.lstsq, (torch.linalg.lstsq,)),
-        (covariance.cov, (torch.cov, _Tensor.cov)),
-        (covariance.corrcoef, (torch.corrcoef, _Tensor.corrcoef)),
-        (reading.combinations, (torch.combinations,)),
-        (reading.ctc_loss, (torch.nn.functional.ctc_loss,)),
-        (reading.one_hot, (torch.nn.functional.one_hot,)),
-        (reading.gaussian_nll_loss, (torch.nn.functional.gaussian_nll_loss,)),
-        (reading.left_aligned, (torch._nested_tensor_from_mask_left_aligned,)),
-    ) for function in functions
-})
-
-
-TABLE = _table() | counting.TABLE
+TABLE = _table()

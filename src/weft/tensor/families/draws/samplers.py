@@ -11,14 +11,14 @@ from torch import Tensor
 from weft.core import Layout
 from weft.propagate import decide
 from weft.rng import Source, rejection, samples
-from weft.rules import Call, TensorArg, bind, parse
+from weft.rules import Call, TensorArg, bind, op, page, parse
 from weft.tensor.placing.draw import Sample, drawn
 from weft.tensor.placing.layouts import as_sharded, layout_of
 from weft.tensor.placing.operands import NamedCaller, move_operand, transition_between
 from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.trace.calls import dtype_text
 
-__all__ = ["SAMPLERS", "like", "with_zero_gradients", "without_derivative"]
+__all__ = ["PAGE", "like", "with_zero_gradients", "without_derivative"]
 
 
 def like(
@@ -72,7 +72,7 @@ def _local(name: str, parameter: Tensor, layout: Layout, mesh: Any) -> Tensor:
 
 
 def _normal(first: Any, second: Any = 1.0, *more: Any, generator: Any = None) -> Tensor:
-    """torch.normal: of tensors of means, of deviations, or both."""
+    """Of tensors of means, of deviations, or both: drawn where they meet, element by element."""
     parameters = [one for one in (first, second) if isinstance(one, Tensor)]
     shape = torch.broadcast_shapes(*(one.shape for one in parameters))
     dtype = parameters[0].dtype
@@ -107,7 +107,7 @@ def without_derivative(out: Tensor, name: str) -> Tensor:
 
 
 def _bernoulli_of(x: Tensor, p: Tensor | None = None, *, generator: Any = None) -> Tensor:
-    """`bernoulli(x)` with x of probabilities, `bernoulli_(p)` with a tensor of them."""
+    """Of probabilities, drawn where they lie."""
     def sample(source: Source, parameters: list[Tensor]) -> Tensor:
         return samples.bernoulli_of(source, parameters[0]).to(x.dtype)
 
@@ -115,6 +115,7 @@ def _bernoulli_of(x: Tensor, p: Tensor | None = None, *, generator: Any = None) 
 
 
 def _poisson(rate: Tensor, generator: Any = None) -> Tensor:
+    """Of rates, drawn where they lie."""
     def sample(source: Source, parameters: list[Tensor]) -> Tensor:
         return rejection.poisson(source, parameters[0]).to(rate.dtype)
 
@@ -122,6 +123,7 @@ def _poisson(rate: Tensor, generator: Any = None) -> Tensor:
 
 
 def _binomial(count: Tensor, p: Tensor, generator: Any = None) -> Tensor:
+    """Of counts and probabilities, drawn where they meet, element by element."""
     def sample(source: Source, parameters: list[Tensor]) -> Tensor:
         return rejection.binomial(source, *parameters).to(count.dtype)
 
@@ -130,7 +132,8 @@ def _binomial(count: Tensor, p: Tensor, generator: Any = None) -> Tensor:
 
 
 def _standard_gamma(shape: Tensor, generator: Any = None) -> Tensor:
-    """Differentiable, as torch's is: by the derivative of the distribution function."""
+    """Drawn where the shapes lie, with a gradient by the derivative of the distribution function.
+    """
     def sample(source: Source, parameters: list[Tensor]) -> Tensor:
         tiny = torch.finfo(shape.dtype).tiny
         return rejection.gamma(source, parameters[0]).to(shape.dtype).clamp_(min=tiny)
@@ -143,6 +146,7 @@ def _standard_gamma(shape: Tensor, generator: Any = None) -> Tensor:
 
 
 def _dirichlet(concentration: Tensor, generator: Any = None) -> Tensor:
+    """Draws of gamma by their sum over the last dim."""
     parts = _standard_gamma(concentration, generator)
     return parts / parts.sum(-1, keepdim=True)
 
@@ -194,32 +198,34 @@ def _filled(x: Tensor, options: dict[str, Any], fill_: Callable[[Tensor], Any]) 
 
 
 def _rand_like(x: Tensor, *, generator: Any = None, **options: Any) -> Tensor:
+    """A tensor that lies as x does, filled by `uniform_`."""
     return _filled(x, options, lambda made: made.uniform_(generator=generator))
 
 
 def _randn_like(x: Tensor, *, generator: Any = None, **options: Any) -> Tensor:
+    """A tensor that lies as x does, filled by `normal_`."""
     return _filled(x, options, lambda made: made.normal_(generator=generator))
 
 
 def _randint_like(
     x: Tensor, first: Any, second: Any = None, *, generator: Any = None, **options: Any
 ) -> Tensor:
+    """A tensor that lies as x does, filled by `random_`."""
     low, high = (0, first) if second is None else (first, second)
     return _filled(x, options, lambda made: made.random_(
         int(low), int(high), generator=generator
     ))
 
 
-SAMPLERS: dict[str, Callable[..., Any]] = {
-    "normal": _normal,
-    "bernoulli": _bernoulli_of,
-    "poisson": _poisson,
-    "binomial": _binomial,
-    "_standard_gamma": _standard_gamma,
-    "_sample_dirichlet": _dirichlet,
-    "multinomial": _multinomial,
-    "rand_like": _rand_like,
-    "randn_like": _randn_like,
-    "randint_like": _randint_like,
-}
-"""Op -> what carries it out: it takes all of the op's arguments, and returns its results."""
+PAGE = page(
+    op("normal", compose=_normal, each_call=True),
+    op("bernoulli", compose=_bernoulli_of, each_call=True),
+    op("poisson", compose=_poisson, each_call=True),
+    op("binomial", compose=_binomial, each_call=True),
+    op("_standard_gamma", compose=_standard_gamma, each_call=True),
+    op("_sample_dirichlet", compose=_dirichlet, each_call=True),
+    op("multinomial", compose=_multinomial, each_call=True),
+    op("rand_like", compose=_rand_like, each_call=True),
+    op("randn_like", compose=_randn_like, each_call=True),
+    op("randint_like", compose=_randint_like, each_call=True),
+)

@@ -18,21 +18,22 @@ from torch.nn import init
 
 from weft.core import Layout
 from weft.rng import Source, samples
-from weft.tensor.call.random.samplers import like
+from weft.rules import op, page
+from weft.tensor.families.draws.samplers import like
 from weft.tensor.placing.draw import drawn
 from weft.tensor.shard_tensor import ShardTensor
 
-__all__ = ["TABLE", "orthogonal_", "sparse_"]
+__all__ = ["PAGE", "orthogonal_", "sparse_"]
 
 _init: Any = init
 
 
 def _kaiming(fill_: Callable[[Tensor, float, Any], Any]) -> Callable[..., Tensor]:
-    """He et al., "Delving deep into rectifiers" (2015), as torch has it."""
     def initialize(
         tensor: Tensor, a: float = 0, mode: str = "fan_in", nonlinearity: str = "leaky_relu",
         generator: torch.Generator | None = None,
     ) -> Tensor:
+        """Filled by the global fan (He et al., "Delving deep into rectifiers", 2015)."""
         if 0 in tensor.shape:
             warnings.warn("Initializing zero-element tensors is a no-op", stacklevel=2)
             return tensor
@@ -92,13 +93,28 @@ def sparse_(
     return tensor
 
 
-TABLE: dict[Any, Callable[..., Any]] = {
-    init.uniform_: _init._no_grad_uniform_, init.normal_: _init._no_grad_normal_,
-    init.constant_: _init._no_grad_fill_,
-    init.kaiming_uniform_: _kaiming(
+def _uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0, generator: Any = None) -> Tensor:
+    """`uniform_` without a gradient: each rank draws its own elements."""
+    return _init._no_grad_uniform_(tensor, a, b, generator)
+
+
+def _normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, generator: Any = None) -> Tensor:
+    """`normal_` without a gradient: each rank draws its own elements."""
+    return _init._no_grad_normal_(tensor, mean, std, generator)
+
+
+def _constant_(tensor: Tensor, val: float) -> Tensor:
+    """`fill_` without a gradient, where it lies."""
+    return _init._no_grad_fill_(tensor, val)
+
+
+PAGE = page(
+    op("torch.nn.init.uniform_", compose=_uniform_, each_call=True),
+    op("torch.nn.init.normal_", compose=_normal_, each_call=True),
+    op("torch.nn.init.constant_", compose=_constant_, each_call=True),
+    op("torch.nn.init.kaiming_uniform_", each_call=True, compose=_kaiming(
         lambda w, std, generator: w.uniform_(-math.sqrt(3) * std, math.sqrt(3) * std,
-                                             generator=generator)),
-    init.kaiming_normal_: _kaiming(
-        lambda w, std, generator: w.normal_(0, std, generator=generator)),
-}
-"""What is called in place of functions that come by `__torch_function__`."""
+                                             generator=generator))),
+    op("torch.nn.init.kaiming_normal_", each_call=True, compose=_kaiming(
+        lambda w, std, generator: w.normal_(0, std, generator=generator))),
+)

@@ -21,47 +21,13 @@ from torch._C._autograd import (  # type: ignore[attr-defined]
 from torch._C._autograd import _unsafe_set_version_counter as _set_version  # type: ignore
 
 from weft.errors import UnsupportedOpError, message
-from weft.tensor.call.recipe import Function, Recipe
+from weft.rules import op, page
 from weft.tensor.leaf_gradients import track_leaf, uses_of
 from weft.tensor.placing.construct import is_in_a_graph, tell_torch
 from weft.tensor.shard_tensor import ShardTensor, wrap
-from weft.tensor.trace.calls import facts, functional
-from weft.tensor.trace.capture import Op, Trace
-from weft.tensor.trace.trees import fill, flatten
 from weft.tensor.views.moved import Moved, bump_versions, stands_for, unwrap_view
 
-__all__ = ["recipe"]
-
-_SHOWING_ALL = frozenset((
-    "t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_",
-))
-"""Of the ops that change a shape in place those whose result shows the same elements."""
-
-
-def recipe(op: Op, trace: Trace) -> Recipe:
-    """What carries out an op that changes its operand's shape in place.
-
-    Raises:
-        UnsupportedOpError: its result does not show the same elements.
-    """
-    name = facts(op.overload).name
-    if name.split(".")[1] not in _SHOWING_ALL:
-        raise UnsupportedOpError(
-            message(name, "the op would change the memory of a ShardTensor in place",
-                    "in place, a shape changes where the elements stay: "
-                    + ", ".join(sorted(_SHOWING_ALL)), [name],
-                    "use the op without the trailing underscore")
-        )
-    show = functional(op)
-
-    def run(func: Any, args: Any, kwargs: Any) -> Any:
-        tensors = flatten((args, kwargs))
-        _reshape(name, tensors[0], lambda one: show(
-            *fill(op.args, [one]), **fill(op.kwargs, [one])))
-        return fill(trace.result, tensors)
-
-    return Function(run)
-
+__all__ = ["PAGE"]
 
 Show = Callable[[Any], Any]
 
@@ -157,3 +123,19 @@ def _refuse(name: str, tensor: ShardTensor, fact: str, fix: str) -> NoReturn:
                 "a shape changes in place where no gradient is left behind in the old one",
                 [str(tensor.sharding)], fix)
     )
+
+
+def _in_place(name: str) -> Callable[..., None]:
+    show = getattr(Tensor, name)
+
+    def reshape(tensor: Any, *args: Any) -> None:
+        """The ShardTensor becomes the handle of what the op gives out of place."""
+        _reshape(f"aten.{name}_", tensor, lambda one: show(one, *args))
+
+    return reshape
+
+
+PAGE = page(*[
+    op(f"{name}_", compose=_in_place(name), each_call=True)
+    for name in ("t", "transpose", "swapaxes", "swapdims", "squeeze", "unsqueeze")
+])

@@ -15,18 +15,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.tensor.call.data_dependent import masks
+from weft.rules import op, page
 from weft.tensor.call.dispatch import mesh_of
 from weft.tensor.call.fallback import runner
+from weft.tensor.families import masks
 from weft.tensor.shard_tensor import ShardTensor, hooks, wrap
 from weft.tensor.trace.trees import flatten
 from weft.tensor.views.moved import unwrap_view
 
-__all__ = ["get_item", "index_put", "index_put_", "set_item"]
+__all__ = ["PAGE"]
 
 
-def get_item(tensor: Tensor, index: Any) -> Any:
-    """`tensor[index]` where its size depends on data, or numbers stand in lists."""
+def _get_item(tensor: Tensor, index: Any) -> Any:
+    """What integers, slices and tensors of numbers name is recorded; lists of numbers and masks are
+    taken as they are at each call."""
+    if type(tensor) is not ShardTensor and not any(
+        type(one) is ShardTensor for one in flatten(index)
+    ):
+        return NotImplemented  # so torch's own is recorded
     items = _as_items(tensor, index)
     found = _only_mask(tensor, items)
     if found is not None:
@@ -37,8 +43,8 @@ def get_item(tensor: Tensor, index: Any) -> Any:
     return tensor[tuple(named)]
 
 
-def set_item(tensor: Tensor, index: Any, value: Any) -> None:
-    """`tensor[index] = value`, as torch's, in place."""
+def _set_item(tensor: Tensor, index: Any, value: Any) -> None:
+    """A write to a block, or to the ranks that hold the places that indices and masks name."""
     if type(tensor) is not ShardTensor:
         _by_fallback(torch.Tensor.__setitem__, tensor, index, value, reason=_INTO_PLAIN)
         return
@@ -59,22 +65,6 @@ def set_item(tensor: Tensor, index: Any, value: Any) -> None:
     if fills and (tensor.is_complex() or not value.is_complex()):
         value = value.to(tensor.dtype)  # masks are filled with one element of any dtype
     _set_at(tensor, named, value)
-
-
-def index_put(
-    input: Tensor, indices: Sequence[Any], values: Tensor, accumulate: bool = False
-) -> Any:
-    """`index_put`, with masks as the indices of what is true in them."""
-    indices = _without_masks(indices) or indices
-    return hooks.call(torch.ops.aten.index_put.default, (input, indices, values, accumulate), {})
-
-
-def index_put_(
-    input: Tensor, indices: Sequence[Any], values: Tensor, accumulate: bool = False
-) -> Any:
-    """`index_put_`, likewise."""
-    indices = _without_masks(indices) or indices
-    return hooks.call(torch.ops.aten.index_put_.default, (input, indices, values, accumulate), {})
 
 
 # Indices.
@@ -263,7 +253,7 @@ def _set_at(tensor: Any, items: Sequence[Any], value: Tensor) -> None:
     if value.dim():
         num_kept = view.dim() - sum(index is not None for index in indices)
         value = _in_order(value.expand(shape), indices, of_result, len(shape) - num_kept)
-    index_put_(view, indices, value)
+    hooks.call(torch.ops.aten.index_put_.default, (view, indices, value), {})
 
 
 def _in_order(
@@ -293,3 +283,9 @@ _INTO_PLAIN = "it writes to a plain tensor, which holds every element on every r
 def _by_fallback(function: Any, *args: Any, reason: str = _NEITHER) -> Any:
     metas = [one._meta for one in flatten(args) if type(one) is ShardTensor]
     return runner(mesh_of(function.__name__, metas), reason)(function, args, {})
+
+
+PAGE = page(
+    op("torch.Tensor.__getitem__", compose=_get_item),
+    op("torch.Tensor.__setitem__", compose=_set_item, each_call=True),
+)

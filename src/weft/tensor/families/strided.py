@@ -16,25 +16,22 @@ import torch
 
 from weft.core import Layout
 from weft.errors import UnsupportedOpError, message
-from weft.tensor.meta import (
-    contiguous_strides,
-    intern,
-    is_dense,
-)
+from weft.rules import op, page
+from weft.tensor.meta import contiguous_strides, intern, is_dense
 from weft.tensor.modes import check_traced
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.views.moved import Moved
 from weft.transport.order import memory_order, strides_in_order
 
-__all__ = ["as_strided"]
+__all__ = ["PAGE"]
 
 Ints = tuple[int, ...]
 
 
-def as_strided(
+def _as_strided(
     input: Any, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> torch.Tensor:
-    """`torch.as_strided`, of no other rank's memory.
+    """What a rank's own memory has, and no other rank's.
 
     Raises:
         UnsupportedOpError: a dim that is cut changes, or elements of other ranks are asked for.
@@ -133,3 +130,6 @@ def _outside(
 def _volume(shape: Sequence[int], strides: Ints, unit: int) -> int:
     """How many elements the dims have that lie outside of all that are cut."""
     return math.prod([length for length, step in zip(shape, strides) if step >= unit])
+
+
+PAGE = page(op("as_strided", compose=_as_strided, each_call=True))

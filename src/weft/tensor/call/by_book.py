@@ -1,0 +1,83 @@
+"""Compositions of the book that are carried out at each call, on the ShardTensors themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from weft import ops
+from weft.comm import BoundMesh
+from weft.errors import UnsupportedOpError, message
+from weft.rules import Entry
+from weft.tensor.call import fallback
+from weft.tensor.call.local import is_torchs_own
+from weft.tensor.call.recipe import Function
+from weft.tensor.trace.calls import Facts, facts
+from weft.tensor.trace.capture import Op
+from weft.tensor.trace.trees import fill, flatten
+
+__all__ = ["NO_COMPOSITION", "entry_of", "of_function", "of_op"]
+
+NO_COMPOSITION = "its composition does not serve such a call"
+
+
+def of_function(entry: Entry, mesh: BoundMesh) -> Function:
+    """What carries out a function of torch that has an entry: it takes the function's arguments."""
+    compose = entry.compose
+    assert compose is not None
+
+    def run(func: Any, args: Any, kwargs: Any) -> Any:
+        out = compose(*args, **kwargs)
+        if out is NotImplemented:
+            return fallback.runner(mesh, NO_COMPOSITION)(func, args, kwargs)
+        return out
+
+    return Function(run)
+
+
+def entry_of(about: Facts) -> Entry | None:
+    """The entry of an op: that of the op in place, if there is one, else of the op out of place.
+
+    Raises:
+        UnsupportedOpError: it changes a shape in place, and has no entry of its own.
+    """
+    own = ops.find_in_place(about.name) if about.writes else None
+    if own is None and about.reshapes:
+        known = [entry.names[0] for key, entry in ops.BOOK.items() if _reshapes(key)]
+        raise UnsupportedOpError(
+            message(about.name, "the op would change the memory of a ShardTensor in place",
+                    "in place, a shape changes where the elements stay: "
+                    + ", ".join(sorted(known)), [about.name],
+                    "use the op without the trailing underscore")
+        )
+    return own or ops.find(about.functional)
+
+
+def _reshapes(key: str) -> bool:
+    packet = getattr(torch.ops.aten, key.removeprefix("aten."), None) if key.endswith("_") else None
+    return packet is not None and facts(getattr(packet, packet.overloads()[0])).reshapes
+
+
+def of_op(func: Any, op: Op, mesh: BoundMesh) -> Function | None:
+    """What carries out a call that cannot be recorded, because of the op that it is.
+
+    None where the book does not compose it, or where Python may do more than hand it on.
+    """
+    if not (is_torchs_own(func) or isinstance(func, OpOverload)):
+        return None
+    about = facts(op.overload)
+    entry = entry_of(about)
+    if entry is None or entry.compose is None or bool(about.writes) is not entry.is_in_place:
+        return None
+    compose = entry.compose
+
+    def run(func: Any, args: Any, kwargs: Any) -> Any:
+        tensors = flatten((args, kwargs))
+        out = compose(*fill(op.args, tensors), **fill(op.kwargs, tensors))
+        if out is NotImplemented:
+            return fallback.runner(mesh, NO_COMPOSITION)(func, args, kwargs)
+        return out
+
+    return Function(run)

@@ -1,1 +1,0 @@
-"""Calls whose results have lengths that depend on the data."""

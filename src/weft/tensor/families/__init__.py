@@ -1,0 +1,19 @@
+"""Pages of the book whose compositions need the ShardTensor itself: `PAGES`."""
+
+from weft.tensor.families import (
+    counting,
+    indexing,
+    least_squares,
+    likes,
+    masks,
+    reshapes,
+    strided,
+)
+from weft.tensor.families.draws import dropout, fills, initial, samplers
+
+__all__ = ["PAGES"]
+
+PAGES = tuple([one.PAGE for one in (
+    counting, dropout, fills, indexing, initial, least_squares, likes, masks, reshapes,
+    samplers, strided,
+)])
