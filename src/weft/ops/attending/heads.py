@@ -1,14 +1,13 @@
 """Attention of a sharded sequence by heads: an exchange after which each rank has whole sequences
-of some heads, torch's own attention of these, and an exchange back (Jacobs et al., DeepSpeed
+of some heads, attention of these, and an exchange back (Jacobs et al., DeepSpeed
 Ulysses, 2023)."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from weft.comm import BoundMesh
@@ -67,8 +66,8 @@ class ByHeads:
             total += max(_share(after) - _share(before), 0) * itemsize
         return total
 
-    def attend(self, tensors: list[Tensor], **asked: Any) -> Tensor:
-        """The rank's part of the result."""
+    def attend(self, tensors: list[Tensor], whole: Callable[..., Tensor]) -> Tensor:
+        """The rank's part of the result; `whole` is attention of whole sequences."""
         if self.times > 1:
             tensors[1:3] = [one.repeat_interleave(self.times, -3) for one in tensors[1:3]]
         given = [self.layouts[0], *[_repeated(one, self.times) for one in self.layouts[1:3]],
@@ -78,9 +77,7 @@ class ByHeads:
             Transition(self.mesh, before, after, src_varying=varying, dst_varying=varying)(x)
             for before, after, x in zip(given, self.moved, tensors)
         ]
-        function: Any = F.scaled_dot_product_attention
-        out = function(*moved, enable_gqa=True, **asked)
-        return Transition(self.mesh, *self.result)(out)
+        return Transition(self.mesh, *self.result)(whole(*moved))
 
 
 def _repeated(layout: Layout, times: int) -> Layout:
