@@ -135,7 +135,7 @@ def _received(entry: Entry) -> str:
     """Bytes received in the example of one of the names."""
     for name in entry.names:
         nbytes = _BYTES.get(name.split(".")[0])
-        for layout in ("line", "columns"):
+        for layout in ("line", "columns", "rows"):
             if nbytes is not None and layout in nbytes:
                 there, back = nbytes[layout]
                 return f"{there:,} and {back:,} ({layout})"
