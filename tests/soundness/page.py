@@ -15,6 +15,7 @@ import torch
 
 import weft.ops
 from tests.cases.bounds import BOUNDS
+from tests.cases.calls import CALLS
 from tests.cases.named import MADE_WHOLE, by_name
 from tests.soundness.calls import AtenCall, calls_of, entries
 from tests.sweep.samples import database
@@ -162,6 +163,9 @@ def _examples() -> dict[str, AtenCall]:
         for call in calls_of(entry, dtype, 4):
             met[call.op].append(call)
             met[facts(call.overload).functional].append(call)
+    for name, make in CALLS.items():
+        overload, *args = make()
+        met[f"aten.{name}"].append(AtenCall(f"aten.{name}", overload, tuple(args), {}))
     return {op: max(calls, key=_worth) for op, calls in met.items()}
 
 
