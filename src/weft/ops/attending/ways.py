@@ -123,6 +123,11 @@ class Way:
             math.prod(one.shape[:-2]) * one.shape[-1] * one.element_size() for one in tensors[1:3]
         ])
         exchanged = heads.nbytes(tensors[0].element_size())
+        if len(tensors) > 3:
+            of_mask = heads.nbytes_of_mask(tensors[3].element_size())
+            if of_mask > exchanged:  # by blocks a rank needs its rows of it alone
+                return False
+            exchanged += of_mask
         return (2 * exchanged if grad else exchanged) <= fetched
 
     def _gathered(self, x: Tensor, is_value: bool) -> Tensor:
