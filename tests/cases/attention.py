@@ -35,7 +35,17 @@ _THREE = (_heads(), _heads(), _heads())
 _ALIKE = ("r", "s0", "s1", "s1!", "s0?", "s1%", "s0.d+s1.t", "s1.dt", "s0.d+p.t", "p", "s2",
           "s0.d+s1.t!", "s1.d+s0.t", "s0.td", "plain")
 
+_SEQUENCE = (("s2", "s2!", "s2?", "s2%", "s2.dt", "s2.td!", "s0.d+s2.t", "s1.d+s2.t", "s1.d+s2.t!",
+              "s2.d", "r"),) * 3
+
 CASES: list[Case] = [
+    case("sdpa_sequence", sdpa, *_THREE, layouts=_SEQUENCE, per_mesh=12),
+    case("sdpa_sequence_causal", lambda q, k, v: sdpa(q, k, v, is_causal=True), *_THREE,
+         layouts=_SEQUENCE, per_mesh=12),
+    case("sdpa_sequence_by_heads", lambda q, k, v: sdpa(q, k, v, is_causal=True, enable_gqa=True),
+         _heads(heads=6), _heads(heads=3), _heads(heads=3), layouts=_SEQUENCE, per_mesh=12),
+    case("sdpa_sequence_masked", lambda q, k, v, m: sdpa(q, k, v, attn_mask=m), *_THREE,
+         bools(2, 1, 4, 4), layouts=(*_SEQUENCE, None), per_mesh=12),
     case("sdpa", sdpa, *_THREE, per_mesh=16),
     case("sdpa_causal", lambda q, k, v: sdpa(q, k, v, is_causal=True), *_THREE,
          layouts=(_ALIKE, _ALIKE, _ALIKE), per_mesh=16),

@@ -66,9 +66,20 @@ def _rows(a: torch.Tensor) -> torch.Tensor:
     return torch.arange(64) * 97 % a.shape[0]
 
 
+def _attention(q: torch.Tensor, k: torch.Tensor, num_heads: int = 1) -> torch.Tensor:
+    """Causal, of rows of heads beside each other."""
+    heads = [one.unflatten(1, (num_heads, -1)).transpose(0, 1) for one in (q, k, k)]
+    return F.scaled_dot_product_attention(*heads, is_causal=num_heads == 1 and q is k)
+
+
 _LINES = ("line", "ragged", "square")
 
 BOUNDS: list[Bound] = [
+    # Blocks of keys and values that a rank sees, three of others, and their gradients; of several
+    # heads queries, keys, values and the result; of one query itself, a row and two numbers.
+    Bound("scaled_dot_product_attention", lambda a: _attention(a, a), {"rows": (49152, 49152)}),
+    Bound("sdpa_heads", lambda a: _attention(a, a, 4), {"rows": (24576, 24576)}),
+    Bound("sdpa_one_query", lambda a: _attention(a[:1], a), {"rows": (184, 288)}),
     # Of each other block a number or two per row.
     Bound("cumsum", lambda a: a.cumsum(-1), _same((24, 24), *_LINES) | {"columns": (192, 192)}),
     Bound("cumprod", lambda a: a.cumprod(-1), {"line": (24, 24), "columns": (192, 192)}),

@@ -1,4 +1,5 @@
-"""Calls of ops that torch's database of operators has not: one of each, for the checks of rules."""
+"""Calls of ops that torch's database of operators has not, or has too large: one of each, for the
+checks of rules."""
 
 from __future__ import annotations
 
@@ -24,6 +25,10 @@ CALLS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "_euclidean_dist": lambda: (aten._euclidean_dist.default, _numbers(5, 4), _numbers(3, 4) + 1),
     "affine_grid_generator": lambda: (
         aten.affine_grid_generator.default, _numbers(5, 2, 3), [5, 3, 4, 6], False,
+    ),
+    "scaled_dot_product_attention": lambda: (
+        aten.scaled_dot_product_attention.default, _numbers(3, 5, 4), _numbers(3, 7, 4),
+        _numbers(3, 7, 2), None, 0.0, True,
     ),
 }
 """Name -> the overload, then its arguments."""

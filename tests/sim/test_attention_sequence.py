@@ -73,7 +73,7 @@ def check(
 def test_a_sharded_sequence_stays_sharded(
     heads: int, key_heads: int, ranks: int, way: str
 ) -> None:
-    for fn, length, keys in ((causal, 10, 10), (plain, 10, 10), (causal, 3, 13), (plain, 13, 3)):
+    for fn, length, keys in ((causal, 10, 10), (plain, 10, 10), (causal, 9, 13), (plain, 13, 9)):
         tensors = operands(heads, key_heads, length, keys)
         outcomes = check(fn, tensors, {"x": ranks}, *[ON_SEQUENCE] * 3)
         assert outcomes[0].results[0].layout.spec == ON_SEQUENCE
@@ -234,6 +234,16 @@ def test_a_token_of_decoding_moves_no_keys(keys: int) -> None:
     tensors = operands(4, 2, 1, keys, width=4, batch=1)
     found = received(plain, tensors, {"x": 4}, P(), ON_SEQUENCE, ON_SEQUENCE, grad=False)
     assert found == [(4 * (1 + 1 + 4) * 8 * 2 * 3 // 4, 0)] * 4
+
+
+def test_a_token_that_one_rank_has_goes_to_the_keys() -> None:
+    """As logits[:, -1:] leaves it; the cache grows on the last rank."""
+    tensors = operands(4, 2, 1, 64, width=4, batch=1)
+    specs = [ON_SEQUENCE] * 3
+    found = received(plain, tensors, {"x": 4}, *specs, grad=False)
+    of_query, of_summaries = 4 * 4 * 8, 4 * (1 + 1 + 4) * 8 * 2 * 3 // 4
+    assert max(found) == (of_query + of_summaries, 0)
+    check(plain, tensors, {"x": 4}, *specs)
 
 
 # What a rank holds.

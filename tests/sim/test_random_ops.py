@@ -603,7 +603,10 @@ ATTENTION: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 }
 HEADS: dict[str, tuple[dict[str, int], P]] = {
     "one rank": ({"x": 1}, P()), "batch": ({"x": 2}, P("x")), "heads": ({"x": 4}, P(None, "x")),
-    "queries": ({"x": 3}, P(None, None, "x")), "both": ({"dp": 2, "tp": 2}, P("dp", "tp")),
+    "sequence": ({"x": 3}, P(None, None, "x")), "both": ({"dp": 2, "tp": 2}, P("dp", "tp")),
+    "sequence by heads": ({"x": 2}, P(None, None, "x")),
+    "sequence and heads": ({"dp": 2, "tp": 2}, P(None, "dp", "tp")),
+    "sequence and batch": ({"dp": 2, "tp": 2}, P("dp", None, "tp")),
 }
 
 

@@ -16,6 +16,7 @@ import torch
 import weft.ops
 import weft.tensor.families
 from tests.cases.bounds import BOUNDS
+from tests.cases.calls import CALLS
 from tests.cases.named import MADE_WHOLE, by_name
 from tests.soundness.calls import AtenCall, calls_of, entries
 from tests.sweep.samples import database
@@ -145,7 +146,7 @@ def _received(entry: Entry) -> str:
     """Bytes received in the example of one of the names."""
     for name in entry.names:
         nbytes = _BYTES.get(name.split(".")[0])
-        for layout in ("line", "columns"):
+        for layout in ("line", "columns", "rows"):
             if nbytes is not None and layout in nbytes:
                 there, back = nbytes[layout]
                 return f"{there:,} and {back:,} ({layout})"
@@ -172,6 +173,9 @@ def _examples() -> dict[str, AtenCall]:
         for call in calls_of(entry, dtype, 4):
             met[call.op].append(call)
             met[facts(call.overload).functional].append(call)
+    for name, make in CALLS.items():
+        overload, *args = make()
+        met[f"aten.{name}"].append(AtenCall(f"aten.{name}", overload, tuple(args), {}))
     return {op: max(calls, key=_worth) for op, calls in met.items()}
 
 

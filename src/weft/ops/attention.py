@@ -12,12 +12,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from weft.ops.attending.ways import Way
+from weft import propagate
+from weft.core import Layout
+from weft.ops.algorithm import Kernel
+from weft.ops.attending.ways import Drops, Way
+from weft.ops.summaries import wide
 from weft.rules import Call, op, page, rule
 from weft.transport import Shards
 
@@ -26,8 +31,12 @@ __all__ = ["PAGE"]
 
 def _attention(call: Call, wants_grad: Any) -> str | None:
     """`scaled_dot_product_attention(query, key, value, mask)`."""
+    return None if call.get("dropout_p") else _string(call)
+
+
+def _string(call: Call) -> str | None:
     query, key, value = (tensor.shape for tensor in call.tensors[:3])
-    if call.get("dropout_p") or len(query) < 3:
+    if len(query) < 3:
         return None
     shape = call.results[0].shape
     grouped = call.get("enable_gqa") and key[-3] not in (0, 1, shape[-3])
@@ -37,7 +46,8 @@ def _attention(call: Call, wants_grad: Any) -> str | None:
     queries, keys = [f"...{some}"], f"...{some}"
     if grouped:
         queries, keys = [f"...{some}", f"(g{some} r)"], f"{keys} g"
-    heads, rows = " ".join(queries), "s~" if call.get("is_causal") else "s"
+    placed = call.get("is_causal") or call.get("dropout_p")  # positions matter
+    heads, rows = " ".join(queries), "s~" if placed else "s"
     mask = "".join([", " + _last([*queries, "s", "t"], len(tensor.shape))
                     for tensor in call.tensors[3:]])
     return f"{heads} {rows} q!, {keys} t~s q!, {keys} t~s e{mask} -> {heads} s e"
@@ -57,10 +67,14 @@ def _over_sequence(
     each rank's keys give is merged."""
     scale = 1.0 / math.sqrt(max(query.shape[-1], 1)) if scale is None else scale
     masks = [] if mask is None else [mask]
+    drops = None
+    if dropout_p:
+        assert shards.next_key is not None
+        drops = Drops(shards.next_key(), dropout_p, query.device, wide(query.dtype))
     way: Way = shards.once(lambda: Way(shards.mesh, shards.operands, is_causal, enable_gqa))
     if shards.check is not None and way.axes:
         shards.check(way.axes)
-    return way.attend([query, key, value, *masks], scale)
+    return way.attend([query, key, value, *masks], scale, drops)
 
 
 def _with_dropout(
@@ -91,7 +105,23 @@ def _repeated(heads: Tensor, num: int) -> Tensor:
     return shared.flatten(-4, -3)
 
 
+def _dropped(
+    call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
+) -> Kernel | None:
+    """Dropout depends on the global index, so a kernel has to draw it: where a sequence is
+    sharded. Otherwise weights are there to be multiplied."""
+    if not call.get("dropout_p") or call.tensors[0].shape[:-2] != call.results[0].shape[:-2]:
+        return None
+    found = _DROPPED.bind(call, wants_grad)
+    if found is None:
+        return None
+    decision = propagate.decide(found, call, layouts, wants_grad)
+    return Kernel.of(replace(decision, by_form=False), _over_sequence) if decision.finish else None
+
+
+_DROPPED = rule(lambda call, wants_grad: _string(call))
+
 PAGE = page(
     op("scaled_dot_product_attention", rule(_attention, linear=[2]), kernel=_over_sequence,
-       compose=_with_dropout, each_call=True),
+       layouts=_dropped, compose=_with_dropout, each_call=True),
 )

@@ -126,7 +126,7 @@ def _agreed(frame: Frame, held: Sequence[str | None]) -> Choice:
             if found is None:
                 found = name
             elif name != found:
-                return _agreed_beside(frame, held) if frame.beside else NEEDS_COST
+                return NEEDS_COST
     if found is None:
         return None
     if found == UNKNOWN_FACTOR or found in frame.barred:
@@ -137,17 +137,6 @@ def _agreed(frame: Frame, held: Sequence[str | None]) -> Choice:
     if found in frame.finished and not _is_brought(frame, held, found):
         return NEEDS_COST
     return NEEDS_COST if found in frame.rule.reduce and terms(frame, found) else found
-
-
-def _agreed_beside(frame: Frame, held: Sequence[str | None]) -> Choice:
-    """As `_agreed`, of two factors of which one may be cut beside the other."""
-    names = {name for name in held if name is not None}
-    for factor, (other, operands) in frame.beside.items():
-        if names == {factor, other} and all(held[operand] == factor for operand in operands):
-            return _agreed(frame, [
-                None if at in operands else name for at, name in enumerate(held)
-            ])
-    return NEEDS_COST
 
 
 def cut_beside(frame: Frame, held: Sequence[str | None], choice: Choice) -> Iterator[str]:
@@ -225,14 +214,25 @@ def cheapest(frame: Frame, axis: int, shards: Mapping[str, int]) -> Choice:
             for name, kind, target in zip(held, kinds, wanted)
         )):
             key = (key[0] + 2 * _result_nbytes(frame, axis), *key[1:])
-        for factor in cut_beside(frame, held, candidate) if frame.beside else ():
-            # The kernel sends no less than an exchange of these operands would.
-            _, operands = frame.beside[factor]
-            moved = sum([nbytes[at] * (2 if frame.grads[at] else 1) for at in operands]) / size
-            key = (key[0] + moved, *key[1:])
+        if frame.beside:
+            key = (key[0] + _of_kernel(frame, nbytes, held, axis, candidate), *key[1:])
         if key < best_key:
             best, best_key = candidate, key
     return best
+
+
+def _of_kernel(
+    frame: Frame, nbytes: Sequence[float], held: Sequence[str | None], axis: int, choice: Choice
+) -> float:
+    """What a kernel sends that finishes a factor beside another: no less than an exchange of the
+    operands that have it; of the factor alone a reduction of the result."""
+    if choice in frame.beside:
+        return 2 * _result_nbytes(frame, axis) * (2 if any(frame.grads) else 1)
+    size = max(frame.sizes[axis], 2)
+    return sum([
+        nbytes[operand] * (2 if frame.grads[operand] else 1) / size
+        for factor in cut_beside(frame, held, choice) for operand in frame.beside[factor][1]
+    ])
 
 
 def _candidates(

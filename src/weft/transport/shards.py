@@ -43,19 +43,21 @@ class Shards:
         layout: that of the tensor. mesh: its mesh, bound to this rank.
         operands: the layouts of all tensors that the op is given.
         check: called before a collective, with the mesh axes that it runs over.
+        next_key: gives the key of a random call, which is counted then; all ranks call it alike.
     """
 
     __slots__ = (
-        "_group", "axes", "check", "dims", "filled", "index", "layout", "made", "mesh", "num",
-        "operands", "order", "parts", "sizes", "starts",
+        "_group", "axes", "check", "dims", "filled", "index", "layout", "made", "mesh",
+        "next_key", "num", "operands", "order", "parts", "sizes", "starts",
     )
 
     def __init__(
         self, mesh: BoundMesh, layout: Layout, dims: Sequence[int],
         check: Callable[[tuple[int, ...]], None] | None = None, operands: Sequence[Layout] = (),
+        next_key: Callable[[], Any] | None = None,
     ) -> None:
         assert mesh.here is not None
-        self.operands = tuple(operands)
+        self.operands, self.next_key = tuple(operands), next_key
         self.mesh, self.layout, self.dims, self.check = mesh, layout, tuple(dims), check
         self.parts: dict[tuple[int, ...], Shards] = {}
         self.made: Any = None
@@ -82,7 +84,7 @@ class Shards:
         found = self.parts.get(dims)
         if found is None:
             found = self.parts[dims] = Shards(
-                self.mesh, self.layout, dims, self.check, self.operands)
+                self.mesh, self.layout, dims, self.check, self.operands, self.next_key)
         return found
 
     def group(self) -> Communicator:

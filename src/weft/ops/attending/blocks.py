@@ -53,13 +53,14 @@ class Blocks:
         is_causal: whether a query sees no key of a later position.
     """
 
-    __slots__ = ("comm", "is_causal", "keys", "queries")
+    __slots__ = ("_rounds", "comm", "is_causal", "keys", "queries")
 
     def __init__(
         self, comm: Communicator, queries: Sequence[Span], keys: Sequence[Span], is_causal: bool
     ) -> None:
         self.comm, self.queries, self.keys = comm, tuple(queries), tuple(keys)
         self.is_causal = is_causal
+        self._rounds: dict[int, list[Round]] = {}
 
     def busiest(self, grad: bool) -> int:
         """How many keys of others, or gradients of its own, the rank receives that receives most.
@@ -82,6 +83,11 @@ class Blocks:
     def rounds(self, most: int) -> list[Round]:
         """The rounds, the same number on every rank. None brings a rank more than `most` rows, or
         a quarter of a block if these are more."""
+        if most not in self._rounds:
+            self._rounds[most] = self._find(most)
+        return self._rounds[most]
+
+    def _find(self, most: int) -> list[Round]:
         size = self.comm.size
         longest = max([stop - start for start, stop in self.keys])
         if not longest:

@@ -1,14 +1,13 @@
 """Attention of a sharded sequence by heads: an exchange after which each rank has whole sequences
-of some heads, torch's own attention of these, and an exchange back (Jacobs et al., DeepSpeed
+of some heads, attention of these, and an exchange back (Jacobs et al., DeepSpeed
 Ulysses, 2023)."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from weft.comm import BoundMesh
@@ -27,7 +26,7 @@ class ByHeads:
         times: how often each key head is sent, so that there are enough of them.
     """
 
-    __slots__ = ("axes", "layouts", "mesh", "moved", "result", "times")
+    __slots__ = ("axes", "layouts", "mesh", "moved", "moves", "result", "times")
 
     def __init__(
         self, mesh: BoundMesh, layouts: tuple[Layout, ...], axes: tuple[int, ...], times: int
@@ -37,6 +36,11 @@ class ByHeads:
         given = [query, _repeated(key, times), _repeated(value, times), *layouts[3:]]
         self.moved = [_by_heads(one, axes) for one in given]
         self.result = _like(self.moved[0], value), _like(query, value)
+        varying = frozenset(axes)
+        self.moves = [
+            Transition(mesh, before, after, src_varying=varying, dst_varying=varying)
+            for before, after in zip((*given, self.result[0]), (*self.moved, self.result[1]))
+        ]
 
     @classmethod
     def of(cls, mesh: BoundMesh, layouts: tuple[Layout, ...]) -> ByHeads | None:
@@ -60,27 +64,20 @@ class ByHeads:
     def nbytes(self, itemsize: int) -> float:
         """What a rank receives: of queries, keys, values and of the result."""
         num = math.prod([self.layouts[0].mesh.axis_sizes[axis] for axis in self.axes])
-        total = 0.0
-        for layout in (*self.moved[:3], self.result[0]):
-            total += _share(layout) * itemsize * (1 - 1 / num)
-        for before, after in zip(self.layouts[3:], self.moved[3:]):
-            total += max(_share(after) - _share(before), 0) * itemsize
-        return total
+        shares = [_share(layout) for layout in (*self.moved[:3], self.result[0])]
+        return sum(shares) * itemsize * (1 - 1 / num)
 
-    def attend(self, tensors: list[Tensor], **asked: Any) -> Tensor:
-        """The rank's part of the result."""
+    def nbytes_of_mask(self, itemsize: int) -> float:
+        """What a rank receives of the mask."""
+        return sum([max(_share(after) - _share(before), 0) for before, after in zip(
+            self.layouts[3:], self.moved[3:])]) * itemsize
+
+    def attend(self, tensors: list[Tensor], whole: Callable[..., Tensor]) -> Tensor:
+        """The rank's part of the result; `whole` is attention of whole sequences."""
         if self.times > 1:
             tensors[1:3] = [one.repeat_interleave(self.times, -3) for one in tensors[1:3]]
-        given = [self.layouts[0], *[_repeated(one, self.times) for one in self.layouts[1:3]],
-                 *self.layouts[3:]]
-        varying = frozenset(self.axes)
-        moved = [
-            Transition(self.mesh, before, after, src_varying=varying, dst_varying=varying)(x)
-            for before, after, x in zip(given, self.moved, tensors)
-        ]
-        function: Any = F.scaled_dot_product_attention
-        out = function(*moved, enable_gqa=True, **asked)
-        return Transition(self.mesh, *self.result)(out)
+        moved = [move(x) for move, x in zip(self.moves, tensors)]
+        return self.moves[-1](whole(*moved))
 
 
 def _repeated(layout: Layout, times: int) -> Layout:

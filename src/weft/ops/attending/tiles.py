@@ -17,14 +17,16 @@ from torch import Tensor
 
 from weft.ops.summaries import wide
 
-__all__ = ["Asked", "Gradients", "Rows"]
+__all__ = ["Asked", "Gradients", "Noise", "Rows"]
 
-_TILE_SCORES = {"cpu": 1 << 16}
+_TILE_SCORES = {"cpu": 1 << 17}
 """How many scores a tile has, of all heads together: what is made of them stays in the cache."""
 
 _TILE_SCORES_OF_DEVICES = 1 << 24
 
 Span = tuple[int, int]
+Noise = Callable[[Span, Span], Tensor]
+"""(rows, columns) -> what weights of these positions are multiplied by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,7 @@ class Asked:
         first_row: the position of this rank's first query.
         mask: added to scores, or False where a score is left out; None.
         first_column: the position of the mask's first column.
-        noise: (rows, columns) -> what weights of these positions are multiplied by; None.
+        noise: of the weights, or None.
     """
 
     scale: float
@@ -44,7 +46,7 @@ class Asked:
     first_row: int
     mask: Tensor | None = None
     first_column: int = 0
-    noise: Callable[[Span, Span], Tensor] | None = None
+    noise: Noise | None = None
 
     def sees(self, num_rows: int, column: int) -> bool:
         """Whether any of so many rows sees a key of this position, or later ones."""

@@ -4,19 +4,53 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from weft.comm import BoundMesh
 from weft.core import Layout
+from weft.core.layout import Box
 from weft.ops.attending.blocks import Blocks
 from weft.ops.attending.heads import ByHeads
 from weft.ops.attending.sequence import Keys, attend
-from weft.ops.attending.tiles import Asked
+from weft.ops.attending.tiles import Asked, Noise
+from weft.rng import Key, Source, samples
 from weft.transport import Transition
 
-__all__ = ["Way"]
+__all__ = ["Drops", "Way"]
+
+_FUSED: Any = F.scaled_dot_product_attention
+_ALL = Keys(0, None, None, lambda x, is_value: x)
+"""One rank has all keys."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drops:
+    """Which weights are dropped out, by the global index of each.
+
+    Args:
+        key: of the random call. p: the share of weights that become zero; the others grow.
+        device, dtype: of the scores.
+    """
+
+    key: Key
+    p: float
+    device: torch.device
+    dtype: torch.dtype
+
+    def noise(self, shape: tuple[int, ...], box: Box, groups: int) -> Tensor:
+        """What weights in a box of all of them, of this shape, are multiplied by; heads stand
+        apart by groups, if there are several."""
+        source = Source(self.key, shape, box, self.device)
+        found = samples.bernoulli(source, 1.0 - self.p, self.dtype)
+        if self.p < 1.0:
+            found.div_(1.0 - self.p)
+        return found if groups == 1 else found.unflatten(-3, (-1, groups))
 
 
 class Way:
@@ -50,23 +84,36 @@ class Way:
         )
         self.heads = ByHeads.of(mesh, layouts) if both and not rest else None
 
-    def attend(self, tensors: Sequence[Tensor], scale: float) -> Tensor:
-        """This rank's part of the result."""
-        if self.heads is not None and self._by_heads(self.heads, tensors):
-            return self.heads.attend(list(tensors), is_causal=self.is_causal, scale=scale)
-        q, k, v, *masks = tensors
-        mask = masks[0] if masks else None
-        if mask is not None and mask.dim() == 1:
-            mask = mask.unsqueeze(0)
-        if self.groups > 1:
-            q = q.unflatten(-3, (k.shape[-3], self.groups))
-            k, v = k.unsqueeze(-3), v.unsqueeze(-3)
-            if mask is not None and mask.dim() > 2:
-                mask = mask.unsqueeze(-3) if mask.shape[-3] == 1 else mask.unflatten(
-                    -3, (k.shape[-4], self.groups))
-        row, column = self.first
-        out = attend(self.keys, Asked(scale, self.is_causal, row, mask, column), q, k, v)
-        return out.flatten(-4, -3) if self.groups > 1 else out
+    def attend(
+        self, tensors: Sequence[Tensor], scale: float, drops: Drops | None = None
+    ) -> Tensor:
+        """This rank's part of the result.
+
+        Args:
+            tensors: its parts of the operands.
+            drops: which weights are dropped out.
+        """
+        heads = self.heads
+        if heads is None or not self._by_heads(heads, tensors):
+            row, column = self.first
+            asked = Asked(scale, self.is_causal, row, first_column=column)
+            if drops is not None:
+                asked = replace(asked, noise=self._noise(drops, self.layouts[0], self.groups))
+            return _tiled(self.keys, asked, self.groups, *tensors)
+        if drops is None:
+            return heads.attend(list(tensors), partial(
+                _FUSED, is_causal=self.is_causal, scale=scale, enable_gqa=self.groups > 1))
+        groups = self.groups // heads.times
+        noise = self._noise(drops, heads.moved[0], groups)
+        asked = Asked(scale, self.is_causal, 0, noise=noise)
+        return heads.attend(list(tensors), partial(_tiled, _ALL, asked, groups))
+
+    def _noise(self, drops: Drops, query: Layout, groups: int) -> Noise:
+        """The noise of this rank's weights, where the queries lie so."""
+        assert self.mesh.here is not None
+        lead = query.box_at(self.mesh.here)[:-2]
+        shape = (*query.shape[:-1], self.layouts[1].shape[-2])
+        return lambda rows, columns: drops.noise(shape, (*lead, rows, columns), groups)
 
     def _by_heads(self, heads: ByHeads, tensors: Sequence[Tensor]) -> bool:
         """Whether an exchange of heads sends less than blocks do."""
@@ -76,6 +123,11 @@ class Way:
             math.prod(one.shape[:-2]) * one.shape[-1] * one.element_size() for one in tensors[1:3]
         ])
         exchanged = heads.nbytes(tensors[0].element_size())
+        if len(tensors) > 3:
+            of_mask = heads.nbytes_of_mask(tensors[3].element_size())
+            if of_mask > exchanged:  # by blocks a rank needs its rows of it alone
+                return False
+            exchanged += of_mask
         return (2 * exchanged if grad else exchanged) <= fetched
 
     def _gathered(self, x: Tensor, is_value: bool) -> Tensor:
@@ -84,6 +136,23 @@ class Way:
         whole = layout.gathered([layout.ndim - 2])
         move = Transition(self.mesh, layout, whole, dst_varying=frozenset(self.axes))
         return move(x.squeeze(-3)).unsqueeze(-3) if self.groups > 1 else move(x)
+
+
+def _tiled(
+    keys: Keys, asked: Asked, groups: int, q: Tensor, k: Tensor, v: Tensor,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """Attention tile by tile, of so many heads of queries to one of keys."""
+    if mask is not None and mask.dim() == 1:
+        mask = mask.unsqueeze(0)
+    if groups == 1:
+        return attend(keys, replace(asked, mask=mask), q, k, v)
+    heads = k.shape[-3], groups
+    if mask is not None and mask.dim() > 2:
+        mask = mask.unsqueeze(-3) if mask.shape[-3] == 1 else mask.unflatten(-3, heads)
+    asked = replace(asked, mask=mask)
+    return attend(keys, asked, q.unflatten(-3, heads), k.unsqueeze(-3), v.unsqueeze(-3)).flatten(
+        -4, -3)
 
 
 def _first(mesh: BoundMesh, layout: Layout, dim: int) -> int:

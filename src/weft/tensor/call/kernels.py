@@ -15,6 +15,7 @@ from weft.core import Layout
 from weft.ops import Kernel, Local
 from weft.rules import Decision
 from weft.tensor import modes
+from weft.tensor.placing.draw import next_key
 from weft.tensor.trace.trees import map_tensors
 from weft.transport import Shards, traffic
 from weft.transport.transition import Transition
@@ -88,7 +89,8 @@ class BoundKernel:
         operand, _ = decision.finish[0]
         dims = [dim for at, dim in decision.finish if at == operand]
         operands = (*decision.operands[:operand], layout, *decision.operands[operand + 1 :])
-        shards = Shards(self.mesh, layout, dims, self._check, operands)
+        keys = partial(next_key, self.mesh)
+        shards = Shards(self.mesh, layout, dims, self._check, operands, keys)
         local = partial(self.kernel.function, shards)
         if self.cast is not None:
             local = _without_autocast(local, self.cast, self.mesh.device.type)
