@@ -7,9 +7,13 @@ requested has length 0. For matrices of many rows see `weft.ops.tall_factorizati
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from weft.rules import Call, Rule, bind, op, page, parse, rule
 
@@ -62,6 +66,12 @@ def _gradient(call: Call, wants_grad: Any) -> str:
     return f"... s!{places} -> {{... s}}"
 
 
+def _tensorinv(x: Tensor, ind: int = 2) -> Tensor:
+    """The inverse of the matrix whose rows are the first `ind` dims."""
+    rows, columns = x.shape[:ind], x.shape[ind:]
+    return torch.linalg.inv(x.reshape(math.prod(rows), -1)).reshape(*columns, *rows)
+
+
 PAGE = page(
     op("det linalg_det logdet", rule("...>0 i i -> ...")),
     op("slogdet linalg_slogdet", rule("...>0 i i -> ..., ...")),
@@ -71,6 +81,8 @@ PAGE = page(
        matrix_power linalg_matrix_power""", rule("...>0 i i -> ... i i")),
     op("linalg_inv_ex linalg_cholesky_ex", rule("...>0 i i -> ... i i, ...")),
     op("pinverse", rule("...>0 m! n! -> ... n! m!")),
+    op("linalg_tensorinv", compose=_tensorinv),
+    op("geqrf", rule("...>0 m! n! -> ... m! n!, ... k!")),
     op("qr", rule("...>0 m! n! -> ... m! q!, ... q! n!")),
     op("linalg_eigh linalg_eig", rule("...>0 i i -> ... i!, ... i i")),
     op("linalg_eigvalsh linalg_eigvals", rule("...>0 i i -> ... i!")),

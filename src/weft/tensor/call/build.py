@@ -213,7 +213,7 @@ def _composite(composite: ops.Composite, builder: Builder) -> tuple[Recipe, Size
     op, trace = builder.op, builder.trace
     parts = composite if isinstance(composite, Parts) else None
     if composite.writes:
-        return Function(_on_tensors(composite.function, builder)), None
+        return Function(_on_tensors(composite.function, builder, writes=True)), None
     if parts is None and torch.is_autocast_enabled(builder.mesh.device.type):
         function = as_autocast(composite.function, op, trace, builder.mesh.device.type)
         return Function(_on_tensors(function, builder)), None
@@ -263,9 +263,15 @@ def _sizes_of(
     return _composite(made, builder)[1] if isinstance(made, ops.Composite) else None
 
 
-def _on_tensors(function: Callable[..., Any], builder: Builder) -> Callable[..., Any]:
-    """A composition of ops on the ShardTensors themselves: each op is a call of its own."""
-    op, trace, target = builder.op, builder.trace, builder.target
+def _on_tensors(
+    function: Callable[..., Any], builder: Builder, writes: bool = False
+) -> Callable[..., Any]:
+    """A composition of ops on the ShardTensors themselves: each op is a call of its own.
+
+    `writes`: it changes its operands itself.
+    """
+    op, trace = builder.op, builder.trace
+    target = None if writes else builder.target
 
     def run(func: Any, args: Any, kwargs: Any) -> Any:
         tensors = flatten((args, kwargs))

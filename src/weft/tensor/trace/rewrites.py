@@ -181,7 +181,19 @@ def _fill_diagonal(x: Any, fill_value: Any, wrap: bool = False) -> Any:
     return x.masked_fill_(torch.ones_like(x, dtype=torch.bool).tril().triu(), fill_value)
 
 
+def _linear_cross_entropy(
+    input: Tensor, linear_weight: Tensor, target: Tensor, *, options: Any = None, **more: Any
+) -> Tensor:
+    """Without chunks: logits are sharded as the operands are. What torch warns of is left to it."""
+    usual = linear_weight.dim() == 2 and target.dtype is torch.int64 and (
+        more.get("reduction", "mean") in ("mean", "sum", "none")
+    ) and not more.get("label_smoothing")
+    return F.linear_cross_entropy(
+        input, linear_weight, target, options=None if usual else options, **more)
+
+
 REWRITES: dict[Any, Any] = {
+    F.linear_cross_entropy: _linear_cross_entropy,
     torch.Tensor.fill_diagonal_: _fill_diagonal,
     F.multi_head_attention_forward: _attention,
     torch.unravel_index: _unravel_index,
