@@ -31,9 +31,11 @@ from weft.ops import (
     reductions,
     scans,
     searchsorted,
+    segments,
     shifts,
     slices,
     softmax,
+    spectrograms,
     tall_factorizations,
     transforms,
     views,
@@ -50,8 +52,8 @@ __all__ = [
 _PAGES = (
     attention, composed, contractions, convolutions, creation, ctc, decomposed, distances,
     elementwise, extrema, grouped_mm, joins, linalg, losses, margin_losses, moments, norms, order,
-    pools, reads, recurrent, reductions, scans, searchsorted, shifts, slices, softmax,
-    tall_factorizations, transforms, views, writes,
+    pools, reads, recurrent, reductions, scans, searchsorted, segments, shifts, slices, softmax,
+    spectrograms, tall_factorizations, transforms, views, writes,
 )
 
 BOOK: dict[str, Entry] = {name: entry for page in _PAGES for name, entry in page.PAGE.items()}

@@ -12,7 +12,15 @@ from typing import Any, NoReturn
 import torch
 
 from weft.errors import UnsupportedOpError, message
-from weft.tensor.call import amp, bags, covariance, indexing, least_squares, reading
+from weft.tensor.call import (
+    amp,
+    bags,
+    covariance,
+    indexing,
+    least_squares,
+    reading,
+    spectrograms,
+)
 from weft.tensor.call.build import BY_DATA
 from weft.tensor.call.data_dependent import counting, masks
 from weft.tensor.call.dispatch import call, keep_constant
@@ -410,6 +418,7 @@ BY_DATA.update({
         (masks.where, (torch.where, _aten.where.default)),
         (reading.repeat_interleave, (torch.repeat_interleave, _Tensor.repeat_interleave)),
         (least_squares.lstsq, (torch.linalg.lstsq,)),
+        (spectrograms.istft, (torch.istft, _Tensor.istft)),
         (covariance.cov, (torch.cov, _Tensor.cov)),
         (covariance.corrcoef, (torch.corrcoef, _Tensor.corrcoef)),
         (reading.combinations, (torch.combinations,)),
