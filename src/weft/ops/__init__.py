@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from weft.core import Layout
 from weft.ops import (
+    adaptive_pools,
     attention,
     composed,
     contractions,
@@ -36,6 +37,7 @@ from weft.ops import (
     slices,
     softmax,
     spectrograms,
+    stencils,
     tall_factorizations,
     transforms,
     views,
@@ -50,10 +52,10 @@ __all__ = [
 ]
 
 _PAGES = (
-    attention, composed, contractions, convolutions, creation, ctc, decomposed, distances,
-    elementwise, extrema, grouped_mm, joins, linalg, losses, margin_losses, moments, norms, order,
-    pools, reads, recurrent, reductions, scans, searchsorted, segments, shifts, slices, softmax,
-    spectrograms, tall_factorizations, transforms, views, writes,
+    adaptive_pools, attention, composed, contractions, convolutions, creation, ctc, decomposed,
+    distances, elementwise, extrema, grouped_mm, joins, linalg, losses, margin_losses, moments,
+    norms, order, pools, reads, recurrent, reductions, scans, searchsorted, segments, shifts,
+    slices, softmax, spectrograms, stencils, tall_factorizations, transforms, views, writes,
 )
 
 BOOK: dict[str, Entry] = {name: entry for page in _PAGES for name, entry in page.PAGE.items()}

@@ -59,13 +59,6 @@ def _cross(call: Call, wants_grad: Any) -> Rule | None:
 _CROSS = "... s!, ... s! -> ... s"
 
 
-def _gradient(call: Call, wants_grad: Any) -> str:
-    """`gradient(x, spacing, dim)`: differences along dims; the coordinates of elements are whole.
-    """
-    places = "".join([f", place{at}!" for at in range(len(call.tensors) - 1)])
-    return f"... s!{places} -> {{... s}}"
-
-
 def _tensorinv(x: Tensor, ind: int = 2) -> Tensor:
     """The inverse of the matrix whose rows are the first `ind` dims."""
     rows, columns = x.shape[:ind], x.shape[ind:]
@@ -112,5 +105,4 @@ PAGE = page(
                               "...>0 i! k!, ... t!, ... m>0 n! -> ... m n!"), linear=[2])),
     op("linalg_cross", rule(_CROSS, along="dim")),
     op("cross", rule(_cross)),
-    op("gradient", rule(_gradient, along="dim", linear=[0])),
 )

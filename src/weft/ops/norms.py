@@ -272,6 +272,7 @@ def _native(function: Callable[..., Any]) -> Callable[..., Composite | None]:
     def layouts(
         call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
     ) -> Composite | None:
+        """Statistics of the global batch, which go into the running ones."""
         x = layouts[0]
         if 0 in x.shape or x.ndim < 2:
             return None

@@ -56,8 +56,8 @@ def _segment_reduce(
             empty = start if initial is not None else torch.nan
             out = torch.where(count > 0, out / count.clamp(min=1), empty)
     elif reduce == "prod":
-        own = rows.new_ones(num + 2, *x.shape[1:]).index_reduce(0, ids, rows, "prod")
-        out = shards.gather(own.narrow(0, 1, num))[0].prod(0) * start
+        own = _reduced(rows, ids, num, "prod", 1)
+        out = shards.gather(own)[0].prod(0) * start
     else:
         out = _extreme(shards, rows, ids, num, reduce == "max", start)
     return out.to(x.dtype)
@@ -72,8 +72,7 @@ def _extreme(
 ) -> Tensor:
     """The extremum of each segment, whose gradient the rows share that attain it."""
     fixed = rows.detach()
-    own = fixed.new_full((num + 2, *rows.shape[1:]), start)
-    own = own.index_reduce(0, ids, fixed, "amax" if largest else "amin").narrow(0, 1, num)
+    own = _reduced(fixed, ids, num, "amax" if largest else "amin", start)
     value = shards.pmax(own) if largest else shards.pmin(own)
     if not (rows.requires_grad and torch.is_grad_enabled()):
         return value
@@ -89,6 +88,13 @@ def _extreme(
     share = total(torch.where(attains, rows, 0)) / total(attains.to(rows.dtype)).clamp(min=1)
     # The shares add up to the value but for rounding: make it exact, keep the gradient.
     return share + (value - share.detach()).nan_to_num(0.0, torch.inf, -torch.inf)
+
+
+def _reduced(rows: Tensor, ids: Tensor, num: int, reduce: str, start: float) -> Tensor:
+    """What this shard's rows of each segment come to, and `start`."""
+    places = ids.reshape(-1, *[1] * (rows.dim() - 1)).expand_as(rows)
+    made = rows.new_full((num + 2, *rows.shape[1:]), start)
+    return made.scatter_reduce(0, places, rows, reduce).narrow(0, 1, num)
 
 
 def _check(lengths: Tensor, length: int) -> None:
