@@ -246,6 +246,16 @@ BOUNDS: list[Bound] = [
     Bound("fftn", lambda a: torch.fft.fftn(a + 0j), {"grid": (20480, 20480),
           "columns": (12288, 12288), "rows": (12288, 12288)}),
     Bound("fft_ifft", lambda a: torch.fft.ifftn(torch.fft.fftn(a + 0j)), {"rows": (24576, 24576)}),
+    # A mean, and what a stencil or a frame reads beyond a border.
+    Bound("adaptive_mean", lambda a: F.adaptive_avg_pool1d(a[None], 1), {"columns": (0, 0)}),
+    Bound("adaptive_means", lambda a: F.adaptive_avg_pool1d(a[None], 64), {"columns": (0, 0)}),
+    Bound("gradient", lambda a: torch.gradient(a, dim=-1), {
+        "line": (16, 16), "square": (16, 16), "columns": (128, 128), "rows": (0, 0)}),
+    Bound("stft", lambda a: torch.stft(a, 16, 4, center=False, return_complex=True,
+          window=torch.ones(16).double()), {"line": (96, 96), "columns": (768, 768)}),
+    Bound("segments", lambda a: torch.segment_reduce(
+        a, "mean", lengths=torch.tensor([a.shape[0] - 2, 2])),
+          {"line": (24, 24), "rows": (192, 192)}),
     # Rows whose class or feature is cut.
     Bound("softmax", lambda a: a.softmax(-1),
           _same((24, 12), *_LINES) | {"columns": (192, 96), "rows": (0, 0)}),

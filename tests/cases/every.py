@@ -8,6 +8,7 @@ from tests.cases import (
     index,
     inplace,
     loss,
+    neighbours,
     norm,
     order,
     pairs,
@@ -30,7 +31,7 @@ EVERY: list[Case] = [
     for family in (
         pointwise, reduction, contraction, view, index, norm, loss, attention, inplace, program,
         views, writes, scan, order, picks, batched, places, windows, pairs,
-        tall, transforms,
+        tall, transforms, neighbours,
     )
     for one in family.CASES
 ]

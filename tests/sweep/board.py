@@ -47,6 +47,17 @@ target of `fft.ihfft2` and `fft.ihfftn` over one dim. There the result of the ca
 is required, and DTensor, which does as torch does, counts as wrong.
 """
 
+_WHOLE = """
+## What takes whole operands, and why
+
+With a warning: `as_strided_scatter`, where a gradient of its first operand is wanted, because torch
+gives it the gradient of the elements that are replaced; `istft` without a window, because torch's
+own text warns of it. Without one, by a rule: matrices of factorizations that are not tall
+(`geqrf`, `linalg.lstsq`, `linalg.tensorinv`), because each step reads all of the matrix; channels
+and positions of `native_group_norm`, whose statistics have no gradient of their own in torch
+(`group_norm` keeps them sharded).
+"""
+
 Left = Mapping[Done, Sequence[str]]
 """Job -> why samples of it were not run."""
 
@@ -61,7 +72,7 @@ def page(found: Sequence[Found], left_out: Left, codes: Mapping[Done, str]) -> s
         num=len(WAYS), ways=", ".join(WAYS), families=families,
         samples=max(map(len, samples.values()), default=0),
     )
-    return head + scoreboard(found, codes) + _never_run(found, left_out)
+    return head + scoreboard(found, codes) + _WHOLE + _never_run(found, left_out)
 
 
 def _never_run(found: Sequence[Found], left_out: Left) -> str:

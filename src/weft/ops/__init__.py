@@ -11,6 +11,7 @@ import torch
 
 from weft.core import Layout
 from weft.ops import (
+    adaptive_pools,
     attention,
     bags,
     composed,
@@ -38,9 +39,12 @@ from weft.ops import (
     reductions,
     scans,
     searchsorted,
+    segments,
     shifts,
     slices,
     softmax,
+    spectrograms,
+    stencils,
     tall_factorizations,
     transforms,
     verdicts,
@@ -57,11 +61,11 @@ __all__ = [
 ]
 
 _PAGES = (
-    attention, bags, composed, contractions, convolutions, covariance, creation, ctc,
-    decomposed, distances, elementwise, extrema, grouped_mm, joins, linalg, losses,
+    adaptive_pools, attention, bags, composed, contractions, convolutions, covariance, creation,
+    ctc, decomposed, distances, elementwise, extrema, grouped_mm, joins, linalg, losses,
     margin_losses, module_attention, moments, norms, order, pools, reads, recurrent, reductions,
-    scans, searchsorted, shifts, slices, softmax, tall_factorizations, transforms, verdicts, views,
-    writes,
+    scans, searchsorted, segments, shifts, slices, softmax, spectrograms, stencils,
+    tall_factorizations, transforms, verdicts, views, writes,
 )
 
 BOOK: dict[str, Entry] = {}

@@ -9,9 +9,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from weft.rules import op, page
+from weft.core import Layout
+from weft.errors import UnsupportedOpError, message
+from weft.ops.algorithm import Composite
+from weft.rules import Call, op, page
 
 __all__ = ["PAGE"]
 
@@ -131,8 +135,79 @@ def _fill_diagonal(x: Any, fill_value: Any, wrap: bool = False) -> Any:
     return x.masked_fill_(torch.ones_like(x, dtype=torch.bool).tril().triu(), fill_value)
 
 
+def _as_strided_copy(
+    x: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> Tensor:
+    """Elements of the flat tensor by index: each travels once, from the shard that has it."""
+    flat, _ = _in_memory(x)
+    return flat[_places(x, size, stride, storage_offset)]
+
+
+def _as_strided_scatter(
+    x: Tensor, src: Tensor, size: Sequence[int], stride: Sequence[int],
+    storage_offset: int | None = None,
+) -> Tensor:
+    """Elements written to the flat tensor by index: each travels once, to the shard that has it."""
+    flat, order = _in_memory(x)
+    out = flat.index_put((_places(x, size, stride, storage_offset),), src)
+    back = sorted(range(x.dim()), key=order.__getitem__)
+    return out.reshape([x.shape[dim] for dim in order]).permute(back)
+
+
+def _scattered(
+    call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
+) -> Composite | None:
+    """Where no gradient of x is wanted: torch gives it that of the elements which are replaced."""
+    if wants_grad[0] or all(layout.is_replicated for layout in layouts):
+        return None
+    return Composite(_as_strided_scatter)
+
+
+def _in_memory(x: Tensor) -> tuple[Tensor, list[int]]:
+    """The elements as they lie in memory, and the order of the dims there.
+
+    Raises:
+        UnsupportedOpError: memory that has gaps, or elements that share it.
+    """
+    order = sorted(range(x.dim()), key=lambda dim: (-x.stride(dim), dim))
+    turned = x.permute(order)
+    if not turned.is_contiguous():
+        raise UnsupportedOpError(
+            message("as_strided_copy", f"a tensor of shape {tuple(x.shape)} has the strides "
+                    f"{x.stride()}", "strides are read of tensors whose elements fill memory, one "
+                    "after the other", [x.stride()], "x.contiguous(), and strides of that")
+        )
+    return turned.reshape(-1), order
+
+
+def _places(
+    x: Tensor, size: Sequence[int], stride: Sequence[int], offset: int | None
+) -> Tensor:
+    """The place in memory of each element of a tensor with these strides."""
+    places = torch.full([1] * len(size), offset or 0, device=x.device)
+    for dim, (length, step) in enumerate(zip(size, stride)):
+        line = torch.arange(length, device=x.device) * step
+        places = places + line.reshape(-1, *[1] * (len(size) - 1 - dim))
+    return places
+
+
+def _linear_cross_entropy(
+    input: Tensor, linear_weight: Tensor, target: Tensor, *, options: Any = None, **more: Any
+) -> Tensor:
+    """Without chunks: logits are sharded as the operands are. Torch warns of unusual calls."""
+    usual = linear_weight.dim() == 2 and target.dtype is torch.int64 and (
+        more.get("reduction", "mean") in ("mean", "sum", "none")
+    ) and not more.get("label_smoothing")
+    if options is None or not usual:
+        return NotImplemented
+    return F.linear_cross_entropy(input, linear_weight, target, options=None, **more)
+
+
 PAGE = page(
     op("combinations", compose=_combinations, each_call=True),
+    op("as_strided_copy", compose=_as_strided_copy),
+    op("as_strided_scatter", layouts=_scattered),
+    op("torch.nn.functional.linear_cross_entropy", compose=_linear_cross_entropy),
     op("affine_grid_generator", compose=_affine_grid),
     op("trace", compose=_trace),
     op("diff", compose=_diff),

@@ -7,9 +7,13 @@ requested has length 0. For matrices of many rows see `weft.ops.tall_factorizati
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from weft.rules import Call, Rule, bind, op, page, parse, rule
 
@@ -55,11 +59,10 @@ def _cross(call: Call, wants_grad: Any) -> Rule | None:
 _CROSS = "... s!, ... s! -> ... s"
 
 
-def _gradient(call: Call, wants_grad: Any) -> str:
-    """`gradient(x, spacing, dim)`: differences along dims; the coordinates of elements are whole.
-    """
-    places = "".join([f", place{at}!" for at in range(len(call.tensors) - 1)])
-    return f"... s!{places} -> {{... s}}"
+def _tensorinv(x: Tensor, ind: int = 2) -> Tensor:
+    """The inverse of the matrix whose rows are the first `ind` dims."""
+    rows, columns = x.shape[:ind], x.shape[ind:]
+    return torch.linalg.inv(x.reshape(math.prod(rows), -1)).reshape(*columns, *rows)
 
 
 PAGE = page(
@@ -71,6 +74,8 @@ PAGE = page(
        matrix_power linalg_matrix_power""", rule("...>0 i i -> ... i i")),
     op("linalg_inv_ex linalg_cholesky_ex", rule("...>0 i i -> ... i i, ...")),
     op("pinverse", rule("...>0 m! n! -> ... n! m!")),
+    op("linalg_tensorinv", compose=_tensorinv),
+    op("geqrf", rule("...>0 m! n! -> ... m! n!, ... k!")),
     op("qr", rule("...>0 m! n! -> ... m! q!, ... q! n!")),
     op("linalg_eigh linalg_eig", rule("...>0 i i -> ... i!, ... i i")),
     op("linalg_eigvalsh linalg_eigvals", rule("...>0 i i -> ... i!")),
@@ -100,5 +105,4 @@ PAGE = page(
                               "...>0 i! k!, ... t!, ... m>0 n! -> ... m n!"), linear=[2])),
     op("linalg_cross", rule(_CROSS, along="dim")),
     op("cross", rule(_cross)),
-    op("gradient", rule(_gradient, along="dim", linear=[0])),
 )

@@ -231,6 +231,57 @@ def _group_norm(
     return out.contiguous(memory_format=suggest_memory_format(x)) if x.is_cpu else out
 
 
+# What torch's own kernels give: the statistics as well.
+
+
+def _native_batch_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor | None,
+    running_var: Tensor | None, training: bool, momentum: float, eps: float, *, cut: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """batch_norm, and in training the mean and the inverse of the deviation of each channel."""
+    if not training:
+        out = torch.batch_norm(
+            x, weight, bias, running_mean, running_var, False, momentum, eps, False)
+        return out, x.new_empty(0), x.new_empty(0)
+    with _as_given(x):
+        var, mean, apart = _moments(widened(x), (0, *range(2, x.dim())), cut)
+        _run(running_mean, mean, momentum)
+        _run(running_var, _unbiased(var, x.numel() // x.shape[1]), momentum)
+        out = _normalised(x, mean, var, eps, weight, bias, apart)
+        return out, mean.detach(), (var + eps).rsqrt().detach()
+
+
+def _without_running(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, training: bool, momentum: float,
+    eps: float, *, cut: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _native_batch_norm(x, weight, bias, None, None, True, momentum, eps, cut=cut)
+
+
+def _with_update(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, running_mean: Tensor,
+    running_var: Tensor, momentum: float, eps: float, *, cut: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    found = _native_batch_norm(
+        x, weight, bias, running_mean, running_var, True, momentum, eps, cut=cut)
+    return *found, x.new_empty(0, dtype=torch.uint8)
+
+
+def _native(function: Callable[..., Any]) -> Callable[..., Composite | None]:
+    """One of the three above, of elements that there are."""
+    def layouts(
+        call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
+    ) -> Composite | None:
+        """Statistics of the global batch, which go into the running ones."""
+        x = layouts[0]
+        if 0 in x.shape or x.ndim < 2:
+            return None
+        cut = bool(x.dims[0]) or any(x.dims[2:])
+        return Composite(partial(function, cut=cut), writes=True)
+
+    return layouts
+
+
 # Weights, as a direction of norm 1 times a magnitude (Salimans and Kingma, Weight Normalization,
 # 2016).
 
@@ -261,6 +312,11 @@ PAGE = page(
     op("instance_norm", rule("n>0 c>0 ...~, [c], [c] -> n c ..."), kernel=_instance_norm,
        layouts=_of_samples, floats_flow=True),
     op("group_norm", rule("n c~ ...~, [c], [c] -> n c ..."), kernel=_group_norm),
+    op("native_batch_norm _native_batch_norm_legit", layouts=_native(_native_batch_norm)),
+    op("_native_batch_norm_legit.no_stats", layouts=_native(_without_running)),
+    op("_batch_norm_with_update", layouts=_native(_with_update)),
+    op("native_group_norm",
+       rule("n>0 c! ...!, [c], [c] -> n c ..., n g!, n g!", counts={"N": "n"})),
     op("_weight_norm", compose=_weight_norm),
     op("norm_except_dim", compose=_norm_except_dim),
 )

@@ -156,5 +156,6 @@ PAGE = page(
        layouts=_tall("... m~ n! -> ... n!")),
     op("linalg_svd", rule("...>0 m! n! -> ... m! u!, ... k!, ... v! n!"), kernel=_svd,
        layouts=_tall(_svd_text)),
-    op("linalg_pinv", rule("...>0 m! n! -> ... n! m!"), kernel=_pinv, layouts=_tall(_pinv_text)),
+    op("linalg_pinv", rule("...>0 m! n!, [...], [...] -> ... n! m!"), kernel=_pinv,
+       layouts=_tall(_pinv_text)),
 )

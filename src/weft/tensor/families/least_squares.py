@@ -51,8 +51,10 @@ def _lstsq(
             any(of_a.dims[:-2]) or (b.dim() > 2 and any(layout_of(b, mesh).dims[: len(lead)]))
         ):
             return _batch(input, b, rcond, mesh)
-    run = runner(mesh, "its result depends on the data")
-    return run(_L.lstsq, (input, b, rcond), {"driver": driver})
+    if mesh.here is None or input.dim() < 2:
+        run = runner(mesh, "its result depends on the data")
+        return run(_L.lstsq, (input, b, rcond), {"driver": driver})
+    return _whole(input, b, rcond, driver, mesh)
 
 
 _DRIVERS = ("gels", "gelsy", "gelsd", "gelss")
@@ -82,6 +84,16 @@ def _tall(a: Tensor, b: Tensor, rcond: float | None, driver: str, mesh: Any) -> 
     rest = b - a @ out.solution
     residuals = rest.abs().square().sum(0)
     return _TYPES.linalg_lstsq([out[0], residuals.reshape(-1), *out[2:]])
+
+
+def _whole(a: Tensor, b: Tensor, rcond: float | None, driver: str | None, mesh: Any) -> Any:
+    """Square and wide matrices, of which every rank needs all of each."""
+    layouts = [Layout.replicated(mesh.abstract, one.shape) for one in (a, b)]
+    out = _L.lstsq(*entered("lstsq", mesh, (a, b), layouts), rcond, driver=driver)
+    return _TYPES.linalg_lstsq([
+        wrapped(mesh, one, Layout.replicated(mesh.abstract, one.shape), tuple(one.stride()))
+        for one in out
+    ])
 
 
 def _batch(a: Tensor, b: Tensor, rcond: float | None, mesh: Any) -> Any:

@@ -20,8 +20,8 @@ from weft.tensor.trace.trees import map_tensors
 __all__ = ["AsKernels", "asks_device", "known_result"]
 
 
-def known_result(overload: Any, args: Any, kwargs: Any) -> torch.Tensor | None:
-    """A meta tensor like the op's result; None where torch has to be asked."""
+def known_result(overload: Any, args: Any, kwargs: Any) -> Any:
+    """A meta tensor like the op's result, or several; None where torch has to be asked."""
     form = _FORMS.get(overload)
     if form is None or torch.is_grad_enabled():
         return None
@@ -210,7 +210,33 @@ def _grouped_product(
     return a.new_empty((*shape[:-1], padded)).narrow(-1, 0, shape[-1])
 
 
-_FORMS: dict[Any, Callable[..., torch.Tensor | None]] = {
+def _geqrf(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """The factors of a matrix lie column by column; torch has no meta kernel."""
+    if x.dim() < 2 or not (x.is_floating_point() or x.is_complex()):
+        return None
+    factors = x.new_empty((*x.shape[:-2], x.shape[-1], x.shape[-2])).mT
+    return factors, x.new_empty((*x.shape[:-2], min(x.shape[-2:])))
+
+
+def _segments(
+    x: torch.Tensor, reduce: str, *, lengths: torch.Tensor | None = None,
+    indices: torch.Tensor | None = None, offsets: torch.Tensor | None = None, axis: int = 0,
+    **_: Any,
+) -> torch.Tensor | None:
+    """A row for each segment; torch has no meta kernel."""
+    given = lengths if offsets is None else offsets
+    if given is None or axis < 0 or given.dim() != axis + 1 or not x.is_floating_point() or (
+        x.shape[:axis] != given.shape[:axis] or x.dim() <= axis
+        or reduce not in ("sum", "mean", "max", "min", "prod")
+    ):
+        return None
+    num = given.shape[axis] - (offsets is not None)
+    return x.new_empty((*given.shape[:axis], num, *x.shape[axis + 1 :]))
+
+
+_FORMS: dict[Any, Callable[..., Any]] = {
+    _aten.geqrf.default: _geqrf,
+    _aten.segment_reduce.default: _segments,
     **dict.fromkeys((
         _aten.__lshift__.Scalar, _aten.__lshift__.Tensor, _aten.__rshift__.Scalar,
         _aten.__rshift__.Tensor,

@@ -1,0 +1,113 @@
+"""segment_reduce: the sum, mean, product or extremum of each run of rows.
+
+Where the rows are sharded, each rank reduces the rows that it has of each segment, and what the
+shards come to is joined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.ops.summaries import wide
+from weft.rules import Call, op, page, rule
+from weft.transport import Shards
+
+__all__ = ["PAGE"]
+
+
+def _segments(call: Call, wants_grad: Sequence[bool]) -> str:
+    """Lengths may have batch dims, which are those of the data."""
+    lead = " ".join([f"b{dim}>0" for dim in range(call.get("axis") or 0)])
+    mark = "!" if lead else "~"
+    return f"{lead} s{mark} ..., [{lead} n!], [{lead} i!], [{lead} m!] -> {lead} t! ..."
+
+
+def _segment_reduce(
+    shards: Shards, x: Tensor, reduce: str, *, lengths: Tensor | None = None,
+    indices: Tensor | None = None, offsets: Tensor | None = None, axis: int = 0,
+    unsafe: bool = False, initial: Any = None,
+) -> Tensor:
+    """What each shard's rows of each segment come to, joined."""
+    if lengths is not None and offsets is None:
+        if not unsafe:
+            _check(lengths, shards.layout.shape[0])
+        offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+    assert offsets is not None
+    num = offsets.shape[0] - 1
+    places = torch.arange(x.shape[0], device=x.device, dtype=offsets.dtype) + shards.starts[0]
+    # One more segment on both sides takes the rows that no segment names.
+    ids = torch.searchsorted(offsets.contiguous(), places, right=True)
+    rows = x.to(wide(x.dtype))
+    start = _START[reduce] if initial is None else initial
+
+    def total(own: Tensor) -> Tensor:
+        """The sum of every segment's rows."""
+        made = own.new_zeros(num + 2, *own.shape[1:]).index_add(0, ids, own)
+        return shards.psum(made.narrow(0, 1, num))
+
+    if reduce in ("sum", "mean"):
+        out = total(rows) + start
+        if reduce == "mean":
+            count = offsets.diff().reshape(-1, *[1] * (x.dim() - 1))
+            empty = start if initial is not None else torch.nan
+            out = torch.where(count > 0, out / count.clamp(min=1), empty)
+    elif reduce == "prod":
+        own = _reduced(rows, ids, num, "prod", 1)
+        out = shards.gather(own)[0].prod(0) * start
+    else:
+        out = _extreme(shards, rows, ids, num, reduce == "max", start)
+    return out.to(x.dtype)
+
+
+_START = {"sum": 0, "mean": 0, "prod": 1, "max": -torch.inf, "min": torch.inf}
+"""What a segment without rows comes to, but for a mean."""
+
+
+def _extreme(
+    shards: Shards, rows: Tensor, ids: Tensor, num: int, largest: bool, start: float
+) -> Tensor:
+    """The extremum of each segment, whose gradient the rows share that attain it."""
+    fixed = rows.detach()
+    own = _reduced(fixed, ids, num, "amax" if largest else "amin", start)
+    value = shards.pmax(own) if largest else shards.pmin(own)
+    if not (rows.requires_grad and torch.is_grad_enabled()):
+        return value
+    around = torch.cat([value[:1], value, value[:1]]) if num else own.new_zeros(2, *own.shape[1:])
+    there = around.index_select(0, ids)
+    attains = (fixed == there) | (fixed.isnan() & there.isnan())
+    attains &= ((ids > 0) & (ids <= num)).reshape(-1, *[1] * (rows.dim() - 1))
+
+    def total(one: Tensor) -> Tensor:
+        made = one.new_zeros(num + 2, *one.shape[1:]).index_add(0, ids, one)
+        return shards.psum(made.narrow(0, 1, num))
+
+    share = total(torch.where(attains, rows, 0)) / total(attains.to(rows.dtype)).clamp(min=1)
+    # The shares add up to the value but for rounding: make it exact, keep the gradient.
+    return share + (value - share.detach()).nan_to_num(0.0, torch.inf, -torch.inf)
+
+
+def _reduced(rows: Tensor, ids: Tensor, num: int, reduce: str, start: float) -> Tensor:
+    """What this shard's rows of each segment come to, and `start`."""
+    places = ids.reshape(-1, *[1] * (rows.dim() - 1)).expand_as(rows)
+    made = rows.new_full((num + 2, *rows.shape[1:]), start)
+    return made.scatter_reduce(0, places, rows, reduce).narrow(0, 1, num)
+
+
+def _check(lengths: Tensor, length: int) -> None:
+    """Raise torch's errors."""
+    if lengths.numel() and int(lengths.min()) < 0:
+        raise RuntimeError("lengths contains negative value!")
+    if int(lengths.sum()) != length:
+        raise RuntimeError(
+            "segment_reduce(): Expected all rows of lengths along axis to sum to "
+            "data.size(lengths.dim()-1) when !unsafe."
+        )
+
+
+PAGE = page(
+    op("segment_reduce", rule(_segments), kernel=_segment_reduce),
+)

@@ -1,0 +1,67 @@
+"""Gradients, adaptive means, spectrograms and runs of rows equal the one-process result."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import weft
+from tests.cases import Trial, trials_of
+from tests.cases.neighbours import CASES
+from tests.harness import check_trial, ranks
+from weft import P
+
+SEGMENT_ERRORS = [
+    ([2, 2], "to sum to data.size"),
+    ([7, -1, 0], "negative value"),
+]
+
+
+@pytest.mark.parametrize("trial", trials_of(CASES), ids=lambda trial: trial.id)
+def test_neighbours(trial: Trial) -> None:
+    check_trial(trial)
+
+
+@ranks(x=2)
+def test_running_statistics_are_written(mesh: Any) -> None:
+    """native_batch_norm writes to them, though its schema does not say so."""
+    full = torch.randn(6, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    due = torch.zeros(3).double(), torch.ones(3).double()
+    got = [one.clone() for one in due]
+    x = weft.distribute_tensor(full, mesh, P("x"))
+    for name, op in (("native", torch.ops.aten.native_batch_norm),
+                     ("legit", torch.ops.aten._native_batch_norm_legit)):
+        expected = op(full, None, None, *due, True, 0.1, 1e-5)
+        results = op(x, None, None, *got, True, 0.1, 1e-5)
+        for one, other in zip((*results, *got), (*expected, *due)):
+            one = one.full_tensor() if isinstance(one, weft.ShardTensor) else one
+            torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12, msg=name)
+
+
+@pytest.mark.parametrize("lengths, said", SEGMENT_ERRORS)
+def test_segments_that_do_not_fit(lengths: list[int], said: str) -> None:
+    """torch's own errors, whichever dim is sharded."""
+    def on_rank(mesh: Any) -> None:
+        x = weft.distribute_tensor(torch.ones(6, 2), mesh, P("x"))
+        torch.segment_reduce(x, "sum", lengths=torch.tensor(lengths))
+
+    with pytest.raises(RuntimeError, match=said):
+        torch.segment_reduce(torch.ones(6, 2), "sum", lengths=torch.tensor(lengths))
+    with pytest.raises(RuntimeError, match=said):
+        weft.testing.run(on_rank, mesh={"x": 2})
+
+
+def test_a_window_that_says_nothing() -> None:
+    """torch's own error, of frames that leave elements out."""
+    spectra = torch.zeros(3, 4, dtype=torch.complex128)
+
+    def on_rank(mesh: Any) -> None:
+        x = weft.distribute_tensor(spectra, mesh, P(None, "x"))
+        torch.istft(x, 4, window=torch.zeros(4, dtype=torch.float64))
+
+    with pytest.raises(RuntimeError, match="window overlap add min"), pytest.warns(
+        weft.WeftWarning
+    ):
+        weft.testing.run(on_rank, mesh={"x": 2})
