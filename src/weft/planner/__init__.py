@@ -1,4 +1,4 @@
-"""From one layout to another: steps, plans, and what they cost. Standard library only."""
+"""From one layout to another: steps, plans and their cost. Standard library only."""
 
 from weft.planner.check import IDEMPOTENT, LINEAR, check, kept_terms
 from weft.planner.cost import is_local, step_nbytes, step_nbytes_at, step_seconds
