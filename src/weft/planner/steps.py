@@ -5,7 +5,7 @@
 | Slice | keeps the part that the target holds | nothing is sent |
 | Exchange | box intersections, by one all-to-all | axes that hold what is missing |
 | AllGather | every member of the group gets the same box | axes that stop sharding |
-| ReduceScatter | reduces partial values, each member its own box | partial axes that come to shard |
+| ReduceScatter | reduces partial values, each member its box | partial axes that come to shard |
 | AllReduce | reduces partial values, each member all of it | partial axes that become replicated |
 | Transfer | box intersections, from one mesh to another | no axes: device ids say who sends |
 | Fetch | shards -> boxes that ranks read (halos), which overlap | axes that shard what is read |
