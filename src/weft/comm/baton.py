@@ -75,7 +75,7 @@ class Runner:
         self.gate = threading.Lock()
         self.gate.acquire()
         self.state: GlobalState | None = None
-        self.waits: Any = None  # (members, what) of the meeting it waits for; what: a CollectiveCall
+        self.waits: Any = None  # (members, CollectiveCall) of the meeting it waits for
         self.taken: Any = None  # what it gets from the meeting
         self.error: BaseException | None = None  # raised in it when it runs next
         self.ended: str | None = None  # "has returned" or "has raised ..."
