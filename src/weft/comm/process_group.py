@@ -30,7 +30,7 @@ from weft.comm.communicator import (
 from weft.comm.debug_compare import DebugCompare
 from weft.comm.group_calls import GroupCalls, backend_of
 from weft.comm.point_to_point import Started, UnderWay
-from weft.comm.reduction import reduce_terms
+from weft.comm.reduction import reduce_partials
 from weft.core import AxisName, balanced_cuts
 
 __all__ = ["ProcessCommunicator"]
@@ -131,7 +131,7 @@ class ProcessCommunicator(GroupCalls):
         flat = x.reshape(-1)
         if x.numel() * x.element_size() * self.size <= _GATHER_LIMIT_NBYTES:
             terms = self._all_gather(flat, (flat.numel(),) * self.size).chunk(self.size)
-            return reduce_terms(terms, kind).view(x.shape)
+            return reduce_partials(terms, kind).view(x.shape)
         cuts = balanced_cuts(flat.numel(), (self.size,))
         sizes = tuple(stop - start for start, stop in pairwise(cuts))
         if sum(sizes) * x.element_size() < _SWAP_TERMS * self.swaps_from_nbytes:
@@ -149,7 +149,7 @@ class ProcessCommunicator(GroupCalls):
         flat = x.reshape(-1)
         if x.numel() * x.element_size() * self.size <= _GATHER_LIMIT_NBYTES:
             gathered = self._start_all_gather(flat, (flat.numel(),) * self.size)
-            return lambda: reduce_terms(gathered().chunk(self.size), kind).view(x.shape)
+            return lambda: reduce_partials(gathered().chunk(self.size), kind).view(x.shape)
         cuts = balanced_cuts(flat.numel(), (self.size,))
         sizes = tuple(stop - start for start, stop in pairwise(cuts))
         gathered = self._start_all_gather(self._reduce_scatter(flat, sizes, kind), sizes)
@@ -191,7 +191,7 @@ class ProcessCommunicator(GroupCalls):
             return self._start_reduce_scatter(x, sizes, kind)()
         mine = sizes[self.index]
         terms = self._all_to_all(x, sizes, (mine,) * self.size).view(self.size, mine)
-        return reduce_terms(terms.unbind(), kind)
+        return reduce_partials(terms.unbind(), kind)
 
     def _start_reduce_scatter(
         self, x: Tensor, sizes: tuple[int, ...], kind: str, out: Tensor | None = None
@@ -208,7 +208,7 @@ class ProcessCommunicator(GroupCalls):
         recv = [(place, terms[place]) for place in self._others() if mine]
         send = [(place, parts[place]) for place in self._others() if sizes[place]]
         wait = self._swap(send, recv, x.dtype)
-        return _then(wait, lambda: reduce_terms(terms, kind, out))
+        return _then(wait, lambda: reduce_partials(terms, kind, out))
 
     def _all_to_all(self, x: Tensor, send: tuple[int, ...], recv: tuple[int, ...]) -> Tensor:
         if not self.in_order:

@@ -15,7 +15,7 @@ from torch import Tensor
 from weft.core import KINDS
 from weft.errors import PlacementError, message
 
-__all__ = ["check_kind", "reduce_terms"]
+__all__ = ["check_kind", "reduce_partials"]
 
 _STEP: dict[str, Callable[[Tensor, Tensor], object]] = {
     "sum": Tensor.add_,
@@ -69,14 +69,14 @@ def check_kind(kind: str, dtype: torch.dtype) -> None:
     )
 
 
-def reduce_terms(terms: Sequence[Tensor], kind: str, out: Tensor | None = None) -> Tensor:
+def reduce_partials(terms: Sequence[Tensor], kind: str, out: Tensor | None = None) -> Tensor:
     """The reduction of `terms` (equal shapes and dtypes), in order: `out`, or a new tensor.
 
     `out` shares no memory with any of them.
     """
     if out is not None:
         if out.dtype in _WIDE or out.dtype is torch.uint64:
-            return out.copy_(reduce_terms(terms, kind))
+            return out.copy_(reduce_partials(terms, kind))
         return _reduce(out.copy_(terms[0]), terms, kind)
     dtype = terms[0].dtype
     if dtype is torch.uint64:
@@ -98,7 +98,7 @@ def _reduce_uint64(terms: Sequence[Tensor], kind: str) -> Tensor:
     """As int64, which has the same bits for sums and products; its order begins at the sign bit."""
     bits = [term.view(torch.int64) for term in terms]
     if kind not in ("max", "min"):
-        return reduce_terms(bits, kind).view(torch.uint64)
+        return reduce_partials(bits, kind).view(torch.uint64)
     first = torch.iinfo(torch.int64).min
-    best = reduce_terms([term ^ first for term in bits], kind)
+    best = reduce_partials([term ^ first for term in bits], kind)
     return best.bitwise_xor_(first).view(torch.uint64)

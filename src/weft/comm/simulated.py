@@ -35,7 +35,7 @@ from weft.comm.collective_call import (
     pairs_that_differ,
 )
 from weft.comm.communicator import Communicator
-from weft.comm.reduction import reduce_terms
+from weft.comm.reduction import reduce_partials
 from weft.comm.source import point
 from weft.core import AxisName, Mesh
 from weft.errors import CommunicationError, MeshError, ShardTypeError, message
@@ -108,7 +108,7 @@ class SimulatedCommunicator(Communicator):
 
     def _all_reduce(self, x: Tensor, kind: str) -> Tensor:
         def finish(terms: list[Tensor]) -> list[Tensor]:
-            total = reduce_terms(terms, kind)
+            total = reduce_partials(terms, kind)
             return [total, *(total.clone() for _ in terms[1:])]
 
         return self._meet("all_reduce", (kind, x.dtype, tuple(x.shape)), x, finish)
@@ -122,7 +122,7 @@ class SimulatedCommunicator(Communicator):
     def _reduce_scatter(self, x: Tensor, sizes: tuple[int, ...], kind: str) -> Tensor:
         def finish(terms: list[Tensor]) -> list[Tensor]:
             pieces = [term.split(sizes) for term in terms]
-            return [reduce_terms(mine, kind) for mine in zip(*pieces)]
+            return [reduce_partials(mine, kind) for mine in zip(*pieces)]
 
         return self._meet("reduce_scatter", (kind, x.dtype, sizes), x, finish)
 

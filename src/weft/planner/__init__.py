@@ -1,6 +1,6 @@
 """From one layout to another: steps, plans and their cost. Standard library only."""
 
-from weft.planner.check import IDEMPOTENT, LINEAR, check, kept_terms
+from weft.planner.check import IDEMPOTENT, LINEAR, check, kept_partials
 from weft.planner.cost import is_local, step_nbytes, step_nbytes_at, step_seconds
 from weft.planner.links import GLOO, NCCL, Link, Links, set_links
 from weft.planner.plan import (

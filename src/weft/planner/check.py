@@ -5,7 +5,7 @@ from __future__ import annotations
 from weft.core.layout import Layout
 from weft.errors import LayoutError, message
 
-__all__ = ["IDEMPOTENT", "LINEAR", "check", "kept_terms"]
+__all__ = ["IDEMPOTENT", "LINEAR", "check", "kept_partials"]
 
 LINEAR = frozenset({"sum", "avg"})
 """Kinds that may occur together: a sum of means is a mean of sums."""
@@ -35,7 +35,7 @@ def check(src: Layout, dst: Layout, call: str = "plan(src, dst)") -> None:
         _check_rows(src, dst, call)
 
 
-def kept_terms(src: Layout, dst: Layout) -> dict[int, int]:
+def kept_partials(src: Layout, dst: Layout) -> dict[int, int]:
     """Source axis -> target axis, for the axes over which partial values stay partial.
 
     On one mesh these are the same axis with the same kind; on two, axes of the same name and size.
@@ -69,7 +69,7 @@ def _check_kinds(src: Layout, dst: Layout, call: str) -> None:
 
 
 def _check_rows(src: Layout, dst: Layout, call: str) -> None:
-    kept = set(kept_terms(src, dst).values())
+    kept = set(kept_partials(src, dst).values())
     alone = src.mesh == dst.mesh
     wrong: list[str] = []
     for axis, kind in enumerate(dst.partial):

@@ -14,7 +14,7 @@ from weft.core.dtypes import dtype_name
 from weft.core.dtypes import itemsize as itemsize_of
 from weft.core.layout import Layout
 from weft.errors import LayoutError, ShardTypeError, message
-from weft.planner.check import check, kept_terms
+from weft.planner.check import check, kept_partials
 from weft.planner.cost import nbytes_of, peak_elements, seconds_of, step_nbytes_at
 from weft.planner.geometry import strip
 from weft.planner.links import Links, as_links
@@ -231,7 +231,7 @@ def naive(src: Layout, dst: Layout, itemsize: int = 4) -> Plan:
     src_, dst_ = strip(src), strip(dst)
     if 0 in src.shape:
         return plan(src, dst, itemsize)
-    kept = {s: d for s, d in kept_terms(src_, dst_).items() if src_.partial[s] in _NOT_MADE}
+    kept = {s: d for s, d in kept_partials(src_, dst_).items() if src_.partial[s] in _NOT_MADE}
     whole = src_.gathered(range(src.ndim))
     terms = tuple(axis for axis, kind in enumerate(whole.partial) if kind and axis not in kept)
     full = whole.without_partial(terms)

@@ -25,7 +25,7 @@ from functools import lru_cache
 from itertools import chain, combinations, product
 
 from weft.core.layout import Layout
-from weft.planner.check import IDEMPOTENT, LINEAR, kept_terms
+from weft.planner.check import IDEMPOTENT, LINEAR, kept_partials
 from weft.planner.cost import cheapest, seconds_of
 from weft.planner.geometry import Cut, coarser, common_depth, finer, size_over
 from weft.planner.links import Links
@@ -261,7 +261,7 @@ def _cut(layout: Layout, cuts: list[Cut], partial: Sequence[str | None]) -> Layo
 
 
 def _across(src: Layout, dst: Layout, node_size: int, detours: bool) -> Iterator[Steps]:
-    for crossing in _crossing_terms(src, dst):
+    for crossing in _crossing_partials(src, dst):
         reduced = [axis for axis, kind in enumerate(src.partial) if kind and axis not in crossing]
         made = [axis for axis, kind in enumerate(dst.partial)
                 if kind and axis not in crossing.values()]
@@ -272,9 +272,9 @@ def _across(src: Layout, dst: Layout, node_size: int, detours: bool) -> Iterator
             yield *before, Transfer(here, landing, node_size=node_size), *after
 
 
-def _crossing_terms(src: Layout, dst: Layout) -> Iterator[dict[int, int]]:
+def _crossing_partials(src: Layout, dst: Layout) -> Iterator[dict[int, int]]:
     """Source axis -> target axis of the partial axes that cross: all that can, or all that must."""
-    kept = kept_terms(src, dst)
+    kept = kept_partials(src, dst)
     yield kept
     if kept:
         # A sum can be reduced and made again, a mean cannot. (Means and sums may occur together.)

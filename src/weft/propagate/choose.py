@@ -96,7 +96,7 @@ class Frame:
     beside: dict[str, tuple[str, list[int]]] = field(default_factory=dict)
 
 
-def terms(frame: Frame, factor: str) -> tuple[int, ...]:
+def bias_operands(frame: Frame, factor: str) -> tuple[int, ...]:
     """The operands that are added to the result of a contraction of `factor`.
 
     The rule names them, or they are in one linear set with an operand that has the factor, which
@@ -106,7 +106,7 @@ def terms(frame: Frame, factor: str) -> tuple[int, ...]:
     if rule.reduce.get(factor) != "sum" or len(rule.operands) == 1:
         return ()
     owners = {operand for operand, _, _ in frame.leads[factor]}
-    return tuple(sorted({*rule.added, *(
+    return tuple(sorted({*rule.bias, *(
         member for members in rule.linear if not owners.isdisjoint(members)
         for member in members if member not in owners
     )}))
@@ -136,7 +136,7 @@ def _agreed(frame: Frame, held: Sequence[str | None]) -> Choice:
             return NEEDS_COST
     if found in frame.finished and not _is_brought(frame, held, found):
         return NEEDS_COST
-    return NEEDS_COST if found in frame.rule.reduce and terms(frame, found) else found
+    return NEEDS_COST if found in frame.rule.reduce and bias_operands(frame, found) else found
 
 
 def _agreed_beside(frame: Frame, held: Sequence[str | None]) -> Choice:

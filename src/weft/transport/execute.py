@@ -30,7 +30,7 @@ from weft.planner import (
 )
 from weft.transport import traffic
 from weft.transport.boxes import Move
-from weft.transport.steps import Start, compile_step, compile_transfer, kind_of_terms
+from weft.transport.steps import Start, compile_step, compile_transfer, partial_kind
 
 __all__ = ["CompiledPlan", "compile_plan", "execute", "owned", "unshared"]
 
@@ -201,5 +201,5 @@ def _reduction(plan: Plan, mesh: BoundMesh) -> tuple[Communicator, str] | None:
     if len(plan.steps) != 1 or not isinstance(plan.steps[0], AllReduce) or mesh.here is None:
         return None
     step = plan.steps[0]
-    kind, divisor = kind_of_terms(step.src, step.axes)
+    kind, divisor = partial_kind(step.src, step.axes)
     return (mesh.comm(step.axes), kind) if divisor == 1 else None

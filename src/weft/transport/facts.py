@@ -77,7 +77,7 @@ def divisor(src: Layout, dst: Layout) -> int:
 
 def _changing(src: Layout, dst: Layout) -> tuple[list[int], list[int]]:
     """The source's axes that are reduced, and the target's axes that become partial."""
-    kept = kept_terms(src, dst)
+    kept = kept_partials(src, dst)
     if src.mesh != dst.mesh:
         kept = {one: other for one, other in kept.items() if src.partial[one] != "product"}
     stay = set(kept.values())

@@ -42,7 +42,7 @@ from weft.planner import (
 from weft.planner.geometry import Coordinate, group, intersect, size_over, volume
 from weft.transport.boxes import Move, flat, pack, part, shape_of, stretch, unpack, within
 
-__all__ = ["Start", "compile_step", "compile_transfer", "kind_of_terms"]
+__all__ = ["Start", "compile_step", "compile_transfer", "partial_kind"]
 
 Start = Callable[[Tensor], Finish]
 
@@ -378,7 +378,7 @@ def _reduce_scatter(step: ReduceScatter, at: Coordinate, mesh: BoundMesh) -> tup
     packed = pack([box for box in boxes if volume(box)], step.src.box_at(at))
     shape = shape_of(step.dst.box_at(at))
     comm = mesh.comm(step.axes)
-    kind, divisor = kind_of_terms(step.src, step.axes)
+    kind, divisor = partial_kind(step.src, step.axes)
 
     def run(x: Tensor) -> Tensor:
         return divided(comm.reduce_scatter(packed(x), sizes, kind))
@@ -396,7 +396,7 @@ def _reduce_scatter(step: ReduceScatter, at: Coordinate, mesh: BoundMesh) -> tup
 
 def _all_reduce(step: AllReduce, mesh: BoundMesh) -> tuple[Move, Start]:
     comm = mesh.comm(step.axes)
-    kind, divisor = kind_of_terms(step.src, step.axes)
+    kind, divisor = partial_kind(step.src, step.axes)
 
     def start(x: Tensor) -> Finish:
         finish = comm.start_all_reduce(x, kind)
@@ -407,7 +407,7 @@ def _all_reduce(step: AllReduce, mesh: BoundMesh) -> tuple[Move, Start]:
     return lambda x: comm.all_reduce(x, kind).div_(divisor), start
 
 
-def kind_of_terms(layout: Layout, axes: tuple[int, ...]) -> tuple[str, int]:
+def partial_kind(layout: Layout, axes: tuple[int, ...]) -> tuple[str, int]:
     """The kind of one collective over several partial axes, and what to divide by after it."""
     kinds = {layout.partial[axis] for axis in axes}
     if len(kinds) == 1:
