@@ -14,6 +14,8 @@ from weft.planner import (
     AllGather,
     AllReduce,
     Exchange,
+    Fetch,
+    Fold,
     Plan,
     ReduceScatter,
     Slice,
@@ -97,9 +99,12 @@ def _rows(step: Step, rank: int) -> Iterator[_Row]:
             yield "keeps", (), step.dst.box_at(at)
         case Term():
             yield "holds as partial", (), step.src.box_at(at)
-        case Exchange():
+        case Exchange() | Fetch():
             yield from _blocks("from", "keeps", rank, named(step.receives(at)))
             yield from _blocks("to", "", rank, named(step.sends(at)))
+        case Fold():
+            yield from _blocks("a partial from", "its own", rank, named(step.receives(at)))
+            yield from _blocks("a partial to", "", rank, named(step.sends(at)))
         case AllGather():
             peers = named(step.receives(at))
             yield from _blocks("from", "keeps", rank, peers)

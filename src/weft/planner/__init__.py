@@ -31,6 +31,6 @@ __all__ = [
     "AllGather", "AllReduce", "Exchange", "Fetch", "Fold", "GLOO", "IDEMPOTENT", "LINEAR", "Link",
     "Links", "NCCL", "Plan", "ReduceScatter", "Slice", "Step", "Term", "Transfer", "check",
     "fetching", "folding", "forget_plans", "gradient_layout", "is_local", "kept_plans",
-    "kept_terms", "naive", "plan", "set_links", "step_nbytes", "step_nbytes_at", "step_seconds",
+    "kept_partials", "naive", "plan", "set_links", "step_nbytes", "step_nbytes_at", "step_seconds",
     "transpose",
 ]

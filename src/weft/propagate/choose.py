@@ -40,7 +40,7 @@ from weft.rules import Rule
 
 __all__ = [
     "NEEDS_COST", "UNKNOWN_FACTOR", "Choice", "Frame", "PassPartial", "cheapest", "cut_beside",
-    "terms", "zero_cost_choice",
+    "bias_operands", "zero_cost_choice",
 ]
 
 UNKNOWN_FACTOR = ""
@@ -93,7 +93,9 @@ class Frame:
     grads: Sequence[bool]
     sizes: tuple[int, ...]
     target: int | None = None
-    beside: dict[str, tuple[str, list[int]]] = field(default_factory=dict)
+    beside: dict[str, tuple[str, list[int]]] = field(
+        default_factory=dict[str, tuple[str, list[int]]]
+    )
 
 
 def bias_operands(frame: Frame, factor: str) -> tuple[int, ...]:
@@ -258,9 +260,9 @@ def _candidates(
         for other in cut_beside(frame, held, factor) if frame.beside else ():
             for operand in frame.beside[other][1]:
                 wanted[operand] = other
-        added = terms(frame, factor) if factor in rule.reduce else ()
-        for operand in added:
-            wanted[operand] = PassPartial(added, "sum")
+        bias = bias_operands(frame, factor) if factor in rule.reduce else ()
+        for operand in bias:
+            wanted[operand] = PassPartial(bias, "sum")
         yield factor, wanted
     for kind in dict.fromkeys(kinds):  # in order: every rank must break ties alike
         if kind is None or not _may_pass(rule, kind):

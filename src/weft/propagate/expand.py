@@ -24,7 +24,6 @@ from weft.propagate.choose import (
     bias_operands,
     cheapest,
     cut_beside,
-    terms,
     zero_cost_choice,
 )
 from weft.propagate.local import local_call, window_of, windowed_cuts

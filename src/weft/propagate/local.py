@@ -71,7 +71,8 @@ def _dims(
     sharded: Mapping[tuple[int, int], tuple[Interval, ...]], coordinate: tuple[int, ...],
 ) -> tuple[BoxedDim, ...]:
     index = min((index for index, _ in rule.windows), default=0)
-    layout, found = operands[index], []
+    layout = operands[index]
+    found: list[BoxedDim] = []
     for dim, factors in enumerate(rule.operands[index] or ()):
         window = rule.windows.get((index, factors[0])) if factors else None
         if window is None:

@@ -116,8 +116,10 @@ def bind(
     named = _named(pattern, places, operands, tuple(map(len, results)), results, along)
     shapes = [*operands, *results]
     dims = (*named.operands, *named.results)
-    windowed = {(at, name) for at, place in enumerate(places) for operand, name in pattern.windows
-                if operand == place} if pattern.windows else frozenset()
+    windowed: set[tuple[int, str]] = {
+        (at, name) for at, place in enumerate(places) for operand, name in pattern.windows
+        if operand == place
+    } if pattern.windows else set()
     sizes = _sizes(pattern, dims, shapes, named.has_compounds, told, windowed)
     whole = named.whole
     ones: frozenset[str] = frozenset()

@@ -71,7 +71,9 @@ class Rule:
     by_size: bool = False
     finish: frozenset[tuple[int, str]] = frozenset()
     beside: frozenset[tuple[int, str, str]] = frozenset()
-    windows: Mapping[tuple[int, str], Window] = field(default_factory=dict)
+    windows: Mapping[tuple[int, str], Window] = field(
+        default_factory=dict[tuple[int, str], Window]
+    )
     fill: float = 0.0
     on_box: OnBox | None = None
     op: str | None = None

@@ -20,7 +20,7 @@ from weft.planner import (
     fetching,
     folding,
     is_local,
-    kept_terms,
+    kept_partials,
     plan,
 )
 
