@@ -58,7 +58,7 @@ def block(layout: Any, dense: Tensor, coordinate: Sequence[int]) -> Tensor:
     return dense
 
 
-def reduce_terms(layout: Any, terms: Tensor) -> Tensor:
+def reduce_partials(layout: Any, terms: Tensor) -> Tensor:
     """The value whose terms over all partial axes are stacked in dim 0."""
     kinds = set(layout.partial) - {None}
     if kinds <= {"sum", "avg"}:
@@ -111,7 +111,7 @@ def check(
                 f"{where}: local shape {tuple(term.shape)}, {tuple(expected.shape)} due"
             )
         due = block(layout, close, here) if isinstance(close, Tensor) else close
-        same(reduce_terms(layout, torch.stack(peers)), expected, where, due)
+        same(reduce_partials(layout, torch.stack(peers)), expected, where, due)
         assert mine.local.dtype == dense.dtype, f"{where}: local {mine.local.dtype}"
 
 

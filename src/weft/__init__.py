@@ -1,7 +1,7 @@
 """One tensor on many devices: ordinary PyTorch code on global tensors with layouts.
 
-Nothing is imported before it is asked for (PEP 562), and layouts, plans and drawings need no torch.
-What needs torch is loaded as soon as torch is: `weft.startup` says why.
+Names are imported when they are first used (PEP 562), and layouts, plans and drawings need no
+torch. What needs torch is loaded as soon as torch is: `weft.startup` says why.
 """
 
 from __future__ import annotations

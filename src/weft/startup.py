@@ -1,12 +1,12 @@
-"""When the part of weft that needs torch is loaded: as soon as weft and torch are both there.
+"""Loads the part of weft that needs torch as soon as weft and torch are both imported.
 
-That part changes functions of torch: `torch.manual_seed` seeds weft's stream too, `torch.load` may
-read ShardTensors, checkpoints and autograd see them. So it must be there before any of them is
+That part changes functions of torch: `torch.manual_seed` seeds weft's stream too, `torch.load` can
+read ShardTensors, checkpoints and autograd handle them. So it must be there before any of them is
 called, whichever names of weft a program uses, and whichever it imports first:
 
 - weft after torch: at once;
-- torch after weft, or something of weft that imports torch (a room, or what a pickle names): when
-  that import ends. An entry of `sys.meta_path` looks for it, and goes when it is done.
+- torch after weft, or a part of weft that imports torch (a room, or what a pickle names): when
+  that import ends. An entry of `sys.meta_path` watches for it, and is removed afterwards.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.oracle import block, coordinates, reduce_terms
+from tests.oracle import block, coordinates, reduce_partials
 from weft.comm import BoundMesh
 from weft.core import Layout, Mesh, P
 from weft.planner import plan
@@ -201,5 +201,5 @@ def _reduced(src: Layout, terms: Tensor) -> Tensor:
         return ((terms[0] != 0) | (terms[1] != 0)).to(torch.int64)
     if not kinds:
         return terms[0]
-    total = reduce_terms(src, terms.double() if "avg" in kinds else terms)
+    total = reduce_partials(src, terms.double() if "avg" in kinds else terms)
     return total.to(torch.int64)

@@ -12,7 +12,7 @@ from tests.cases import Case, case, integers, reals, trials
 from tests.cases.every import EVERY
 from tests.cases.layouts import layouts_of, ragged
 from tests.harness import dense_outcome, local_part
-from tests.oracle import coordinates, reduce_terms
+from tests.oracle import coordinates, reduce_partials
 from weft.core import Mesh
 
 GRID = Mesh({"dp": 2, "tp": 2})
@@ -57,7 +57,7 @@ def test_terms_sum_to_the_value_differ_and_vary_in_sign(operand) -> None:
     dense = operand.make(torch.Generator().manual_seed(0))
     layout = layouts_of(GRID, (5, 4))["p.dt"]
     terms = [local_part(layout, dense, place, seed=1) for place in coordinates(layout)]
-    torch.testing.assert_close(reduce_terms(layout, torch.stack(terms)), dense)
+    torch.testing.assert_close(reduce_partials(layout, torch.stack(terms)), dense)
     assert len({tuple(term.flatten().tolist()) for term in terms}) == 4
     assert all((term < 0).any() and (term > 0).any() for term in terms)
 

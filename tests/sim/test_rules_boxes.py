@@ -333,11 +333,11 @@ def assemble(pieces: dict[tuple[int, ...], Tensor], layout: Layout, dense: Tenso
         groups: dict[tuple[int, ...], list[Tensor]] = {}
         for key, term in value.items():
             groups.setdefault(key[:place], []).append(term)
-        value = {key: reduce_terms(kind, terms) for key, terms in groups.items()}
+        value = {key: reduce_partials(kind, terms) for key, terms in groups.items()}
     return value[()]
 
 
-def reduce_terms(kind: str | None, terms: Sequence[Tensor]) -> Tensor:
+def reduce_partials(kind: str | None, terms: Sequence[Tensor]) -> Tensor:
     stacked = torch.stack(list(terms))
     match kind:
         case "sum":

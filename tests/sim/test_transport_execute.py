@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.oracle import block, coordinates, reduce_terms
+from tests.oracle import block, coordinates, reduce_partials
 from tests.transitions import MESHES, SHAPES, layouts
 from weft.comm import BoundMesh, run_simulated
 from weft.core import Layout, Mesh, P
@@ -48,7 +48,7 @@ def reduced(layout: Layout, terms: Tensor) -> Tensor:
         return torch.stack([(terms >> bit & 1).sum(0) % 2 << bit for bit in range(8)]).sum(0)
     if set(layout.partial) & {"band", "bor"}:  # of bools
         return terms.all(0) if "band" in layout.partial else terms.any(0)
-    return reduce_terms(layout, terms)
+    return reduce_partials(layout, terms)
 
 
 def by_pieces(bound: BoundMesh) -> None:

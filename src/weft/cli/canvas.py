@@ -1,4 +1,4 @@
-"""The one place that imports matplotlib, when a picture is drawn and not before."""
+"""The only place that imports matplotlib, and only when a picture is drawn."""
 
 from __future__ import annotations
 

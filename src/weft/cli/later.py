@@ -1,4 +1,4 @@
-"""Commands that are imported when they are called, and where those outside the library lie."""
+"""Commands that are imported when they are called, and where those outside the library are."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _REPOSITORY = Path(__file__).parents[3]
 
 
 class Later(click.Command):
-    """A command that is imported when it is called: `place` is its module, which has it by name.
+    """A command that is imported when it is called: `place` is the module that has it by name.
 
-    `needs` are the packages that it imports and that the plain install does not bring.
+    `needs` are the packages that it imports and that a plain install does not include.
     """
 
     def __init__(self, name: str, place: str, short_help: str, needs: tuple[str, ...] = ()) -> None:
@@ -42,12 +42,12 @@ class Later(click.Command):
 
 
 class OutsideCommand(Later):
-    """A command whose package, of the same name, is no part of the library.
+    """A command whose package, of the same name, is not part of the library.
 
-    An installation has the package in `weft/tools`; in the repository it lies in `folder`.
+    An installation has the package in `weft/tools`; in the repository it is in `folder`.
 
     Raises:
-        RefusedError: it lies in neither.
+        RefusedError: it is in neither.
     """
 
     def __init__(self, folder: str, name: str, short_help: str,
@@ -78,5 +78,5 @@ class OutsideCommand(Later):
 def _is_there(package: str) -> bool:
     try:
         return importlib.util.find_spec(package) is not None
-    except ValueError:  # a module that is None in sys.modules: its import is switched off
+    except ValueError:  # a module that is None in sys.modules: its import is disabled
         return False

@@ -1,4 +1,4 @@
-"""Local ranks of `weft run`, as a program starts them."""
+"""Starts local ranks with `weft run`, from a program."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def environment() -> dict[str, str]:
 
 
 def events(num_ranks: int, script: str, asked: Any) -> Iterator[dict[str, Any]]:
-    """Run `script` as ranks; what they write to standard output, one JSON object per line.
+    """Run `script` as ranks; yields what they write to standard output, one JSON object per line.
 
     Its one argument is `asked` as JSON. It can import what this process can.
 
@@ -54,7 +54,7 @@ def events(num_ranks: int, script: str, asked: Any) -> Iterator[dict[str, Any]]:
                 yield json.loads(line)
             status = ranks.wait()
         finally:
-            # Also when the user interrupts: the launcher ends its ranks when it is told to end.
+            # Also when the user interrupts: the launcher ends its ranks when it is asked to end.
             ranks.terminate()
         if status:
             errors.seek(0)

@@ -1,9 +1,9 @@
-"""A script as one rank of `weft run`: what goes wrong is told once for all ranks, and briefly.
+"""A script as one rank of `weft run`: errors are printed once for all ranks, and briefly.
 
-This file is run by its path and imports the standard library alone, so that the script finds what
-it would find if it were run by itself. What it raises comes with the lines that are the user's;
-those of weft and of torch are left out unless WEFT_DEBUG is set. Ranks that raise the same leave
-it to the first of them, which waits a moment for the others: they meet in a directory.
+This file is run by its path and imports only the standard library, so that the script finds what it
+would find if it were run directly. Errors are shown with the lines of the user; those of weft and
+of torch are omitted unless WEFT_DEBUG is set. Ranks that raise the same error leave it to the first
+of them, which briefly waits for the others: they meet in a directory.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _CAUSE_S = 1.5
 
 def main() -> None:
     """Run `sys.argv[1]` with the arguments after it, as Python itself does."""
-    for stream in (sys.stdout, sys.stderr):  # lines of several ranks stay whole
+    for stream in (sys.stdout, sys.stderr):  # keeps lines of several ranks whole
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True, write_through=False)
     script = sys.argv[1]
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def told(error: BaseException) -> str:
-    """The traceback, without frames of weft and torch where any other is left."""
+    """The traceback, without frames of weft and torch if any other remains."""
     said = traceback.TracebackException.from_exception(error)
     everything = os.environ.get("WEFT_DEBUG", "") not in ("", "0")
     if not everything:
@@ -67,7 +67,7 @@ def told(error: BaseException) -> str:
 
 
 def _shorten(said: traceback.TracebackException, outermost: bool = False) -> bool:
-    """Leave out frames, and causes that have no other; whether any is left."""
+    """Omit frames, and causes that have no others; returns whether any remains."""
     torch = getattr(sys.modules.get("torch"), "__file__", None)
     hidden = (_WEFT, "<frozen ", *([str(Path(torch).parent) + os.sep] if torch else []))
     frames = [
@@ -84,7 +84,7 @@ def _shorten(said: traceback.TracebackException, outermost: bool = False) -> boo
 
 
 def _report(error: Exception) -> None:
-    """Say it, once for all ranks that have the same to say."""
+    """Print it once for all ranks with the same error."""
     # The launcher ends the others as soon as one has ended; what has begun is said all the same.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     rank, text, reports = int(os.environ["RANK"]), told(error), Path(os.environ[REPORTS])
@@ -118,7 +118,7 @@ def _wait(until: Callable[[], bool], limit_s: float) -> bool:
 
 def _write(text: str) -> None:
     sys.stdout.flush()
-    sys.stderr.write(f"{text}\n")  # at once, so that ranks do not write into each other's lines
+    sys.stderr.write(f"{text}\n")  # in one write, so that ranks do not mix their lines
     sys.stderr.flush()
 
 

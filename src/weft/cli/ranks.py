@@ -1,4 +1,4 @@
-"""torch's launcher in this process: what it says of ranks that failed is said in a line each."""
+"""torch's launcher in this process: each failed rank is reported in one line."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ __all__ = ["run"]
 def run(num_ranks: int, program: Sequence[str]) -> int:
     """Run a script and its arguments as ranks, each by `rank.py`; the exit status, torchrun's.
 
-    What the ranks write goes where this process writes.
+    The output of the ranks goes where this process writes.
     """
     os.environ.update(environment())
     options = ["--standalone", f"--nproc-per-node={num_ranks}", rank.__file__, *program]
     before = logging.root.manager.disable
     if os.environ.get("WEFT_DEBUG", "") in ("", "0"):
-        logging.disable(logging.ERROR)  # the launcher's, which are of ranks that end
+        logging.disable(logging.ERROR)  # the launcher's messages about ranks that end
     with tempfile.TemporaryDirectory(prefix="weft-run-") as reports:
         os.environ[rank.REPORTS] = reports
         try:
@@ -47,7 +47,7 @@ def run(num_ranks: int, program: Sequence[str]) -> int:
 
 
 def _silent(failures: dict[int, Any], reports: Path) -> list[str]:
-    """How ranks ended that have said nothing themselves; not those that the launcher ended."""
+    """How ranks ended that have printed nothing themselves; not those that the launcher ended."""
     said = []
     for number, failure in sorted(failures.items()):
         if not (reports / f"{number}.ended").exists() and failure.exitcode != -signal.SIGTERM:

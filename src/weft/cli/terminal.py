@@ -1,4 +1,4 @@
-"""What the commands print: drawings, in colour where there is a terminal, and refusals."""
+"""Output of the commands: drawings, in colour on a terminal, and refusals."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MAX_WIDTH = 160
 
 
 class RefusedError(click.ClickException):
-    """A user's mistake: its text and nothing else, and status 2."""
+    """A user's mistake: only its text, and status 2."""
 
     exit_code = 2
 
@@ -30,7 +30,7 @@ class RefusedError(click.ClickException):
 
 
 def explained(command: Callable[..., None]) -> Callable[..., None]:
-    """A command whose users see errors of weft as text, without a traceback."""
+    """A command that shows errors of weft as text, without a traceback."""
 
     @functools.wraps(command)
     def run(*args: Any, **options: Any) -> None:
@@ -43,7 +43,7 @@ def explained(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def width() -> int:
-    """Characters of a line of the terminal; 80 where there is none."""
+    """Characters per line of the terminal; 80 if there is none."""
     return min(shutil.get_terminal_size((80, 24)).columns, _MAX_WIDTH)
 
 
@@ -57,7 +57,8 @@ def print_drawing(drawing: Drawing) -> None:
 
 
 def _console() -> Any:
-    """A console of rich, whose import takes longer than a drawing; None without need or rich."""
+    """A console of rich, whose import takes longer than a drawing; None if not needed or missing.
+    """
     forced = os.environ.get("FORCE_COLOR") or os.environ.get("TTY_COMPATIBLE")
     if not forced and not sys.stdout.isatty():
         return None

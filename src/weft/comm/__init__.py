@@ -1,4 +1,4 @@
-"""Communication: one interface, three bodies (process groups, simulated, recording)."""
+"""Communication: one interface, three implementations (process groups, simulated, recording)."""
 
 from weft.comm.bound_mesh import BoundMesh, World, live_meshes
 from weft.comm.collective_call import PROCESS, PROVIDER, CollectiveCall

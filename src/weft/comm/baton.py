@@ -1,16 +1,16 @@
 """Ranks as threads under a baton: one runs at a time, and only a meeting passes it on.
 
-A *meeting* is a collective: every member of a group deposits what it brings and waits. The last
-to arrive computes what each takes away and runs on; the others queue for the baton in rank
-order. So a run is deterministic, and when nobody can run although somebody waits, the ranks
-disagree: all that wait are told at once who waits where, down to the line of the program.
+A *meeting* is a collective: every member of a group deposits its data and waits. The last
+to arrive computes what each member gets and continues; the others queue for the baton in rank
+order. So a run is deterministic. If no rank can run although some wait, the ranks
+disagree: all waiting ranks are told who waits where, down to the line of the program.
 
-What is global in torch and Python (default dtype, generators, flags, filters of warnings) is each
-rank's own: it is put away when the baton leaves a rank and restored when it returns
+The global state of torch and Python (default dtype, generators, flags, filters of warnings) is
+separate for each rank: it is saved when the baton leaves a rank and restored when it returns
 (`global_state`). Thread-local state (grad mode, autocast, default device) starts from torch's
-defaults, since every rank is a new thread, as a new process would.
+defaults, because every rank is a new thread, as a new process would.
 
-Backward has to stay in the thread that called it. On the CPU it does; for accelerators torch
+Backward must stay in the thread that called it. On the CPU it does. For accelerators torch
 would use threads of its own, so the rank's thread turns multithreaded backward off.
 """
 
@@ -34,16 +34,16 @@ from weft.errors import CommunicationError, message
 __all__ = ["Baton", "Runner", "current_runner"]
 
 Finish = Callable[[list[Any]], Sequence[Any]]
-"""From the deposits, in group order, to what each member takes away."""
+"""From the deposits, in group order, to what each member gets."""
 
 
 SIGNALS_S = 0.2
-"""How long, in seconds, a run may be blind to a signal such as Ctrl-C."""
+"""For how many seconds a run may fail to notice a signal such as Ctrl-C."""
 
 
 class _Runs:
-    """The run that is not inside of another, if there is one, has the lock: what is global is that
-    of one run at a time, so the runs of several threads come one after the other."""
+    """The current outermost run has the lock. Global state is that of one run at a time, so the
+    runs of several threads take place one after the other."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -54,7 +54,7 @@ _RUNS = _Runs()
 
 
 def _renew() -> None:
-    """In a forked process, which has none of the other threads."""
+    """For a forked process, which has none of the other threads."""
     global _RUNS
     _RUNS = _Runs()
 
@@ -64,7 +64,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class _Unwound(BaseException):
-    """Ends a rank because another one failed. No Exception, so that user code lets it pass."""
+    """Ends a rank because another one failed. Not an Exception, so that user code passes it on."""
 
 
 class Runner:
@@ -75,8 +75,8 @@ class Runner:
         self.gate = threading.Lock()
         self.gate.acquire()
         self.state: GlobalState | None = None
-        self.waits: Any = None  # (members, what) of the meeting it waits for: an Ask, or of one
-        self.taken: Any = None  # what it takes away from the meeting
+        self.waits: Any = None  # (members, CollectiveCall) of the meeting it waits for
+        self.taken: Any = None  # what it gets from the meeting
         self.error: BaseException | None = None  # raised in it when it runs next
         self.ended: str | None = None  # "has returned" or "has raised ..."
         self.result: Any = None
@@ -91,7 +91,7 @@ _local = _Local()
 
 
 def current_runner() -> Runner | None:
-    """The rank whose thread this is, or None."""
+    """The rank of this thread, or None."""
     return _local.runner
 
 
@@ -107,20 +107,20 @@ class Baton:
         self.finished.acquire()
         self.failure: BaseException | None = None
         self.stopped = False
-        self.num_meetings = 0  # that ranks have come to
+        self.num_meetings = 0  # so far
 
     def run(self, body: Callable[[Runner], Any]) -> list[Any]:
         """Call `body(runner)` as each rank; the results in rank order.
 
         Raises:
             The exception of the first rank that fails; the others are unwound.
-            CommunicationError: the run of another thread, which comes first, does not go on.
+            CommunicationError: the run of another thread, which has the lock, makes no progress.
         """
         if current_runner() is not None:
             return self._run(body)
         runs = _RUNS
         seen, since = (None, 0), time.monotonic()
-        while not runs.lock.acquire(timeout=SIGNALS_S):  # by then a signal has been looked at
+        while not runs.lock.acquire(timeout=SIGNALS_S):  # between two tries signals are handled
             now = runs.baton, runs.baton.num_meetings if runs.baton else 0
             if now != seen:
                 seen, since = now, time.monotonic()
@@ -144,7 +144,7 @@ class Baton:
             ).start()
         try:
             self._hand_over(self._next())
-            # A signal that comes just before the wait does not end it: look again now and then.
+            # A signal just before the wait does not end it: look again now and then.
             while not self.finished.acquire(timeout=SIGNALS_S):
                 pass
         except BaseException:  # KeyboardInterrupt: the running rank stops at its next meeting
@@ -161,12 +161,13 @@ class Baton:
         self, runner: Runner, members: tuple[int, ...], place: int, what: Hashable,
         deposit: Any, finish: Finish,
     ) -> Any:
-        """Bring `deposit` to the meeting `what` of `members`; what `finish` has for me there.
+        """Bring `deposit` to the meeting `what` of `members`; returns this rank's part of `finish`.
 
-        `place` is mine among the members. Ranks meet when members and `what` are equal.
+        `place` is this rank's position among the members. Ranks meet if members and `what` are
+        equal.
 
         Raises:
-            CommunicationError: in every rank that waits, when no rank can run.
+            CommunicationError: in every waiting rank, if no rank can run.
         """
         self._check_thread(runner, what)
         if self.stopped:
@@ -257,7 +258,7 @@ class Baton:
         return self.queue.popleft() if self.queue else None
 
     def _disagreement(self) -> str:
-        """Who waits where, when all that have not ended wait."""
+        """Who waits where, when all ranks that have not ended wait."""
         waits = {runner.rank: runner.waits[1] for runner in self.runners if runner.waits}
         asks = {rank: what for rank, what in waits.items() if isinstance(what, CollectiveCall)}
         waits.update(zip(asks, told_apart([*asks.values()])))
@@ -280,7 +281,7 @@ class Baton:
 
 
 def _never_ends(baton: Baton | None) -> str:
-    """What a run says that has waited for that of another thread."""
+    """The message of a run that has waited too long for the run of another thread."""
     ranks, patience = len(baton.runners) if baton else 0, timeout().total_seconds()
     return message(
         "a run of simulated ranks", f"the run of another thread, of {ranks} ranks, holds the "

@@ -1,6 +1,6 @@
-"""A mesh bound to ranks that run: the value, where I stand in it, and its communicators.
+"""A mesh bound to running ranks: the value, this rank's place in it, and its communicators.
 
-One `BoundMesh` object stands for a mesh on one rank; it equals its value and hashes like it. The
+One `BoundMesh` object represents a mesh on one rank; it equals its value and hashes like it. The
 `World` that it was bound in (process groups, simulated, recording, a single rank) makes the
 communicators. A rank outside the mesh has one too, with `here` None: it runs the same program
 and takes part in no collective of that mesh.
@@ -32,7 +32,7 @@ _live: weakref.WeakValueDictionary[int, BoundMesh] = weakref.WeakValueDictionary
 
 
 def live_meshes() -> list[BoundMesh]:
-    """The bound meshes of this process that are in use, those of all simulated ranks included."""
+    """The bound meshes in use in this process, including those of all simulated ranks."""
     return list(_live.values())
 
 
@@ -51,10 +51,11 @@ class World(ABC):
     def bind(
         self, mesh: Mesh, device_type: str, origin: tuple[Mesh, tuple[AxisName, ...]] | None = None
     ) -> BoundMesh:
-        """The one bound mesh of this value and device type on this rank. `origin`: see there."""
+        """The one bound mesh of this value and device type on this rank; `origin` as in
+        `BoundMesh`."""
         key = (mesh.abstract, device_type)
         bound = self._bound.get(key)
-        if bound is None:  # of two threads that make one, both get the first
+        if bound is None:  # if two threads make one, both get the first
             made = BoundMesh(self, mesh.abstract, device_type)
             made.origin = origin
             bound = self._bound.setdefault(key, made)
@@ -62,14 +63,14 @@ class World(ABC):
         return bound
 
     def bound(self, mesh: Mesh) -> BoundMesh | None:
-        """The first bound mesh of this value, of whichever device type, if there is one."""
+        """The first bound mesh of this value, of any device type; None if there is none."""
         return next((have for (value, _), have in self._bound.items() if value == mesh), None)
 
     def stopped(self, why: str) -> None:  # noqa: B027
-        """Tell ranks that will wait for this one in vain why it does not come."""
+        """Tell ranks that will wait for this one why it does not come."""
 
     def call_roll(self, ask: CollectiveCall) -> str:
-        """Compare what `ask.ranks` ask for, in debug mode; the error to raise on all, or ""."""
+        """Compare the requests of `ask.ranks` in debug mode; the error to raise on all, or ""."""
         return ""
 
     @abstractmethod
@@ -112,8 +113,10 @@ class World(ABC):
 class BoundMesh(Mesh):
     """A mesh on the ranks of a world. Made by `init_mesh` and `as_bound_mesh`.
 
-    It offers the methods of torch's DeviceMesh, with axis names or numbers for `mesh_dim`.
-    `origin`: of a mesh that was made first as some axes of another, that one and its axes.
+    It has the methods of torch's DeviceMesh, with axis names or numbers for `mesh_dim`.
+    `here` is this rank's coordinate (None outside the mesh), `rank` its number in the world,
+    `device` where its local tensors live.
+    `origin`: for a mesh first made as some axes of another mesh, that mesh and the axes.
     """
 
     here: tuple[int, ...] | None
@@ -140,9 +143,9 @@ class BoundMesh(Mesh):
         return self._value
 
     def comm(self, axes: tuple[int, ...]) -> Communicator:
-        """The communicator over the ranks that share my coordinates on all other axes.
+        """The communicator over the ranks with this rank's coordinates on all other axes.
 
-        Its ranks stand in mesh order, whatever the order of `axes` (numbers).
+        Its ranks are in mesh order, whatever the order of `axes` (numbers).
 
         Raises:
             MeshError: on a rank outside the mesh.
@@ -168,9 +171,12 @@ class BoundMesh(Mesh):
     def group_ranks(
         self, axes: Sequence[int], at: Sequence[int] | None = None
     ) -> tuple[int, ...]:
-        """The ranks that share my coordinates (or those `at`) on all axes but `axes`.
+        """The ranks with this rank's coordinates (or those of `at`) on all axes except `axes`.
 
-        In mesh order. Raises MeshError on a rank outside, unless `at` is given.
+        In mesh order.
+
+        Raises:
+            MeshError: on a rank outside, unless `at` is given.
         """
         fixed = self._inside("comm") if at is None else at
         digits = [
@@ -180,7 +186,7 @@ class BoundMesh(Mesh):
         return tuple(self.rank_at(self.position(place)) for place in itertools.product(*digits))
 
     def rows(self, axes: Sequence[int]) -> list[tuple[int, ...]]:
-        """The groups over `axes` of all ranks of the mesh, in mesh order; mine is one of them."""
+        """The groups over `axes` of all ranks of the mesh, in mesh order; this rank's is one."""
         digits = [
             (0,) if axis in axes else range(size) for axis, size in enumerate(self.axis_sizes)
         ]
@@ -194,22 +200,32 @@ class BoundMesh(Mesh):
     # DeviceMesh's methods that the value does not have.
 
     def get_coordinate(self) -> tuple[int, ...] | None:
-        """My coordinate, or None outside the mesh."""
+        """This rank's coordinate, one digit per axis; None outside the mesh."""
         return self.here
 
     def get_rank(self) -> int:
-        """My rank in the world."""
+        """This rank's number in the world."""
         return self.rank
 
     def get_local_rank(self, mesh_dim: AxisName | None = None) -> int:
-        """My coordinate along one axis (the only one, when not given)."""
+        """This rank's coordinate along one axis.
+
+        Args:
+            mesh_dim: the axis, by name or number; may be omitted if there is only one.
+
+        Raises:
+            MeshError: no such axis, or a rank outside the mesh.
+        """
         return self._inside("get_local_rank")[self._one_axis(mesh_dim, "get_local_rank")]
 
     def get_group(self, mesh_dim: AxisName | None = None) -> Any:
-        """The torch process group of one axis (the only one, when not given).
+        """The torch process group of one axis.
+
+        Args:
+            mesh_dim: the axis, by name or number; may be omitted if there is only one.
 
         Raises:
-            MeshError: where there are no process groups; use `comm` there.
+            MeshError: there are no process groups (simulated ranks): use `comm`.
         """
         return self.world.group(self, (self._one_axis(mesh_dim, "get_group"),))
 
@@ -225,17 +241,17 @@ class BoundMesh(Mesh):
 
     @property
     def device_mesh(self) -> Any:
-        """The torch DeviceMesh of this mesh, over the same groups. Collective on first use.
+        """The torch DeviceMesh of this mesh, over the same groups. A collective on first use.
 
         Raises:
-            MeshError: where there are no process groups.
+            MeshError: there are no process groups.
         """
         return self.world.device_mesh(self) if self.wraps is None else self.wraps
 
     def __getitem__(self, names: AxisName | tuple[AxisName, ...]) -> BoundMesh:
-        """The mesh of some axes, in the order given, at my coordinates on the others.
+        """The mesh of some axes, in the given order, at this rank's coordinates on the others.
 
-        A rank outside gets the one at coordinate 0 of the others, outside again.
+        A rank outside gets the one at coordinate 0 of the others, and is outside of it too.
         """
         names = names if isinstance(names, tuple) else (names,)
         value = self._value.submesh(names, self.here)
@@ -263,7 +279,7 @@ class BoundMesh(Mesh):
     def __exit__(self, *_: object) -> None:
         _defaults.stack.pop()
 
-    # One object per rank: copies of what holds a mesh share it. (Pickles carry the value.)
+    # One object per rank: copies of a mesh share it. (Pickles contain the value.)
 
     def __copy__(self) -> Self:
         return self
@@ -281,7 +297,7 @@ _defaults = _Defaults()
 
 
 def _torch_stack() -> list[Any]:
-    """The DeviceMeshes of the `with` statements that this thread is in."""
+    """The DeviceMeshes of the `with` statements around this point in this thread."""
     found: Any = getattr(device_mesh, "_mesh_resources", None)  # none without torch.distributed
     return [] if found is None else found.mesh_stack
 

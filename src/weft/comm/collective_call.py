@@ -1,13 +1,13 @@
-"""What a rank asks for when it enters a collective, and the words in which ranks disagree.
+"""What a rank requests when it enters a collective, and how a disagreement is described.
 
-A `CollectiveCall` is one rank's collective as data. Ranks agree when they ask for the same op over
+A `CollectiveCall` is one rank's collective as data. Ranks agree if they request the same op over
 the same ranks with the same facts (kind, dtype, sizes), and, where both are known, for the same
-call and transition. The splits of an all-to-all differ from rank to rank: there, what i sends to j
-has to be what j expects of i. `digest` is the fixed-size image of an ask in which all of this can
-be compared: its last two parts are sums of hashes, one over what is sent, one over what is
-expected, whose totals over the group are equal when every pair agrees.
+call and transition. The splits of an all-to-all differ from rank to rank: what i sends to j
+must be what j expects of i. `digest` is a fixed-size image of a request in which all of this can
+be compared. Its last two parts are sums of hashes, one over what is sent, one over what is
+expected; their totals over the group are equal if every pair agrees.
 
-Which call a collective serves, the rooms above know; they say so through `PROVIDER`.
+The rooms above know which call a collective serves; they provide it through `PROVIDER`.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ _FACTS = {
     "replicas": ("list of tensors", _VALUES),
     "scatter": ("dtype", "list of sizes", "source"),
 }
-"""The facts of each collective, in the order in which an ask holds them."""
+"""The names of the facts of each collective, in the order of `CollectiveCall.facts`."""
 
 _SHOWN = 160
-"""Characters of a list of facts that a message shows."""
+"""Characters of a list of facts in a message."""
 
 class Switch:
     """Whether debug mode is on: one for a process, one for each simulated rank."""
@@ -79,13 +79,13 @@ class Switch:
 
 
 PROCESS = Switch(os.environ.get("WEFT_DEBUG", "") not in ("", "0"))
-"""The process's own. `WEFT_DEBUG=1` turns it on for good."""
+"""That of the process. `WEFT_DEBUG=1` turns it on permanently."""
 
 
 class Provider:
-    """`asks()`: the call that asks for what is communicated, its source line, the transition.
+    """`asks()`: the call that communicates, its source line, the transition.
 
-    What is unknown is "". Set by the room that knows.
+    Unknown parts are "". Set by the room that knows.
     """
 
     __slots__ = ("asks",)
@@ -99,13 +99,13 @@ PROVIDER = Provider()
 
 @dataclass(frozen=True, slots=True)
 class CollectiveCall:
-    """One collective as one rank asks for it. Equal asks meet."""
+    """One collective as one rank requests it. Equal requests meet."""
 
     op: str
     axes: tuple[AxisName, ...]
     ranks: tuple[int, ...]  # in mesh order
     facts: tuple[Hashable, ...]
-    point: Point = NOWHERE  # where the program is now
+    point: Point = NOWHERE  # the current place in the program
     send: tuple[int, ...] = field(default=(), compare=False)  # of an all-to-all
     recv: tuple[int, ...] = field(default=(), compare=False)
     call: str = field(default="", compare=False)
@@ -114,7 +114,7 @@ class CollectiveCall:
     within: str = field(default="", compare=False)  # where in the line, if messages are to say it
 
     def by_now(self) -> CollectiveCall:
-        """This ask with who asks for it, and where."""
+        """This request with who makes it, and where."""
         call, call_line, transition = PROVIDER.asks()
         return replace(
             self, call=call, call_line=call_line, transition=transition, point=point()
@@ -136,7 +136,7 @@ class CollectiveCall:
 
     @property
     def reason(self) -> str:
-        """Who asks: `, for full_tensor, P(sum)->I on dp, at train.py:12`"""
+        """Who requests it: `, for full_tensor, P(sum)->I on dp, at train.py:12`"""
         parts = []
         if self.call:
             elsewhere = self.call_line and self.call_line != self.point.line
@@ -152,7 +152,7 @@ class CollectiveCall:
 
 
 def digest(ask: CollectiveCall, rank: int) -> bytes:
-    """The image of one rank's ask, of DIGEST_NBYTES."""
+    """The image of one rank's request, of DIGEST_NBYTES."""
     place = ask.ranks.index(rank)
     shared, call, transition, point, pair, _ = _PARTS
     sent = sum(_hash((place, j, size), pair) for j, size in enumerate(ask.send))
@@ -171,7 +171,7 @@ def digest(ask: CollectiveCall, rank: int) -> bytes:
 
 
 def agree(digests: Iterable[bytes]) -> bool:
-    """Whether the ranks with these digests ask for the same."""
+    """Whether the ranks with these digests request the same."""
     rows: list[list[int]] = []
     for one in digests:
         assert len(one) == DIGEST_NBYTES, f"a digest of {len(one)} bytes"
@@ -191,11 +191,11 @@ def _hash(value: object, size: int) -> int:
     )
 
 
-# Saying it.
+# Describing.
 
 
 def disagreement(asks: Sequence[CollectiveCall], ranks: Sequence[int]) -> str:
-    """The error of ranks that came to one collective and ask for different ones.
+    """The error of ranks that came to one collective and request different ones.
 
     `asks[i]` is that of `ranks[i]`; equal arguments give the same text on every rank.
     """
@@ -216,7 +216,7 @@ def disagreement(asks: Sequence[CollectiveCall], ranks: Sequence[int]) -> str:
 
 
 def _of_replicas(asks: Sequence[CollectiveCall], ranks: Sequence[int]) -> str:
-    """The error of ranks that hold other values of what is replicated."""
+    """The error of ranks whose replicated values differ."""
     names: Any = asks[0].facts[0]
     values: list[Any] = [ask.facts[1] for ask in asks]
     wrong = []
@@ -239,7 +239,7 @@ def _of_replicas(asks: Sequence[CollectiveCall], ranks: Sequence[int]) -> str:
 
 
 def told_apart(asks: Sequence[CollectiveCall]) -> list[CollectiveCall]:
-    """The asks; those of one line, but of several places in it, say at which columns."""
+    """The requests; those from one line, but from several places in it, get their columns."""
     keys: dict[str, set[str]] = {}
     for ask in asks:
         keys.setdefault(line_key(ask.point.line), set()).add(ask.point.key)
@@ -251,7 +251,7 @@ def told_apart(asks: Sequence[CollectiveCall]) -> list[CollectiveCall]:
 
 
 def _first_difference(asks: Sequence[CollectiveCall], ranks: Sequence[int]) -> str | None:
-    """The first thing that ranks do not share, with who asks for which."""
+    """The first thing in which the ranks differ, with who requests what."""
     columns: list[tuple[str, list[str]]] = [
         ("the collective", [ask.op for ask in asks]),
         ("the list of mesh axes", [f"({ask.over})" for ask in asks]),
@@ -289,9 +289,9 @@ def _first_difference(asks: Sequence[CollectiveCall], ranks: Sequence[int]) -> s
 def pairs_that_differ(
     ranks: Sequence[int], splits: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]
 ) -> list[str]:
-    """The pairs of an all-to-all between which other sizes are sent than expected.
+    """The pairs of an all-to-all in which the sent size differs from the expected one.
 
-    `splits[i]` is what the rank at place i sends to each place, and what it expects of each.
+    `splits[i]` is what rank i of the group sends to each rank, and what it expects of each.
     """
     return [
         f"rank {ranks[i]} sends {sent} to rank {ranks[j]}, which expects {due}"
@@ -302,7 +302,7 @@ def pairs_that_differ(
 
 
 def who(whose: Iterable[tuple[int, str]]) -> list[str]:
-    """What ranks do, those that do the same together: `ranks 1, 2 wait at ...`"""
+    """What ranks do, equal descriptions together: `ranks 1, 2 wait at ...`"""
     doing: dict[str, list[int]] = {}
     for rank, verb in whose:
         doing.setdefault(verb, []).append(rank)
@@ -322,7 +322,7 @@ def _first_word(text: str) -> tuple[str, str]:
 
 
 def lines(offenders: Sequence[str]) -> list[str]:
-    """Offenders of a message, one to a line."""
+    """Offenders of a message, one per line."""
     return [("\n" + " " * len("  Offenders: ")).join(offenders)]
 
 

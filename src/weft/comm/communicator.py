@@ -1,16 +1,17 @@
 """The interface of all collectives: one group of ranks in a fixed order.
 
-`Communicator` checks what every body needs checked and settles what needs no communication (a
-group of one rank, nothing to move); a body implements the underscored methods for at least two
-ranks. Three bodies exist: process groups, simulated, recording.
+`Communicator` makes the checks that every implementation needs and handles what needs no
+communication (a group of one rank, nothing to move). An implementation provides the underscored
+methods for at least two ranks. There are three: process groups, simulated, recording.
 
-Buffers are plain tensors. All but those of `all_reduce`, `broadcast` and `swap` are flat and
+Buffers are plain tensors. All except those of `all_reduce`, `broadcast` and `swap` are flat and
 contiguous, and sizes count elements. A result never shares memory with an argument. Collectives are
-finished (or, on an accelerator, ordered on its stream) when they return; a `swap`, and those that
-are merely started, when their result has been called. If it never is, that holds nobody up.
+finished (or, on an accelerator, ordered on its stream) when they return. A `swap`, or a collective
+that is only started, is finished when the returned function has been called; if it never is, no
+other rank waits for that.
 
-In debug mode each collective, empty ones too, begins with a comparison of what the ranks ask for
-(`_agree`); otherwise it pays one truth test for it.
+In debug mode each collective, including empty ones, begins by comparing the requests of the ranks
+(`_agree`); otherwise this costs one truth test.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from weft.errors import CommunicationError
 __all__ = ["Alone", "Communicator", "Finish", "Pieces", "Wait", "as_bytes", "nothing_to_wait_for"]
 
 Pieces = Sequence[tuple[int, Tensor]]
-"""Contiguous tensors that are not empty, each with the place in the group that it goes to or comes
-from: one for a place at most, none for one's own."""
+"""Contiguous nonempty tensors, each with the position in the group that it goes to or comes
+from: at most one per position, none for this rank's own."""
 
 Wait = Callable[[], None]
 Finish = Callable[[], Tensor]
@@ -49,10 +50,10 @@ _TOGETHER_NBYTES = 1 << 18
 class Communicator(ABC):
     """Collectives over one group of ranks.
 
-    `ranks` are the members in mesh order, `index` is my place among them, `axes` the mesh axes
-    that the group runs over (for messages and traffic), `device` where buffers live that no
-    argument brings along, `debug` the switch of the debug mode. From `swaps_from_nbytes` on that a
-    rank receives, pieces travel faster by `swap` than in one buffer.
+    `ranks` are the members in mesh order, `index` is this rank's position among them, `axes` the
+    mesh axes that the group runs over (for messages and traffic), `device` the place of buffers
+    without an argument, `debug` the switch of the debug mode. If a rank receives at least
+    `swaps_from_nbytes`, pieces are faster by `swap` than in one buffer.
     """
 
     __slots__ = ("axes", "debug", "device", "index", "ranks", "size", "swaps_from_nbytes")
@@ -76,7 +77,7 @@ class Communicator(ABC):
         return f"axes ({axes}), ranks {shown}"
 
     def all_reduce(self, x: Tensor, kind: str) -> Tensor:
-        """The reduction of every rank's `x` (any shape, the same everywhere), on all of them.
+        """The reduction of every rank's `x` (any shape, the same on all ranks), on all of them.
 
         Raises:
             PlacementError: a kind that the dtype cannot carry exactly.
@@ -107,8 +108,8 @@ class Communicator(ABC):
                 for place, total in zip(bucket, totals):
                     out[place] = total
             return out
-        # torch's pair for gradient buckets: a third of the time of cat, split and view, and half of
-        # that below autograd, where what is cut out of the buffer is no view of it.
+        # torch's functions for gradient buckets: a third of the time of cat, split and view, and
+        # half of that below autograd, where slices of the buffer are no views of it.
         with _Exclude(_AUTOGRAD):
             flat = _native.flatten_dense_tensors(xs)
         total = self._all_reduce_own(flat, kind)
@@ -116,11 +117,11 @@ class Communicator(ABC):
             return _native.unflatten_dense_tensors(total, xs)
 
     def _all_reduce_own(self, x: Tensor, kind: str) -> Tensor:
-        """`all_reduce` of a buffer that nobody else has: it may be written to."""
+        """`all_reduce` of a buffer that no other code uses: it may be written to."""
         return self.all_reduce(x, kind)
 
     def start_all_reduce(self, x: Tensor, kind: str) -> Finish:
-        """An `all_reduce` that is under way; until the result is called, `x` must not change."""
+        """An `all_reduce` that is only started; `x` must not change until the result is called."""
         if self.debug.on:
             self._agree("all_reduce", kind, x.dtype, tuple(x.shape))
         check_kind(kind, x.dtype)
@@ -133,7 +134,7 @@ class Communicator(ABC):
         return _done(self._all_reduce(x, kind))
 
     def all_gather(self, x: Tensor, sizes: Sequence[int]) -> Tensor:
-        """`sizes[i]` elements from each rank i, one after the other."""
+        """`sizes[i]` elements from each rank i, in rank order."""
         self._check(x, sizes[self.index], sizes)
         if self.debug.on:
             self._agree("all_gather", x.dtype, tuple(sizes))
@@ -156,7 +157,8 @@ class Communicator(ABC):
         return self._reduce_scatter(x.detach(), tuple(sizes), kind)
 
     def start_reduce_scatter(self, x: Tensor, sizes: Sequence[int], kind: str) -> Finish:
-        """A `reduce_scatter` that is under way; until the result is called, `x` must not change."""
+        """A `reduce_scatter` that is only started; `x` must not change until the result is called.
+        """
         if self.debug.on:
             self._agree("reduce_scatter", kind, x.dtype, tuple(sizes))
         check_kind(kind, x.dtype)
@@ -179,10 +181,11 @@ class Communicator(ABC):
         return self._all_to_all(x.detach(), tuple(send), tuple(recv))
 
     def swap(self, send: Pieces, recv: Pieces, dtype: torch.dtype) -> Wait:
-        """Start to send tensors, and to receive into others, each as it lies in memory.
+        """Start to send tensors, and to receive into others, each directly from and to memory.
 
-        All ranks of the group call it, each with what the others have for it. Until the result has
-        been called, which waits, what is sent must not change and what is received is not there.
+        All ranks of the group call it, each with what the others have for it. The returned function
+        waits. Until it has been called, what is sent must not change and what is received must not
+        be read.
         """
         if self.debug.on:
             self._agree("all_to_all", dtype, send=self._sizes(send), recv=self._sizes(recv))
@@ -197,7 +200,7 @@ class Communicator(ABC):
         return tuple(sizes.get(place, 0) for place in range(self.size))
 
     def broadcast(self, x: Tensor, source: int) -> Tensor:
-        """The tensor of the rank at place `source`; all pass one of its shape and dtype."""
+        """The tensor of the rank at position `source`; all pass one of its shape and dtype."""
         if self.debug.on:
             self._agree("broadcast", x.dtype, tuple(x.shape), source)
         x = x.detach()
@@ -208,7 +211,7 @@ class Communicator(ABC):
     def scatter(
         self, x: Tensor | None, sizes: Sequence[int], source: int, dtype: torch.dtype
     ) -> Tensor:
-        """The rank at place `source` gives rank i `sizes[i]` elements; the others pass None."""
+        """The rank at position `source` sends rank i `sizes[i]` elements; the others pass None."""
         if self.debug.on:
             self._agree("scatter", dtype, tuple(sizes), source)
         if x is not None:
@@ -229,10 +232,10 @@ class Communicator(ABC):
     def _agree(
         self, op: str, *facts: Hashable, send: tuple[int, ...] = (), recv: tuple[int, ...] = ()
     ) -> None:
-        """Compare what the ranks of the group ask for, before they do it.
+        """Compare the requests of the ranks of the group before they are carried out.
 
         Raises:
-            CommunicationError: on all of them, when they ask for different things.
+            CommunicationError: on all of them, if they request different things.
         """
         if self.size > 1:
             ask = CollectiveCall(op, self.axes, self.ranks, facts, send=send, recv=recv)
@@ -263,7 +266,7 @@ class Communicator(ABC):
     def _all_to_all(self, x: Tensor, send: tuple[int, ...], recv: tuple[int, ...]) -> Tensor: ...
 
     def _swap(self, send: Pieces, recv: Pieces, dtype: torch.dtype) -> Wait:
-        """By one all-to-all, at once; bodies that can do better do."""
+        """By one all-to-all, at once; overridden where there is a better way."""
         given = [piece.reshape(-1) for _, piece in sorted(send, key=_place)]
         x = torch.cat(given) if given else torch.empty(0, dtype=dtype, device=self.device)
         got = self._all_to_all(x, self._sizes(send), self._sizes(recv))
@@ -285,7 +288,7 @@ class Communicator(ABC):
 
 
 def _buckets(xs: Sequence[Tensor]) -> list[list[int]]:
-    """Places in `xs` that go together: of one dtype, small, and little in all."""
+    """Indices into `xs` that go together: of one dtype, small, and small in total."""
     buckets: list[list[int]] = []
     last: dict[torch.dtype, list[int]] = {}
     room: dict[torch.dtype, int] = {}
@@ -302,7 +305,7 @@ def _buckets(xs: Sequence[Tensor]) -> list[list[int]]:
 
 
 def nothing_to_wait_for() -> None:
-    """The `Wait` of what has happened."""
+    """The `Wait` of something that has already happened."""
 
 
 def _done(out: Tensor) -> Finish:
@@ -314,7 +317,7 @@ def _place(piece: tuple[int, Tensor]) -> int:
 
 
 class Alone(Communicator):
-    """A group of one rank: it issues nothing, in whichever world."""
+    """A group of one rank: it communicates nothing, in any world."""
 
     __slots__ = ()
 
@@ -326,9 +329,10 @@ class Alone(Communicator):
 
 
 def as_bytes(x: Tensor) -> Tensor:
-    """A contiguous tensor as flat bytes: how data of every dtype moves, float8 and bool too."""
+    """A contiguous tensor as flat bytes, by which data of every dtype moves, also float8 and bool.
+    """
     flat = x.resolve_conj().resolve_neg().reshape(-1)
-    if flat.numel() <= 1:  # contiguous with any stride, but viewed as bytes with stride 1 alone
+    if flat.numel() <= 1:  # contiguous with any stride, but only stride 1 can be viewed as bytes
         flat = flat.as_strided(flat.shape, (1,))
     return flat.view(torch.uint8)
 

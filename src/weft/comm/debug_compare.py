@@ -1,20 +1,20 @@
 """Ranks of process groups tell each other where they are, through the store of torch.distributed.
 
-The store is a small server beside the process groups: it works on every backend, needs no device,
-and is there when a group has failed. Two things go through it.
+The store is a small server beside the process groups. It works on every backend, needs no device,
+and is still there when a group has failed. Two things go through it.
 
 *Roll calls*, in debug mode, one before each collective. Each rank writes, in words, where it is
-(one key per rank, read only when something is wrong) and the digest of what it asks for. The first
-of the group's ranks reads the digests and writes the verdict, which all wait for: the same, or
-not. Where it is not, all write what they ask for, and read what all ask for. A rank that has
-waited for the timeout, or sees that one that is missing has ended, writes a verdict that names
-those that did not come. Verdicts are written once, so all ranks raise one error, those that come
-late included. What has been read is deleted; each rank deletes its own digest once it knows the
-outcome, and a rank that ends waits a second for that, since the store may live in its process.
+(one key per rank, read only when something is wrong) and the digest of its request. The first
+of the group's ranks reads the digests and writes the verdict, for which all wait: the same, or
+not. If not, all ranks write their requests and read those of the others. A rank that has
+waited for the timeout, or sees that a missing rank has ended, writes a verdict that names
+the missing ranks. A verdict is written only once, so all ranks raise one error, also those that
+come late. What has been read is deleted. Each rank deletes its own digest once it knows the
+outcome, and a rank that ends waits a second for that, because its process may have the store.
 
 *Last words*: a rank whose collective has failed writes where that was, and reads for a second
-what the others write about this group, or have written last about any. So does a rank whose
-backward has failed, without reading. This costs nothing until something fails.
+what the others write about this group, or have last written about any group. A rank whose
+backward has failed also writes, without reading. This costs nothing until something fails.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from weft.errors import message
 __all__ = ["DebugCompare"]
 
 _SAME, _OTHER = "same", "other"
-"""Verdicts. Any other is the text of an error."""
+"""Verdicts. Any other verdict is the text of an error."""
 
 _LONGEST_PAUSE = 0.02
 _LOOK_FOR_ENDED = 0.5
@@ -63,9 +63,9 @@ class DebugCompare:
         self._others: dict[str, list[str]] = {}  # digests of the last, per group
 
     def call(self, ask: CollectiveCall, patience: float) -> str:
-        """Wait, `patience` seconds at most, until all of `ask.ranks` have come and are compared.
+        """Wait, at most `patience` seconds, until all of `ask.ranks` have come and are compared.
 
-        Returns the error to raise, the same on all ranks; "" where they agree.
+        Returns the error to raise, the same on all ranks; "" if they agree.
         """
         store = _store()
         if store is None:
@@ -79,7 +79,7 @@ class DebugCompare:
             return _no_store(ask, self.rank, error)
 
     def end(self) -> None:
-        """Tell ranks that call the roll that this one will not come any more."""
+        """Tell ranks in a roll call that this one will not come any more."""
         store = _store() if self._counts else None
         if store is not None:
             try:
@@ -88,26 +88,26 @@ class DebugCompare:
                 for digest_of_other in itertools.chain(*self._others.values()):
                     while store.check([digest_of_other]) and time.monotonic() < deadline:
                         time.sleep(_LONGEST_PAUSE)
-            except RuntimeError:  # the process that has the store has ended before
+            except RuntimeError:  # the process with the store has already ended
                 return
 
     def stopped(self, why: str) -> None:
-        """Leave last words before anybody asks: this rank has failed and may not come again."""
+        """Write last words in advance: this rank has failed and may not come again."""
         store = _store()
         if store is not None:
             try:
                 store.set(f"stopped/{self.rank}", why)
-            except RuntimeError:  # the process that has the store has ended before
+            except RuntimeError:  # the process with the store has already ended
                 return
 
     def last_words(self, ranks: Sequence[int], mine: str) -> list[str]:
-        """After a collective over `ranks` has failed: what its ranks are known to be at.
+        """After a collective over `ranks` has failed: what its ranks are known to be doing.
 
         Best effort, within a second: others may wait longer than this one.
         """
         words: dict[int, str] = {self.rank: mine}
         count = self._count(self._failures, ranks)
-        # In a thread, since a store whose process is stopped answers nothing at all.
+        # In a thread, because a store whose process is stopped does not answer at all.
         reader = threading.Thread(
             target=_read_words, args=(words, self.rank, tuple(ranks), count), daemon=True
         )
@@ -146,11 +146,11 @@ class _Turn:
         return "" if said == _SAME else said
 
     def digest(self, rank: int) -> str:
-        """The key of a rank's digest, which is there while the rank waits for the outcome."""
+        """The key of a rank's digest, which exists while the rank waits for the outcome."""
         return f"{self.place}/{rank}"
 
     def _wait(self) -> str:
-        """The verdict, which the first of the ranks gives, or one that has waited too long."""
+        """The verdict, given by the first of the ranks, or by one that has waited too long."""
         start = time.monotonic()
         pause, looked = 1e-4, start
         digests = [self.digest(rank) for rank in self.members]
@@ -169,13 +169,13 @@ class _Turn:
         return self.store.get(self.verdict).decode()
 
     def _give(self, verdict: str) -> str:
-        """Write the verdict, unless another rank was faster; the one that holds."""
-        if self.count > 1 and verdict in (_SAME, _OTHER):  # all have read the one before
+        """Write the verdict, unless another rank was faster; returns the valid one."""
+        if self.count > 1 and verdict in (_SAME, _OTHER):  # all have read the previous one
             self.store.delete_key(f"{self.group}/{self.count - 1}/verdict")
         return self.store.compare_set(self.verdict, "", verdict).decode()
 
     def _compare(self) -> str:
-        """What all ask for, in full."""
+        """The full requests of all ranks."""
         self.store.set(f"{self.place}/ask/{self.rank}", pickle.dumps(self.ask))
         keys = [f"{self.place}/ask/{rank}" for rank in self.members]
         deadline = time.monotonic() + self.patience
@@ -209,15 +209,15 @@ class _Turn:
         )
 
     def _at(self, rank: int) -> str:
-        """Where a rank is, or was last, in words; "" where it has never said so."""
+        """Where a rank is, or was last, in words; "" if it has never written it."""
         key = f"at/{rank}"
         return self.store.get(key).decode() if self.store.check([key]) else ""
 
 
 def _store() -> Any:
-    """The default group's store; None where there is none, or where it holds nothing.
+    """The default group's store; None if there is none, or if it has no content.
 
-    It is looked up each time: kept, it would outlive its process group.
+    It is looked up each time, because a cached one would outlive its process group.
     """
     if not dist.is_initialized() or dist.get_backend() in ("fake", "mpi"):
         return None
@@ -251,7 +251,7 @@ def _read_words(words: dict[int, str], rank: int, ranks: tuple[int, ...], count:
             elif store.check([f"at/{other}"]):
                 last = store.get(f"at/{other}").decode()
                 words[other] = f"has not been heard of; the last it asked for is {last}"
-    except RuntimeError:  # the process that has the store has ended
+    except RuntimeError:  # the process with the store has already ended
         return
 
 

@@ -1,11 +1,11 @@
-"""What is global in a process but each rank's own: put away and restored as ranks alternate.
+"""Global state of a process that is separate for each rank: saved and restored as ranks alternate.
 
-torch's default dtype, default generators, anomaly mode, deterministic algorithms, precision of
+Of torch: default dtype, default generators, anomaly mode, deterministic algorithms, precision of
 products, number of threads, whether saved tensors may be written to, and the weights that
-`parametrize.cached` keeps; of Python, the generator behind `random` and the filters of `warnings`.
-Not numpy's legacy generator, whose state takes ten times as long to copy as a collective takes
-here, and not forward AD: leaving a level of it would end the rank's tangents. What rooms above have
-of that kind they put into `CARRIED`.
+`parametrize.cached` keeps. Of Python: the generator behind `random` and the filters of `warnings`.
+Not included: numpy's legacy generator, whose state takes ten times as long to copy as a collective
+takes here, and forward AD, because leaving a level of it would end the rank's tangents. Rooms above
+add their own global state to `CARRIED`.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from weft.comm.python_random import RandomState
 __all__ = ["CARRIED", "GlobalState"]
 
 CARRIED: list[Any] = []
-"""Objects with a generator's `get_state` and `set_state`, whose state is each rank's own."""
+"""Objects with a generator's `get_state` and `set_state`, whose state is separate for each rank."""
 
 _WARNINGS: Any = warnings
 _OF_WARNINGS = ("filters", "showwarning", "_showwarnmsg_impl")
-"""What `warnings.catch_warnings` exchanges."""
+"""What `warnings.catch_warnings` replaces."""
 
 
 class GlobalState:
-    """All of this at one moment. `before`: an earlier one, of which the same may be kept."""
+    """All of this at one moment. `before`: an earlier state, whose equal parts may be reused."""
 
     __slots__ = (
         "anomaly", "deterministic", "dtype", "generators", "mutation", "num_threads",
@@ -54,13 +54,13 @@ class GlobalState:
         self.states = [generator.get_state() for generator in self.generators]
 
     def restore(self) -> None:
-        """Make it so again."""
+        """Restore this state."""
         if torch.get_default_dtype() != self.dtype:
             torch.set_default_dtype(self.dtype)
         torch.set_anomaly_enabled(*self.anomaly)
         graph._allow_mutation_on_saved_tensors_enabled = self.mutation
         parametrize._cache_enabled = self.parametrized[0]
-        parametrize._cache = self.parametrized[1].copy()  # which ranks that begin have in common
+        parametrize._cache = self.parametrized[1].copy()  # ranks begin with the same object
         if _deterministic() != self.deterministic:
             is_on, warn_only, fills = self.deterministic
             torch.use_deterministic_algorithms(is_on, warn_only=warn_only)
@@ -72,7 +72,7 @@ class GlobalState:
         if _WARNINGS.filters is not self.warnings[0]:
             for name, value in zip(_OF_WARNINGS, self.warnings):
                 setattr(_WARNINGS, name, value)
-            _WARNINGS._filters_mutated()  # the warnings already given are known per set of filters
+            _WARNINGS._filters_mutated()  # given warnings are remembered per set of filters
         self.random.restore()
         for generator, state in zip(self.generators, self.states):
             generator.set_state(state)

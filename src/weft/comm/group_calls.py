@@ -1,6 +1,6 @@
 """A process group as collectives use it: the order of its ranks, starting a call, waiting, failing.
 
-torch orders a group by rank; our order is the mesh's, and `places` translates.
+torch orders a group by rank; weft's order is the mesh's, and `places` translates.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["GroupCalls", "backend_of", "gave_up"]
 
 
 class GroupCalls(Communicator):
-    """A communicator over one process group, all but its collectives."""
+    """A communicator over one process group, except its collectives."""
 
     __slots__ = (
         "__weakref__", "group", "in_order", "lends", "places", "roll", "under_way",
@@ -92,19 +92,19 @@ class GroupCalls(Communicator):
             raise
 
     def _tell(self, op: str, error: BaseException) -> None:
-        """Raise ours for torch's error; the traceback lets go of what was lent."""
+        """Raise weft's error for torch's; the traceback releases lent buffers."""
         traceback.clear_frames(error.__traceback__)
         if isinstance(error, RuntimeError):
             raise self._gave_up(op, error) from error
 
     def _alive(self, op: str) -> dist.ProcessGroup:
-        """The group, while its world is; torch would take None for the default group."""
+        """The group, while its world exists; torch would take None for the default group."""
         if self.group is None:
             raise _ended(op, self.where)
         return self.group
 
     def _gave_up(self, op: str, error: RuntimeError) -> CommunicationError:
-        try:  # how many collectives the backend has counted tells ranks in a loop apart
+        try:  # the backend's count of collectives distinguishes ranks in a loop
             count = f" (number {self.group._get_sequence_number_for_group()} of its group)"  # type: ignore[union-attr]
         except RuntimeError:
             count = ""

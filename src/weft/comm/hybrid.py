@@ -26,26 +26,25 @@ def hybrid_mesh(
     coordinates: Sequence[Sequence[int]] | None = None,
     split: bool = True,
 ) -> BoundMesh:
-    """A mesh whose fast axes stay inside of a host, and whose slow ones run between hosts.
+    """A mesh whose fast axes stay within a host, and whose slow axes run between hosts.
 
-    The axes of `slow` stand first, outermost; one that both name is as long as their product, with
-    the slow part outermost. Within a host, axes are given by rising need of bandwidth: the last one
-    gets the best links of the torus.
+    The axes of `slow` come first, outermost. An axis that both name is as long as their product,
+    with the slow part outermost. Within a host, axes are given by rising need of bandwidth: the
+    last one gets the best links of the torus.
 
     Args:
-        fast, slow: map axis name -> length; together all ranks of the world.
+        fast, slow: map axis name -> length; together they contain all ranks of the world.
         device_type: see `init_mesh`.
-        hosts: the host (slice) of each rank, as its index or its name. Slices stand in the order of
-            their indices, those that have names in the order of their first ranks. None asks all
-            ranks for their host's name; where that is one for all, consecutive ranks count as a
-            host.
-        torus: the lengths of the physical network inside a host (of a TPU slice, of a board of
+        hosts: the host (slice) of each rank, as its index or its name. Slices are ordered by
+            index, named ones by their first ranks. None asks all ranks for the name of their host;
+            if it is the same for all, consecutive ranks count as a host.
+        torus: the lengths of the physical network within a host (of a TPU slice, of a board of
             GPUs); None is one row, in the order of the ranks.
-        coordinates: the place of each rank in its torus; None takes ranks of a host row-major.
+        coordinates: the place of each rank in its torus; None takes the ranks of a host row-major.
         split: whether one physical axis may serve several logical ones.
 
     Raises:
-        MeshError: on all ranks, where the lengths do not fit the hosts or the torus.
+        MeshError: on all ranks, if the lengths do not fit the hosts or the torus.
 
     The assignment is that of JAX's `mesh_utils`.
     """
@@ -100,7 +99,7 @@ def _hosts(hosts: Sequence[Hashable] | None, size: int) -> list[Hashable]:
 
 
 def _blocks(hosts: Sequence[Hashable], num_blocks: int, length: int) -> list[list[int]]:
-    """The ranks of each host: by its index, or in the order in which they come."""
+    """The ranks of each host: by its index, or in the order of appearance."""
     of_host: dict[Any, list[int]] = {}
     for rank, host in enumerate(hosts):
         of_host.setdefault(host, []).append(rank)

@@ -1,7 +1,7 @@
 """Which world this thread is in, and how a mesh is bound to it.
 
 A simulated rank is in its run's world. Any other thread is in that of torch.distributed, which
-is started from torchrun's environment when it has to be. Without either, the world is one rank.
+is started from torchrun's environment if necessary. Without either, the world is one rank.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = [
 
 
 class SoloWorld(World):
-    """One rank alone."""
+    """A single rank."""
 
     def __init__(self) -> None:
         super().__init__(0, 1)
@@ -57,21 +57,24 @@ def init_mesh(
     *,
     mesh_dim_names: Sequence[str] | None = None,
 ) -> BoundMesh:
-    """A mesh on the ranks of this world, the same object for the same value.
+    """A mesh on the ranks of this world; the same object for the same value.
 
-    Every rank of the world calls it; one that the mesh does not hold gets it with `here` None.
+    Every rank of the world calls it. On a rank that is not in the mesh, the result has `here` None.
 
     Args:
-        axes: map axis name -> size, or sizes alone, or a mesh value.
+        axes: map axis name -> size, or only sizes, or a mesh value.
         device_type: where local tensors live. With "cuda", rank r of a host takes device r.
         ranks: the ranks in row-major order; None takes 0, 1, ..., size - 1.
-        mesh_dim_names: the names of axes of which the sizes alone are given.
+        mesh_dim_names: the names of axes for which only sizes are given.
 
-    torch's own order is taken too: `init_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))`.
+    torch's own order is accepted too: `init_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))`.
+
+    Returns:
+        The mesh, bound to this rank.
 
     Raises:
-        MeshError: a mesh that does not fit into the world; other names than sizes.
-        ShardTypeError: no sizes.
+        MeshError: a mesh that does not fit into the world; names that do not match the sizes.
+        ShardTypeError: invalid sizes.
     """
     if isinstance(axes, str):  # torch's order
         if isinstance(device_type, str):
@@ -98,7 +101,7 @@ def _no_sizes(device_type: str) -> ShardTypeError:
 
 
 def _named(axes: Any, names: Sequence[str]) -> dict[str, int]:
-    """Axes of sizes and names."""
+    """Axes from sizes and names."""
     sizes = (axes,) if isinstance(axes, int) else axes
     fits = isinstance(sizes, Sequence) and len(sizes) == len(names) == len(set(names))
     if not fits or isinstance(names, str):
@@ -113,16 +116,18 @@ def _named(axes: Any, names: Sequence[str]) -> dict[str, int]:
 
 
 def as_bound_mesh(mesh: MeshLike | None = None, call: str = "device_mesh") -> BoundMesh:
-    """The bound mesh that a public call was given: one of ours, a value, or torch's DeviceMesh.
+    """The bound mesh for the argument of a public call: a bound mesh, a value, or a DeviceMesh.
 
-    None is that of the innermost `with mesh:`, else the global one (`set_global_mesh`). A value is
-    the mesh of that value on this rank, bound when there is none yet.
+    None means that of the innermost `with mesh:`, else the global one (`set_global_mesh`). A value
+    gives the mesh of that value on this rank, which is bound if necessary.
 
     Args:
-        mesh: what the call was given. call: how an error names the call's argument.
+        mesh: the argument of the call.
+        call: the name of the argument in an error.
 
     Raises:
-        MeshError: None without a default mesh. ShardTypeError: no mesh.
+        MeshError: None without a default mesh.
+        ShardTypeError: not a mesh.
     """
     if mesh is None:
         mesh = innermost_mesh()
@@ -152,7 +157,8 @@ def as_bound_mesh(mesh: MeshLike | None = None, call: str = "device_mesh") -> Bo
 
 
 def current_mesh() -> BoundMesh | None:
-    """The mesh of the innermost `with mesh:` of this thread, weft's or torch's own, or None."""
+    """The mesh of the innermost `with mesh:` of this thread, weft's or torch's; None without
+    one."""
     mesh = innermost_mesh()
     return None if mesh is None else as_bound_mesh(mesh)
 
@@ -167,14 +173,15 @@ _process = _Process()
 
 
 def _holder() -> Any:
-    """Who has a global mesh: the process, for all of its threads, or a simulated rank."""
+    """The owner of a global mesh: the process, with all of its threads, or a simulated rank."""
     return current_simulated_world() or _process
 
 
 def set_global_mesh(mesh: MeshLike | None) -> None:
-    """Make this the mesh of all calls that are given none, where no `with mesh:` is around them.
+    """Make this the mesh of all calls without one, if there is no `with mesh:` around them.
 
-    It is the process's, in all of its threads; each simulated rank has its own. None takes it away.
+    It belongs to the process, with all of its threads; each simulated rank has its own. None
+    removes it.
 
     Args:
         mesh: a mesh, weft's, torch_xla's or torch's.
@@ -183,7 +190,7 @@ def set_global_mesh(mesh: MeshLike | None) -> None:
 
 
 def get_global_mesh() -> Any:
-    """What `set_global_mesh` was given, or None."""
+    """The mesh passed to `set_global_mesh`, or None."""
     return _holder().global_mesh
 
 
@@ -193,7 +200,7 @@ def _default_device_type() -> str:
 
 
 def _start_from_environment(device_type: str) -> None:
-    """Start torch.distributed as torchrun's environment says, if it does."""
+    """Start torch.distributed from torchrun's environment, if there is one."""
     if not dist.is_available() or not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys():
         return
     if device_type != "cpu":

@@ -1,11 +1,11 @@
-"""What a rank says when a backend ends its process.
+"""The message of a rank whose process a backend ends.
 
-gloo throws where nobody catches it, on a thread of its own, when ranks send each other other sizes
-than they expect; so does NCCL's watchdog. Then C++ ends the process (SIGABRT), and Python hears
-nothing. So C++'s own hook for that end (`std::set_terminate`) is set: it looks where Python's
-threads are, says which collective and line that is, and leaves the rest to the hook before it.
-Until then nothing is noted down, so collectives pay nothing for it. Where the C++ library has no
-such name, nothing is said.
+If ranks send each other sizes that differ from the expected ones, gloo throws on a thread of its
+own where nobody catches it; so does NCCL's watchdog. C++ then ends the process (SIGABRT), and
+Python is not notified. So weft sets C++'s own hook for this end (`std::set_terminate`). It looks
+where Python's threads are, prints the collective and the line, and calls the previous hook. Nothing
+is recorded until then, so collectives pay nothing for it. If the C++ library has no such symbol,
+nothing is printed.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _find() -> Any:
 
 
 def words() -> str:
-    """Which collective the threads of this process are at, and the line of the program."""
+    """The collective that the threads of this process are in, and the line of the program."""
     frames = sys._current_frames()
     threads = [frames.pop(threading.main_thread().ident or 0, None), *frames.values()]
     at = next(filter(None, map(_collective, threads)), None)
@@ -77,7 +77,7 @@ def words() -> str:
 
 
 def _collective(frame: FrameType | None) -> tuple[str, str] | None:
-    """The collective that a thread is in, in words, and what asks for it."""
+    """The collective that a thread is in, in words, and who requests it."""
     line, user = source_line(frame), user_frame(frame)
     found, call = "", ""
     while frame is not None and frame is not user:

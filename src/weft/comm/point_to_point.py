@@ -1,8 +1,8 @@
-"""Sends and receives between two ranks of a process group, and what of them is still under way.
+"""Sends and receives between two ranks of a process group, and those that are not finished.
 
-Backends must find what they send and receive alive until it is done, also where nobody waits for
-it. So the world keeps what has been started; it waits for the oldest before there are too many,
-and for all, for a moment, before its groups end.
+Backends need what they send and receive to stay alive until it is done, also if nobody waits for
+it. So the world keeps what has been started. It waits for the oldest before there are too many,
+and briefly for all before its groups end.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from weft.comm.communicator import Pieces
 __all__ = ["Started", "UnderWay"]
 
 _TAG = 0x77656674
-"""Tells our messages from those that a user sends over the same group."""
+"""Distinguishes weft's messages from those that a user sends over the same group."""
 
 _LIMIT = 256
 _AT_THE_END = timedelta(seconds=5)
 
 
 class Started:
-    """Messages that have been started; `wait` may be called again and again."""
+    """Messages that have been started; `wait` may be called repeatedly."""
 
     __slots__ = ("buffers", "works")
 
     def __init__(self, group: Any, places: Sequence[int], send: Pieces, recv: Pieces) -> None:
-        # Receives first, so that what arrives finds its place.
+        # Receives first, so that arriving data finds its place.
         self.works: list[Any] = []
         self.buffers: list[Tensor] = []
         for place, piece in recv:
             self._keep(group.recv, piece, places[place])
         for place, piece in send:
-            if piece.is_conj() or piece.is_neg():  # sent is what lies in memory
+            if piece.is_conj() or piece.is_neg():  # what is sent are the bytes in memory
                 piece = piece.resolve_conj().resolve_neg()
             self._keep(group.send, piece, places[place])
 
@@ -46,10 +46,10 @@ class Started:
         self.works.append(start([buffer], place, _TAG))
 
     def wait(self, limit: timedelta | None = None) -> None:
-        """Until all have been done.
+        """Wait until all are done.
 
         Raises:
-            RuntimeError: of the backend, when another rank does not come.
+            RuntimeError: from the backend, if another rank does not come.
         """
         while self.works:
             work = self.works[-1]
@@ -59,7 +59,7 @@ class Started:
 
 
 class UnderWay:
-    """What has been started and not been waited for, oldest first."""
+    """What has been started and not yet waited for, oldest first."""
 
     __slots__ = ("_started",)
 
@@ -75,7 +75,7 @@ class UnderWay:
             self._started.popleft().wait()
 
     def end(self) -> None:
-        """The groups end: what is under way to ranks that live gets there."""
+        """Before the groups end: messages to living ranks still arrive."""
         while self._started:
             try:
                 self._started.popleft().wait(_AT_THE_END)

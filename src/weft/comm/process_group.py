@@ -1,11 +1,11 @@
 """Collectives over torch.distributed: one code path for gloo, NCCL and other backends.
 
 Data moves as bytes by `all_to_all_single` with split sizes, the one uneven primitive that every
-backend has, by `broadcast`, and over gloo, where much is moved, by messages from rank to rank,
-which need no common buffer. A table says what a backend does as exactly and faster by itself;
-any other reduction is an exchange of terms, torch's own reduction in mesh order, and a gather, so
-that gloo gives bitwise what simulated ranks give. (gloo's own MAX drops NaN, its bool sum wraps,
-and its rings take longer than one exchange.)
+backend has; by `broadcast`; and over gloo, for large amounts, by messages from rank to rank,
+which need no common buffer. A table lists what a backend does as exactly and faster by itself.
+Any other reduction is an exchange of partial values, torch's own reduction in mesh order, and a
+gather, so that gloo gives bitwise the same as simulated ranks. (gloo's own MAX drops NaN, its bool
+sum wraps, and its rings take longer than one exchange.)
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from weft.comm.communicator import (
 from weft.comm.debug_compare import DebugCompare
 from weft.comm.group_calls import GroupCalls, backend_of
 from weft.comm.point_to_point import Started, UnderWay
-from weft.comm.reduction import reduce_terms
+from weft.comm.reduction import reduce_partials
 from weft.core import AxisName, balanced_cuts
 
 __all__ = ["ProcessCommunicator"]
@@ -41,7 +41,7 @@ _OPS = {
     "sum": dist.ReduceOp.SUM, "avg": dist.ReduceOp.SUM, "product": dist.ReduceOp.PRODUCT,
     "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN,
 }
-"""torch's reductions; the mean is the sum divided afterwards, as in every other body."""
+"""torch's reductions; the mean is the sum divided afterwards, as in the other implementations."""
 
 
 def _options(options: Any, is_async: bool, op: Any = None) -> Any:
@@ -64,22 +64,22 @@ _NATIVE = frozenset(
     + [(kind, dtype) for kind in ("sum", "product", "max", "min") for dtype in _INTEGERS]
 )
 _EXACT: dict[str, frozenset[tuple[str, torch.dtype]]] = {"nccl": _NATIVE, "fake": _NATIVE}
-"""What a backend reduces exactly by itself. Max and min of floats may lose NaN: not here.
+"""What a backend itself reduces exactly. Max and min of floats may lose NaN: not here.
 
-torch's "fake" backend, on which costs are measured without a network, takes NCCL's ways.
+torch's "fake" backend, on which costs are measured without a network, takes NCCL's paths.
 """
 
 _GATHER_LIMIT_NBYTES = 1 << 20
-"""Up to this many bytes gathered, one exchange of whole terms beats scatter and gather."""
+"""Up to this many bytes gathered, one exchange of whole partial values beats scatter and gather."""
 
 _SWAP_NBYTES = 1 << 15
-"""From this many bytes a rank on, gloo's messages cost less than copies into common buffers."""
+"""From this many bytes per rank, gloo's messages cost less than copies into common buffers."""
 
 _SWAP_TERMS = 16
-"""Terms go by messages from so many times that on: they are in one buffer already."""
+"""Partial values use messages from this many times that: they are in one buffer already."""
 
 _HEAD_NBYTES = 256
-"""What `exchange` sends first: a length, and the pickle itself where it fits."""
+"""What `exchange` sends first: a length, and the pickle itself if it fits."""
 
 _broadcast = inspect.unwrap(dist.broadcast)
 _gather_even = inspect.unwrap(
@@ -88,8 +88,8 @@ _gather_even = inspect.unwrap(
 _scatter_even = inspect.unwrap(
     getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 )
-"""torch's own, below its logger and below what weft looks for in users' calls. torch renamed the
-last two; the older names warn where the newer exist."""
+"""torch's own functions, below its logger and below what weft intercepts in users' calls. torch
+renamed the last two; the older names warn if the newer exist."""
 
 
 class ProcessCommunicator(GroupCalls):
@@ -119,7 +119,7 @@ class ProcessCommunicator(GroupCalls):
             return super().all_reduce(total, kind)
         if self.debug.on:
             self._agree("all_reduce", kind, total.dtype, tuple(total.shape))
-        # Straight to the group: a small gradient's reduction costs less than torch's wrappers.
+        # Directly to the group: a small gradient's reduction costs less than torch's wrappers.
         group = self._alive("all_reduce")
         try:
             group.allreduce([total], _REDUCE[kind]).wait()
@@ -131,7 +131,7 @@ class ProcessCommunicator(GroupCalls):
         flat = x.reshape(-1)
         if x.numel() * x.element_size() * self.size <= _GATHER_LIMIT_NBYTES:
             terms = self._all_gather(flat, (flat.numel(),) * self.size).chunk(self.size)
-            return reduce_terms(terms, kind).view(x.shape)
+            return reduce_partials(terms, kind).view(x.shape)
         cuts = balanced_cuts(flat.numel(), (self.size,))
         sizes = tuple(stop - start for start, stop in pairwise(cuts))
         if sum(sizes) * x.element_size() < _SWAP_TERMS * self.swaps_from_nbytes:
@@ -149,7 +149,7 @@ class ProcessCommunicator(GroupCalls):
         flat = x.reshape(-1)
         if x.numel() * x.element_size() * self.size <= _GATHER_LIMIT_NBYTES:
             gathered = self._start_all_gather(flat, (flat.numel(),) * self.size)
-            return lambda: reduce_terms(gathered().chunk(self.size), kind).view(x.shape)
+            return lambda: reduce_partials(gathered().chunk(self.size), kind).view(x.shape)
         cuts = balanced_cuts(flat.numel(), (self.size,))
         sizes = tuple(stop - start for start, stop in pairwise(cuts))
         gathered = self._start_all_gather(self._reduce_scatter(flat, sizes, kind), sizes)
@@ -168,7 +168,7 @@ class ProcessCommunicator(GroupCalls):
     def _start_all_gather(
         self, x: Tensor, sizes: tuple[int, ...], out: Tensor | None = None
     ) -> Finish:
-        """By messages; what is received has its place already. `x` may lie in its own in `out`."""
+        """By messages; received data is already in place. `x` may lie in its place in `out`."""
         out = x.new_empty(sum(sizes)) if out is None else out
         parts = out.split(sizes)
         recv = [(place, parts[place]) for place in self._others() if sizes[place]]
@@ -179,7 +179,7 @@ class ProcessCommunicator(GroupCalls):
         return _then(wait, lambda: out)
 
     def _others(self) -> list[int]:
-        """The other places, the next one first: all ranks start with another one."""
+        """The other positions, the next one first: every rank starts with a different one."""
         return [(self.index + step) % self.size for step in range(1, self.size)]
 
     def _reduce_scatter(self, x: Tensor, sizes: tuple[int, ...], kind: str) -> Tensor:
@@ -191,7 +191,7 @@ class ProcessCommunicator(GroupCalls):
             return self._start_reduce_scatter(x, sizes, kind)()
         mine = sizes[self.index]
         terms = self._all_to_all(x, sizes, (mine,) * self.size).view(self.size, mine)
-        return reduce_terms(terms.unbind(), kind)
+        return reduce_partials(terms.unbind(), kind)
 
     def _start_reduce_scatter(
         self, x: Tensor, sizes: tuple[int, ...], kind: str, out: Tensor | None = None
@@ -208,7 +208,7 @@ class ProcessCommunicator(GroupCalls):
         recv = [(place, terms[place]) for place in self._others() if mine]
         send = [(place, parts[place]) for place in self._others() if sizes[place]]
         wait = self._swap(send, recv, x.dtype)
-        return _then(wait, lambda: reduce_terms(terms, kind, out))
+        return _then(wait, lambda: reduce_partials(terms, kind, out))
 
     def _all_to_all(self, x: Tensor, send: tuple[int, ...], recv: tuple[int, ...]) -> Tensor:
         if not self.in_order:
@@ -241,7 +241,7 @@ class ProcessCommunicator(GroupCalls):
         return self._start("all_to_all", start)
 
     def _swap_in_buffers(self, send: Pieces, recv: Pieces, dtype: torch.dtype) -> Wait:
-        """By one all-to-all, for backends that do better with few large messages."""
+        """By one all-to-all, for backends that prefer few large messages."""
         place = self.places
         send = sorted(send, key=lambda piece: place[piece[0]])
         recv = sorted(recv, key=lambda piece: place[piece[0]])

@@ -35,7 +35,7 @@ __all__ = ["ProcessWorld", "backend_for", "process_world"]
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 
 _SETTLE_S = 5.0
-"""How long the end of the process waits for a backend's threads, which need a few ms at most."""
+"""How long the end of the process waits for a backend's threads, which need at most a few ms."""
 
 
 def backend_for(device_type: str) -> str:
@@ -77,7 +77,7 @@ class ProcessWorld(World):
     def _group_of(
         self, ranks: tuple[int, ...], names: tuple[AxisName, ...], device_type: str, rows: Rows
     ) -> dist.ProcessGroup:
-        """The default group, one that a DeviceMesh brought, or a new one, kept for these ranks.
+        """The default group, one that a DeviceMesh brought, or a new one, cached for these ranks.
 
         All ranks run one program, so they make their groups in one order.
 
@@ -98,7 +98,7 @@ class ProcessWorld(World):
     def _new_group(
         self, ranks: tuple[int, ...], names: tuple[AxisName, ...], rows: Rows, backend: str | None
     ) -> dist.ProcessGroup:
-        """A group made by its members alone; by the whole world where the backend splits one."""
+        """A group made by its members alone; by the whole world if the backend splits one."""
         splits = self._splits()
         groups = rows() if splits else [ranks]
         if splits and sum(map(len, groups)) < self.size:
@@ -119,7 +119,7 @@ class ProcessWorld(World):
         return mine
 
     def _agree(self, ranks: tuple[int, ...], names: tuple[AxisName, ...]) -> None:
-        """In debug mode: all that have to make a group make one."""
+        """In debug mode: check that all members make the group."""
         if self.debug.on:
             ask = CollectiveCall("new_group", names, ranks, ())
             said = self.call_roll(ask.by_now())
@@ -127,7 +127,7 @@ class ProcessWorld(World):
                 raise CommunicationError(said)
 
     def _splits(self) -> bool:
-        """Whether new groups are split off the default one, which takes all of its ranks."""
+        """Whether new groups are split off the default one, which requires all of its ranks."""
         return getattr(self.default, "bound_device_id", None) is not None
 
     def adopt(self, device_mesh: DeviceMesh) -> BoundMesh:
@@ -148,7 +148,7 @@ class ProcessWorld(World):
 
     def device_mesh(self, mesh: BoundMesh) -> DeviceMesh:
         names = tuple(map(str, mesh.axis_names))
-        if mesh.here is None:  # a rank outside is in no group of it
+        if mesh.here is None:  # a rank outside is in no group of the mesh
             made = DeviceMesh(
                 mesh.device_type, mesh.mesh, mesh_dim_names=names, _init_backend=False
             )
@@ -165,7 +165,8 @@ class ProcessWorld(World):
         self._wrapping[id(mesh)] = mesh
 
     def close(self) -> None:
-        """Let go of every group, so that torch can end them. Communicators of this world raise."""
+        """Release every group, so that torch can end them. Communicators of this world then raise.
+        """
         self.under_way.end()
         self.roll.end()
         for comm in self._comms:
@@ -177,7 +178,7 @@ class ProcessWorld(World):
 
 
 def _origin(device_mesh: DeviceMesh) -> tuple[Mesh, tuple[AxisName, ...]] | None:
-    """The mesh of whose axes this DeviceMesh was made, and which; None where it was not."""
+    """The mesh whose axes this DeviceMesh was made from, and the axes; None if there is none."""
     root = device_mesh._get_root_mesh()
     if root is device_mesh or not device_mesh.mesh_dim_names:
         return None
@@ -186,10 +187,10 @@ def _origin(device_mesh: DeviceMesh) -> tuple[Mesh, tuple[AxisName, ...]] | None
 
 @contextmanager
 def _named(members: tuple[int, ...], backend: str | None) -> Iterator[None]:
-    """A group that is made in here is named after its members alone.
+    """A group that is made inside is named by its members alone.
 
-    The name is where they look for each other. torch adds how many groups a rank is in, so that
-    ranks that are in other groups besides never meet; a rank outside a mesh is in fewer.
+    By this name the members find each other. torch would add the number of groups that a rank is
+    in, so ranks with different other groups would never meet; a rank outside a mesh is in fewer.
     """
     numbers = ",".join(map(str, sorted(members)))
     name = "weft " + hashlib.sha1(f"{backend} {numbers}".encode()).hexdigest()
@@ -207,7 +208,7 @@ _here: ProcessWorld | None = None
 
 
 def process_world() -> ProcessWorld | None:
-    """The world of torch's default process group; None when there is none."""
+    """The world of torch's default process group; None if there is none."""
     global _here
     if not (dist.is_available() and dist.is_initialized()):
         return None

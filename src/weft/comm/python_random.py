@@ -1,10 +1,10 @@
-"""The state of the generator behind Python's `random`, got again only where it has changed.
+"""The state of the generator behind Python's `random`, read again only if it has changed.
 
-As Python gives it, it is a tuple of 625 numbers, 12 us to make: several times what it takes to pass
-the baton from rank to rank. Ranks that draw nothing leave it as it is, which a look at the 2500
-bytes in memory tells in half a microsecond. The look is a read, by ctypes, and is checked against
-Python's own answer when this is imported; where it does not hold (another Python), the state is
-got each time. It is set through `random.setstate` alone.
+Python gives it as a tuple of 625 numbers, which takes 12 us: several times what it takes to pass
+the baton from rank to rank. Ranks that draw nothing leave it unchanged, which comparing the 2500
+bytes in memory shows in half a microsecond. The bytes are read by ctypes, and checked against
+Python's own answer at import. If they do not agree (another Python), the state is
+read each time. It is set only through `random.setstate`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Any
 __all__ = ["RandomState"]
 
 _generator: Any = random._inst  # type: ignore[attr-defined]
-_WORDS = struct.Struct("@i624I")  # of CPython's RandomObject: where it stands, the state
+_WORDS = struct.Struct("@i624I")  # of CPython's RandomObject: the position, the state
 _ADDRESS = id(_generator) + object.__basicsize__
 
 
 def _look() -> tuple[bytes, float | None]:
-    """The words, and the second of the pair of numbers that `gauss` draws, kept by Python."""
+    """The words, and the second of the pair of numbers that `gauss` draws and Python keeps."""
     return ctypes.string_at(_ADDRESS, _WORDS.size), _generator.gauss_next
 
 
@@ -38,7 +38,7 @@ _LOOKS = _can_look()
 
 
 class RandomState:
-    """The state at one moment. `known`: one that may be the same."""
+    """The state at one moment. `known`: an earlier one that may be the same."""
 
     __slots__ = ("seen", "state")
 
@@ -50,6 +50,6 @@ class RandomState:
             self.state = random.getstate()
 
     def restore(self) -> None:
-        """Make it so again."""
+        """Restore this state."""
         if self.seen is None or self.seen != _look():
             random.setstate(self.state)

@@ -1,7 +1,7 @@
-"""Collectives without data: what one rank of any number of ranks would do and receive.
+"""Collectives without data: what one of any number of ranks would do and receive.
 
-A recording mesh needs no process group and no other rank. Its communicators hand out zeros of
-the right size and write down every collective with the bytes that this rank receives, by the
+A recording mesh needs no process group and no other rank. Its communicators return zeros of
+the right size and record every collective with the bytes that this rank receives, by the
 volumes of bandwidth-optimal algorithms.
 """
 
@@ -44,7 +44,7 @@ class RecordingWorld(World):
 
 
 class RecordingCommunicator(Communicator):
-    """Writes collectives down and returns zeros."""
+    """Records collectives and returns zeros."""
 
     __slots__ = ("world",)
 
@@ -94,9 +94,15 @@ class RecordingCommunicator(Communicator):
 def recording_mesh(
     axes: Mapping[str, int] | Sequence[int] | Mesh, rank: int = 0, device_type: str = "cpu"
 ) -> BoundMesh:
-    """A mesh whose collectives are written down instead of done, seen from `rank`.
+    """A mesh whose collectives are recorded instead of done, seen from `rank`.
 
-    `device_type="meta"` needs no memory. `recorded(mesh)` is the log so far.
+    Args:
+        axes: map axis name -> size, only sizes, or a mesh value.
+        rank: the rank that records.
+        device_type: where local tensors live; "meta" needs no memory.
+
+    Returns:
+        The mesh; `recorded(mesh)` is its log so far.
     """
     value = axes.abstract if isinstance(axes, Mesh) else Mesh(axes)
     return RecordingWorld(rank, value.size()).bind(value, device_type)

@@ -1,7 +1,7 @@
-"""Reducing terms that lie on one rank: torch's own arithmetic, term by term in rank order.
+"""Reduces partial values on one rank: torch's own arithmetic, one by one in rank order.
 
-Each element's result depends on its terms alone, not on where it lies in a buffer, so that
-all-reduce and reduce-scatter agree bitwise. Narrow floats are added up in float32 and rounded
+Each element's result depends only on its partial values, not on its place in a buffer, so
+all-reduce and reduce-scatter agree bitwise. Narrow floats are added in float32 and rounded
 once. NaN survives max and min; bool sums are "any".
 """
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from weft.core import KINDS
 from weft.errors import PlacementError, message
 
-__all__ = ["check_kind", "reduce_terms"]
+__all__ = ["check_kind", "reduce_partials"]
 
 _STEP: dict[str, Callable[[Tensor, Tensor], object]] = {
     "sum": Tensor.add_,
@@ -29,7 +29,7 @@ _STEP: dict[str, Callable[[Tensor, Tensor], object]] = {
     "bor": Tensor.bitwise_or_,
     "bxor": Tensor.bitwise_xor_,
 }
-"""The kind's step, in place on the running total."""
+"""The step of each kind, in place on the running total."""
 
 _WIDE = {
     torch.float16: torch.float32,
@@ -41,7 +41,7 @@ _WIDE = {
     getattr(torch, name): torch.float32
     for name in dir(torch) if name.startswith("float8_")
 }
-"""Dtypes that are reduced in a wider one: narrow floats, and what torch has no arithmetic for."""
+"""Dtypes that are reduced in a wider one: narrow floats, and those without arithmetic in torch."""
 
 
 def check_kind(kind: str, dtype: torch.dtype) -> None:
@@ -49,7 +49,7 @@ def check_kind(kind: str, dtype: torch.dtype) -> None:
 
     Raises:
         PlacementError: an unknown kind, avg of integers, max or min of complex numbers, bitwise
-        kinds of anything but integers and bools.
+            kinds of anything but integers and bools.
     """
     if kind not in KINDS:
         fault, rule = "is no kind of reduction", f"the kinds are {', '.join(KINDS)}"
@@ -69,14 +69,14 @@ def check_kind(kind: str, dtype: torch.dtype) -> None:
     )
 
 
-def reduce_terms(terms: Sequence[Tensor], kind: str, out: Tensor | None = None) -> Tensor:
-    """The reduction of `terms` (equal shapes and dtypes), in their order: `out`, or a new tensor.
+def reduce_partials(terms: Sequence[Tensor], kind: str, out: Tensor | None = None) -> Tensor:
+    """The reduction of `terms` (equal shapes and dtypes), in order: `out`, or a new tensor.
 
-    `out` shares no memory with a term.
+    `out` shares no memory with any of them.
     """
     if out is not None:
         if out.dtype in _WIDE or out.dtype is torch.uint64:
-            return out.copy_(reduce_terms(terms, kind))
+            return out.copy_(reduce_partials(terms, kind))
         return _reduce(out.copy_(terms[0]), terms, kind)
     dtype = terms[0].dtype
     if dtype is torch.uint64:
@@ -95,10 +95,10 @@ def _reduce(total: Tensor, terms: Sequence[Tensor], kind: str) -> Tensor:
 
 
 def _reduce_uint64(terms: Sequence[Tensor], kind: str) -> Tensor:
-    """As int64, which has the same bits of sums and products; its order begins at the sign bit."""
+    """As int64, which has the same bits for sums and products; its order begins at the sign bit."""
     bits = [term.view(torch.int64) for term in terms]
     if kind not in ("max", "min"):
-        return reduce_terms(bits, kind).view(torch.uint64)
+        return reduce_partials(bits, kind).view(torch.uint64)
     first = torch.iinfo(torch.int64).min
-    best = reduce_terms([term ^ first for term in bits], kind)
+    best = reduce_partials([term ^ first for term in bits], kind)
     return best.bitwise_xor_(first).view(torch.uint64)

@@ -1,8 +1,8 @@
 """What simulated ranks share and processes do not: the module globals of other packages.
 
-What torch and Python keep there is each rank's own (`global_state`). A registry, a stack of
-contexts or a counter of another package is met by all ranks at once; the package then fails in a
-rank, or takes what another rank has put there.
+The globals of torch and Python are separate for each rank (`global_state`). A registry, a stack of
+contexts or a counter of another package is shared by all ranks at once; the package then fails in a
+rank, or reads what another rank has written.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ __all__ = ["note_on"]
 
 _INSTALLED = re.compile(r"[/\\](?:site|dist)-packages[^/\\]*[/\\]")
 _CARRIED = frozenset(("weft", "torch", "numpy", "pytest", "_pytest"))
-"""Of these, what is global is carried, or is nothing that ranks would meet in; an error that pytest
-raises is an assertion of the test's."""
+"""Their globals are either carried or irrelevant; an error that pytest raises is an assertion of
+the test."""
 
 
 def note_on(error: BaseException, num_ranks: int) -> str | None:
-    """What to add to an error that another package has raised in one of several simulated ranks."""
+    """The note for an error that another package has raised in one of several simulated ranks."""
     package = _raised_by(error.__traceback__)
     if package is None or num_ranks < 2:
         return None
@@ -31,7 +31,7 @@ def note_on(error: BaseException, num_ranks: int) -> str | None:
 
 
 def _raised_by(traceback: TracebackType | None) -> str | None:
-    """The installed package of the innermost frame, past those of torch and numpy."""
+    """The installed package of the innermost frame, except torch and numpy."""
     found = None
     while traceback is not None:
         frame = traceback.tb_frame

@@ -1,12 +1,12 @@
 """n ranks in this process: communicators whose data meets under a baton.
 
-What ranks meet for is a `CollectiveCall`: those that ask for other ops or facts, or at another
-place of the program, never meet, and the baton says so. (The splits of an all-to-all are compared
-where they meet.) In debug mode the ranks of a group meet before each collective, whatever they ask
-for, and compare.
+Ranks meet for a `CollectiveCall`. Ranks that request different ops or facts, or at another
+place of the program, never meet, and the baton reports this. (The splits of an all-to-all are
+compared at the meeting.) In debug mode the ranks of a group meet before each collective, whatever
+they request, and compare.
 
-What a rank takes away from a meeting is always fresh memory, computed by the last to arrive
-while the others wait, so that no rank sees another one's later writes. Reductions are those of
+What a rank gets from a meeting is always fresh memory, computed by the last to arrive
+while the others wait, so no rank sees another's later writes. Reductions are those of
 `weft.comm.reduction`: torch's own, in rank order.
 """
 
@@ -35,7 +35,7 @@ from weft.comm.collective_call import (
     pairs_that_differ,
 )
 from weft.comm.communicator import Communicator
-from weft.comm.reduction import reduce_terms
+from weft.comm.reduction import reduce_partials
 from weft.comm.source import point
 from weft.core import AxisName, Mesh
 from weft.errors import CommunicationError, MeshError, ShardTypeError, message
@@ -49,7 +49,7 @@ _num_modes: Any = torch._C._len_torch_dispatch_stack  # type: ignore[attr-define
 
 @dataclass(frozen=True, slots=True)
 class _RollCall:
-    """What ranks that compare what they ask for meet at: any of them is equal to any other."""
+    """The meeting of ranks that compare their requests: any of them is equal to any other."""
 
     ask: CollectiveCall = field(compare=False)
 
@@ -102,13 +102,13 @@ class SimulatedCommunicator(Communicator):
     def _meet(self, op: str, facts: tuple[Hashable, ...], deposit: Any, finish: Finish) -> Any:
         what = CollectiveCall(op, self.axes, self.ranks, facts, point())
         world = self.world
-        if _num_modes():  # one rank computes for all: none of its own TorchDispatchModes is to see
+        if _num_modes():  # one rank computes for all: its own TorchDispatchModes must not see it
             finish = _unwatched(finish)
         return world.baton.meet(world.runner, self.ranks, self.index, what, deposit, finish)
 
     def _all_reduce(self, x: Tensor, kind: str) -> Tensor:
         def finish(terms: list[Tensor]) -> list[Tensor]:
-            total = reduce_terms(terms, kind)
+            total = reduce_partials(terms, kind)
             return [total, *(total.clone() for _ in terms[1:])]
 
         return self._meet("all_reduce", (kind, x.dtype, tuple(x.shape)), x, finish)
@@ -122,7 +122,7 @@ class SimulatedCommunicator(Communicator):
     def _reduce_scatter(self, x: Tensor, sizes: tuple[int, ...], kind: str) -> Tensor:
         def finish(terms: list[Tensor]) -> list[Tensor]:
             pieces = [term.split(sizes) for term in terms]
-            return [reduce_terms(mine, kind) for mine in zip(*pieces)]
+            return [reduce_partials(mine, kind) for mine in zip(*pieces)]
 
         return self._meet("reduce_scatter", (kind, x.dtype, sizes), x, finish)
 
@@ -176,12 +176,12 @@ def _unwatched(finish: Finish) -> Finish:
 
 
 def _join(parts: Sequence[Tensor]) -> Tensor:
-    """Parts one after the other in fresh memory (`torch.cat` of one part would do as well)."""
+    """Parts in order in fresh memory (`torch.cat` of one part would copy as well)."""
     return torch.cat(tuple(parts))
 
 
 def current_simulated_world() -> SimulatedWorld | None:
-    """The world of the simulated rank whose thread this is, or None."""
+    """The world of the simulated rank of this thread, or None."""
     runner = current_runner()
     return None if runner is None else runner.world
 
@@ -192,22 +192,27 @@ def run_simulated(
     mesh: Mapping[str, int] | Sequence[int] | Mesh | None = None,
     device_type: str = "cpu",
 ) -> list[T]:
-    """Call `fn(mesh)` as each of `num_ranks` simulated ranks; the results in rank order.
+    """Call `fn(mesh)` as each of `num_ranks` simulated ranks.
 
-    Without `mesh`, one unnamed axis of all ranks; without `num_ranks`, as many ranks as the mesh
-    needs. Ranks that the mesh does not hold get it with `here` None. Each rank starts from the
-    caller's default dtype and generator state, which are untouched afterwards, and in debug mode if
+    Without `mesh` there is one unnamed axis of all ranks; without `num_ranks` as many ranks as the
+    mesh needs. On ranks outside the mesh it has `here` None. Each rank starts from the
+    caller's default dtype and generator state, which remain untouched, and in debug mode if
     the caller is.
 
     Args:
         fn: what each rank does, in a thread of its own; one of them runs at a time.
-        num_ranks: how many. mesh: a map axis -> size, sizes alone, or a mesh value.
+        num_ranks: the number of ranks.
+        mesh: map axis -> size, only sizes, or a mesh value.
         device_type: where local tensors live.
 
+    Returns:
+        The results in rank order.
+
     Raises:
-        MeshError: the mesh needs more ranks. ShardTypeError: fn is a coroutine function.
-        CommunicationError: ranks wait for different collectives. Whatever the first failing rank
-        raised, with its rank in a note.
+        MeshError: the mesh needs more ranks.
+        ShardTypeError: fn is a coroutine function.
+        CommunicationError: ranks wait for different collectives.
+        Exception: whatever the first failing rank raised, with its rank in a note.
     """
     if inspect.iscoroutinefunction(fn):
         raise ShardTypeError(
@@ -246,7 +251,7 @@ def run_simulated(
 
 
 def _generators(device_type: str) -> list[torch.Generator]:
-    """The default generators whose state is each rank's own."""
+    """The default generators whose state is separate for each rank."""
     generators = [torch.default_generator]
     if device_type not in ("cpu", "meta"):
         module = torch.get_device_module(device_type)

@@ -1,8 +1,8 @@
 """Where in the user's program a rank is: the innermost frame that is not weft's or torch's.
 
-Ranks run one program, so what they ask of each other they ask at one place of it. A `Point` is
-such a place: line and columns, since `a if rank else b` has its branches on one line. Its `key` is
-the same on all ranks that run the program, from whichever folder each of them reads it.
+Ranks run one program, so their requests to each other come from one place of it. A `Point` is such
+a place: line and columns, because `a if rank else b` has its branches on one line. Its `key` is the
+same on all ranks that run the program, from whichever folder each of them reads it.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ NOWHERE = Point()
 
 
 def source_line(frame: FrameType | None = None) -> str:
-    """file:line of the user's frame that is innermost (from `frame` outward)."""
+    """file:line of the innermost frame of the user (from `frame` outward)."""
     return point(frame or sys._getframe(1)).line or "unknown"
 
 
 def point(frame: FrameType | None = None) -> Point:
-    """The place of the user's frame that is innermost (from `frame` outward)."""
+    """The place of the innermost frame of the user (from `frame` outward)."""
     frame = user_frame(frame or sys._getframe(1))
     if frame is None:
         return NOWHERE
@@ -52,7 +52,7 @@ def point(frame: FrameType | None = None) -> Point:
 
 
 _points: dict[tuple[int, int], tuple[Point, CodeType]] = {}
-"""By id of the code, which is kept, so that no other gets that id, and place in it."""
+"""By id of the code, which is kept so that no other code gets that id, and the place in it."""
 _KEPT = 4096
 
 
@@ -64,7 +64,7 @@ def _point(code: CodeType, at: int, lineno: int | None) -> Point:
 
 
 def line_key(line: str) -> str:
-    """A file:line without the folder; the numbers in names of generated code are no part of it."""
+    """A file:line without the folder, and without the numbers in names of generated code."""
     if line.startswith("<"):
         file, _, number = line.rpartition(":")
         return f"{re.sub(r'[0-9]+', '', file)}:{number}"

@@ -1,4 +1,4 @@
-"""What public functions take: the types of a mesh and of placements, and the names of arguments."""
+"""What public functions accept: types of meshes and placements, and alternative argument names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ R = TypeVar("R")
 
 
 class DeviceMesh(Protocol):
-    """torch's DeviceMesh, by what tells it from weft's meshes."""
+    """torch's DeviceMesh, by the attributes that distinguish it from weft's meshes."""
 
     @property
     def mesh_dim_names(self) -> Any: ...
@@ -28,7 +28,7 @@ class DeviceMesh(Protocol):
 
 
 class HasLayout(Protocol):
-    """A ShardTensor, by what says where it lies."""
+    """A ShardTensor, by the attributes that give its layout."""
 
     @property
     def sharding(self) -> Layout: ...
@@ -39,11 +39,11 @@ MeshLike = Mesh | DeviceMesh
 
 Placements = P | Layout | HasLayout | Sequence[Any]
 """A spec (`P("dp", None)`), one placement per mesh axis (weft's or torch's), a layout, or a
-ShardTensor that lies as is wanted."""
+ShardTensor that has the wanted layout."""
 
 
 def also_called(**names: str) -> Callable[[Callable[A, R]], Callable[A, R]]:
-    """Let a function take arguments by other names as well: other name -> its own.
+    """Let a function also take arguments by other names: other name -> its own.
 
     >>> @also_called(device_mesh="mesh")
     ... def size(mesh):

@@ -1,7 +1,7 @@
-"""How a length is cut into shards: offsets `0 = c0 <= c1 <= ... <= cm = n`.
+"""Ways to cut a length into shards: offsets `0 = c0 <= c1 <= ... <= cm = n`.
 
-The default applies `torch.chunk` recursively, axis by axis, major first (as torch's DTensor);
-flat cuts take one ceiling over all axes (as XLA); balanced cuts differ by at most one.
+The default applies `torch.chunk` recursively, axis by axis, major first (as torch's DTensor does);
+flat cuts use one ceiling over all axes (as XLA does); balanced cuts differ by at most one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = [
 def default_interval(length: int, digits: Iterable[tuple[int, int]]) -> tuple[int, int]:
     """The default shard at a coordinate, given as (axis size, digit) pairs, major to minor.
 
-    The cost grows with the axes, not with the shards.
+    The run time grows with the axes, not with the shards.
 
     >>> default_interval(5, [(2, 0), (2, 1)])
     (2, 3)
@@ -64,7 +64,7 @@ def balanced_cuts(length: int, sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 def filled_cuts(cuts: Sequence[int]) -> tuple[int, ...]:
-    """Cuts near these by which no shard is empty; the length is at least the number of shards.
+    """Cuts close to these for which no shard is empty; the length is at least the number of shards.
 
     >>> filled_cuts((0, 4, 4, 5)), filled_cuts((0, 2, 4, 5, 5))
     ((0, 3, 4, 5), (0, 2, 3, 4, 5))
@@ -78,7 +78,7 @@ def filled_cuts(cuts: Sequence[int]) -> tuple[int, ...]:
 
 
 def default_is_flat(length: int, sizes: Sequence[int]) -> bool:
-    """Whether default and flat cuts agree, in time that grows with the axes, not the shards.
+    """Whether default and flat cuts agree; the run time grows with the axes, not the shards.
 
     >>> default_is_flat(5, (2, 2)), default_is_flat(7, (2, 2))
     (False, True)
@@ -88,8 +88,8 @@ def default_is_flat(length: int, sizes: Sequence[int]) -> bool:
 
 
 def _is_chunked(length: int, sizes: tuple[int, ...], chunk: int) -> bool:
-    # Do the default cuts of `length` lie at the multiples of `chunk`? One major axis leaves
-    # equal pieces and at most one shorter one, so there are two questions per axis.
+    # Are the default cuts of `length` at the multiples of `chunk`? One major axis leaves
+    # equal pieces and at most one shorter piece, so there are two questions per axis.
     if not sizes or length == 0:
         return length <= chunk
     size, rest = sizes[0], sizes[1:]
@@ -101,9 +101,9 @@ def _is_chunked(length: int, sizes: tuple[int, ...], chunk: int) -> bool:
 
 
 def cuts_from_sizes(sizes: Iterable[int]) -> tuple[int, ...]:
-    """Offsets of shards that follow one another."""
+    """Offsets of consecutive shards."""
     return (0, *accumulate(sizes))
 
 
 NAMED_CUTS = {"default": default_cuts, "flat": flat_cuts, "balanced": balanced_cuts}
-"""The cuts that can be asked for by name."""
+"""The cuts that can be requested by name."""

@@ -1,7 +1,7 @@
-"""Dtypes by name: their short text, and which reductions they carry exactly.
+"""Dtypes by name: their short text, and the reductions that they carry exactly.
 
 A dtype is text here ("float32"), because this package imports no torch; `str(torch.float32)`
-is understood as well.
+is accepted as well.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _SHORT = {"bool": "bool", "int": "i", "uint": "u", "float": "f", "bfloat": "bf",
 _LONG = {short: long for long, short in _SHORT.items()}
 
 _CARRIED_BY: dict[str, frozenset[str]] = {
-    # A sum of bools is "any", as torch adds them.
+    # A sum of bools is "any", as in torch.
     "sum": frozenset({_BOOL, _INTEGER, _FLOAT, _COMPLEX}),
     "avg": frozenset({_FLOAT, _COMPLEX}),
     "product": frozenset({_BOOL, _INTEGER, _FLOAT, _COMPLEX}),
     "max": frozenset({_BOOL, _INTEGER, _FLOAT}),
     "min": frozenset({_BOOL, _INTEGER, _FLOAT}),
-    # Logical kinds make 1 of every other number, so only truth values survive them.
+    # Logical kinds turn every nonzero number into 1, so only truth values survive them.
     "and": frozenset({_BOOL}),
     "or": frozenset({_BOOL}),
     "band": frozenset({_BOOL, _INTEGER}),
@@ -41,15 +41,15 @@ _CARRIED_BY: dict[str, frozenset[str]] = {
 
 
 def carries(kind: str, dtype: str) -> bool:
-    """Whether terms of `dtype` can be reduced by `kind` without leaving the dtype's values."""
+    """Whether partial values of `dtype` can be reduced by `kind` without leaving the dtype."""
     match = _FAMILY.fullmatch(_name(dtype))
     if kind == "sum" and _name(dtype) == "float8_e8m0fnu":
-        return False  # powers of two alone: it has no zero for the other terms
+        return False  # only powers of two: it has no zero for the other partial values
     return match is not None and match.lastgroup in _CARRIED_BY[kind]
 
 
 def check_carries(what: str, kinds: Mapping[str, str], dtype: str) -> None:
-    """Refuse kinds, by what they are called in the error, that a dtype cannot carry exactly.
+    """Refuse kinds that a dtype cannot carry exactly, by their names in the error.
 
     Raises:
         LayoutError: some of them; `what` names the value in question.
@@ -69,7 +69,7 @@ def check_carries(what: str, kinds: Mapping[str, str], dtype: str) -> None:
 
 
 def dtype_text(dtype: str) -> str:
-    """The short name that a layout's text begins with; a name of no known family as it is.
+    """The short name with which a layout's text begins; an unknown name is returned as it is.
 
     >>> dtype_text("float32"), dtype_text("torch.bfloat16"), dtype_text("float8_e4m3fn")
     ('f32', 'bf16', 'f8_e4m3fn')
@@ -83,10 +83,10 @@ def dtype_text(dtype: str) -> str:
 
 
 def dtype_name(text: str, call: str = "dtype") -> str:
-    """The name of a dtype that is given by its name, short or long.
+    """The full name of a dtype given by its short or full name.
 
     Raises:
-        LayoutError: a name of no family of dtypes.
+        LayoutError: an unknown name.
 
     >>> dtype_name("f32"), dtype_name("torch.bool"), dtype_name("bf16")
     ('float32', 'bool', 'bfloat16')
@@ -105,7 +105,7 @@ def dtype_name(text: str, call: str = "dtype") -> str:
 
 
 def itemsize(dtype: str) -> int:
-    """Bytes of one element.
+    """Bytes per element.
 
     >>> itemsize("float32"), itemsize("torch.bool"), itemsize("float8_e4m3fn")
     (4, 1, 1)

@@ -39,9 +39,9 @@ Sizes = Mapping[int, Sequence[int] | str]
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """What a spelling says: axes per dim, explicit sizes per dim, a kind per axis.
+    """The content of a spelling: axes per dim, explicit sizes per dim, a kind per axis.
 
-    `torch_strided` holds the placements where torch's own `_StridedShard` is among them.
+    `torch_strided` holds the placements if torch's own `_StridedShard` is among them.
     """
 
     dims: tuple[tuple[int, ...], ...]
@@ -54,9 +54,10 @@ def decode(mesh: Mesh, ndim: int, placements: Any) -> Decoded:
     """Parts of a layout from a spec, from placements, or from None (replicated).
 
     Raises:
-        MeshError: an unknown axis. PlacementError: too many entries, another number of
-        placements than axes, a dim out of range, a repeated axis, kinds that do not mix.
-        ShardTypeError: something that is no placement.
+        MeshError: an unknown axis.
+        PlacementError: too many entries, a number of placements different from that of axes, a dim
+            out of range, a repeated axis, kinds that do not mix.
+        ShardTypeError: something that is not a placement.
     """
     if placements is None:
         return Decoded(((),) * ndim, {}, (None,) * mesh.ndim)
@@ -153,7 +154,7 @@ def _check_kinds(mesh: Mesh, partial: Sequence[str | None]) -> None:
 def _explicit_sizes(
     mesh: Mesh, dims: Sequence[Sequence[int]], placements: Sequence[Placement]
 ) -> dict[int, tuple[int, ...]]:
-    # All sizes of a dim stand on its major axis; elsewhere they would have no meaning.
+    # All sizes of a dim are on its major axis; elsewhere they would have no meaning.
     sizes: dict[int, tuple[int, ...]] = {}
     misplaced: list[str] = []
     for dim, axes in enumerate(dims):
@@ -178,15 +179,16 @@ def check_sizes(
     mesh: Mesh, shape: Sequence[int], dims: Sequence[Sequence[int]], sizes: Any,
     placed: Sizes | None = None,
 ) -> Cuts:
-    """Cuts per dim from explicit sizes, all offenders reported at once.
+    """Cuts per dim from explicit sizes; reports all offenders at once.
 
     Args:
-        sizes: what the user asked for. placed: what the placements carry already.
+        sizes: what the user passed.
+        placed: the sizes that the placements already carry.
 
     Raises:
-        LayoutError: sizes that do not sum to the length, are negative or of another number than
-        the shards; a dim that does not exist or is given twice; an unknown name.
-        ShardTypeError: no mapping, or sizes that are no whole numbers.
+        LayoutError: sizes that do not sum to the length, are negative, or differ in number from
+            the shards; a dim that does not exist or is given twice; an unknown name.
+        ShardTypeError: not a mapping, or sizes that are not whole numbers.
     """
     if not isinstance(sizes, Mapping):
         raise ShardTypeError(
@@ -250,7 +252,7 @@ def _strided_place(mesh: Mesh, axes: Sequence[int], axis: int, strided: StridedS
 
 def _strided_places(sizes: Sequence[int], factor: int) -> list[int]:
     # Where an axis may be inserted among axes of `sizes` so that those before it multiply to
-    # `factor`: below some axis, or in front of them all when no such place has the factor 1.
+    # `factor`: below some axis, or in front of all if no such place has the factor 1.
     places = [
         place for place in range(1, len(sizes) + 1) if math.prod(sizes[:place]) == factor
     ]
@@ -263,7 +265,7 @@ def encode_placements(
     sizes: Mapping[int, tuple[int, ...]],
     partial: Sequence[str | None],
 ) -> tuple[Placement, ...]:
-    """One placement per mesh axis; explicit sizes stand on the major axis of their dim."""
+    """One placement per mesh axis; explicit sizes are on the major axis of their dim."""
     out: list[Placement] = [Replicate()] * mesh.ndim
     for axis, kind in enumerate(partial):
         if kind is not None:

@@ -1,9 +1,9 @@
 """XLA's op-sharding text: tiles over a list of devices, in both of its versions.
 
 Version 1 lists the devices, version 2 describes them as a transposed iota. A device list is
-kept as *digits*: pairs (size, stride), major to minor, whose mixed-radix sums are the list. A
+stored as *digits*: pairs (size, stride), major to minor, whose mixed-radix sums are the list. A
 list in mesh order has one digit per axis, so nothing here grows with the number of devices
-until one asks for the list. Axes of size 1 have no digit and vanish in the text.
+until the list is requested. Axes of size 1 have no digit and do not appear in the text.
 
 Source of the format: XLA's `HloSharding` and `IotaTileAssignment`.
 """
@@ -23,7 +23,7 @@ from weft.errors import PlacementError, ShardTypeError, message
 __all__ = ["TileAssignment", "read", "read_sizes", "read_tiles", "tile_assignment"]
 
 Digits = tuple[tuple[int, int], ...]
-"""(size, stride) pairs, major to minor; adjacent ones that run on are merged."""
+"""(size, stride) pairs, major to minor; contiguous neighbours are merged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +50,8 @@ class TileAssignment:
         """The op-sharding string of version 1 or 2.
 
         Raises:
-            PlacementError: another version; or version 2 for device ids that are no transposed
-            iota.
+            PlacementError: another version; or version 2 for device ids that are not a transposed
+                iota.
         """
         if version not in (1, 2):
             raise PlacementError(
@@ -83,7 +83,7 @@ class TileAssignment:
 
 
 def tile_assignment(mesh: Mesh, dims: Sequence[Sequence[int]]) -> TileAssignment:
-    """The tiles of a layout's dims; axes that cut nothing replicate, in mesh order."""
+    """The tiles of a layout's dims; axes that shard nothing replicate, in mesh order."""
     cutting = [axis for axes in dims for axis in axes]
     order = cutting + [axis for axis in range(mesh.ndim) if axis not in cutting]
     tiles = tuple(math.prod(mesh.axis_sizes[axis] for axis in axes) for axes in dims)
@@ -105,7 +105,7 @@ def read(text: str, mesh: Mesh, ndim: int) -> tuple[tuple[int, ...], ...]:
 
     Raises:
         PlacementError: text of another form (maximal, manual, tuples), tiles or devices that do
-        not fit the tensor or the mesh, tiles that split an axis.
+            not fit the tensor or the mesh, tiles that split an axis.
     """
     call = "Layout.from_hlo(text)"
     match = _matched(text, call)
@@ -137,9 +137,9 @@ def read(text: str, mesh: Mesh, ndim: int) -> tuple[tuple[int, ...], ...]:
 
 def read_tiles(text: str, call: str) -> tuple[list[int], list[int], list[int]] | None:
     """Tiles per tensor dim, the lengths of the grid of devices (the tiles, and the replicas of each
-    where there are some), and the devices, row-major; None where all is replicated.
+    if there are any), and the devices, row-major; None if all is replicated.
 
-    No devices are listed by an iota that is in no order of axes.
+    The list of devices is empty for an iota that is in no order of axes.
 
     Raises:
         PlacementError: text of another form.
@@ -156,9 +156,10 @@ def read_tiles(text: str, call: str) -> tuple[list[int], list[int], list[int]] |
 
 
 def read_sizes(text: str, call: str) -> tuple[list[int], list[int]] | None:
-    """Tiles per tensor dim, and axis sizes of a mesh of devices 0, 1, ... whose axes make them up.
+    """Tiles per tensor dim, and axis sizes of a mesh of devices 0, 1, ... whose axes form them.
 
-    None of a list of devices, and where no such axes do. Costs the same at any number of devices.
+    None for a list of devices, and if no such axes exist. Its run time does not depend on the
+    number of devices.
 
     Raises:
         PlacementError: text of another form.
@@ -186,7 +187,7 @@ def read_sizes(text: str, call: str) -> tuple[list[int], list[int]] | None:
 
 
 def _wrong_devices(match: re.Match[str], mesh: Mesh) -> list[str]:
-    # Of a list: devices that repeat or are not in the mesh. Of an iota: its order, if it is none.
+    # For a list: devices that repeat or are not in the mesh. For an iota: an invalid order.
     if not match["devices"]:
         return [f"T({match['order']})"] if _permuted(match) is None else []
     counts = Counter(_numbers(match["devices"]))
@@ -196,7 +197,7 @@ def _wrong_devices(match: re.Match[str], mesh: Mesh) -> list[str]:
 
 
 def _matched(text: str, call: str) -> re.Match[str] | None:
-    # The parts of an op-sharding string; None of a replicated one.
+    # The parts of an op-sharding string; None for a replicated one.
     if not isinstance(text, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise ShardTypeError(
             message(call, f"{text!r} is a {type(text).__name__}", "an op-sharding is given by its "
@@ -217,7 +218,7 @@ def _matched(text: str, call: str) -> re.Match[str] | None:
 
 
 def _permuted(match: re.Match[str]) -> Digits | None:
-    # Devices 0, 1, ... in the order of permuted axes; None where that is no permutation.
+    # Devices 0, 1, ... in the order of permuted axes; None if that is not a permutation.
     sizes = _numbers(match["reshape"])
     order = _numbers(match["order"]) if match["order"] else list(range(len(sizes)))
     if sorted(order) != list(range(len(sizes))):
@@ -226,7 +227,7 @@ def _permuted(match: re.Match[str]) -> Digits | None:
 
 
 def _positions(match: re.Match[str], mesh: Mesh, replicas: int) -> Digits | None:
-    # The listed devices as positions in the mesh; None where they are in no order of axes.
+    # The listed devices as positions in the mesh; None if they are in no order of axes.
     if match["devices"]:
         ids: Sequence[int] = _numbers(match["devices"])
     else:
@@ -305,7 +306,7 @@ def _expand(digits: Digits) -> list[int]:
 
 
 def _compress(values: Sequence[int]) -> Digits | None:
-    # The digits whose sums are `values`, minor ones first found; None where there are none.
+    # The digits whose sums are `values`, minor ones found first; None if there are none.
     digits: list[tuple[int, int]] = []
     while len(values) > 1:
         stride = values[1]

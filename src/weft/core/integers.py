@@ -1,4 +1,4 @@
-"""Whole numbers from whatever a user calls a size, a length or a rank."""
+"""Whole numbers from whatever a user passes as a size, a length or a rank."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def integers(values: Any, call: str, what: str, fix: str) -> tuple[int, ...]:
     """`values` as a tuple of int; floats, text and truth values are refused, never rounded.
 
     Raises:
-        ShardTypeError: `values` is no iterable, or holds something that is no whole number.
+        ShardTypeError: `values` is not iterable, or contains something that is not a whole number.
     """
     if not isinstance(values, Iterable) or isinstance(values, (str, bytes)):
         raise ShardTypeError(
@@ -40,7 +40,8 @@ def lengths_of(shape: Iterable[int]) -> tuple[int, ...]:
     """The lengths of a global shape.
 
     Raises:
-        LayoutError: a negative length. ShardTypeError: what is no whole number.
+        LayoutError: a negative length.
+        ShardTypeError: something that is not a whole number.
     """
     lengths = integers(shape, "Layout(shape)", "lengths", "Layout(mesh, (8, 16), P('dp'))")
     negative = [f"dim {dim}: {length}" for dim, length in enumerate(lengths) if length < 0]

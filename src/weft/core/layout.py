@@ -1,8 +1,8 @@
-"""A layout: mesh + global shape + how every dim is cut + which axes are partial.
+"""A layout: mesh + global shape + how every dim is sharded + which axes are partial.
 
-Inside, axes are numbers (positions in the mesh's order of axes) and the form is canonical:
-explicit cuts that equal the default are stored as None, so equality and hash are of what the
-layout denotes. The index box that a rank holds is computed here and nowhere else.
+Internally axes are numbers (positions in the mesh's order of axes) and the form is canonical:
+explicit cuts that equal the default are stored as None, so equality and hash are those of what the
+layout denotes. The index box of a rank is computed here and nowhere else.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from weft.errors import LayoutError, PlacementError, message
 __all__ = ["Box", "Dims", "Layout"]
 
 Dims = tuple[tuple[int, ...], ...]
-"""Per tensor dim, the mesh axes (numbers) that cut it, major to minor."""
+"""Per tensor dim, the mesh axes (numbers) that shard it, major to minor."""
 
 Box = tuple[tuple[int, int], ...]
 """Per tensor dim, (start, stop) of global indices."""
@@ -38,16 +38,17 @@ class Layout:
 
     Args:
         mesh: the mesh, abstract or bound, or a torch DeviceMesh.
-        shape: the global shape.
-        placements: a partition spec, or one placement per mesh axis (ours or torch's); None
+        shape: the global shape, in elements.
+        placements: a partition spec, or one placement per mesh axis (weft's or torch's); None
             replicates.
-        sizes: map tensor dim -> explicit shard sizes, in shard order; or "flat" (one ceiling
-            over all axes, as XLA), "balanced" (sizes differ by at most one), "default".
+        sizes: map tensor dim -> explicit shard sizes in elements, in shard order; or "flat" (one
+            ceiling over all axes, as in XLA), "balanced" (sizes differ by at most one), "default".
 
     Raises:
-        MeshError: an unknown axis. PlacementError: a repeated axis, a dim out of range, another
-        number of placements than axes, kinds that do not mix, a torch `_StridedShard` that is no
-        order of axes. LayoutError: sizes that do not fit the shape, a negative length.
+        MeshError: an unknown axis.
+        PlacementError: a repeated axis, a dim out of range, a number of placements different from
+            that of axes, kinds that do not mix, a torch `_StridedShard` that is no order of axes.
+        LayoutError: sizes that do not fit the shape, a negative length.
         ShardTypeError: an argument of the wrong type.
 
     >>> layout = Layout(Mesh({"dp": 2, "tp": 2}), (5, 6), P(("dp", "tp")))
@@ -104,7 +105,7 @@ class Layout:
     ) -> Layout:
         """A layout from parts that are known to fit (the library's own constructor).
 
-        The parts are as the attributes of that name; nothing is checked.
+        The parts are those of the attributes of the same names; nothing is checked.
         """
         self = object.__new__(cls)
         shape = tuple(shape)
@@ -116,12 +117,12 @@ class Layout:
 
     @classmethod
     def replicated(cls, mesh: Mesh, shape: Iterable[int]) -> Layout:
-        """Every position holds all of it."""
+        """Every position holds the whole tensor."""
         shape = tuple(shape)
         return cls.make(mesh, shape, ((),) * len(shape))
 
     def replace(self, **parts: Any) -> Layout:
-        """This layout with `shape`, `dims`, `cuts` or `partial` exchanged.
+        """This layout with `shape`, `dims`, `cuts` or `partial` replaced.
 
         New `shape` or `dims` without `cuts` take default cuts in the dims that changed.
         """
@@ -138,7 +139,7 @@ class Layout:
         return Layout.make(self.mesh, shape, dims, cuts, parts.get("partial", self.partial))
 
     def resized(self, shape: tuple[int, ...], cuts: Cuts) -> Layout:
-        """The same dims cut and axes partial for other lengths; `cuts` are canonical.
+        """The same sharded dims and partial axes with other lengths; `cuts` are canonical.
 
         The parts are taken as they are, as by `make`.
         """
@@ -148,36 +149,36 @@ class Layout:
         new._hash = hash((self.mesh, shape, self.dims, cuts, self.partial))
         return new
 
-    # Layouts made of it. Axes of a dim that is dropped, or becomes whole, replicate.
+    # Layouts derived from this one. Axes of a dim that is dropped, or becomes whole, replicate.
 
     def without_partial(self, axes: Iterable[int] | None = None) -> Layout:
-        """The same with partial axes reduced: all of them, or those given."""
+        """The same layout with partial axes reduced: all of them, or those given."""
         if not self.is_partial:
             return self
         return self.with_partial(range(self.mesh.ndim) if axes is None else axes, None)
 
     def with_partial(self, axes: Iterable[int], kind: str | None = "sum") -> Layout:
-        """The same with its values partial over these axes, all of one kind."""
+        """The same layout, partial over these axes, all with one kind."""
         partial = list(self.partial)
         for axis in axes:
             partial[axis] = kind
         return self.replace(partial=partial)
 
     def gathered(self, dims: Iterable[int]) -> Layout:
-        """The same with these dims whole."""
+        """The same layout with these dims whole."""
         whole = set(dims)
         return self.replace(
             dims=[() if dim in whole else axes for dim, axes in enumerate(self.dims)]
         )
 
     def recut(self, dim: int, length: int, cuts: tuple[int, ...] | None = None) -> Layout:
-        """The same with another length of one dim, over the same axes at these cuts."""
+        """The same layout with another length of one dim, over the same axes with these cuts."""
         shape, new = list(self.shape), list(self.cuts)
         shape[dim], new[dim] = length, cuts
         return self.replace(shape=shape, cuts=new)
 
     def take(self, dims: Iterable[int]) -> Layout:
-        """Its dims in this order; those that are not named are dropped."""
+        """Its dims in this order; dims that are not named are dropped."""
         dims = tuple(dims)
         return Layout.make(
             self.mesh, [self.shape[dim] for dim in dims], [self.dims[dim] for dim in dims],
@@ -185,9 +186,9 @@ class Layout:
         )
 
     def insert(self, at: int, other: Layout) -> Layout:
-        """With all dims of another layout before dim `at` (or behind all); its axes must be free.
+        """With all dims of another layout inserted before dim `at` (or after all).
 
-        What is partial is so as in this one.
+        The other layout's axes must be free here. Partial axes are those of this layout.
         """
         return Layout.make(
             self.mesh, self.shape[:at] + other.shape + self.shape[at:],
@@ -196,7 +197,8 @@ class Layout:
         )
 
     def fitted(self, shape: Sequence[int]) -> Layout:
-        """For an operand that broadcasts, from the right, to what lies so: cut alike, no partial.
+        """For an operand that broadcasts, from the right, to this layout: sharded alike, not
+        partial.
 
         Its dims of another length are whole.
         """
@@ -212,7 +214,7 @@ class Layout:
         return len(self.shape)
 
     def on(self, axis: int) -> int | str | None:
-        """What mesh axis `axis` does: the tensor dim that it cuts, a partial kind, or None."""
+        """What mesh axis `axis` does: the tensor dim that it shards, a partial kind, or None."""
         kind = self.partial[axis]
         if kind is not None:
             return kind
@@ -233,20 +235,24 @@ class Layout:
     def sharded_axes(self) -> tuple[int, ...]:
         return tuple(sorted(axis for axes in self.dims for axis in axes))
 
-    # Which box each position holds.
+    # The box that each position holds.
 
     def num_shards(self, dim: int) -> int:
         return math.prod(_sizes(self.mesh, self.dims[dim]))
 
     def cuts_of(self, dim: int) -> tuple[int, ...]:
-        """All offsets of a dim, `(0, ..., n)`; `(0, n)` when no axis cuts it."""
+        """All offsets of a dim, `(0, ..., n)`; `(0, n)` if no axis shards it."""
         explicit = self.cuts[dim]
         if explicit is not None:
             return explicit
         return _default(self.shape[dim], _sizes(self.mesh, self.dims[dim]))
 
     def sizes_of(self, dim: int) -> tuple[int, ...]:
-        """Shard sizes of a dim, in shard order."""
+        """Shard sizes of a dim in elements, in shard order.
+
+        Args:
+            dim: the tensor dim.
+        """
         cuts = self.cuts_of(dim)
         return tuple(stop - start for start, stop in pairwise(cuts))
 
@@ -283,7 +289,14 @@ class Layout:
         return tuple(box)
 
     def box(self, rank: int) -> Box:
-        """The box that device id `rank` holds: ((start, stop), ...) of global indices."""
+        """The box that a rank holds: ((start, stop), ...) of global indices per dim.
+
+        Args:
+            rank: a device id of the mesh.
+
+        Raises:
+            LayoutError: the device id is not in the mesh.
+        """
         position = self.mesh.position_of_rank(rank)
         if position is None:
             raise LayoutError(
@@ -297,7 +310,14 @@ class Layout:
         return tuple(stop - start for start, stop in self.box_at(coordinate))
 
     def local_shape(self, rank: int) -> tuple[int, ...]:
-        """Shape of what device id `rank` holds."""
+        """The shape of what a rank holds, in elements.
+
+        Args:
+            rank: a device id of the mesh.
+
+        Raises:
+            LayoutError: the device id is not in the mesh.
+        """
         return tuple(stop - start for start, stop in self.box(rank))
 
     # The other spellings.
@@ -309,7 +329,7 @@ class Layout:
 
     @property
     def spec(self) -> P:
-        """The partition spec; cuts are not part of it."""
+        """The partition spec; it does not include cuts."""
         return encoding.encode_spec(self.mesh, self.dims, self.partial)
 
     @property
@@ -338,11 +358,15 @@ class Layout:
     def hlo_sharding(self, version: int = 2) -> str:
         """XLA's op-sharding string: version 1 lists the devices, version 2 is the iota form.
 
-        The cost of version 2 does not grow with the number of devices. Axes of size 1 vanish.
+        The run time of version 2 does not grow with the number of devices. Axes of size 1 do not
+        appear.
+
+        Args:
+            version: 1 or 2.
 
         Raises:
             PlacementError: partial axes; cuts that are not flat; version 2 for device ids that
-            are no transposed iota.
+                are not a transposed iota.
 
         >>> Layout(Mesh((2, 4)), (8, 8), P(1)).hlo_sharding()
         '{devices=[4,1,2]<=[2,4]T(1,0) last_tile_dim_replicate}'
@@ -353,9 +377,14 @@ class Layout:
     def from_hlo(cls, text: str, mesh: Mesh, shape: Iterable[int]) -> Layout:
         """The layout that an op-sharding string (version 1 or 2) denotes over named axes.
 
+        Args:
+            text: the string.
+            mesh: the mesh whose axes shard the tensor.
+            shape: the global shape, in elements.
+
         Raises:
-            PlacementError: a sharding that is no layout (maximal, manual, tuples), or tiles that
-            are not made of whole axes of `mesh`.
+            PlacementError: a sharding that is not a layout (maximal, manual, tuples), or tiles that
+                do not consist of whole axes of `mesh`.
         """
         mesh = as_mesh(mesh, "Layout.from_hlo(mesh)").abstract
         shape = lengths_of(shape)
@@ -368,20 +397,20 @@ class Layout:
         return cls.make(mesh, shape, dims, cuts)
 
     def text(self, dtype: str | None = None) -> str:
-        """The canonical text, `f32[8@dp, 16@(tp,sp)] partial(sum@cp)`; sizes stand in braces."""
+        """The canonical text, `f32[8@dp, 16@(tp,sp)] partial(sum@cp)`, with sizes in braces."""
         prefix = "" if dtype is None else dtype_text(dtype)
         return prefix + encoding.text(
             self.mesh, self.shape, self.dims, self._explicit(), self.partial
         )
 
-    # What a layout asks of others.
+    # What a layout requires of dtypes and shapes.
 
     def check_dtype(self, dtype: str) -> None:
         """Refuse a dtype that a partial kind of this layout cannot carry exactly.
 
         Raises:
             LayoutError: avg of integers or bools, max or min of complex numbers, bitwise kinds
-            of floats, logical kinds of anything but bools, sums of what has no zero.
+                of floats, logical kinds of anything but bools, sums of dtypes without a zero.
         """
         kinds = {
             f"{kind}@{name}": kind for kind, name in zip(self.partial, self.mesh.axis_names) if kind
@@ -411,7 +440,7 @@ class Layout:
         return self._hash
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The stored hash is of this process (text hashes are salted), so it must not travel.
+        # The stored hash is valid only in this process (text hashes are salted): not pickled.
         return Layout.make, (self.mesh, self.shape, self.dims, self.cuts, self.partial)
 
     def __str__(self) -> str:

@@ -1,9 +1,9 @@
 """A mesh: an ordered map from axis name to size, as a plain value.
 
 A mesh has *axes* (a tensor has *dims*). The value needs no process group and may have any
-size; `weft.comm` binds it to ranks that run. A *position* is an index into the mesh's device
-list, row-major over the axes; a *coordinate* is the position written with one digit an axis.
-Devices 0, 1, ..., size - 1 in order are stored as None, so a large mesh costs nothing.
+size; `weft.comm` binds it to running ranks. A *position* is an index into the mesh's device
+list, row-major over the axes; a *coordinate* is the position written with one digit per axis.
+Devices 0, 1, ..., size - 1 in order are stored as None, so a large mesh takes no memory.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ _VALID_NAME = re.compile(r"[^\W\d][\w.:/-]*")
 
 
 class Mesh:
-    """Axes with their sizes, and the device ids that lie on them.
+    """Axes with their sizes, and the device ids on them.
 
     Args:
-        axes: map axis name -> size, or (name, size) pairs, or sizes alone (the axes are then
+        axes: map axis name -> size, or (name, size) pairs, or only sizes (the axes are then
             numbered from 0).
-        ranks: device ids in row-major order, any order and any subset of the world; None means
+        ranks: device ids in row-major order, in any order and any subset of the world; None means
             0, 1, ..., size - 1.
 
     Raises:
-        MeshError: a repeated or malformed name, a size below 1, device ids that are repeated,
-            negative, or of another number.
-        ShardTypeError: sizes or device ids that are no whole numbers.
+        MeshError: a repeated or malformed name, a size below 1, device ids that are repeated or
+            negative, or whose number differs from the size.
+        ShardTypeError: sizes or device ids that are not whole numbers.
 
     >>> mesh = Mesh({"dp": 2, "tp": 4})
     >>> mesh.size(), mesh.size("tp"), mesh.coordinate(6)
@@ -54,7 +54,7 @@ class Mesh:
     axis_sizes: tuple[int, ...]
     axis_strides: tuple[int, ...]
     ranks: tuple[int, ...] | None
-    # Device id -> position; device ids that are evenly spaced cost nothing.
+    # Device id -> position; None for evenly spaced device ids.
     _positions: range | dict[int, int]
 
     def __init__(
@@ -89,7 +89,7 @@ class Mesh:
 
     @property
     def abstract(self) -> Mesh:
-        """The plain value: what layouts hold. A bound mesh returns the value it was bound from."""
+        """The plain value, which layouts hold. A bound mesh returns the value it was bound from."""
         return self
 
     @property
@@ -110,20 +110,27 @@ class Mesh:
         return tuple(str(name) for name in self.axis_names)
 
     def size(self, mesh_dim: AxisName | None = None) -> int:
-        """Number of devices, or of those along one axis."""
+        """The number of devices, or of those along one axis.
+
+        Args:
+            mesh_dim: an axis, by name or number; None counts all devices.
+
+        Raises:
+            MeshError: no such axis.
+        """
         if mesh_dim is None:
             return math.prod(self.axis_sizes)
         return self.axis_sizes[self.axis(mesh_dim)]
 
     def axis(self, name: AxisName, call: str = "Mesh") -> int:
-        """The number of the axis called `name` (a number counts from the end when negative)."""
+        """The number of the axis called `name` (negative numbers count from the end)."""
         return self.axes((name,), call)[0]
 
     def axes(self, names: Iterable[AxisName], call: str = "Mesh") -> tuple[int, ...]:
         """The numbers of several axes.
 
         Raises:
-            MeshError: names of no axis, all of them at once.
+            MeshError: names of no axis; lists all of them.
         """
         names = tuple(names)
         found = tuple(map(self._find, names))
@@ -144,7 +151,11 @@ class Mesh:
         return name % self.ndim if whole and -self.ndim <= name < self.ndim else None
 
     def coordinate(self, position: int) -> tuple[int, ...]:
-        """The coordinate of a position: one digit an axis, major to minor."""
+        """The coordinate of a position: one digit per axis, major to minor.
+
+        Args:
+            position: an index into the mesh's device list.
+        """
         return tuple(
             position // stride % size for stride, size in zip(self.axis_strides, self.axis_sizes)
         )
@@ -154,7 +165,7 @@ class Mesh:
         return sum(digit * stride for digit, stride in zip(coordinate, self.axis_strides))
 
     def position_of_rank(self, rank: int) -> int | None:
-        """Where device id `rank` stands in the device list; None when it is not in the mesh."""
+        """The position of device id `rank` in the device list; None if it is not in the mesh."""
         positions = self._positions
         if isinstance(positions, range):
             return positions.index(rank) if rank in positions else None
@@ -162,7 +173,7 @@ class Mesh:
 
     @property
     def rank_range(self) -> range | None:
-        """The device ids in order, where they are evenly spaced and ascending."""
+        """The device ids in order, if they are evenly spaced and ascending."""
         return self._positions if isinstance(self._positions, range) else None
 
     @property
@@ -176,11 +187,12 @@ class Mesh:
         return position if self.ranks is None else self.ranks[position]
 
     def submesh(self, names: Iterable[AxisName], at: Sequence[int] | None = None) -> Mesh:
-        """The mesh of some axes, in the order given, through one coordinate of this mesh.
+        """The mesh of some axes, in the given order, through one coordinate of this mesh.
 
         Args:
-            names: the axes to keep. at: a coordinate of this mesh (the first device by default);
-                its digits on the axes that are left out say which devices are meant.
+            names: the axes to keep.
+            at: a coordinate of this mesh (default: that of the first device). Its digits on the
+                omitted axes select the devices.
 
         Raises:
             MeshError: an unknown or repeated axis.
@@ -229,7 +241,7 @@ class Mesh:
         return self._hash
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The stored hash is of this process (text hashes are salted), so it must not travel.
+        # The stored hash is valid only in this process (text hashes are salted): not pickled.
         return Mesh, (self._axes_value(), self.ranks)
 
     def __str__(self) -> str:
@@ -249,7 +261,7 @@ class Mesh:
 
 
 def as_mesh(value: Any, call: str = "mesh") -> Mesh:
-    """A mesh for ours or torch's own DeviceMesh, which is known by its type and fields.
+    """A mesh, from one of weft's or torch's own DeviceMesh, recognized by its type and fields.
 
     Raises:
         ShardTypeError: `value` is neither.

@@ -1,7 +1,7 @@
 """Meshes, shapes, specs and layouts from text: the one parser of whatever weft itself prints.
 
-Texts come from command lines, logs and error messages. Nothing is guessed: a text that is not of
-its form is refused, with the text that was probably meant.
+Texts come from command lines, logs and error messages. Nothing is guessed: malformed text
+is refused, with a suggestion of the text that was probably meant.
 
     mesh    dp=2,tp=4 | 2,4 | Mesh(dp=2, tp=4)
     ranks   8-15 | 0,2,4-7
@@ -40,7 +40,7 @@ def parse_mesh(text: str, ranks: Iterable[int] | None = None, call: str = "mesh"
     """The mesh of `dp=2,tp=4`, of sizes alone (`2,4`), or of a mesh's own text.
 
     Raises:
-        MeshError: text of another form; whatever `Mesh` refuses.
+        MeshError: malformed text; whatever `Mesh` refuses.
 
     >>> parse_mesh("dp=2,tp=4").size()
     8
@@ -68,10 +68,10 @@ def parse_mesh(text: str, ranks: Iterable[int] | None = None, call: str = "mesh"
 
 
 def parse_ranks(text: str, call: str = "ranks") -> tuple[int, ...]:
-    """Device ids: `8-15` is 8 to 15, both included.
+    """Device ids: `8-15` means 8 to 15, both included.
 
     Raises:
-        MeshError: text of another form, or a range that runs backwards.
+        MeshError: malformed text, or a descending range.
 
     >>> parse_ranks("0,2,4-7")
     (0, 2, 4, 5, 6, 7)
@@ -98,7 +98,7 @@ def parse_shape(text: str, call: str = "shape") -> tuple[int, ...]:
     """The global shape of `1024,4096`, brackets allowed; `()` has no dims.
 
     Raises:
-        LayoutError: text of another form.
+        LayoutError: malformed text.
 
     >>> parse_shape("1024,4096"), parse_shape("(7,)"), parse_shape("()")
     ((1024, 4096), (7,), ())
@@ -121,7 +121,7 @@ def parse_sizes(texts: Iterable[str], call: str = "sizes") -> dict[int, tuple[in
     """Shard sizes per tensor dim from texts `dim=sizes`, or `dim=` and a way to cut.
 
     Raises:
-        LayoutError: text of another form, or a dim that is given twice.
+        LayoutError: malformed text, or a dim that is given twice.
 
     >>> parse_sizes(["0=6,3,4,7", "1=balanced"])
     {0: (6, 3, 4, 7), 1: 'balanced'}
@@ -149,12 +149,13 @@ def parse_sizes(texts: Iterable[str], call: str = "sizes") -> dict[int, tuple[in
 
 
 def parse_spec(text: str, call: str = "spec") -> P | tuple[Placement, ...]:
-    """A partition spec or a list of placements, as they are written in Python or printed.
+    """A partition spec or a list of placements, as written in Python or as printed.
 
-    Names of axes and kinds need no quotes, unless a name has a `:`.
+    Names of axes and kinds need no quotes, unless a name contains a `:`.
 
     Raises:
-        PlacementError: text of another form. ShardTypeError: entries of the wrong type.
+        PlacementError: malformed text.
+        ShardTypeError: entries of the wrong type.
 
     >>> parse_spec("P((dp,tp), None, partial={cp: sum})"), parse_spec("[S(0), R]")
     (P(('dp', 'tp'), partial={'cp': 'sum'}), (Shard(dim=0), Replicate()))
@@ -163,10 +164,10 @@ def parse_spec(text: str, call: str = "spec") -> P | tuple[Placement, ...]:
 
 
 def parse_layout(text: str, mesh: Mesh, call: str = "layout") -> tuple[Layout, str | None]:
-    """A layout from its own text, and the short name of a dtype where the text begins with one.
+    """A layout from its own text, and the short name of a dtype if the text begins with one.
 
     Raises:
-        PlacementError: text of another form; whatever `Layout` refuses.
+        PlacementError: malformed text; whatever `Layout` refuses.
 
     >>> parse_layout("f32[20@dp{6,14}, 8] partial(sum@tp)", parse_mesh("dp=2,tp=4"))[0].box(7)
     ((6, 20), (0, 8))
@@ -179,14 +180,14 @@ def read_layout(
     mesh: Mesh, text: str | None, shape: tuple[int, ...] | None = None,
     sizes: Mapping[int, tuple[int, ...] | str] | None = None, call: str = "spec",
 ) -> tuple[Layout, str | None]:
-    """The layout that a text in any spelling says, and a dtype's short name where it has one.
+    """The layout of a text in any spelling, and a dtype's short name if it contains one.
 
     Args:
         text: a spec, placements or an op-sharding, which need a shape; or a layout's own text,
-            which has one. None replicates.
+            which contains one. None replicates.
 
     Raises:
-        PlacementError: text of another form, or sizes beside a text that says where it cuts.
+        PlacementError: malformed text, or sizes beside a text that contains sizes.
         LayoutError: no shape, or two; and whatever `Layout` refuses.
 
     >>> read_layout(parse_mesh("2,4"), "{devices=[2,1,4]<=[8] last_tile_dim_replicate}", (8, 8))[0]
@@ -263,7 +264,7 @@ def _corrected(text: str, form: Callable[[Reader], object]) -> str:
 
 
 _PLACEMENTS: dict[str, tuple[type[Placement], tuple[str, ...], int]] = {
-    # name -> class, names of its arguments, how many of them it needs
+    # name -> class, names of its arguments, number of required ones
     "Shard": (Shard, ("dim", "sizes"), 1), "S": (Shard, ("dim", "sizes"), 1),
     "Replicate": (Replicate, (), 0), "R": (Replicate, (), 0),
     "Partial": (Partial, ("reduce_op",), 0), "P": (Partial, ("reduce_op",), 0),
@@ -340,6 +341,6 @@ _FORMS: dict[Callable[..., object], str] = {
 
 
 def _inside(text: str, opening: str, closing: str) -> str:
-    # The text between brackets, where it has them.
+    # The text between brackets, if it has them.
     match = re.fullmatch(rf"\s*{opening}(.*){closing}\s*", text, re.DOTALL)
     return match[1] if match else text

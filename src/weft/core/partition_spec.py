@@ -1,4 +1,4 @@
-"""Partition specs: one entry per tensor dim, naming the mesh axes that cut it."""
+"""Partition specs: one entry per tensor dim, naming the mesh axes that shard it."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from weft.errors import ShardTypeError, message
 __all__ = ["P", "SpecEntry", "SpecItem"]
 
 SpecEntry = tuple[AxisName, ...]
-"""The axes that cut a dim, major to minor; () of none."""
+"""The axes that shard a dim, major to minor; () if none do."""
 
 SpecItem = AxisName | tuple[AxisName, ...] | None
-"""An entry as one writes it: a single axis is its name, none is None."""
+"""An entry as the user writes it: a single axis is its name, no axis is None."""
 
 
 class P(Sequence[SpecItem]):
-    """Which mesh axes cut each tensor dim: `P(("dp", "tp"), None, partial={"cp": "sum"})`.
+    """Which mesh axes shard each tensor dim: `P(("dp", "tp"), None, partial={"cp": "sum"})`.
 
     A sequence of its entries, as JAX's PartitionSpec: `len(spec)`, `spec[0]`, `rows, *rest = spec`,
     `P("layers", *spec)`. `partial` is not among them: `P(*spec, partial=dict(spec.partial))`.
-    Trailing None counts in `len`, but neither in equality nor in the text.
+    Trailing None entries count in `len`, but not in equality or in the text.
 
     Args:
         entries: one per tensor dim: an axis name or number, a tuple of them (major to minor), or
-            None. Trailing None may be left out.
+            None. Trailing None entries may be omitted.
         partial: map axis -> kind of reduction that is still to be done.
 
     Raises:
-        ShardTypeError: an entry that is neither, or a `partial` that is no map.
+        ShardTypeError: an entry of another type, or a `partial` that is not a map.
         PlacementError: an unknown kind.
 
     >>> P("dp", None, None) == P("dp"), P(("dp", "tp"), partial={"cp": "sum"})

@@ -1,13 +1,14 @@
-"""Placements, one per mesh axis: the spelling that torch's DTensor uses.
+"""Placements, one per mesh axis: the spelling of torch's DTensor.
 
 `Shard(dim)`, `Replicate()`, `Partial(kind)` and `StridedShard(dim, split_factor)` are values
-whose text is torch's. torch's own placement objects are recognised by their type and fields, so
+whose text is torch's. torch's own placement objects are recognized by their type and fields, so
 this file needs no torch.
 
-What means the same is equal, to torch's objects too and from both sides, with the same hash:
-`Shard(dim)`, `Replicate()` and `Partial(kind)`. torch's `_StridedShard` is equal to none of these,
-for it cuts lengths that do not divide at other places. Nothing here is an instance of torch's
-classes: `isinstance` becomes `is_shard()`, `is_replicate()`, `is_partial()`, which both have.
+Placements that mean the same are equal, also to torch's objects, from either side and with the same
+hash: `Shard(dim)`, `Replicate()` and `Partial(kind)`. torch's `_StridedShard` equals none of these,
+because it cuts lengths that do not divide evenly at other offsets. Nothing here is an instance of
+torch's classes: instead of `isinstance` use `is_shard()`, `is_replicate()` and `is_partial()`,
+which both have.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ __all__ = [
 ]
 
 KINDS = ("sum", "avg", "max", "min", "product", "and", "or", "band", "bor", "bxor")
-"""The reductions that a partial axis may wait for."""
+"""The kinds of reduction that a partial axis may have."""
 
 
 class Placement:
@@ -33,7 +34,11 @@ class Placement:
     __slots__ = ()
 
     def is_shard(self, dim: int | None = None) -> bool:
-        """Whether the axis cuts a tensor dim (`dim`, when given, spelled as the placement does)."""
+        """Whether the axis shards a tensor dim (`dim`, if given, in the placement's spelling).
+
+        Args:
+            dim: the tensor dim; None asks about any.
+        """
         return False
 
     def is_replicate(self) -> bool:
@@ -41,21 +46,25 @@ class Placement:
         return False
 
     def is_partial(self, reduce_op: str | None = None) -> bool:
-        """Whether the axis holds terms that are still to be reduced (by `reduce_op`)."""
+        """Whether the axis holds partial values that are still to be reduced.
+
+        Args:
+            reduce_op: the kind of reduction; None asks about any.
+        """
         return False
 
 
 @dataclass(frozen=True, slots=True, repr=False, eq=False)
 class Shard(Placement):
-    """The axis cuts tensor dim `dim` (negative: from the end), as `torch.chunk` does.
+    """The axis shards tensor dim `dim` (negative: from the end), as `torch.chunk` does.
 
     Args:
         dim: the tensor dim.
-        sizes: explicit shard sizes (numbers of elements), in shard order; where several axes cut
-            the dim, all of them stand on the major one.
+        sizes: explicit shard sizes (numbers of elements), in shard order. If several axes shard
+            the dim, the major one carries all of them.
 
     Raises:
-        ShardTypeError: a dim or sizes that are no whole numbers.
+        ShardTypeError: a dim or sizes that are not whole numbers.
     """
 
     dim: int
@@ -85,19 +94,20 @@ class Shard(Placement):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class StridedShard(Placement):
-    """The axis cuts tensor dim `dim` below axes that stand to its right.
+    """The axis shards tensor dim `dim` below axes to its right.
 
-    Decoded from the last mesh axis: among the axes to its right that cut the same dim, this one
-    is inserted where the product of the sizes of those before it equals `split_factor`. Axes of
-    size 1 leave several such places; the first one that is below some axis is meant, and `skip`
-    says how many more to pass. Unequal to every `Shard`. The text is that of torch's
-    `_StridedShard`; its `is_shard` is true, since the axis does cut the dim.
+    Decoding starts from the last mesh axis: among the axes to its right that shard the same dim,
+    this one is inserted where the product of the sizes before it equals `split_factor`. Axes of
+    size 1 leave several such places; the first one below some axis is meant, and `skip`
+    counts how many more to pass. Unequal to every `Shard`. The text is that of torch's
+    `_StridedShard`; its `is_shard` is true, because the axis does shard the dim.
 
     Args:
-        dim, sizes: as in `Shard`. split_factor, skip: see above.
+        dim, sizes: as in `Shard`.
+        split_factor, skip: see above.
 
     Raises:
-        ShardTypeError: what is no whole number.
+        ShardTypeError: an argument that is not a whole number.
     """
 
     dim: int
@@ -194,12 +204,12 @@ class Partial(Placement):
 
 
 def as_placement(value: Any, call: str = "placements") -> Placement:
-    """Our placement for ours or torch's own object.
+    """weft's placement, for weft's own or torch's object.
 
-    torch's `_StridedShard` denotes other boxes than ours for some shapes: `Layout` checks that.
+    torch's `_StridedShard` denotes other boxes than weft's for some shapes; `Layout` checks this.
 
     Raises:
-        ShardTypeError: `value` is no placement.
+        ShardTypeError: `value` is not a placement.
     """
     if isinstance(value, Placement):
         return value
@@ -223,7 +233,7 @@ def as_placement(value: Any, call: str = "placements") -> Placement:
 
 
 def is_placements(value: Any) -> bool:
-    """Whether `value` is a list or tuple of placements, ours or torch's."""
+    """Whether `value` is a list or tuple of placements, weft's or torch's."""
     given = listed(value)
     return bool(given) and all(
         isinstance(one, Placement) or _torch_name(one) in _TORCHS for one in given
@@ -239,7 +249,7 @@ _TORCHS = frozenset(("Shard", "_StridedShard", "Replicate", "Partial"))
 
 
 def _torch_name(value: Any) -> str | None:
-    # Only torch's exact types: a subclass (`_MaskPartial`) means something else.
+    # Only torch's exact types: a subclass (`_MaskPartial`) has another meaning.
     kind = cast(type[object], type(value))
     return kind.__name__ if kind.__module__.startswith("torch.distributed.tensor.") else None
 

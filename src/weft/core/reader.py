@@ -1,7 +1,7 @@
 """Python's notation for values, read without evaluating: calls, lists, maps, names, numbers.
 
-A name without quotes is text, `None` is None. This file knows the marks; `parse` knows what the
-words mean.
+A name without quotes is text, `None` is None. This file knows the punctuation; `parse` knows what
+the words mean.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["CLOSING", "Call", "Reader", "UnreadableError"]
 
 
 class UnreadableError(Exception):
-    """Why a text cannot be read; `parse` makes an error with all five parts of it."""
+    """Why a text cannot be read; `parse` turns it into an error with all five parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +31,11 @@ _TOKEN = re.compile(r"""\s*(?: (?P<number>-?\d+)(?!\w) | (?P<name>[^\W\d][\w./-]
                            | (?P<mark>[()\[\]{},=:@]) | (?P<end>$) )""", re.VERBOSE)
 
 CLOSING = {"(": ")", "[": "]", "{": "}"}
-"""Brackets and what closes them."""
+"""Brackets and their closing counterparts."""
 
 
 class Reader:
-    """A place in a text, and what can be read from there; all methods raise UnreadableError."""
+    """A position in a text, and what can be read from there; all methods raise UnreadableError."""
 
     def __init__(self, text: str) -> None:
         self.tokens: list[tuple[str, Any, int]] = []
@@ -55,35 +55,35 @@ class Reader:
     # One token at a time.
 
     def take(self) -> tuple[str, Any]:
-        """The next token, as (kind, value); at the end it is taken again and again."""
+        """The next token, as (kind, value); at the end the same token is returned repeatedly."""
         kind, value, _ = self.tokens[self.next]
         self.next += kind != "end"
         return kind, value
 
     def accept(self, text: str, kind: str = "mark") -> bool:
-        """Whether the next token is this one, which is then taken."""
+        """Whether the next token is this one; if so, it is taken."""
         found = self.tokens[self.next][:2] == (kind, text)
         self.next += found
         return found
 
     def expect(self, mark: str) -> None:
-        """Take the mark that must stand here."""
+        """Take the mark that must come next."""
         if not self.accept(mark):
             raise self.unexpected(f"{mark!r}")
 
     def of(self, kind: str, wanted: str) -> Any:
-        """The value of the token of this kind that must stand here."""
+        """The value of the token, which must be of this kind."""
         if self.tokens[self.next][0] != kind:
             raise self.unexpected(wanted)
         return self.take()[1]
 
     def end(self) -> None:
-        """Nothing must be left."""
+        """Check that nothing is left."""
         if self.tokens[self.next][0] != "end":
             raise self.unexpected("the end")
 
     def unexpected(self, wanted: str) -> UnreadableError:
-        """The error that says what stands here instead."""
+        """The error that says what was found instead."""
         kind, value, at = self.tokens[self.next]
         if kind == "end":
             return UnreadableError(f"it ends where {wanted} is due")

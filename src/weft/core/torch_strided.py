@@ -1,6 +1,6 @@
-"""What torch's `_StridedShard` denotes: torch shards from left to right, and a strided placement
-first chunks what it is given `split_factor` times, then hands each coordinate its part of every
-chunk. That is some order of axes for one shape and no order for another (a flattened dim), so
+"""What torch's `_StridedShard` denotes. torch shards from left to right, and a strided placement
+first chunks its input `split_factor` times, then gives each coordinate its part of every
+chunk. This is some order of axes for one shape and no order for another (a flattened dim), so
 weft compares the two before it accepts such a placement.
 """
 
@@ -26,10 +26,10 @@ def check_torch_strided(
     dims: Sequence[Sequence[int]],
     placements: Sequence[Placement],
 ) -> None:
-    """Refuse placements by which torch would cut other boxes than the order of axes does.
+    """Refuse placements for which torch's boxes differ from those of the order of axes.
 
     Raises:
-        PlacementError: naming every dim where they differ.
+        PlacementError: names every dim where they differ.
     """
     wrong = [
         f"dim {dim} of length {length}: {[str(placements[axis]) for axis in sorted(axes)]}"
@@ -49,7 +49,7 @@ def _is_order(
     mesh: Mesh, length: int, axes: Sequence[int], placements: Sequence[Placement]
 ) -> bool:
     if length % math.prod(mesh.axis_sizes[axis] for axis in axes) == 0:
-        return True  # every chunk is whole at every level, so both cut at the same places
+        return True  # every chunk is whole at every level, so both have the same offsets
     left_to_right = sorted(axes)
     for digits in product(*(range(mesh.axis_sizes[axis]) for axis in left_to_right)):
         digit = dict(zip(left_to_right, digits))

@@ -1,10 +1,10 @@
 """Logical mesh axes on the axes of a physical torus, the busiest axis on the best links.
 
 Logical axes are given by rising need of bandwidth and served from the last to the first. Whole
-physical axes first: as many of them as give a logical axis its length, since each brings links of
-its own; the first such choice in order counts. Where none fits, physical axes may
-be split by their prime factors: best is what takes most by whole axes, then most whole axes, then
-axes that are in use already (as JAX decides it), then the earlier ones. The results are those of
+physical axes come first: as many of them as give a logical axis its length, because each brings its
+own links; the first such choice in order counts. If none fits, physical axes may be split by their
+prime factors. The best choice takes most by whole axes, then most whole axes, then axes that are
+already in use (as in JAX), then the earlier ones. The results are those of
 `jax.experimental.mesh_utils`.
 """
 
@@ -20,18 +20,19 @@ from weft.errors import MeshError, message
 __all__ = ["Assignment", "assign", "devices_in_order", "in_blocks"]
 
 Assignment = tuple[tuple[int, ...], ...]
-"""Per physical axis, how much of its length each logical axis takes."""
+"""Per physical axis, the part of its length that each logical axis takes."""
 
 
 def assign(physical: Sequence[int], logical: Sequence[int], split: bool = False) -> Assignment:
-    """Which physical axes make up each logical axis.
+    """Which physical axes form each logical axis.
 
     Args:
-        physical: the lengths of the torus. logical: the lengths of the mesh, by rising need of
-            bandwidth. split: whether a physical axis may serve several logical ones.
+        physical: the lengths of the torus.
+        logical: the lengths of the mesh, by rising need of bandwidth.
+        split: whether a physical axis may serve several logical ones.
 
     Raises:
-        MeshError: other numbers of devices; without `split`, lengths that no whole axes make up.
+        MeshError: different numbers of devices; without `split`, lengths that no whole axes form.
 
     >>> assign((4, 4, 8), (1, 16, 8))
     ((1, 4, 1), (1, 4, 1), (1, 1, 8))
@@ -123,8 +124,8 @@ def _prime_factors(number: int) -> list[int]:
 
 
 def devices_in_order(physical: Sequence[int], assignment: Assignment) -> list[int]:
-    """For each place of the logical mesh, row-major, the row-major number of its device in the
-    torus. Of a physical axis that several logical ones share, the first has the largest strides."""
+    """For each position of the logical mesh, row-major, the row-major number of its device in the
+    torus. If several logical axes share a physical axis, the first has the largest strides."""
     num_logical = len(assignment[0]) if assignment else 0
     stride = math.prod(physical)
     strides: list[list[int]] = []
@@ -147,10 +148,10 @@ def devices_in_order(physical: Sequence[int], assignment: Assignment) -> list[in
 
 
 def in_blocks(fast: Sequence[int], slow: Sequence[int]) -> Iterable[tuple[int, int]]:
-    """For each place of the whole mesh, row-major: which block, and which place in it.
+    """For each position of the whole mesh, row-major: its block, and its position in the block.
 
-    Both numbers are row-major, over the slow lengths and over the fast ones; an axis of the whole
-    is as long as the two together, and blocks lie side by side.
+    Both numbers are row-major, over the slow lengths and over the fast ones. An axis of the whole
+    is as long as the product of the two, and blocks are side by side.
     """
     for place in itertools.product(*(range(s * f) for s, f in zip(slow, fast))):
         block = inner = 0

@@ -1,9 +1,9 @@
 """What a picture of a layout shows: a grid of blocks, and which ranks hold each.
 
-A layout cuts every dim at the same places everywhere, so its blocks form a grid. A picture has
-rows and columns, hence two dims; where more are cut, there is one *panel* per block of the
-others. Each dim is drawn as *bands*: single shards, all empty shards that follow one another as
-one, and the middle of many shards as one that is hidden. So a picture is small for any mesh.
+A layout cuts every dim at the same offsets everywhere, so its blocks form a grid. A picture has
+rows and columns, hence two dims. If more dims are sharded, there is one *panel* per block of the
+others. Each dim is drawn as *bands*: single shards, consecutive empty shards as
+one, and the middle of many shards as one hidden band. So a picture is small for any mesh.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from weft.drawing.ranks import LISTED, Digits, RankSet, nth, rank_set
 __all__ = ["Band", "Cell", "Grid", "Limits", "bands", "grid"]
 
 _WINDOW = 128
-"""Shards of a dim that are looked at; of more, only those at its ends."""
+"""Shards of a dim that are looked at; if there are more, only those at its ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,39 +40,39 @@ class Band:
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A block: the ranks that hold it, one set per term where the layout is partial.
+    """A block: the ranks that hold it, one set per partial value if the layout is partial.
 
-    `terms` are all of `num_terms`, or the first two and the last. `rank` is one of the ranks, the
-    same whenever they are: the block's colour goes by it.
+    `partials` are all of `num_partials` sets, or the first two and the last. `rank` is one of the
+    ranks, always the same one for the same ranks: it determines the block's colour.
     """
 
-    terms: tuple[RankSet, ...]
-    num_terms: int
+    partials: tuple[RankSet, ...]
+    num_partials: int
     is_empty: bool
     kind: str | None
     rank: int
 
     def texts(self, prefixed: bool = True) -> list[str]:
-        """What the cell says, from the longest text to the shortest; the first one says "rank"."""
+        """The cell's texts, from the longest to the shortest; the first one says "rank"."""
         texts = self._plain()
         if prefixed and not texts[0].endswith("ranks"):
-            ranks = self.num_terms * self.terms[0].num_ranks
+            ranks = self.num_partials * self.partials[0].num_ranks
             texts = [f"rank{'s' if ranks > 1 else ''} {texts[0]}", *texts]
         return ["∅ " + text for text in texts] if self.is_empty else texts
 
     def _plain(self) -> list[str]:
-        if self.num_terms == 1:
-            return self.terms[0].texts()
+        if self.num_partials == 1:
+            return self.partials[0].texts()
         out: list[str] = []
-        for short in range(max(len(term.texts()) for term in self.terms)):
-            names = [term.texts()[min(short, len(term.texts()) - 1)] for term in self.terms]
+        for short in range(max(len(term.texts()) for term in self.partials)):
+            names = [term.texts()[min(short, len(term.texts()) - 1)] for term in self.partials]
             out += self._joined([f"({name})" if "," in name else name for name in names])
         return sorted(set(out), key=len, reverse=True)
 
     def _joined(self, names: Sequence[str]) -> list[str]:
         ends = [names[0], "…", names[-1]]
-        shown = [names] if len(names) == self.num_terms else [[*names[:-1], "…", names[-1]]]
-        shown += [ends] if self.num_terms > 2 else []
+        shown = [names] if len(names) == self.num_partials else [[*names[:-1], "…", names[-1]]]
+        shown += [ends] if self.num_partials > 2 else []
         sign = {"sum": "+", "product": "*"}.get(self.kind or "")
         if sign:
             return [gap.join(each) for each in shown for gap in (f" {sign} ", sign)]
@@ -83,8 +83,8 @@ class Cell:
 class Limits:
     """How many bands of a dim, and how many panels, a picture has at most.
 
-    A dim of more bands shows only its ends: `few` bands with the hidden one, `least` of a dim
-    that panels stand for, and of every dim as soon as panels are hidden.
+    A dim of more bands shows only its ends: `few` bands including the hidden one, or `least` for a
+    dim that is drawn as panels, and for every dim once panels are hidden.
     """
 
     rows: int
@@ -99,7 +99,7 @@ class Grid:
     """The picture of a layout, before it has a size.
 
     `dims` are the dims that are drawn, rows first (one for a single row, none for a scalar);
-    `outer` those that panels stand for. `of` has the bands of every dim.
+    `outer` those that are drawn as panels. `of` has the bands of every dim.
     """
 
     layout: Layout
@@ -117,7 +117,7 @@ class Grid:
 
     @cached_property
     def panels(self) -> tuple[tuple[Band, ...] | None, ...]:
-        """The outer bands of each panel; None for panels that are hidden, however many."""
+        """The outer bands of each panel; None for hidden panels, however many."""
         found: list[tuple[Band, ...] | None] = []
         for choice in product(*(self.of[dim] for dim in self.outer)):
             hidden = any(band.hidden for band in choice)
@@ -138,18 +138,18 @@ class Grid:
 
     @property
     def ranks(self) -> set[int]:
-        """The ranks that the blocks' colours go by."""
+        """The ranks that determine the blocks' colours."""
         return {cell.rank for rows in self.cells for row in rows for cell in row if cell}
 
     def is_prefixed(self, fits: Callable[[str, int], bool]) -> bool:
-        """Whether every cell has room to say "rank"; `fits` knows the room of a column."""
+        """Whether every cell has room for the word "rank"; `fits` knows the room of a column."""
         return all(
             fits(cell.texts()[0], column)
             for rows in self.cells for row in rows for column, cell in enumerate(row) if cell
         )
 
     def columns_need(self, room: Callable[[str], float], least: float) -> list[float]:
-        """What `room` the shortest texts of each column take; columns of one size the same."""
+        """The `room` that the shortest texts of each column take; the same for equal columns."""
         needs: dict[tuple[bool, int], float] = {}
         kinds = [(band.hidden, band.stop - band.start) for band in self.columns]
         for rows in self.cells:
@@ -160,7 +160,7 @@ class Grid:
         return [needs.get(kind, least) for kind in kinds]
 
     def title(self, panel: tuple[Band, ...]) -> str:
-        """Which part of the tensor a panel is, as one indexes it: `[0:2, :, :]`."""
+        """Which part of the tensor a panel is, written as an index: `[0:2, :, :]`."""
         parts = [":"] * self.layout.ndim
         for dim, band in zip(self.outer, panel):
             parts[dim] = f"{band.start}:{band.stop}"
@@ -181,9 +181,9 @@ class Grid:
 
 
 def grid(layout: Layout, limits: Limits) -> Grid:
-    """Which dims a picture of a layout draws how, and their bands.
+    """How a picture of a layout draws each dim, and their bands.
 
-    Rows and columns are the last two dims that are cut; where fewer are, the last of the others.
+    Rows and columns are the last two sharded dims; if there are fewer, the last of the others.
     """
     cut = [dim for dim in range(layout.ndim) if layout.num_shards(dim) > 1]
     whole = [dim for dim in range(layout.ndim) if dim not in cut]
@@ -208,7 +208,7 @@ def grid(layout: Layout, limits: Limits) -> Grid:
 
 
 def bands(layout: Layout, dim: int, limit: int, few: int) -> tuple[Band, ...]:
-    """The bands of a dim; where they are more than `limit`, `few` of them (3 or more)."""
+    """The bands of a dim; if there are more than `limit`, `few` of them (3 or more)."""
     count = layout.num_shards(dim)
     ends = min(count, _WINDOW) // 2
     head = [_band(layout, dim, index) for index in range(ends)]
@@ -260,13 +260,13 @@ def _block(layout: Layout, chosen: Sequence[Band]) -> Cell:
             digits.append((count, of_dim[-1][1]))
         else:
             listed.append((of_dim, range(band.first, band.last)))
-    of_terms = _digits(mesh, partial)
-    num_terms = math.prod(size for size, _ in of_terms)
-    numbers = range(num_terms) if num_terms <= 4 else (0, 1, num_terms - 1)
+    of_partials = _digits(mesh, partial)
+    num_partials = math.prod(size for size, _ in of_partials)
+    numbers = range(num_partials) if num_partials <= 4 else (0, 1, num_partials - 1)
     kinds = dict.fromkeys(kind for kind in layout.partial if kind)
     return Cell(
-        tuple(_ranks(mesh, listed, digits, nth(of_terms, number)) for number in numbers),
-        num_terms, any(band.is_empty for band in chosen), "·".join(kinds) or None,
+        tuple(_ranks(mesh, listed, digits, nth(of_partials, number)) for number in numbers),
+        num_partials, any(band.is_empty for band in chosen), "·".join(kinds) or None,
         mesh.rank_at(sum(nth(of_dim, indices[0]) for of_dim, indices in listed)),
     )
 

@@ -17,7 +17,7 @@ class Colours:
     """The colours of blocks, each named by a rank.
 
     Args:
-        ranks: one of each block that is drawn, in several pictures where they belong together.
+        ranks: one of each block that is drawn, in all pictures that belong together.
     """
 
     def __init__(self, ranks: Iterable[int]) -> None:

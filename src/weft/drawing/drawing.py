@@ -20,7 +20,7 @@ from weft.planner import Plan
 __all__ = ["Drawing", "show"]
 
 _HALF = 46
-"""Characters of a line in which the words below a picture seldom need a second one."""
+"""Characters of a line up to which the words below a picture seldom need a second line."""
 
 
 class Drawing(str):
@@ -49,7 +49,10 @@ class Drawing(str):
         return svg(self.scene)
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Write the drawing to a file whose name ends in `.svg` or `.txt`.
+        """Write the drawing to a file.
+
+        Args:
+            path: a name that ends in `.svg` or `.txt`.
 
         Raises:
             LayoutError: another kind of file.
@@ -78,18 +81,23 @@ def show(
     what: Any, out: str | os.PathLike[str] | None = None, *, width: int = 80,
     dtype: str | None = None,
 ) -> Drawing:
-    """Draw where a tensor lies: its blocks to scale, and which ranks hold each.
+    """Draw the layout of a tensor: its blocks to scale, and the ranks that hold each.
 
-    Needs no processes and never communicates; what is drawn does not grow with the mesh. The
-    result is text: print it, or let a notebook show it.
+    Needs no processes and never communicates. The size of a drawing does not grow with the mesh.
+    The result is text: print it, or let a notebook show it.
 
     Args:
         what: a layout, a ShardTensor, a torch DTensor, or a plan, which shows both of its sides.
         out: a file to write as well, `.svg` or `.txt`.
-        width: characters that a line may have. dtype: of a layout, for the title.
+        width: the maximum number of characters per line.
+        dtype: for a layout, the dtype shown in the title.
+
+    Returns:
+        The drawing, a str with `svg()`, `scene` and `write(path)`.
 
     Raises:
-        ShardTypeError: `what` has no layout. LayoutError: `out` is another kind of file.
+        ShardTypeError: `what` has no layout.
+        LayoutError: `out` is another kind of file.
 
     >>> from weft.core import Mesh, P
     >>> print(show(Layout(Mesh({"tp": 3}), (8,), P("tp")), width=60))

@@ -1,4 +1,4 @@
-"""What is said beside a picture: the layout in a line, what its rows, columns and signs mean."""
+"""The words beside a picture: the layout in a line, the meaning of rows, columns and signs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def named(layout: Layout, dtype: str | None = None) -> str:
 
 
 def mesh_text(mesh: Mesh) -> str:
-    """`Mesh(dp=2, tp=4): 8 ranks`, with their numbers where they are not 0, 1, 2, ..."""
+    """`Mesh(dp=2, tp=4): 8 ranks`, with their numbers if they are not 0, 1, 2, ..."""
     if mesh.ranks is None:
         return f"{mesh}: {_ranks_text(mesh.size())}"
     names = rank_set(mesh, [0], [(mesh.size(), 1)]).texts()
@@ -42,7 +42,7 @@ def mesh_text(mesh: Mesh) -> str:
 
 
 def notes(grid: Grid, prefixed: bool) -> list[tuple[str, str]]:
-    """The lines below a picture, as (sign or word, what it means).
+    """The lines below a picture, as (sign or word, its meaning).
 
     `prefixed`: whether blocks themselves say that their numbers are ranks.
     """
@@ -91,7 +91,9 @@ def _axes_notes(layout: Layout) -> list[tuple[str, str]]:
     out: list[tuple[str, str]] = []
     if copies:
         number = math.prod(mesh.axis_sizes[axis] for axis in copies)
-        what = "each term" if layout.is_partial else "each block" if cut else "the whole tensor"
+        what = "the whole tensor"
+        if layout.is_partial or cut:
+            what = "each partial value" if layout.is_partial else "each block"
         out.append(("copies", f"{what} on {_ranks_text(number)}, over {_names(mesh, copies)}"))
     kinds: dict[str, list[int]] = {}
     for axis, kind in enumerate(layout.partial):
@@ -100,8 +102,8 @@ def _axes_notes(layout: Layout) -> list[tuple[str, str]]:
     if kinds:
         number = math.prod(mesh.axis_sizes[axis] for axes in kinds.values() for axis in axes)
         how = ", ".join(f"{kind} over {_names(mesh, axes)}" for kind, axes in kinds.items())
-        terms = f"{number:,} term{'s' if number > 1 else ''} of each element"
-        out.append(("partial", f"{terms}, still to be reduced: {how}"))
+        values = f"{number:,} partial value{'s' if number > 1 else ''} of each element"
+        out.append(("partial", f"{values}, to be reduced: {how}"))
     return out
 
 

@@ -18,23 +18,23 @@ __all__ = ["drawable", "figure", "joined"]
 _MARGIN = 22.0
 _INK, _GREY, _PALE = "#222222", "#666666", "#f4f4f4"
 _SINGLE, _MULTIPLE = (600.0, 330.0), (230.0, 150.0)
-"""Width and height of a panel, when it is the only one or one of several."""
+"""Width and height of a panel, if it is the only one or one of several."""
 _ROW = 26.0
 _GAP = 34.0
 _WIDTH, _WIDE = 940.0, 1500.0
-"""How wide a page is, for one drawing and for two side by side."""
+"""The width of a page, for one drawing and for two side by side."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """Where the borders of a panel's columns and rows lie, from its upper left corner."""
+    """The borders of a panel's columns and rows, from its upper left corner."""
 
     xs: tuple[float, ...]
     ys: tuple[float, ...]
 
 
 def drawable(layout: Layout) -> Grid:
-    """As many blocks of a layout as a figure shows; their number does not grow with the mesh."""
+    """The blocks of a layout that a figure shows; their number does not grow with the mesh."""
     return grid(layout, Limits(rows=12, columns=12, panels=16))
 
 
@@ -42,7 +42,9 @@ def figure(picture: Grid, colours: Colours, dtype: str | None = None) -> Scene:
     """The drawing of a layout.
 
     Args:
-        picture: from `drawable`. colours: of its blocks. dtype: its name, for the title.
+        picture: from `drawable`.
+        colours: of its blocks.
+        dtype: its name, for the title.
     """
     layout, frame = picture.layout, _frame(picture)
     head = title(layout, dtype)
@@ -166,7 +168,7 @@ def _panel(
 
 
 def _block(box: Rect, text: str, lengths: str, shade: str | None) -> Iterator[Mark]:
-    """A block with its ranks, its lengths where there is room, hatched where it is a term."""
+    """A block with its ranks, its lengths if there is room, hatched if it is a partial value."""
     middle, x = box.y + box.height / 2, box.x + box.width / 2
     if box.height < 44 or text_width(lengths, 10) + 10 > box.width:
         lengths = ""
@@ -193,7 +195,7 @@ def _lines(picture: Grid, frame: _Frame) -> Iterator[Stroke]:
     for place, at in enumerate(frame.ys):
         inner = 0 < place < len(frame.ys) - 1
         yield Stroke(0, at, right, at, _INK, 1.0 if inner else 1.6)
-    # Where something is hidden, the lines break.
+    # The lines break where something is hidden.
     for place, band in enumerate(picture.columns):
         if band.hidden:
             for at in frame.ys:
@@ -207,7 +209,7 @@ def _lines(picture: Grid, frame: _Frame) -> Iterator[Stroke]:
 
 
 def _axes(picture: Grid, frame: _Frame) -> Iterator[Mark]:
-    """Offsets at the borders, and the dim and mesh axes that cut it."""
+    """Offsets at the borders, and the dim and the mesh axes that shard it."""
     layout = picture.layout
     if picture.dims:
         free = -1e9

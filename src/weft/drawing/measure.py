@@ -1,4 +1,4 @@
-"""Lengths to scale where there is room, and never too small to be read."""
+"""Lengths to scale if there is room, and never too small to be read."""
 
 from __future__ import annotations
 

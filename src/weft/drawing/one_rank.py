@@ -1,4 +1,4 @@
-"""What one rank does in a plan: the boxes that it keeps, takes from others and gives to them."""
+"""What one rank does in a plan: the boxes that it keeps, receives from others and sends to them."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from weft.planner import (
     AllGather,
     AllReduce,
     Exchange,
+    Fetch,
+    Fold,
     Plan,
     ReduceScatter,
     Slice,
@@ -27,10 +29,10 @@ from weft.planner.geometry import group
 __all__ = ["rank_lines"]
 
 _LISTED = 8
-"""Boxes that a step lists in each direction."""
+"""Boxes that are listed for a step in each direction."""
 
 _Row = tuple[str, Sequence[int], Box]
-"""What is done, with which ranks (none: by itself), and the box."""
+"""What is done, with which ranks (none: alone), and the box."""
 
 
 def rank_lines(plan: Plan, rank: int, call: str = "rank_lines(plan, rank)") -> list[str]:
@@ -60,7 +62,7 @@ def rank_lines(plan: Plan, rank: int, call: str = "rank_lines(plan, rank)") -> l
 
 
 def box_text(box: Box) -> str:
-    """A box as one indexes it: `[0:2, 4:8]`."""
+    """A box, written as an index: `[0:2, 4:8]`."""
     return f"[{', '.join(f'{start}:{stop}' for start, stop in box)}]"
 
 
@@ -96,10 +98,13 @@ def _rows(step: Step, rank: int) -> Iterator[_Row]:
         case Slice():
             yield "keeps", (), step.dst.box_at(at)
         case Term():
-            yield "holds as a term", (), step.src.box_at(at)
-        case Exchange():
+            yield "holds as partial", (), step.src.box_at(at)
+        case Exchange() | Fetch():
             yield from _blocks("from", "keeps", rank, named(step.receives(at)))
             yield from _blocks("to", "", rank, named(step.sends(at)))
+        case Fold():
+            yield from _blocks("a partial from", "its own", rank, named(step.receives(at)))
+            yield from _blocks("a partial to", "", rank, named(step.sends(at)))
         case AllGather():
             peers = named(step.receives(at))
             yield from _blocks("from", "keeps", rank, peers)
@@ -107,9 +112,9 @@ def _rows(step: Step, rank: int) -> Iterator[_Row]:
         case ReduceScatter():
             peers = named(step.sends(at))
             others = [peer for peer, _ in peers if peer != rank]
-            yield "its term of", (), step.dst.box_at(at)
-            yield "terms from", others, step.dst.box_at(at)
-            yield from _blocks("a term to", "", rank, peers)
+            yield "its own", (), step.dst.box_at(at)
+            yield "partials from", others, step.dst.box_at(at)
+            yield from _blocks("a partial to", "", rank, peers)
         case AllReduce():
             members = [mesh.rank_at(mesh.position(peer)) for peer in group(step.src, step.axes, at)]
             yield "reduces with", [peer for peer in members if peer != rank], step.dst.box_at(at)
@@ -120,7 +125,7 @@ def _rows(step: Step, rank: int) -> Iterator[_Row]:
 def _blocks(
     word: str, own: str, rank: int, blocks: Sequence[tuple[int, Box]]
 ) -> Iterator[_Row]:
-    """One row per block, ranks of the same block together; one's own first, where it counts."""
+    """One row per block, ranks of the same block together; this rank's own first, if it counts."""
     for peer, box in blocks:
         if peer == rank and own:
             yield own, (), box

@@ -1,7 +1,7 @@
 """Sets of ranks in few words, without listing them.
 
-The ranks that hold one block differ in some axes of the mesh only, so they are sums of *digits*:
-(count, stride) pairs, major to minor. That names 65,536 ranks as fast as two.
+The ranks that hold one block differ only in some axes of the mesh, so they are sums of *digits*:
+(count, stride) pairs, major to minor. This names 65,536 ranks as fast as two.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ Digits = tuple[tuple[int, int], ...]
 """(count, stride) pairs: all sums of one multiple of each stride, below its count."""
 
 _FEW = 6
-"""Runs that are named one by one."""
+"""The number of runs up to which they are named one by one."""
 
 LISTED = 4096
-"""Ranks that are put in order where that takes listing them."""
+"""The number of ranks up to which they are sorted, if that requires listing them."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankSet:
     """Ranks in ascending order, as runs (first, last) of consecutive ones.
 
-    `run` gives a run by its number; None where they are too many to be put in order.
+    `run` gives a run by its number; None if there are too many to sort.
     """
 
     num_ranks: int
@@ -38,11 +38,11 @@ class RankSet:
 
     @property
     def first(self) -> int | None:
-        """The lowest rank, where it is known."""
+        """The lowest rank, if it is known."""
         return self.run(0)[0] if self.run else None
 
     def texts(self) -> list[str]:
-        """What names the ranks, from the longest text to the shortest: `0-3,8-11`."""
+        """Names of the ranks, from the longest text to the shortest: `0-3,8-11`."""
         if self.run is None:
             return [f"{self.num_ranks:,} ranks"]
         out: list[str] = []
@@ -69,7 +69,7 @@ def rank_set(mesh: Mesh, bases: Sequence[int], digits: Iterable[tuple[int, int]]
 
 
 def _arithmetic(base: int, digits: Digits, count: int) -> RankSet:
-    # Nothing is listed: the minor digit is a run when its stride is 1.
+    # Nothing is listed: the minor digit is a run if its stride is 1.
     length = digits[-1][0] if digits and digits[-1][1] == 1 else 1
     above = digits[:-1] if length > 1 else digits
 

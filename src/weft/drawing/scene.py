@@ -1,6 +1,6 @@
-"""A drawing as a list of marks in pixels, for whoever puts it on paper (`svg`, matplotlib).
+"""A drawing as a list of marks in pixels, for its back ends (`svg`, matplotlib).
 
-Marks are rectangles, lines and one-line texts, so that every back end is a few lines long and all
+Marks are rectangles, lines and one-line texts, so every back end takes a few lines and all
 of them give the same picture.
 """
 
@@ -15,7 +15,7 @@ __all__ = [
 ]
 
 Anchor = str
-"""Which point of a text stands at its place: "start", "middle" or "end"."""
+"""Which point of a text is at its coordinates: "start", "middle" or "end"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Stroke:
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """One line of text, vertically centred on `y`; turned ones read upwards."""
+    """One line of text, vertically centred on `y`; turned labels read upwards."""
 
     x: float
     y: float
@@ -96,7 +96,7 @@ _NARROW = set(" ,.:;()[]{}|!'-ijlt1f")
 
 
 def text_width(text: str, size: float, mono: bool = False) -> float:
-    """About how wide a text is, in pixels, in the fonts that a back end asks for."""
+    """The approximate width of a text in pixels, in the fonts that back ends request."""
     if mono:
         return 0.61 * size * len(text)
     return size * sum(0.4 if char in _NARROW and char != "1" else 0.64 for char in text)

@@ -1,7 +1,7 @@
-"""A layout as lines of text: blocks to scale as far as a terminal allows, and what they mean.
+"""A layout as lines of text: blocks to scale as far as a terminal allows, and their meaning.
 
-Lines are made of spans, text with a colour or none, so that a terminal may colour what is plain
-text everywhere else.
+Lines are made of spans, which are text with or without a colour, so a terminal may show colours
+where other outputs show plain text.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ Line = list[Span]
 
 _GAP = 3
 _SINGLE, _MULTIPLE = (64, 12), (24, 7)
-"""Columns and lines inside the borders of a panel, when it is the only one or one of several."""
+"""Columns and lines inside the borders of a panel, if it is the only one or one of several."""
 
 _FEWER = (16, 12, 9, 7, 5, 4, 3)
-"""How many columns of blocks are tried, until they fit."""
+"""The numbers of columns of blocks to try, until they fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +42,12 @@ class _Frame:
 
 
 def lines(picture: Grid, colours: Colours, head: str, width: int = 80) -> list[Line]:
-    """The picture of a layout, at most `width` characters wide where its head is.
+    """The picture of a layout, at most `width` characters wide if its head is.
 
     Args:
-        picture: from `fitting`. colours: of its blocks. head: the line above it.
+        picture: from `fitting`.
+        colours: of its blocks.
+        head: the line above it.
     """
     frame = _frame(picture, width, _MULTIPLE if len(picture.panels) > 1 else _SINGLE)
     words = notes(picture, _is_prefixed(picture, frame))
@@ -53,14 +55,14 @@ def lines(picture: Grid, colours: Colours, head: str, width: int = 80) -> list[L
 
 
 def sketch(layout: Layout, width: int = 24, height: int = 7) -> list[Line]:
-    """The blocks of a layout and nothing else, about as large as asked, borders not counted."""
+    """Only the blocks of a layout, about as large as requested, not counting borders."""
     picture = fitting(layout, 2 * width)
     frame = _frame(picture, 2 * width, (width, height))
     return _panels(picture, frame, Colours(picture.ranks), 2 * width)
 
 
 def fitting(layout: Layout, width: int = 80) -> Grid:
-    """As many blocks of a layout as fit into `width` characters."""
+    """The blocks of a layout that fit into `width` characters."""
     for columns in _FEWER:
         picture = grid(layout, Limits(rows=12, columns=columns, panels=16))
         if sum(_need(picture)) <= _room(picture, width) or columns == _FEWER[-1]:
@@ -110,7 +112,7 @@ def _notes(words: Sequence[tuple[str, str]], width: int) -> Iterator[Line]:
 
 
 def _need(picture: Grid) -> list[int]:
-    """Characters that each column needs."""
+    """The characters that each column needs."""
     return [int(each) for each in picture.columns_need(lambda text: len(text) + 2, 3)]
 
 
@@ -121,7 +123,7 @@ def _gutter(picture: Grid) -> int:
 
 
 def _room(picture: Grid, width: int) -> int:
-    """Characters inside the borders; the last offset reaches beyond the last border."""
+    """The characters inside the borders; the last offset extends beyond the last border."""
     last = len(str(picture.columns[-1].stop)) // 2
     return width - _gutter(picture) - len(picture.columns) - 1 - last
 
@@ -141,7 +143,7 @@ def _frame(picture: Grid, width: int, size: tuple[int, int]) -> _Frame:
         num_lines = max(min(round(scaled), high) - (num_rows - 1), num_rows)
         if num_rows == 1:
             num_lines = max(num_lines, min(3, high))
-    # Each is rounded by itself, so that equal shards are drawn alike.
+    # Each is rounded separately, so that equal shards are drawn alike.
     widths = map(int, shares(_weights(picture.columns), want, least))
     heights = [round(each) for each in shares(_weights(picture.rows), num_lines, [1] * num_rows)]
     if len(set(heights)) == 1 and num_lines >= 2 * num_rows:
@@ -203,7 +205,7 @@ def _border(frame: _Frame, corners: str, columns: Sequence[Band], offset: int | 
 
 
 def _offsets(columns: Sequence[Band], frame: _Frame) -> str:
-    """The offsets above their borders; where they are too close, the later one is left out."""
+    """The offsets above their borders; if two are too close, the later one is omitted."""
     places = [frame.gutter]
     for width in frame.widths:
         places.append(places[-1] + width + 1)

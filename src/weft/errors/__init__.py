@@ -1,6 +1,6 @@
 """The library's exception classes, and the one way to write their messages.
 
-Every error a user can cause has five parts: the call and argument, the facts that disagree
+Every error that a user can cause has five parts: the call and argument, the facts that disagree
 (with numbers), the rule, every offender at once, and code that fixes it.
 """
 
@@ -28,7 +28,7 @@ class WeftError(Exception):
 
 
 class MeshError(WeftError, ValueError):
-    """A mesh that cannot be, or meshes that do not fit together."""
+    """An invalid mesh, or meshes that do not fit together."""
 
 
 class PlacementError(WeftError, ValueError):
@@ -40,7 +40,7 @@ class LayoutError(WeftError, ValueError):
 
 
 class ModuleError(WeftError, ValueError, RuntimeError):
-    """A module that cannot be distributed, made or loaded as asked."""
+    """A module that cannot be distributed, initialized or loaded as requested."""
 
 
 class ShardTypeError(WeftError, TypeError):
@@ -48,19 +48,19 @@ class ShardTypeError(WeftError, TypeError):
 
 
 class UnsupportedOpError(WeftError, NotImplementedError):
-    """An operation that weft refuses on a ShardTensor rather than getting it wrong."""
+    """An operation that weft refuses on a ShardTensor because it cannot do it right."""
 
 
 class StrictError(WeftError, RuntimeError):
-    """Under `weft.strict()`: an operation would have communicated implicitly."""
+    """Under `weft.strict()`: an operation would communicate implicitly."""
 
 
 class CommunicationError(WeftError, RuntimeError):
-    """Ranks that do not do the same thing, or that died."""
+    """Ranks that do different things, or that died."""
 
 
 class WeftWarning(UserWarning):
-    """Something is right but costs more than it looks."""
+    """Something is right but more expensive than it looks."""
 
 
 def message(

@@ -1,12 +1,12 @@
 """torch.distributed.checkpoint: every rank writes its block once, and reads what its box needs.
 
-Torch's planners ask a tensor three things, of which DTensor has its own: what of it this rank
-writes, which boxes it reads, and the memory that a box is read into. With them files are laid out
-anew in loading, whatever meshes and layouts they were written from, DTensor's included.
+torch's planners ask a tensor three things, which DTensor implements itself: what this rank
+writes, which boxes it reads, and the memory that a box is read into. With these, files are
+resharded when loaded, whatever meshes and layouts they were written from, DTensor's included.
 
-Where replicas hold a block all of them offer it, and torch lets one write. A rank without elements
-offers nothing: its box begins where the next one does, and by where they begin torch tells blocks
-apart. The first rank of the mesh writes a tensor that has no elements at all.
+If replicas hold a block, all of them offer it, and torch lets one write. A rank without elements
+offers nothing: its box begins where the next one does, and torch distinguishes blocks by where they
+begin. The first rank of the mesh writes a tensor that has no elements at all.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PLANNER = "torch.distributed.checkpoint.planner"
 
 
 def install() -> None:
-    """ShardTensor has the three methods."""
+    """Give ShardTensor the three methods."""
     methods: dict[str, Any] = {
         "__create_write_items__": _write_items, "__create_chunk_list__": _chunks,
         "__get_tensor_shard__": _memory,
@@ -62,7 +62,7 @@ def _boxes(tensor: ShardTensor) -> list[Box]:
     """The box of this rank, if it takes part.
 
     Raises:
-        UnsupportedOpError: the tensor is a term of a sum or of another reduction.
+        UnsupportedOpError: the tensor is partial.
     """
     layout, mesh = tensor.sharding, tensor.device_mesh
     if layout.is_partial:
@@ -81,7 +81,7 @@ def _boxes(tensor: ShardTensor) -> list[Box]:
 
 
 def _memory(tensor: ShardTensor, index: Any = None) -> torch.Tensor:
-    """What is written, and read into: the block itself, or nothing of a tensor without elements."""
+    """The memory to write from and read into: the block itself, or for an empty tensor nothing."""
     if not tensor.numel():
         return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
     return tensor.detach().to_local()

@@ -1,7 +1,7 @@
-"""The functions of torch.distributed that send tensors look for ShardTensors first, and refuse.
+"""The functions of torch.distributed that send tensors: they refuse ShardTensors.
 
-What sends Python values (`all_gather_object` and its kin) stays: a ShardTensor among these is
-pickled as a rank's block.
+Functions that send Python values (`all_gather_object` and its kin) stay: they pickle a ShardTensor
+as a rank's block.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["refuse"]
 
 
 def refuse(original: Any, *args: Any, **kwargs: Any) -> Any:
-    """`original`, a function of torch.distributed, where no tensor holds a global value.
+    """`original`, a function of torch.distributed, if no tensor holds a global value.
 
     Raises:
         UnsupportedOpError: some do.

@@ -1,13 +1,13 @@
-"""torch's DTensors as ShardTensors, and back: the same local tensors, under another name.
+"""torch's DTensors as ShardTensors, and back: the same local tensors, under another class.
 
-A gradient crosses as the gradient of the global value, which is what DTensor keeps: placed as the
-tensor where that is sharded or replicated, replicated where it waits for a sum. Of a mean, weft
-keeps each term's share of it, so there it is multiplied by the number of terms on the way out of
-weft's graph. Terms of other kinds have gradients that follow from the terms, not from the value
-alone: with a gradient they are refused.
+A gradient crosses as the gradient of the global value, which is what DTensor keeps: placed like the
+tensor if that is sharded or replicated, replicated if it is a partial sum. For a mean, weft
+keeps each partial value's share of the gradient, so it is multiplied by their number on the way out
+of weft's graph. The gradients of other kinds of partial values depend on these values, not only on
+the global value: with a gradient they are refused.
 
-`torch.distributed.tensor` takes 0.7 s of CPU to import, as much as all of weft; so it is found by
-name when a ShardTensor becomes a DTensor, and a DTensor brings its own class along.
+`torch.distributed.tensor` takes 0.7 s of CPU to import, as much as all of weft. So it is found by
+name when a ShardTensor becomes a DTensor, and a DTensor brings its own class.
 """
 
 from __future__ import annotations
@@ -39,21 +39,22 @@ _KINDS = ("sum", "avg", "max", "min", "product")
 
 @also_called(device_mesh="mesh")
 def from_dtensor(dtensor: Any, mesh: MeshLike | None = None) -> ShardTensor:
-    """The ShardTensor of a DTensor: the same local tensors, nothing is copied or sent.
+    """The ShardTensor of a DTensor: the same local tensors; nothing is copied or sent.
 
-    What is written to one is written to both; where a gradient is due, that is refused.
+    A write to one is a write to both; if a gradient is due, such a write is refused.
     Differentiable to any order; a DTensor that is a leaf gets its `grad` as a DTensor.
 
     Args:
         dtensor: a DTensor in any placements that are an order of axes, partial ones included.
         mesh: a mesh of the same ranks whose axis names the result takes; None takes those
-            of the DTensor's own mesh (numbers, where it has no names).
+            of the DTensor's own mesh (numbers, if it has no names).
 
     Raises:
-        ShardTypeError: no DTensor. MeshError: a mesh of other ranks.
-        PlacementError: placements that weft has no word for (masked partial, a flattened dim);
-            max, min or product terms that require a gradient.
-        LayoutError: a local tensor of another shape than the placements give this rank.
+        ShardTypeError: not a DTensor.
+        MeshError: a mesh of other ranks.
+        PlacementError: placements without a counterpart in weft (masked partial, a flattened dim);
+            partial max, min or product values that require a gradient.
+        LayoutError: a local tensor whose shape differs from what the placements give this rank.
     """
     call = "from_dtensor(dtensor)"
     if not foreign.is_foreign(dtensor):
@@ -68,7 +69,7 @@ def from_dtensor(dtensor: Any, mesh: MeshLike | None = None) -> ShardTensor:
     grad = torch.is_grad_enabled() and dtensor.requires_grad
     if grad:
         _check_gradient(call, layout, "d.redistribute(placements=[Replicate()]), or d.detach()")
-    wait = getattr(dtensor._local_tensor, "wait", None)  # of a collective that is under way
+    wait = getattr(dtensor._local_tensor, "wait", None)  # of a collective that is not finished
     landed = dtensor._local_tensor if wait is None else wait()
     local = _Entering.apply(dtensor, landed, layout) if grad else landed.detach()
     if bound.here is not None and tuple(local.shape) != layout.local_shape_at(bound.here):
@@ -85,21 +86,23 @@ def from_dtensor(dtensor: Any, mesh: MeshLike | None = None) -> ShardTensor:
 
 @also_called(device_mesh="mesh")
 def to_dtensor(tensor: ShardTensor, mesh: MeshLike | None = None) -> Any:
-    """The DTensor of a ShardTensor: the same local tensors, nothing is copied or sent.
+    """The DTensor of a ShardTensor: the same local tensors; nothing is copied or sent.
 
-    Differentiable to any order. The first call on a mesh that weft has made is collective, where
-    process groups are to be made.
+    Differentiable to any order. The first call on a mesh that weft has made is a collective, if
+    process groups have to be made.
 
     Args:
-        mesh: the torch DeviceMesh of the result, of the same ranks; None takes the one
+        tensor: a ShardTensor.
+        mesh: the torch DeviceMesh of the result, with the same ranks; None takes the one
             that the tensor's mesh wraps.
 
     Raises:
-        ShardTypeError: no ShardTensor. MeshError: a mesh of other ranks; no process groups; ranks
-            that do not ascend along an axis, which torch 2.13's collectives of DTensor mix up.
-        PlacementError: a layout that DTensor has no placements for: explicit cuts, uneven shards
-            in another order of axes, logical or bitwise terms, sums beside means; max, min or
-            product terms that require a gradient.
+        ShardTypeError: not a ShardTensor.
+        MeshError: a mesh of other ranks; no process groups; ranks that do not ascend along an
+            axis, which torch 2.13's collectives of DTensor mix up.
+        PlacementError: a layout that DTensor's placements cannot express: explicit cuts, uneven
+            shards in another order of axes, logical or bitwise partial values, sums beside means;
+            partial max, min or product values that require a gradient.
     """
     call = "to_dtensor(tensor)"
     if type(tensor) is not ShardTensor:
@@ -124,16 +127,16 @@ def to_dtensor(tensor: ShardTensor, mesh: MeshLike | None = None) -> Any:
 
 
 def install() -> None:
-    """Calls take DTensors as what they are; ShardTensor has its two methods."""
+    """Let calls accept DTensors; give ShardTensor its two methods."""
     foreign.TAKERS[_MODULE, "DTensor"] = _take
     hooks.from_dtensor, hooks.to_dtensor = from_dtensor, to_dtensor
 
 
 def _take(dtensor: Any, mesh: BoundMesh | None) -> ShardTensor:
-    """As an operand: on the mesh of the other operands where that has the same ranks.
+    """A DTensor as an operand: on the mesh of the other operands if that has the same ranks.
 
-    Terms that DTensor alone can reduce (of a norm, of a masked look-up) are reduced by it, as by
-    any op of its own; strict mode has them refused.
+    Partial values that only DTensor can reduce (of a norm, of a masked look-up) are reduced by it,
+    as by any op of its own; strict mode refuses them.
     """
     if not STRICT.on and any(_is_its_own(one) for one in dtensor.placements):
         replicate = pkgutil.resolve_name(_MODULE).Replicate()
@@ -149,7 +152,7 @@ def _is_its_own(placement: Any) -> bool:
 
 
 class _Entering(torch.autograd.Function):
-    """The local tensor of a DTensor; its gradient goes back as a DTensor."""
+    """The local tensor of a DTensor; its gradient returns as a DTensor."""
 
     @staticmethod
     def forward(ctx: Any, dtensor: Any, local: torch.Tensor, layout: Layout) -> torch.Tensor:
@@ -195,7 +198,7 @@ def _layout_of(mesh: Mesh, shape: tuple[int, ...], placements: Any, order: Any) 
 
 
 def _mesh_for(theirs: Any, asked: Any, call: str) -> BoundMesh:
-    """The bound mesh of a DeviceMesh, or the one that is asked for in its place."""
+    """The bound mesh of a DeviceMesh, or the requested one in its place."""
     mesh = as_bound_mesh(theirs)
     if asked is None:
         return mesh
@@ -221,9 +224,9 @@ def _same_ranks(one: BoundMesh, other: BoundMesh) -> bool:
 
 @lru_cache(maxsize=256)
 def _check_ascends(mesh: Mesh) -> None:
-    """Refuse a mesh on which DTensor's `full_tensor` is another tensor than its blocks make up.
+    """Refuse a mesh on which DTensor's `full_tensor` differs from the tensor of its blocks.
 
-    Its groups are sorted by rank, and it takes a place in the group for the coordinate.
+    DTensor's groups are sorted by rank, and it takes a position in the group for the coordinate.
     """
     if mesh.ranks is None:
         return
@@ -265,7 +268,7 @@ def _spelled(layout: Layout) -> tuple[Any, list[Placement]]:
 
 
 def _check_says(layout: Layout) -> None:
-    """Refuse layouts that DTensor's placements do not say, all offenders at once."""
+    """Refuse layouts that DTensor's placements cannot express, all offenders at once."""
     wrong: list[str] = []
     for dim, (axes, cuts) in enumerate(zip(layout.dims, layout.cuts)):
         names = ", ".join(str(layout.mesh.axis_names[axis]) for axis in axes)
@@ -300,8 +303,8 @@ def _says_order(layout: Layout, dim: int) -> bool:
 
 
 def _nearest(layout: Layout) -> Layout:
-    """The layout without what DTensor cannot say: default cuts, axes in order, other terms
-    reduced."""
+    """The layout without what DTensor cannot express: default cuts, axes in order, other partial
+    values reduced."""
     kinds = set(layout.partial) - {None}
     keep = len(kinds) == 1 and kinds <= set(_KINDS)
     return Layout.make(

@@ -1,7 +1,7 @@
-"""torch's wrappers of modules, which refuse modules of ShardTensors: weft does what they do.
+"""torch's wrappers of modules: they refuse modules of ShardTensors, because weft does their work.
 
-`fully_shard` and FSDP cut each rank's own parameters and DDP sums its own gradients; of what lies
-on a mesh already they would make something else, or bring the backend to abort.
+`fully_shard` and FSDP shard each rank's own parameters, and DDP sums its own gradients. For a
+module that is already on a mesh, the result would be wrong, or the backend would abort.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LIBRARIES = (
 
 
 def refusing(call: str, place: int) -> Callable[..., Any]:
-    """A wrapper that looks at its module, the positional argument of this number."""
+    """A wrapper that checks its module, the positional argument of this number."""
     def look(original: Any, *args: Any, **kwargs: Any) -> Any:
         refuse_wrapped(call, args[place] if len(args) > place else kwargs.get("module"))
         return original(*args, **kwargs)
@@ -34,8 +34,8 @@ def refusing(call: str, place: int) -> Callable[..., Any]:
 
 
 def refuse_inputs(original: Any, wrapper: Any, *inputs: Any, **kwargs: Any) -> Any:
-    """The forward of DistributedDataParallel looks at its inputs: around a plain module, too,
-    gradients of the global loss would be summed again."""
+    """The forward of DistributedDataParallel checks its inputs: around a plain module it would also
+    sum gradients of the global loss again."""
     given = [one for one in flatten((inputs, kwargs)) if type(one) is ShardTensor]
     if given:
         raise ModuleError(
@@ -48,7 +48,7 @@ def refuse_inputs(original: Any, wrapper: Any, *inputs: Any, **kwargs: Any) -> A
 
 
 def refuse_wrapped(call: str, given: Any) -> None:
-    """Raise where a module that a wrapper is to take holds ShardTensors.
+    """Raise if a module for a wrapper holds ShardTensors.
 
     Raises:
         ModuleError: it does.

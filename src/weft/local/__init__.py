@@ -1,4 +1,4 @@
-"""Regions of a program on local tensors, with collectives of their own."""
+"""Regions of a program on local tensors, with explicit collectives."""
 
 from weft.local import collectives
 from weft.local.local_map import local_map

@@ -1,14 +1,14 @@
-"""Collectives on local tensors, differentiable: what hand-written parallel code sends.
+"""Differentiable collectives on local tensors, for hand-written parallel code.
 
 They run over axes of a mesh (by default that of the innermost `local_map`, else the current mesh),
 on plain tensors. What the ranks compute from a result varies, so a result that is equal on all of
-them has a gradient that is the sum over the ranks: `psum` is an all-reduce both ways, `all_gather`
-is reduce-scattered, as in JAX's `jax.lax` under `shard_map`. All ranks along the axes call the same
-collectives in the same order; under `weft.debug()` they compare what they ask for.
+them has a gradient that is the sum over the ranks: `psum` is an all-reduce in both directions, and
+the gradient of `all_gather` is reduce-scattered, as in JAX's `jax.lax` under `shard_map`. All ranks
+along the axes call the same collectives in the same order; `weft.debug()` compares these calls.
 
 Each is a transition between two layouts of the tensor that the ranks hold together, planned and
-carried out like every other. Lengths may differ between ranks where a dim is put together from
-theirs: they are exchanged first, unless `sizes` tells them.
+run like every other. Where a dim is joined from the ranks' blocks, their lengths may differ: the
+lengths are exchanged first, unless `sizes` gives them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = [
 
 
 def axis_index(axes: Axes, *, mesh: MeshLike | None = None) -> int:
-    """This rank's place along the axes, the first the most significant.
+    """This rank's position along the axes, the first axis most significant.
 
     Args:
         axes: the mesh axis, or a tuple of them.
@@ -63,10 +63,10 @@ def axis_size(axes: Axes, *, mesh: MeshLike | None = None) -> int:
 
 
 def psum(x: Tensor, axes: Axes, *, mesh: MeshLike | None = None) -> Tensor:
-    """The sum of every rank's `x`, of one shape everywhere, on all of them.
+    """The sum of every rank's `x`, on all of them.
 
     Args:
-        x: this rank's tensor, of one shape and dtype on all of them.
+        x: this rank's tensor, with the same shape and dtype on all ranks.
         axes: the mesh axis, or a tuple of them.
         mesh: None is that of the innermost `local_map`, else the current one.
 
@@ -77,10 +77,10 @@ def psum(x: Tensor, axes: Axes, *, mesh: MeshLike | None = None) -> Tensor:
 
 
 def pmean(x: Tensor, axes: Axes, *, mesh: MeshLike | None = None) -> Tensor:
-    """The mean of every rank's `x`, of one shape everywhere, on all of them.
+    """The mean of every rank's `x`, on all of them.
 
     Args:
-        x: this rank's tensor, of one shape and dtype on all of them.
+        x: this rank's tensor, with the same shape and dtype on all ranks.
         axes: the mesh axis, or a tuple of them.
         mesh: None is that of the innermost `local_map`, else the current one.
 
@@ -91,10 +91,10 @@ def pmean(x: Tensor, axes: Axes, *, mesh: MeshLike | None = None) -> Tensor:
 
 
 def pmax(x: Tensor, axes: Axes, *, mesh: MeshLike | None = None) -> Tensor:
-    """The elementwise maximum of every rank's `x`; it has no gradient (as `jax.lax.pmax`).
+    """The elementwise maximum of every rank's `x`, without gradient (like `jax.lax.pmax`).
 
     Args:
-        x: this rank's tensor, of one shape and dtype on all of them.
+        x: this rank's tensor, with the same shape and dtype on all ranks.
         axes: the mesh axis, or a tuple of them.
         mesh: None is that of the innermost `local_map`, else the current one.
 
@@ -105,10 +105,10 @@ def pmax(x: Tensor, axes: Axes, *, mesh: MeshLike | None = None) -> Tensor:
 
 
 def pmin(x: Tensor, axes: Axes, *, mesh: MeshLike | None = None) -> Tensor:
-    """The elementwise minimum of every rank's `x`; it has no gradient (as `jax.lax.pmin`).
+    """The elementwise minimum of every rank's `x`, without gradient (like `jax.lax.pmin`).
 
     Args:
-        x: this rank's tensor, of one shape and dtype on all of them.
+        x: this rank's tensor, with the same shape and dtype on all ranks.
         axes: the mesh axis, or a tuple of them.
         mesh: None is that of the innermost `local_map`, else the current one.
 
@@ -122,18 +122,18 @@ def all_gather(
     x: Tensor, axes: Axes, dim: int = 0, *, tiled: bool = True,
     sizes: Sequence[int] | None = None, mesh: MeshLike | None = None,
 ) -> Tensor:
-    """Every rank's `x`, one after the other along `dim`.
+    """Every rank's `x`, in rank order along `dim`.
 
     Args:
         x: this rank's block; only its length along `dim` may differ from the others'.
-        axes: the mesh axes that it is gathered over.
-        dim: where blocks are put together.
+        axes: the mesh axes to gather over.
+        dim: the dim along which blocks are joined.
         tiled: False stacks them along a new dim instead.
         sizes: the length along `dim` of every rank's block, in order; None asks the ranks.
         mesh: None is that of the innermost `local_map`, else the current one.
 
     Raises:
-        LayoutError: no such dim, or sizes that are not those of the blocks.
+        LayoutError: no such dim, or sizes that differ from those of the blocks.
         MeshError: no mesh; an axis that it does not have; a rank outside of it.
     """
     if not tiled:
@@ -152,12 +152,12 @@ def reduce_scatter(
     """This rank's block along `dim` of the sum of every rank's `x` (JAX's `psum_scatter`).
 
     Args:
-        x: of one shape everywhere.
-        axes: the mesh axes that it is summed and scattered over.
-        dim: what is scattered.
+        x: this rank's tensor, with the same shape and dtype on all ranks.
+        axes: the mesh axes to sum and scatter over.
+        dim: the dim that is scattered.
         tiled: False takes one index of `dim` for each rank, and drops the dim.
-        sizes: the lengths of the blocks, in order; None cuts as `torch.chunk` with empty blocks at
-            the end: where the number of ranks does not divide the length, the last get less.
+        sizes: the lengths of the blocks, in order; None uses those of `torch.chunk`, with empty
+            blocks at the end: if the length does not divide evenly, the last ranks get less.
         mesh: None is that of the innermost `local_map`, else the current one.
 
     Raises:
@@ -185,13 +185,15 @@ def all_to_all(
 ) -> Tensor:
     """Every rank's block along `split_dim`, from blocks along `concat_dim`.
 
-    `x` is cut along `split_dim`, the pieces go to the ranks in order, and what comes is put
-    together along `concat_dim`: the tensor that was cut along one dim is cut along the other.
+    `x` is split along `split_dim`, the pieces go to the ranks in order, and the received pieces are
+    joined along `concat_dim`: a tensor that was sharded along `concat_dim` is then sharded along
+    `split_dim`.
 
     Args:
         x: this rank's block; only its length along `concat_dim` may differ from the others'.
-        axes: the mesh axes that it is exchanged over.
-        split_dim, concat_dim: which dim is cut afterwards, and which is cut now.
+        axes: the mesh axes to exchange over.
+        split_dim: the dim that is sharded afterwards.
+        concat_dim: the dim that is sharded before.
         sizes: the length along `concat_dim` of every rank's block, in order; None asks the ranks.
         split_sizes: the lengths of the pieces; None as in `reduce_scatter`.
         mesh: None is that of the innermost `local_map`, else the current one.
@@ -211,17 +213,18 @@ def ppermute(
     x: Tensor, axes: Axes, perm: Sequence[tuple[int, int]], *,
     shapes: Sequence[Sequence[int]] | None = None, mesh: MeshLike | None = None,
 ) -> Tensor:
-    """The `x` of the rank that sends to this one; zeros of `x`'s shape where none does.
+    """The `x` of the rank that sends to this one; zeros of `x`'s shape if none does.
 
     Args:
         x: what this rank sends; shapes may differ between the ranks, dtypes must not.
         axes: the mesh axes whose ranks take part.
-        perm: pairs (from, to) of places along the axes, no place twice on a side.
+        perm: pairs (from, to) of positions along the axes, no position twice on a side.
         shapes: the shape of every rank's `x`, in order; None asks the ranks.
         mesh: None is that of the innermost `local_map`, else the current one.
 
     Raises:
-        LayoutError: pairs that are no part of a permutation. MeshError: as in `psum`.
+        LayoutError: pairs that are not part of a permutation.
+        MeshError: as in `psum`.
     """
     _, sub = _along(mesh, axes, "ppermute")
     pairs = as_pairs(perm, sub.size())
@@ -232,7 +235,7 @@ def ppermute(
 
 
 def _along(mesh: MeshLike | None, axes: Axes, call: str) -> tuple[BoundMesh, BoundMesh]:
-    """The mesh, and that of these axes alone, in their order, through this rank."""
+    """The mesh, and the mesh of only these axes, in their order, through this rank."""
     whole = mesh_of_region(mesh)
     numbers = axes_of(whole, axes, call)
     known = whole.cache.setdefault("along", {})
@@ -249,7 +252,7 @@ def _reduced(x: Tensor, axes: Axes, kind: str, mesh: MeshLike | None, call: str)
 
 
 def _told(call: str) -> AbstractContextManager[Any]:
-    """Names the call in what `weft.explain()` lists."""
+    """Names the call in the list of `weft.explain()`."""
     if traffic.STATE.on:
         return traffic.label(call, source_line(), "asked for")
     return _UNTOLD
@@ -283,7 +286,7 @@ def _cut(
     """The layout of a tensor whose blocks along a dim are the ranks' own.
 
     Raises:
-        LayoutError: on all ranks, when other lengths, or the dtypes, differ between them.
+        LayoutError: on all ranks, if other lengths, or the dtypes, differ between them.
     """
     mine = (tuple(x.shape), str(x.dtype))
     all_of = [mine] * sub.size()

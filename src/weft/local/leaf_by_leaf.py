@@ -23,7 +23,7 @@ __all__ = ["ByTorchsNames"]
 
 @dataclass
 class ByTorchsNames:
-    """What `local_map` gives for `in_placements`, `out_placements` and `in_grad_placements`."""
+    """What `local_map` returns for `in_placements`, `out_placements` and `in_grad_placements`."""
 
     fn: Callable[..., Any]
     name: str
@@ -64,10 +64,11 @@ class ByTorchsNames:
         ], form)
 
     def _layouts(self, given: list[Any], mesh: BoundMesh) -> list[Layout | None]:
-        """Where each leaf is to lie; None of what is no ShardTensor.
+        """The layout for each leaf; None for leaves that are not ShardTensors.
 
         Raises:
-            ShardTypeError: a ShardTensor without placements. LayoutError: one that lies otherwise.
+            ShardTypeError: a ShardTensor without placements.
+            LayoutError: one with a different layout.
         """
         call = f"{self.name}(in_placements)"
         specs = given if self.in_placements is None else spread(
@@ -82,7 +83,7 @@ class ByTorchsNames:
                 bare.append(f"leaf {at}: {one.sharding}")
             lies, due = one.sharding, as_layout(mesh, one.shape, spec)
             if (lies.mesh, lies.dims, lies.partial) == (due.mesh, due.dims, due.partial):
-                due = lies  # placements of torch say nothing of sizes
+                due = lies  # torch's placements contain no sizes
             elif not self.redistribute_inputs:
                 moved.append(f"leaf {at}: {lies} for {due}")
             found.append(due)

@@ -1,8 +1,8 @@
 """Functions written for local tensors, called on global ones.
 
-`local_map` cuts a program open: outside, ShardTensors; inside, each rank's plain tensors and the
-collectives that the function itself calls. The idea is JAX's `shard_map` (and torch's `local_map`),
-without a size that must divide: blocks may be ragged or empty.
+`local_map` opens a region: outside are ShardTensors; inside are each rank's plain tensors and the
+collectives that the function itself calls. The idea is that of JAX's `shard_map` (and torch's
+`local_map`). Sizes need not divide evenly: blocks may be ragged or empty.
 """
 
 from __future__ import annotations
@@ -38,39 +38,44 @@ def local_map(
 ) -> Callable[..., Any]:
     """`fn` as a function of ShardTensors: it is called with, and returns, local tensors.
 
-    Arguments are redistributed to `in_specs` first; a plain tensor is taken as replicated.
-    Gradients are those of the whole: of an argument that is replicated over an axis, what the ranks
-    find is summed; of a result that is replicated over an axis, the gradient counts once. Inside,
-    `weft.collectives` run over the axes of the mesh, and a ShardTensor meets no plain tensor.
+    Arguments are first resharded to `in_specs`; a plain tensor counts as replicated.
+    Gradients are those of the whole. For an argument that is replicated over an axis, the gradients
+    of the ranks are summed; for a result that is replicated over an axis, the gradient counts once.
+    Inside, `weft.collectives` run over the axes of the mesh, and a ShardTensor may not meet a plain
+    tensor.
 
     Args:
-        fn: a function of plain tensors and other values; None makes a decorator. What follows is
-            given by name, since torch and JAX have it in opposite orders.
-        in_specs: a spec for each positional argument, or one for all of them; a spec is for all
-            tensors of an argument that nests them. None hands an argument over as it is, which
-            then holds no ShardTensor. Keyword arguments are handed over so.
+        fn: a function of plain tensors and other values; None makes a decorator. All other
+            arguments are keywords, because torch and JAX have them in opposite orders.
+        in_specs: a spec for each positional argument, or one for all of them. A spec applies to all
+            tensors in a nested argument. None passes an argument as it is, which
+            must then contain no ShardTensor. Keyword arguments are passed like that.
         out_specs: a spec for each result, or one for all of them. A partial one (placements with
-            `Partial()`) says that the ranks return terms.
+            `Partial()`) says that the ranks return partial values.
         mesh: the mesh; None takes that of the first ShardTensor, else the current one.
-        check: compare over the ranks that results agree in shape and dtype, and that those declared
-            replicated are equal, and raise on all of them when they are not.
+        check: compare over the ranks that results agree in shape and dtype, and that results
+            declared replicated are equal, and raise on all ranks if not.
         sizes: how a result's blocks make up its shape, as in `ShardTensor.from_local`: "infer"
-            and "chunk" ask the ranks, and "chunk" raises where the cuts are not the default ones; a
-            map tensor dim -> sizes asks nobody.
+            and "chunk" ask the ranks, and "chunk" raises if the cuts are not the default ones; a
+            map tensor dim -> sizes needs no exchange.
         func, device_mesh: torch's names of `fn` and `mesh`.
         in_placements, out_placements: instead of `in_specs` and `out_specs`, with torch's meaning:
-            one for each leaf of the nested arguments and results; None takes ShardTensors as they
-            lie; plain tensors are handed over as they are; where no argument is a ShardTensor, `fn`
-            is called as it is.
-        redistribute_inputs: bring arguments to `in_placements`; else they have to lie so.
+            one for each leaf of the nested arguments and results. None takes ShardTensors in their
+            layouts. Plain tensors are passed as they are; if no argument is a ShardTensor, `fn`
+            is called directly.
+        redistribute_inputs: reshard arguments to `in_placements`; else they must already have
+            these placements.
         in_grad_placements: what the gradients of arguments mean, one for each leaf, as in
             `to_local`; gradients of results are then as in `from_local`. None: those of the whole.
 
+    Returns:
+        The function of ShardTensors, or a decorator.
+
     Raises:
-        LayoutError: another number of specs than of arguments or results; an argument that does not
-            lie as `in_placements` say.
-        ShardTypeError: more than one positional argument; a thing given by two names; an argument
-            without a spec that holds a ShardTensor; a result that is one.
+        LayoutError: a number of specs different from that of arguments or results; an argument that
+            does not have its `in_placements`.
+        ShardTypeError: more than one positional argument; something given by two names; an argument
+            without a spec that contains a ShardTensor; a result that is one.
         MeshError: a rank outside the mesh calls it.
 
     >>> normalize = local_map(
@@ -130,7 +135,7 @@ def _refuse_positional(positional: tuple[Any, ...]) -> None:
 
 
 def _one(ours: str, first: Any, torchs: str, second: Any) -> Any:
-    """What was given by one of two names."""
+    """The value that was given by one of two names."""
     if first is not None and second is not None:
         raise ShardTypeError(
             message(f"local_map({ours}=, {torchs}=)", "both are given",

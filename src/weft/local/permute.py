@@ -1,4 +1,4 @@
-"""Blocks sent from rank to rank by pairs: the one collective that is no change of layout."""
+"""Blocks sent from rank to rank by pairs: the only collective that is no change of layout."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from weft.transport import traffic
 __all__ = ["Pairs", "Permute", "as_pairs", "received"]
 
 Pairs = tuple[tuple[int, int], ...]
-"""(from, to), places in a group."""
+"""(from, to), positions in a group."""
 
 Shapes = Sequence[tuple[int, ...]]
 
@@ -26,7 +26,7 @@ def as_pairs(perm: Sequence[tuple[int, int]], size: int) -> Pairs:
     """The pairs, checked.
 
     Raises:
-        LayoutError: a place that is not there, or twice on one side.
+        LayoutError: a position that does not exist, or occurs twice on one side.
     """
     pairs = tuple((int(source), int(target)) for source, target in perm)
     outside = [pair for pair in pairs if not all(0 <= place < size for place in pair)]
@@ -46,7 +46,7 @@ def as_pairs(perm: Sequence[tuple[int, int]], size: int) -> Pairs:
 
 
 def received(pairs: Pairs, shapes: Shapes) -> list[tuple[int, ...]]:
-    """The shape of what each place has afterwards: its source's, or its own where none sends."""
+    """The shape at each position afterwards: its source's, or its own if none sends."""
     sources = {target: source for source, target in pairs}
     return [shapes[sources.get(place, place)] for place in range(len(shapes))]
 
@@ -54,7 +54,7 @@ def received(pairs: Pairs, shapes: Shapes) -> list[tuple[int, ...]]:
 class Permute(torch.autograd.Function):
     """Its backward sends the gradients back.
 
-    `before` and `after` are the shapes of every place's argument and result.
+    `before` and `after` are the shapes of argument and result at every position.
     """
 
     @staticmethod

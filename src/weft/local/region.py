@@ -1,4 +1,4 @@
-"""Where code runs on local tensors: the mesh of the innermost region of this thread."""
+"""The mesh of the innermost region of this thread, in which code runs on local tensors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def region(mesh: BoundMesh) -> Iterator[None]:
 
 
 def mesh_of_region(mesh: MeshLike | None = None) -> BoundMesh:
-    """A mesh that was given, the innermost region's, or the current one.
+    """A given mesh, else that of the innermost region, else the current one.
 
     Raises:
         MeshError: there is none of them.

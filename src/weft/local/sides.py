@@ -18,11 +18,11 @@ from weft.tensor.trace.trees import leaves, map_tensors
 __all__ = ["Spec", "entered", "left", "mesh_of", "spread"]
 
 Spec = Any
-"""A P, placements or a Layout; of an argument or a result that is no tensor also None."""
+"""A P, placements or a Layout; None for an argument or result without tensors."""
 
 
 def mesh_of(mesh: Any, args: Sequence[Any], name: str) -> BoundMesh:
-    """The mesh that is given, or of the first ShardTensor among the arguments, or the current."""
+    """The given mesh, or that of the first ShardTensor among the arguments, or the current one."""
     found = leaves(args, ShardTensor)
     bound = found[0].device_mesh if mesh is None and found else mesh_of_region(mesh)
     if bound.here is None:
@@ -58,7 +58,7 @@ def spread(specs: Any, values: Sequence[Any], call: str, what: str) -> list[Spec
 
 
 def entered(arg: Any, spec: Spec, mesh: BoundMesh, name: str) -> Any:
-    """An argument with its blocks in the place of its tensors; as it is without a spec."""
+    """An argument with its tensors replaced by their blocks; unchanged without a spec."""
     if spec is None:
         held = leaves(arg, ShardTensor)
         if held:
@@ -75,7 +75,7 @@ def left(
     result: Any, spec: Spec, mesh: BoundMesh, name: str, check: bool, sizes: Any,
     grads_as_placed: bool = False,
 ) -> Any:
-    """A result as its spec says; `grads_as_placed`: its gradient is as in `from_local`."""
+    """A result in the layout of its spec; `grads_as_placed`: with a gradient as in `from_local`."""
     def leave(local: torch.Tensor) -> torch.Tensor:
         if isinstance(local, ShardTensor):
             raise ShardTypeError(

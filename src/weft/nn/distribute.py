@@ -41,7 +41,7 @@ M = TypeVar("M", bound=nn.Module)
 
 PartitionFn = Callable[[str, nn.Module, BoundMesh], None]
 HookFn = Callable[..., Any]
-"""Of module, inputs or outputs, and mesh; of the last two, as torch once had it."""
+"""Called with module, inputs or outputs, and mesh; or only the last two, as torch once did."""
 
 _DONE = "_distribute_module_applied"
 """The attribute by which torch's distribute_module knows its own modules."""
@@ -61,34 +61,37 @@ def distribute_module(
 ) -> M:
     """Distribute a module's parameters and buffers over a mesh, in place; returns the module.
 
-    Parameters keep `requires_grad`, gradients, hooks and attributes, and one that has several names
-    (tied weights) stays one parameter. Tensors on the meta device stay there, laid out: see
-    `materialize`. `weft.nn.report(module)` says what became of each.
+    Parameters keep `requires_grad`, gradients, hooks and attributes. A parameter with several names
+    (tied weights) stays one parameter. Tensors on the meta device stay there and get layouts: see
+    `materialize`. `weft.nn.report(module)` lists the result for each tensor.
 
     Args:
         module: an ordinary module with full parameters, built alike on every rank.
-        device_mesh: the mesh, `mesh=` as well; None means the current one.
+        device_mesh: the mesh, also accepted as `mesh=`; None means the current one.
         partition_fn: `partition_fn(name, submodule, mesh)`, called for every submodule first; what
-            it replaces by ShardTensors stays as it left it.
+            it replaces by ShardTensors stays as it is.
         input_fn: `input_fn(module, inputs, mesh)`, a forward pre-hook.
         output_fn: `output_fn(module, outputs, mesh)`, a forward hook.
-        shardings: ordered map from a glob pattern of parameter or buffer names (`*` also passes
-            dots) to a P, placements or a Layout, or from one of module names to a ready-made
-            sharding (`ColwiseParallel` and its like). The first pattern that matches counts; what
-            no pattern matches is replicated.
+        shardings: ordered map from a glob pattern of parameter or buffer names (`*` also matches
+            dots) to a P, placements or a Layout, or from a pattern of module names to a ready-made
+            sharding (`ColwiseParallel` and its kin). The first pattern that matches counts; tensors
+            that no pattern matches are replicated.
         activations: ordered map from a glob pattern of module names to the spec that the module's
-            output is brought to, or a `PrepareModuleInput`, `PrepareModuleOutput`. Of modules
-            within each other that one pattern matches, it is the outermost's.
-        src_data_rank: the rank whose values count (the mesh's first, when it holds no such rank).
+            output is resharded to, or to a `PrepareModuleInput` or `PrepareModuleOutput`. If one
+            pattern matches modules that contain each other, it applies to the outermost.
+        src_data_rank: the rank whose values count (the mesh's first, if the mesh does not hold it).
             None takes each rank's own block and communicates nothing.
 
+    Returns:
+        `module`.
+
     Raises:
-        LayoutError: a pattern that matches nothing; tied weights that are given two layouts.
-        ModuleError: a module that has been distributed, whose parameters an optimizer holds, or
-            whose parameters have no shape yet; a function that takes another number of arguments.
-        ShardTypeError: no module, no function, or no map of patterns.
-        WeftError: a spec that does not fit its tensor, whose name stands in a note. All of them
-            come before anything is replaced or sent (but by `partition_fn`).
+        LayoutError: a pattern that matches nothing; tied weights with two layouts.
+        ModuleError: a module that is already distributed, whose parameters an optimizer holds, or
+            whose parameters have no shape yet; a function with a wrong number of arguments.
+        ShardTypeError: not a module, not a function, or not a map of patterns.
+        WeftError: a spec that does not fit its tensor; a note names the tensor. All of these are
+            raised before anything is replaced or sent (except by `partition_fn`).
 
     The signature is that of torch.distributed.tensor.distribute_module.
     """
@@ -127,7 +130,7 @@ def distribute_module(
 
 
 def _refuse_others(module: Any, **functions: Any) -> None:
-    """Raises ShardTypeError for what is no module, or no function."""
+    """Raises ShardTypeError if an argument is not a module, or not a function."""
     meant = functions["partition_fn"]
     if isinstance(meant, Mapping):
         raise ShardTypeError(
@@ -161,7 +164,7 @@ def _refuse_twice(module: nn.Module) -> None:
 
 
 def _num_args(name: str, fn: Callable[..., Any] | None) -> int:
-    """How many arguments a user's function takes: 3, or 2 as torch once had it."""
+    """The number of arguments of a user's function: 3, or 2 as torch once had it."""
     if fn is None:
         return 0
     count = len(inspect.signature(fn).parameters)
@@ -181,10 +184,10 @@ def _num_args(name: str, fn: Callable[..., Any] | None) -> int:
 
 
 def _partition(module: nn.Module, partition_fn: PartitionFn, mesh: BoundMesh) -> None:
-    """Call it for every submodule, and tie again the weights that it has laid out apart.
+    """Call it for every submodule, and tie weights again that it has distributed separately.
 
     Raises:
-        ModuleError: they lie in different layouts now.
+        ModuleError: tied weights now have different layouts.
     """
     before = [named for named in named_tensors(module) if len(named.places) > 1]
     for name, submodule in module.named_modules():
@@ -232,7 +235,7 @@ def _refuse_sparse(tensors: Sequence[Named]) -> None:
 
 
 def _plain(matches: Sequence[Matched]) -> dict[str, tuple[torch.Tensor, Layout]]:
-    """What is yet to be distributed, gradients included, by name."""
+    """The tensors that are not distributed yet, gradients included, by name."""
     found: dict[str, tuple[torch.Tensor, Layout]] = {}
     for match in matches:
         tensor, name = match.named.tensor, match.named.name
@@ -244,7 +247,7 @@ def _plain(matches: Sequence[Matched]) -> dict[str, tuple[torch.Tensor, Layout]]
 
 
 def _replace(named: Named, make: Callable[[str, torch.Tensor], ShardTensor]) -> torch.Tensor:
-    """Put a ShardTensor in the place of a tensor; gives what is there now."""
+    """Replace a tensor by a ShardTensor; returns the tensor that is there now."""
     old = named.tensor
     if isinstance(old, ShardTensor):
         return old  # an optimizer may hold it

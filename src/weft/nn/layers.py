@@ -1,9 +1,9 @@
-"""Layers of torch whose Python asks what a ShardTensor has not: a batch of its own, an address.
+"""Layers of torch whose Python code asks for what a ShardTensor lacks: a local batch, an address.
 
-SyncBatchNorm of a ShardTensor is batch_norm, whose statistics are of the global batch already.
-torch's own would gather them over a process group, as if each rank had a batch of its own, and on
-GPUs alone. Recurrent networks put their weights into one piece of memory on a GPU; blocks of
-weights stay where they are.
+SyncBatchNorm of a ShardTensor is batch_norm, whose statistics are already those of the global
+batch. torch's own would gather them over a process group, as if each rank had a batch of its own,
+and only on GPUs. Recurrent networks put their weights into one block of memory on a GPU;
+ShardTensors stay where they are.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Training libraries that would distribute by themselves: accelerate, `Trainer` of transformers.
+"""Training libraries with a distribution of their own: accelerate, `Trainer` of transformers.
 
-They look for a launcher's environment variables. Where they find them they wrap the model, cut the
-batches, and gather what they measure: all of which weft has done. Where they find none, they run
-as on one device, which is what a program on ShardTensors is.
+They look for a launcher's environment variables. If they find them, they wrap the model, split the
+batches, and gather what they measure, all of which weft has done. If they find none, they run
+as on one device, which is right for a program on ShardTensors.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _NAMES = frozenset((
     "ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
 ))
 _PREFIXES = ("TORCHELASTIC_", "PMI_", "PMIX_", "OMPI_COMM_WORLD_", "MV2_COMM_WORLD_")
-"""What torchrun and the launchers of MPI set."""
+"""Prefixes of the variables that torchrun and the launchers of MPI set."""
 
 
 class _Hidden:
-    """The variables put away: of the process, whose simulated ranks may enter one by one."""
+    """The hidden variables of the process, whose simulated ranks may enter one by one."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -65,11 +65,12 @@ def _found() -> list[str]:
 def as_one_process() -> Iterator[None]:
     """Inside, a library that looks for the launcher's environment variables finds none.
 
-    So accelerate, and with it `Trainer` of transformers, leaves the model, the batches and what it
-    measures as they are. Every rank takes itself for the only one: all write files and logs.
+    accelerate, and the `Trainer` of transformers, which uses it, then leave the model, the batches
+    and their measurements as they are. Every rank believes that it is the only one: all write files
+    and logs.
 
     Raises:
-        MeshError: there are such variables, and no mesh has been made of them yet.
+        MeshError: there are such variables, but no mesh has been made from them yet.
     """
     found = _found()
     if found and this_world().size == 1 and int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -89,16 +90,16 @@ def as_one_process() -> Iterator[None]:
 class ShardedCollator:
     """A collate function whose batches hold ShardTensors.
 
-    Every rank collates the same samples, which costs no communication; debug mode compares them.
-    A tensor of fewer dims than the P has entries takes the first ones.
+    Every rank collates the same samples, without communication; debug mode compares them.
+    A tensor with fewer dims than the P has entries takes the first entries.
 
     Args:
         collate_fn: makes a batch of samples: a tensor, or tensors in maps, lists and tuples.
         mesh: the mesh; None means the current one at each call.
-        placements: a P, how each tensor of a batch is laid out; None replicates.
+        placements: a P, the layout of each tensor of a batch; None replicates.
 
     Raises:
-        UnsupportedOpError: at a call in a worker of a DataLoader, which is on no mesh.
+        UnsupportedOpError: when called in a worker of a DataLoader, which is on no mesh.
     """
 
     @also_called(device_mesh="mesh", spec="placements")
@@ -123,7 +124,7 @@ class ShardedCollator:
         if isinstance(value, torch.Tensor):
             spec = P(*self.spec[: value.ndim])
             return distribute_tensor(value, mesh, spec, src_data_rank=None)
-        if isinstance(value, Mapping) or hasattr(value, "items"):  # what transformers make is none
+        if isinstance(value, Mapping) or hasattr(value, "items"):  # transformers' is no Mapping
             batch: Any = copy.copy(value)
             for name, part in value.items():
                 batch[name] = self._laid(part, mesh)

@@ -1,9 +1,9 @@
 """State dicts, vectors of parameters and dtypes, for distributed modules.
 
-torch's own `load_state_dict` copies into ShardTensors as they lie, from full tensors (each rank
-takes its block) and from ShardTensors of any layout. What it lacks is taken over: with
-`assign=True` a full tensor would take the place of a distributed one, on every rank whole; tied
-weights would come apart; and a wrong shape is told together with the shape of the block.
+torch's own `load_state_dict` copies into ShardTensors without resharding them, from full tensors
+(each rank takes its block) and from ShardTensors of any layout. weft adds three things. With
+`assign=True` a full tensor would replace a distributed one, whole on every rank; tied
+weights would come apart; and the error about a wrong shape would mention the shape of the block.
 `module.to(x)` takes dtype and device of a ShardTensor, too.
 """
 
@@ -28,7 +28,7 @@ def load_state_dict(
     original: Any, module: nn.Module, state_dict: Mapping[str, Any], strict: bool = True,
     assign: bool = False,
 ) -> Any:
-    """As torch's. With `assign`, a full tensor comes to lie as the tensor that it replaces."""
+    """As torch's. With `assign`, a full tensor takes the layout of the tensor that it replaces."""
     held: Held = [
         (place, tensor) for place, tensor in places_of(module) if type(tensor) is ShardTensor
     ]
@@ -49,7 +49,7 @@ def load_state_dict(
 
 
 def _lay_out(module: nn.Module, held: Held) -> None:
-    """What has been assigned comes to lie as what was there; tied weights stay tied."""
+    """Give assigned tensors the layouts of those they replace; tied weights stay tied."""
     groups: dict[int, list[Place]] = {}
     replaced: list[tuple[Any, torch.Tensor]] = []
     for place, old in held:
@@ -105,7 +105,8 @@ def _mismatch(
 
 
 def parse_to(original: Any, *args: Any, **kwargs: Any) -> Any:
-    """What `Module.to` asks of its arguments. Of a ShardTensor torch would see a meta tensor."""
+    """What `Module.to` reads from its arguments. For a ShardTensor torch would see a meta
+    tensor."""
     def plain(value: Any) -> Any:
         if type(value) is not ShardTensor:
             return value
@@ -117,7 +118,7 @@ def parse_to(original: Any, *args: Any, **kwargs: Any) -> Any:
 def vector_to_parameters(
     original: Any, vec: torch.Tensor, parameters: Iterable[torch.Tensor]
 ) -> None:
-    """As torch's; parameters keep their layouts, which a piece of the vector has not."""
+    """As torch's; parameters keep their layouts, which a piece of the vector does not have."""
     given = list(parameters)
     if not any(type(one) is ShardTensor for one in (vec, *given)) or not isinstance(
         vec, torch.Tensor

@@ -1,8 +1,8 @@
-"""Which tensor and which module a pattern means, and what layout follows.
+"""Which tensor or module a pattern means, and the resulting layout.
 
-Patterns are globs of full names, in which `*` also passes dots. The first pattern that matches a
-name counts. A tensor with several names has one layout, on which those of its names that some
-pattern matches must agree.
+Patterns are globs of full names, in which `*` also matches dots. The first pattern that matches a
+name counts. A tensor with several names has one layout; all of its names that some
+pattern matches must agree on it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _Styled = (Style, PrepareModuleInput, PrepareModuleOutput)
 
 @dataclass(frozen=True, slots=True)
 class Matched:
-    """The layout that a tensor is to have, and the pattern that says so (None: no pattern)."""
+    """The layout for a tensor, and the pattern that gives it (None: no pattern)."""
 
     named: Named
     layout: Layout
@@ -42,7 +42,7 @@ class Matched:
 
 
 class Pinned(NamedTuple):
-    """A module whose activations are pinned, and the pattern that says so."""
+    """A module whose activations have a fixed layout, and the pattern that gives it."""
 
     pattern: str
     path: str
@@ -51,10 +51,10 @@ class Pinned(NamedTuple):
 
 
 def as_patterns(argument: str, given: Any) -> dict[str, Any]:
-    """The map that `shardings=` or `activations=` was given, in its order.
+    """The map passed as `shardings=` or `activations=`, in its order.
 
     Raises:
-        ShardTypeError: no map of texts.
+        ShardTypeError: not a map of texts.
     """
     if given is None:
         return {}
@@ -70,12 +70,12 @@ def as_patterns(argument: str, given: Any) -> dict[str, Any]:
 def layouts_of(
     tensors: Sequence[Named], shardings: Mapping[str, Any], mesh: Mesh
 ) -> list[Matched]:
-    """What each tensor is to be.
+    """The layout for each tensor.
 
     Raises:
         LayoutError, MeshError, PlacementError: specs that do not fit, all of them in notes; tied
-            weights whose names say different things. ModuleError: a style for a module that it
-            does not know.
+            weights whose names give different layouts.
+        ModuleError: a style for a module that it does not know.
     """
     found, failed = [], []
     for named in tensors:
@@ -136,10 +136,10 @@ def _laid(named: Named, place: Place, spec: Any, mesh: Mesh) -> Layout:
 def pins_of(
     module: nn.Module, shardings: Mapping[str, Any], activations: Mapping[str, Any], mesh: Mesh
 ) -> list[Pinned]:
-    """The modules whose activations are pinned, by styles and by `activations`.
+    """The modules whose activations have a fixed layout, by styles and by `activations`.
 
-    For each map the first pattern that matches a module counts; of modules within each other that
-    one pattern matches, the outermost.
+    For each map the first pattern that matches a module counts; if one pattern matches modules that
+    contain each other, it applies to the outermost.
     """
     styled = {pattern: spec for pattern, spec in shardings.items() if isinstance(spec, _Styled)}
     found = []
@@ -160,8 +160,9 @@ def _pins(pattern: str, spec: Any, mesh: Mesh) -> Sequence[Pin]:
     """What a spec in `activations` means.
 
     Raises:
-        ModuleError: a style that pins nothing. ShardTypeError: no spec. MeshError: an axis that the
-            mesh has not.
+        ModuleError: a style that fixes nothing.
+        ShardTypeError: not a spec.
+        MeshError: an axis that the mesh does not have.
     """
     if isinstance(spec, Style):
         pins = spec.pins(mesh)
@@ -180,7 +181,7 @@ def _pins(pattern: str, spec: Any, mesh: Mesh) -> Sequence[Pin]:
 
 
 def _check(pattern: str, spec: Any, mesh: Mesh) -> None:
-    """What can be known of a spec before there is an activation."""
+    """Check what can be known of a spec before there is an activation."""
     if isinstance(spec, P):
         names = [name for entry in spec.entries for name in entry]
         mesh.axes([*names, *(name for name, _ in spec.partial)], f"activations[{pattern!r}]")
@@ -205,7 +206,7 @@ def _first_matches(
 def idle_patterns(
     module: nn.Module, tensors: Iterable[Named], patterns: Mapping[str, Any], of_modules: bool
 ) -> list[str]:
-    """The patterns that match no name at all; a style that only cuts, no module that has any."""
+    """The patterns that match no name; for a style that only shards, no module with parameters."""
     places = [place for named in tensors for place in named.places]
     names, owners = [place.name for place in places], [place.path for place in places]
     paths = [path for path, _ in module.named_modules(remove_duplicate=False)]
@@ -225,7 +226,7 @@ def shadowed(
     shardings: Mapping[str, Any], matches: Iterable[Matched], pins: Iterable[Pinned],
     idle: Iterable[str],
 ) -> list[str]:
-    """The patterns that match names, all of which an earlier pattern has taken."""
+    """The patterns all of whose names an earlier pattern has matched."""
     used = {match.pattern for match in matches} | {pin.pattern for pin in pins} | {*idle}
     return [
         pattern for pattern, spec in shardings.items()
@@ -237,7 +238,7 @@ def refuse_idle(
     module: nn.Module, tensors: Sequence[Named], shardings: Mapping[str, Any],
     activations: Mapping[str, Any],
 ) -> None:
-    """Raises LayoutError where a pattern matches nothing."""
+    """Raises LayoutError if a pattern matches nothing."""
     names = [name for named in tensors for name in named.names]
     idle = idle_patterns(module, tensors, shardings, False)
     if idle:

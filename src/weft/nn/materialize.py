@@ -1,13 +1,13 @@
-"""Modules that were built on the meta device: memory and values, shard by shard.
+"""Memory and values, shard by shard, for modules that were built on the meta device.
 
-`distribute_module` lays tensors out that have no memory yet. `materialize` gives each rank the
-memory of its blocks and has the modules initialize themselves. What they draw is drawn by weft,
-whose numbers depend on the place in the global tensor alone, so the module is the same on one rank
+`distribute_module` gives layouts to tensors without memory. `materialize` gives each rank the
+memory of its blocks and lets the modules initialize themselves. weft draws their random numbers,
+which depend only on the position in the global tensor, so the module is the same on one rank
 as on any mesh, and no rank ever holds more than its blocks.
 
-The order is that in which a module is built: parts before what they are parts of. In it each module
-calls `reset_parameters` (some of torch's `_reset_parameters`), as constructors do, or all go
-through a function of the user's, as by `Module.apply`.
+The order is that of construction: parts before what contains them. In this order each module calls
+`reset_parameters` (some of torch's `_reset_parameters`), as constructors do, or all are passed to a
+function of the user's, as by `Module.apply`.
 """
 
 from __future__ import annotations
@@ -34,20 +34,23 @@ _RESETS = ("reset_parameters", "_reset_parameters")
 def materialize(module: M, init: Callable[[nn.Module], Any] | None = None) -> M:
     """Give the meta tensors of a distributed module memory and values; returns the module.
 
-    The parameters stay the same objects, so tied weights stay tied, and an optimizer may have been
-    built. A collective of the mesh. Tensors that are not on the meta device keep their values,
-    unless `init` writes to them.
+    The parameters stay the same objects, so tied weights stay tied, and an optimizer may already
+    have been built. A collective of the mesh. Tensors that are not on the meta device keep their
+    values, unless `init` writes to them.
 
     Args:
-        module: a module that `distribute_module` has laid out on the meta device.
-        init: called with every submodule, parts first, as by `Module.apply`. Without it, those
-            that hold meta tensors call their own `reset_parameters`, and so do those that they
-            are parts of, if they have one; of tied weights the first name's module initializes,
-            because that is whose values survive `head.weight = token.weight`.
+        module: a module on the meta device that has been through `distribute_module`.
+        init: called with every submodule, parts first, as by `Module.apply`. Without it, the
+            modules that hold meta tensors call their own `reset_parameters`, and so do the modules
+            that contain them, if they have one. For tied weights, the module of the first name
+            initializes, because its values survive `head.weight = token.weight`.
+
+    Returns:
+        `module`.
 
     Raises:
         ModuleError: plain meta tensors; modules that cannot initialize themselves; tensors that
-            nothing was written to. The first two come before any memory is taken.
+            nothing was written to. The first two are raised before any memory is taken.
     """
     tensors = named_tensors(module)
     refuse_lazy("materialize(module)", tensors)
@@ -93,7 +96,7 @@ def _reset_of(module: nn.Module) -> str | None:
 
 @contextmanager
 def _without_tied(part: nn.Module, waiting: Sequence[Named]) -> Iterator[None]:
-    """Inside, a weight that another module has initialized is one without memory."""
+    """Inside, a weight that another module has initialized is replaced by one without memory."""
     lent = []
     for named in waiting:
         if len(named.places) > 1 and named.places[0].owner is not part:
@@ -142,7 +145,7 @@ def _refuse_helpless(
 
 
 def _refuse_unwritten(before: Sequence[tuple[Named, int]]) -> None:
-    """Of an empty block nobody can tell, so the ranks tell each other."""
+    """A rank with an empty block cannot tell, so the ranks tell each other."""
     unwritten, mesh = [], None
     for named, version in before:
         tensor: Any = named.tensor

@@ -1,7 +1,7 @@
-"""The parameters and buffers of a module, each with every name that it has.
+"""The parameters and buffers of a module, each with all of its names.
 
-A weight that several modules hold (tied weights), or a module that stands at several places, is one
-tensor: it gets one layout and is replaced by one tensor at all of its places.
+A weight that several modules hold (tied weights), or a module that occurs in several places, is one
+tensor: it gets one layout and is replaced by one tensor in all of its places.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def set_where(place: Place, tensor: torch.Tensor) -> None:
 
 
 def replace_references(module: nn.Module, new: dict[int, torch.Tensor]) -> None:
-    """Put tensors in the place of others (by id) in the lists and dicts that modules hold.
+    """Replace tensors (by id) in the lists and dicts that modules hold.
 
     `nn.LSTM` keeps its weights in a list too, and so do modules of users.
     """

@@ -1,11 +1,11 @@
 """Optimizers that were built before their module was distributed, and the state they load.
 
-`distribute_module` puts other parameters in place of those that such an optimizer holds, which it
-would go on to step: the model would stand still, and nothing would say so. So it is refused, where
-the optimizer can be seen before anything is replaced, else at its first step.
+`distribute_module` replaces the parameters of the module. An optimizer that holds the old ones
+would continue to step them: the model would silently stay the same. So it is refused, before
+anything is replaced if the optimizer can be seen by then, else at its first step.
 
-State that is loaded, from full tensors or ShardTensors of any layout, comes to lie as its
-parameter does. Else it would be whole on every rank, and each step would move it.
+Loaded state, from full tensors or ShardTensors of any layout, takes the layout of its
+parameter. Otherwise it would be whole on every rank, and each step would move it.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ _REPLACED: Any = WeakTensorKeyDictionary()
 _OPTIMIZERS: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
 _SEEN: weakref.WeakKeyDictionary[Optimizer, tuple[int, int]] = weakref.WeakKeyDictionary()
-"""Optimizers that have stepped -> how many parameters had been replaced and how many they had."""
+"""Optimizers that have stepped -> (number of replaced parameters, number of their own) then."""
 
 
 _COUNT = [0]
 
 
 def install() -> None:
-    """Look at the steps of optimizers. Once per process."""
+    """Hook the steps of optimizers. Once per process."""
     register_optimizer_step_pre_hook(_refuse_step)
 
 
 def add_param_group(original: Any, optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
-    """Every optimizer that is built comes by here."""
+    """Every optimizer that is built calls this."""
     _OPTIMIZERS.add(optimizer)
     original(optimizer, *args, **kwargs)
 
@@ -52,9 +52,9 @@ def add_param_group(original: Any, optimizer: Optimizer, *args: Any, **kwargs: A
 def as_parameter(
     original: Any, param: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any
 ) -> torch.Tensor:
-    """What is loaded for a parameter, where it has the parameter's elements, as the parameter lies.
+    """A value loaded for a parameter with the parameter's elements, in the parameter's layout.
 
-    Others (counts of steps, rows and columns of a factored second moment) stay as they are.
+    Others (step counts, rows and columns of a factored second moment) stay as they are.
     """
     value = original(param, value, *args, **kwargs)
     if type(param) is not ShardTensor or value.shape != param.shape or not value.dim():
@@ -63,7 +63,7 @@ def as_parameter(
         return value
     if type(value) is ShardTensor:
         value = value.detach().redistribute(param.device_mesh, param.sharding)
-    with torch.no_grad():  # fused updates need it in the parameter's order of memory, too
+    with torch.no_grad():  # fused updates also need it in the parameter's memory order
         return torch.empty_like(param, dtype=value.dtype).copy_(value)
 
 
@@ -74,11 +74,11 @@ def replaced(name: str, parameter: torch.Tensor) -> None:
 
 
 def refuse_holders(tensors: Iterable[Named]) -> None:
-    """Raises ModuleError where an optimizer holds a parameter that is about to be replaced."""
+    """Raises ModuleError if an optimizer holds a parameter that is about to be replaced."""
     names = {id(named.tensor): named.name for named in tensors}
     if not _holders(names):
         return
-    gc.collect()  # one that was dropped may still be in a cycle
+    gc.collect()  # a dropped optimizer may still be in a cycle
     held = _holders(names)
     if held:
         raise _built_before("distribute_module(module)", held)

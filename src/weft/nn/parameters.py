@@ -1,7 +1,7 @@
-"""`parameter.data = x`, where x is a ShardTensor and the parameter a plain tensor.
+"""`parameter.data = x` for a ShardTensor x and a plain parameter.
 
-torch would take it for the memory of the parameter, which it has not, and the process would end at
-the first use. torch asks `__torch_function__` of the parameter alone, so it is refused here.
+torch would use x as the memory of the parameter, but x has none, and the process would end at
+the first use. torch asks only the parameter's `__torch_function__`, so it is refused here.
 """
 
 from __future__ import annotations

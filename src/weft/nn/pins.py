@@ -1,7 +1,7 @@
-"""Activations pinned by module name: hooks that lay out what a module takes or gives.
+"""Fixed layouts of activations by module name: hooks that reshard what a module takes or returns.
 
-In weft the layout of an activation follows from those of its operands. A pin says what it is to be
-instead, at a place that has a name. It is `redistribute`, with the gradient of that.
+In weft the layout of an activation follows from those of its operands. A pin fixes another layout
+at a named place. It is `redistribute`, with its gradient.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ MAX_KNOWN = 4096
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A spec that says one thing of a layout: what mesh axes (numbers) do. The rest stays.
+    """A spec of only what some mesh axes (numbers) do. The rest of a layout stays.
 
-    They cut a dim; with `dim` None they replicate.
+    They shard a dim; with `dim` None they replicate.
     """
 
     axes: tuple[int, ...]
     dim: int | None
 
     def of(self, layout: Layout) -> Layout:
-        """The layout with this cut. Raises LayoutError where there is no such dim."""
+        """The layout with these axes changed. Raises LayoutError if there is no such dim."""
         dim = None if self.dim is None else self.dim + layout.ndim * (self.dim < 0)
         if dim is not None and not 0 <= dim < layout.ndim:
             raise LayoutError(
@@ -56,7 +56,7 @@ class Cut:
 
 
 class _Prepare:
-    """Specs of what a module takes or gives, by position and by name."""
+    """Specs for what a module takes or returns, by position and by name."""
 
     word = ""
 
@@ -73,7 +73,7 @@ class _Prepare:
 
 
 class PrepareModuleInput(_Prepare):
-    """Pin what a module takes: a spec per positional argument, and by name for keyword arguments.
+    """Fix the layouts of a module's arguments: a spec per positional argument, others by name.
 
     None leaves an argument as it is, and so do fewer specs than arguments. A plain tensor counts as
     replicated.
@@ -100,9 +100,9 @@ class PrepareModuleInput(_Prepare):
 
 
 class PrepareModuleOutput(_Prepare):
-    """Pin what a module gives: a spec per result, and by name for results in a map.
+    """Fix the layouts of a module's results: a spec per result, and by name for results in a map.
 
-    One spec for a module that gives several results pins the first tensor of them.
+    A single spec for a module with several results applies to its first tensor.
 
     Args:
         specs: placements, a P or a Layout for each result.
@@ -188,7 +188,7 @@ def _laid(value: Any, spec: Any, mesh: Any, where: str) -> Any:
 
 
 class _Hook:
-    """A module's hook: its copies share it, its pickles carry the mesh's value."""
+    """A module's hook: copies share it; its pickles contain the mesh's value."""
 
     def __deepcopy__(self, memo: Any) -> Any:
         return self

@@ -1,4 +1,4 @@
-"""What became, or would become, of a module: a line per tensor, and the bytes on each rank."""
+"""The result of distributing a module: a line per tensor, and the bytes on each rank."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ MATCHED = "_weft_matched"
 """The attribute in which a distributed module keeps name -> pattern."""
 
 MAX_RANKS = 4096
-"""On more ranks no total is taken over each of them."""
+"""With more ranks no total over every rank is computed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One parameter or buffer: its names (several where weights are tied), where it lies, and why.
+    """One parameter or buffer: its names (several for tied weights), its layout, and the pattern.
 
-    `pattern` is None where none matched.
+    `pattern` is None if none matched.
     """
 
     names: tuple[str, ...]
@@ -43,17 +43,21 @@ class Row:
 
     @property
     def full_nbytes(self) -> int:
-        """The bytes of the whole tensor."""
+        """The size of the whole tensor in bytes."""
         return prod(self.layout.shape) * self.dtype.itemsize
 
     def nbytes(self, rank: int) -> int:
-        """The bytes of the block of one rank, by its position in the mesh."""
+        """The size of one rank's block in bytes.
+
+        Args:
+            rank: the rank's position in the mesh.
+        """
         at = self.layout.mesh.coordinate(rank)
         return prod(self.layout.local_shape_at(at)) * self.dtype.itemsize
 
     @property
     def max_nbytes(self) -> int:
-        """The bytes of the largest block."""
+        """The size of the largest block in bytes."""
         layout = self.layout
         sizes = [max(layout.sizes_of(dim), default=0) if axes else layout.shape[dim]
                  for dim, axes in enumerate(layout.dims)]
@@ -62,7 +66,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """A module whose inputs or outputs are pinned."""
+    """A module whose inputs or outputs have fixed layouts."""
 
     path: str
     pin: Any
@@ -74,9 +78,11 @@ class Report:
     """What `distribute_module` does with a module. `print` shows it.
 
     Attributes:
-        mesh: the mesh. rows: a row for each parameter and buffer. pins: the pinned activations.
+        mesh: the mesh.
+        rows: a row for each parameter and buffer.
+        pins: the activations with fixed layouts.
         idle: the patterns that match no name.
-        shadowed: the patterns whose names all went to earlier ones.
+        shadowed: the patterns whose names were all matched by earlier ones.
     """
 
     mesh: Mesh
@@ -93,12 +99,16 @@ class Report:
         raise KeyError(name)
 
     def nbytes(self, rank: int) -> int:
-        """The bytes of all blocks of one rank, by its position in the mesh that all lie on."""
+        """The size of all blocks of one rank in bytes.
+
+        Args:
+            rank: the rank's position in the mesh that all tensors share.
+        """
         return sum(row.nbytes(rank) for row in self.rows)
 
     @property
     def full_nbytes(self) -> int:
-        """The bytes of the module on one device."""
+        """The size of the module on one device in bytes."""
         return sum(row.full_nbytes for row in self.rows)
 
     @property
@@ -167,15 +177,19 @@ def report(
 ) -> Report:
     """What `distribute_module` has done with a module; given shardings, what it would do.
 
-    The second needs no ranks: the mesh may be a plain `Mesh` of any size, the module on the meta
-    device. Patterns that match nothing stand in the report, where `distribute_module` raises.
+    The latter needs no ranks: the mesh may be a plain `Mesh` of any size, and the module may be on
+    the meta device. Patterns that match nothing are listed; `distribute_module` raises for them.
 
     Args:
-        module: the module. shardings, activations: as in `distribute_module`.
-        mesh: None is the current one; it counts where shardings are given.
+        module: the module.
+        mesh: None means the current one; used only if shardings are given.
+        shardings, activations: as in `distribute_module`.
+
+    Returns:
+        The report; `print` shows it as a table.
 
     Raises:
-        ModuleError: neither is the module distributed nor are shardings given.
+        ModuleError: the module is not distributed, and no shardings are given.
     """
     tensors = named_tensors(module)
     refuse_lazy("report(module)", tensors)

@@ -1,12 +1,12 @@
-"""Ready-made shardings: what column, row, vocabulary and sequence parallel mean for a module.
+"""Ready-made shardings: column, row, vocabulary and sequence parallelism for a module.
 
-They stand where a spec may stand in `shardings=`, under a pattern of module names, and say which
-dim of which of the module's own parameters is cut. Activations need no such word, for they follow
-from the layouts of parameters and inputs; `SequenceParallel`, `input_layouts`, `output_layouts` and
-the `PrepareModule...` pin them where one wants another layout than follows.
+They may be used in place of a spec in `shardings=`, under a pattern of module names, and say which
+dim of which of the module's own parameters is sharded. Activations need no declaration, because
+their layouts follow from those of parameters and inputs. `SequenceParallel`, `input_layouts`,
+`output_layouts` and the `PrepareModule...` styles fix other layouts.
 
 The names are those of torch.distributed.tensor.parallel. The method is that of Megatron-LM (Shoeybi
-et al., 2019), sequence parallel that of Korthikanti et al. (2022).
+et al., 2019), sequence parallelism that of Korthikanti et al. (2022).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 Cuts = Mapping[Any, Mapping[str, int]]
-"""Type of module -> name of a parameter -> the dim of it that is cut; others are replicated."""
+"""Type of module -> name of a parameter -> the dim of it that is sharded; others replicated."""
 
 _CONV: Any = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TABLE: Any = (nn.Embedding, nn.EmbeddingBag)
@@ -36,14 +36,14 @@ class Style:
     """A sharding of the parameters of a module, whatever their names.
 
     Args:
-        axis: the mesh axis, or axes (major to minor), to cut by. None: the mesh's only one.
-        input_layouts, output_layouts: what the module's first input and its output are brought to:
+        axis: the mesh axis, or axes (major to minor), to shard over. None: the mesh's only one.
+        input_layouts, output_layouts: the layouts of the module's first input and of its output:
             a spec, or a placement (`Shard(1)`, `Replicate()`), which says what the style's axis
             does and leaves the others. None: what follows.
     """
 
     cuts: ClassVar[Cuts | None] = None
-    """Which dims are cut; None: none, of any type of module."""
+    """Which dims are sharded; None: none, for any type of module."""
 
     def __init__(
         self, axis: AxisName | tuple[AxisName, ...] | None = None, *,
@@ -54,20 +54,20 @@ class Style:
 
     @property
     def only_cuts(self) -> bool:
-        """Whether it says nothing of a module without parameters."""
+        """Whether it says nothing about a module without parameters."""
         pinned = self.input_layouts is not None or self.output_layouts is not None
         return self.cuts is not None and not pinned
 
     def pins(self, mesh: Mesh) -> list[PrepareModuleInput | PrepareModuleOutput]:
-        """What of the module's activations is pinned."""
+        """Which of the module's activations get fixed layouts."""
         kinds = (PrepareModuleInput, self.input_layouts), (PrepareModuleOutput, self.output_layouts)
         return [kind(self._laid(spec, mesh)) for kind, spec in kinds if spec is not None]
 
     def _laid(self, spec: Any, mesh: Mesh) -> Any:
-        """A spec; of a placement the cut that it means for the style's axis.
+        """A spec; for a placement what it means for the style's axis.
 
         Raises:
-            PlacementError: a placement that neither cuts (without sizes) nor replicates.
+            PlacementError: a placement that neither shards (without sizes) nor replicates.
         """
         if isinstance(spec, (P, Layout, list, tuple)):
             return spec
@@ -112,13 +112,13 @@ class Style:
 
 
 class ColwiseParallel(Style):
-    """Cut what a module gives: the output features of a Linear, the columns of an Embedding.
+    """Shard a module's output: the output features of a Linear, the columns of an Embedding.
 
     Linear, Bilinear and convolutions: dim 0 of weight and bias. Embedding, EmbeddingBag: dim 1.
 
     Args:
         axis: the mesh axis, or axes (major to minor), to shard over. None: the mesh's only one.
-        input_layouts, output_layouts: what the module's first input and its output are brought to:
+        input_layouts, output_layouts: the layouts of the module's first input and of its output:
             placements of all axes, or one placement (`Shard(1)`, `Replicate()`) of the style's axis
             alone. None: what follows.
 
@@ -133,14 +133,14 @@ class ColwiseParallel(Style):
 
 
 class RowwiseParallel(Style):
-    """Cut what a module takes: the input features of a Linear, the rows of an Embedding.
+    """Shard a module's input: the input features of a Linear, the rows of an Embedding.
 
     Linear and convolutions: dim 1 of the weight; the bias is replicated. Embedding, EmbeddingBag:
-    dim 0. What a sharded Linear gives is a partial value, which is reduced where it is used.
+    dim 0. A Linear sharded like this returns a partial value, which is reduced where it is used.
 
     Args:
         axis: the mesh axis, or axes (major to minor), to shard over. None: the mesh's only one.
-        input_layouts, output_layouts: what the module's first input and its output are brought to:
+        input_layouts, output_layouts: the layouts of the module's first input and of its output:
             placements of all axes, or one placement (`Shard(1)`, `Replicate()`) of the style's axis
             alone. None: what follows.
 
@@ -152,14 +152,14 @@ class RowwiseParallel(Style):
 
 
 class VocabParallel(Style):
-    """Cut a vocabulary: the rows of an Embedding, the logits of the Linear that is its head.
+    """Shard a vocabulary: the rows of an Embedding, the logits of the Linear that is its head.
 
-    Both cut dim 0 of the weight, so that one style serves tied weights. `cross_entropy` takes
-    logits that are sharded so as they are.
+    Both shard dim 0 of the weight, so one style serves tied weights. `cross_entropy` takes
+    sharded logits directly.
 
     Args:
         axis: the mesh axis, or axes (major to minor), to shard over. None: the mesh's only one.
-        input_layouts, output_layouts: what the module's first input and its output are brought to:
+        input_layouts, output_layouts: the layouts of the module's first input and of its output:
             placements of all axes, or one placement (`Shard(1)`, `Replicate()`) of the style's axis
             alone. None: what follows.
 
@@ -171,13 +171,13 @@ class VocabParallel(Style):
 
 
 class SequenceParallel(Style):
-    """Replicate a module's parameters, and cut the sequence of its first input.
+    """Replicate a module's parameters, and shard the sequence of its first input.
 
-    For layer norms, RMS norms and dropouts, which so compute and keep a share of each sequence.
+    For layer norms, RMS norms and dropouts, which then compute and keep a part of each sequence.
 
     Args:
         axis: as in all styles.
-        sequence_dim: the dim of the sequence. What else cuts the input stays.
+        sequence_dim: the dim of the sequence. Other sharding of the input stays.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ class SequenceParallel(Style):
 
 
 def axis_of(axis: Any, mesh: Mesh, style: Style) -> Any:
-    """The axis that a style cuts by.
+    """The axis that a style shards over.
 
     Raises:
         MeshError: none is named, and the mesh has several.

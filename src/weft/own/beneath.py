@@ -1,9 +1,8 @@
-"""ATen ops that lie beneath those which calls come to weft as.
+"""ATen ops below the ops as which calls reach weft.
 
-weft intercepts above autograd and takes down what a function of torch consists of before torch
-decomposes it: `x @ y` is `aten.matmul`, and `aten.mm` within it is never seen. Backward is torch's
-own graph of local ops. So what is registered for these ops would serve no call, or few of those
-that are meant.
+weft intercepts above autograd and records the ops of a torch function before torch decomposes them:
+`x @ y` is `aten.matmul`, and `aten.mm` within it is never seen. Backward is torch's own graph of
+local ops. A registration for such an op would therefore serve no call, or few of the intended ones.
 """
 
 from __future__ import annotations
@@ -61,14 +60,14 @@ BENEATH: dict[str, tuple[str, ...]] = {
     "_cdist_forward": ("aten.cdist.default",),
     "_weight_norm_interface": ("aten._weight_norm.default",),
 }
-"""Name of an ATen op -> the ops that calls which reach it come to weft as."""
+"""Name of an ATen op -> the ops as which calls that use it reach weft."""
 
 
 def refuse_beneath(op: Any, call: str) -> None:
     """Raise for an ATen op that weft does not see.
 
     Raises:
-        ShardTypeError: it lies beneath another, is a gradient's, or writes to `out=`.
+        ShardTypeError: it lies below another, is a gradient's, or writes to `out=`.
     """
     if not isinstance(op, (OpOverload, OpOverloadPacket)) or not str(op).startswith("aten."):
         return

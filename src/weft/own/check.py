@@ -1,12 +1,11 @@
 """`check_rule`: a rule against the plain call, by brute force over small shapes.
 
-On meshes of 2 and of 3 ranks the operands are laid out in every way that the rule asks for (each
-factor cut, each linear set as terms), with default, ragged and empty shards; on a mesh of two
-axes in all pairs of these; and in every way there is (every operand replicated, cut in each of
-its dims, or as terms, all with all; of very many, every n-th). Value, shape and dtype of every
-result, what was written to operands, and the gradients of all operands must be those of one
-plain call, on every rank. The ranks are simulated, and one run of them carries out many trials,
-as far as none raises.
+On meshes of 2 and of 3 ranks the operands get every layout that the rule asks for (each factor
+sharded, each linear set partial), with default, ragged and empty shards; on a mesh of two axes all
+pairs of these; and every layout there is (every operand replicated, sharded in each of its dims, or
+partial, in all combinations; of very many, every n-th). Value, shape and dtype of every result,
+what was written to operands, and the gradients of all operands must be those of one plain call, on
+every rank. The ranks are simulated, and one run carries out many trials, as long as none raises.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from weft.tensor.trace.trees import flatten, map_tensors
 __all__ = ["BruteForce", "check_rule"]
 
 _LENGTHS = (5, 4, 6, 3, 7, 2)
-"""Of the factors of generated operands: they divide by 2, by 3, and by neither."""
+"""Lengths of the factors of generated operands: divisible by 2, by 3, and by neither."""
 
 _TOLERANCE = {
     torch.float64: 1e-9, torch.complex128: 1e-9, torch.float32: 1e-4, torch.complex64: 1e-4,
@@ -45,19 +44,19 @@ _NO_GRADIENT = (
     "no autograd formula was registered", "is not differentiable", "derivative for ",
     "not implemented",
 )
-"""What torch says when an op has no gradient to be checked."""
+"""torch's message if an op has no gradient to check."""
 
 
 def check_rule(op: Any, *example: Any, **named: Any) -> None:
-    """Compare an op under its registered rule with the plain call, in every way it may be laid out.
+    """Compare an op under its registered rule with the plain call, in every layout of its operands.
 
     Args:
-        op: what `register_rule` was given.
-        example, named: arguments of a call, with plain tensors, small (lengths of 4 to 8). Without
+        op: what was passed to `register_rule`.
+        example, named: arguments of a call, with small plain tensors (lengths of 4 to 8). Without
             any, float64 tensors are made from the rule's first factor string.
 
     Raises:
-        LayoutError: the rule is wrong; says for which factors and terms, and what to write.
+        LayoutError: the rule is wrong; says for which factors and partial values, and the fix.
         ShardTypeError: no rule is registered, or an example is needed.
     """
     own = known(op)
@@ -83,7 +82,7 @@ def check_rule(op: Any, *example: Any, **named: Any) -> None:
 
 
 def _example(rule: OwnRule) -> tuple[Tensor, ...]:
-    """Tensors that the first factor string fits."""
+    """Tensors that fit the first factor string."""
     if not rule.by_shape:
         raise ShardTypeError(
             message("check_rule(op)", f"the rule of {rule.name} is a function of the arguments",
@@ -118,7 +117,7 @@ class _Outcome:
 
 
 class Bound(Protocol):
-    """What `BruteForce` asks of a rule: its name, and the rule that it is for a call."""
+    """What `BruteForce` needs of a rule: its name, and the Rule for a call."""
 
     @property
     def name(self) -> str: ...
@@ -150,7 +149,7 @@ class BruteForce:
                     raise
         results = tuple(_arg(one) for one in flatten(self.plain[False].results))
         described = Call(rule.name, described.args, described.kwargs, results)
-        bound = rule.bind(described, bool(results))  # what it has written to may be its results
+        bound = rule.bind(described, bool(results))  # its results may be what it has written to
         if bound is None:
             raise ShardTypeError(
                 message("check_rule(op, ...)", f"the rule of {rule.name} does not speak of this "
@@ -166,7 +165,7 @@ class BruteForce:
         wanted = [
             one.requires_grad_() if grad and _differentiable(one) else one for one in operands
         ]
-        # What is written to must be no leaf.
+        # An operand that is written to must not be a leaf.
         given = [one * 1 if one.requires_grad else one for one in wanted]
         feed = iter(given)
         out = self.call(
@@ -192,7 +191,7 @@ class BruteForce:
         }))
 
     def faults(self, every: int = 1) -> dict[tuple[str, ...], str]:
-        """What is wrong, by what the mesh axes do; of all trials, every n-th is made."""
+        """What is wrong, by what the mesh axes do; only every n-th of all trials is made."""
         found: dict[tuple[str, ...], str] = {}
         trials = Trials(self.bound, self.operands, True in self.plain)
         some = itertools.islice(trials, 0, None, every)
@@ -204,7 +203,7 @@ class BruteForce:
         self, trials: list[tuple[Trial, tuple[str, ...]]],
         found: dict[tuple[str, ...], str],
     ) -> None:
-        """Trials of one mesh; `found` learns, by what the axes do, what is wrong with it."""
+        """Trials on one mesh; adds to `found`, by what the axes do, what is wrong."""
         place = 0
         while place < len(trials):
             raised: list[tuple[int, Exception]] = []

@@ -28,39 +28,39 @@ def register_rule(
     kernel: Callable[..., Any] | None = None,
     check: Any = False,
 ) -> Any:
-    """Say by factors what an op means for sharded operands; it then runs on local tensors.
+    """Define by factors what an op means for sharded operands; it then runs on local tensors.
 
     `register_rule(op, "m k, k n -> m n", linear=[0, 1])`, or as a decorator of a function:
-    `@register_rule("m k, k n -> m n", linear=[0, 1])`. Operands that lie otherwise are brought to
-    where the rule wants them, gradients are reduced by the gradient rule: the op's own code never
-    communicates. A rule that the op has already is replaced.
+    `@register_rule("m k, k n -> m n", linear=[0, 1])`. Operands in other layouts are resharded as
+    the rule requires, and gradients are reduced by the gradient rule: the op's own code never
+    communicates. An existing rule of the op is replaced.
 
     Args:
         op: a Python function, an `autograd.Function` subclass, a `torch.library` op
-            (`torch.ops.ns.name`, or what `custom_op` made), or a function of torch.
-        pattern: a factor string (see `weft.rules`), the tensors of a call standing in order;
-            several, of which the first that fits a call serves; or a function of the call's
-            arguments (tensors have `.shape` and `.dtype`) that gives one, None where the rule
-            does not speak.
+            (`torch.ops.ns.name`, or what `custom_op` returned), or a function of torch.
+        pattern: a factor string (see `weft.rules`), with the tensors of a call in order; or
+            several, of which the first that fits a call applies; or a function of the call's
+            arguments (tensors have `.shape` and `.dtype`) that returns one, or None if the rule
+            does not cover the call.
         linear: operands in which the op is linear, each alone (a number) or several together (a
-            tuple of numbers): there terms of a sum pass.
-        moves: elements only change places, so that terms of every reduction pass.
+            tuple of numbers): there partial sums pass.
+        moves: elements only change position, so partial values of every kind pass.
         nonempty: factors that the op refuses with length 0.
-        kernel: `kernel(shards, *args)` runs in the op's place where a dim that stands with `~` in
-            the string is sharded: `"b s~ -> b"`. It gets the op's arguments, tensors being local,
-            and `shards` (`weft.transport.Shards`), whose `psum`, `pmax`, `pmin` and `gather` bring
-            what each shard gives to all ranks. Its results are those of the whole op: this
-            rank's shard of a dim that they keep, and the full value of a dim that they lack
-            (`s~:sum` if it leaves partial sums).
-        check: True, or a tuple of example arguments: `check_rule` on the new rule, which is not
-            kept when it fails.
+        kernel: `kernel(shards, *args)` runs in place of the op if a dim with `~` in
+            the string is sharded: `"b s~ -> b"`. It gets the op's arguments, with local tensors,
+            and `shards` (`weft.transport.Shards`), whose `psum`, `pmax`, `pmin` and `gather`
+            combine what each shard gives and return it on all ranks. Its results are those of the
+            whole op: this rank's shard of a dim that they keep, and the full value for a dim that
+            they lack (`s~:sum` if it leaves partial sums).
+        check: True, or a tuple of example arguments: runs `check_rule` on the new rule, which is
+            discarded if it fails.
 
     Returns:
         `op`.
 
     Raises:
-        PlacementError: a string that is none, or that does not fit the op's signature.
-        ShardTypeError: an op whose calls do not come to weft.
+        PlacementError: a malformed string, or one that does not fit the op's signature.
+        ShardTypeError: an op whose calls do not reach weft.
         LayoutError: from `check`.
 
     Factor notation is that of einops and of XLA's Shardy (sdy.op_sharding_rule).
@@ -94,10 +94,10 @@ def register_rule(
 
 
 def unregister_rule(op: Any) -> None:
-    """Forget the rule of an op, if it has one.
+    """Remove the rule of an op, if it has one.
 
     Args:
-        op: what `register_rule` was given.
+        op: what was passed to `register_rule`.
     """
     own = known(op)
     if own is not None:
@@ -109,28 +109,28 @@ def register_handler(op: Any) -> Callable[[Any], Any]: ...
 @overload
 def register_handler(op: Any, handler: Callable[..., Any]) -> Any: ...
 def register_handler(op: Any, handler: Any = None) -> Any:
-    """Carry out an op on ShardTensors by a function of one's own, where a rule cannot say it.
+    """Carry out an op on ShardTensors by a function of your own, where a rule is not enough.
 
     `register_handler(op, handler)`, or as a decorator of the handler: `@register_handler(op)`.
 
-    Every rank calls `handler` with the arguments of the call, ShardTensors as they are, plain
-    tensors plain. It returns ShardTensors (in the containers that the op returns; what is no
-    tensor passes), whose global value, shape and dtype are those of the op on full tensors, on
-    all ranks of the same layout. Or it returns NotImplemented: the call goes on as if there were
+    Every rank calls `handler` with the arguments of the call: ShardTensors as they are, plain
+    tensors plain. It returns ShardTensors (in the containers that the op returns; other values
+    pass), whose global value, shape and dtype are those of the op on full tensors, with the same
+    layout on all ranks. Or it returns NotImplemented: the call then continues as if there were
     no handler. All ranks must decide and communicate alike, so it may look at layouts, shapes and
-    dtypes, but not at local values. Within it, `op` on local tensors is the op itself, on
-    ShardTensors what it would be without the handler. Gradients are those of the ops that it
-    calls: `to_local(grad_placements=...)` and `ShardTensor.from_local` keep the graph.
+    dtypes, but not at local values. Within it, `op` on local tensors is the op itself; on
+    ShardTensors it does what it would do without the handler. Gradients are those of the ops that
+    it calls: `to_local(grad_placements=...)` and `ShardTensor.from_local` keep the graph.
 
     Args:
         op: an op of torch or a function of torch, or a user's own op or function.
-        handler: called as `op` is; None makes a decorator.
+        handler: called like `op`; None makes a decorator.
 
     Returns:
         The handler.
 
     Raises:
-        ShardTypeError: an op whose calls do not come to weft, or a handler that cannot be called.
+        ShardTypeError: an op whose calls do not reach weft, or a handler that cannot be called.
     """
     if handler is None:
         return lambda function: register_handler(op, function)
@@ -146,10 +146,10 @@ def register_handler(op: Any, handler: Any = None) -> Any:
 
 
 def unregister_handler(op: Any) -> None:
-    """Forget the handler of an op, if it has one.
+    """Remove the handler of an op, if it has one.
 
     Args:
-        op: what `register_handler` was given.
+        op: what was passed to `register_handler`.
     """
     own = known(op)
     if own is not None:
@@ -210,7 +210,7 @@ def _check_strings(own: Own, rule: OwnRule) -> None:
 
 
 def _misfits(own: Own, pattern: Pattern) -> list[tuple[str, str]]:
-    """What a string says that cannot be, and what is so."""
+    """What is impossible in a string, and the fact that it contradicts."""
     found = []
     overloads = overloads_of(own)
     num_operands, num_results = len(pattern.operands), len(pattern.results)
@@ -237,12 +237,12 @@ def _misfits(own: Own, pattern: Pattern) -> list[tuple[str, str]]:
 
 
 def _takes_lists(parameters: Any) -> bool:
-    """Whether one argument may hold several tensors, as far as annotations say."""
+    """Whether one argument may hold several tensors, as far as annotations tell."""
     return any("[" in str(one.annotation) for one in parameters)
 
 
 def _fits(one: Any, num_operands: int, num_results: int) -> bool:
-    """Whether an overload may take and return so many tensors; lists hold any number."""
+    """Whether an overload may take and return these numbers of tensors; lists hold any number."""
     arguments = [str(argument.type) for argument in one._schema.arguments]
     needed = arguments.count("Tensor")
     lists = any("List[" in text and "Tensor" in text for text in arguments)

@@ -1,8 +1,8 @@
-"""What can be registered, and how calls of it come to weft.
+"""What can be registered, and how calls of it reach weft.
 
 torch passes calls of its own functions and of `torch.library` ops to the ShardTensor. A Python
-function and an `autograd.Function` know nothing of it: the first is taken over, the second comes
-by `Function.apply`, which is.
+function and an `autograd.Function` do not: the function is replaced, and the Function comes
+through `Function.apply`, which is replaced too.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["known", "overloads_of", "own_of"]
 
 
 def _canonical(op: Any) -> Any:
-    """The object by which calls of `op` come to weft."""
+    """The object as which calls of `op` reach weft."""
     if isinstance(op, CustomOpDef):
         return op._opoverload
     if isinstance(op, MethodType) and inspect.isclass(op.__self__) and op.__name__ == "apply":
@@ -38,7 +38,7 @@ def _canonical(op: Any) -> Any:
 
 
 def known(op: Any) -> Own | None:
-    """What has been registered for `op`."""
+    """The registration of `op`, if any."""
     try:
         return OWN.get(_canonical(op))
     except TypeError:  # cannot be hashed
@@ -46,10 +46,10 @@ def known(op: Any) -> Own | None:
 
 
 def own_of(op: Any, call: str) -> Own:
-    """What has been registered for `op`; a new one that nothing has been registered for.
+    """The registration of `op`; a new empty one if there is none.
 
     Raises:
-        ShardTypeError: calls of `op` do not come to weft.
+        ShardTypeError: calls of `op` do not reach weft.
     """
     target = _canonical(op)
     found = known(op)
@@ -70,7 +70,8 @@ def own_of(op: Any, call: str) -> Own:
 
 
 def _is_overridable(target: Any) -> bool:
-    """Whether torch passes calls of it to tensor subclasses, and weft answers none of itself."""
+    """Whether torch passes calls of it to tensor subclasses, and weft answers none of them itself.
+    """
     try:
         return target in get_testing_overrides() and target not in dispatch.SPECIAL
     except TypeError:  # cannot be hashed
@@ -129,7 +130,7 @@ def _of_python(target: FunctionType) -> Own:
 
 
 def overloads_of(own: Own) -> list[OpOverload]:
-    """The overloads that torch's dispatcher knows the op by."""
+    """The overloads of the op in torch's dispatcher."""
     return [one for one in keys_of(own.target) if isinstance(one, OpOverload)]
 
 

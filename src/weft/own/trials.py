@@ -1,4 +1,4 @@
-"""The ways in which `check_rule` lays operands out, and the blocks and terms of each rank."""
+"""The layouts of operands that `check_rule` tries, and each rank's blocks and partial values."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from weft.rules import Rule
 __all__ = ["Trial", "Trials", "part"]
 
 _MANY = 150
-"""Of more ways than this on one mesh, every n-th is tried."""
+"""If there are more ways than this on one mesh, every n-th is tried."""
 
 Place = int | str | None
-"""What an axis does with an operand: the dim that it cuts, the kind of its terms, or nothing."""
+"""What an axis does with an operand: the dim that it shards, the kind of partial values, or
+nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One way to lay the operands out."""
+    """One choice of layouts for the operands."""
 
     mesh: tuple[tuple[str, int], ...]
     layouts: tuple[Layout, ...]
@@ -82,7 +83,7 @@ class Trials:
         yield [None] * count
 
     def _can_be(self, *choices: list[Place]) -> bool:
-        """Whether the dtypes of the operands have such terms."""
+        """Whether the dtypes of the operands allow such partial values."""
         return all(
             not isinstance(place, str) or _has_terms(operand, place)
             for choice in choices for operand, place in zip(self.operands, choice)
@@ -113,7 +114,7 @@ class Trials:
         return length, self.operands[operand].shape[place] // max(length, 1)
 
     def _any(self, mesh: Mesh, any_kind: bool) -> Iterator[tuple[Layout, ...]]:
-        """Every operand in every way, all with all."""
+        """Every operand in every way, in all combinations."""
         ways = []
         for operand in self.operands:
             mine = [_layout(mesh, operand, [None])]
@@ -125,7 +126,7 @@ class Trials:
             mine += [_layout(mesh, operand, [kind]) for kind in kinds if _has_terms(operand, kind)]
             ways.append(mine)
         count = math.prod(map(len, ways))
-        # An odd step leaves out none of the first operand's ways with some of the last one's.
+        # An odd step omits none of the first operand's ways with some of the last one's.
         step = count // _MANY | 1 if count > _MANY else 1
         return itertools.islice(itertools.product(*ways), 0, None, step)
 
@@ -147,7 +148,7 @@ def _layout(
 
 
 def _ragged(length: int, num_shards: int) -> list[tuple[int, ...]]:
-    """Lengths of shards: none at one end, none at the other, nearly none."""
+    """Lengths of shards: zero at one end, zero at the other, nearly zero."""
     zeros = [0] * (num_shards - 2)
     found = [(0, *zeros, length), (length, *zeros, 0)]
     return [*found, (1, *zeros, length - 1)] if length > 2 else found
@@ -160,7 +161,7 @@ def _has_terms(tensor: Tensor, kind: str) -> bool:
 
 
 def part(layout: Layout, full: Tensor, here: Sequence[int], seed: int) -> Tensor:
-    """A rank's block; over partial axes its term, which are unequal and of both signs."""
+    """A rank's block; over partial axes its partial value, unequal and of both signs."""
     axes = [axis for axis, kind in enumerate(layout.partial) if kind is not None]
     part = full
     if axes:

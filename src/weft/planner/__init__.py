@@ -1,6 +1,6 @@
-"""From one layout to another: steps, plans, and what they cost. Standard library only."""
+"""From one layout to another: steps, plans and their cost. Standard library only."""
 
-from weft.planner.check import IDEMPOTENT, LINEAR, check, kept_terms
+from weft.planner.check import IDEMPOTENT, LINEAR, check, kept_partials
 from weft.planner.cost import is_local, step_nbytes, step_nbytes_at, step_seconds
 from weft.planner.links import GLOO, NCCL, Link, Links, set_links
 from weft.planner.plan import (
@@ -31,6 +31,6 @@ __all__ = [
     "AllGather", "AllReduce", "Exchange", "Fetch", "Fold", "GLOO", "IDEMPOTENT", "LINEAR", "Link",
     "Links", "NCCL", "Plan", "ReduceScatter", "Slice", "Step", "Term", "Transfer", "check",
     "fetching", "folding", "forget_plans", "gradient_layout", "is_local", "kept_plans",
-    "kept_terms", "naive", "plan", "set_links", "step_nbytes", "step_nbytes_at", "step_seconds",
+    "kept_partials", "naive", "plan", "set_links", "step_nbytes", "step_nbytes_at", "step_seconds",
     "transpose",
 ]

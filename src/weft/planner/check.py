@@ -1,17 +1,17 @@
-"""Which layouts can become which: the pairs that a plan refuses, before anything moves."""
+"""Which layouts can become which: the pairs that a plan refuses before anything moves."""
 
 from __future__ import annotations
 
 from weft.core.layout import Layout
 from weft.errors import LayoutError, message
 
-__all__ = ["IDEMPOTENT", "LINEAR", "check", "kept_terms"]
+__all__ = ["IDEMPOTENT", "LINEAR", "check", "kept_partials"]
 
 LINEAR = frozenset({"sum", "avg"})
-"""Kinds that may stand together: a sum of means is a mean of sums."""
+"""Kinds that may occur together: a sum of means is a mean of sums."""
 
 IDEMPOTENT = frozenset({"max", "min", "and", "or", "band", "bor"})
-"""Kinds that take the same term twice without harm."""
+"""Kinds for which reducing the same value twice does no harm."""
 
 _FROM_REPLICATED = IDEMPOTENT | {"sum", "product"}
 _FROM_SHARDED = frozenset({"sum"})
@@ -21,7 +21,7 @@ def check(src: Layout, dst: Layout, call: str = "plan(src, dst)") -> None:
     """Refuse a pair that the table of transitions lacks.
 
     Raises:
-        LayoutError: other global shapes, kinds that do not stand together, or a row such as
+        LayoutError: different global shapes, kinds that do not mix, or a row such as
             S -> P(max).
     """
     if src.shape != dst.shape:
@@ -35,10 +35,10 @@ def check(src: Layout, dst: Layout, call: str = "plan(src, dst)") -> None:
         _check_rows(src, dst, call)
 
 
-def kept_terms(src: Layout, dst: Layout) -> dict[int, int]:
-    """Source axis -> target axis, for the axes on which terms stay terms.
+def kept_partials(src: Layout, dst: Layout) -> dict[int, int]:
+    """Source axis -> target axis, for the axes over which partial values stay partial.
 
-    On one mesh they are the same axis with the same kind; on two, axes of one name and size.
+    On one mesh these are the same axis with the same kind; on two, axes of the same name and size.
     """
     if src.mesh == dst.mesh:
         pairs = zip(src.partial, dst.partial)
@@ -69,13 +69,13 @@ def _check_kinds(src: Layout, dst: Layout, call: str) -> None:
 
 
 def _check_rows(src: Layout, dst: Layout, call: str) -> None:
-    kept = set(kept_terms(src, dst).values())
+    kept = set(kept_partials(src, dst).values())
     alone = src.mesh == dst.mesh
     wrong: list[str] = []
     for axis, kind in enumerate(dst.partial):
         if kind is None or axis in kept or dst.mesh.axis_sizes[axis] == 1:
             continue
-        # What comes from another mesh is reduced there, and arrives replicated if need be.
+        # Partial values from another mesh are reduced there, and arrive replicated if need be.
         before = src.on(axis) if alone else None
         if kind not in (_FROM_SHARDED if isinstance(before, int) else _FROM_REPLICATED):
             word = f"S({before})" if isinstance(before, int) else f"P({before})" if before else "I"

@@ -1,4 +1,4 @@
-"""What a step costs: bytes, seconds, memory. Only facts that are the same on all ranks.
+"""The cost of a step: bytes, seconds, memory. It uses only facts that are the same on all ranks.
 
 Bytes are those that a rank receives from others. An all-reduce of n bytes over g ranks is
 counted as a reduce-scatter and an all-gather, 2n(1 - 1/g), whatever the backend does.
@@ -81,7 +81,7 @@ def _lacking(held: Sequence[tuple[int, int]], wanted: Sequence[tuple[int, int]])
 
 
 def step_nbytes(step: Step, itemsize: int) -> int:
-    """Bytes received by all ranks together; cost does not grow with axes that stay out of it."""
+    """Bytes received by all ranks together. Its run time does not grow with uninvolved axes."""
     numel = math.prod(step.src.shape)
     match step:
         case Slice() | Term():
@@ -127,9 +127,9 @@ def nbytes_of(steps: Sequence[Step], itemsize: int) -> int:
 
 
 def step_seconds(step: Step, itemsize: int, links: Links | None = None) -> float:
-    """Seconds that a step takes, over given or default links.
+    """Seconds that a step takes, over the given or the default links.
 
-    Of a transfer, the mean of those who receive or of those who send, whichever is more.
+    For a transfer, the mean over the receivers or the mean over the senders, whichever is larger.
     """
     if is_local(step):
         return 0.0

@@ -1,7 +1,7 @@
-"""How two layouts of one global shape lie to each other, dim by dim.
+"""The relation of two layouts of one global shape, dim by dim.
 
-Everything here is arithmetic on cuts: which leading axes two layouts share, how a dim's cuts look
-when only the leading axes are read (*coarser*) or when more axes cut below them (*finer*).
+Everything here is arithmetic on cuts: which leading axes two layouts share, and the cuts of a dim
+when only its leading axes count (*coarser*) or when more axes shard its pieces (*finer*).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = [
 ]
 
 Coordinate = tuple[int, ...]
-"""A place on a mesh: one digit per axis."""
+"""A position on a mesh: one digit per axis."""
 
 Cut = tuple[tuple[int, ...], tuple[int, ...] | None]
 """The axes of one dim and its cuts (None: default)."""
@@ -36,7 +36,7 @@ def size_over(layout: Layout, axes: Iterable[int]) -> int:
 
 @lru_cache(maxsize=16384)
 def strip(layout: Layout) -> Layout:
-    """The layout without its axes of size 1, which cut nothing and reduce nothing."""
+    """The layout without its axes of size 1, which shard nothing and reduce nothing."""
     sizes = layout.mesh.axis_sizes
     if 1 not in sizes:
         return layout
@@ -46,7 +46,7 @@ def strip(layout: Layout) -> Layout:
 
 
 def common_depth(src: Layout, dst: Layout, dim: int) -> int:
-    """How many leading axes of a dim cut it alike in both layouts."""
+    """How many leading axes shard a dim alike in both layouts."""
     left, right = src.dims[dim], dst.dims[dim]
     depth = 0
     while depth < min(len(left), len(right)) and left[depth] == right[depth]:
@@ -62,13 +62,13 @@ def _cuts_at(layout: Layout, dim: int, depth: int) -> tuple[int, ...]:
 
 
 def coarser(layout: Layout, dim: int, depth: int) -> Cut:
-    """The axes and cuts of a dim when only its first `depth` axes are read."""
+    """The axes and cuts of a dim when only its first `depth` axes count."""
     axes = layout.dims[dim][:depth]
     return axes, None if layout.cuts[dim] is None else _cuts_at(layout, dim, depth)
 
 
 def finer(layout: Layout, dim: int, cut: Cut, more: tuple[int, ...]) -> Cut:
-    """A dim's cut with `more` axes below it, each piece cut by default."""
+    """A dim's axes and cuts with `more` axes below them, each piece cut by default."""
     axes, cuts = cut
     if not more or cuts is None:
         return axes + more, cuts
@@ -80,7 +80,7 @@ def finer(layout: Layout, dim: int, cut: Cut, more: tuple[int, ...]) -> Cut:
 
 
 def intersect(left: Box, right: Box) -> Box | None:
-    """The box that two boxes share; None when they share nothing."""
+    """The intersection of two boxes; None if it is empty."""
     out: list[tuple[int, int]] = []
     for (a, b), (c, d) in zip(left, right):
         start, stop = max(a, c), min(b, d)
@@ -100,7 +100,7 @@ def meets(
 ) -> list[tuple[int, int, int]]:
     """The shards of a dim that overlap an interval, as (index, start, stop of the overlap).
 
-    Of axes in `fixed` only the digit given there. The cost grows with the shards found and the
+    For axes in `fixed`, only with the given digit. The run time grows with the shards found and the
     axes of the dim, not with its shards.
     """
     start, stop = interval
@@ -128,7 +128,7 @@ def meets(
 def _default_meets(
     levels: Sequence[tuple[int, int | None]], length: int, start: int, stop: int
 ) -> list[tuple[int, int, int]]:
-    """As `meets`, for default cuts: descend into the pieces of each axis that overlap."""
+    """Like `meets`, for default cuts: descend into the overlapping pieces of each axis."""
     pieces = [(0, 0, length)]
     for size, fixed in levels:
         finer_pieces: list[tuple[int, int, int]] = []
@@ -146,7 +146,7 @@ def _default_meets(
 
 
 def digits_of(mesh: Mesh, axes: Sequence[int], index: int) -> list[tuple[int, int]]:
-    """(axis, digit) of the place `index` among those along some axes, the last one fastest."""
+    """(axis, digit) pairs of position `index` among those along some axes, last axis fastest."""
     out: list[tuple[int, int]] = []
     for axis in reversed(axes):
         index, digit = divmod(index, mesh.axis_sizes[axis])
@@ -155,7 +155,7 @@ def digits_of(mesh: Mesh, axes: Sequence[int], index: int) -> list[tuple[int, in
 
 
 def group(layout: Layout, axes: Sequence[int], coordinate: Coordinate) -> list[Coordinate]:
-    """The coordinates that differ from one in `axes` only, itself included, in mesh order."""
+    """The coordinates that differ from one only in `axes`, itself included, in mesh order."""
     out = [coordinate]
     for axis in axes:
         out = [
@@ -186,7 +186,7 @@ def group_boxes(
 
 
 def largest(layout: Layout) -> int:
-    """Elements of the largest box; among default pieces the first is one of the largest."""
+    """Elements of the largest box; the first of default pieces is always one of the largest."""
     lengths = [
         max(layout.sizes_of(dim)) if layout.cuts[dim] else _length(layout, dim)
         for dim in range(layout.ndim)
@@ -200,5 +200,5 @@ def _length(layout: Layout, dim: int) -> int:
 
 
 def num_copies(layout: Layout) -> int:
-    """How many devices hold each element: the product of the axes that do not cut."""
+    """How many devices hold each element: the product of the axes that do not shard."""
     return layout.mesh.size() // size_over(layout, (a for axes in layout.dims for a in axes))

@@ -1,23 +1,23 @@
-"""Across two meshes: which device gives which part of a tensor to which.
+"""Between two meshes: which device sends which part of a tensor to which.
 
 Theory of operation. A *cell* is what one device holds at the source: a shard index per dim, and a
-digit per axis of terms that stay terms. `num` devices hold the same cell, its *copies*. A device
-that wants a part of a cell at the target takes it from the nearest class of holders that has one:
+digit per partial axis that stays partial. `num` devices hold the same cell, its *copies*. A device
+that wants a part of a cell at the target, a *taker*, gets it from the nearest class of holders:
 
 1. itself;
-2. a holder on its node (device ids that are equal when divided by `node_size`);
+2. a holder on its node (device ids that are equal after division by `node_size`);
 3. any holder.
 
-Within a class the load is shared out. The takers stand in a line, each as long as the part it
-takes; the line is cut into equal shares, one per holder in order, and the holder of the share in
-which a taker begins serves it. So loads differ by less than two parts. In class 2 the line is
-that of one node. In class 3 it runs through the target's cells in row-major order and, in each
-cell, through its copies: the place of a taker is arithmetic, and so are the takers of a holder,
-however large the meshes are. Where both meshes have at most `LISTED` devices, the line is listed
-and takers whom a nearer class serves leave it; on larger ones they keep their place, so that the
-load of the others may differ by more.
+Within a class the load is shared. The takers form a line, each as long as the part it takes. The
+line is divided into equal shares, one per holder in order, and the holder of the share in which a
+taker begins serves it. So loads differ by less than two parts. In class 2 the line is that of one
+node. In class 3 it runs through the target's cells in row-major order and, in each cell, through
+its copies: the position of a taker is arithmetic, and so are the takers of a holder, however large
+the meshes are. If both meshes have at most `LISTED` devices, the line is listed, and takers that a
+nearer class serves leave it. On larger meshes they keep their position, so the load of the others
+may differ by more.
 
-All of it is a pure function of the two layouts and the node size.
+All of this is a pure function of the two layouts and the node size.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from weft.planner.geometry import Coordinate, intersect, meets, volume
 __all__ = ["LISTED", "Crossing", "Side", "crossing"]
 
 LISTED = 256
-"""Devices of a mesh up to which the takers of a cell are listed."""
+"""The largest mesh, in devices, for which the takers of a cell are listed."""
 
 _KEPT = 4096
-"""Lines and nodes that a crossing keeps."""
+"""Lines and nodes that a crossing caches."""
 
 K = TypeVar("K")
 V = TypeVar("V")
 
 Cell = tuple[int, ...]
-"""Shard index per dim, then digit per axis of terms."""
+"""Shard index per dim, then digit per partial axis."""
 
 
 class Side:
@@ -58,7 +58,7 @@ class Side:
         cutting = {axis for axes in layout.dims for axis in axes}
         terms = [axis for axis, kind in enumerate(layout.partial) if kind]
         self.layout = layout
-        # Terms stay terms axis by axis, by name: both sides list them alike.
+        # Partial values stay partial axis by axis, by name: both sides list them alike.
         self.terms = sorted(terms, key=lambda axis: str(mesh.axis_names[axis]))
         self.free = [axis for axis in range(mesh.ndim) if axis not in cutting | set(terms)]
         self.num = math.prod([mesh.axis_sizes[axis] for axis in self.free])
@@ -77,11 +77,11 @@ class Side:
         return (*indices, *self.term(at))
 
     def term(self, at: Coordinate) -> tuple[int, ...]:
-        """Which term of the reductions that remain a coordinate holds."""
+        """Which partial value of the remaining reductions a coordinate holds."""
         return tuple([at[axis] for axis in self.terms])
 
     def box(self, cell: Cell) -> Box:
-        """What a cell contains."""
+        """The box of a cell."""
         return tuple([self.layout.interval(dim, cell[dim]) for dim in range(self.layout.ndim)])
 
     def copy(self, at: Coordinate) -> int:
@@ -101,7 +101,7 @@ class Side:
         return self.layout.mesh.rank_at(position)
 
     def cells_in(self, box: Box, digits: Cell) -> Iterator[tuple[Cell, Box]]:
-        """The cells that meet a box, for given digits of terms, and what they have of it."""
+        """The cells that overlap a box, for given digits of partial axes, and the overlaps."""
         found = [meets(self.layout, dim, interval) for dim, interval in enumerate(box)]
         for choice in product(*found):
             indices = tuple(index for index, _, _ in choice)
@@ -109,7 +109,7 @@ class Side:
 
 
 def _strides(mesh: Mesh, axes: Sequence[int]) -> list[tuple[int, int]]:
-    """(size, stride) of axes, the last first; axes that follow one another in the mesh are one."""
+    """(size, stride) of axes, the last first; axes that are adjacent in the mesh are merged."""
     out: list[tuple[int, int]] = []
     for axis in reversed(axes):
         size, stride = mesh.axis_sizes[axis], mesh.axis_strides[axis]
@@ -125,7 +125,7 @@ class _Node:
     """The devices of one node: what they hold at the source and want at the target."""
 
     holders: dict[Cell, list[int]]
-    takers: list[tuple[int, Cell | None, tuple[int, ...], Box]]  # device, own cell, term, box
+    takers: list[tuple[int, Cell | None, tuple[int, ...], Box]]  # device, own cell, digits, box
 
 
 class Crossing:
@@ -134,7 +134,7 @@ class Crossing:
     def __init__(self, src: Layout, dst: Layout, node_size: int) -> None:
         self.src, self.dst, self.node_size = Side(src), Side(dst), node_size
         (a, b), (c, d) = _span(src.mesh), _span(dst.mesh)
-        # Only where the meshes come near each other can a taker have a holder nearby.
+        # Only if the meshes come near each other can a taker have a holder nearby.
         self.meshes_meet = a // node_size <= (d - 1) // node_size and (
             c // node_size <= (b - 1) // node_size
         )
@@ -160,7 +160,7 @@ class Crossing:
         return sorted(out)
 
     def sends(self, rank: int) -> list[tuple[int, Box]]:
-        """(taker, box) for every part that is taken of the source box of a device."""
+        """(taker, box) for every part that others take of the source box of a device."""
         at = self.src.at(rank)
         if at is None:
             return []
@@ -177,14 +177,15 @@ class Crossing:
         return sorted(out if near is None else out + near.get(rank, []))
 
     def holds(self, rank: int) -> Box | None:
-        """What a device of both meshes holds of the term that it is to have, else None."""
+        """What a device of both meshes already holds of its target, if of the same partial value;
+        else None."""
         at, to = self.src.at(rank), self.dst.at(rank)
         if at is None or to is None or self.src.term(at) != self.dst.term(to):
             return None
         return self.src.layout.box_at(at)
 
     def cell_of(self, rank: int) -> Cell | None:
-        """What a device holds at the source, if it has a place there."""
+        """The cell that a device holds at the source; None outside its mesh."""
         at = self.src.at(rank)
         return None if at is None else self.src.cell(at)
 
@@ -232,7 +233,7 @@ def _kept(store: dict[K, V], key: K, value: V) -> V:
 
 
 class _Line:
-    """The takers of a cell whom no nearer class serves, and the copies that serve them."""
+    """The takers of a cell that no nearer class serves, and the copies that serve them."""
 
     def __init__(self, crossing: Crossing, cell: Cell) -> None:
         self.crossing, self.cell = crossing, cell
@@ -255,7 +256,7 @@ class _Line:
         )
 
     def sent(self, copy: int) -> list[tuple[int, Box]]:
-        """(taker, box) of those whom a copy serves."""
+        """(taker, box) of the takers that a copy serves."""
         if self.listed is not None:
             return list(self.listed.get(copy, ()))
         num = self.crossing.src.num
@@ -266,7 +267,7 @@ class _Line:
         ]
 
     def copy_for(self, taker: int, copy: int, box: Box) -> int:
-        """The copy that serves a taker, who is a copy of its own cell and wants `box`."""
+        """The copy that serves a taker, which is copy `copy` of its own cell and wants `box`."""
         if self.listed is not None:
             return next(at for at, served in self.listed.items() if (taker, box) in served)
         before, volume_before = 0, self.crossing.dst.num
@@ -279,7 +280,7 @@ class _Line:
         return begin * self.crossing.src.num // self.length
 
     def _walk(self, start: int, stop: int) -> Iterator[tuple[int, int, Box]]:
-        """(begin, rank, box) of the takers that the stretch of the line from start to stop meets.
+        """(begin, rank, box) of the takers that overlap the part of the line from start to stop.
 
         The first of them may begin before `start`.
         """
@@ -307,7 +308,7 @@ class _Line:
 def _shares(
     holders: range | list[int], takers: list[tuple[int, Box]]
 ) -> dict[int, list[tuple[int, Box]]]:
-    """Holder -> its takers: the line of takers cut into equal shares."""
+    """Holder -> its takers: the line of takers divided into equal shares."""
     total = sum([volume(box) for _, box in takers])
     served: dict[int, list[tuple[int, Box]]] = {}
     begin = 0

@@ -1,8 +1,8 @@
 """Plans carried out on symbols, by brute force: the judge of what `search` finds.
 
-Written apart from the search: it looks at boxes only, never at axes orders or cuts, and it lists
-the whole mesh. A value is a linear combination of symbols (as counts): the symbol of element i at
-a source that is partial over some axes is (i, the digits over them).
+Written independently of the search: it looks only at boxes, never at orders of axes or cuts, and it
+lists the whole mesh. A value is a linear combination of symbols (as counts): the symbol of element
+i at a source that is partial over some axes is (i, the digits over them).
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ World = dict[tuple[int, ...], Held]
 
 
 class PlanError(AssertionError):
-    """A plan that does not do what it says: a bug of the planner."""
+    """A plan that does not do what it states: a bug of the planner."""
 
 
 def interpret(plan: Plan) -> World:
     """What each coordinate (of the target's mesh) holds after the plan: index -> symbols.
 
-    A value is the combination of source symbols that stands at a global index.
+    A value is the combination of source symbols at a global index.
 
     Raises:
         PlanError: a step whose precondition fails, steps that do not chain, or a result that is
@@ -115,7 +115,7 @@ def _members(layout: Layout, axes: Iterable[int], at: tuple[int, ...]) -> list[t
 
 
 def _reduce(layout: Layout, axes: Iterable[int], terms: list[Symbols]) -> Symbols:
-    """Terms that stand on `axes` of a layout, reduced by the kinds of these axes."""
+    """Partial values over `axes` of a layout, reduced by the kinds of these axes."""
     kinds = {axis: layout.partial[axis] for axis in axes}
     mean = prod(layout.mesh.axis_sizes[axis] for axis, kind in kinds.items() if kind == "avg")
     out: dict[tuple[Index, Index], Fraction | int] = {}
@@ -211,14 +211,14 @@ def _agree(step: Exchange | Fetch | Fold, at: tuple[int, ...]) -> bool:
 
 
 def _terms(layout: Layout) -> set[tuple[object, int, str]]:
-    """Name, size and kind of every axis of terms."""
+    """Name, size and kind of every partial axis."""
     mesh = layout.mesh
     axes = zip(mesh.axis_names, mesh.axis_sizes, layout.partial)
     return {(name, size, kind) for name, size, kind in axes if kind and size > 1}
 
 
 def _cross(step: Transfer, world: World) -> World:
-    """What the devices of the target's mesh get; none takes what it holds."""
+    """What the devices of the target's mesh receive; none receives what it already holds."""
     src, dst = step.src, step.dst
     places = {src.mesh.rank_at(src.mesh.position(at)): at for at in world}
     takers = {dst.mesh.rank_at(dst.mesh.position(at)): at for at in _mesh(dst)}
@@ -245,7 +245,8 @@ def _cross(step: Transfer, world: World) -> World:
 
 
 def _same_term(step: Transfer, at: tuple[int, ...], there: tuple[int, ...]) -> bool:
-    """Whether coordinates of the two meshes stand for one term of the reductions that remain."""
+    """Whether coordinates of the two meshes hold the same partial value of the remaining
+    reductions."""
     sides: list[dict[AxisName, int]] = []
     for layout, place in ((step.dst, at), (step.src, there)):
         axes = zip(layout.mesh.axis_names, place, layout.partial)
@@ -254,7 +255,7 @@ def _same_term(step: Transfer, at: tuple[int, ...], there: tuple[int, ...]) -> b
 
 
 def _views_agree(step: Step, at: tuple[int, ...]) -> bool:
-    """What a coordinate receives covers its box once, and is what the holders send."""
+    """Whether what a coordinate receives covers its box once and equals what the holders send."""
     if not isinstance(step, (Exchange, AllGather)):
         return True
     blocks = step.receives(at)
@@ -267,7 +268,7 @@ def _views_agree(step: Step, at: tuple[int, ...]) -> bool:
 
 
 def _term(step: Term, at: tuple[int, ...], world: World) -> Held:
-    """Zeros around what is held, on the coordinate that keeps it."""
+    """Zeros around the held block, on the coordinate that keeps it."""
     kinds = {step.dst.partial[axis] for axis in step.axes}
     same = kinds <= IDEMPOTENT
     cut = {axis for axes in step.src.dims for axis in axes}
@@ -304,7 +305,7 @@ def _judge_sums(plan: Plan, folds: Cover, world: World) -> None:
 
 
 def _judge(plan: Plan, world: World) -> None:
-    """The terms of the target, reduced, are the terms of the source, reduced."""
+    """The partial values of the target, reduced, equal those of the source, reduced."""
     src, dst = plan.src, plan.dst
     terms = [axis for axis, kind in enumerate(src.partial) if kind]
     made = [axis for axis, kind in enumerate(dst.partial) if kind]
@@ -318,7 +319,7 @@ def _judge(plan: Plan, world: World) -> None:
         if at in judged:
             continue
         members = _members(dst, made, at)
-        judged.update(members)  # terms of one value lie in boxes alike
+        judged.update(members)  # partial values of one value have the same boxes
         for index in held:
             found = _reduce(dst, made, [world[member][index] for member in members])
             _require(found == expected[index], plan.src, "->", plan.dst, ":", index, "at", at,

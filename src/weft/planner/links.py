@@ -1,11 +1,11 @@
-"""The network, as the cost function sees it: what a message costs over each mesh axis.
+"""The network, as the cost function sees it: the cost of a message over each mesh axis.
 
-A collective takes a start, a round of messages for each doubling of its group, a little for each
-member, and the bytes that a device receives, over the slowest network that it crosses. An
+The time of a collective consists of a start, a round of messages for each doubling of its group, a
+little for each member, and the bytes that a device receives, over the slowest network involved. An
 all-reduce passes through its group twice.
 
-Facts that must be the same on every rank: the planner compares plans by them, and ranks that
-chose different plans would wait for each other. So they are given, never measured on the way.
+These figures must be the same on every rank: the planner compares plans by them, and ranks that
+chose different plans would wait for each other. So they are given, never measured during planning.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from weft.errors import ShardTypeError, message
 __all__ = ["GLOO", "NCCL", "NODE_SIZE", "Link", "Links", "as_links", "is_near", "set_links"]
 
 NODE_SIZE = 8
-"""Devices of one node, by default."""
+"""Devices per node, by default."""
 
 _FIX = 'weft.set_links("nccl"), or weft.Links(near=weft.Link(15e-6, 4e-12), far=...)'
 
@@ -34,11 +34,11 @@ class Link:
     """One network.
 
     Args:
-        latency_s: seconds of a round of messages.
+        latency_s: seconds per round of messages.
         seconds_per_byte: seconds for each byte that a device receives.
 
     Raises:
-        ShardTypeError: what is no number of seconds.
+        ShardTypeError: not a number of seconds.
     """
 
     latency_s: float
@@ -53,11 +53,12 @@ class Links:
     """The networks of a machine.
 
     Args:
-        near: between devices of one node. far: between nodes.
+        near: between devices of one node.
+        far: between nodes.
         start_s: seconds to start a collective, whatever it moves.
         member_s: seconds that a device spends on each other member of its group.
-        node_size: devices of a node; device ids that are equal when divided by it share one.
-        axes: map axis name -> Link, for axes that are neither.
+        node_size: devices per node; device ids that are equal after division by it share a node.
+        axes: map axis name -> Link, for axes with a network of their own.
 
     Raises:
         ShardTypeError: an argument of the wrong type or range.
@@ -86,16 +87,23 @@ class Links:
                          "a network is a Link(latency_s, seconds_per_byte)", *wrong)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write them to a file, for `Links.load`."""
+        """Write them to a file, for `Links.load`.
+
+        Args:
+            path: of the file, which holds JSON.
+        """
         with open(path, "w", encoding="utf-8") as file:
             file.write(self.to_json() + "\n")
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Links:
-        """What `save` has written.
+        """Read what `save` has written.
+
+        Args:
+            path: of the file.
 
         Raises:
-            ShardTypeError: a file that is not there, or is none of these.
+            ShardTypeError: a file that does not exist or was not written by `save`.
         """
         try:
             with open(path, encoding="utf-8") as file:
@@ -111,14 +119,15 @@ class Links:
 
     @staticmethod
     def from_json(text: str) -> Links:
-        """What `to_json` has written; whatever goes wrong is raised as it is."""
+        """Read what `to_json` has written; any error is raised as it is."""
         found = json.loads(text)
         near, far = Link(**found.pop("near")), Link(**found.pop("far"))
         axes = [(name, Link(**link)) for name, link in found.pop("axes")]
         return Links(near, far, axes=axes, **found)
 
     def seconds_over(self, mesh: Mesh, axes: Sequence[int], nbytes: float, passes: int) -> float:
-        """Of a collective over some axes of a mesh that passes through its group so many times."""
+        """For a collective over some axes of a mesh that passes through its group `passes` times.
+        """
         given = dict(self.axes)
         crossed = [
             given.get(mesh.axis_names[axis])
@@ -132,7 +141,7 @@ class Links:
         return self.start_s + passes * once + nbytes * slowest
 
     def seconds_between(self, src: Mesh, dst: Mesh, nbytes: float) -> float:
-        """Of a transfer from one mesh to another, as one round."""
+        """For a transfer from one mesh to another, as one round."""
         spans = src.rank_span, dst.rank_span
         nodes = {end // self.node_size for low, high in spans for end in (low, high - 1)}
         link = self.near if len(nodes) == 1 else self.far
@@ -141,14 +150,14 @@ class Links:
 
 @lru_cache(maxsize=4096)
 def is_near(mesh: Mesh, axis: int, node_size: int) -> bool:
-    """Whether devices that differ in one axis only are on one node."""
+    """Whether devices that differ only in one axis are on one node."""
     low, high = mesh.rank_span
     if low // node_size == (high - 1) // node_size:
         return True
     stride = mesh.axis_strides[axis]
     block = stride * mesh.axis_sizes[axis]
     even = mesh.rank_range
-    if even is not None:  # blocks of ids that follow one another: whole ones must fit into nodes
+    if even is not None:  # blocks of consecutive ids: whole blocks must fit into nodes
         return node_size % (block * even.step) == 0 and low % (block * even.step) == 0
     nodes = [mesh.rank_at(place) // node_size for place in range(mesh.size())]
     return all(
@@ -181,9 +190,9 @@ class _Default:
 
 
 def set_links(links: Links | str) -> None:
-    """What the planner assumes of the network from now on: `Links`, "gloo" (at first), or "nccl".
+    """Set the networks that the planner assumes from now on: `Links`, "gloo" (default) or "nccl".
 
-    Every rank must call it alike, before the tensors that it is meant for move.
+    Every rank must make the same call before the affected tensors move.
 
     Args:
         links: the networks, or the name of a default.
@@ -195,7 +204,7 @@ def set_links(links: Links | str) -> None:
 
 
 def as_links(links: Links | str | None, call: str) -> Links:
-    """`Links` for what a user gives: themselves, a name, or None for the default."""
+    """`Links` for what a user passes: itself, a name, or None for the default."""
     if links is None:
         return _Default.links
     found = _NAMED.get(links) if isinstance(links, str) else links

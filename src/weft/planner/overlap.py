@@ -1,21 +1,21 @@
 """How much of their target boxes the devices hold already, summed over the meshes.
 
 Theory of operation. The sum over all devices of |source box ∩ target box| is a product of sums:
-over the dims, of overlaps of two intervals; an interval is where one descends in the *tree* of a
-dim, level by level, by the device's digits. A digit that no tree has multiplies; one that stands
-on the last level of one tree only is summed by leaving the level out (the pieces of a piece are
-the piece). What is left is summed by descending in all trees at once, a digit at a time:
+over the dims, of overlaps of two intervals. The interval of a device is found by descending in the
+*tree* of a dim, level by level, by the device's digits. A digit that no tree has multiplies. A
+digit that is only on the last level of one tree is summed by omitting the level (the pieces of a
+piece are the piece). The rest is summed by descending in all trees at once, a digit at a time:
 
-- *steady*: every tree that the digit is in cuts alike in both layouts, or cuts one that lies in
-  the other's piece. Then only lengths matter, and those of default cuts are equal but for the last
-  few: one descent for each run of equal lengths.
-- *twins*: both trees of a dim cut the same piece alike, by different digits. Only where they are
-  equal is there an overlap, so the two become one.
-- else the digits are tried, those where the pieces still overlap.
+- *steady*: every tree with the digit cuts alike in both layouts, or cuts a piece that lies in
+  one piece of the other. Then only lengths matter, and those of default cuts are equal except for
+  the last few: one descent for each run of equal lengths.
+- *twins*: both trees of a dim cut the same piece alike, by different digits. There is an overlap
+  only where the digits are equal, so the two become one.
+- otherwise the digits are tried, those for which the pieces still overlap.
 
-So the cost grows with the axes, and in the last case with the pieces that overlap, but not with
-the devices. Two meshes share digits where both have evenly spaced devices and their sizes have a
-common refinement (in blocks, where only some of the devices are in both); else the devices that
+So the run time grows with the axes, and in the last case with the pieces that overlap, but not with
+the devices. Two meshes share digits if both have evenly spaced devices and their sizes have a
+common refinement (in blocks, if only some of the devices are in both); otherwise the devices that
 are in both are listed.
 """
 
@@ -44,7 +44,7 @@ _BLOCKS = 16
 def missing_elements(src: Layout, dst: Layout) -> int:
     """Elements of their target boxes that the devices of the target's mesh do not hold.
 
-    Where axes of terms stay, those of the device's own term. One mesh or two.
+    Where partial axes stay partial, of the device's own partial value. One mesh or two.
     """
     src, dst = strip(src), strip(dst)
     return math.prod(src.shape) * num_copies(dst) - _kept(src, dst)
@@ -95,10 +95,10 @@ _Parts = list[list[int]]
 def _refinement(
     left: Mesh, right: Mesh
 ) -> tuple[_Parts, _Parts, list[int], list[dict[int, int]]] | None:
-    """Digits that the axes of both meshes are made of, if there are: axes, sizes, blocks.
+    """Digits that make up the axes of both meshes, if there are any: axes, sizes, blocks.
 
-    The devices that are in both are cut into blocks of positions, in which the lower digits of
-    both meshes run through all their values together; the upper ones are what a block fixes.
+    The devices in both meshes are divided into blocks of positions. Within a block the lower digits
+    of both meshes run through all their values together; a block fixes the upper ones.
     """
     one, two = left.rank_range, right.rank_range
     if one is None or two is None or one.step != two.step:
@@ -137,7 +137,7 @@ def _refinement(
 class _Level(NamedTuple):
     """One step down a tree: `size` digits, each of them `unit` pieces of the `total` of an axis.
 
-    `total` is 0 where a level above has begun to cut the same axis.
+    `total` is 0 if a level above has begun to cut by the same axis.
     """
 
     digit: int
@@ -171,7 +171,7 @@ class _Node(NamedTuple):
         return _Node(low, min(low + chunk * unit, self.high), tuple(rest), None, 0, chunk)
 
     def digits_in(self, low: int, high: int) -> range:
-        """The digits whose pieces may overlap a stretch (that overlaps this piece)."""
+        """The digits whose pieces may overlap an interval (which overlaps this piece)."""
         _, size, unit, total = self.levels[0]
         low, high = max(low, self.low), min(high, self.high)
         if self.cuts is not None:
@@ -193,7 +193,7 @@ class _Node(NamedTuple):
 
 
 _Dims = list[tuple[_Node, _Node]]
-"""Per dim, the piece that the source and the piece that the target have come to."""
+"""Per dim, the current piece of the source and the current piece of the target."""
 
 
 def _sum(
@@ -211,7 +211,7 @@ def _sum(
 
 
 def _roots(layout: Layout, parts: _Parts, sizes: Sequence[int]) -> list[_Node]:
-    """The trees of all dims, and of the terms that stay: a dim of one element per term."""
+    """The trees of all dims, and of the axes that stay partial: a dim with one element each."""
     dims = [
         _Node(0, length, _levels(layout.mesh, axes, parts, sizes), cuts)
         for length, axes, cuts in zip(layout.shape, layout.dims, layout.cuts)
@@ -237,7 +237,7 @@ def _levels(
 
 
 def _without_last(dims: _Dims) -> _Dims:
-    """Leave out last levels whose digit stands nowhere else: pieces of a piece are the piece."""
+    """Omit last levels whose digit occurs nowhere else: the pieces of a piece are the piece."""
     while True:
         count = Counter(level.digit for dim in dims for node in dim for level in node.levels)
         lone = [
@@ -260,7 +260,7 @@ def _shorter(node: _Node) -> _Node:
 
 
 def _overlaps(dims: _Dims) -> int:
-    """Sum over all digits of the levels left, of the product over dims of the overlaps."""
+    """Sum, over all digits of the remaining levels, of the product over dims of the overlaps."""
     constant = 1
     rest: _Dims = []
     for s, d in dims:
@@ -287,7 +287,7 @@ def _overlaps(dims: _Dims) -> int:
 
 
 def _families(dims: _Dims) -> list[_Dims]:
-    """Dims that share no digit with others vary apart."""
+    """Groups of dims that share digits; different groups vary independently."""
     families: list[tuple[set[int], _Dims]] = []
     for dim in dims:
         members = [dim]
@@ -364,7 +364,7 @@ def _by_digits(dims: _Dims) -> int:
 
 
 def _descended(dims: _Dims, digit: int, value: int) -> _Dims:
-    """All trees after one digit is known; one that is not due yet waits as -1 - value."""
+    """All trees after one digit is known; a digit that is used only later waits as -1 - value."""
 
     def descend(node: _Node) -> _Node:
         if any(level.digit == digit for level in node.levels):

@@ -1,4 +1,4 @@
-"""A plan: the steps from one layout to another, and what they cost.
+"""A plan: the steps from one layout to another, and their cost.
 
 `plan(src, dst)` finds them; equal arguments give the same plan object.
 """
@@ -14,7 +14,7 @@ from weft.core.dtypes import dtype_name
 from weft.core.dtypes import itemsize as itemsize_of
 from weft.core.layout import Layout
 from weft.errors import LayoutError, ShardTypeError, message
-from weft.planner.check import check, kept_terms
+from weft.planner.check import check, kept_partials
 from weft.planner.cost import nbytes_of, peak_elements, seconds_of, step_nbytes_at
 from weft.planner.geometry import strip
 from weft.planner.links import Links, as_links
@@ -29,12 +29,12 @@ __all__ = [
 ]
 
 _NOT_MADE = frozenset({"avg", "bxor"})
-"""Kinds of terms that a plan cannot make from a value, so that it has to keep them."""
+"""Kinds of partial values that a plan cannot make from a value, so it must keep them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Plan:
-    """Steps that lead from `src` to `dst`; `itemsize` is the bytes of one element.
+    """Steps that lead from `src` to `dst`; `itemsize` is the number of bytes per element.
 
     Where `cover` is given, ranks end with the boxes that they read beside `dst`; where `folds` is,
     they begin with partial values of such boxes beside `src`.
@@ -52,6 +52,9 @@ class Plan:
 
     def bytes_received(self, rank: int) -> int:
         """Bytes that device id `rank` receives from others.
+
+        Args:
+            rank: a device id of either mesh.
 
         Raises:
             LayoutError: `rank` is in neither mesh.
@@ -79,7 +82,7 @@ class Plan:
 
     @property
     def lower_bound(self) -> int:
-        """Fewest bytes, over all ranks, that any plan needs.
+        """The fewest bytes, over all ranks, that any plan needs.
 
         Without partial axes: the bytes of the target boxes that the ranks lack. With them: those
         of the best of the family that the plan was chosen from, which may take more steps. Of
@@ -96,12 +99,12 @@ class Plan:
 
     @property
     def seconds(self) -> float:
-        """Estimated time over the links that the plan was made for."""
+        """Estimated time in seconds over the links for which the plan was made."""
         return seconds_of(self.steps, self.itemsize, self.links)
 
     @property
     def peak_elements(self) -> int:
-        """At most this many elements does a rank hold at once, source and target included."""
+        """The most elements that a rank holds at once, source and target included."""
         return peak_elements(self.src, self.steps)
 
     def transpose(self) -> Plan:
@@ -124,15 +127,18 @@ def plan(
 
     Args:
         src, dst: the layouts, on one mesh or on two.
-        itemsize: bytes of one element (4 when not given). dtype: "float32", torch.float32, ...,
-            instead.
-        links: the network, `weft.Links`, "gloo" or "nccl"; None is what `weft.set_links` said.
+        itemsize: bytes per element (default 4).
+        dtype: "float32", torch.float32, ..., instead of `itemsize`.
+        links: the network, `weft.Links`, "gloo" or "nccl"; None uses that of `weft.set_links`.
+
+    Returns:
+        The plan. Equal arguments give the same object.
 
     Raises:
-        LayoutError: other global shapes, kinds of reduction that do not mix or that the dtype
+        LayoutError: different global shapes, kinds of reduction that do not mix or that the dtype
             does not carry, a row that the table of transitions lacks, or an unknown dtype.
-        ShardTypeError: what is no layout, an itemsize below 1 or other than the dtype's, links
-            that are none.
+        ShardTypeError: an argument that is not a layout, an itemsize below 1 or different from the
+            dtype's, or invalid links.
     """
     ends: tuple[Any, Any] = (src, dst)
     wrong = [repr(it) for it in ends if not isinstance(it, Layout)]
@@ -209,7 +215,7 @@ def _axes(shards: Layout, boxes: Layout, cover: Cover) -> tuple[int, ...]:
 
 
 def kept_plans() -> tuple[int, int, int | None, int]:
-    """Hits, misses, maxsize and currsize of the plans that are kept."""
+    """Hits, misses, maxsize and currsize of the cache of plans."""
     return _plan.cache_info()
 
 
@@ -220,12 +226,12 @@ def forget_plans() -> None:
 
 
 def naive(src: Layout, dst: Layout, itemsize: int = 4) -> Plan:
-    """Gather all, reduce all, cross, then cut: the reference that every plan is compared with."""
+    """Gather all, reduce all, cross, then slice: the reference that plans are compared with."""
     check(src, dst)
     src_, dst_ = strip(src), strip(dst)
     if 0 in src.shape:
         return plan(src, dst, itemsize)
-    kept = {s: d for s, d in kept_terms(src_, dst_).items() if src_.partial[s] in _NOT_MADE}
+    kept = {s: d for s, d in kept_partials(src_, dst_).items() if src_.partial[s] in _NOT_MADE}
     whole = src_.gathered(range(src.ndim))
     terms = tuple(axis for axis, kind in enumerate(whole.partial) if kind and axis not in kept)
     full = whole.without_partial(terms)
@@ -255,7 +261,7 @@ def gradient_layout(layout: Layout, varying: frozenset[int] = frozenset()) -> La
 def transpose(forward: Plan) -> Plan:
     """The plan of the gradient: from the dual of the target to the dual of the source.
 
-    Both duals are values without terms, so it moves exactly what is missing: a gather becomes a
+    Neither dual is partial, so the plan moves exactly what is missing: a gather becomes a
     slice, a reduce-scatter a gather, an exchange its own reverse, and an all-reduce nothing.
 
     A halo that was read is summed, and the other way round.

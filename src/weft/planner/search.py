@@ -1,21 +1,21 @@
 """From two layouts to the steps between them.
 
 Theory of operation. Without partial axes a pair is one exchange of box intersections (`move`),
-or one `Transfer` between two meshes. On one mesh it turns into a slice when nothing is missing,
-and into a slice and an all-gather when the axes that cease to cut stand below those that stay:
-the same bytes, by the collective made for it.
+or one `Transfer` between two meshes. On one mesh the exchange becomes a slice if nothing is
+missing. If the axes that stop sharding are below those that stay, it becomes a slice and an
+all-gather: the same bytes, by the collective made for it.
 
-What is to be reduced has a *family* of plans. Each slices what it can spare, reduces (partial axes
-that come to cut by reduce-scatter, the rest by all-reduce), moves at the smallest size, and
-gathers last. Members differ in which partial axes are scattered, to their place in the target or
-to a spare one, and which replicated axes are sliced for the while, so that replicas share the
-reduction. Axes that become partial do so last, locally. Between two meshes the reductions come
-before the transfer; terms that stay terms cross as they are, or are reduced and made anew; what
-is to be replicated may arrive cut and be gathered there. Members that cut by axes which the
-target leaves alone are *detours*: they save bytes, and are worth a look where bytes take time.
-One cost function chooses, by time, then by bytes, then by steps. (The order slice, reduce-scatter,
-permute, gather is that of XLA's Shardy: "Shardy: an MLIR-based tensor partitioning system", its
-reshard pass.)
+With reductions there is a *family* of plans. Each slices where it can, reduces (partial axes that
+become sharding axes by reduce-scatter, the rest by all-reduce), moves at the smallest size, and
+gathers last. Members differ in two things: which partial axes are scattered, to their place in the
+target or to a spare one, and which replicated axes are sliced temporarily, so that replicas share
+the reduction. Axes that become partial do so last, locally. Between two meshes the reductions come
+before the transfer. Partial values that stay partial cross as they are, or are reduced and made
+again; what is to be replicated may arrive sharded and be gathered there. Members that shard over
+axes which the target does not use are *detours*: they save bytes, and are worth trying where bytes
+take time. One cost function chooses, by time, then by bytes, then by steps. (The order slice,
+reduce-scatter, permute, gather is that of XLA's Shardy: "Shardy: an MLIR-based tensor partitioning
+system", its reshard pass.)
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from functools import lru_cache
 from itertools import chain, combinations, product
 
 from weft.core.layout import Layout
-from weft.planner.check import IDEMPOTENT, LINEAR, kept_terms
+from weft.planner.check import IDEMPOTENT, LINEAR, kept_partials
 from weft.planner.cost import cheapest, seconds_of
 from weft.planner.geometry import Cut, coarser, common_depth, finer, size_over
 from weft.planner.links import Links
@@ -46,7 +46,7 @@ __all__ = ["family", "move", "search"]
 Steps = tuple[Step, ...]
 
 _TRIED = 4
-"""Axes of which every combination is tried; of more, only all or none."""
+"""The number of axes up to which every combination is tried; for more, only all or none."""
 
 
 def search(src: Layout, dst: Layout, itemsize: int, links: Links) -> Steps:
@@ -58,10 +58,10 @@ def search(src: Layout, dst: Layout, itemsize: int, links: Links) -> Steps:
 
 
 def _may_gain(src: Layout, dst: Layout, best: Steps, itemsize: int, links: Links) -> bool:
-    """Whether detours are worth a look.
+    """Whether detours are worth trying.
 
-    They let replicas share a reduction, or make what moves smaller, for the price of another
-    collective as a rule: where bytes take no longer than that, they gain nothing.
+    They let replicas share a reduction, or make what moves smaller, usually at the price of another
+    collective. Where the bytes take no longer than that, detours gain nothing.
     """
     reduces = any(kind not in (None, to) for kind, to in zip(src.partial, dst.partial))
     if src.mesh == dst.mesh and not reduces:
@@ -73,9 +73,9 @@ def _may_gain(src: Layout, dst: Layout, best: Steps, itemsize: int, links: Links
 
 @lru_cache(maxsize=4096)
 def family(src: Layout, dst: Layout, node_size: int, detours: bool = True) -> tuple[Steps, ...]:
-    """The plans to choose from, the first of them the one that follows the target's cuts.
+    """The plans to choose from, first the one that follows the target's sharding.
 
-    `detours`: also those that cut for the while by axes by which the target does not.
+    `detours`: include those that temporarily shard over axes which the target does not use.
     """
     if src == dst:
         return ((),)
@@ -130,21 +130,21 @@ def move(src: Layout, dst: Layout) -> list[Step]:
 def _reductions(
     src: Layout, dst: Layout, reduced: list[int], detours: bool
 ) -> Iterator[tuple[Steps, Layout]]:
-    """Ways to reduce some axes on the source's mesh: the steps and the layout that they end at.
+    """Ways to reduce some axes on the source's mesh: the steps and the resulting layout.
 
-    A target on another mesh asks for no place there: what can be scattered is, below any dim.
+    A target on another mesh prescribes no place there: whatever can be scattered is, below any dim.
     """
     if not reduced:
         yield (), src
         return
     alone = src.mesh == dst.mesh
-    # An axis that becomes a term of another kind than a sum may not cut before that.
+    # An axis that becomes partial of another kind than a sum may not shard before that.
     free, scattering = (
         [axis for axis in axes if not alone or dst.partial[axis] in (None, "sum")]
         for axes in (_free(src), reduced)
     )
     wanted = {*scattering}
-    if alone:  # of a term of a sum to come, each rank needs a part
+    if alone:  # of a partial sum to be made, each rank needs only a part
         sums = [axis for axis in scattering if dst.partial[axis] == "sum"]
         wanted = {*sums, *(axis for axes in dst.dims for axis in axes)}
     first = [axis for axis in (*free, *scattering) if axis in wanted]
@@ -176,7 +176,7 @@ def _subsets(axes: list[int]) -> Iterator[Iterable[int]]:
 def _reduce(
     src: Layout, dst: Layout | None, reduced: list[int], chosen: frozenset[int]
 ) -> Steps:
-    """Cut by the chosen axes, those among `reduced` by reduce-scatter; all-reduce the rest."""
+    """Shard over the chosen axes, those among `reduced` by reduce-scatter; all-reduce the rest."""
     cuts: list[Cut] = list(zip(src.dims, src.cuts))
     if dst is not None:
         cuts = [_cut_down(src, dst, dim, chosen) for dim in range(src.ndim)]
@@ -203,7 +203,7 @@ def _reduce(
 
 
 def _cut_down(src: Layout, dst: Layout, dim: int, chosen: frozenset[int]) -> Cut:
-    """A dim as it is held, cut further by those of the target's axes that are chosen for it."""
+    """A dim as it is held, sharded further over those of the target's axes that are chosen."""
     held, target = src.dims[dim], dst.dims[dim]
     depth = common_depth(src, dst, dim)
     cut = held, src.cuts[dim]
@@ -219,7 +219,7 @@ def _cut_down(src: Layout, dst: Layout, dim: int, chosen: frozenset[int]) -> Cut
 def _with_spare(layout: Layout, cuts: list[Cut], axes: Sequence[int], dst: Layout) -> list[Cut]:
     """Cuts with some more axes, each below all others of the dim that it divides best.
 
-    First come dims that are cut as the target cuts them, so that these axes can be gathered.
+    Dims that are sharded as in the target come first, so that these axes can be gathered.
     """
     cuts = list(cuts)
     for axis in axes if cuts else ():
@@ -234,11 +234,11 @@ def _with_spare(layout: Layout, cuts: list[Cut], axes: Sequence[int], dst: Layou
     return cuts
 
 
-# Terms.
+# Partial values.
 
 
 def _before_term(here: Layout, dst: Layout, made: list[int]) -> Layout:
-    """The layout from which axes can become partial locally: `here` itself, where it serves."""
+    """The layout from which axes can become partial locally: `here` itself if possible."""
     if all(
         set(here.dims[dim][common_depth(here, dst, dim):]) <= set(made)
         for dim in range(here.ndim)
@@ -261,7 +261,7 @@ def _cut(layout: Layout, cuts: list[Cut], partial: Sequence[str | None]) -> Layo
 
 
 def _across(src: Layout, dst: Layout, node_size: int, detours: bool) -> Iterator[Steps]:
-    for crossing in _crossing_terms(src, dst):
+    for crossing in _crossing_partials(src, dst):
         reduced = [axis for axis, kind in enumerate(src.partial) if kind and axis not in crossing]
         made = [axis for axis, kind in enumerate(dst.partial)
                 if kind and axis not in crossing.values()]
@@ -272,12 +272,12 @@ def _across(src: Layout, dst: Layout, node_size: int, detours: bool) -> Iterator
             yield *before, Transfer(here, landing, node_size=node_size), *after
 
 
-def _crossing_terms(src: Layout, dst: Layout) -> Iterator[dict[int, int]]:
-    """Source axis -> target axis of the terms that cross: all that can, or all that must."""
-    kept = kept_terms(src, dst)
+def _crossing_partials(src: Layout, dst: Layout) -> Iterator[dict[int, int]]:
+    """Source axis -> target axis of the partial axes that cross: all that can, or all that must."""
+    kept = kept_partials(src, dst)
     yield kept
     if kept:
-        # A sum can be finished and made anew, a mean cannot. (Means and sums stand together.)
+        # A sum can be reduced and made again, a mean cannot. (Means and sums may occur together.)
         kinds = {src.partial[axis] for axis in kept}
         if kinds <= IDEMPOTENT | {"sum", "product"}:
             yield {}
@@ -291,7 +291,7 @@ def _landings(
     """Layouts to arrive at on the target's mesh, and the steps from there."""
     kinds = [None if axis in made else kind for axis, kind in enumerate(dst.partial)]
     cuts: list[Cut] = list(zip(dst.dims, dst.cuts))
-    # Each element of a sum is needed in one of its terms only.
+    # Each element of a partial sum is needed on one rank only.
     cuts = _with_spare(dst, cuts, [axis for axis in made if dst.partial[axis] == "sum"], dst)
     below = _cut(dst, cuts, kinds)
     last: Steps = (Term(below, dst, tuple(made)),) if made else ()
@@ -300,6 +300,6 @@ def _landings(
         return
     free = [axis for axis in _free(dst) if axis not in made]
     if free and dst.ndim and next(shared_ranks(src.mesh, dst.mesh), None) is None:
-        # Every element comes over once, and is handed on there.
+        # Every element crosses once, and is distributed there.
         finest = _cut(dst, _with_spare(below, cuts, free, below), kinds)
         yield finest, (*move(finest, below), *last)

@@ -4,9 +4,9 @@
 |---|---|---|
 | Slice | keeps the part that the target holds | nothing is sent |
 | Exchange | box intersections, by one all-to-all | axes that hold what is missing |
-| AllGather | every member of the group comes to the same box | axes that cease to cut |
-| ReduceScatter | reduces terms, each member its own box | partial axes that come to cut |
-| AllReduce | reduces terms, all members the same box | partial axes that come to replicate |
+| AllGather | every member of the group gets the same box | axes that stop sharding |
+| ReduceScatter | reduces partial values, each member its box | partial axes that come to shard |
+| AllReduce | reduces partial values, each member all of it | partial axes that become replicated |
 | Transfer | box intersections, from one mesh to another | no axes: device ids say who sends |
 | Fetch | shards -> boxes that ranks read (halos), which overlap | axes that shard what is read |
 | Fold | boxes of partial values -> shards: what overlaps is summed | as Fetch |
@@ -55,28 +55,29 @@ class _Step:
 
 
 class Slice(_Step):
-    """Local: the target box lies in the one that is held."""
+    """Local: the target box lies in the held box."""
 
     __slots__ = ()
 
 
 class Exchange(_Step):
-    """Each element that a rank lacks comes from the one holder that differs in `axes` only."""
+    """Each element that a rank lacks comes from the one holder that differs only in `axes`."""
 
     __slots__ = ()
 
     def receives(self, coordinate: Coordinate) -> list[Block]:
-        """What makes up the target box at `coordinate`: holder and box, in group order."""
+        """The parts of the target box at `coordinate`: holder and box, in group order."""
         wanted = self.dst.box_at(coordinate)
         return _blocks(self.src, [
             meets(self.src, dim, interval) for dim, interval in enumerate(wanted)
         ], [coordinate])
 
     def sends(self, coordinate: Coordinate) -> list[Block]:
-        """What is wanted of the box at `coordinate`: taker and box, in group order."""
+        """The parts of the box at `coordinate` that others want: taker and box, in group order."""
         held = self.src.box_at(coordinate)
         cut = {axis for axes in self.src.dims for axis in axes}
-        # Who takes from here is here on every axis that does not cut: the nearest holder.
+        # A taker agrees with this coordinate on every axis that does not shard the source: this is
+        # its nearest holder.
         fixed = {axis: digit for axis, digit in enumerate(coordinate) if axis not in cut}
         named = {axis for axes in self.dst.dims for axis in axes}
         takers = group(self.src, [axis for axis in self.axes if axis not in named], coordinate)
@@ -129,7 +130,7 @@ class Fold(_Step):
 
 
 class AllGather(_Step):
-    """Axes cease to cut: the boxes of a group, in any dims, together are the target box."""
+    """Axes stop sharding: the boxes of a group, in any dims, together are the target box."""
 
     __slots__ = ()
 
@@ -139,27 +140,27 @@ class AllGather(_Step):
 
 
 class ReduceScatter(_Step):
-    """Terms over `axes` are reduced, each member of the group keeping its own target box."""
+    """Partial values over `axes` are reduced; each member of the group keeps its target box."""
 
     __slots__ = ()
 
     def sends(self, coordinate: Coordinate) -> list[Block]:
-        """The members of the group and the box that each comes to hold, in group order."""
+        """The members of the group and the box that each gets, in group order."""
         return group_boxes(self.dst, self.axes, coordinate)
 
 
 class AllReduce(_Step):
-    """Terms over `axes` are reduced, every member of the group keeping the whole."""
+    """Partial values over `axes` are reduced; every member of the group keeps the whole."""
 
     __slots__ = ()
 
 
 class Term(_Step):
-    """Local: axes that cut or replicate become partial.
+    """Local: sharding or replicated axes become partial.
 
-    An axis that cuts leaves zeros around its box (sum). A replicated axis keeps the value on
-    coordinate 0 and the identity elsewhere (sum, product), or as it is (kinds that take a value
-    twice without harm).
+    A sharding axis leaves zeros around its box (sum). A replicated axis keeps the value on
+    coordinate 0 and the identity elsewhere (sum, product), or keeps it everywhere (kinds for which
+    reducing a value twice does no harm).
     """
 
     __slots__ = ()
@@ -169,43 +170,42 @@ class Term(_Step):
 class Transfer(_Step):
     """From a layout on one mesh to a layout on another: every device gets its new box.
 
-    The meshes may differ in axes, sizes, names and the order of their device ids; they may overlap
-    or not. `axes` is empty. What one device does goes by its *device id* (`rank`), because a
+    The meshes may differ in axes, sizes, names and the order of their device ids, and may overlap
+    or not. `axes` is empty. Devices are identified by *device id* (`rank`), because a
     device has another coordinate, or none, on the other mesh:
 
     - A device of `src.mesh` holds `src.box(rank)` before the step, a device of `dst.mesh` holds
-      `dst.box(rank)` after it. A device of `src.mesh` alone is left with nothing: the empty local
-      part of a rank outside. A device of neither takes no part.
+      `dst.box(rank)` after it. A device of `src.mesh` alone is left with the empty local part of a
+      rank outside. A device of neither mesh takes no part.
     - `receives(rank)`: [(holder, box), ...], ascending by holder. The boxes (global indices) are
-      apart, none is empty, and together they are `dst.box(rank)`; each lies in `src.box(holder)`.
-      One holder gives one box at most. The device itself stands among the holders where it keeps
+      disjoint and nonempty, and together they are `dst.box(rank)`; each lies in `src.box(holder)`.
+      A holder gives at most one box. The device itself is among the holders if it keeps
       a part. [] for a device that is not in `dst.mesh`, or whose target box is empty.
-    - `sends(rank)`: [(taker, box), ...], ascending by taker, the device itself included where it
-      keeps a part. [] for a device that is not in `src.mesh`, or of which nothing is wanted.
-    - Both tell the same story: `(taker, box) in sends(holder)` where and only where
-      `(holder, box) in receives(taker)`, and each names what one device exchanges without listing
-      the meshes.
+    - `sends(rank)`: [(taker, box), ...], ascending by taker, including the device itself if it
+      keeps a part. [] for a device that is not in `src.mesh`, or from which nothing is wanted.
+    - Both agree: `(taker, box) in sends(holder)` if and only if `(holder, box) in receives(taker)`.
+      Each lists what one device exchanges without listing the meshes.
 
-    Axes that are partial must be partial on both sides, by the same names, sizes and kinds: terms
-    move as values do, from the holder of a term to the devices of the same term. All other
+    Partial axes must be partial on both sides, with the same names, sizes and kinds: partial values
+    move as values do, from the holders of a partial value to the devices of the same one. All other
     reductions are done before, on `src.mesh`, or made after, on `dst.mesh`.
 
-    Which copy serves a device: itself, else one on its node (device ids that are equal when
-    divided by `node_size`), else any; balanced within each class (`weft.planner.holders`).
+    The copy that serves a device is itself, else one on its node (device ids that are equal after
+    division by `node_size`), else any; balanced within each class (`weft.planner.holders`).
     """
 
     node_size: int = NODE_SIZE
 
     def receives(self, rank: int) -> list[tuple[int, Box]]:
-        """What makes up the target box of a device: holder and box, ascending."""
+        """The parts of the target box of a device: holder and box, ascending."""
         return crossing(self.src, self.dst, self.node_size).receives(rank)
 
     def sends(self, rank: int) -> list[tuple[int, Box]]:
-        """What is wanted of the source box of a device: taker and box, ascending."""
+        """The parts of the source box of a device that others want: taker and box, ascending."""
         return crossing(self.src, self.dst, self.node_size).sends(rank)
 
     def holds(self, rank: int) -> Box | None:
-        """What a device holds of the term that it is to have; None where it holds none."""
+        """What a device already holds of its target, of the same partial value; None if nothing."""
         return crossing(self.src, self.dst, self.node_size).holds(rank)
 
     @property

@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 __all__ = ["plan_text", "seconds_text"]
 
 _LISTED = 16
-"""Ranks of which each gets a figure of its own."""
+"""The number of ranks up to which each has its own figure."""
 
 _SAMPLED = 256
 """Ranks that a summary looks at, evenly spaced."""
 
 
 def plan_text(plan: Plan) -> str:
-    """Layouts, steps, and what they cost, one thing a line."""
+    """Layouts, steps, and their cost, one item per line."""
     src, dst = plan.src, plan.dst
     alone = src.mesh == dst.mesh
     places = f" on {src.mesh}" if alone else f", from {src.mesh} to {dst.mesh}"
@@ -71,7 +71,7 @@ def _some(mesh: Mesh, most: int) -> list[int]:
 
 
 def _listed(ranks: Sequence[int], nbytes: Sequence[int]) -> str:
-    """Ranks that receive as much as each other stand together."""
+    """Ranks that receive equal amounts are listed together."""
     groups: dict[int, list[int]] = {}
     for rank, count in zip(ranks, nbytes):
         groups.setdefault(count, []).append(rank)

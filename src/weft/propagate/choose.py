@@ -40,7 +40,7 @@ from weft.rules import Rule
 
 __all__ = [
     "NEEDS_COST", "UNKNOWN_FACTOR", "Choice", "Frame", "PassPartial", "cheapest", "cut_beside",
-    "terms", "zero_cost_choice",
+    "bias_operands", "zero_cost_choice",
 ]
 
 UNKNOWN_FACTOR = ""
@@ -93,10 +93,12 @@ class Frame:
     grads: Sequence[bool]
     sizes: tuple[int, ...]
     target: int | None = None
-    beside: dict[str, tuple[str, list[int]]] = field(default_factory=dict)
+    beside: dict[str, tuple[str, list[int]]] = field(
+        default_factory=dict[str, tuple[str, list[int]]]
+    )
 
 
-def terms(frame: Frame, factor: str) -> tuple[int, ...]:
+def bias_operands(frame: Frame, factor: str) -> tuple[int, ...]:
     """The operands that are added to the result of a contraction of `factor`.
 
     The rule names them, or they are in one linear set with an operand that has the factor, which
@@ -106,7 +108,7 @@ def terms(frame: Frame, factor: str) -> tuple[int, ...]:
     if rule.reduce.get(factor) != "sum" or len(rule.operands) == 1:
         return ()
     owners = {operand for operand, _, _ in frame.leads[factor]}
-    return tuple(sorted({*rule.added, *(
+    return tuple(sorted({*rule.bias, *(
         member for members in rule.linear if not owners.isdisjoint(members)
         for member in members if member not in owners
     )}))
@@ -136,7 +138,7 @@ def _agreed(frame: Frame, held: Sequence[str | None]) -> Choice:
             return NEEDS_COST
     if found in frame.finished and not _is_brought(frame, held, found):
         return NEEDS_COST
-    return NEEDS_COST if found in frame.rule.reduce and terms(frame, found) else found
+    return NEEDS_COST if found in frame.rule.reduce and bias_operands(frame, found) else found
 
 
 def cut_beside(frame: Frame, held: Sequence[str | None], choice: Choice) -> Iterator[str]:
@@ -258,9 +260,9 @@ def _candidates(
         for other in cut_beside(frame, held, factor) if frame.beside else ():
             for operand in frame.beside[other][1]:
                 wanted[operand] = other
-        added = terms(frame, factor) if factor in rule.reduce else ()
-        for operand in added:
-            wanted[operand] = PassPartial(added, "sum")
+        bias = bias_operands(frame, factor) if factor in rule.reduce else ()
+        for operand in bias:
+            wanted[operand] = PassPartial(bias, "sum")
         yield factor, wanted
     for kind in dict.fromkeys(kinds):  # in order: every rank must break ties alike
         if kind is None or not _may_pass(rule, kind):

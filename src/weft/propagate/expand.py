@@ -21,9 +21,9 @@ from weft.propagate.choose import (
     Choice,
     Frame,
     PassPartial,
+    bias_operands,
     cheapest,
     cut_beside,
-    terms,
     zero_cost_choice,
 )
 from weft.propagate.local import local_call, window_of, windowed_cuts
@@ -352,11 +352,11 @@ def _joined_cuts(
     """Cuts of a concatenation: the default, or those of one operand with the first and the last
     shard taking what lies before and after it; whichever requires least of the busiest rank."""
     length = frame.rule.sizes[factor]
-    held = []
+    held: list[tuple[tuple[int, ...], float]] = []
     options = [default_cuts(length, [frame.sizes[axis] for axis in order])]
     for operand, dim, _ in frame.leads[factor]:
         layout, offset = layouts[operand], offsets[operand]
-        own = [offset + cut for cut in layout.cuts_of(dim)]
+        own = tuple([offset + cut for cut in layout.cuts_of(dim)])
         if layout.dims[dim] == order:
             options.append((0, *own[1:-1], length))
             row = frame.nbytes[operand] * (len(own) - 1) / max(layout.shape[dim], 1)
@@ -380,9 +380,9 @@ def _operands(
             for member in choice.members:
                 entering.setdefault(member, []).append((axis, choice.kind))
         elif choice in rule.reduce:
-            for member in terms(frame, choice):
+            for member in bias_operands(frame, choice):
                 entering.setdefault(member, []).append((axis, "sum"))
-    out = []
+    out: list[Layout] = []
     for index, (dims, layout) in enumerate(zip(rule.operands, layouts)):
         if dims is None:
             out.append(layout)
@@ -468,7 +468,8 @@ def _results(
         if index and dims == rule.results[0] and result.shape == call.results[0].shape:
             made.append(made[0])
             continue
-        axes_of, cuts_of = [], []
+        axes_of: list[tuple[int, ...]] = []
+        cuts_of: list[Cuts] = []
         for factors in dims:
             axes, units = cut.get(factors[0], ((), None)) if factors else ((), None)
             axes_of.append(axes)

@@ -144,7 +144,8 @@ def _dims(
     sharded: Mapping[tuple[int, int], tuple[Interval, ...]], coordinate: tuple[int, ...],
 ) -> tuple[BoxedDim, ...]:
     index = min((index for index, _ in (*rule.windows, *sharded)), default=0)
-    layout, found = operands[index], []
+    layout = operands[index]
+    found: list[BoxedDim] = []
     for dim, factors in enumerate(rule.operands[index] or ()):
         if not factors:
             continue

@@ -1,4 +1,4 @@
-"""Random numbers that are a function of seed, call and global index alone: bits, values, state."""
+"""Random numbers that depend only on seed, call and global index: bits, values, state."""
 
 from weft.rng import rejection, samples
 from weft.rng.philox import Key

@@ -1,9 +1,9 @@
-"""The lanes of runs: 32-bit parts of Philox blocks, each told by its number alone.
+"""The lanes of runs: 32-bit parts of Philox blocks, each determined by its number alone.
 
-Element i of a tensor that takes w lanes has the lanes w*i to w*i + w - 1. How they are come by is a
-matter of time only. On the CPU compiled code (_lanes.c) computes the blocks that runs touch and no
-others, 6 ns each; where weft was built without a C compiler, numpy does. On other devices it is
-torch's integer ops.
+Element i of a tensor with w lanes per element has the lanes w*i to w*i + w - 1. How they are
+computed affects only the time. On the CPU compiled code (_lanes.c) computes exactly the blocks that
+runs touch, 6 ns each; if weft was built without a C compiler, numpy does. On other devices torch's
+integer ops do.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Lanes where weft was built without a C compiler: numpy's generator, and arrays of blocks.
+"""Lanes without a C compiler: numpy's generator, and arrays of blocks.
 
-numpy's generator takes 11 ns a block, but only for blocks in a row; arrays of counters 35 to 40 ns,
-30 where only a word or two of a block are wanted. So of runs there are three ways: a call for each
-run, or all that lies between them too, or single blocks; the cheapest is taken.
+numpy's generator takes 11 ns a block, but only for consecutive blocks; arrays of counters take 35
+to 40 ns, or 30 if only one or two words of a block are wanted. So there are three ways to draw
+runs: a call for each run, or everything between them too, or single blocks. The cheapest is taken.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ from weft.rng.runs import Starts, array_of
 __all__ = ["lanes_in_numpy"]
 
 _CALL_NS, _LANE_NS, _COPY_NS = 2500.0, 1.4, 0.5
-"""Of blocks in a row: a call, a lane, and taking one out of what lies between runs."""
+"""For consecutive blocks: a call, a lane, and extracting one from what lies between runs."""
 
 _ARRAYS_NS, _BLOCK_NS, _WORDS_NS, _PICK_NS = 65000.0, 40.0, 32.0, 6.0
-"""Of blocks anywhere: a call, a block, one of which one or two words are wanted, and taking a lane
-from a place of its own."""
+"""For any blocks: a call, a block, a block of which one or two words are wanted, and picking a lane
+from its own place."""
 
 _MANY = 1 << 12
-"""From so many runs of one offset, it pays to call for them alone: no words but theirs."""
+"""From this many runs with one offset, a separate call for them pays off: it draws only their
+words."""
 
 _SPAN_LANES = 1 << 17
-"""Of what lies between runs, as much is drawn at a time as stays in the cache."""
+"""Lanes between runs that are drawn at a time, so that they stay in the cache."""
 
 
 def lanes_in_numpy(key: Key, sub: int, starts: Starts, count: int) -> np.ndarray:
@@ -94,8 +95,8 @@ def _take_evenly(row: np.ndarray, step: int, out: np.ndarray) -> None:
 
 
 def _num_phases(starts: Starts) -> int:
-    """Into how many parts to divide runs so that those of one begin at one place of their first
-    blocks; 0, where it does not pay."""
+    """Into how many parts to divide runs so that those of one begin at the same place of their
+    first blocks; 0 if it does not pay off."""
     if not isinstance(starts, range):
         return 0
     phases = LANES // math.gcd(LANES, starts.step)
@@ -103,7 +104,7 @@ def _num_phases(starts: Starts) -> int:
 
 
 def _scattered(key: Key, sub: int, starts: Starts, count: int) -> np.ndarray:
-    """The blocks of each run by themselves, and no others: of one or two, the words needed."""
+    """Exactly the blocks of each run; of one or two blocks, only the needed words."""
     phases = _num_phases(starts)
     if not phases:
         return _ragged(key, sub, array_of(starts), count)

@@ -1,13 +1,14 @@
 """Philox 4x64-10: 256 bits from a key and a counter, without any state.
 
 Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011); the constants
-are Random123's. A *block* is what one counter gives: four 64-bit words, or eight 32-bit *lanes*,
-the low half of a word first. Block b of substream s under a key has the counter (b + 1, s, 0, 0).
+are Random123's. A *block* is the output for one counter: four 64-bit words, or eight 32-bit
+*lanes*, the low half of a word first. Block b of substream s under a key has the counter (b + 1, s,
+0, 0).
 
-The same integers come out of four bodies. _lanes.c is the one of CPUs (6 ns a block). Here are
-those that need no compiler: numpy's generator in C, for blocks in a row (11 ns a block); arrays of
-counters in numpy, for blocks anywhere (35 to 40 ns, 30 for a word or two); and torch's integer ops,
-on whichever device. Neither array body has the high half of a 64-bit product, so both multiply
+Four implementations give the same integers. _lanes.c is for CPUs (6 ns a block). The others are
+here and need no compiler: numpy's generator in C, for consecutive blocks (11 ns a block); arrays of
+counters in numpy, for any blocks (35 to 40 ns, 30 for a word or two); and torch's integer ops,
+on any device. Neither array implementation has the high half of a 64-bit product, so both multiply
 32-bit halves; torch has no logical shift either.
 """
 
@@ -30,7 +31,7 @@ Key = tuple[int, int]
 """Two 64-bit numbers: here, the seed and the number of the call."""
 
 LANES = 8
-"""In a block."""
+"""Lanes in a block."""
 
 _MULTIPLIERS = 0xD2E7470EE14C6C93, 0xCA5A826395121157
 _WEYL = 0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B
@@ -39,11 +40,11 @@ _LOW, _WORD = (1 << 32) - 1, (1 << 64) - 1
 
 _ARRAY = np.uint64
 _CHUNK_BLOCKS = 1 << 14
-"""How many blocks an array body treats at once: temporaries stay in the cache."""
+"""How many blocks an array implementation handles at once: temporaries stay in the cache."""
 
 
 class _Generators(threading.local):
-    """numpy's generator and the state to set it to: one of each thread."""
+    """numpy's generator and the state to set it to: one per thread."""
 
     def __init__(self) -> None:
         self.bits = np.random.Philox(key=[0, 0])
@@ -55,7 +56,7 @@ _local = _Generators()
 
 
 def num_blocks(offset: Any, count: int) -> Any:
-    """How many blocks have `count` lanes from a place in the first one."""
+    """The number of blocks that contain `count` lanes from a place in the first one."""
     return (offset + (count + LANES - 1)) // LANES
 
 
@@ -63,7 +64,7 @@ def blocks_in_a_row(key: Key, sub: int, first: int, count: int) -> np.ndarray:
     """The words of blocks `first` to `first + count - 1`, flat (uint64)."""
     here = _local
     here.key[:] = key
-    here.counter[:] = (first, sub, 0, 0)  # numpy counts up before it draws
+    here.counter[:] = (first, sub, 0, 0)  # numpy increments before it draws
     here.bits.state = here.state
     return here.bits.random_raw(4 * count)
 
@@ -93,15 +94,15 @@ def blocks_on(key: Key, sub: int, blocks: torch.Tensor) -> torch.Tensor:
 
 
 Word = np.ndarray | int
-"""A word of many counters (uint64); as an int, the same one in all of them."""
+"""A word of many counters (uint64); an int if it is the same in all of them."""
 
 _FROM = (1, 2), (2,), (0, 3), (0,)
-"""Which words of one round a word of the next is made of."""
+"""Which words of one round a word of the next depends on."""
 
 
 @lru_cache
 def _wanted(words: tuple[int, ...]) -> list[set[int]]:
-    """Which words each round has to give for the last one to give these."""
+    """Which words each round has to compute so that the last one gives these."""
     wanted = [set(words)]
     while len(wanted) < _NUM_ROUNDS:
         wanted.append({before for word in wanted[-1] for before in _FROM[word]})
@@ -113,9 +114,9 @@ def philox(
 ) -> tuple[Any, ...]:
     """The function itself on arrays: four counter words to four words, or some of them.
 
-    What is the same for all counters is computed once, and what the words asked for do not depend
-    on is left out: counters of two constant words spare two products of twenty, a single word two
-    to four more.
+    What is the same for all counters is computed once, and what the requested words do not depend
+    on is omitted: counters with two constant words save two products of twenty, a single word saves
+    two to four more.
     """
     now = list(counter)
     for number, wanted in enumerate(_wanted(tuple(words))):
@@ -172,7 +173,7 @@ def _half(x: Word, mask: Word, which: int, subkey: int, is_high: bool) -> tuple[
 
 
 def _word(number: int) -> np.ndarray:
-    """As an array of no dims, which ufuncs take in half the time of a number."""
+    """A number as a 0-d array, which ufuncs take in half the time."""
     return np.array(number & _WORD, _ARRAY)
 
 

@@ -1,8 +1,8 @@
 """Values that take an unknown number of draws: gamma, Poisson, binomial.
 
-Every attempt has substreams of its own, so what an element is depends on its own bits and its own
-parameters, not on how often its neighbours were refused. All is computed in float64. Parameters out
-of range give nan: no attempt of theirs would ever be accepted.
+Every attempt has substreams of its own, so an element depends on its own bits and its own
+parameters, not on how often its neighbours were rejected. Everything is computed in float64.
+Parameters out of range give nan, because none of their attempts would ever be accepted.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from weft.rng.source import Source
 __all__ = ["binomial", "gamma", "poisson"]
 
 _FEW = 10.0
-"""Up to this mean, counts come by adding up their probabilities."""
+"""Up to this mean, counts are found by adding up their probabilities."""
 
 _F64 = torch.float64
 
 
 def gamma(source: Source, shape: Tensor) -> Tensor:
     """Gamma of rate 1: Marsaglia and Tsang, "A simple method for generating gamma variables"
-    (ACM TOMS, 2000). `shape` has the box's shape; values may underflow to 0 where it is tiny."""
+    (ACM TOMS, 2000). `shape` has the box's shape; if it is tiny, values may underflow to 0."""
     shape = shape.to(_F64)
     valid = (shape >= 0.0) & shape.isfinite()
     shape = torch.where(valid, shape, 1.0)
@@ -113,14 +113,14 @@ def _btrs(source: Source, count: Tensor, p: Tensor) -> Tensor:
 
 
 def _two(source: Source, number: int) -> tuple[Tensor, Tensor, Tensor]:
-    """An attempt's two uniforms: one in [-1/2, 1/2) and one in (0, 1], and how far the first is
-    from the ends."""
+    """An attempt's two uniforms: one in [-1/2, 1/2) and one in (0, 1], and the distance of the
+    first from the ends."""
     u = unit(source, _F64, 2 * number + 1) - 0.5
     return u, 1.0 - unit(source, _F64, 2 * number + 2), 0.5 - u.abs()
 
 
 def _first_accepted(attempt: Callable[[int], tuple[Tensor, Tensor]]) -> Tensor:
-    """Per element, the value of its first attempt that is accepted."""
+    """Per element, the value of its first accepted attempt."""
     found, accepted = attempt(0)
     number = 0
     while not bool(accepted.all()):
@@ -134,8 +134,8 @@ def _first_accepted(attempt: Callable[[int], tuple[Tensor, Tensor]]) -> Tensor:
 def _by_adding_up(
     source: Source, start: Tensor, ratio: Callable[[float], Tensor]
 ) -> Tensor:
-    """The first count up to which the probabilities exceed u: `start` is that of 0, and `ratio`
-    says by what those of one less are multiplied."""
+    """The first count up to which the probabilities exceed u: `start` is the probability of 0, and
+    `ratio` gives the factor from each count to the next."""
     u = unit(source, _F64)
     counts, term, total = torch.zeros_like(u), start, start
     at = 0.0

@@ -1,7 +1,7 @@
 """Where the elements of a box lie: runs of the global tensor.
 
-A box is a list of *runs* of equal length in row-major order: one, where only leading dims are cut,
-and one for each row of a column shard.
+A box is a list of *runs* of equal length in row-major order: one run if only leading dims are
+sharded, and one per row for a shard of columns.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from weft.core.layout import Box
 __all__ = ["Piece", "Runs", "Starts", "array_of", "runs_of", "scaled"]
 
 Starts = range | np.ndarray
-"""Where runs begin: evenly spaced ones as a range, others as an array."""
+"""Where runs begin: a range if they are evenly spaced, else an array."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
     """Some runs, or a part of one: rows `rows` and columns `start` to `stop` of all runs as a
-    matrix. `starts` say where they begin, the columns left out already."""
+    matrix. `starts` are their beginnings, with omitted columns already counted."""
 
     rows: slice
     start: int
@@ -37,8 +37,9 @@ class Runs:
     """The runs of a box, in units of elements.
 
     Args:
-        first: where the first one begins. length: of each.
-        outer: for every dim before the cut one, how many there are, and how far apart.
+        first: where the first one begins.
+        length: of each.
+        outer: for every dim before the sharded one, their number and their distance.
     """
 
     first: int
@@ -50,7 +51,7 @@ class Runs:
         return math.prod([num for num, _ in self.outer])
 
     def pieces(self, limit: int) -> Iterator[Piece]:
-        """All of them, in pieces of about `limit` elements, or fewer where runs are longer."""
+        """All of them, in pieces of about `limit` elements, or in parts if runs are longer."""
         if self.num * self.length == 0:
             return
         if self.num == 1 and self.length <= limit:
@@ -107,7 +108,7 @@ def runs_of(shape: tuple[int, ...], box: Box) -> Runs:
 
 
 def scaled(starts: Starts, each: int) -> Starts:
-    """Where the lanes of runs begin, `each` an element."""
+    """Where the lanes of runs begin, with `each` lanes per element."""
     if isinstance(starts, range):
         return range(starts.start * each, starts.stop * each, starts.step * each)
     return starts * each

@@ -1,7 +1,7 @@
-"""Values from bits: uniform, normal and the distributions that one formula makes of them.
+"""Values from bits: uniform, normal and the distributions that one formula derives from them.
 
-What needs no function of a math library (uniform, Bernoulli, integers) is the same to the bit on
-every device. A lane is read as a signed number s in [-2^31, 2^31), so u = s / 2^32 + 1/2.
+Values that need no function of a math library (uniform, Bernoulli, integers) are bitwise the same
+on every device. A lane is read as a signed number s in [-2^31, 2^31), so u = s / 2^32 + 1/2.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ def _unit(dtype: torch.dtype) -> Make:
 
 
 def _parts(source: Source) -> Source:
-    """The real and imaginary parts of a complex tensor as elements of their own."""
+    """The real and imaginary parts of a complex tensor as separate elements."""
     return Source(source.key, (*source.shape, 2), (*source.box, (0, 2)), source.device)
 
 
 def uniform(
     source: Source, dtype: torch.dtype, low: float = 0.0, high: float = 1.0
 ) -> torch.Tensor:
-    """Uniform in [low, high); of complex numbers, both parts."""
+    """Uniform in [low, high); for complex numbers, both parts."""
     if dtype.is_complex:
         return torch.view_as_complex(uniform(_parts(source), dtype.to_real(), low, high))
     if low == high:
@@ -72,7 +72,7 @@ def uniform(
 
 
 def _above_zero(bits: torch.Tensor) -> torch.Tensor:
-    """Uniform in (0, 1], finer towards 0: what logarithms are taken of."""
+    """Uniform in (0, 1], finer towards 0, for logarithms."""
     if bits.dtype is torch.int64:
         return bits.to(torch.float64).abs_().mul_(2.0**-63).add_(2.0**-64)
     return bits.to(torch.float32).abs_().mul_(2.0**-31).add_(2.0**-32)
@@ -83,8 +83,8 @@ def normal(
 ) -> torch.Tensor:
     """Normal, by the inverse of its distribution function: sqrt(2) erfinv(x), x in (-1, 1).
 
-    Half the time of Box and Muller's cosines, and one number of one, not two of two. Values reach
-    5.4 in float32 (8.3 in float64), of which torch's own have 5.8.
+    It takes half the time of Box and Muller's cosines, and gives one number from one. Values reach
+    5.4 in float32 (8.3 in float64); torch's own reach 5.8.
     """
     if dtype.is_complex:  # the variance is that of both parts together
         parts = normal(_parts(source), dtype.to_real(), 0.0, std * math.sqrt(0.5), sub)
@@ -148,9 +148,10 @@ def geometric(source: Source, dtype: torch.dtype, p: float) -> torch.Tensor:
 def integers(source: Source, low: int, high: int, dtype: torch.dtype) -> torch.Tensor:
     """Whole numbers in [low, high).
 
-    The high part of a lane times the range favours some numbers by a part in 2^16 at most, up to a
-    range of 2^16; the remainder of 63 bits small ones by a part in 2^31, up to 2^32; above, bits
-    past the last whole multiple of the range are drawn again.
+    Up to a range of 2^16, the high part of a lane times the range is used, which favours some
+    numbers by at most a part in 2^16. Up to 2^32, the remainder of 63 bits is used, which favours
+    small numbers by a part in 2^31. Above, bits past the last whole multiple of the range are drawn
+    again.
     """
     count = high - low
     if count <= 1 << 16:
@@ -163,7 +164,7 @@ def integers(source: Source, low: int, high: int, dtype: torch.dtype) -> torch.T
         )
     if count == 1 << 64:
         return source.bits64().to(dtype)
-    if count > _MAX64 + 1:  # all 64 bits, as unsigned ones: what is past the range is drawn again
+    if count > _MAX64 + 1:  # all 64 bits, unsigned: values past the range are drawn again
         bits = _redrawn(source, lambda bits: bits.bitwise_xor(-1 - _MAX64) < count - (1 << 63))
         return bits.add_(low).to(dtype)
     last = (_MAX64 + 1) // count * count - 1
@@ -181,7 +182,7 @@ def _redrawn(source: Source, accept: Callable[[torch.Tensor], torch.Tensor]) -> 
 
 
 def random_range(dtype: torch.dtype) -> tuple[int, int]:
-    """What `random_()` draws from: whole numbers that the dtype holds exactly, from 0 up."""
+    """What `random_()` draws from: whole numbers from 0 that the dtype holds exactly."""
     if dtype is torch.bool:
         return 0, 2
     if dtype.is_floating_point:

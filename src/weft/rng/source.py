@@ -1,6 +1,6 @@
 """The random bits of one call for one rank: a key, the global shape, the rank's box.
 
-Every element has bits of its own, told by its global index, in each of any number of substreams.
+Every element has its own bits, determined by its global index, in any number of substreams.
 """
 
 from __future__ import annotations
@@ -21,19 +21,22 @@ Make = Callable[[torch.Tensor], torch.Tensor]
 """From bits to values, both (runs, elements)."""
 
 _CHUNK_LANES = {"cpu": 1 << 17}
-"""How many lanes become values at a time: what the steps from one to the other make stays in the
-cache, and is not fresh memory each time (which takes longer than the bits)."""
+"""How many lanes are converted to values at a time: intermediate results stay in the
+cache, instead of fresh memory each time (which takes longer than the bits)."""
 
 _CHUNK_LANES_OF_DEVICES = 1 << 25
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where one rank draws from.
+    """What one rank draws from.
 
     Args:
-        key: of the call. shape: of the global tensor. box: what of it is drawn.
-        device: where the values come to lie. out: what may take them, of the box's shape.
+        key: of the call.
+        shape: of the global tensor.
+        box: the part of it to draw.
+        device: where the values are placed.
+        out: may receive the values, with the box's shape.
     """
 
     key: Key
@@ -52,21 +55,23 @@ class Source:
         return tuple([stop - start for start, stop in self.box])
 
     def bits32(self, sub: int = 0) -> torch.Tensor:
-        """32 random bits an element (int32, of the box's shape)."""
+        """32 random bits per element (int32, of the box's shape)."""
         return self._fill(self._empty(torch.int32), lambda bits: bits, False, sub)
 
     def bits64(self, sub: int = 0) -> torch.Tensor:
-        """64 random bits an element (int64, of the box's shape)."""
+        """64 random bits per element (int64, of the box's shape)."""
         return self._fill(self._empty(torch.int64), lambda bits: bits, True, sub)
 
     def values(
         self, dtype: torch.dtype, make: Make, wide: bool = False, sub: int = 0
     ) -> torch.Tensor:
-        """What `make` makes of the bits, converted to a dtype; in `out`, if it fits.
+        """The values that `make` computes from the bits, converted to a dtype; in `out`, if it
+        fits.
 
         Args:
             make: element by element, any number at a time. It may write to the bits.
-            wide: whether an element has 64 bits, not 32. sub: the substream.
+            wide: whether an element has 64 bits, not 32.
+            sub: the substream.
         """
         out = self.out
         if out is None or out.dtype is not dtype or not out.is_contiguous():

@@ -1,13 +1,13 @@
-"""The state of weft's random numbers: a seed, and how many calls have been made since.
+"""The state of weft's random numbers: a seed, and the number of calls since.
 
-It is one of a process, as torch's default generator is, and each simulated rank's own. What makes
-it the same on all ranks is that they seed it alike and make the same calls, which is why no plain
-draw of torch's counts here: those may differ between ranks. `torch.manual_seed` seeds it (the
-functions of torch that do are taken over in `weft.tensor.placing.seeding`); a default generator
-that was seeded past them shows by another seed.
+It belongs to the process, like torch's default generator; each simulated rank has its own. It is
+the same on all ranks because they use the same seed and make the same calls. Plain draws of torch
+do not count here, because they may differ between ranks. `torch.manual_seed` seeds it (torch's
+functions for this are replaced in `weft.tensor.placing.seeding`). A default generator
+that was seeded in another way is noticed by its different seed.
 
 Calls on a mesh that is only a part of another, or of the ranks, may be made by its members alone.
-So they are not among the calls of all ranks: such a `Part` has numbers and a count of its own.
+So they do not count among the calls of all ranks: such a `Part` has its own numbers and count.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Part(NamedTuple):
     """Draws that not all ranks need to make.
 
     Attributes:
-        name: with the seed, what the numbers depend on. counter: whose calls are counted together,
-            a number of 64 bits.
+        name: the numbers depend on it, with the seed.
+        counter: calls with the same one are counted together; a number of 64 bits.
     """
 
     name: str
@@ -56,7 +56,7 @@ def digest_of(text: str) -> int:
 
 
 class Stream:
-    """`seed`, `calls`, and `parts`: counter -> calls. `token` stands for one seeding, on which the
+    """`seed`, `calls`, and `parts`: counter -> calls. `token` identifies one seeding, on which the
     ranks of a mesh agree."""
 
     __slots__ = ("calls", "parts", "seed", "token", "torch_seed")
@@ -80,20 +80,20 @@ class Stream:
         return _seed_of(self.seed, part.name), self.parts.get(part.counter, 0)
 
     def next_key(self, part: Part | None = None) -> Key:
-        """The key of the next call, which has been made now."""
+        """The key of the next call, which is thereby counted."""
         key = self.key(part)
         if part is None:
             self.calls += 1
-        else:  # another map: what others hold is a state of before
+        else:  # a new map: the old one belongs to a saved state
             self.parts = {**self.parts, part.counter: key[1] + 1}
         return key
 
     def follow(self) -> None:
-        """Take the default generator's seed, if it has got another one."""
+        """Take the default generator's seed, if it has changed."""
         if torch.default_generator.initial_seed() != self.torch_seed:
             self.reseed(torch.default_generator.initial_seed())
 
-    # As a torch.Generator: what simulated ranks put away and restore.
+    # The interface of torch.Generator: what simulated ranks save and restore.
 
     def get_state(self) -> Any:
         self.follow()
@@ -107,15 +107,15 @@ STREAM = Stream()
 
 
 def manual_seed(seed: int) -> None:
-    """Seed weft's random numbers alone; `torch.manual_seed` seeds them with torch's.
+    """Seed only weft's random numbers; `torch.manual_seed` seeds them together with torch's.
 
-    To be called on all ranks, which may have seeded torch's generator each in its own way.
+    Call it on all ranks, which may have seeded torch's generator differently.
 
     Args:
         seed: a whole number, as in torch.manual_seed.
 
     Raises:
-        ValueError: torch takes no such seed.
+        ValueError: torch does not accept such a seed.
     """
     seed = int(seed)
     _TRIED.manual_seed(seed)
@@ -123,13 +123,15 @@ def manual_seed(seed: int) -> None:
 
 
 _TRIED = torch.Generator()
-"""What says whether a seed is one."""
+"""Tells whether a seed is valid."""
 
 
 def rng_state() -> tuple[Any, ...]:
-    """The seed, and the number of random calls since: all the state that there is.
+    """The seed, and the number of random calls since: the whole state.
 
-    Where there were calls on parts of a mesh, a third entry counts them: pairs of numbers.
+    Returns:
+        `(seed, calls)`. After calls on parts of a mesh, a third entry has their counts: pairs of
+        numbers.
     """
     STREAM.follow()
     if not STREAM.parts:
@@ -138,10 +140,10 @@ def rng_state() -> tuple[Any, ...]:
 
 
 def set_rng_state(state: Sequence[Any]) -> None:
-    """Go back to what `rng_state` gave.
+    """Restore what `rng_state` returned.
 
     Args:
-        state: it, or a list of the same (as JSON gives).
+        state: that value, or a list with the same content (as from JSON).
 
     Raises:
         ShardTypeError: it is something else.
@@ -174,7 +176,7 @@ def _is_pair(entry: Any) -> bool:
 
 @contextmanager
 def fork_rng(enabled: bool = True) -> Iterator[None]:
-    """Inside, random calls count on; afterwards they go on as if none had been.
+    """Inside, random calls count on; afterwards the state is as it was before.
 
     Args:
         enabled: False does nothing, as in torch.random.fork_rng.
@@ -191,21 +193,21 @@ def fork_rng(enabled: bool = True) -> Iterator[None]:
 _SEED_AT = 0
 _SPARE = 8 + 4 + 4 + 8 + 624 * 8
 """Where torch's CPU state, after the twister's, has three doubles and a flag of older versions:
-`normal_x`, `normal_y`, `normal_rho`, `normal_is_valid`. It writes zeros to the first and the third,
-and does not read them."""
+`normal_x`, `normal_y`, `normal_rho`, `normal_is_valid`. torch writes zeros to the first and the
+third, and does not read them."""
 
 _X, _RHO = _SPARE, _SPARE + 16
 
 
 _WORDS = slice(24, _SPARE)
-"""The twister's 624 numbers of 32 bits, each in 64 of which torch does not read the upper half."""
+"""The twister's 624 numbers of 32 bits, each in 64 bits whose upper half torch does not read."""
 
 
 def into_torch(state: torch.Tensor) -> torch.Tensor:
-    """torch's state of the default generator, with weft's in what torch does not use of it.
+    """torch's state of the default generator, with weft's state in the parts that torch ignores.
 
-    Where nothing has been drawn since torch was seeded, all that there is to say is torch's seed,
-    and the state stays as it is.
+    If nothing has been drawn since torch was seeded, torch's seed says everything,
+    and the state is unchanged.
 
     Raises:
         UnsupportedOpError: calls on too many parts of meshes have been counted.
@@ -235,7 +237,7 @@ def _upper_halves(state: torch.Tensor) -> Any:
 
 
 def from_torch(state: torch.Tensor) -> None:
-    """Take what `into_torch` has put into a state that the default generator now has."""
+    """Take what `into_torch` has put into the state that the default generator now has."""
     state = state.cpu().contiguous()
     packed = state.numpy().tobytes()
     (torch_seed,) = struct.unpack_from("<Q", packed, _SEED_AT)

@@ -276,7 +276,8 @@ class _Spread:
             self.along: tuple[int, ...] | None = None
             num = max([ndim - len(tensor) + 1 for tensor, ndim in zip(tensors, ndims)
                        if (LEAD,) in tensor], default=0)
-            self.num_dims, self.beside = num, set()
+            self.num_dims = num
+            self.beside: set[tuple[str, ...]] = set()
             positions = range(num)
         else:
             num = self.num_dims = max(self.bodies, default=0)

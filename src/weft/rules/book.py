@@ -105,7 +105,7 @@ class RuleText:
         assert places is not None
         more: dict[str, Any] = {}
         if self.linear or self.bias:
-            more["linear"], more["added"], more["moves"] = self._linear(pattern, places, call)
+            more["linear"], more["bias"], more["moves"] = self._linear(pattern, places, call)
         if self.by_size:
             more["by_size"] = True
         if self.on_box is not None:
@@ -144,17 +144,17 @@ class RuleText:
             found = [place for place, operand in enumerate(places) if operand in operands]
             return tuple(found) if {places[at] for at in found} == set(operands) else None
 
-        added = tensors(self.bias) or ()
+        bias = tensors(self.bias) or ()
         sets = [tensors(operands) for operands in self.linear]
-        linear = tuple([tuple(sorted({*members, *added})) for members in sets if members])
+        linear = tuple([tuple(sorted({*members, *bias})) for members in sets if members])
         if not _all_finite(call) or not call.results:
-            return (), added, False
+            return (), bias, False
         dtypes = {result.dtype for result in call.results}
         moves = self.moves and all(
             dtypes == {call.tensors[member].dtype} for members in linear for member in members)
         if not moves:
             linear = linear_sets(linear, call.tensors, call.results[0])
-        return linear, added, moves
+        return linear, bias, moves
 
 
 def _all_finite(call: Call) -> bool:

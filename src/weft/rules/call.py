@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 __all__ = ["Call", "TensorArg"]
 
@@ -64,8 +64,7 @@ class Call:
 
 def _collect(values: Iterable[Any], found: list[TensorArg]) -> None:
     for value in values:
-        kind = type(value)
-        if kind is TensorArg:
+        if type(value) is TensorArg:
             found.append(value)
-        elif kind is list or kind is tuple:
-            _collect(value, found)
+        elif isinstance(value, (list, tuple)):
+            _collect(cast("Iterable[Any]", value), found)

@@ -103,13 +103,13 @@ def linear_sets(
 ) -> tuple[tuple[int, ...], ...]:
     """The sets whose members are all tensors (a number in a set makes the op affine) of a dtype
     whose partial sums may be converted to that of the result."""
-    kept = sets
-    for members in sets:
-        for member in members:
-            if member >= len(operands) or not (
+    return tuple([
+        members for members in sets
+        if all(
+            member < len(operands) and (
                 operands[member].dtype == result.dtype != "bool"
                 or carries(operands[member].dtype, result.dtype)
-            ):
-                kept = tuple(other for other in kept if other is not members)
-                break
-    return kept
+            )
+            for member in members
+        )
+    ])

@@ -97,8 +97,12 @@ class Pattern:
     unread: frozenset[int] = frozenset()
     lists_results: bool = False
     lead: str = "d"
-    windows: Mapping[tuple[int, str], WindowText] = field(default_factory=dict)
-    spreads: Mapping[tuple[int, str], WindowText] = field(default_factory=dict)
+    windows: Mapping[tuple[int, str], WindowText] = field(
+        default_factory=dict[tuple[int, str], WindowText]
+    )
+    spreads: Mapping[tuple[int, str], WindowText] = field(
+        default_factory=dict[tuple[int, str], WindowText]
+    )
 
     def __hash__(self) -> int:
         return hash(self.text)
@@ -205,7 +209,7 @@ class _Marks:
             if part == "*" and given:
                 self.unread.append(at)
                 part = ""
-            dims = []
+            dims: list[tuple[str, ...]] = []
             for compound, window, single, wrong in _TOKEN.findall(part):
                 if wrong:
                     raise _malformed(self.text, f"{wrong!r} is no part of a factor string", [wrong])

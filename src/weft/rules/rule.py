@@ -31,7 +31,7 @@ class Rule:
         whole: factors that must not be sharded.
         linear: sets of operands in which the op is jointly linear, so that P(sum) and P(avg) pass
             when all of a set are partial.
-        added: operands that are added to the result of a contraction, in any dtype. Where the
+        bias: operands that are added to the result of a contraction, in any dtype. Where the
             contracted factor is sharded, one rank adds them and the others add zeros.
         moves: elements only change position, so P of every kind passes through the linear sets.
         size_arg: position of the argument that gives the result's shape...
@@ -62,21 +62,25 @@ class Rule:
     operands: tuple[FactorDims | None, ...]
     results: tuple[FactorDims, ...]
     sizes: Mapping[str, int]
-    reduce: Mapping[str, str] = field(default_factory=dict)
+    reduce: Mapping[str, str] = field(default_factory=dict[str, str])
     whole: frozenset[str] = frozenset()
     linear: tuple[tuple[int, ...], ...] = ()
-    added: tuple[int, ...] = ()
+    bias: tuple[int, ...] = ()
     moves: bool = False
     size_arg: int | None = None
     size_dims: tuple[int, int] | None = None
-    counts: Mapping[int, str] = field(default_factory=dict)
-    offsets: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    counts: Mapping[int, str] = field(default_factory=dict[int, str])
+    offsets: Mapping[str, tuple[int, ...]] = field(default_factory=dict[str, tuple[int, ...]])
     nonempty: frozenset[str] = frozenset()
     by_size: bool = False
     finish: frozenset[tuple[int, str]] = frozenset()
     beside: frozenset[tuple[int, str, str]] = frozenset()
-    windows: Mapping[tuple[int, str], Window] = field(default_factory=dict)
-    spreads: Mapping[tuple[int, str], Window] = field(default_factory=dict)
+    windows: Mapping[tuple[int, str], Window] = field(
+        default_factory=dict[tuple[int, str], Window]
+    )
+    spreads: Mapping[tuple[int, str], Window] = field(
+        default_factory=dict[tuple[int, str], Window]
+    )
     folds: bool = False
     fill: float = 0.0
     on_box: OnBox | None = None

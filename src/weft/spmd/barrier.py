@@ -1,4 +1,4 @@
-"""torch_xla's barrier between the backwards of modules, as an eager library means it."""
+"""torch_xla's barrier between the backwards of modules, for an eager library."""
 
 from __future__ import annotations
 
@@ -18,26 +18,28 @@ __all__ = ["apply_backward_optimization_barrier"]
 def apply_backward_optimization_barrier(
     module: nn.Module, max_outstanding: int = 1
 ) -> RemovableHandle:
-    """Have a module's gradients reduced when its backward is over, while that of others goes on.
+    """Reduce a module's gradients when its backward is over, while the backward of others goes on.
 
     Without it all gradients of replicated parameters are reduced at the end of the backward, in as
-    few collectives as possible. With it those that the module (and what came after it) has made are
-    one reduction, which is under way during the backward of what came before; at most
-    `max_outstanding` of them are, then the oldest is waited for. Values are the same.
+    few collectives as possible. With it the gradients of the module (and of what came after it) are
+    one reduction, which proceeds during the backward of what came before. At most
+    `max_outstanding` reductions proceed at a time; then the oldest is waited for. Values are the
+    same.
 
-    Nothing is to be done for parameters that are no ShardTensors, or have hooks: they are reduced
-    in the backward itself, one after the other; nor for a module whose inputs want no gradient, as
-    the first one's: the end of the backward comes next.
+    It has no effect for parameters that are not ShardTensors, or have hooks: they are reduced in
+    the backward itself, one after the other. It has none either for a module whose inputs need no
+    gradient, such as the first one: the end of the backward comes next.
 
     Args:
         module: whose inputs are, or contain, ShardTensors.
-        max_outstanding: of reductions, over all modules of a program; at least 1.
+        max_outstanding: the number of reductions, over all modules of a program; at least 1.
 
     Returns:
-        A handle whose `remove` takes the barrier away.
+        A handle whose `remove` removes the barrier.
 
     Raises:
-        ModuleError: `max_outstanding` is no positive number. ShardTypeError: no module.
+        ModuleError: `max_outstanding` is not a positive number.
+        ShardTypeError: not a module.
 
     The name is that of torch_xla.distributed.spmd, where it keeps the compiler from moving one
     module's backward into another's.

@@ -1,4 +1,4 @@
-"""Batches as ShardTensors, of which every rank loads its own part only."""
+"""Batches as ShardTensors, of which every rank loads only its own part."""
 
 from __future__ import annotations
 
@@ -35,11 +35,12 @@ class ShardingSpec:
         mesh: the mesh; None takes the current or global one.
         partition_spec: see `mark_sharding`; dim 0 counts the samples.
         minibatch: the loader of a rank gives the samples of that rank alone, and the batch is all
-            of them, in mesh order of the axes that cut dim 0. Otherwise it gives the whole batch.
+            of them, in mesh order of the axes that shard dim 0. Otherwise it gives the whole batch.
 
     Raises:
-        ShardTypeError: no spec, or no mesh. MeshError: a name of no axis of a mesh that is given.
-        PlacementError: an axis of it twice.
+        ShardTypeError: not a spec, or not a mesh.
+        MeshError: a name of no axis of a given mesh.
+        PlacementError: an axis that occurs twice.
     """
 
     mesh: MeshLike | None
@@ -54,7 +55,7 @@ class ShardingSpec:
 
     @property
     def spec(self) -> P:
-        """The spec as weft has it."""
+        """The spec as weft's P."""
         return as_spec(self.partition_spec)
 
     def bound(self) -> BoundMesh:
@@ -71,8 +72,12 @@ class ShardingSpec:
     def apply(self, t: torch.Tensor) -> ShardTensor:
         """The tensor, sharded.
 
+        Args:
+            t: a plain tensor, equal on all ranks; with `minibatch`, this rank's samples.
+
         Raises:
-            PlacementError: more entries than dims. LayoutError: blocks of other sizes.
+            PlacementError: more entries than dims.
+            LayoutError: blocks whose other sizes differ.
         """
         as_spec(self.partition_spec, t.ndim)
         mesh = self.bound()
@@ -89,20 +94,21 @@ class ShardingSpec:
 class ShardedLoader:
     """A DataLoader's batches as ShardTensors.
 
-    Of a dataset with indices a rank loads the samples of its own block alone; batches, their order
-    and their sizes are those of the loader on one process. The last, smaller one is cut like every
-    other, so it is ragged or leaves ranks without samples: nothing is dropped, nothing padded. All
-    ranks must draw the same order (a sampler seeded alike), which is compared once in an epoch.
+    From a dataset with indices a rank loads only the samples of its own block. Batches, their order
+    and their sizes are those of the loader on one process. The last, smaller batch is sharded like
+    every other, so it is ragged or leaves ranks without samples: nothing is dropped, nothing
+    padded. All ranks must draw the same order (a sampler seeded alike), which is compared once per
+    epoch.
 
-    Of an IterableDataset every rank loads all, and keeps its block; with `minibatch=True` a rank's
-    loader is its own, whatever its dataset.
+    From an IterableDataset every rank loads everything and keeps its block. With `minibatch=True`
+    a rank's loader is its own, whatever its dataset.
 
     Args:
         dataloader: a torch DataLoader, without a DistributedSampler.
-        placements: a ShardingSpec (or P, or torch_xla's tuple) for all tensors; or a map from the
-            keys of a dict batch to one each; or a list of them, one for each part of a tuple batch.
+        placements: a ShardingSpec (or P, or torch_xla's tuple) for all tensors; or a map with one
+            for each key of a dict batch; or a list with one for each part of a tuple batch.
             None leaves a part as each rank has loaded it.
-        mesh: for specs that bring none; None takes the current or global one.
+        mesh: for specs without one; None takes the current or global one.
         device: where blocks go, one batch ahead of its use; None leaves them.
 
     Raises:
@@ -129,7 +135,7 @@ class ShardedLoader:
     # Which samples.
 
     def _rows(self) -> ShardingSpec | None:
-        """The spec by which samples are cut; None where each rank loads whole batches."""
+        """The spec by which samples are sharded; None if each rank loads whole batches."""
         specs = leaves(self.specs, ShardingSpec)
         first = specs[0] if specs else None
         if first is None or first.minibatch or isinstance(self.dataloader.dataset, IterableDataset):
@@ -155,7 +161,7 @@ class ShardedLoader:
         ), blocks
 
     def _batches(self) -> Iterator[tuple[Any, int | None]]:
-        """This rank's part of each batch, and the number of samples in the whole."""
+        """This rank's part of each batch, and the number of samples in the whole batch."""
         if self._local is None:
             for batch in self.dataloader:
                 yield self._moved(batch), None
@@ -197,7 +203,7 @@ class _Blocks(Sampler):
         self.taken: list[tuple[int, bool]] = []
 
     def begin(self) -> list[tuple[int, bool]]:
-        """The iteration that comes next writes here how many samples each batch has in all, and
+        """The next iteration appends to this list the total number of samples of each batch, and
         whether none of them is this rank's."""
         self.taken = []
         return self.taken
@@ -213,7 +219,7 @@ class _Blocks(Sampler):
                 _check_order(indices, mesh)
             start, stop = _box_of_rows(self.spec, mesh, len(indices))
             taken.append((len(indices), start == stop))
-            # Without a sample nobody knows what a batch looks like: load one, and drop it.
+            # Without a sample the form of a batch is unknown: load one, and drop it.
             yield indices[start:stop] or indices[:1]
 
 
@@ -234,7 +240,7 @@ def _of_rows(x: torch.Tensor, spec: ShardingSpec, num_rows: int) -> ShardTensor:
 
 
 def _check_order(indices: list[Any], mesh: BoundMesh) -> None:
-    """Raise on all ranks where they draw other samples."""
+    """Raise on all ranks if they draw different samples."""
     if mesh.here is None:
         return
     mine = zlib.crc32(repr(indices).encode())
@@ -250,7 +256,7 @@ def _check_order(indices: list[Any], mesh: BoundMesh) -> None:
 
 
 def _check_alike(batch: Any, mesh: BoundMesh) -> None:
-    """Raise on all ranks where their samples are of other shapes or dtypes."""
+    """Raise on all ranks if their samples have different shapes or dtypes."""
     if mesh.here is None:
         return
     mine = [(tuple(x.shape[1:]), str(x.dtype)) for x in leaves(batch, torch.Tensor)]
@@ -265,7 +271,7 @@ def _check_alike(batch: Any, mesh: BoundMesh) -> None:
 
 
 def _one_ahead(batches: Iterator[Any]) -> Iterator[Any]:
-    """The same, each fetched (and on its way to the device) before the one before it is used."""
+    """The same, each fetched (and sent to the device) before the previous one is used."""
     held: list[Any] = []
     for batch in batches:
         held.append(batch)
@@ -293,7 +299,7 @@ def _as_specs(spec: Any, mesh: Any) -> Any:
 
 
 def _with_specs(shard: Any, batch: Any, specs: Any) -> Any:
-    """`shard(tensor, spec)` for the tensors of a batch, by key or place where specs are."""
+    """`shard(tensor, spec)` for the tensors of a batch, by key or position if specs are."""
     if isinstance(specs, dict):
         keys = list(batch) if isinstance(batch, Mapping) else []
         lacking = [key for key in keys if key not in specs]

@@ -1,4 +1,4 @@
-"""torch_xla's manual regions, call by call; `weft.local_map` is the same for a function."""
+"""torch_xla's manual regions, call by call; `weft.local_map` does the same for a function."""
 
 from __future__ import annotations
 
@@ -22,17 +22,19 @@ __all__ = ["disable_manual_sharding", "enable_manual_sharding"]
 def enable_manual_sharding(
     t: torch.Tensor, partition_spec: P | Sequence[Any], *, mesh: MeshLike | None = None
 ) -> torch.Tensor:
-    """This rank's block of a tensor in a sharding: what follows is the program's own business.
+    """This rank's block of a tensor in a sharding, as a plain tensor that the program works on.
 
-    Gradients come back as each rank finds them: of a tensor that is replicated over an axis, they
+    Gradients return as each rank finds them; for a tensor that is replicated over an axis, they
     are summed.
 
     Args:
         t: a ShardTensor, or a plain tensor that is equal on all ranks.
-        partition_spec: see `mark_sharding`. mesh: the tensor's own, else the current or global one.
+        partition_spec: see `mark_sharding`.
+        mesh: the tensor's own, else the current or global one.
 
     Raises:
-        ShardTypeError: no tensor, or no spec. PlacementError: more entries than dims.
+        ShardTypeError: not a tensor, or not a spec.
+        PlacementError: more entries than dims.
         MeshError: a plain tensor, and no mesh.
     """
     check_tensor(t, "enable_manual_sharding(t)")
@@ -46,14 +48,18 @@ def disable_manual_sharding(
     t: torch.Tensor, partition_spec: P | Sequence[Any], full_shape: Sequence[int], *,
     mesh: MeshLike | None = None,
 ) -> ShardTensor:
-    """The tensor of which every rank has its block, in the sharding that a spec says.
+    """The global tensor of which every rank has its block, in the sharding of a spec.
 
     Args:
-        t: this rank's block. full_shape: the global shape. Blocks that are not those of the default
-            cuts are taken as they are (the ranks tell each other), where they add up to it.
+        t: this rank's block.
+        partition_spec: see `mark_sharding`.
+        full_shape: the global shape. Blocks that are not those of the default cuts are accepted
+            (the ranks exchange their sizes) if they add up to it.
+        mesh: None takes the current or global one.
 
     Raises:
-        ShardTypeError: `t` is a ShardTensor. LayoutError: blocks that do not make up the shape.
+        ShardTypeError: `t` is a ShardTensor.
+        LayoutError: blocks that do not make up the shape.
     """
     if isinstance(t, ShardTensor):
         raise ShardTypeError(

@@ -1,7 +1,7 @@
 """Annotations: "shard this", and what a tensor's sharding is.
 
-A mark is a constraint on a value. The tensor that comes back lies as the spec says, and so does its
-gradient; what follows is placed by the ops themselves, so a few marks are enough for a program.
+A mark is a constraint on a value. The returned tensor has the layout of the spec, and so does its
+gradient. The ops determine all further layouts, so a few marks are enough for a program.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ __all__ = [
 def mark_sharding(
     t: torch.Tensor, mesh: MeshLike | None, partition_spec: P | Sequence[Any]
 ) -> ShardTensor:
-    """The tensor in the sharding that a spec says; gradients flow back through it.
+    """The tensor in the sharding of a spec; gradients flow back through it.
 
     Args:
         t: a plain tensor, equal on all ranks, of which each keeps its block (nothing is sent); or a
-            ShardTensor, which is brought to the spec. A Parameter, plain or sharded, is marked in
-            place, for its module and for an optimizer that was built before: it is what comes back
-            (of a sharded one, `redistribute` gives the value in another layout).
+            ShardTensor, which is resharded to the spec. A Parameter, plain or sharded, is marked in
+            place, for its module and for an optimizer that was built before, and is returned
+            (for a sharded one, `redistribute` gives the value in another layout).
         mesh: the mesh; None takes the current one, else the global one.
         partition_spec: an entry per dim: an axis by name or number, a tuple of them (major to
-            minor), None. Dims that it leaves out are not cut.
+            minor), or None. Omitted dims are not sharded.
 
     Raises:
-        UnsupportedOpError: a Parameter that a graph leads to, whose backward is yet to come; one of
+        UnsupportedOpError: a Parameter in a graph whose backward has not run yet; one of
             another class, or sparse.
         PlacementError: a spec that names an axis twice, or more dims than there are.
         MeshError: a name of no axis.
@@ -69,27 +69,27 @@ def mark_sharding(
 def mark_sharding_with_gradients(
     t: torch.Tensor, mesh: MeshLike | None, partition_spec: P | Sequence[Any]
 ) -> ShardTensor:
-    """`mark_sharding`, which constrains the cotangent as it does the value: here both do.
+    """`mark_sharding` that also constrains the gradient; in weft both do.
 
     Args:
-        t, mesh, partition_spec: as there.
+        t, mesh, partition_spec: as in `mark_sharding`.
 
     Raises:
-        The errors of `mark_sharding`.
+        WeftError: the errors of `mark_sharding`.
     """
     return mark_sharding(t, mesh, partition_spec)
 
 
 def clear_sharding(t: torch.Tensor) -> torch.Tensor:
-    """The whole tensor as a plain one on every rank; a plain tensor as it is.
+    """The whole tensor as a plain tensor on every rank; a plain tensor is returned as it is.
 
-    A collective, unless it is replicated. A Parameter is cleared in place, as it is marked.
+    A collective, unless the tensor is replicated. A Parameter is cleared in place.
 
     Args:
         t: a ShardTensor, or a plain tensor.
 
     Raises:
-        MeshError: on a rank outside the tensor's mesh, which does not learn the value.
+        MeshError: on a rank outside the tensor's mesh, which does not get the value.
     """
     if type(t) is ShardTensor and isinstance(t, nn.Parameter):
         return become_plain(t, "clear_sharding")
@@ -97,13 +97,14 @@ def clear_sharding(t: torch.Tensor) -> torch.Tensor:
 
 
 def shard_as(a: torch.Tensor, b: torch.Tensor) -> tuple[ShardTensor, ShardTensor]:
-    """Both tensors in one sharding: that of `a`, or of `b` where `a` is plain or replicated.
+    """Both tensors in one sharding: that of `a`, or of `b` if `a` is plain or replicated.
 
     Args:
-        a, b: tensors of one shape, of which one at least is a ShardTensor.
+        a, b: tensors of one shape, at least one of them a ShardTensor.
 
     Raises:
-        ShardTypeError: both are plain. LayoutError: their shapes differ.
+        ShardTypeError: both are plain.
+        LayoutError: their shapes differ.
     """
     check_tensor(a, "shard_as(a)")
     check_tensor(b, "shard_as(b)")
@@ -142,7 +143,11 @@ def wrap_as_sharded_tensor(t: torch.Tensor, mesh: MeshLike | None = None) -> Sha
 
 
 def wrap_if_sharded(t: Any) -> Any:
-    """The argument: what is sharded is a ShardTensor already."""
+    """Returns the argument: a sharded tensor is already a ShardTensor.
+
+    Args:
+        t: anything.
+    """
     return t
 
 
@@ -193,11 +198,13 @@ def sharding_spec(t: torch.Tensor) -> str | None:
 
 @dataclass(eq=False)
 class LocalShard:
-    """A block of a tensor on this rank, as it was when it was asked for.
+    """A block of a tensor on this rank, as it was when `local_shards` was called.
 
     Attributes:
-        data: the block. indices: the slices of the global tensor that it is. rank: this rank.
-        replica_id: which of the ranks that hold this very block, in mesh order, this one is.
+        data: the block.
+        indices: its slices of the global tensor.
+        rank: this rank.
+        replica_id: this rank's number, in mesh order, among the ranks that hold the same block.
     """
 
     data: torch.Tensor
@@ -207,8 +214,8 @@ class LocalShard:
 
     @property
     def unpadded_data(self) -> torch.Tensor:
-        """The block; weft pads none. What is assigned (a number, too) is written to it, and
-        reaches the tensor by `load_local_shards_`."""
+        """The block; weft does not pad. What is assigned (also a number) is written to it, and
+        reaches the tensor through `load_local_shards_`."""
         return self.data
 
     @unpadded_data.setter
@@ -236,7 +243,7 @@ def _indices(t: ShardTensor) -> tuple[slice, ...]:
 
 
 def _replica(t: ShardTensor) -> int:
-    """The place of this rank among the axes that cut nothing."""
+    """The position of this rank among the axes that do not shard."""
     mesh, place = t.device_mesh, 0
     assert mesh.here is not None
     for axis, (size, at) in enumerate(zip(mesh.axis_sizes, mesh.here)):
@@ -251,11 +258,16 @@ def load_local_shards_(
     """Put a block into this rank's part of a tensor, in place; nothing is sent.
 
     Args:
-        t: the tensor. shards: what `local_shards` gave, or tensors of those shapes.
+        t: the tensor.
+        shards: what `local_shards` returned, or tensors of those shapes.
+
+    Returns:
+        `t`.
 
     Raises:
-        ShardTypeError: something else. LayoutError: another number of blocks than this rank holds,
-            or one of another shape or other indices.
+        ShardTypeError: something else.
+        LayoutError: a number of blocks different from what this rank holds, or a block with another
+            shape or other indices.
     """
     mesh, call = t.device_mesh, "load_local_shards_(shards)"
     kinds = [

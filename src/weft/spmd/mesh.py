@@ -1,4 +1,4 @@
-"""torch_xla's Mesh: device ids in a logical shape. It is a weft mesh, and serves where one does."""
+"""torch_xla's Mesh: device ids in a logical shape. It is a weft mesh and can be used as one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = [
 class Mesh(_Mesh):
     """Devices in a logical shape, with names for its axes.
 
-    Unlike torch_xla's it need not hold all devices. `shape` is a method here, as there.
+    Unlike torch_xla's it need not hold all devices. `shape` is a method here, as in torch_xla.
 
     Args:
         device_ids: the ranks, in row-major order of the logical shape; an array of any shape.
@@ -32,8 +32,8 @@ class Mesh(_Mesh):
         axis_names: a name for each axis; None numbers them.
 
     Raises:
-        MeshError: ids that repeat, or are not as many as the shape has places; names that repeat,
-            or of another number than the axes.
+        MeshError: ids that repeat, or whose number differs from the shape; names that repeat,
+            or whose number differs from that of the axes.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Mesh(_Mesh):
         return np.array([self.rank_at(place) for place in range(self.size())])
 
     def shape(self) -> OrderedDict[AxisName, int]:  # type: ignore[override]
-        """Map axis name (or number, where it has none) -> length."""
+        """Map axis name (or number, if it has none) -> length."""
         return OrderedDict(zip(self.axis_names, self.axis_sizes))
 
     def get_logical_mesh(self) -> np.ndarray:
@@ -86,28 +86,36 @@ class Mesh(_Mesh):
         return self.device_ids.reshape(self.axis_sizes)
 
     def get_axis_name_idx(self, name: str) -> int | None:
-        """The number of the axis of this name; None where there is none."""
+        """The number of the axis with this name; None if there is none.
+
+        Args:
+            name: of an axis.
+        """
         return self.axis_names.index(name) if name in self.axis_names else None
 
     def get_op_sharding(self, partition_spec: P | Sequence[Any]) -> OpSharding:
-        """What a spec of as many entries as a tensor has dims means to XLA."""
+        """What a spec with one entry per tensor dim means to XLA.
+
+        Args:
+            partition_spec: see `mark_sharding`.
+        """
         spec = as_spec(partition_spec)
         num_dims = max(len(spec.entries), _num_dims(partition_spec))
-        whole = (self.size(),) * num_dims  # any length that all axes together divide
+        whole = (self.size(),) * num_dims  # a length that all axes together divide
         return OpSharding.of(_Layout(self.abstract, whole, spec))
 
 
 class HybridMesh(Mesh):
-    """A mesh whose axes are cut by a slow network first and a fast one within.
+    """A mesh whose axes are divided over a slow network first and a fast one within.
 
     Args:
         ici_mesh_shape: the length of each axis over the fast network, by rising need of bandwidth.
-        dcn_mesh_shape: the length of each axis over the slow one, between hosts; None has no cuts.
+        dcn_mesh_shape: the length of each axis over the slow one, between hosts; None means 1 each.
         axis_names: a name for each axis; None numbers them.
-        more: what `weft.hybrid_mesh` knows of hosts and the fast network's torus.
+        more: the arguments of `weft.hybrid_mesh` about hosts and the fast network's torus.
 
     Attributes:
-        ici_mesh_shape, dcn_mesh_shape: the lengths over each network (of the slow one 1, where None
+        ici_mesh_shape, dcn_mesh_shape: the lengths over each network (1 for the slow one, if None
             was given).
 
     Raises:
@@ -154,7 +162,8 @@ def as_spec(partition_spec: Any, num_dims: int | None = None) -> P:
     """A spec as torch_xla writes it: names, axis numbers, tuples of them, None.
 
     Raises:
-        ShardTypeError: entries that are something else. PlacementError: more of them than dims.
+        ShardTypeError: entries of another type.
+        PlacementError: more entries than dims.
     """
     if isinstance(partition_spec, P):
         return partition_spec

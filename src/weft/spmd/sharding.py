@@ -16,8 +16,8 @@ __all__ = ["OpSharding", "ShardingType"]
 
 class ShardingType(IntEnum):
     """Kinds of shardings, with torch_xla's numbers. `PARTIAL` is tiled and replicated, as there:
-    each tile lies on several devices. (weft's partial sums have no name in XLA's op-sharding.)
-    Nothing here is `UNKNOWN`, which XLA says of what it is yet to decide."""
+    each tile is on several devices. (weft's partial sums have no name in XLA's op-sharding.)
+    `UNKNOWN`, which XLA uses for what is not decided yet, never occurs here."""
 
     REPLICATED = 0
     MAXIMAL = 1
@@ -30,7 +30,7 @@ class ShardingType(IntEnum):
 
 @dataclass(frozen=True)
 class OpSharding:
-    """An op-sharding. Its text is the HLO string. Devices are listed only where they are asked for.
+    """An op-sharding. Its text is the HLO string. Devices are listed only on request.
 
     Attributes:
         type: the kind.
@@ -56,7 +56,7 @@ class OpSharding:
     @cached_property
     def tile_assignment(self) -> list[Any]:
         """Device ids in nested lists, one level per dim (and a last one for the replicas of a
-        tile); empty where all is replicated."""
+        tile); empty if all is replicated."""
         found = self.layout.tile_assignment
         if self.type == ShardingType.REPLICATED:
             return []
@@ -77,14 +77,18 @@ class OpSharding:
         return [list(group) for group in self.layout.tile_assignment.replication_groups]
 
     def __str__(self) -> str:
-        """Version 2; where the device ids are no transposed iota version 1, as XLA prints it."""
+        """Version 2; version 1 if the device ids are not a transposed iota, as XLA prints it."""
         try:
             return self.text(2)
         except PlacementError:
             return self.text(1)
 
     def text(self, version: int = 2) -> str:
-        """The HLO string of version 1 or 2 (1 where the device ids are no transposed iota)."""
+        """The HLO string of version 1 or 2 (1 if the device ids are not a transposed iota).
+
+        Args:
+            version: 1 or 2.
+        """
         return self.layout.hlo_sharding(version)
 
 

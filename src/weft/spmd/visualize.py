@@ -13,10 +13,11 @@ __all__ = ["visualize_sharding", "visualize_tensor_sharding"]
 
 
 def visualize_tensor_sharding(t: ShardTensor, *, width: int = 80) -> Drawing:
-    """Which rank holds which block of a tensor, of any number of dims; print it.
+    """Draw which rank holds which block of a tensor with any number of dims; print the result.
 
     Args:
-        t: a ShardTensor. width: characters that a line may have.
+        t: a ShardTensor.
+        width: the maximum number of characters per line.
 
     Raises:
         ShardTypeError: a tensor without a layout.
@@ -27,19 +28,20 @@ def visualize_tensor_sharding(t: ShardTensor, *, width: int = 80) -> Drawing:
 def visualize_sharding(
     sharding: str, shape: Sequence[int] | None = None, *, width: int = 80
 ) -> Drawing:
-    """Which device holds which tile, of an op-sharding string; print it.
+    """Draw which device holds which tile of an op-sharding string; print the result.
 
     Args:
         sharding: as `sharding_spec` and XLA write it, version 1 or 2.
         shape: the tensor's shape; None draws tiles of length 1.
-        width: columns of characters.
+        width: the maximum number of characters per line.
 
     Raises:
-        PlacementError: a string that is no tiling. MeshError: another number of devices.
+        PlacementError: a string that is not a tiling.
+        MeshError: a different number of devices.
     """
     call = "visualize_sharding(sharding)"
     known = read_sizes(sharding, call)
-    if known is not None:  # of any number of devices, which need not be listed
+    if known is not None:  # any number of devices, which need not be listed
         tiles, sizes = known
         layout = Layout.from_hlo(sharding, Mesh(sizes), tiles if shape is None else shape)
         return show(layout, width=width)

@@ -21,9 +21,9 @@ class peak_memory(TorchDispatchMode):
             loss(model(x)).backward()
         print(memory.peak)
 
-    Counted is the memory of every tensor that an operation takes or gives, once and whole, from its
-    first use on: a view of a large tensor counts as the large tensor. What a kernel needs only
-    inside of itself is not seen. In a simulated run each rank measures its own tensors.
+    It counts the memory of every tensor that an operation takes or returns, once and whole, from
+    its first use on: a view of a large tensor counts as the large tensor. Memory that a kernel uses
+    only internally is not seen. In a simulated run each rank measures its own tensors.
 
     Args:
         held: tensors, modules, optimizers, or lists and dicts of tensors, that count from the
@@ -31,7 +31,7 @@ class peak_memory(TorchDispatchMode):
 
     Attributes:
         start: bytes of `held`.
-        peak: the most bytes that were alive at the end of any operation, or of `start`.
+        peak: the largest number of bytes alive at the end of any operation, or at the start.
         live: bytes that are alive now.
     """
 

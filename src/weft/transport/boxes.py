@@ -1,7 +1,7 @@
-"""Boxes of a local tensor: as slices, as stretches of memory, packed into one buffer and back.
+"""Boxes of a local tensor: as slices, as ranges of memory, packed into one buffer and back.
 
-A box that lies in memory without gaps is never copied on its way out, and what arrives where it
-has to lie is never copied either.
+A box that is contiguous in memory is never copied before sending, and data that arrives in its
+final place is never copied either.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def within(box: Box, outer: Box) -> tuple[slice, ...]:
 
 
 def part(box: Box, outer: Box) -> Move:
-    """The view of a box, of the tensor that holds `outer`."""
+    """The view of a box in the tensor that holds `outer`."""
     place = within(box, outer)
     cut = [(dim, at.start, at.stop - at.start) for dim, at in enumerate(place)
            if box[dim] != outer[dim]]
@@ -43,9 +43,10 @@ def part(box: Box, outer: Box) -> Move:
 
 
 def stretch(boxes: Sequence[Box], whole: Box) -> tuple[int, int] | None:
-    """Where the boxes, one after the other, lie in the memory of a tensor that holds `whole`.
+    """Where the boxes, in this order, lie contiguously in the memory of a tensor that holds
+    `whole`.
 
-    None where they do not lie so: a box has gaps, or does not begin where the last one ends.
+    None if they do not: a box has gaps, or does not begin where the previous one ends.
     """
     shape = shape_of(whole)
     start = stop = -1
@@ -55,7 +56,7 @@ def stretch(boxes: Sequence[Box], whole: Box) -> tuple[int, int] | None:
         for at, length in zip(place, shape):
             begin = begin * length + at.start
             mine = at.stop - at.start
-            # Behind the first dim that is longer than 1, every dim must be whole.
+            # After the first dim that is longer than 1, every dim must be whole.
             gap = gap or (numel > 1 and mine != length)
             numel *= mine
         if gap or stop not in (-1, begin):
@@ -70,7 +71,7 @@ def flat(x: Tensor) -> Tensor:
 
 
 def pack(boxes: Sequence[Box], held: Box) -> Move:
-    """From the local tensor to one flat buffer: the boxes, one after the other."""
+    """From the local tensor to one flat buffer with the boxes in order."""
     if not boxes:
         return lambda x: x.new_empty(0)
     where = stretch(boxes, held)
@@ -79,7 +80,7 @@ def pack(boxes: Sequence[Box], held: Box) -> Move:
     parts = [part(box, held) for box in boxes]
     shapes = [shape_of(box) for box in boxes]
     if len({shape[1:] for shape in shapes}) == 1 and shapes[0]:
-        # Below each other they are one after the other: each element is copied once.
+        # Stacked in dim 0 they are contiguous: each element is copied once.
         def joined(x: Tensor) -> Tensor:
             return torch.cat([cut(x) for cut in parts]).reshape(-1)
     else:

@@ -1,9 +1,9 @@
-"""A plan carried out on one rank's local tensor.
+"""Runs a plan on one rank's local tensor.
 
 A plan is *compiled* once per rank, step by step (`steps`). A run is then a few torch calls around
 each collective.
 
-A run may also be *started*: its last collective is then under way while the program goes on.
+A run may also be *started*: its last collective then proceeds while the program goes on.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from weft.planner import (
 )
 from weft.transport import traffic
 from weft.transport.boxes import Move
-from weft.transport.steps import Start, compile_step, compile_transfer, kind_of_terms
+from weft.transport.steps import Start, compile_step, compile_transfer, partial_kind
 
 __all__ = ["CompiledPlan", "compile_plan", "execute", "owned", "unshared"]
 
@@ -40,7 +40,7 @@ _KEPT = 4096
 
 @dataclass(frozen=True, slots=True)
 class _Collective:
-    """What a step tells the traffic log."""
+    """What a step reports to the traffic log."""
 
     name: str
     axes: tuple[str, ...]
@@ -51,8 +51,8 @@ class CompiledPlan:
     """A plan compiled for one rank: `run(local) -> local`.
 
     `aliases`: the result may be, or share memory with, the argument. `cuts`: it may be a view of
-    more than it is (see `owned`). `reduction`: communicator and kind, where the program is one
-    all-reduce and nothing else, so that several may join.
+    more memory than it takes (see `owned`). `reduction`: communicator and kind, if the plan is one
+    all-reduce and nothing else, so that several may be joined.
     """
 
     __slots__ = ("aliases", "collectives", "cuts", "moves", "reduction", "starts")
@@ -78,9 +78,10 @@ class CompiledPlan:
         return x
 
     def start(self, x: Tensor) -> Finish:
-        """`run`, of which the last collective is under way until the result is called.
+        """Like `run`, but the last collective proceeds until the returned function is called.
 
-        All that other ranks wait for has been issued by then: nobody has to call it.
+        By then this rank has issued everything that other ranks wait for, so the function need not
+        be called.
         """
         last = max((at for at, start in enumerate(self.starts) if start is not None), default=-1)
         for move in self.moves[: max(last, 0)]:
@@ -100,19 +101,19 @@ class CompiledPlan:
         return finished
 
     def run_as(self, text: str, layouts: str, x: Tensor) -> Tensor:
-        """`run`, told to the traffic log, and to the debug mode of collectives."""
+        """`run`, reported to the traffic log and to the debug mode of collectives."""
         self.report(text, x.element_size())
         with traffic.moving(layouts if layouts == text else f"{text}: {layouts}"):
             return self.run(x)
 
     def start_as(self, text: str, layouts: str, x: Tensor) -> Finish:
-        """`start`, told likewise."""
+        """`start`, reported likewise."""
         self.report(text, x.element_size())
         with traffic.moving(f"{text}: {layouts}"):
             return self.start(x)
 
     def report(self, text: str, itemsize: int) -> None:
-        """Tell the traffic log what a run of the transition `text` moves."""
+        """Report to the traffic log what a run of the transition `text` moves."""
         for it in self.collectives:
             traffic.emit(text, it.axes, it.name, it.elements * itemsize)
 
@@ -123,12 +124,14 @@ def execute(
 ) -> Tensor:
     """Carry out a plan: this rank's part at `plan.src` becomes its part at `plan.dst`.
 
-    A rank outside the mesh gets its (empty) argument back; between two meshes, one outside the
-    target's gets an empty one. Not differentiable; a `Transition` is.
+    A rank outside the mesh gets its (empty) argument back. Between two meshes, a rank outside the
+    target's mesh gets an empty tensor. Not differentiable; a `Transition` is.
 
     Args:
-        plan: any plan. local: this rank's part, of any strides. mesh: the source's mesh, bound.
-        target: the target's mesh, bound, where it is another one.
+        plan: any plan.
+        local: this rank's part, with any strides.
+        mesh: the source's mesh, bound.
+        target: the target's mesh, bound, if it is a different one.
         copy: never share memory with `local`.
     """
     programs = mesh.cache.setdefault("transport.programs", {})
@@ -145,16 +148,16 @@ def execute(
 
 
 def unshared(out: Tensor, x: Tensor) -> Tensor:
-    """`out`, copied where it shares memory with `x`."""
+    """`out`, copied if it shares memory with `x`."""
     if out.untyped_storage().data_ptr() == x.untyped_storage().data_ptr():
         return out.clone(memory_format=torch.contiguous_format)
     return out
 
 
 def owned(out: Tensor) -> Tensor:
-    """`out`, copied where it is a view of more memory than it takes: what keeps it keeps no more.
+    """`out`, copied if it is a view of more memory than it takes, so that it keeps no more alive.
 
-    Of a copy the gradient flows back as that of a view does.
+    The gradient of the copy flows back like that of a view.
     """
     if out.untyped_storage().nbytes() > out.numel() * out.element_size():
         return out.clone()
@@ -162,9 +165,9 @@ def owned(out: Tensor) -> Tensor:
 
 
 def compile_plan(plan: Plan, mesh: BoundMesh, target: BoundMesh | None = None) -> CompiledPlan:
-    """The program of a plan on this rank. Every rank that takes part compiles it alike.
+    """The compiled plan of this rank. Every rank that takes part compiles it alike.
 
-    A rank outside a mesh does nothing where that mesh works.
+    A rank outside a mesh does nothing in the steps on that mesh.
     """
     moves: list[tuple[Move, Start | None]] = []
     collectives = []
@@ -198,5 +201,5 @@ def _reduction(plan: Plan, mesh: BoundMesh) -> tuple[Communicator, str] | None:
     if len(plan.steps) != 1 or not isinstance(plan.steps[0], AllReduce) or mesh.here is None:
         return None
     step = plan.steps[0]
-    kind, divisor = kind_of_terms(step.src, step.axes)
+    kind, divisor = partial_kind(step.src, step.axes)
     return (mesh.comm(step.axes), kind) if divisor == 1 else None

@@ -1,8 +1,8 @@
 """What a transition does to each axis, read from its two layouts: for gradients and for messages.
 
-On two meshes an axis of one is no axis of the other. Terms stay terms over axes of one name and
-size; products do not, because each factor has a gradient of its own, which those who hold it on
-the other mesh could not tell.
+Axes of two meshes are different axes. Partial values stay partial over axes of the same name and
+size. Products do not, because each factor has its own gradient, which the ranks that hold it on
+the other mesh could not compute.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from weft.planner import (
     fetching,
     folding,
     is_local,
-    kept_terms,
+    kept_partials,
     plan,
 )
 
@@ -43,12 +43,12 @@ def replicated(layout: Layout, axes: Iterable[int]) -> frozenset[int]:
 
 
 def partial_axes(layout: Layout) -> frozenset[int]:
-    """The axes that wait for a reduction."""
+    """The partial axes."""
     return frozenset(axis for axis, kind in enumerate(layout.partial) if kind)
 
 
 def factors(layout: Layout) -> frozenset[int]:
-    """The axes that wait for a product."""
+    """The axes that are partial by product."""
     return frozenset(axis for axis, kind in enumerate(layout.partial) if kind == "product")
 
 
@@ -58,7 +58,7 @@ def communicates(found: Plan) -> bool:
 
 
 def products(src: Layout, dst: Layout) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The axes of the source whose products are taken, and those of the target that get factors."""
+    """The source's axes that are reduced by product, and the target's axes that become factors."""
     reduced, made = _changing(src, dst)
     return tuple(
         tuple(axis for axis in axes
@@ -68,7 +68,7 @@ def products(src: Layout, dst: Layout) -> tuple[tuple[int, ...], tuple[int, ...]
 
 
 def divisor(src: Layout, dst: Layout) -> int:
-    """The number of terms that share a gradient, over all axes where they do."""
+    """The number of partial values that share a gradient, over all axes where they do."""
     reduced, made = _changing(src, dst)
     sizes = [src.mesh.axis_sizes[axis] for axis in reduced if src.partial[axis] == "avg"]
     sizes += [dst.mesh.axis_sizes[axis] for axis in made if dst.partial[axis] in IDEMPOTENT]
@@ -76,8 +76,8 @@ def divisor(src: Layout, dst: Layout) -> int:
 
 
 def _changing(src: Layout, dst: Layout) -> tuple[list[int], list[int]]:
-    """Axes of the source that are reduced, and axes of the target that become partial."""
-    kept = kept_terms(src, dst)
+    """The source's axes that are reduced, and the target's axes that become partial."""
+    kept = kept_partials(src, dst)
     if src.mesh != dst.mesh:
         kept = {one: other for one, other in kept.items() if src.partial[one] != "product"}
     stay = set(kept.values())

@@ -1,10 +1,10 @@
-"""Tensors whose data are on their way: the first use waits for them.
+"""Tensors whose data are still being received: the first use waits for them.
 
-`in_flight` gives a tensor that has everything but its data: shape, dtype, a place in autograd's
-graph. Its class is `InFlight`, so that torch calls `__torch_function__` for whatever uses it; that
+`in_flight` returns a tensor that has everything but its data: shape, dtype, a place in autograd's
+graph. Its class is `InFlight`, so torch calls `__torch_function__` for every use of it. That
 waits, gives the tensor its data, and makes it a plain tensor. From then on it costs nothing, and
-tensors that never were in flight never pay for it. (torch's AsyncCollectiveTensor waits in the
-same way, but stays around what it waited for.)
+other tensors never pay for it. (torch's AsyncCollectiveTensor waits in the
+same way, but remains a wrapper afterwards.)
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _KNOWN = frozenset(
     getattr(torch.Tensor, name).__get__
     for name in ("requires_grad", "grad_fn", "is_leaf", "shape", "dtype", "device")
 )
-"""What is known before the data are there."""
+"""What can be asked before the data have arrived."""
 
 
 class InFlight(torch.Tensor):
-    """A tensor whose data are on their way."""
+    """A tensor whose data are still being received."""
 
     @classmethod
     def __torch_function__(
@@ -45,7 +45,7 @@ class InFlight(torch.Tensor):
 
 
 def in_flight(out: Tensor, x: Tensor, finish: Finish) -> Tensor:
-    """`out`, whose data `finish` brings, made from `x`, which must not change until then."""
+    """`out`, whose data `finish` provides, made from `x`, which must not change until then."""
     version = None if x.is_inference() else x._version
 
     def checked() -> Tensor:

@@ -1,8 +1,8 @@
 """Several transitions at once: one node of autograd's graph, joint reductions.
 
 A Python node costs more than the small operations around it, and on a real network each
-reduction costs its latency: the gradients of a weight and of its bias come at the same time
-and go as one.
+reduction costs its latency. The gradients of a weight and of its bias arrive at the same time
+and are reduced as one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["Noted", "move_together", "run_together", "start_together"]
 
 
 class Noted(Protocol):
-    """Whose transition it is, for the log."""
+    """The call that a transition serves, for the log."""
 
     @property
     def note(self) -> Note: ...
@@ -47,7 +47,7 @@ def run_together(
     transitions: Sequence[Transition], xs: Sequence[Tensor | None], noted: Sequence[Noted] = ()
 ) -> Sequence[Any]:
     """`[transition(x) for ...]` (None stays None); all-reduces of one group are one collective."""
-    if is_autocast_enabled():  # a backward inside of it: buffers are put together by `cat`
+    if is_autocast_enabled():  # a backward inside of it: `cat` joins buffers
         with _DisableAutocast():
             return run_together(transitions, xs, noted)
     if transitions and transitions[0].reduction is not None and not STATE.on:
@@ -81,7 +81,7 @@ def run_together(
 def start_together(
     transitions: Sequence[Transition], xs: Sequence[Tensor], noted: Sequence[Noted]
 ) -> Callable[[], list[Tensor]]:
-    """`run_together` of tensors without history, under way until the result is called.
+    """`run_together` for tensors without history, proceeding until the returned function is called.
 
     All-reduces of one group, kind and dtype are one collective, whatever their size.
     """
@@ -106,7 +106,7 @@ def start_together(
         for places, finish in under_way:
             parts = finish().split([xs[place].numel() for place in places])
             for place, part in zip(places, parts):
-                # A copy: as a part it would keep the buffer, and lie as no parameter does.
+                # A copy: as a part it would keep the buffer, in a memory order of no parameter.
                 out[place] = torch.empty_like(xs[place]).copy_(part.view(xs[place].shape))
         return out
 
@@ -117,7 +117,7 @@ def start_together(
 def _told(
     transitions: Sequence[Transition], noted: Sequence[Noted], places: Sequence[int]
 ) -> Iterator[None]:
-    """A joint collective serves, for debug mode, the first of its calls and all its transitions."""
+    """For debug mode, a joint collective serves the first of its calls and all its transitions."""
     texts = [f"{one.text}: {one.src} -> {one.dst}" for one in map(transitions.__getitem__, places)]
     first = noted[places[0]] if noted else None
     told = nullcontext() if first is None else resume(first.note, first.reason)

@@ -1,7 +1,7 @@
-"""Transitions in another dtype: what travels is cast before, forward and backward.
+"""Transitions in another dtype: data is cast before it is sent, forward and backward.
 
-The casts stand in one node with the transition, because autograd casts the gradient that a node
-gets to the dtype of the node's result: casts of their own would bring it back between them.
+The casts are in one node with the transition, because autograd casts the gradient of a
+node to the dtype of the node's result: separate casts would convert it back in between.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ __all__ = ["Mixed"]
 class Mixed:
     """A transition (None: nothing moves) of values cast to `forward`, of gradients to `backward`.
 
-    The gradient comes back in the dtype of the source, in which it travels without `backward`.
-    Called, started and asked as a `Transition` is.
+    The gradient returns in the dtype of the source, which is also sent if `backward` is None.
+    It has the methods of a `Transition`.
 
     Raises:
-        UnsupportedOpError: when called, where a gradient is wanted of a kind of reduction whose
-        gradient is more than a plan.
+        UnsupportedOpError: when called, if a gradient is wanted for a kind of reduction whose
+            gradient is more than a plan.
     """
 
     __slots__ = ("backward", "communicates", "forward", "transition")
@@ -47,7 +47,7 @@ class Mixed:
         return cast if self.transition is None else self.transition(cast)
 
     def start(self, x: Tensor) -> Tensor:
-        """As a call, of which the last collective is under way: the first use of it waits."""
+        """Like a call, but the last collective proceeds: the first use of the result waits."""
         if not self.communicates:
             return self(x)
         assert self.transition is not None
@@ -77,7 +77,7 @@ class Mixed:
 
 
 class _Apply(torch.autograd.Function):
-    """A transition between its casts; under way, where a list is given for what brings the data."""
+    """A transition between its casts; started only, if a list is given for the finishing calls."""
 
     @staticmethod
     def forward(  # type: ignore[override]

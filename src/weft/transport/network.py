@@ -1,13 +1,13 @@
-"""Measuring the network, in the terms of the planner's cost function.
+"""Measures the network, in the terms of the planner's cost function.
 
 Every collective that plans use is timed over each axis of a mesh, and over all axes together, at
-several sizes. What `Links.seconds_over` says of a collective is linear in what is looked for: the
-start, a rank's share of each other member, the latency and the seconds per byte of each axis. So
-they are the non-negative least squares of relative errors: a small message counts as much as a
-large one. Over several axes the slowest counts; which that is follows from the axes alone.
+several sizes. `Links.seconds_over` is linear in the unknowns: the
+start, a rank's time for each other member, the latency and the seconds per byte of each axis. They
+are therefore the non-negative least squares of relative errors: a small message counts as much as a
+large one. Over several axes the slowest counts; which one it is follows from the axes alone.
 
-Ranks must agree on what they assume. So all of them get what the first one works out, from the
-times of all.
+Ranks must agree on their assumptions. So all of them get the result of the first rank, which is
+computed from the times of all.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ __all__ = ["Sample", "fit", "measure_links", "relative_error", "samples"]
 
 SIZES_NBYTES = (1 << 12, 1 << 16, 1 << 19, 1 << 22)
 _CALLS, _TURN_NBYTES = 5, 1 << 22
-"""In a turn: so many calls, fewer of large ones."""
+"""Calls per turn, fewer for large ones."""
 
 _PASSES = {"all_to_all": 1, "all_gather": 1, "reduce_scatter": 1, "all_reduce": 2}
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Seconds of a collective over some axes, of which a rank receives so many bytes."""
+    """Seconds of a collective over some axes in which a rank receives `nbytes` bytes."""
 
     axes: tuple[int, ...]
     passes: int
@@ -50,19 +50,23 @@ def measure_links(
     mesh: MeshLike | None = None, *, sizes: Sequence[int] = SIZES_NBYTES, num_rounds: int = 9,
     node_size: int = NODE_SIZE,
 ) -> Links:
-    """The networks of a mesh as the planner should see them; the same value on every rank.
+    """Measure the networks of a mesh for the planner; the same value on every rank.
 
-    A collective: all ranks of the mesh call it. Give the result to `weft.set_links`, or keep it
-    for later runs by `links.save(path)`.
+    A collective: all ranks of the mesh call it. Pass the result to `weft.set_links`, or keep it
+    for later runs with `links.save(path)`.
 
     Args:
-        mesh: a bound mesh, a torch DeviceMesh, or None for the default one. sizes: bytes that a
-            rank receives. num_rounds: turns of each collective, of which the best counts.
-        node_size: devices of a node.
+        mesh: a bound mesh, a torch DeviceMesh, or None for the default one.
+        sizes: bytes that a rank receives per collective.
+        num_rounds: turns of each collective, of which the best counts.
+        node_size: devices per node.
+
+    Returns:
+        The fitted networks, in seconds and seconds per byte.
 
     Raises:
         MeshError: None without a default mesh, a rank outside the mesh, or a mesh of one rank.
-        ShardTypeError: sizes that are none, or no rounds.
+        ShardTypeError: invalid sizes, or no rounds.
     """
     bound = as_bound_mesh(mesh, "measure_links(mesh)")
     links = fit(bound.abstract, samples(bound, sizes, num_rounds), node_size)
@@ -88,7 +92,7 @@ def _check(mesh: BoundMesh, sizes: Sequence[int], num_rounds: int) -> None:
 
 
 def samples(mesh: BoundMesh, sizes: Sequence[int], num_rounds: int) -> list[Sample]:
-    """What the collectives take, each on its slowest rank; raises as `measure_links` does."""
+    """The times of the collectives, each on its slowest rank; raises as `measure_links` does."""
     _check(mesh, sizes, num_rounds)
     axes = [axis for axis, size in enumerate(mesh.axis_sizes) if size > 1]
     groups = [(axis,) for axis in axes] + ([tuple(axes)] if len(axes) > 1 else [])
@@ -113,7 +117,7 @@ def samples(mesh: BoundMesh, sizes: Sequence[int], num_rounds: int) -> list[Samp
 
 
 def _runs(comm: Communicator, nbytes: int) -> dict[str, tuple[Callable[[], object], float]]:
-    """Name -> the collective, of which a rank receives about so many bytes, and those bytes."""
+    """Name -> the collective in which a rank receives about `nbytes` bytes, and its exact bytes."""
     g = comm.size
     each = max(1, nbytes // 4 // (g - 1))
     whole = max(g, nbytes // 8 * g // (g - 1))
@@ -139,7 +143,7 @@ def _turn(run: Callable[[], object], calls: int, device: torch.device) -> float:
 
 
 def _settle(device: torch.device) -> None:
-    """Until what was issued to an accelerator has been done."""
+    """Wait until an accelerator has done what was issued to it."""
     if device.type not in ("cpu", "meta"):
         torch.get_device_module(device.type).synchronize(device)
 
@@ -148,11 +152,11 @@ def _settle(device: torch.device) -> None:
 
 
 def fit(mesh: Mesh, seen: Sequence[Sample], node_size: int = NODE_SIZE) -> Links:
-    """The links under which `Links.seconds_over` comes nearest to what was seen."""
+    """The links for which `Links.seconds_over` comes closest to the samples."""
     axes = sorted({axis for sample in seen for axis in sample.axes})
     sizes = {math.prod(mesh.axis_sizes[axis] for axis in sample.axes) for sample in seen}
     columns: list[tuple[str, int]] = [("start", 0)]
-    columns += [("member", 0)] if len(sizes) > 1 else []  # else the latency says it all
+    columns += [("member", 0)] if len(sizes) > 1 else []  # else the latency includes it
     columns += [(name, axis) for name in ("latency", "byte") for axis in axes]
     alone = _least_squares(mesh, [it for it in seen if len(it.axes) == 1], columns)
     found = _least_squares(mesh, seen, columns, alone)
@@ -175,7 +179,7 @@ def _least_squares(
     mesh: Mesh, seen: Sequence[Sample], columns: list[tuple[str, int]],
     known: dict[tuple[str, int], float] | None = None,
 ) -> dict[tuple[str, int], float]:
-    """Non-negative: what comes out below zero is nothing, the lowest first."""
+    """Non-negative: values below zero are set to zero, the lowest first."""
     rows = [[_factor(mesh, it, column, known or {}) / it.seconds for column in columns]
             for it in seen]
     matrix = torch.tensor(rows, dtype=torch.float64)
@@ -194,7 +198,7 @@ def _least_squares(
 def _factor(
     mesh: Mesh, it: Sample, column: tuple[str, int], known: dict[tuple[str, int], float]
 ) -> float:
-    """How often one unknown enters into the time of a sample, as in `Links.seconds_over`."""
+    """The coefficient of one unknown in the time of a sample, as in `Links.seconds_over`."""
     name, axis = column
     others = math.prod(mesh.axis_sizes[axis] for axis in it.axes) - 1
     if name == "start":
@@ -211,7 +215,7 @@ def _slowest(links: Sequence[Link]) -> Link:
 
 
 def relative_error(mesh: Mesh, seen: Sequence[Sample], links: Links) -> float:
-    """Median of how far the links are from what was seen, as a part of it."""
+    """The median relative difference between the links and the samples."""
     return statistics.median(
         abs(links.seconds_over(mesh, it.axes, it.nbytes, it.passes) / it.seconds - 1)
         for it in seen

@@ -1,7 +1,7 @@
-"""The order in memory of a tensor's dims, which a rank's block shares with the global tensor.
+"""The memory order of a tensor's dims, which a rank's block shares with the global tensor.
 
-What ranks send lies in the order of the dims, because all of them know that; only where a block
-comes to lie follows from strides.
+Data is sent in the order of the dims, because all ranks know that order. Only the place of a
+block in memory follows from strides.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ __all__ = [
 ]
 
 Order = tuple[int, ...]
-"""Dims from the one that steps farthest in memory to the one that steps least."""
+"""Dims from the largest stride to the smallest."""
 
 
 def order_of(shape: Sequence[int], strides: Sequence[int]) -> Order | None:
-    """The order of these strides; None where it is that of the dims.
+    """The order of these strides; None if it is that of the dims.
 
-    Dims of one element say nothing: they are left out. Those that are expanded come first: where
-    they get memory of their own, the others lie side by side as before.
+    Dims of one element have no order and are left out. Expanded dims come first: when
+    they get memory of their own, the others stay side by side.
     """
     dims = [dim for dim in range(len(shape)) if shape[dim] > 1]
     order = sorted(dims, key=lambda dim: -strides[dim] if strides[dim] else -math.inf)
@@ -32,18 +32,18 @@ def order_of(shape: Sequence[int], strides: Sequence[int]) -> Order | None:
 
 
 def full_order(shape: Sequence[int], strides: Sequence[int]) -> Order:
-    """The order of these strides, that of the dims too."""
+    """The order of these strides, also if it is that of the dims."""
     return order_of(shape, strides) or tuple(range(len(shape)))
 
 
 def memory_order(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
-    """The dims from the one that steps farthest in memory to the one that steps least."""
+    """The dims from the largest stride to the smallest."""
     order = sorted(range(len(shape)), key=lambda dim: -strides[dim])
     return tuple(order)
 
 
 def strides_in_order(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
-    """Strides of a dense tensor whose dims lie in this order."""
+    """Strides of a dense tensor whose dims have this order in memory."""
     strides = [0] * len(shape)
     step = 1
     for dim in reversed(order):
@@ -55,7 +55,7 @@ def strides_in_order(shape: Sequence[int], order: Sequence[int]) -> tuple[int, .
 def strides_like(
     shape: Sequence[int], block_shape: Sequence[int], block_strides: Sequence[int]
 ) -> tuple[int, ...] | None:
-    """Strides of a whole of this shape in the order that its block shows; None if that has gaps.
+    """Strides of a whole of this shape in the order of its block; None if the block has gaps.
 
     Dims in which the block has one element show no order: they come last.
     """
@@ -70,7 +70,7 @@ def strides_like(
 
 
 def in_order(x: Tensor, order: Order) -> Tensor:
-    """The tensor itself, or a copy whose dims lie in this order; differentiable."""
+    """The tensor itself, or a copy whose dims have this order in memory; differentiable."""
     shape, strides = x.shape, x.stride()
     last = None
     for dim in order:
@@ -82,7 +82,7 @@ def in_order(x: Tensor, order: Order) -> Tensor:
 
 
 def laid(x: Tensor, order: Order) -> Tensor:
-    """The tensor in this order and without gaps; itself where it is; differentiable."""
+    """The tensor in this order without gaps; itself if it already is; differentiable."""
     there = [*(dim for dim in range(x.dim()) if dim not in order), *order]
     turned = x.permute(there)
     if turned.is_contiguous():
@@ -91,8 +91,8 @@ def laid(x: Tensor, order: Order) -> Tensor:
 
 
 def order_due(shape: Sequence[int], strides: Sequence[int], block: Tensor) -> Order | None:
-    """The order in which a block of a tensor of this shape and these strides should lie, and does
-    not; None where it does. Where the whole has no gaps, the block has none."""
+    """The order that a block of a tensor with this shape and these strides should have but does
+    not; None if it has it. If the whole has no gaps, the block must have none."""
     order = full_order(shape, strides)
     if 0 in block.shape or block.dim() != len(shape):
         return None

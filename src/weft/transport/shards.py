@@ -1,7 +1,7 @@
 """What the kernel of an op communicates through: the ranks that hold the shards of some dims.
 
-A kernel runs on local tensors, as code under `local_map` does. Every rank reduces its shard to a
-few numbers, the *summary*; `psum`, `pmax` and `gather` bring the summaries of all shards to all
+A kernel runs on local tensors, like code under `local_map`. Every rank reduces its shard to a
+few numbers, the *summary*. `psum`, `pmax` and `gather` bring the summaries of all shards to all
 ranks, and each rank finishes by itself. What ranks compute from a common value varies, so the
 gradient of that value is the sum over the ranks: the gradient of `psum` is a `psum`, that of
 `gather` is reduced and scattered. All of them are differentiable to any order.
@@ -33,10 +33,11 @@ _functorch: Any = torch._C._functorch  # type: ignore[attr-defined]
 class Shards:
     """The shards of some dims of one tensor, seen from one rank.
 
-    They stand in the order of the dims, and along one dim in the order of its elements.
+    They are in the order of the dims, and along one dim in the order of its elements.
 
     Attributes:
-        num: how many there are. index: which of them this rank has.
+        num: the number of shards.
+        index: the number of this rank's shard.
         dims: the sharded dims.
         sizes: per shard, how many elements of these dims it has (the product of its lengths).
         filled: the shards that have any.
@@ -78,7 +79,7 @@ class Shards:
         self.order = _order(axes, layout.mesh.axis_sizes)
 
     def along(self, *dims: int) -> Shards:
-        """The shards of some of the dims, among ranks that share the others."""
+        """The shards of some of the dims, among ranks that agree in the others."""
         if dims == self.dims:
             return self
         found = self.parts.get(dims)
@@ -88,7 +89,7 @@ class Shards:
         return found
 
     def group(self) -> Communicator:
-        """The ranks of the shards. In strict mode it raises: who asks is about to send."""
+        """The ranks of the shards. Raises in strict mode, because the caller is about to send."""
         if self.check is not None:
             self.check(self.axes)
         return self._group
@@ -108,7 +109,7 @@ class Shards:
     def gather(self, *own: Tensor) -> list[Tensor]:
         """The summaries of all shards, each with a leading dim of `num`.
 
-        A summary has one shape on all ranks. Those of one dtype travel together.
+        A summary has one shape on all ranks. Summaries of one dtype are sent together.
         """
         if len(own) > 1 and len({(one.dtype, one.shape) for one in own}) == 1:
             return list(self._gather(torch.stack(own, -1)).unbind(-1))
@@ -121,7 +122,7 @@ class Shards:
     def exchange(
         self, x: Tensor, make: Callable[[BoundMesh, Layout], Callable[[Tensor], Tensor]]
     ) -> Tensor:
-        """What `make(mesh, layout)` gives, of `x`: an exchange whose routes are found once."""
+        """The result of `make(mesh, layout)` on `x`: an exchange whose routes are found once."""
         self.group()
         return self.once(lambda: make(self.mesh, self.layout))(x)
 
@@ -136,13 +137,13 @@ class Shards:
         return gathered if len(self.filled) == self.num else gathered[list(self.filled)]
 
     def counts(self, x: Tensor, dims: Sequence[int]) -> list[int]:
-        """How many elements of `dims`, sharded ones and others, each shard of `x` has."""
+        """The number of elements of `dims`, sharded or not, in each shard of `x`."""
         others = math.prod([x.shape[dim] for dim in dims if dim not in self.dims])
         return [size * others for size in self.sizes]
 
     def tie(self, out: Tensor, *others: Tensor) -> Tensor:
-        """`out` with a graph edge to what this rank, unlike others, had no use for: in backward
-        all ranks then communicate alike."""
+        """`out` with a graph edge to tensors that this rank, unlike others, did not use: all ranks
+        then issue the same collectives in backward."""
         for other in others:
             if other.requires_grad and torch.is_grad_enabled():
                 out = out + other.reshape(-1).narrow(0, 0, 0).sum().to(out.dtype)
@@ -150,8 +151,8 @@ class Shards:
 
 
 def _order(axes: tuple[int, ...], sizes: Sequence[int]) -> tuple[int, ...] | None:
-    """Per shard, the place of its rank in the group, which goes by the order of the mesh's axes;
-    None where these are the same."""
+    """Per shard, the position of its rank in the group, which follows the order of the mesh's axes;
+    None if the two orders are the same."""
     if axes == tuple(sorted(axes)):
         return None
     places = torch.arange(math.prod([sizes[axis] for axis in axes]))
@@ -160,7 +161,7 @@ def _order(axes: tuple[int, ...], sizes: Sequence[int]) -> tuple[int, ...] | Non
 
 
 def _check(x: Tensor) -> None:
-    """Raise for what forward AD, vmap or torch.func hang on a tensor: collectives lose it."""
+    """Raise for tensors of forward AD, vmap or torch.func, whose information collectives lose."""
     is_dual = forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None
     wrapped = _functorch.is_functorch_wrapped_tensor(x)
     if is_dual or wrapped or (_transforms() is not None and x.requires_grad):
@@ -202,7 +203,7 @@ def _tell(transition: str, comm: Communicator, collective: str, nbytes: int) -> 
 
 
 _BACK = {"sum": "sum", "gather": "scatter", "scatter": "gather"}
-"""The collectives that have a gradient, and what brings it back."""
+"""The collectives with a gradient, and the collective of the gradient."""
 
 
 class _Collective(torch.autograd.Function):

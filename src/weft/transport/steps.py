@@ -1,13 +1,14 @@
 """One step of a plan on one rank: what happens to the local tensor, worked out beforehand.
 
-Which pieces of the tensor go where, and how what arrives becomes the new tensor, are slices and
-sizes; what is left for a run is a few torch calls around the collective.
+Which pieces of the tensor go where, and how received data becomes the new tensor, is a matter of
+slices and sizes. At run time a few torch calls around the collective remain.
 
-Pieces travel in one of two ways: all through one buffer, by one all-to-all; or each by itself, as
-they lie in memory where they lie without gaps, received where they have to lie, while what stays
-on this rank is copied. Where a backend can do the latter (gloo), it takes less time for many bytes,
-and for any where most ranks of a group have nothing for each other, because an all-to-all bothers
-all of them. All ranks of a group choose alike: the choice depends on what the whole step moves.
+Pieces are sent in one of two ways. Either all go through one buffer, by one all-to-all. Or each
+goes by itself, uncopied if it is contiguous, and is received in its final place, while what stays
+on this rank is copied. If a backend can do the latter (gloo), it takes less time for many bytes,
+and for any number if most ranks of a group have nothing for each other, because an all-to-all
+involves all of them. All ranks of a group choose alike: the choice depends on what the whole step
+moves.
 """
 
 from __future__ import annotations
@@ -41,17 +42,18 @@ from weft.planner import (
 from weft.planner.geometry import Coordinate, group, intersect, size_over, volume
 from weft.transport.boxes import Move, flat, pack, part, shape_of, stretch, unpack, within
 
-__all__ = ["Start", "compile_step", "compile_transfer", "kind_of_terms"]
+__all__ = ["Start", "compile_step", "compile_transfer", "partial_kind"]
 
 Start = Callable[[Tensor], Finish]
 
 _DENSE = 128
-"""An all-to-all starts what a rank has for all others at once, and copies no more than messages do:
-where most have something for each other, messages pay from so many times the bytes on."""
+"""An all-to-all starts sending to all others at once, and copies no more than messages do.
+If most ranks have something for each other, messages pay off only from this many times the bytes.
+"""
 
 
 def compile_step(step: Step, at: Coordinate, mesh: BoundMesh) -> tuple[Move, Start | None]:
-    """What a step within one mesh does at a coordinate, and how it is started where it can be."""
+    """What a step within one mesh does at a coordinate, and how to start it if that is possible."""
     held, wanted = step.src.box_at(at), step.dst.box_at(at)
     match step:
         case Slice():
@@ -86,7 +88,8 @@ def _slice(held: Box, wanted: Box) -> Move:
 
 
 def _term(step: Term, at: Coordinate) -> Move:
-    """The value as this coordinate's term: zeros around what is held, the identity elsewhere."""
+    """The value as this coordinate's partial value: zeros around a block, the identity
+    elsewhere."""
     held, wanted = step.src.box_at(at), step.dst.box_at(at)
     kinds = {step.dst.partial[axis] for axis in step.axes}
     cut = {axis for axes in step.src.dims for axis in axes}
@@ -114,7 +117,7 @@ def _term(step: Term, at: Coordinate) -> Move:
 
 @dataclass(frozen=True, slots=True)
 class _Boxes:
-    """What one rank of a group sends and receives: boxes by place in the group.
+    """What one rank of a group sends and receives: boxes by position in the group.
 
     `held` and `wanted` are its boxes before and after; of `wanted`, what lies in `outside` comes
     from nobody and is filled. `mean` elements are received by a rank of
@@ -191,7 +194,7 @@ def _outside(wanted: Box, inside: Box) -> tuple[Box, ...]:
 
 
 def _num_pieces(step: Exchange) -> float:
-    """Of how many pieces a target box is made up, where lengths divide evenly."""
+    """The number of pieces that form a target box, if lengths divide evenly."""
     counts = [[size_over(it, axes) for axes in it.dims] for it in (step.src, step.dst)]
     return math.prod(max(1.0, before / after) for before, after in zip(*counts))
 
@@ -201,7 +204,7 @@ def compile_transfer(
 ) -> tuple[Move, Start | None]:
     """What the step between two meshes does on this rank, which may be outside of either."""
     here, there = mesh.here, target.here
-    nothing = ((0, 0),)  # what a rank outside holds
+    nothing = ((0, 0),)  # the box of a rank outside
     held = nothing if here is None else step.src.box_at(here)
     wanted = nothing if there is None else step.dst.box_at(there)
     if here is None and there is None:
@@ -270,7 +273,7 @@ def _gathered(boxes: _Boxes) -> Move:
 
 
 def _piecewise(boxes: _Boxes) -> Start:
-    """Each piece by itself, from where it lies to where it has to lie."""
+    """Each piece by itself, from its place in the source to its place in the target."""
     comm, held, wanted = boxes.comm, boxes.held, boxes.wanted
     shape = shape_of(wanted)
     others = [(comm.index + step) % comm.size for step in range(1, comm.size)]
@@ -375,7 +378,7 @@ def _reduce_scatter(step: ReduceScatter, at: Coordinate, mesh: BoundMesh) -> tup
     packed = pack([box for box in boxes if volume(box)], step.src.box_at(at))
     shape = shape_of(step.dst.box_at(at))
     comm = mesh.comm(step.axes)
-    kind, divisor = kind_of_terms(step.src, step.axes)
+    kind, divisor = partial_kind(step.src, step.axes)
 
     def run(x: Tensor) -> Tensor:
         return divided(comm.reduce_scatter(packed(x), sizes, kind))
@@ -393,7 +396,7 @@ def _reduce_scatter(step: ReduceScatter, at: Coordinate, mesh: BoundMesh) -> tup
 
 def _all_reduce(step: AllReduce, mesh: BoundMesh) -> tuple[Move, Start]:
     comm = mesh.comm(step.axes)
-    kind, divisor = kind_of_terms(step.src, step.axes)
+    kind, divisor = partial_kind(step.src, step.axes)
 
     def start(x: Tensor) -> Finish:
         finish = comm.start_all_reduce(x, kind)
@@ -404,7 +407,7 @@ def _all_reduce(step: AllReduce, mesh: BoundMesh) -> tuple[Move, Start]:
     return lambda x: comm.all_reduce(x, kind).div_(divisor), start
 
 
-def kind_of_terms(layout: Layout, axes: tuple[int, ...]) -> tuple[str, int]:
+def partial_kind(layout: Layout, axes: tuple[int, ...]) -> tuple[str, int]:
     """The kind of one collective over several partial axes, and what to divide by after it."""
     kinds = {layout.partial[axis] for axis in axes}
     if len(kinds) == 1:

@@ -1,9 +1,9 @@
-"""What moves, as it moves: the log behind `weft.explain()`.
+"""The log of what moves, behind `weft.explain()`.
 
 A log is open on one thread (one simulated rank); events are this rank's own. While no log is open
-anywhere, a transition pays one truth test (`STATE.on`). The dispatcher names the call it works for
-with `label`; the autograd node of a transition keeps that name, so that what backward moves
-is listed under the call and line that caused it, also where autograd runs it in a thread of its
+anywhere, a transition pays one truth test (`STATE.on`). The dispatcher names the current call
+with `label`. The autograd node of a transition keeps that name, so that what backward moves
+is listed under the call and line that caused it, also if autograd runs it in a thread of its
 own (as it does for accelerators).
 """
 
@@ -32,7 +32,7 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One collective of this rank; `nbytes` are those it received from others."""
+    """One collective of this rank; `nbytes` are the bytes that it received from others."""
 
     op: str
     line: str
@@ -53,7 +53,7 @@ class Log:
 
     @property
     def nbytes(self) -> int:
-        """Bytes received in all."""
+        """Bytes received in total."""
         return sum(event.nbytes for event in self.events)
 
     def by_axis_and_op(self) -> dict[tuple[tuple[str, ...], str], int]:
@@ -81,7 +81,7 @@ class Log:
 
 
 class _State:
-    """`on`: whether a log is open on any thread, or debug mode wants to know who asks."""
+    """`on`: whether a log is open on any thread, or debug mode wants to know who communicates."""
 
     __slots__ = ("on", "open", "lock")
 
@@ -111,7 +111,7 @@ _thread = _Thread()
 
 @contextmanager
 def record() -> Iterator[Log]:
-    """Open a log on this thread; logs that are open around it get the events too."""
+    """Open a log on this thread; logs opened around it get the events too."""
     log, outer = Log(), _thread.logs
     _thread.logs = (*outer, log)
     STATE.change(1)
@@ -162,7 +162,7 @@ class Note:
 
 
 def note() -> Note:
-    """The label and logs in force on this thread."""
+    """The current label and logs of this thread."""
     return Note(_thread.label, _thread.logs)
 
 
@@ -170,7 +170,7 @@ def note() -> Note:
 def resume(kept: Note | None, reason: str) -> Iterator[None]:
     """What moves inside is the backward of the noted call, for the logs of this thread.
 
-    A thread that has none is one of autograd's own: there the noted logs, if still open.
+    A thread without logs is one of autograd's own; there the noted logs are used, if still open.
     """
     kept = kept or Note()
     outer = _thread.label, _thread.logs, _thread.direction
@@ -184,7 +184,7 @@ def resume(kept: Note | None, reason: str) -> Iterator[None]:
 
 
 def emit(transition: str, axes: tuple[str, ...], collective: str, nbytes: int) -> None:
-    """Add a collective to the logs of this thread, under the label in force."""
+    """Add a collective to the logs of this thread, under the current label."""
     if not _thread.logs:
         return
     mine = _thread.label

@@ -1,18 +1,18 @@
 """From one layout to another, differentiable to any order.
 
 On one axis a value is S (sharded), I (replicated, its gradient too), P (partial) or R (replicated,
-but seen by a computation that varies over the axis, so that its gradient is partial). Gradients
+but used by a computation that varies over the axis, so that its gradient is partial). Gradients
 have the dual: S for S, I for I, R for P, P(sum) for R. So a transition's backward is the
-transition between the duals, the other way round, and so is the backward of that: the table of
-the semantics is what the planner finds for the duals. What is left to say here is what a kind of
-reduction does to the size of a gradient, and P(product), whose gradient needs the other terms:
+transition between the duals in the opposite direction, and so is the backward of that: the table of
+the semantics is what the planner finds for the duals. This file adds what a kind of reduction does
+to the size of a gradient, and P(product), whose gradient needs the other partial values:
 
-- P(avg) reduced, and I -> P(max, min, and, or, band, bor): divided by the number of terms.
-- P(product) reduced: the terms are gathered and multiplied one after the other by torch, whose
-  gradient is that of exclusive products. Nothing is divided, so zeros are fine.
-- I -> P(product): the gradient of the one coordinate that keeps the value, brought to all.
-- P(product) on both sides: each factor has a gradient of its own, which moves as factors do.
-- P(max, min, and, or, band, bor, bxor) -> anything: refused where a gradient is wanted.
+- P(avg) reduced, and I -> P(max, min, and, or, band, bor): divided by the number of partial values.
+- P(product) reduced: the partial values are gathered and multiplied one after the other by torch,
+  whose gradient is that of exclusive products. Nothing is divided, so zeros are fine.
+- I -> P(product): the gradient of the one coordinate that keeps the value, sent to all.
+- P(product) on both sides: each factor has its own gradient, which moves as factors do.
+- P(max, min, and, or, band, bor, bxor) -> anything: refused if a gradient is wanted.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class Transition:
     Args:
         mesh: the bound mesh of the source.
         src, dst: the layouts.
-        target: the bound mesh of the target, where it is another one. A rank that is in one of
-            them only has a local tensor of shape (0,) on the other side.
-        src_varying, dst_varying: replicated axes on which the value is seen by a computation that
+        target: the bound mesh of the target, if it is a different one. A rank that is in only one
+            of them has a local tensor of shape (0,) on the other side.
+        src_varying, dst_varying: replicated axes over which the value is used by a computation that
             varies (R instead of I); other axes in them are ignored.
         apart: axes on both sides of which terms have nothing to do with each other.
         order: in which the dims of the result lie in memory, where it moves; None for that of the
@@ -69,8 +69,9 @@ class Transition:
             work is the argument itself, or (where autograd records) shares its memory.
 
     Raises:
-        LayoutError: a pair that the planner refuses. When called: UnsupportedOpError for a source
-        that is partial by a kind without gradient, where one is wanted.
+        LayoutError: a pair that the planner refuses.
+        UnsupportedOpError: when called, for a source that is partial by a kind without gradient,
+            if one is wanted.
     """
 
     __slots__ = (
@@ -116,14 +117,14 @@ class Transition:
         self.backward_communicates = facts.communicates(self._back)
         is_inside = mesh.here is not None or self.target.here is not None
         self._special = _special(src, dst) if self._plan.steps else None
-        if self._special is _factor:  # the coordinate that keeps the value tells the others
+        if self._special is _factor:  # the coordinate that keeps the value sends to the others
             self.backward_communicates = True
         works = self._plan.steps or self._back.steps or scale != 1 or facts.divisor(src, dst) != 1
         self.is_identity = not copy and not (is_inside and works)
         self._program: CompiledPlan | None = None
         if self._plan.steps and is_inside:
             self._program = compile_plan(self._plan, mesh, self.target)
-        # Communicator and kind, where one all-reduce is all there is to do.
+        # Communicator and kind, if one all-reduce is the whole transition.
         alone = self._program is not None and scale == 1 and not (copy or order)
         self.reduction = self._program.reduction if alone and self._program else None
         self._reduces_only_in_backward: bool | None = None
@@ -133,9 +134,10 @@ class Transition:
     def __call__(self, x: Tensor, read_only_use: bool = False) -> Tensor:
         """This rank's part at `dst`.
 
-        `read_only_use`: by one op, which only reads it. What autograd saves there is told of writes
-        to x, and the result may be a view of x: it goes with the call, and where a graph keeps it,
-        x is a leaf, which lives on anyway. Otherwise the result holds memory of its own size.
+        `read_only_use`: one op uses it and only reads it. Writes to x then count for what autograd
+        saves there, and the result may be a view of x: it is freed with the call, and if a graph
+        keeps it, x is a leaf, which stays alive anyway. Otherwise the result holds memory of its
+        own size.
         """
         if torch.is_grad_enabled():
             if not x.requires_grad:
@@ -151,9 +153,9 @@ class Transition:
         return self._run(x, read_only_use)
 
     def start(self, x: Tensor) -> Tensor:
-        """As a call, of which the last collective is under way: the first use of it waits.
+        """Like a call, but the last collective proceeds: the first use of the result waits.
 
-        Until then `x` must not be written to (the use would raise); it may never be used.
+        Until then `x` must not be written to (the use would raise). The result may never be used.
         """
         wants_grad = x.requires_grad and torch.is_grad_enabled()
         if not self.communicates or not self._program or (wants_grad and self.is_special):
@@ -169,7 +171,7 @@ class Transition:
         return in_flight(out, x, brings[0])
 
     def _begin(self, x: Tensor, brings: list[Finish]) -> Tensor:
-        """The result without its data; what brings them is put into the list."""
+        """The result without its data; the function that provides them is added to the list."""
         program = self._program
         assert program is not None
         _refuse_transforms(self, x)
@@ -181,7 +183,7 @@ class Transition:
         scale, order = self.scale, self.order
 
         def finished() -> Tensor:
-            with _DisableAutocast():  # whoever uses it first may be inside of one
+            with _DisableAutocast():  # its first use may be inside autocast
                 out = finish()
             out = out if scale == 1 else out * scale
             return out if order is None else in_order(out, order)
@@ -204,7 +206,7 @@ class Transition:
     def reduces_only_in_backward(self) -> bool:
         """Whether backward is one all-reduce, and the result the argument itself or zeros.
 
-        That is I -> R, on other axes perhaps I -> P(sum).
+        That is I -> R, possibly with I -> P(sum) on other axes.
         """
         if self._reduces_only_in_backward is None:
             src, dst = self.src, self.dst
@@ -218,7 +220,7 @@ class Transition:
         return self._reduces_only_in_backward
 
     def report(self, itemsize: int) -> None:
-        """Tell the traffic log what a run moves."""
+        """Report to the traffic log what a run moves."""
         if self._program is not None:
             self._program.report(self.text, itemsize)
 
@@ -227,7 +229,7 @@ class Transition:
         out = self._run(x, read_only_use and x.is_leaf)
         program = self._program
         if program is None or program.aliases or out._is_view():
-            out = out.detach()  # a tensor of its own: autograd would take a view for a view op
+            out = out.detach()  # a new tensor: autograd would take a view for a view op
         return counting(out, x) if read_only_use else out
 
     @property
@@ -257,7 +259,7 @@ class Transition:
         if (
             reduction is not None and not STATE.on and forward_ad._current_level < 0
             and _transforms() is None and not is_autocast_enabled()
-        ):  # the usual case of all that runs in every step
+        ):  # the usual case, which runs in every step
             return reduction[0].all_reduce(x, reduction[1])
         program = self._program
         out = x
@@ -282,9 +284,9 @@ class Transition:
 
 
 def counting(out: Tensor, x: Tensor) -> Tensor:
-    """`out`, with the version counter of x: for autograd, a write to x is one to both."""
+    """`out`, with the version counter of x: for autograd, a write to x is a write to both."""
     if x.is_inference() or out.is_inference():
-        return out  # they count nothing
+        return out  # inference tensors count nothing
     if out.untyped_storage()._cdata == x.untyped_storage()._cdata:
         return out
     made = x.detach()
@@ -293,12 +295,12 @@ def counting(out: Tensor, x: Tensor) -> Tensor:
 
 
 def dense(grad: Tensor) -> Tensor:
-    """A gradient as blocks are: code on local tensors may give a sparse one."""
+    """A gradient as a dense tensor: code on local tensors may give a sparse one."""
     return grad if grad.layout is torch.strided else grad.to_dense()
 
 
 def _refuse_transforms(transition: Transition, x: Tensor) -> None:
-    """Collectives see values alone: what forward AD, vmap or torch.func hang on them is lost."""
+    """Collectives see only values: the information of forward AD, vmap or torch.func is lost."""
     is_dual = forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None
     if is_dual or _functorch.is_functorch_wrapped_tensor(x):
         kind = "dual tensor" if is_dual else "torch.func tensor"
@@ -347,7 +349,7 @@ class _Apply(torch.autograd.Function):
 
 
 class _Start(_Apply):
-    """A transition that is under way."""
+    """A transition that is only started."""
 
     @staticmethod
     def forward(  # type: ignore[override]
@@ -361,12 +363,12 @@ class _Start(_Apply):
 
 _apply = super(torch.autograd.Function, _Apply).apply  # type: ignore[misc]
 _start = super(torch.autograd.Function, _Start).apply  # type: ignore[misc]
-"""What `_Apply.apply` calls once it has seen that no functorch transform is active, a look that
-costs a third of the call: a run refuses the tensors of such a transform."""
+"""What `_Apply.apply` calls after checking that no functorch transform is active. The check
+costs a third of the call; a run refuses the tensors of such a transform."""
 
 
 class _Back(torch.autograd.Function):
-    """The argument, whose gradient comes back through a transition."""
+    """The argument, whose gradient returns through a transition."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, back: Transition) -> Tensor:  # type: ignore[override]
@@ -384,7 +386,7 @@ class _Back(torch.autograd.Function):
 
 
 def gradient_through(x: Tensor, back: Transition) -> Tensor:
-    """`x`, sharing its memory; its gradient is what `back` makes of the one that arrives."""
+    """`x`, sharing its memory; `back` transforms its gradient."""
     return _Back.apply(x, back)  # type: ignore[no-any-return]
 
 
@@ -392,7 +394,7 @@ def gradient_through(x: Tensor, back: Transition) -> Tensor:
 
 
 def _special(src: Layout, dst: Layout) -> Callable[[Transition], Way] | None:
-    """What makes the differentiable way of a pair that a plan between duals does not describe."""
+    """The function that makes the differentiable way of a pair that duals do not describe."""
     if any(kind in _NO_GRADIENT and size > 1
            for kind, size in zip(src.partial, src.mesh.axis_sizes)):
         return _refuse
@@ -417,7 +419,7 @@ def _refuse(transition: Transition) -> Way:
 
 
 def _multiply(transition: Transition) -> Way:
-    """P(product) reduced: every rank gathers the terms and multiplies them in the same order."""
+    """P(product) reduced: every rank gathers the partial values and multiplies them in order."""
     mesh, src, dst = transition.mesh, transition.src, transition.dst
     axes, _ = facts.products(src, dst)
     reduced = src.without_partial(axes)

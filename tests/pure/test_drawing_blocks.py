@@ -49,9 +49,9 @@ def check(layout: Layout) -> None:
     partial = [axis for axis, kind in enumerate(layout.partial) if kind]
     seen: list[int] = []
     for chosen, cell in drawn(grid(layout, ALL)):
-        assert cell.num_terms >= len(cell.terms)
-        terms = [members(term) for term in cell.terms]
-        if cell.num_terms == len(terms):
+        assert cell.num_partials >= len(cell.partials)
+        terms = [members(term) for term in cell.partials]
+        if cell.num_partials == len(terms):
             seen += [rank for term in terms for rank in term]
         for term in terms:
             assert len({tuple(coordinate(mesh, rank)[axis] for axis in partial)
@@ -61,7 +61,7 @@ def check(layout: Layout) -> None:
                     assert (start, stop) == (band.start, band.stop)
         assert cell.is_empty == any(band.start == band.stop for band in chosen)
         assert cell.rank in terms[0]
-    if all(cell.num_terms <= 4 for _, cell in drawn(grid(layout, ALL))):
+    if all(cell.num_partials <= 4 for _, cell in drawn(grid(layout, ALL))):
         assert sorted(seen) == sorted(map(mesh.rank_at, range(mesh.size())))
 
 

@@ -114,9 +114,9 @@ copies   each block on 2 ranks, over dp""",
 
 rows     dim 0: 4 over dp, 2 shards of 2
 columns  dim 1: 16, whole
-copies   each term on 2 ranks, over cp
-partial  2 terms of each element, still to be reduced: max
-         over tp""",
+copies   each partial value on 2 ranks, over cp
+partial  2 partial values of each element, to be reduced:
+         max over tp""",
     ("dp=2,tp=64", None, "[8@dp] partial(sum@tp)", 60): """
 [8@dp] partial(sum@tp) on Mesh(dp=2, tp=64): 128 ranks
 
@@ -126,8 +126,8 @@ partial  2 terms of each element, still to be reduced: max
 └────────────────────────────┴────────────────────────────┘
 
 columns  dim 0: 8 over dp, 2 shards of 4
-partial  64 terms of each element, still to be reduced: sum
-         over tp""",
+partial  64 partial values of each element, to be reduced:
+         sum over tp""",
     ("dp=2,tp=3", None, "[6@(tp,dp)]", 60): """
 [6@(tp,dp)] on Mesh(dp=2, tp=3): 6 ranks
 
@@ -267,9 +267,9 @@ whole    dim 2: 128, dim 3: 64""",
 │                   ranks (0,1) + (2,3)                    │
 └──────────────────────────────────────────────────────────┘
 
-copies   each term on 2 ranks, over tp
-partial  2 terms of each element, still to be reduced: sum
-         over dp""",
+copies   each partial value on 2 ranks, over tp
+partial  2 partial values of each element, to be reduced:
+         sum over dp""",
     ("a=256,b=256", None, "[1048576@a, 4096@b]", 80): """
 [1048576@a, 4096@b] on Mesh(a=256, b=256): 65,536 ranks
 

@@ -61,7 +61,7 @@ def test_the_words_of_a_drawing():
         "ranks 0 + 1 + 2 + 3", "512 x 4096", "ranks 4 + 5 + 6 + 7", "512 x 4096",
         "0", "4096", "dim 1", "0", "512", "1024", "dim 0 over dp",
         "rows", "dim 0: 1024 over dp, 2 shards of 512", "columns", "dim 1: 4096, whole",
-        "partial", "4 terms of each element, still to be reduced: sum over tp",
+        "partial", "4 partial values of each element, to be reduced: sum over tp",
     ]
 
 

@@ -88,16 +88,16 @@ def test_what_one_rank_does():
     ]
 
 
-def test_what_one_rank_does_with_terms():
+def test_what_one_rank_does_with_partial_values():
     src = Layout(MESH, (8, 8), P(partial={"tp": "sum"}))
     assert rank_lines(plan(src, Layout(MESH, (8, 8), P("tp"))), 6) == [
         "Rank 6 holds [0:8, 0:8], then [4:6, 0:8]",
         "  1. ReduceScatter over tp: receives 192 bytes",
-        "     its term of       [4:6, 0:8]",
-        "     terms from 4,5,7  [4:6, 0:8]",
-        "     a term to 4       [0:2, 0:8]",
-        "     a term to 5       [2:4, 0:8]",
-        "     a term to 7       [6:8, 0:8]",
+        "     its own              [4:6, 0:8]",
+        "     partials from 4,5,7  [4:6, 0:8]",
+        "     a partial to 4       [0:2, 0:8]",
+        "     a partial to 5       [2:4, 0:8]",
+        "     a partial to 7       [6:8, 0:8]",
     ]
     assert rank_lines(plan(src, Layout(MESH, (8, 8), P("dp"))), 6)[1:] == [
         "  1. Slice: receives 0 bytes",
@@ -116,7 +116,7 @@ def test_what_one_rank_does_with_terms():
     whole = Layout(MESH, (8, 8))
     assert rank_lines(plan(whole, Layout(MESH, (8, 8), P(partial={"tp": "sum"}))), 6)[1:] == [
         "  1. Term over tp: receives 0 bytes",
-        "     holds as a term  [0:8, 0:8]",
+        "     holds as partial  [0:8, 0:8]",
     ]
 
 
