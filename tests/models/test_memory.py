@@ -48,7 +48,7 @@ def test_a_field_that_is_sharded_stays_sharded(name: str, mesh: str, size: str) 
     weft.warn_if_whole(None)
     ranks = weft.testing.run(lambda mesh: trained(mesh, name, shape, spec), mesh=axes)
     weft.warn_if_whole(2**20)
-    for peak, out, grads, _ in ranks:
+    for _, out, grads, _ in ranks:
         torch.testing.assert_close(out, expected, rtol=1e-9, atol=1e-10)
         for mine, due in zip(grads, gradients):
             torch.testing.assert_close(mine, due, rtol=1e-8, atol=1e-10)
