@@ -30,7 +30,6 @@ try:
     from matplotlib.figure import Figure
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-    from rich.table import Table
 except ModuleNotFoundError as missing:
     name = (missing.name or "").partition(".")[0]
     sys.exit(f"examples/field.py needs {name}: pip install rich matplotlib")
@@ -106,20 +105,24 @@ class UNet(nn.Module):
 
 @dataclass(slots=True)
 class Training:
-    """A network that learns from the solver's states; `begin` makes the first one."""
+    """A network that learns from the solver's states; `begin` makes the first one.
+
+    `place` is all that a program over ranks adds to the network.
+    """
 
     begin: Callable[[], Tensor]
     num_steps: int
+    place: Callable[[nn.Module], object] = lambda model: model
+    model: Any = None
+    optimizer: Any = None
+    state: Any = None
 
     def __post_init__(self) -> None:
         torch.manual_seed(0)
         self.model = UNet()
+        self.place(self.model)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
         self.state = self.begin()
-
-    model: Any = None
-    optimizer: Any = None
-    state: Any = None
 
     def steps(self) -> Iterator[float]:
         """Train, one step of the solver after the other; the loss of every step."""
@@ -147,10 +150,9 @@ def sharded(shape: tuple[int, int], num_steps: int, mesh: Any) -> Training:
         return drops(rows, columns, shape, 3)
 
     spec = weft.P(None, None, *mesh.axis_names)
-    training = Training(lambda: weft.from_callback((1, 3, *shape), mesh, spec, block), num_steps)
-    weft.distribute_module(training.model, mesh)
-    training.optimizer = torch.optim.AdamW(training.model.parameters(), lr=1e-3)
-    return training
+    return Training(
+        lambda: weft.from_callback((1, 3, *shape), mesh, spec, block), num_steps,
+        lambda model: weft.distribute_module(model, mesh))
 
 
 # Both, and what they say of each other.
@@ -171,21 +173,36 @@ def followed(training: Training, name: str, console: Console) -> tuple[list[floa
     return losses, memory.peak
 
 
-def fewest_bytes(training: Training) -> int:
-    """What this rank has to receive for the windows of one step, forward and backward.
+def halo_bytes(training: Training) -> tuple[int, int]:
+    """Bytes that this rank receives for the convolutions of one step forward: all, and the fewest.
 
-    A convolution of 3 x 3 reads one row or column of each neighbour; in backward the same comes
-    back. The solver reads one more of each field that it rolls.
+    A convolution of 3 x 3 reads one row or column of each neighbour, where there is one.
     """
-    box = training.state.sharding.box(training.state.device_mesh.get_rank())
-    rows, columns = [stop - start for start, stop in box[2:]]
-    around = 2 * (rows + columns) + 4
-    total = 0
-    for module in training.model.modules():
-        if isinstance(module, nn.Conv2d) and module.kernel_size == (3, 3):
-            scale = 2 if module.in_channels > 12 and module.out_channels > 12 else 1
-            total += module.in_channels * (around // scale) * 4
-    return total
+    mesh = training.state.device_mesh
+    with weft.explain() as log, torch.no_grad():
+        training.model(training.state)
+    moved = sum([event.nbytes for event in log.events if "conv2d" in event.op])
+    fewest = 0
+    for shape, channels in convolved(training):
+        layout = weft.Layout(mesh, shape, training.state.spec)
+        box = layout.box(mesh.get_rank())[2:]
+        read = [(max(start - 1, 0), min(stop + 1, size))
+                for (start, stop), size in zip(box, shape[2:])]
+        areas = [(one[1] - one[0]) * (other[1] - other[0]) for one, other in (read, box)]
+        fewest += channels * (areas[0] - areas[1]) * 4
+    return moved, fewest
+
+
+def convolved(training: Training) -> list[tuple[tuple[int, ...], int]]:
+    """Per convolution of 3 x 3 with zeros around it, the shape of its field and its channels."""
+    rows, columns = training.state.shape[2:]
+    found = []
+    for name, module in training.model.named_modules():
+        zeros = isinstance(module, nn.Conv2d) and module.padding_mode == "zeros"
+        if zeros and module.kernel_size == (3, 3):
+            scale = 2 if name.startswith("middle") else 1
+            found.append(((1, 3, rows // scale, columns // scale), module.in_channels))
+    return found
 
 
 def picture(training: Training, path: str) -> None:
@@ -205,3 +222,56 @@ def picture(training: Training, path: str) -> None:
     axes.set_title(f"Height of the water after {training.num_steps} steps, {layout}")
     figure.colorbar(image)
     figure.savefig(path)
+
+
+def report(
+    console: Console, difference: float, halos: tuple[int, int], peaks: tuple[int, int],
+    num_ranks: int, path: str,
+) -> bool:
+    """Print what came out; whether it is what it has to be."""
+    share = peaks[1] / peaks[0] * num_ranks
+    rows = [
+        ("losses", f"of all steps agree to {difference:.1e}; {TOLERANCE:.0e} is allowed",
+         difference <= TOLERANCE),
+        ("halos", f"{halos[0]:,} bytes for the convolutions of a step, the fewest are "
+         f"{halos[1]:,}: {halos[0] / max(halos[1], 1):.2f}", halos[0] <= 1.3 * halos[1]),
+        ("memory", f"{peaks[1] / 2**20:.1f} MB at the peak of a rank, {peaks[0] / 2**20:.1f} MB of "
+         f"one process: {share:.2f} of 1/{num_ranks}", share <= SHARE),
+        ("picture", path, True),
+    ]
+    for name, said, is_right in rows:
+        verdict = "[green]yes[/]" if is_right else "[bold red]NO[/]"
+        console.print(f"{name:10}{said}  {verdict}", highlight=False, soft_wrap=True)
+    return all(is_right for *_, is_right in rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--steps", type=int, default=40, help="steps of training (40)")
+    parser.add_argument("--rows", type=int, default=92, help="of the field, even (92)")
+    parser.add_argument("--columns", type=int, default=136, help="of the field, even (136)")
+    parser.add_argument("--picture", default="field.png", help="where to write it (field.png)")
+    asked = parser.parse_args()
+    shape = asked.rows, asked.columns
+    mesh = weft.init_mesh({"y": 2, "x": 2})
+    console = Console(quiet=mesh.get_rank() != 0)
+    console.print(f"A field of {shape[0]} x {shape[1]}, {asked.steps} steps, mesh 2 x 2\n",
+                  highlight=False)
+    training = sharded(shape, asked.steps, mesh)
+    halos = halo_bytes(training)
+    losses, peak = followed(training, "four ranks", console)
+    everywhere = mesh.comm((0, 1)).exchange((peak, halos))
+    picture(training, asked.picture)
+    if console.quiet:
+        return
+    expected, whole = followed(alone(shape, asked.steps), "one process", console)
+    difference = max(abs(one - other) / abs(other) for one, other in zip(losses, expected))
+    console.print()
+    busiest = max([one for _, one in everywhere])
+    if not report(console, difference, busiest, (whole, max([one for one, _ in everywhere])),
+                  mesh.size(), asked.picture):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
