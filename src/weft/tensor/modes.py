@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
-from torch.fx._symbolic_trace import is_fx_tracing
+from torch.fx import _symbolic_trace as fx
 
 from weft.comm import PROCESS, source_line, this_world, user_frame
 from weft.core import Layout
@@ -178,7 +178,7 @@ _TRACERS = (torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispatchModeKey
 def is_traced() -> bool:
     """Whether make_fx, torch.export, functionalization or torch.jit.trace writes down what runs on
     this thread, or make_fx looks at what it is given."""
-    if torch._C._is_tracing() or is_fx_tracing():  # type: ignore[attr-defined]
+    if torch._C._is_tracing() or fx._is_fx_tracing_flag:  # type: ignore
         return True
     return num_dispatch_modes() > 0 and any(
         torch._C._get_dispatch_mode(tracer) is not None for tracer in _TRACERS
