@@ -23,6 +23,8 @@ result as well, once for forward and once for backward, at most the size of what
 all operands agree on a factor, or on the terms of a linear set, nothing moves and nothing is
 compared.
 
+A windowed operand that stays sharded costs the halo, there and back.
+
 An axis of size 1 is judged as one of size 2: a program reads the same layouts on any number.
 """
 
@@ -288,6 +290,8 @@ def _key(
         back = 2 if frame.grads[index] else 1
         if isinstance(target, str):
             if name == target:
+                if frame.rule.windows or frame.rule.spreads:
+                    cost += nbytes[index] * _halo(frame.rule, index, target) * back
                 continue
             if name is not None:
                 length = frame.rule.sizes[target] or 1
@@ -315,3 +319,14 @@ def _key(
                 cost += 4 * nbytes[index]
     partial = isinstance(candidate, PassPartial) or candidate in frame.rule.reduce
     return cost, lost, partial
+
+
+def _halo(rule: Rule, operand: int, factor: str) -> float:
+    """What a rank reads of others along a windowed dim, as a part of the whole operand."""
+    window = rule.windows.get((operand, factor))
+    if window is None:
+        window = next((one for (_, name), one in rule.spreads.items() if name == factor), None)
+    if window is None or rule.folds:
+        return 0.0
+    whole = window.stride * max(rule.sizes[factor], 1)
+    return min(max(window.extent - window.stride, 0) / whole, 1.0)
