@@ -24,6 +24,7 @@ again if the operand needs a gradient. Further rules:
 - To replicate a sharded operand leaves every rank with the whole result and with all further
   work. This candidate also pays the bytes of the result, once for forward and once for backward, at
   most the size of what was sharded.
+- A windowed operand that stays sharded costs the halo, there and back.
 - Where all operands agree on a factor, or on the partial values of a linear set, nothing moves and
   nothing is compared.
 
@@ -296,6 +297,8 @@ def _key(
         back = 2 if frame.grads[index] else 1
         if isinstance(target, str):
             if name == target:
+                if frame.rule.windows or frame.rule.spreads:
+                    cost += nbytes[index] * _halo(frame.rule, index, target) * back
                 continue
             if name is not None:
                 length = frame.rule.sizes[target] or 1
@@ -323,3 +326,14 @@ def _key(
                 cost += 4 * nbytes[index]
     partial = isinstance(candidate, PassPartial) or candidate in frame.rule.reduce
     return cost, lost, partial
+
+
+def _halo(rule: Rule, operand: int, factor: str) -> float:
+    """What a rank reads of others along a windowed dim, as a part of the whole operand."""
+    window = rule.windows.get((operand, factor))
+    if window is None:
+        window = next((one for (_, name), one in rule.spreads.items() if name == factor), None)
+    if window is None or rule.folds:
+        return 0.0
+    whole = window.stride * max(rule.sizes[factor], 1)
+    return min(max(window.extent - window.stride, 0) / whole, 1.0)

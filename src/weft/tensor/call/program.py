@@ -23,7 +23,7 @@ from weft.tensor.call.kernels import BoundKernel
 from weft.tensor.call.memory_format import is_last
 from weft.tensor.call.recipe import Recipe
 from weft.tensor.meta import Meta
-from weft.tensor.placing.left_whole import LeftWhole
+from weft.tensor.placing.left_whole import LeftWhole, WideHalo
 from weft.tensor.placing.operands import Caller, move_operands, transition_between
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.torch_collectives import filled
@@ -52,7 +52,7 @@ class Step(Caller):
         anchor: where this rank's shard is empty, per result, the values that get a gradient from
             it on the other ranks (see `anchor`).
         kernel: what makes `local` for other lengths, where it is a kernel of the book.
-        left_whole: what it leaves whole though an operand is sharded.
+        left_whole: what it leaves whole though an operand is sharded, or a halo that is too wide.
     """
 
     __slots__ = (
@@ -66,7 +66,7 @@ class Step(Caller):
         target: int | None = None, write_back: bool = False,
         write: Callable[[torch.Tensor], torch.Tensor] | None = None,
         why: Callable[[], str] = str, anchor: Sequence[Sequence[int]] = (),
-        kernel: BoundKernel | None = None, left_whole: LeftWhole | None = None,
+        kernel: BoundKernel | None = None, left_whole: LeftWhole | WideHalo | None = None,
     ) -> None:
         self.name, self.why, self.reductions, self.left_whole = name, why, None, left_whole
         self.operands = tuple([(at, move) for at, move in enumerate(moves) if move is not None])
