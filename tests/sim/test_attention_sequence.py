@@ -124,6 +124,21 @@ def test_two_axes(keys: P, way: str) -> None:
         check(plain, operands(length=9, keys=7), {"x": 2, "y": 2}, queries, keys, keys)
 
 
+@pytest.mark.parametrize("heads, key_heads", [(8, 2), (12, 3)])
+@pytest.mark.parametrize("fn", [causal, plain])
+def test_more_shards_of_heads_than_heads_of_keys(fn: Any, heads: int, key_heads: int) -> None:
+    """Each rank has queries, and the keys that they share."""
+    by_heads = P(None, "x")
+    for keys in (by_heads, P()):
+        (outcome, *_) = check(fn, operands(heads, key_heads), {"x": 4}, by_heads, keys, keys)
+        assert 0 not in outcome.results[0].layout.sizes_of(1)
+    for keys in (P(None, "x", "y"), P(None, None, "y"), P()):
+        check(fn, operands(heads, key_heads), {"x": 4, "y": 2}, P(None, "x", "y"), keys, keys)
+    mask = torch.arange(2 * heads * 100).view(2, heads, 10, 10) % 3 < 2
+    specs = [by_heads] * 4
+    check(plain, [*operands(heads, key_heads), mask], {"x": 4}, *specs)
+
+
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("length", [1, 5])
 def test_whole_queries_over_sharded_keys(ranks: int, length: int) -> None:

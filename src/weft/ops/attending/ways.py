@@ -60,19 +60,29 @@ class Way:
         layouts: of queries, keys, values and the mask, if there is one.
         is_causal: whether a query sees no key of a later position.
         enable_gqa: whether several heads of queries may share one of keys.
+
+    `picked` are the heads of keys of which this rank's queries have one each, where those of keys
+    are not sharded as those of queries are.
     """
 
-    __slots__ = ("axes", "first", "groups", "heads", "is_causal", "keys", "layouts", "mesh")
+    __slots__ = ("axes", "first", "groups", "heads", "is_causal", "keys", "layouts", "mesh",
+                 "picked")
 
     def __init__(
         self, mesh: BoundMesh, layouts: tuple[Layout, ...], is_causal: bool, enable_gqa: bool
     ) -> None:
         assert mesh.here is not None
-        self.mesh, self.layouts, self.is_causal = mesh, layouts, is_causal
         query, key = layouts[:2]
-        self.groups = 1
+        self.groups, self.picked = 1, None
         if enable_gqa and key.shape[-3] not in (1, query.shape[-3]):
             self.groups = query.shape[-3] // key.shape[-3]
+        if self.groups > 1 and query.dims[-3] != key.dims[-3]:
+            first, last = query.box_at(mesh.here)[-3]
+            self.picked = torch.arange(first, last, device=mesh.device) // self.groups
+            self.groups = 1
+            layouts = query, *[_of_heads(one, query) for one in layouts[1:3]], *layouts[3:]
+            key = layouts[1]
+        self.mesh, self.layouts, self.is_causal = mesh, layouts, is_causal
         self.axes = tuple(sorted(key.dims[-2]))
         both = tuple([axis for axis in self.axes if axis in query.dims[-2]])
         rest = tuple([axis for axis in self.axes if axis not in both])
@@ -93,6 +103,12 @@ class Way:
             tensors: its parts of the operands.
             drops: which weights are dropped out.
         """
+        if self.picked is not None:
+            keys = [one.index_select(-3, self.picked) for one in tensors[1:3]]
+            tensors = [tensors[0], *keys, *tensors[3:]]
+        fused = partial(_FUSED, is_causal=self.is_causal, scale=scale, enable_gqa=self.groups > 1)
+        if not (self.axes or drops or (self.is_causal and self.layouts[0].dims[-2])):
+            return fused(*tensors)
         heads = self.heads
         if heads is None or not self._by_heads(heads, tensors):
             row, column = self.first
@@ -101,8 +117,7 @@ class Way:
                 asked = replace(asked, noise=self._noise(drops, self.layouts[0], self.groups))
             return _tiled(self.keys, asked, self.groups, *tensors)
         if drops is None:
-            return heads.attend(list(tensors), partial(
-                _FUSED, is_causal=self.is_causal, scale=scale, enable_gqa=self.groups > 1))
+            return heads.attend(list(tensors), fused)
         groups = self.groups // heads.times
         noise = self._noise(drops, heads.moved[0], groups)
         asked = Asked(scale, self.is_causal, 0, noise=noise)
@@ -153,6 +168,13 @@ def _tiled(
     asked = replace(asked, mask=mask)
     return attend(keys, asked, q.unflatten(-3, heads), k.unsqueeze(-3), v.unsqueeze(-3)).flatten(
         -4, -3)
+
+
+def _of_heads(layout: Layout, query: Layout) -> Layout:
+    """Keys or values of which each head of the queries has one of its own."""
+    at = layout.ndim - 3
+    head = query.take([query.ndim - 3])
+    return layout.take([dim for dim in range(layout.ndim) if dim != at]).insert(at, head)
 
 
 def _first(mesh: BoundMesh, layout: Layout, dim: int) -> int:
