@@ -25,7 +25,7 @@ from weft.transport import Transition
 __all__ = ["Drops", "Way"]
 
 _FUSED: Any = F.scaled_dot_product_attention
-_ALL = Keys(0, None, None, lambda x, is_value: x)
+_ALL = Keys(0, None, None, lambda x, operand: x)
 """One rank has all keys."""
 
 
@@ -66,7 +66,7 @@ class Way:
     """
 
     __slots__ = ("axes", "first", "groups", "heads", "is_causal", "keys", "layouts", "mesh",
-                 "picked")
+                 "picked", "varying")
 
     def __init__(
         self, mesh: BoundMesh, layouts: tuple[Layout, ...], is_causal: bool, enable_gqa: bool
@@ -84,6 +84,7 @@ class Way:
             key = layouts[1]
         self.mesh, self.layouts, self.is_causal = mesh, layouts, is_causal
         self.axes = tuple(sorted(key.dims[-2]))
+        self.varying = frozenset({axis for one in layouts for axis in one.sharded_axes})
         both = tuple([axis for axis in self.axes if axis in query.dims[-2]])
         rest = tuple([axis for axis in self.axes if axis not in both])
         columns = 0 if len(layouts) < 4 or not layouts[3].dims[-1] else _first(mesh, layouts[3], -1)
@@ -145,12 +146,15 @@ class Way:
             exchanged += of_mask
         return (2 * exchanged if grad else exchanged) <= fetched
 
-    def _gathered(self, x: Tensor, is_value: bool) -> Tensor:
-        """Keys or values of all ranks."""
-        layout = self.layouts[2 if is_value else 1]
-        whole = layout.gathered([layout.ndim - 2])
-        move = Transition(self.mesh, layout, whole, dst_varying=frozenset(self.axes))
-        return move(x.squeeze(-3)).unsqueeze(-3) if self.groups > 1 else move(x)
+    def _gathered(self, x: Tensor, operand: int) -> Tensor:
+        """Keys, values or the mask with the keys of all ranks."""
+        layout = self.layouts[operand]
+        dim = layout.ndim - (1 if operand == 3 else 2)
+        move = Transition(self.mesh, layout, layout.gathered([dim]), src_varying=self.varying,
+                          dst_varying=self.varying)
+        if x.dim() == layout.ndim:
+            return move(x)
+        return move(x.flatten(-4, -3)).unflatten(-3, x.shape[-4:-2])  # heads by groups
 
 
 def _tiled(
@@ -158,8 +162,6 @@ def _tiled(
     mask: Tensor | None = None,
 ) -> Tensor:
     """Attention tile by tile, of so many heads of queries to one of keys."""
-    if mask is not None and mask.dim() == 1:
-        mask = mask.unsqueeze(0)
     if groups == 1:
         return attend(keys, replace(asked, mask=mask), q, k, v)
     heads = k.shape[-3], groups
