@@ -124,6 +124,21 @@ def test_two_axes(keys: P, way: str) -> None:
         check(plain, operands(length=9, keys=7), {"x": 2, "y": 2}, queries, keys, keys)
 
 
+@pytest.mark.parametrize("heads, key_heads", [(8, 2), (12, 3)])
+@pytest.mark.parametrize("fn", [causal, plain])
+def test_more_shards_of_heads_than_heads_of_keys(fn: Any, heads: int, key_heads: int) -> None:
+    """Each rank has queries, and the keys that they share."""
+    by_heads = P(None, "x")
+    for keys in (by_heads, P()):
+        (outcome, *_) = check(fn, operands(heads, key_heads), {"x": 4}, by_heads, keys, keys)
+        assert 0 not in outcome.results[0].layout.sizes_of(1)
+    for keys in (P(None, "x", "y"), P(None, None, "y"), P()):
+        check(fn, operands(heads, key_heads), {"x": 4, "y": 2}, P(None, "x", "y"), keys, keys)
+    mask = torch.arange(2 * heads * 100).view(2, heads, 10, 10) % 3 < 2
+    specs = [by_heads] * 4
+    check(plain, [*operands(heads, key_heads), mask], {"x": 4}, *specs)
+
+
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("length", [1, 5])
 def test_whole_queries_over_sharded_keys(ranks: int, length: int) -> None:
@@ -169,17 +184,35 @@ def _results(fn: Callable[..., Tensor], tensors: Sequence[Tensor]) -> list[Tenso
                                    (ON_SEQUENCE, P())])
 @pytest.mark.parametrize("key_heads", [4, 2])
 def test_second_derivatives(specs: Any, key_heads: int, way: str) -> None:
+    tensors, layouts = operands(4, key_heads, 6), (specs[0], specs[1], specs[1])
+    check(_second(causal), tensors, {"x": 2}, *layouts)
+    for shape in ((6, 6), (2, 1, 1, 6), (4, 6, 6)):
+        mask = torch.linspace(-1, 1, 144, dtype=torch.float64)[: torch.Size(shape).numel()]
+        for spec in (P(), P(*[None] * (len(shape) - 1), "x")):
+            check(_second(plain), [*tensors, mask.view(shape)], {"x": 2}, *layouts, spec)
+
+
+def _second(fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def second(*tensors: Tensor) -> Tensor:
         with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-            out = causal(*tensors[:3])
+            out = fn(*tensors)
             given = [one for one in tensors if one.requires_grad]
-            if not given:  # the shapes alone are asked for
+            if not given:  # the value alone is asked for
                 return out.sum()
             found = torch.autograd.grad((out * out).sum(), given, create_graph=True)
             total: Any = sum([(one * one).sum() for one in found])
             return total
 
-    check(second, operands(4, key_heads, 6), {"x": 2}, specs[0], specs[1], specs[1])
+    return second
+
+
+def test_operands_of_fewer_dims() -> None:
+    """Keys without a batch, and a mask of the keys alone."""
+    q, k, v = operands(3, length=10)
+    for specs in ((P(None, "x"), P("x")), (P(), P("x")), (P(None, "x"), P())):
+        layouts = [Layout(Mesh({"x": 2}), tuple(one.shape), spec)
+                   for one, spec in zip((q[0], k[0, 0], v[0, 0]), (specs[0], *[specs[1]] * 2))]
+        check_op(lambda *tensors: sdpa(*tensors), [q[0], k[0, 0], v[0, 0]], {"x": 2}, layouts)
 
 
 # What is sent.

@@ -225,6 +225,7 @@ def _factor(rule: Rule, operand: int | None, name: str) -> str:
         return f"{window.stride}*" * (window.stride > 1) + f"{name}+{far}w<{window.taps}{pad}"
     kind, is_finished = rule.reduce.get(name), (operand, name) in rule.finish
     marks = ">0" * (name in rule.nonempty) + "!" * (name in rule.whole) + "~" * is_finished
+    marks += "".join([other for at, mine, other in rule.beside if (at, mine) == (operand, name)])
     return name + marks + (f":{kind}" if kind and (kind != "sum" or is_finished) else "")
 
 

@@ -34,7 +34,8 @@ def _attention(call: Call, wants_grad: Any) -> str | None:
     return None if call.get("dropout_p") else _string(call)
 
 
-def _string(call: Call) -> str | None:
+def _string(call: Call, few: bool = False) -> str | None:
+    """`few`: heads of queries are sharded by themselves, and those of keys are whole."""
     query, key, value = (tensor.shape for tensor in call.tensors[:3])
     if len(query) < 3:
         return None
@@ -45,12 +46,13 @@ def _string(call: Call) -> str | None:
     some = ">0" if query[:-2] != shape[:-2] or not key[:-2] == value[:-2] == lead else ""
     queries, keys = [f"...{some}"], f"...{some}"
     if grouped:
-        queries, keys = [f"...{some}", f"(g{some} r)"], f"{keys} g"
+        queries, keys = [*queries, "h" if few else f"(g{some} r)"], f"{keys} {'g!' if few else 'g'}"
+    heads = " ".join(queries)
     placed = call.get("is_causal") or call.get("dropout_p")  # positions matter
-    heads, rows = " ".join(queries), "s~" if placed else "s"
+    rows = f"{heads}{'~' * few} {'s~' if placed else 's'}"
     mask = "".join([", " + _last([*queries, "s", "t"], len(tensor.shape))
                     for tensor in call.tensors[3:]])
-    return f"{heads} {rows} q!, {keys} t~s q!, {keys} t~s e{mask} -> {heads} s e"
+    return f"{rows} q!, {keys} t~s q!, {keys} t~s e{mask} -> {heads} s e"
 
 
 def _last(dims: Sequence[str], ndim: int) -> str:
@@ -105,23 +107,34 @@ def _repeated(heads: Tensor, num: int) -> Tensor:
     return shared.flatten(-4, -3)
 
 
-def _dropped(
+def _by_kernel(
     call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
 ) -> Kernel | None:
-    """Dropout depends on the global index, so a kernel has to draw it: where a sequence is
-    sharded. Otherwise weights are there to be multiplied."""
-    if not call.get("dropout_p") or call.tensors[0].shape[:-2] != call.results[0].shape[:-2]:
+    """Dropout over a sharded sequence goes by the global index of each weight. Where there are more
+    shards of heads than heads of keys, those of queries alone are sharded."""
+    shape, made = call.tensors[0].shape, call.results[0].shape
+    few = _has_few_keys(call, layouts)
+    if not (few or call.get("dropout_p")) or shape[:-2] != made[:-2]:
         return None
-    found = _DROPPED.bind(call, wants_grad)
+    found = (_FEW_KEYS if few else _DROPPED).bind(call, wants_grad)
     if found is None:
         return None
     decision = propagate.decide(found, call, layouts, wants_grad)
     return Kernel.of(replace(decision, by_form=False), _over_sequence) if decision.finish else None
 
 
+def _has_few_keys(call: Call, layouts: Sequence[Layout]) -> bool:
+    """Whether the heads of queries have more shards than there are heads of keys."""
+    query, key = layouts[:2]
+    if not call.get("enable_gqa") or query.ndim < 3:
+        return False
+    return 1 < key.shape[-3] < min(query.num_shards(query.ndim - 3), query.shape[-3])
+
+
 _DROPPED = rule(lambda call, wants_grad: _string(call))
+_FEW_KEYS = rule(lambda call, wants_grad: _string(call, few=True))
 
 PAGE = page(
     op("scaled_dot_product_attention", rule(_attention, linear=[2]), kernel=_over_sequence,
-       layouts=_dropped, compose=_with_dropout, each_call=True),
+       layouts=_by_kernel, compose=_with_dropout, each_call=True),
 )

@@ -48,6 +48,8 @@ class ByHeads:
         query, key, value = layouts[:3]
         axes = query.dims[-2]
         lead = query.shape[:-3]
+        if any(one.ndim != query.ndim for one in (key, value)):
+            return None
         if set(axes) != set(key.dims[-2]) or any(
             one.shape[:-3] != lead or not one.shape[-3] for one in (query, key, value)
         ) or key.shape[-3] != value.shape[-3] or query.shape[-3] % key.shape[-3]:

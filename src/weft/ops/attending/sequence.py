@@ -37,13 +37,14 @@ class Keys:
         first_key: the position of this rank's first key.
         blocks: the ranks that hold other queries, and other keys; None where there are none.
         others: the ranks that hold other keys for the same queries; None where there are none.
-        gather: (keys, whether they are values) -> those of all ranks.
+        gather: (operand, its number) -> keys (1), values (2) or the mask (3), with the keys of all
+            ranks.
     """
 
     first_key: int
     blocks: Blocks | None
     others: Communicator | None
-    gather: Callable[[Tensor, bool], Tensor]
+    gather: Callable[[Tensor, int], Tensor]
 
     def rounds(self, k: Tensor, v: Tensor) -> list[Round]:
         """The rounds in which blocks come."""
@@ -72,7 +73,7 @@ def attend(keys: Keys, asked: Asked, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def _plain(keys: Keys, asked: Asked, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """The same from the keys of all ranks, differentiable to any order."""
     dtype = wide(q.dtype)
-    k, v = keys.gather(k, False), keys.gather(v, True)
+    k, v = keys.gather(k, 1), keys.gather(v, 2)
     scores = torch.matmul(q.to(dtype), k.to(dtype).mT) * asked.scale
     rows, columns = scores.shape[-2:]
     device = q.device
@@ -80,7 +81,7 @@ def _plain(keys: Keys, asked: Asked, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     if asked.is_causal:
         queries = torch.arange(asked.first_row, asked.first_row + rows, device=device)
         hidden = torch.arange(columns, device=device) > queries.unsqueeze(-1)
-    mask = asked.mask
+    mask = None if asked.mask is None else keys.gather(asked.mask, 3)
     if mask is not None and mask.dtype is torch.bool:
         hidden = hidden | mask.logical_not()
     elif mask is not None:

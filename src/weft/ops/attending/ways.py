@@ -25,7 +25,7 @@ from weft.transport import Transition
 __all__ = ["Drops", "Way"]
 
 _FUSED: Any = F.scaled_dot_product_attention
-_ALL = Keys(0, None, None, lambda x, is_value: x)
+_ALL = Keys(0, None, None, lambda x, operand: x)
 """One rank has all keys."""
 
 
@@ -60,20 +60,31 @@ class Way:
         layouts: of queries, keys, values and the mask, if there is one.
         is_causal: whether a query sees no key of a later position.
         enable_gqa: whether several heads of queries may share one of keys.
+
+    `picked` are the heads of keys of which this rank's queries have one each, where those of keys
+    are not sharded as those of queries are.
     """
 
-    __slots__ = ("axes", "first", "groups", "heads", "is_causal", "keys", "layouts", "mesh")
+    __slots__ = ("axes", "first", "groups", "heads", "is_causal", "keys", "layouts", "mesh",
+                 "picked", "varying")
 
     def __init__(
         self, mesh: BoundMesh, layouts: tuple[Layout, ...], is_causal: bool, enable_gqa: bool
     ) -> None:
         assert mesh.here is not None
-        self.mesh, self.layouts, self.is_causal = mesh, layouts, is_causal
         query, key = layouts[:2]
-        self.groups = 1
+        self.groups, self.picked = 1, None
         if enable_gqa and key.shape[-3] not in (1, query.shape[-3]):
             self.groups = query.shape[-3] // key.shape[-3]
+        if self.groups > 1 and query.dims[-3] != key.dims[-3]:
+            first, last = query.box_at(mesh.here)[-3]
+            self.picked = torch.arange(first, last, device=mesh.device) // self.groups
+            self.groups = 1
+            layouts = query, *[_of_heads(one, query) for one in layouts[1:3]], *layouts[3:]
+            key = layouts[1]
+        self.mesh, self.layouts, self.is_causal = mesh, layouts, is_causal
         self.axes = tuple(sorted(key.dims[-2]))
+        self.varying = frozenset({axis for one in layouts for axis in one.sharded_axes})
         both = tuple([axis for axis in self.axes if axis in query.dims[-2]])
         rest = tuple([axis for axis in self.axes if axis not in both])
         columns = 0 if len(layouts) < 4 or not layouts[3].dims[-1] else _first(mesh, layouts[3], -1)
@@ -93,6 +104,12 @@ class Way:
             tensors: its parts of the operands.
             drops: which weights are dropped out.
         """
+        if self.picked is not None:
+            keys = [one.index_select(-3, self.picked) for one in tensors[1:3]]
+            tensors = [tensors[0], *keys, *tensors[3:]]
+        fused = partial(_FUSED, is_causal=self.is_causal, scale=scale, enable_gqa=self.groups > 1)
+        if not (self.axes or drops or (self.is_causal and self.layouts[0].dims[-2])):
+            return fused(*tensors)
         heads = self.heads
         if heads is None or not self._by_heads(heads, tensors):
             row, column = self.first
@@ -101,8 +118,7 @@ class Way:
                 asked = replace(asked, noise=self._noise(drops, self.layouts[0], self.groups))
             return _tiled(self.keys, asked, self.groups, *tensors)
         if drops is None:
-            return heads.attend(list(tensors), partial(
-                _FUSED, is_causal=self.is_causal, scale=scale, enable_gqa=self.groups > 1))
+            return heads.attend(list(tensors), fused)
         groups = self.groups // heads.times
         noise = self._noise(drops, heads.moved[0], groups)
         asked = Asked(scale, self.is_causal, 0, noise=noise)
@@ -130,12 +146,15 @@ class Way:
             exchanged += of_mask
         return (2 * exchanged if grad else exchanged) <= fetched
 
-    def _gathered(self, x: Tensor, is_value: bool) -> Tensor:
-        """Keys or values of all ranks."""
-        layout = self.layouts[2 if is_value else 1]
-        whole = layout.gathered([layout.ndim - 2])
-        move = Transition(self.mesh, layout, whole, dst_varying=frozenset(self.axes))
-        return move(x.squeeze(-3)).unsqueeze(-3) if self.groups > 1 else move(x)
+    def _gathered(self, x: Tensor, operand: int) -> Tensor:
+        """Keys, values or the mask with the keys of all ranks."""
+        layout = self.layouts[operand]
+        dim = layout.ndim - (1 if operand == 3 else 2)
+        move = Transition(self.mesh, layout, layout.gathered([dim]), src_varying=self.varying,
+                          dst_varying=self.varying)
+        if x.dim() == layout.ndim:
+            return move(x)
+        return move(x.flatten(-4, -3)).unflatten(-3, x.shape[-4:-2])  # heads by groups
 
 
 def _tiled(
@@ -143,8 +162,6 @@ def _tiled(
     mask: Tensor | None = None,
 ) -> Tensor:
     """Attention tile by tile, of so many heads of queries to one of keys."""
-    if mask is not None and mask.dim() == 1:
-        mask = mask.unsqueeze(0)
     if groups == 1:
         return attend(keys, replace(asked, mask=mask), q, k, v)
     heads = k.shape[-3], groups
@@ -153,6 +170,13 @@ def _tiled(
     asked = replace(asked, mask=mask)
     return attend(keys, asked, q.unflatten(-3, heads), k.unsqueeze(-3), v.unsqueeze(-3)).flatten(
         -4, -3)
+
+
+def _of_heads(layout: Layout, query: Layout) -> Layout:
+    """Keys or values of which each head of the queries has one of its own."""
+    at = layout.ndim - 3
+    head = query.take([query.ndim - 3])
+    return layout.take([dim for dim in range(layout.ndim) if dim != at]).insert(at, head)
 
 
 def _first(mesh: BoundMesh, layout: Layout, dim: int) -> int:
