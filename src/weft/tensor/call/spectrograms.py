@@ -25,6 +25,10 @@ def istft(
     dim may be sharded; frames that reach over a border are sent."""
     hop = n_fft // 4 if hop_length is None else hop_length
     width = n_fft if win_length is None else win_length
+    given = window
+    if window is None:
+        _warn_of_no_window()
+        window = torch.ones(width, dtype=input.dtype.to_real(), device=input.device)
     start = n_fft // 2 if center else 0
     is_batch = input.dim() in (2, 3)
     whole = n_fft + hop * (input.shape[-1] - 1) if is_batch else 0
@@ -35,21 +39,26 @@ def istft(
         is_batch and input.is_complex() and 0 not in input.shape
         and 0 < hop <= width <= n_fft and 0 <= start < stop <= whole
         and input.shape[-2] == (n_fft // 2 + 1 if onesided else n_fft)
-        and window is not None and window.shape == (width,)
+        and window.shape == (width,)
         and not (return_complex and onesided) and (return_complex or not window.is_complex())
     )
     out = _inverse(
         input, n_fft, hop, width, window, normalized, bool(onesided), return_complex, start, stop
-    ) if usual and window is not None else None
+    ) if usual else None
     if out is not None:
         return out
     # Errors and warnings are torch's own.
-    metas = [one._meta for one in (input, window) if type(one) is ShardTensor]
+    metas = [one._meta for one in (input, given) if type(one) is ShardTensor]
     run = runner(mesh_of("istft", metas), "its arguments are unusual")
     return run(torch.istft, (
-        input, n_fft, hop_length, win_length, window, center, normalized, onesided, length,
+        input, n_fft, hop_length, win_length, given, center, normalized, onesided, length,
         return_complex,
     ), {})
+
+
+def _warn_of_no_window() -> None:
+    """torch's own warning, once in a process."""
+    torch.istft(torch.ones(1, 2, dtype=torch.complex64), 1, hop_length=1, center=False)
 
 
 def _inverse(
