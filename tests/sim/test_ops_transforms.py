@@ -11,7 +11,7 @@ from torch import Tensor
 import weft
 from tests.cases import Trial, case, reals, trials, trials_of
 from tests.cases.transforms import CASES, complexes
-from tests.harness import check_trial, held, local_part
+from tests.harness import check_trial, held, local_part, ranks
 from tests.oracle import Held, check
 from weft import P, ShardTensor
 from weft.core import Layout, Mesh
@@ -99,3 +99,19 @@ def test_stays_sharded(name: str, fn: Any, shape: Any, axes: Any, spec: P, due: 
     got, received = laid(fn, shape, axes, spec)
     assert got.endswith(due), got
     assert received <= nbytes, f"{received} bytes, allowed {nbytes}"
+
+
+@ranks(x=4)
+def test_a_spectral_convolution_keeps_the_field_sharded(mesh: Any) -> None:
+    """Of a Fourier neural operator: the spectrum crosses once, and on the way back its modes."""
+    layout = Layout(Mesh({"x": 4}), (1, 4, 64, 64), P(None, None, "x"))
+    zeros = torch.zeros(layout.local_shape_at(mesh.here), dtype=torch.float64)
+    field = ShardTensor.from_local(zeros, mesh, layout).requires_grad_()
+    weight = torch.ones(4, 4, 64, 8, dtype=torch.complex128)
+    with weft.explain() as log:
+        modes = torch.einsum("bixy,ioxy->boxy", torch.fft.rfft2(field)[..., :8], weight)
+        out = torch.fft.irfft2(modes, s=(64, 64))
+        out.sum().backward()
+    assert out.sharding == field.grad.sharding == layout
+    found = sum(event.nbytes for event in log.events if event.direction == "forward")
+    assert found <= 4 * 64 * (33 + 8) * 16 // 4, f"{found} bytes"

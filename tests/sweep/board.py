@@ -51,11 +51,10 @@ _WHOLE = """
 ## What takes whole operands, and why
 
 With a warning: `as_strided_scatter`, where a gradient of its first operand is wanted, because torch
-gives it the gradient of the elements that are replaced; `istft` without a window, because torch's
-own text warns of it. Without one, by a rule: matrices of factorizations that are not tall
-(`geqrf`, `linalg.lstsq`, `linalg.tensorinv`), because each step reads all of the matrix; channels
-and positions of `native_group_norm`, whose statistics have no gradient of their own in torch
-(`group_norm` keeps them sharded).
+gives it the gradient of the elements that are replaced. Without one, by a rule: matrices of
+factorizations that are not tall (`geqrf`, `linalg.lstsq`, `linalg.tensorinv`), because each step
+reads all of the matrix; channels and positions of `native_group_norm`, whose statistics have no
+gradient of their own in torch (`group_norm` keeps them sharded).
 """
 
 Left = Mapping[Done, Sequence[str]]

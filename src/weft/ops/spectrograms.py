@@ -57,6 +57,9 @@ def _istft(
     dim may be sharded; frames that reach over a border are sent."""
     hop = n_fft // 4 if hop_length is None else hop_length
     width = n_fft if win_length is None else win_length
+    if window is None:
+        _warn_of_no_window()
+        window = torch.ones(width, dtype=input.dtype.to_real(), device=input.device)
     start = n_fft // 2 if center else 0
     is_batch = input.dim() in (2, 3)
     whole = n_fft + hop * (input.shape[-1] - 1) if is_batch else 0
@@ -67,13 +70,18 @@ def _istft(
         is_batch and input.is_complex() and 0 not in input.shape
         and 0 < hop <= width <= n_fft and 0 <= start < stop <= whole
         and input.shape[-2] == (n_fft // 2 + 1 if onesided else n_fft)
-        and window is not None and window.shape == (width,)
+        and window.shape == (width,)
         and not (return_complex and onesided) and (return_complex or not window.is_complex())
     )
-    if not usual or window is None:
+    if not usual:
         return NotImplemented
     return _inverse(
         input, n_fft, hop, width, window, normalized, bool(onesided), return_complex, start, stop)
+
+
+def _warn_of_no_window() -> None:
+    """torch's own warning, once in a process."""
+    torch.istft(torch.ones(1, 2, dtype=torch.complex64), 1, hop_length=1, center=False)
 
 
 def _inverse(

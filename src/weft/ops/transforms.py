@@ -20,7 +20,7 @@ from torch import Tensor
 
 from weft.comm import BoundMesh
 from weft.core import Layout
-from weft.ops.algorithm import Local
+from weft.ops.algorithm import Composite, Local
 from weft.ops.long_lines import Step, divided, is_less, long_line
 from weft.rules import Call, Decision, op, page, rule
 from weft.transport import Transition
@@ -85,6 +85,7 @@ class _Transform:
             def function(x: Tensor) -> Tensor:
                 if not x.numel():
                     return self._of_nothing(x.real)
+                x = _resized(x, self.dims[-1], self.length // 2 + 1)
                 return _aten._fft_c2r(x, [*others, real], norm, self.length)
         return function
 
@@ -176,8 +177,10 @@ def _by_exchanges(
     """A sharded dim becomes whole while another takes over its axes, by one exchange."""
     (layout,) = layouts
     transform = _Transform.of(call)
+    is_short = transform.kind == "c2r" and (
+        layout.shape[transform.dims[-1]] != transform.length // 2 + 1)
     has_empty = any(0 in layout.sizes_of(dim) for dim in range(layout.ndim))
-    if not has_empty and not any(layout.dims[dim] for dim in transform.dims):
+    if not is_short and not has_empty and not any(layout.dims[dim] for dim in transform.dims):
         return None
     if 0 in layout.shape:
         return None
@@ -209,7 +212,63 @@ class _Steps:
         return x
 
 
+# A half spectrum that is shorter than its length says: zeros follow, which need not travel.
+
+
+def _irfftn(
+    x: Tensor, s: Sequence[int] | None = None, dim: Sequence[int] | None = None,
+    norm: str | None = None,
+) -> Tensor:
+    """Complex dims in their lengths, and the real one with as much of its spectrum as there is."""
+    if dim is None:
+        dim = range(x.dim()) if s is None else range(x.dim() - len(s), x.dim())
+    dims = [at % x.dim() for at in dim]
+    lengths = [x.shape[at] for at in dims[:-1]] if s is None else list(s[:-1])
+    for at, length in zip(dims, lengths):
+        x = _resized(x, at, x.shape[at] if length == -1 else length)
+    last = 2 * (x.shape[dims[-1]] - 1) if s is None or s[-1] == -1 else s[-1]
+    if x.shape[dims[-1]] > last // 2 + 1:
+        x = x.narrow(dims[-1], 0, last // 2 + 1)
+    x = x if x.is_complex() else x.to(_complex_of(x.dtype))
+    return _aten._fft_c2r(x, dims, _NORMS[norm], last)
+
+
+_NORMS = {None: 2, "backward": 2, "ortho": 1, "forward": 0}
+"""torch's numbers of what an inverse transform divides by: its length, the root of it, nothing."""
+
+
+def _complex_of(dtype: torch.dtype) -> torch.dtype:
+    return (dtype if dtype.is_floating_point else torch.get_default_dtype()).to_complex()
+
+
+def _resized(x: Tensor, dim: int, length: int) -> Tensor:
+    """With zeros behind the elements of a dim, or without the last ones."""
+    if length <= x.shape[dim]:
+        return x.narrow(dim, 0, length) if length < x.shape[dim] else x
+    return torch.constant_pad_nd(x, [0, 0] * (x.dim() - 1 - dim) + [0, length - x.shape[dim]])
+
+
+def _irfft(x: Tensor, n: int | None = None, dim: int = -1, norm: str | None = None) -> Tensor:
+    """As of several dims."""
+    return _irfftn(x, None if n is None else [n], [dim], norm)
+
+
+def _shorter(compose: Callable[..., Tensor]) -> Callable[..., Composite | None]:
+    def layouts(
+        call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
+    ) -> Composite | None:
+        """Where a length is told and the real dim is sharded; torch's own parts serve elsewhere."""
+        x, dim = layouts[0], call.get("dim")
+        told = call.get("n") or call.get("s")
+        last = dim if isinstance(dim, int) else dim[-1] if dim else -1
+        return Composite(compose) if told and x.dims[last] else None
+
+    return layouts
+
+
 PAGE = page(
+    op("fft_irfft", layouts=_shorter(_irfft)),
+    op("fft_irfft2 fft_irfftn", layouts=_shorter(_irfftn)),
     op("_fft_c2c", rule("...>0 s! -> ... s", along="dim", linear=[0]), layouts=_by_exchanges),
     op("_fft_r2c _fft_c2r", rule("...>0 s! -> ... t", along="dim", linear=[0]),
        layouts=_by_exchanges),

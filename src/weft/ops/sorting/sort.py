@@ -41,6 +41,7 @@ class Sorting:
         num_rows, length = rows.shape
         inner = torch.tensor(cuts[1:-1], dtype=torch.long, device=rows.device)
         found = split(row, keys, inner.expand(num_rows, -1))
+        del keys  # the largest of what is at hand
         sizes = torch.tensor(row.sizes, device=rows.device).view(-1, 1, 1).expand(-1, num_rows, 1)
         bounds = torch.cat([torch.zeros_like(sizes), found, sizes], -1)
         counts = bounds.diff(dim=-1)  # (blocks, rows, blocks of the result)
@@ -60,6 +61,7 @@ class Sorting:
             merged = merged[which[merged].argsort(stable=True)]
         self._merged = merged
         self.values = values[merged]
+        del values
         dtype = torch.int32 if cuts[-1] < 2**31 else torch.long
         own = torch.arange(cuts[row.mine], cuts[row.mine] + length, dtype=dtype, device=rows.device)
         self.places = self.carry(own.expand(num_rows, -1)).long()

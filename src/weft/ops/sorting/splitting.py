@@ -81,8 +81,11 @@ class Row:
     def _run(self, x: Tensor, send: Sequence[int], recv: Sequence[int]) -> Tensor:
         nbytes = (sum(recv) - recv[self.mine]) * x.element_size()
         self._tell("elements to their places", "all_to_all", nbytes)
-        given = x.detach().contiguous().split(list(send))
+        x = x.detach().contiguous()
         order = sorted(range(self.num), key=self._at.__getitem__)
+        if self.num > 1 and order == [*range(self.num)]:
+            return self._comm.all_to_all(x, list(send), list(recv))
+        given = x.split(list(send))
         flat = torch.cat([given[block] for block in order])
         got = self._comm.all_to_all(
             flat, [send[block] for block in order], [recv[block] for block in order]
@@ -122,7 +125,8 @@ def keys_of(x: Tensor, descending: bool = False) -> Tensor:
     x = x.detach()
     if x.is_floating_point():
         bits = (x.double() + 0.0).contiguous().view(torch.long)
-        keys = torch.where(x.isnan(), _LARGEST, bits ^ ((bits >> 63) & _LARGEST))
+        keys = (bits >> 63).bitwise_and_(_LARGEST).bitwise_xor_(bits)
+        keys = keys.masked_fill_(x.isnan(), _LARGEST)
     else:
         keys = to_order(x).long()
     return ~keys if descending else keys
