@@ -56,7 +56,7 @@ from weft.rules import Call, Decision, Entry, Page, Rule
 from weft.rules.factors import packet
 
 __all__ = [
-    "BOOK", "FUNCTIONS", "Composite", "Kernel", "Local", "find", "find_in_place",
+    "BOOK", "FUNCTIONS", "Composite", "Kernel", "Local", "find", "find_exactly",
     "floats_flow", "join", "replicated", "rule_of",
 ]
 
@@ -93,8 +93,8 @@ def find(name: str) -> Entry | None:
     return BOOK.get(name) or BOOK.get(packet(name))
 
 
-def find_in_place(name: str) -> Entry | None:
-    """The entry that an op in place, "aten.uniform_.default", has of its own."""
+def find_exactly(name: str) -> Entry | None:
+    """The entry of that name: in-place ops, "aten.uniform_.default", have few of their own."""
     return BOOK.get(name) or BOOK.get(name.rpartition(".")[0])
 
 

@@ -107,6 +107,55 @@ def _repeated(heads: Tensor, num: int) -> Tensor:
     return shared.flatten(-4, -3)
 
 
+def _result(
+    query: Tensor, key: Tensor, value: Tensor,
+    attn_mask: Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False,
+    scale: float | None = None, enable_gqa: bool = False,
+) -> Tensor | None:
+    """Of the plain cases: torch's meta kernel is a composition in Python."""
+    batch = query.shape[:-2]
+    if (
+        dropout_p or query.ndim < 3
+        or not query.is_floating_point() or query.dtype != key.dtype or key.dtype != value.dtype
+        or key.shape[:-2] != value.shape[:-2] or key.shape[-2] != value.shape[-2]
+        or query.shape[-1] != key.shape[-1] or 0 in query.shape or 0 in key.shape
+        or not (key.shape[:-2] == batch or (enable_gqa and _in_groups(query, key)))
+    ):
+        return None
+    if (
+        query.ndim == 4 and query.shape[-1] == value.shape[-1]
+        and query.stride(-1) == key.stride(-1) == value.stride(-1) == 1
+        and (attn_mask is None or _masks(attn_mask, query, key))
+        and torch.backends.cuda.flash_sdp_enabled()
+    ):
+        # The fused kernel, whose result lies as the queries do (what torch asks before it takes
+        # that: aten/native/transformers/sdp_utils_cpp.cpp). Heads are a view of the features, and
+        # to flatten them into features again is a view, too. Torch's meta kernel knows only the
+        # composition of matmuls.
+        return torch.empty_like(query)
+    if attn_mask is not None or enable_gqa:
+        return None
+    return query.new_empty((*query.shape[:-1], value.shape[-1]))
+
+
+def _in_groups(query: Tensor, key: Tensor) -> bool:
+    """Several heads of the queries to one of the keys."""
+    return (
+        query.ndim == key.ndim and query.shape[:-3] == key.shape[:-3]
+        and query.shape[-3] % key.shape[-3] == 0
+    )
+
+
+def _masks(mask: Tensor, query: Tensor, key: Tensor) -> bool:
+    """Whether it is a mask that the fused kernel takes."""
+    whole = (*query.shape[:-1], key.shape[-2])
+    return (
+        mask.dtype in (torch.bool, query.dtype) and mask.ndim in (2, 4)
+        and not mask.requires_grad
+        and all(mine in (1, other) for mine, other in zip(reversed(mask.shape), reversed(whole)))
+    )
+
+
 def _by_kernel(
     call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
 ) -> Kernel | None:
@@ -136,5 +185,5 @@ _FEW_KEYS = rule(lambda call, wants_grad: _string(call, few=True))
 
 PAGE = page(
     op("scaled_dot_product_attention", rule(_attention, linear=[2]), kernel=_over_sequence,
-       layouts=_by_kernel, compose=_with_dropout, each_call=True),
+       layouts=_by_kernel, compose=_with_dropout, each_call=True, result=_result),
 )

@@ -114,6 +114,13 @@ def _one_hot(x: Tensor, num_classes: int = -1) -> Tensor:
     return torch.nn.functional.one_hot(x, int(x.max()) + 1)
 
 
+def _one_hot_result(x: Tensor, num_classes: int = -1) -> Tensor | None:
+    """Contiguous; torch's meta kernel compares, and keeps any strides."""
+    if x.is_contiguous() or x.dtype is not torch.int64 or num_classes < 1:
+        return None
+    return x.new_empty((*x.shape, num_classes))
+
+
 PAGE = page(
     op("linear", rule("... k, n k, [... n] -> ... n", "... k, k, [] -> ...", linear=[0, 1],
                       bias=[2])),
@@ -132,5 +139,6 @@ PAGE = page(
     op("bilinear", rule("... i>0, ... j>0, o i j, [o] -> ... o", linear=[0, 1, 2], bias=[3])),
     op("einsum", rule(_einsum, linear=range(8)), compose=_einsum_of_integers),
     op("tensordot", rule(_tensordot, linear=[0, 1])),
-    op("one_hot", rule("... -> ... classes!"), compose=_one_hot),
+    op("one_hot", rule("... -> ... classes!"), compose=_one_hot,
+       result=_one_hot_result),
 )

@@ -72,6 +72,6 @@ def _function(
 
 
 PAGE = page(
-    op("ctc_loss", rule(_rule), kernel=_ctc_loss),
+    op("ctc_loss", rule(_rule), kernel=_ctc_loss, has_meta_gradient=False),
     op("torch.nn.functional.ctc_loss", compose=_function),
 )

@@ -9,6 +9,10 @@ count the 1 once per rank. Random ops are not here: their values depend on the g
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from weft.core.dtypes import itemsize
 from weft.rules import Call, op, page, rule
@@ -41,10 +45,22 @@ def _zero_choice(call: Call) -> bool:
     return 0 in (call.get("self"), call.get("other"))
 
 
+def _shift(x: Tensor, by: Any) -> Tensor | None:
+    """Of bools and integers as sums are: torch's meta kernels refuse bools."""
+    dtypes = [one.dtype for one in (x, by) if isinstance(one, Tensor)]
+    if torch.bool not in dtypes or any(dtype.is_floating_point for dtype in dtypes):
+        return None
+    return None if isinstance(by, (float, complex)) else torch.add(x, by)
+
+
+def _gamma_grad(x: Tensor, output: Tensor) -> Tensor:
+    """torch has no meta kernel."""
+    return x.new_empty(torch.broadcast_shapes(x.shape, output.shape))
+
+
 PAGE = page(
     op(
         """
-        _standard_gamma_grad
         abs absolute acos acosh angle arccos arccosh arcsin arcsinh arctan arctan2 arctanh
         asin asinh atan atan2 atanh bitwise_and bitwise_left_shift bitwise_not bitwise_or
         bitwise_right_shift bitwise_xor ceil celu clamp clamp_max clamp_min clip copysign cos cosh
@@ -92,4 +108,7 @@ PAGE = page(
        rule("..., ... -> ...", linear=[0], serves=_is_zero("value")), _PLAIN),
     op("_prelu_kernel", rule("..., ... -> ...")),
     op("prelu", rule("b c ..., c -> b c ...", "..., ... -> ...")),
+    op("__lshift__.Scalar __lshift__.Tensor __rshift__.Scalar __rshift__.Tensor", _PLAIN,
+       result=_shift),
+    op("_standard_gamma_grad", _PLAIN, result=_gamma_grad),
 )

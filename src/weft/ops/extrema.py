@@ -158,9 +158,23 @@ _MAX, _MIN = (rule(extreme_text(largest), along="dim") for largest in (True, Fal
 _PLACES = rule("... s~ -> ..., ...", along="dim")
 _PLACE = rule("... s~ -> ...", along="dim")
 
+def _of_some(name: str) -> Callable[..., Tensor | None]:
+    """Nothing has no extremum; torch's meta kernels do not look."""
+    def form(x: Tensor) -> None:
+        if not x.numel():
+            raise RuntimeError(
+                f"{name}(): Expected reduction dim to be specified for input.numel() == 0. "
+                "Specify the reduction dim with the 'dim' argument."
+            )
+
+    return form
+
+
 PAGE = page(
-    op("amax max.default", _MAX, kernel=_extreme(True)),
-    op("amin min.default", _MIN, kernel=_extreme(False)),
+    op("amax", _MAX, kernel=_extreme(True)),
+    op("amin", _MIN, kernel=_extreme(False)),
+    op("max.default", _MAX, kernel=_extreme(True), result=_of_some("max")),
+    op("min.default", _MIN, kernel=_extreme(False), result=_of_some("min")),
     op("aminmax", rule("... s! -> ..., ...", along="dim"), layouts=composed(_aminmax)),
     op("max.dim", _PLACES, kernel=_with_place(True)),
     op("min.dim", _PLACES, kernel=_with_place(False)),

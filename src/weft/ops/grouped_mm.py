@@ -107,6 +107,33 @@ def _laid(matrix: Tensor, line: int) -> Tensor:
     return matrix if fits else matrix.clone(memory_format=torch.contiguous_format)
 
 
+def _result(
+    a: Tensor, b: Tensor, offs: Tensor | None = None,
+    bias: Tensor | None = None, out_dtype: torch.dtype | None = None,
+) -> Tensor | None:
+    """Of the dtypes that kernels take; torch's meta kernel knows bfloat16 alone."""
+    dtype, line = a.dtype, 16 // a.element_size()
+    if dtype not in (torch.float32, torch.float16) or b.dtype != dtype or bias is not None:
+        return None
+    if out_dtype not in (None, dtype):
+        raise RuntimeError("Grouped gemm output dtype must match `mat_a` dtype")
+
+    def like(matrix: Tensor) -> Tensor:
+        inner = matrix.stride()[-2:]
+        if 1 in inner and max(inner) % line:
+            raise RuntimeError("strides should be multiple of 16 bytes")
+        shape = matrix.shape
+        padded = torch.empty((*shape[:-1], shape[-1] + 8 - shape[-1] % 8), dtype=torch.bfloat16,
+                             device="meta")
+        return padded.narrow(-1, 0, shape[-1])
+
+    if min(a.dim(), b.dim()) < 2:
+        return None
+    shape = torch.ops.aten._grouped_mm.default(like(a), like(b), offs).shape
+    padded = -(-shape[-1] // line) * line if torch.version.cuda else shape[-1]
+    return a.new_empty((*shape[:-1], padded)).narrow(-1, 0, shape[-1])
+
+
 PAGE = page(
-    op("_grouped_mm", _RULE, layouts=_grouped),
+    op("_grouped_mm", _RULE, layouts=_grouped, result=_result, has_meta_gradient=False),
 )

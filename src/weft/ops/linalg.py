@@ -65,6 +65,14 @@ def _tensorinv(x: Tensor, ind: int = 2) -> Tensor:
     return torch.linalg.inv(x.reshape(math.prod(rows), -1)).reshape(*columns, *rows)
 
 
+def _factors(x: Tensor) -> tuple[Tensor, Tensor] | None:
+    """The factors of a matrix lie column by column; torch has no meta kernel."""
+    if x.dim() < 2 or not (x.is_floating_point() or x.is_complex()):
+        return None
+    factors = x.new_empty((*x.shape[:-2], x.shape[-1], x.shape[-2])).mT
+    return factors, x.new_empty((*x.shape[:-2], min(x.shape[-2:])))
+
+
 PAGE = page(
     op("det linalg_det logdet", rule("...>0 i i -> ...")),
     op("slogdet linalg_slogdet", rule("...>0 i i -> ..., ...")),
@@ -75,7 +83,7 @@ PAGE = page(
     op("linalg_inv_ex linalg_cholesky_ex", rule("...>0 i i -> ... i i, ...")),
     op("pinverse", rule("...>0 m! n! -> ... n! m!")),
     op("linalg_tensorinv", compose=_tensorinv),
-    op("geqrf", rule("...>0 m! n! -> ... m! n!, ... k!")),
+    op("geqrf", rule("...>0 m! n! -> ... m! n!, ... k!"), result=_factors),
     op("qr", rule("...>0 m! n! -> ... m! q!, ... q! n!")),
     op("linalg_eigh linalg_eig", rule("...>0 i i -> ... i!, ... i i")),
     op("linalg_eigvalsh linalg_eigvals", rule("...>0 i i -> ... i!")),

@@ -57,7 +57,7 @@ def _of_rows(call: Call, wants_grad: Any) -> str:
     return "b>0:sum c!, b c -> "
 
 
-def _reduced(name: str, text: Any) -> Entry:
+def _reduced(name: str, text: Any, **more: Any) -> Entry:
     """The entry of a loss with `reduction=`."""
     loss = getattr(torch.ops.aten, name).default
     place = [argument.name for argument in loss._schema.arguments].index("reduction")
@@ -76,7 +76,7 @@ def _reduced(name: str, text: Any) -> Entry:
         """The mean of the losses of elements."""
         return each(args, kwargs).mean()
 
-    return op(name, rule(text), kernel=mean, compose=composed, floats_flow=True)
+    return op(name, rule(text), kernel=mean, compose=composed, floats_flow=True, **more)
 
 
 # Losses of classes.
@@ -239,6 +239,28 @@ def _gaussian_nll(
     return loss.mean() if reduction == "mean" else loss.sum()
 
 
+def _cross_entropy_result(
+    x: Tensor, target: Tensor, weight: Tensor | None = None, reduction: int = 1,
+    ignore_index: int = -100, label_smoothing: float = 0.0,
+) -> Tensor | None:
+    """Of the plain cases: torch's meta kernel is a composition in Python."""
+    if (
+        target.dtype is not torch.int64 or not x.is_floating_point() or x.ndim < 2
+        or target.shape != (x.shape[0], *x.shape[2:])
+        or (weight is not None and (weight.dtype, weight.shape) != (x.dtype, x.shape[1:2]))
+        or reduction not in (0, 1, 2) or not 0.0 <= label_smoothing <= 1.0
+    ):
+        return None
+    return x.new_empty(() if reduction else target.shape)
+
+
+def _multilabel_margin_result(
+    x: Tensor, target: Tensor, reduction: int = 1
+) -> Tensor | None:
+    """Of a single row it is a number, also without reduction: torch's meta kernel says a row."""
+    return x.new_empty(()) if x.ndim == 1 and target.shape == x.shape and x.numel() else None
+
+
 _ELEMENTS = """
     mse_loss l1_loss smooth_l1_loss huber_loss soft_margin_loss kl_div poisson_nll_loss
     binary_cross_entropy binary_cross_entropy_with_logits
@@ -246,9 +268,10 @@ _ELEMENTS = """
 
 PAGE = page(
     *[_reduced(name, _of_elements) for name in _ELEMENTS.split()],
-    _reduced("multilabel_margin_loss", _of_rows),
+    _reduced("multilabel_margin_loss", _of_rows, result=_multilabel_margin_result,
+             has_meta_gradient=False),
     op("cross_entropy_loss", rule(_of_classes), kernel=_cross_entropy,
-       floats_flow=True),
+       floats_flow=True, result=_cross_entropy_result),
     op("nll_loss nll_loss_nd nll_loss2d", rule(_of_classes, linear=[0]), kernel=_nll,
        floats_flow=True),
     op("torch.nn.functional.gaussian_nll_loss", compose=_gaussian_nll, each_call=True),

@@ -17,7 +17,7 @@ from torch import Tensor
 from weft.core import Layout
 from weft.ops.algorithm import Kernel
 from weft.ops.extrema import extreme_text, extremum
-from weft.ops.reductions import composed, in_half, without
+from weft.ops.reductions import composed, in_half, of_all, without
 from weft.ops.summaries import HALF, empty_summary, left, reduced, wide
 from weft.rules import Call, Decision, Entry, op, page, rule
 from weft.transport import Shards
@@ -218,7 +218,8 @@ PAGE = page(
        rule("...>0 s! -> ...", along="dim", default=(-2, -1),
             serves=lambda call: call.args[1] in (2, -2, "nuc")),
        compose=_matrix_norm),
-    op("nanmean", rule("... s! -> ...", along="dim"), layouts=composed(_nanmean)),
+    op("nanmean", rule("... s! -> ...", along="dim"), layouts=composed(_nanmean),
+       result=of_all(torch.ops.aten.nanmean.default)),
     op("linalg_vecdot", rule("... s, ... s -> ...", along="dim", default=-1, serves=_is_aligned),
        layouts=composed(_vecdot, in_half)),
     op("cosine_similarity", rule(_cosine_rule, along="dim", default=1, serves=_is_aligned),

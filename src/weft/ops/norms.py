@@ -301,6 +301,14 @@ def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
 
 _SHAPE = Last("normalized_shape")
 
+def _batch_norm_result(x: Tensor, *args: Any, **kwargs: Any) -> Tensor | None:
+    """Contiguous, or with channels last if the input is; torch's meta kernel keeps any strides."""
+    if x.is_contiguous():
+        return None
+    out = torch.ops.aten.batch_norm.default(x, *args, **kwargs)
+    return torch.empty_like(out, memory_format=suggest_memory_format(x))
+
+
 PAGE = page(
     op("layer_norm", rule("... s~, [s], [s] -> ... s", along=_SHAPE), kernel=_layer_norm),
     op("rms_norm", rule("... s~, [s] -> ... s", along=_SHAPE), kernel=_rms_norm),
@@ -308,7 +316,7 @@ PAGE = page(
     op("batch_norm",
        rule("n c>0 ..., [c], [c], [c], [c] -> n c ...",
             serves=lambda call: not call.get("training")),
-       layouts=_of_batches, floats_flow=True),
+       layouts=_of_batches, floats_flow=True, result=_batch_norm_result),
     op("instance_norm", rule("n>0 c>0 ...~, [c], [c] -> n c ..."), kernel=_instance_norm,
        layouts=_of_samples, floats_flow=True),
     op("group_norm", rule("n c~ ...~, [c], [c] -> n c ..."), kernel=_group_norm),

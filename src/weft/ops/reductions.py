@@ -19,7 +19,7 @@ from weft.ops.summaries import HALF, empty_summary, is_cut, reduced, wide
 from weft.rules import Call, Text, op, page, rule
 from weft.transport import Shards
 
-__all__ = ["PAGE", "composed", "exp_sums", "in_half", "log_of_sums", "without"]
+__all__ = ["PAGE", "composed", "exp_sums", "in_half", "log_of_sums", "of_all", "without"]
 
 
 def without(out: Tensor, dims: Sequence[int], keepdim: bool) -> Tensor:
@@ -129,9 +129,18 @@ def _truth_rule(of_bools: str, of_bytes: str) -> Text:
 _EACH = rule("... -> ...", serves=lambda call: call.get("dim") in ((), []))
 """`all` and `any` over no dims: of each element."""
 
+def of_all(overload: Any) -> Callable[..., Tensor | None]:
+    """Reductions of which torch's meta kernels take no dims for none, and the others for all."""
+    def form(x: Tensor, dim: Any = None, keepdim: bool = False, **named: Any) -> Any:
+        return overload(x, None, keepdim, **named) if dim is not None and not len(dim) else None
+
+    return form
+
+
 PAGE = page(
     op("sum", rule("... s -> ...", along="dim", linear=[0])),
-    op("nansum count_nonzero linalg__powsum", rule("... s -> ...", along="dim")),
+    op("nansum", rule("... s -> ...", along="dim"), result=of_all(torch.ops.aten.nansum.default)),
+    op("count_nonzero linalg__powsum", rule("... s -> ...", along="dim")),
     op("mean", rule("... s~:sum -> ...", along="dim", linear=[0]), kernel=_mean,
        layouts=composed(_mean_of_half, in_half)),
     op("prod", rule(_prod_rule, along="dim"), kernel=_prod),

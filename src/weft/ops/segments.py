@@ -108,6 +108,21 @@ def _check(lengths: Tensor, length: int) -> None:
         )
 
 
+def _result(
+    x: Tensor, reduce: str, *, lengths: Tensor | None = None, indices: Tensor | None = None,
+    offsets: Tensor | None = None, axis: int = 0, **_: Any,
+) -> Tensor | None:
+    """A row for each segment; torch has no meta kernel."""
+    given = lengths if offsets is None else offsets
+    if given is None or axis < 0 or given.dim() != axis + 1 or not x.is_floating_point() or (
+        x.shape[:axis] != given.shape[:axis] or x.dim() <= axis
+        or reduce not in ("sum", "mean", "max", "min", "prod")
+    ):
+        return None
+    num = given.shape[axis] - (offsets is not None)
+    return x.new_empty((*given.shape[:axis], num, *x.shape[axis + 1 :]))
+
+
 PAGE = page(
-    op("segment_reduce", rule(_segments), kernel=_segment_reduce),
+    op("segment_reduce", rule(_segments), kernel=_segment_reduce, result=_result),
 )

@@ -252,6 +252,21 @@ def _split_where(x: Tensor, *args: Any, dim: int = 0, **named: Any) -> Any:
     return torch.tensor_split(x, where.tolist(), *rest or [dim])
 
 
+def _fits(view: Any) -> Callable[..., Tensor | None]:
+    """What is written to a view has its shape; torch's meta kernels do not look."""
+    def form(x: Tensor, source: Tensor, *args: Any, **named: Any) -> None:
+        slot = view(x, *args, **named)
+        if source.shape != slot.shape:
+            raise RuntimeError(
+                "expected src to have a size equal to the slice of self. src size = "
+                f"{list(source.shape)}, slice size = {list(slot.shape)}"
+            )
+
+    return form
+
+
+_aten = torch.ops.aten
+
 PAGE = page(
     op("slice slice_copy", layouts=_slice),
     op("narrow", layouts=_narrow),
@@ -263,9 +278,9 @@ PAGE = page(
     op("torch.tensor_split torch.Tensor.tensor_split", compose=_split_where),
     op("diagonal diagonal_copy", layouts=_diagonal),
     op("tril triu", layouts=_triangle),
-    op("slice_scatter", layouts=_slice_scatter),
-    op("diagonal_scatter", layouts=_diagonal_scatter),
+    op("slice_scatter", layouts=_slice_scatter, result=_fits(_aten.slice.Tensor)),
+    op("diagonal_scatter", layouts=_diagonal_scatter, result=_fits(_aten.diagonal.default)),
     op("linalg_diagonal", compose=_linalg_diagonal),
     op("narrow_copy", compose=_narrow_copy),
-    op("select_scatter", compose=_select_scatter),
+    op("select_scatter", compose=_select_scatter, result=_fits(_aten.select.int)),
 )

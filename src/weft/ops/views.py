@@ -211,6 +211,13 @@ def _group(
         whole.update(rest)
 
 
+def _view_copy_result(x: Tensor, size: Any) -> Tensor | None:
+    """Of any strides: torch's meta kernel refuses those of which there is no view."""
+    if x.is_contiguous():
+        return None
+    return torch.empty_like(x.reshape(size), memory_format=torch.contiguous_format)
+
+
 PAGE = page(
     op("t t_copy mT mH adjoint matrix_H", _LAST_TWO),
     op("transpose transpose_copy swapaxes swapdims", _permuted(_swapped)),
@@ -238,5 +245,6 @@ PAGE = page(
     op("flatten ravel", rule(_flatten, linear=[0], moves=True)),
     op("unflatten", rule(_unflatten, along="dim", linear=[0], moves=True, sizes="sizes")),
     op("view.dtype view_copy.dtype", rule(_bits)),
-    op("view view_copy reshape _unsafe_view _reshape_alias", rule(_view)),
+    op("view reshape _unsafe_view _reshape_alias", rule(_view)),
+    op("view_copy", rule(_view), result=_view_copy_result),
 )

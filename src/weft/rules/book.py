@@ -219,6 +219,9 @@ class Entry:
         layouts: (call, layouts, wants_grad) -> what to do, where layouts or data decide it;
             None leaves the call to the rules.
         floats_flow: whether no rule reads the value of a float.
+        result: a meta tensor like the result, of the op's arguments on the meta device; None
+            where torch is to be asked. For ops whose meta kernels take long, or are wrong.
+        has_meta_gradient: whether torch can differentiate the op on the meta device.
     """
 
     names: tuple[str, ...]
@@ -228,6 +231,8 @@ class Entry:
     layouts: Callable[..., Any] | None = None
     floats_flow: bool = False
     each_call: bool = False
+    result: Callable[..., Any] | None = None
+    has_meta_gradient: bool = True
 
     @property
     def is_in_place(self) -> bool:
@@ -248,6 +253,7 @@ def op(
     names: str, *rules: RuleText, kernel: Callable[..., Any] | None = None,
     compose: Callable[..., Any] | None = None, layouts: Callable[..., Any] | None = None,
     floats_flow: bool | None = None, each_call: bool = False,
+    result: Callable[..., Any] | None = None, has_meta_gradient: bool = True,
 ) -> Entry:
     """An entry of a page; `names` are separated by spaces. See `Entry`.
 
@@ -255,7 +261,9 @@ def op(
     """
     if floats_flow is None:
         floats_flow = layouts is None and all(each.is_string for each in rules)
-    return Entry(tuple(names.split()), rules, kernel, compose, layouts, floats_flow, each_call)
+    return Entry(
+        tuple(names.split()), rules, kernel, compose, layouts, floats_flow, each_call, result,
+        has_meta_gradient)
 
 
 Page = Mapping[str, Entry]

@@ -43,7 +43,7 @@ def entry_of(about: Facts) -> Entry | None:
     Raises:
         UnsupportedOpError: it changes a shape in place, and has no entry of its own.
     """
-    own = ops.find_in_place(about.name) if about.writes else None
+    own = ops.find_exactly(about.name) if about.writes else None
     if own is None and about.reshapes:
         known = [entry.names[0] for key, entry in ops.BOOK.items() if _reshapes(key)]
         raise UnsupportedOpError(

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft import ops
 from weft.comm import BoundMesh
 from weft.errors import MeshError, message
 from weft.tensor.meta import Meta
@@ -26,20 +27,7 @@ from weft.tensor.views.moved import attach_to_base, bump_view_epoch, unwrap_view
 
 __all__ = ["computed", "leave", "twin", "unknown", "write", "written"]
 
-_WITHOUT_DERIVATIVE = frozenset((
-    "aten.ctc_loss.IntList", "aten.ctc_loss.Tensor", "aten.multilabel_margin_loss.default",
-    "aten._grouped_mm.default",
-))
-"""Ops whose backward, or whose form, torch does not know on meta tensors. They have one result,
-whose gradient depends on every operand."""
-
 Run = Callable[[Any, Any, Any], Any]
-
-_RECASTS = frozenset((
-    "aten.view.dtype", "aten.view_as_real.default", "aten.view_as_complex.default",
-    "aten.real.default", "aten.imag.default",
-))
-"""Views in another dtype. (`to` is one by its schema, but where the dtype changes it copies.)"""
 
 
 def computed(trace: Trace, op: Op, base: int | None, metas: Mapping[int, Meta]) -> Run:
@@ -48,7 +36,6 @@ def computed(trace: Trace, op: Op, base: int | None, metas: Mapping[int, Meta]) 
     `base` is the tensor that they are views of, so that writes to them reach it.
     """
     slots = slots_of(op.results)
-    recast = str(op.overload) in _RECASTS
 
     def run(func: Any, args: Any, kwargs: Any) -> Any:
         given = flatten((args, kwargs))
@@ -59,7 +46,7 @@ def computed(trace: Trace, op: Op, base: int | None, metas: Mapping[int, Meta]) 
         twins = None
         for place, slot in enumerate(slots):
             meta = metas[slot.index]
-            if viewed is not None and (recast or meta.dtype == viewed.dtype):
+            if viewed is not None:
                 local = _view(viewed._local, meta.dtype)
             else:
                 twins = flatten(_on_twins(trace, op, given)) if twins is None else twins
@@ -107,8 +94,10 @@ def _on_twins(trace: Trace, op: Op, given: Sequence[Tensor]) -> Any:
     twins: list[Any] = [twin(tensor) for tensor in given]
     twins += trace.metas[len(twins):]
     args, kwargs = fill(op.args, twins), fill(op.kwargs, twins)
-    if str(op.overload) not in _WITHOUT_DERIVATIVE:
+    entry = ops.find(str(op.overload))
+    if entry is None or entry.has_meta_gradient:
         return op.overload(*args, **kwargs)
+    # They have one result, whose gradient depends on every operand.
     with torch.no_grad():
         out: Any = known_result(op.overload, args, kwargs)
         if out is None:

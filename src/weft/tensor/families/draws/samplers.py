@@ -217,13 +217,23 @@ def _randint_like(
     ))
 
 
+def _broadcast(x: Tensor, other: Tensor, *rest: Any) -> Tensor:
+    """torch has no meta kernel."""
+    return x.new_empty(torch.broadcast_shapes(x.shape, other.shape))
+
+
+def _like_first(x: Tensor, *rest: Any) -> Tensor:
+    """torch has no meta kernel."""
+    return x.new_empty(x.shape)
+
+
 PAGE = page(
     op("normal", compose=_normal, each_call=True),
     op("bernoulli", compose=_bernoulli_of, each_call=True),
     op("poisson", compose=_poisson, each_call=True),
-    op("binomial", compose=_binomial, each_call=True),
-    op("_standard_gamma", compose=_standard_gamma, each_call=True),
-    op("_sample_dirichlet", compose=_dirichlet, each_call=True),
+    op("binomial", compose=_binomial, each_call=True, result=_broadcast),
+    op("_standard_gamma", compose=_standard_gamma, each_call=True, result=_like_first),
+    op("_sample_dirichlet", compose=_dirichlet, each_call=True, result=_like_first),
     op("multinomial", compose=_multinomial, each_call=True),
     op("rand_like", compose=_rand_like, each_call=True),
     op("randn_like", compose=_randn_like, each_call=True),
