@@ -22,8 +22,8 @@ from weft.comm import BoundMesh
 from weft.core import Layout, P, Placement
 from weft.core.arguments import MeshLike, Placements, also_called
 from weft.errors import ShardTypeError, UnsupportedOpError, message
-from weft.tensor.counts import AGAIN, CALLS
-from weft.tensor.keys import add_index, floats_of
+from weft.tensor.counts import CALLS
+from weft.tensor.keys import add_index
 from weft.tensor.leaf_gradients import track_leaf
 from weft.tensor.meta import Meta, autocast_state
 from weft.tensor.modes import STRICT, num_dispatch_modes, transforms
@@ -177,19 +177,12 @@ class ShardTensor(torch.Tensor):
             return hooks.call(func, args, kwargs)
         meta = recipe.fast
         if meta is None:
-            if recipe.by_value:
-                recipe = home.recipes.get((*key, *floats_of(given)))
-                if recipe is None:
-                    AGAIN.step()
-                    return hooks.call(func, args, kwargs)
-                meta = recipe.fast
-            if meta is None:
-                if kwargs:
-                    return recipe.run(func, args, kwargs)
-                return recipe.run_opened(func, args, locals_)
+            if kwargs:
+                return recipe.run(func, args, kwargs)
+            return recipe.run_opened(func, args, locals_)
         moves = recipe.moves
         if moves:
-            hooks.move_operands(given, moves, locals_, recipe)
+            hooks.move_operands(given, moves, locals_, recipe.caller)
         bound = recipe.bound
         if bound is not None:
             local = bound(locals_)

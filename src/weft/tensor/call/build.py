@@ -16,14 +16,15 @@ from weft import ops
 from weft.comm import BoundMesh
 from weft.errors import UnsupportedOpError, message
 from weft.tensor.call import fallback, reduce_once
+from weft.tensor.call.compose import Composer
 from weft.tensor.call.decide import Builder
 from weft.tensor.call.decompose import Parts
 from weft.tensor.call.local import is_builtin
 from weft.tensor.call.own import functions as own
 from weft.tensor.call.own import local as own_local
-from weft.tensor.call.program import Composer, Sizes
-from weft.tensor.call.recipe import Alias, Direct, Function, Recipe
-from weft.tensor.call.sizes import MAX_STRUCTURES, Structure, numbers_come_from, structure_of
+from weft.tensor.call.program import Program, Step
+from weft.tensor.call.recipe import Alias, Function, Recipe
+from weft.tensor.call.sizes import MAX_STRUCTURES, Sizes, numbers_come_from
 from weft.tensor.counts import STRUCTURES
 from weft.tensor.counts import TRACES as COUNTS
 from weft.tensor.meta import autocast_state, bounded_put
@@ -64,7 +65,7 @@ def recipe(
         made = own_local.recipe(function, args, kwargs, tensors, mesh)
         if made is not None:
             return made
-    known: dict[Any, Structure | Sizes] = mesh.cache.setdefault("structures", {})
+    known: dict[Any, Sizes] = mesh.cache.setdefault("structures", {})
     structure = None if mesh.here is None else structure
     found = None
     if structure is not None:
@@ -73,7 +74,7 @@ def recipe(
     trace = None
     if found is not None:
         resized = found.resized(tensors)
-        if resized is None and type(found) is Sizes:
+        if resized is None and not found.is_free:
             found.vary(tensors, lambda others: _sizes_of(func, args, kwargs, others, mesh))
             resized = found.resized(tensors)
         if resized is not None:
@@ -110,23 +111,24 @@ def recipe(
     places = _places((*args, *kwargs.values()))
     builder = Builder(func, trace, tensors, mesh, places, kwargs.get("requires_grad") is True)
     made = builder.build()
-    new: Structure | Sizes | None
     if isinstance(made, ops.Composite):
         made, new = _composite(made, builder)
-    else:
-        new = structure_of(trace, builder, tensors) if (
-            is_builtin(func) or numbers_come_from(op, (args, kwargs))
-        ) else None
-    if type(made) is Direct and made.target is not None and made.args is builder.op.args:
-        places = _floats_of(func, builder.op, args, kwargs)
-        if places:
-            made.let_flow(places)
+        if new is not None and structure is not None and found is None:
+            bounded_put(known, structure, new, MAX_STRUCTURES)
+        return made, False
+    if isinstance(made, Step):
+        if made.target is not None and made.args is builder.op.args:
+            made.let_flow(_floats_of(func, builder.op, args, kwargs))
+        made = builder.program(made)
     by_number = builder.own is not None and not builder.own.by_shape
     numbers_flow = made.as_called and not by_number and _numbers_flow(op)
-    if new is not None and structure is not None and found is None:
-        if type(new) is Structure and builder.by_form:
-            new.recipe, new.numbers_flow = made, numbers_flow
-        bounded_put(known, structure, new, MAX_STRUCTURES)
+    if structure is not None and found is None and (
+        is_builtin(func) or numbers_come_from(op, (args, kwargs))
+    ):
+        by_form = made if type(made) is Program and builder.by_form else None
+        new = Sizes.of_op(builder, by_form, numbers_flow)
+        if new is not None:
+            bounded_put(known, structure, new, MAX_STRUCTURES)
     return reduce_once.reducing_once(made, builder), numbers_flow
 
 
@@ -205,7 +207,7 @@ def _program(
     if result is None:
         return Function(_one_by_one(trace, mesh)), None
     program = composer.program(result)
-    return program, Sizes.of(None, composer, program)
+    return program, Sizes.of_several(None, composer, program)
 
 
 def _composite(composite: ops.Composite, builder: Builder) -> tuple[Recipe, Sizes | None]:
@@ -227,7 +229,7 @@ def _composite(composite: ops.Composite, builder: Builder) -> tuple[Recipe, Size
         if out is not None:
             slots.update(zip([slot.index for slot in slots_of(op.results)], slots_of(out)))
             program = composer.program(fill(trace.result, slots))
-            return program, Sizes.of(op, composer, program)
+            return program, Sizes.of_several(op, composer, program)
     if parts is not None:
         return _by_parts(parts, builder), None
     return Function(_on_tensors(composite.function, builder)), None
@@ -394,23 +396,23 @@ def _call_op(op: Op, args: Any, kwargs: Any, device: torch.device, mesh: BoundMe
     return op.overload(*args, **kwargs)
 
 
-def _floats_of(func: Any, op: Op, args: Any, kwargs: Any) -> list[tuple[Any, Any]] | None:
-    """Per float among the op's arguments, its place there and in the call, as `Direct.let_flow`
-    takes them; None where one is not the call's own."""
+def _floats_of(func: Any, op: Op, args: Any, kwargs: Any) -> list[tuple[Any, Any]]:
+    """Per float among the op's arguments, its place there and in the call, as `Step.let_flow`
+    takes them; none where one is not the call's own."""
     if not is_builtin(func):
-        return None
+        return []
     names = [argument.name for argument in op.overload._schema.arguments]
     found: list[tuple[Any, Any]] = []
     for at, value in (*enumerate(op.args), *op.kwargs.items()):
         if type(value) is not float:
             if leaves(value, float):
-                return None
+                return []
             continue
         place = names.index(at) if isinstance(at, str) else at
         theirs = place if place < len(args) else names[place]
         given = args[theirs] if isinstance(theirs, int) else kwargs.get(theirs)
         if type(given) is not float or given != value:
-            return None
+            return []
         found.append((at, theirs))
     return found
 

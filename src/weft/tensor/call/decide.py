@@ -1,4 +1,4 @@
-"""The recipe of one op: an algorithm of `weft.ops`, a rule and a decision, or the fallback.
+"""The step of one op: an algorithm of `weft.ops`, a rule and a decision, or the fallback.
 
 Nothing here communicates, and everything depends on facts that are the same on all ranks, so all
 ranks build the same recipe for the same call.
@@ -18,13 +18,15 @@ from weft.core import Layout
 from weft.errors import UnsupportedOpError, message
 from weft.rules import Call, Decision, Rule
 from weft.tensor.call import fallback, foreach, outside, reshapes
+from weft.tensor.call.anchor import tie
 from weft.tensor.call.decompose import parts_of
 from weft.tensor.call.densely import as_op, densely
 from weft.tensor.call.kernels import BoundKernel, with_traffic_label
 from weft.tensor.call.local import WIDENING, as_it_is, copying, has_gaps, packed
 from weft.tensor.call.memory_format import match_stride_order
+from weft.tensor.call.program import Program, Step
 from weft.tensor.call.random import ops as random_ops
-from weft.tensor.call.recipe import Direct, Function, Recipe, Result, tie
+from weft.tensor.call.recipe import Function, Recipe
 from weft.tensor.meta import Meta, contiguous_strides, intern
 from weft.tensor.placing.layouts import layout_of
 from weft.tensor.placing.left_whole import LeftWhole, find_left_whole
@@ -52,12 +54,13 @@ __all__ = ["Builder"]
 
 
 class Builder:
-    """Builds the recipe of one op: `trace` has one, and `tensors` are the values of its Slots.
+    """Decides on one op: `trace` has one, and `tensors` are the values of its Slots.
 
     `is_leaf`: the call asks for results that require a gradient, as `zeros_like` may.
-    What it leaves behind: `rule`, which says the lengths of the results, if one does, `own`, what a
+    What it leaves behind: `metas` of the step's results by slot; `rule`, which says the lengths of
+    the results, if one does, `own`, what a
     user has registered for the op, `layouts` of the operands and the `decision`; `by_form`, whether
-    the recipe of other lengths differs in layouts alone; `clashes`, whether a value that the op
+    the step for other lengths differs in layouts alone; `clashes`, whether a value that the op
     takes twice moves to two layouts.
     """
 
@@ -72,6 +75,7 @@ class Builder:
         self.kernel: BoundKernel | None = None
         self.layouts: list[Layout] = []
         self.decision: Decision | None = None
+        self.metas: dict[int, Meta] = {}
         self.tensors, self.mesh = tensors, mesh
         self.facts = facts(trace.ops[0].overload)
         self.func, self.trace = densely(func, trace, tensors)
@@ -81,8 +85,14 @@ class Builder:
         self.grad = torch.is_grad_enabled()
         self.target = target_of(self.op)
 
-    def build(self) -> Recipe | ops.Composite:
-        """The recipe, or the composition of other ops that serves."""
+    def program(self, step: Step) -> Program:
+        """The recipe of a call that consists of this one step."""
+        num = max((len(self.tensors), *[slot + 1 for slot in self.metas]))
+        metas = [self.metas.get(slot) for slot in range(num)]
+        return Program((step,), metas, self.trace.result, self.places)
+
+    def build(self) -> Step | Recipe | ops.Composite:
+        """The step, else what carries out the call, or the composition of other ops that serves."""
         if self.name.startswith("aten._foreach_"):
             return foreach.recipe(self.func, self.trace, self.op, self.tensors, self.mesh)
         if self.facts.reshapes:
@@ -234,7 +244,7 @@ class Builder:
     def _direct(
         self, decision: Decision, layouts: list[Layout], wants: list[bool],
         algorithm: ops.Local | ops.Kernel | None,
-    ) -> Recipe:
+    ) -> Step | Recipe:
         self.decision, self.wants = decision, wants
         if self.mesh.here is None:
             return self._outside(
@@ -258,9 +268,9 @@ class Builder:
         results = self._results(decision, moves, varying, any(wants), brought)
         anchor = () if isinstance(algorithm, ops.Local) else self._anchored(decision, wants)
         self.by_form = self._is_by_form(decision) and not anchor
-        return Direct(
-            self.name, moves, local, args, kwargs, results, self.trace.result,
-            why=decision.reason, anchor=anchor, places=self.places, kernel=self.kernel,
+        return Step(
+            self.name, moves, local, args, kwargs, results,
+            why=decision.reason, anchor=anchor, kernel=self.kernel,
             left_whole=self._left_whole(decision) if any(moves) else None,
         )
 
@@ -341,9 +351,12 @@ class Builder:
     def _results(
         self, decision: Decision, moves: list[Any], varying: frozenset[int], grad: bool,
         brought: bool,
-    ) -> list[Result]:
-        """`brought`: whether the local op itself has data come from other ranks."""
-        out: list[Result] = []
+    ) -> list[tuple[int, Any]]:
+        """Per result its slot and the transition on its way out; `metas` say what they become.
+
+        `brought`: whether the local op itself has data come from other ranks.
+        """
+        out: list[tuple[int, Any]] = []
         several = self.name == _SEVERAL
         for place, (slot, layout) in enumerate(zip(slots_of(self.op.results), decision.results)):
             move = moves[self.slots[place if several else 0]]
@@ -356,9 +369,8 @@ class Builder:
                 if differentiable and leaving and not self.is_leaf
                 else None
             )
-            out.append(
-                Result(slot.index, self._meta(layout, meta, differentiable, alias), leave)
-            )
+            self.metas[slot.index] = self._meta(layout, meta, differentiable, alias)
+            out.append((slot.index, leave))
         return out
 
     def shares(self) -> bool:
@@ -420,7 +432,7 @@ class Builder:
     def _in_place(
         self, decision: Decision, moves: list[Any], varying: frozenset[int],
         local: Any, args: Any, kwargs: Any, algorithm: ops.Local | ops.Kernel | None,
-    ) -> Recipe:
+    ) -> Step:
         assert self.target is not None
         target = self.tensors[self.target]
         self._check_writable(target)
@@ -433,9 +445,8 @@ class Builder:
             local = writes(self.mesh)
         if direct and decision.op is None and (algorithm is None or writes is not None):
             self.by_form = self._is_by_form(decision)
-            return Direct(
-                self.name, moves, local, args, kwargs, (), self.trace.result, self.target,
-                why=decision.reason,
+            return Step(
+                self.name, moves, local, args, kwargs, target=self.target, why=decision.reason,
             )
         if local is None or local is self.op.overload:
             local = functional(self.op)
@@ -446,9 +457,9 @@ class Builder:
         leaving = frozenset(axis for axis in varying if result.on(axis) is None)
         write = writing_back(
             self.name, self.mesh, result, wanted, leaving if self.grad else frozenset())
-        return Direct(
-            self.name, moves, local, args, kwargs, (), self.trace.result, self.target,
-            write_back=True, write=write, why=decision.reason,
+        return Step(
+            self.name, moves, local, args, kwargs, target=self.target, write_back=True,
+            write=write, why=decision.reason,
         )
 
 

@@ -22,10 +22,11 @@ from weft.tensor.call.compiled import unseen
 from weft.tensor.call.out import write_out
 from weft.tensor.call.own.functions import OwnFunction
 from weft.tensor.call.recipe import Alias, Recipe, flatten
-from weft.tensor.call.reduce_once import UseReduced, has_reduced
+from weft.tensor.call.reduce_once import has_reduced, using_reduced
 from weft.tensor.call.sizes import structure_key
 from weft.tensor.call.torchs_errors import with_layouts
 from weft.tensor.counts import AGAIN, CALLS, MISSES, NAN
+from weft.tensor.keys import floats_of
 from weft.tensor.meta import Meta, autocast_state, dense, keep_recipe
 from weft.tensor.modes import (
     STRICT,
@@ -51,19 +52,6 @@ _OPERATORS = frozenset(
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 _AS_THEY_ARE = frozenset((torch.autograd.grad,))
 """Functions that are asked of very objects: a ShardTensor made of a DTensor is in no graph yet."""
-
-
-class _ByValue(Recipe):
-    """Stands where the floats' values belong to the key; only `call` forms that key."""
-
-    __slots__ = ()
-    by_value = True
-
-    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        return call(func, args, kwargs)
-
-
-BY_VALUE = _ByValue()
 
 
 def call(func: Any, args: Any, kwargs: Any) -> Any:
@@ -115,9 +103,8 @@ def call(func: Any, args: Any, kwargs: Any) -> Any:
         with unseen():
             recipe = build.recipe(func, args, kwargs, _mesh(func, scan))[0]
         return recipe.run(func, args, kwargs)
-    if recipe is BY_VALUE:
-        full = (*full, *scan.floats)
-        recipe = home.recipes.get(full)
+    if recipe is None and scan.floats:
+        recipe = home.recipes.get((*full, *scan.floats))
     if recipe is None:
         recipe = _learned(func, args, kwargs, _mesh(func, scan), home, key, scan.floats)
     return recipe.run(func, args, kwargs)
@@ -150,12 +137,16 @@ def learn(func: Any, args: Any, kwargs: Any, home: Meta, key: list[Any]) -> Reci
 
     None where only `call` serves. It is kept for the next such call.
     """
+    given = (*args, *kwargs.values()) if kwargs else args
+    floats = floats_of(given)
+    if floats:
+        found = home.recipes.get((*key, *floats))
+        if found is not None:
+            return found
     if func in SPECIAL or STRICT.on or (kwargs and kwargs.get("out") is not None):
         AGAIN.step()
         return None
-    given = (*args, *kwargs.values()) if kwargs else args
     mesh = home.mesh
-    floats = [arg if arg == arg else NAN for arg in given if type(arg) is float]
     for item in key:
         if item is list or (type(item) is Meta and item.mesh is not mesh):
             AGAIN.step()
@@ -172,7 +163,7 @@ def _learned(
     if num_dispatch_modes():
         check_traced(_name(func))
     if has_reduced(key):
-        recipe = UseReduced(build.reads(func, args, kwargs))
+        recipe = using_reduced(build.reads(func, args, kwargs))
         keep_recipe(home, tuple(key), recipe)
         return recipe
     structure = structure_key(key)
@@ -183,11 +174,7 @@ def _learned(
             recipe, floats_flow = build.recipe(func, args, kwargs, mesh, structure)
     except Exception as error:
         raise with_layouts(error, _name(func), flatten((args, kwargs)), mesh) from error.__cause__
-    full = tuple(key)
-    if floats and not floats_flow:
-        keep_recipe(home, full, BY_VALUE)
-        full = (*full, *floats)
-    keep_recipe(home, full, recipe)
+    keep_recipe(home, tuple(key) if floats_flow else (*key, *floats), recipe)
     return recipe
 
 

@@ -7,13 +7,14 @@ plain tensors. Otherwise every element is a call of its own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from weft.comm import BoundMesh
-from weft.tensor.call.recipe import Recipe
+from weft.tensor.call.recipe import Function
 from weft.tensor.meta import Meta, contiguous_strides, intern
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.trace.calls import functional_name
@@ -35,94 +36,84 @@ _ELEMENTWISE = frozenset((
 
 def recipe(
     func: Any, trace: Trace, op: Op, tensors: Sequence[torch.Tensor], mesh: BoundMesh
-) -> Recipe:
+) -> Function:
     """The recipe of a foreach call: direct where it can be, else one call an element."""
     writes = not slots_of(op.results) or op.overload._schema.name.endswith("_")
     name = functional_name(str(op.overload)).split(".")[1].removeprefix("_foreach_")
     wants_grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    one_by_one = partial(_one_by_one, name, writes, type(trace.result), _parameters(op))
     if name not in _ELEMENTWISE or wants_grad or not _lie_alike(op, tensors, writes):
-        return OneByOne(op, name, writes, type(trace.result))
+        return Function(one_by_one, as_called=True)
     if writes:
-        return InPlace(OneByOne(op, name, writes, type(trace.result)))
-    return OutOfPlace(
+        return _in_place(one_by_one)
+    return _out_of_place(
         [_meta(trace.metas[slot.index], _first(op, tensors, place), mesh)
          for place, slot in enumerate(slots_of(op.results))]
     )
 
 
-class InPlace(Recipe):
+def _in_place(one_by_one: Callable[[Any, Any, Any], Any]) -> Function:
     """The call itself on lists of local tensors, which it writes to.
 
     Views whose data had to move are written one after the other: two may have the same base.
     """
-
-    __slots__ = ("one_by_one",)
-    as_called = True
-
-    def __init__(self, one_by_one: OneByOne) -> None:
-        self.one_by_one = one_by_one
-
-    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def run(func: Any, args: Any, kwargs: Any) -> Any:
         targets = args[0] if args else kwargs["self"]
         if Moved in map(type, map(local_of, targets)):
-            return self.one_by_one.run(func, args, kwargs)
+            return one_by_one(func, args, kwargs)
         func(*map_tensors(local_of, args), **map_tensors(local_of, kwargs))
         bump_view_epoch()
         return targets
 
-    def run_opened(self, func: Any, args: Any, locals_: list[Any]) -> Any:
+    def opened(func: Any, args: Any, locals_: list[Any]) -> Any:
         if Moved in map(type, locals_[0]):
-            return self.one_by_one.run(func, args, {})
+            return one_by_one(func, args, {})
         func(*locals_)
         bump_view_epoch()
         return args[0]
 
+    return Function(run, as_called=True, opened=opened)
 
-class OutOfPlace(Recipe):
+
+def _out_of_place(metas: Sequence[Meta]) -> Function:
     """The call itself on lists of local tensors, its results wrapped."""
-
-    __slots__ = ("metas",)
-    as_called = True
-
-    def __init__(self, metas: Sequence[Meta]) -> None:
-        self.metas = metas
-
-    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def run(func: Any, args: Any, kwargs: Any) -> Any:
         out = func(*map_tensors(local_of, args), **map_tensors(local_of, kwargs))
-        return type(out)(map(wrap, out, self.metas))
+        return type(out)(map(wrap, out, metas))
 
-    def run_opened(self, func: Any, args: Any, locals_: list[Any]) -> Any:
+    def opened(func: Any, args: Any, locals_: list[Any]) -> Any:
         out = func(*locals_)
-        return type(out)(map(wrap, out, self.metas))
+        return type(out)(map(wrap, out, metas))
+
+    return Function(run, as_called=True, opened=opened)
 
 
-class OneByOne(Recipe):
+def _parameters(op: Op) -> list[tuple[str, bool]]:
+    """The op's parameters, and which of them are lists with a part for each element."""
+    return [
+        (one.name, one.name == "scalars" or str(one.type).startswith("List"))
+        for one in op.overload._schema.arguments
+    ]
+
+
+def _one_by_one(
+    name: str, writes: bool, kind: type, parameters: Sequence[tuple[str, bool]],
+    func: Any, args: Any, kwargs: Any,
+) -> Any:
     """`_foreach_add_(xs, ys, alpha=a)` as `x.add_(y, alpha=a)` for each of the elements.
 
     In their order, so that a tensor which stands in two lists changes as it does in torch.
     """
-
-    __slots__ = ("kind", "name", "parameters", "writes")
-    as_called = True
-
-    def __init__(self, op: Op, name: str, writes: bool, kind: type) -> None:
-        self.name, self.writes, self.kind = name, writes, kind
-        self.parameters = [
-            (one.name, one.name == "scalars" or str(one.type).startswith("List"))
-            for one in op.overload._schema.arguments
-        ]
-
-    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        given = dict(zip([name for name, _ in self.parameters], args)) | kwargs
-        lists = [name for name, is_list in self.parameters if is_list]
-        outs = [
-            _element(self.name, self.writes, {
-                name: given[name][place] if name in lists else given[name]
-                for name, _ in self.parameters if name in given
-            })
-            for place in range(len(given[lists[0]]))
-        ]
-        return given["self"] if self.writes else self.kind(outs)
+    given = dict(zip([each for each, _ in parameters], args)) | kwargs
+    lists = [each for each, is_list in parameters if is_list]
+    outs = [
+        _element(name, writes, {
+            each: given[each][place] if each in lists else given[each]
+            for each, _ in parameters if each in given
+        })
+        for place in range(len(given[lists[0]]))
+    ]
+    return given["self"] if writes else kind(outs)
 
 
 def _element(name: str, writes: bool, given: dict[str, Any]) -> Any:

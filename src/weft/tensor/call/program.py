@@ -1,383 +1,362 @@
-"""A call of several ops: decided once, then carried out step by step on local tensors.
+"""The recipe of a call: its ops, one or several, carried out step by step on local tensors.
 
-The ops are those that an algorithm of `weft.ops` is composed of (`Composite`), or a function of
-torch. They are captured on meta tensors of global shape, and each becomes the recipe of one op on
-numbered values: first the call's tensors, then the results of the steps. No ShardTensor is made
-in between but where a value has to move. Programs with a step that is no such recipe (a write, a
-random op, a fallback) are not made: then each op is a call of its own.
+A call is a function of torch, or an op that is composed of others; each op that it consists of is
+decided by itself and becomes a `Step` on numbered values: first the call's tensors, then the
+results of the steps. No ShardTensor is made in between but where a value has to move.
 
-A known program serves other lengths as a known structure does (`structure`): steps in which only
-layouts differ stay, others are built anew. Since an algorithm is Python code, which may have
-computed a step's arguments from lengths, a length may vary only after it was changed alone and
-the same ops came out, with the same arguments.
+The gradient rule is applied when a step is made (`decide`): where an op varies over an axis,
+replicated operands enter through I -> R (their gradient is reduced) and replicated results leave
+through R -> I.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import is_grad_enabled
 
-from weft import ops
-from weft.comm import BoundMesh
 from weft.core import Layout
-from weft.tensor.call.decide import Builder
-from weft.tensor.call.decompose import Parts
-from weft.tensor.call.own.functions import handled
-from weft.tensor.call.recipe import Direct, Recipe
-from weft.tensor.call.sizes import Sized, moved_to, resized_meta, sized_as, sources
+from weft.tensor.call.anchor import tied
+from weft.tensor.call.kernels import BoundKernel
+from weft.tensor.call.memory_format import is_last
+from weft.tensor.call.recipe import Recipe
 from weft.tensor.meta import Meta
-from weft.tensor.placing.layouts import layout_of
+from weft.tensor.placing.left_whole import LeftWhole
+from weft.tensor.placing.operands import Caller, move_operands, transition_between
 from weft.tensor.shard_tensor import ShardTensor, wrap
-from weft.tensor.trace.calls import facts
-from weft.tensor.trace.capture import NotCapturable, Op, Trace, capture, meta_like
-from weft.tensor.trace.trees import Slot, fill, flatten, local_of, slots_of
-from weft.tensor.views.moved import attach_to_base
+from weft.tensor.torch_collectives import filled
+from weft.tensor.trace.trees import Slot, fill, flatten, local_of, slots_of, substitute
+from weft.tensor.views.moved import attach_to_base, bump_view_epoch, unwrap_view
+from weft.transport.order import Order, laid, order_due, order_of
+from weft.transport.transition import Transition
 
-__all__ = ["Composer", "Program", "Sizes"]
+__all__ = ["Program", "Step"]
+
+
+class Step(Caller):
+    """One local op between transitions, on numbered values.
+
+    Args:
+        name: the op, for messages.
+        moves: per value that may move, its transition or None.
+        local: what runs on the local tensors; None = the very function that the user called, with
+            the call's own arguments.
+        args, kwargs: the local op's arguments with Slots.
+        results: per tensor that the local op returns, its number and the R -> I on its way out.
+        target: the value that an in-place op writes, or None. It has no results.
+        write_back, write: whether an in-place result is computed out of place, and how it then
+            comes to the target's layout.
+        why: tells the reason of the transitions, for `weft.explain()`.
+        anchor: where this rank's shard is empty, per result, the values that get a gradient from
+            it on the other ranks (see `anchor`).
+        kernel: what makes `local` for other lengths, where it is a kernel of the book.
+        left_whole: what it leaves whole though an operand is sharded.
+    """
+
+    __slots__ = (
+        "anchor", "args", "bound", "flowing", "kernel", "kwargs", "left_whole", "local", "name",
+        "operands", "reductions", "results", "target", "why", "write", "write_back",
+    )
+
+    def __init__(
+        self, name: str, moves: Sequence[Transition | None], local: Callable[..., Any] | None,
+        args: Any, kwargs: Any, results: Sequence[tuple[int, Transition | None]] = (), *,
+        target: int | None = None, write_back: bool = False,
+        write: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        why: Callable[[], str] = str, anchor: Sequence[Sequence[int]] = (),
+        kernel: BoundKernel | None = None, left_whole: LeftWhole | None = None,
+    ) -> None:
+        self.name, self.why, self.reductions, self.left_whole = name, why, None, left_whole
+        self.operands = tuple([(at, move) for at, move in enumerate(moves) if move is not None])
+        self.local, self.args, self.kwargs, self.kernel = local, args, kwargs, kernel
+        self.results, self.anchor = tuple(results), anchor
+        self.target, self.write_back, self.write = target, write_back, write
+        self.bound = None if local is None else _bound(local, args, kwargs)
+        self.flowing: tuple[tuple[Any, Any], ...] = ()
+
+    def let_flow(self, places: Sequence[tuple[Any, Any]]) -> None:
+        """Take floats from each call: per float, its place in the local op's arguments and in the
+        call's (numbers of positional ones, names of others)."""
+        if places:
+            self.flowing, self.bound = tuple(places), None
+
+    def resized(self, layout_of: Callable[[int], Layout]) -> Step:
+        """This step for values of other lengths, whose layouts `layout_of` tells; itself where
+        nothing in it depends on them. Its transitions leave layouts as they are (I -> R)."""
+        leaves = [leave for _, leave in self.results if leave is not None]
+        if not self.operands and self.kernel is None and not leaves:
+            return self
+        new = object.__new__(Step)
+        for name in Step.__slots__:
+            setattr(new, name, getattr(self, name))
+        new.operands = tuple([(at, _moved_to(move, layout_of(at))) for at, move in self.operands])
+        if leaves:
+            new.results = tuple([
+                (at, leave and _moved_to(leave, layout_of(at))) for at, leave in self.results
+            ])
+        if self.kernel is not None:
+            new.local = self.kernel.local(layout_of(self.kernel.slot))
+            new.bound = _bound(new.local, self.args, self.kwargs)
+        return new
+
+    def outs(self, have: list[Any], func: Any, args: Any, kwargs: Any) -> Any:
+        """What the local op gives of local tensors where they are needed.
+
+        `func`, `args`, `kwargs` are the call that the user made.
+        """
+        if self.write_back and is_grad_enabled():
+            # The op may save the target's old value for backward.
+            assert self.target is not None
+            have = have.copy()
+            have[self.target] = have[self.target].clone()
+        if self.bound is not None:
+            return self.bound(have)
+        if self.local is None:
+            feed = iter(have)
+            return func(*substitute(args, feed), **substitute(kwargs, feed))
+        opened, named = fill(self.args, have), fill(self.kwargs, have)
+        if self.flowing:
+            opened, named = _with_numbers(opened, named, self.flowing, args, kwargs)
+        return self.local(*opened, **named)
+
+    def written(self, target: torch.Tensor, out: Any) -> None:
+        """The op has run: bring what it gave to its target."""
+        local = local_of(target)
+        if self.write_back:
+            if self.write is not None:
+                out = self.write(unwrap_view(out))
+            local.copy_(out)
+        bump_view_epoch()
+        if type(target) is ShardTensor:
+            if target._memo is not None:
+                target._memo.clear()
+            if target._meta.requires_grad != local.requires_grad:
+                target._meta = target._meta.replace(requires_grad=local.requires_grad)
+        else:
+            filled(target)
 
 
 class Program(Recipe):
     """Steps on numbered values.
 
     Args:
-        steps: recipes of one op each, their Slots numbering the values.
+        steps: one or more.
         metas: per value what it is as a ShardTensor; None for the call's own tensors, and where
-            nobody asks.
+            nobody asks and the value lies row by row.
         result: the structure that the call returns, with Slots.
+        places: of one step, where the call's tensors stand among its arguments, keywords last; None
+            when some stand in lists.
+
+    The first run looks at whether the results of local ops lie in memory as their metas say, and
+    where one does not, has it laid in that order in every run. Only then the short route is open,
+    and only to one step with one result.
     """
 
-    __slots__ = ("metas", "moved", "result", "steps")
+    __slots__ = (
+        "bound", "caller", "fast", "in_place", "is_quick", "lays", "leave", "made", "metas",
+        "moved", "moves", "places", "result", "steps",
+    )
 
     def __init__(
-        self, steps: Sequence[Direct], metas: Sequence[Meta | None], result: Any
+        self, steps: Sequence[Step], metas: Sequence[Meta | None], result: Any,
+        places: Sequence[int] | None = None,
     ) -> None:
-        self.steps, self.metas, self.result = tuple(steps), tuple(metas), result
-        made = [self.metas[slot.index] for slot in slots_of(result)]
-        self.moved = any(meta is not None and meta.alias is not None for meta in made)
+        self.steps, self.metas = tuple(steps), tuple(metas)
+        self.result, self.places = result, places
+        self.lays: list[tuple[Order | None, ...] | None] = [None] * len(self.steps)
+        made = {at for step in self.steps for at, _ in step.results}
+        self.made = tuple([slot.index for slot in slots_of(result) if slot.index in made])
+        self.moved = any(metas[at].alias is not None for at in self.made)  # type: ignore
+        self.fast, self.moves, self.bound, self.leave, self.caller = None, (), None, None, None
+        self.is_quick, self.in_place = False, None
+        if len(self.steps) == 1:
+            self.is_quick = self._is_quick(self.steps[0])
+            self.in_place = self._place_written(self.steps[0])
+        if self.is_quick:
+            self._open()
 
-    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        given = flatten((args, kwargs) if kwargs else args)
-        metas = self.metas
-        more = [None] * (len(metas) - len(given))
-        wrapped: list[Any] = [*given, *more]
-        locals_: list[Any] = [*map(local_of, given), *more]
-        for step in self.steps:
-            step.advance(wrapped, locals_, metas)
-        for slot in slots_of(self.result):
-            at = slot.index
-            if wrapped[at] is None:
-                wrapped[at] = wrap(locals_[at], metas[at])  # type: ignore[arg-type]
-        out = fill(self.result, wrapped)
-        return attach_to_base(out, func, args, kwargs) if self.moved else out
-
-
-class Composer:
-    """Makes the program of ops, one after the other.
-
-    `composed` and `traced` give the result with Slots, or None where the program cannot be made.
-    """
-
-    def __init__(self, tensors: Sequence[torch.Tensor], mesh: BoundMesh) -> None:
-        self.mesh = mesh
-        self.num_given = len(tensors)
-        self.device = mesh.device
-        self.values: list[torch.Tensor] = list(tensors)
-        """The call's tensors, then ShardTensors without data in the place of results."""
-        self.traced: list[Any] = list(tensors)
-        """The same with a captured result's meta tensor in its place."""
-        self.metas: list[Meta | None] = [None] * len(tensors)
-        self.steps: list[Direct] = []
-        self.built: list[Builder] = []
-
-    def composed(self, function: Callable[..., Any], op: Op) -> Any:
-        """Add what `function` does with the op's arguments; gives its result."""
-        slots = list(dict.fromkeys(slots_of((op.args, op.kwargs))))
-        metas = [meta_like(self.values[slot.index]) for slot in slots]
-        feed = {slot.index: meta for slot, meta in zip(slots, metas)}
-        try:
-            trace = capture(
-                function, fill(op.args, feed), fill(op.kwargs, feed), metas, self.device.type
-            )
-        except NotCapturable:
-            return None
-        return self.add(trace, dict(enumerate(slots)))
-
-    def add(self, trace: Trace, slots: dict[int, Slot]) -> Any:
-        """Add a trace whose own slots are `slots` here; gives its result."""
-        for op in trace.ops:
-            about = facts(op.overload)
-            if about.writes or about.is_random or not slots_of((op.args, op.kwargs)):
-                return None
-            if handled(op.overload):
-                return None
-            results = slots_of(op.results)
-            if all(slot.index in slots for slot in results):
-                continue  # an operand as it is
-            mine = Op(op.overload, fill(op.args, slots), fill(op.kwargs, slots), None)
-            found = self._one(mine, op.results, [trace.metas[slot.index] for slot in results])
-            if found is None:
-                return None
-            slots.update(zip([slot.index for slot in results], found))
-        return fill(trace.result, slots)
-
-    def _one(self, op: Op, results: Any, metas: Sequence[torch.Tensor]) -> list[Slot] | None:
-        """Add one op; gives the Slots of its results."""
-        new = [Slot(len(self.values) + at) for at in range(len(metas))]
-        renamed = dict(zip([slot.index for slot in slots_of(results)], new))
-        op = Op(op.overload, op.args, op.kwargs, fill(results, renamed))
-        trace = Trace((op,), op.results, (*self.traced, *metas))
-        builder = Builder(None, trace, self.values, self.mesh, range(len(self.values)))
-        made = builder.build()
-        if isinstance(made, Parts):
-            out = self.add(made.trace, {at: Slot(at) for at in range(len(builder.tensors))})
-            return None if out is None else slots_of(out)
-        if isinstance(made, ops.Composite):
-            if made.writes:
-                return None
-            if torch.is_autocast_enabled(self.device.type):
-                return None  # what it is composed of runs without
-            out = self.composed(made.function, op)
-            return None if out is None else slots_of(out)
-        if type(made) is not Direct or builder.clashes:
-            return None
-        self.steps.append(made)
-        self.built.append(builder)
-        for result, meta in zip(made.results, metas):
-            self.values.append(_stand_in(result.meta))
-            self.traced.append(meta)
-            self.metas.append(result.meta)
-        return new
-
-    def program(self, result: Any) -> Program:
-        """The program of what was added."""
-        return Program(self.steps, self.metas, result)
-
-
-def _stand_in(meta: Meta) -> ShardTensor:
-    dtype = meta.dtype
-    return wrap(torch.empty(0, dtype=dtype, requires_grad=meta.requires_grad), meta)
-
-
-Change = tuple[int, int, bool]
-"""Slot and dim of one of the call's tensors; whether its length is another, or its cuts alone."""
-
-
-@dataclass(slots=True)
-class Sizes:
-    """A known program, for other lengths of the call's tensors.
-
-    Args:
-        program: that of one size.
-        outer: the op that it carries out, if it is one. ops: those of its steps.
-        by_form: per step, whether only layouts differ.
-        sized: per value that a step makes, where its lengths come from: the call's tensors.
-        layouts: of the call's tensors.
-        varied: what of the call's tensors may be other than in `layouts`; None where nothing
-            may, because arguments follow from it.
-    """
-
-    program: Program
-    outer: Op | None
-    ops: tuple[Op, ...]
-    by_form: tuple[bool, ...]
-    sized: tuple[Sized, ...]
-    layouts: tuple[Layout, ...]
-    varied: set[Change] | None = field(default_factory=set)
-    numbers_flow = False
-
-    @classmethod
-    def of(cls, outer: Op | None, composer: Composer, program: Program) -> Sizes | None:
-        """None where lengths of some value do not follow from those of the call's tensors."""
-        num = composer.num_given
-        layouts = tuple([layout_of(one, composer.mesh) for one in composer.values[:num]])
-        if any(step.anchor for step in program.steps):
-            return None  # of a rank whose shard is empty
-        known: list[Sized] = []
-        for builder in composer.built:
-            found = sources(builder)
-            if found is None:
-                return None
-            for slot, dims in zip(slots_of(builder.op.results), found):
-                given = tuple([
-                    at if at is None or at[0] < num else known[at[0] - num].dims[at[1]]
-                    for at in dims
-                ])
-                meta = composer.metas[slot.index]
-                assert meta is not None
-                for axes, cut, at in zip(meta.layout.dims, meta.layout.cuts, given):
-                    if cut and (at is None or layouts[at[0]].cuts[at[1]] != cut
-                                or layouts[at[0]].dims[at[1]] != axes):
-                        return None
-                known.append(sized_as(given, composer.traced[slot.index]))
-        return cls(
-            program, outer, tuple([builder.op for builder in composer.built]),
-            tuple([builder.by_form for builder in composer.built]), tuple(known), layouts,
+    def _is_quick(self, step: Step) -> bool:
+        """Whether the short route may carry out the one step, once its result has been seen."""
+        return (
+            type(self.result) is Slot and self.made == (self.result.index,)
+            and len(step.results) == 1 and not self.moved and not step.anchor
+            and (self.places is not None or not (step.operands or step.local))
+            and (step.local is None or step.bound is not None)
         )
 
-    def trace(self, tensors: Sequence[torch.Tensor]) -> Trace | None:
-        """None: the call has to be captured again."""
-
-    def resized(self, tensors: Sequence[torch.Tensor]) -> Program | None:
-        """The program for tensors of other lengths; None where it has to be made anew."""
-        if self.varied is None:
+    def _place_written(self, step: Step) -> int | None:
+        """The argument that the very call writes to in place, if it does nothing else."""
+        if step.target is None or self.places is None or self.result != Slot(step.target):
             return None
-        mesh = next(one._meta.mesh for one in tensors if type(one) is ShardTensor)
-        layouts = [layout_of(one, mesh) for one in tensors]
-        changed = self._changed(layouts)
-        if not changed <= self.varied or _some_empty(mesh, layouts):
-            return None
-        return _Resizing(self, tensors, layouts, changed, mesh).program()
+        as_it_is = step.local is None and not step.operands and not step.write_back
+        return self.places[step.target] if as_it_is else None
 
-    def vary(
-        self, tensors: Sequence[torch.Tensor], compose: Callable[[list[torch.Tensor]], Sizes | None]
-    ) -> None:
-        """Find out whether lengths that are new in `tensors` may vary, each of them alone.
-
-        `compose` makes the program of the call on tensors that stand in for its own.
-        """
-        mesh = next(one._meta.mesh for one in tensors if type(one) is ShardTensor)
-        layouts = [layout_of(one, mesh) for one in tensors]
-        if _some_empty(mesh, (*self.layouts, *layouts)):
+    def _open(self) -> None:
+        """Set what the short route reads, but for `fast`."""
+        (step,) = self.steps
+        self.caller, self.leave = step, step.results[0][1]
+        if self.places is None:
             return
-        groups: dict[tuple[int, int], set[Change]] = {}
-        for change in self._changed(layouts):
-            slot, dim, _ = change
-            pair = self.layouts[slot].shape[dim], layouts[slot].shape[dim]
-            groups.setdefault(pair, set()).add(change)
-        for group in groups.values():
-            if self.varied is None or group <= self.varied:
+        self.moves = tuple([(self.places[at], move) for at, move in step.operands])
+        self.bound = step.bound
+        if step.local is not None and any(at != place for at, place in enumerate(self.places)):
+            self.bound = _bound(step.local, step.args, step.kwargs, self.places)
+
+    @property
+    def as_called(self) -> bool:  # type: ignore[override]
+        (step, *others) = self.steps
+        return not others and (step.local is None or bool(step.flowing))
+
+    def resized(self, steps: Sequence[Step], metas: Sequence[Meta | None]) -> Program:
+        """This program for other lengths, with the same steps for these."""
+        new = object.__new__(Program)
+        new.result, new.places, new.made, new.moved = (
+            self.result, self.places, self.made, self.moved)
+        new.is_quick, new.moves, new.bound, new.leave, new.caller, new.in_place = (
+            self.is_quick, self.moves, self.bound, self.leave, self.caller, self.in_place)
+        new.steps, new.metas, new.fast = tuple(steps), tuple(metas), None
+        new.lays = [None] * len(steps)
+        if new.is_quick and steps[0] is not self.steps[0]:
+            new._open()
+        return new
+
+    def run(
+        self, func: Any, args: Any, kwargs: Any, opened: Sequence[Any] | None = None
+    ) -> Any:
+        given = flatten((args, kwargs) if kwargs else args)
+        metas = self.metas
+        room = [None] * (len(metas) - len(given))
+        values: list[Any] = given + room  # ShardTensors of values that have moved, or are about to
+        locals_: list[Any] = [*map(local_of, given), *room]
+        for place, step in enumerate(self.steps):
+            have = locals_
+            if step.operands:
+                for at, _ in step.operands:
+                    if values[at] is None:
+                        values[at] = wrap(locals_[at], metas[at])  # type: ignore[arg-type]
+                have = locals_.copy()
+                move_operands(values, step.operands, have, step)
+            if opened is not None and step.local is None and have is locals_:
+                out = func(*opened)
+            else:
+                out = step.outs(have, func, args, kwargs)
+            if step.target is not None:
+                step.written(values[step.target], out)
                 continue
-            other = compose([
-                _exchanged(tensor, mine, theirs, {dim for at, dim, _ in group if at == slot})
-                for slot, (tensor, mine, theirs) in enumerate(zip(tensors, self.layouts, layouts))
-            ])
-            same = other is not None and (
-                self.outer, self.ops, self.sized, self.by_form, self.program.result
-            ) == (other.outer, other.ops, other.sized, other.by_form, other.program.result)
-            self.varied = self.varied | group if same else None
+            if step.anchor:
+                out = tied(out, step.anchor, have)
+            outs = (out,) if isinstance(out, torch.Tensor) else flatten(out)
+            lays = self.lays[place]
+            if lays is None:
+                lays = self._look(place, outs, have)
+            if lays:
+                outs = [one if due is None else laid(one, due) for one, due in zip(outs, lays)]
+            for (at, leave), one in zip(step.results, outs):
+                values[at], locals_[at] = None, one if leave is None else leave(one)
+        for at in self.made:
+            if values[at] is None:
+                values[at] = wrap(locals_[at], metas[at])  # type: ignore[arg-type]
+        result = fill(self.result, values)
+        return attach_to_base(result, func, args, kwargs) if self.moved else result
 
-    def _changed(self, layouts: Sequence[Layout]) -> set[Change]:
-        return {
-            (slot, dim, mine.shape[dim] != other.shape[dim])
-            for slot, (mine, other) in enumerate(zip(self.layouts, layouts)) if mine != other
-            for dim in range(mine.ndim)
-            if mine.shape[dim] != other.shape[dim] or mine.cuts[dim] != other.cuts[dim]
-        }
+    def run_opened(self, func: Any, args: Any, locals_: list[Any]) -> Any:
+        if self.in_place is None:
+            return self.run(func, args, {}, locals_)
+        func(*locals_)
+        target = args[self.in_place]
+        self.steps[0].written(target, None)
+        return target
+
+    def _look(
+        self, place: int, outs: Sequence[torch.Tensor], have: Sequence[Any]
+    ) -> tuple[Order | None, ...]:
+        """See how the results of a local op lie in memory; in which orders they are to be laid.
+
+        Views of operands lie as these do. Where a shard is one long in some dim, its strides there
+        are chance, and a kernel that looks for channels last may take either order the next time.
+        """
+        step = self.steps[place]
+        moved = {at for at, _ in step.operands}
+        opened = flatten([local for at, local in enumerate(have) if at not in moved])
+        memory = {unwrap_view(local).untyped_storage()._cdata for local in opened}
+        is_chance = any(1 in local.shape for local in flatten(have))
+        lays: list[Order | None] = []
+        for (at, _), local in zip(step.results, outs):
+            due, meta = None, self.metas[at]
+            if type(local) is torch.Tensor and local.untyped_storage()._cdata not in memory:
+                if meta is None or meta.strides is None:
+                    due = None if local.is_contiguous() else tuple(range(local.dim()))
+                elif is_chance and is_last(meta):
+                    due = order_of(meta.shape, meta.strides)
+                else:
+                    due = order_due(meta.shape, meta.strides, local)
+            lays.append(due)
+        found = self.lays[place] = tuple(lays) if any(lays) else ()
+        if self.is_quick and not found:
+            self.fast = self.metas[step.results[0][0]]
+        return found
 
 
-def _some_empty(mesh: BoundMesh, layouts: Sequence[Layout]) -> bool:
-    """Whether this rank holds nothing of one of them, so that edges may have to be anchored."""
-    assert mesh.here is not None
-    return any(0 in layout.local_shape_at(mesh.here) for layout in layouts)
+def _moved_to(move: Transition, layout: Layout) -> Transition:
+    """A transition that leaves its layout as it is (I -> R), for a layout of other lengths."""
+    if layout is move.src or layout == move.src:
+        return move
+    made = transition_between(move.mesh, layout, layout, move.src_varying, move.dst_varying)
+    assert made is not None
+    return made
 
 
-def _exchanged(
-    tensor: torch.Tensor, mine: Layout, theirs: Layout, dims: set[int]
-) -> torch.Tensor:
-    """A stand-in for the tensor, laid out as `mine` with some dims as in `theirs`."""
-    def pick(one: Sequence[Any], other: Sequence[Any]) -> tuple[Any, ...]:
-        return tuple([other[dim] if dim in dims else one[dim] for dim in range(mine.ndim)])
-
-    layout = mine.resized(pick(mine.shape, theirs.shape), pick(mine.cuts, theirs.cuts))
-    if layout == theirs:
-        return tensor
-    if type(tensor) is ShardTensor:
-        return _stand_in(resized_meta(tensor._meta, layout))
-    made = torch.empty(layout.shape, dtype=tensor.dtype, device=tensor.device)
-    return made.requires_grad_(tensor.requires_grad)
+_QUICK = {
+    "aten.view.default": torch.Tensor.view,
+    "aten.reshape.default": torch.Tensor.reshape,
+    "aten._unsafe_view.default": torch.Tensor.view,
+    "aten.expand.default": torch.Tensor.expand,
+    "aten.unflatten.int": torch._C.TensorBase.unflatten,
+    "aten.layer_norm.default": torch.layer_norm,
+    "aten.softmax.int": torch.softmax,
+    "aten.embedding.default": torch.embedding,
+}
+"""torch's own builtin for an overload, where it takes the same positional arguments: 1 us less."""
 
 
-class _Resizing:
-    """One known program on its way to other lengths."""
+def _bound(
+    local: Any, args: Sequence[Any], kwargs: Any, places: Sequence[int] | None = None
+) -> Callable[[Sequence[Any]], Any] | None:
+    """The local op as a function of opened values, its own numbers bound.
 
-    def __init__(
-        self, known: Sizes, tensors: Sequence[torch.Tensor], layouts: Sequence[Layout],
-        changed: set[Change], mesh: BoundMesh,
-    ) -> None:
-        self.known, self.tensors, self.layouts, self.mesh = known, tensors, layouts, mesh
-        self.num = len(tensors)
-        places = {(slot, dim) for slot, dim, _ in changed}
-        self.differs = [any(slot == at for at, _ in places) for slot in range(self.num)]
-        self.differs += [not places.isdisjoint(sized.dims) for sized in known.sized]
-        self.metas: dict[int, Meta] = {}
+    `places` says where a value stands among what is opened, if not by its number. None where
+    tensors stand in lists or keywords of the op.
+    """
+    named = {name: value for name, value in (kwargs or {}).items() if value is not None}
+    if slots_of(named) or any(slots_of(arg) and type(arg) is not Slot for arg in args):
+        return None
+    local = _QUICK.get(str(local), local)
+    order = [
+        None if type(arg) is not Slot else arg.index if places is None else places[arg.index]
+        for arg in args
+    ]
+    if not named and order and order[0] is not None and order[1:] == [None] * (len(args) - 1):
+        first, rest = order[0], tuple(args[1:])
+        if len(rest) == 1:  # as most views: without a tuple to be taken apart
+            only = rest[0]
+            return lambda opened: local(opened[first], only)
+        return lambda opened: local(opened[first], *rest)
+    return lambda opened: local(
+        *[arg if at is None else opened[at] for at, arg in zip(order, args)], **named
+    )
 
-    def program(self) -> Program | None:
-        program = self.known.program
-        steps = []
-        for step, op, by_form in zip(program.steps, self.known.ops, self.known.by_form):
-            made = self._step(step, op, by_form)
-            if made is None:
-                return None
-            steps.append(made)
-        asked = {slot.index for slot in slots_of(program.result)}
-        asked |= {at for step in steps for at, _ in step.operands}
-        metas = [
-            self._meta(slot) if slot in asked and slot >= self.num else None
-            for slot in range(len(program.metas))
-        ]
-        return Program(steps, metas, program.result)
 
-    def _step(self, step: Direct, op: Op, by_form: bool) -> Direct | None:
-        slots = slots_of((op.args, op.kwargs))
-        results = [slot.index for slot in slots_of(op.results)]
-        if not any(self.differs[at] for at in results) and not any(
-            self.differs[slot.index] for slot in slots
-        ):
-            return step
-        if not by_form:
-            return self._built(op, slots, results)
-        if not step.operands and step.kernel is None and all(
-            result.leave is None for result in step.results
-        ):
-            return step
-        operands = tuple([(at, moved_to(move, self._layout(at))) for at, move in step.operands])
-        if any(result.leave is not None for result in step.results):
-            return self._built(op, slots, results)
-        return step.resized(operands, step.results, self._layout)
-
-    def _built(self, op: Op, slots: Sequence[Slot], results: Sequence[int]) -> Direct | None:
-        """The step decided anew; None where its results come in layouts that others do not know."""
-        values: list[Any] = [*self.tensors, *[None] * len(self.known.sized)]
-        for slot in slots:
-            if slot.index >= self.num:
-                values[slot.index] = _stand_in(self._meta(slot.index))
-        traced: list[Any] = list(values)
-        for at in results:
-            meta = self._meta(at)
-            if 0 in meta.local_shape:
-                return None
-            traced[at] = torch.empty_strided(
-                meta.shape, meta.stride(), dtype=meta.dtype, device="meta"
-            )
-        trace = Trace((op,), op.results, tuple(traced))
-        made = Builder(None, trace, values, self.mesh, range(len(values))).build()
-        if type(made) is not Direct or made.anchor or any(
-            result.meta is not self._meta(result.slot) for result in made.results
-        ):
-            return None
-        return made
-
-    def _layout(self, slot: int) -> Layout:
-        return self.layouts[slot] if slot < self.num else self._meta(slot).layout
-
-    def _meta(self, slot: int) -> Meta:
-        """What a step's result is."""
-        meta = self.metas.get(slot)
-        if meta is None:
-            like = self.known.program.metas[slot]
-            assert like is not None
-            sized = self.known.sized[slot - self.num]
-            meta = resized_meta(like, self._sized(like, sized)) if self.differs[slot] else like
-            self.metas[slot] = meta
-        return meta
-
-    def _sized(self, like: Meta, sized: Sized) -> Layout:
-        """The layout of a value for the new lengths."""
-        shape, cuts = [], []
-        for at, cut in zip(sized.dims, like.layout.cuts):
-            shape.append(1 if at is None else self.layouts[at[0]].shape[at[1]])
-            cuts.append(self.layouts[at[0]].cuts[at[1]] if cut and at is not None else None)
-        return like.layout.resized(tuple(shape), tuple(cuts))
+def _with_numbers(
+    opened: Any, named: Any, places: Sequence[tuple[Any, Any]], args: Any, kwargs: Any
+) -> tuple[list[Any], dict[str, Any]]:
+    """The local op's arguments with the floats of this call."""
+    opened, named = list(opened), dict(named)
+    for mine, theirs in places:
+        value = args[theirs] if type(theirs) is int else kwargs[theirs]
+        if type(mine) is int:
+            opened[mine] = value
+        else:
+            named[mine] = value
+    return opened, named

@@ -18,7 +18,7 @@ same ops then.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,7 +27,8 @@ from torch import is_grad_enabled
 
 from weft.core import Layout
 from weft.tensor.call.decide import Builder
-from weft.tensor.call.recipe import Direct, Recipe
+from weft.tensor.call.program import Program
+from weft.tensor.call.recipe import Function, Recipe
 from weft.tensor.meta import Meta
 from weft.tensor.placing.operands import (
     Caller,
@@ -45,9 +46,10 @@ from weft.tensor.trace.trees import flatten, local_of, slots_of, substitute
 from weft.tensor.views.moved import unwrap_view
 
 __all__ = [
-    "ReduceOperands", "UseReduced", "disabled", "has_reduced", "is_read_only", "reducing_once",
-    "scope",
+    "disabled", "has_reduced", "is_read_only", "reducing_once", "scope", "using_reduced",
 ]
+
+Run = Callable[[Any, Any, Any], Any]
 
 
 class _Thread(threading.local):
@@ -94,14 +96,16 @@ def reducing_once(made: Recipe, builder: Builder) -> Recipe:
         return made
     if all(_is_value(builder, at, target) for at, target in targets):
         if builder.mesh.here is None:
-            return MarkReduced(made, targets)
-        if isinstance(made, Direct):
+            return Function(_keeping(made, targets))
+        if isinstance(made, Program):
+            (step,) = made.steps
             due = dict(targets)
-            made.reductions = Reductions({
-                move: due[at] for at, move in made.operands if at in due
+            step.reductions = Reductions({
+                move: due[at] for at, move in step.operands if at in due
             })
             return made
-    return ReduceOperands(made, targets, NamedCaller(builder.name, decision.reason()))
+    cause = NamedCaller(builder.name, decision.reason())
+    return Function(_reducing_first(made, targets, cause))
 
 
 def _is_value(builder: Builder, at: int, target: Layout) -> bool:
@@ -133,57 +137,47 @@ class Reductions(dict[Any, Layout]):
                 _keep(tensors[place], locals_[place], layout)
 
 
-class MarkReduced(Recipe):
-    """Outside the mesh: finishes what the ranks inside finish on their way."""
+def _keeping(made: Recipe, targets: Sequence[tuple[int, Layout]]) -> Run:
+    """Outside the mesh: `made`, which then reduces what the ranks inside reduce on their way."""
 
-    __slots__ = ("made", "targets")
-
-    def __init__(self, made: Recipe, targets: Sequence[tuple[int, Layout]]) -> None:
-        self.made, self.targets = made, tuple(targets)
-
-    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        out = self.made.run(func, args, kwargs)
+    def run(func: Any, args: Any, kwargs: Any) -> Any:
+        out = made.run(func, args, kwargs)
         if not _thread.disabled:
             tensors: list[Any] = flatten((args, kwargs) if kwargs else args)
-            for at, target in self.targets:
+            for at, target in targets:
                 _keep(tensors[at], local_of(tensors[at]), target)
         return out
 
+    return run
 
-class ReduceOperands(Recipe):
-    """Finishes operands, then calls again with what they became.
 
-    Args:
-        made: the recipe that reduces them by itself.
-        targets: which of the call's tensors come to which layout.
-        cause: the op, for messages and the log.
+def _reducing_first(made: Recipe, targets: Sequence[tuple[int, Layout]], cause: Caller) -> Run:
+    """Reduce operands, then call again with what they became.
+
+    `made` reduces them by itself, and `targets` says which of the call's tensors come to which
+    layout; `cause` is the op, for messages and the log.
     """
 
-    __slots__ = ("cause", "made", "targets")
-
-    def __init__(
-        self, made: Recipe, targets: Sequence[tuple[int, Layout]], cause: Caller
-    ) -> None:
-        self.made, self.targets, self.cause = made, tuple(targets), cause
-
-    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def run(func: Any, args: Any, kwargs: Any) -> Any:
         if _thread.disabled:
-            return self.made.run(func, args, kwargs)
+            return made.run(func, args, kwargs)
         tensors: list[Any] = flatten((args, kwargs) if kwargs else args)
         locals_ = [local_of(tensor) for tensor in tensors]
         moves = []
-        for at, target in self.targets:
+        for at, target in targets:
             meta = tensors[at]._meta
             move = transition_between(
                 meta.mesh, meta.layout, target, order=order_in_memory(tensors[at])
             )
             if move is not None and meta.mesh.here is not None:
                 moves.append((at, move))
-        move_operands(tensors, moves, locals_, self.cause)
-        for at, target in self.targets:
+        move_operands(tensors, moves, locals_, cause)
+        for at, target in targets:
             tensors[at] = _became(tensors[at], locals_[at], target)
         args, kwargs = substitute((args, kwargs), iter(tensors))
         return _again(func, args, kwargs)
+
+    return run
 
 
 def _became(tensor: ShardTensor, local: torch.Tensor, layout: Layout) -> ShardTensor:
@@ -210,30 +204,34 @@ def has_reduced(key: Sequence[Any]) -> bool:
     return any(type(item) is Meta and item.was_reduced for item in key)
 
 
-class UseReduced(Recipe):
-    """Calls again with the reduced operands, or, unless `is_read_only`, with them as they are."""
+def using_reduced(reads: bool) -> Function:
+    """The recipe of calls whose key has a tensor that was reduced. `reads`: see `is_read_only`."""
+    return Function(_with_reduced if reads else _with_partial)
 
-    __slots__ = ("is_read_only",)
 
-    def __init__(self, is_read_only: bool) -> None:
-        self.is_read_only = is_read_only
+def _with_reduced(func: Any, args: Any, kwargs: Any) -> Any:
+    """Call again with what the operands became."""
+    if _thread.disabled:
+        return _with_partial(func, args, kwargs)
+    feed = map(_taken, flatten((args, kwargs)))
+    args, kwargs = substitute((args, kwargs), feed)
+    return _again(func, args, kwargs)
 
-    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        tensors = flatten((args, kwargs))
-        marked = [one for one in tensors if type(one) is ShardTensor and one._meta.was_reduced]
-        if self.is_read_only and not _thread.disabled:
-            args, kwargs = substitute((args, kwargs), iter([*map(_taken, tensors)]))
-            return _again(func, args, kwargs)
-        metas = []
-        for one in marked:
+
+def _with_partial(func: Any, args: Any, kwargs: Any) -> Any:
+    """Call again with the operands as they are."""
+    marked, metas = [], []
+    for one in flatten((args, kwargs)):
+        if type(one) is ShardTensor and one._meta.was_reduced:
             one._meta = one._meta.replace()
+            marked.append(one)
             metas.append(one._meta)
-        try:
-            return _again(func, args, kwargs)
-        finally:
-            for one, meta in zip(marked, metas):
-                if one._meta is meta:
-                    one._meta = meta.as_reduced()
+    try:
+        return _again(func, args, kwargs)
+    finally:
+        for one, meta in zip(marked, metas):
+            if one._meta is meta:
+                one._meta = meta.as_reduced()
 
 
 def _taken(tensor: torch.Tensor) -> torch.Tensor:

@@ -20,13 +20,15 @@ from weft.ops import Kernel
 from weft.rules import Call, Decision, TensorArg
 from weft.rules.factors import carries
 from weft.tensor import modes
+from weft.tensor.call.anchor import tied
 from weft.tensor.call.kernels import BoundKernel
 from weft.tensor.call.own.functions import OwnFunction
 from weft.tensor.call.own.outside import OutsideMesh, edges
-from weft.tensor.call.recipe import Function, Recipe, tied
+from weft.tensor.call.recipe import Function, Recipe
 from weft.tensor.meta import intern
 from weft.tensor.placing.layouts import common_strides, layout_of
 from weft.tensor.placing.operands import (
+    Caller,
     move_operands,
     operand_transitions,
     order_in_memory,
@@ -78,7 +80,8 @@ def recipe(
             at for at, (src, dst) in enumerate(zip(layouts, decision.operands))
             if src != dst or (wants[at] and any(dst.on(axis) is None for axis in varying))
         )
-        return OutsideMesh(function.run, mesh, decision.results, moved), rule.by_shape
+        outside = OutsideMesh(function.run, mesh, decision.results, moved)
+        return Function(outside.run, as_called=True), rule.by_shape
     dtypes = [arg.dtype for arg in args_of]
     anchor: Sequence[Sequence[int]] = ()
     if not function.keeps_edges and any(wants) and _has_empty_shard(decision):
@@ -93,7 +96,7 @@ def recipe(
         kernel = BoundKernel(rule.name, Kernel.of(decision, rule.kernel), mesh, operand, None)
         run = kernel.local(decision.operands[operand])
     made = OnLocal(function, run, mesh, decision, layouts, wants, dtypes, anchor, orders)
-    return made, rule.by_shape
+    return Function(made.run, as_called=True), rule.by_shape
 
 
 def _has_empty_shard(decision: Decision) -> bool:
@@ -103,15 +106,13 @@ def _has_empty_shard(decision: Decision) -> bool:
     )
 
 
-class OnLocal(Recipe):
+class OnLocal(Caller):
     """A user's function on local tensors, between transitions; its results are looked at."""
 
     __slots__ = (
         "anchor", "decision", "leaves", "local", "mesh", "name", "operands", "terms", "varying",
         "why",
     )
-    as_called = True
-
     def __init__(
         self, function: OwnFunction, local: Callable[..., Any], mesh: BoundMesh, decision: Decision,
         layouts: Sequence[Layout], wants: Sequence[bool], dtypes: Sequence[str],

@@ -16,7 +16,7 @@ import torch
 from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.tensor.call import outside
-from weft.tensor.call.recipe import Recipe, tie
+from weft.tensor.call.anchor import tie
 from weft.tensor.meta import intern
 from weft.tensor.placing.layouts import common_strides
 from weft.tensor.shard_tensor import ShardTensor, wrap
@@ -27,8 +27,8 @@ from weft.tensor.trace.trees import flatten, map_tensors, substitute
 __all__ = ["OutsideMesh", "edges"]
 
 
-class OutsideMesh(Recipe):
-    """A call on a rank outside the mesh.
+class OutsideMesh:
+    """A user's function on a rank outside the mesh.
 
     Args:
         function: on plain tensors.
@@ -38,8 +38,6 @@ class OutsideMesh(Recipe):
     """
 
     __slots__ = ("function", "layouts", "mesh", "moved", "needs_data", "seen")
-    as_called = True
-
     def __init__(
         self, function: Callable[..., Any], mesh: BoundMesh, layouts: Sequence[Layout] | None,
         moved: frozenset[int] = frozenset(),

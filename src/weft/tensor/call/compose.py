@@ -1,0 +1,116 @@
+"""The program of several ops: each becomes a step, by itself.
+
+The ops are those that an algorithm of `weft.ops` is composed of (`Composite`), or a function of
+torch. They are captured on meta tensors of global shape. Programs with an op that is no step (a
+write, a random op, a fallback) are not made: then each op is a call of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from weft import ops
+from weft.comm import BoundMesh
+from weft.tensor.call.decide import Builder
+from weft.tensor.call.decompose import Parts
+from weft.tensor.call.own.functions import handled
+from weft.tensor.call.program import Program, Step
+from weft.tensor.meta import Meta
+from weft.tensor.shard_tensor import ShardTensor, wrap
+from weft.tensor.trace.calls import facts
+from weft.tensor.trace.capture import NotCapturable, Op, Trace, capture, meta_like
+from weft.tensor.trace.trees import Slot, fill, slots_of
+
+__all__ = ["Composer", "stand_in"]
+
+
+class Composer:
+    """Makes the program of ops, one after the other.
+
+    `composed` and `traced` give the result with Slots, or None where the program cannot be made.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor], mesh: BoundMesh) -> None:
+        self.mesh = mesh
+        self.num_given = len(tensors)
+        self.device = mesh.device
+        self.values: list[torch.Tensor] = list(tensors)
+        """The call's tensors, then ShardTensors without data in the place of results."""
+        self.traced: list[Any] = list(tensors)
+        """The same with a captured result's meta tensor in its place."""
+        self.metas: list[Meta | None] = [None] * len(tensors)
+        self.steps: list[Step] = []
+        self.built: list[Builder] = []
+
+    def composed(self, function: Callable[..., Any], op: Op) -> Any:
+        """Add what `function` does with the op's arguments; gives its result."""
+        slots = list(dict.fromkeys(slots_of((op.args, op.kwargs))))
+        metas = [meta_like(self.values[slot.index]) for slot in slots]
+        feed = {slot.index: meta for slot, meta in zip(slots, metas)}
+        try:
+            trace = capture(
+                function, fill(op.args, feed), fill(op.kwargs, feed), metas, self.device.type
+            )
+        except NotCapturable:
+            return None
+        return self.add(trace, dict(enumerate(slots)))
+
+    def add(self, trace: Trace, slots: dict[int, Slot]) -> Any:
+        """Add a trace whose own slots are `slots` here; gives its result."""
+        for op in trace.ops:
+            about = facts(op.overload)
+            if about.writes or about.is_random or not slots_of((op.args, op.kwargs)):
+                return None
+            if handled(op.overload):
+                return None
+            results = slots_of(op.results)
+            if all(slot.index in slots for slot in results):
+                continue  # an operand as it is
+            mine = Op(op.overload, fill(op.args, slots), fill(op.kwargs, slots), None)
+            found = self._one(mine, op.results, [trace.metas[slot.index] for slot in results])
+            if found is None:
+                return None
+            slots.update(zip([slot.index for slot in results], found))
+        return fill(trace.result, slots)
+
+    def _one(self, op: Op, results: Any, metas: Sequence[torch.Tensor]) -> list[Slot] | None:
+        """Add one op; gives the Slots of its results."""
+        new = [Slot(len(self.values) + at) for at in range(len(metas))]
+        renamed = dict(zip([slot.index for slot in slots_of(results)], new))
+        op = Op(op.overload, op.args, op.kwargs, fill(results, renamed))
+        trace = Trace((op,), op.results, (*self.traced, *metas))
+        builder = Builder(None, trace, self.values, self.mesh, range(len(self.values)))
+        made = builder.build()
+        if isinstance(made, Parts):
+            out = self.add(made.trace, {at: Slot(at) for at in range(len(builder.tensors))})
+            return None if out is None else slots_of(out)
+        if isinstance(made, ops.Composite):
+            if made.writes:
+                return None
+            if torch.is_autocast_enabled(self.device.type):
+                return None  # what it is composed of runs without
+            out = self.composed(made.function, op)
+            return None if out is None else slots_of(out)
+        if type(made) is not Step or builder.clashes:
+            return None
+        self.steps.append(made)
+        self.built.append(builder)
+        for slot, meta in zip(new, metas):
+            made_meta = builder.metas[slot.index]
+            self.values.append(stand_in(made_meta))
+            self.traced.append(meta)
+            self.metas.append(made_meta)
+        return new
+
+    def program(self, result: Any) -> Program:
+        """The program of what was added."""
+        return Program(self.steps, self.metas, result)
+
+
+def stand_in(meta: Meta) -> ShardTensor:
+    """A ShardTensor without data, to decide on."""
+    dtype = meta.dtype
+    return wrap(torch.empty(0, dtype=dtype, requires_grad=meta.requires_grad), meta)
