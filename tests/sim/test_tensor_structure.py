@@ -26,6 +26,7 @@ from weft import P, ShardTensor
 from weft.core import Layout, Mesh
 from weft.tensor.call import build, compose
 from weft.tensor.call.program import Program, Step
+from weft.tensor.keys import floats_of, structure_key
 from weft.tensor.trace import capture
 from weft.tensor.trace.trees import slots_of
 
@@ -44,9 +45,11 @@ class Checker:
         self.build = build.recipe
         self.num_compared = self.num_programs = 0
 
-    def __call__(self, func: Any, args: Any, kwargs: Any, mesh: Any, structure: Any = None) -> Any:
+    def __call__(self, func: Any, args: Any, kwargs: Any, mesh: Any, key: Any = None) -> Any:
+        floats = floats_of((*args, *kwargs.values()))
+        structure = key and structure_key(key, floats)
         known = structure is not None and structure in mesh.cache.get("structures", {})
-        made = self.build(func, args, kwargs, mesh, structure)
+        made = self.build(func, args, kwargs, mesh, key)
         if known:
             fresh = self.build(func, args, kwargs, mesh)
             assert made[1] == fresh[1]

@@ -2,7 +2,7 @@
 
 from weft.comm import CARRIED
 from weft.rng import STREAM
-from weft.tensor import special
+from weft.tensor import keys, special
 from weft.tensor.call import dispatch, watch
 from weft.tensor.call.cache import cache_clear, cache_info
 from weft.tensor.call.random import initial
@@ -24,6 +24,7 @@ __all__ = [
     "scatter_tensor", "strict", "warn_if_whole", "zeros",
 ]
 
+hooks.add = keys.add
 hooks.call = dispatch.call
 hooks.learn = dispatch.learn
 hooks.move_operands = move_operands

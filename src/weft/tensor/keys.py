@@ -1,49 +1,192 @@
-"""Parts of a call's key that the short route adds: what it says is what the general route says."""
+"""The key of a call: all that its recipe depends on. All that is asked of a call is asked of it.
+
+A key is the function and the flags that change meaning (grad mode, autocast, default dtype), the
+names of keywords, then what stands for each argument:
+
+| argument | in the key |
+|---|---|
+| ShardTensor | its `Meta` |
+| plain tensor | shape, strides, dtype, requires_grad; of a subclass the class before |
+| int | itself |
+| float | `float`, because rates change every step; its text where it is zero or not finite |
+| list, tuple, dict, slice | its type, its length (a dict: its names), then its parts |
+| tuple of ints | its type and itself |
+| other things | type and value |
+
+`ShardTensor.__torch_function__` adds the usual kinds itself, in the loop that opens the arguments,
+and leaves the others to `add`; the general route adds all of them here. Keys of less are made of
+this one: `structure_key` without lengths, `trace_key` without layouts.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+import torch
+from torch import is_grad_enabled
+from torch._C import _is_any_autocast_enabled as is_autocast_enabled
+
 from weft.tensor.counts import NAN
+from weft.tensor.meta import Meta, autocast_state, contiguous_strides, dense
+from weft.tensor.shard_tensor import ShardTensor, now_requires_grad
 
-__all__ = ["add_index", "floats_of"]
+__all__ = ["add", "floats_of", "key_of", "structure_key", "trace_key"]
 
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 _NONE = type(None), None
+_INTS = {int}
+_WITHOUT_FLOATS = _PLAIN | {bool, int, str, type(None), torch.dtype, torch.Size}
 
 
-def add_index(key: list[Any], index: Any) -> bool:
-    """Add an index of slices, numbers, None and `...` as the general route does; False, and the
-    key is of no use, where there is something else in it."""
-    parts = index
-    if type(index) is slice:
-        parts = (index,)
+def key_of(func: Any, args: Any, kwargs: Any) -> tuple[list[Any], list[Any]]:
+    """The key of a call, and what `add` has met."""
+    key: list[Any] = [
+        func, is_grad_enabled(), is_autocast_enabled() and autocast_state(),
+        torch.get_default_dtype(),
+    ]
+    met: list[Any] = []
+    if kwargs:
+        key.append(tuple(kwargs))
+    for arg in (*args, *kwargs.values()):
+        add(key, arg, met)
+    return key, met
+
+
+def add(key: list[Any], arg: Any, met: list[Any]) -> None:
+    """Add an argument; `met` gets the tensors in it, and what cannot be hashed."""
+    kind = type(arg)
+    if kind is int:
+        key.append(arg)
+    elif kind is slice:
+        key.append(slice)
+        for part in (arg.start, arg.stop, arg.step):
+            if part is None:
+                key += _NONE
+            else:
+                add(key, part, met)
+    elif kind is list or kind is tuple:
+        key.append(kind)
+        if kind is tuple and set(map(type, arg)) == _INTS:
+            key.append(arg)
+            return
+        key.append(len(arg))
+        for part in arg:
+            add(key, part, met)
+    elif kind is float:
+        key.append(float if arg and arg - arg == 0.0 else repr(arg))
+    elif isinstance(arg, torch.Tensor):
+        _add_tensor(key, arg, kind)
+        met.append(arg)
+    elif kind is complex:
+        key += (complex, repr(arg))  # 0j and -0j are equal
+    elif _is_float(arg):  # a rate of numpy
+        number = float(arg)
+        key += (kind, float if number and number - number == 0.0 else repr(number))
+    elif kind is dict:
+        key += (dict, tuple(arg))
+        for part in arg.values():
+            add(key, part, met)
     else:
-        key += (tuple, len(index))
-    for part in parts:
-        if type(part) is slice:
-            key.append(slice)
-            for number in (part.start, part.stop, part.step):
-                if type(number) is int:
-                    key.append(number)
-                elif number is None:
-                    key += _NONE
-                else:
-                    return False
-        elif type(part) is int:
-            key.append(part)
-        elif part is None or part is Ellipsis:
-            key += (type(part), part)
-        else:
-            return False
-    return True
+        key += (kind, arg)
+        try:
+            hash(arg)
+        except TypeError:
+            met.append(arg)
 
 
-def floats_of(given: Any) -> list[float]:
-    """Numbers among the arguments, and in lists of them, in order."""
+def _add_tensor(key: list[Any], tensor: Any, kind: type) -> None:
+    if kind is ShardTensor:
+        meta = tensor._meta
+        if key[1] and not meta.requires_grad and tensor._local.requires_grad:
+            meta = now_requires_grad(tensor)
+        key.append(meta)
+    elif dense(tensor):
+        if kind not in _PLAIN:
+            key.append(kind)
+        key += (tensor.shape, tensor.stride(), tensor.dtype, tensor.requires_grad)
+
+
+def _is_float(arg: Any) -> bool:
+    kind = type(arg)
+    return isinstance(arg, float) or (
+        kind.__module__ == "numpy" and kind.__name__.startswith("float")
+    )
+
+
+def floats_of(given: Iterable[Any]) -> list[float]:
+    """The numbers that a key has by type, in order."""
     found: list[float] = []
     for arg in given:
-        if type(arg) is float:
-            found.append(arg if arg == arg else NAN)
-        elif type(arg) is list and arg and type(arg[0]) is float:
-            found += [one if one == one else NAN for one in arg]
+        kind = type(arg)
+        if kind is ShardTensor or kind in _WITHOUT_FLOATS:
+            continue
+        if kind is list or kind is tuple:
+            found += floats_of(arg)
+        elif kind is slice:
+            found += floats_of((arg.start, arg.stop, arg.step))
+        elif kind is dict:
+            found += floats_of(arg.values())
+        elif _is_float(arg):
+            number = float(arg)
+            found.append(number if number == number else NAN)
     return found
+
+
+def structure_key(key: Sequence[Any], floats: Sequence[float]) -> tuple[Any, ...] | None:
+    """The key of a call with its lengths taken out, and its floats put in; None where strides are
+    not the default.
+
+    A plain tensor stands in the key as shape, strides, dtype and requires_grad; an argument that
+    is a torch.Size follows its type.
+    """
+    out: list[Any] = []
+    shapes: list[Sequence[int]] = []
+    seen: dict[Any, int] = {}
+    items = iter(key)
+    for item in items:
+        kind = type(item)
+        if kind is Meta:
+            form = item.form
+            if form is None:
+                return None
+            out.append(form)
+            shapes.append(item.layout.shape)
+            if any(item.layout.cuts):
+                shapes.append(item.layout.cuts)
+            continue
+        if kind is torch.Size and out[-1] is not torch.Size:
+            if next(items) != contiguous_strides(item):
+                return None
+            out.append(len(item))
+            shapes.append(item)
+            continue
+        if kind is int:
+            seen[item] = item
+        elif kind is tuple or kind is torch.Size:
+            for number in item:
+                if type(number) is int:
+                    seen[number] = number
+        out.append(item)
+    for shape in shapes:
+        for length in shape:
+            if length == 0 or length == 1 or length is None:
+                out.append(length)
+            else:
+                out.append(seen.setdefault(length, -1 - len(seen)))
+    return *out, *floats
+
+
+def trace_key(key: Sequence[Any], asks_for_grad: bool) -> tuple[Any, ...]:
+    """The key of what a call consists of: tensors by what meta tensors have of them.
+
+    `asks_for_grad`: whether the function looks whether a gradient is wanted.
+    """
+    func, recorded, *others = key
+    out: list[Any] = [func, asks_for_grad and recorded]
+    for item in others:
+        if type(item) is Meta:
+            out += (item.shape, item.stride(), item.dtype, asks_for_grad and item.requires_grad)
+        else:
+            out.append(item)
+    return tuple(out)

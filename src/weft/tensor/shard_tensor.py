@@ -23,7 +23,6 @@ from weft.core import Layout, P, Placement
 from weft.core.arguments import MeshLike, Placements, also_called
 from weft.errors import ShardTypeError, UnsupportedOpError, message
 from weft.tensor.counts import CALLS
-from weft.tensor.keys import add_index
 from weft.tensor.leaf_gradients import track_leaf
 from weft.tensor.meta import Meta, autocast_state
 from weft.tensor.modes import STRICT, num_dispatch_modes, transforms
@@ -43,8 +42,7 @@ _Tensor, _Parameter, _strided = torch.Tensor, torch.nn.Parameter, torch.strided
 _get_default_dtype = torch.get_default_dtype
 _count_call = CALLS.step
 _num_modes: Any = torch._C._len_torch_function_stack  # type: ignore[attr-defined]
-_getitem = torch.Tensor.__getitem__
-_FLOATS, _INTS = {float}, {int}
+_INTS = {int}
 _VALUES = frozenset((bool, str, type(None), torch.dtype, torch.device, torch.Size,
                      torch.memory_format, type(Ellipsis)))
 
@@ -65,6 +63,7 @@ class Hooks:
     """
 
     call: Callable[[Any, Any, Any], Any]
+    add: Callable[[list[Any], Any, list[Any]], None]
     learn: Callable[[Any, Any, Any, Meta, list[Any]], Any]
     move_operands: Callable[[Any, Any, Any, Any], None]
     construct: Any
@@ -143,11 +142,7 @@ class ShardTensor(torch.Tensor):
                 ):
                     return hooks.call(func, args, kwargs)
                 key += (arg.shape, arg.stride(), arg.dtype, arg.requires_grad)
-            elif (kind is list and arg) or (
-                kind is tuple and arg and type(arg[0]) is ShardTensor
-            ):
-                key.append(kind)
-                key.append(len(arg))
+            elif (kind is list or kind is tuple) and arg and type(arg[0]) is ShardTensor:
                 try:
                     if recorded:
                         for item in arg:
@@ -155,19 +150,18 @@ class ShardTensor(torch.Tensor):
                                 now_requires_grad(item)
                     parts = [item._meta for item in arg]
                     inner = [item._local for item in arg]
-                    locals_.append(inner if kind is list else tuple(inner))
-                    if home is None:
-                        home = parts[0]
-                    key += parts
-                    continue
-                except AttributeError:  # not all are sharded: numbers, or the general route
-                    if set(map(type, arg)) != _FLOATS:
-                        return hooks.call(func, args, kwargs)
-                    key += [float] * len(arg)
-            elif func is _getitem and (kind is slice or kind is tuple) and add_index(key, arg):
-                pass
+                except AttributeError:  # not all are sharded
+                    return hooks.call(func, args, kwargs)
+                key += (kind, len(arg), *parts)
+                locals_.append(inner if kind is list else tuple(inner))
+                if home is None:
+                    home = parts[0]
+                continue
             else:
-                return hooks.call(func, args, kwargs)
+                met: list[Any] = []
+                hooks.add(key, arg, met)
+                if met:
+                    return hooks.call(func, args, kwargs)
             locals_.append(arg)
         if home is None:
             return hooks.call(func, args, kwargs)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._C import _is_any_autocast_enabled as is_autocast_enabled
 
 from weft import ops
 from weft.comm import BoundMesh
@@ -27,7 +26,8 @@ from weft.tensor.call.recipe import Alias, Function, Recipe
 from weft.tensor.call.sizes import MAX_STRUCTURES, Sizes, numbers_come_from
 from weft.tensor.counts import STRUCTURES
 from weft.tensor.counts import TRACES as COUNTS
-from weft.tensor.meta import autocast_state, bounded_put
+from weft.tensor.keys import floats_of, key_of, structure_key, trace_key
+from weft.tensor.meta import bounded_put
 from weft.tensor.placing.draw import torch_draws
 from weft.tensor.placing.layouts import check_given
 from weft.tensor.shard_tensor import ShardTensor, hooks
@@ -50,11 +50,11 @@ __all__ = ["BY_DATA", "MAX_TRACES", "TRACES", "reads", "recipe"]
 
 
 def recipe(
-    func: Any, args: Any, kwargs: Any, mesh: BoundMesh, structure: Any = None
+    func: Any, args: Any, kwargs: Any, mesh: BoundMesh, key: Sequence[Any] | None = None
 ) -> tuple[Recipe, bool]:
     """The recipe of a call, and whether its float arguments only flow through.
 
-    `structure` is the call's key with lengths reduced (see `sizes`), or None.
+    `key` is the call's; None where it has none, because an argument cannot be hashed.
     """
     tensors = flatten((args, kwargs))
     if sends(func):
@@ -66,8 +66,9 @@ def recipe(
         if made is not None:
             return made
     known: dict[Any, Sizes] = mesh.cache.setdefault("structures", {})
-    structure = None if mesh.here is None else structure
-    found = None
+    structure = found = None
+    if key is not None and mesh.here is not None:
+        structure = structure_key(key, floats_of((*args, *kwargs.values())))
     if structure is not None:
         found = known.get(structure)
         (STRUCTURES.misses if found is None else STRUCTURES.hits).step()
@@ -82,7 +83,7 @@ def recipe(
         trace = found.trace(tensors)
     if trace is None:
         try:
-            trace = _captured(func, args, kwargs, tensors)
+            trace = _captured(func, args, kwargs, tensors, key)
         except NotCapturable as reason:
             if function is not None:
                 made = own_local.recipe(function, args, kwargs, tensors, mesh)
@@ -153,11 +154,11 @@ def _check_quantized(func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.
             )
 
 
-def reads(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether a call only reads its tensors (see `finish`)."""
+def reads(func: Any, args: Any, kwargs: Any, key: Sequence[Any]) -> bool:
+    """Whether a call only reads its tensors (see `reduce_once`)."""
     tensors = flatten((args, kwargs))
     try:
-        return reduce_once.is_read_only(_captured(func, args, kwargs, tensors), len(tensors))
+        return reduce_once.is_read_only(_captured(func, args, kwargs, tensors, key), len(tensors))
     except NotCapturable:
         return False
 
@@ -165,7 +166,7 @@ def reads(func: Any, args: Any, kwargs: Any) -> bool:
 def _read(func: Any, args: Any, kwargs: Any) -> Callable[[Any, Any, Any], Any] | None:
     """What carries out a call that reads tensors as numbers; None where it reads other things."""
     def captured(args: Any, kwargs: Any) -> Trace:
-        return _captured(func, args, kwargs, flatten((args, kwargs)))
+        return _capture(func, args, kwargs, flatten((args, kwargs)))
 
     found = fallback.numbers_read(args, kwargs, captured) or fallback.sizes_read(args, kwargs)
     if found is None:
@@ -255,7 +256,7 @@ def _sizes_of(
     """The program of a call on other tensors, if it is one."""
     args, kwargs = substitute((args, kwargs), iter(others))
     try:
-        trace = _captured(func, args, kwargs, others)
+        trace = _captured(func, args, kwargs, others, key_of(func, args, kwargs)[0])
         if len(trace.ops) > 1:
             return _program(trace, others, mesh)[1]
         builder = Builder(func, trace, others, mesh, None)
@@ -291,40 +292,24 @@ TRACES: dict[Any, Trace] = {}
 MAX_TRACES = 1024
 
 
-def _captured(func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]) -> Trace:
+def _captured(
+    func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor], key: Sequence[Any] | None
+) -> Trace:
     quick = None if kwargs else reshaped(func, args, tensors[0])
     if quick is not None:
         return quick
-    key = [
-        func, is_autocast_enabled() and autocast_state(), torch.get_default_dtype(),
-        torch.are_deterministic_algorithms_enabled(), tensors[0].device.type,
-    ]
-    try:
-        _describe((args, kwargs), key)
-        found = TRACES.get(tuple(key))
-    except TypeError:  # something in it cannot be hashed
+    if key is None:
         return _capture(func, args, kwargs, tensors)
+    about = (
+        *trace_key(key, asks_for_grad(func)), *floats_of((*args, *kwargs.values())),
+        torch.are_deterministic_algorithms_enabled(), tensors[0].device.type,
+    )
+    found = TRACES.get(about)
     (COUNTS.misses if found is None else COUNTS.hits).step()
     if found is None:
         found = _capture(func, args, kwargs, tensors)
-        bounded_put(TRACES, tuple(key), found, MAX_TRACES)
+        bounded_put(TRACES, about, found, MAX_TRACES)
     return found
-
-
-def _describe(tree: Any, key: list[Any]) -> None:
-    """Add nested arguments, tensors by what meta tensors have of them."""
-    kind = type(tree)
-    key.append(kind)
-    if isinstance(tree, torch.Tensor):
-        key += (tree.shape, tree.stride(), tree.dtype)
-    elif isinstance(tree, (list, tuple, dict)) and kind is not torch.Size:
-        key.append(len(tree))
-        for item in tree.items() if isinstance(tree, dict) else tree:
-            _describe(item, key)
-    elif isinstance(tree, slice):
-        _describe((tree.start, tree.stop, tree.step), key)
-    else:
-        key.append(repr(tree) if isinstance(tree, (float, complex)) else tree)
 
 
 def _capture(func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]) -> Trace:

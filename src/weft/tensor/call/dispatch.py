@@ -13,21 +13,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import is_grad_enabled
-from torch._C import _is_any_autocast_enabled as is_autocast_enabled
 
 from weft.errors import MeshError, message
 from weft.tensor.call import build, fallback
 from weft.tensor.call.compiled import unseen
 from weft.tensor.call.out import write_out
 from weft.tensor.call.own.functions import OwnFunction
-from weft.tensor.call.recipe import Alias, Recipe, flatten
+from weft.tensor.call.recipe import Alias, Recipe
 from weft.tensor.call.reduce_once import has_reduced, using_reduced
-from weft.tensor.call.sizes import structure_key
 from weft.tensor.call.torchs_errors import with_layouts
-from weft.tensor.counts import AGAIN, CALLS, MISSES, NAN
-from weft.tensor.keys import floats_of
-from weft.tensor.meta import Meta, autocast_state, dense, keep_recipe
+from weft.tensor.counts import AGAIN, CALLS, MISSES
+from weft.tensor.keys import floats_of, key_of
+from weft.tensor.meta import Meta, dense, keep_recipe
 from weft.tensor.modes import (
     STRICT,
     check_plain,
@@ -37,7 +34,8 @@ from weft.tensor.modes import (
     transforms,
 )
 from weft.tensor.placing.foreign import any_foreign, call_with
-from weft.tensor.shard_tensor import ShardTensor, now_requires_grad
+from weft.tensor.shard_tensor import ShardTensor
+from weft.tensor.trace.trees import flatten
 
 __all__ = ["SPECIAL", "call", "keep_constant", "learn", "mesh_of"]
 
@@ -49,7 +47,6 @@ _OPERATORS = frozenset(
     getattr(torch.Tensor, f"__{name}__")
     for name in ("eq", "ne", "add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv")
 )
-_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 _AS_THEY_ARE = frozenset((torch.autograd.grad,))
 """Functions that are asked of very objects: a ShardTensor made of a DTensor is in no graph yet."""
 
@@ -64,35 +61,27 @@ def call(func: Any, args: Any, kwargs: Any) -> Any:
     kwargs = kwargs or {}
     if kwargs.get("out") is not None and type(func) is not OwnFunction:
         return write_out(func, args, kwargs)
-    key: list[Any] = [
-        func, is_grad_enabled(), is_autocast_enabled() and autocast_state(),
-        torch.get_default_dtype(),
-    ]
-    scan = _Scan(key)
-    if kwargs:
-        key.append(tuple(kwargs))
-    for arg in (*args, *kwargs.values()):
-        scan.add(arg)
-    home = scan.home
-    if home is None:
+    key, met = key_of(func, args, kwargs)
+    metas = [one._meta for one in met if type(one) is ShardTensor]
+    if not metas:
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
+    home = metas[0]
     if STRICT.on:
         check_plain(_name(func), flatten((args, kwargs)))
         check_traced(_name(func))
-    if scan.plain:
+    plain = [one for one in met if isinstance(one, torch.Tensor) and type(one) is not ShardTensor]
+    if plain:
         if transforms() is not None:
             check_transforms(_name(func))
         if num_dispatch_modes():
             check_traced(_name(func))
-    if scan.odd is not None:
-        reason = f"an operand is no dense tensor ({scan.odd})"
-        return fallback.runner(_mesh(func, scan), reason)(func, args, kwargs)
-    full = tuple(key)
+    odd = ["nested" if one.is_nested else str(one.layout) for one in plain if not dense(one)]
+    if odd:
+        reason = f"an operand is no dense tensor ({odd[-1]})"
+        return fallback.runner(mesh_of(_name(func), metas), reason)(func, args, kwargs)
     CALLS.step()
-    try:
-        recipe = home.recipes.get(full)
-    except TypeError:  # an argument that cannot be hashed: not kept
+    if len(metas) + len(plain) < len(met):  # an argument that cannot be hashed: nothing is kept
         if func is torch.Tensor.__getitem__ and (found := _as_tensors(args[1])) is not args[1]:
             AGAIN.step()
             return call(func, (args[0], found), kwargs)
@@ -101,13 +90,18 @@ def call(func: Any, args: Any, kwargs: Any) -> Any:
             return _against_array(func, *args)
         MISSES.step()
         with unseen():
-            recipe = build.recipe(func, args, kwargs, _mesh(func, scan))[0]
+            recipe = build.recipe(func, args, kwargs, mesh_of(_name(func), metas))[0]
         return recipe.run(func, args, kwargs)
-    if recipe is None and scan.floats:
-        recipe = home.recipes.get((*full, *scan.floats))
+    recipe = home.recipes.get(tuple(key)) or _with_floats(home, key, (*args, *kwargs.values()))
     if recipe is None:
-        recipe = _learned(func, args, kwargs, _mesh(func, scan), home, key, scan.floats)
+        recipe = _learned(func, args, kwargs, mesh_of(_name(func), metas), home, key)
     return recipe.run(func, args, kwargs)
+
+
+def _with_floats(home: Meta, key: Sequence[Any], given: Sequence[Any]) -> Recipe | None:
+    """The recipe that is kept for a call with just these floats."""
+    floats = floats_of(given)
+    return home.recipes.get((*key, *floats)) if floats else None
 
 
 def _is_numpy(kind: type, name: str) -> bool:
@@ -137,145 +131,49 @@ def learn(func: Any, args: Any, kwargs: Any, home: Meta, key: list[Any]) -> Reci
 
     None where only `call` serves. It is kept for the next such call.
     """
-    given = (*args, *kwargs.values()) if kwargs else args
-    floats = floats_of(given)
-    if floats:
-        found = home.recipes.get((*key, *floats))
-        if found is not None:
-            return found
-    if func in SPECIAL or STRICT.on or (kwargs and kwargs.get("out") is not None):
+    found = _with_floats(home, key, (*args, *kwargs.values()) if kwargs else args)
+    if found is not None:
+        return found
+    kwargs = kwargs or {}
+    if func in SPECIAL or STRICT.on or kwargs.get("out") is not None:
         AGAIN.step()
         return None
     mesh = home.mesh
     for item in key:
-        if item is list or (type(item) is Meta and item.mesh is not mesh):
+        if type(item) is Meta and item.mesh is not mesh:
             AGAIN.step()
             return None
-    return _learned(func, args, kwargs or {}, mesh, home, key, floats)
+    return _learned(func, args, kwargs, mesh, home, key)
 
 
 def _learned(
-    func: Any, args: Any, kwargs: Any, mesh: Any, home: Meta, key: list[Any],
-    floats: Sequence[float],
+    func: Any, args: Any, kwargs: Any, mesh: Any, home: Meta, key: list[Any]
 ) -> Recipe:
     """Build the recipe of a call, and keep it under its key."""
     MISSES.step()
     if num_dispatch_modes():
         check_traced(_name(func))
     if has_reduced(key):
-        recipe = using_reduced(build.reads(func, args, kwargs))
+        recipe = using_reduced(build.reads(func, args, kwargs, key))
         keep_recipe(home, tuple(key), recipe)
         return recipe
-    structure = structure_key(key)
-    if structure is not None and floats:
-        structure = (*structure, *floats)
     try:
         with unseen():
-            recipe, floats_flow = build.recipe(func, args, kwargs, mesh, structure)
+            recipe, floats_flow = build.recipe(func, args, kwargs, mesh, key)
     except Exception as error:
         raise with_layouts(error, _name(func), flatten((args, kwargs)), mesh) from error.__cause__
-    keep_recipe(home, tuple(key) if floats_flow else (*key, *floats), recipe)
+    floats = () if floats_flow else floats_of((*args, *kwargs.values()))
+    keep_recipe(home, (*key, *floats), recipe)
     return recipe
 
 
 def keep_constant(func: Any, tensor: ShardTensor, value: Any) -> None:
     """Let the short route answer `func(tensor)` from now on: optimizers ask often."""
-    meta = tensor._meta
-    key = (
-        func, is_grad_enabled(), is_autocast_enabled() and autocast_state(),
-        torch.get_default_dtype(), meta,
-    )
-    keep_recipe(meta, key, Alias(value))
-
-
-class _Scan:
-    """Builds the key of a call's arguments and finds the metas in them."""
-
-    __slots__ = ("floats", "home", "key", "metas", "odd", "plain")
-
-    def __init__(self, key: list[Any]) -> None:
-        self.key = key
-        self.plain = False
-        self.odd: str | None = None
-        self.home: Meta | None = None
-        self.floats: list[float] = []
-        self.metas: list[Meta] = []
-
-    def add(self, arg: Any) -> None:
-        kind = type(arg)
-        key = self.key
-        if kind is ShardTensor:
-            meta = arg._meta
-            if key[1] and not meta.requires_grad and arg._local.requires_grad:
-                meta = now_requires_grad(arg)
-            if self.home is None:
-                self.home = meta
-            self.metas.append(meta)
-            key.append(meta)
-        elif kind is int:
-            key.append(arg)
-        elif kind is float:
-            key.append(float if arg and arg - arg == 0.0 else repr(arg))
-            self.floats.append(arg if arg == arg else NAN)
-        elif _is_odd(arg):  # it may have no strides
-            self.odd = "nested" if arg.is_nested else str(arg.layout)
-        elif kind in _PLAIN:
-            key.extend((arg.shape, arg.stride(), arg.dtype, arg.requires_grad))
-            self.plain = True
-        elif kind is list or kind is tuple:
-            self._add_sequence(kind, arg)
-        elif kind is slice:
-            key.append(slice)
-            for part in (arg.start, arg.stop, arg.step):
-                self.add(part)
-        elif isinstance(arg, torch.Tensor):
-            key.extend((kind, arg.shape, arg.stride(), arg.dtype, arg.requires_grad))
-            self.plain = True
-        elif kind is complex:
-            key += (complex, repr(arg))  # 0j and -0j are equal
-        elif isinstance(arg, float) or _is_numpy(kind, "float"):  # a rate of numpy
-            number = float(arg)
-            key += (kind, float if number and number - number == 0.0 else repr(number))
-            self.floats.append(number if number == number else NAN)
-        elif kind is dict:
-            key += (dict, tuple(arg))
-            for item in arg.values():
-                self.add(item)
-        else:
-            key.append(kind)
-            key.append(arg)
-
-    def _add_sequence(self, kind: type, items: Any) -> None:
-        self.key.append(kind)
-        if kind is tuple and set(map(type, items)) == {int}:
-            self.key.append(items)
-            return
-        self.key.append(len(items))
-        if items and set(map(type, items)) == {ShardTensor}:
-            if self.key[1]:
-                for item in items:
-                    if not item._meta.requires_grad and item._local.requires_grad:
-                        now_requires_grad(item)
-            metas = [item._meta for item in items]
-            if self.home is None:
-                self.home = metas[0]
-            self.metas.extend(metas)
-            self.key.extend(metas)
-            return
-        for item in items:
-            self.add(item)
-
-
-def _is_odd(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and not dense(value)
+    keep_recipe(tensor._meta, tuple(key_of(func, (tensor,), {})[0]), Alias(value))
 
 
 def _name(func: Any) -> str:
     return getattr(func, "__name__", str(func))
-
-
-def _mesh(func: Any, scan: _Scan) -> Any:
-    return mesh_of(_name(func), scan.metas)
 
 
 def mesh_of(call_name: str, metas: Sequence[Meta]) -> Any:

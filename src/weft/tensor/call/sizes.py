@@ -1,7 +1,7 @@
 """Known programs serve other lengths: what a call consists of is known, only lengths differ.
 
-The structure of a call is its key with lengths taken out (`structure_key`). A length stands there
-by its value where that is 0, 1 or one of the call's own numbers, else as "the n-th different
+The structure of a call is its key with lengths taken out (`keys.structure_key`). A length stands
+there by its value where that is 0, 1 or one of the call's own numbers, else as "the n-th different
 one": calls of one structure broadcast alike, and whatever a rule finds by comparing lengths with
 each other, with 1 or with a number is the same for all of them. So the lengths of what a step
 makes follow from its operands' by the factors of the rule, and torch's meta kernels, which are most
@@ -27,14 +27,14 @@ from weft.core import Layout
 from weft.tensor.call.compose import Composer, stand_in
 from weft.tensor.call.decide import Builder
 from weft.tensor.call.program import Program, Step
-from weft.tensor.meta import Meta, contiguous_strides
+from weft.tensor.meta import Meta
 from weft.tensor.placing.layouts import layout_of
 from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.trace.capture import Op, Trace
 from weft.tensor.trace.trees import leaves, slots_of
 from weft.transport.order import memory_order, strides_in_order
 
-__all__ = ["MAX_STRUCTURES", "Sizes", "numbers_come_from", "structure_key"]
+__all__ = ["MAX_STRUCTURES", "Sizes", "numbers_come_from"]
 
 MAX_STRUCTURES = 2048
 
@@ -450,46 +450,3 @@ def numbers_come_from(op: Op, tree: Any) -> bool:
 
 def _integers(tree: Any) -> set[int]:
     return {number for number in leaves(tree, int) if type(number) is int}
-
-
-def structure_key(key: Sequence[Any]) -> tuple[Any, ...] | None:
-    """The key of a call with its lengths taken out; None where strides are not the default.
-
-    A plain tensor stands in the key as shape, strides, dtype and requires_grad; an argument that
-    is a torch.Size follows its type.
-    """
-    out: list[Any] = []
-    shapes: list[Sequence[int]] = []
-    seen: dict[Any, int] = {}
-    items = iter(key)
-    for item in items:
-        kind = type(item)
-        if kind is Meta:
-            form = item.form
-            if form is None:
-                return None
-            out.append(form)
-            shapes.append(item.layout.shape)
-            if any(item.layout.cuts):
-                shapes.append(item.layout.cuts)
-            continue
-        if kind is torch.Size and out[-1] is not torch.Size:
-            if next(items) != contiguous_strides(item):
-                return None
-            out.append(len(item))
-            shapes.append(item)
-            continue
-        if kind is int:
-            seen[item] = item
-        elif kind is tuple or kind is torch.Size:
-            for number in item:
-                if type(number) is int:
-                    seen[number] = number
-        out.append(item)
-    for shape in shapes:
-        for length in shape:
-            if length == 0 or length == 1 or length is None:
-                out.append(length)
-            else:
-                out.append(seen.setdefault(length, -1 - len(seen)))
-    return tuple(out)
