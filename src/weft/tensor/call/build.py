@@ -19,6 +19,7 @@ from weft.tensor.call.compose import Composer
 from weft.tensor.call.decide import Builder
 from weft.tensor.call.decompose import Parts
 from weft.tensor.call.local import is_builtin
+from weft.tensor.call.op_by_op import applied, as_calls, op_by_op
 from weft.tensor.call.own import functions as own
 from weft.tensor.call.own import local as own_local
 from weft.tensor.call.program import Program, Step
@@ -28,9 +29,8 @@ from weft.tensor.counts import STRUCTURES
 from weft.tensor.counts import TRACES as COUNTS
 from weft.tensor.keys import floats_of, key_of, structure_key, trace_key
 from weft.tensor.meta import bounded_put
-from weft.tensor.placing.draw import torch_draws
 from weft.tensor.placing.layouts import check_given
-from weft.tensor.shard_tensor import ShardTensor, hooks
+from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.torch_collectives import refusal, sends
 from weft.tensor.trace.calls import facts
 from weft.tensor.trace.capture import (
@@ -201,53 +201,38 @@ def _program(
     trace: Trace, tensors: Sequence[torch.Tensor], mesh: BoundMesh
 ) -> tuple[Recipe, Sizes | None]:
     """What carries out several ops, and how it does for other lengths."""
-    if mesh.here is None:
-        return Function(_one_by_one(trace, mesh)), None
-    composer = Composer(tensors, mesh)
-    result = composer.add(trace, {at: Slot(at) for at in range(len(tensors))})
-    if result is None:
-        return Function(_one_by_one(trace, mesh)), None
-    program = composer.program(result)
-    return program, Sizes.of_several(None, composer, program)
+    if mesh.here is not None:
+        composer = Composer(tensors, mesh)
+        result = composer.add(trace, {at: Slot(at) for at in range(len(tensors))})
+        if result is not None:
+            program = composer.program(result)
+            return program, Sizes.of_several(None, composer, program)
+    return as_calls(op_by_op(trace, mesh), trace, trace.result), None
 
 
 def _composite(composite: ops.Composite, builder: Builder) -> tuple[Recipe, Sizes | None]:
     """What carries out an op that is composed of others, and how it does for other lengths."""
-    op, trace = builder.op, builder.trace
-    parts = composite if isinstance(composite, Parts) else None
-    if composite.writes:
-        return Function(_on_tensors(composite.function, builder)), None
-    if parts is None and torch.is_autocast_enabled(builder.mesh.device.type):
-        function = as_autocast(composite.function, op, trace, builder.mesh.device.type)
-        return Function(_on_tensors(function, builder)), None
-    if builder.target is None and builder.mesh.here is not None:
-        composer = Composer(builder.tensors, builder.mesh)
+    op, trace, mesh = builder.op, builder.trace, builder.mesh
+    parts = composite.trace if isinstance(composite, Parts) else None
+    function = composite.function
+    is_cast = parts is None and torch.is_autocast_enabled(mesh.device.type)
+    if is_cast and not composite.writes:
+        function = as_autocast(function, op, trace, mesh.device.type)
+    is_program = not (composite.writes or is_cast or builder.target is not None)
+    if is_program and mesh.here is not None:
+        composer = Composer(builder.tensors, mesh)
         slots = {at: Slot(at) for at in range(len(builder.tensors))}
         if parts is None:
-            out = composer.composed(composite.function, op)
+            out = composer.composed(function, op)
         else:
-            out = composer.add(parts.trace, dict(slots))
+            out = composer.add(parts, dict(slots))
         if out is not None:
             slots.update(zip([slot.index for slot in slots_of(op.results)], slots_of(out)))
             program = composer.program(fill(trace.result, slots))
             return program, Sizes.of_several(op, composer, program)
     if parts is not None:
-        return _by_parts(parts, builder), None
-    return Function(_on_tensors(composite.function, builder)), None
-
-
-def _by_parts(parts: Parts, builder: Builder) -> Recipe:
-    """An op that torch composes of others, some of which need a call of their own."""
-    slots = slots_of(builder.op.results)
-    one_by_one = _one_by_one(parts.trace, builder.mesh)
-
-    def run(func: Any, args: Any, kwargs: Any) -> Any:
-        values = dict(enumerate(flatten((args, kwargs))))
-        out = one_by_one(func, args, kwargs)
-        values.update(zip([slot.index for slot in slots], flatten(out)))
-        return fill(builder.trace.result, values)
-
-    return Function(run)
+        return as_calls(op_by_op(parts, mesh), trace, op.results), None
+    return as_calls(applied(function, op), trace, op.results, builder.target), None
 
 
 def _sizes_of(
@@ -264,26 +249,6 @@ def _sizes_of(
     except (NotCapturable, RuntimeError, ValueError, IndexError):
         return None  # it may not be called with such lengths
     return _composite(made, builder)[1] if isinstance(made, ops.Composite) else None
-
-
-def _on_tensors(function: Callable[..., Any], builder: Builder) -> Callable[..., Any]:
-    """A composition of ops on the ShardTensors themselves: each op is a call of its own."""
-    op, trace, target = builder.op, builder.trace, builder.target
-
-    def run(func: Any, args: Any, kwargs: Any) -> Any:
-        tensors = flatten((args, kwargs))
-        given = list(tensors)
-        if target is not None and torch.is_grad_enabled():
-            given[target] = tensors[target].clone()  # ops may save its old value for backward
-        with reduce_once.disabled():
-            out = function(*fill(op.args, given), **fill(op.kwargs, given))
-        if target is not None:
-            return tensors[target].copy_(out)
-        values = dict(enumerate(tensors))
-        values.update(zip((slot.index for slot in slots_of(op.results)), flatten(out)))
-        return fill(trace.result, values)
-
-    return run
 
 
 TRACES: dict[Any, Trace] = {}
@@ -352,33 +317,6 @@ def _places(args: Sequence[Any]) -> tuple[int, ...] | None:
     if any(isinstance(arg, (list, tuple, dict, slice)) and flatten(arg) for arg in args):
         return None
     return tuple(place for place, arg in enumerate(args) if isinstance(arg, torch.Tensor))
-
-
-def _one_by_one(trace: Trace, mesh: BoundMesh) -> Callable[..., Any]:
-    """Ops of which some need more than a recipe of one op: each is a call of its own."""
-
-    def run(func: Any, args: Any, kwargs: Any) -> Any:
-        values: dict[int, Any] = dict(enumerate(flatten((args, kwargs))))
-        device = values[0].device
-        with reduce_once.disabled():
-            for op in trace.ops:
-                out = _call_op(op, fill(op.args, values), fill(op.kwargs, values), device, mesh)
-                for slot, value in zip(slots_of(op.results), flatten(out)):
-                    values[slot.index] = value
-        return fill(trace.result, values)
-
-    return run
-
-
-def _call_op(op: Op, args: Any, kwargs: Any, device: torch.device, mesh: BoundMesh) -> Any:
-    if any(type(tensor) is ShardTensor for tensor in flatten((args, kwargs))):
-        return hooks.call(op.overload, args, kwargs)
-    if kwargs.get("device") is not None:  # captured on meta tensors
-        kwargs["device"] = device
-    if facts(op.overload).is_random:
-        with torch_draws(mesh):
-            return op.overload(*args, **kwargs)
-    return op.overload(*args, **kwargs)
 
 
 def _floats_of(func: Any, op: Op, args: Any, kwargs: Any) -> list[tuple[Any, Any]]:

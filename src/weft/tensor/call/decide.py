@@ -20,7 +20,6 @@ from weft.rules import Call, Decision, Rule
 from weft.tensor.call import fallback, foreach, outside, reshapes
 from weft.tensor.call.anchor import tie
 from weft.tensor.call.decompose import parts_of
-from weft.tensor.call.densely import as_op, densely
 from weft.tensor.call.kernels import BoundKernel, with_traffic_label
 from weft.tensor.call.local import WIDENING, as_it_is, copying, has_gaps, packed
 from weft.tensor.call.memory_format import match_stride_order
@@ -44,7 +43,9 @@ from weft.tensor.trace.calls import (
     functional,
     overload_named,
     place_slots,
+    returned,
     target_of,
+    with_dense_gradient,
 )
 from weft.tensor.trace.capture import Trace, meta_like
 from weft.tensor.trace.derivatives import differentiated
@@ -78,8 +79,12 @@ class Builder:
         self.metas: dict[int, Meta] = {}
         self.tensors, self.mesh = tensors, mesh
         self.facts = facts(trace.ops[0].overload)
-        self.func, self.trace = densely(func, trace, tensors)
-        self.op = self.trace.ops[0]
+        self.func, self.trace = func, trace
+        self.op = trace.ops[0]
+        if self.facts.sparse is not None and type(tensors[self.op.args[0].index]) is ShardTensor:
+            dense = with_dense_gradient(self.op)
+            if dense is not self.op:  # the function itself would ask for it again
+                self.func, self.op, self.trace = None, dense, replace(trace, ops=(dense,))
         self.name = self.facts.name
         self.slots: list[int] = [slot.index for slot in slots_of((self.op.args, self.op.kwargs))]
         self.grad = torch.is_grad_enabled()
@@ -172,10 +177,21 @@ class Builder:
             written = slots_of([args[at] for at in self.facts.writes if at < len(args)])
             writes = frozenset(slot.index for slot in written)
             run = fallback.runner(self.mesh, reason, writes)
-            return Function(as_op(run, self.trace) if self.func is self.op.overload else run)
+            return Function(run if self.func is not None else self._of_op(run))
         shapes = [self.trace.metas[slot.index].shape for slot in slots_of(self.op.results)]
         layouts = tuple(Layout.replicated(self.mesh.abstract, shape) for shape in shapes)
         return self._outside(layouts, None)
+
+    def _of_op(self, run: Callable[[Any, Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:
+        """`run` of the op, instead of the function that was called."""
+        op, trace = self.op, self.trace
+
+        def run_op(func: Any, args: Any, kwargs: Any) -> Any:
+            tensors = flatten((args, kwargs))
+            out = run(op.overload, fill(op.args, tensors), fill(op.kwargs, tensors))
+            return returned(trace, tensors, op.results, out)
+
+        return run_op
 
     def _outside(self, layouts: Sequence[Layout], alias: str | None) -> Recipe:
         """The call on a rank outside the mesh, where its results have these layouts inside."""
