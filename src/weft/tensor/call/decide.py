@@ -16,13 +16,13 @@ from weft import ops, propagate, rules
 from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.errors import UnsupportedOpError, message
-from weft.rules import Call, Decision, Rule
+from weft.rules import Decision, Rule
 from weft.tensor.call import fallback, foreach, outside, reshapes
 from weft.tensor.call.anchor import tie
+from weft.tensor.call.choose import choose
 from weft.tensor.call.decompose import parts_of
 from weft.tensor.call.kernels import BoundKernel, with_traffic_label
 from weft.tensor.call.local import WIDENING, as_it_is, copying, has_gaps, packed
-from weft.tensor.call.memory_format import match_stride_order
 from weft.tensor.call.program import Program, Step
 from weft.tensor.call.random import ops as random_ops
 from weft.tensor.call.recipe import Function, Recipe
@@ -108,12 +108,11 @@ class Builder:
         layouts = [layout_of(tensor, self.mesh) for tensor in operands]
         self.layouts = layouts
         call = as_call(self.op, operands, self.trace)
-        grad = self.grad and any(
-            self._differentiable(self.trace.metas[slot.index], True)
-            for slot in slots_of(self.op.results)
-        )
+        results = [self.trace.metas[slot.index] for slot in slots_of(self.op.results)]
+        grad = self.grad and any(self._differentiable(meta, True) for meta in results)
         wants = [grad and tensor.requires_grad for tensor in operands]
-        chosen = self._choose(call, layouts, wants)
+        target = None if self.target is None else self.slots.index(self.target)
+        chosen, self.rule, self.own = choose(call, self.facts, layouts, wants, results, target)
         match chosen:
             case ops.Composite():
                 return chosen
@@ -211,51 +210,6 @@ class Builder:
         return (self.is_leaf or (grad and not self.facts.detaches)) and (
             meta.dtype.is_floating_point or meta.dtype.is_complex
         )
-
-    def _choose(self, call: Call, layouts: list[Layout], wants: list[bool]) -> Any:
-        bound = None
-        self.own = rules.OWN.get(call.op)
-        if self.own is not None:
-            bound = self.own.bind(call, True)
-        if bound is not None and self.own is not None:
-            self.rule = bound[0]
-            return self._decided(call, layouts, wants, None, self.own.kernel)
-        entry = ops.find(call.op)
-        return None if entry is None else self._by_entry(entry, call, layouts, wants)
-
-    def _by_entry(
-        self, entry: rules.Entry, call: Call, layouts: list[Layout], wants: list[bool]
-    ) -> Any:
-        """What the book says of the call: by its layouts, else by a rule."""
-        given = None if entry.layouts is None else entry.layouts(call, layouts, wants)
-        self.rule = given if isinstance(given, Rule) else entry.rule(call, wants)
-        if given is None and self.rule is None and entry.compose is not None:
-            if all(layout.is_replicated for layout in layouts):
-                return ops.replicated(call, layouts)
-            given = ops.Composite(entry.compose)
-        if isinstance(given, ops.Composite):
-            if self.facts.is_view or self.facts.writes:
-                return given
-            results = [self.trace.metas[slot.index] for slot in slots_of(self.op.results)]
-            return match_stride_order(given, results)
-        if given is not None and given is not self.rule:
-            return given
-        if self.rule is None:
-            return None
-        target = None if self.target is None else self.slots.index(self.target)
-        return self._decided(call, layouts, wants, target, entry.kernel)
-
-    def _decided(
-        self, call: Call, layouts: list[Layout], wants: list[bool], target: int | None,
-        kernel: Callable[..., Any] | None,
-    ) -> Decision | ops.Kernel:
-        """What the rule says of the call, to be carried out by the op itself or by its kernel."""
-        assert self.rule is not None
-        decision = propagate.decide(self.rule, call, layouts, wants, target)
-        if not decision.finish:
-            return decision
-        assert kernel is not None
-        return ops.Kernel.of(decision, kernel)
 
     def _direct(
         self, decision: Decision, layouts: list[Layout], wants: list[bool],
