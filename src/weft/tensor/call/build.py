@@ -60,77 +60,121 @@ def recipe(
     if sends(func):
         raise refusal(func, [one.sharding for one in tensors if type(one) is ShardTensor])
     _check_quantized(func, args, kwargs, tensors)
-    function = own.rule_of(func)
-    if function is not None and not function.is_op:
-        made = own_local.recipe(function, args, kwargs, tensors, mesh)
-        if made is not None:
-            return made
-    known: dict[Any, Sizes] = mesh.cache.setdefault("structures", {})
-    structure = found = None
-    if key is not None and mesh.here is not None:
-        structure = structure_key(key, floats_of((*args, *kwargs.values())))
-    if structure is not None:
-        found = known.get(structure)
+    return _Miss(func, args, kwargs, tensors, mesh, key).recipe()
+
+
+class _Miss:
+    """A call that no recipe is kept for."""
+
+    def __init__(
+        self, func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor], mesh: BoundMesh,
+        key: Sequence[Any] | None,
+    ) -> None:
+        self.func, self.args, self.kwargs, self.key = func, args, kwargs, key
+        self.tensors, self.mesh = tensors, mesh
+        self.structure: Any = None
+        self.found: Sizes | None = None
+
+    def recipe(self) -> tuple[Recipe, bool]:
+        trace, reason = None, ""
+        function = own.rule_of(self.func)
+        if function is None or function.is_op:
+            resized = self._resized()
+            if resized is not None:
+                return resized
+            try:
+                trace = self._trace()
+            except NotCapturable as error:
+                reason = str(error)
+        if function is not None and (trace is None or _writes(trace)):
+            made = own_local.recipe(function, self.args, self.kwargs, self.tensors, self.mesh)
+            if made is not None:
+                return made
+        if trace is None:
+            return self._by_data(reason), False
+        num = len(self.tensors)
+        if len(trace.ops) > 1 and _has_data_of_its_own(trace, num):
+            return Function(fallback.runner(self.mesh, "it makes tensors of its own")), False
+        if not trace.ops or _returns_operand(trace, num):
+            return Alias(trace.result), False
+        if len(trace.ops) > 1 or own.handled(trace.ops[0].overload, self.func):
+            made, sizes = _program(trace, self.tensors, self.mesh)
+            self._keep(sizes)
+            return made, False
+        return self._of_one_op(trace)
+
+    def _resized(self) -> tuple[Recipe, bool] | None:
+        """The recipe that a known call of the same structure gives."""
+        if self.key is None or self.mesh.here is None:
+            return None
+        self.structure = structure_key(self.key, floats_of((*self.args, *self.kwargs.values())))
+        if self.structure is None:
+            return None
+        found = self.found = self.mesh.cache.get("structures", {}).get(self.structure)
         (STRUCTURES.misses if found is None else STRUCTURES.hits).step()
-    trace = None
-    if found is not None:
-        resized = found.resized(tensors)
+        if found is None:
+            return None
+        resized = found.resized(self.tensors)
         if resized is None and not found.is_free:
-            found.vary(tensors, lambda others: _sizes_of(func, args, kwargs, others, mesh))
-            resized = found.resized(tensors)
-        if resized is not None:
-            return resized, found.numbers_flow
-        trace = found.trace(tensors)
-    if trace is None:
+            found.vary(self.tensors, self._sizes_of)
+            resized = found.resized(self.tensors)
+        return None if resized is None else (resized, found.numbers_flow)
+
+    def _sizes_of(self, others: Sequence[torch.Tensor]) -> Sizes | None:
+        """The program of the call on other tensors, if it is one."""
+        func = self.func
+        args, kwargs = substitute((self.args, self.kwargs), iter(others))
         try:
-            trace = _captured(func, args, kwargs, tensors, key)
-        except NotCapturable as reason:
-            if function is not None:
-                made = own_local.recipe(function, args, kwargs, tensors, mesh)
-                if made is not None:
-                    return made
-            if func in BY_DATA:
-                return Function(_answer(BY_DATA[func])), False
-            read = _read(func, args, kwargs) if "item()" in str(reason) else None
-            return Function(read or fallback.runner(mesh, str(reason))), False
-    num = len(tensors)
-    if len(trace.ops) > 1 and _has_data_of_its_own(trace, num):
-        reason = "it makes tensors of its own"
-        return Function(fallback.runner(mesh, reason)), False
-    if not trace.ops or _returns_operand(trace, num):
-        return Alias(trace.result), False
-    op, *others = trace.ops
-    if function is not None and not others and facts(op.overload).writes:
-        made = own_local.recipe(function, args, kwargs, tensors, mesh)
-        if made is not None:
-            return made
-    if others or own.handled(op.overload, func):
-        made, new = _program(trace, tensors, mesh)
-        if new is not None and structure is not None and found is None:
-            bounded_put(known, structure, new, MAX_STRUCTURES)
-        return made, False
-    places = _places((*args, *kwargs.values()))
-    builder = Builder(func, trace, tensors, mesh, places, kwargs.get("requires_grad") is True)
-    made = builder.build()
-    if isinstance(made, ops.Composite):
-        made, new = _composite(made, builder)
-        if new is not None and structure is not None and found is None:
-            bounded_put(known, structure, new, MAX_STRUCTURES)
-        return made, False
-    if isinstance(made, Step):
-        if made.target is not None and made.args is builder.op.args:
-            made.let_flow(_floats_of(func, builder.op, args, kwargs))
-        made = builder.program(made)
-    by_number = builder.own is not None and not builder.own.by_shape
-    numbers_flow = made.as_called and not by_number and _numbers_flow(op)
-    if structure is not None and found is None and (
-        is_builtin(func) or numbers_come_from(op, (args, kwargs))
-    ):
-        by_form = made if type(made) is Program and builder.by_form else None
-        new = Sizes.of_op(builder, by_form, numbers_flow)
-        if new is not None:
-            bounded_put(known, structure, new, MAX_STRUCTURES)
-    return reduce_once.reducing_once(made, builder), numbers_flow
+            trace = _captured(func, args, kwargs, others, key_of(func, args, kwargs)[0])
+            if len(trace.ops) > 1:
+                return _program(trace, others, self.mesh)[1]
+            builder = Builder(func, trace, others, self.mesh, None)
+            made = builder.build()
+        except (NotCapturable, RuntimeError, ValueError, IndexError):
+            return None  # it may not be called with such lengths
+        return _composite(made, builder)[1] if isinstance(made, ops.Composite) else None
+
+    def _keep(self, sizes: Sizes | None) -> None:
+        """Keep what serves other lengths."""
+        if sizes is not None and self.structure is not None and self.found is None:
+            known: dict[Any, Sizes] = self.mesh.cache.setdefault("structures", {})
+            bounded_put(known, self.structure, sizes, MAX_STRUCTURES)
+
+    def _trace(self) -> Trace:
+        """What the call consists of."""
+        known = None if self.found is None else self.found.trace(self.tensors)
+        return known or _captured(self.func, self.args, self.kwargs, self.tensors, self.key)
+
+    def _by_data(self, reason: str) -> Recipe:
+        """What carries out a call that needs the data of its operands."""
+        func = self.func
+        if func in BY_DATA:
+            return Function(_answer(BY_DATA[func]))
+        read = _read(func, self.args, self.kwargs) if "item()" in reason else None
+        return Function(read or fallback.runner(self.mesh, reason))
+
+    def _of_one_op(self, trace: Trace) -> tuple[Recipe, bool]:
+        func, args, kwargs = self.func, self.args, self.kwargs
+        places = _places((*args, *kwargs.values()))
+        is_leaf = kwargs.get("requires_grad") is True
+        builder = Builder(func, trace, self.tensors, self.mesh, places, is_leaf)
+        made = builder.build()
+        if isinstance(made, ops.Composite):
+            made, sizes = _composite(made, builder)
+            self._keep(sizes)
+            return made, False
+        if isinstance(made, Step):
+            if made.target is not None and made.args is builder.op.args:
+                made.let_flow(_floats_of(func, builder.op, args, kwargs))
+            made = builder.program(made)
+        op = trace.ops[0]
+        by_number = builder.own is not None and not builder.own.by_shape
+        numbers_flow = made.as_called and not by_number and _numbers_flow(op)
+        if is_builtin(func) or numbers_come_from(op, (args, kwargs)):
+            by_form = made if isinstance(made, Program) and builder.by_form else None
+            if self.structure is not None and self.found is None:
+                self._keep(Sizes.of_op(builder, by_form, numbers_flow))
+        return reduce_once.reducing_once(made, builder), numbers_flow
 
 
 _QUANTIZED = frozenset(
@@ -235,22 +279,6 @@ def _composite(composite: ops.Composite, builder: Builder) -> tuple[Recipe, Size
     return as_calls(applied(function, op), trace, op.results, builder.target), None
 
 
-def _sizes_of(
-    func: Any, args: Any, kwargs: Any, others: Sequence[torch.Tensor], mesh: BoundMesh
-) -> Sizes | None:
-    """The program of a call on other tensors, if it is one."""
-    args, kwargs = substitute((args, kwargs), iter(others))
-    try:
-        trace = _captured(func, args, kwargs, others, key_of(func, args, kwargs)[0])
-        if len(trace.ops) > 1:
-            return _program(trace, others, mesh)[1]
-        builder = Builder(func, trace, others, mesh, None)
-        made = builder.build()
-    except (NotCapturable, RuntimeError, ValueError, IndexError):
-        return None  # it may not be called with such lengths
-    return _composite(made, builder)[1] if isinstance(made, ops.Composite) else None
-
-
 TRACES: dict[Any, Trace] = {}
 """What functions of torch consist of: the same on all simulated ranks, and in later runs."""
 
@@ -300,6 +328,11 @@ def _returns_operand(trace: Trace, num_tensors: int) -> bool:
         and trace.result.index < num_tensors
         and not facts(trace.ops[0].overload).writes
     )
+
+
+def _writes(trace: Trace) -> bool:
+    """Whether it is one op, which writes to an operand."""
+    return len(trace.ops) == 1 and bool(facts(trace.ops[0].overload).writes)
 
 
 def _has_data_of_its_own(trace: Trace, num_tensors: int) -> bool:
