@@ -18,13 +18,14 @@ from weft.tensor.call import fallback, reduce_once
 from weft.tensor.call.compose import Composer
 from weft.tensor.call.decide import Builder
 from weft.tensor.call.decompose import Parts
+from weft.tensor.call.lengths import numbers_come_from
 from weft.tensor.call.local import is_builtin
 from weft.tensor.call.op_by_op import applied, as_calls, op_by_op
 from weft.tensor.call.own import functions as own
 from weft.tensor.call.own import local as own_local
 from weft.tensor.call.program import Program, Step
 from weft.tensor.call.recipe import Alias, Function, Recipe
-from weft.tensor.call.sizes import MAX_STRUCTURES, Sizes, numbers_come_from
+from weft.tensor.call.sizes import MAX_STRUCTURES, Sizes
 from weft.tensor.counts import STRUCTURES
 from weft.tensor.counts import TRACES as COUNTS
 from weft.tensor.keys import floats_of, key_of, structure_key, trace_key
