@@ -7,7 +7,6 @@ ranks build the same recipe for the same call.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,23 +14,25 @@ import torch
 from weft import ops
 from weft.comm import BoundMesh
 from weft.errors import UnsupportedOpError, message
+from weft.rules import Entry
 from weft.tensor.call import by_book, fallback, reduce_once
 from weft.tensor.call.compose import Composer
 from weft.tensor.call.decide import Builder
 from weft.tensor.call.decompose import Parts
+from weft.tensor.call.lengths import numbers_come_from
 from weft.tensor.call.local import is_builtin
+from weft.tensor.call.op_by_op import applied, as_calls, op_by_op
 from weft.tensor.call.own import functions as own
 from weft.tensor.call.own import local as own_local
 from weft.tensor.call.program import Program, Step
 from weft.tensor.call.recipe import Alias, Function, Recipe
-from weft.tensor.call.sizes import MAX_STRUCTURES, Sizes, numbers_come_from
+from weft.tensor.call.sizes import MAX_STRUCTURES, Sizes
 from weft.tensor.counts import STRUCTURES
 from weft.tensor.counts import TRACES as COUNTS
 from weft.tensor.keys import floats_of, key_of, structure_key, trace_key
 from weft.tensor.meta import bounded_put
-from weft.tensor.placing.draw import torch_draws
 from weft.tensor.placing.layouts import check_given
-from weft.tensor.shard_tensor import ShardTensor, hooks
+from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.torch_collectives import refusal, sends
 from weft.tensor.trace.calls import facts
 from weft.tensor.trace.capture import (
@@ -60,83 +61,130 @@ def recipe(
     if sends(func):
         raise refusal(func, [one.sharding for one in tensors if type(one) is ShardTensor])
     _check_quantized(func, args, kwargs, tensors)
-    function = own.rule_of(func)
-    if function is not None and not function.is_op:
-        made = own_local.recipe(function, args, kwargs, tensors, mesh)
-        if made is not None:
-            return made
-    entry = ops.FUNCTIONS.get(func)
-    if entry is not None and entry.each_call:
-        return by_book.of_function(entry, mesh), True
-    known: dict[Any, Sizes] = mesh.cache.setdefault("structures", {})
-    structure = found = None
-    if key is not None and mesh.here is not None:
-        structure = structure_key(key, floats_of((*args, *kwargs.values())))
-    if structure is not None:
-        found = known.get(structure)
+    return _Miss(func, args, kwargs, tensors, mesh, key).recipe()
+
+
+class _Miss:
+    """A call that no recipe is kept for."""
+
+    def __init__(
+        self, func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor], mesh: BoundMesh,
+        key: Sequence[Any] | None,
+    ) -> None:
+        self.func, self.args, self.kwargs, self.key = func, args, kwargs, key
+        self.tensors, self.mesh = tensors, mesh
+        self.structure: Any = None
+        self.found: Sizes | None = None
+
+    def recipe(self) -> tuple[Recipe, bool]:
+        trace, reason = None, None
+        function, entry = own.rule_of(self.func), ops.FUNCTIONS.get(self.func)
+        if function is None or function.is_op:
+            if entry is not None and entry.each_call:
+                return by_book.of_function(entry, self.mesh), True
+            resized = self._resized()
+            if resized is not None:
+                return resized
+            try:
+                trace = self._trace()
+            except NotCapturable as error:
+                reason = error
+        if function is not None and (trace is None or _writes(trace)):
+            made = own_local.recipe(function, self.args, self.kwargs, self.tensors, self.mesh)
+            if made is not None:
+                return made
+        if trace is None:
+            return self._by_data(entry, reason)
+        num = len(self.tensors)
+        if len(trace.ops) > 1 and _has_data_of_its_own(trace, num):
+            return Function(fallback.runner(self.mesh, "it makes tensors of its own")), False
+        if not trace.ops or _returns_operand(trace, num):
+            return Alias(trace.result), False
+        if len(trace.ops) > 1 or own.handled(trace.ops[0].overload, self.func):
+            made, sizes = _program(trace, self.tensors, self.mesh)
+            self._keep(sizes)
+            return made, False
+        return self._of_one_op(trace)
+
+    def _resized(self) -> tuple[Recipe, bool] | None:
+        """The recipe that a known call of the same structure gives."""
+        if self.key is None or self.mesh.here is None:
+            return None
+        self.structure = structure_key(self.key, floats_of((*self.args, *self.kwargs.values())))
+        if self.structure is None:
+            return None
+        found = self.found = self.mesh.cache.get("structures", {}).get(self.structure)
         (STRUCTURES.misses if found is None else STRUCTURES.hits).step()
-    trace = None
-    if found is not None:
-        resized = found.resized(tensors)
+        if found is None:
+            return None
+        resized = found.resized(self.tensors)
         if resized is None and not found.is_free:
-            found.vary(tensors, lambda others: _sizes_of(func, args, kwargs, others, mesh))
-            resized = found.resized(tensors)
-        if resized is not None:
-            return resized, found.numbers_flow
-        trace = found.trace(tensors)
-    if trace is None:
+            found.vary(self.tensors, self._sizes_of)
+            resized = found.resized(self.tensors)
+        return None if resized is None else (resized, found.numbers_flow)
+
+    def _sizes_of(self, others: Sequence[torch.Tensor]) -> Sizes | None:
+        """The program of the call on other tensors, if it is one."""
+        func = self.func
+        args, kwargs = substitute((self.args, self.kwargs), iter(others))
         try:
-            trace = _captured(func, args, kwargs, tensors, key)
-        except NotCapturable as reason:
-            if function is not None:
-                made = own_local.recipe(function, args, kwargs, tensors, mesh)
-                if made is not None:
-                    return made
-            if entry is not None:
-                return by_book.of_function(entry, mesh), True
-            given = None if reason.op is None else by_book.of_op(func, reason.op, mesh)
-            if given is not None:
-                return given, False
-            read = _read(func, args, kwargs) if "item()" in str(reason) else None
-            return Function(read or fallback.runner(mesh, str(reason))), False
-    num = len(tensors)
-    if len(trace.ops) > 1 and _has_data_of_its_own(trace, num):
-        reason = "it makes tensors of its own"
-        return Function(fallback.runner(mesh, reason)), False
-    if not trace.ops or _returns_operand(trace, num):
-        return Alias(trace.result), False
-    op, *others = trace.ops
-    if function is not None and not others and facts(op.overload).writes:
-        made = own_local.recipe(function, args, kwargs, tensors, mesh)
-        if made is not None:
-            return made
-    if others or own.handled(op.overload, func):
-        made, new = _program(trace, tensors, mesh)
-        if new is not None and structure is not None and found is None:
-            bounded_put(known, structure, new, MAX_STRUCTURES)
-        return made, False
-    places = _places((*args, *kwargs.values()))
-    builder = Builder(func, trace, tensors, mesh, places, kwargs.get("requires_grad") is True)
-    made = builder.build()
-    if isinstance(made, ops.Composite):
-        made, new = _composite(made, builder)
-        if new is not None and structure is not None and found is None:
-            bounded_put(known, structure, new, MAX_STRUCTURES)
-        return made, False
-    if isinstance(made, Step):
-        if made.target is not None and made.args is builder.op.args:
-            made.let_flow(_floats_of(func, builder.op, args, kwargs))
-        made = builder.program(made)
-    by_number = builder.own is not None and not builder.own.by_shape
-    numbers_flow = made.as_called and not by_number and _numbers_flow(op)
-    if structure is not None and found is None and (
-        is_builtin(func) or numbers_come_from(op, (args, kwargs))
-    ):
-        by_form = made if type(made) is Program and builder.by_form else None
-        new = Sizes.of_op(builder, by_form, numbers_flow)
-        if new is not None:
-            bounded_put(known, structure, new, MAX_STRUCTURES)
-    return reduce_once.reducing_once(made, builder), numbers_flow
+            trace = _captured(func, args, kwargs, others, key_of(func, args, kwargs)[0])
+            if len(trace.ops) > 1:
+                return _program(trace, others, self.mesh)[1]
+            builder = Builder(func, trace, others, self.mesh, None)
+            made = builder.build()
+        except (NotCapturable, RuntimeError, ValueError, IndexError):
+            return None  # it may not be called with such lengths
+        return _composite(made, builder)[1] if isinstance(made, ops.Composite) else None
+
+    def _keep(self, sizes: Sizes | None) -> None:
+        """Keep what serves other lengths."""
+        if sizes is not None and self.structure is not None and self.found is None:
+            known: dict[Any, Sizes] = self.mesh.cache.setdefault("structures", {})
+            bounded_put(known, self.structure, sizes, MAX_STRUCTURES)
+
+    def _trace(self) -> Trace:
+        """What the call consists of."""
+        known = None if self.found is None else self.found.trace(self.tensors)
+        return known or _captured(self.func, self.args, self.kwargs, self.tensors, self.key)
+
+    def _by_data(
+        self, entry: Entry | None, reason: NotCapturable | None
+    ) -> tuple[Recipe, bool]:
+        """What carries out a call that needs the data of its operands."""
+        if entry is not None:
+            return by_book.of_function(entry, self.mesh), True
+        found = None
+        if reason is not None and reason.op is not None:
+            found = by_book.of_op(self.func, reason.op, self.mesh)
+        if found is not None:
+            return found, False
+        text = str(reason or "")
+        read = _read(self.func, self.args, self.kwargs) if "item()" in text else None
+        return Function(read or fallback.runner(self.mesh, text)), False
+
+    def _of_one_op(self, trace: Trace) -> tuple[Recipe, bool]:
+        func, args, kwargs = self.func, self.args, self.kwargs
+        places = _places((*args, *kwargs.values()))
+        is_leaf = kwargs.get("requires_grad") is True
+        builder = Builder(func, trace, self.tensors, self.mesh, places, is_leaf)
+        made = builder.build()
+        if isinstance(made, ops.Composite):
+            made, sizes = _composite(made, builder)
+            self._keep(sizes)
+            return made, False
+        if isinstance(made, Step):
+            if made.target is not None and made.args is builder.op.args:
+                made.let_flow(_floats_of(func, builder.op, args, kwargs))
+            made = builder.program(made)
+        op = trace.ops[0]
+        by_number = builder.own is not None and not builder.own.by_shape
+        numbers_flow = made.as_called and not by_number and _numbers_flow(op)
+        if is_builtin(func) or numbers_come_from(op, (args, kwargs)):
+            by_form = made if isinstance(made, Program) and builder.by_form else None
+            if self.structure is not None and self.found is None:
+                self._keep(Sizes.of_op(builder, by_form, numbers_flow))
+        return reduce_once.reducing_once(made, builder), numbers_flow
 
 
 _QUANTIZED = frozenset(
@@ -199,98 +247,43 @@ def _program(
     trace: Trace, tensors: Sequence[torch.Tensor], mesh: BoundMesh
 ) -> tuple[Recipe, Sizes | None]:
     """What carries out several ops, and how it does for other lengths."""
-    if mesh.here is None:
-        return Function(_one_by_one(trace, mesh)), None
-    composer = Composer(tensors, mesh)
-    result = composer.add(trace, {at: Slot(at) for at in range(len(tensors))})
-    if result is None:
-        return Function(_one_by_one(trace, mesh)), None
-    program = composer.program(result)
-    return program, Sizes.of_several(None, composer, program)
+    if mesh.here is not None:
+        composer = Composer(tensors, mesh)
+        result = composer.add(trace, {at: Slot(at) for at in range(len(tensors))})
+        if result is not None:
+            program = composer.program(result)
+            return program, Sizes.of_several(None, composer, program)
+    return as_calls(op_by_op(trace, mesh), trace, trace.result), None
 
 
 def _composite(composite: ops.Composite, builder: Builder) -> tuple[Recipe, Sizes | None]:
     """What carries out an op that is composed of others, and how it does for other lengths."""
-    op, trace = builder.op, builder.trace
-    parts = composite if isinstance(composite, Parts) else None
-    if composite.each_call:
-        return Function(_on_tensors(composite, builder)), None
-    if parts is None and torch.is_autocast_enabled(builder.mesh.device.type):
-        function = as_autocast(composite.function, op, trace, builder.mesh.device.type)
-        return Function(_on_tensors(replace(composite, function=function), builder)), None
-    if builder.target is None and builder.mesh.here is not None:
-        composer = Composer(builder.tensors, builder.mesh)
+    op, trace, mesh = builder.op, builder.trace, builder.mesh
+    parts = composite.trace if isinstance(composite, Parts) else None
+    function = composite.function
+    is_cast = parts is None and torch.is_autocast_enabled(mesh.device.type)
+    if is_cast and not composite.each_call:
+        function = as_autocast(function, op, trace, mesh.device.type)
+    is_program = not (composite.each_call or is_cast or builder.target is not None)
+    if is_program and mesh.here is not None:
+        composer = Composer(builder.tensors, mesh)
         slots = {at: Slot(at) for at in range(len(builder.tensors))}
         if parts is None:
-            out = composer.composed(composite.function, op)
+            out = composer.composed(function, op)
         else:
-            out = composer.add(parts.trace, dict(slots))
+            out = composer.add(parts, dict(slots))
         if out is not None:
             slots.update(zip([slot.index for slot in slots_of(op.results)], slots_of(out)))
             program = composer.program(fill(trace.result, slots))
             return program, Sizes.of_several(op, composer, program)
     if parts is not None:
-        return _by_parts(parts, builder), None
-    return Function(_on_tensors(composite, builder)), None
-
-
-def _by_parts(parts: Parts, builder: Builder) -> Recipe:
-    """An op that torch composes of others, some of which need a call of their own."""
-    slots = slots_of(builder.op.results)
-    one_by_one = _one_by_one(parts.trace, builder.mesh)
-
-    def run(func: Any, args: Any, kwargs: Any) -> Any:
-        values = dict(enumerate(flatten((args, kwargs))))
-        out = one_by_one(func, args, kwargs)
-        values.update(zip([slot.index for slot in slots], flatten(out)))
-        return fill(builder.trace.result, values)
-
-    return Function(run)
-
-
-def _sizes_of(
-    func: Any, args: Any, kwargs: Any, others: Sequence[torch.Tensor], mesh: BoundMesh
-) -> Sizes | None:
-    """The program of a call on other tensors, if it is one."""
-    args, kwargs = substitute((args, kwargs), iter(others))
-    try:
-        trace = _captured(func, args, kwargs, others, key_of(func, args, kwargs)[0])
-        if len(trace.ops) > 1:
-            return _program(trace, others, mesh)[1]
-        builder = Builder(func, trace, others, mesh, None)
-        made = builder.build()
-    except (NotCapturable, RuntimeError, ValueError, IndexError):
-        return None  # it may not be called with such lengths
-    return _composite(made, builder)[1] if isinstance(made, ops.Composite) else None
-
-
-def _on_tensors(composite: ops.Composite, builder: Builder) -> Callable[..., Any]:
-    """A composition of ops on the ShardTensors themselves: each op is a call of its own."""
-    op, trace, function = builder.op, builder.trace, composite.function
-    target, is_leaf = None if composite.writes else builder.target, builder.is_leaf
-    otherwise = builder.fallback(by_book.NO_COMPOSITION) if builder.mesh.here is not None else (
-        Function(fallback.runner(builder.mesh, by_book.NO_COMPOSITION)))
-
-    def run(func: Any, args: Any, kwargs: Any) -> Any:
-        tensors = flatten((args, kwargs))
-        given = list(tensors)
-        if target is not None and torch.is_grad_enabled():
-            given[target] = tensors[target].clone()  # ops may save its old value for backward
-        with reduce_once.disabled():
-            out = function(*fill(op.args, given), **fill(op.kwargs, given))
-        if out is NotImplemented:
-            return otherwise.run(func, args, kwargs)
-        if composite.writes:
-            return fill(trace.result, tensors)
-        if target is not None:
-            return tensors[target] if out is given[target] else tensors[target].copy_(out)
-        if is_leaf:
-            out.requires_grad_()
-        values = dict(enumerate(tensors))
-        values.update(zip((slot.index for slot in slots_of(op.results)), flatten(out)))
-        return fill(trace.result, values)
-
-    return run
+        return as_calls(op_by_op(parts, mesh), trace, op.results), None
+    runner = Function(fallback.runner(mesh, by_book.NO_COMPOSITION))
+    otherwise = builder.fallback(by_book.NO_COMPOSITION) if mesh.here is not None else runner
+    target = None if composite.writes else builder.target
+    return as_calls(
+        applied(function, op), trace, op.results, target, writes=composite.writes,
+        is_leaf=builder.is_leaf, otherwise=otherwise), None
 
 
 TRACES: dict[Any, Trace] = {}
@@ -350,6 +343,11 @@ def _returns_operand(trace: Trace, num_tensors: int) -> bool:
     )
 
 
+def _writes(trace: Trace) -> bool:
+    """Whether it is one op, which writes to an operand."""
+    return len(trace.ops) == 1 and bool(facts(trace.ops[0].overload).writes)
+
+
 def _has_data_of_its_own(trace: Trace, num_tensors: int) -> bool:
     """Whether an op takes what neither the call nor an op before it gives, like an index array."""
     known = set(range(num_tensors))
@@ -365,33 +363,6 @@ def _places(args: Sequence[Any]) -> tuple[int, ...] | None:
     if any(isinstance(arg, (list, tuple, dict, slice)) and flatten(arg) for arg in args):
         return None
     return tuple(place for place, arg in enumerate(args) if isinstance(arg, torch.Tensor))
-
-
-def _one_by_one(trace: Trace, mesh: BoundMesh) -> Callable[..., Any]:
-    """Ops of which some need more than a recipe of one op: each is a call of its own."""
-
-    def run(func: Any, args: Any, kwargs: Any) -> Any:
-        values: dict[int, Any] = dict(enumerate(flatten((args, kwargs))))
-        device = values[0].device
-        with reduce_once.disabled():
-            for op in trace.ops:
-                out = _call_op(op, fill(op.args, values), fill(op.kwargs, values), device, mesh)
-                for slot, value in zip(slots_of(op.results), flatten(out)):
-                    values[slot.index] = value
-        return fill(trace.result, values)
-
-    return run
-
-
-def _call_op(op: Op, args: Any, kwargs: Any, device: torch.device, mesh: BoundMesh) -> Any:
-    if any(type(tensor) is ShardTensor for tensor in flatten((args, kwargs))):
-        return hooks.call(op.overload, args, kwargs)
-    if kwargs.get("device") is not None:  # captured on meta tensors
-        kwargs["device"] = device
-    if facts(op.overload).is_random:
-        with torch_draws(mesh):
-            return op.overload(*args, **kwargs)
-    return op.overload(*args, **kwargs)
 
 
 def _floats_of(func: Any, op: Op, args: Any, kwargs: Any) -> list[tuple[Any, Any]]:

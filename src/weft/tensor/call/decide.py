@@ -16,14 +16,13 @@ from weft import ops, propagate, rules
 from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.errors import UnsupportedOpError, message
-from weft.rules import Call, Decision, Rule
+from weft.rules import Decision, Rule
 from weft.tensor.call import by_book, fallback, foreach, outside
 from weft.tensor.call.anchor import tie
+from weft.tensor.call.choose import choose
 from weft.tensor.call.decompose import parts_of
-from weft.tensor.call.densely import as_op, densely
 from weft.tensor.call.kernels import BoundKernel, folding, with_traffic_label
 from weft.tensor.call.local import WIDENING, as_it_is, copying, has_gaps, packed
-from weft.tensor.call.memory_format import match_stride_order
 from weft.tensor.call.program import Program, Step
 from weft.tensor.call.recipe import Function, Recipe
 from weft.tensor.meta import Meta, contiguous_strides, intern
@@ -49,7 +48,9 @@ from weft.tensor.trace.calls import (
     functional,
     overload_named,
     place_slots,
+    returned,
     target_of,
+    with_dense_gradient,
 )
 from weft.tensor.trace.capture import Trace, meta_like
 from weft.tensor.trace.derivatives import differentiated
@@ -83,8 +84,12 @@ class Builder:
         self.metas: dict[int, Meta] = {}
         self.tensors, self.mesh = tensors, mesh
         self.facts = facts(trace.ops[0].overload)
-        self.func, self.trace = densely(func, trace, tensors)
-        self.op = self.trace.ops[0]
+        self.func, self.trace = func, trace
+        self.op = trace.ops[0]
+        if self.facts.sparse is not None and type(tensors[self.op.args[0].index]) is ShardTensor:
+            dense = with_dense_gradient(self.op)
+            if dense is not self.op:  # the function itself would ask for it again
+                self.func, self.op, self.trace = None, dense, replace(trace, ops=(dense,))
         self.name = self.facts.name
         self.slots: list[int] = [slot.index for slot in slots_of((self.op.args, self.op.kwargs))]
         self.grad = torch.is_grad_enabled()
@@ -107,14 +112,16 @@ class Builder:
         layouts = [layout_of(tensor, self.mesh) for tensor in operands]
         self.layouts = layouts
         call = as_call(self.op, operands, self.trace)
-        grad = self.grad and any(
-            self._differentiable(self.trace.metas[slot.index], True)
-            for slot in slots_of(self.op.results)
-        )
+        results = [self.trace.metas[slot.index] for slot in slots_of(self.op.results)]
+        grad = self.grad and any(self._differentiable(meta, True) for meta in results)
         wants = [grad and tensor.requires_grad for tensor in operands]
-        chosen = self._choose(entry, call, layouts, wants)
+        target = None if self.target is None else self.slots.index(self.target)
+        chosen, self.rule, self.own = choose(
+            call, entry, self.facts, layouts, wants, results, target)
         match chosen:
             case ops.Composite():
+                if chosen.each_call and self.facts.is_random and not (entry and entry.rules):
+                    refuse(self.op, self.trace.metas)  # it only draws
                 return chosen
             case ops.Local():
                 if chosen.communicates:
@@ -172,10 +179,21 @@ class Builder:
             written = slots_of([args[at] for at in self.facts.writes if at < len(args)])
             writes = frozenset(slot.index for slot in written)
             run = fallback.runner(self.mesh, reason, writes)
-            return Function(as_op(run, self.trace) if self.func is self.op.overload else run)
+            return Function(run if self.func is not None else self._of_op(run))
         shapes = [self.trace.metas[slot.index].shape for slot in slots_of(self.op.results)]
         layouts = tuple(Layout.replicated(self.mesh.abstract, shape) for shape in shapes)
         return self._outside(layouts, None)
+
+    def _of_op(self, run: Callable[[Any, Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:
+        """`run` of the op, instead of the function that was called."""
+        op, trace = self.op, self.trace
+
+        def run_op(func: Any, args: Any, kwargs: Any) -> Any:
+            tensors = flatten((args, kwargs))
+            out = run(op.overload, fill(op.args, tensors), fill(op.kwargs, tensors))
+            return returned(trace, tensors, op.results, out)
+
+        return run_op
 
     def _outside(self, layouts: Sequence[Layout], alias: str | None) -> Recipe:
         """The call on a rank outside the mesh, where its results have these layouts inside."""
@@ -195,56 +213,6 @@ class Builder:
         return (self.is_leaf or (grad and not self.facts.detaches)) and (
             meta.dtype.is_floating_point or meta.dtype.is_complex
         )
-
-    def _choose(
-        self, entry: rules.Entry | None, call: Call, layouts: list[Layout], wants: list[bool]
-    ) -> Any:
-        bound = None
-        self.own = rules.OWN.get(call.op)
-        if self.own is not None:
-            bound = self.own.bind(call, True)
-        if bound is not None and self.own is not None:
-            self.rule = bound[0]
-            return self._decided(call, layouts, wants, None, self.own.kernel)
-        return None if entry is None else self._by_entry(entry, call, layouts, wants)
-
-    def _by_entry(
-        self, entry: rules.Entry, call: Call, layouts: list[Layout], wants: list[bool]
-    ) -> Any:
-        """What the book says of the call: by its layouts, else by a rule."""
-        given = None if entry.layouts is None else entry.layouts(call, layouts, wants)
-        self.rule = given if isinstance(given, Rule) else entry.rule(call, wants)
-        if given is None and self.rule is None and entry.compose is not None:
-            if entry.each_call:
-                if self.facts.is_random and not entry.rules:  # it only draws
-                    refuse(self.op, self.trace.metas)
-                return ops.Composite(entry.compose, True, entry.is_in_place)
-            if all(layout.is_replicated for layout in layouts):
-                return ops.replicated(call, layouts)
-            given = ops.Composite(entry.compose)
-        if isinstance(given, ops.Composite):
-            if self.facts.is_view or self.facts.writes:
-                return given
-            results = [self.trace.metas[slot.index] for slot in slots_of(self.op.results)]
-            return match_stride_order(given, results)
-        if given is not None and given is not self.rule:
-            return given
-        if self.rule is None:
-            return None
-        target = None if self.target is None else self.slots.index(self.target)
-        return self._decided(call, layouts, wants, target, entry.kernel)
-
-    def _decided(
-        self, call: Call, layouts: list[Layout], wants: list[bool], target: int | None,
-        kernel: Callable[..., Any] | None,
-    ) -> Decision | ops.Kernel:
-        """What the rule says of the call, to be carried out by the op itself or by its kernel."""
-        assert self.rule is not None
-        decision = propagate.decide(self.rule, call, layouts, wants, target)
-        if not decision.finish:
-            return decision
-        assert kernel is not None
-        return ops.Kernel.of(decision, kernel)
 
     def _direct(
         self, decision: Decision, layouts: list[Layout], wants: list[bool],

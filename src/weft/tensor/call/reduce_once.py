@@ -62,7 +62,7 @@ _thread = _Thread()
 
 @contextmanager
 def disabled() -> Iterator[None]:
-    """Calls inside leave terms as they are, as the steps of a program do."""
+    """Calls inside leave partial operands as they are, as the steps of a program do."""
     before, _thread.disabled = _thread.disabled, True
     try:
         yield
@@ -72,7 +72,7 @@ def disabled() -> Iterator[None]:
 
 @contextmanager
 def scope() -> Iterator[None]:
-    """What was finished before counts for nothing inside, nor what is finished inside after it."""
+    """What was reduced before counts for nothing inside, nor what is reduced inside after it."""
     before, _thread.scope = _thread.scope, object()
     try:
         yield
@@ -81,7 +81,7 @@ def scope() -> Iterator[None]:
 
 
 def reducing_once(made: Recipe, builder: Builder) -> Recipe:
-    """The recipe of one op, or one that first finishes those of its operands which it reduces."""
+    """The recipe of one op, or one that first reduces operands, where that serves later calls."""
     decision = builder.decision
     if decision is None or builder.target is not None:
         return made
@@ -123,7 +123,7 @@ def _is_value(builder: Builder, at: int, target: Layout) -> bool:
 
 
 class Reductions(dict[Any, Layout]):
-    """Of the transitions of a recipe those that finish an operand, and the layout it comes to."""
+    """Of the transitions of a step those that reduce an operand, and the layout it comes to."""
 
     def mark(
         self, tensors: Sequence[Any], moves: Sequence[tuple[int, Any]], locals_: Sequence[Any]
@@ -200,7 +200,7 @@ def _keep(tensor: ShardTensor, became: torch.Tensor, layout: Layout) -> None:
 
 
 def has_reduced(key: Sequence[Any]) -> bool:
-    """Whether a call's key has a tensor that was finished."""
+    """Whether a call's key has a tensor that was reduced."""
     return any(type(item) is Meta and item.was_reduced for item in key)
 
 

@@ -26,20 +26,18 @@ from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.tensor.call.compose import Composer, stand_in
 from weft.tensor.call.decide import Builder
+from weft.tensor.call.lengths import Sources, sources_of
 from weft.tensor.call.program import Program, Step
 from weft.tensor.meta import Meta
 from weft.tensor.placing.layouts import layout_of
 from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.trace.capture import Op, Trace
-from weft.tensor.trace.trees import leaves, slots_of
+from weft.tensor.trace.trees import slots_of
 from weft.transport.order import memory_order, strides_in_order
 
-__all__ = ["MAX_STRUCTURES", "Sizes", "numbers_come_from"]
+__all__ = ["MAX_STRUCTURES", "Sizes"]
 
 MAX_STRUCTURES = 2048
-
-Sources = tuple[tuple[int, int] | None, ...]
-"""Per dim, the slot and the dim that have its length; None: its length is 1."""
 
 Change = tuple[int, int, bool]
 """Slot and dim of one of the call's tensors; whether its length is another, or its cuts alone."""
@@ -101,7 +99,7 @@ class Sizes:
         fresh = [slot.index for slot in results if slot.index >= num]
         if rule is not None and (rule.size_arg is not None or rule.offsets or rule.op is not None):
             return None
-        found = _sources(builder)
+        found = sources_of(builder)
         if found is None or fresh != list(range(num, num + len(fresh))):
             return None
         if len(fresh) != len(results) and builder.target is None:
@@ -131,7 +129,7 @@ class Sizes:
             return None  # of a rank whose shard is empty
         known: list[Sized] = []
         for builder in composer.built:
-            found = _sources(builder)
+            found = sources_of(builder)
             if found is None:
                 return None
             for slot, dims in zip(slots_of(builder.op.results), found):
@@ -386,67 +384,3 @@ def _strides_like(
 def _sized_as(dims: Sources, meta: torch.Tensor) -> Sized:
     """A result with these sources, in the dtype and the order of memory of a captured one."""
     return Sized(dims, meta.dtype, memory_order(meta.shape, meta.stride()))
-
-
-def _sources(builder: Builder) -> list[Sources] | None:
-    """Per result and dim, the slot and the dim of an operand that has its length (None: it is 1).
-
-    None where lengths follow from arguments or from arithmetic.
-    """
-    op, rule = builder.op, builder.rule
-    if builder.own is not None and not builder.own.by_shape:
-        return None  # the user's function may look at lengths
-    if type(op.results) is list and builder.name != "aten.broadcast_tensors.default":
-        return None  # how many there are may follow from a length (unbind)
-    if rule is None:
-        return _sources_of_layouts(builder)
-    if rule.windows or rule.spreads:
-        return None
-    places: dict[str, tuple[int, int]] = {}
-    for slot, dims in zip(builder.slots, rule.operands):
-        shape = builder.tensors[slot].shape
-        if dims is None or any(len(factors) > 1 for factors in dims):
-            return None
-        for dim, factors in enumerate(dims):
-            if factors and shape[dim] == rule.sizes[factors[0]]:
-                places.setdefault(factors[0], (slot, dim))
-    if any(
-        len(factors) > 1 or (factors and factors[0] not in places)
-        for dims in rule.results for factors in dims
-    ):
-        return None  # a length that an argument says (repeat, one-hot)
-    return [
-        tuple([places[factors[0]] if factors else None for factors in dims])
-        for dims in rule.results
-    ]
-
-
-def _sources_of_layouts(builder: Builder) -> list[Sources] | None:
-    """Those of results that have the very layout of an operand (zeros_like)."""
-    if builder.decision is None:
-        return None
-    known = {id(layout): slot for slot, layout in zip(builder.slots, builder.layouts)}
-    slots = [known.get(id(layout)) for layout in builder.decision.results]
-    if None in slots:
-        return None
-    return [
-        tuple([(slot, dim) for dim in range(len(builder.tensors[slot].shape))])  # type: ignore[index]
-        for slot in slots
-    ]
-
-
-def numbers_come_from(op: Op, tree: Any) -> bool:
-    """Whether every integer of the op is one of the call's own, or the schema's default.
-
-    A Python function may compute numbers from lengths; what it recorded then serves one size.
-    """
-    given = _integers(tree)
-    schema = op.overload._schema.arguments
-    for argument, value in zip(schema, (*op.args, *op.kwargs.values())):
-        if not _integers(value) <= given and value != argument.default_value:
-            return False
-    return True
-
-
-def _integers(tree: Any) -> set[int]:
-    return {number for number in leaves(tree, int) if type(number) is int}

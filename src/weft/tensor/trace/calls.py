@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -13,11 +13,11 @@ from torch._ops import OpOverload
 from weft.errors import UnsupportedOpError, message
 from weft.rules import Call, TensorArg
 from weft.tensor.trace.capture import Op, Trace
-from weft.tensor.trace.trees import Slot, flatten, replaced, slots_of
+from weft.tensor.trace.trees import Slot, fill, flatten, replaced, slots_of
 
 __all__ = [
     "Facts", "as_call", "call_of", "facts", "functional", "functional_name", "overload_named",
-    "place_slots", "target_of",
+    "place_slots", "returned", "target_of", "with_dense_gradient",
 ]
 
 
@@ -218,6 +218,31 @@ def _namesake(overload: OpOverload, name: str) -> OpOverload | None:
 
 def _parameters(overload: OpOverload) -> list[str]:
     return [str(one.type) for one in overload._schema.arguments]
+
+
+def with_dense_gradient(op: Op) -> Op:
+    """The op that asks for no sparse gradient of its first operand; itself, where it asks for none.
+
+    The blocks of a ShardTensor are dense; the value is the same, and an optimizer of any kind but
+    SparseAdam takes it.
+    """
+    flag = facts(op.overload).sparse
+    if flag is None:
+        return op
+    name, at = flag
+    args, kwargs = list(op.args), dict(op.kwargs)
+    if at < len(args):
+        asked, args[at] = args[at], False
+    else:
+        asked = kwargs.pop(name, False)
+    return replace(op, args=tuple(args), kwargs=kwargs) if asked else op
+
+
+def returned(trace: Trace, tensors: Sequence[Any], results: Any, out: Any) -> Any:
+    """What a call on these tensors returns, where `out` stands for the Slots `results`."""
+    values: dict[int, Any] = dict(enumerate(tensors))
+    values.update(zip([slot.index for slot in slots_of(results)], flatten(out)))
+    return fill(trace.result, values)
 
 
 def target_of(op: Op) -> int | None:

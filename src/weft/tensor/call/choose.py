@@ -1,0 +1,83 @@
+"""What is said of a call of one op: by the user's rule, else by the book."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+
+from weft import ops, propagate, rules
+from weft.core import Layout
+from weft.rules import Call, Decision, Rule
+from weft.tensor.call.memory_format import match_stride_order
+from weft.tensor.trace.calls import Facts
+
+__all__ = ["Choice", "choose"]
+
+Chosen = Decision | ops.Local | ops.Kernel | ops.Composite | None
+
+
+class Choice(NamedTuple):
+    """What carries an op out.
+
+    Args:
+        chosen: None where nothing is said of it.
+        rule: what says the lengths of the results, if a rule does.
+        own: what a user has registered for the op.
+    """
+
+    chosen: Chosen
+    rule: Rule | None
+    own: rules.OwnRule | None
+
+
+def choose(
+    call: Call, entry: rules.Entry | None, about: Facts, layouts: list[Layout], wants: list[bool],
+    results: Sequence[torch.Tensor], target: int | None,
+) -> Choice:
+    """Choose for a call whose operands lie so.
+
+    Args:
+        entry: what the book has of the op.
+        wants: per operand, whether a gradient is wanted.
+        results: what the op gives of meta tensors.
+        target: the operand that an op in place writes to.
+    """
+    own = rules.OWN.get(call.op)
+    bound = None if own is None else own.bind(call, True)
+    if own is not None and bound is not None:
+        rule, _ = bound
+        return Choice(_decided(rule, call, layouts, wants, None, own.kernel), rule, own)
+    if entry is None:
+        return Choice(None, None, own)
+    given = None if entry.layouts is None else entry.layouts(call, layouts, wants)
+    rule = given if isinstance(given, Rule) else entry.rule(call, wants)
+    if given is None and rule is None and entry.compose is not None:
+        if entry.each_call:
+            given = ops.Composite(entry.compose, True, entry.is_in_place)
+        elif all(layout.is_replicated for layout in layouts):
+            return Choice(ops.replicated(call, layouts), None, own)
+        else:
+            given = ops.Composite(entry.compose)
+    if isinstance(given, ops.Composite) and not (
+        given.each_call or about.is_view or about.writes
+    ):
+        given = match_stride_order(given, results)
+    if given is None or isinstance(given, Rule):
+        if rule is None:
+            return Choice(None, None, own)
+        given = _decided(rule, call, layouts, wants, target, entry.kernel)
+    return Choice(given, rule, own)
+
+
+def _decided(
+    rule: Rule, call: Call, layouts: list[Layout], wants: list[bool], target: int | None,
+    kernel: Callable[..., object] | None,
+) -> Decision | ops.Kernel:
+    """What the rule says of the call, to be carried out by the op itself or by its kernel."""
+    decision = propagate.decide(rule, call, layouts, wants, target)
+    if not decision.finish:
+        return decision
+    assert kernel is not None
+    return ops.Kernel.of(decision, kernel)
