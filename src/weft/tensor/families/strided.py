@@ -1,9 +1,9 @@
-"""`as_strided`, where a rank's own memory has what it shows.
+"""`as_strided`, if a rank's own memory contains what it shows.
 
-In the dims that lie inside of all that are cut, a block has the strides of the global tensor; in
-those outside, strides that are smaller by one factor. So what steps through these from where the
-tensor begins can be read from the block, if the dims that are cut stay as they are. One element of
-a tensor is an index.
+In the dims inside of all sharded dims, a block has the strides of the global tensor; in
+those outside, the strides are smaller by one factor. So a view that steps through these dims from
+the tensor's beginning can be read from the block, if the sharded dims stay as they are. A single
+element of a tensor is an index.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ Ints = tuple[int, ...]
 def _as_strided(
     input: Any, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> torch.Tensor:
-    """What a rank's own memory has, and no other rank's.
+    """`torch.as_strided`, without other ranks' memory.
 
     Raises:
-        UnsupportedOpError: a dim that is cut changes, or elements of other ranks are asked for.
+        UnsupportedOpError: a sharded dim changes, or elements of other ranks are requested.
     """
     check_traced("as_strided")  # a tracer asks what memory its arguments have
     meta, size, stride = input._meta, tuple(size), tuple(stride)
@@ -73,7 +73,7 @@ def _as_strided(
 def _check(
     tensor: ShardTensor, size: Ints, stride: Ints, offset: int | None, cut: Sequence[int]
 ) -> None:
-    """Raise where a rank's block does not have what is asked for: all ranks find the same."""
+    """Raise if a rank's block does not contain what is requested: all ranks find the same."""
     meta = tensor._meta
     if offset is not None and (cut or type(tensor._local) is Moved):
         wrong = f"storage_offset={offset} counts from where the memory of all ranks would begin"
@@ -92,7 +92,7 @@ def _check(
 
 
 def _unit(shape: Sequence[int], strides: Ints, cut: Sequence[int]) -> tuple[int, int]:
-    """The least stride outside of all dims that are cut, and its dim; 0 where there is none."""
+    """The least stride outside of all sharded dims, and its dim; 0 if there is none."""
     most = max((strides[dim] for dim in cut), default=0)
     outer = [
         (strides[dim], dim) for dim, length in enumerate(shape)
@@ -104,7 +104,7 @@ def _unit(shape: Sequence[int], strides: Ints, cut: Sequence[int]) -> tuple[int,
 def _outside(
     shape: Sequence[int], strides: Ints, size: Ints, stride: Ints, cut: Sequence[int]
 ) -> str:
-    """What asks for elements of other ranks; nothing where nothing does."""
+    """What requests elements of other ranks; "" if nothing does."""
     for dim in cut:
         if dim >= len(size) or (size[dim], stride[dim]) != (shape[dim], strides[dim]):
             return f"dim {dim} is cut, and does not stay as it is"
@@ -128,7 +128,7 @@ def _outside(
 
 
 def _volume(shape: Sequence[int], strides: Ints, unit: int) -> int:
-    """How many elements the dims have that lie outside of all that are cut."""
+    """The number of elements in the dims outside of all sharded dims."""
     return math.prod([length for length, step in zip(shape, strides) if step >= unit])
 
 

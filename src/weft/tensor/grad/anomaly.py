@@ -1,6 +1,6 @@
 """torch's anomaly mode in a backward of ShardTensors: it may not look for NaNs.
 
-torch checks what each node of the graph returns, and raises where a NaN is, in the middle of the
+torch checks what each node of the graph returns, and raises at a NaN, in the middle of the
 backward. A NaN may be in one rank's block alone: that rank would leave the others waiting in their
 next collective. So the check is refused, on all ranks, before the backward begins. The rest of the
 mode, the traceback of the forward call where a backward fails, works.

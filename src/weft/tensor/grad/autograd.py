@@ -1,7 +1,7 @@
 """Gradients of ShardTensors: `.grad`, `backward`, `torch.autograd.grad`, hooks.
 
-The graph belongs to the local tensors; here only the borders are translated. The gradient of x
-has the dual of x's layout: S of S, I of I, and replicated over axes where x is partial.
+The graph belongs to the local tensors; here only its ends are converted. The gradient of x
+has the dual of x's layout: S for S, I for I, and replicated over axes where x is partial.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = [
 
 
 def grad_meta(meta: Meta) -> Meta:
-    """What the gradient of such a tensor is."""
+    """The Meta of the gradient of such a tensor."""
     made = meta.of_grad
     if made is None:
         strides = meta.strides if is_dense(meta) else None  # of an expanded one, row-major
@@ -45,7 +45,7 @@ def grad_meta(meta: Meta) -> Meta:
 
 
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
-    """What stands for the tensor in autograd's graph."""
+    """The tensor that represents this one in autograd's graph."""
     return unwrap_view(_local_of(tensor))
 
 
@@ -54,7 +54,7 @@ def _partial_axes(meta: Meta) -> frozenset[int]:
 
 
 def _num_means(meta: Meta) -> int:
-    """By how much the gradient of such a tensor is larger than that of its local term.
+    """By how much the gradient of such a tensor is larger than that of its local partial value.
 
     Raises:
         UnsupportedOpError: it is partial by a kind for which one does not follow from the other.
@@ -75,10 +75,10 @@ def _num_means(meta: Meta) -> int:
 def wrap_cotangent(meta: Meta, local: torch.Tensor) -> ShardTensor:
     """The gradient of a tensor that has `meta`, from the local one that autograd holds.
 
-    It has the strides of its tensor, which all ranks know. Where the tensor is partial,
-    autograd's gradient is R and the user's is I (see `Transition`): that matters to the gradient
-    of the gradient alone. Terms of a mean have one g-th of it; a write to their gradient would
-    not reach what autograd holds, and raises.
+    It has the strides of its tensor, which all ranks know. If the tensor is partial,
+    autograd's gradient is R and the user's is I (see `Transition`), which matters only for the
+    gradient of the gradient. Partial values of a mean have 1/g of it; a write to their gradient
+    would not reach what autograd holds, and raises.
     """
     made = grad_meta(meta)
     if meta.layout.is_partial and (means := _num_means(meta)) != 1:
@@ -104,7 +104,7 @@ def local_cotangent(meta: Meta, grad: torch.Tensor) -> torch.Tensor:
 
 
 def _match_order(meta: Meta, local: torch.Tensor) -> torch.Tensor:
-    """The local gradient in the order in memory of its tensor: kernels give any."""
+    """The local gradient in the memory order of its tensor: kernels give any order."""
     if meta.strides is None and local.is_contiguous():
         return local
     due = order_due(meta.shape, meta.stride(), local)
@@ -112,7 +112,7 @@ def _match_order(meta: Meta, local: torch.Tensor) -> torch.Tensor:
 
 
 def wrap_grad(tensor: ShardTensor, local: torch.Tensor) -> ShardTensor:
-    """The gradient of `tensor` from the local one; kept while the local one lasts."""
+    """The gradient of `tensor` from the local one; cached as long as the local one exists."""
     lying = _match_order(grad_meta(tensor._meta), local)
     if lying is not local:  # one that is retained: a write to it reaches what autograd holds
         tensor._local.grad = local = lying
@@ -141,8 +141,8 @@ def set_grad(tensor: ShardTensor, grad: torch.Tensor) -> None:
 
 
 def _reduced(output: torch.Tensor) -> torch.Tensor:
-    """The output of a backward; terms of other kinds than a sum are reduced, for their gradient
-    is not that of the value."""
+    """The output of a backward. Partial values of kinds other than a sum are reduced, because their
+    gradient is not that of the value."""
     if type(output) is not ShardTensor or not output._meta.layout.is_partial:
         return output
     layout = output._meta.layout
@@ -169,8 +169,8 @@ def _seed(output: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor |
 
 
 def _is_usual(outputs: Sequence[torch.Tensor], gradients: Sequence[Any]) -> bool:
-    """Of one real loss, without a gradient: torch's Python has nothing to check or to add, and the
-    engine is asked straight away, which saves what a small linear costs."""
+    """For one real loss without a given gradient, torch's Python has nothing to check or to add, so
+    the engine is called directly, which saves as much time as a small linear takes."""
     return (
         len(outputs) == 1 and gradients[0] is None and type(outputs[0]) is ShardTensor
         and outputs[0]._meta.dtype.is_floating_point and not _transforms_are_on()
@@ -178,11 +178,11 @@ def _is_usual(outputs: Sequence[torch.Tensor], gradients: Sequence[Any]) -> bool
 
 
 def _remember_value(output: torch.Tensor, running: Backward) -> None:
-    """Make a one-element loss known on every rank, so that one rank alone may print it."""
+    """Make a one-element loss known on every rank, so that a single rank may print it."""
     if type(output) is not ShardTensor or output.numel() != 1:
         return
     transition = to_replicated(output._meta)
-    if transition is None:  # it is replicated already
+    if transition is None:  # it is already replicated
         return
     version = version_of(output)
 
@@ -222,7 +222,7 @@ def backward_all(
     inputs: Any = None,
     **more: Any,
 ) -> None:
-    """`torch.autograd.backward` where ShardTensors stand among the tensors or inputs."""
+    """`torch.autograd.backward` with ShardTensors among the tensors or inputs."""
     outputs = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
     if grad_tensors is None or isinstance(grad_tensors, torch.Tensor):
         grad_tensors = [grad_tensors] * len(outputs)
@@ -322,7 +322,7 @@ def grad(
 
 
 def _former(leaves: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """What stands in older graphs for tensors that `x.data = ` has laid anew since."""
+    """The leaves in older graphs of tensors whose layout `x.data = ` has changed since."""
     olds = [old for local in leaves for old in before(local)]
     return [*olds, *(use.seen for old in olds for use in uses_of(old))]  # type: ignore
 
@@ -340,7 +340,7 @@ def _check_former(found: Sequence[torch.Tensor | None], inputs: Sequence[torch.T
 def _seen_by_hooks(
     local: torch.Tensor, total: torch.Tensor | None, create_graph: bool
 ) -> torch.Tensor | None:
-    """The gradient of a leaf as its hooks leave it, which waited for its uses."""
+    """The gradient of a leaf after its hooks, which waited for the gradients of all uses."""
     if total is None or not local._backward_hooks:
         return total
     with completed(local):

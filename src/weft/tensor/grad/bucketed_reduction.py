@@ -1,14 +1,14 @@
-"""Gradients that are reduced while the backward goes on, at most so many at once.
+"""Gradients that are reduced while the backward continues, with a limit on concurrent reductions.
 
 Gradients of replicated leaves wait for the end of the backward (`tensor.leaf_gradients`). At a
-barrier, those that have arrived by then are reduced as one, under way while the backward goes on;
-where too many are under way already, the oldest is waited for first. What came is accumulated at
-the end, with all others.
+barrier, those that have arrived by then are reduced as one, while the backward continues.
+If too many reductions are in progress, the oldest is waited for first. The results are accumulated
+at the end, with all others.
 
-Theory of operation. A barrier is a hook on the gradient of a module's input. The engine takes what
-the forward recorded later first, and a leaf as soon as all its uses are done; so when that hook
-runs, exactly those leaves have arrived all of whose uses came after the input was made. That is so
-on every rank, whatever its blocks look like, and all start the same reductions in the same order.
+Theory of operation. A barrier is a hook on the gradient of a module's input. The engine first takes
+what the forward recorded last, and a leaf as soon as all its uses are done. So when the hook
+runs, exactly those leaves have arrived all of whose uses came after the input was made. This holds
+on every rank, whatever its blocks, and all start the same reductions in the same order.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["barrier"]
 
 
 class _UnderWay:
-    """A reduction of gradients. `land` waits for it, once."""
+    """A reduction of gradients in progress. `land` waits for it, once."""
 
     __slots__ = ("_finish", "_totals", "uses")
 
@@ -47,7 +47,7 @@ class _UnderWay:
 
 
 def barrier(tensor: ShardTensor, max_outstanding: int) -> None:
-    """Have gradients that have arrived before that of this tensor reduced when its own comes."""
+    """Reduce the gradients that have arrived before that of this tensor, when its own arrives."""
     local: Any = tensor._local
     if local.requires_grad and not local.is_leaf:
         local.register_hook(lambda _: _reduce_arrived(max_outstanding))

@@ -1,11 +1,11 @@
 """Hooks of tensors: they get, and may return, gradients of global shape.
 
-A leaf's gradient may come as partial values, reduced when the backward is over
-(`tensor.leaf_gradients`). Leaves that have hooks at the forward do not take part; hooks that are
-registered later are put off until then, and so see the whole gradient once, as hooks do. Hooks of
+A leaf's gradient may arrive as partial values, which are reduced when the backward is over
+(`tensor.leaf_gradients`). Leaves with hooks at the forward do not take part. Hooks that are
+registered later are postponed until then, and so see the whole gradient once, as hooks do. Hooks of
 several tensors are called when the last has its gradient, which torch counts by nodes of one graph
-task; where some leaf takes part, they are called at the end of the backward instead, with what has
-come until then.
+task. If some leaf takes part, they are called at the end of the backward instead, with what has
+arrived until then.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class _Several:
     """A hook of several tensors, called once per backward.
 
     Args:
-        hook: what the user gave.
-        count: of the tensors; None where the first gradient calls the hook, with that alone.
+        hook: the user's hook.
+        count: of the tensors; None if the first gradient calls the hook, with that alone.
     """
 
     def __init__(self, hook: Callable[[Any], Any], count: int | None) -> None:

@@ -1,9 +1,9 @@
-"""What stands in the place of torch's autograd: `Function.apply`, `autograd.backward` and `grad`,
+"""Replacements for parts of torch's autograd: `Function.apply`, `autograd.backward` and `grad`,
 checkpointing, module backward hooks.
 
-They would see the wrapper, which has no graph, and silently lose gradients (`weft.patches` gives a
-reason for each). A user's Function gets full tensors unless it has a rule; torch's own checkpoint
-and module backward hooks keep the global view.
+torch's own would see the wrapper, which has no graph, and silently lose gradients (`weft.patches`
+gives a reason for each). A user's Function gets full tensors unless it has a rule; torch's own
+checkpoint and module backward hooks keep the global view.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ def grad(original: Any, *args: Any, **kwargs: Any) -> Any:
 class _Tie(Function):
     """The identity, which saves a tensor.
 
-    A checkpoint recomputes when the first saved tensor is asked for, and until the last one is
-    there. Where a rank's shard is empty an op may save less than on other ranks: that must not
+    A checkpoint recomputes when the first saved tensor is requested, and until the last one is
+    there. If a rank's shard is empty an op may save less than on other ranks: that must not
     decide which collectives a rank issues, or when.
     """
 
@@ -121,7 +121,7 @@ def checkpoint(original: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def save_inputs(original: Any, frame: Any, *args: Any) -> None:
-    """Checkpoint without reentrance: what is saved are the local tensors, with their graph."""
+    """Checkpoint without reentrance: save the local tensors, with their graph."""
     frame.metas = [arg._meta if type(arg) is ShardTensor else None for arg in args]
     original(frame, *map(local_of, args))
 
@@ -140,7 +140,7 @@ def to_tensor(original: Any, pair: Any, value: Any) -> torch.Tensor:
 
 
 def to_dlpack(original: Any, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    """torch's own, in C, would hand out the address of a wrapper that has no memory."""
+    """torch's own, in C, would expose the address of a wrapper that has no memory."""
     if type(tensor) is ShardTensor:
         return tensor.__dlpack__()  # which is refused
     return original(tensor, *args, **kwargs)

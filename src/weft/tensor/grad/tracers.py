@@ -1,9 +1,9 @@
-"""What works on plain tensors alone: TorchScript, tracers, torch.export, nested tensors, edges.
+"""Functions for plain tensors only: TorchScript, tracers, torch.export, nested tensors, edges.
 
-Tracers would write down this rank's block, or a wrapper without data; others read memory in C++.
-All are refused alike, where they are given a ShardTensor or a module that holds one, and (by the
-general route, see `modes`) where a traced program closes over one. `torch.cond` needs no capture:
-it reads the predicate and runs a branch.
+Tracers would record this rank's block, or a wrapper without data; others read memory in C++.
+All are refused in the same way if they are given a ShardTensor or a module that holds one, and (by
+the general route, see `modes`) if a traced program closes over one. `torch.cond` needs no capture:
+it reads the predicate and runs one branch.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ x.full_tensor(), x.to_local(), a module before weft.distribute_module()"""
 
 
 def refusing(call: str, fix: str = _FIX) -> Callable[..., Any]:
-    """What stands before a function that users know as `call`: it raises UnsupportedOpError where
+    """The replacement for a function that users know as `call`: it raises UnsupportedOpError if
     arguments, or parameters of modules, are ShardTensors."""
     def look(original: Any, *args: Any, **kwargs: Any) -> Any:
         _check(call, fix, args, kwargs)
@@ -36,7 +36,7 @@ def refusing(call: str, fix: str = _FIX) -> Callable[..., Any]:
 
 
 def refuse_while_tracing(original: Any, *args: Any, **kwargs: Any) -> Any:
-    """The same before tracers; while they run, any use of a ShardTensor is refused."""
+    """The same for tracers; while they run, any use of a ShardTensor is refused."""
     # `torch.jit.trace` is at home in `torch.jit._trace`.
     _check(f"{original.__module__.partition('._')[0]}.{original.__name__}", _FIX, args, kwargs)
     with tracing():
@@ -58,7 +58,7 @@ def _check(call: str, fix: str, args: Any, kwargs: Any) -> None:
 
 
 def cond(original: Any, pred: Any, true_fn: Any, false_fn: Any, operands: Any = ()) -> Any:
-    """`torch.cond`: of ShardTensors the predicate is read."""
+    """`torch.cond`: with ShardTensors the predicate is read."""
     if not is_sharded(pred, operands):
         return original(pred, true_fn, false_fn, operands)
     return (true_fn if bool(pred) else false_fn)(*operands)

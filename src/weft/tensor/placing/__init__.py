@@ -1,1 +1,1 @@
-"""Tensors on their way: made, laid out, moved to other layouts, entering calls, read."""
+"""Construction, layout, movement between layouts, operands of calls, and values of ShardTensors."""

@@ -1,7 +1,7 @@
-"""What ranks tell each other of the local tensors of one tensor, in one exchange.
+"""What ranks tell each other about the local tensors of one tensor, in one exchange.
 
-Every rank of the mesh takes part, one too whose own tensor cannot be used: so what is wrong is
-found by all of them, and raised on all of them.
+Every rank of the mesh takes part, even if its own tensor cannot be used. So all ranks find what is
+wrong, and all raise it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["agreed_layout", "check_over_ranks", "exchanged"]
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """Of one rank's local tensor; `said` is what the rank was told of all of them."""
+    """Of one rank's local tensor; `said` is what the rank was told about all of them."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -40,14 +40,14 @@ Strides = tuple[int, ...]
 def agreed_layout(
     call: str, mesh: BoundMesh, local: Any, placements: Any, word: str, fault: WeftError | None
 ) -> tuple[Layout, Strides | None]:
-    """The layout that the ranks' blocks make up, and its strides; None where none follow.
+    """The layout that the ranks' blocks make up, and its strides; None if none follow.
 
     Args:
-        word: "infer" takes them as they are, "chunk" as the default cuts. fault: why this rank's
-            local tensor cannot be used.
+        word: "infer" takes the blocks as they are, "chunk" as the default cuts.
+        fault: why this rank's local tensor cannot be used.
 
     Raises:
-        LayoutError: on all ranks, when they do not make up one tensor; `fault` where there is one.
+        LayoutError: on all ranks, if the blocks do not make up one tensor; `fault` if there is one.
     """
     form = None
     if fault is None:
@@ -91,10 +91,10 @@ def _facts(local: torch.Tensor, said: Any, digest: int = 0) -> _Facts:
 def exchanged(
     call: str, mesh: BoundMesh, facts: Any, fault: WeftError | None
 ) -> list[Any]:
-    """The facts of all ranks, in mesh order; they are no tuples.
+    """The facts of all ranks, in mesh order; facts must not be tuples.
 
     Raises:
-        WeftError: on all of them, where one has none to tell: its own fault on that rank.
+        WeftError: on all of them, if one rank has a fault; its own fault on that rank.
     """
     mine = facts if fault is None else (type(fault), str(fault).split(".\n")[0])
     told: list[Any] = mesh.comm(tuple(range(mesh.ndim))).exchange(mine)
@@ -115,7 +115,7 @@ def exchanged(
 def _sizes(
     told: Sequence[_Facts], mesh: BoundMesh, form: Layout
 ) -> tuple[dict[int, tuple[int, ...]], list[str]]:
-    """Sizes of the dims that are cut, and what contradicts."""
+    """Sizes of the sharded dims, and contradictions."""
     found: dict[int, dict[int, int]] = {dim: {} for dim, axes in enumerate(form.dims) if axes}
     first, wrong = told[0].shape, []
     for position, one in enumerate(told):
@@ -144,7 +144,7 @@ def _sizes(
 
 
 def _other_kinds(told: Sequence[_Facts], mesh: BoundMesh) -> list[str]:
-    """Which ranks differ from the first in dtype, gradient or order in memory."""
+    """Which ranks differ from the first in dtype, gradient or memory order."""
     first, wrong = told[0], []
     start = mesh.rank_at(0)
     at = _widest(told)
@@ -163,7 +163,7 @@ def _other_kinds(told: Sequence[_Facts], mesh: BoundMesh) -> list[str]:
 
 
 def _widest(told: Sequence[_Facts]) -> int:
-    """The first place of a block that has most dims of several elements: it shows an order."""
+    """The first index of a block with the most dims of several elements: it shows an order."""
     counts = [
         0 if 0 in one.shape else 1 + sum(length > 1 for length in one.shape) for one in told
     ]
@@ -176,7 +176,7 @@ def _lies_in(one: _Facts, order: Sequence[int]) -> bool:
 
 
 def _strides(told: Sequence[_Facts], layout: Layout) -> Strides | None:
-    """The global strides: in the order that the blocks show, where these have no gaps."""
+    """The global strides: in the order of the blocks, if these have no gaps."""
     one = told[_widest(told)]
     if 0 in one.shape or order_of(one.shape, one.strides) is None:
         return None

@@ -1,7 +1,7 @@
-"""Where a tensor is to lie, as users say it: by weft's names or torch's, and in either place.
+"""The layout of a tensor, as users pass it: by weft's names or torch's, in any position.
 
-A mesh is `mesh=` or `device_mesh=`, a layout `spec=` or `placements=`; what stands where another
-argument belongs is told from it by its type, so that the error can show the call as it was meant.
+A mesh is `mesh=` or `device_mesh=`, a layout `spec=` or `placements=`. A misplaced argument is
+recognized by its type, so that the error can show the call as it was meant.
 """
 
 from __future__ import annotations
@@ -37,10 +37,11 @@ class Where(TypedDict, total=False):
 
 
 def place(call: str, shape: Sequence[int], where: Where) -> tuple[BoundMesh, Layout]:
-    """The mesh and the layout that a factory was given.
+    """The mesh and the layout passed to a factory.
 
     Raises:
-        TypeError: an unknown name. ShardTypeError: one thing given by two names.
+        TypeError: an unknown name.
+        ShardTypeError: one thing given by two names.
         UnsupportedOpError: a layout of torch that is not dense.
     """
     for name in where:
@@ -80,10 +81,10 @@ def _not_dense(call: str, form: Any) -> Exception:
 
 
 def shape_of(call: str, size: tuple[Any, ...]) -> tuple[int, ...]:
-    """The shape that `weft.zeros(4, 5)` or `weft.zeros((4, 5))` says.
+    """The shape of `weft.zeros(4, 5)` or `weft.zeros((4, 5))`.
 
     Raises:
-        ShardTypeError: something among the lengths is none.
+        ShardTypeError: one of the lengths is not a length.
     """
     given = size
     if size and isinstance(size[0], Sequence) and not isinstance(size[0], (str, P)) and not (
@@ -126,7 +127,7 @@ def _named(value: Any) -> str:
 
 
 def mesh_and_placements(device_mesh: Any, placements: Any) -> tuple[Any, Any]:
-    """The two, where placements may stand first because the mesh is known."""
+    """Both; placements may come first if the mesh is known otherwise."""
     if placements is None and device_mesh is not None and (
         isinstance(device_mesh, (P, Placement, Layout, ShardTensor)) or is_placements(device_mesh)
     ):

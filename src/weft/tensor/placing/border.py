@@ -1,8 +1,8 @@
-"""The border between ShardTensors and code that computes on local tensors, each rank its own way.
+"""The border between ShardTensors and code on local tensors, which may differ between ranks.
 
 Inside, what a rank computes varies over every axis of the mesh. So by the gradient rule an operand
-that is replicated over an axis enters there through I -> R, whose backward sums what the ranks
-find, and a result that is replicated over an axis leaves through R -> I, whose backward gives the
+that is replicated over an axis enters through I -> R, whose backward sums the gradients of the
+ranks. A result that is replicated over an axis leaves through R -> I, whose backward gives the
 gradient to one coordinate: the ranks have computed one value together, and it counts once.
 """
 
@@ -30,13 +30,13 @@ def into_local(
     x: torch.Tensor, mesh: BoundMesh, placements: Any, call: str, *, grads_as_placed: bool = False,
     grad_placements: Any = None,
 ) -> torch.Tensor:
-    """This rank's block of `x` in the layout that is asked for, as a value of its own.
+    """This rank's block of `x` in the requested layout, as a separate value.
 
-    `grads_as_placed`: gradients mean what `grad_placements` says, as in `to_local`, and not those
-    of the whole.
+    `grads_as_placed`: gradients mean what `grad_placements` says, as in `to_local`, instead of
+    those of the whole.
 
     Raises:
-        PlacementError: the layout is partial: a function of terms is none of their sum.
+        PlacementError: the layout is partial: a function of partial values is not one of their sum.
     """
     layout = as_layout(mesh, x.shape, placements)
     if layout.is_partial:
@@ -54,7 +54,7 @@ def into_local(
         local = move_operand(sharded, seen, NamedCaller(call))
     else:
         local = unwrap_view(landed(sharded._local))
-    return copied_on_write(local)  # a rank that writes to its block changes no replica
+    return copied_on_write(local)  # a write to the block changes no replica
 
 
 def out_of_local(

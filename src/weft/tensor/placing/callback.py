@@ -25,30 +25,30 @@ def from_callback(
     shape: Sequence[int], mesh: Any = None, placements: Any = None,
     fn: Callable[[tuple[slice, ...]], Any] | None = None, *, requires_grad: bool = False,
 ) -> ShardTensor:
-    """A tensor of which each rank asks `fn` for its own block: no rank needs the whole.
+    """A tensor for which each rank calls `fn` for its own block: no rank needs the whole.
 
-    All ranks of the mesh call it together. They compare what `fn` gave, in one small exchange.
+    All ranks of the mesh call it together. They compare the results of `fn` in one small exchange.
 
         data = numpy.load("field.npy", mmap_mode="r")
         x = weft.from_callback(data.shape, mesh, [Shard(0)], lambda index: data[index])
 
     Args:
-        shape: the global shape.
+        shape: the global shape, in elements.
         mesh: a mesh; None is the current one.
         placements: placements, a `P` or a Layout; None replicates.
-        fn: what makes a block: `fn(index)`, with a slice of global positions per dim, gives a
+        fn: makes a block. `fn(index)`, with a slice of global positions per dim, returns a
             tensor, an array or nested lists of that shape. It is called once on every rank, with
-            empty slices where the rank has no elements. Ranks with the same block (replicas) each
+            empty slices if the rank has no elements. Ranks with the same block (replicas) each
             call it and must get the same values.
         requires_grad: of the leaf.
 
     Returns:
-        A ShardTensor of the dtype that `fn` gives. What `fn` returns is copied where it is part of
-        a larger tensor, a file mapped into memory or an array that something else uses.
+        A ShardTensor with the dtype of `fn`'s results. A result of `fn` is copied if it is part of
+        a larger tensor, a memory-mapped file or an array that other code uses.
 
     Raises:
-        LayoutError: on all ranks, where `fn` raises on one, gives another shape than its index, or
-            other dtypes on some ranks; for placements with partial values.
+        LayoutError: on all ranks, if `fn` raises on one, returns a shape different from its index,
+            or different dtypes on some ranks; for placements with partial values.
         MeshError: no mesh is given, none is set.
     """
     if fn is None and callable(placements):

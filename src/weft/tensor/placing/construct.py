@@ -1,4 +1,4 @@
-"""ShardTensors from nothing, and copies of them."""
+"""New ShardTensors, and copies of them."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ __all__ = [
 def set_data(tensor: ShardTensor, value: torch.Tensor) -> None:
     """`x.data = value`: the data, and with it layout and dtype; the leaf stays the same leaf.
 
-    A plain value lies as the tensor did, one of another shape cut by the same axes.
-    A gradient keeps the layout that its tensor gives it, which is where backward adds to.
+    A plain value takes the tensor's layout; one of another shape is sharded over the same axes.
+    A gradient keeps the layout that its tensor gives it, to which backward adds.
     """
     mesh = tensor._meta.mesh
     given = value if type(value) is ShardTensor else redistribute_to(
@@ -77,13 +77,13 @@ def _for_shape(layout: Layout, shape: tuple[int, ...]) -> Layout:
 
 
 def tell_torch(tensor: ShardTensor, now: ShardTensor) -> None:
-    """The wrapper itself, of which torch's C++ reads shape, strides and dtype."""
+    """Update the wrapper itself, from which torch's C++ reads shape, strides and dtype."""
     with torch._C.DisableTorchFunctionSubclass(), torch._C._DisableTorchDispatch():  # type: ignore
         torch._C.TensorBase.data.__set__(tensor, wrap(now._local, now._meta))  # type: ignore
 
 
 def is_in_a_graph(tensor: ShardTensor) -> bool:
-    """Whether a graph may lead to this leaf: its node there holds it, or terms of it live."""
+    """Whether a graph may lead to this leaf: its node holds it, or leaf uses of it are alive."""
     local = tensor._local
     if not (local.is_leaf and local.requires_grad):
         return False
@@ -91,9 +91,9 @@ def is_in_a_graph(tensor: ShardTensor) -> bool:
 
 
 def _leave_leaf(tensor: ShardTensor, data: torch.Tensor) -> None:
-    """Give the tensor another leaf, for the graphs to come.
+    """Give the tensor another leaf for future graphs.
 
-    Those that are there find gradients of the layout that it had: their leaf passes them on.
+    Existing graphs give gradients in the layout that it had: their leaf passes them on.
     """
     old, meta, of = tensor._local, tensor._meta, weakref.ref(tensor)
     new: Any = data.requires_grad_()
@@ -118,7 +118,7 @@ def _leave_leaf(tensor: ShardTensor, data: torch.Tensor) -> None:
 
 
 def _take_memory(tensor: ShardTensor, data: torch.Tensor) -> None:
-    """From or to the meta device: torch would make another parameter, ours stays the same."""
+    """From or to the meta device: torch would make another parameter, weft's stays the same."""
     old: Any = tensor._local
     new: Any = data.requires_grad_(old.requires_grad)
     new._backward_hooks, new._post_accumulate_grad_hooks = (
@@ -139,10 +139,10 @@ def _check_hooks(tensor: ShardTensor, before: Meta) -> None:
 
 
 def set_(tensor: ShardTensor, source: Any = None, *args: Any, **kwargs: Any) -> ShardTensor:
-    """`x.set_(source)`: x comes to share the memory of a tensor of its shape and dtype.
+    """`x.set_(source)`: x shares the memory of a tensor with its shape and dtype.
 
     Raises:
-        UnsupportedOpError: the source is a storage, a plain tensor, or of another shape or dtype.
+        UnsupportedOpError: the source is a storage, a plain tensor, or has another shape or dtype.
     """
     same = type(source) is ShardTensor and source._meta.mesh == tensor._meta.mesh and (
         (source.shape, source.dtype) == (tensor.shape, tensor.dtype)
@@ -159,7 +159,7 @@ def set_(tensor: ShardTensor, source: Any = None, *args: Any, **kwargs: Any) -> 
 
 
 def _lay_gradient(tensor: ShardTensor, grad: ShardTensor) -> None:
-    """Bring the gradient that is there to where the tensor's new layout adds to it."""
+    """Reshard the existing gradient to the gradient layout of the tensor's new layout."""
     layout = gradient_layout(tensor.sharding)
     if layout != grad.sharding:
         with torch.no_grad():
@@ -190,7 +190,7 @@ def deepcopy(tensor: ShardTensor, memo: dict[int, Any]) -> ShardTensor:
 
 
 def _copied(local: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
-    """A copy; as of plain tensors, what shares memory still does when copied together."""
+    """A copy; as for plain tensors, tensors that share memory still do when copied together."""
     if torch._C._is_cow_tensor(local):  # type: ignore[attr-defined]  # it shares until written to
         return local.clone()
     return copy.deepcopy(local, memo)
@@ -212,14 +212,17 @@ def full(
     """A tensor filled with one value; each rank makes its block.
 
     Args:
-        size: the global shape. fill_value: a number. dtype: None follows from it.
+        size: the global shape, in elements.
+        fill_value: a number.
+        dtype: None derives it from the number.
         requires_grad: of the leaf.
-        where: `mesh` (None: the current one) and `placements` (None replicates), which may also be
-            called `device_mesh` and `spec`; `layout`, torch's own, is torch.strided.
+        where: `mesh` (None: the current one) and `placements` (None replicates), also accepted as
+            `device_mesh` and `spec`; `layout`, torch's own, is torch.strided.
 
     Raises:
-        ShardTypeError: a length that is none; a thing given by two names.
-        UnsupportedOpError: a `layout` that is not dense. MeshError: no mesh is given, none is set.
+        ShardTypeError: an invalid length; something given by two names.
+        UnsupportedOpError: a `layout` that is not dense.
+        MeshError: no mesh is given, none is set.
     """
     shape = shape_of("weft.full", (size,))
     return _filled("weft.full", shape, fill_value, dtype, requires_grad, where)
@@ -232,14 +235,16 @@ def zeros(
     """Zeros of a global shape: `weft.zeros(4, 5, mesh=mesh, placements=P("dp"))`.
 
     Args:
-        size: the global shape, as lengths or as one sequence. dtype: None is torch's default dtype.
+        size: the global shape, as lengths or as one sequence.
+        dtype: None is torch's default dtype.
         requires_grad: of the leaf.
-        where: `mesh` (None: the current one) and `placements` (None replicates), which may also be
-            called `device_mesh` and `spec`; `layout`, torch's own, is torch.strided.
+        where: `mesh` (None: the current one) and `placements` (None replicates), also accepted as
+            `device_mesh` and `spec`; `layout`, torch's own, is torch.strided.
 
     Raises:
-        ShardTypeError: a length that is none; a thing given by two names.
-        UnsupportedOpError: a `layout` that is not dense. MeshError: no mesh is given, none is set.
+        ShardTypeError: an invalid length; something given by two names.
+        UnsupportedOpError: a `layout` that is not dense.
+        MeshError: no mesh is given, none is set.
     """
     return _of_size("weft.zeros", size, 0, dtype, requires_grad, where)
 
@@ -251,14 +256,16 @@ def ones(
     """Ones of a global shape: `weft.ones(4, 5, mesh=mesh, placements=P("dp"))`.
 
     Args:
-        size: the global shape, as lengths or as one sequence. dtype: None is torch's default dtype.
+        size: the global shape, as lengths or as one sequence.
+        dtype: None is torch's default dtype.
         requires_grad: of the leaf.
-        where: `mesh` (None: the current one) and `placements` (None replicates), which may also be
-            called `device_mesh` and `spec`; `layout`, torch's own, is torch.strided.
+        where: `mesh` (None: the current one) and `placements` (None replicates), also accepted as
+            `device_mesh` and `spec`; `layout`, torch's own, is torch.strided.
 
     Raises:
-        ShardTypeError: a length that is none; a thing given by two names.
-        UnsupportedOpError: a `layout` that is not dense. MeshError: no mesh is given, none is set.
+        ShardTypeError: an invalid length; something given by two names.
+        UnsupportedOpError: a `layout` that is not dense.
+        MeshError: no mesh is given, none is set.
     """
     return _of_size("weft.ones", size, 1, dtype, requires_grad, where)
 
@@ -267,17 +274,19 @@ def empty(
     *size: Any, dtype: torch.dtype | None = None, requires_grad: bool = False,
     **where: Unpack[Where],
 ) -> ShardTensor:
-    """A tensor whose values mean nothing yet (they are zero).
+    """A tensor whose values have no meaning yet (they are zero).
 
     Args:
-        size: the global shape, as lengths or as one sequence. dtype: None is torch's default dtype.
+        size: the global shape, as lengths or as one sequence.
+        dtype: None is torch's default dtype.
         requires_grad: of the leaf.
-        where: `mesh` (None: the current one) and `placements` (None replicates), which may also be
-            called `device_mesh` and `spec`; `layout`, torch's own, is torch.strided.
+        where: `mesh` (None: the current one) and `placements` (None replicates), also accepted as
+            `device_mesh` and `spec`; `layout`, torch's own, is torch.strided.
 
     Raises:
-        ShardTypeError: a length that is none; a thing given by two names.
-        UnsupportedOpError: a `layout` that is not dense. MeshError: no mesh is given, none is set.
+        ShardTypeError: an invalid length; something given by two names.
+        UnsupportedOpError: a `layout` that is not dense.
+        MeshError: no mesh is given, none is set.
     """
     return _of_size("weft.empty", size, 0, dtype, requires_grad, where)
 
@@ -286,17 +295,19 @@ def arange(
     start: int | float, end: int | float | None = None, step: int | float = 1, *,
     dtype: torch.dtype | None = None, requires_grad: bool = False, **where: Unpack[Where],
 ) -> ShardTensor:
-    """The numbers from `start` (0) up to, without, `end`, by `step`; each rank keeps its block.
+    """The numbers from `start` (0) to `end`, excluded, by `step`; each rank keeps its block.
 
     Args:
-        start, end, step: as in torch.arange; of one number, it is the end.
-        dtype: None follows from the numbers, as in torch. requires_grad: of the leaf.
-        where: `mesh` (None: the current one) and `placements` (None replicates), which may also be
-            called `device_mesh` and `spec`; `layout`, torch's own, is torch.strided.
+        start, end, step: as in torch.arange; a single number is the end.
+        dtype: None derives it from the numbers, as in torch.
+        requires_grad: of the leaf.
+        where: `mesh` (None: the current one) and `placements` (None replicates), also accepted as
+            `device_mesh` and `spec`; `layout`, torch's own, is torch.strided.
 
     Raises:
-        ShardTypeError: a thing given by two names.
-        UnsupportedOpError: a `layout` that is not dense. MeshError: no mesh is given, none is set.
+        ShardTypeError: something given by two names.
+        UnsupportedOpError: a `layout` that is not dense.
+        MeshError: no mesh is given, none is set.
     """
     first, last = (0, start) if end is None else (start, end)
     length = torch.arange(first, last, step, dtype=dtype, device="meta").shape

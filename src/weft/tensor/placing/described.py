@@ -1,4 +1,4 @@
-"""What ranks say of full tensors that they distribute together: compared over the mesh."""
+"""What ranks say about full tensors that they distribute together, compared over the mesh."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Strides = tuple[int, ...] | None
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What one rank says of a full tensor; `parts` are those of its layout."""
+    """What one rank says about a full tensor; `parts` are those of its layout."""
 
     name: str
     dtype: torch.dtype
@@ -31,7 +31,7 @@ class Facts:
     parts: tuple[Any, ...]
 
     def says(self, other: Facts) -> bool:
-        """The same, but for the order in memory, where the source's counts."""
+        """Whether both are the same, except for the memory order, where the source's counts."""
         return (self.name, self.dtype, self.requires_grad, self.parts) == (
             other.name, other.dtype, other.requires_grad, other.parts)
 
@@ -48,7 +48,7 @@ def facts_of(name: str, tensor: torch.Tensor, layout: Layout) -> Facts:
 
 
 def strides_of(tensor: torch.Tensor) -> Strides:
-    """Those of a copy."""
+    """The strides of a copy."""
     if tensor.is_contiguous():
         return None
     strides = torch.empty_like(tensor, device="meta").stride()
@@ -58,10 +58,10 @@ def strides_of(tensor: torch.Tensor) -> Strides:
 def compared(
     call: str, mesh: BoundMesh, mine: list[Facts], fault: WeftError | None, source: int
 ) -> list[Facts]:
-    """The facts of the source, where all ranks say the same.
+    """The facts of the source, if all ranks say the same.
 
     Raises:
-        LayoutError: on all ranks, when they do not; `fault` where there is one.
+        LayoutError: on all ranks, if they do not; `fault` if there is one.
     """
     told: list[list[Facts]] = exchanged(call, mesh, mine, fault)
     truth = told[source]

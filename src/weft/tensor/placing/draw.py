@@ -1,9 +1,9 @@
 """Random ShardTensors: the key of a call, on which ranks agree, and each rank's box drawn with it.
 
-A random call needs no communication, so it would go unnoticed that ranks are seeded differently:
-replicas would drift apart, and blocks belong to different tensors. So the first random call on a
-mesh after each seeding compares seed and number of calls over its ranks, and in debug mode every
-call does.
+A random call needs no communication, so different seeds on the ranks would go unnoticed:
+replicas would drift apart, and blocks would belong to different tensors. So the first random call
+on a mesh after each seeding compares seed and number of calls over its ranks, and in debug mode
+every call does.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Drawn(Where, total=False):
 
 
 _FROM_A_GENERATOR = (1 << 64) - 1
-"""The number of the call, in keys that are drawn from a user's own generator."""
+"""The number of the call, in keys drawn from a user's own generator."""
 
 _CPU = torch.device("cpu")
 _SEED_MASK = (1 << 63) - 1
@@ -53,7 +53,7 @@ _SEED_MASK = (1 << 63) - 1
 def next_key(mesh: BoundMesh, generator: torch.Generator | None = None) -> Key:
     """The key of the next random call on a mesh; a rank outside the mesh counts it as well.
 
-    A user's own `generator` gives 63 bits, and so carries the state; each rank has one of its own.
+    A user's own `generator` gives 63 bits and thereby carries the state; each rank has its own.
 
     Raises:
         CommunicationError: the ranks of the mesh do not have the same key.
@@ -79,10 +79,10 @@ def next_key(mesh: BoundMesh, generator: torch.Generator | None = None) -> Key:
 
 
 def _part(mesh: BoundMesh) -> Part | None:
-    """Whose calls are counted with those on this mesh; None of a mesh with all ranks.
+    """The part whose calls include those on this mesh; None for a mesh with all ranks.
 
-    Some axes of a mesh, `mesh["tp"]`, are known by their names, so that all rows of the mesh draw
-    the same, on any number of ranks; another mesh by its ranks.
+    Some axes of a mesh, `mesh["tp"]`, are identified by their names, so that all rows of the mesh
+    draw the same, on any number of ranks; another mesh is identified by its ranks.
     """
     part = mesh.cache.get("part", False)
     if part is False:
@@ -131,9 +131,9 @@ def _agree(mesh: BoundMesh, key: Key, is_own: bool) -> None:
 
 @contextmanager
 def torch_draws(mesh: BoundMesh) -> Iterator[None]:
-    """Inside, torch's own generators draw the same on all ranks: what the next call's key says.
+    """Inside, torch's own generators draw the same on all ranks, seeded by the next call's key.
 
-    Afterwards they are as before. It is a random call only if something was drawn.
+    Afterwards they are restored. It counts as a random call only if something was drawn.
     """
     generators = [torch.default_generator, *_of_device(mesh.device)]
     before = [generator.get_state() for generator in generators]
@@ -180,7 +180,7 @@ def _box(layout: Layout, coordinate: tuple[int, ...]) -> Box:
 def draw_into(
     tensor: torch.Tensor, sample: Sample, generator: torch.Generator | None = None
 ) -> None:
-    """Write a draw to a ShardTensor, straight into its memory where nothing stands between."""
+    """Write a draw to a ShardTensor, directly into its memory if possible."""
     assert type(tensor) is ShardTensor
     meta, local = tensor._meta, tensor._local
     mesh, layout = meta.mesh, meta.layout.without_partial()
@@ -209,33 +209,39 @@ def draw_into(
 def rand(*size: Any, **options: Unpack[Drawn]) -> ShardTensor:
     """Uniform in [0, 1), of a global shape: `weft.rand(4, 5, mesh=mesh, placements=P("dp"))`.
 
-    The numbers depend on the seed and the call alone, not on the mesh or the placements.
+    The numbers depend only on the seed and the call, not on the mesh or the placements.
 
     Args:
-        size: the global shape. dtype: a real or complex one. requires_grad: of the leaf.
-        generator: a generator that is seeded alike on all ranks; None draws from weft's stream.
-        options: beside these `mesh` (None: the current one) and `placements` (None replicates),
-            which may also be called `device_mesh` and `spec`; `layout`, torch's own.
+        size: the global shape, as lengths or as one sequence.
+        dtype: a real or complex one.
+        requires_grad: of the leaf.
+        generator: a generator with the same seed on all ranks; None draws from weft's stream.
+        options: these, and `mesh` (None: the current one) and `placements` (None replicates),
+            also accepted as `device_mesh` and `spec`; `layout`, torch's own.
 
     Raises:
-        ShardTypeError: a length that is none; a thing given by two names.
-        UnsupportedOpError: a `layout` that is not dense. MeshError: no mesh is given, none is set.
+        ShardTypeError: an invalid length; something given by two names.
+        UnsupportedOpError: a `layout` that is not dense.
+        MeshError: no mesh is given, none is set.
     """
     return _made("weft.rand", torch.rand, size, samples.unit, **options)
 
 
 def randn(*size: Any, **options: Unpack[Drawn]) -> ShardTensor:
-    """Normal with mean 0 and variance 1 (of complex numbers, over both parts).
+    """Normal with mean 0 and variance 1 (for complex numbers, over both parts).
 
     Args:
-        size: the global shape. dtype: a real or complex one. requires_grad: of the leaf.
-        generator: a generator that is seeded alike on all ranks; None draws from weft's stream.
-        options: beside these `mesh` (None: the current one) and `placements` (None replicates),
-            which may also be called `device_mesh` and `spec`; `layout`, torch's own.
+        size: the global shape, as lengths or as one sequence.
+        dtype: a real or complex one.
+        requires_grad: of the leaf.
+        generator: a generator with the same seed on all ranks; None draws from weft's stream.
+        options: these, and `mesh` (None: the current one) and `placements` (None replicates),
+            also accepted as `device_mesh` and `spec`; `layout`, torch's own.
 
     Raises:
-        ShardTypeError: a length that is none; a thing given by two names.
-        UnsupportedOpError: a `layout` that is not dense. MeshError: no mesh is given, none is set.
+        ShardTypeError: an invalid length; something given by two names.
+        UnsupportedOpError: a `layout` that is not dense.
+        MeshError: no mesh is given, none is set.
     """
     return _made("weft.randn", torch.randn, size, samples.normal, **options)
 
@@ -245,18 +251,21 @@ def randint(
     dtype: torch.dtype = torch.int64, generator: torch.Generator | None = None,
     requires_grad: bool = False, **where: Unpack[Where],
 ) -> ShardTensor:
-    """Whole numbers in [low, high), or [0, low): as torch.randint, over a mesh.
+    """Whole numbers in [low, high), or [0, low): torch.randint over a mesh.
 
     Args:
-        low, high: the range, without `high`. size: the global shape; `randint(high, size)` as well.
-        dtype: of the result. requires_grad: of the leaf.
-        generator: a generator that is seeded alike on all ranks; None draws from weft's stream.
-        where: `mesh` (None: the current one) and `placements` (None replicates), which may also be
-            called `device_mesh` and `spec`; `layout`, torch's own, is torch.strided.
+        low, high: the range, without `high`.
+        size: the global shape; also `randint(high, size)`.
+        dtype: of the result.
+        requires_grad: of the leaf.
+        generator: a generator with the same seed on all ranks; None draws from weft's stream.
+        where: `mesh` (None: the current one) and `placements` (None replicates), also accepted as
+            `device_mesh` and `spec`; `layout`, torch's own, is torch.strided.
 
     Raises:
-        ShardTypeError: no size; a length that is none; a thing given by two names.
-        UnsupportedOpError: a `layout` that is not dense. MeshError: no mesh is given, none is set.
+        ShardTypeError: no size; an invalid length; something given by two names.
+        UnsupportedOpError: a `layout` that is not dense.
+        MeshError: no mesh is given, none is set.
     """
     if isinstance(high, (tuple, list)):  # randint(high, size)
         low, high, size = 0, low, high
@@ -284,14 +293,17 @@ def randperm(
     """The numbers from 0 to n - 1 in random order; every rank sorts all of them.
 
     Args:
-        n: how many. dtype: one that holds them. requires_grad: of the leaf.
-        generator: a generator that is seeded alike on all ranks; None draws from weft's stream.
-        where: `mesh` (None: the current one) and `placements` (None replicates), which may also be
-            called `device_mesh` and `spec`; `layout`, torch's own, is torch.strided.
+        n: how many.
+        dtype: one that can hold them.
+        requires_grad: of the leaf.
+        generator: a generator with the same seed on all ranks; None draws from weft's stream.
+        where: `mesh` (None: the current one) and `placements` (None replicates), also accepted as
+            `device_mesh` and `spec`; `layout`, torch's own, is torch.strided.
 
     Raises:
-        ShardTypeError: a thing given by two names.
-        UnsupportedOpError: a `layout` that is not dense. MeshError: no mesh is given, none is set.
+        ShardTypeError: something given by two names.
+        UnsupportedOpError: a `layout` that is not dense.
+        MeshError: no mesh is given, none is set.
     """
 
     def sample(source: Source) -> torch.Tensor:

@@ -1,6 +1,6 @@
-"""Global tensors of other libraries (torch's DTensor), which a call takes as what they are.
+"""Global tensors of other libraries (torch's DTensor) as operands of a call.
 
-How one is taken is known above, in `interop`, which fills in `TAKERS`; here they are found among
+`interop`, above, knows how to convert one and fills in `TAKERS`; here they are found among
 the arguments of a call. They have no `__torch_function__`, so calls without a ShardTensor stay
 theirs. Before their module is imported there are none, which costs a call one look-up.
 """
@@ -22,7 +22,7 @@ from weft.tensor.trace.trees import flatten, substitute
 __all__ = ["TAKERS", "any_foreign", "call_with", "is_foreign", "taken"]
 
 TAKERS: dict[tuple[str, str], Callable[[Any, BoundMesh | None], ShardTensor]] = {}
-"""(module, name) of a class -> what makes a ShardTensor of it, on the mesh of the others."""
+"""(module, name) of a class -> the function that makes a ShardTensor of it, on the others' mesh."""
 
 _IN_PLACE = frozenset(
     [f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and",
@@ -56,9 +56,9 @@ def any_foreign(args: Any, kwargs: Any) -> bool:
 
 
 def call_with(call: Callable[..., Any], func: Any, args: Any, kwargs: Any) -> Any:
-    """Carry out `func` on ShardTensors in the places of the foreign tensors.
+    """Carry out `func` with ShardTensors in place of the foreign tensors.
 
-    What is written to is written in place: both share their memory.
+    An operand that is written to is written in place, because both share their memory.
 
     Raises:
         UnsupportedOpError: it is written to, and a gradient is due.

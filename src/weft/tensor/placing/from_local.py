@@ -1,6 +1,6 @@
 """ShardTensors from local tensors.
 
-Other ranks are asked only where `from_local` is not told how the blocks make up the tensor
+Other ranks are asked only if `from_local` is not told how the blocks make up the tensor
 (`sizes`), in one exchange over the mesh that all ranks make (`agreed`).
 """
 
@@ -78,7 +78,7 @@ def from_local(
     _check_local(local, mesh, layout)
     if sync:
         local = _synced(local, mesh, layout)
-    # What becomes of the ShardTensor (requires_grad_, a gradient) must not befall the argument.
+    # What happens to the ShardTensor (requires_grad_, a gradient) must not affect the argument.
     keeps = local.requires_grad or forward_ad._current_level >= 0  # `detach` drops a tangent
     local = local.view_as(local) if keeps else local.detach()
     if grad_placements is not None:
@@ -89,10 +89,10 @@ def from_local(
 def _with_global_strides(
     local: torch.Tensor, mesh: BoundMesh, layout: Layout, stride: Sequence[int] | None
 ) -> tuple[torch.Tensor, BoundMesh, Layout, tuple[int, ...] | None]:
-    """The local tensor as the global strides say, and these: None is row-major.
+    """The local tensor as the global strides require, and these strides: None is row-major.
 
-    Where they are not told, they are in the order of the local ones, if every rank sees the same;
-    else the local tensor is copied. So is one that lies otherwise than is told, or has gaps.
+    If they are not given, they have the order of the local strides, if every rank sees the same;
+    else the local tensor is copied. So is one whose order differs from the given one, or with gaps.
     """
     strides = None if stride is None else tuple(stride)
     if strides is None and not local.is_contiguous():
@@ -106,7 +106,7 @@ def _with_global_strides(
 
 
 def _sizes_by_name(sharding_shapes: str, sizes: Any) -> str:
-    """What PhysicsNeMo's `sharding_shapes="infer"` or `"chunk"` says."""
+    """The meaning of PhysicsNeMo's `sharding_shapes="infer"` or `"chunk"`."""
     if sharding_shapes in ("infer", "chunk") and sizes in ("infer", sharding_shapes):
         return sharding_shapes
     raise LayoutError(
@@ -121,9 +121,9 @@ def _sizes_by_name(sharding_shapes: str, sizes: Any) -> str:
 def _gradients_placed(
     local: torch.Tensor, mesh: BoundMesh, layout: Layout, placements: Any
 ) -> torch.Tensor:
-    """`local`, to which gradients come back as the user says that they lie."""
+    """`local`, whose gradients return in the placements that the user has given."""
     seen = placed_gradients(mesh, layout, placements, local.dtype, "from_local")
-    seen = seen.without_partial(  # the value is a term of its own mean
+    seen = seen.without_partial(  # the value is one partial value of its own mean
         axis for axis, kind in enumerate(seen.partial) if kind == "avg"
     )
     terms = frozenset(axis for axis, kind in enumerate(layout.partial) if kind)
@@ -134,7 +134,7 @@ def _gradients_placed(
 
 
 def _fault(local: Any) -> WeftError | None:
-    """Why it can be no local tensor."""
+    """Why it cannot be a local tensor."""
     call = "from_local(local_tensor)"
     if type(local) is ShardTensor:
         return ShardTypeError(

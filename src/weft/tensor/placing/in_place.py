@@ -1,14 +1,14 @@
 """A Parameter that becomes a ShardTensor, a plain one, or another ShardTensor, and stays the
-object that it is.
+same object.
 
-Its module, an optimizer, and modules that share it hold the object, so they see what became of it.
+Its module, an optimizer, and modules that share it hold the object, so they see the change.
 
-Theory of operation. Instances of Parameter and ShardTensor are laid out alike in memory (neither
-class has slots), so the object takes the other's class, attributes and TensorImpl, as
-`torch.utils.swap_tensors` does. What had hung on the Parameter goes to the new leaf: its gradient,
-its hooks, by the very dicts that their handles know, and its attributes. Graphs that were recorded
-before lead to the leaf that it was, which nobody sees any more: their backward is refused. State
-that an optimizer has made before is laid out at its next step.
+Theory of operation. Instances of Parameter and ShardTensor have the same structure in memory
+(neither class has slots), so the object takes the other's class, attributes and TensorImpl, as in
+`torch.utils.swap_tensors`. The new leaf takes over the Parameter's gradient,
+its hooks (by the very dicts that their handles know) and its attributes. Graphs that were recorded
+before lead to the old leaf, which nobody sees any more: their backward is refused. State
+that an optimizer has made before is resharded at its next step.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from weft.tensor.shard_tensor import ShardTensor, attributes_of
 __all__ = ["become_plain", "become_sharded", "install", "refuse_kinds", "take_along"]
 
 _BECAME: Any = WeakTensorKeyDictionary()
-"""Parameters that were something else once -> True."""
+"""Parameters that have changed their class -> True."""
 
 _COUNT = [0]
 
@@ -46,14 +46,14 @@ def become_sharded(
 ) -> ShardTensor:
     """Make a Parameter the ShardTensor of this layout.
 
-    Of a plain one, equal on all ranks, each keeps its block, and nothing is sent; a ShardTensor
-    moves there, which all ranks of both meshes ask for.
+    Of a plain one, equal on all ranks, each rank keeps its block, and nothing is sent. A
+    ShardTensor is resharded, for which all ranks of both meshes must call.
 
     Returns:
         The same object.
 
     Raises:
-        UnsupportedOpError: something else than Python holds a plain Parameter: a graph that has
+        UnsupportedOpError: something besides Python holds a plain Parameter: a graph that has
             saved it for its backward, or C++ code.
     """
     def laid(x: torch.Tensor) -> torch.Tensor:
@@ -71,7 +71,7 @@ def become_plain(parameter: nn.Parameter, call: str) -> nn.Parameter:
         The same object.
 
     Raises:
-        MeshError: on a rank outside the mesh, which does not learn the value.
+        MeshError: on a rank outside the mesh, which does not get the value.
     """
     return _become(parameter, lambda x: x.detach().full_tensor(), "plain", call)
 
@@ -103,7 +103,7 @@ def _exchange(one: Any, other: Any) -> None:
 
 
 def refuse_kinds(parameter: nn.Parameter, call: str) -> None:
-    """Raises UnsupportedOpError for what is no ordinary Parameter: lazy, sparse, of a subclass."""
+    """Raises UnsupportedOpError for Parameters that are lazy, sparse, or of a subclass."""
     kind, grad = type(parameter), parameter.grad
     if kind is not nn.Parameter:
         fact, fix = f"its class is {kind.__name__}", "module.weight = nn.Parameter(module.weight)"
@@ -124,7 +124,7 @@ def refuse_kinds(parameter: nn.Parameter, call: str) -> None:
 
 
 def _old_nodes(parameter: Any, call: str) -> list[Any]:
-    """The nodes that stand for the Parameter in graphs that are alive."""
+    """The nodes that represent the Parameter in graphs that are alive."""
     if type(parameter) is not ShardTensor:
         return _old_nodes_of_plain(parameter, call)
     if not (parameter.is_leaf and parameter.requires_grad):
@@ -136,7 +136,7 @@ def _old_nodes(parameter: Any, call: str) -> list[Any]:
 
 def _old_nodes_of_plain(parameter: nn.Parameter, call: str) -> list[Any]:
     """`_use_count` counts who holds the TensorImpl: the Python object, and the node. A graph that
-    has saved the value for its backward holds it as well, as C++ code may (a scripted module).
+    has saved the value for its backward holds it as well, and so may C++ code (a scripted module).
     """
     count = parameter._use_count()  # type: ignore[attr-defined]
     if count == 1:
@@ -156,7 +156,7 @@ def _old_nodes_of_plain(parameter: nn.Parameter, call: str) -> list[Any]:
 
 
 class _Left:
-    """A hook of the leaf that a Parameter was: whoever comes here missed what it became."""
+    """A hook of the old leaf: a graph that reaches it was recorded before the change."""
 
     def __init__(self, shape: tuple[int, ...], was: str, now: str, call: str) -> None:
         self.shape, self.was, self.now, self.call = shape, was, now, call
@@ -172,7 +172,7 @@ class _Left:
 
 
 def take_along(old: Any, new: Any) -> None:
-    """What users have hung on a tensor: attributes, and hooks, whose handles still remove them."""
+    """Move a user's attributes and hooks to the new tensor; hook handles still remove them."""
     _take_attributes(old, new)
     _hooked(new, _unhooked(old))
 
@@ -191,8 +191,8 @@ _REGISTER = {
 
 
 def _unhooked(tensor: Any) -> list[tuple[str, Any, dict[int, Any]]]:
-    """Take the hooks of a tensor off: where they stood, the dict that their handles know, and by
-    their numbers what users have given."""
+    """Take the hooks of a tensor off: for each place, the dict that their handles know, and the
+    user's hooks by number."""
     held = tensor._local if type(tensor) is ShardTensor else tensor
     found = []
     for store in _REGISTER:
@@ -220,19 +220,19 @@ def _hooked(tensor: Any, hooks: list[tuple[str, Any, dict[int, Any]]]) -> None:
 
 
 def install() -> None:
-    """Have the steps of all optimizers looked at. Once per process."""
+    """Hook the steps of all optimizers. Once per process."""
     register_optimizer_step_pre_hook(_lay_state)
 
 
 _SEEN: weakref.WeakKeyDictionary[Optimizer, tuple[int, int]] = weakref.WeakKeyDictionary()
-"""Optimizers that have stepped -> how many Parameters had become sharded, how many they had."""
+"""Optimizers that have stepped -> (number of sharded Parameters, number of their own) then."""
 
 
 def _lay_state(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    """State of before comes to lie as its parameter does now.
+    """Give existing state the layout of its parameter.
 
-    It was made by the same steps on every rank. What has another shape than a sharded parameter
-    stays as it is, on the mesh of that.
+    It was made by the same steps on every rank. State whose shape differs from that of a sharded
+    parameter stays as it is, on the mesh of that parameter.
     """
     if not _COUNT[0]:
         return

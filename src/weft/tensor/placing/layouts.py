@@ -1,4 +1,4 @@
-"""What users give as placements, and tensors for what they give as tensors."""
+"""Layouts for users' placements, and tensors for users' tensor arguments."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def layout_of(tensor: torch.Tensor, mesh: BoundMesh) -> Layout:
 
 
 def as_sharded(tensor: torch.Tensor, mesh: BoundMesh) -> ShardTensor:
-    """A ShardTensor as it is, a DTensor as what it is; a plain tensor as Replicate on the mesh."""
+    """A ShardTensor as it is, a DTensor converted, a plain tensor as Replicate on the mesh."""
     tensor = taken(tensor, mesh)
     if type(tensor) is ShardTensor:
         return tensor
@@ -59,7 +59,7 @@ def as_sharded(tensor: torch.Tensor, mesh: BoundMesh) -> ShardTensor:
 
 
 def check_tensor(value: Any, call: str) -> None:
-    """Raise where something is no tensor.
+    """Raise if something is not a tensor.
 
     Raises:
         ShardTypeError: a list, a number, an array.
@@ -74,7 +74,7 @@ def check_tensor(value: Any, call: str) -> None:
 
 
 def check_given(tensor: torch.Tensor, call: str) -> None:
-    """Raise where a plain tensor cannot become a ShardTensor.
+    """Raise if a plain tensor cannot become a ShardTensor.
 
     Raises:
         UnsupportedOpError: it is sparse, nested or quantized.
@@ -93,7 +93,7 @@ def check_given(tensor: torch.Tensor, call: str) -> None:
 
 
 def common_strides(layout: Layout, local: torch.Tensor) -> tuple[int, ...] | None:
-    """Global strides in the order of the local ones; None where ranks might disagree about it."""
+    """Global strides in the order of the local ones; None if ranks might disagree about it."""
     if any(axes and min(layout.sizes_of(dim)) < 2 <= layout.shape[dim]
            for dim, axes in enumerate(layout.dims)):
         return None
@@ -103,6 +103,6 @@ def common_strides(layout: Layout, local: torch.Tensor) -> tuple[int, ...] | Non
 def local_to_sharded(
     local: torch.Tensor, mesh: BoundMesh, layout: Layout, strides: tuple[int, ...] | None = None
 ) -> ShardTensor:
-    """The ShardTensor of a local tensor that lies as the layout says; of these global strides."""
+    """The ShardTensor of a local tensor that has this layout, with these global strides."""
     meta = intern(mesh, layout, local.dtype, local.device, local.requires_grad, strides)
     return wrap(local, meta)

@@ -1,5 +1,5 @@
-"""What a call leaves whole on every rank though an operand was sharded, and halos that are larger
-than the shards: told once per line."""
+"""Warns, once per line, of a call that leaves a sharded operand whole on every rank, and of halos
+that are larger than the shards."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ __all__ = ["LeftWhole", "WideHalo", "find_left_whole", "find_wide_halo", "warn_i
 
 
 class _Limit:
-    """`nbytes`: from how many bytes on a call warns; None never."""
+    """`nbytes`: the number of bytes from which a call warns; None: never."""
 
     nbytes: int | None = 2**20
 
 
 def warn_if_whole(nbytes: int | None) -> int | None:
-    """Set from which size on a call warns that it leaves a sharded value whole on every rank.
+    """Set the size from which a call warns that it leaves a sharded value whole on every rank.
 
-    A call that needs a dim whole gathers it. Where its result then is sharded over fewer mesh axes
+    A call that needs a dim whole gathers it. If its result is then sharded over fewer mesh axes
     than its operand was, every rank of these axes holds all of it and repeats all further work.
 
     Args:
-        nbytes: bytes of the result on one rank; 1 MiB (2**20) at first. None: no call warns.
+        nbytes: bytes of the result on one rank; initially 1 MiB (2**20). None: no call warns.
 
     Returns:
-        The former number.
+        The previous number.
     """
     before, _Limit.nbytes = _Limit.nbytes, nbytes
     return before
@@ -38,13 +38,14 @@ def warn_if_whole(nbytes: int | None) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class LeftWhole:
-    """A call that leaves whole what an operand had sharded.
+    """A call that leaves a sharded operand's value whole.
 
     Args:
-        name: the op. operand, result: their layouts.
-        axes: the mesh axes over which the operand was sharded, and the result is not.
+        name: the op.
+        operand, result: their layouts.
+        axes: the mesh axes over which the operand was sharded and the result is not.
         nbytes: of the result on one rank, at most those of the gathered operand.
-        dims: those of the operand that the op can have sharded.
+        dims: the dims of the operand that the op can have sharded.
     """
 
     name: str
@@ -55,7 +56,7 @@ class LeftWhole:
     dims: tuple[int, ...]
 
     def check(self) -> None:
-        """Warn at the user's line, or raise in strict mode, where there are that many bytes."""
+        """Warn at the user's line, or raise in strict mode, from that many bytes on."""
         if modes.is_strict():
             raise StrictError(self._message("under weft.strict() no op communicates implicitly"))
         if _Limit.nbytes is not None and self.nbytes >= _Limit.nbytes:
@@ -126,13 +127,13 @@ def find_left_whole(
     name: str, sources: Sequence[Layout], targets: Sequence[Layout], results: Sequence[Layout],
     itemsize: int, free: Sequence[Sequence[int]],
 ) -> LeftWhole | None:
-    """What a call leaves whole of its largest operand of that kind; None where it leaves nothing.
+    """What a call leaves whole of its largest such operand; None if nothing.
 
     Args:
         name: the op.
-        sources, targets: the layouts that the operands have, and those to which they come.
+        sources, targets: the layouts of the operands, and those they are moved to.
         results: the layouts of the results.
-        itemsize: bytes of an element of the results.
+        itemsize: bytes per element of the results.
         free: per operand, the dims that the op can have sharded.
     """
     if not results:

@@ -1,7 +1,7 @@
-"""What happens to operands on their way into a local op: transitions, kept for later uses.
+"""Moves operands into the layouts that a local op needs, and caches them for later uses.
 
-What a tensor became for one use serves its later uses (one all-gather, and one reduction of the
-gradient, for q, k and v). It is kept until the tensor changes or a backward has passed: all ranks
+A moved tensor serves later uses too (one all-gather, and one reduction of the
+gradient, for q, k and v). It is cached until the tensor changes or a backward has passed. All ranks
 run the same program, so they forget at the same call.
 """
 
@@ -40,7 +40,7 @@ MAX_TRANSITIONS = 16384
 
 
 class Caller:
-    """Whose operands move, for messages and the traffic log."""
+    """The call whose operands move, for messages and the traffic log."""
 
     __slots__ = ()
     name = ""
@@ -50,7 +50,7 @@ class Caller:
 
 
 class NamedCaller(Caller):
-    """The cause of a transition that no recipe asks for (redistribute, fallback)."""
+    """The cause of a transition that no recipe requests (redistribute, fallback)."""
 
     __slots__ = ("name", "why")
 
@@ -112,7 +112,7 @@ def _enter_all(
                     if traffic.STATE.on:
                         term.note = traffic.note()
                     continue
-                del views.terms[transition]  # it lives on in its graphs alone
+                del views.terms[transition]  # only its graphs keep it alive
             key, state = transition, version_of(tensor)
         else:
             views = transition.mesh.cache.setdefault("views", OperandCache())
@@ -134,7 +134,7 @@ def _enter_all(
         [item] = pending
         _keep(item, item[1](item[2], read_only_use=True), locals_)
     elif pending:
-        # A leaf's view may serve several graphs: the node that made it must not lead into another.
+        # A leaf's view may serve several graphs: its node must not lead into another graph.
         leaves = [item for item in pending if item[2].is_leaf]
         for part in (leaves, [item for item in pending if not item[2].is_leaf]):
             if part:
@@ -144,7 +144,7 @@ def _enter_all(
 
 
 def _keep(item: Any, out: torch.Tensor, locals_: list[Any]) -> None:
-    """Give what an operand became to the call, and keep it for the next."""
+    """Give a moved operand to the call, and cache it for the next."""
     place, _, local, views, key, state = item
     locals_[place] = out
     if out is local or not out.requires_grad:
@@ -158,11 +158,11 @@ def _keep(item: Any, out: torch.Tensor, locals_: list[Any]) -> None:
 
 
 class OperandCache(dict[Any, Any]):
-    """What a tensor became for its uses.
+    """What a tensor has become for its uses.
 
-    `terms` outlive a backward: leaves of their own (see `tensor.leaf_gradients`). `was_reduced`, of
-    a partial tensor: its local tensor and version when it was reduced, the reduced tensor (or its
-    local tensor) and layout, and the scope (see `call.reduce_once`).
+    `terms` survive a backward: leaves of their own (see `tensor.leaf_gradients`). `was_reduced`,
+    for a partial tensor: its local tensor and version when it was reduced, the reduced tensor (or
+    its local tensor) and layout, and the scope (see `call.reduce_once`).
     """
 
     __slots__ = ("__weakref__", "was_reduced", "terms")
@@ -177,8 +177,8 @@ class OperandCache(dict[Any, Any]):
 
 
 def share_memory(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether two ShardTensors among these do. What they became for a call counts the writes to
-    both: what may write to one of them takes copies."""
+    """Whether two of these ShardTensors share memory. A moved operand counts the writes to
+    both; an op that may write to one of them takes copies."""
     sharded = {id(one): one for one in tensors if type(one) is ShardTensor}
     memories = {unwrap_view(one._local).untyped_storage()._cdata for one in sharded.values()}
     return len(memories) < len(sharded)
@@ -222,7 +222,7 @@ def transition_between(
     order: Order | None = None,
     cover: Cover | None = None,
 ) -> Transition | None:
-    """The one Transition of these layouts on this rank; None when it does nothing at all.
+    """The one Transition of these layouts on this rank; None if it does nothing.
 
     `order`: see `order_in_memory` of the tensor that moves. `cover`: what ranks read beside `dst`.
     """
@@ -245,28 +245,27 @@ def transition_between(
 
 
 def order_in_memory(tensor: torch.Tensor) -> Order | None:
-    """In which order the dims of an operand lie, globally: so it lies where it moves, too."""
+    """The global memory order of an operand's dims, which it keeps when it moves."""
     if type(tensor) is ShardTensor:
         return tensor._meta.order()
     return order_of(tensor.shape, tensor.stride())
 
 
 _BECOMES = frozenset({"sum", "max", "min", "and", "or", "band", "bor", "product"})
-"""The kinds of terms that a replicated value becomes by itself."""
+"""The kinds of partial values that can be made of a replicated value."""
 
 
 def writing_back(
     name: str, mesh: BoundMesh, src: Layout, dst: Layout, src_varying: frozenset[int]
 ) -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """What brings the result of an op that works in place to the layout of its target; None if
-    nothing has to.
+    """The function that moves the result of an in-place op to the layout of its target; None if
+    nothing has to move.
 
-    An op that is not linear has reduced a partial target. Of a shard nothing but P(sum) can be
-    made, so the other kinds become terms again from the whole value.
+    An op that is not linear has reduced a partial target. A shard can only become P(sum), so
+    the other kinds become partial again from the whole value.
 
     Raises:
-        UnsupportedOpError: terms that are averaged or added bit by bit, which no whole value
-            becomes.
+        UnsupportedOpError: partial values of avg or bxor, which cannot be made of a whole value.
     """
     axes = {
         axis for axis, kind in enumerate(dst.partial)
@@ -298,11 +297,11 @@ def operand_transitions(
     wants: Sequence[bool], varying: frozenset[int], orders: Sequence[Order | None],
     reads: Sequence[Cover | None] = (),
 ) -> list[Transition | None]:
-    """Per operand, what brings it to the layout that the op needs, or to the boxes that ranks read
+    """Per operand, the transition to the layout that the op needs, or to the boxes that ranks read
     beside it.
 
     The gradient rule: over an axis on which the call varies, an operand that is replicated and
-    wants a gradient enters through I -> R.
+    needs a gradient enters through I -> R.
     """
     return [
         transition_between(

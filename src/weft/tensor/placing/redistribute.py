@@ -50,7 +50,7 @@ def redistribute(
     known: dict[Any, _Move] = meta.mesh.cache.setdefault("moves", {})
     try:
         move = known.get(key)
-    except TypeError:  # something in it cannot be hashed
+    except TypeError:  # something in it is not hashable
         key = move = None
     if move is None:
         move = _Move(meta, device_mesh, placements, dtypes)
@@ -73,10 +73,9 @@ def redistribute(
 
 
 class _Move:
-    """Where a call of `redistribute` leads to, found once.
+    """The route of a call of `redistribute`, found once.
 
-    `transition` is None where this rank has nothing to do, `device` where the result stays where
-    it is.
+    `transition` is None if this rank has nothing to do, `device` if the result stays where it is.
     """
 
     __slots__ = ("_metas", "_parts", "_strides", "device", "transition")
@@ -111,7 +110,7 @@ class _Move:
         self._strides = meta.strides
 
     def meta(self, local: torch.Tensor) -> Meta:
-        """What the result is."""
+        """The Meta of the result."""
         grad = local.requires_grad
         found = self._metas[grad]
         if found is None:
@@ -122,10 +121,11 @@ class _Move:
 def _dtypes(
     meta: Meta, given: tuple[torch.dtype | None, torch.dtype | None]
 ) -> tuple[torch.dtype, torch.dtype]:
-    """In which dtypes values and gradients travel.
+    """The dtypes in which values and gradients are sent.
 
     Raises:
-        ShardTypeError: no dtype. LayoutError: one that a partial kind of the tensor cannot carry.
+        ShardTypeError: not a dtype.
+        LayoutError: one that a partial kind of the tensor cannot carry.
     """
     wrong = [
         f"{name}={one!r}" for name, one in zip(("forward_dtype", "backward_dtype"), given)
@@ -144,7 +144,7 @@ def _dtypes(
 
 
 def _as_value(tensor: ShardTensor, out: ShardTensor) -> ShardTensor:
-    """`out`; where it shares memory with `tensor`, the first write to either copies."""
+    """`out`; if it shares memory with `tensor`, the first write to either copies."""
     if out._local is tensor._local or _shares(out._local, tensor._local):
         return wrap(copied_on_write(out._local), out._meta)
     return out
@@ -153,9 +153,10 @@ def _as_value(tensor: ShardTensor, out: ShardTensor) -> ShardTensor:
 def copied_on_write(local: torch.Tensor) -> torch.Tensor:
     """The same values; the first write to either copies.
 
-    Two kinds of memory are copied at once. A view of more than its own would keep all of it, and a
-    write would copy all of it. What no allocator of torch's own gave (from_numpy, torch.load)
-    cannot be resized, by which it is known; of that of torch.load a first write would crash.
+    Two kinds of memory are copied at once. A view of more memory than it needs would keep all of
+    it, and a write would copy all of it. Memory that torch's own allocators did not provide
+    (from_numpy, torch.load) is recognized because it cannot be resized; for torch.load's, a first
+    write would crash.
     """
     memory = local.untyped_storage()
     if not memory.resizable() or memory.nbytes() > local.numel() * local.element_size():
@@ -173,7 +174,7 @@ def _shares(one: torch.Tensor, other: torch.Tensor) -> bool:
 def redistribute_to(
     tensor: ShardTensor, layout: Layout, call: str = "redistribute"
 ) -> ShardTensor:
-    """The tensor in a layout of its own mesh; may share memory. `call` asks for it."""
+    """The tensor in a layout of its own mesh; may share memory. `call` names the request."""
     meta = tensor._meta
     if meta.layout == layout:
         return tensor
@@ -186,7 +187,7 @@ def redistribute_to(
 
 
 def to_replicated(meta: Meta) -> Transition | None:
-    """The transition to the whole value on every rank; None where it is there already."""
+    """The transition to the whole value on every rank; None if it is there already."""
     transition = meta.to_replicated
     if transition is False:
         full = Layout.replicated(meta.mesh.abstract, meta.shape)
@@ -204,7 +205,8 @@ def gathered(tensor: ShardTensor) -> torch.Tensor:
 
 
 def _asked_for(call: str, transition: Transition, local: torch.Tensor) -> torch.Tensor:
-    """A transition that the user has written: no other use shares it, strict mode lets it pass."""
+    """A transition that the user has written: no other use shares it, and strict mode permits
+    it."""
     local = unwrap_view(local)
     if not traffic.STATE.on:
         return transition(local)
@@ -227,10 +229,10 @@ def to_local(tensor: ShardTensor, grad_placements: Any) -> torch.Tensor:
 
 
 def _gradient_from(meta: Meta, placements: Any) -> Transition | None:
-    """The transition from gradients of local tensors, placed as the user says, to the tensor's.
+    """The transition from gradients of local tensors, in the user's placements, to the tensor's.
 
     Raises:
-        PlacementError: another gradient than that of the local tensors.
+        PlacementError: a gradient that cannot be that of the local tensors.
     """
     layout, mesh = meta.layout, meta.mesh
     seen = placed_gradients(mesh, layout, placements, meta.dtype, "to_local")
@@ -239,17 +241,17 @@ def _gradient_from(meta: Meta, placements: Any) -> Transition | None:
     means = divisor(layout, due)
     if means == 1:
         return transition_between(mesh, seen, due, terms, terms)
-    # What is placed is the gradient of the value; a term of a mean has its share of it.
+    # The placements are those of the value's gradient; a partial value of a mean has its share.
     return Transition(mesh, seen, due, src_varying=terms, dst_varying=terms, scale=1 / means)
 
 
 def placed_gradients(
     mesh: BoundMesh, layout: Layout, placements: Any, dtype: torch.dtype, call: str
 ) -> Layout:
-    """The layout of gradients of local tensors that are placed as the user says.
+    """The layout of gradients of local tensors in the user's placements.
 
     Raises:
-        PlacementError: another gradient than that of the local tensors.
+        PlacementError: a gradient that cannot be that of the local tensors.
     """
     given = as_layout(mesh, layout.shape, placements)
     wrong = [
@@ -294,7 +296,7 @@ def _word(layout: Layout, axis: int) -> str:
 def full_tensor(tensor: ShardTensor, grad_placements: Any) -> torch.Tensor:
     """See `ShardTensor.full_tensor`."""
     if tensor._meta.mesh.here is None:
-        return tensor.item()  # raises: a rank outside the mesh knows no value
+        return tensor.item()  # raises: a rank outside the mesh does not know the value
     full = Layout.replicated(tensor._meta.mesh.abstract, tensor.shape)
     whole = redistribute_to(tensor, full, "full_tensor")
     return to_local(_as_value(tensor, whole), grad_placements)

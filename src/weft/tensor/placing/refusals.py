@@ -1,8 +1,8 @@
 """What torch refuses to draw: dtypes and numbers out of range.
 
-torch itself says so, of the same op on operands of one element: with its own words, and for
-whatever it checks. What one rank cannot tell (whether rates and probabilities are in range) is not
-asked.
+torch itself is asked, with the same op on operands of one element, so the message is its own and
+covers all of its checks. What no single rank can tell (whether rates and probabilities are in
+range) is not checked.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from weft.tensor.trace.trees import fill
 __all__ = ["refuse", "refuse_factory", "refuse_permutation"]
 
 _OWN = torch.Generator()
-"""Whose draws count for nothing."""
+"""A generator whose draws do not count."""
 
 
 def refuse(op: Op, metas: Sequence[torch.Tensor]) -> None:
-    """Raise what torch raises of a random op with such operands and arguments.
+    """Raise what torch raises for a random op with such operands and arguments.
 
     `metas` are the values of its Slots. Half precision is tried as float32: torch lacks some
-    samplers of it on the CPU, and weft none.
+    half-precision samplers on the CPU, weft has them.
     """
     shape = (1,) * max([meta.ndim for meta in metas], default=0)
     shapes = [shape] * len(metas)
-    if "randint_like" in str(op.overload):  # a bound may be a tensor, of no dims
+    if "randint_like" in str(op.overload):  # a bound may be a 0-d tensor
         shapes[1:] = [()] * (len(metas) - 1)
     tried = [
         torch.ones(each, dtype=_dtype(meta), device="cpu") for each, meta in zip(shapes, metas)
@@ -55,7 +55,7 @@ def refuse(op: Op, metas: Sequence[torch.Tensor]) -> None:
 
 
 def _categories(meta: torch.Tensor, num: int) -> torch.Tensor:
-    """As many as show whether there are enough to draw `num` of them."""
+    """As many categories as show whether there are enough to draw `num` of them."""
     shape = [1] * meta.ndim
     if shape:
         shape[-1] = min(meta.shape[-1], max(num, 0) + 1)
@@ -68,18 +68,18 @@ def _dtype(meta: torch.Tensor) -> torch.dtype:
 
 @lru_cache(maxsize=1024)
 def refuse_factory(factory: Callable[..., Any], *args: Any, dtype: torch.dtype) -> None:
-    """Raise what torch raises of `torch.rand`, `randn` or `randint` with this dtype and range."""
+    """Raise what torch raises for `torch.rand`, `randn` or `randint` with this dtype and range."""
     with torch._C.DisableTorchFunction():
         factory(*args, (1,), dtype=dtype, device="cpu", generator=_OWN)
 
 
 @lru_cache(maxsize=1024)
 def refuse_permutation(n: int, dtype: torch.dtype) -> None:
-    """Raise what torch raises of `torch.randperm`: narrow dtypes do not hold every number."""
+    """Raise what torch raises for `torch.randperm`: narrow dtypes cannot hold every number."""
     tried = min(n, _MANY if dtype.itemsize < 4 else 1)
     with torch._C.DisableTorchFunction():
         torch.randperm(tried, dtype=dtype, device="cpu", generator=_OWN)
 
 
 _MANY = 1 << 16
-"""More numbers than dtypes of two bytes hold."""
+"""More numbers than dtypes of two bytes can hold."""

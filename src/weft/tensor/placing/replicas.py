@@ -1,8 +1,8 @@
-"""In debug mode: whether ranks that hold a tensor alike hold the same one.
+"""In debug mode: checks that ranks which should hold the same tensor do.
 
-A plain tensor is taken as replicated, and so is a leaf over the axes that nothing cuts it by. The
-first call that uses one compares digests over its ranks, as `debug_compare` compares what they ask
-for: nothing is sent over a group. What a tensor is called, the modules on the stack know.
+A plain tensor counts as replicated, and so does a leaf over the axes that do not shard it. The
+first call that uses one compares digests over its ranks, as `debug_compare` compares requests:
+nothing is sent over a group. The name of a tensor comes from the modules on the stack.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def compare(call: str, mesh: BoundMesh, tensors: Iterable[torch.Tensor]) -> None
     """Compare plain tensors and replicated leaves over the mesh, each at its first use.
 
     Raises:
-        CommunicationError: on all ranks that hold one, when they hold other values.
+        CommunicationError: on all ranks that hold one, if their values differ.
     """
     if mesh.here is None:
         return
@@ -49,13 +49,13 @@ def compare(call: str, mesh: BoundMesh, tensors: Iterable[torch.Tensor]) -> None
 
 
 def _owner(tensor: torch.Tensor) -> torch.Tensor:
-    """The parameter that a view is of: views are new at each use."""
+    """The parameter of a view, because views are new at each use."""
     base = tensor._base if type(tensor) is not ShardTensor else None
     return base if base is not None and base.is_leaf and base.requires_grad else tensor
 
 
 def _axes(tensor: torch.Tensor, mesh: BoundMesh) -> tuple[int, ...]:
-    """The axes, of more than one rank, over which the tensor is to be the same."""
+    """The axes, of more than one rank, over which the tensor must be the same."""
     local = tensor._local if type(tensor) is ShardTensor else tensor
     if local.is_meta or not dense(local):
         return ()
@@ -63,14 +63,14 @@ def _axes(tensor: torch.Tensor, mesh: BoundMesh) -> tuple[int, ...]:
     if type(tensor) is not ShardTensor:
         return axes
     if not local.requires_grad or local._is_view() or tensor._meta.mesh != mesh:
-        return ()  # of a view nothing is asked: torch may refuse to tell whether it is a leaf
+        return ()  # views are not checked: torch may refuse to say whether they are leaves
     if not local.is_leaf:
         return ()
     return tuple(axis for axis in axes if tensor._meta.layout.on(axis) is None)
 
 
 def _image(tensor: torch.Tensor, place: int) -> tuple[str, str]:
-    """What it is called, its dtype and shape; its digest."""
+    """Its name, dtype and shape; its digest."""
     local = unwrap_view(tensor._local) if type(tensor) is ShardTensor else tensor
     data = local.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
     flat = data.view(torch.uint8).numpy().data if data.numel() else b""
@@ -80,7 +80,7 @@ def _image(tensor: torch.Tensor, place: int) -> tuple[str, str]:
 
 
 def _name_of(tensor: torch.Tensor) -> str:
-    """`layers.0.weight of Net`, by the modules that are being called, the outermost first."""
+    """`layers.0.weight of Net`, by the modules whose calls are running, the outermost first."""
     modules: list[torch.nn.Module] = []
     frame = sys._getframe(1)
     while frame is not None:

@@ -1,10 +1,10 @@
 """ShardTensors in files: every rank writes its own block, and reads it back into its own place.
 
-`pickle` and `torch.save` write what one rank holds, with the layout and where on the mesh it lies;
-nothing is sent. In reading, the tensor is put together again on the mesh of the same ranks, which
-is bound where it is not. A rank of another number has no use for the block: it is told how to read
-all of them, as many ranks as there were, simulated in one process if need be; the whole can then be
-laid out anew. The parts are plain values, so that `torch.load(weights_only=True)` reads them.
+`pickle` and `torch.save` write what one rank holds, with the layout and the rank's place on the
+mesh; nothing is sent. On reading, the tensor is rebuilt on the mesh of the same ranks, which is
+bound if necessary. A rank of another number cannot use the block: the error says how to read all
+blocks, with as many ranks as there were, simulated in one process if need be; the whole can then be
+resharded. The parts are plain values, so that `torch.load(weights_only=True)` reads them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["reduced"]
 def reduced(tensor: ShardTensor) -> tuple[Any, ...]:
     """What pickle writes: the function that restores the tensor, and its arguments.
 
-    As of a plain tensor these are the data, `requires_grad` and the attributes, and tensors that
+    As for a plain tensor these are the data, `requires_grad` and the attributes, and tensors that
     share memory still do when they are read back from one file.
     """
     meta = tensor._meta
@@ -47,7 +47,7 @@ def reduced(tensor: ShardTensor) -> tuple[Any, ...]:
 def _restored(
     local: torch.Tensor, facts: Mapping[str, Any], attributes: Mapping[str, Any]
 ) -> ShardTensor:
-    """The ShardTensor of a block that this rank, or one like it, has written.
+    """The ShardTensor of a block that this rank, or its counterpart, has written.
 
     Raises:
         MeshError: the block of a rank of another number, or of a larger world.

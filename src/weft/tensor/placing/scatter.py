@@ -1,11 +1,11 @@
 """ShardTensors of data that one rank has.
 
-Theory of operation. Ranks that differ from the source in replicated axes only hold the same block.
-So blocks go out once, from the source to those ranks that share its coordinates on the axes that
-do not cut; each of them then broadcasts its own block over those axes, by the backend's tree. What
-the source hands over is the whole, less its own block, and its own block once more where there are
-replicas. A block that lies in the source's memory without gaps is sent as it lies, and every
-rank receives its block in place: no rank but the source ever holds more.
+Theory of operation. Ranks that differ from the source only in replicated axes hold the same block.
+So blocks are sent once, from the source to the ranks that share its coordinates on the axes that
+do not shard. Each of them then broadcasts its own block over those axes, by the backend's tree. The
+source sends the whole except its own block, and its own block once more if there are
+replicas. A block that is contiguous in the source's memory is sent without a copy, and every
+rank receives its block in place: no rank except the source ever holds more.
 """
 
 from __future__ import annotations
@@ -42,18 +42,19 @@ def distribute_tensor(
     """A leaf ShardTensor of a full tensor.
 
     Args:
-        tensor: the full tensor, of the same shape and dtype on every rank. One on the meta device
+        tensor: the full tensor, with the same shape and dtype on every rank. One on the meta device
             gives a ShardTensor on the meta device.
-        device_mesh: the mesh, `mesh=` as well; None means the current one.
+        device_mesh: the mesh, also accepted as `mesh=`; None means the current one.
         placements: placements, P or Layout; None replicates.
-        src_data_rank: the rank whose data count (the mesh's first, when it holds no such rank):
+        src_data_rank: the rank whose data count (the mesh's first, if the mesh does not hold it):
             it sends each rank its block. Ranks first compare what they pass. None takes each
-            rank's own and communicates nothing; debug mode compares.
+            rank's own tensor and communicates nothing; debug mode compares.
 
     Raises:
-        LayoutError: `tensor` is distributed already, in another way; on all ranks, where they pass
-            other shapes, dtypes or placements.
-        ShardTypeError: it is no tensor. UnsupportedOpError: it is sparse or nested.
+        LayoutError: `tensor` is already distributed in another layout; on all ranks, if they pass
+            different shapes, dtypes or placements.
+        ShardTypeError: it is not a tensor.
+        UnsupportedOpError: it is sparse or nested.
     """
     given, placements = mesh_and_placements(device_mesh, placements)
     mesh = as_bound_mesh(given)
@@ -84,12 +85,12 @@ def distributed_alike(
     call: str, tensors: Mapping[str, tuple[torch.Tensor, Layout]], mesh: BoundMesh,
     src_data_rank: int | None,
 ) -> Callable[[str, torch.Tensor], ShardTensor]:
-    """What distributes these plain tensors, by name, one after the other.
+    """The function that distributes these plain tensors, by name, one after the other.
 
     Ranks compare all of them here, at once, as `distribute_tensor` compares one.
 
     Raises:
-        LayoutError: on all ranks, where they have other tensors.
+        LayoutError: on all ranks, if they have different tensors.
     """
     source = None if src_data_rank is None else _source(call, src_data_rank, mesh)
     layouts = {name: layout for name, (_, layout) in tensors.items()}
@@ -139,7 +140,7 @@ def _described(
 
 
 def _source(call: str, rank: Any, mesh: BoundMesh) -> int:
-    """The position of the source: the mesh's first, where it holds no such rank."""
+    """The position of the source: that of the mesh's first rank, if the mesh does not hold it."""
     if not isinstance(rank, int) or isinstance(rank, bool):
         raise _no_rank(call.replace("tensor)", "src_data_rank=)"), rank, mesh)
     return mesh.position_of_rank(rank) or 0
@@ -164,19 +165,19 @@ def scatter_tensor(
     """A leaf ShardTensor of a full tensor that one rank has.
 
     Args:
-        tensor: the full tensor on rank `global_src`; what other ranks pass is not looked at.
+        tensor: the full tensor on rank `global_src`; ignored on other ranks.
         global_src: a rank of the mesh.
         mesh: the mesh; None means the current one.
         placements: placements, P or Layout; None replicates.
-        global_shape, dtype: of the full tensor; the source tells them to ranks that pass None.
+        global_shape, dtype: of the full tensor; the source sends them to ranks that pass None.
             Ranks outside the mesh must give them.
-        requires_grad: whether the result wants a gradient.
+        requires_grad: whether the result requires a gradient.
 
     Raises:
-        MeshError: `global_src` is no rank of the mesh. ShardTypeError: it is no number; the source
-            has no plain tensor.
-        LayoutError: on all ranks, when the source has no tensor, or another shape or dtype than
-            some rank says; on a rank outside the mesh that says none.
+        MeshError: `global_src` is not a rank of the mesh.
+        ShardTypeError: it is not a number; the source has no plain tensor.
+        LayoutError: on all ranks, if the source has no tensor, or one whose shape or dtype differs
+            from what some rank says; on a rank outside the mesh that gives none.
     """
     bound = as_bound_mesh(mesh, "mesh")
     call = "scatter_tensor(global_src)"
@@ -203,7 +204,7 @@ def scatter_tensor(
 
 
 def _full(tensor: Any) -> tuple[torch.Tensor | None, WeftError | None]:
-    """What the source has, or why it cannot be scattered."""
+    """The source's tensor, or why it cannot be scattered."""
     call = "scatter_tensor(tensor)"
     try:
         check_tensor(tensor, call)
@@ -266,7 +267,7 @@ def _told(
 def _leaf(
     local: torch.Tensor, mesh: BoundMesh, layout: Layout, requires_grad: bool, strides: Strides
 ) -> ShardTensor:
-    """The leaf of a local tensor that holds the value (not yet a term of it)."""
+    """The leaf of a local tensor that holds the value (not yet a partial value of it)."""
     if layout.is_partial and mesh.here is not None and not local.is_meta:
         to_partial = transition_between(
             mesh, layout.without_partial(), layout,
@@ -278,21 +279,21 @@ def _leaf(
 
 
 def _order(layout: Layout, strides: Strides) -> Order | None:
-    """All dims, in the order in which they lie; None where it is their own."""
+    """All dims, in their memory order; None if that is their own order."""
     return None if strides is None else memory_order(layout.shape, strides)
 
 
 def _block(
     tensor: torch.Tensor, layout: Layout, coordinate: Sequence[int], order: Order | None
 ) -> torch.Tensor:
-    """A block, its dims in the order in which they lie in memory."""
+    """A block, with its dims in memory order."""
     box = layout.box_at(coordinate)
     block = tensor[tuple(slice(start, stop) for start, stop in box)]
     return block if order is None else block.permute(order)
 
 
 def _shape(layout: Layout, coordinate: Sequence[int], order: Order | None) -> tuple[int, ...]:
-    """Of such a block."""
+    """The shape of such a block."""
     shape = layout.local_shape_at(coordinate)
     return shape if order is None else tuple([shape[dim] for dim in order])
 
@@ -337,7 +338,7 @@ def _send_blocks(
     full: torch.Tensor | None, local: torch.Tensor, mesh: BoundMesh, layout: Layout,
     comm: Communicator, place: int, order: Order | None,
 ) -> None:
-    """From the source, at a place of the group, to the ranks that differ in axes that cut."""
+    """From the source, at a position of the group, to the ranks that differ in sharding axes."""
     send, recv = [], []
     if full is None:
         recv = [(place, local)] if local.numel() else []
@@ -353,7 +354,7 @@ def _send_blocks(
 
 
 def _place(mesh: BoundMesh, axes: tuple[int, ...], at: tuple[int, ...]) -> int:
-    """The place of a coordinate in its group over some axes."""
+    """The position of a coordinate in its group over some axes."""
     place = 0
     for axis in axes:
         place = place * mesh.axis_sizes[axis] + at[axis]

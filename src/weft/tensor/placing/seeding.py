@@ -1,8 +1,9 @@
-"""torch's functions that seed, save and restore the default generator do so for weft's stream too.
+"""torch's functions that seed, save and restore the default generator also do so for weft's stream.
 
-`torch.manual_seed` and `torch.seed` seed it. What `torch.get_rng_state` gives carries it, so that
-`torch.set_rng_state`, `torch.random.fork_rng` and checkpointing take it back. A generator's own
-methods, written in C, cannot be taken over: another seed is noticed, a restored state is not.
+`torch.manual_seed` and `torch.seed` seed it. The result of `torch.get_rng_state` includes it, so
+`torch.set_rng_state`, `torch.random.fork_rng` and checkpointing restore it. A generator's own
+methods are written in C and cannot be replaced: a different seed is noticed, a restored state is
+not.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""How the blocks of ranks make up one tensor: what a caller says of it, checked.
+"""How the blocks of ranks make up one tensor: a caller's statements, checked.
 
-All of this is known to every rank that is told the same, so what cannot be is found on all of them.
+Every rank with the same statements knows all of this, so all ranks find a contradiction.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from weft.tensor.placing.layouts import as_layout
 __all__ = ["ASKS", "form_of", "is_asked", "said_layout"]
 
 ASKS = ("infer", "chunk")
-"""Sizes that ranks have to tell each other."""
+"""Sizes that ranks have to exchange."""
 
 _FIX = "from_local(x, mesh, [Shard(0)], sizes={0: (3, 2)})"
 
@@ -25,13 +25,13 @@ Map = Mapping[Any, Any]
 
 
 def is_asked(placements: Any, shape: Any, sizes: Any, shapes: Any) -> bool:
-    """Whether ranks have to tell each other the sizes of their blocks.
+    """Whether ranks have to exchange the sizes of their blocks.
 
-    It follows from what is said alone, and not from the local tensor, which is each rank's own.
+    It depends only on the arguments, not on the local tensor, which is each rank's own.
 
     Raises:
-        LayoutError: `sizes` is neither a map nor a known word, or `shapes` says otherwise.
-        ShardTypeError: `shapes` is no map.
+        LayoutError: `sizes` is neither a map nor a known word, or `shapes` contradicts it.
+        ShardTypeError: `shapes` is not a map.
     """
     is_map = isinstance(sizes, Mapping)
     if not is_map and sizes not in ASKS:
@@ -57,7 +57,7 @@ def is_asked(placements: Any, shape: Any, sizes: Any, shapes: Any) -> bool:
 
 
 def form_of(mesh: BoundMesh, ndim: int, placements: Any) -> Layout:
-    """Which axes cut which dim; lengths and sizes say nothing in it."""
+    """Which axes shard which dim; lengths and sizes are arbitrary."""
     if isinstance(placements, (list, tuple)):
         placements = [
             type(one)(one.dim) if isinstance(one, Shard) and one.sizes else one
@@ -69,11 +69,11 @@ def form_of(mesh: BoundMesh, ndim: int, placements: Any) -> Layout:
 def said_layout(
     mesh: BoundMesh, local: Sequence[int], placements: Any, shape: Any, sizes: Any, shapes: Any
 ) -> Layout:
-    """The layout of local tensors, of which this rank's has the shape `local`, as it is told.
+    """The layout of local tensors, given this rank's shape `local` and the caller's statements.
 
     Raises:
-        LayoutError: what is said is incomplete, or contradicts itself.
-        ShardTypeError: sizes that are no whole numbers.
+        LayoutError: the statements are incomplete or contradictory.
+        ShardTypeError: sizes that are not whole numbers.
     """
     if isinstance(placements, Layout):
         return as_layout(mesh, placements.shape, placements)
@@ -120,7 +120,7 @@ def _dim(dim: Any, ndim: int) -> Any:
 
 
 def _whole(sizes: Any, dim: int) -> tuple[int, ...]:
-    """Raises ShardTypeError where they are no sequence of whole numbers."""
+    """Raises ShardTypeError if they are not a sequence of whole numbers."""
     try:
         return tuple([index(size) for size in sizes])
     except TypeError as error:
@@ -131,7 +131,7 @@ def _whole(sizes: Any, dim: int) -> tuple[int, ...]:
 
 
 def _together(told: Map, of_shapes: Map, ndim: int) -> dict[Any, Any]:
-    """`sizes` and `sharding_shapes`, both given: they say the same."""
+    """`sizes` and `sharding_shapes`, both given, checked to agree."""
     out = {_dim(dim, ndim): given for dim, given in told.items()}
     wrong = [
         f"dim {dim}: sizes {tuple(out[dim])}, sharding_shapes {given}"
@@ -146,7 +146,7 @@ def _together(told: Map, of_shapes: Map, ndim: int) -> dict[Any, Any]:
 
 
 def _of_shapes(form: Layout, shapes: Map) -> dict[int, tuple[int, ...]]:
-    """Sizes per dim that one axis cuts, of the shapes of the shards along each axis."""
+    """Sizes per dim that one axis shards, from the shapes of the shards along each axis."""
     out: dict[int, tuple[int, ...]] = {}
     wrong: list[str] = []
     seen: dict[int, Any] = {}
@@ -192,7 +192,7 @@ def _as_shapes(given: Any) -> list[tuple[int, ...]] | None:
 
 
 def _other_lengths(name: Any, each: Sequence[tuple[int, ...]], dim: Any) -> list[str]:
-    """Where shapes along an axis differ in a dim that it does not cut."""
+    """Where shapes along an axis differ in a dim that it does not shard."""
     first = each[0] if each else ()
     return [
         f"{name!r}: {one} beside {first}, other in dim {at}"

@@ -1,7 +1,7 @@
-"""What asks a ShardTensor for its memory: the size is known, an address is not.
+"""A ShardTensor's memory: the size is known, an address is not.
 
-Programs that only add up bytes (torchinfo) get the global tensor's. Who asks for more than the size
-is refused, and told what is meant instead.
+Programs that only add up bytes (torchinfo) get the global tensor's. Requests for more than the size
+are refused, and the error names the alternatives.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["Storage", "memory_refused"]
 
 
 def memory_refused(name: str, tensor: ShardTensor) -> UnsupportedOpError:
-    """The error of a call that asks where a ShardTensor lies in memory."""
+    """The error of a call that asks where a ShardTensor is in memory."""
     layout = str(tensor.sharding)
     return UnsupportedOpError(
         message(f"{name}()", f"no single address or storage holds a global tensor; the tensor is "
@@ -30,7 +30,7 @@ def memory_refused(name: str, tensor: ShardTensor) -> UnsupportedOpError:
 
 
 class Storage:
-    """The storage of a ShardTensor, as far as there is one: the bytes of the global tensor."""
+    """The storage of a ShardTensor, as far as it exists: the bytes of the global tensor."""
 
     def __init__(self, tensor: ShardTensor) -> None:
         check_traced("untyped_storage")

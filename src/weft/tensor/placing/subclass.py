@@ -1,6 +1,6 @@
-"""ShardTensors are not made of a tensor alone: what would make one without a mesh is refused.
+"""Refuses to make a ShardTensor from a tensor alone, without a mesh.
 
-`t.as_subclass(ShardTensor)` asks nothing of the class, so the method of torch is taken over.
+`t.as_subclass(ShardTensor)` does not call the class, so torch's method is replaced.
 """
 
 from __future__ import annotations

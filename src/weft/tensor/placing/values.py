@@ -43,7 +43,7 @@ def global_value(tensor: ShardTensor) -> torch.Tensor:
 
 
 def _known(tensor: ShardTensor) -> torch.Tensor | None:
-    """The value, where this rank knows it without asking others."""
+    """The value, if this rank knows it without communication."""
     meta = tensor._meta
     if meta.mesh.here is None:
         return None
@@ -54,7 +54,7 @@ def _known(tensor: ShardTensor) -> torch.Tensor | None:
 
 
 def like_dense(tensor: ShardTensor) -> torch.Tensor:
-    """The global value in memory as the tensor says: of its strides."""
+    """The global value with the tensor's strides."""
     value, strides = global_value(tensor), tensor.stride()
     if value.stride() == strides or 0 in strides:
         return value
@@ -64,7 +64,7 @@ def like_dense(tensor: ShardTensor) -> torch.Tensor:
 
 
 def formatted(tensor: ShardTensor, spec: str) -> str:
-    """`format(x, spec)`: of no dims the number, by a collective where a spec asks for one."""
+    """`format(x, spec)`: for a 0-d tensor the number, by a collective if there is a spec."""
     if tensor.dim() == 0:
         value = global_value(tensor) if spec else _known(tensor)
         if value is not None:
@@ -73,9 +73,9 @@ def formatted(tensor: ShardTensor, spec: str) -> str:
 
 
 def numpy(tensor: ShardTensor, force: bool = False) -> Any:
-    """The global value as a numpy array; as torch, refused while a gradient is wanted.
+    """The global value as a numpy array; as in torch, refused while a gradient is required.
 
-    A complex tensor that is conjugated lazily is conjugated: local parts of other layouts are.
+    A complex tensor with lazy conjugation is conjugated, like local parts of other layouts.
     """
     if tensor.requires_grad and not force:
         raise RuntimeError(
@@ -88,7 +88,7 @@ def array(tensor: ShardTensor, dtype: Any = None, copy: bool | None = None) -> A
     """`np.asarray(x, dtype, copy=)`, by numpy's protocol.
 
     Raises:
-        ValueError: `copy=False` where the array cannot be this rank's memory.
+        ValueError: `copy=False` if the array cannot be this rank's memory.
     """
     found = numpy(tensor)
     cast = dtype is not None and found.dtype != dtype
@@ -100,8 +100,8 @@ def array(tensor: ShardTensor, dtype: Any = None, copy: bool | None = None) -> A
 
 
 def from_array(tensor: ShardTensor, array: Any) -> ShardTensor:
-    """What numpy's functions made of the tensor's value, the same on every rank: replicated."""
-    if array.dtype == bool:  # as torch's own `__array_wrap__`
+    """The result of a numpy function on the tensor's value, the same on every rank: replicated."""
+    if array.dtype == bool:  # as in torch's own `__array_wrap__`
         array = array.astype("uint8")
     return as_sharded(torch.from_numpy(array), tensor._meta.mesh)
 
@@ -114,9 +114,9 @@ _KINDS = {
 
 
 def text(tensor: ShardTensor) -> str:
-    """Global shape, layout, and this rank's block, or the value where it is known.
+    """Global shape, layout, and this rank's block, or the value if it is known.
 
-    Never communicates. A term is called one: it is not the value.
+    Never communicates. A partial value is called one: it is not the value.
     """
     meta = tensor._meta
     lines = [f"ShardTensor({meta.layout.text(str(meta.dtype).removeprefix('torch.'))}"]
@@ -138,7 +138,7 @@ def text(tensor: ShardTensor) -> str:
 
 
 def _what_is_shown(meta: Meta) -> str:
-    """What this rank's local tensor is of the whole."""
+    """What part of the whole this rank's local tensor is."""
     mesh, layout = meta.mesh, meta.layout
     assert mesh.here is not None
     over: dict[str, list[str]] = {}

@@ -1,1 +1,1 @@
-"""Views whose data had to move: how they follow their base, and their base follows them."""
+"""Views whose data had to move: they follow their base, and their base follows them."""

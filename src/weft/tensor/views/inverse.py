@@ -1,7 +1,7 @@
-"""Writing a value to that part of a tensor which a view call shows.
+"""Writes a value to the part of a tensor that a view call shows.
 
-The call is captured, and its ops followed from the base to the result. An op that shows all
-elements (`view`, `permute`) has an inverse; one that shows some of them (`select`, `slice`, a piece
+The call is captured, and its ops are followed from the base to the result. An op that shows all
+elements (`view`, `permute`) has an inverse. One that shows some of them (`select`, `slice`, a piece
 of a `split`, `diagonal`) is a ragged view of its source and moves nothing.
 """
 
@@ -51,7 +51,7 @@ def write(
 
     Raises:
         UnsupportedOpError: the call has no known inverse.
-        RuntimeError: what torch raises of such a write: the base is a leaf that requires grad, or
+        RuntimeError: what torch raises for such a write: the base is a leaf that requires grad, or
             elements of the view share memory.
     """
     tensors = flatten((args, kwargs))
@@ -139,7 +139,7 @@ def _steps(op: Op, source: Tensor, place: int, value: Any) -> Sequence[Step]:
 
 
 def _row(dim: int, index: int) -> list[Step]:
-    """Element `index` of a dim, which is gone in the result."""
+    """Element `index` of a dim, which the result lacks."""
     return [
         Part(lambda tensor: tensor.narrow(dim, index % tensor.shape[dim], 1)),
         Whole(lambda tensor: tensor.squeeze(dim), lambda tensor: tensor.unsqueeze(dim)),
@@ -147,7 +147,7 @@ def _row(dim: int, index: int) -> list[Step]:
 
 
 def _windows(dim: int, length: int, shape: Sequence[int]) -> list[Step]:
-    """`unfold` of windows side by side: what they cover, in two dims of which one goes last."""
+    """`unfold` with adjacent windows: what they cover, in two dims of which one is moved last."""
     count = shape[dim] // length
     return [
         Part(lambda tensor: tensor.narrow(dim, 0, count * length)),
@@ -166,7 +166,7 @@ def _piece(show: Change, op: Op, source: Tensor, place: int) -> Part:
 
 
 def _order(show: Change, ndim: int) -> list[int]:
-    """The inverse of a permutation, by what it does to lengths that differ."""
+    """The inverse of a permutation, found by its effect on lengths that differ."""
     lengths = list(range(2, 2 + ndim))
     moved = show(torch.empty(lengths, device="meta")).shape
     return [list(moved).index(length) for length in lengths]

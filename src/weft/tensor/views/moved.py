@@ -1,17 +1,17 @@
 """Views whose data had to move: they follow their base, and their base follows them.
 
-A view op that cannot leave its data where they lie (a row of a dim that is cut comes to every
-rank) makes a tensor that shares no memory with its base. It is a view all the same: a `View` knows
-the base and the call. The local tensor of the result is of the class `Moved`, so that torch calls
-`__torch_function__` for whatever uses it, as of a tensor in flight:
+A view op that cannot leave its data in place (a row of a sharded dim is sent to every
+rank) makes a tensor that shares no memory with its base. It is a view nevertheless: a `View` knows
+the base and the call. The local tensor of the result is of the class `Moved`, so torch calls
+`__torch_function__` for every use of it, as for a tensor in flight:
 
 - before a use, a view whose base has been written to since is read from the base again, in place,
-  so that version counters and graphs say what they say of a view in torch;
-- after a use that wrote to it, what it holds is written to the base, by the inverse of the call.
+  so that version counters and graphs are those of a view in torch;
+- after a use that wrote to it, its content is written to the base, by the inverse of the call.
 
-What shares memory with a moved view is one, too, with the same `View`. All ranks run the same
-program, so they find the same views out of date at the same call, and communicate together.
-Tensors that are no such view never pay for this.
+A tensor that shares memory with a moved view is one too, with the same `View`. All ranks run the
+same program, so they find the same views out of date at the same call, and communicate together.
+Other tensors never pay for this.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _SEVERAL = frozenset((torch.broadcast_tensors, torch.functional.broadcast_tensor
 
 
 class Moved(torch.Tensor):
-    """A local tensor of a view whose data had to move; `_weft_view` is its View, `_weft_plain`
-    the plain tensor of the same memory that stands in autograd's graph."""
+    """A local tensor of a view whose data had to move. `_weft_view` is its View, `_weft_plain`
+    the plain tensor with the same memory that is in autograd's graph."""
 
     _weft_view: View
     _weft_plain: Tensor
@@ -69,7 +69,7 @@ class Moved(torch.Tensor):
 
 
 def _as_moved(tensor: Tensor, met: dict[int, Moved]) -> Tensor:
-    """A result of a local op; where it shares memory with a moved view it is one."""
+    """A result of a local op; if it shares memory with a moved view it is one."""
     known = met.get(id(tensor))
     if known is not None:
         return known
@@ -91,13 +91,13 @@ def _moved(tensor: Tensor, view: View) -> Moved:
 
 
 def unwrap_view(local: Tensor) -> Tensor:
-    """The local tensor; of a moved view the plain one, up to date."""
+    """The local tensor; for a moved view the plain one, up to date."""
     if type(local) is not Moved:
         return local
     local._weft_view.update()
     with torch._C.DisableTorchFunctionSubclass():
         if local.requires_grad and not local._weft_plain.requires_grad:
-            # A node of autograd's, a transition, has returned it: the graph is its own.
+            # A node of autograd, a transition, has returned it: the graph is its own.
             local._weft_plain = local.view_as(local)
     return local._weft_plain
 
@@ -106,10 +106,12 @@ class View:
     """What a moved view is a view of.
 
     Args:
-        base: the tensor that it was called on. func, args, kwargs: the call. place: which of its
-            results this is.
+        base: the tensor that the call viewed.
+        func, args, kwargs: the call.
+        place: the number of this result.
         out: the result, whose local tensor is the plain one.
-        is_one_of_several: whether the call gives a list of views; torch records no writes to these.
+        is_one_of_several: whether the call returns a list of views; torch records no writes to
+            these.
     """
 
     __slots__ = ("__weakref__", "args", "base", "buffer", "func", "grad", "is_one_of_several",
@@ -127,7 +129,7 @@ class View:
         self.seen = _version(base)
 
     def update(self) -> None:
-        """Read the view again where its base has been written to."""
+        """Read the view again if its base has been written to."""
         base = self.base
         if base is None:
             return
@@ -139,13 +141,13 @@ class View:
             return
         with torch.inference_mode(self.buffer.is_inference()), torch.set_grad_enabled(self.grad):
             again: Any = flatten(self.func(*self.args, **self.kwargs))[self.place]
-            if again._meta.layout != self.meta.layout:  # a gradient is wanted now, or not any more
+            if again._meta.layout != self.meta.layout:  # whether a gradient is wanted has changed
                 again = again.redistribute(placements=self.meta.layout)
             self.seen = now
             self.buffer.copy_(unwrap_view(again._local))
 
     def check_recorded(self, recorded: bool) -> None:
-        """Raise where torch does not let a view be changed in place."""
+        """Raise if torch does not permit a view to be changed in place."""
         base = self.base
         if torch.is_grad_enabled() and not self.grad and base is not None and base.requires_grad:
             raise RuntimeError(_NO_GRAD_VIEW)
@@ -153,14 +155,14 @@ class View:
             raise RuntimeError(_ONE_OF_SEVERAL)
 
     def write_back(self, recorded: bool) -> None:
-        """Write what the view holds to its base.
+        """Write the view's content to its base.
 
-        `recorded`: whether autograd recorded the write to the view. It does not where the view was
+        `recorded`: whether autograd recorded the write to the view. It does not if the view was
         detached, or shows the bits as another dtype.
         """
         if self.base is None:
             return
-        self.seen = None  # out of date, should the base refuse the write
+        self.seen = None  # out of date, in case the base refuses the write
         self.check_recorded(recorded and torch.is_grad_enabled())
         value = wrap(self.buffer, self.meta.replace(requires_grad=self.buffer.requires_grad))
         with torch.set_grad_enabled(recorded and torch.is_grad_enabled()):
@@ -184,7 +186,7 @@ _ONE_OF_SEVERAL = (  # torch's own words
 
 
 def attach_to_base(result: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """The result of a view call, of which those tensors whose data moved follow their base."""
+    """The result of a view call; those of its tensors whose data moved follow their base."""
     tensors = flatten((args, kwargs))
     several = type(result) is not ShardTensor and func not in _SEVERAL
     for place, out in enumerate(flatten(result)):
@@ -192,16 +194,16 @@ def attach_to_base(result: Any, func: Any, args: Any, kwargs: Any) -> Any:
             continue
         base = tensors[place if func in _SEVERAL else 0]
         if type(base) is ShardTensor and base._meta.alias is not None:
-            continue  # what cannot be written to has no views that can
+            continue  # what cannot be written to has no writable views
         out._meta = out._meta.replace(alias=None)
         local = out._local
-        has_data = _memory(base)._cdata == local.untyped_storage()._cdata  # this rank had them
+        has_data = _memory(base)._cdata == local.untyped_storage()._cdata  # already on this rank
         overlaps = torch._debug_has_internal_overlap(local)  # type: ignore[attr-defined]
         # Where some shard is empty all ranks copy: autograd drops edges of empty views that are
         # written to, and the ranks would have different graphs in a second backward.
         if has_data or overlaps or _has_empty(out._meta.layout):
             out._local = local.clone()
-        else:  # what the base became for this call counts the writes to it
+        else:  # what the base has become for this call counts the writes to it
             out._local = with_own_version(local, unwrap_view(local_of(base)))
         view = View(base, func, args, kwargs, place, out, several)
         out._local = _moved(out._local, view)
@@ -211,7 +213,7 @@ def attach_to_base(result: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _followers(base: ShardTensor) -> weakref.WeakSet[View]:
-    """The views that are alive of which this is the base."""
+    """The living views of this base."""
     found = getattr(base, "_followers", None)
     if found is None:
         found = base._followers = weakref.WeakSet()
@@ -219,9 +221,9 @@ def _followers(base: ShardTensor) -> weakref.WeakSet[View]:
 
 
 def bump_versions(tensor: Tensor) -> None:
-    """Count a change of shape as what it is in torch: a write to the tensor and its bases.
+    """Count a change of shape as torch does: as a write to the tensor and its bases.
 
-    No element changes: views that show what is there still do.
+    No element changes, so views of the existing elements still show them.
     """
     bump_view_epoch()
     was = _version(tensor)
@@ -239,7 +241,7 @@ def bump_versions(tensor: Tensor) -> None:
 
 
 def stands_for(before: ShardTensor, tensor: ShardTensor) -> None:
-    """The tensor changes its shape: views of it are those of `before`, which is as it was."""
+    """The tensor changes its shape: its views become those of `before`, which is unchanged."""
     views = list(_followers(tensor)) if getattr(tensor, "_followers", None) else ()
     for view in views:
         view.args, view.kwargs = map_tensors(
@@ -261,13 +263,13 @@ _WRITES = _Writes()
 
 
 def bump_view_epoch() -> None:
-    """Called by what writes in place: inference tensors count no versions."""
+    """Called by in-place writes, because inference tensors count no versions."""
     if torch.is_inference_mode_enabled():
         _WRITES.count += 1
 
 
 def _version(tensor: Tensor) -> Any:
-    """What changes with every write to the tensor."""
+    """A value that changes with every write to the tensor."""
     local = tensor._local if type(tensor) is ShardTensor else tensor
     if type(local) is Moved:
         local._weft_view.update()
