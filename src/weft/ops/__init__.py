@@ -29,6 +29,7 @@ from weft.ops import (
     reads,
     recurrent,
     reductions,
+    resizing,
     scans,
     searchsorted,
     shifts,
@@ -50,7 +51,7 @@ __all__ = [
 _PAGES = (
     attention, composed, contractions, convolutions, creation, ctc, decomposed, distances,
     elementwise, extrema, grouped_mm, joins, linalg, losses, margin_losses, moments, norms, order,
-    pools, reads, recurrent, reductions, scans, searchsorted, shifts, slices, softmax,
+    pools, reads, recurrent, reductions, resizing, scans, searchsorted, shifts, slices, softmax,
     tall_factorizations, transforms, views, writes,
 )
 

@@ -1,4 +1,4 @@
-"""What gives positions another length: pools, resizing, im2col; and grid_sample.
+"""Pools, im2col and grid_sample.
 
 Batch and channels pass. Of pools, sharded positions stay sharded: each rank fetches the border
 that its windows read. Elsewhere positions are whole.
@@ -161,13 +161,6 @@ def _counted(
     return pool
 
 
-_LENGTHS = {
-    1: "upsample_nearest1d _upsample_nearest_exact1d upsample_linear1d",
-    2: "upsample_nearest2d _upsample_nearest_exact2d upsample_bilinear2d upsample_bicubic2d "
-       "_upsample_bilinear2d_aa _upsample_bicubic2d_aa",
-    3: "upsample_nearest3d _upsample_nearest_exact3d upsample_trilinear3d",
-}
-
 PAGE = page(
     *[op(f"avg_pool{num}d", rule(_pool(num), on_box=_on_box(num))) for num in (1, 2, 3)],
     *[op(f"max_pool{num}d max_pool{num}d_with_indices",
@@ -175,8 +168,6 @@ PAGE = page(
     *[op(f"adaptive_avg_pool{num}d", _resized(num)) for num in (1, 2, 3)],
     *[op(f"adaptive_max_pool{num}d", _resized(num, 1, 2)) for num in (1, 2, 3)],
     *[op(f"max_unpool{num}d", _resized(num, 2)) for num in (2, 3)],
-    # Where a call gives scales, the lengths of the result come from floats.
-    *[op(names, _resized(num), floats_flow=False) for num, names in _LENGTHS.items()],
     op("fractional_max_pool2d", rule(
         "b c>0 h! w!, b c 2 -> b c y x, b c y x", "c>0 h! w!, 1 c 2 -> c y x, c y x")),
     op("fractional_max_pool3d", rule(

@@ -20,7 +20,7 @@ from weft.rules.call import Call
 from weft.rules.factors import linear_sets
 from weft.rules.notation import Pattern, parse
 from weft.rules.rule import Rule
-from weft.rules.window import OnBox
+from weft.rules.window import OnBox, Tables
 
 __all__ = ["Entry", "Last", "Page", "RuleText", "Text", "op", "page", "rule"]
 
@@ -55,6 +55,7 @@ class RuleText:
     by_size: bool = False
     fill: float = 0.0
     on_box: OnBox | None = None
+    tables: Tables | None = None
 
     @property
     def is_string(self) -> bool:
@@ -95,6 +96,8 @@ class RuleText:
             more["by_size"] = True
         if self.on_box is not None:
             more["fill"], more["on_box"] = self.fill, self.on_box
+        if self.tables is not None and None in pattern.windows.values():
+            more["tables"] = self.tables(call)
         along = None if self.along is None else self._along(call, shapes)
         if self.sizes is not None:
             more["size_arg"] = call.names.index(self.sizes)
@@ -155,7 +158,7 @@ def rule(
     linear: Sequence[int | Sequence[int]] = (), bias: Sequence[int] = (), moves: bool = False,
     sizes: str | None = None, counts: Mapping[str, str] | None = None,
     serves: Callable[[Call], bool] | None = None, by_size: bool = False, fill: float = 0.0,
-    on_box: OnBox | None = None,
+    on_box: OnBox | None = None, tables: Tables | None = None,
 ) -> RuleText:
     """A rule, as pages write it.
 
@@ -179,11 +182,13 @@ def rule(
         fill: what fills boxes where they reach beyond an operand.
         on_box: what runs on such boxes: (call, `Boxed`) -> (function or None for the op, args,
             kwargs). It also serves ranks with an empty result, whose graph edges it must keep.
+        tables: (call) -> per factor with `@`, its `Table`.
     """
     sets = tuple([(one,) if isinstance(one, int) else tuple(one) for one in linear])
     told = tuple((counts or {}).items())
     return RuleText(
-        texts, along, default, sets, tuple(bias), moves, sizes, told, serves, by_size, fill, on_box)
+        texts, along, default, sets, tuple(bias), moves, sizes, told, serves, by_size, fill, on_box,
+        tables)
 
 
 @dataclass(frozen=True, slots=True)
