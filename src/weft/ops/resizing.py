@@ -70,8 +70,12 @@ def _tables(call: Call) -> Mapping[str, Table]:
 
 def _text(call: Call, wants_grad: Sequence[bool]) -> str:
     """Positions by a table of what each reads: of one dim, "b c @y0 -> b c y0"."""
-    dims = range(len(call.results[0].shape) - 2)
-    if _name(call) in _MODES and "float" not in call.tensors[0].dtype:  # integers round once
+    x, out = call.tensors[0], call.results[0]
+    dims = range(len(out.shape) - 2)
+    # Integers are rounded once; of one column, the kernels with filters give other sums.
+    if (_name(call) in _MODES and "float" not in x.dtype) or (
+        _name(call).endswith("_aa") and x.shape[-1] == out.shape[-1] == 1
+    ):
         return (f"b c {' '.join([f's{at}!' for at in dims])} -> "
                 f"b c {' '.join([f't{at}' for at in dims])}")
     return (f"b c {' '.join([f'@y{at}' for at in dims])} -> "
@@ -85,25 +89,30 @@ def _on_box(call: Call, boxed: Boxed) -> Local:
     fetched = [dim for dim in boxed.dims if dim.box is not None]
     if not fetched:
         return None, boxed.args, boxed.kwargs
-    run = _weighted(call, fetched) if _name(call) in _MODES else _copied(call, boxed.dims)
-    return run, boxed.args[:1], {}
+    if _name(call) not in _MODES:
+        return _copied(call, boxed.dims), boxed.args[:1], {}
+    # The kernels with filters take an image of one column for another one.
+    dims = boxed.dims if _name(call).endswith("_aa") else fetched
+    return _weighted(call, dims), boxed.args[:1], {}
 
 
-def _weighted(call: Call, fetched: Sequence[BoxedDim]) -> Callable[[Tensor], Tensor]:
+def _weighted(call: Call, dims: Sequence[BoxedDim]) -> Callable[[Tensor], Tensor]:
+    """Weighted sums along some dims, torch's kernel along the others."""
     resized, scales = _resized(call), list(_scales(call))
     after = [dim.after for dim in resized]
     parts = []
-    for dim in fetched:
-        assert dim.box is not None
+    for dim in dims:
         start, stop = dim.outputs
         scales[dim.dim - 2] = None
         after[dim.dim - 2] = stop - start
+        origin = 0 if dim.box is None else dim.box[0]
         parts.append((dim.dim, stop - start, taps_of(resized[dim.dim - 2]).of(
-            start, stop, dim.box[0])))
+            start, stop, origin)))
     kernel = getattr(torch.ops.aten, _name(call)).default
-    moved = {dim.dim for dim in fetched}
-    others = [dim.before != dim.after or scale not in (None, 1) for at, (dim, scale) in enumerate(
-        zip(resized, _scales(call))) if at + 2 not in moved]
+    done = {dim.dim for dim in dims}
+    others = any(
+        at not in done and (dim.before != dim.after or scales[at - 2] is not None)
+        for at, dim in enumerate(resized, 2))
     places = _ByDevice([one for _, _, taps in parts for tap in taps for one in tap])
 
     def run(x: Tensor) -> Tensor:
@@ -111,7 +120,7 @@ def _weighted(call: Call, fetched: Sequence[BoxedDim]) -> Callable[[Tensor], Ten
         for dim, length, taps in parts:
             here: Any = [(next(mine), next(mine), next(mine)) for _ in taps]
             out = weighted(out, dim, here, length)
-        if any(others):
+        if others:
             out = kernel(out, after, _aligned(call), *scales)
         return out.to(x.dtype)
 

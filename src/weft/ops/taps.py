@@ -89,17 +89,18 @@ def weighted(
 @lru_cache(maxsize=256)
 def taps_of(dim: Resized) -> Taps:
     """The taps of a dim."""
-    if dim.mode.endswith("_aa"):
-        return _filtered(dim)
     places = torch.arange(dim.after)
-    if dim.before == dim.after and dim.mode == "linear":
+    if dim.before == dim.after and dim.mode != "cubic":  # whatever scale is given
         one = torch.ones(1, dim.after, dtype=dim.dtype)
         return Taps(places[None], one, one.bool())
+    if dim.mode.endswith("_aa"):
+        return _filtered(dim)
+    places = places.to(dim.dtype)
     source = _scale(dim) * (places if dim.aligned else places + 0.5)
     if not dim.aligned:
         source = source - 0.5
     if dim.mode == "linear":
-        source = source.clamp(min=0)
+        source = source.clamp(0, dim.before - 1)
     first = source.floor().long().clamp(max=dim.before - 1)
     beyond = (source - first).clamp(0, 1)
     if dim.mode == "linear":
@@ -146,7 +147,7 @@ def _filtered(dim: Resized) -> Taps:
     width, function = _FILTERS[dim.mode]
     scale = _scale(dim)
     spread = scale.clamp(min=1)
-    centre = scale * (torch.arange(dim.after) + 0.5)
+    centre = scale * (torch.arange(dim.after, dtype=dim.dtype) + 0.5)
     support = width * 0.5 * spread
     first = (centre - support + 0.5).long().clamp(min=0)
     stop = (centre + support + 0.5).long().clamp(max=dim.before)
@@ -167,8 +168,9 @@ def nearest_table(before: int, after: int, scale: float | None, exact: bool) -> 
     for dtype in (torch.float32, torch.float64):
         ratio = _ratio(before, after, scale, dtype)
         if exact:
-            found.append(((place + 0.5).double() * ratio.double()).to(dtype).floor().long())
-            found.append(((ratio * (place + 0.5) - 0.5).clamp(min=0) + 0.5).floor().long())
+            centre = place.to(dtype) + 0.5
+            found.append((centre.double() * ratio.double()).to(dtype).floor().long())
+            found.append(((ratio * centre - 0.5).clamp(min=0) + 0.5).floor().long())
         else:
             found.append((ratio * place).floor().long())
     places = torch.stack(found).clamp(0, before - 1)

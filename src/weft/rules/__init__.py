@@ -10,6 +10,6 @@ from weft.rules.window import Boxed, BoxedDim, OnBox, Table, Tables, Window
 
 __all__ = [
     "OWN", "Boxed", "BoxedDim", "Call", "Decision", "Entry", "FactorDims", "Last", "LocalArgs",
-    "OnBox", "OwnRule", "Page", "Pattern", "Rule", "RuleText", "Table", "Tables", "TensorArg", "Text",
-    "Window", "bind", "op", "page", "parse", "rule",
+    "OnBox", "OwnRule", "Page", "Pattern", "Rule", "RuleText", "Table", "Tables", "TensorArg",
+    "Text", "Window", "bind", "op", "page", "parse", "rule",
 ]
