@@ -37,6 +37,7 @@ from weft.ops import (
     reads,
     recurrent,
     reductions,
+    resizing,
     scans,
     searchsorted,
     segments,
@@ -64,7 +65,7 @@ _PAGES = (
     adaptive_pools, attention, bags, composed, contractions, convolutions, covariance, creation,
     ctc, decomposed, distances, elementwise, extrema, grouped_mm, joins, linalg, losses,
     margin_losses, module_attention, moments, norms, order, pools, reads, recurrent, reductions,
-    scans, searchsorted, segments, shifts, slices, softmax, spectrograms, stencils,
+    resizing, scans, searchsorted, segments, shifts, slices, softmax, spectrograms, stencils,
     tall_factorizations, transforms, verdicts, views, writes,
 )
 

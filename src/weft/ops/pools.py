@@ -1,4 +1,4 @@
-"""What gives positions another length: pools, resizing, im2col; and grid_sample.
+"""Pools, im2col and grid_sample.
 
 Batch and channels pass. Of pools, sharded positions stay sharded: each rank fetches the border
 that its windows read. Elsewhere positions are whole.
@@ -254,13 +254,6 @@ def _idle_columns(
     return idle
 
 
-_LENGTHS = {
-    1: "upsample_nearest1d _upsample_nearest_exact1d upsample_linear1d",
-    2: "upsample_nearest2d _upsample_nearest_exact2d upsample_bilinear2d upsample_bicubic2d "
-       "_upsample_bilinear2d_aa _upsample_bicubic2d_aa",
-    3: "upsample_nearest3d _upsample_nearest_exact3d upsample_trilinear3d",
-}
-
 def _fractional(function: Any, count: int, indices: bool = False) -> Callable[..., Any]:
     """`function` on numbers that are drawn as the tensor lies."""
 
@@ -290,8 +283,6 @@ PAGE = page(
          rule(_pool(num), fill=-math.inf, on_box=_on_box(num))) for num in (1, 2, 3)],
     *[op(f"adaptive_max_pool{num}d", resized(num, 1, 2)) for num in (1, 2, 3)],
     *[op(f"max_unpool{num}d", resized(num, 2), layouts=_unpool(num)) for num in (2, 3)],
-    # Where a call gives scales, the lengths of the result come from floats.
-    *[op(names, resized(num), floats_flow=False) for num, names in _LENGTHS.items()],
     op("fractional_max_pool2d", rule(
         "b c>0 h! w!, b c 2 -> b c y x, b c y x", "c>0 h! w!, 1 c 2 -> c y x, c y x")),
     op("fractional_max_pool3d", rule(

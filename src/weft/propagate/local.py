@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from weft.core import Cover, Interval, Layout, default_cuts
-from weft.rules import Boxed, BoxedDim, Call, LocalArgs, Rule, Window
+from weft.rules import Boxed, BoxedDim, Call, LocalArgs, Rule, Table, Window
 
 __all__ = ["local_call", "window_of", "windowed_cuts"]
 
@@ -169,13 +169,13 @@ def _dims(
     return tuple(found)
 
 
-def window_of(rule: Rule, operand: int, factor: str) -> Window | None:
+def window_of(rule: Rule, operand: int, factor: str) -> Window | Table | None:
     return rule.windows.get((operand, factor)) if rule.windows else None
 
 
 def windowed_cuts(
-    rule: Rule, layout: Layout, dim: int, factor: str, window: Window, axes: tuple[int, ...],
-    units: tuple[int, ...] | None,
+    rule: Rule, layout: Layout, dim: int, factor: str, window: Window | Table,
+    axes: tuple[int, ...], units: tuple[int, ...] | None,
 ) -> tuple[int, ...] | None:
     """The cuts of a windowed dim: its own, of which any boxes can be read; else those to which the
     cuts of its factor belong."""

@@ -6,11 +6,12 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
 from weft.rules.notation import LEAD, Pattern
 from weft.rules.rule import FactorDims, Rule
-from weft.rules.window import Window, WindowText
+from weft.rules.window import Table, Window, WindowText
 
 __all__ = ["bind", "fits", "operand_places", "result_shapes"]
 
@@ -94,7 +95,8 @@ def fits(
 def bind(
     pattern: Pattern, operands: Sequence[Shape], results: Sequence[Shape],
     along: Along = None, places: tuple[int, ...] | None = None,
-    told: Mapping[str, int] | None = None, **more: Any,
+    told: Mapping[str, int] | None = None, tables: Mapping[str, Table] = MappingProxyType({}),
+    **more: Any,
 ) -> Rule:
     """The rule for tensors of these shapes.
 
@@ -102,6 +104,7 @@ def bind(
         along: the dims that an argument names, if the rule has such an argument.
         places: per tensor, its operand in the string; by default from `operand_places`.
         told: sizes of factors that arguments give.
+        tables: of factors, by which windows are given.
         more: other fields of the Rule.
 
     Raises:
@@ -142,8 +145,8 @@ def bind(
         given = [None if place in pattern.unread else dims for place, dims in zip(places, given)]
     if windowed:
         more["windows"] = {
-            (at, name): _window(pattern.windows[places[at], name], sizes)
-            for at, name in sorted(windowed) if at < num
+            (at, name): tables[name] if (text := pattern.windows[places[at], name]) is None
+            else _window(text, sizes) for at, name in sorted(windowed) if at < num
         }
         more["spreads"] = {
             place: _window(text, sizes) for place, text in pattern.spreads.items()

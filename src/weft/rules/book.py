@@ -34,7 +34,7 @@ from weft.rules.call import Call
 from weft.rules.factors import linear_sets
 from weft.rules.notation import Pattern, parse
 from weft.rules.rule import Rule
-from weft.rules.window import OnBox
+from weft.rules.window import OnBox, Tables
 
 __all__ = ["Entry", "Last", "Page", "RuleText", "Text", "op", "page", "rule"]
 
@@ -70,6 +70,7 @@ class RuleText:
     fill: float = 0.0
     on_box: OnBox | None = None
     folds: bool = False
+    tables: Tables | None = None
 
     @property
     def is_string(self) -> bool:
@@ -110,6 +111,8 @@ class RuleText:
             more["by_size"] = True
         if self.on_box is not None:
             more |= {"fill": self.fill, "on_box": self.on_box, "folds": self.folds}
+        if self.tables is not None and None in pattern.windows.values():
+            more["tables"] = self.tables(call)
         along = None if self.along is None else self._along(call, shapes)
         if self.sizes is not None:
             more["size_arg"] = call.names.index(self.sizes)
@@ -170,7 +173,7 @@ def rule(
     linear: Sequence[int | Sequence[int]] = (), bias: Sequence[int] = (), moves: bool = False,
     sizes: str | None = None, counts: Mapping[str, str] | None = None,
     serves: Callable[[Call], bool] | None = None, by_size: bool = False, fill: float = 0.0,
-    on_box: OnBox | None = None, folds: bool = False,
+    on_box: OnBox | None = None, folds: bool = False, tables: Tables | None = None,
 ) -> RuleText:
     """A rule, as pages write it.
 
@@ -195,12 +198,13 @@ def rule(
         on_box: what runs on such boxes: (call, `Boxed`) -> (function or None for the op, args,
             kwargs). It also serves ranks with an empty result, whose graph edges it must keep.
         folds: whether the local op leaves boxes of partial values, where a result has windows.
+        tables: (call) -> per factor with `@`, its `Table`.
     """
     sets = tuple([(one,) if isinstance(one, int) else tuple(one) for one in linear])
     told = tuple((counts or {}).items())
     return RuleText(
         texts, along, default, sets, tuple(bias), moves, sizes, told, serves, by_size, fill, on_box,
-        folds)
+        folds, tables)
 
 
 @dataclass(frozen=True, slots=True)

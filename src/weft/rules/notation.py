@@ -24,6 +24,7 @@ Dims:
                          another operand; `2*y+3*v-1` is one with dilation
     y+v<3-1 -> y         the same, where no operand tells the number of taps
     y, v! -> 2*y+v-1     a window read backwards: what y gives is added at 2*y+v-1
+    @y -> y              a window by a table: place y reads the interval that `tables=` gives for it
 
 A windowed dim belongs to the factor y: an axis that shards it holds y, and the ranks fetch what
 their shards of y read of others; or, backwards, what their shards of the result are made of.
@@ -79,7 +80,8 @@ class Pattern:
         optional, listed: the operands in `[]` and in `{}`.
         unread: the operands that are `*`.
         lists_results: whether the result is in `{}`.
-        windows: (operand, factor) -> the window by which the operand's dim belongs to the factor.
+        windows: (operand, factor) -> the window by which the operand's dim belongs to the factor;
+            None where a table is the window.
         spreads: the same of results: (result, factor) -> the window, read backwards.
         lead: the prefix of the names of the dims in `...`: "d" names them d0, d1 and so on.
     """
@@ -97,8 +99,8 @@ class Pattern:
     unread: frozenset[int] = frozenset()
     lists_results: bool = False
     lead: str = "d"
-    windows: Mapping[tuple[int, str], WindowText] = field(
-        default_factory=dict[tuple[int, str], WindowText]
+    windows: Mapping[tuple[int, str], WindowText | None] = field(
+        default_factory=dict[tuple[int, str], WindowText | None]
     )
     spreads: Mapping[tuple[int, str], WindowText] = field(
         default_factory=dict[tuple[int, str], WindowText]
@@ -130,10 +132,11 @@ def _names(tensors: Sequence[FactorDims]) -> Iterator[str]:
 
 
 _TOKEN = re.compile(
-    r"\(([^()]*)\)|(\S*\+\S*)|((?:\.\.\.|[A-Za-z_][A-Za-z0-9_]*)(?:>0|!|~[A-Za-z0-9_]*|:[a-z]+)*"
+    r"\(([^()]*)\)|(\S*\+\S*|@\S*)|((?:\.\.\.|[A-Za-z_][A-Za-z0-9_]*)(?:>0|!|~[A-Za-z0-9_]*|:[a-z]+)*"
     r"|[1-9][0-9]*(?![\w!:~>]))|(\S)"
 )
 _NAME = r"([A-Za-z_][A-Za-z0-9_]*)"
+_TABLE = re.compile(rf"@{_NAME}")
 _WINDOW = re.compile(rf"(?:(\d+)\*)?{_NAME}\+(?:(\d+)\*)?{_NAME}(?:<(\d+))?([-+]\d+)?")
 _MARK = re.compile(r">0|!|~[A-Za-z0-9_]*|:[a-z]+")
 
@@ -169,7 +172,7 @@ def parse(text: str) -> Pattern:
     reduced = given - kept - {"1", LEAD} - marks.whole - finished
     reduce = dict.fromkeys(sorted(reduced), "sum") | marks.kinds
     wrong = [window.tap for window in (*marks.windows.values(), *marks.spreads.values())
-             if window.count is None and window.tap not in given]
+             if window is not None and window.count is None and window.tap not in given]
     if wrong:
         raise _malformed(text, f"{len(wrong)} windows have taps whose number nothing tells", wrong)
     clash = any(re.fullmatch(r"d\d+", name) for name in given | kept)
@@ -194,7 +197,7 @@ class _Marks:
         self.optional: list[int] = []
         self.listed: list[int] = []
         self.unread: list[int] = []
-        self.windows: dict[tuple[int, str], WindowText] = {}
+        self.windows: dict[tuple[int, str], WindowText | None] = {}
         self.spreads: dict[tuple[int, str], WindowText] = {}
 
     def tensors(self, side: str, given: bool) -> tuple[FactorDims, ...]:
@@ -226,6 +229,10 @@ class _Marks:
 
     def _window(self, word: str, at: int, given: bool) -> str:
         """The factor to which a windowed dim belongs."""
+        table = _TABLE.fullmatch(word)
+        if table is not None and given:
+            self.windows[at, table[1]] = None
+            return table[1]
         found = _WINDOW.fullmatch(word)
         if found is None:
             raise _malformed(self.text, f"{word!r} is no window", [word])

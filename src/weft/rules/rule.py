@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from weft.core import Cover, Layout
-from weft.rules.window import OnBox, Window
+from weft.rules.window import OnBox, Table, Window
 
 __all__ = ["Decision", "FactorDims", "LocalArgs", "Rule"]
 
@@ -75,8 +75,8 @@ class Rule:
     by_size: bool = False
     finish: frozenset[tuple[int, str]] = frozenset()
     beside: frozenset[tuple[int, str, str]] = frozenset()
-    windows: Mapping[tuple[int, str], Window] = field(
-        default_factory=dict[tuple[int, str], Window]
+    windows: Mapping[tuple[int, str], Window | Table] = field(
+        default_factory=dict[tuple[int, str], Window | Table]
     )
     spreads: Mapping[tuple[int, str], Window] = field(
         default_factory=dict[tuple[int, str], Window]

@@ -1,12 +1,13 @@
 """Windows: dims of which each place of another dim reads a few neighbouring ones.
 
 Place `o` of the factor reads the places `stride*o + dilation*t - pad` of the windowed dim, for each
-tap `t`. The dim belongs to the factor: an axis that shards the dim holds the factor.
+tap `t`; or an interval that a table gives. The dim belongs to the factor: an axis that shards the
+dim holds the factor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 from weft.core import Interval
 from weft.rules.call import Call
 
-__all__ = ["Boxed", "BoxedDim", "OnBox", "Window", "WindowText"]
+__all__ = ["Boxed", "BoxedDim", "OnBox", "Table", "Tables", "Window", "WindowText"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +78,53 @@ class Window:
     ) -> tuple[Interval, ...]:
         """What each shard of the factor reads of the dim, whose cuts are `owned`; a shard of
         nothing reads nothing."""
-        return tuple([
-            self.read(start, stop) if start < stop else (place, place)
-            for (start, stop), place in zip(pairwise(units), owned)
-        ])
+        return _reads(self.read, units, owned)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A window of which no stride tells the places: place `o` reads `starts[o]..stops[o]`.
+
+    Args:
+        starts, stops: neither falls from one place to the next; all intervals are inside the dim.
+        length: of the dim.
+    """
+
+    starts: tuple[int, ...]
+    stops: tuple[int, ...]
+    length: int
+
+    def read(self, start: int, stop: int) -> Interval:
+        """What the places start..stop of the factor, at least one, read."""
+        return self.starts[start], self.stops[stop - 1]
+
+    def units(self, cuts: Sequence[int], length: int) -> tuple[int, ...]:
+        """The cuts of the factor, of this length, that belong to cuts of the dim: in proportion."""
+        return _in_proportion(cuts, self.length, length)
+
+    def cuts(self, units: Sequence[int], length: int) -> tuple[int, ...]:
+        """Cuts of the dim, of this length, to which these cuts of the factor belong."""
+        return _in_proportion(units, len(self.starts), length)
+
+    def reads(self, units: Sequence[int], owned: Sequence[int]) -> tuple[Interval, ...]:
+        """What each shard of the factor reads of the dim, whose cuts are `owned`; a shard of
+        nothing reads nothing."""
+        return _reads(self.read, units, owned)
+
+
+def _in_proportion(cuts: Sequence[int], before: int, after: int) -> tuple[int, ...]:
+    """The cuts of a length for another length, rounded half up."""
+    inner = [(2 * cut * after + before) // (2 * before) if before else 0 for cut in cuts[1:-1]]
+    return (0, *inner, after)
+
+
+def _reads(
+    read: Callable[[int, int], Interval], units: Sequence[int], owned: Sequence[int]
+) -> tuple[Interval, ...]:
+    return tuple([
+        read(start, stop) if start < stop else (place, place)
+        for (start, stop), place in zip(pairwise(units), owned)
+    ])
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +143,7 @@ class BoxedDim:
 
     dim: int
     length: int
-    window: Window
+    window: Window | Table
     box: Interval | None
     outputs: Interval
 
@@ -137,3 +181,6 @@ OnBox = Callable[[Call, Boxed], tuple[Callable[..., Any] | None, tuple[Any, ...]
 Windowed dims that are sharded come as the boxes that the rank reads, padding included, so that the
 op runs without padding along them.
 """
+
+Tables = Callable[[Call], Mapping[str, Table]]
+"""(call) -> the tables of the factors whose windows the string leaves to them."""

@@ -1,0 +1,213 @@
+"""Resizing: interpolation of positions to other lengths, sharded positions included.
+
+Batch and channels pass. Each rank fetches what its places of the result read. Along sharded dims
+they are computed from the places and weights that torch's kernels take (`taps`); along the others
+the kernel itself runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.ops.convolutions import nothing_of
+from weft.ops.precision import widened
+from weft.ops.taps import Resized, nearest_table, taps_of, weighted
+from weft.rules import Boxed, BoxedDim, Call, Table, op, page, rule
+
+__all__ = ["PAGE"]
+
+Local = tuple[Callable[..., Any] | None, tuple[Any, ...], dict[str, Any]]
+
+_MODES = {
+    "upsample_linear1d": "linear", "upsample_bilinear2d": "linear",
+    "upsample_trilinear3d": "linear", "upsample_bicubic2d": "cubic",
+    "_upsample_bilinear2d_aa": "linear_aa", "_upsample_bicubic2d_aa": "cubic_aa",
+    "_upsample_lanczos2d_aa": "lanczos_aa",
+}
+
+
+def _name(call: Call) -> str:
+    return call.op.split(".")[1]
+
+
+def _scales(call: Call) -> tuple[float | None, ...]:
+    """Per dim of positions, the scale that the call gives."""
+    num = len(call.results[0].shape) - 2
+    given = call.get("scale_factors")
+    if given is None and num == 1:
+        given = (call.get("scales"),)
+    elif given is None:
+        given = [call.get(f"scales_{letter}") for letter in "dhw"[-num:]]
+    return tuple(given)
+
+
+def _aligned(call: Call) -> bool:
+    return bool(call.get("align_corners", False))
+
+
+def _resized(call: Call) -> list[Resized]:
+    """Per dim of positions, how it gets its length."""
+    x, out = call.tensors[0], call.results[0]
+    dtype = torch.float64 if x.dtype == "float64" else torch.float32
+    return [
+        Resized(_MODES[_name(call)], before, after, _aligned(call), scale, dtype)
+        for before, after, scale in zip(x.shape[2:], out.shape[2:], _scales(call))
+    ]
+
+
+def _tables(call: Call) -> Mapping[str, Table]:
+    if _name(call) in _MODES:
+        found = [taps_of(dim).table(dim.before) for dim in _resized(call)]
+    else:
+        lengths = zip(call.tensors[0].shape[2:], call.results[0].shape[2:], _scales(call))
+        found = [nearest_table(*each, "exact" in call.op) for each in lengths]
+    return {f"y{at}": table for at, table in enumerate(found)}
+
+
+def _text(call: Call, wants_grad: Sequence[bool]) -> str:
+    """Positions by a table of what each reads: of one dim, "b c @y0 -> b c y0"."""
+    x, out = call.tensors[0], call.results[0]
+    dims = range(len(out.shape) - 2)
+    # Integers are rounded once; of one column, the kernels with filters give other sums.
+    if (_name(call) in _MODES and "float" not in x.dtype) or (
+        _name(call).endswith("_aa") and x.shape[-1] == out.shape[-1] == 1
+    ):
+        return (f"b c {' '.join([f's{at}!' for at in dims])} -> "
+                f"b c {' '.join([f't{at}' for at in dims])}")
+    return (f"b c {' '.join([f'@y{at}' for at in dims])} -> "
+            f"b c {' '.join([f'y{at}' for at in dims])}")
+
+
+def _on_box(call: Call, boxed: Boxed) -> Local:
+    """Weighted sums along dims of which boxes were fetched, torch's kernel along the others."""
+    if boxed.is_idle:
+        return (lambda x: nothing_of(x, boxed.shapes[0])), boxed.args[:1], {}
+    fetched = [dim for dim in boxed.dims if dim.box is not None]
+    if not fetched:
+        return None, boxed.args, boxed.kwargs
+    if _name(call) not in _MODES:
+        return _copied(call, boxed.dims), boxed.args[:1], {}
+    # The kernels with filters take an image of one column for another one.
+    dims = boxed.dims if _name(call).endswith("_aa") else fetched
+    return _weighted(call, dims), boxed.args[:1], {}
+
+
+def _weighted(call: Call, dims: Sequence[BoxedDim]) -> Callable[[Tensor], Tensor]:
+    """Weighted sums along some dims, torch's kernel along the others."""
+    resized, scales = _resized(call), list(_scales(call))
+    after = [dim.after for dim in resized]
+    parts = []
+    for dim in dims:
+        start, stop = dim.outputs
+        scales[dim.dim - 2] = None
+        after[dim.dim - 2] = stop - start
+        origin = 0 if dim.box is None else dim.box[0]
+        parts.append((dim.dim, stop - start, taps_of(resized[dim.dim - 2]).of(
+            start, stop, origin)))
+    kernel = getattr(torch.ops.aten, _name(call)).default
+    done = {dim.dim for dim in dims}
+    others = any(
+        at not in done and (dim.before != dim.after or scales[at - 2] is not None)
+        for at, dim in enumerate(resized, 2))
+    places = _ByDevice([one for _, _, taps in parts for tap in taps for one in tap])
+
+    def run(x: Tensor) -> Tensor:
+        out, mine = widened(x), iter(places.on(x.device))
+        for dim, length, taps in parts:
+            here: Any = [(next(mine), next(mine), next(mine)) for _ in taps]
+            out = weighted(out, dim, here, length)
+        if others:
+            out = kernel(out, after, _aligned(call), *scales)
+        return out.to(x.dtype)
+
+    return run
+
+
+class _ByDevice:
+    """Tensors that are made once on each device."""
+
+    __slots__ = ("found", "given")
+
+    def __init__(self, given: Sequence[Tensor | None]) -> None:
+        self.given = given
+        self.found: dict[torch.device, list[Tensor | None]] = {}
+
+    def on(self, device: torch.device) -> list[Tensor | None]:
+        if device not in self.found:
+            with torch.inference_mode(False):  # a later call may save them for its backward
+                self.found[device] = [
+                    None if one is None else one.to(device, copy=True) for one in self.given]
+        return self.found[device]
+
+
+# Nearest: one place is copied, the very one that torch's kernel takes.
+
+
+def _copied(call: Call, dims: Sequence[BoxedDim]) -> Callable[[Tensor], Tensor]:
+    made: dict[Any, list[Tensor]] = {}
+
+    def run(x: Tensor) -> Tensor:
+        channels_last = _is_channels_last(x)
+        key = x.device, channels_last
+        if key not in made:
+            with torch.inference_mode(False), torch.no_grad():
+                made[key] = [_places(call, x, channels_last, dim) for dim in dims]
+        out = x
+        for dim, places in zip(dims, made[key]):
+            if dim.box is not None or dim.length != call.results[0].shape[dim.dim]:
+                out = out.index_select(dim.dim, places)
+        return out
+
+    return run
+
+
+def _is_channels_last(x: Tensor) -> bool:
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    return x.dim() in formats and not x.is_contiguous() and x.is_contiguous(
+        memory_format=formats[x.dim()])
+
+
+_SIDE = 256
+"""Dims beside the one in question are shorter: kernels of images ask whether they are small."""
+
+
+def _places(call: Call, x: Tensor, channels_last: bool, dim: BoxedDim) -> Tensor:
+    """Which places of its box the outputs copy. torch's kernels round the source of a place each
+    in its own way, so the kernel of the whole tensor tells, shown its places digit by digit."""
+    at, after = dim.dim - 2, call.results[0].shape[dim.dim]
+    lengths = [min(one, _SIDE) if x.dim() == 4 else 1 for one in call.results[0].shape[2:]]
+    lengths[at] = after
+    given = [*lengths[:at], dim.length, *lengths[at + 1 :]]
+    channels = min(call.tensors[0].shape[1], 4) if channels_last else 1
+    scales: list[float | None] = [None] * len(lengths)
+    scales[at] = _scales(call)[at]
+    kernel = getattr(torch.ops.aten, _name(call)).default
+    view = [-1, *[1] * (len(lengths) - 1 - at)]
+    places, unit = torch.zeros(after, dtype=torch.long, device=x.device), 1
+    while unit < dim.length:
+        digits = torch.arange(dim.length, device=x.device) // unit % 128
+        shown = digits.to(x.dtype).view(view).expand(1, channels, *given).contiguous()
+        if channels_last:
+            shown = shown.to(memory_format=torch.channels_last if x.dim() == 4
+                             else torch.channels_last_3d)
+        out = kernel(shown, lengths, *scales)[0, 0].movedim(at, 0)
+        places += out.reshape(after, -1)[:, 0].long() * unit
+        unit *= 128
+    start, stop = dim.outputs
+    if dim.box is None:
+        return places[start:stop]
+    return (places[start:stop] - dim.box[0]).clamp(0, dim.box[1] - dim.box[0] - 1)
+
+
+_NEAREST = " ".join([
+    f"upsample_nearest{num}d _upsample_nearest_exact{num}d" for num in (1, 2, 3)])
+
+PAGE = page(
+    # Where a call gives scales, the lengths of the result come from floats.
+    op(_NEAREST, rule(_text, on_box=_on_box, tables=_tables), floats_flow=False),
+    op(" ".join(_MODES), rule(_text, on_box=_on_box, tables=_tables), floats_flow=False),
+)

@@ -1,0 +1,177 @@
+"""Taps: which places of a dim each place of a result reads, and with which weights.
+
+All of them are computed as torch's kernels compute them, from the whole lengths, in the dtype of
+the kernels: a source is `scale * (place + 0.5) - 0.5`, or `scale * place` where corners are
+aligned (torch's `UpSample.h`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from weft.rules import Table
+
+__all__ = ["Resized", "Taps", "nearest_table", "taps_of", "weighted"]
+
+
+@dataclass(frozen=True, slots=True)
+class Resized:
+    """How one dim gets another length.
+
+    Args:
+        mode: "linear", "cubic", or one of a filter: "linear_aa", "cubic_aa", "lanczos_aa".
+        before, after: its lengths. scale: what the call says of after / before; None for nothing.
+        aligned: whether the corners' centres lie upon each other.
+        dtype: to compute in.
+    """
+
+    mode: str
+    before: int
+    after: int
+    aligned: bool
+    scale: float | None
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Taps:
+    """Per tap and place of a result: the place that is read, its weight, and whether it counts."""
+
+    places: Tensor
+    weights: Tensor
+    counts: Tensor
+
+    def table(self, length: int) -> Table:
+        """What each place of the result reads of a dim of this length."""
+        starts = self.places.masked_fill(~self.counts, length).amin(0)
+        stops = self.places.masked_fill(~self.counts, -1).amax(0) + 1
+        return Table(tuple(starts.cummax(0)[0].tolist()), tuple(stops.cummax(0)[0].tolist()),
+                     length)
+
+    def of(self, start: int, stop: int, origin: int) -> list[tuple[Tensor | None, Tensor, Tensor]]:
+        """Per tap of the places start..stop of the result: the places that have it (None for all),
+        what they read of a box that begins at `origin`, and the weights."""
+        found = []
+        for places, weights, counts in zip(self.places, self.weights, self.counts):
+            mine = counts[start:stop]
+            rows = None if mine.all() else mine.nonzero().flatten()
+            read, by = places[start:stop] - origin, weights[start:stop]
+            if rows is not None:
+                read, by = read[rows], by[rows]
+            if read.numel():
+                found.append((rows, read, by))
+        return found
+
+
+def weighted(
+    x: Tensor, dim: int, taps: list[tuple[Tensor | None, Tensor, Tensor]], length: int
+) -> Tensor:
+    """The weighted sums along a dim, of which the result has this length."""
+    shape = [-1, *[1] * (x.dim() - 1 - dim)]
+    out: Tensor | None = None
+    for rows, places, weights in taps:
+        part = x.index_select(dim, places) * weights.view(shape)
+        if rows is not None:
+            out = out if out is not None else part.new_zeros(
+                [*x.shape[:dim], length, *x.shape[dim + 1 :]])
+            out = out.index_add(dim, rows, part)
+        else:
+            out = part if out is None else out + part
+    assert out is not None
+    return out
+
+
+@lru_cache(maxsize=256)
+def taps_of(dim: Resized) -> Taps:
+    """The taps of a dim."""
+    places = torch.arange(dim.after)
+    if dim.before == dim.after and dim.mode != "cubic":  # whatever scale is given
+        one = torch.ones(1, dim.after, dtype=dim.dtype)
+        return Taps(places[None], one, one.bool())
+    if dim.mode.endswith("_aa"):
+        return _filtered(dim)
+    places = places.to(dim.dtype)
+    source = _scale(dim) * (places if dim.aligned else places + 0.5)
+    if not dim.aligned:
+        source = source - 0.5
+    if dim.mode == "linear":
+        source = source.clamp(0, dim.before - 1)
+    first = source.floor().long().clamp(max=dim.before - 1)
+    beyond = (source - first).clamp(0, 1)
+    if dim.mode == "linear":
+        second = (first + 1).clamp(max=dim.before - 1)
+        counts = torch.stack([torch.ones_like(first, dtype=torch.bool), second > first])
+        return Taps(torch.stack([first, second]), torch.stack([1 - beyond, beyond]), counts)
+    near = torch.stack([first + shift for shift in (-1, 0, 1, 2)]).clamp(0, dim.before - 1)
+    weights = torch.stack([_cubic(abs(beyond - shift), -0.75) for shift in (-1, 0, 1, 2)])
+    counts = (weights != 0).any(1, keepdim=True).expand_as(weights)
+    return Taps(near, weights, counts)
+
+
+def _scale(dim: Resized) -> Tensor:
+    """How far the sources of neighbouring places lie apart."""
+    if dim.aligned:
+        steps = torch.tensor(dim.before - 1, dtype=dim.dtype)
+        return steps / (dim.after - 1) if dim.after > 1 else steps * 0
+    return _ratio(dim.before, dim.after, dim.scale, dim.dtype)
+
+
+def _ratio(before: int, after: int, scale: float | None, dtype: torch.dtype) -> Tensor:
+    if scale is not None and scale > 0:
+        return torch.tensor(1.0 / scale, dtype=torch.float64).to(dtype)
+    return torch.tensor(before, dtype=dtype) / after
+
+
+def _cubic(x: Tensor, a: float) -> Tensor:
+    """The cubic convolution kernel of Keys (1981), of distances that are not negative."""
+    near = ((a + 2) * x - (a + 3)) * x * x + 1
+    far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
+    return torch.where(x <= 1, near, torch.where(x < 2, far, 0))
+
+
+_FILTERS: dict[str, tuple[int, Callable[[Tensor], Tensor]]] = {
+    "linear_aa": (2, lambda x: (1 - x).clamp(min=0)),
+    "cubic_aa": (4, lambda x: _cubic(x, -0.5)),
+    "lanczos_aa": (6, lambda x: torch.where(x < 3, torch.sinc(x) * torch.sinc(x / 3), 0)),
+}
+"""Per mode the width of its filter, and the filter as a function of the distance."""
+
+
+def _filtered(dim: Resized) -> Taps:
+    """The taps of a filter that is as wide as the steps between sources."""
+    width, function = _FILTERS[dim.mode]
+    scale = _scale(dim)
+    spread = scale.clamp(min=1)
+    centre = scale * (torch.arange(dim.after, dtype=dim.dtype) + 0.5)
+    support = width * 0.5 * spread
+    first = (centre - support + 0.5).long().clamp(min=0)
+    stop = (centre + support + 0.5).long().clamp(max=dim.before)
+    most = 2 * int(support.ceil()) + 1
+    places = first + torch.arange(most)[:, None]
+    counts = places < stop
+    weights = function(((places - centre + 0.5) * (1 / spread)).abs()) * counts
+    total = weights.sum(0)
+    weights = torch.where(total != 0, weights / total, weights)
+    return Taps(places.clamp(max=dim.before - 1), weights, counts)
+
+
+def nearest_table(before: int, after: int, scale: float | None, exact: bool) -> Table:
+    """What each place may read that copies one place. Kernels compute in single or in double
+    precision, and some take lengths by halves: where they round apart, both places."""
+    place = torch.arange(after)
+    found = [place] if before == after else [place // 2] if after == 2 * before else []
+    for dtype in (torch.float32, torch.float64):
+        ratio = _ratio(before, after, scale, dtype)
+        if exact:
+            centre = place.to(dtype) + 0.5
+            found.append((centre.double() * ratio.double()).to(dtype).floor().long())
+            found.append(((ratio * centre - 0.5).clamp(min=0) + 0.5).floor().long())
+        else:
+            found.append((ratio * place).floor().long())
+    places = torch.stack(found).clamp(0, before - 1)
+    return Table(tuple(places.amin(0).tolist()), tuple((places.amax(0) + 1).tolist()), before)

@@ -1,0 +1,177 @@
+"""Resizing sharded positions: interpolation in all modes and ways, judged to second order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import weft
+from tests.cases.halos import WAYS, Field, judge, on_rank
+from tests.harness import held
+from tests.oracle import check
+from weft import P
+
+
+def _resize(name: str, num: int, *args: Any, **options: Any) -> Field:
+    return Field(name, lambda x: F.interpolate(x, *args, **options),
+                 ((2, 3, *(8, 7, 3)[:num]),))
+
+
+FIELDS = [
+    _resize("nearest", 2, scale_factor=2),
+    _resize("nearest_line", 1, 13),
+    _resize("nearest_solid", 3, (11, 7, 5)),
+    _resize("nearest_down", 2, (5, 10)),
+    _resize("nearest_exact", 2, scale_factor=(1.7, 0.6), mode="nearest-exact"),
+    _resize("nearest_exact_solid", 3, (16, 6, 4), mode="nearest-exact"),
+    _resize("linear", 1, scale_factor=2, mode="linear"),
+    _resize("linear_corners", 1, 11, mode="linear", align_corners=True),
+    _resize("bilinear", 2, scale_factor=2, mode="bilinear"),
+    _resize("bilinear_scales", 2, scale_factor=(1.3, 2.6), mode="bilinear"),
+    _resize("bilinear_recomputed", 2, scale_factor=(1.3, 0.6), mode="bilinear",
+            recompute_scale_factor=True),
+    _resize("bilinear_corners", 2, (16, 3), mode="bilinear", align_corners=True),
+    _resize("bilinear_smooth", 2, (3, 11), mode="bilinear", antialias=True),
+    _resize("bicubic", 2, (16, 14), mode="bicubic"),
+    _resize("bicubic_corners", 2, (5, 9), mode="bicubic", align_corners=True),
+    _resize("bicubic_smooth", 2, (5, 9), mode="bicubic", antialias=True),
+    _resize("trilinear", 3, (4, 14, 5), mode="trilinear"),
+    _resize("trilinear_corners", 3, (12, 7, 4), mode="trilinear", align_corners=True),
+]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("field", FIELDS, ids=lambda it: it.name)
+def test_fields_stay_sharded(field: Field, way: str) -> None:
+    """Every rank's part of results and gradients; the axes that shard x shard the result."""
+    axes = WAYS[way][0]
+    judge(field, way, weft.testing.run(lambda mesh: on_rank(mesh, field, way), mesh=axes))
+
+
+SOLID = [field for field in FIELDS if len(field.shapes[0]) == 5]
+
+
+@pytest.mark.parametrize("spec", [P(None, None, "x", "y", "z"), P("x", "y", "z"),
+                                  P("x", None, "z", None, "y")], ids=str)
+@pytest.mark.parametrize("field", SOLID, ids=lambda it: it.name)
+def test_all_dims_sharded(field: Field, spec: Any) -> None:
+    """Three dims of positions; batch and channels as well."""
+    torch.manual_seed(3)
+    x = torch.randn(field.shapes[0], dtype=torch.float64)
+
+    def outcome(x: Any) -> list[Any]:
+        out = field.fn(x.requires_grad_())
+        (grad,) = torch.autograd.grad((out ** 3).sum(), x)
+        return [out.detach(), grad]
+
+    got = weft.testing.run(
+        lambda mesh: [held(one) for one in outcome(weft.distribute_tensor(
+            x.clone(), mesh, spec, src_data_rank=None))], mesh={"x": 2, "y": 2, "z": 2})
+    for place, due in enumerate(outcome(x.clone())):
+        check(due, [mine[place] for mine in got], f"{field.name} {place}", 1e-11)
+
+
+MODES: dict[str, dict[str, Any]] = {
+    "nearest": {}, "nearest-exact": {}, "bilinear": {}, "bicubic": {},
+    "bilinear, corners": {"align_corners": True}, "bilinear, smooth": {"antialias": True},
+}
+LENGTHS = [(107, 41), (60, 180), (24, 96), (82, 164), (190, 57)]
+
+
+NARROW = [(mode, dtype) for mode in MODES for dtype in (torch.float32, torch.float16, torch.uint8)
+          if dtype != torch.float16 or "smooth" not in mode]  # torch has no kernel of these
+
+
+@pytest.mark.parametrize("mode, dtype", NARROW, ids=str)
+def test_single_precision(mode: str, dtype: torch.dtype) -> None:
+    """Narrow floats within rounding; nearest takes the very places that torch's kernel takes."""
+    name, options = mode.split(",")[0], MODES[mode]
+
+    def resized(x: Any, after: int) -> Any:
+        return F.interpolate(x, (after, 6), mode=name, **options)
+
+    for before, after in LENGTHS:
+        torch.manual_seed(before)
+        x = (torch.rand(1, 2, before, 5) * 100).to(dtype)
+        due = resized(x, after)
+        got = weft.testing.run(lambda mesh, x=x, after=after: held(resized(
+            weft.distribute_tensor(x, mesh, P(None, None, "x"), src_data_rank=None), after)),
+            mesh={"x": 3})
+        exact = name.startswith("nearest") or dtype == torch.uint8
+        size = {torch.float32: 1e-3, torch.float16: 0.2}.get(dtype)
+        check(due, got, f"{mode} {before} {after}", None if exact else size)
+
+
+CHOICES = [(41, 246), (47, 235), (50, 315), (55, 121), (123, 369), (161, 23), (64, 128)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact"])
+def test_the_kernels_own_places(mode: str, channels_last: bool, dtype: torch.dtype) -> None:
+    """torch's kernels differ where a source falls upon a border: by memory format, by dtype, and
+    by the size of the image. Each is repeated."""
+    for before, after in CHOICES:
+        for side in (3, 140):
+            x = torch.arange(before, dtype=dtype).view(1, 1, -1, 1).expand(1, 4, before, 2)
+            x = x.contiguous(memory_format=torch.channels_last) if channels_last else x.contiguous()
+            due = F.interpolate(x, (after, side), mode=mode)
+
+            def program(mesh: Any, x: Tensor = x, due: Tensor = due) -> Any:
+                whole = weft.distribute_tensor(x, mesh, P(None, None, "x"), src_data_rank=None)
+                return held(F.interpolate(whole, tuple(due.shape[2:]), mode=mode))
+
+            check(due, weft.testing.run(program, mesh={"x": 2}), f"{mode} {before} {after}", None)
+
+
+def test_a_channel_of_nothing() -> None:
+    """Ranks without any channel have the same graph, and torch's kernel never sees them."""
+    x = torch.randn(2, 3, 8, dtype=torch.float64)
+
+    def program(mesh: Any) -> Any:
+        mine = weft.distribute_tensor(x, mesh, P(None, "x", "y"), src_data_rank=None)
+        out = F.interpolate(mine.requires_grad_(), 12, mode="linear")
+        out.square().sum().backward()
+        return held(out.detach()), held(mine.grad)
+
+    due = F.interpolate(whole := x.clone().requires_grad_(), 12, mode="linear")
+    due.square().sum().backward()
+    got = weft.testing.run(program, mesh={"x": 4, "y": 2})
+    check(due.detach(), [out for out, _ in got], "out", 1e-12)
+    assert whole.grad is not None
+    check(whole.grad, [grad for _, grad in got], "grad", 1e-12)
+
+
+# Bytes.
+
+ROW = 2 * 3 * 7 * 8
+"""Bytes of a row of a field of 2 x 3 x 8 x 7."""
+
+BYTES = {
+    "nearest": [0, 0, 0, 0],
+    "bilinear": [ROW, 2 * ROW, 2 * ROW, ROW],
+    "bicubic": [2 * ROW, 4 * ROW, 4 * ROW, 2 * ROW],
+}
+
+
+@pytest.mark.parametrize("name", BYTES)
+def test_bytes_are_the_rows_read(name: str) -> None:
+    (field,) = [one for one in FIELDS if one.name == name]
+
+    def program(mesh: Any) -> tuple[int, int]:
+        x = torch.randn(field.shapes[0], dtype=torch.float64)
+        x = weft.distribute_tensor(x, mesh, P(None, None, "x"), src_data_rank=None)
+        with weft.explain() as log:
+            field.fn(x.requires_grad_()).sum().backward()
+        assert {event.collective for event in log.events} <= {"Halo", "HaloSum", "AllReduce"}
+        totals = [sum(event.nbytes for event in log.events if event.collective == name)
+                  for name in ("Halo", "HaloSum")]
+        return totals[0], totals[1]
+
+    got = weft.testing.run(program, mesh={"x": 4})
+    assert [one for one, _ in got] == BYTES[name]
+    assert sum(two for _, two in got) == sum(BYTES[name])
