@@ -335,5 +335,4 @@ def _halo(rule: Rule, operand: int, factor: str) -> float:
         window = next((one for (_, name), one in rule.spreads.items() if name == factor), None)
     if window is None or rule.folds:
         return 0.0
-    whole = window.stride * max(rule.sizes[factor], 1)
-    return min(max(window.extent - window.stride, 0) / whole, 1.0)
+    return window.overlap(rule.sizes[factor])

@@ -64,10 +64,13 @@ def _on_box(
 
 
 def _run(boxed: Callable[[tuple[int, ...]], Any]) -> dict[str, Any]:
-    return {
-        "runs": lambda coordinate: boxed(coordinate)[0],
-        "args": lambda coordinate: boxed(coordinate)[1:],
-    }
+    def runs(coordinate: tuple[int, ...]) -> Any:
+        return boxed(coordinate)[0]
+
+    def args(coordinate: tuple[int, ...]) -> Any:
+        return boxed(coordinate)[1:]
+
+    return {"runs": runs, "args": args}
 
 
 def _folding(
@@ -87,7 +90,8 @@ def _folding(
     cover = Cover(tuple(reads))
 
     def boxed(coordinate: tuple[int, ...]) -> Any:
-        box, dims = cover.box_at(layout, coordinate), []
+        box = cover.box_at(layout, coordinate)
+        dims: list[BoxedDim] = []
         for dim, factors in enumerate(named):
             window = rule.spreads.get((0, factors[0])) if factors else None
             if window is not None:

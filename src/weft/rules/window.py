@@ -48,6 +48,11 @@ class Window:
         """How many places lie between the first and the last that one place reads, both counted."""
         return self.dilation * (self.taps - 1) + 1
 
+    def overlap(self, length: int) -> float:
+        """What neighbouring places of the factor, of this length, both read, as a part of the
+        dim."""
+        return min(max(self.extent - self.stride, 0) / (self.stride * max(length, 1)), 1.0)
+
     def read(self, start: int, stop: int) -> Interval:
         """What the places start..stop of the factor, at least one, read."""
         return self.stride * start - self.pad, self.stride * (stop - 1) - self.pad + self.extent
@@ -93,6 +98,11 @@ class Table:
     starts: tuple[int, ...]
     stops: tuple[int, ...]
     length: int
+
+    def overlap(self, length: int) -> float:
+        """What neighbouring places of the factor both read at most, as a part of the dim."""
+        both = [stop - start for stop, start in zip(self.stops, self.starts[1:])]
+        return max(0, *both, 0) / max(self.length, 1)
 
     def read(self, start: int, stop: int) -> Interval:
         """What the places start..stop of the factor, at least one, read."""
