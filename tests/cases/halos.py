@@ -50,6 +50,16 @@ def _conv(name: str, kernel: Sequence[int], groups: int = 1, **options: Any) -> 
     )
 
 
+def _transposed(name: str, kernel: Sequence[int], groups: int = 1, **options: Any) -> Field:
+    num = len(kernel)
+    function = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)[num - 1]
+    field = (2, 4, *(8, 7, 3)[:num])
+    return Field(
+        name, lambda x, w, b: function(x, w, b, groups=groups, **options),
+        (field, (4, 8 // groups, *kernel), (8,)),
+    )
+
+
 def _pool(name: str, function: Callable[..., Any], num: int, *args: Any, **options: Any) -> Field:
     return Field(name, lambda x: function(x, *args, **options), ((2, 3, *(8, 7, 3)[:num]),))
 
@@ -70,6 +80,12 @@ FIELDS = [
     _conv("by_channel", (5, 3), groups=4, padding=(2, 1)),
     _conv("points", (1, 1)),
     _conv("solid", (3, 2, 3), padding=(1, 0, 1), stride=(2, 1, 1)),
+    _transposed("back", (4, 4), stride=2, padding=1),
+    _transposed("back_line", (3,), stride=2, padding=1, output_padding=1),
+    _transposed("back_gaps", (2, 1), stride=(3, 2), output_padding=(2, 0)),
+    _transposed("back_dilated", (3, 2), padding=(1, 0), dilation=(2, 3)),
+    _transposed("back_groups", (5, 3), groups=2, stride=(1, 2), padding=(2, 2)),
+    _transposed("back_solid", (2, 2, 3), stride=2, output_padding=1),
     Field("one_sample", lambda x, w: F.conv2d(x, w, padding=1), ((4, 8, 7), (3, 4, 3, 3))),
     Field("convolution", lambda x, w, b: torch.ops.aten.convolution.default(
         x, w, b, [1, 1], [1, 1], [1, 1], False, [0, 0], 1), ((2, 4, 8, 7), (3, 4, 3, 3), (3,))),

@@ -50,6 +50,7 @@ HALOS = {
         [ROW * n for n in (3, 4, 5, 6, 6, 5, 4, 3)], [ROW * n for n in (3, 4, 5, 6, 6, 5, 4, 3)]),
     ("strided", "rows"): ([0, ROW, ROW, ROW], [ROW, ROW, ROW, 0]),
     ("patches", "rows"): ([0, 0, 0, 0], [0, 0, 0, 0]),
+    ("back", "rows"): ([ROW, 2 * ROW, 2 * ROW, ROW], [ROW, 2 * ROW, 2 * ROW, ROW]),
     ("plain", "columns"): ([COLUMN, 2 * COLUMN, COLUMN], [COLUMN, 2 * COLUMN, COLUMN]),
     ("plain", "empty"): ([ROW, 0, ROW, 0], [ROW, 0, ROW, 0]),
     # Edges and corners: 5 x 5 and 5 x 4 of which 4 x 4 and 4 x 3 are owned.

@@ -73,16 +73,24 @@ def _convolution(call: Call, wants_grad: Sequence[bool]) -> str:
 
 
 def _transposed(call: Call, batch: str, num: int) -> str:
-    kernel = call.tensors[1].shape[2:]
-    alone = [size == step == 1 and pad == more == 0 for size, step, pad, more in zip(kernel, *[
-        each_of(call.get(name), num, default)
-        for name, default in (("stride", 1), ("padding", 0), ("output_padding", 0))])]
-    before = " ".join([f"s{at}>0" if one else f"s{at}!" for at, one in enumerate(alone)])
-    after = " ".join([f"s{at}" if one else f"t{at}" for at, one in enumerate(alone)])
-    taps = " ".join(["1" if one else f"w{at}!" for at, one in enumerate(alone)])
+    """Windows read backwards: of one dim, "b k>0 y0, k n v0!, [n] -> b n 2*y0+v0-1"."""
+    given, after, taps = [], [], []
+    for at, (kernel, step, far, pad, more) in enumerate(_backwards(call, num)):
+        alone = kernel == step == 1 and pad == more == 0
+        given.append(f"y{at}")
+        after.append(f"y{at}" if alone else f"{step}*y{at}+{far}*v{at}{-pad:+}")
+        taps.append("1" if alone else f"v{at}!")
+    before, made, rows = map(" ".join, (given, after, taps))
     if call.get("groups", 1) > 1:
-        return f"{batch}(g>0 k!) {before}, (g k) n! {taps}, [(g n)] -> {batch}(g n) {after}"
-    return f"{batch}k>0 {before}, k n>0 {taps}, [n] -> {batch}n {after}"
+        return f"{batch}(g k!) {before}, (g k) n! {rows}, [(g n)] -> {batch}(g n) {made}"
+    return f"{batch}k>0 {before}, k n {rows}, [n] -> {batch}n {made}"
+
+
+def _backwards(call: Call, num: int) -> list[tuple[int, int, int, int, int]]:
+    """Per dim of positions: kernel, stride, dilation, padding and output padding."""
+    named = [each_of(call.get(name), num, default) for name, default in (
+        ("stride", 1), ("dilation", 1), ("padding", 0), ("output_padding", 0))]
+    return list(zip(call.tensors[1].shape[2:], *named))
 
 
 _CONVOLUTIONS: dict[int, Callable[..., Tensor]] = {
@@ -96,11 +104,11 @@ def _on_box(
     """The convolution without padding along dims of which boxes were fetched."""
     x, weight, bias = *boxed.args[:2], boxed.arg(call, "bias")
     num = len(weight.shape) - 2
+    operands = (x, weight) if bias is None else (x, weight, bias)
     if "transpose" in call.op or call.get("transposed"):
-        return None, boxed.args, boxed.kwargs
+        return _on_box_backwards(call, boxed, num), operands, {}
     stride, dilation = [
         list(each_of(call.get(name), num, 1)) for name in ("stride", "dilation")]
-    operands = (x, weight) if bias is None else (x, weight, bias)
     if boxed.is_idle:
         return _idle(num, dilation, boxed.shapes[0]), operands, {}
     fetched = {at.dim - len(x.shape) + num for at in boxed.dims if at.box is not None}
@@ -125,6 +133,50 @@ def _idle(num: int, dilation: Sequence[int], shape: Sequence[int]) -> Callable[.
         x = fitted(x, (*[1] * (x.dim() - num - 1), weight.shape[1], *extents))
         out = _CONVOLUTIONS[num](x, weight, *[fitted(one, (1,)) for one in bias], dilation=dilation)
         return nothing_of(out, shape)
+
+    return idle
+
+
+_TRANSPOSED: dict[int, Callable[..., Tensor]] = {
+    1: torch.conv_transpose1d, 2: torch.conv_transpose2d, 3: torch.conv_transpose3d,
+}
+
+
+def _on_box_backwards(call: Call, boxed: Boxed, num: int) -> Callable[..., Tensor]:
+    """The transposed convolution of boxes: cropped to the rank's places, or padded where nothing is
+    added to them; then the bias."""
+    function, groups = _TRANSPOSED[num], boxed.arg(call, "groups", 1)
+    _, stride, dilation, padding, more = map(list, zip(*_backwards(call, num)))
+    if boxed.is_idle:
+        return _idle_backwards(function, num, boxed.shapes[0])
+    widths = [0] * (2 * num)
+    for dim in boxed.dims:
+        if dim.box is None:
+            continue
+        at, window = dim.dim - len(call.tensors[0].shape) + num, dim.window
+        start = dim.box[0] * window.stride - window.pad
+        stop = (dim.box[1] - 1) * window.stride - window.pad + window.extent
+        first, last = dim.outputs
+        apart = min(stop, last) <= max(start, first)  # it adds nothing to the rank's places
+        widths[2 * (num - 1 - at)] = start - stop if apart else start - first
+        widths[2 * (num - 1 - at) + 1] = last - first if apart else last - stop
+        padding[at] = more[at] = 0
+
+    def convolved(x: Tensor, weight: Tensor, *bias: Tensor) -> Tensor:
+        out = function(x, weight, None, stride, padding, more, groups, dilation)
+        out = F.pad(out, widths) if any(widths) else out
+        return out + bias[0].view(-1, *[1] * num) if bias else out
+
+    return convolved
+
+
+def _idle_backwards(
+    function: Callable[..., Tensor], num: int, shape: Sequence[int]
+) -> Callable[..., Tensor]:
+    def idle(x: Tensor, weight: Tensor, *bias: Tensor) -> Tensor:
+        weight = fitted(weight, (1, 1, *weight.shape[2:]))
+        x = fitted(x, [1] * x.dim())
+        return nothing_of(function(x, weight, *[fitted(one, (1,)) for one in bias]), shape)
 
     return idle
 

@@ -474,5 +474,9 @@ def _results(
             axes, units = cut.get(factors[0], ((), None)) if factors else ((), None)
             axes_of.append(axes)
             cuts_of.append(_scaled(rule, like, factors, axes, units) if axes else None)
+            if axes and (spread := rule.spreads.get((index, factors[0]))) is not None:
+                sizes = [frame.sizes[axis] for axis in axes]
+                units = units or default_cuts(rule.sizes[factors[0]], sizes)
+                cuts_of[-1] = spread.cuts(units, result.shape[len(axes_of) - 1])
         made.append(Layout.make(like.mesh, result.shape, axes_of, cuts_of, partial))
     return tuple(made)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from weft.core import Cover, Interval, Layout, default_cuts
@@ -25,18 +26,18 @@ def local_call(
         cut: per sharded factor its axes and cuts.
     """
     args = _local_args(rule, call, results, cut)
-    if not rule.windows and rule.on_box is None:
+    if not (rule.windows or rule.spreads) and rule.on_box is None:
         return (), None, args
     reads: list[Cover | None] = []
     sharded: dict[tuple[int, int], tuple[Interval, ...]] = {}
     for index, (dims, layout) in enumerate(zip(rule.operands, operands)):
         mine: list[Any] = [None] * layout.ndim
         for dim, factors in enumerate(dims or ()):
-            window = window_of(rule, index, factors[0]) if factors else None
-            if window is None or factors[0] not in cut or layout.num_shards(dim) == 1:
+            if not factors or factors[0] not in cut or layout.num_shards(dim) == 1:
                 continue
-            mine[dim] = window.reads(_units(rule, layout, factors[0], cut), layout.cuts_of(dim))
-            sharded[index, dim] = mine[dim]
+            found = _reads(rule, index, dim, factors[0], layout, results, cut)
+            if found is not None:
+                sharded[index, dim] = mine[dim] = found
         reads.append(Cover.of(layout, tuple(mine), rule.fill))
     if rule.on_box is None or not (sharded or any(map(_has_empty_shards, results))):
         return tuple(reads) if any(reads) else (), None, args
@@ -44,7 +45,7 @@ def local_call(
     def boxed(coordinate: tuple[int, ...]) -> Any:
         assert rule.on_box is not None
         given, named = (call.args, dict(call.kwargs)) if args is None else args(coordinate)
-        dims = _dims(rule, operands, cut, sharded, coordinate)
+        dims = _dims(rule, operands, results, cut, sharded, coordinate)
         shapes = tuple([layout.local_shape_at(coordinate) for layout in results])
         return rule.on_box(call, Boxed(given, named, dims, shapes))
 
@@ -52,6 +53,34 @@ def local_call(
         tuple(reads) if any(reads) else (), lambda coordinate: boxed(coordinate)[0],
         lambda coordinate: boxed(coordinate)[1:],
     )
+
+
+def _reads(
+    rule: Rule, index: int, dim: int, factor: str, layout: Layout, results: Sequence[Layout],
+    cut: Mapping[str, Cut],
+) -> tuple[Interval, ...] | None:
+    """What each shard of a sharded dim reads of it; None where it is no matter of windows."""
+    window = window_of(rule, index, factor)
+    if window is not None:
+        return window.reads(_units(rule, layout, factor, cut), layout.cuts_of(dim))
+    spread = _spread(rule, factor)
+    if spread is None:
+        return None
+    window, result, at = spread
+    return tuple([
+        window.needs(start, stop, layout.shape[dim]) if start < stop else (place, place)
+        for (start, stop), place in zip(
+            pairwise(results[result].cuts_of(at)), layout.cuts_of(dim))
+    ])
+
+
+def _spread(rule: Rule, factor: str) -> tuple[Window, int, int] | None:
+    """The window by which a dim of a result belongs to the factor, the result, and the dim."""
+    for (result, name), window in rule.spreads.items():
+        if name == factor:
+            dims = [factors[0] if factors else "" for factors in rule.results[result]]
+            return window, result, dims.index(factor)
+    return None
 
 
 def _units(rule: Rule, layout: Layout, factor: str, cut: Mapping[str, Cut]) -> tuple[int, ...]:
@@ -67,20 +96,30 @@ def _has_empty_shards(layout: Layout) -> bool:
 
 
 def _dims(
-    rule: Rule, operands: Sequence[Layout], cut: Mapping[str, Cut],
+    rule: Rule, operands: Sequence[Layout], results: Sequence[Layout], cut: Mapping[str, Cut],
     sharded: Mapping[tuple[int, int], tuple[Interval, ...]], coordinate: tuple[int, ...],
 ) -> tuple[BoxedDim, ...]:
-    index = min((index for index, _ in rule.windows), default=0)
+    index = min((index for index, _ in (*rule.windows, *sharded)), default=0)
     layout, found = operands[index], []
     for dim, factors in enumerate(rule.operands[index] or ()):
-        window = rule.windows.get((index, factors[0])) if factors else None
-        if window is None:
+        if not factors:
             continue
-        box, outputs = None, (0, rule.sizes[factors[0]])
+        window, spread = window_of(rule, index, factors[0]), _spread(rule, factors[0])
+        if window is None and spread is None:
+            continue
+        box = None
         if (index, dim) in sharded:
-            shard = layout.shard_index(dim, coordinate)
-            units = _units(rule, layout, factors[0], cut)
-            box, outputs = sharded[index, dim][shard], (units[shard], units[shard + 1])
+            box = sharded[index, dim][layout.shard_index(dim, coordinate)]
+        if spread is not None:
+            window, result, at = spread
+            outputs = results[result].box_at(coordinate)[at]
+        else:
+            outputs = (0, rule.sizes[factors[0]])
+            if box is not None:
+                units = _units(rule, layout, factors[0], cut)
+                shard = layout.shard_index(dim, coordinate)
+                outputs = units[shard], units[shard + 1]
+        assert window is not None
         found.append(BoxedDim(dim, layout.shape[dim], window, box, outputs))
     return tuple(found)
 

@@ -116,8 +116,12 @@ def bind(
     named = _named(pattern, places, operands, tuple(map(len, results)), results, along)
     shapes = [*operands, *results]
     dims = (*named.operands, *named.results)
-    windowed = {(at, name) for at, place in enumerate(places) for operand, name in pattern.windows
-                if operand == place} if pattern.windows else frozenset()
+    num = len(operands)
+    windowed: set[tuple[int, str]] = set()
+    if pattern.windows or pattern.spreads:
+        windowed.update((at, name) for at, place in enumerate(places)
+                        for operand, name in pattern.windows if operand == place)
+        windowed.update((num + at, name) for at, name in pattern.spreads)
     sizes = _sizes(pattern, dims, shapes, named.has_compounds, told, windowed)
     whole = named.whole
     ones: frozenset[str] = frozenset()
@@ -133,13 +137,16 @@ def bind(
         else _broadcast(tensor, shape, sizes, ones)
         for at, (tensor, shape) in enumerate(zip(dims, shapes))
     ]
-    num = len(operands)
     given: list[FactorDims | None] = [*bound[:num]]
     if pattern.unread:
         given = [None if place in pattern.unread else dims for place, dims in zip(places, given)]
     if windowed:
         more["windows"] = {
-            (at, name): _window(pattern.windows[places[at], name], sizes) for at, name in windowed
+            (at, name): _window(pattern.windows[places[at], name], sizes)
+            for at, name in sorted(windowed) if at < num
+        }
+        more["spreads"] = {
+            place: _window(text, sizes) for place, text in pattern.spreads.items()
         }
     nonempty = more.pop("nonempty", frozenset()) | named.nonempty
     return Rule(

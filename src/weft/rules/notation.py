@@ -23,9 +23,10 @@ Dims:
     2*y+v-1, k v! -> y   a window: place y reads the places 2*y+v-1, for each v, a factor of
                          another operand; `2*y+3*v-1` is one with dilation
     y+v<3-1 -> y         the same, where no operand tells the number of taps
+    y, v! -> 2*y+v-1     a window read backwards: what y gives is added at 2*y+v-1
 
 A windowed dim belongs to the factor y: an axis that shards it holds y, and the ranks fetch what
-their shards of y read of others.
+their shards of y read of others; or, backwards, what their shards of the result are made of.
 
 Marks, on a factor or on `...`:
 
@@ -79,6 +80,7 @@ class Pattern:
         unread: the operands that are `*`.
         lists_results: whether the result is in `{}`.
         windows: (operand, factor) -> the window by which the operand's dim belongs to the factor.
+        spreads: the same of results: (result, factor) -> the window, read backwards.
         lead: the prefix of the names of the dims in `...`: "d" names them d0, d1 and so on.
     """
 
@@ -96,6 +98,7 @@ class Pattern:
     lists_results: bool = False
     lead: str = "d"
     windows: Mapping[tuple[int, str], WindowText] = field(default_factory=dict)
+    spreads: Mapping[tuple[int, str], WindowText] = field(default_factory=dict)
 
     def __hash__(self) -> int:
         return hash(self.text)
@@ -161,7 +164,7 @@ def parse(text: str) -> Pattern:
     finished = {name for _, name in marks.finish}
     reduced = given - kept - {"1", LEAD} - marks.whole - finished
     reduce = dict.fromkeys(sorted(reduced), "sum") | marks.kinds
-    wrong = [window.tap for window in marks.windows.values()
+    wrong = [window.tap for window in (*marks.windows.values(), *marks.spreads.values())
              if window.count is None and window.tap not in given]
     if wrong:
         raise _malformed(text, f"{len(wrong)} windows have taps whose number nothing tells", wrong)
@@ -170,6 +173,7 @@ def parse(text: str) -> Pattern:
         text, operands, results, reduce, frozenset(marks.whole), frozenset(marks.nonempty),
         frozenset(marks.finish), frozenset(marks.beside), optional, listed, unread,
         bool(marks.listed), LEAD if clash else "d", marks.windows,
+        marks.spreads,
     )
 
 
@@ -187,6 +191,7 @@ class _Marks:
         self.listed: list[int] = []
         self.unread: list[int] = []
         self.windows: dict[tuple[int, str], WindowText] = {}
+        self.spreads: dict[tuple[int, str], WindowText] = {}
 
     def tensors(self, side: str, given: bool) -> tuple[FactorDims, ...]:
         """The tensors of one side of the arrow; `given` on the side of the operands."""
@@ -218,10 +223,10 @@ class _Marks:
     def _window(self, word: str, at: int, given: bool) -> str:
         """The factor to which a windowed dim belongs."""
         found = _WINDOW.fullmatch(word)
-        if found is None or not given:
-            raise _malformed(self.text, f"{word!r} is no window of an operand", [word])
+        if found is None:
+            raise _malformed(self.text, f"{word!r} is no window", [word])
         stride, name, dilation, tap, count, shift = found.groups()
-        self.windows[at, name] = WindowText(
+        (self.windows if given else self.spreads)[at, name] = WindowText(
             int(stride or 1), int(dilation or 1), tap, None if count is None else int(count),
             -int(shift or 0),
         )

@@ -77,10 +77,10 @@ class OwnRule:
             raise _malformed(pattern, f"{len(marked)} factors stand with ~, and there is no kernel "
                              "that finishes what their shards give", marked,
                              "kernel=, a function (shards, *args) of local tensors; or s!")
-        if pattern.windows:
-            raise _malformed(pattern, f"{len(pattern.windows)} of its dims are windows, and the op "
-                             "would add its padding to boxes that have it", sorted(
-                                 name for _, name in pattern.windows), '"b y! -> b z"')
+        windows = sorted(name for _, name in (*pattern.windows, *pattern.spreads))
+        if windows:
+            raise _malformed(pattern, f"{len(windows)} of its dims are windows, and the op would "
+                             "pad boxes that are padded", windows, '"b y! -> b z"')
         wrong = [f"{name}:avg" for name, kind in pattern.reduce.items() if kind == "avg"]
         if wrong:
             raise _malformed(pattern, "a mean over shards of other lengths is no mean of their "

@@ -49,6 +49,8 @@ class Rule:
             operand, which the kernel finishes; it then shards the factor in no other operand.
         windows: (operand, factor) -> the window by which the operand's dim belongs to the factor:
             where it is sharded, ranks get the boxes that their shards of the factor read.
+        spreads: (result, factor) -> the window by which the result's dim belongs to the factor,
+            read backwards: ranks get the boxes that their shards of the result are made of.
         fill: what fills a box where it reaches beyond the operand.
         on_box: what runs on the boxes.
         op: the overload to run on the local tensors, if it is not the one that was called...
@@ -72,6 +74,7 @@ class Rule:
     finish: frozenset[tuple[int, str]] = frozenset()
     beside: frozenset[tuple[int, str, str]] = frozenset()
     windows: Mapping[tuple[int, str], Window] = field(default_factory=dict)
+    spreads: Mapping[tuple[int, str], Window] = field(default_factory=dict)
     fill: float = 0.0
     on_box: OnBox | None = None
     op: str | None = None

@@ -51,6 +51,14 @@ class Window:
         """What the places start..stop of the factor, at least one, read."""
         return self.stride * start - self.pad, self.stride * (stop - 1) - self.pad + self.extent
 
+    def needs(self, start: int, stop: int, length: int) -> Interval:
+        """Of which places of the factor, of this length, the places start..stop of the dim are
+        made, read backwards: one at least."""
+        first = -(-(start + self.pad - self.extent + 1) // self.stride)
+        last = (stop - 1 + self.pad) // self.stride
+        first = min(max(first, 0), length - 1)
+        return first, max(min(last + 1, length), first + 1)
+
     def units(self, cuts: Sequence[int], length: int) -> tuple[int, ...]:
         """The cuts of the factor, of this length, that belong to cuts of the dim: a place lies
         where the centre of its window does."""
@@ -84,6 +92,9 @@ class BoxedDim:
         box: the interval that was read, filled where it sticks out of the dim; None where the dim
             is whole, and as the call has it.
         outputs: the places of the result that the rank computes.
+
+    Where the window is read backwards, `box` are the places of the factor that the outputs are made
+    of, none of them outside.
     """
 
     dim: int
@@ -99,7 +110,8 @@ class Boxed:
 
     Args:
         args, kwargs: of the op; TensorArgs stand for tensors.
-        dims: the windowed dims of the first operand that has any, in order.
+        dims: the dims of the first operand that has windows, or is read by windows of results, in
+            order.
         shapes: of the results on this rank.
     """
 

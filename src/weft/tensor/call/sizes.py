@@ -194,7 +194,7 @@ def sources(builder: Builder) -> list[Sources] | None:
         return None  # how many there are may follow from a length (unbind)
     if rule is None:
         return _sources_of_layouts(builder)
-    if rule.windows:
+    if rule.windows or rule.spreads:
         return None
     places: dict[str, tuple[int, int]] = {}
     for slot, dims in zip(builder.slots, rule.operands):
