@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from weft.ops.convolutions import each_of, fitted, nothing_of
-from weft.rules import Boxed, BoxedDim, Call, RuleText, op, page, rule
+from weft.rules import Boxed, BoxedDim, Call, Rule, RuleText, bind, op, page, parse, rule
 
 __all__ = ["PAGE"]
 
@@ -161,6 +161,73 @@ def _counted(
     return pool
 
 
+def _blocks(call: Call) -> tuple[list[int], int, str, str]:
+    """Of an im2col or col2im: how many blocks there are in each dim of the image, how many columns
+    a channel gives, the dims of the image, and those of the columns."""
+    kernel, dilation, padding, stride = [
+        each_of(call.get(name), 2, 1) for name in ("kernel_size", "dilation", "padding", "stride")]
+    image = (call.get("output_size") or call.tensors[0].shape)[-2:]
+    counts, dims = [], []
+    for at, (taps, far, pad, step) in enumerate(zip(kernel, dilation, padding, stride)):
+        counts.append((image[at] + 2 * pad - far * (taps - 1) - 1) // step + 1)
+        dims.append(f"{step}*y{at}+{far}*v{at}<{taps}{-pad:+}")
+    lead = "b " if len(call.tensors[0].shape) == (3 if "col2im" in call.op else 4) else ""
+    return counts, math.prod(kernel), f"{lead}c {' '.join(dims)}", f"{lead}(c q!) (y0 y1!)"
+
+
+def _im2col(call: Call, wants_grad: Sequence[bool]) -> Rule:
+    """The first dim of the image in windows, "b c 2*y+v<3-1 w -> b (c q!) (y x!)"."""
+    counts, num, image, columns = _blocks(call)
+    return _bound(call, f"{image} -> {columns}", counts, num, False)
+
+
+def _col2im(call: Call, wants_grad: Sequence[bool]) -> Rule:
+    """What blocks give to the first dim of the image is summed, "b (c q!) (y x!) -> b c 2*y+v<3-1
+    w"."""
+    counts, num, image, columns = _blocks(call)
+    return _bound(call, f"{columns} -> {image}", counts, num, True)
+
+
+def _bound(call: Call, text: str, counts: Sequence[int], num: int, folds: bool) -> Rule:
+    (x,), (result,) = call.tensors, call.results
+    told = {"y0": counts[0], "y1": counts[1], "q": num}
+    return bind(
+        parse(text), [x.shape], [result.shape], told=told, linear=((0,),), folds=folds,
+        on_box=_on_columns,
+    )
+
+
+def _on_columns(call: Call, boxed: Boxed) -> Local:
+    """The op without padding along dims of which there are boxes."""
+    function = getattr(torch.ops.aten, call.op.split(".")[1])
+    padding = list(each_of(call.get("padding"), 2, 0))
+    image: list[int] = list(call.get("output_size") or ())
+    for at, dim in enumerate(boxed.dims):
+        if dim.box is not None:
+            padding[at] = 0
+            if image:
+                image[at] = dim.box[1] - dim.box[0]
+    if boxed.is_idle:
+        padding, extents = [0, 0], [dim.window.extent for dim in boxed.dims]
+        taps = math.prod(each_of(call.get("kernel_size"), 2, 1))
+        least = (taps, 1) if image else (1, *extents)
+        function, image = _idle_columns(function, least, boxed.shapes[0]), extents
+    given = {"padding": padding, "output_size": image}
+    args = [given.get(name, arg) for name, arg in zip(call.names, boxed.args)]
+    return function, tuple(args), boxed.kwargs
+
+
+def _idle_columns(
+    function: Callable[..., Tensor], least: Sequence[int], shape: Sequence[int]
+) -> Callable[..., Tensor]:
+    """One block of zeros, so that the graph is that of other ranks."""
+    def idle(x: Tensor, *args: Any) -> Tensor:
+        x = fitted(x, (*[1] * (x.dim() - len(least)), *least))
+        return nothing_of(function(x, *args), shape)
+
+    return idle
+
+
 _LENGTHS = {
     1: "upsample_nearest1d _upsample_nearest_exact1d upsample_linear1d",
     2: "upsample_nearest2d _upsample_nearest_exact2d upsample_bilinear2d upsample_bicubic2d "
@@ -182,8 +249,8 @@ PAGE = page(
     op("fractional_max_pool3d", rule(
         "b c>0 d! h! w!, b c 3 -> b c z y x, b c z y x",
         "c>0 d! h! w!, 1 c 3 -> c z y x, c z y x")),
-    op("im2col", rule("b c>0 h! w! -> b (c k) l", "c>0 h! w! -> (c k) l", linear=[0])),
-    op("col2im", rule("b (c>0 k!) l! -> b c h w", "(c>0 k!) l! -> c h w", linear=[0])),
+    op("im2col", rule(_im2col)),
+    op("col2im", rule(_col2im)),
     # Each point of the grid reads the whole image of its sample.
     op("grid_sampler grid_sampler_2d grid_sampler_3d", rule(
         "b c h! w!, b y x 2 -> b c y x", "b c d! h! w!, b z y x 3 -> b c z y x", linear=[0])),

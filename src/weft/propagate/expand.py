@@ -80,14 +80,13 @@ def decide(
     finish = _finished_dims(frame, cut) if frame.finished else ()
     # A kernel may read the cuts of all the operands that it finishes.
     by_form = by_form and not beside and len({operand for operand, _ in finish}) < 2
-    reads, runs, args = local_call(rule, call, operands, results, cut)
+    local = local_call(rule, call, operands, results, cut)
     return Decision(
-        operands, results, args, rule.op,
-        tuple([
+        operands, results, op=rule.op, chosen=tuple([
             "" if choice is None else choice if isinstance(choice, str)
             else f"partial({choice.kind})" for choice in choices
         ]),
-        by_form, finish, reads, runs,
+        by_form=by_form, finish=finish, **local,
     )
 
 

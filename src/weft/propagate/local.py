@@ -18,8 +18,9 @@ Runs = Callable[[tuple[int, ...]], Callable[..., Any] | None]
 def local_call(
     rule: Rule, call: Call, operands: Sequence[Layout], results: Sequence[Layout],
     cut: Mapping[str, Cut],
-) -> tuple[tuple[Cover | None, ...], Runs | None, LocalArgs | None]:
-    """Per operand what ranks read of it; what runs on their tensors, and with which arguments.
+) -> dict[str, Any]:
+    """The parts of a Decision that say what runs on the ranks' tensors: `args`, and of windows
+    `reads`, `folds` and `runs`.
 
     Args:
         operands, results: the layouts that they come to, and that they leave.
@@ -27,7 +28,9 @@ def local_call(
     """
     args = _local_args(rule, call, results, cut)
     if not (rule.windows or rule.spreads) and rule.on_box is None:
-        return (), None, args
+        return {"args": args}
+    if rule.folds:
+        return _folding(rule, call, results, cut, args)
     reads: list[Cover | None] = []
     sharded: dict[tuple[int, int], tuple[Interval, ...]] = {}
     for index, (dims, layout) in enumerate(zip(rule.operands, operands)):
@@ -39,20 +42,61 @@ def local_call(
             if found is not None:
                 sharded[index, dim] = mine[dim] = found
         reads.append(Cover.of(layout, tuple(mine), rule.fill))
+    decided: dict[str, Any] = {"args": args, "reads": tuple(reads) if any(reads) else ()}
     if rule.on_box is None or not (sharded or any(map(_has_empty_shards, results))):
-        return tuple(reads) if any(reads) else (), None, args
+        return decided
 
     def boxed(coordinate: tuple[int, ...]) -> Any:
-        assert rule.on_box is not None
-        given, named = (call.args, dict(call.kwargs)) if args is None else args(coordinate)
         dims = _dims(rule, operands, results, cut, sharded, coordinate)
         shapes = tuple([layout.local_shape_at(coordinate) for layout in results])
-        return rule.on_box(call, Boxed(given, named, dims, shapes))
+        return _on_box(rule, call, args, coordinate, dims, shapes)
 
-    return (
-        tuple(reads) if any(reads) else (), lambda coordinate: boxed(coordinate)[0],
-        lambda coordinate: boxed(coordinate)[1:],
-    )
+    return decided | _run(boxed)
+
+
+def _on_box(
+    rule: Rule, call: Call, args: LocalArgs | None, coordinate: tuple[int, ...],
+    dims: tuple[BoxedDim, ...], shapes: tuple[tuple[int, ...], ...],
+) -> Any:
+    assert rule.on_box is not None
+    given, named = (call.args, dict(call.kwargs)) if args is None else args(coordinate)
+    return rule.on_box(call, Boxed(given, named, dims, shapes))
+
+
+def _run(boxed: Callable[[tuple[int, ...]], Any]) -> dict[str, Any]:
+    return {
+        "runs": lambda coordinate: boxed(coordinate)[0],
+        "args": lambda coordinate: boxed(coordinate)[1:],
+    }
+
+
+def _folding(
+    rule: Rule, call: Call, results: Sequence[Layout], cut: Mapping[str, Cut],
+    args: LocalArgs | None,
+) -> dict[str, Any]:
+    """Of a rule with one result, whose boxes are summed."""
+    (layout,), (named,) = results, rule.results
+    reads: list[Any] = [None] * layout.ndim
+    for dim, factors in enumerate(named):
+        window = rule.spreads.get((0, factors[0])) if factors else None
+        if window is not None and layout.num_shards(dim) > 1:
+            units = _units(rule, layout, factors[0], cut)
+            reads[dim] = window.reads(units, layout.cuts_of(dim))
+    if not any(reads) and not _has_empty_shards(layout):
+        return {"args": args}
+    cover = Cover(tuple(reads))
+
+    def boxed(coordinate: tuple[int, ...]) -> Any:
+        box, dims = cover.box_at(layout, coordinate), []
+        for dim, factors in enumerate(named):
+            window = rule.spreads.get((0, factors[0])) if factors else None
+            if window is not None:
+                length, mine = layout.shape[dim], box[dim] if reads[dim] else None
+                dims.append(BoxedDim(dim, length, window, mine, box[dim]))
+        shape = tuple([stop - start for start, stop in box])
+        return _on_box(rule, call, args, coordinate, tuple(dims), (shape,))
+
+    return {"folds": (Cover.of(layout, cover.reads),)} | _run(boxed)
 
 
 def _reads(

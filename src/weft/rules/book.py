@@ -55,6 +55,7 @@ class RuleText:
     by_size: bool = False
     fill: float = 0.0
     on_box: OnBox | None = None
+    folds: bool = False
 
     @property
     def is_string(self) -> bool:
@@ -94,7 +95,7 @@ class RuleText:
         if self.by_size:
             more["by_size"] = True
         if self.on_box is not None:
-            more["fill"], more["on_box"] = self.fill, self.on_box
+            more |= {"fill": self.fill, "on_box": self.on_box, "folds": self.folds}
         along = None if self.along is None else self._along(call, shapes)
         if self.sizes is not None:
             more["size_arg"] = call.names.index(self.sizes)
@@ -155,7 +156,7 @@ def rule(
     linear: Sequence[int | Sequence[int]] = (), bias: Sequence[int] = (), moves: bool = False,
     sizes: str | None = None, counts: Mapping[str, str] | None = None,
     serves: Callable[[Call], bool] | None = None, by_size: bool = False, fill: float = 0.0,
-    on_box: OnBox | None = None,
+    on_box: OnBox | None = None, folds: bool = False,
 ) -> RuleText:
     """A rule, as pages write it.
 
@@ -179,11 +180,13 @@ def rule(
         fill: what fills boxes where they reach beyond an operand.
         on_box: what runs on such boxes: (call, `Boxed`) -> (function or None for the op, args,
             kwargs). It also serves ranks with an empty result, whose graph edges it must keep.
+        folds: whether what runs leaves boxes of partial values where a result has windows.
     """
     sets = tuple([(one,) if isinstance(one, int) else tuple(one) for one in linear])
     told = tuple((counts or {}).items())
     return RuleText(
-        texts, along, default, sets, tuple(bias), moves, sizes, told, serves, by_size, fill, on_box)
+        texts, along, default, sets, tuple(bias), moves, sizes, told, serves, by_size, fill, on_box,
+        folds)
 
 
 @dataclass(frozen=True, slots=True)

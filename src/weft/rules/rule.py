@@ -51,6 +51,8 @@ class Rule:
             where it is sharded, ranks get the boxes that their shards of the factor read.
         spreads: (result, factor) -> the window by which the result's dim belongs to the factor,
             read backwards: ranks get the boxes that their shards of the result are made of.
+        folds: whether the local op, given such a window, leaves boxes of partial values instead,
+            which the ranks sum.
         fill: what fills a box where it reaches beyond the operand.
         on_box: what runs on the boxes.
         op: the overload to run on the local tensors, if it is not the one that was called...
@@ -75,6 +77,7 @@ class Rule:
     beside: frozenset[tuple[int, str, str]] = frozenset()
     windows: Mapping[tuple[int, str], Window] = field(default_factory=dict)
     spreads: Mapping[tuple[int, str], Window] = field(default_factory=dict)
+    folds: bool = False
     fill: float = 0.0
     on_box: OnBox | None = None
     op: str | None = None
@@ -98,6 +101,7 @@ class Decision:
             differ only in their lengths and have the same factors.
         reads: per operand, what ranks read of it beyond its layout; () if they read only what they
             own.
+        folds: per result, the boxes of partial values that the local op leaves, which are summed.
         runs: coordinate -> what runs on the local tensors in place of the op; None = the op.
         finish: the dims (operand, dim) whose shards the op's kernel finishes; empty if the op
             itself runs on the local tensors.
@@ -111,6 +115,7 @@ class Decision:
     by_form: bool = False
     finish: tuple[tuple[int, int], ...] = ()
     reads: tuple[Cover | None, ...] = ()
+    folds: tuple[Cover | None, ...] = ()
     runs: Callable[[tuple[int, ...]], Callable[..., Any] | None] | None = None
 
     def reason(self) -> str:

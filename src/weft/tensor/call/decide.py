@@ -20,7 +20,7 @@ from weft.rules import Call, Decision, Rule
 from weft.tensor.call import fallback, foreach, outside, reshapes
 from weft.tensor.call.decompose import parts_of
 from weft.tensor.call.densely import as_op, densely
-from weft.tensor.call.kernels import BoundKernel, with_traffic_label
+from weft.tensor.call.kernels import BoundKernel, folding, with_traffic_label
 from weft.tensor.call.local import WIDENING, as_it_is, copying, has_gaps, packed
 from weft.tensor.call.memory_format import match_stride_order
 from weft.tensor.call.random import ops as random_ops
@@ -250,6 +250,8 @@ class Builder:
             self.clashes |= met.setdefault(place, move) is not move
             moves[place] = move
         local, args, kwargs = self._local(decision, algorithm)
+        if any(decision.folds):
+            local = folding(self.name, local, decision, self.mesh)
         if self.target is not None:
             return self._in_place(decision, moves, varying, local, args, kwargs, algorithm)
         brought = algorithm is not None and (

@@ -17,8 +17,9 @@ from weft.rules import Decision
 from weft.tensor import modes
 from weft.tensor.trace.trees import map_tensors
 from weft.transport import Shards, traffic
+from weft.transport.transition import Transition
 
-__all__ = ["BoundKernel", "with_traffic_label"]
+__all__ = ["BoundKernel", "folding", "with_traffic_label"]
 
 _REASON = "what ranks need of each other's blocks"
 
@@ -50,6 +51,18 @@ def _labelled(
             return local(*args, **kwargs)
 
     return run
+
+
+def folding(
+    name: str, local: Callable[..., Any], decision: Decision, mesh: BoundMesh
+) -> Callable[..., Any]:
+    """`local`, whose one result is a box of partial values: the ranks sum them."""
+    (layout,), (cover,) = decision.results, decision.folds
+    assert cover is not None
+    fold = Transition(mesh, layout, layout, folds=cover)
+    axes = [axis for dim, its in enumerate(layout.dims) if cover.reads[dim] for axis in its]
+    return _labelled(
+        name, lambda *args, **kwargs: fold(local(*args, **kwargs)), decision, tuple(axes), mesh)
 
 
 @dataclass(frozen=True, slots=True)
