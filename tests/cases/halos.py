@@ -61,6 +61,14 @@ def _transposed(name: str, kernel: Sequence[int], groups: int = 1, **options: An
     )
 
 
+def _padded(mode: str) -> Field:
+    """As nn.Conv2d does it for a padding mode: the field is padded, then convolved."""
+    return Field(
+        mode, lambda x, w: F.conv2d(F.pad(x, (1, 1, 2, 2), mode), w, stride=(2, 1)),
+        ((2, 4, 8, 7), (3, 4, 5, 3)),
+    )
+
+
 def _pool(name: str, function: Callable[..., Any], num: int, *args: Any, **options: Any) -> Field:
     return Field(name, lambda x: function(x, *args, **options), ((2, 3, *(8, 7, 3)[:num]),))
 
@@ -90,10 +98,15 @@ FIELDS = [
     Field("one_sample", lambda x, w: F.conv2d(x, w, padding=1), ((4, 8, 7), (3, 4, 3, 3))),
     Field("convolution", lambda x, w, b: torch.ops.aten.convolution.default(
         x, w, b, [1, 1], [1, 1], [1, 1], False, [0, 0], 1), ((2, 4, 8, 7), (3, 4, 3, 3), (3,))),
+    *[_padded(mode) for mode in ("circular", "reflect", "replicate")],
     Field("unfold", lambda x: F.unfold(x, 3, padding=1), ((2, 3, 8, 7),), 1),
     Field("unfold_and_fold", lambda x: F.fold(
         F.unfold(x, (3, 2), 1, (1, 0), (2, 1)), (8, 7), (3, 2), 1, (1, 0), (2, 1)),
           ((2, 3, 8, 7),), 1),
+    Field("unpool", lambda x: F.max_unpool2d(*F.max_pool2d(
+        x, 2, return_indices=True), 2, output_size=(8, 7)), ((2, 3, 8, 7),), 1),
+    Field("unpool_line", lambda x: F.max_unpool1d(*F.max_pool1d(
+        x, 3, 2, return_indices=True), 3, 2, output_size=(8,)), ((2, 3, 8),)),
     _pool("max", F.max_pool2d, 2, 2),
     _pool("max_overlapping", F.max_pool2d, 2, 3, 2, 1),
     _pool("max_places", F.max_pool2d, 2, 3, 2, 1, return_indices=True),

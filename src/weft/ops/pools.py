@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.core import Layout
+from weft.ops.algorithm import Composite
 from weft.ops.convolutions import each_of, fitted, nothing_of
 from weft.rules import Boxed, BoxedDim, Call, Rule, RuleText, bind, op, page, parse, rule
 
@@ -161,6 +163,29 @@ def _counted(
     return pool
 
 
+def _unpool(num: int) -> Callable[..., Composite | None]:
+    def layouts(
+        call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
+    ) -> Composite | None:
+        """Along the first dim of positions, values go to the shards that their places name."""
+        dims = [layout.dims[-num:] for layout in layouts]
+        if not any(its[0] for its in dims) or any(any(its[1:]) for its in dims):
+            return None
+        return None if 0 in call.tensors[0].shape else Composite(_unpooled)
+
+    return layouts
+
+
+def _unpooled(x: Tensor, indices: Tensor, output_size: Sequence[int], *rest: Any) -> Tensor:
+    """Zeros sharded as x is, to which the values are written."""
+    num = len(output_size)
+    zeros = torch.zeros_like(x)
+    for dim, length in zip(range(-num, 0), output_size):
+        zeros = zeros.repeat_interleave(-(-length // x.shape[dim]), dim).narrow(dim, 0, length)
+    flat = zeros.flatten(-num).scatter(-1, indices.flatten(-num), x.flatten(-num))
+    return flat.unflatten(-1, tuple(output_size))
+
+
 def _blocks(call: Call) -> tuple[list[int], int, str, str]:
     """Of an im2col or col2im: how many blocks there are in each dim of the image, how many columns
     a channel gives, the dims of the image, and those of the columns."""
@@ -241,7 +266,7 @@ PAGE = page(
          rule(_pool(num), fill=-math.inf, on_box=_on_box(num))) for num in (1, 2, 3)],
     *[op(f"adaptive_avg_pool{num}d", _resized(num)) for num in (1, 2, 3)],
     *[op(f"adaptive_max_pool{num}d", _resized(num, 1, 2)) for num in (1, 2, 3)],
-    *[op(f"max_unpool{num}d", _resized(num, 2)) for num in (2, 3)],
+    *[op(f"max_unpool{num}d", _resized(num, 2), layouts=_unpool(num)) for num in (2, 3)],
     # Where a call gives scales, the lengths of the result come from floats.
     *[op(names, _resized(num), floats_flow=False) for num, names in _LENGTHS.items()],
     op("fractional_max_pool2d", rule(
