@@ -254,9 +254,9 @@ class Builder:
             local = folding(self.name, local, decision, self.mesh)
         if self.target is not None:
             return self._in_place(decision, moves, varying, local, args, kwargs, algorithm)
-        brought = algorithm is not None and (
+        brought = any(decision.reads) or (algorithm is not None and (
             isinstance(algorithm, ops.Kernel) or bool(algorithm.communicates)
-        )
+        ))
         results = self._results(decision, moves, varying, any(wants), brought)
         anchor = () if isinstance(algorithm, ops.Local) else self._anchored(decision, wants)
         self.by_form = self._is_by_form(decision) and not anchor
