@@ -55,7 +55,18 @@ FFT = call("_fft_c2c.default", tensor(2, 3, 8, 8, dtype="complex64"), [2, 3], 0,
            result=(2, 3, 8, 8), dtype="complex64")
 CHOLESKY = call("linalg_cholesky.default", tensor(3, 6, 6), result=(3, 6, 6))
 
+CONV = call("conv2d.default", tensor(1, 8, 64, 64), tensor(8, 8, 3, 3), None, [1, 1], [1, 1],
+            result=(1, 8, 64, 64))
+FAR = call("conv2d.default", tensor(1, 8, 8, 8), tensor(1, 8, 5, 5), None, [1, 1], [2, 2],
+           result=(1, 1, 8, 8))
+
 CASES = {
+    "a convolution keeps rows and gathers its weight": (
+        CONV, [P(None, None, ("dp", "tp")), P("tp")],
+        "[1, 8, 64@(dp,tp), 64] [8, 8, 3, 3] -> [1, 8, 64@(dp,tp), 64]"),
+    "a halo that is most of the field gives way to channels": (
+        FAR, [P(None, None, "dp"), P(None, "dp")],
+        "[1, 8@dp, 8, 8] [1, 8@dp, 5, 5] -> [1, 1, 8, 8] partial(sum@dp)"),
     "a batch of one sample a rank is not sharded again": (
         FFT, [P("dp", None, "tp")], "[2@dp, 3@tp, 8, 8] -> [2@dp, 3@tp, 8, 8]"),
     "nor is a batch that would leave empty shards": (

@@ -20,6 +20,7 @@ again if the operand needs a gradient. Further rules:
   This applies to partial values beside an operand that would be gathered for them, and to a
   contraction for which a sharded or partial operand would have to be resharded. What such a
   candidate saves in moving one operand, the result must pay.
+- A windowed operand that stays sharded pays its halo, in forward and in backward.
 - An in-place op also pays for moving its target back.
 - To replicate a sharded operand leaves every rank with the whole result and with all further
   work. This candidate also pays the bytes of the result, once for forward and once for backward, at
@@ -294,6 +295,8 @@ def _key(
         back = 2 if frame.grads[index] else 1
         if isinstance(target, str):
             if name == target:
+                if frame.rule.windows or frame.rule.spreads:
+                    cost += nbytes[index] * _halo(frame.rule, index, target) * back
                 continue
             if name is not None:
                 length = frame.rule.sizes[target] or 1
@@ -321,3 +324,14 @@ def _key(
                 cost += 4 * nbytes[index]
     partial = isinstance(candidate, PassPartial) or candidate in frame.rule.reduce
     return cost, lost, partial
+
+
+def _halo(rule: Rule, operand: int, factor: str) -> float:
+    """What a rank reads of others along a windowed dim, as a part of the whole operand."""
+    window = rule.windows.get((operand, factor))
+    if window is None:
+        window = next((one for (_, name), one in rule.spreads.items() if name == factor), None)
+    if window is None or rule.folds:
+        return 0.0
+    whole = window.stride * max(rule.sizes[factor], 1)
+    return min(max(window.extent - window.stride, 0) / whole, 1.0)
