@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -92,6 +93,24 @@ def test_strict_names_the_gather() -> None:
 
 
 # Memory.
+
+
+def test_a_halo_wider_than_the_shards_is_told() -> None:
+    def program(mesh: Any, kernel: int) -> list[str]:
+        x = weft.distribute_tensor(torch.randn(1, 1, 8, 8), mesh, P(None, None, "x"))
+        w = weft.distribute_tensor(torch.ones(1, 1, kernel, 1), mesh, P())
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            F.conv2d(x, w, padding=(kernel // 2, 0))
+        return [str(one.message) for one in told]
+
+    before = weft.warn_if_whole(0)
+    try:
+        one, *_ = weft.testing.run(lambda mesh: program(mesh, 7), mesh={"x": 8})
+        assert len(one) == 1 and "holds 32 bytes of an operand [1, 1, 8@x, 8] reads 224" in one[0]
+        assert weft.testing.run(lambda mesh: program(mesh, 3), mesh={"x": 2}) == [[], []]
+    finally:
+        weft.warn_if_whole(before)
 
 
 class Block(nn.Module):

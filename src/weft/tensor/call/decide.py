@@ -27,7 +27,12 @@ from weft.tensor.call.random import ops as random_ops
 from weft.tensor.call.recipe import Direct, Function, Recipe, Result, tie
 from weft.tensor.meta import Meta, contiguous_strides, intern
 from weft.tensor.placing.layouts import layout_of
-from weft.tensor.placing.left_whole import LeftWhole, find_left_whole
+from weft.tensor.placing.left_whole import (
+    LeftWhole,
+    WideHalo,
+    find_left_whole,
+    find_wide_halo,
+)
 from weft.tensor.placing.operands import (
     operand_transitions,
     order_in_memory,
@@ -266,14 +271,15 @@ class Builder:
             left_whole=self._left_whole(decision) if any(moves) else None,
         )
 
-    def _left_whole(self, decision: Decision) -> LeftWhole | None:
+    def _left_whole(self, decision: Decision) -> LeftWhole | WideHalo | None:
         free: list[Sequence[int]] = [() for _ in self.layouts]
         if self.rule is not None:
             free = [propagate.can_be_sharded(self.rule, at) for at in range(len(free))]
         results = [self.trace.metas[slot.index] for slot in slots_of(self.op.results)]
         itemsize = max([one.dtype.itemsize for one in results], default=0)
         return find_left_whole(
-            self.name, self.layouts, decision.operands, decision.results, itemsize, free)
+            self.name, self.layouts, decision.operands, decision.results, itemsize, free,
+        ) or find_wide_halo(self.name, decision.operands, decision.reads, itemsize)
 
     def _is_by_form(self, decision: Decision) -> bool:
         """Whether other lengths of the same structure change nothing but layouts."""

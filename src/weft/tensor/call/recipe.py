@@ -18,7 +18,7 @@ from weft.core import Layout
 from weft.tensor.call.kernels import BoundKernel
 from weft.tensor.call.memory_format import is_last
 from weft.tensor.meta import Meta
-from weft.tensor.placing.left_whole import LeftWhole
+from weft.tensor.placing.left_whole import LeftWhole, WideHalo
 from weft.tensor.placing.operands import Caller, move_operands
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.torch_collectives import filled
@@ -114,7 +114,7 @@ class Direct(Recipe):
         places: where the tensors stand among the call's arguments, keywords last; None when some
             stand in lists.
         kernel: what makes `local` for other lengths, where it is a kernel of the book.
-        left_whole: what it leaves whole though an operand is sharded.
+        left_whole: what it leaves whole though an operand is sharded, or a halo that is too wide.
 
     The first run looks at whether the local op's results lie in memory as their metas say, and
     where one does not, has it laid in that order in every run. Only then the short route is open.
@@ -142,7 +142,7 @@ class Direct(Recipe):
         anchor: Sequence[Sequence[int]] = (),
         places: Sequence[int] | None = None,
         kernel: BoundKernel | None = None,
-        left_whole: LeftWhole | None = None,
+        left_whole: LeftWhole | WideHalo | None = None,
     ) -> None:
         self.kernel, self.places, self.left_whole = kernel, places, left_whole
         self.name, self.why, self.anchor, self.reductions = name, why, anchor, None

@@ -1,4 +1,5 @@
-"""What a call leaves whole on every rank though an operand was sharded: told once per line."""
+"""What a call leaves whole on every rank though an operand was sharded, and halos that are larger
+than the shards: told once per line."""
 
 from __future__ import annotations
 
@@ -6,11 +7,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from weft.core import Layout
+from weft.core import Cover, Layout
 from weft.errors import StrictError, message
 from weft.tensor import modes
 
-__all__ = ["LeftWhole", "find_left_whole", "warn_if_whole"]
+__all__ = ["LeftWhole", "WideHalo", "find_left_whole", "find_wide_halo", "warn_if_whole"]
 
 
 class _Limit:
@@ -81,6 +82,44 @@ class LeftWhole:
         shards = math.prod([sizes[axis] for axis in (*self.operand.dims[dim], *self.axes)])
         return not set(self.operand.dims[dim]) & set(self.axes) and (
             self.operand.shape[dim] >= shards)
+
+
+@dataclass(frozen=True, slots=True)
+class WideHalo:
+    """A call whose ranks read more of other shards than they hold themselves.
+
+    Args:
+        name: the op. operand: its layout.
+        held, read: bytes of the largest shard, and of the largest box that is read.
+    """
+
+    name: str
+    operand: Layout
+    held: int
+    read: int
+
+    def check(self) -> None:
+        """Warn at the user's line, where there are that many bytes."""
+        if _Limit.nbytes is None or self.read < _Limit.nbytes:
+            return
+        modes.warn(message(
+            self.name, f"at {modes.source_line()} a rank that holds {self.held} bytes of an "
+            f"operand {self.operand} reads {self.read} bytes",
+            "windows that reach beyond the next shard bring most of it from others "
+            "(weft.warn_if_whole sets from how many bytes on this is told)", [str(self.operand)],
+            "fewer shards of this dim, and more of another: x.redistribute(placements=...)"))
+
+
+def find_wide_halo(
+    name: str, layouts: Sequence[Layout], reads: Sequence[Cover | None], itemsize: int
+) -> WideHalo | None:
+    """The operand of which ranks read more than twice what they hold; None where there is none."""
+    for layout, cover in zip(layouts, reads):
+        if cover is not None:
+            held, read = _num_elements(layout), cover.largest(layout)
+            if read > 2 * held:
+                return WideHalo(name, layout, itemsize * held, itemsize * read)
+    return None
 
 
 def find_left_whole(

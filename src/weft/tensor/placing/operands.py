@@ -22,7 +22,7 @@ from weft.tensor import modes, versions
 from weft.tensor.counts import TRANSITIONS
 from weft.tensor.leaf_gradients import LeafUse, use_of
 from weft.tensor.meta import bounded_put
-from weft.tensor.placing.left_whole import LeftWhole
+from weft.tensor.placing.left_whole import LeftWhole, WideHalo
 from weft.tensor.shard_tensor import ShardTensor, pass_known, version_of, wrap
 from weft.tensor.views.moved import Moved, unwrap_view
 from weft.transport import move_together, traffic
@@ -46,7 +46,7 @@ class Caller:
     name = ""
     why: Callable[[], str] = str
     reductions: Any = None  # what marks the operands that this call reduces: `call.reduce_once`
-    left_whole: LeftWhole | None = None
+    left_whole: LeftWhole | WideHalo | None = None
 
 
 class NamedCaller(Caller):
