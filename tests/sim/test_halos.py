@@ -14,7 +14,7 @@ import weft
 from tests.cases.halos import FIELDS, WAYS, Field, drawn, judge, layout_of, on_rank
 from tests.harness import held
 from tests.oracle import check
-from weft import P
+from weft import Layout, P
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
@@ -77,6 +77,26 @@ def test_one_exchange_serves_equal_reads() -> None:
         return [event.collective for event in log.events if "Halo" in event.collective]
 
     assert weft.testing.run(program, mesh={"x": 2}) == [["Halo", "HaloSum"]] * 2
+
+
+def test_a_partial_field_is_reduced_once() -> None:
+    """It comes to shards, of which each call then reads a halo of its own."""
+    torch.manual_seed(3)
+    full, weight = torch.randn(1, 1, 8), torch.randn(1, 1, 5)
+
+    def program(mesh: Any) -> Any:
+        layout = Layout(mesh.abstract, full.shape, P(partial={"x": "sum"}))
+        x = weft.ShardTensor.from_local(full - 1 if mesh.rank else full - full + 1, mesh, layout)
+        with weft.explain() as log:
+            out = [F.max_pool1d(x, 3, 1, 1), F.max_pool1d(x, 5, 1, 2), F.conv1d(x, weight)]
+        names = [event.collective for event in log.events]
+        return [held(one) for one in out], names
+
+    got = weft.testing.run(program, mesh={"x": 2})
+    due = [F.max_pool1d(full, 3, 1, 1), F.max_pool1d(full, 5, 1, 2), F.conv1d(full, weight)]
+    for place, one in enumerate(due):
+        check(one, [out[place] for out, _ in got], f"result {place}", 1e-5)
+    assert [names.count("ReduceScatter") + names.count("AllReduce") for _, names in got] == [1, 1]
 
 
 def test_strict_names_the_gather() -> None:

@@ -117,6 +117,8 @@ def _is_value(builder: Builder, at: int, target: Layout) -> bool:
     place = builder.slots.index(at)
     layout = builder.layouts[place]
     sizes = layout.mesh.axis_sizes
+    if any(decision.reads) and decision.reads[place] is not None:
+        return False  # a box, and no shard
     is_summed = any(kind and size > 1 for kind, size in zip(layout.partial, sizes))
     stays = not builder.wants[place] or all(target.on(axis) is not None for axis in varying)
     return is_summed and stays and builder.slots.count(at) == 1
