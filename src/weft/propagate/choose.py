@@ -134,6 +134,8 @@ def _agreed(frame: Frame, held: Sequence[str | None]) -> Choice:
         return None
     if found == UNKNOWN_FACTOR or found in frame.barred:
         return NEEDS_COST
+    if found in frame.beside and frame.rule.sizes[frame.beside[found][0]] > 1:
+        return NEEDS_COST  # the other factor may be sharded instead, which leaves less whole
     for operand, _, _ in frame.leads[found]:
         if held[operand] != found:
             return NEEDS_COST
