@@ -82,9 +82,6 @@ def call(func: Any, args: Any, kwargs: Any) -> Any:
         return fallback.runner(mesh_of(_name(func), metas), reason)(func, args, kwargs)
     CALLS.step()
     if len(metas) + len(plain) < len(met):  # an argument that cannot be hashed: nothing is kept
-        if func is torch.Tensor.__getitem__ and (found := _as_tensors(args[1])) is not args[1]:
-            AGAIN.step()
-            return call(func, (args[0], found), kwargs)
         if func in _OPERATORS:
             AGAIN.step()
             return _against_array(func, *args)
@@ -107,15 +104,6 @@ def _with_floats(home: Meta, key: Sequence[Any], given: Sequence[Any]) -> Recipe
 def _is_numpy(kind: type, name: str) -> bool:
     """Whether it is one of numpy's types whose names begin so; numpy itself may be absent."""
     return kind.__module__ == "numpy" and kind.__name__.startswith(name)
-
-
-def _as_tensors(index: Any) -> Any:
-    """An index with torch's tensors in the place of numpy's arrays; itself where it has none."""
-    if _is_numpy(type(index), "ndarray"):
-        return torch.as_tensor(index)
-    if type(index) is tuple and any(_is_numpy(type(part), "ndarray") for part in index):
-        return tuple(map(_as_tensors, index))
-    return index
 
 
 def _against_array(func: Any, tensor: Any, other: Any) -> Any:
