@@ -121,7 +121,7 @@ def fault_of_one_rank(mesh: Any, kind: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("kind", "offenders"),
-    [("infer", "  Offenders: rank 2: 4 in dim 1, which no axis cuts"),
+    [("infer", "  Offenders: rank 2: 4 in dim 1, which no axis shards"),
      ("run_check", "  Offenders: rank 3: other values than its replica, rank 2")],
 )
 def test_faults_of_one_rank_are_raised_on_all(

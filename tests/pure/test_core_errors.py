@@ -70,7 +70,7 @@ P('dp', 'up', partial={'cp': 'sum'}) on Mesh(dp=2, tp=4): 2 of 3 names fit none 
   Fix: one of 'dp', 'tp'"""),
     'Layout(MESH, (8, 8), P("dp", ("tp", 0), partial={"tp": "sum"}))': (PlacementError, """
 P('dp', ('tp', 0), partial={'tp': 'sum'}) on Mesh(dp=2, tp=4): 4 entries name 2 axes.
-  Rule: a mesh axis cuts one tensor dim or is partial, once.
+  Rule: a mesh axis shards one tensor dim or is partial, once.
   Offenders: 'dp', 'tp'
   Fix: name each axis in one entry"""),
     'Layout(MESH, (8,), P("dp", "tp"))': (PlacementError, """
@@ -99,13 +99,13 @@ partial axes: 2 kinds of reduction on one tensor of Mesh(dp=2, tp=4).
   Offenders: max@dp, sum@tp
   Fix: reduce the axes of one kind first: x.redistribute(...)"""),
     'Layout(MESH, (8, 8), [StridedShard(0, 3), Shard(0)])': (PlacementError, """
-StridedShard(dim, split_factor): _S(0, 3) on axis 'dp' fits no place among the axes to its right that cut the dim, {'tp': 4}.
-  Rule: split_factor is the product of the sizes of the axes that cut the dim before; a flattened dim has no such axes and cannot be said by an order of axes.
+StridedShard(dim, split_factor): _S(0, 3) on axis 'dp' fits no place among the axes to its right that shard the dim, {'tp': 4}.
+  Rule: split_factor is the product of the sizes of the axes that shard the dim before; a flattened dim has no such axes and cannot be said by an order of axes.
   Offenders: StridedShard(dim=0, split_factor=3)
   Fix: give the order of axes by a partition spec, P(('tp', 'dp')), or cut the dim before it is flattened"""),
     'Layout(MESH, (8, 8), [Shard(0), Shard(0, sizes=(2, 2, 2, 2))])': (PlacementError, """
 placements: 1 placements carry sizes on a minor axis.
-  Rule: where several axes cut one dim, the sizes of all its shards stand on the major axis.
+  Rule: where several axes shard one dim, the sizes of all its shards stand on the major axis.
   Offenders: S(0, sizes=(2, 2, 2, 2)) on axis 'tp', below axis 'dp'
   Fix: Layout(mesh, shape, placements, sizes={0: (...)})"""),
     'Layout(MESH, (8, 8), P("dp", "tp"), sizes={0: (3, 4), 1: (9, -1, 0, 0), 2: (8,)})': (LayoutError, """
@@ -136,7 +136,7 @@ Layout.box(rank): rank 8 is not among the 8 devices of Mesh(dp=2, tp=4).
     'Layout(MESH, (8,), [Partial("sum"), Replicate()]).check_dtype("float8_e8m0fnu")': (
         LayoutError, """
 [8] partial(sum@dp): 1 partial axes cannot carry float8_e8m0fnu.
-  Rule: a term of a sum may be zero, which this dtype lacks.
+  Rule: a partial value of a sum may be zero, which this dtype lacks.
   Offenders: sum@dp
   Fix: x.float() first"""),
     'Layout(MESH, (9, 5), P(("dp", "tp"), partial={})).hlo_sharding()': (PlacementError, """

@@ -124,7 +124,7 @@ layout: '8@dp' cannot be read: 8 stands at character 1, where '[' is due.
   Fix: [8@dp]"""),
     'read_layout(MESH, "P(dp)")': (LayoutError, """
 spec: 'P(dp)' has no shape, and none is given.
-  Rule: a spec says which axes cut, so it needs a global shape; a layout's own text has one.
+  Rule: a spec says which axes shard, so it needs a global shape; a layout's own text has one.
   Offenders: P(dp)
   Fix: --shape 1024,4096 spec 'P(dp)'"""),
     'read_layout(MESH, "[8@dp]", (9,))': (LayoutError, """

@@ -151,7 +151,7 @@ REFUSED: dict[tuple[str, ...], str] = {
         + SPELLINGS + "  Offenders: 'P(dp tp)'\n  Fix: P(dp,tp)\n",
     (*SHOW, "--spec", "P(dp)"):
         "--spec: 'P(dp)' has no shape, and none is given.\n"
-        "  Rule: a spec says which axes cut, so it needs a global shape; a layout's own text has "
+        "  Rule: a spec says which axes shard, so it needs a global shape; a layout's own text has "
         "one.\n  Offenders: P(dp)\n  Fix: --shape 1024,4096 --spec 'P(dp)'\n",
     (*SHOW, "--shape", "8,8", "--spec", "P(dp,up)"):
         "P('dp', 'up') on Mesh(dp=2, tp=4): 1 of 2 names fit none of the 2 axes of "

@@ -87,7 +87,7 @@ def test_a_refused_kind_says_why() -> None:
         check_kind("avg", torch.int64)
     assert str(caught.value) == (
         "reduction: 'avg' of int64 terms is not exact.\n"
-        "  Rule: avg is for floating-point and complex terms.\n"
+        "  Rule: avg is for floating-point and complex values.\n"
         "  Offenders: 'avg'\n"
         "  Fix: Partial(\"sum\"), or another dtype"
     )

@@ -161,7 +161,7 @@ def test_styles_pin_what_they_are_told_along_their_axis() -> None:
     assert str(ranks[0][1].layout) == "[3@dp, 5@tp, 4]"
     check(dense(x).detach(), [each for _, each, _, _ in ranks])
     assert ranks[0][3] == ["inputs of 0 pinned: tp replicates, by '0'",
-                           "outputs of 2 pinned: tp cuts dim 1, by '2'"]
+                           "outputs of 2 pinned: tp shards dim 1, by '2'"]
 
 
 def test_styles_where_they_do_not_fit() -> None:
@@ -187,7 +187,7 @@ def test_styles_where_they_do_not_fit() -> None:
 
     assert on_ranks(on_rank)[0] == """\
 shardings: RowwiseParallel('tp'): '1' is a GRU, with parameters of its own.
-  Rule: it knows what to cut of Linear, Conv1d, Conv2d, Conv3d, Embedding, EmbeddingBag.
+  Rule: it knows what to shard of Linear, Conv1d, Conv2d, Conv3d, Embedding, EmbeddingBag.
   Offenders: 1
   Fix: shardings={"1.weight": P(...)}"""
 

@@ -84,42 +84,42 @@ def test_right_rules_pass(op: Any, pattern: Any, options: Any, example: Any) -> 
 
 WRONG: list[tuple[str, Any, Any, dict[str, Any], tuple[Any, ...], list[str], str]] = [
     ("not linear", lambda x: x.exp(), "a b -> a b", {"linear": [0]}, (),
-     ["passing terms: result 0 differs"], "leave operands out of linear=[[0]]"),
+     ["passing partial values: result 0 differs"], "leave operands out of linear=[[0]]"),
     ("linear together, not apart", lambda x, y: x + y, "a b, a b -> a b", {"linear": [0, 1]}, (),
-     ["passing terms: result 0 differs"], "leave operands out of linear=[[0], [1]]"),
+     ["passing partial values: result 0 differs"], "leave operands out of linear=[[0], [1]]"),
     ("not whole", lambda x: x.softmax(1), "a b -> a b", {}, (),
-     ["cutting b: result 0 differs"], "write b! (whole)"),
+     ["sharding b: result 0 differs"], "write b! (whole)"),
     ("no sum", lambda x, w: (x @ w).tanh(), "m k, k n -> m n", {}, (),
-     ["cutting k: result 0 differs"], "write k! (whole)"),
+     ["sharding k: result 0 differs"], "write k! (whole)"),
     ("a missing reduction", lambda x: x.amax(1), "a b -> a", {"nonempty": ["b"]}, (),
-     ["cutting b: result 0 differs"], "the kind of reduction, as in s:max"),
+     ["sharding b: result 0 differs"], "the kind of reduction, as in s:max"),
     ("a wrong dim", lambda x: x.t() + 0, "a b -> a b", {}, (X[:4],),
-     ["cutting a: LayoutError: ", "cutting b: LayoutError: "], "write a!, b! (whole)"),
+     ["sharding a: LayoutError: ", "sharding b: LayoutError: "], "write a!, b! (whole)"),
     ("a wrong order", lambda x: x.transpose(1, 2).flatten(1), "a h d -> a (h d)",
-     {"linear": [0]}, (torch.rand(5, 2, 2).double(),), ["cutting h: "], "write h! (whole)"),
+     {"linear": [0]}, (torch.rand(5, 2, 2).double(),), ["sharding h: "], "write h! (whole)"),
     ("linear but for a constant", lambda x, y: x * y + 1, "a b, a b -> a b", {"linear": [0]}, (),
-     ["passing terms: result 0 differs"], "leave operands out of linear=[[0]]"),
+     ["passing partial values: result 0 differs"], "leave operands out of linear=[[0]]"),
     ("linear where it is positive", lambda x: x.abs(), "a b -> a b", {"linear": [0]}, (),
-     ["passing terms: result 0 differs"], "leave operands out of linear=[[0]]"),
+     ["passing partial values: result 0 differs"], "leave operands out of linear=[[0]]"),
     ("a mean", lambda x: x.mean(0), "a b -> b", {}, (),
-     ["cutting a: result 0 differs"], "write a! (whole)"),
+     ["sharding a: result 0 differs"], "write a! (whole)"),
     ("another kind", lambda x: x.amax(0), "a:min b -> b", {"nonempty": ["a"]}, (),
-     ["cutting a: result 0 differs"], "the kind of reduction"),
+     ["sharding a: result 0 differs"], "the kind of reduction"),
     ("a gradient", GradientByRows, "a b -> a b", {}, (),
-     ["cutting a: the gradient of operand 0 differs"], "write a! (whole)"),
+     ["sharding a: the gradient of operand 0 differs"], "write a! (whole)"),
     ("a missing gradient", MissingGradient, "a b -> a b", {}, (),
-     ["cutting a: CommunicationError: Offenders: rank 0 waits", "cutting b"],
+     ["sharding a: CommunicationError: Offenders: rank 0 waits", "sharding b"],
      "write a!, b! (whole)"),
     ("not only moved", lambda x: -x, "a b -> a b", {"linear": [0], "moves": True}, (),
-     ["passing terms: result 0 differs"], "linear=[[0]]"),
+     ["passing partial values: result 0 differs"], "linear=[[0]]"),
     ("a dtype", other_dtype, "a b -> a b", {}, (),
-     ["cutting a: CommunicationError: Offenders: rank 0 waits"], "write a! (whole)"),
+     ["sharding a: CommunicationError: Offenders: rank 0 waits"], "write a! (whole)"),
     ("a shape", lambda x: x.repeat(2, 1)[:5], "a b -> a b", {}, (X,),
-     ["cutting a: LayoutError"], "write a! (whole)"),
+     ["sharding a: LayoutError"], "write a! (whole)"),
     ("a number of results", lambda x: (x, x), "a b -> a b", {}, (), [], ""),
-    ("a state", counts_calls([]), "a b -> a b", {}, (), ["cutting a"], "cutting"),
+    ("a state", counts_calls([]), "a b -> a b", {}, (), ["sharding a"], "any"),
     ("an integer", lambda x: x.cumsum(0), "a -> a", {}, (torch.arange(5),),
-     ["cutting a: result 0 differs in"], "write a! (whole)"),
+     ["sharding a: result 0 differs in"], "write a! (whole)"),
 ]
 
 
@@ -139,8 +139,8 @@ def test_wrong_rules_are_found(
     assert lines[0].startswith("check_rule(") and f"by the rule {pattern!r}" in lines[0]
     found = lines[2].removeprefix("  Offenders: ")
     assert all(offender in found for offender in offenders), found
-    if fix != "cutting":
-        assert found.count("cutting ") + found.count("passing ") == len(offenders), found
+    if fix != "any":
+        assert found.count("sharding ") + found.count("passing ") == len(offenders), found
         assert fix in lines[3]
 
 
@@ -155,7 +155,7 @@ def test_ops_without_gradient_are_checked_forward(pattern: str) -> None:
         if pattern == "a b -> a":
             check_rule(without_gradient)
         else:
-            with pytest.raises(LayoutError, match="cutting b: result 0 differs"):
+            with pytest.raises(LayoutError, match="sharding b: result 0 differs"):
                 check_rule(without_gradient)
 
 
@@ -168,9 +168,9 @@ def test_the_message() -> None:
     assert str(info.value).splitlines() == [
         "check_rule(test_the_message.<locals>.norms): by the rule 'a b -> a' it gives something "
         "else than the plain call in 1 of its ways.",
-        "  Rule: where a rule lets a mesh axis cut a factor or pass terms, local results are the "
-        "parts of the whole one.",
-        "  Offenders: cutting b: result 0 differs by up to 4 on rank 0 ([2, 2@x] for x=2)",
+        "  Rule: where a rule lets a mesh axis shard a factor or pass partial values, local "
+        "results are the parts of the whole one.",
+        "  Offenders: sharding b: result 0 differs by up to 4 on rank 0 ([2, 2@x] for x=2)",
         "  Fix: write b! (whole) in the string, or the kind of reduction, as in s:max",
     ]
 

@@ -88,7 +88,7 @@ def test_rules_are_checked_with_their_kernels() -> None:
         return 2 * (x * x).sum(-1)
 
     weft.register_rule(energy, "... s~:sum -> ...", kernel=wrong)
-    with pytest.raises(weft.LayoutError, match="cutting s"):
+    with pytest.raises(weft.LayoutError, match="sharding s"):
         weft.testing.check_rule(energy, torch.rand(5, 7, dtype=torch.float64))
 
 

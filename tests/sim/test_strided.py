@@ -73,13 +73,14 @@ def test_as_plain(name: str, num_ranks: int) -> None:
 @pytest.mark.parametrize(
     ("cut", "call", "said"),
     [
-        (0, lambda x: x.as_strided((2, 2), (1, 1)), "dim 0 is cut, and does not stay as it is"),
+        (0, lambda x: x.as_strided((2, 2), (1, 1)), "dim 0 is sharded, and does not stay as it is"),
         (0, lambda x: torch.as_strided(x, (5, 12), (12, 1), 0), "storage_offset=0 counts from"),
-        (0, lambda x: x.as_strided((5, 13), (12, 1)), "it steps out of what is not cut"),
-        (1, lambda x: x.as_strided((5, 4, 4), (12, 3, 1)), "it steps out of what is not cut"),
+        (0, lambda x: x.as_strided((5, 13), (12, 1)), "steps out of the dims that are not sharded"),
+        (1, lambda x: x.as_strided((5, 4, 4), (12, 3, 1)),
+         "steps out of the dims that are not sharded"),
         (2, lambda x: x.permute(2, 0, 1).as_strided((3, 2), (1, 2)), "it steps out"),
-        (1, lambda x: x.transpose(0, 1).as_strided((4, 6), (3, 12)), "it steps out of what"),
-        (1, lambda x: x.transpose(0, 1).as_strided((4, 2), (3, 6)), "it steps out of what"),
+        (1, lambda x: x.transpose(0, 1).as_strided((4, 6), (3, 12)), "it steps out of the dims"),
+        (1, lambda x: x.transpose(0, 1).as_strided((4, 2), (3, 6)), "it steps out of the dims"),
         (None, lambda x: x[:, ::2].as_strided((2,), (6,)), "the tensor has gaps"),
     ],
 )

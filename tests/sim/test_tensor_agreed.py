@@ -80,7 +80,7 @@ def map_of(locals_: Any) -> Any:
 FAULTS: dict[str, tuple[Any, str]] = {
     "no default cuts": (
         lambda m: ShardTensor.from_local(torch.ones(m.rank + 2), m, P("x"), sizes="chunk"),
-        'from_local(sizes="chunk"): 1 dims of shape (9,) are cut in another way.\n'
+        'from_local(sizes="chunk"): 1 dims of shape (9,) are sharded in another way.\n'
         "  Rule: blocks are those of torch.chunk, axis by axis.\n"
         "  Offenders: dim 0: (2, 3, 4), not (3, 3, 3)\n"
         '  Fix: sizes="infer", which takes them as they are'),
@@ -150,8 +150,8 @@ def test_a_fault_of_one_rank_is_told_to_all(fault: str) -> None:
 ROWS = (3, 0, 2)
 SHAPES = [(3, 6), (0, 6), (2, 6)]
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "a dim is missing": ({"sizes": {}}, "dim 0, which 3 shards cut"),
-    "of another dim": ({"sizes": {1: (6,)}}, "dim 0, which 3 shards cut"),
+    "a dim is missing": ({"sizes": {}}, "dim 0, in 3 shards"),
+    "of another dim": ({"sizes": {1: (6,)}}, "dim 0, in 3 shards"),
     "a dim that is none": ({"sizes": {0: ROWS, 5: (1,)}}, "dim 5 of a tensor of 2 dims"),
     "too few": ({"sizes": {0: (3, 0)}}, "dim 0: "),
     "negative": ({"sizes": {0: (3, -1, 2)}}, "dim 0: "),
@@ -161,7 +161,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "another sum": ({"sizes": {0: ROWS}, "shape": (6, 6)}, "dim 0: "),
     "a list": ({"sizes": [3, 0, 2]}, "sizes is [3, 0, 2]"),
     "nothing": ({"sizes": None}, "sizes is None"),
-    "no shapes": ({"sharding_shapes": {}}, "no shapes along 'x', which cuts dim 0"),
+    "no shapes": ({"sharding_shapes": {}}, "no shapes along 'x', which shards dim 0"),
     "an axis that is none": ({"sharding_shapes": {"z": SHAPES}}, "'z'"),
     "shapes as a list": ({"sharding_shapes": SHAPES}, "it is of type list"),
     "too few shapes": ({"sharding_shapes": {0: SHAPES[:2]}}, "0: 2 shapes for 3 shards"),
@@ -205,7 +205,7 @@ def test_shapes_along_two_axes(mesh: Any) -> None:
     y = ShardTensor.from_local(
         whole, mesh, [Replicate(), Replicate()], sharding_shapes={0: [(7, 5)] * 2})
     assert y.shape == (7, 5)
-    with pytest.raises(LayoutError, match="dim 0 is cut by 2 axes, and needs sizes="):
+    with pytest.raises(LayoutError, match="dim 0 is sharded over 2 axes, and needs sizes="):
         ShardTensor.from_local(
             torch.ones(2), mesh, P(("x", "y")), sharding_shapes={0: [(2,)] * 2, 1: [(2,)] * 2})
 

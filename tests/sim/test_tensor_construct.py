@@ -172,9 +172,9 @@ FAULTS: dict[str, tuple[Any, list[str]]] = {
         lambda mesh: ShardTensor.from_local(torch.ones(2, 4 + (mesh.rank == 2)), mesh, P("x")),
         ['from_local(sizes="infer"): the local shapes [(2, 4), (2, 4), (2, 5)] do not make one '
          "tensor on Mesh(x=3) with P('x').",
-         "  Rule: local shapes differ only in the dims that mesh axes cut, and ranks with the same "
-         "shard agree.",
-         "  Offenders: rank 2: 5 in dim 1, which no axis cuts",
+         "  Rule: local shapes differ only in the dims that mesh axes shard, and ranks with the "
+         "same shard agree.",
+         "  Offenders: rank 2: 5 in dim 1, which no axis shards",
          "  Fix: check each rank's local tensor"],
     ),
     "dims": (
@@ -183,8 +183,8 @@ FAULTS: dict[str, tuple[Any, list[str]]] = {
         ),
         ['from_local(sizes="infer"): the local shapes [(2, 2), (2, 2, 2), (2, 2)] do not make one '
          "tensor on Mesh(x=3) with P('x').",
-         "  Rule: local shapes differ only in the dims that mesh axes cut, and ranks with the same "
-         "shard agree.",
+         "  Rule: local shapes differ only in the dims that mesh axes shard, and ranks with the "
+         "same shard agree.",
          "  Offenders: rank 1: 3 dims",
          "  Fix: check each rank's local tensor"],
     ),

@@ -176,8 +176,8 @@ def test_terms_that_no_value_becomes_are_not_written_to(kind: str) -> None:
     (text, _) = weft.testing.run(on_rank, mesh={"x": 2})
     assert text == (
         f"aten.clamp_.default: it writes to [5, 6] partial({kind}@x), and its result is [5@x, 6].\n"
-        "  Rule: a whole value becomes terms of and, band, bor, max, min, or, product, sum; what "
-        "is not linear in terms of other kinds cannot be written to them.\n"
+        "  Rule: a whole value becomes partial by and, band, bor, max, min, or, product, sum; what "
+        "is not linear in partial values of other kinds cannot be written to them.\n"
         f"  Offenders: {kind} on axis 'x'\n"
         "  Fix: x = x.redistribute(placements=P()) before"
     )

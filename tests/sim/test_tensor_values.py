@@ -225,7 +225,7 @@ def test_text() -> None:
         ["ShardTensor(f32[3@x, 2],", "  rank 0 holds [0:2, 0:2]:", "  [[0., 1.],",
          "   [2., 3.]]", "  requires_grad=True)"],
         ["ShardTensor(i64[2@x],", "  rank 0 holds [0:1]:", "  [0])"],
-        ["ShardTensor(f32[] partial(sum@x),", "  rank 0's term of a sum over x: 12.",
+        ["ShardTensor(f32[] partial(sum@x),", "  rank 0's partial value of a sum over x: 12.",
          "  grad_fn=<SumBackward0>)"],
         ["ShardTensor(f32[3@x, 2],", "  rank 0 holds [0:2, 0:2]:", "  [[0., 2.],",
          "   [4., 6.]]", "  grad_fn=<MulBackward0>)"],
@@ -255,14 +255,16 @@ def test_text_of_terms_and_of_known_values() -> None:
     for rank, texts in enumerate(found):
         term, row = terms[rank // 2 * 2]
         assert texts[:2] == [
-            f"rank {rank}'s term of a sum over x: {term:.0f}.{lines}", f"the value: 30.{lines}"]
+            f"rank {rank}'s partial value of a sum over x: {term:.0f}.{lines}",
+            f"the value: 30.{lines}"]
         assert texts[2] == "30.0"
         assert texts[3].startswith(
-            f"rank {rank}'s term of a sum over x, [0:1, 0:2]:\n  [[{row[0]:.0f}., {row[1]:.0f}.]]")
+            f"rank {rank}'s partial value of a sum over x, [0:1, 0:2]:\n"
+            f"  [[{row[0]:.0f}., {row[1]:.0f}.]]")
         assert texts[4] == (
-            f"rank {rank}'s term of a mean over x and a sum over y: 1.)")
-        assert texts[5] == f"rank {rank}'s term of a sum over x: {sum(row):.0f}.)"
-        assert texts[6].startswith(f"rank {rank}'s term of a sum over x: ")
+            f"rank {rank}'s partial value of a mean over x and a sum over y: 1.)")
+        assert texts[5] == f"rank {rank}'s partial value of a sum over x: {sum(row):.0f}.)"
+        assert texts[6].startswith(f"rank {rank}'s partial value of a sum over x: ")
         assert texts[7] == "the value: 31.)"
 
 

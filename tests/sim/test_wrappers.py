@@ -53,9 +53,9 @@ def test_a_module_on_a_mesh_is_refused(name: str) -> None:
     assert told == {f"""\
 {name.split(" ")[0]}: 4 of 4 parameters and buffers are ShardTensors.
   Rule: a module on a mesh needs no wrapper: weft sums the gradients of replicated parameters over \
-the mesh, and gathers those that are cut for their use.
+the mesh, and gathers those that are sharded for their use.
   Offenders: 0.weight: [5, 4], 0.bias: [5], 1.weight: [2@dp, 5], 1.bias: [2@dp]
-  Fix: leave the wrapper out. With the batch cut over dp, weft.distribute_module(module, mesh, \
+  Fix: leave the wrapper out. With the batch sharded over dp, weft.distribute_module(module, mesh, \
 shardings={{"*": P("dp")}}) does what fully_shard does, and without shardings= what DDP does
        where a library wraps it (accelerate, Trainer of transformers): with \
 weft.nn.as_one_process(): ... around all that the library does"""}

@@ -54,7 +54,7 @@ def check_kind(kind: str, dtype: torch.dtype) -> None:
     if kind not in KINDS:
         fault, rule = "is no kind of reduction", f"the kinds are {', '.join(KINDS)}"
     elif kind == "avg" and not (dtype.is_floating_point or dtype.is_complex):
-        fault, rule = "is not exact", "avg is for floating-point and complex terms"
+        fault, rule = "is not exact", "avg is for floating-point and complex values"
     elif kind in ("max", "min") and dtype.is_complex:
         fault, rule = "is not defined", "max and min need an order, which complex numbers lack"
     elif kind in ("band", "bor", "bxor") and (dtype.is_floating_point or dtype.is_complex):

@@ -62,7 +62,7 @@ def check_carries(what: str, kinds: Mapping[str, str], dtype: str) -> None:
         message(what, f"{len(wrong)} partial axes cannot carry {dtype}",
                 "avg is for floats and complex, max and min for all but complex, band, "
                 "bor and bxor for integers and bools, and and or for bools" if sums
-                else "a term of a sum may be zero, which this dtype lacks", wrong,
+                else "a partial value of a sum may be zero, which this dtype lacks", wrong,
                 'Partial("sum") carries every dtype; or convert the tensor first' if sums
                 else "x.float() first")
     )

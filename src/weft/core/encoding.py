@@ -82,7 +82,7 @@ def _decode_spec(mesh: Mesh, ndim: int, spec: P) -> Decoded:
     if repeated:
         raise PlacementError(
             message(call, f"{len(used)} entries name {len(set(used))} axes",
-                    "a mesh axis cuts one tensor dim or is partial, once", repeated,
+                    "a mesh axis shards one tensor dim or is partial, once", repeated,
                     "name each axis in one entry")
         )
     numbers = iter(used)
@@ -169,7 +169,7 @@ def _explicit_sizes(
     if misplaced:
         raise PlacementError(
             message("placements", f"{len(misplaced)} placements carry sizes on a minor axis",
-                    "where several axes cut one dim, the sizes of all its shards stand on the "
+                    "where several axes shard one dim, the sizes of all its shards stand on the "
                     "major axis", misplaced, "Layout(mesh, shape, placements, sizes={0: (...)})")
         )
     return sizes
@@ -241,8 +241,8 @@ def _strided_place(mesh: Mesh, axes: Sequence[int], axis: int, strided: StridedS
     sizes = {mesh.axis_names[a]: mesh.axis_sizes[a] for a in axes}
     raise PlacementError(
         message("StridedShard(dim, split_factor)", f"{strided} on axis {mesh.axis_names[axis]!r} "
-                f"fits no place among the axes to its right that cut the dim, {sizes}",
-                "split_factor is the product of the sizes of the axes that cut the dim before; a "
+                f"fits no place among the axes to its right that shard the dim, {sizes}",
+                "split_factor is the product of the sizes of the axes that shard the dim before; a "
                 "flattened dim has no such axes and cannot be said by an order of axes",
                 [repr(strided)],
                 "give the order of axes by a partition spec, P(('tp', 'dp')), or cut the dim "

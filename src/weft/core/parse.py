@@ -212,7 +212,7 @@ def read_layout(
     if shape is None:
         raise LayoutError(
             message(call, f"{text!r} has no shape, and none is given",
-                    "a spec says which axes cut, so it needs a global shape; a layout's own text "
+                    "a spec says which axes shard, so it needs a global shape; a layout's own text "
                     "has one", [text], f"--shape 1024,4096 {call} {shlex.quote(text)}")
         )
     if is_hlo:

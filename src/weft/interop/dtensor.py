@@ -185,7 +185,7 @@ def _layout_of(mesh: Mesh, shape: tuple[int, ...], placements: Any, order: Any) 
             message("from_dtensor(dtensor)", f"a DTensor of shape {tuple(shape)} has the "
                     f"placements {list(map(str, placements))}",
                     "a placement is Shard, an order of axes by _StridedShard, Replicate, or "
-                    "Partial of a kind; masked terms and flattened dims are none of these",
+                    "Partial of a kind; masked partial values and flattened dims are none of these",
                     [str(error).splitlines()[0]],
                     "weft.from_dtensor(d.redistribute(placements=[Replicate(), ...]))")
         ) from error
@@ -250,7 +250,7 @@ def _check_gradient(call: str, layout: Layout, fix: str) -> None:
     if wrong:
         raise PlacementError(
             message(call, f"the tensor is {layout} and requires a gradient",
-                    "terms of a sum or a mean have the gradient of the value; terms of another "
+                    "partial sums and means have the gradient of the value; terms of another "
                     "kind have gradients of their own, which the two libraries keep differently",
                     wrong, fix)
         )
@@ -273,10 +273,11 @@ def _check_says(layout: Layout) -> None:
     for dim, (axes, cuts) in enumerate(zip(layout.dims, layout.cuts)):
         names = ", ".join(str(layout.mesh.axis_names[axis]) for axis in axes)
         if cuts is not None:
-            wrong.append(f"dim {dim}, cut by ({names}) into explicit sizes {layout.sizes_of(dim)}")
+            wrong.append(f"dim {dim}, sharded over ({names}) into explicit sizes "
+                         f"{layout.sizes_of(dim)}")
         elif not _says_order(layout, dim):
-            wrong.append(f"dim {dim} of length {layout.shape[dim]}, cut unevenly by ({names}) in "
-                         "this order")
+            wrong.append(f"dim {dim} of length {layout.shape[dim]}, sharded unevenly over "
+                         f"({names}) in this order")
     kinds = set(layout.partial) - {None}
     wrong += _named(layout, [kind not in (None, *_KINDS) for kind in layout.partial])
     mixed = len(kinds) > 1

@@ -66,9 +66,9 @@ def refuse_wrapped(call: str, given: Any) -> None:
         raise ModuleError(
             message(call, f"{len(held)} of {len(tensors)} parameters and buffers are ShardTensors",
                     "a module on a mesh needs no wrapper: weft sums the gradients of replicated "
-                    "parameters over the mesh, and gathers those that are cut for their use",
+                    "parameters over the mesh, and gathers those that are sharded for their use",
                     held[:8] + [f"and {len(held) - 8} more"] * (len(held) > 8),
-                    "leave the wrapper out. With the batch cut over dp, "
+                    "leave the wrapper out. With the batch sharded over dp, "
                     'weft.distribute_module(module, mesh, shardings={"*": P("dp")}) does what '
                     f"fully_shard does, and without shardings= what DDP does\n{_LIBRARIES}")
         )

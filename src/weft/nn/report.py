@@ -167,7 +167,7 @@ def _worded(spec: Any, mesh: Mesh) -> str:
     if not isinstance(spec, Cut):
         return repr(spec)
     axes = ", ".join(str(mesh.axis_names[axis]) for axis in spec.axes)
-    return f"{axes} replicates" if spec.dim is None else f"{axes} cuts dim {spec.dim}"
+    return f"{axes} replicates" if spec.dim is None else f"{axes} shards dim {spec.dim}"
 
 
 @also_called(device_mesh="mesh")

@@ -98,7 +98,7 @@ class Style:
         return ModuleError(
             message(f"shardings: {self!r}", f"{path!r} is a {type(module).__name__}, with "
                     "parameters of its own",
-                    "it knows what to cut of " + ", ".join(kind.__name__ for kind in known),
+                    "it knows what to shard of " + ", ".join(kind.__name__ for kind in known),
                     [path or "the module itself"],
                     f'shardings={{"{path}.weight": P(...)}}')
         )

@@ -76,8 +76,9 @@ def check_rule(op: Any, *example: Any, **named: Any) -> None:
         raise LayoutError(
             message(f"check_rule({rule.name})", f"by the rule {_text(rule)} it gives something "
                     f"else than the plain call in {len(found)} of its ways",
-                    "where a rule lets a mesh axis cut a factor or pass terms, local results are "
-                    "the parts of the whole one", list(found.values()), _fix(rule, found))
+                    "where a rule lets a mesh axis shard a factor or pass partial values, local "
+                    "results are the parts of the whole one", list(found.values()),
+                    _fix(rule, found))
         )
 
 
@@ -186,7 +187,7 @@ class BruteForce:
         wants = [trial.grad and _differentiable(one) for one in self.operands]
         decision = propagate.decide(self.bound, self.described, trial.layouts, wants)
         return tuple(sorted({
-            "passing terms" if what.startswith("partial(") else f"cutting {what}"
+            "passing partial values" if what.startswith("partial(") else f"sharding {what}"
             for what in decision.chosen if what
         }))
 
@@ -244,7 +245,7 @@ class BruteForce:
         if chosen not in found and not any((word,) in found for word in chosen):
             mesh = ", ".join(f"{name}={size}" for name, size in way.mesh)
             layouts = ", ".join(map(str, way.layouts))
-            what = " and ".join(chosen) or "nothing cut"
+            what = " and ".join(chosen) or "nothing sharded"
             found[chosen] = f"{what}: {said} ({layouts} for {mesh})"
 
     def _wrong(self, mesh: Any, trial: Trial) -> str | None:
@@ -315,11 +316,11 @@ def _text(rule: OwnRule) -> str:
 def _fix(rule: OwnRule, found: Iterable[tuple[str, ...]]) -> str:
     """The rule with what was found wrong taken out."""
     words = sorted({word for chosen in found for word in chosen})
-    factors = [word.removeprefix("cutting ") for word in words if word.startswith("cutting ")]
+    factors = [word.removeprefix("sharding ") for word in words if word.startswith("sharding ")]
     parts = []
     if factors:
         marked = ", ".join(f"{name}!" for name in factors)
         parts.append(f"write {marked} (whole) in the string, or the kind of reduction, as in s:max")
-    if "passing terms" in words:
+    if "passing partial values" in words:
         parts.append(f"leave operands out of linear={[list(one) for one in rule.linear]}")
     return "; ".join(parts) or "a rule is for functions that give the same for the same arguments"

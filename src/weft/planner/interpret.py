@@ -235,7 +235,7 @@ def _cross(step: Transfer, world: World) -> World:
         own = world[mine] if mine is not None and _same_term(step, at, mine) else {}
         for holder, box in received[rank]:
             there = places[holder]
-            _require(_same_term(step, at, there), step, ":", rank, "takes another term")
+            _require(_same_term(step, at, there), step, ":", rank, "takes another partial value")
             for index in product(*(range(*pair) for pair in box)):
                 _require(index not in held, step, ":", rank, "gets", index, "twice")
                 _require(holder == rank or index not in own, step, ":", rank, "has", index)

@@ -10,7 +10,7 @@
 | Transfer | box intersections, from one mesh to another | no axes: device ids say who sends |
 | Fetch | shards -> boxes that ranks read (halos), which overlap | axes that shard what is read |
 | Fold | boxes of partial values -> shards: what overlaps is summed | as Fetch |
-| Term | the value becomes this rank's term of a reduction | axes that become partial; not sent |
+| Term | the value becomes this rank's partial value | axes that become partial; nothing is sent |
 
 Kinds stand in the layouts. Axes that are partial on both sides are not touched: terms move as
 values do. Fetch and Fold are each other's transpose. `sends` and `receives` name what one

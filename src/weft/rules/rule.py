@@ -128,7 +128,7 @@ class Decision:
             return "the operands stay as they are"
         names = self.operands[0].mesh.axis_names
         said = [
-            f"{name} {'passes ' if what.startswith('partial(') else 'cuts '}{what}"
+            f"{name} {'passes ' if what.startswith('partial(') else 'shards '}{what}"
             for name, what in zip(names, self.chosen)
             if what
         ]

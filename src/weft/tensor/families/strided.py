@@ -85,7 +85,7 @@ def _check(
         raise UnsupportedOpError(
             message(f"as_strided({size}, {stride})",
                     f"{wrong}; the tensor is {tensor.sharding}, of strides {meta.stride()}",
-                    "it shows a rank's own memory: dims that are cut stay as they are, outside of "
+                    "it shows a rank's own memory: sharded dims stay as they are, outside of "
                     "those through which it steps", [str(tensor.sharding)],
                     f"x.redistribute(placements=P()).as_strided({size}, {stride})")
         )
@@ -107,7 +107,7 @@ def _outside(
     """What requests elements of other ranks; "" if nothing does."""
     for dim in cut:
         if dim >= len(size) or (size[dim], stride[dim]) != (shape[dim], strides[dim]):
-            return f"dim {dim} is cut, and does not stay as it is"
+            return f"dim {dim} is sharded, and does not stay as it is"
     if not cut or 0 in size:
         return ""
     least, (unit, _) = min(strides[dim] for dim in cut), _unit(shape, strides, cut)
@@ -123,7 +123,7 @@ def _outside(
     if between or inner >= least or any(not unit or step % unit for _, step in outer) or (
         unit and reach >= unit * _volume(shape, strides, unit)
     ):
-        return "it steps out of what is not cut"
+        return "it steps out of the dims that are not sharded"
     return ""
 
 

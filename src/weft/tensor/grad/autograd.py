@@ -64,8 +64,8 @@ def _num_means(meta: Meta) -> int:
     if not kinds <= {"sum", "avg"}:
         raise UnsupportedOpError(
             message("x.grad, hooks, torch.autograd.grad", f"x is {layout}",
-                    "the gradient of a term of a sum or of a mean is that of the value; those of "
-                    "other terms depend on the other terms", [str(layout)],
+                    "the gradient of a partial sum or mean is that of the value; those of other "
+                    "partial values depend on each other", [str(layout)],
                     "x.redistribute(placements=...), and the gradient of that")
         )
     sizes = zip(layout.partial, layout.mesh.axis_sizes)

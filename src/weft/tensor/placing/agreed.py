@@ -65,7 +65,7 @@ def agreed_layout(
         raise LayoutError(
             message(call, f"the local shapes {shapes} do not make one tensor on {form.mesh} with "
                     f"{form.spec!r}",
-                    "local shapes differ only in the dims that mesh axes cut, and ranks with the "
+                    "local shapes differ only in the dims that mesh axes shard, and ranks with the "
                     "same shard agree", wrong + kinds or _said(told, mesh),
                     "check each rank's local tensor")
         )
@@ -129,7 +129,7 @@ def _sizes(
         for dim, length in enumerate(one.shape):
             if dim not in found:
                 if length != first[dim]:
-                    wrong.append(f"rank {rank}: {length} in dim {dim}, which no axis cuts")
+                    wrong.append(f"rank {rank}: {length} in dim {dim}, which no axis shards")
                 continue
             known = found[dim].setdefault(form.shard_index(dim, coordinate), length)
             if known != length:
@@ -196,7 +196,7 @@ def _check_default(call: str, layout: Layout) -> None:
     ]
     if wrong:
         raise LayoutError(
-            message(call, f"{len(wrong)} dims of shape {layout.shape} are cut in another way",
+            message(call, f"{len(wrong)} dims of shape {layout.shape} are sharded in another way",
                     "blocks are those of torch.chunk, axis by axis", wrong,
                     'sizes="infer", which takes them as they are')
         )

@@ -280,8 +280,8 @@ def writing_back(
     if lacking:
         raise UnsupportedOpError(
             message(name, f"it writes to {dst}, and its result is {src}",
-                    f"a whole value becomes terms of {', '.join(sorted(_BECOMES))}; what is not "
-                    "linear in terms of other kinds cannot be written to them", lacking,
+                    f"a whole value becomes partial by {', '.join(sorted(_BECOMES))}; what is not "
+                    "linear in partial values of other kinds cannot be written to them", lacking,
                     "x = x.redistribute(placements=P()) before")
         )
     whole = dst.without_partial(axes)

@@ -262,7 +262,8 @@ def placed_gradients(
     ]
     if not wrong:
         wrong = [
-            f"dim {dim}: cut as {given.text()} for {layout.text()}" for dim in range(layout.ndim)
+            f"dim {dim}: sharded as {given.text()} for {layout.text()}"
+            for dim in range(layout.ndim)
             if (given.cuts[dim] is not None and given.sizes_of(dim) != layout.sizes_of(dim))
             or _cutting(given, dim) != _cutting(layout, dim)
         ]

@@ -99,7 +99,7 @@ def said_layout(
     for dim, axes in enumerate(form.dims):
         given = told.get(dim, placed.get(dim))
         if given is None and axes:
-            wrong.append(f"dim {dim}, which {form.num_shards(dim)} shards cut")
+            wrong.append(f"dim {dim}, in {form.num_shards(dim)} shards")
         elif isinstance(given, str):
             wrong.append(f"dim {dim}: {given!r}, of no known length")
         elif given is not None:
@@ -108,7 +108,7 @@ def said_layout(
         name = "sizes=" if shapes is None else "sharding_shapes="
         raise LayoutError(
             message(f"from_local({name})", f"{len(told)} dims are given, and {len(wrong)} that the "
-                    f"placements cut are not", "without shape=, every dim that is cut has its "
+                    f"placements shard are not", "without shape=, every sharded dim has its "
                     "sizes, one per shard", wrong, _FIX)
         )
     return Layout(mesh, lengths, placements, sizes=told or None)
@@ -168,17 +168,17 @@ def _of_shapes(form: Layout, shapes: Map) -> dict[int, tuple[int, ...]]:
             if isinstance(dim, int):
                 out[dim] = tuple([one[dim] for one in each])
                 if len(form.dims[dim]) > 1:
-                    wrong.append(f"{name!r}: dim {dim} is cut by {len(form.dims[dim])} axes, "
+                    wrong.append(f"{name!r}: dim {dim} is sharded over {len(form.dims[dim])} axes, "
                                  "and needs sizes=")
     missing = [
-        f"no shapes along {form.mesh.axis_names[axis]!r}, which cuts dim {dim}"
+        f"no shapes along {form.mesh.axis_names[axis]!r}, which shards dim {dim}"
         for dim, axes in enumerate(form.dims) for axis in axes if axis not in seen
     ]
     if wrong or missing:
         raise LayoutError(
             message("from_local(sharding_shapes=)", f"{len(wrong) + len(missing)} parts do not fit "
-                    f"{form.spec!r} on {form.mesh}", "per mesh dim that cuts, one shape per shard "
-                    "along it; they differ in the dim that it cuts alone", wrong + missing,
+                    f"{form.spec!r} on {form.mesh}", "per mesh dim that shards, one shape per "
+                    "shard along it; they differ only in the dim that it shards", wrong + missing,
                     "sharding_shapes={0: [(3, 6), (2, 6)]}, or sizes={0: (3, 2)}")
         )
     return out

@@ -150,4 +150,4 @@ def _what_is_shown(meta: Meta) -> str:
         return f"rank {mesh.rank} holds [{box}]:" if meta.shape else "the value:"
     terms = " and ".join(f"{_KINDS[kind]} over {', '.join(axes)}" for kind, axes in over.items())
     where = f", [{box}]" if meta.shape else ""
-    return f"rank {mesh.rank}'s term of {terms}{where}:"
+    return f"rank {mesh.rank}'s partial value of {terms}{where}:"
