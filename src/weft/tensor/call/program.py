@@ -101,6 +101,12 @@ class Step(Caller):
             new.bound = _bound(new.local, self.args, self.kwargs)
         return new
 
+    def bound_at(self, places: Sequence[int]) -> Callable[[Sequence[Any]], Any] | None:
+        """`bound`, of opened arguments among which the values stand at these places."""
+        if self.local is None or not any(at != place for at, place in enumerate(places)):
+            return self.bound
+        return _bound(self.local, self.args, self.kwargs, places)
+
     def outs(self, have: list[Any], func: Any, args: Any, kwargs: Any) -> Any:
         """What the local op gives of local tensors where they are needed.
 
@@ -196,13 +202,13 @@ class Program(Recipe):
     def _open(self) -> None:
         """Set what the short route reads, but for `fast`."""
         (step,) = self.steps
+        self._set_moves(step)
+        self.bound = None if self.places is None else step.bound_at(self.places)
+
+    def _set_moves(self, step: Step) -> None:
         self.caller, self.leave = step, step.results[0][1]
-        if self.places is None:
-            return
-        self.moves = tuple([(self.places[at], move) for at, move in step.operands])
-        self.bound = step.bound
-        if step.local is not None and any(at != place for at, place in enumerate(self.places)):
-            self.bound = _bound(step.local, step.args, step.kwargs, self.places)
+        if self.places is not None:
+            self.moves = tuple([(self.places[at], move) for at, move in step.operands])
 
     @property
     def as_called(self) -> bool:  # type: ignore[override]
@@ -219,7 +225,9 @@ class Program(Recipe):
         new.steps, new.metas, new.fast = tuple(steps), tuple(metas), None
         new.lays = [None] * len(steps)
         if new.is_quick and steps[0] is not self.steps[0]:
-            new._open()
+            new._set_moves(steps[0])
+            if steps[0].kernel is not None and self.places is not None:
+                new.bound = steps[0].bound_at(self.places)
         return new
 
     def run(
