@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from weft.core import Layout
 from weft.ops import (
+    adaptive_pools,
     attention,
     composed,
     contractions,
@@ -49,10 +50,10 @@ __all__ = [
 ]
 
 _PAGES = (
-    attention, composed, contractions, convolutions, creation, ctc, decomposed, distances,
-    elementwise, extrema, grouped_mm, joins, linalg, losses, margin_losses, moments, norms, order,
-    pools, reads, recurrent, reductions, resizing, scans, searchsorted, shifts, slices, softmax,
-    tall_factorizations, transforms, views, writes,
+    adaptive_pools, attention, composed, contractions, convolutions, creation, ctc, decomposed,
+    distances, elementwise, extrema, grouped_mm, joins, linalg, losses, margin_losses, moments,
+    norms, order, pools, reads, recurrent, reductions, resizing, scans, searchsorted, shifts,
+    slices, softmax, tall_factorizations, transforms, views, writes,
 )
 
 BOOK: dict[str, Entry] = {name: entry for page in _PAGES for name, entry in page.PAGE.items()}

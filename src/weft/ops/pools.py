@@ -165,8 +165,6 @@ PAGE = page(
     *[op(f"avg_pool{num}d", rule(_pool(num), on_box=_on_box(num))) for num in (1, 2, 3)],
     *[op(f"max_pool{num}d max_pool{num}d_with_indices",
          rule(_pool(num), fill=-math.inf, on_box=_on_box(num))) for num in (1, 2, 3)],
-    *[op(f"adaptive_avg_pool{num}d", _resized(num)) for num in (1, 2, 3)],
-    *[op(f"adaptive_max_pool{num}d", _resized(num, 1, 2)) for num in (1, 2, 3)],
     *[op(f"max_unpool{num}d", _resized(num, 2)) for num in (2, 3)],
     op("fractional_max_pool2d", rule(
         "b c>0 h! w!, b c 2 -> b c y x, b c y x", "c>0 h! w!, 1 c 2 -> c y x, c y x")),
