@@ -238,6 +238,11 @@ BOUNDS: list[Bound] = [
           {"columns": (0, 0), "rows": (0, 0), "grid": (0, 0)}),
     Bound("max_pool2d", lambda a: F.max_pool2d(a[None, None], 3, 2, 1),
           {"columns": (64, 64), "rows": (64, 64), "grid": (520, 520)}),
+    Bound("interpolate", lambda a: F.interpolate(a[None, None], scale_factor=2),
+          {"columns": (0, 0), "rows": (0, 0), "grid": (0, 0)}),
+    Bound("interpolate_bilinear", lambda a: F.interpolate(
+        a[None, None], scale_factor=2, mode="bilinear"),
+          {"columns": (128, 128), "rows": (128, 128), "grid": (520, 520)}),
     Bound("avg_pool1d", lambda a: F.avg_pool1d(a[None], 2), {"columns": (0, 0)}),
     # One exchange per sharded dim, of complex numbers; a line as a matrix takes three.
     Bound("fft", lambda a: torch.fft.fft(a + 0j), {"line": (36864, 36864), "ragged": (53248, 68480),

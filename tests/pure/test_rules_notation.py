@@ -3,7 +3,7 @@
 import pytest
 
 from weft.errors import LayoutError, PlacementError
-from weft.rules import Call, TensorArg, bind, parse, rule
+from weft.rules import Call, Table, TensorArg, bind, parse, rule
 from weft.rules import rule as written
 from weft.rules.bind import operand_places
 
@@ -226,3 +226,13 @@ def test_a_factor_that_is_sharded_beside_another() -> None:
     assert rule.beside == {(1, "t", "s")} and not rule.reduce
     with pytest.raises(PlacementError, match="sharded beside"):
         parse("s d, t~u d -> s d")
+
+
+def test_a_window_by_a_table() -> None:
+    """Its factor has the result's length; cuts follow in proportion, and even ones stay even."""
+    table = Table((0, 0, 1, 1, 2, 2), (1, 2, 2, 3, 3, 3), 3)
+    rule = bind(parse("b @y -> b y"), [(4, 3)], [(4, 6)], tables={"y": table})
+    assert rule.sizes["y"] == 6 and rule.windows == {(0, "y"): table}
+    assert table.units((0, 1, 2, 3), 6) == (0, 2, 4, 6)
+    assert table.cuts((0, 2, 4, 6), 3) == (0, 1, 2, 3)
+    assert table.reads((0, 2, 4, 4), (0, 1, 2, 3)) == ((0, 2), (1, 3), (2, 2))

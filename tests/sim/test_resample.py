@@ -1,4 +1,4 @@
-"""Resizing sharded positions: interpolation in all modes and ways, judged to second order."""
+"""Interpolation and adaptive pools of sharded positions, in all modes, judged to second order."""
 
 from __future__ import annotations
 
@@ -21,6 +21,10 @@ def _resize(name: str, num: int, *args: Any, **options: Any) -> Field:
                  ((2, 3, *(8, 7, 3)[:num]),))
 
 
+def _pool(name: str, function: Any, num: int, *args: Any, **options: Any) -> Field:
+    return Field(name, lambda x: function(x, *args, **options), ((2, 3, *(8, 7, 3)[:num]),))
+
+
 FIELDS = [
     _resize("nearest", 2, scale_factor=2),
     _resize("nearest_line", 1, 13),
@@ -41,6 +45,13 @@ FIELDS = [
     _resize("bicubic_smooth", 2, (5, 9), mode="bicubic", antialias=True),
     _resize("trilinear", 3, (4, 14, 5), mode="trilinear"),
     _resize("trilinear_corners", 3, (12, 7, 4), mode="trilinear", align_corners=True),
+    _resize("area", 2, (3, 14), mode="area"),
+    _pool("mean_parts", F.adaptive_avg_pool2d, 2, 4),
+    _pool("mean_more", F.adaptive_avg_pool1d, 1, 11),
+    _pool("mean_solid", F.adaptive_avg_pool3d, 3, (3, 5, 2)),
+    _pool("max_parts", F.adaptive_max_pool2d, 2, (4, 3), return_indices=True),
+    _pool("max_more", F.adaptive_max_pool1d, 1, 11, return_indices=True),
+    _pool("max_solid", F.adaptive_max_pool3d, 3, (3, 5, 1), return_indices=True),
 ]
 
 
@@ -136,6 +147,7 @@ def test_a_channel_of_nothing() -> None:
         mine = weft.distribute_tensor(x, mesh, P(None, "x", "y"), src_data_rank=None)
         out = F.interpolate(mine.requires_grad_(), 12, mode="linear")
         out.square().sum().backward()
+        assert mine.grad is not None
         return held(out.detach()), held(mine.grad)
 
     due = F.interpolate(whole := x.clone().requires_grad_(), 12, mode="linear")

@@ -1,58 +1,162 @@
-"""Adaptive means: to a length that divides that of the dim they are means of equal windows.
+"""Adaptive pools: each place of the result reads an equal part of positions, about.
 
-To length 1 they are a mean of the dim, of which shards give partial values; to another length that
-divides, an average pool, whose windows a sharded dim keeps. Elsewhere positions are whole.
+Place `o` of `m` reads the places floor(o n / m) to ceil((o + 1) n / m) of `n` (torch's
+`AdaptivePooling.h`). Batch and channels pass; of sharded positions, each rank fetches what its
+places read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from weft.core import Layout
-from weft.ops.algorithm import Composite
-from weft.ops.pools import resized
-from weft.rules import Call, op, page
+from weft.ops.convolutions import nothing_of
+from weft.ops.precision import widened
+from weft.ops.taps import OnDevices, Taps, weighted
+from weft.rules import Boxed, BoxedDim, Call, Table, op, page, rule
 
 __all__ = ["PAGE"]
 
-_aten: Any = torch.ops.aten
+Local = tuple[Callable[..., Any] | None, tuple[Any, ...], dict[str, Any]]
 
 
-def _means(num: int) -> Callable[..., Composite | None]:
-    def layouts(
-        call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
-    ) -> Composite | None:
-        """The dims whose windows are all alike go first; a sharded one is among them."""
-        x, after = layouts[0], call.results[0].shape
-        even = [dim for dim in range(x.ndim - num, x.ndim)
-                if after[dim] and after[dim] != x.shape[dim] and x.shape[dim] % after[dim] == 0]
-        if 0 in x.shape or not any(x.dims[dim] for dim in even):
-            return None
-        return Composite(partial(_pooled, num=num))
-
-    return layouts
+@lru_cache(maxsize=256)
+def _taps(before: int, after: int, dtype: torch.dtype) -> Taps:
+    """The taps of a mean over each part."""
+    place = torch.arange(after)
+    starts, stops = place * before // after, -(-(place + 1) * before // after)
+    lengths = stops - starts
+    places = starts + torch.arange(int(lengths.max()) if after else 0)[:, None]
+    counts = places < stops
+    weights = torch.ones(places.shape, dtype=dtype) / lengths
+    return Taps(torch.minimum(places, stops - 1), weights, counts)
 
 
-def _pooled(x: Tensor, output_size: Sequence[int], *, num: int) -> Tensor:
-    wanted = [*output_size] * (num if len(output_size) == 1 else 1)
-    dims = range(x.dim() - num, x.dim())
-    single = [dim for dim, length in zip(dims, wanted) if length == 1]
-    if single:
-        x = x.mean(single, keepdim=True)
-    kernel = [before // after if after and before % after == 0 else 1
-              for before, after in zip(x.shape[-num:], wanted)]
-    if any(size > 1 for size in kernel):
-        x = getattr(_aten, f"avg_pool{num}d")(x, kernel)
-    if list(x.shape[-num:]) != wanted:
-        x = getattr(_aten, f"adaptive_avg_pool{num}d")(x, wanted)
-    return x
+def _num(call: Call) -> int:
+    """How many dims of positions there are."""
+    return int(call.op.split(".")[1][-2])
+
+
+def _lengths(call: Call) -> list[tuple[int, int]]:
+    """Per dim of positions, its length before and after."""
+    num = _num(call)
+    return list(zip(call.tensors[0].shape[-num:], call.results[0].shape[-num:]))
+
+
+def _tables(call: Call) -> Mapping[str, Table]:
+    return {
+        f"y{at}": _taps(before, after, torch.float32).table(before)
+        for at, (before, after) in enumerate(_lengths(call))
+    }
+
+
+def _text(call: Call, wants_grad: Sequence[bool]) -> str | None:
+    """Positions by a table of what each reads: of one dim, "b c @y0 -> b c y0"."""
+    num = _num(call)
+    floats = "float" in call.tensors[0].dtype
+    if "avg" in call.op and floats and any(after == 1 < before for before, after in _lengths(call)):
+        return None
+    lead = "c" if len(call.tensors[0].shape) == num + 1 else "b c"
+    windows = " ".join([f"@y{at}" if floats else f"y{at}!" for at in range(num)])
+    made = f"{lead} {' '.join([f'y{at}' if floats else f't{at}' for at in range(num)])}"
+    return f"{lead} {windows} -> {', '.join([made] * len(call.results))}"
+
+
+def _on_box(call: Call, boxed: Boxed) -> Local:
+    """Means of parts along dims of which boxes were fetched; greatest elements of parts."""
+    if boxed.is_idle:
+        return _idle(boxed.shapes), boxed.args[:1], {}
+    if not any(dim.box is not None for dim in boxed.dims):
+        return None, boxed.args, boxed.kwargs
+    if "avg" in call.op:
+        return _mean(call, [dim for dim in boxed.dims if dim.box]), boxed.args[:1], {}
+    return _greatest(call, boxed.dims), boxed.args[:1], {}
+
+
+def _idle(shapes: Sequence[Sequence[int]]) -> Callable[[Tensor], Any]:
+    def idle(x: Tensor) -> Any:
+        values = nothing_of(x, shapes[0])
+        if len(shapes) == 1:
+            return values
+        return values, torch.zeros(tuple(shapes[1]), dtype=torch.long, device=x.device)
+
+    return idle
+
+
+def _mean(call: Call, fetched: Sequence[BoxedDim]) -> Callable[[Tensor], Tensor]:
+    """Weighted sums along the fetched dims, torch's kernel along the others."""
+    num, first = _num(call), len(call.tensors[0].shape) - _num(call)
+    lengths = _lengths(call)
+    after, parts = [length for _, length in lengths], []
+    dtype = torch.float64 if call.tensors[0].dtype == "float64" else torch.float32
+    for dim in fetched:
+        assert dim.box is not None
+        start, stop = dim.outputs
+        after[dim.dim - first] = stop - start
+        taps = _taps(*lengths[dim.dim - first], dtype).of(start, stop, dim.box[0])
+        parts.append((dim.dim, stop - start, taps))
+    given = OnDevices([one for _, _, taps in parts for tap in taps for one in tap])
+    kernel = getattr(torch.ops.aten, f"adaptive_avg_pool{num}d").default
+    rest = len(fetched) < num
+
+    def run(x: Tensor) -> Tensor:
+        out, mine = widened(x), iter(given.on(x.device))
+        for dim, length, taps in parts:
+            here: Any = [(next(mine), next(mine), next(mine)) for _ in taps]
+            out = weighted(out, dim, here, length)
+        return (kernel(out, after) if rest else out).to(x.dtype)
+
+    return run
+
+
+def _greatest(call: Call, dims: Sequence[BoxedDim]) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    """Parts of one length side by side, where a shorter one shows its last place again; then
+    torch's pool of these, with the places that its elements had."""
+    num = _num(call)
+    rows, sizes, starts = [], [], []
+    for dim, (before, after) in zip(dims, _lengths(call)):
+        start, stop = dim.outputs
+        places = _taps(before, after, torch.float32).places[:, start:stop]
+        sizes.append(len(places))
+        starts.append(0 if dim.box is None else dim.box[0])
+        rows.append(places.T.flatten())
+    given = OnDevices(rows)
+    kernel = getattr(torch.ops.aten, f"max_pool{num}d_with_indices").default
+
+    def run(x: Tensor) -> tuple[Tensor, Tensor]:
+        mine: Any = given.on(x.device)
+        for dim, row, start in zip(dims, mine, starts):
+            x = x.index_select(dim.dim, row - start)
+        values, rest = kernel(x, sizes, sizes)
+        found: list[Tensor] = []
+        for row in reversed(mine):
+            found.insert(0, row[rest % len(row)])
+            rest = rest // len(row)
+        places = found[0]
+        for dim, place in zip(dims[1:], found[1:]):
+            places = places * dim.length + place
+        return values, places
+
+    return run
+
+
+def _through_means(x: Tensor, output_size: Any) -> Tensor:
+    """Parts that are all of a dim are its mean."""
+    num = len(output_size)
+    dims = [at - num for at, length in enumerate(output_size) if length == 1]
+    out = x.mean(dims, keepdim=True)
+    if len(dims) == num:
+        return out
+    return getattr(torch.ops.aten, f"adaptive_avg_pool{num}d").default(out, output_size)
 
 
 PAGE = page(
-    *[op(f"adaptive_avg_pool{num}d", resized(num), layouts=_means(num)) for num in (1, 2, 3)],
+    *[op(f"adaptive_avg_pool{num}d", rule(_text, on_box=_on_box, tables=_tables, by_size=True),
+         compose=_through_means) for num in (1, 2, 3)],
+    *[op(f"adaptive_max_pool{num}d", rule(_text, on_box=_on_box, tables=_tables))
+      for num in (1, 2, 3)],
 )

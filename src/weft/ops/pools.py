@@ -19,13 +19,13 @@ from weft.ops.algorithm import Composite
 from weft.ops.convolutions import each_of, fitted, nothing_of
 from weft.rules import Boxed, BoxedDim, Call, Rule, RuleText, bind, op, page, parse, rule
 
-__all__ = ["PAGE", "resized"]
+__all__ = ["PAGE"]
 
 _LEADS = ("b c>0", "c>0")
 """Kernels take a batch of nothing, and no other dim of length 0."""
 
 
-def resized(num: int, num_operands: int = 1, num_results: int = 1) -> RuleText:
+def _resized(num: int, num_operands: int = 1, num_results: int = 1) -> RuleText:
     """Operands and results of `num` dims of positions, all of them whole."""
     before = " ".join([f"s{at}!" for at in range(num)])
     after = " ".join([f"t{at}" for at in range(num)])
@@ -281,8 +281,7 @@ PAGE = page(
     *[op(f"avg_pool{num}d", rule(_pool(num), on_box=_on_box(num))) for num in (1, 2, 3)],
     *[op(f"max_pool{num}d max_pool{num}d_with_indices",
          rule(_pool(num), fill=-math.inf, on_box=_on_box(num))) for num in (1, 2, 3)],
-    *[op(f"adaptive_max_pool{num}d", resized(num, 1, 2)) for num in (1, 2, 3)],
-    *[op(f"max_unpool{num}d", resized(num, 2), layouts=_unpool(num)) for num in (2, 3)],
+    *[op(f"max_unpool{num}d", _resized(num, 2), layouts=_unpool(num)) for num in (2, 3)],
     op("fractional_max_pool2d", rule(
         "b c>0 h! w!, b c 2 -> b c y x, b c y x", "c>0 h! w!, 1 c 2 -> c y x, c y x")),
     op("fractional_max_pool3d", rule(

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from weft.ops.convolutions import nothing_of
 from weft.ops.precision import widened
-from weft.ops.taps import Resized, nearest_table, taps_of, weighted
+from weft.ops.taps import OnDevices, Resized, nearest_table, taps_of, weighted
 from weft.rules import Boxed, BoxedDim, Call, Table, op, page, rule
 
 __all__ = ["PAGE"]
@@ -113,7 +113,7 @@ def _weighted(call: Call, dims: Sequence[BoxedDim]) -> Callable[[Tensor], Tensor
     others = any(
         at not in done and (dim.before != dim.after or scales[at - 2] is not None)
         for at, dim in enumerate(resized, 2))
-    places = _ByDevice([one for _, _, taps in parts for tap in taps for one in tap])
+    places = OnDevices([one for _, _, taps in parts for tap in taps for one in tap])
 
     def run(x: Tensor) -> Tensor:
         out, mine = widened(x), iter(places.on(x.device))
@@ -125,23 +125,6 @@ def _weighted(call: Call, dims: Sequence[BoxedDim]) -> Callable[[Tensor], Tensor
         return out.to(x.dtype)
 
     return run
-
-
-class _ByDevice:
-    """Tensors that are made once on each device."""
-
-    __slots__ = ("found", "given")
-
-    def __init__(self, given: Sequence[Tensor | None]) -> None:
-        self.given = given
-        self.found: dict[torch.device, list[Tensor | None]] = {}
-
-    def on(self, device: torch.device) -> list[Tensor | None]:
-        if device not in self.found:
-            with torch.inference_mode(False):  # a later call may save them for its backward
-                self.found[device] = [
-                    None if one is None else one.to(device, copy=True) for one in self.given]
-        return self.found[device]
 
 
 # Nearest: one place is copied, the very one that torch's kernel takes.
@@ -203,11 +186,9 @@ def _places(call: Call, x: Tensor, channels_last: bool, dim: BoxedDim) -> Tensor
     return (places[start:stop] - dim.box[0]).clamp(0, dim.box[1] - dim.box[0] - 1)
 
 
-_NEAREST = " ".join([
-    f"upsample_nearest{num}d _upsample_nearest_exact{num}d" for num in (1, 2, 3)])
-
 PAGE = page(
     # Where a call gives scales, the lengths of the result come from floats.
-    op(_NEAREST, rule(_text, on_box=_on_box, tables=_tables), floats_flow=False),
-    op(" ".join(_MODES), rule(_text, on_box=_on_box, tables=_tables), floats_flow=False),
+    *[op(" ".join([f"upsample_nearest{num}d", f"_upsample_nearest_exact{num}d",
+                   *[name for name in _MODES if f"{num}d" in name]]),
+         rule(_text, on_box=_on_box, tables=_tables), floats_flow=False) for num in (1, 2, 3)],
 )

@@ -7,7 +7,7 @@ aligned (torch's `UpSample.h`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from weft.rules import Table
 
-__all__ = ["Resized", "Taps", "nearest_table", "taps_of", "weighted"]
+__all__ = ["OnDevices", "Resized", "Taps", "nearest_table", "taps_of", "weighted"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,3 +175,20 @@ def nearest_table(before: int, after: int, scale: float | None, exact: bool) -> 
             found.append((ratio * place).floor().long())
     places = torch.stack(found).clamp(0, before - 1)
     return Table(tuple(places.amin(0).tolist()), tuple((places.amax(0) + 1).tolist()), before)
+
+
+class OnDevices:
+    """Tensors that are made once on each device."""
+
+    __slots__ = ("found", "given")
+
+    def __init__(self, given: Sequence[Tensor | None]) -> None:
+        self.given = given
+        self.found: dict[torch.device, list[Tensor | None]] = {}
+
+    def on(self, device: torch.device) -> list[Tensor | None]:
+        if device not in self.found:
+            with torch.inference_mode(False):  # a later call may save them for its backward
+                self.found[device] = [
+                    None if one is None else one.to(device, copy=True) for one in self.given]
+        return self.found[device]

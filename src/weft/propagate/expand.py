@@ -178,7 +178,10 @@ def _frame(
         else:
             barred.add(factor)  # nothing to finish
     _bar(rule, leads, barred, finished, wants_grad)
-    results = sum([_nbytes(result) for result in call.results])
+    like = call.tensors[0].dtype if call.tensors else ""  # of results whose dtype is not known
+    results = sum([
+        _nbytes(TensorArg(result.shape, result.dtype or like)) for result in call.results
+    ])
     frame = Frame(
         rule, results, leads, barred, finished, held, kinds, nbytes, wants_grad, sizes, target
     )

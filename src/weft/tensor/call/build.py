@@ -153,7 +153,7 @@ class _Miss:
     ) -> tuple[Recipe, bool]:
         """What carries out a call that needs the data of its operands."""
         if entry is not None:
-            return by_book.of_function(entry, self.mesh), True
+            return by_book.of_function(entry, self.mesh, str(reason or "")), True
         found = None
         if reason is not None and reason.op is not None:
             found = by_book.of_op(self.func, reason.op, self.mesh)

@@ -23,7 +23,7 @@ __all__ = ["NO_COMPOSITION", "entry_of", "of_function", "of_op"]
 NO_COMPOSITION = "its composition does not serve such a call"
 
 
-def of_function(entry: Entry, mesh: BoundMesh) -> Function:
+def of_function(entry: Entry, mesh: BoundMesh, reason: str = NO_COMPOSITION) -> Function:
     """What carries out a function of torch that has an entry: it takes the function's arguments."""
     compose = entry.compose
     assert compose is not None
@@ -31,7 +31,7 @@ def of_function(entry: Entry, mesh: BoundMesh) -> Function:
     def run(func: Any, args: Any, kwargs: Any) -> Any:
         out = compose(*args, **kwargs)
         if out is NotImplemented:
-            return fallback.runner(mesh, NO_COMPOSITION)(func, args, kwargs)
+            return fallback.runner(mesh, reason)(func, args, kwargs)
         return out
 
     return Function(run)

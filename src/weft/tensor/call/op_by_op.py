@@ -49,7 +49,7 @@ def as_calls(
             out = compose(given)
         if out is NotImplemented and otherwise is not None:
             return otherwise.run(func, args, kwargs)
-        if writes:
+        if writes and all(slot.index < len(tensors) for slot in slots_of(trace.result)):
             return fill(trace.result, tensors)
         if target is not None:
             return tensors[target] if out is given[target] else tensors[target].copy_(out)
