@@ -96,8 +96,14 @@ def _on_twins(trace: Trace, op: Op, given: Sequence[Tensor]) -> Any:
     args, kwargs = fill(op.args, twins), fill(op.kwargs, twins)
     entry = ops.find(str(op.overload))
     if entry is None or entry.has_meta_gradient:
-        known = None if entry is None else known_result(op.overload, args, kwargs)
-        return op.overload(*args, **kwargs) if known is None else known
+        try:
+            return op.overload(*args, **kwargs)
+        except NotImplementedError:  # it has no meta kernel
+            with torch.no_grad():
+                known = known_result(op.overload, args, kwargs)
+            if known is None:
+                raise
+            return known
     # They have one result, whose gradient depends on every operand.
     with torch.no_grad():
         out: Any = known_result(op.overload, args, kwargs)
