@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from weft.core import Layout, Mesh
+from weft.core import Cover, Layout, Mesh
 from weft.ops import BOOK, FUNCTIONS, creation, elementwise, losses, rule_of
 from weft.propagate import decide
 from weft.rules import Call, Decision, TensorArg
@@ -282,8 +282,10 @@ def coordinates(mesh: Mesh) -> Iterator[tuple[int, ...]]:
     return itertools.product(*map(range, mesh.axis_sizes))
 
 
-def locals_of(dense: Tensor, layout: Layout, rng: random.Random) -> dict[tuple[int, ...], Tensor]:
-    """What every coordinate holds; terms are random and reduce to the dense value."""
+def locals_of(
+    dense: Tensor, layout: Layout, rng: random.Random, cover: Cover | None = None
+) -> dict[tuple[int, ...], Tensor]:
+    """What every coordinate holds, or reads; terms are random and reduce to the dense value."""
     axes = [axis for axis, kind in enumerate(layout.partial) if kind]
     kinds = {layout.partial[axis] for axis in axes}
     keys = list(itertools.product(*(range(layout.mesh.axis_sizes[axis]) for axis in axes)))
@@ -305,9 +307,45 @@ def locals_of(dense: Tensor, layout: Layout, rng: random.Random) -> dict[tuple[i
             terms[key] = dense - torch.where(winner == place, torch.zeros_like(less), less)
     out = {}
     for coordinate in coordinates(layout.mesh):
-        box = tuple(slice(start, stop) for start, stop in layout.box_at(coordinate))
-        out[coordinate] = terms[tuple(coordinate[axis] for axis in axes)][box]
+        term = terms[tuple(coordinate[axis] for axis in axes)]
+        box = layout.box_at(coordinate) if cover is None else cover.box_at(layout, coordinate)
+        out[coordinate] = boxed(term, box, 0.0 if cover is None else cover.fill)
     return out
+
+
+def boxed(term: Tensor, box: Sequence[tuple[int, int]], fill: float) -> Tensor:
+    """A box of a tensor, filled where it sticks out."""
+    out = torch.full([stop - start for start, stop in box], fill).to(term.dtype)
+    inside = [(max(start, 0), min(stop, length)) for (start, stop), length in zip(box, term.shape)]
+    if all(start < stop for start, stop in inside):
+        place = tuple(slice(one[0] - mine[0], one[1] - mine[0]) for one, mine in zip(inside, box))
+        out[place] = term[tuple(slice(*one) for one in inside)]
+    return out
+
+
+def folded(
+    pieces: dict[tuple[int, ...], Tensor], layout: Layout, cover: Cover
+) -> dict[tuple[int, ...], Tensor]:
+    """Boxes of partial values, summed over the ranks of one replica."""
+    sums: dict[Any, Tensor] = {}
+    own = [axis for axes in layout.dims for axis in axes]
+
+    def key(coordinate: tuple[int, ...]) -> Any:
+        return tuple(None if axis in own else at for axis, at in enumerate(coordinate))
+
+    for coordinate, piece in pieces.items():
+        whole = sums.setdefault(key(coordinate), torch.zeros(layout.shape, dtype=piece.dtype))
+        box = cover.box_at(layout, coordinate)
+        inside = [(max(start, 0), min(stop, length))
+                  for (start, stop), length in zip(box, layout.shape)]
+        place = tuple(slice(one[0] - mine[0], max(one[1] - mine[0], 0))
+                      for one, mine in zip(inside, box))
+        if all(start < stop for start, stop in inside):
+            whole[tuple(slice(*one) for one in inside)] += piece[place]
+    return {
+        coordinate: boxed(sums[key(coordinate)], layout.box_at(coordinate), 0.0)
+        for coordinate in pieces
+    }
 
 
 def assemble(pieces: dict[tuple[int, ...], Tensor], layout: Layout, dense: Tensor) -> Tensor:
@@ -525,16 +563,22 @@ def check(
     call: Call, op: Any, args: Sequence[Any], kwargs: dict[str, Any], dense: Sequence[Tensor],
     results: Sequence[Tensor], decision: Decision, rng: random.Random,
 ) -> None:
-    held = [locals_of(tensor, layout, rng) for tensor, layout in zip(dense, decision.operands)]
+    covers = decision.reads or [None] * len(dense)
+    held = [locals_of(tensor, layout, rng, cover)
+            for tensor, layout, cover in zip(dense, decision.operands, covers)]
     assert [layout.shape for layout in decision.operands] == [tuple(t.shape) for t in dense]
     run = overload(decision.op) if decision.op else op
     pieces: list[dict[tuple[int, ...], Tensor]] = [{} for _ in results]
     for coordinate in coordinates(decision.operands[0].mesh):
         given, named = (args, kwargs) if decision.args is None else decision.args(coordinate)
         locals_ = iter([one[coordinate] for one in held])
-        out = tensors_in(run(*put(list(given), locals_), **named))
+        function = decision.runs(coordinate) if decision.runs is not None else None
+        out = tensors_in((function or run)(*put(list(given), locals_), **named))
         for place, piece in enumerate(out):
             pieces[place][coordinate] = piece
+    for place, cover in enumerate(decision.folds):
+        if cover is not None:
+            pieces[place] = folded(pieces[place], decision.results[place], cover)
     for piece, layout, expected in zip(pieces, decision.results, results, strict=True):
         found = assemble(piece, layout, expected)
         same = torch.allclose(found, expected, atol=1e-9, rtol=1e-9, equal_nan=True)

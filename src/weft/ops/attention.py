@@ -84,6 +84,8 @@ def _with_dropout(
     is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
 ) -> Tensor:
     """With dropout: a product, a softmax whose weights are dropped out, and a product."""
+    if enable_gqa and not key.shape[-3]:
+        return NotImplemented
     if enable_gqa and key.shape[-3] != query.shape[-3]:
         key, value = (_repeated(one, query.shape[-3]) for one in (key, value))
     scale = 1.0 / math.sqrt(max(query.shape[-1], 1)) if scale is None else scale
