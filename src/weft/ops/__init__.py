@@ -113,7 +113,7 @@ def rule_of(
 ) -> Rule | Decision | None:
     """The rule or decision of a call whose op itself runs on the local tensors, without a kernel
     or a composition."""
-    entry = find(call.op)
+    entry, wants_grad = find(call.op), wants_grad or [False] * len(layouts)
     if entry is None:
         return None
     given = None if entry.layouts is None else entry.layouts(call, layouts, wants_grad)
