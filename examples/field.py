@@ -260,7 +260,7 @@ def main() -> None:
     training = sharded(shape, asked.steps, mesh)
     halos = halo_bytes(training)
     losses, peak = followed(training, "four ranks", console)
-    everywhere = mesh.comm((0, 1)).exchange((peak, halos))
+    everywhere: Any = mesh.comm((0, 1)).exchange((peak, halos))
     picture(training, asked.picture)
     if console.quiet:
         return

@@ -104,9 +104,9 @@ FIELDS = [
         F.unfold(x, (3, 2), 1, (1, 0), (2, 1)), (8, 7), (3, 2), 1, (1, 0), (2, 1)),
           ((2, 3, 8, 7),), 1),
     Field("unpool", lambda x: F.max_unpool2d(*F.max_pool2d(
-        x, 2, return_indices=True), 2, output_size=(8, 7)), ((2, 3, 8, 7),), 1),
+        x, 2, return_indices=True), [2], output_size=(8, 7)), ((2, 3, 8, 7),), 1),
     Field("unpool_line", lambda x: F.max_unpool1d(*F.max_pool1d(
-        x, 3, 2, return_indices=True), 3, 2, output_size=(8,)), ((2, 3, 8),)),
+        x, 3, 2, return_indices=True), [3], [2], output_size=(8,)), ((2, 3, 8),)),
     _pool("max", F.max_pool2d, 2, 2),
     _pool("max_overlapping", F.max_pool2d, 2, 3, 2, 1),
     _pool("max_places", F.max_pool2d, 2, 3, 2, 1, return_indices=True),
@@ -130,7 +130,8 @@ def outcome(field: Field, operands: Sequence[Any]) -> list[Any]:
     out = field.fn(*operands)
     values = [out] if isinstance(out, Tensor) else list(out)
     first = torch.autograd.grad((values[0] ** 3).sum(), operands, create_graph=True)
-    second = torch.autograd.grad(sum(one.square().sum() for one in first), operands)
+    squares = torch.stack([one.square().sum() for one in first])
+    second = torch.autograd.grad(squares.sum(), operands)
     return [*values, *[one.contiguous() for one in (*first, *second)]]
 
 

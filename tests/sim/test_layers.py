@@ -142,6 +142,7 @@ def test_attention_put_otherwise_is_torchs(shapes: Any, separate: bool, extra: b
             **dict(zip(("q_proj_weight", "k_proj_weight", "v_proj_weight"),
                        weight.chunk(3) if separate else (None,) * 3)),
         }
+        assert mine is not None
         found, due = mine(*args, **options), F.multi_head_attention_forward(*args, **options)
         torch.testing.assert_close(found[0], due[0], equal_nan=True)
         assert found[0].stride() == due[0].stride()

@@ -213,7 +213,7 @@ def test_what_torch_itself_gets_wrong_in_a_narrow_dtype_is_left_out() -> None:
 def test_each_call_that_gathers_counts_as_gathered() -> None:
     x = torch.rand(4, 4, dtype=torch.float64)
     y = torch.rand(2, dtype=torch.float64)
-    sample = Sample("0", lambda own: torch.as_strided_scatter(*own, (2,), (1,)), (x, y),
+    sample = Sample("0", lambda own: torch.as_strided_scatter(own[0], own[1], (2,), (1,)), (x, y),
                     (True, False))
     expected = dense(sample)
     assert {verdict(sample, expected) for _ in range(2)} == {"gathered"}

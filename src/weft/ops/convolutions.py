@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from weft.rules import Boxed, Call, op, page, rule
+from weft.rules import Boxed, Call, Window, op, page, rule
 
 __all__ = ["PAGE", "each_of", "fitted", "nothing_of"]
 
@@ -154,6 +154,7 @@ def _on_box_backwards(call: Call, boxed: Boxed, num: int) -> Callable[..., Tenso
         if dim.box is None:
             continue
         at, window = dim.dim - len(call.tensors[0].shape) + num, dim.window
+        assert isinstance(window, Window)
         start = dim.box[0] * window.stride - window.pad
         stop = (dim.box[1] - 1) * window.stride - window.pad + window.extent
         first, last = dim.outputs

@@ -17,7 +17,7 @@ from torch import Tensor
 from weft.core import Layout
 from weft.ops.algorithm import Composite
 from weft.ops.convolutions import each_of, fitted, nothing_of
-from weft.rules import Boxed, BoxedDim, Call, Rule, RuleText, bind, op, page, parse, rule
+from weft.rules import Boxed, BoxedDim, Call, Rule, RuleText, Window, bind, op, page, parse, rule
 
 __all__ = ["PAGE"]
 
@@ -234,7 +234,8 @@ def _on_columns(call: Call, boxed: Boxed) -> Local:
             if image:
                 image[at] = dim.box[1] - dim.box[0]
     if boxed.is_idle:
-        padding, extents = [0, 0], [dim.window.extent for dim in boxed.dims]
+        padding, extents = [0, 0], [
+            dim.window.extent for dim in boxed.dims if isinstance(dim.window, Window)]
         taps = math.prod(each_of(call.get("kernel_size"), 2, 1))
         least = (taps, 1) if image else (1, *extents)
         function, image = _idle_columns(function, least, boxed.shapes[0]), extents

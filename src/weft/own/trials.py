@@ -97,7 +97,7 @@ class Trials:
             yield tuple(_layout(mesh, one, [place]) for one, place in zip(self.operands, choice))
             units = [self._units(at, place) for at, place in enumerate(choice)]
             lengths = {length for length, _ in units} - {0}
-            for cut in _ragged(*lengths, mesh.size()) if len(lengths) == 1 else ():
+            for cut in _ragged(max(lengths), mesh.size()) if len(lengths) == 1 else ():
                 yield tuple(
                     _layout(mesh, one, [place], [size * inner for size in cut] if inner else ())
                     for one, place, (_, inner) in zip(self.operands, choice, units)
