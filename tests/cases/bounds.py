@@ -68,8 +68,9 @@ def _rows(a: torch.Tensor) -> torch.Tensor:
 
 def _attention(q: torch.Tensor, k: torch.Tensor, num_heads: int = 1) -> torch.Tensor:
     """Causal, of rows of heads beside each other."""
-    heads = [one.unflatten(1, (num_heads, -1)).transpose(0, 1) for one in (q, k, k)]
-    return F.scaled_dot_product_attention(heads[0], heads[1], heads[2], is_causal=num_heads == 1 and q is k)
+    rows, columns = [one.unflatten(1, (num_heads, -1)).transpose(0, 1) for one in (q, k)]
+    return F.scaled_dot_product_attention(
+        rows, columns, columns, is_causal=num_heads == 1 and q is k)
 
 
 _LINES = ("line", "ragged", "square")
