@@ -104,7 +104,7 @@ FIELDS = [
         F.unfold(x, (3, 2), 1, (1, 0), (2, 1)), (8, 7), (3, 2), 1, (1, 0), (2, 1)),
           ((2, 3, 8, 7),), 1),
     Field("unpool", lambda x: F.max_unpool2d(*F.max_pool2d(
-        x, 2, return_indices=True), [2], output_size=(8, 7)), ((2, 3, 8, 7),), 1),
+        x, 2, return_indices=True), [2, 2], output_size=(8, 7)), ((2, 3, 8, 7),), 1),
     Field("unpool_line", lambda x: F.max_unpool1d(*F.max_pool1d(
         x, 3, 2, return_indices=True), [3], [2], output_size=(8,)), ((2, 3, 8),)),
     _pool("max", F.max_pool2d, 2, 2),

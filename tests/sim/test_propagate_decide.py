@@ -209,7 +209,7 @@ def test_local_arguments_of_a_view() -> None:
 def test_reasons() -> None:
     layouts = [Layout(MESH, arg.shape, spec) for arg, spec in zip(
         LINEAR.tensors, [P("dp"), P(), P()])]
-    assert decided(LINEAR, layouts).reason() == "dp cuts d0"
+    assert decided(LINEAR, layouts).reason() == "dp shards d0"
     layouts = [Layout(MESH, (6, 8), P(partial=SUM))] * 2
     assert decided(ADD, layouts).reason() == "tp passes partial(sum)"
     assert decided(ADD, [Layout(MESH, (6, 8))] * 2).reason() == "every axis is replicated"

@@ -55,14 +55,11 @@ def choose(
     rule = given if isinstance(given, Rule) else entry.rule(call, wants)
     if given is None and rule is None and entry.compose is not None:
         if entry.each_call:
-            given = ops.Composite(entry.compose, True, entry.is_in_place)
-        elif all(layout.is_replicated for layout in layouts):
+            return Choice(ops.Composite(entry.compose, True, entry.is_in_place), None, own)
+        if all(layout.is_replicated for layout in layouts):
             return Choice(ops.replicated(call, layouts), None, own)
-        else:
-            given = ops.Composite(entry.compose)
-    if isinstance(given, ops.Composite) and not (
-        given.each_call or about.is_view or about.writes
-    ):
+        given = ops.Composite(entry.compose)
+    if isinstance(given, ops.Composite) and not (about.is_view or about.writes):
         given = match_stride_order(given, results)
     if given is None or isinstance(given, Rule):
         if rule is None:
