@@ -16,7 +16,7 @@ from weft.comm import BoundMesh
 from weft.errors import UnsupportedOpError, message
 from weft.rules import Entry
 from weft.tensor.call import by_book, fallback, reduce_once
-from weft.tensor.call.compose import Composer
+from weft.tensor.call.compose import Composer, stand_in
 from weft.tensor.call.decide import Builder
 from weft.tensor.call.decompose import Parts
 from weft.tensor.call.lengths import numbers_come_from
@@ -30,7 +30,7 @@ from weft.tensor.call.sizes import MAX_STRUCTURES, Sizes
 from weft.tensor.counts import STRUCTURES
 from weft.tensor.counts import TRACES as COUNTS
 from weft.tensor.keys import floats_of, key_of, structure_key, trace_key
-from weft.tensor.meta import bounded_put
+from weft.tensor.meta import Meta, bounded_put
 from weft.tensor.placing.layouts import check_given
 from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.torch_collectives import refusal, sends
@@ -184,7 +184,19 @@ class _Miss:
             by_form = made if isinstance(made, Program) and builder.by_form else None
             if self.structure is not None and self.found is None:
                 self._keep(Sizes.of_op(builder, by_form, numbers_flow))
-        return reduce_once.reducing_once(made, builder), numbers_flow
+        made, flow = reduce_once.reducing_once(made, builder, self._with_operands_in)
+        return made, numbers_flow and flow
+
+    def _with_operands_in(self, targets: reduce_once.Targets) -> tuple[Recipe, bool]:
+        """The recipe of the call with some of its tensors in other layouts."""
+        tensors, grad = list(self.tensors), torch.is_grad_enabled()
+        for at, layout in targets:
+            meta: Meta = tensors[at]._meta  # type: ignore[attr-defined]
+            tensors[at] = stand_in(
+                meta.replace(layout=layout, requires_grad=grad and meta.requires_grad))
+        args, kwargs = substitute((self.args, self.kwargs), iter(tensors))
+        key = None if self.key is None else key_of(self.func, args, kwargs)[0]
+        return recipe(self.func, args, kwargs, self.mesh, key)
 
 
 _QUANTIZED = frozenset(
