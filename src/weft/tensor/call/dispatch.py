@@ -60,7 +60,11 @@ def call(func: Any, args: Any, kwargs: Any) -> Any:
     special = SPECIAL.get(func)
     if special is not None:
         return special(*args, **(kwargs or {}))
-    kwargs = kwargs or {}
+    return _carry_out(func, args, kwargs or {})
+
+
+def _carry_out(func: Any, args: Any, kwargs: Any) -> Any:
+    """Carry out a call that needs a recipe."""
     key, met = key_of(func, args, kwargs)
     metas = [one._meta for one in met if type(one) is ShardTensor]
     if not metas:
@@ -186,12 +190,12 @@ def _decided(
         value, floats_flow = _decided(function, args, rest, mesh, inner)
         return writing(func, args, kwargs, value), floats_flow
     if key is not None and has_reduced(key):
-        return UsingReduced(build.reads(func, args, kwargs, key), _unmarked), True
+        return UsingReduced(key, build.reads(func, args, kwargs, key), _unmarked), True
     odd = [one for one in flatten((args, kwargs)) if one.is_nested or not dense(one)]
     if odd:
         form = "nested" if odd[-1].is_nested else str(odd[-1].layout)
         return Function(fallback.runner(mesh, f"an operand is no dense tensor ({form})")), True
-    return build.recipe(func, args, kwargs, mesh, key)
+    return build.recipe(func, args, kwargs, mesh, key, _carry_out)
 
 
 def keep_constant(func: Any, tensor: ShardTensor, value: Any) -> None:

@@ -228,19 +228,32 @@ class UsingReduced(Recipe):
     """A call that has tensors which were reduced, in place of which it takes what they became.
 
     Args:
+        key: of the call.
         reads: whether it only reads its tensors (see `is_read_only`); others take them as they are.
         find: the recipe of the call with what they became.
     """
 
-    __slots__ = ("find", "reads")
+    __slots__ = ("find", "known", "reads")
 
-    def __init__(self, reads: bool, find: Callable[[Any, Any, Any], Recipe]) -> None:
+    def __init__(
+        self, key: Sequence[Any], reads: bool, find: Callable[[Any, Any, Any], Recipe]
+    ) -> None:
         self.reads, self.find = reads, find
+        self.known: dict[Any, Recipe] | None = None if float in key else {}
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        tensors = flatten((args, kwargs) if kwargs else args)
         if self.reads and not _thread.disabled:
-            args, kwargs = substitute((args, kwargs), map(_taken, flatten((args, kwargs))))
-        return self.find(func, args, kwargs).run(func, args, kwargs)
+            tensors = [*map(_taken, tensors)]
+            feed = iter(tensors)
+            args, kwargs = substitute(args, feed), kwargs and substitute(kwargs, feed)
+        if self.known is None:  # the recipe may depend on the call's floats
+            return self.find(func, args, kwargs).run(func, args, kwargs)
+        metas = tuple([one._meta for one in tensors if type(one) is ShardTensor])
+        recipe = self.known.get(metas)
+        if recipe is None:
+            recipe = self.known[metas] = self.find(func, args, kwargs)
+        return recipe.run(func, args, kwargs)
 
 
 def _taken(tensor: torch.Tensor) -> torch.Tensor:
