@@ -35,7 +35,7 @@ from weft.tensor.modes import (
     num_dispatch_modes,
     transforms,
 )
-from weft.tensor.placing.foreign import any_foreign, call_with
+from weft.tensor.placing.foreign import any_foreign, taken_in
 from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.trace.trees import flatten
 
@@ -55,12 +55,16 @@ _AS_THEY_ARE = frozenset((torch.autograd.grad,))
 
 def call(func: Any, args: Any, kwargs: Any) -> Any:
     """Carry out `func(*args, **kwargs)`, at least one tensor of which is a ShardTensor."""
+    kwargs = kwargs or {}
     if func not in _AS_THEY_ARE and any_foreign(args, kwargs):
-        return call_with(call, func, args, kwargs)
+        args, kwargs, given_back = taken_in(func, args, kwargs)
+        return given_back(_answered(func, args, kwargs))
+    return _answered(func, args, kwargs)
+
+
+def _answered(func: Any, args: Any, kwargs: Any) -> Any:
     special = SPECIAL.get(func)
-    if special is not None:
-        return special(*args, **(kwargs or {}))
-    return _carry_out(func, args, kwargs or {})
+    return _carry_out(func, args, kwargs) if special is None else special(*args, **kwargs)
 
 
 def _carry_out(func: Any, args: Any, kwargs: Any) -> Any:
