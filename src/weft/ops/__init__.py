@@ -27,6 +27,7 @@ from weft.ops import (
     grouped_mm,
     joins,
     linalg,
+    lists,
     losses,
     margin_losses,
     module_attention,
@@ -63,7 +64,7 @@ __all__ = [
 
 _PAGES = (
     adaptive_pools, attention, bags, composed, contractions, convolutions, covariance, creation,
-    ctc, decomposed, distances, elementwise, extrema, grouped_mm, joins, linalg, losses,
+    ctc, decomposed, distances, elementwise, extrema, grouped_mm, joins, linalg, lists, losses,
     margin_losses, module_attention, moments, norms, order, pools, reads, recurrent, reductions,
     resizing, scans, searchsorted, segments, shifts, slices, softmax, spectrograms, stencils,
     tall_factorizations, transforms, verdicts, views, writes,

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from weft import ops
 from weft.tensor.trace.trees import map_tensors
 
-__all__ = ["AsKernels", "asks_device", "known_result"]
+__all__ = ["AsKernels", "asks_device", "has_meta_kernel", "known_result"]
 
 
 def known_result(overload: Any, args: Any, kwargs: Any) -> Any:
@@ -27,6 +27,17 @@ def known_result(overload: Any, args: Any, kwargs: Any) -> Any:
         return None
     entry = ops.find_exactly(str(overload))
     return None if entry is None or entry.result is None else entry.result(*args, **kwargs)
+
+
+_META_KEYS = ("Meta", "CompositeImplicitAutograd", "CompositeExplicitAutograd",
+              "CompositeExplicitAutogradNonFunctional")
+
+
+@functools.cache
+def has_meta_kernel(overload: Any) -> bool:
+    """Whether torch can run the op on meta tensors."""
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    return any(has_kernel(overload.name(), key) for key in _META_KEYS)
 
 
 @functools.cache
