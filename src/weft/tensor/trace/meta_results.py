@@ -12,6 +12,7 @@ import functools
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch._prims_common import suggest_memory_format
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -35,9 +36,11 @@ _META_KEYS = ("Meta", "CompositeImplicitAutograd", "CompositeExplicitAutograd",
 
 @functools.cache
 def has_meta_kernel(overload: Any) -> bool:
-    """Whether torch can run the op on meta tensors."""
+    """Whether torch can run the op on meta tensors; a function in Python it can."""
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-    return any(has_kernel(overload.name(), key) for key in _META_KEYS)
+    return not isinstance(overload, OpOverload) or any(
+        has_kernel(overload.name(), key) for key in _META_KEYS
+    )
 
 
 @functools.cache
