@@ -25,7 +25,7 @@ from weft.core import Layout, Mesh
 MESHES: tuple[dict[str, int], ...] = ({"x": 2}, {"x": 3}, {"dp": 2, "tp": 2}, {"x": 1})
 
 EFFORT = float(os.environ.get("WEFT_EFFORT", "0.6"))
-"""The part of its layouts that a case tries: `WEFT_EFFORT=1 make test` tries all, 10 ten times as many."""
+"""How many of its `per_mesh` layouts a case tries: 1 is all, 10 are ten times as many."""
 
 PLAIN = "plain"
 """The name of the layout of an operand that stays an ordinary tensor."""
