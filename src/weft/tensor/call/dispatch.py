@@ -22,6 +22,7 @@ from weft.tensor.call.own.functions import OwnFunction
 from weft.tensor.call.recipe import Alias, Recipe
 from weft.tensor.call.reduce_once import has_reduced, using_reduced
 from weft.tensor.call.torchs_errors import with_layouts
+from weft.tensor.call.varying import has_varying, of_varying
 from weft.tensor.counts import AGAIN, CALLS, MISSES
 from weft.tensor.keys import floats_of, key_of
 from weft.tensor.meta import Meta, dense, keep_recipe
@@ -88,6 +89,8 @@ def call(func: Any, args: Any, kwargs: Any) -> Any:
         MISSES.step()
         with unseen():
             recipe = build.recipe(func, args, kwargs, mesh_of(_name(func), metas))[0]
+        if has_varying(metas):
+            recipe = of_varying(recipe)
         return recipe.run(func, args, kwargs)
     recipe = home.recipes.get(tuple(key)) or _with_floats(home, key, (*args, *kwargs.values()))
     if recipe is None:
@@ -150,6 +153,8 @@ def _learned(
             recipe, floats_flow = build.recipe(func, args, kwargs, mesh, key)
     except Exception as error:
         raise with_layouts(error, _name(func), flatten((args, kwargs)), mesh) from error.__cause__
+    if has_varying(key):
+        recipe = of_varying(recipe)
     floats = () if floats_flow else floats_of((*args, *kwargs.values()))
     keep_recipe(home, (*key, *floats), recipe)
     return recipe
