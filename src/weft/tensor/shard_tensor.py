@@ -405,6 +405,7 @@ class ShardTensor(torch.Tensor):
         self, device_mesh: MeshLike | Placements | None = None,
         placements: Placements | None = None, *, async_op: bool = False,
         forward_dtype: torch.dtype | None = None, backward_dtype: torch.dtype | None = None,
+        grad_placements: Placements | None = None,
     ) -> ShardTensor:
         """The same tensor in another layout; differentiable.
 
@@ -421,13 +422,19 @@ class ShardTensor(torch.Tensor):
                 (terms of a sum before they are summed).
             backward_dtype: the dtype to which gradients are cast before they travel back; None is
                 this tensor's dtype, in which they arrive in any case.
+            grad_placements: how the gradient of the result lies: sharded as the result; where that
+                is replicated, Replicate() (the default) or Partial(). With Partial() it is reduced
+                on its way back alone: `w.redistribute(P(), grad_placements=[Partial()])` of a
+                sharded weight is an all-gather whose gradient is reduce-scattered.
 
         Raises:
+            PlacementError: other placements of the gradient.
             LayoutError: a dtype that a partial kind cannot carry. UnsupportedOpError: a dtype given
                 where a gradient is wanted of terms of a product, maximum or minimum.
         """
         return hooks.redistribute.redistribute(
-            self, device_mesh, placements, async_op, forward_dtype, backward_dtype)
+            self, device_mesh, placements, async_op, forward_dtype, backward_dtype,
+            grad_placements)
 
     def to_local(self, *, grad_placements: Placements | None = None) -> torch.Tensor:
         """This rank's block, a plain tensor; gradients flow back, where autograd records.

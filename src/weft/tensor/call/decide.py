@@ -25,7 +25,7 @@ from weft.tensor.call.kernels import BoundKernel, folding, with_traffic_label
 from weft.tensor.call.local import WIDENING, as_it_is, copying, has_gaps, packed
 from weft.tensor.call.program import Program, Step
 from weft.tensor.call.recipe import Function, Recipe
-from weft.tensor.meta import Meta, contiguous_strides, intern
+from weft.tensor.meta import NONE, Meta, contiguous_strides, intern
 from weft.tensor.placing.layouts import layout_of
 from weft.tensor.placing.left_whole import (
     LeftWhole,
@@ -36,8 +36,10 @@ from weft.tensor.placing.left_whole import (
 from weft.tensor.placing.operands import (
     operand_transitions,
     order_in_memory,
+    staying,
     transition_between,
     varying_axes,
+    varying_of,
     writing_back,
 )
 from weft.tensor.placing.refusals import refuse
@@ -82,6 +84,7 @@ class Builder:
         self.layouts: list[Layout] = []
         self.decision: Decision | None = None
         self.metas: dict[int, Meta] = {}
+        self.stays = NONE
         self.tensors, self.mesh = tensors, mesh
         self.facts = facts(trace.ops[0].overload)
         self.func, self.trace = func, trace
@@ -224,11 +227,15 @@ class Builder:
                 decision.results, self._alias(layouts[0] != decision.operands[0])
             )
         varying = varying_axes((*decision.operands, *decision.results))
+        known = [varying_of(self.tensors[place]) for place in self.slots]
+        if self.target is None:
+            self.stays = staying(known, wants, varying)
+        varying |= self.stays
         moves: list[Any] = [None] * len(self.tensors)
         met: dict[int, Any] = {}
         orders = [order_in_memory(self.tensors[place]) for place in self.slots]
         entering = operand_transitions(
-            self.mesh, layouts, decision.operands, wants, varying, orders, decision.reads)
+            self.mesh, layouts, decision.operands, wants, varying, orders, decision.reads, known)
         for place, move in zip(self.slots, entering):
             self.clashes |= met.setdefault(place, move) is not move
             moves[place] = move
@@ -341,11 +348,12 @@ class Builder:
             differentiable = self._differentiable(meta, grad)
             leaving = frozenset(axis for axis in varying if layout.on(axis) is None)
             leave = (
-                transition_between(self.mesh, layout, layout, leaving, frozenset())
+                transition_between(self.mesh, layout, layout, leaving, self.stays)
                 if differentiable and leaving and not self.is_leaf
                 else None
             )
-            self.metas[slot.index] = self._meta(layout, meta, differentiable, alias)
+            stays = self.stays if differentiable else NONE
+            self.metas[slot.index] = self._meta(layout, meta, differentiable, alias, stays)
             out.append((slot.index, leave))
         return out
 
@@ -376,12 +384,13 @@ class Builder:
         return next((alias for alias in known if alias), None)
 
     def _meta(
-        self, layout: Layout, meta: torch.Tensor, grad: bool, alias: str | None = None
+        self, layout: Layout, meta: torch.Tensor, grad: bool, alias: str | None = None,
+        varying: frozenset[int] = NONE,
     ) -> Meta:
         strides = tuple(meta.stride())
         return intern(
             self.mesh, layout, meta.dtype, self.tensors[0].device, grad,
-            None if strides == contiguous_strides(meta.shape) else strides, alias,
+            None if strides == contiguous_strides(meta.shape) else strides, alias, varying,
         )
 
     def _check_writable(self, target: torch.Tensor) -> None:
