@@ -10,9 +10,9 @@ from weft.nn.report import Report, report
 from weft.nn.styles import ColwiseParallel, RowwiseParallel, SequenceParallel, VocabParallel
 
 __all__ = [
-    "ColwiseParallel", "Gather", "PrepareModuleInput", "PrepareModuleOutput", "Report", "RowwiseParallel",
-    "SequenceParallel", "ShardedCollator", "VocabParallel", "as_one_process", "distribute_module",
-    "materialize", "report",
+    "ColwiseParallel", "Gather", "PrepareModuleInput", "PrepareModuleOutput", "Report",
+    "RowwiseParallel", "SequenceParallel", "ShardedCollator", "VocabParallel", "as_one_process",
+    "distribute_module", "materialize", "report",
 ]
 
 optimizers.install()

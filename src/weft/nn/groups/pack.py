@@ -217,7 +217,7 @@ class Pack(Freed):
         self.is_full, self.versions = True, versions
 
     def free(self) -> None:
-        if self.is_full and not self.is_kept:
+        if self.is_full and not self.is_kept and self.storage.resizable():
             self.storage.resize_(0)
             self.is_full = False
 

@@ -57,12 +57,13 @@ def policies_of(
     module: nn.Module, given: Mapping[str, Any] | bool | None
 ) -> Iterator[tuple[str, nn.Module, Gather | None]]:
     """The modules that have a group of their own, with their names: the module itself, and the
-    outermost members of its lists; or those that patterns match, and the module itself."""
+    outermost members of its lists; or those that patterns match, and the module itself. If one
+    pattern matches modules that contain each other, it applies to the outermost."""
     if given is None or given is True:
         yield "", module, AUTOMATIC
         inside: list[str] = []
         for path, part in module.named_modules():
-            if isinstance(part, _LISTS) and not _is_in(path, inside):
+            if isinstance(part, _LISTS) and path not in inside and not _is_in(path, inside):
                 for name, member in part.named_children():
                     inside.append(f"{path}.{name}" if path else name)
                     yield inside[-1], member, AUTOMATIC
@@ -70,9 +71,14 @@ def policies_of(
     if given is False:
         return
     matched = False
+    inner: dict[str, list[str]] = {}
     for path, part in module.named_modules():
         for pattern, policy in given.items():
             if fnmatchcase(path, pattern):
+                above = inner.setdefault(pattern, [])
+                if _is_in(path, above):
+                    break
+                above.append(path)
                 matched |= part is module
                 yield path, part, Gather() if policy is True else policy or None
                 break
@@ -81,7 +87,7 @@ def policies_of(
 
 
 def _is_in(path: str, others: list[str]) -> bool:
-    return any(path == one or path.startswith(f"{one}.") for one in others)
+    return any(path.startswith(f"{one}." if one else "") for one in others)
 
 
 def check_gather(module: nn.Module, given: Any) -> None:
