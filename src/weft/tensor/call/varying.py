@@ -20,7 +20,7 @@ from torch import is_grad_enabled
 from weft.tensor.call.program import Program
 from weft.tensor.call.recipe import Alias, Function, Recipe
 from weft.tensor.meta import Meta
-from weft.tensor.placing.freed import watch
+from weft.tensor.placing.freed import filled, watch
 from weft.tensor.placing.operands import as_value, move_operands, settle
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.trace.trees import flatten, local_of, substitute
@@ -53,12 +53,13 @@ class _Watched(Recipe):
         self.made = made
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        memories = filled([local_of(one) for one in flatten((args, kwargs))])
         out = self.made.run(func, args, kwargs)
-        watch(out, [local_of(one) for one in flatten((args, kwargs))])
+        watch(out, memories)
         return out
 
     def run_opened(self, func: Any, args: Any, locals_: list[Any]) -> Any:
-        made, before = self.made, flatten(locals_)
+        made, memories = self.made, filled(flatten(locals_))
         if made.fast is None:
             out = made.run_opened(func, args, locals_)
         else:  # as the short route does
@@ -67,7 +68,7 @@ class _Watched(Recipe):
                 move_operands(args, made.moves, locals_, made.caller)
             local = func(*locals_) if made.bound is None else made.bound(locals_)
             out = wrap(local if made.leave is None else made.leave(local), made.fast)
-        watch(out, before)
+        watch(out, memories)
         return out
 
 
@@ -81,6 +82,7 @@ class _AsValues:
 
     def __call__(self, func: Any, args: Any, kwargs: Any) -> Any:
         tensors = flatten((args, kwargs))
+        memories = filled([local_of(one) for one in tensors])
         if getattr(func, "__name__", "").endswith("_"):  # it may write
             for one in tensors:
                 settle(one)
@@ -88,7 +90,7 @@ class _AsValues:
         else:
             given = substitute((args, kwargs), map(as_value, tensors))
         out = self._again(func, *given)
-        watch(out, [local_of(one) for one in tensors])
+        watch(out, memories)
         return out
 
     def _again(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -108,8 +110,8 @@ class _Settled(_AsValues):
         for at in targets:
             if at < len(tensors):
                 again |= settle(tensors[at])
-        locals_ = [local_of(one) for one in tensors]
+        memories = filled([local_of(one) for one in tensors])
         run = self._again if again else self.made.run
         out = run(func, args, kwargs)
-        watch(out, locals_)
+        watch(out, memories)
         return out

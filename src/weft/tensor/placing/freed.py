@@ -1,8 +1,8 @@
 """Memory that is freed after its use and filled again before the next: of gathered parameters.
 
-A freed storage has no bytes, and a kernel that reads it ends the process. So whatever is computed
-of such memory asks for it before its gradient is computed (`watch`), and whoever hands it out to
-code that autograd does not know of keeps it (`keep`).
+A freed storage has no bytes, and a kernel that reads it ends the process. So whatever reads
+such memory fills it (`filled`), and has it asked for before the gradient is computed (`watch`); and
+whoever hands it out to code that autograd does not know of keeps it (`keep`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.trace.trees import flatten
 from weft.tensor.views.moved import unwrap_view
 
-__all__ = ["Freed", "keep", "memory_of", "register", "watch"]
+__all__ = ["Freed", "fill", "filled", "keep", "memory_of", "register", "watch"]
 
 
 class Freed(ABC):
@@ -29,6 +29,10 @@ class Freed(ABC):
     @abstractmethod
     def ask(self, gradients: Any) -> None:
         """A hook before a node of autograd's graph: what it reads has to be there."""
+
+    @abstractmethod
+    def fill(self) -> None:
+        """The bytes are there when it returns: a collective, where they are not."""
 
     @abstractmethod
     def keep(self) -> None:
@@ -49,18 +53,35 @@ def memory_of(local: Tensor) -> Freed | None:
     return _KNOWN.get(local.untyped_storage()._cdata) if _KNOWN else None
 
 
+def fill(tensor: ShardTensor) -> None:
+    """The tensor is about to be read."""
+    found = memory_of(unwrap_view(tensor._local)) if _KNOWN else None
+    if found is not None:
+        found.fill()
+
+
 def keep(tensor: ShardTensor) -> None:
     """The tensor's address is handed out."""
     found = memory_of(unwrap_view(tensor._local)) if _KNOWN else None
     if found is not None:
+        found.fill()
         found.keep()
 
 
-def watch(out: Any, locals_: Sequence[Tensor]) -> None:
-    """Have the gradient of `out`, which was computed of these, ask for the memory of those."""
-    if not _KNOWN:
-        return
-    found = {id(one): one for one in map(memory_of, map(unwrap_view, locals_)) if one is not None}
+def filled(locals_: Sequence[Tensor]) -> dict[int, Freed]:
+    """The memories that these lie in, which are about to be read."""
+    found: dict[int, Freed] = {}
+    if _KNOWN:
+        for local in locals_:
+            one = memory_of(unwrap_view(local))
+            if one is not None and id(one) not in found:
+                one.fill()
+                found[id(one)] = one
+    return found
+
+
+def watch(out: Any, found: dict[int, Freed]) -> None:
+    """Have the gradient of `out`, which was computed of these, ask for them."""
     if not found:
         return
     for one in [out] if isinstance(out, Tensor) else flatten(out):

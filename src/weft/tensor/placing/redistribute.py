@@ -13,7 +13,7 @@ from weft.planner import gradient_layout
 from weft.tensor.meta import NONE, Meta, bounded_put, intern
 from weft.tensor.modes import source_line
 from weft.tensor.placing.arguments import mesh_and_placements
-from weft.tensor.placing.freed import keep, memory_of
+from weft.tensor.placing.freed import fill, keep, memory_of
 from weft.tensor.placing.layouts import as_layout
 from weft.tensor.placing.operands import MAX_VIEWS, as_value, transition_between
 from weft.tensor.shard_tensor import ShardTensor, wrap
@@ -60,6 +60,8 @@ def redistribute(
         move = _Move(meta, device_mesh, placements, dtypes, grad_placements)
         if key is not None:
             bounded_put(known, key, move, MAX_VIEWS)
+    if meta.varying:
+        fill(tensor)
     local, transition = unwrap_view(tensor._local), move.transition
     if transition is None:
         out = copied_on_write(local)
@@ -212,6 +214,7 @@ def redistribute_to(
 ) -> ShardTensor:
     """The tensor in a layout of its own mesh; may share memory. `call` names the request."""
     if tensor._meta.varying:
+        fill(tensor)
         tensor = as_value(tensor)  # type: ignore[assignment]
     meta = tensor._meta
     if meta.layout == layout:

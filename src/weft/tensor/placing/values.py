@@ -11,7 +11,7 @@ import torch
 
 from weft.errors import MeshError, message
 from weft.tensor.meta import Meta
-from weft.tensor.placing.freed import keep
+from weft.tensor.placing.freed import fill, keep
 from weft.tensor.placing.layouts import as_sharded
 from weft.tensor.placing.redistribute import gathered
 from weft.tensor.shard_tensor import ShardTensor, version_of
@@ -36,6 +36,7 @@ def global_value(tensor: ShardTensor) -> torch.Tensor:
                     "only ranks of its mesh know a tensor's value", [meta.mesh.rank],
                     "if x.device_mesh.here is not None: ...")
         )
+    fill(tensor)
     value = _known(tensor)
     if value is None:
         with torch.no_grad():
