@@ -27,7 +27,7 @@ from weft.propagate.choose import (
     zero_cost_choice,
 )
 from weft.propagate.local import local_call, window_of, windowed_cuts
-from weft.rules import Call, Decision, Rule, Table, TensorArg, Window
+from weft.rules import AnyWindow, Call, Decision, Rule, TensorArg
 
 __all__ = ["can_be_sharded", "decide"]
 
@@ -278,7 +278,7 @@ def _cuts(
 
 def _units(
     layout: Layout, dim: int, inner: int, order: tuple[int, ...], length: int,
-    sizes: Sequence[int], window: Window | Table | None,
+    sizes: Sequence[int], window: AnyWindow | None,
 ) -> Cuts:
     """The cuts of a dim in units of its leading factor, for axes that may differ from its own."""
     have = layout.dims[dim]

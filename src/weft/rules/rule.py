@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from weft.core import Cover, Layout
-from weft.rules.window import OnBox, Table, Window
+from weft.rules.window import AnyWindow, OnBox, Window
 
 __all__ = ["Decision", "FactorDims", "LocalArgs", "Rule"]
 
@@ -75,8 +75,8 @@ class Rule:
     by_size: bool = False
     finish: frozenset[tuple[int, str]] = frozenset()
     beside: frozenset[tuple[int, str, str]] = frozenset()
-    windows: Mapping[tuple[int, str], Window | Table] = field(
-        default_factory=dict[tuple[int, str], Window | Table]
+    windows: Mapping[tuple[int, str], AnyWindow] = field(
+        default_factory=dict[tuple[int, str], AnyWindow]
     )
     spreads: Mapping[tuple[int, str], Window] = field(
         default_factory=dict[tuple[int, str], Window]
