@@ -109,6 +109,7 @@ class Decision:
         runs: coordinate -> what runs on the local tensors in place of the op; None = the op.
         finish: the dims (operand, dim) whose shards the op's kernel finishes; empty if the op
             itself runs on the local tensors.
+        starts: of a slice of consecutive places, where it begins in each dim of the operand.
     """
 
     operands: tuple[Layout, ...]
@@ -121,6 +122,7 @@ class Decision:
     reads: tuple[Cover | None, ...] = ()
     folds: tuple[Cover | None, ...] = ()
     runs: Callable[[tuple[int, ...]], Callable[..., Any] | None] | None = None
+    starts: tuple[int, ...] | None = None
 
     def reason(self) -> str:
         """Why the operands are moved to these layouts, for `weft.explain()`."""

@@ -14,7 +14,8 @@ from weft.tensor.meta import Meta, bounded_put, intern
 from weft.tensor.modes import source_line
 from weft.tensor.placing.arguments import mesh_and_placements
 from weft.tensor.placing.layouts import as_layout
-from weft.tensor.placing.operands import MAX_VIEWS, transition_between
+from weft.tensor.placing.operands import MAX_VIEWS
+from weft.tensor.placing.transitions import transition_between
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.views.moved import unwrap_view
 from weft.transport import traffic
