@@ -34,7 +34,7 @@ FAMILIES = {
     "pointwise": pointwise, "reduction": reduction, "contraction": contraction, "view": view,
     "index": index, "norm": norm, "loss": loss, "attention": attention_cases, "inplace": inplace,
 }
-NUM_SIZES = 5
+NUM_SIZES = 3
 MESHES = ({"x": 3}, {"dp": 2, "tp": 2})
 
 

@@ -14,6 +14,7 @@ from weft.propagate.choose import (
     Choice,
     Frame,
     PassPartial,
+    Slices,
     bias_operands,
     cheapest,
     cut_beside,
@@ -35,7 +36,7 @@ _ITEMSIZE = {
 
 def decide(
     rule: Rule, call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool],
-    target: int | None = None,
+    target: int | None = None, slices: Slices = (),
 ) -> Decision:
     """The layouts that the operands of a call are moved to, and those of its results.
 
@@ -45,8 +46,11 @@ def decide(
         layouts: of the tensor operands, in the order of `call.tensors`, all on one mesh.
         wants_grad: per operand, whether its gradient will be requested.
         target: the operand that the call writes to, which keeps its layout.
+        slices: per operand, what it is a slice of, if it is one.
     """
     frame = _frame(rule, call, layouts, wants_grad, target)
+    if any(slices):
+        frame.slices = [None if at == target else one for at, one in enumerate(slices)]
     num_axes = len(frame.sizes)
     choices = [zero_cost_choice(frame, axis) for axis in range(num_axes)]
     by_form = not (rule.nonempty or rule.by_size)

@@ -16,7 +16,7 @@ from itertools import pairwise
 from weft.core import Layout, default_cuts, filled_cuts
 from weft.propagate.choose import Frame
 from weft.propagate.local import window_of
-from weft.rules import Rule, Table, Window
+from weft.rules import AnyWindow, Rule
 
 __all__ = ["Cuts", "cuts_of_factor", "default_of", "scaled"]
 
@@ -57,6 +57,10 @@ def cuts_of_factor(
         return order, _joined_cuts(frame, layouts, factor, offsets, order)
     if not order:
         return order, None
+    if frame.slices and len(places) > 1:
+        home = _home(frame, layouts, places, order, length)
+        if home is not None:
+            return order, home
     cuts = _units(layout, dim, inner, order, length, sizes, window_of(frame.rule, operand, factor))
     if len(places) > 1:
         cuts = _least_moved(frame, layouts, factor, places, order, length, cuts)
@@ -69,7 +73,7 @@ def cuts_of_factor(
 
 def _units(
     layout: Layout, dim: int, inner: int, order: tuple[int, ...], length: int,
-    sizes: Sequence[int], window: Window | Table | None,
+    sizes: Sequence[int], window: AnyWindow | None,
 ) -> Cuts:
     """The cuts of a dim in units of its leading factor, for axes that may differ from its own."""
     have = layout.dims[dim]
@@ -97,6 +101,32 @@ def _units(
             fine += [start + cut for cut in default_cuts(stop - start, rest)[1:]]
         return tuple(fine)
     return tuple([_nearest(cut, inner) for cut in full])
+
+
+def _home(
+    frame: Frame, layouts: Sequence[Layout], places: Sequence[tuple[int, int, int]],
+    order: tuple[int, ...], length: int,
+) -> tuple[int, ...] | None:
+    """Where slices meet: at the cuts of an operand that is none, else in the middle of what they
+    are slices of. They read there what they lack; operands that are no slices would have to move.
+    None where operands of both sorts have cuts of their own."""
+    fixed: set[tuple[int, ...]] = set()
+    middles: dict[tuple[int, ...], list[int]] = {}
+    for operand, dim, inner in places:
+        layout, of = layouts[operand], frame.slices[operand]
+        if layout.dims[dim] != order:
+            continue
+        if of is None or of[0].dims[dim] != order:
+            fixed.add(layout.cuts_of(dim))
+        elif inner == 1:
+            middles.setdefault(of[0].cuts_of(dim), []).append(of[1][dim])
+    if len(fixed) == 1 and middles:
+        return fixed.pop()
+    if fixed or len(middles) != 1 or frame.rule.windows:
+        return None
+    ((cuts, starts),) = middles.items()
+    middle = (min(starts) + max(starts)) // 2
+    return (0, *[min(max(cut - middle, 0), length) for cut in cuts[1:-1]], length)
 
 
 def _least_moved(

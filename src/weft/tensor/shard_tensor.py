@@ -30,7 +30,8 @@ from weft.tensor.torch_collectives import refusal, sends
 from weft.tensor.versions import version_of as version_of_memory
 
 __all__ = [
-    "ShardTensor", "attributes_of", "now_requires_grad", "pass_known", "version_of", "wrap",
+    "ShardTensor", "attributes_of", "now_requires_grad", "pass_known", "version_of",
+    "watch_gradient", "wrap",
 ]
 
 _is_complex = torch.is_complex
@@ -70,6 +71,7 @@ class ShardTensor(FromMeta, AsValue, torch.Tensor):
     _meta: Meta
     _memo: Any = None
     _grad_view: ShardTensor | None = None
+    _slice_of: Any = None
     _is_gradient: bool
     _known: Any
     _node: Any
@@ -307,6 +309,7 @@ class ShardTensor(FromMeta, AsValue, torch.Tensor):
         self, device_mesh: MeshLike | Placements | None = None,
         placements: Placements | None = None, *, async_op: bool = False,
         forward_dtype: torch.dtype | None = None, backward_dtype: torch.dtype | None = None,
+        grad_placements: Placements | None = None,
     ) -> ShardTensor:
         """The same tensor in another layout; differentiable.
 
@@ -323,13 +326,19 @@ class ShardTensor(FromMeta, AsValue, torch.Tensor):
                 (terms of a sum before they are summed).
             backward_dtype: the dtype to which gradients are cast before they travel back; None is
                 this tensor's dtype, in which they arrive in any case.
+            grad_placements: how the gradient of the result lies: sharded as the result; where that
+                is replicated, Replicate() (the default) or Partial(). With Partial() it is reduced
+                on its way back alone: `w.redistribute(P(), grad_placements=[Partial()])` of a
+                sharded weight is an all-gather whose gradient is reduce-scattered.
 
         Raises:
+            PlacementError: other placements of the gradient.
             LayoutError: a dtype that a partial kind cannot carry. UnsupportedOpError: a dtype given
                 where a gradient is wanted of terms of a product, maximum or minimum.
         """
         return hooks.redistribute.redistribute(
-            self, device_mesh, placements, async_op, forward_dtype, backward_dtype)
+            self, device_mesh, placements, async_op, forward_dtype, backward_dtype,
+            grad_placements)
 
     def to_local(self, *, grad_placements: Placements | None = None) -> torch.Tensor:
         """This rank's block, a plain tensor; gradients flow back, where autograd records.
@@ -420,12 +429,19 @@ def wrap(local: torch.Tensor, meta: Meta) -> ShardTensor:
 
 _ITS_OWN = frozenset((
     "_followers", "_local", "_meta", "_memo", "_grad_view", "_is_gradient", "_known", "_node",
+    "_slice_of",
 ))
 
 
 def attributes_of(tensor: torch.Tensor) -> dict[str, Any]:
     """What users, and torch, have hung on a tensor."""
     return {name: value for name, value in vars(tensor).items() if name not in _ITS_OWN}
+
+
+def watch_gradient(tensor: Any) -> None:
+    """Somebody asks for the gradient of this very tensor, also where it is a slice."""
+    if type(tensor) is ShardTensor and tensor._slice_of is not None:
+        tensor._slice_of.is_watched = True
 
 
 def now_requires_grad(tensor: ShardTensor) -> Meta:

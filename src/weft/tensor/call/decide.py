@@ -24,7 +24,7 @@ from weft.tensor.call.kernels import BoundKernel, folding, with_traffic_label
 from weft.tensor.call.local import as_it_is, copying, has_gaps, packed
 from weft.tensor.call.program import Program, Step
 from weft.tensor.call.recipe import Function, Recipe
-from weft.tensor.meta import Meta, contiguous_strides, intern
+from weft.tensor.meta import NONE, Meta, contiguous_strides, intern
 from weft.tensor.placing.layouts import layout_of
 from weft.tensor.placing.left_whole import (
     LeftWhole,
@@ -34,12 +34,13 @@ from weft.tensor.placing.left_whole import (
 )
 from weft.tensor.placing.operands import (
     operand_transitions,
-    order_in_memory,
-    transition_between,
+    staying,
     varying_axes,
+    varying_of,
     writing_back,
 )
 from weft.tensor.placing.refusals import refuse
+from weft.tensor.placing.transitions import order_in_memory, transition_between
 from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.trace.calls import (
     as_call,
@@ -82,6 +83,7 @@ class Builder:
         self.layouts: list[Layout] = []
         self.decision: Decision | None = None
         self.metas: dict[int, Meta] = {}
+        self.stays = NONE
         self.tensors, self.mesh = tensors, mesh
         self.facts = facts(trace.ops[0].overload)
         self.func, self.trace = func, trace
@@ -116,8 +118,9 @@ class Builder:
         grad = self.grad and any(self.differentiable(meta, True) for meta in results)
         wants = [grad and tensor.requires_grad for tensor in operands]
         target = None if self.target is None else self.slots.index(self.target)
+        slices = [one._meta.slice_of if type(one) is ShardTensor else None for one in operands]
         chosen, self.rule, self.own = choose(
-            call, entry, self.facts, layouts, wants, results, target)
+            call, entry, self.facts, layouts, wants, results, target, slices)
         if chosen is None:
             metas = [meta_like(tensor) for tensor in self.tensors]
             chosen = parts_of(self.op, metas, self.mesh.device.type)
@@ -197,11 +200,15 @@ class Builder:
                 decision.results, self._alias(layouts[0] != decision.operands[0])
             )
         varying = varying_axes((*decision.operands, *decision.results))
+        known = [varying_of(self.tensors[place]) for place in self.slots]
+        if self.target is None:
+            self.stays = staying(known, wants, varying)
+        varying |= self.stays
         moves: list[Any] = [None] * len(self.tensors)
         met: dict[int, Any] = {}
         orders = [order_in_memory(self.tensors[place]) for place in self.slots]
         entering = operand_transitions(
-            self.mesh, layouts, decision.operands, wants, varying, orders, decision.reads)
+            self.mesh, layouts, decision.operands, wants, varying, orders, decision.reads, known)
         for place, move in zip(self.slots, entering):
             self.clashes |= met.setdefault(place, move) is not move
             moves[place] = move
@@ -214,13 +221,34 @@ class Builder:
             isinstance(algorithm, ops.Kernel) or bool(algorithm.communicates)
         ))
         results = self._results(decision, moves, varying, any(wants), brought)
+        slice_of = self._slice(decision)
         anchor = () if isinstance(algorithm, ops.Local) else self._anchored(decision, wants)
         self.by_form = self._is_by_form(decision) and not anchor
         return Step(
             self.name, moves, local, args, kwargs, results,
-            why=decision.reason, anchor=anchor, kernel=self.kernel,
+            why=decision.reason, anchor=anchor, kernel=self.kernel, slice_of=slice_of,
             left_whole=self._left_whole(decision) if any(moves) else None,
         )
+
+    def _slice(self, decision: Decision) -> tuple[int, tuple[int, ...]] | None:
+        """Of a slice of a sharded dim, or of such a slice, its operand and where it begins."""
+        slot, starts = self.slots[0], decision.starts
+        base = self.tensors[slot]
+        if starts is None or type(base) is not ShardTensor or not self.shares():
+            return None
+        meta = base._meta
+        (result,) = slots_of(self.op.results)
+        layout = meta.layout
+        cut = any(
+            axes and length != self.metas[result.index].shape[dim]
+            for dim, (axes, length) in enumerate(zip(layout.dims, layout.shape))
+        )
+        if layout.is_partial or not (cut or meta.slice_of):
+            return None
+        of, first = meta.slice_of or (layout, (0,) * layout.ndim)
+        self.metas[result.index] = self.metas[result.index].as_slice(
+            of, tuple([one + other for one, other in zip(first, starts)]))
+        return slot, starts
 
     def _left_whole(self, decision: Decision) -> LeftWhole | WideHalo | None:
         free: list[Sequence[int]] = [() for _ in self.layouts]
@@ -313,11 +341,12 @@ class Builder:
             differentiable = self.differentiable(meta, grad)
             leaving = frozenset(axis for axis in varying if layout.on(axis) is None)
             leave = (
-                transition_between(self.mesh, layout, layout, leaving, frozenset())
+                transition_between(self.mesh, layout, layout, leaving, self.stays)
                 if differentiable and leaving and not self.is_leaf
                 else None
             )
-            self.metas[slot.index] = self._meta(layout, meta, differentiable, alias)
+            stays = self.stays if differentiable else NONE
+            self.metas[slot.index] = self._meta(layout, meta, differentiable, alias, stays)
             out.append((slot.index, leave))
         return out
 
@@ -356,12 +385,13 @@ class Builder:
         return next((alias for alias in known if alias), None)
 
     def _meta(
-        self, layout: Layout, meta: torch.Tensor, grad: bool, alias: str | None = None
+        self, layout: Layout, meta: torch.Tensor, grad: bool, alias: str | None = None,
+        varying: frozenset[int] = NONE,
     ) -> Meta:
         strides = tuple(meta.stride())
         return intern(
             self.mesh, layout, meta.dtype, self.tensors[0].device, grad,
-            None if strides == contiguous_strides(meta.shape) else strides, alias,
+            None if strides == contiguous_strides(meta.shape) else strides, alias, varying,
         )
 
     def _check_writable(self, target: torch.Tensor) -> None:

@@ -24,6 +24,7 @@ from weft.tensor.call.own.functions import OwnFunction
 from weft.tensor.call.recipe import Alias, Function, Recipe
 from weft.tensor.call.reduce_once import UsingReduced, has_reduced, unmarked
 from weft.tensor.call.torchs_errors import with_layouts
+from weft.tensor.call.varying import has_varying, of_varying
 from weft.tensor.counts import AGAIN, CALLS, MISSES
 from weft.tensor.keys import floats_of, key_of
 from weft.tensor.meta import Meta, dense, keep_recipe
@@ -122,6 +123,8 @@ def _kept_nowhere(func: Any, args: Any, kwargs: Any, mesh: BoundMesh) -> Any:
     MISSES.step()
     with unseen():
         recipe = _decided(func, args, kwargs, mesh, None)[0]
+    if has_varying([getattr(one, "_meta", None) for one in flatten((args, kwargs))]):
+        recipe = of_varying(recipe)
     return recipe.run(func, args, kwargs)
 
 
@@ -176,6 +179,8 @@ def _learned(
             recipe, floats_flow = _decided(func, args, kwargs, mesh, key)
     except Exception as error:
         raise with_layouts(error, _name(func), flatten((args, kwargs)), mesh) from error.__cause__
+    if has_varying(key):
+        recipe = of_varying(recipe)
     floats = () if floats_flow else floats_of((*args, *kwargs.values()))
     keep_recipe(home, (*key, *floats), recipe)
     return recipe

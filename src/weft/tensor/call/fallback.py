@@ -20,13 +20,8 @@ from weft.tensor import modes
 from weft.tensor.call import outside
 from weft.tensor.meta import replicated_meta
 from weft.tensor.placing.draw import torch_draws
-from weft.tensor.placing.operands import (
-    NamedCaller,
-    move_operand,
-    order_in_memory,
-    share_memory,
-    transition_between,
-)
+from weft.tensor.placing.operands import NamedCaller, move_operand, share_memory
+from weft.tensor.placing.transitions import order_in_memory, transition_between
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.trace.calls import written_by
 from weft.tensor.trace.capture import check_dense

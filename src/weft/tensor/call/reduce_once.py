@@ -35,10 +35,9 @@ from weft.tensor.placing.operands import (
     NamedCaller,
     OperandCache,
     move_operands,
-    order_in_memory,
-    transition_between,
     varying_axes,
 )
+from weft.tensor.placing.transitions import order_in_memory, transition_between
 from weft.tensor.shard_tensor import ShardTensor, version_of, wrap
 from weft.tensor.trace.calls import facts
 from weft.tensor.trace.capture import Trace
