@@ -80,6 +80,21 @@ def test_attentions_are_told_as_they_are() -> None:
         assert (told.shape, told.dtype, told.stride()) == (found.shape, found.dtype, found.stride())
 
 
+@torch.no_grad()
+def test_layer_norms_are_told_as_they_are() -> None:
+    overload = aten.layer_norm.default
+    for dtype in (torch.float32, torch.bfloat16):
+        x, w = _meta(2, 3, 4, dtype=dtype), _meta(3, 4, dtype=dtype)
+        for args in ((x, [4]), (x[:0], [4]), (x, [3, 4], w, w), (x, [3, 4], None, w, 1e-5, True)):
+            told, found = known_result(overload, args, {}), overload(*args)
+            assert told is not None
+            assert (told.shape, told.dtype, told.stride()) == (
+                found.shape, found.dtype, found.stride())
+        for args in ((x, [3]), (x, [3, 4], w[0]), (x.mT, [3]), (x, []), (x.long(), [4]),
+                     (x, [3, 4], w.double())):
+            assert known_result(overload, args, {}) is None
+
+
 def _filled(form: torch.Tensor) -> torch.Tensor:
     return torch.ones_like(form, device="cpu")
 

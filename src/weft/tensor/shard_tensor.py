@@ -19,14 +19,14 @@ from torch import is_grad_enabled
 from torch._C import _is_any_autocast_enabled as is_autocast_enabled
 
 from weft.core.arguments import MeshLike, Placements, also_called
-from weft.errors import UnsupportedOpError, message
+from weft.errors import message
+from weft.tensor.below_autograd import refused_below_autograd
 from weft.tensor.counts import CALLS
 from weft.tensor.leaf_gradients import track_leaf
 from weft.tensor.members import AsValue, FromMeta, hooks
 from weft.tensor.meta import Meta, autocast_state
 from weft.tensor.modes import STRICT, num_dispatch_modes, transforms
 from weft.tensor.module_name import ServedByTorch
-from weft.tensor.torch_collectives import refusal, sends
 from weft.tensor.versions import version_of as version_of_memory
 
 __all__ = [
@@ -44,15 +44,6 @@ _num_modes: Any = torch._C._len_torch_function_stack  # type: ignore[attr-define
 _INTS = {int}
 _VALUES = frozenset((bool, str, type(None), torch.dtype, torch.device, torch.Size,
                      torch.memory_format, type(Ellipsis)))
-
-
-_ASKED_BY = {
-    "aten.detach.default": " (as of torch.tensor(x))",
-    "aten._to_copy.default": " (as of torch.as_tensor(x, dtype), torch.asarray(x, dtype))",
-    "aten.clone.default": " (as of torch.asarray(x, copy=True))",
-    "aten.alias.default": " (as of torch.Tensor(x), x.as_subclass(cls))",
-}
-"""What torch does not show `__torch_function__`."""
 
 
 class ShardTensor(FromMeta, AsValue, torch.Tensor):
@@ -180,18 +171,7 @@ class ShardTensor(FromMeta, AsValue, torch.Tensor):
     ) -> Any:
         if func is _read_number:  # torch.full(size, x), torch.arange(x), torch.tensor([x, 2.0])
             return args[0].item()
-        if sends(func):
-            raise refusal(func, [])
-        raise UnsupportedOpError(
-            message(
-                f"{func}{_ASKED_BY.get(str(func), '')}",
-                "a ShardTensor reached torch's dispatcher below autograd",
-                "weft intercepts above autograd; torch.func, vmap, forward AD, torch.jit and "
-                "torch.tensor(x) pass it by", [str(kind.__name__) for kind in types],
-                "use the tensor method (x.clone(), x.detach(), x.to(dtype)), or x.full_tensor() "
-                "and plain torch",
-            )
-        )
+        raise refused_below_autograd(func, types)
 
     # Attributes.
 

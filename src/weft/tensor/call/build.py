@@ -30,7 +30,7 @@ from weft.tensor.call.sizes import MAX_STRUCTURES, Sizes
 from weft.tensor.counts import STRUCTURES
 from weft.tensor.counts import TRACES as COUNTS
 from weft.tensor.keys import floats_of, key_of, structure_key, trace_key
-from weft.tensor.meta import Meta, bounded_put
+from weft.tensor.meta import Meta, bounded_put, dense
 from weft.tensor.placing.layouts import check_given
 from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.torch_collectives import refusal, sends
@@ -63,6 +63,10 @@ def recipe(
     if sends(func):
         raise refusal(func, [one.sharding for one in tensors if type(one) is ShardTensor])
     _check_quantized(func, args, kwargs, tensors)
+    odd = [one for one in tensors if one.is_nested or not dense(one)]
+    if odd:
+        form = "nested" if odd[-1].is_nested else str(odd[-1].layout)
+        return Function(fallback.runner(mesh, f"an operand is no dense tensor ({form})")), True
     return _Miss(func, args, kwargs, tensors, mesh, key, carry_out).recipe()
 
 

@@ -15,11 +15,11 @@ import torch
 from weft import ops, propagate, rules
 from weft.comm import BoundMesh
 from weft.core import Layout
-from weft.errors import UnsupportedOpError, message
 from weft.rules import Decision, Rule
 from weft.tensor.call import by_book, empty_results, fallback, foreach, outside
 from weft.tensor.call.choose import choose
 from weft.tensor.call.decompose import parts_of
+from weft.tensor.call.in_place import check_cast, check_writable
 from weft.tensor.call.kernels import BoundKernel, folding, with_traffic_label
 from weft.tensor.call.local import as_it_is, copying, has_gaps, packed
 from weft.tensor.call.program import Program, Step
@@ -174,7 +174,7 @@ class Builder:
     def _outside(self, layouts: Sequence[Layout], alias: str | None) -> Recipe:
         """The call on a rank outside the mesh, where its results have these layouts inside."""
         if self.target is not None:
-            self._check_writable(self.tensors[self.target])
+            check_writable(self.name, self.tensors[self.target])
             op = replace(self.op, overload=functional(self.op))
             return Function(outside.written(self.trace, op, self.target))
         grad = self.grad and any(tensor.requires_grad for tensor in self.tensors)
@@ -394,34 +394,13 @@ class Builder:
             None if strides == contiguous_strides(meta.shape) else strides, alias, varying,
         )
 
-    def _check_writable(self, target: torch.Tensor) -> None:
-        if type(target) is ShardTensor and target._meta.alias is not None:
-            raise UnsupportedOpError(
-                message(self.name, f"the tensor {target.sharding} came from a view op "
-                        f"({target._meta.alias}) that had to communicate",
-                        "a write through a view reaches its base only where they share memory",
-                        [str(target.sharding)], "write to the base, or clone() the view first")
-            )
-
-    def _check_cast(self, local: Any) -> None:
-        """Raise torch's error where the target cannot take what the op computes."""
-        with torch.no_grad():
-            found = local(
-                *fill(self.op.args, self.trace.metas), **fill(self.op.kwargs, self.trace.metas)
-            )
-        assert self.target is not None
-        wanted = self.tensors[self.target].dtype
-        if not torch.can_cast(found.dtype, wanted):
-            raise RuntimeError(f"result type {_words(found.dtype)} can't be cast to the desired "
-                               f"output type {_words(wanted)}")
-
     def _in_place(
         self, decision: Decision, moves: list[Any], varying: frozenset[int],
         local: Any, args: Any, kwargs: Any, algorithm: ops.Local | ops.Kernel | None,
     ) -> Step:
         assert self.target is not None
         target = self.tensors[self.target]
-        self._check_writable(target)
+        check_writable(self.name, target)
         wanted = layout_of(target, self.mesh)
         direct = decision.results[0] == wanted and moves[self.target] is None and not (
             _needs_leaving(decision.results[0], varying) and self.grad
@@ -436,7 +415,7 @@ class Builder:
             )
         if local is None or local is self.op.overload:
             local = functional(self.op)
-            self._check_cast(local)
+            check_cast(self.op, local, self.trace.metas, target.dtype)
             args = self.op.args if args is None else args
             kwargs = self.op.kwargs if kwargs is None else kwargs
         result = decision.results[0]
@@ -447,11 +426,6 @@ class Builder:
             self.name, moves, local, args, kwargs, target=self.target, write_back=True,
             write=write, why=decision.reason,
         )
-
-
-def _words(dtype: torch.dtype) -> str:
-    """As torch's messages name a dtype: `Float`."""
-    return torch.empty(0, dtype=dtype).type().split(".")[-1].removesuffix("Tensor")
 
 
 def _needs_leaving(layout: Layout, varying: frozenset[int]) -> bool:

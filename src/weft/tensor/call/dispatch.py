@@ -17,11 +17,11 @@ import torch
 
 from weft.comm import BoundMesh
 from weft.errors import MeshError, message
-from weft.tensor.call import build, fallback
+from weft.tensor.call import build
 from weft.tensor.call.compiled import unseen
 from weft.tensor.call.out import function_of, without_out, writing
 from weft.tensor.call.own.functions import OwnFunction
-from weft.tensor.call.recipe import Alias, Function, Recipe
+from weft.tensor.call.recipe import Alias, Recipe
 from weft.tensor.call.reduce_once import UsingReduced, has_reduced, unmarked
 from weft.tensor.call.torchs_errors import with_layouts
 from weft.tensor.call.varying import has_varying, of_varying
@@ -124,7 +124,7 @@ def _kept_nowhere(func: Any, args: Any, kwargs: Any, mesh: BoundMesh) -> Any:
     with unseen():
         recipe = _decided(func, args, kwargs, mesh, None)[0]
     if has_varying([getattr(one, "_meta", None) for one in flatten((args, kwargs))]):
-        recipe = of_varying(recipe)
+        recipe = of_varying(recipe, _carry_out)
     return recipe.run(func, args, kwargs)
 
 
@@ -180,7 +180,7 @@ def _learned(
     except Exception as error:
         raise with_layouts(error, _name(func), flatten((args, kwargs)), mesh) from error.__cause__
     if has_varying(key):
-        recipe = of_varying(recipe)
+        recipe = of_varying(recipe, _carry_out)
     floats = () if floats_flow else floats_of((*args, *kwargs.values()))
     keep_recipe(home, (*key, *floats), recipe)
     return recipe
@@ -200,10 +200,6 @@ def _decided(
         return writing(func, args, kwargs, value), floats_flow
     if key is not None and has_reduced(key):
         return UsingReduced(key, build.reads(func, args, kwargs, key), _unmarked), True
-    odd = [one for one in flatten((args, kwargs)) if one.is_nested or not dense(one)]
-    if odd:
-        form = "nested" if odd[-1].is_nested else str(odd[-1].layout)
-        return Function(fallback.runner(mesh, f"an operand is no dense tensor ({form})")), True
     return build.recipe(func, args, kwargs, mesh, key, _carry_out)
 
 

@@ -15,9 +15,10 @@ import torch
 
 from weft.comm import BoundMesh
 from weft.core import Layout
-from weft.errors import StrictError, UnsupportedOpError, message
+from weft.errors import StrictError, message
 from weft.tensor import modes
 from weft.tensor.call import outside
+from weft.tensor.call.in_place import check_writable
 from weft.tensor.meta import replicated_meta
 from weft.tensor.placing.draw import torch_draws
 from weft.tensor.placing.operands import NamedCaller, move_operand, share_memory
@@ -115,13 +116,7 @@ def write_back(name: str, tensor: torch.Tensor, full: torch.Tensor, mesh: BoundM
     """
     if type(tensor) is not ShardTensor:
         return
-    if tensor._meta.alias is not None:
-        raise UnsupportedOpError(
-            message(name, f"it writes to a tensor {tensor.sharding} that came from a view op "
-                    f"({tensor._meta.alias}) that had to communicate",
-                    "a write through a view reaches its base only where they share memory",
-                    [str(tensor.sharding)], "write to the base, or clone() the view first")
-        )
+    check_writable(name, tensor)
     if tensor._local is not full:
         back = transition_between(
             mesh, Layout.replicated(mesh.abstract, tensor.shape), tensor._meta.layout

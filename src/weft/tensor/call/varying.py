@@ -17,12 +17,13 @@ from typing import Any
 
 from torch import is_grad_enabled
 
+from weft.tensor.call.numbers import CarryOut
 from weft.tensor.call.program import Program
 from weft.tensor.call.recipe import Alias, Function, Recipe
 from weft.tensor.meta import Meta
 from weft.tensor.placing.freed import filled, watch
 from weft.tensor.placing.operands import as_value, move_operands, settle
-from weft.tensor.shard_tensor import ShardTensor, wrap
+from weft.tensor.shard_tensor import wrap
 from weft.tensor.trace.trees import flatten, local_of, substitute
 
 __all__ = ["has_varying", "of_varying"]
@@ -33,15 +34,16 @@ def has_varying(key: Sequence[Any]) -> bool:
     return any(type(item) is Meta and item.varying for item in key)
 
 
-def of_varying(made: Recipe) -> Recipe:
-    """The recipe of a call with tensors that are R, from that of its ops."""
+def of_varying(made: Recipe, carry_out: CarryOut) -> Recipe:
+    """The recipe of a call with tensors that are R, from that of its ops. `carry_out` carries out
+    the call with tensors that are I."""
     if isinstance(made, Program):
         if any(step.target is not None for step in made.steps) and is_grad_enabled():
-            return Function(_Settled(made))
+            return Function(_Settled(made, carry_out))
         return _Watched(made)
     if isinstance(made, Alias) or not is_grad_enabled():
         return _Watched(made)
-    return Function(_AsValues(made))
+    return Function(_AsValues(made, carry_out))
 
 
 class _Watched(Recipe):
@@ -75,10 +77,10 @@ class _Watched(Recipe):
 class _AsValues:
     """A recipe that is given what is R as I."""
 
-    __slots__ = ("made",)
+    __slots__ = ("carry_out", "made")
 
-    def __init__(self, made: Recipe) -> None:
-        self.made = made
+    def __init__(self, made: Recipe, carry_out: CarryOut) -> None:
+        self.made, self.carry_out = made, carry_out
 
     def __call__(self, func: Any, args: Any, kwargs: Any) -> Any:
         tensors = flatten((args, kwargs))
@@ -89,12 +91,9 @@ class _AsValues:
             given = args, kwargs
         else:
             given = substitute((args, kwargs), map(as_value, tensors))
-        out = self._again(func, *given)
+        out = self.carry_out(func, *given)
         watch(out, memories)
         return out
-
-    def _again(self, func: Any, args: Any, kwargs: Any) -> Any:
-        return ShardTensor.__torch_function__(func, (), args, kwargs)
 
 
 class _Settled(_AsValues):
@@ -111,7 +110,7 @@ class _Settled(_AsValues):
             if at < len(tensors):
                 again |= settle(tensors[at])
         memories = filled([local_of(one) for one in tensors])
-        run = self._again if again else self.made.run
+        run = self.carry_out if again else self.made.run
         out = run(func, args, kwargs)
         watch(out, memories)
         return out

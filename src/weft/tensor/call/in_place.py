@@ -1,0 +1,48 @@
+"""What an in-place op may write to: a tensor that shares memory with what it stands for, in a dtype
+that takes the result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from weft.errors import UnsupportedOpError, message
+from weft.tensor.shard_tensor import ShardTensor
+from weft.tensor.trace.capture import Op
+from weft.tensor.trace.trees import fill
+
+__all__ = ["check_cast", "check_writable"]
+
+
+def check_writable(name: str, target: torch.Tensor) -> None:
+    """Raise where a write would not reach what the target is a view of.
+
+    Raises:
+        UnsupportedOpError: the target came from a view op that had to communicate.
+    """
+    if type(target) is ShardTensor and target._meta.alias is not None:
+        raise UnsupportedOpError(
+            message(name, f"the tensor {target.sharding} came from a view op "
+                    f"({target._meta.alias}) that had to communicate",
+                    "a write through a view reaches its base only where they share memory",
+                    [str(target.sharding)], "write to the base, or clone() the view first")
+        )
+
+
+def check_cast(
+    op: Op, local: Callable[..., Any], metas: Sequence[torch.Tensor], wanted: torch.dtype
+) -> None:
+    """Raise torch's error where the dtype of what `local` computes, by the op's arguments, cannot
+    be cast to that of the target."""
+    with torch.no_grad():
+        found = local(*fill(op.args, metas), **fill(op.kwargs, metas))
+    if not torch.can_cast(found.dtype, wanted):
+        raise RuntimeError(f"result type {_words(found.dtype)} can't be cast to the desired "
+                           f"output type {_words(wanted)}")
+
+
+def _words(dtype: torch.dtype) -> str:
+    """As torch's messages name a dtype: `Float`."""
+    return torch.empty(0, dtype=dtype).type().split(".")[-1].removesuffix("Tensor")
