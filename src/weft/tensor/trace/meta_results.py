@@ -12,13 +12,14 @@ import functools
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch._prims_common import suggest_memory_format
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from weft import ops
 from weft.tensor.trace.trees import map_tensors
 
-__all__ = ["AsKernels", "asks_device", "known_result"]
+__all__ = ["AsKernels", "asks_device", "has_meta_kernel", "known_result"]
 
 
 def known_result(overload: Any, args: Any, kwargs: Any) -> Any:
@@ -27,6 +28,19 @@ def known_result(overload: Any, args: Any, kwargs: Any) -> Any:
         return None
     entry = ops.find_exactly(str(overload))
     return None if entry is None or entry.result is None else entry.result(*args, **kwargs)
+
+
+_META_KEYS = ("Meta", "CompositeImplicitAutograd", "CompositeExplicitAutograd",
+              "CompositeExplicitAutogradNonFunctional")
+
+
+@functools.cache
+def has_meta_kernel(overload: Any) -> bool:
+    """Whether torch can run the op on meta tensors; a function in Python it can."""
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    return not isinstance(overload, OpOverload) or any(
+        has_kernel(overload.name(), key) for key in _META_KEYS
+    )
 
 
 @functools.cache
