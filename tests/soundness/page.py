@@ -20,7 +20,7 @@ from tests.cases.calls import CALLS
 from tests.cases.named import MADE_WHOLE, by_name
 from tests.soundness.calls import AtenCall, calls_of, entries
 from tests.sweep.samples import database
-from weft.rules import Call, Entry, Rule, RuleText, Table, TensorArg
+from weft.rules import Call, Entry, Rule, RuleText, Shift, Table, TensorArg
 from weft.tensor.trace.calls import call_of, dtype_text, facts
 from weft.tensor.trace.trees import flatten, map_tensors
 
@@ -219,7 +219,7 @@ def _factor(rule: Rule, operand: int | None, name: str) -> str:
     if operand is None:
         return name
     window = rule.windows.get((operand, name))
-    if isinstance(window, Table):
+    if isinstance(window, (Shift, Table)):
         return f"@{name}"
     if window is not None:
         far = f"{window.dilation}*" * (window.dilation > 1)

@@ -14,6 +14,7 @@ from weft.ops import (
     adaptive_pools,
     attention,
     bags,
+    borders,
     composed,
     contractions,
     convolutions,
@@ -62,8 +63,8 @@ __all__ = [
 ]
 
 _PAGES = (
-    adaptive_pools, attention, bags, composed, contractions, convolutions, covariance, creation,
-    ctc, decomposed, distances, elementwise, extrema, grouped_mm, joins, linalg, losses,
+    adaptive_pools, attention, bags, borders, composed, contractions, convolutions, covariance,
+    creation, ctc, decomposed, distances, elementwise, extrema, grouped_mm, joins, linalg, losses,
     margin_losses, module_attention, moments, norms, order, pools, reads, recurrent, reductions,
     resizing, scans, searchsorted, segments, shifts, slices, softmax, spectrograms, stencils,
     tall_factorizations, transforms, verdicts, views, writes,

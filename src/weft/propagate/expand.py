@@ -21,13 +21,14 @@ from weft.propagate.choose import (
     Choice,
     Frame,
     PassPartial,
+    Slices,
     bias_operands,
     cheapest,
     cut_beside,
     zero_cost_choice,
 )
 from weft.propagate.local import local_call, window_of, windowed_cuts
-from weft.rules import Call, Decision, Rule, Table, TensorArg, Window
+from weft.rules import AnyWindow, Call, Decision, Rule, TensorArg
 
 __all__ = ["can_be_sharded", "decide"]
 
@@ -44,7 +45,7 @@ _ITEMSIZE = {
 
 def decide(
     rule: Rule, call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool],
-    target: int | None = None,
+    target: int | None = None, slices: Slices = (),
 ) -> Decision:
     """The layouts that the operands of a call are moved to, and those of its results.
 
@@ -54,8 +55,11 @@ def decide(
         layouts: of the tensor operands, in the order of `call.tensors`, all on one mesh.
         wants_grad: per operand, whether its gradient will be requested.
         target: the operand that the call writes to, which keeps its layout.
+        slices: per operand, what it is a slice of, if it is one.
     """
     frame = _frame(rule, call, layouts, wants_grad, target)
+    if any(slices):
+        frame.slices = [None if at == target else one for at, one in enumerate(slices)]
     num_axes = len(frame.sizes)
     choices = [zero_cost_choice(frame, axis) for axis in range(num_axes)]
     by_form = not (rule.nonempty or rule.by_size)
@@ -266,6 +270,10 @@ def _cuts(
         return order, _joined_cuts(frame, layouts, factor, offsets, order)
     if not order:
         return order, None
+    if frame.slices and len(places) > 1:
+        home = _home(frame, layouts, places, order, length)
+        if home is not None:
+            return order, home
     cuts = _units(layout, dim, inner, order, length, sizes, window_of(frame.rule, operand, factor))
     if len(places) > 1:
         cuts = _least_moved(frame, layouts, factor, places, order, length, cuts)
@@ -278,7 +286,7 @@ def _cuts(
 
 def _units(
     layout: Layout, dim: int, inner: int, order: tuple[int, ...], length: int,
-    sizes: Sequence[int], window: Window | Table | None,
+    sizes: Sequence[int], window: AnyWindow | None,
 ) -> Cuts:
     """The cuts of a dim in units of its leading factor, for axes that may differ from its own."""
     have = layout.dims[dim]
@@ -306,6 +314,32 @@ def _units(
             fine += [start + cut for cut in default_cuts(stop - start, rest)[1:]]
         return tuple(fine)
     return tuple([_nearest(cut, inner) for cut in full])
+
+
+def _home(
+    frame: Frame, layouts: Sequence[Layout], places: Sequence[tuple[int, int, int]],
+    order: tuple[int, ...], length: int,
+) -> tuple[int, ...] | None:
+    """Where slices meet: at the cuts of an operand that is none, else in the middle of what they
+    are slices of. They read there what they lack; operands that are no slices would have to move.
+    None where operands of both sorts have cuts of their own."""
+    fixed: set[tuple[int, ...]] = set()
+    middles: dict[tuple[int, ...], list[int]] = {}
+    for operand, dim, inner in places:
+        layout, of = layouts[operand], frame.slices[operand]
+        if layout.dims[dim] != order:
+            continue
+        if of is None or of[0].dims[dim] != order:
+            fixed.add(layout.cuts_of(dim))
+        elif inner == 1:
+            middles.setdefault(of[0].cuts_of(dim), []).append(of[1][dim])
+    if len(fixed) == 1 and middles:
+        return fixed.pop()
+    if fixed or len(middles) != 1 or frame.rule.windows:
+        return None
+    ((cuts, starts),) = middles.items()
+    middle = (min(starts) + max(starts)) // 2
+    return (0, *[min(max(cut - middle, 0), length) for cut in cuts[1:-1]], length)
 
 
 def _least_moved(

@@ -16,7 +16,7 @@ from weft.tensor.call.dispatch import call, keep_constant
 from weft.tensor.grad import amp, autograd, hooks
 from weft.tensor.modes import check_traced
 from weft.tensor.placing.storage import Storage, memory_refused
-from weft.tensor.shard_tensor import ShardTensor, wrap
+from weft.tensor.shard_tensor import ShardTensor, watch_gradient, wrap
 from weft.tensor.trace.trees import local_of
 
 __all__ = ["TABLE", "other_device"]
@@ -117,6 +117,7 @@ def _is_on(device_type: str) -> Callable[..., bool]:
 
 
 def _retain_grad(tensor: ShardTensor) -> None:
+    watch_gradient(tensor)
     tensor._local.retain_grad()
 
 

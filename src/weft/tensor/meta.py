@@ -50,8 +50,8 @@ class Meta:
 
     __slots__ = (
         "mesh", "layout", "shape", "dtype", "strides", "device", "requires_grad", "alias",
-        "local_shape", "recipes", "on_cpu", "plain", "to_replicated", "of_grad", "was_reduced",
-        "varying", "_form", "_twin", "__weakref__",
+        "local_shape", "recipes", "on_cpu", "plain", "to_replicated", "of_grad", "slice_of",
+        "was_reduced", "varying", "_form", "_twin", "__weakref__",
     )
 
     def __init__(
@@ -82,6 +82,7 @@ class Meta:
         self.to_replicated: Any = False
         self.of_grad: Meta | None = None  # see `autograd.grad_meta`; None: not asked yet
         self.was_reduced = False
+        self.slice_of: tuple[Layout, tuple[int, ...]] | None = None
         self._twin: Meta | None = None
         self._form: Any = False if like is None else like._form
         _ALIVE[id(self)] = self
@@ -141,6 +142,22 @@ class Meta:
             ))
             meta.was_reduced = True
         self._twin = meta
+        return meta
+
+    def as_slice(self, base: Layout, starts: tuple[int, ...]) -> Meta:
+        """Its twin that is a slice of a tensor laid out so; `replace()` leads back."""
+        table: dict[Any, Meta] = self.mesh.cache.setdefault("metas", {})
+        key = (
+            "slice of", base, starts, self.layout, self.dtype, self.device, self.requires_grad,
+            self.strides, self.alias,
+        )
+        meta = table.get(key)
+        if meta is None:
+            meta = _first(table, key, Meta(
+                self.mesh, self.layout, self.dtype, self.device, self.requires_grad, self.strides,
+                self.alias, self, self.local_shape,
+            ))
+            meta.slice_of, meta._form = (base, starts), None
         return meta
 
     def stride(self) -> tuple[int, ...]:

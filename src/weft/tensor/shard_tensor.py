@@ -32,7 +32,7 @@ from weft.tensor.versions import version_of as version_of_memory
 
 __all__ = [
     "Hooks", "ShardTensor", "attributes_of", "hooks", "now_requires_grad", "pass_known",
-    "version_of", "wrap",
+    "version_of", "watch_gradient", "wrap",
 ]
 
 _is_complex = torch.is_complex
@@ -96,6 +96,7 @@ class ShardTensor(torch.Tensor):
     _meta: Meta
     _memo: Any = None
     _grad_view: ShardTensor | None = None
+    _slice_of: Any = None
     _is_gradient: bool
     _known: Any
     _node: Any
@@ -574,12 +575,19 @@ def wrap(local: torch.Tensor, meta: Meta) -> ShardTensor:
 
 _ITS_OWN = frozenset((
     "_followers", "_local", "_meta", "_memo", "_grad_view", "_is_gradient", "_known", "_node",
+    "_slice_of",
 ))
 
 
 def attributes_of(tensor: torch.Tensor) -> dict[str, Any]:
     """What users, and torch, have hung on a tensor."""
     return {name: value for name, value in vars(tensor).items() if name not in _ITS_OWN}
+
+
+def watch_gradient(tensor: Any) -> None:
+    """Somebody asks for the gradient of this very tensor, also where it is a slice."""
+    if type(tensor) is ShardTensor and tensor._slice_of is not None:
+        tensor._slice_of.is_watched = True
 
 
 def now_requires_grad(tensor: ShardTensor) -> Meta:

@@ -34,7 +34,7 @@ from weft.tensor import ShardTensor
 from weft.tensor.leaf_gradients import LeafUse, accumulate, stand_for
 from weft.tensor.meta import Meta, contiguous_strides, intern
 from weft.tensor.placing.freed import Freed, register
-from weft.tensor.placing.operands import transition_between
+from weft.tensor.placing.transitions import transition_between
 from weft.tensor.versions import version_of
 from weft.transport import traffic
 

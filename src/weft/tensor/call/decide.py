@@ -35,14 +35,13 @@ from weft.tensor.placing.left_whole import (
 )
 from weft.tensor.placing.operands import (
     operand_transitions,
-    order_in_memory,
     staying,
-    transition_between,
     varying_axes,
     varying_of,
     writing_back,
 )
 from weft.tensor.placing.refusals import refuse
+from weft.tensor.placing.transitions import order_in_memory, transition_between
 from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.trace.calls import (
     as_call,
@@ -119,8 +118,9 @@ class Builder:
         grad = self.grad and any(self._differentiable(meta, True) for meta in results)
         wants = [grad and tensor.requires_grad for tensor in operands]
         target = None if self.target is None else self.slots.index(self.target)
+        slices = [one._meta.slice_of if type(one) is ShardTensor else None for one in operands]
         chosen, self.rule, self.own = choose(
-            call, entry, self.facts, layouts, wants, results, target)
+            call, entry, self.facts, layouts, wants, results, target, slices)
         match chosen:
             case ops.Composite():
                 if chosen.each_call and self.facts.is_random and not (entry and entry.rules):
@@ -248,13 +248,34 @@ class Builder:
             isinstance(algorithm, ops.Kernel) or bool(algorithm.communicates)
         ))
         results = self._results(decision, moves, varying, any(wants), brought)
+        slice_of = self._slice(decision)
         anchor = () if isinstance(algorithm, ops.Local) else self._anchored(decision, wants)
         self.by_form = self._is_by_form(decision) and not anchor
         return Step(
             self.name, moves, local, args, kwargs, results,
-            why=decision.reason, anchor=anchor, kernel=self.kernel,
+            why=decision.reason, anchor=anchor, kernel=self.kernel, slice_of=slice_of,
             left_whole=self._left_whole(decision) if any(moves) else None,
         )
+
+    def _slice(self, decision: Decision) -> tuple[int, tuple[int, ...]] | None:
+        """Of a slice of a sharded dim, or of such a slice, its operand and where it begins."""
+        slot, starts = self.slots[0], decision.starts
+        base = self.tensors[slot]
+        if starts is None or type(base) is not ShardTensor or not self.shares():
+            return None
+        meta = base._meta
+        (result,) = slots_of(self.op.results)
+        layout = meta.layout
+        cut = any(
+            axes and length != self.metas[result.index].shape[dim]
+            for dim, (axes, length) in enumerate(zip(layout.dims, layout.shape))
+        )
+        if layout.is_partial or not (cut or meta.slice_of):
+            return None
+        of, first = meta.slice_of or (layout, (0,) * layout.ndim)
+        self.metas[result.index] = self.metas[result.index].as_slice(
+            of, tuple([one + other for one, other in zip(first, starts)]))
+        return slot, starts
 
     def _left_whole(self, decision: Decision) -> LeftWhole | WideHalo | None:
         free: list[Sequence[int]] = [() for _ in self.layouts]

@@ -20,8 +20,9 @@ from weft.tensor.grad.anomaly import refuse_nan_check
 from weft.tensor.leaf_gradients import Backward, before, completed, summed, uses_of
 from weft.tensor.meta import NONE, Meta, is_dense
 from weft.tensor.placing.construct import as_sharded, gathered, redistribute_to, to_replicated
-from weft.tensor.placing.operands import as_value, forget_views, transition_between
-from weft.tensor.shard_tensor import ShardTensor, version_of, wrap
+from weft.tensor.placing.operands import as_value, forget_views
+from weft.tensor.placing.transitions import transition_between
+from weft.tensor.shard_tensor import ShardTensor, version_of, watch_gradient, wrap
 from weft.tensor.takeover import twin_of
 from weft.tensor.trace.trees import local_of as _local_of
 from weft.tensor.views.moved import unwrap_view
@@ -243,6 +244,8 @@ def backward_all(
         inputs = [inputs]
     local_inputs = None
     if inputs is not None:
+        for tensor in inputs:
+            watch_gradient(tensor)
         local_inputs = [local_of(tensor) for tensor in inputs]
         local_inputs += [use.seen for local in local_inputs for use in uses_of(local)]
     with OneBackward() as running:
@@ -288,6 +291,8 @@ def grad(
     """`torch.autograd.grad`: gradients in the dual layouts of the inputs."""
     outputs = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
     inputs = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
+    for tensor in inputs:
+        watch_gradient(tensor)
     if is_grads_batched:
         raise UnsupportedOpError(
             message("torch.autograd.grad(is_grads_batched=True)", "it uses vmap over the outputs",

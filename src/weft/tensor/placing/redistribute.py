@@ -15,7 +15,8 @@ from weft.tensor.modes import source_line
 from weft.tensor.placing.arguments import mesh_and_placements
 from weft.tensor.placing.freed import fill, keep, memory_of
 from weft.tensor.placing.layouts import as_layout
-from weft.tensor.placing.operands import MAX_VIEWS, as_value, transition_between
+from weft.tensor.placing.operands import MAX_VIEWS, as_value
+from weft.tensor.placing.transitions import transition_between
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.views.moved import unwrap_view
 from weft.transport import facts, traffic
