@@ -128,7 +128,7 @@ PATCHES = (
           "These updates are elementwise. They run on lists of local tensors, as fast as on "
           "plain tensors."),
     Patch("torch.nn.utils.clip_grad", "_get_total_norm", clipping.total_norm,
-          "It takes a norm per gradient, each of them a collective, and in one call those of several "
+          "It takes a norm per gradient, each a collective, and in one call those of several "
           "meshes."),
     Patch("torch.nn.utils.clip_grad", "_clip_grads_with_norm_", clipping.clip_with_norm,
           "It scales gradients of several meshes in one call."),
