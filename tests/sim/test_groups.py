@@ -52,7 +52,7 @@ class Model(nn.Module):
         return self.head(self.norm(x))
 
 
-def make(change: Callable[[Any], Any] = lambda model: None) -> Model:
+def make(change: Callable[[Any], Any] = lambda model: None) -> Any:
     torch.manual_seed(0)
     model = Model().double()
     change(model)
@@ -373,7 +373,8 @@ def test_strict_wants_it_told(mesh: Any) -> None:
 
 @ranks(dp=2)
 def test_what_does_not_fit_is_refused(mesh: Any) -> None:
-    for gather in ({"nothing.*": True}, {"layers.*": 3}, 3):
+    wrong: list[Any] = [{"nothing.*": True}, {"layers.*": 3}, 3]
+    for gather in wrong:
         with pytest.raises(weft.WeftError, match="gather="):
             weft.distribute_module(make(), mesh, gather=gather)
     with pytest.raises(weft.ShardTypeError, match="compute_dtype"):

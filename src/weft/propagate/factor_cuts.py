@@ -15,6 +15,7 @@ from itertools import pairwise
 
 from weft.core import Layout, default_cuts, filled_cuts
 from weft.propagate.choose import Frame
+from weft.propagate.cuts import busiest, fairest, nearest
 from weft.propagate.local import window_of
 from weft.rules import AnyWindow, Rule
 
@@ -96,11 +97,11 @@ def _units(
         full = layout.cuts_of(dim)[::step]
         rest = sizes[same:]
         fine = [0]
-        units = [_nearest(cut, inner) for cut in full]
+        units = [nearest(cut, inner) for cut in full]
         for start, stop in pairwise(units):
             fine += [start + cut for cut in default_cuts(stop - start, rest)[1:]]
         return tuple(fine)
-    return tuple([_nearest(cut, inner) for cut in full])
+    return tuple([nearest(cut, inner) for cut in full])
 
 
 def _home(
@@ -149,25 +150,9 @@ def _least_moved(
     if len(options) == 1 or len(held) < 2:
         return cuts
     best = min(options, key=lambda option: (
-        _busiest(option, held), max([stop - start for start, stop in pairwise(option)])
+        busiest(option, held), max([stop - start for start, stop in pairwise(option)])
     ))
     return None if best == default else best
-
-
-def _busiest(cuts: tuple[int, ...], held: Sequence[tuple[tuple[int, ...], float]]) -> float:
-    """What the busiest rank lacks of operands held by these cuts, each row with its weight."""
-    loads = [0.0] * (len(cuts) - 1)
-    for own, row in held:
-        for shard, (start, stop) in enumerate(pairwise(cuts)):
-            inside = max(0, min(stop, own[-1]) - max(start, own[0]))
-            kept = max(0, min(stop, own[shard + 1]) - max(start, own[shard]))
-            loads[shard] += (inside - kept) * row
-    return max(loads)
-
-
-def _nearest(cut: int, inner: int) -> int:
-    """A cut in units of a factor, rounded half up (default cuts give the first shard more)."""
-    return cut if inner == 1 else (2 * cut + inner) // (2 * inner) if inner else 0
 
 
 def _joined_cuts(
@@ -175,7 +160,7 @@ def _joined_cuts(
     order: tuple[int, ...],
 ) -> tuple[int, ...]:
     """Cuts of a concatenation: the default, or those of one operand with the first and the last
-    shard taking what lies before and after it; whichever requires least of the busiest rank."""
+    shard taking what lies before and after it."""
     length = frame.rule.sizes[factor]
     held: list[tuple[tuple[int, ...], float]] = []
     options = [default_cuts(length, [frame.sizes[axis] for axis in order])]
@@ -186,7 +171,7 @@ def _joined_cuts(
             options.append((0, *own[1:-1], length))
             row = frame.nbytes[operand] * (len(own) - 1) / max(layout.shape[dim], 1)
             held.append((own, row))
-    return min(options, key=lambda option: _busiest(option, held))
+    return fairest(options, held)
 
 
 def default_of(layout: Layout, dim: int) -> tuple[int, ...]:

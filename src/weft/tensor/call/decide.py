@@ -171,19 +171,23 @@ class Builder:
 
         return run_op
 
-    def _outside(self, layouts: Sequence[Layout], alias: str | None) -> Recipe:
+    def _outside(
+        self, layouts: Sequence[Layout], alias: str | None, decision: Decision | None = None
+    ) -> Recipe:
         """The call on a rank outside the mesh, where its results have these layouts inside."""
         if self.target is not None:
             check_writable(self.name, self.tensors[self.target])
             op = replace(self.op, overload=functional(self.op))
             return Function(outside.written(self.trace, op, self.target))
         grad = self.grad and any(tensor.requires_grad for tensor in self.tensors)
-        metas = {}
         for slot, layout in zip(slots_of(self.op.results), layouts):
             meta = self.trace.metas[slot.index]
-            metas[slot.index] = self._meta(layout, meta, self.differentiable(meta, grad), alias)
+            made = self._meta(layout, meta, self.differentiable(meta, grad), alias)
+            self.metas[slot.index] = made
+        if decision is not None:
+            self._slice(decision)
         base = self.slots[0] if self.facts.is_view and self.shares() and not alias else None
-        return Function(outside.computed(self.trace, self.op, base, metas))
+        return Function(outside.computed(self.trace, self.op, base, self.metas))
 
     def differentiable(self, meta: torch.Tensor, grad: bool) -> bool:
         return (self.is_leaf or (grad and not self.facts.detaches)) and (
@@ -196,9 +200,8 @@ class Builder:
     ) -> Step | Recipe:
         self.decision, self.wants = decision, wants
         if self.mesh.here is None:
-            return self._outside(
-                decision.results, self._alias(layouts[0] != decision.operands[0])
-            )
+            alias = self._alias(layouts[0] != decision.operands[0])
+            return self._outside(decision.results, alias, decision)
         varying = varying_axes((*decision.operands, *decision.results))
         known = [varying_of(self.tensors[place]) for place in self.slots]
         if self.target is None:

@@ -44,13 +44,18 @@ def has_meta_kernel(overload: Any) -> bool:
 
 
 @functools.cache
-def asks_device(overload: Any, turned: bool) -> bool:
+def asks_device(overload: Any, turned: bool, empty: bool) -> bool:
     """Whether strides or dtypes of the op's results are a matter of the device that computes it:
-    torch's meta kernels take meta tensors to lie on a GPU. `turned`: of operands that do not all
-    lie row by row."""
-    name = overload._schema.name
+    torch's meta kernels take meta tensors to lie on a GPU.
+
+    `turned`: of operands that do not all lie row by row. `empty`: of operands without elements, of
+    which most decompositions cannot tell, as they divide by lengths.
+    """
+    name, laid = overload._schema.name, _LAID.get(overload, "")
+    if empty:
+        return laid == "by device, empty too"
     return (
-        _LAID.get(overload) == "by device" or name.startswith(("aten::fft_", "aten::_fft_"))
+        laid.startswith("by device") or name.startswith(("aten::fft_", "aten::_fft_"))
         or (turned and name.startswith((
             "aten::conv", "aten::_conv", "aten::group_norm", "aten::native_group_norm",
         )))
@@ -120,7 +125,10 @@ _aten: Any = torch.ops.aten
 _LAID: dict[Any, str] = {
     **dict.fromkeys((
         _aten.linalg_eig.default, _aten.linalg_svd.default, _aten._linalg_svd.default,
-        _aten.svd.default, _aten.native_layer_norm.default, _aten.native_batch_norm.default,
+        _aten.svd.default,
+    ), "by device, empty too"),
+    **dict.fromkeys((
+        _aten.native_layer_norm.default, _aten.native_batch_norm.default,
         _aten._native_batch_norm_legit.default, _aten._native_batch_norm_legit.no_stats,
         _aten._batch_norm_with_update.default,
     ), "by device"),
