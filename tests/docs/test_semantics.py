@@ -12,7 +12,7 @@ import torch
 
 import weft
 from weft import Layout, LayoutError, Mesh, P
-from weft.planner import AllGather, AllReduce, Exchange, ReduceScatter, Slice, Term
+from weft.planner import AllGather, AllReduce, Exchange, MakePartial, ReduceScatter, Slice
 from weft.transport import Transition, traffic
 
 PAGE = (Path(__file__).parents[2] / "docs" / "semantics.md").read_text()
@@ -63,7 +63,7 @@ def word(plan: Any) -> str:
     if not plan.steps:
         return "nothing"
     (step,) = plan.steps
-    if type(step) is not Term:
+    if type(step) is not MakePartial:
         return STEPS[type(step)]
     if any(step.src.dims):
         return "zero-pad"

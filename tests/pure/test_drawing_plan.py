@@ -115,7 +115,7 @@ def test_what_one_rank_does_with_partial_values():
     ]
     whole = Layout(MESH, (8, 8))
     assert rank_lines(plan(whole, Layout(MESH, (8, 8), P(partial={"tp": "sum"}))), 6)[1:] == [
-        "  1. Term over tp: receives 0 bytes",
+        "  1. MakePartial over tp: receives 0 bytes",
         "     holds as partial  [0:8, 0:8]",
     ]
 

@@ -16,9 +16,9 @@ from weft.planner import (
     Exchange,
     Link,
     Links,
+    MakePartial,
     Plan,
     ReduceScatter,
-    Term,
     Transfer,
     check,
     is_local,
@@ -98,10 +98,11 @@ ROWS = [
     (P(), P("c", "b"), [Transfer]),
     (P("a", partial={"b": "sum"}), P("c"), [ReduceScatter, Transfer]),
     (P("a", partial={"b": "sum"}), P("c", partial={"b": "sum"}), [Transfer]),
-    (P("a", partial={"b": "sum"}), P("b", partial={"c": "sum"}), [ReduceScatter, Transfer, Term]),
+    (P("a", partial={"b": "sum"}), P("b", partial={"c": "sum"}),
+     [ReduceScatter, Transfer, MakePartial]),
     (P("a", partial={"b": "avg"}), P("c", partial={"b": "avg"}), [Transfer]),
-    (P("a"), P(partial={"c": "sum"}), [Transfer, Term]),
-    (P("a"), P(partial={"c": "max"}), [Transfer, Term]),
+    (P("a"), P(partial={"c": "sum"}), [Transfer, MakePartial]),
+    (P("a"), P(partial={"c": "max"}), [Transfer, MakePartial]),
 ]
 
 
@@ -154,7 +155,7 @@ def test_terms_of_another_kind_are_reduced_before() -> None:
     src = Layout(TWO[0], (6,), P(partial={"b": "max"}))
     dst = Layout(TWO[1], (6,), P(partial={"b": "sum"}))
     interpret(plan(src, dst))
-    assert isinstance(plan(src, dst).steps[-1], Term)
+    assert isinstance(plan(src, dst).steps[-1], MakePartial)
 
 
 def allowed(src: Layout, dst: Layout) -> bool:
@@ -183,7 +184,7 @@ def test_means_cross_as_terms_and_sums_beside_them_may_not() -> None:
                  P(partial={"a": "avg", "b": "sum"}))
     interpret(plan(src, dst))
     interpret(naive(src, dst))
-    assert [type(step) for step in naive(src, dst).steps] == [AllReduce, Transfer, Term]
+    assert [type(step) for step in naive(src, dst).steps] == [AllReduce, Transfer, MakePartial]
 
 
 # Who serves whom.

@@ -12,11 +12,11 @@ from weft.planner import (
     AllGather,
     AllReduce,
     Exchange,
+    MakePartial,
     Plan,
     ReduceScatter,
     Slice,
     Step,
-    Term,
     Transfer,
     plan,
 )
@@ -131,8 +131,8 @@ WRONG: list[tuple[P, P, list[Step]]] = [
     (P(partial={"a": "sum"}), P(), [AllReduce(on(P(partial={"a": "sum"})), on(P()), (0, 1))]),
     (P("b", partial={"a": "sum"}), P("a"),
      [ReduceScatter(on(P("b", partial={"a": "sum"})), on(P("a")), (0,))]),
-    (P("a"), P(partial={"b": "sum"}), [Term(on(P("a")), on(P(partial={"b": "sum"})), (1,))]),
-    (P("a"), P(partial={"a": "max"}), [Term(on(P("a")), on(P(partial={"a": "max"})), (0,))]),
+    (P("a"), P(partial={"b": "sum"}), [MakePartial(on(P("a")), on(P(partial={"b": "sum"})), (1,))]),
+    (P("a"), P(partial={"a": "max"}), [MakePartial(on(P("a")), on(P(partial={"a": "max"})), (0,))]),
 ]
 
 

@@ -16,10 +16,10 @@ from weft.planner import (
     Exchange,
     Link,
     Links,
+    MakePartial,
     Plan,
     ReduceScatter,
     Slice,
-    Term,
     naive,
     plan,
 )
@@ -138,7 +138,7 @@ def test_another_kind_is_reduced_first(before: str, after: str) -> None:
     found = plan(src, Layout(mesh, (4,), P(0, partial={1: after})))
     interpret(found)
     reduction = ReduceScatter if after == "sum" else AllReduce  # a shard can become a sum only
-    assert [type(step) for step in found.steps] == [reduction, Term]
+    assert [type(step) for step in found.steps] == [reduction, MakePartial]
 
 
 PEERS = [
@@ -186,10 +186,10 @@ STEPS = [
     (P(partial={"a": "sum"}), P(("a", "b")), [(ReduceScatter, (0,))]),
     (P("b", partial={"a": "sum"}), P(), [(AllReduce, (0,)), (AllGather, (1,))]),
     (P("b", partial={"a": "sum"}), P("a", "b"), [(ReduceScatter, (0,)), (Exchange, (0, 1))]),
-    (P("a"), P(partial={"a": "sum"}), [(Term, (0,))]),
-    (P("a"), P("b", partial={"a": "sum"}), [(Term, (0,))]),
-    (P("a", "b"), P("b", partial={"a": "sum"}), [(Exchange, (0, 1)), (Term, (0,))]),
-    (P(), P(partial={"b": "sum"}), [(Term, (1,))]),
+    (P("a"), P(partial={"a": "sum"}), [(MakePartial, (0,))]),
+    (P("a"), P("b", partial={"a": "sum"}), [(MakePartial, (0,))]),
+    (P("a", "b"), P("b", partial={"a": "sum"}), [(Exchange, (0, 1)), (MakePartial, (0,))]),
+    (P(), P(partial={"b": "sum"}), [(MakePartial, (1,))]),
     (P("a"), P("a"), []),
 ]
 

@@ -16,11 +16,11 @@ from weft.planner import (
     Exchange,
     Fetch,
     Fold,
+    MakePartial,
     Plan,
     ReduceScatter,
     Slice,
     Step,
-    Term,
     Transfer,
     step_nbytes_at,
 )
@@ -97,7 +97,7 @@ def _rows(step: Step, rank: int) -> Iterator[_Row]:
     match step:
         case Slice():
             yield "keeps", (), step.dst.box_at(at)
-        case Term():
+        case MakePartial():
             yield "holds as partial", (), step.src.box_at(at)
         case Exchange() | Fetch():
             yield from _blocks("from", "keeps", rank, named(step.receives(at)))

@@ -18,7 +18,7 @@ from weft.core import Layout
 from weft.ops.algorithm import Kernel
 from weft.ops.extrema import extreme_text, extremum
 from weft.ops.reductions import composed, in_half, of_all, without
-from weft.ops.summaries import HALF, empty_summary, left, reduced, wide
+from weft.ops.summaries import HALF, empty_summary, reduced, reduced_layout, wide
 from weft.rules import Call, Decision, Entry, op, page, rule
 from weft.transport import Shards
 
@@ -199,7 +199,8 @@ def _spread(name: str, root: bool, with_mean: bool) -> Entry:
         ):
             return None
         results = tuple([
-            left(one.shape, layout, dims, len(one.shape) == layout.ndim) for one in call.results
+            reduced_layout(one.shape, layout, dims, len(one.shape) == layout.ndim)
+            for one in call.results
         ])
         finish = tuple([(0, dim) for dim in dims])
         return Kernel.of(Decision((layout,), results, finish=finish), kernel)

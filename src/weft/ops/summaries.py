@@ -11,7 +11,7 @@ from torch import Tensor
 from weft.core import Layout
 from weft.ops.precision import HALF, wide
 
-__all__ = ["HALF", "is_cut", "left", "empty_summary", "reduced", "wide"]
+__all__ = ["HALF", "empty_summary", "is_cut", "reduced", "reduced_layout", "wide"]
 
 
 def reduced(layout: Layout, dims: Any) -> tuple[int, ...]:
@@ -27,7 +27,7 @@ def is_cut(layout: Layout, dims: Sequence[int]) -> bool:
     return any(layout.dims[dim] for dim in dims if dim < layout.ndim)
 
 
-def left(
+def reduced_layout(
     shape: Sequence[int], layout: Layout, dims: Sequence[int], keepdim: bool,
     kind: str | None = None,
 ) -> Layout:

@@ -20,16 +20,16 @@ from weft.planner.steps import (
     Exchange,
     Fetch,
     Fold,
+    MakePartial,
     ReduceScatter,
     Slice,
     Step,
-    Term,
     Transfer,
 )
 
 __all__ = [
     "AllGather", "AllReduce", "Exchange", "Fetch", "Fold", "GLOO", "IDEMPOTENT", "LINEAR", "Link",
-    "Links", "NCCL", "Plan", "ReduceScatter", "Slice", "Step", "Term", "Transfer", "check",
+    "Links", "NCCL", "Plan", "ReduceScatter", "Slice", "Step", "MakePartial", "Transfer", "check",
     "fetching", "folding", "forget_plans", "gradient_layout", "is_local", "kept_plans",
     "kept_partials", "naive", "plan", "set_links", "step_nbytes", "step_nbytes_at", "step_seconds",
     "transpose",

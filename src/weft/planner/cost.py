@@ -28,10 +28,10 @@ from weft.planner.steps import (
     Exchange,
     Fetch,
     Fold,
+    MakePartial,
     ReduceScatter,
     Slice,
     Step,
-    Term,
     Transfer,
 )
 
@@ -45,14 +45,14 @@ def is_local(step: Step) -> bool:
     """Whether a step sends nothing."""
     if isinstance(step, (Transfer, Fetch, Fold)):
         return step_nbytes(step, 1) == 0
-    return isinstance(step, (Slice, Term))
+    return isinstance(step, (Slice, MakePartial))
 
 
 def step_nbytes_at(step: Step, coordinate: Coordinate, itemsize: int) -> int:
     """Bytes that one coordinate (of the target's mesh) receives from others."""
     own = step.dst.box_at(coordinate)
     match step:
-        case Slice() | Term():
+        case Slice() | MakePartial():
             return 0
         case Fetch() | Fold():
             parts = [box for other, box in step.receives(coordinate) if other != coordinate]
@@ -81,7 +81,7 @@ def step_nbytes(step: Step, itemsize: int) -> int:
     """Bytes received by all ranks together. Its run time does not grow with uninvolved axes."""
     numel = math.prod(step.src.shape)
     match step:
-        case Slice() | Term():
+        case Slice() | MakePartial():
             return 0
         case Exchange() | Transfer():
             return itemsize * missing_elements(step.src, step.dst)

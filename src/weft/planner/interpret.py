@@ -23,10 +23,10 @@ from weft.planner.steps import (
     Exchange,
     Fetch,
     Fold,
+    MakePartial,
     ReduceScatter,
     Slice,
     Step,
-    Term,
     Transfer,
 )
 
@@ -149,7 +149,7 @@ def _run(step: Step, world: World) -> World:
             case ReduceScatter() | AllReduce():
                 gone = all(src.partial[axis] and not dst.partial[axis] for axis in changed)
                 _require(changed == set(step.axes) and gone, step, "reduces", changed)
-            case Term():
+            case MakePartial():
                 _require(changed == set(step.axes), step, "makes", changed, "partial")
                 return {at: _term(step, at, world) for at in world}
     return {at: _arrive(step, at, world) for at in world}
@@ -276,7 +276,7 @@ def _views_agree(step: Step, at: tuple[int, ...]) -> bool:
     return _agree(step, at)
 
 
-def _term(step: Term, at: tuple[int, ...], world: World) -> Held:
+def _term(step: MakePartial, at: tuple[int, ...], world: World) -> Held:
     """Zeros around the held block, on the coordinate that keeps it."""
     kinds = {step.dst.partial[axis] for axis in step.axes}
     same = kinds <= IDEMPOTENT

@@ -20,7 +20,7 @@ from weft.planner.geometry import strip
 from weft.planner.links import Links, as_links
 from weft.planner.overlap import missing_elements
 from weft.planner.search import family, search
-from weft.planner.steps import AllGather, AllReduce, Fetch, Fold, Slice, Step, Term, Transfer
+from weft.planner.steps import AllGather, AllReduce, Fetch, Fold, MakePartial, Slice, Step, Transfer
 from weft.planner.text import plan_text
 
 __all__ = [
@@ -248,7 +248,7 @@ def naive(src: Layout, dst: Layout, itemsize: int = 4) -> Plan:
         steps.append(Slice(there, cut))
     if dst_ != cut:
         made = [axis for axis, kind in enumerate(dst_.partial) if kind != cut.partial[axis]]
-        steps.append(Term(cut, dst_, tuple(made)))
+        steps.append(MakePartial(cut, dst_, tuple(made)))
     return Plan(src, dst, tuple(steps), itemsize)
 
 

@@ -34,10 +34,10 @@ from weft.planner.steps import (
     AllGather,
     AllReduce,
     Exchange,
+    MakePartial,
     ReduceScatter,
     Slice,
     Step,
-    Term,
     Transfer,
 )
 
@@ -91,7 +91,7 @@ def family(src: Layout, dst: Layout, node_size: int, detours: bool = True) -> tu
     for steps, here in _reductions(src, dst, reduced, detours):
         if made:
             below = _before_term(here, dst, made)
-            out[*steps, *move(here, below), Term(below, dst, tuple(made))] = None
+            out[*steps, *move(here, below), MakePartial(below, dst, tuple(made))] = None
         else:
             out[*steps, *move(here, dst)] = None
     return tuple(out)
@@ -294,7 +294,7 @@ def _landings(
     # Each element of a partial sum is needed on one rank only.
     cuts = _with_spare(dst, cuts, [axis for axis in made if dst.partial[axis] == "sum"], dst)
     below = _cut(dst, cuts, kinds)
-    last: Steps = (Term(below, dst, tuple(made)),) if made else ()
+    last: Steps = (MakePartial(below, dst, tuple(made)),) if made else ()
     yield below, last
     if not detours:
         return

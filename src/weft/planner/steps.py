@@ -10,7 +10,7 @@
 | Transfer | box intersections, from one mesh to another | no axes: device ids say who sends |
 | Fetch | shards -> boxes that ranks read (halos), which overlap | axes that shard what is read |
 | Fold | boxes of partial values -> shards: what overlaps is summed | as Fetch |
-| Term | the value becomes this rank's partial value | axes that become partial; nothing is sent |
+| MakePartial | one rank keeps the value, the others hold zeros | axes that become partial |
 
 Kinds stand in the layouts. Axes that are partial on both sides are not touched: terms move as
 values do. Fetch and Fold are each other's transpose. `sends` and `receives` name what one
@@ -30,7 +30,7 @@ from weft.planner.links import NODE_SIZE
 
 __all__ = [
     "AllGather", "AllReduce", "Block", "Exchange", "Fetch", "Fold", "ReduceScatter", "Slice",
-    "Step", "Term", "Transfer",
+    "Step", "MakePartial", "Transfer",
 ]
 
 Block = tuple[Coordinate, Box]
@@ -158,7 +158,7 @@ class AllReduce(_Step):
     __slots__ = ()
 
 
-class Term(_Step):
+class MakePartial(_Step):
     """Local: sharding or replicated axes become partial.
 
     A sharding axis leaves zeros around its box (sum). A replicated axis keeps the value on
@@ -221,7 +221,9 @@ class Transfer(_Step):
         return f"Transfer from {self.src.mesh} to {self.dst.mesh}: {self.src} -> {self.dst}"
 
 
-Step = Slice | Exchange | Fetch | Fold | AllGather | ReduceScatter | AllReduce | Transfer | Term
+Step = (
+    Slice | Exchange | Fetch | Fold | AllGather | ReduceScatter | AllReduce | Transfer | MakePartial
+)
 
 
 def _held(layout: Layout, cover: Cover, box: Box, coordinate: Coordinate) -> list[Block]:

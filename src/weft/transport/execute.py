@@ -20,10 +20,10 @@ from weft.planner import (
     AllReduce,
     Fetch,
     Fold,
+    MakePartial,
     Plan,
     Slice,
     Step,
-    Term,
     Transfer,
     is_local,
     step_nbytes_at,
@@ -183,7 +183,7 @@ def compile_plan(plan: Plan, mesh: BoundMesh, target: BoundMesh | None = None) -
             continue
         if not is_local(step):
             collectives.append(_told(step, bound))
-    cuts = any(isinstance(step, (Slice, Term, Transfer)) for step in plan.steps)
+    cuts = any(isinstance(step, (Slice, MakePartial, Transfer)) for step in plan.steps)
     return CompiledPlan(moves, collectives, _reduction(plan, mesh), cuts)
 
 

@@ -30,10 +30,10 @@ from weft.planner import (
     Exchange,
     Fetch,
     Fold,
+    MakePartial,
     ReduceScatter,
     Slice,
     Step,
-    Term,
     Transfer,
     is_local,
     step_nbytes,
@@ -71,7 +71,7 @@ def compile_step(step: Step, at: Coordinate, mesh: BoundMesh) -> tuple[Move, Sta
             return _reduce_scatter(step, at, mesh)
         case AllReduce():
             return _all_reduce(step, mesh)
-        case Term():
+        case MakePartial():
             return _term(step, at), None
         case Transfer():
             raise AssertionError("it has two meshes")
@@ -90,7 +90,7 @@ def _slice(held: Box, wanted: Box) -> Move:
     return lambda x: x[where].contiguous()
 
 
-def _term(step: Term, at: Coordinate) -> Move:
+def _term(step: MakePartial, at: Coordinate) -> Move:
     """The value as this coordinate's partial value: zeros around a block, the identity
     elsewhere."""
     held, wanted = step.src.box_at(at), step.dst.box_at(at)
