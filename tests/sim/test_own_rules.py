@@ -661,7 +661,7 @@ def test_terms_are_not_rounded() -> None:
         return refused(LayoutError, lambda: cast(x))
 
     with rule(cast, "a b -> a b", linear=[0]):
-        assert "terms of a sum became float32" in weft.testing.run(on_rank, mesh={"x": 2})[0][0]
+        assert "partial sums became float32" in weft.testing.run(on_rank, mesh={"x": 2})[0][0]
 
 
 def test_ranks_outside_the_mesh() -> None:

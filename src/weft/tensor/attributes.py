@@ -1,7 +1,7 @@
-"""Functions that need no recipe: attributes, conversions, autograd's borders, refusals.
+"""Functions without a recipe: attributes, conversions, autograd's borders, refusals.
 
-One table, function -> what answers it. Metadata is read from the wrapper itself, whose shape,
-dtype and strides are the global ones.
+`TABLE` maps a function to what answers it. Metadata is read from the wrapper, which has the global
+shape, dtype and strides.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ _LOCAL_ATTRIBUTES = (
 )
 
 _OF_LOCAL = ("is_conj", "is_inference", "is_neg")
-"""What no meta says: of how the local tensor was made."""
+"""Facts of the local tensor that no meta holds."""
 
 _OWN_METHODS = (
     "__array__", "__array_wrap__", "__bool__", "__complex__", "__deepcopy__", "__float__",
     "__format__", "__index__", "__int__", "__len__", "__reduce_ex__", "__repr__", "backward",
     "detach", "item", "numpy", "requires_grad_", "set_", "tolist",
 )
-"""What the class says itself, for those who call `torch.Tensor.item(x)`."""
+"""Methods of the class, for calls as `torch.Tensor.item(x)`."""
 
 _OWN_ATTRIBUTES = (
     "_version", "data", "device", "dtype", "grad", "grad_fn", "is_leaf", "is_meta", "ndim",
@@ -69,7 +69,7 @@ _REFUSED = {
 
 
 class Metadata:
-    """Reads the wrapper itself; the answer for one tensor is a fact of its meta."""
+    """Reads the wrapper. The answer depends on the meta alone, so the short route keeps it."""
 
     __slots__ = ("func",)
 
@@ -131,7 +131,7 @@ def _detach_(tensor: ShardTensor) -> ShardTensor:
 
 
 def _to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    """`to` in all its forms; the device can only be the mesh's own."""
+    """`to` in all its forms; the device must be that of the mesh."""
     if type(tensor) is not ShardTensor:  # plain.to(sharded): the other's dtype and device
         return tensor.to(*map(_dtype_of, args), **kwargs)
     if isinstance(kwargs.get("other"), torch.Tensor):
@@ -219,7 +219,7 @@ def _unpack_dual(tensor: ShardTensor, level: int) -> tuple[ShardTensor, ShardTen
     if not {"sum", "avg", None} >= set(meta.layout.partial):
         raise UnsupportedOpError(
             message("forward_ad.unpack_dual(x)", f"x is {meta.layout}, its local tensor dual",
-                    "tangents of terms are terms of the tangent where terms are summed",
+                    "partial sums have tangents that are partial sums, other kinds have none",
                     [str(meta.layout)], "forward_ad.unpack_dual(x.to_local())")
         )
     return wrap(primal, meta), wrap(tangent, meta.replace(requires_grad=tangent.requires_grad))

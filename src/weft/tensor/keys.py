@@ -1,4 +1,4 @@
-"""The key of a call: all that its recipe depends on. All that is asked of a call is asked of it.
+"""The key of a call: all that its recipe depends on.
 
 A key is the function and the flags that change meaning (grad mode, autocast, default dtype), the
 names of keywords, then what stands for each argument:

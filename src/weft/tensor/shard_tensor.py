@@ -255,7 +255,7 @@ class ShardTensor(FromMeta, AsValue, torch.Tensor):
         """Make one global tensor of the local tensors of all ranks.
 
         Args:
-            local_tensor: this rank's block (its full-size term, over partial axes). It keeps its
+            local_tensor: this rank's block (its partial value, over partial axes). It keeps its
                 memory and its autograd graph: gradients flow back into it. One on another device
                 than the mesh's comes to that.
             device_mesh: the mesh, `mesh=` as well; None means the current one.
@@ -303,7 +303,7 @@ class ShardTensor(FromMeta, AsValue, torch.Tensor):
                 then this tensor must not be written to (the use would raise UnsupportedOpError).
                 The backward is as ever.
             forward_dtype: the dtype of the result, to which the blocks are cast before they travel
-                (terms of a sum before they are summed).
+                (partial values before they are reduced).
             backward_dtype: the dtype to which gradients are cast before they travel back; None is
                 this tensor's dtype, in which they arrive in any case.
             grad_placements: how the gradient of the result lies: sharded as the result; where that
@@ -314,7 +314,7 @@ class ShardTensor(FromMeta, AsValue, torch.Tensor):
         Raises:
             PlacementError: other placements of the gradient.
             LayoutError: a dtype that a partial kind cannot carry. UnsupportedOpError: a dtype given
-                where a gradient is wanted of terms of a product, maximum or minimum.
+                where a gradient is wanted of partial products, maxima or minima.
         """
         return hooks.redistribute.redistribute(
             self, device_mesh, placements, async_op, forward_dtype, backward_dtype,

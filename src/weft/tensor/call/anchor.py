@@ -1,7 +1,7 @@
 """Graph edges of results on a rank whose shard is empty.
 
-torch's kernels may drop edges on empty tensors, and a transition behind a dropped edge would leave
-its peers waiting. So the results are tied to the operands that get a gradient elsewhere.
+torch's kernels may drop edges of empty tensors. A transition behind a dropped edge would leave the
+other ranks waiting. So the results are tied to the operands that get a gradient on other ranks.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Building a recipe on a miss: capture, then a recipe of one op, or a program of several.
+"""Builds the recipe of a function: capture, then a step of one op or a program of several.
 
-Nothing here communicates, and everything depends on facts that are the same on all ranks, so all
-ranks build the same recipe for the same call.
+Nothing here communicates. Everything depends on facts that are the same on all ranks, so all ranks
+build the same recipe for the same call.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Compositions of the book that are carried out at each call, on the ShardTensors themselves."""
+"""Compositions of the book that run at each call, on the ShardTensors."""
 
 from __future__ import annotations
 

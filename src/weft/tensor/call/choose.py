@@ -1,4 +1,4 @@
-"""What is said of a call of one op: by the user's rule, else by the book."""
+"""How one op is carried out: by the user's rule, else by its entry in the book."""
 
 from __future__ import annotations
 

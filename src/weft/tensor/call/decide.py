@@ -1,7 +1,7 @@
-"""The step of one op: an algorithm of `weft.ops`, a rule and a decision, or the fallback.
+"""The step of one op: from its rule or its layouts, else a composition or the fallback.
 
-Nothing here communicates, and everything depends on facts that are the same on all ranks, so all
-ranks build the same recipe for the same call.
+Nothing here communicates. Everything depends on facts that are the same on all ranks, so all ranks
+build the same recipe for the same call.
 """
 
 from __future__ import annotations

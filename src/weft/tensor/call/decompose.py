@@ -1,6 +1,6 @@
-"""Ops that torch composes of others, all of which rules or algorithms cover: each part by its own.
+"""Torch's own composition of an op that the book does not know, if the book covers all its parts.
 
-Where one of them is not covered, the op is carried out whole.
+If it does not cover one of them, the op stays whole.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""What happens to an op that nothing covers: all operands to Replicate, the op, Replicate.
+"""An op that nothing covers: its operands are gathered, and every rank computes the result.
 
-It serves functional and in-place ops, and those whose result depends on the data: every rank
-computes the same thing on the same full tensors, and draws the same random numbers. One warning per
-op says what it cost.
+It serves functional and in-place ops, and those whose result depends on data. All ranks draw the
+same random numbers. One warning per op names the bytes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """`torch._foreach_*`: one call over lists of tensors, element by element of the lists.
 
-Where all operands of each element lie alike, which they do in an optimizer (a parameter, its
-gradient, its state), the very call runs on lists of local tensors: no more torch calls than on
-plain tensors. Otherwise every element is a call of its own.
+In an optimizer the operands of each element (a parameter, its gradient, its state) have one
+layout. Then the same call runs on lists of local tensors, with no more torch calls than on plain
+tensors. Otherwise every element is a call of its own.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ def recipe(
 
 
 def _in_place(one_by_one: Callable[[Any, Any, Any], Any]) -> Function:
-    """The call itself on lists of local tensors, which it writes to.
+    """The call on lists of local tensors, which it writes to.
 
-    Views whose data had to move are written one after the other: two may have the same base.
+    Views whose data had to move are written one by one, because two of them may have one base.
     """
     def run(func: Any, args: Any, kwargs: Any) -> Any:
         targets = args[0] if args else kwargs["self"]
@@ -93,7 +93,7 @@ def _one_by_one(
 ) -> Any:
     """`_foreach_add_(xs, ys, alpha=a)` as `x.add_(y, alpha=a)` for each of the elements.
 
-    In their order, so that a tensor which stands in two lists changes as it does in torch.
+    The order matters: a tensor that stands in two lists changes as it does in torch.
     """
     given = dict(zip([each for each, _ in parameters], args)) | kwargs
     lists = [each for each, is_list in parameters if is_list]
@@ -139,9 +139,9 @@ def _first(op: Op, tensors: Sequence[torch.Tensor], place: int) -> torch.Tensor:
 
 
 def _lie_alike(op: Op, tensors: Sequence[torch.Tensor], writes: bool) -> bool:
-    """Whether every element's operands are ShardTensors of one finished layout.
+    """Whether the operands of every element are ShardTensors of one layout without partial values.
 
-    A written one that shares no memory with what it stands for is no such operand: its call raises.
+    A target that shares no memory with its base is not: its own call raises.
     """
     single = [arg for arg in op.args if type(arg) is Slot]
     if any(type(tensors[slot.index]) is ShardTensor for slot in single):

@@ -1,4 +1,4 @@
-"""Where lengths of an op's results, and its numbers, come from: from operands, or from the call."""
+"""Which operands the lengths of results come from, and whether an op's numbers are the call's."""
 
 from __future__ import annotations
 

@@ -32,10 +32,10 @@ def is_builtin(func: Any) -> bool:
 
 
 def as_it_is(func: Any) -> bool:
-    """Whether it runs on local tensors as it was called, if it is one op and moves nothing.
+    """Whether the called function itself may run on the local tensors, if it is one op.
 
-    Other functions in Python look at what they are given, and may refuse a shard where they take
-    the whole: `group_norm` asks for two values of each mean.
+    Other functions in Python check their arguments and may refuse a shard: `group_norm` asks for
+    two values of each mean.
     """
     return is_builtin(func) or isinstance(func, _SLOTS)
 
@@ -58,8 +58,8 @@ def packed(local: Any) -> Any:
 def has_gaps(dtypes: tuple[torch.dtype, torch.dtype], layout: Layout) -> bool:
     """Whether neighbours that a view makes one element of may be none in a shard's memory.
 
-    Where one rank has all of a dim that is cut, it may be a stretch of a longer line, which begins
-    or ends at an odd place. All ranks know it by the empty shards of the others.
+    Where one rank holds all of a sharded dim, its shard may be part of a longer line and may begin
+    or end at an odd place. All ranks know it by the empty shards of the others.
     """
     if dtypes[0].itemsize >= dtypes[1].itemsize:
         return False

@@ -1,7 +1,7 @@
-"""Calls with an op that is no step: it writes, draws, or needs data. Each op is a call of its own,
-on the ShardTensors themselves.
+"""Calls with an op that cannot be a step, because it writes, draws or needs data: each op is a
+call of its own on the ShardTensors.
 
-So it goes on a rank outside the mesh, too, where no step runs.
+Ranks outside the mesh do the same, because no step runs there.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ class Step(Caller):
         return new
 
     def bound_at(self, places: Sequence[int]) -> Callable[[Sequence[Any]], Any] | None:
-        """`bound`, of opened arguments among which the values stand at these places."""
+        """`bound` for opened arguments, in which the values have these places."""
         if self.local is None or not any(at != place for at, place in enumerate(places)):
             return self.bound
         return _bound(self.local, self.args, self.kwargs, places)
@@ -162,9 +162,9 @@ class Program(Recipe):
         places: of one step, where the call's tensors stand among its arguments, keywords last; None
             when some stand in lists.
 
-    The first run looks at whether the results of local ops lie in memory as their metas say, and
-    where one does not, has it laid in that order in every run. Only then the short route is open,
-    and only to one step with one result.
+    The first run compares the memory order of local results with their metas. Where one differs,
+    every run reorders it. After the first run the short route may carry out a program of one step
+    with one result.
     """
 
     __slots__ = (
@@ -299,10 +299,11 @@ class Program(Recipe):
     def _look(
         self, place: int, outs: Sequence[torch.Tensor], have: Sequence[Any]
     ) -> tuple[Order | None, ...]:
-        """See how the results of a local op lie in memory; in which orders they are to be laid.
+        """Compare the memory order of local results with their metas; the orders they need.
 
-        Views of operands lie as these do. Where a shard is one long in some dim, its strides there
-        are chance, and a kernel that looks for channels last may take either order the next time.
+        Views of operands have the order of these. Where a shard has length 1 in some dim, its
+        strides there are chance, and a kernel that looks for channels last may take either order
+        the next time.
         """
         step = self.steps[place]
         moved = {at for at, _ in step.operands}

@@ -336,8 +336,8 @@ class _Resizing:
         return meta
 
     def _sized(self, like: Meta, sized: Sized) -> Meta:
-        """A value for the new lengths. Where it is cut as the tensor that a length is of, this rank
-        holds as much of it."""
+        """A value for the new lengths. Where a dim is sharded as the tensor that its length comes
+        from, this rank's part is as long."""
         shape: list[int] = []
         local: list[int | None] = []
         cuts: list[Any] = []

@@ -18,16 +18,12 @@ from weft.comm import BoundMesh
 from weft.errors import UnsupportedOpError, message
 from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.trace.trees import flatten, substitute
+from weft.tensor.views.moved import writes
 
 __all__ = ["TAKERS", "any_foreign", "is_foreign", "taken", "taken_in"]
 
 TAKERS: dict[tuple[str, str], Callable[[Any, BoundMesh | None], ShardTensor]] = {}
 """(module, name) of a class -> the function that makes a ShardTensor of it, on the others' mesh."""
-
-_IN_PLACE = frozenset(
-    [f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and",
-                                 "or", "xor", "lshift", "rshift")] + ["__setitem__"]
-)
 
 
 @lru_cache(maxsize=512)
@@ -92,11 +88,5 @@ def taken_in(
 
 def _written(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
     """The foreign tensors that a call writes to."""
-    name = getattr(func, "__name__", "")
-    schema = getattr(func, "_schema", None)
-    in_place = name in _IN_PLACE or (
-        schema.is_mutable if schema is not None
-        else name.endswith("_") and not name.endswith("__")
-    )
-    given = [kwargs.get("out"), *(args[:1] if in_place else ())]
+    given = [kwargs.get("out"), *(args[:1] if writes(func) else ())]
     return [one for one in flatten(given) if is_foreign(one)]

@@ -1,9 +1,9 @@
 """What ops return on meta tensors, where torch is slow to tell or wrong.
 
-Some meta kernels are decompositions in Python, run whole: most of what the first call of
-`cross_entropy` or `scaled_dot_product_attention` costs. Such an op's entry in the book gives the
-result in plain cases, of which nothing can be wrong; the others, errors among them, are left to
-torch. Strides are those of the device's kernels.
+Some meta kernels are decompositions in Python. They take most of the first call of `cross_entropy`
+or `scaled_dot_product_attention`. The entries of such ops give the result in plain cases, where
+nothing can be wrong. Other cases, errors among them, are left to torch. Strides are those of the
+device's kernels.
 """
 
 from __future__ import annotations

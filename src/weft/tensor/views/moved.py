@@ -32,6 +32,7 @@ from weft.tensor.views.inverse import write
 
 __all__ = [
     "Moved", "attach_to_base", "bump_versions", "bump_view_epoch", "stands_for", "unwrap_view",
+    "writes",
 ]
 
 _SEVERAL = frozenset((torch.broadcast_tensors, torch.functional.broadcast_tensors, torch.meshgrid,
@@ -63,7 +64,7 @@ class Moved(torch.Tensor):
         before = [_state(one._weft_plain) for one in met.values()]
         out = func(*args, **kwargs)
         for one, state in zip(met.values(), before):
-            if _state(one._weft_plain) != state or (state is None and _writes(func)):
+            if _state(one._weft_plain) != state or (state is None and writes(func)):
                 one._weft_view.write_back(one._weft_plain.requires_grad)
         return map_tensors(lambda tensor: _as_moved(tensor, met), out)
 
@@ -290,7 +291,7 @@ def _state(tensor: Tensor) -> int | None:
     return None if tensor.is_inference() else tensor._version
 
 
-def _writes(func: Any) -> bool:
+def writes(func: Any) -> bool:
     """Whether a function writes to its operands, by its name."""
     schema = getattr(func, "_schema", None)
     if schema is not None:

@@ -1,8 +1,8 @@
 """Users' functions on local tensors, by their rules.
 
-What a user's function does with local tensors is not known before it has run. So shapes come from
-the rule, and what comes out is compared with them on every call; dtypes are those that come out.
-What it has written to is seen by version counters, and brought to where the caller's tensor lies.
+Nobody knows what a user's function does with local tensors before it has run. Shapes come from the
+rule, and every call compares its results with them; dtypes come from the results. Version counters
+tell what the function has written to, which then moves back to the layout of the caller's tensor.
 """
 
 from __future__ import annotations
@@ -267,12 +267,12 @@ class OnLocal(Caller):
 
     def _check_dtype(self, place: int, one: torch.Tensor) -> None:
         result = dtype_text(one.dtype)
-        wrong = [f"terms of {dtype}" for dtype in self.terms if not carries(dtype, result)]
+        wrong = [f"partial sums of {dtype}" for dtype in self.terms if not carries(dtype, result)]
         if wrong:
             raise LayoutError(
-                message(f"{self.name}(...)", f"terms of a sum became {result} in result {place}",
-                        "an op that is linear passes terms of a sum, each of which it may not "
-                        "round", wrong, "leave the operand out of linear=")
+                message(f"{self.name}(...)", f"partial sums became {result} in result {place}",
+                        "a linear op passes partial sums, and may not round each of them",
+                        wrong, "leave the operand out of linear=")
             )
 
 
