@@ -134,11 +134,6 @@ def _with_floats(home: Meta, key: Sequence[Any], given: Sequence[Any]) -> Recipe
     return home.recipes.get((*key, *floats)) if floats else None
 
 
-def _is_numpy(kind: type, name: str) -> bool:
-    """Whether it is one of numpy's types whose names begin so; numpy itself may be absent."""
-    return kind.__module__ == "numpy" and kind.__name__.startswith(name)
-
-
 def _against_array(func: Any, tensor: Any, other: Any) -> Any:
     """An operator on what cannot be hashed, like an array of numpy's: as torch, it takes the array
     in `==` alone, and leaves the rest to the other."""
