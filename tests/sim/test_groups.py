@@ -403,3 +403,44 @@ def test_weights_are_cast_before_they_travel(mesh: Any) -> None:
         expected = plain.get_parameter(name).grad
         assert grad.dtype == torch.float32
         torch.testing.assert_close(grad, expected, atol=3e-2, rtol=3e-2)
+
+
+def microbatches(model: Any, ids: Any) -> Any:
+    """Three backwards; on a mesh one reduction at their end."""
+    losses = [loss_of(model, ids[:, at: at + 2]) for at in (0, 1, 2)]
+    for loss in losses:
+        loss.backward()
+    return sum(losses)
+
+
+@pytest.mark.parametrize("spec", [P("dp"), P()])
+def test_gradients_stay_partial_until_the_end_of_the_block(spec: P) -> None:
+    plain = make()
+    microbatches(plain, IDS)
+
+    @ranks(dp=3)
+    def on_rank(mesh: Any) -> None:
+        model = make()
+        weft.distribute_module(model, mesh, shardings={"*": spec})
+        ids = weft.distribute_tensor(IDS, mesh, P("dp"))
+        step(model, ids)
+        model.zero_grad()
+        with weft.explain() as log, weft.nn.accumulate(model):
+            microbatches(model, ids)
+            known = [name for name, one in model.named_parameters() if one.grad is not None]
+            assert known == ([] if spec else ["place"])  # a view of it is reduced by itself
+        alike(gradients(model), gradients(plain))
+        reduced = [one.nbytes for one in log.events if one.direction == "backward"
+                   and one.collective != "AllGather" and "the loss" not in one.reason]
+        numel = sum(one.numel() for one in model.parameters())
+        own = sum(one._local.numel() for one in model.parameters())
+        expected = 2 * own * 8 if spec else 2 * numel * 8 * 2 / 3
+        assert sum(reduced) == pytest.approx(expected, 0 if spec else 0.2)
+        with pytest.raises(ArithmeticError), weft.nn.accumulate(model):
+            step(model, ids)
+            raise ArithmeticError
+        model.zero_grad()
+        microbatches(model, ids)
+        alike(gradients(model), gradients(plain))
+
+    on_rank()

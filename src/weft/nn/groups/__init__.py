@@ -7,11 +7,12 @@ from typing import Any
 
 from torch import nn
 
+from weft.nn.groups.accumulation import accumulate
 from weft.nn.groups.hooks import has_group, install
 from weft.nn.groups.policy import Gather, check_gather, policies_of
 from weft.tensor import ShardTensor
 
-__all__ = ["Gather", "check_gather", "gather_in_groups"]
+__all__ = ["Gather", "accumulate", "check_gather", "gather_in_groups"]
 
 
 def gather_in_groups(module: nn.Module, given: Mapping[str, Any] | bool | None) -> None:

@@ -15,6 +15,7 @@ counters of the gathered parameters step, so that graphs of the old values raise
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -31,7 +32,7 @@ from torch.autograd.graph import increment_version
 from weft.comm import BoundMesh, Finish
 from weft.nn.groups.memory import Packing, gathered_layout
 from weft.tensor import ShardTensor
-from weft.tensor.leaf_gradients import LeafUse, accumulate, stand_for
+from weft.tensor.leaf_gradients import LeafUse, accumulate, running, stand_for
 from weft.tensor.meta import Meta, contiguous_strides, intern
 from weft.tensor.placing.freed import Freed, register
 from weft.tensor.placing.transitions import transition_between
@@ -41,6 +42,7 @@ from weft.transport import traffic
 __all__ = ["Kind", "Pack", "kind_of"]
 
 _ALIGNED_NBYTES = 64
+_MADE = itertools.count()
 
 
 class Kind:
@@ -123,7 +125,7 @@ class Pack(Freed):
     ) -> None:
         mesh = kind.mesh
         self.kind, self.label, self._ask = kind, label, ask
-        self.line = ""
+        self.line, self.number = "", next(_MADE)
         self.axes = kind.axes | kind.rest
         self.comm = mesh.comm(tuple(sorted(kind.axes)))
         layouts = [gathered_layout(one.sharding, kind.axes) for one in tensors]
@@ -261,6 +263,14 @@ class Pack(Freed):
             if member.use is not None:
                 member.use.arrived(member.full)
             return
+        holding = running().holding
+        if holding is not None and id(member.local) in holding.leaves:  # the engine adds to it
+            holding.others[self] = self.number, self.reduce_held
+            return
+        self._collect(at, grad)
+
+    def _collect(self, at: int, grad: Tensor) -> None:
+        member = self.members[at]
         member.full.grad = None
         with torch.no_grad(), _DisableAutocast():
             if self.buffer is None:
@@ -299,6 +309,13 @@ class Pack(Freed):
                 accumulate(member.local, block, False)
 
         return land
+
+    def reduce_held(self) -> Callable[[], None] | None:
+        """Begin to reduce what was held over several backwards."""
+        for at, member in enumerate(self.members):
+            if member.full.grad is not None:
+                self._collect(at, member.full.grad)
+        return self.start_reducing()
 
     def drop(self) -> None:
         """A backward has failed: what has arrived is no gradient of anything."""
