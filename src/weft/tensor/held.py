@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,8 +19,8 @@ class Holding:
         leaves: those whose gradients stay partial.
 
     `leaves` are kept by id. `uses`: what has arrived of them, by what stands for it: its number,
-    the `LeafUse`, and what stands for it. `others`: what arrived elsewhere: its number, and what
-    begins to reduce it and gives what ends that.
+    the `LeafUse`, and what stands for it. `others`: who holds what has arrived elsewhere, and its
+    number.
     """
 
     __slots__ = ("leaves", "others", "uses")
@@ -28,7 +28,7 @@ class Holding:
     def __init__(self, leaves: Iterable[Tensor]) -> None:
         self.leaves = frozenset(map(id, leaves))
         self.uses: dict[int, tuple[int, Any, Tensor]] = {}
-        self.others: dict[Any, tuple[int, Callable[[], Callable[[], None] | None]]] = {}
+        self.others: dict[Any, int] = {}
 
     def drop(self) -> None:
         """Forget all of it."""

@@ -44,8 +44,8 @@ from weft.transport.transition import Transition, counting, dense
 
 __all__ = [
     "Backward", "LeafUse", "accumulate", "before", "completed", "defer_hook", "disable_for",
-    "is_put_off", "reduce_held", "replace_leaf", "running", "stand_for", "summed", "track_leaf", "use_of",
-    "uses_of",
+    "is_put_off", "reduce_held", "replace_leaf", "running", "stand_for", "summed",
+    "track_leaf", "use_of", "uses_of",
 ]
 
 _engine: Any = torch.autograd.Variable._execution_engine

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from weft.errors import ShardTypeError, message
+from weft.nn.groups.buckets import Buckets
 from weft.tensor import ShardTensor
 from weft.tensor.held import Holding, holding
 from weft.tensor.leaf_gradients import reduce_held
@@ -53,11 +54,14 @@ def accumulate(module: nn.Module) -> Iterator[None]:
 
 def _reduce(held: Holding) -> None:
     """The same on every rank, in one order."""
-    landings = [start() for _, start in sorted(held.others.values(), key=lambda one: one[0])]
+    buckets, landings = Buckets(), []
+    for pack in sorted(held.others, key=held.others.__getitem__):
+        pack.collect_held()
+        landings += pack.start_reducing(buckets)
+    landings += buckets.start(True)
     reduce_held(held.uses.values())
     for land in landings:
-        if land is not None:
-            land()
+        land()
 
 
 def _locals_of(module: nn.Module) -> Any:
