@@ -136,7 +136,8 @@ SPECS = pytest.mark.parametrize("spec", [P("dp"), P()], ids=["sharded", "replica
 @SPECS
 @pytest.mark.parametrize("name", CASES)
 def test_gradients_are_those_of_one_process(name: str, spec: P) -> None:
-    on_ranks(*CASES[name], {"*": spec}, {"dp": 3})
+    program, change = CASES[name]
+    on_ranks(program, change, {"*": spec}, {"dp": 3})
 
 
 def left_behind(model: Any, ids: Any) -> Any:
