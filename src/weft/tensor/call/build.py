@@ -383,5 +383,4 @@ def _floats_of(func: Any, op: Op, args: Any, kwargs: Any) -> list[tuple[Any, Any
 
 
 def _numbers_flow(op: Op) -> bool:
-    name = facts(op.overload).functional
-    return name.startswith("aten._foreach_") or ops.floats_flow(name)
+    return ops.floats_flow(facts(op.overload).functional)
