@@ -92,8 +92,7 @@ def on_ranks(
         alike(gradients(model), gradients(plain))
         if isinstance(expected, Tensor):
             torch.testing.assert_close(found.full_tensor(), expected.detach())
-        full = sum(one.numel() for one in model.parameters())
-        assert sum(one._local.numel() for one in model.parameters()) < full
+        assert not any(one._meta.varying for one in model.parameters())
         return log.events
 
     return weft.testing.run(on_rank, mesh=mesh or {"dp": 4})
@@ -131,9 +130,14 @@ CASES = {
 }
 
 
+SPECS = pytest.mark.parametrize("spec", [P("dp"), P()], ids=["sharded", "replicated"])
+
+
+@SPECS
 @pytest.mark.parametrize("name", CASES)
-def test_gradients_are_those_of_one_process(name: str) -> None:
-    on_ranks(*CASES[name])
+def test_gradients_are_those_of_one_process(name: str, spec: P) -> None:
+    program, change = CASES[name]
+    on_ranks(program, change, {"*": spec}, {"dp": 3})
 
 
 def left_behind(model: Any, ids: Any) -> Any:
@@ -246,9 +250,10 @@ PROGRAMS = [
 ]
 
 
+@SPECS
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda one: one.__name__)
-def test_programs(program: Callable[[Any, Any], Any]) -> None:
-    on_ranks(program)
+def test_programs(program: Callable[[Any, Any], Any], spec: P) -> None:
+    on_ranks(program, spec={"*": spec}, mesh={"dp": 3})
 
 
 TABLES = {
@@ -403,3 +408,43 @@ def test_weights_are_cast_before_they_travel(mesh: Any) -> None:
         expected = plain.get_parameter(name).grad
         assert grad.dtype == torch.float32
         torch.testing.assert_close(grad, expected, atol=3e-2, rtol=3e-2)
+
+
+def microbatches(model: Any, ids: Any) -> Any:
+    """Three backwards; on a mesh one reduction at their end."""
+    losses = [loss_of(model, ids[:, at: at + 2]) for at in (0, 1, 2)]
+    for loss in losses:
+        loss.backward()
+    return sum(losses)
+
+
+@SPECS
+def test_gradients_stay_partial_until_the_end_of_the_block(spec: P) -> None:
+    plain = make()
+    microbatches(plain, IDS)
+
+    @ranks(dp=3)
+    def on_rank(mesh: Any) -> None:
+        model = make()
+        weft.distribute_module(model, mesh, shardings={"*": spec})
+        ids = weft.distribute_tensor(IDS, mesh, P("dp"))
+        step(model, ids)
+        model.zero_grad()
+        with weft.explain() as log, weft.nn.accumulate(model):
+            microbatches(model, ids)
+            assert all(one.grad is None for one in model.parameters())
+        alike(gradients(model), gradients(plain))
+        reduced = [one.nbytes for one in log.events if one.direction == "backward"
+                   and one.collective != "AllGather" and "the loss" not in one.reason]
+        numel = sum(one.numel() for one in model.parameters())
+        own = sum(one._local.numel() for one in model.parameters())
+        assert sum(reduced) == (2 * own * 8 if spec else 2 * numel * 8 * 2 // 3)
+        assert spec or len(reduced) == 1
+        with pytest.raises(ArithmeticError), weft.nn.accumulate(model):
+            step(model, ids)
+            raise ArithmeticError
+        model.zero_grad()
+        microbatches(model, ids)
+        alike(gradients(model), gradients(plain))
+
+    on_rank()

@@ -120,17 +120,19 @@ class Communicator(ABC):
         """`all_reduce` of a buffer that no other code uses: it may be written to."""
         return self.all_reduce(x, kind)
 
-    def start_all_reduce(self, x: Tensor, kind: str) -> Finish:
-        """An `all_reduce` that is only started; `x` must not change until the result is called."""
+    def start_all_reduce(self, x: Tensor, kind: str, own: bool = False) -> Finish:
+        """An `all_reduce` that is only started; `x` must not change until the result is called.
+
+        `own`: no other code uses the buffer, and it may be written to."""
         if self.debug.on:
             self._agree("all_reduce", kind, x.dtype, tuple(x.shape))
         check_kind(kind, x.dtype)
         x = x.detach()
         if self.size == 1 or x.numel() == 0:
             return _done(_copy(x))
-        return self._start_all_reduce(x.contiguous(), kind)
+        return self._start_all_reduce(x.contiguous(), kind, own)
 
-    def _start_all_reduce(self, x: Tensor, kind: str) -> Finish:
+    def _start_all_reduce(self, x: Tensor, kind: str, own: bool) -> Finish:
         return _done(self._all_reduce(x, kind))
 
     def all_gather(self, x: Tensor, sizes: Sequence[int]) -> Tensor:

@@ -69,6 +69,9 @@ _EXACT: dict[str, frozenset[tuple[str, torch.dtype]]] = {"nccl": _NATIVE, "fake"
 torch's "fake" backend, on which costs are measured without a network, takes NCCL's paths.
 """
 
+_OF_TWO = frozenset([(kind, dtype) for kind in ("sum", "avg") for dtype in _FLOATS[2:]])
+"""What gloo sums exactly where two ranks add, in whatever order. It is used where it proceeds."""
+
 _GATHER_LIMIT_NBYTES = 1 << 20
 """Up to this many bytes gathered, one exchange of whole partial values beats scatter and gather."""
 
@@ -95,7 +98,7 @@ renamed the last two; the older names warn if the newer exist."""
 class ProcessCommunicator(GroupCalls):
     """Collectives over one process group."""
 
-    __slots__ = ("exact", "native")
+    __slots__ = ("exact", "native", "starts")
 
     def __init__(
         self, group: dist.ProcessGroup, ranks: tuple[int, ...], roll: DebugCompare,
@@ -104,8 +107,10 @@ class ProcessCommunicator(GroupCalls):
         super().__init__(group, ranks, roll, under_way, axes, device)
         backend = backend_of(group, device.type) or ""
         self.exact = _EXACT.get(backend, frozenset())
+        self.starts = self.exact
         if backend == "gloo":
             self.swaps_from_nbytes = _SWAP_NBYTES
+            self.starts = _OF_TWO if self.size == 2 else self.exact
         self.native = bool(self.exact) and self.in_order
 
     def all_reduce(self, x: Tensor, kind: str) -> Tensor:
@@ -140,9 +145,9 @@ class ProcessCommunicator(GroupCalls):
         mine = self._start_reduce_scatter(flat, sizes, kind, out.split(sizes)[self.index])()
         return self._start_all_gather(mine, sizes, out)().view(x.shape)
 
-    def _start_all_reduce(self, x: Tensor, kind: str) -> Finish:
-        if (kind, x.dtype) in self.exact:
-            total = x.clone()
+    def _start_all_reduce(self, x: Tensor, kind: str, own: bool) -> Finish:
+        if (kind, x.dtype) in self.starts:
+            total = x if own else x.clone()
             group = self._alive("all_reduce")
             wait = self._start("all_reduce", group.allreduce, [total], _START_REDUCE[kind])
             return _then(wait, lambda: total.div_(self.size) if kind == "avg" else total)

@@ -2,7 +2,7 @@
 
 from weft.nn import optimizers
 from weft.nn.distribute import distribute_module
-from weft.nn.groups import Gather
+from weft.nn.groups import Gather, accumulate
 from weft.nn.libraries import ShardedCollator, as_one_process
 from weft.nn.materialize import materialize
 from weft.nn.pins import PrepareModuleInput, PrepareModuleOutput
@@ -11,8 +11,8 @@ from weft.nn.styles import ColwiseParallel, RowwiseParallel, SequenceParallel, V
 
 __all__ = [
     "ColwiseParallel", "Gather", "PrepareModuleInput", "PrepareModuleOutput", "Report",
-    "RowwiseParallel", "SequenceParallel", "ShardedCollator", "VocabParallel", "as_one_process",
-    "distribute_module", "materialize", "report",
+    "RowwiseParallel", "SequenceParallel", "ShardedCollator", "VocabParallel", "accumulate",
+    "as_one_process", "distribute_module", "materialize", "report",
 ]
 
 optimizers.install()

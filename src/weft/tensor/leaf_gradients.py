@@ -38,13 +38,14 @@ from torch import Tensor, is_grad_enabled
 from torch._C import _current_graph_task_id  # type: ignore[attr-defined]
 from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
+from weft.tensor import held
 from weft.transport import run_together, traffic
 from weft.transport.transition import Transition, counting, dense
 
 __all__ = [
     "Backward", "LeafUse", "accumulate", "before", "completed", "defer_hook", "disable_for",
-    "is_put_off", "replace_leaf", "running", "stand_for", "summed", "track_leaf", "use_of",
-    "uses_of",
+    "is_put_off", "reduce_held", "replace_leaf", "running", "stand_for", "summed",
+    "track_leaf", "use_of", "uses_of",
 ]
 
 _engine: Any = torch.autograd.Variable._execution_engine
@@ -98,6 +99,10 @@ class LeafUse:
     def arrived(self, seen: Tensor) -> None:
         """The hook of `seen`: its gradient in this backward is complete."""
         backward = _OF_THREAD.innermost or _RUNNING[-1]
+        holding = backward.holding
+        if holding is not None and id(self.local) in holding.leaves:
+            holding.uses[id(seen)] = self.number, self, seen
+            return
         found = backward.found.get(_current_graph_task_id()) or backward.of_task()
         found.uses.append((self.number, self, seen))
 
@@ -219,6 +224,20 @@ def summed(
     return totals
 
 
+def reduce_held(uses: Iterable[tuple[int, LeafUse, Tensor]]) -> None:
+    """Reduce and accumulate what has arrived of these uses in several backwards."""
+    arrived, totals = Backward()._reduce(sorted(uses, key=lambda one: one[0]))
+    for local, whole in _of_leaves(arrived, totals):
+        accumulate(local, whole, False)
+
+
+class _OfThread(threading.local):
+    innermost: Backward | None = None
+
+
+_OF_THREAD = _OfThread()
+
+
 class Found:
     """What one graph task of the engine has found: uses, with the number and what stands for each,
     and leaves whose hooks are put off, with what was held back."""
@@ -254,10 +273,12 @@ class Backward:
         captures: the engine gives the gradients back instead of accumulating them.
     """
 
-    __slots__ = ("__weakref__", "at_end", "captures", "failed", "found", "outer", "riders")
+    __slots__ = (
+        "__weakref__", "at_end", "captures", "failed", "found", "holding", "outer", "riders",
+    )
 
     def __init__(self, captures: bool = False) -> None:
-        self.captures = captures
+        self.captures, self.holding = captures, held.current()
         self.found: dict[int, Found] = {}
         self.riders: list[_Rider] = []
         self.at_end: list[Callable[[], Any]] = []
@@ -349,16 +370,11 @@ class Backward:
         return uses, totals
 
 
-class _OfThread(threading.local):
-    innermost: Backward | None = None
-
-
 def running() -> Backward:
     """The backward that runs. On a GPU the engine's own threads ask, too: theirs is the last."""
     return _OF_THREAD.innermost or _RUNNING[-1]
 
 
-_OF_THREAD = _OfThread()
 _RUNNING = [Backward()]
 """All that run, after one for tasks of the engine that nobody has announced."""
 

@@ -12,6 +12,7 @@ on every rank, in whatever order it did.
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,6 +23,7 @@ from torch._C import _current_graph_task_id  # type: ignore[attr-defined]
 
 from weft.comm import BoundMesh
 from weft.errors import StrictError, message
+from weft.nn.groups.buckets import Buckets
 from weft.nn.groups.pack import Kind, Pack, kind_of
 from weft.nn.groups.policy import AUTOMATIC, Gather
 from weft.tensor import ShardTensor
@@ -31,6 +33,9 @@ from weft.tensor.trace.trees import flatten
 from weft.tensor.views.moved import unwrap_view
 
 __all__ = ["Group", "Line", "in_backward"]
+
+
+_MADE = itertools.count()
 
 
 def in_backward() -> bool:
@@ -59,6 +64,7 @@ class Line:
         self.keeps = False
         self.passed: set[Group] = set()
         self.touched: list[Group] = []
+        self.buckets = Buckets()
         self.outstanding: Sequence[Callable[[], None]] = ()
 
     def begin(self) -> None:
@@ -79,33 +85,41 @@ class Line:
 
     def asked(self, group: Group) -> None:
         """In backward: a group is needed."""
+        self.touch(group)
+        if torch.is_grad_enabled():  # a graph of the backward reads it, whenever
+            self.keeps = True
+        if group in self.passed or group.was_asked:
+            return
+        group.was_asked = True
+        group.fill()
+        order = self.last or self.order
+        at = next((at for at in reversed(range(len(order))) if order[at] is group), 0)
+        for before in reversed(order[:at]):
+            if not before.was_asked and before not in self.passed:
+                before.start()
+                break
+
+    def touch(self, group: Group) -> None:
+        """In backward: a group is needed, or has a gradient."""
         if self.backward is None:
             backward = running()
             self.backward = weakref.ref(backward)
             self.keeps = False
             backward.when_over(self.over, self.failed)
-        if torch.is_grad_enabled():  # a graph of the backward reads it, whenever
-            self.keeps = True
-        if group in self.passed or group.is_open:
-            return
-        group.is_open = True
-        self.touched.append(group)
-        group.fill()
-        order = self.last or self.order
-        at = next((at for at in reversed(range(len(order))) if order[at] is group), 0)
-        for before in reversed(order[:at]):
-            if not before.is_open and before not in self.passed:
-                before.start()
-                break
+        if not group.is_open:
+            group.is_open = True
+            if group not in self.touched:
+                self.touched.append(group)
 
     def passes(self, group: Group) -> None:
         """In backward: what came after the group's input has its gradients."""
-        if self.backward is None or group in self.passed or not group.is_open:
+        if self.backward is None or not group.is_open:
             return
-        started = group.start_reducing()
+        started = group.start_reducing(self.buckets)
+        started += self.buckets.start(False)
         if not self.keeps:
             self.passed.add(group)
-            group.is_open = False
+            group.is_open = group.was_asked = False
             group.free()
         self.land()
         self.outstanding = started
@@ -119,8 +133,9 @@ class Line:
         """The backward is over."""
         if self.backward is None:
             return
-        touched = list(self.touched)
-        started = [land for group in touched for land in group.start_reducing()]
+        touched = sorted(self.touched, key=lambda group: -group.number)  # not as they came
+        started = [land for group in touched for land in group.start_reducing(self.buckets)]
+        started += self.buckets.start(True)
         self.land()
         self.outstanding = started
         self.land()
@@ -129,13 +144,14 @@ class Line:
     def failed(self) -> None:
         """The backward has failed: its gradients are dropped."""
         self.outstanding = ()
+        self.buckets.drop()
         for group in self.touched:
             group.drop()
         self._close()
 
     def _close(self) -> None:
         for group in self.touched:
-            group.is_open = False
+            group.is_open = group.was_asked = False
             if not self.keeps:
                 group.free()
         self.touched, self.passed, self.backward = [], set(), None
@@ -154,7 +170,8 @@ class Group:
     ) -> None:
         self.line, self.policy, self.path = line, policy, path
         self.mesh, self.batch = mesh, batch
-        self.is_open = self.is_outermost = False
+        self.is_open = self.was_asked = self.is_outermost = False
+        self.number = next(_MADE)
         kinds: dict[Any, tuple[Kind, list[ShardTensor]]] = {}
         seen: set[int] = set()
         for part in parts:
@@ -172,7 +189,8 @@ class Group:
         ]
         me: weakref.ref[Group] = weakref.ref(self)
         self.packs = [
-            Pack(kind, tensors, f"parameters of {path or 'the module'}", _Asking(me, line))
+            Pack(kind, tensors, f"parameters of {path or 'the module'}",
+                 _Calling(me, line, Line.asked), _Calling(me, line, Line.touch))
             for kind, tensors in kinds.values()
         ]
         for pack in self.packs:
@@ -237,9 +255,8 @@ class Group:
         for pack in self.packs:
             pack.free()
 
-    def start_reducing(self) -> list[Callable[[], None]]:
-        found = [pack.start_reducing() for pack in self.packs]
-        return [land for land in found if land is not None]
+    def start_reducing(self, buckets: Buckets) -> list[Callable[[], None]]:
+        return [land for pack in self.packs for land in pack.start_reducing(buckets)]
 
     def drop(self) -> None:
         for pack in self.packs:
@@ -253,18 +270,20 @@ def _holds(part: nn.Module | None, known: Sequence[Any]) -> bool:
     return all(one is other for one, other in zip(part._parameters.values(), known))
 
 
-class _Asking:
-    """What a pack calls when it is asked for in backward."""
+class _Calling:
+    """What a pack calls when it is asked for in backward, or has a gradient."""
 
-    __slots__ = ("group", "line")
+    __slots__ = ("call", "group", "line")
 
-    def __init__(self, group: weakref.ref[Group], line: Line) -> None:
-        self.group, self.line = group, line
+    def __init__(
+        self, group: weakref.ref[Group], line: Line, call: Callable[[Line, Group], None]
+    ) -> None:
+        self.group, self.line, self.call = group, line, call
 
     def __call__(self) -> None:
         group = self.group()
         if group is not None:
-            self.line.asked(group)
+            self.call(self.line, group)
 
 
 def _passes(group: weakref.ref[Group]) -> None:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import nn
 
 from weft.comm import BoundMesh
@@ -18,7 +20,7 @@ from weft.nn.groups.group import Group, Line, in_backward
 from weft.nn.groups.policy import Gather
 from weft.nn.pins import _Hook
 from weft.tensor import ShardTensor
-from weft.tensor.trace.trees import flatten
+from weft.tensor.trace.trees import flatten, map_tensors
 
 __all__ = ["Entering", "Leaving", "has_group", "install"]
 
@@ -78,7 +80,16 @@ class Entering(_Hook):
     def __init__(self, path: str, policy: Gather | None) -> None:
         self.path, self.policy = path, policy
 
-    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        self._enter(module, args, kwargs)
+        if self.policy is None or self.policy.compute_dtype is None:
+            return None
+        state = _STATES.get(module)
+        if state is None or state.group is None or not state.group.packs:
+            return None
+        return map_tensors(partial(_cast, self.policy.compute_dtype), (args, kwargs))
+
+    def _enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         forward = _thread.forward
         if in_backward():
             state = _STATES.get(module)
@@ -137,6 +148,10 @@ def _batch_of(inputs: Sequence[ShardTensor]) -> tuple[BoundMesh, frozenset[int]]
             sizes = meta.mesh.axis_sizes
             axes.update(axis for axis in meta.layout.dims[0] if sizes[axis] > 1)
     return (inputs[0]._meta.mesh, frozenset(axes)) if axes else None
+
+
+def _cast(dtype: torch.dtype, x: Any) -> Any:
+    return x.to(dtype) if x.is_floating_point() else x
 
 
 def _listed(axes: Any) -> tuple[Any, ...]:

@@ -15,10 +15,11 @@ counters of the gathered parameters step, so that graphs of the old values raise
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -31,7 +32,7 @@ from torch.autograd.graph import increment_version
 from weft.comm import BoundMesh, Finish
 from weft.nn.groups.memory import Packing, gathered_layout
 from weft.tensor import ShardTensor
-from weft.tensor.leaf_gradients import LeafUse, accumulate, stand_for
+from weft.tensor.leaf_gradients import LeafUse, accumulate, running, stand_for
 from weft.tensor.meta import Meta, contiguous_strides, intern
 from weft.tensor.placing.freed import Freed, register
 from weft.tensor.placing.transitions import transition_between
@@ -41,6 +42,7 @@ from weft.transport import traffic
 __all__ = ["Kind", "Pack", "kind_of"]
 
 _ALIGNED_NBYTES = 64
+_MADE = itertools.count()
 
 
 class Kind:
@@ -67,7 +69,9 @@ def kind_of(
     reduce_dtype: torch.dtype | None,
 ) -> Kind | None:
     """How a parameter is gathered in a forward whose batch is sharded over these axes; None where
-    it is not: it is sharded over none of them, or is not this rank's to gather."""
+    it is not: it is not this rank's to gather, or is sharded over other axes. Replicated ones are
+    there already, and their gradients are reduced by the packs where no other axis is there, over
+    which they would have to be reduced as well."""
     if type(tensor) is not ShardTensor or type(tensor._local) is not Tensor:
         return None
     meta = tensor._meta
@@ -77,36 +81,55 @@ def kind_of(
     if meta.strides is not None or meta.device.type == "meta" or not tensor._local.is_leaf:
         return None
     axes = frozenset(axis for axis in batch if layout.on(axis) is not None)
-    if not axes or gathered_layout(layout, axes) is None:
+    if not axes:
+        sizes = mesh.axis_sizes
+        alone = all(size == 1 or axis in batch for axis, size in enumerate(sizes))
+        if not (alone and batch and meta.requires_grad):
+            return None
+        return Kind(mesh, axes, batch, meta.dtype, None, None)
+    if gathered_layout(layout, axes) is None:
         return None
     return Kind(mesh, axes, batch - axes, meta.dtype, whole_dtype, reduce_dtype)
 
 
+class _Buckets(Protocol):
+    """Where replicated parameters' gradients are summed: `buckets.Buckets`."""
+
+    def add(self, pack: Any) -> None: ...
+
+
 class _Member:
-    """One parameter: as it is, and gathered."""
+    """One parameter: as it is, and gathered. Without a storage it is its own memory."""
 
     __slots__ = (
-        "full", "has_arrived", "hook", "local", "memo", "meta", "tensor", "use", "version", "whole",
-        "whole_meta",
+        "address", "full", "has_arrived", "local", "memo", "meta", "tensor", "use", "version",
+        "whole", "whole_meta",
     )
 
-    def __init__(self, tensor: ShardTensor, whole_meta: Meta, storage: Any, offset: int) -> None:
+    def __init__(
+        self, tensor: ShardTensor, whole_meta: Meta, storage: Any = None, offset: int = 0
+    ) -> None:
         self.tensor, self.meta, self.local = tensor, tensor._meta, tensor._local
         self.whole_meta = whole_meta
         self.memo: Any = None
         self.version = 0
         self.has_arrived = False
+        self.address = None if storage else self.local.data_ptr()
+        self.use: LeafUse | None = None
+        if storage is None:
+            self.whole = self.full = self.local.detach().requires_grad_()
+            return
         shape = whole_meta.local_shape
         strides = contiguous_strides(shape)
         make = torch.empty(0, dtype=whole_meta.dtype, device=self.local.device)
         self.whole = make.new_empty(0).set_(storage, offset, shape, strides)
         self.full = make.new_empty(0).set_(storage, offset, shape, strides)
         self.full.requires_grad_(self.local.requires_grad)
-        self.use: LeafUse | None = None
 
     @property
     def is_current(self) -> bool:
-        return self.tensor._meta is self.meta and self.tensor._local is self.local
+        same = self.tensor._meta is self.meta and self.tensor._local is self.local
+        return same and self.address in (None, self.local.data_ptr())
 
 
 class Pack(Freed):
@@ -116,14 +139,16 @@ class Pack(Freed):
         tensors: the parameters.
         label: whose they are, for the log.
         ask: called before the gradient of something computed of them is computed.
+        touch: called when the gradient of one of them is there.
     """
 
     def __init__(
-        self, kind: Kind, tensors: Sequence[ShardTensor], label: str, ask: Callable[[], None]
+        self, kind: Kind, tensors: Sequence[ShardTensor], label: str, ask: Callable[[], None],
+        touch: Callable[[], None],
     ) -> None:
         mesh = kind.mesh
-        self.kind, self.label, self._ask = kind, label, ask
-        self.line = ""
+        self.kind, self.label, self._ask, self._touch = kind, label, ask, touch
+        self.line, self.number = "", next(_MADE)
         self.axes = kind.axes | kind.rest
         self.comm = mesh.comm(tuple(sorted(kind.axes)))
         layouts = [gathered_layout(one.sharding, kind.axes) for one in tensors]
@@ -143,6 +168,11 @@ class Pack(Freed):
             offsets.append(end)
             end += -(-torch.Size(whole.local_shape).numel() // step) * step
         self.nbytes = end * itemsize
+        self.storage: Any = None
+        if not kind.axes:
+            self.members = [_Member(one, whole) for one, whole in zip(tensors, wholes)]
+            self._begin()
+            return
         base = torch.empty(0, dtype=kind.whole_dtype, device=mesh.device)
         self.storage = base.untyped_storage()
         self.members = [
@@ -151,7 +181,10 @@ class Pack(Freed):
         ]
         self.storage.resize_(0)
         register(self.storage, self)
-        self.is_full = self.is_kept = False
+        self._begin()
+
+    def _begin(self) -> None:
+        self.is_full = self.is_kept = not self.kind.axes
         self.versions: tuple[int, ...] | None = None
         self.pending: tuple[Finish, tuple[int, ...]] | None = None
         self.buffer: Tensor | None = None
@@ -184,6 +217,8 @@ class Pack(Freed):
 
     def start(self) -> None:
         """Begin to gather, where the storage is not filled."""
+        if self.storage is None:
+            return
         versions = self._versions()
         if self.pending is not None and self.pending[1] == versions:
             return
@@ -191,12 +226,14 @@ class Pack(Freed):
             return
         packing = self.packing
         nbytes = (packing.numel - packing.sizes[packing.index]) * self.kind.whole_dtype.itemsize
-        with torch.no_grad(), _DisableAutocast(), self._told("AllGather", "S->R", nbytes):
+        with torch.no_grad(), _DisableAutocast(), self.told("AllGather", "S->R", nbytes):
             blocks = [member.local.reshape(-1) for member in self.members]
             flat = torch.cat(blocks).to(self.kind.whole_dtype)
             self.pending = self.comm.start_all_gather(flat, packing.sizes), versions
 
     def fill(self) -> None:
+        if self.storage is None:
+            return
         versions = self._versions()
         if self.is_full and self.versions == versions:
             return
@@ -243,7 +280,8 @@ class Pack(Freed):
             wanted = member.full.requires_grad
             tensor._local, tensor._meta, tensor._memo = member.local, member.meta, member.memo
             member.memo = None
-            if version_of(member.full) != member.version and self.is_full:
+            written = self.storage is not None and version_of(member.full) != member.version
+            if written and self.is_full:
                 with torch.no_grad():
                     member.local.copy_(self.packing.own(member.whole, at))
             if wanted != member.local.requires_grad:
@@ -261,6 +299,15 @@ class Pack(Freed):
             if member.use is not None:
                 member.use.arrived(member.full)
             return
+        holding = running().holding
+        if holding is not None and id(member.local) in holding.leaves:  # the engine adds to it
+            holding.others[self] = self.number
+            return
+        self._touch()
+        self._collect(at, grad)
+
+    def _collect(self, at: int, grad: Tensor) -> None:
+        member = self.members[at]
         member.full.grad = None
         with torch.no_grad(), _DisableAutocast():
             if self.buffer is None:
@@ -270,19 +317,22 @@ class Pack(Freed):
             self.packing.collect(self.buffer, at, grad, member.has_arrived)
         member.has_arrived = True
 
-    def start_reducing(self) -> Callable[[], None] | None:
-        """Begin to reduce what has arrived; the function waits for it, and accumulates. None where
-        nothing has."""
+    def start_reducing(self, buckets: _Buckets) -> list[Callable[[], None]]:
+        """Begin to reduce what has arrived; the function waits for it, and accumulates. What only
+        has to be summed goes to the buckets."""
+        if not self.kind.axes:
+            buckets.add(self)
+            return []
         buffer, self.buffer = self.buffer, None
         if buffer is None:
-            return None
+            return []
         packing, there = self.packing, [member.has_arrived for member in self.members]
         with torch.no_grad(), _DisableAutocast():
             if not all(there):
                 packing, buffer = packing.of(there, buffer)
             mine = packing.sizes[packing.index] * buffer.element_size()
             nbytes = (len(packing.sizes) - 1) * mine
-            with self._told("ReduceScatter", "P(sum)->S", nbytes):
+            with self.told("ReduceScatter", "P(sum)->S", nbytes):
                 finish = self.comm.start_reduce_scatter(buffer, packing.sizes, "sum")
         members = [member for member in self.members if member.has_arrived]
         for member in members:
@@ -298,7 +348,27 @@ class Pack(Freed):
             for member, block in zip(members, blocks):
                 accumulate(member.local, block, False)
 
-        return land
+        return [land]
+
+    def take(self) -> tuple[list[Tensor], Tensor] | None:
+        """The gradients of replicated parameters that have arrived, in one buffer, and the local
+        tensors that they are of."""
+        buffer, self.buffer = self.buffer, None
+        if buffer is None:
+            return None
+        there = [at for at, member in enumerate(self.members) if member.has_arrived]
+        if len(there) < len(self.members):
+            blocks = self.packing.mine(buffer)
+            buffer = torch.cat([blocks[at].reshape(-1) for at in there])
+        for at in there:
+            self.members[at].has_arrived = False
+        return [self.members[at].local for at in there], buffer
+
+    def collect_held(self) -> None:
+        """Take what was held over several backwards."""
+        for at, member in enumerate(self.members):
+            if member.full.grad is not None:
+                self._collect(at, member.full.grad)
 
     def drop(self) -> None:
         """A backward has failed: what has arrived is no gradient of anything."""
@@ -307,16 +377,20 @@ class Pack(Freed):
             member.has_arrived, member.full.grad = False, None
 
     @contextmanager
-    def _told(self, collective: str, what: str, nbytes: int) -> Iterator[None]:
+    def told(
+        self, collective: str, what: str, nbytes: int, over: frozenset[int] | None = None
+    ) -> Iterator[None]:
         """Around a collective: the log and the debug mode know what it is for."""
         if not traffic.STATE.on:
             yield
             return
-        mesh, axes = self.kind.mesh, tuple(sorted(self.kind.axes))
+        mesh, axes = self.kind.mesh, tuple(sorted(over or self.kind.axes))
         names = tuple(map(str, mesh.names(axes)))
         text = f"{what} on {', '.join(names)}"
-        label = traffic.Label(self.label, self.line, "gathered for its module")
-        backward = collective == "ReduceScatter" or _current_graph_task_id() != -1
+        gathers = collective == "AllGather"
+        label = traffic.Label(
+            self.label, self.line, "gathered for its module" if gathers else "its gradients")
+        backward = not gathers or _current_graph_task_id() != -1
         note = traffic.Note(label, traffic.note().logs)
         with traffic.resume(note, label.reason) if backward else traffic.label(
             label.op, label.line, label.reason

@@ -1,0 +1,68 @@
+"""One reduction of gradients for several backwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+from weft.errors import ShardTypeError, message
+from weft.nn.groups.buckets import Buckets
+from weft.tensor import ShardTensor
+from weft.tensor.held import Holding, holding
+from weft.tensor.leaf_gradients import reduce_held
+
+__all__ = ["accumulate"]
+
+
+@contextmanager
+def accumulate(module: nn.Module) -> Iterator[None]:
+    """Inside, the gradients of a module's parameters stay partial; at the end they are reduced.
+
+    Several backwards then cost the reductions of one. Until the end `parameter.grad` is what it was
+    before, so clipping and the optimizer's step come afterwards. Each rank keeps the gradients of
+    the parameters as it uses them: whole, where these are sharded and gathered. Parameters with
+    hooks, and those that are not replicated or gathered where they are used, are reduced in each
+    backward as ever.
+
+    Args:
+        module: whose parameters are ShardTensors.
+
+    Raises:
+        ShardTypeError: not a module.
+
+    If the block raises, what it has accumulated is dropped.
+    """
+    if not isinstance(module, nn.Module):
+        kind = type(module).__name__
+        raise ShardTypeError(
+            message("weft.nn.accumulate(module)", f"it is of type {kind}",
+                    "gradients of the parameters of a torch.nn.Module stay partial", [kind],
+                    "with weft.nn.accumulate(model): ...")
+        )
+    held = Holding(_locals_of(module))
+    try:
+        with holding(held):
+            yield
+    except BaseException:
+        held.drop()
+        raise
+    _reduce(held)
+
+
+def _reduce(held: Holding) -> None:
+    """The same on every rank, in one order."""
+    buckets, landings = Buckets(), []
+    for pack in sorted(held.others, key=held.others.__getitem__):
+        pack.collect_held()
+        landings += pack.start_reducing(buckets)
+    landings += buckets.start(True)
+    reduce_held(held.uses.values())
+    for land in landings:
+        land()
+
+
+def _locals_of(module: nn.Module) -> Any:
+    return [one._local for one in module.parameters() if type(one) is ShardTensor]
