@@ -7,11 +7,12 @@ from weft.nn.materialize import materialize
 from weft.nn.pins import PrepareModuleInput, PrepareModuleOutput
 from weft.nn.report import Report, report
 from weft.nn.styles import ColwiseParallel, RowwiseParallel, SequenceParallel, VocabParallel
+from weft.nn.token_order import TokenOrder, zigzag
 
 __all__ = [
     "ColwiseParallel", "PrepareModuleInput", "PrepareModuleOutput", "Report", "RowwiseParallel",
-    "SequenceParallel", "ShardedCollator", "VocabParallel", "as_one_process", "distribute_module",
-    "materialize", "report",
+    "SequenceParallel", "ShardedCollator", "TokenOrder", "VocabParallel", "as_one_process",
+    "distribute_module", "materialize", "report", "zigzag",
 ]
 
 optimizers.install()
