@@ -34,8 +34,10 @@ def _is_grouped(query: Tensor | TensorArg, key: Tensor | TensorArg) -> bool:
     return len(query.shape) > 2 and key.shape[-3] not in (1, query.shape[-3])
 
 
-def _string(query: TensorArg, key: TensorArg, *_: Any) -> str:
-    """As that of `scaled_dot_product_attention`."""
+def _string(query: TensorArg, key: TensorArg, value: TensorArg, *_: Any) -> str:
+    """As that of `scaled_dot_product_attention`, which refuses shapes that do not fit."""
+    given = [torch.empty(one.shape, device="meta") for one in (query, key, value)]
+    _attention(*given, is_causal=True, enable_gqa=_is_grouped(query, key))
     queries, keys = ("... (g r)", "... g") if _is_grouped(query, key) else ("...", "...")
     return f"{queries} s~ q!, {keys} t~s q!, {keys} t~s e -> {queries} s e"
 
