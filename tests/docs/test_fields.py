@@ -1,4 +1,4 @@
-"""The program of docs/fields.md gives what the page shows."""
+"""The programs of docs/fields.md give what the page shows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.docs.test_readme import blocks, outputs
 PAGE = (Path(__file__).parents[2] / "docs" / "fields.md").read_text()
 
 
-def test_the_program_runs() -> None:
+def test_the_programs_run() -> None:
     found = blocks(PAGE)
-    assert len(found) == 1
+    assert len(found) == 2
     assert outputs(found, "fields.md") == [block.shown for block in found]

@@ -18,6 +18,7 @@ from tests.harness import local_part
 from tests.models.catalogue import hf
 from weft import P, ShardTensor
 from weft.core import Layout
+from weft.testing import peak_memory
 
 LENGTH, WIDTH, RANKS = 32, 8, 4
 HEADS = {"1": (1, 1), "2": (2, 2), "3": (3, 3), "4": (4, 4), "8, of keys 2": (8, 2)}
@@ -107,3 +108,26 @@ def _blocks(key_heads: int, is_causal: bool) -> int:
     forward, and backward once more and as gradients, of which a causal mask hides as many."""
     nbytes = 2 * 2 * LENGTH * key_heads * WIDTH * 4
     return nbytes * 3 // 4 * (2 if is_causal else 3)
+
+
+@pytest.mark.parametrize("heads", [1, 2, 4, 8])
+def test_memory_falls_with_the_ranks(heads: int) -> None:
+    """The peak of a rank is at most 1.3 of its part of the peak of one process."""
+    config = hf.LlamaConfig(
+        vocab_size=256, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=heads, num_key_value_heads=heads, attn_implementation="sdpa",
+        use_cache=False)
+    tokens = torch.randint(0, 256, (1, 511))
+
+    def peak(tokens: Tensor, mesh: Any = None) -> int:
+        model = hf.LlamaForCausalLM(config)
+        if mesh is not None:
+            weft.distribute_module(model, mesh)
+        with peak_memory(model, tokens) as memory:
+            step(model, tokens)
+        return memory.peak
+
+    ranks = weft.testing.run(
+        lambda mesh: peak(weft.distribute_tensor(tokens, mesh, P(None, "x")), mesh), RANKS,
+        {"x": RANKS})
+    assert max(ranks) <= 1.3 / RANKS * peak(tokens)

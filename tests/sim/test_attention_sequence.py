@@ -216,6 +216,11 @@ def test_operands_of_fewer_dims() -> None:
         check_op(lambda *tensors: sdpa(*tensors), [q[0], k[0, 0], v[0, 0]], {"x": 2}, layouts)
 
 
+def test_heads_of_values_in_groups_of_their_own() -> None:
+    q, k, _ = operands(8, 4)
+    check(plain, [q, k, operands(8, 2)[2]], {"x": 2}, *[ON_SEQUENCE] * 3)
+
+
 # What is sent.
 
 
@@ -301,3 +306,43 @@ def test_peak_of_a_rank(heads: int, key_heads: int, share: float) -> None:
 
     one = peak([torch.ones(shape) for shape in shapes])
     assert max(weft.testing.run(on_rank, 4, {"x": 4})) <= share / 4 * one
+
+
+# Bad input.
+
+
+BAD: dict[str, tuple[Sequence[tuple[int, ...]], dict[str, Any]]] = {
+    "a mask of too few keys": ([(2, 4, 8, 4)] * 3 + [(8, 5)], {}),
+    "a mask of other heads": ([(2, 4, 8, 4)] * 3 + [(3, 8, 8)], {}),
+    "heads that do not group": ([(2, 6, 8, 4), (2, 4, 8, 4), (2, 4, 8, 4)], {"enable_gqa": True}),
+    "fewer heads, not grouped": ([(2, 8, 8, 4), (2, 2, 8, 4), (2, 2, 8, 4)], {}),
+    "other features": ([(2, 4, 8, 4), (2, 4, 8, 5), (2, 4, 8, 4)], {}),
+    "other samples": ([(2, 4, 8, 4), (3, 4, 8, 4), (3, 4, 8, 4)], {"is_causal": True}),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_torchs_own_error_before_anything_is_sent(name: str) -> None:
+    shapes, options = BAD[name]
+    tensors = [torch.ones(shape) for shape in shapes]
+    with pytest.raises(RuntimeError) as due:
+        sdpa(*tensors, **options)
+
+    def on_rank(mesh: Any) -> None:
+        given = [weft.distribute_tensor(one, mesh, P(*[None] * (one.dim() - 2), "x"))
+                 for one in tensors]
+        with weft.explain() as log, pytest.raises(RuntimeError) as found:
+            sdpa(*given, **options)
+        assert str(due.value) in str(found.value) and log.events == []
+
+    weft.testing.run(on_rank, 2, {"x": 2})
+
+
+def test_queries_and_keys_on_different_meshes() -> None:
+    def on_rank(mesh: Any) -> None:
+        query, key = [
+            weft.distribute_tensor(torch.ones(2, 8, 4), mesh[axis], P(None, axis)) for axis in "xy"]
+        with pytest.raises(weft.MeshError, match="all operands of one call live on one mesh"):
+            sdpa(query, key, key)
+
+    weft.testing.run(on_rank, 4, {"x": 2, "y": 2})

@@ -8,11 +8,12 @@ from weft.nn.materialize import materialize
 from weft.nn.pins import PrepareModuleInput, PrepareModuleOutput
 from weft.nn.report import Report, report
 from weft.nn.styles import ColwiseParallel, RowwiseParallel, SequenceParallel, VocabParallel
+from weft.nn.token_order import TokenOrder, zigzag
 
 __all__ = [
     "ColwiseParallel", "Gather", "PrepareModuleInput", "PrepareModuleOutput", "Report",
-    "RowwiseParallel", "SequenceParallel", "ShardedCollator", "VocabParallel", "accumulate",
-    "as_one_process", "distribute_module", "materialize", "report",
+    "RowwiseParallel", "SequenceParallel", "ShardedCollator", "TokenOrder", "VocabParallel",
+    "accumulate", "as_one_process", "distribute_module", "materialize", "report", "zigzag",
 ]
 
 optimizers.install()

@@ -41,6 +41,8 @@ def _string(call: Call, few: bool = False) -> str | None:
     if len(query) < 3 or (ndim > 2 and query[-3] and not key[-3]):
         return None
     shape = call.results[0].shape
+    if call.get("enable_gqa") and key[-3] != value[-3]:
+        return None
     grouped = call.get("enable_gqa") and key[-3] not in (0, 1, shape[-3])
     lead = (*shape[:-3], key[-3]) if grouped else shape[:-2]
     # torch gives the query's own shape back where there is nothing to attend from or to.
@@ -117,6 +119,8 @@ def _result(
 ) -> Tensor | None:
     """Of the plain cases: torch's meta kernel is a composition in Python."""
     batch = query.shape[:-2]
+    if attn_mask is not None:
+        _refuse_shape(attn_mask.shape, (*query.shape[:-1], key.shape[-2]))
     if (
         dropout_p or query.ndim < 3
         or not query.is_floating_point() or query.dtype != key.dtype or key.dtype != value.dtype
@@ -139,6 +143,13 @@ def _result(
     if attn_mask is not None or enable_gqa:
         return None
     return query.new_empty((*query.shape[:-1], value.shape[-1]))
+
+
+def _refuse_shape(mask: torch.Size, scores: tuple[int, ...]) -> None:
+    """Raise where a mask does not fit scores, with torch's text: its meta kernel has another."""
+    if any(mine != other and 1 not in (mine, other)
+           for mine, other in zip(reversed(mask), reversed(scores))):
+        torch.empty(()).expand(scores).add(torch.empty(()).expand(mask))
 
 
 def _in_groups(query: Tensor, key: Tensor) -> bool:

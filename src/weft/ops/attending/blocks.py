@@ -18,12 +18,10 @@ from torch import Tensor
 from torch._C import _DisableAutocast  # type: ignore[attr-defined]
 
 from weft.comm import Communicator
+from weft.ops.attending.stretches import Stretch
 from weft.transport import traffic
 
 __all__ = ["Blocks", "Piece", "Round"]
-
-Span = tuple[int, int]
-
 
 @dataclass(frozen=True, slots=True)
 class Piece:
@@ -49,14 +47,15 @@ class Blocks:
 
     Args:
         comm: the ranks.
-        queries, keys: per place, the positions of the queries and of the keys that it has.
+        queries, keys: per place, the queries and the keys that it has.
         is_causal: whether a query sees no key of a later position.
     """
 
     __slots__ = ("_rounds", "comm", "is_causal", "keys", "queries")
 
     def __init__(
-        self, comm: Communicator, queries: Sequence[Span], keys: Sequence[Span], is_causal: bool
+        self, comm: Communicator, queries: Sequence[tuple[Stretch, ...]],
+        keys: Sequence[tuple[Stretch, ...]], is_causal: bool,
     ) -> None:
         self.comm, self.queries, self.keys = comm, tuple(queries), tuple(keys)
         self.is_causal = is_causal
@@ -68,17 +67,18 @@ class Blocks:
         In backward (`grad`) blocks come once more, and their gradients go to who holds them.
         """
         gets, gives = [0] * self.comm.size, [0] * self.comm.size
-        for holder, (start, stop) in enumerate(self.keys):
+        for holder, found in enumerate(self.keys):
             for asker in range(self.comm.size):
-                if asker != holder and self._asks(asker, start):
-                    gets[asker] += stop - start
-                    gives[holder] += stop - start
+                if asker != holder:
+                    num = sum([one.num for one in found if self._asks(asker, one.position)])
+                    gets[asker] += num
+                    gives[holder] += num
         return max([2 * mine + back if grad else mine for mine, back in zip(gets, gives)])
 
     def _asks(self, asker: int, position: int) -> bool:
         """Whether a place needs keys from this position on."""
-        start, stop = self.queries[asker]
-        return start < stop and (not self.is_causal or position < stop)
+        stops = [one.stop for one in self.queries[asker] if one.num]
+        return bool(stops) and (not self.is_causal or position < max(stops))
 
     def rounds(self, most: int) -> list[Round]:
         """The rounds, the same number on every rank. None brings a rank more than `most` rows, or
@@ -89,26 +89,31 @@ class Blocks:
 
     def _find(self, most: int) -> list[Round]:
         size = self.comm.size
-        longest = max([stop - start for start, stop in self.keys])
+        longest = max([sum([one.num for one in found]) for found in self.keys])
         if not longest:
             return []
         together, most = max(most // longest, 1), max(min(most, longest), -(-longest // 4))
         found = []
         for shift in range(1, size, together):
             shifts = range(shift, min(shift + together, size))
-            for row in range(0, longest, most):
-                pieces = {
-                    (asker, (asker - by) % size): self._piece(asker, (asker - by) % size, row, most)
-                    for by in shifts for asker in range(size)
-                }
-                if any(piece.num for piece in pieces.values()):
-                    found.append(self._round(pieces))
+            for number in range(max(map(len, self.keys))):
+                for row in range(0, longest, most):
+                    pieces = {
+                        (asker, holder): self._piece(asker, holder, number, row, most)
+                        for by in shifts for asker in range(size)
+                        for holder in [(asker - by) % size]
+                    }
+                    if any(piece.num for piece in pieces.values()):
+                        found.append(self._round(pieces))
         return found
 
-    def _piece(self, asker: int, holder: int, row: int, most: int) -> Piece:
-        start, stop = self.keys[holder]
-        num = max(min(most, stop - start - row), 0)
-        return Piece(holder, row, num if self._asks(asker, start + row) else 0, start + row)
+    def _piece(self, asker: int, holder: int, number: int, row: int, most: int) -> Piece:
+        """Of a stretch of the holder's keys, the rows from `row` on."""
+        if number >= len(self.keys[holder]):
+            return Piece(holder, 0, 0, 0)
+        one = self.keys[holder][number]
+        num, position = max(min(most, one.num - row), 0), one.position + row
+        return Piece(holder, one.row + row, num if self._asks(asker, position) else 0, position)
 
     def _round(self, pieces: dict[tuple[int, int], Piece]) -> Round:
         me = self.comm.index

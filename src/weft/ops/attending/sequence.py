@@ -18,6 +18,7 @@ from torch._C import _DisableAutocast  # type: ignore[attr-defined]
 
 from weft.comm import Communicator
 from weft.ops.attending.blocks import Blocks, Round
+from weft.ops.attending.stretches import Order, Stretch, positions, stretches
 from weft.ops.attending.tiles import Asked, Gradients, Rows
 from weft.ops.summaries import wide
 from weft.transport import traffic
@@ -34,17 +35,27 @@ class Keys:
     """Where the keys and values of one call lie, and how others' come.
 
     Args:
-        first_key: the position of this rank's first key.
+        queries, keys: those of this rank.
         blocks: the ranks that hold other queries, and other keys; None where there are none.
         others: the ranks that hold other keys for the same queries; None where there are none.
         gather: (operand, its number) -> keys (1), values (2) or the mask (3), with the keys of all
             ranks.
+        order: of all positions in the sequence; where there are several stretches of queries there
+            is no mask and no dropout.
     """
 
-    first_key: int
+    queries: tuple[Stretch, ...]
+    keys: tuple[Stretch, ...]
     blocks: Blocks | None
     others: Communicator | None
     gather: Callable[[Tensor, int], Tensor]
+    order: Order = None
+
+    @classmethod
+    def alone(cls, num_queries: int, num_keys: int, order: Order) -> Keys:
+        """One rank has all."""
+        queries, keys = (stretches((0, num), order) for num in (num_queries, num_keys))
+        return cls(queries, keys, None, None, lambda x, operand: x, order)
 
     def rounds(self, k: Tensor, v: Tensor) -> list[Round]:
         """The rounds in which blocks come."""
@@ -79,8 +90,8 @@ def _plain(keys: Keys, asked: Asked, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     device = q.device
     hidden = torch.zeros((rows, columns), dtype=torch.bool, device=device)
     if asked.is_causal:
-        queries = torch.arange(asked.first_row, asked.first_row + rows, device=device)
-        hidden = torch.arange(columns, device=device) > queries.unsqueeze(-1)
+        queries = positions(keys.queries, device).unsqueeze(-1)
+        hidden = positions(stretches((0, columns), keys.order), device) > queries
     mask = None if asked.mask is None else keys.gather(asked.mask, 3)
     if mask is not None and mask.dtype is torch.bool:
         hidden = hidden | mask.logical_not()
@@ -101,14 +112,16 @@ class _Attention(torch.autograd.Function):
         mask: Tensor | None,
     ) -> Tensor:
         with _DisableAutocast():
-            rows = Rows(asked, q, k, v)
-            rows.attend(k, v, keys.first_key)
-            for position, own_k, own_v in _fetched(keys, k, v):
-                rows.attend(own_k, own_v, position)
+            parts = [Rows(asked.at(one), one.of(q), k, v) for one in keys.queries]
+            for position, of_k, of_v in _seen(keys, k, v):
+                for rows in parts:
+                    rows.attend(of_k, of_v, position)
             if keys.others is not None:
-                rows.merge(lambda x: keys.reduced(x, "max"),
-                           lambda x: keys.reduced(x, "sum"))
-            out, logs = rows.finish()
+                for rows in parts:
+                    rows.merge(lambda x: keys.reduced(x, "max"), lambda x: keys.reduced(x, "sum"))
+            found = [rows.finish() for rows in parts]
+            out = _joined([one for one, _ in found], -2)
+            logs = _joined([one for _, one in found], -1)
         ctx.keys, ctx.asked = keys, replace(asked, mask=None)
         ctx.note = traffic.note() if traffic.STATE.on else None
         ctx.save_for_backward(q, k, v, mask, out, logs)
@@ -124,8 +137,15 @@ class _Attention(torch.autograd.Function):
         return None, None, *found
 
 
-def _fetched(keys: Keys, k: Tensor, v: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Position, keys and values of each piece that comes from others."""
+def _joined(parts: list[Tensor], dim: int) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
+
+
+def _seen(keys: Keys, k: Tensor, v: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Position, keys and values of each stretch of this rank, and of each piece that comes from
+    others."""
+    for one in keys.keys:
+        yield one.position, one.of(k), one.of(v)
     for round_ in keys.rounds(k, v):
         assert keys.blocks is not None
         for piece, (of_k, of_v) in keys.blocks.fetch((k, v), round_):
@@ -141,16 +161,35 @@ def _backward(
     with _DisableAutocast():
         if keys.others is not None:  # each rank has a term of the gradient of what all know
             grad = keys.reduced(grad.contiguous(), "sum")
-        rows = Gradients(asked, q, logs, out, grad, ctx.needs_input_grad[5])
-        totals = rows.of_block(k, v, keys.first_key)
+        parts = [
+            Gradients(asked.at(one), one.of(q), logs.narrow(-1, one.row, one.num), one.of(out),
+                      one.of(grad), ctx.needs_input_grad[5])
+            for one in keys.queries
+        ]
+        totals = [_joined(list(each), -2) for each in zip(*[
+            _of_block(parts, one.of(k), one.of(v), one.position) for one in keys.keys
+        ])]
         for round_ in keys.rounds(k, v):
             keys.blocks.give_back([
-                rows.of_block(of_k, of_v, piece.position)
+                _of_block(parts, of_k, of_v, piece.position)
                 for piece, (of_k, of_v) in keys.blocks.fetch((k, v), round_)
             ], round_, totals, k.dtype)
     key, value = totals
-    of_mask = None if rows.mask is None or asked.mask is None else rows.mask.to(asked.mask.dtype)
-    return rows.query.to(q.dtype), key.to(k.dtype), value.to(v.dtype), of_mask
+    query, of_mask = _joined([rows.query for rows in parts], -2), parts[0].mask
+    if of_mask is not None and asked.mask is not None:
+        of_mask = of_mask.to(asked.mask.dtype)
+    return query.to(q.dtype), key.to(k.dtype), value.to(v.dtype), of_mask
+
+
+def _of_block(
+    parts: list[Gradients], k: Tensor, v: Tensor, position: int
+) -> tuple[Tensor, Tensor]:
+    """The gradients of a block of keys and values, of all stretches of queries."""
+    key, value = parts[0].of_block(k, v, position)
+    for rows in parts[1:]:
+        more = rows.of_block(k, v, position)
+        key, value = key.add_(more[0]), value.add_(more[1])
+    return key, value
 
 
 def _again(

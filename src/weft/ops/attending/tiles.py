@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from weft.ops.attending import fused
+from weft.ops.attending.stretches import Span, Stretch
 from weft.ops.summaries import wide
 
 __all__ = ["Asked", "Gradients", "Noise", "Rows"]
@@ -26,7 +27,6 @@ _TILE_SCORES = {"cpu": 1 << 17}
 
 _TILE_SCORES_OF_DEVICES = 1 << 24
 
-Span = tuple[int, int]
 Noise = Callable[[Span, Span], Tensor]
 """(rows, columns) -> what weights of these positions are multiplied by."""
 
@@ -37,7 +37,7 @@ class Asked:
 
     Args:
         scale: of the scores. is_causal: whether a query sees no key of a later position.
-        first_row: the position of this rank's first query.
+        first_row: the position of the first query.
         mask: added to scores, or False where a score is left out; None.
         first_column: the position of the mask's first column.
         noise: of the weights, or None.
@@ -45,10 +45,14 @@ class Asked:
 
     scale: float
     is_causal: bool
-    first_row: int
+    first_row: int = 0
     mask: Tensor | None = None
     first_column: int = 0
     noise: Noise | None = None
+
+    def at(self, queries: Stretch) -> Asked:
+        """For a stretch of queries."""
+        return replace(self, first_row=queries.position)
 
     @property
     def is_plain(self) -> bool:

@@ -18,6 +18,7 @@ from weft.core.layout import Box
 from weft.ops.attending.blocks import Blocks
 from weft.ops.attending.heads import ByHeads
 from weft.ops.attending.sequence import Keys, attend
+from weft.ops.attending.stretches import Order, stretches
 from weft.ops.attending.tiles import Asked, Noise
 from weft.rng import Key, Source, samples
 from weft.transport import Transition
@@ -25,8 +26,6 @@ from weft.transport import Transition
 __all__ = ["Drops", "Way"]
 
 _FUSED: Any = F.scaled_dot_product_attention
-_ALL = Keys(0, None, None, lambda x, operand: x)
-"""One rank has all keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +59,18 @@ class Way:
         layouts: of queries, keys, values and the mask, if there is one.
         is_causal: whether a query sees no key of a later position.
         enable_gqa: whether several heads of queries may share one of keys.
+        order: of positions in the sequence.
 
     `picked` are the heads of keys of which this rank's queries have one each, where those of keys
     are not sharded as those of queries are.
     """
 
-    __slots__ = ("axes", "first", "groups", "heads", "is_causal", "keys", "layouts", "mesh",
+    __slots__ = ("axes", "first_column", "groups", "heads", "is_causal", "keys", "layouts", "mesh",
                  "picked", "varying")
 
     def __init__(
-        self, mesh: BoundMesh, layouts: tuple[Layout, ...], is_causal: bool, enable_gqa: bool
+        self, mesh: BoundMesh, layouts: tuple[Layout, ...], is_causal: bool, enable_gqa: bool,
+        order: Order = None,
     ) -> None:
         assert mesh.here is not None
         query, key = layouts[:2]
@@ -87,12 +88,13 @@ class Way:
         self.varying = frozenset({axis for one in layouts for axis in one.sharded_axes})
         both = tuple([axis for axis in self.axes if axis in query.dims[-2]])
         rest = tuple([axis for axis in self.axes if axis not in both])
-        columns = 0 if len(layouts) < 4 or not layouts[3].dims[-1] else _first(mesh, layouts[3], -1)
-        self.first = _first(mesh, query, -2), columns
+        self.first_column = 0
+        if len(layouts) > 3 and layouts[3].dims[-1]:
+            self.first_column = layouts[3].box_at(mesh.here)[-1][0]
+        own = [stretches(one.box_at(mesh.here)[-2], order) for one in (query, key)]
+        blocks = _blocks(mesh, query, key, both, is_causal, order) if both else None
         self.keys = Keys(
-            _first(mesh, key, -2), _blocks(mesh, query, key, both, is_causal) if both else None,
-            mesh.comm(rest) if rest else None, self._gathered,
-        )
+            own[0], own[1], blocks, mesh.comm(rest) if rest else None, self._gathered, order)
         self.heads = ByHeads.of(mesh, layouts) if both and not rest else None
 
     def attend(
@@ -108,21 +110,22 @@ class Way:
             keys = [one.index_select(-3, self.picked) for one in tensors[1:3]]
             tensors = [tensors[0], *keys, *tensors[3:]]
         fused = partial(_FUSED, is_causal=self.is_causal, scale=scale, enable_gqa=self.groups > 1)
-        if not (self.axes or drops or (self.is_causal and self.layouts[0].dims[-2])):
+        order = self.keys.order
+        if not (self.axes or drops or (self.is_causal and (order or self.layouts[0].dims[-2]))):
             return fused(*tensors)
         heads = self.heads
         if heads is None or not self._by_heads(heads, tensors):
-            row, column = self.first
-            asked = Asked(scale, self.is_causal, row, first_column=column)
+            asked = Asked(scale, self.is_causal, first_column=self.first_column)
             if drops is not None:
                 asked = replace(asked, noise=self._noise(drops, self.layouts[0], self.groups))
             return _tiled(self.keys, asked, self.groups, *tensors)
-        if drops is None:
+        if drops is None and not (order and self.is_causal):
             return heads.attend(list(tensors), fused)
-        groups = self.groups // heads.times
-        noise = self._noise(drops, heads.moved[0], groups)
-        asked = Asked(scale, self.is_causal, 0, noise=noise)
-        return heads.attend(list(tensors), partial(_tiled, _ALL, asked, groups))
+        groups = max(self.groups // heads.times, 1)
+        noise = None if drops is None else self._noise(drops, heads.moved[0], groups)
+        asked = Asked(scale, self.is_causal, noise=noise)
+        keys = Keys.alone(self.layouts[0].shape[-2], self.layouts[1].shape[-2], order)
+        return heads.attend(list(tensors), partial(_tiled, keys, asked, groups))
 
     def _noise(self, drops: Drops, query: Layout, groups: int) -> Noise:
         """The noise of this rank's weights, where the queries lie so."""
@@ -179,14 +182,9 @@ def _of_heads(layout: Layout, query: Layout) -> Layout:
     return layout.take([dim for dim in range(layout.ndim) if dim != at]).insert(at, head)
 
 
-def _first(mesh: BoundMesh, layout: Layout, dim: int) -> int:
-    """The position in a dim of this rank's first element."""
-    assert mesh.here is not None
-    return layout.box_at(mesh.here)[dim][0]
-
-
 def _blocks(
-    mesh: BoundMesh, query: Layout, key: Layout, axes: tuple[int, ...], is_causal: bool
+    mesh: BoundMesh, query: Layout, key: Layout, axes: tuple[int, ...], is_causal: bool,
+    order: Order,
 ) -> Blocks:
     """The blocks of the ranks along these axes, which stand in the order of the mesh."""
     comm, queries, keys = mesh.comm(axes), [], []
@@ -194,6 +192,6 @@ def _blocks(
         at = list(mesh.here or ())
         for axis in reversed(axes):
             place, at[axis] = divmod(place, mesh.axis_sizes[axis])
-        queries.append(query.box_at(at)[-2])
-        keys.append(key.box_at(at)[-2])
+        queries.append(stretches(query.box_at(at)[-2], order))
+        keys.append(stretches(key.box_at(at)[-2], order))
     return Blocks(comm, queries, keys, is_causal)
