@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.ops.nested_views import groups, nested
 from weft.rules import Call, Rule, RuleText, op, page, rule
 from weft.rules.factors import IDENTITY, dim_list, dims, names, one_dim
 
@@ -148,22 +149,10 @@ def _view(call: Call, wants_grad: Any) -> Rule:
     new: list[tuple[str, ...]] = [()] * len(result)
     sizes: dict[str, int] = {}
     whole: set[str] = set()
-    left = right = 0
     end_left, end_right = _stop(source, result)
-    while left < end_left or right < end_right:
-        first, second = left, right
-        one = source[left] if left < end_left else 1
-        other = result[right] if right < end_right else 1
-        left, right = min(left + 1, end_left), min(right + 1, end_right)
-        while one != other:
-            if one < other:
-                one *= source[left]
-                left += 1
-            else:
-                other *= result[right]
-                right += 1
-        if one != 1 or (first < left and second < right):
-            _group(source, result, range(first, left), range(second, right), old, new, sizes, whole)
+    for lefts, rights in groups(source[:end_left], result[:end_right]):
+        if math.prod(source[dim] for dim in lefts) != 1 or (lefts and rights):
+            _group(source, result, lefts, rights, old, new, sizes, whole)
     for shape, made, start, mark in ((source, old, end_left, "x"), (result, new, end_right, "y")):
         for dim in range(start, len(shape)):  # nothing to move
             made[dim], sizes[f"{mark}{dim}"] = (f"{mark}{dim}",), shape[dim]
@@ -244,9 +233,10 @@ PAGE = page(
        compose=_repeat_interleave),
     op("view_as_real view_as_real_copy", rule("... -> ... 2", linear=[0])),
     op("view_as_complex view_as_complex_copy", rule("... 2 -> ...", linear=[0])),
-    op("flatten ravel", rule(_flatten, linear=[0], moves=True)),
-    op("unflatten", rule(_unflatten, along="dim", linear=[0], moves=True, sizes="sizes")),
+    op("flatten ravel", rule(_flatten, linear=[0], moves=True), layouts=nested),
+    op("unflatten", rule(_unflatten, along="dim", linear=[0], moves=True, sizes="sizes"),
+       layouts=nested),
     op("view.dtype view_copy.dtype", rule(_bits)),
-    op("view reshape _unsafe_view _reshape_alias", rule(_view)),
+    op("view reshape _unsafe_view _reshape_alias", rule(_view), layouts=nested),
     op("view_copy", rule(_view), result=_view_copy_result),
 )
