@@ -13,8 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.core import Layout
+from weft.ops.algorithm import Local
 from weft.ops.nested_views import groups, nested
-from weft.rules import Call, Rule, RuleText, op, page, rule
+from weft.ops.regrouped_views import regrouped
+from weft.rules import Call, Decision, Rule, RuleText, op, page, rule
 from weft.rules.factors import IDENTITY, dim_list, dims, names, one_dim
 
 __all__ = ["PAGE"]
@@ -135,6 +138,14 @@ def _unflatten(call: Call, wants_grad: Any) -> str:
     return f"{joined} -> {apart}"
 
 
+def _by_blocks(
+    call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
+) -> Decision | Local | None:
+    """Several sharded dims: blocks that follow each other stay; where the leading dim is too short
+    for the ranks, rows change places."""
+    return nested(call, layouts, wants_grad) or regrouped(call, layouts, wants_grad)
+
+
 def _bits(call: Call, wants_grad: Any) -> str:
     """`view(dtype)` reads the same bytes as another dtype; the last dim is whole if it changes."""
     same = call.tensors[0].shape == call.results[0].shape
@@ -233,10 +244,10 @@ PAGE = page(
        compose=_repeat_interleave),
     op("view_as_real view_as_real_copy", rule("... -> ... 2", linear=[0])),
     op("view_as_complex view_as_complex_copy", rule("... 2 -> ...", linear=[0])),
-    op("flatten ravel", rule(_flatten, linear=[0], moves=True), layouts=nested),
+    op("flatten ravel", rule(_flatten, linear=[0], moves=True), layouts=_by_blocks),
     op("unflatten", rule(_unflatten, along="dim", linear=[0], moves=True, sizes="sizes"),
-       layouts=nested),
+       layouts=_by_blocks),
     op("view.dtype view_copy.dtype", rule(_bits)),
-    op("view reshape _unsafe_view _reshape_alias", rule(_view), layouts=nested),
+    op("view reshape _unsafe_view _reshape_alias", rule(_view), layouts=_by_blocks),
     op("view_copy", rule(_view), result=_view_copy_result),
 )
