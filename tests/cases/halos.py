@@ -99,6 +99,12 @@ FIELDS = [
     Field("convolution", lambda x, w, b: torch.ops.aten.convolution.default(
         x, w, b, [1, 1], [1, 1], [1, 1], False, [0, 0], 1), ((2, 4, 8, 7), (3, 4, 3, 3), (3,))),
     *[_padded(mode) for mode in ("circular", "reflect", "replicate")],
+    Field("roll", lambda x: x.roll((3, 5, -2, 1), (2, 2, 3, 0)), ((2, 3, 8, 7),)),
+    Field("pad_reflect", lambda x: F.pad(x, (6, -2, -3, 7), "reflect"), ((2, 3, 8, 7),)),
+    Field("pad_replicate", lambda x: F.pad(x, (9, 1, -1, 2), "replicate"), ((2, 3, 8, 7),)),
+    Field("pad_circular", lambda x: F.pad(x, (7, 7, 8, 1), "circular"), ((2, 3, 8, 7),)),
+    Field("pad_cropped", lambda x: F.pad(x, (1, 2, 3, -1), "circular"), ((2, 3, 8, 7),)),
+    Field("windows", lambda x: x.unfold(2, 3, 2).unfold(3, 2, 1), ((2, 3, 8, 7),)),
     Field("unfold", lambda x: F.unfold(x, 3, padding=1), ((2, 3, 8, 7),), 1),
     Field("unfold_and_fold", lambda x: F.fold(
         F.unfold(x, (3, 2), 1, (1, 0), (2, 1)), (8, 7), (3, 2), 1, (1, 0), (2, 1)),

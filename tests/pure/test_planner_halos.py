@@ -36,10 +36,11 @@ def judged(plan: Plan) -> Plan:
     return plan
 
 
+@pytest.mark.parametrize("rings", [(), (0,)], ids=["ends", "ring"])
 @pytest.mark.parametrize("sizes, around_it", [*itertools.product(ROWS, AROUND)])
-def test_lines(sizes: tuple[int, ...], around_it: tuple[int, int]) -> None:
+def test_lines(sizes: tuple[int, ...], around_it: tuple[int, int], rings: tuple[int, ...]) -> None:
     layout = Layout(Mesh({"x": len(sizes), "r": 2}), (6,), P("x"), sizes={0: sizes})
-    cover = Cover.of(layout, (around(layout, 0, *around_it),))
+    cover = Cover.of(layout, (around(layout, 0, *around_it),), rings=rings)
     if cover is None:
         assert around_it == (0, 0)
         return
@@ -51,15 +52,16 @@ def test_lines(sizes: tuple[int, ...], around_it: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("rows", [(4, 1, 2), (0, 7, 0), None])
 @pytest.mark.parametrize("columns", [(5, 0), (2, 3), None])
+@pytest.mark.parametrize("rings", [(), (0,), (0, 1)])
 def test_two_dims_in_one_exchange(
-    rows: tuple[int, ...] | None, columns: tuple[int, ...] | None
+    rows: tuple[int, ...] | None, columns: tuple[int, ...] | None, rings: tuple[int, ...]
 ) -> None:
     """Edges and corners come together, from shards of other cuts too."""
     mesh = Mesh({"x": 3, "y": 2, "r": 2})
     layout = Layout(mesh, (7, 5), P("x", "y"))
     sizes = {dim: its for dim, its in enumerate((rows, columns)) if its}
     other = Layout(mesh, (7, 5), P("x", "y"), sizes=sizes)
-    cover = Cover.of(layout, (around(layout, 0, 1, 2), around(layout, 1, 2, 1)))
+    cover = Cover.of(layout, (around(layout, 0, 1, 2), around(layout, 1, 2, 1)), rings=rings)
     assert cover is not None
     there = judged(fetching(other, layout, cover))
     assert len(there.steps) == 1

@@ -20,7 +20,7 @@ from tests.cases.calls import CALLS
 from tests.cases.named import MADE_WHOLE, by_name
 from tests.soundness.calls import AtenCall, calls_of, entries
 from tests.sweep.samples import database
-from weft.rules import Call, Entry, Rule, RuleText, Table, TensorArg
+from weft.rules import Call, Entry, Rule, RuleText, Shift, Table, TensorArg
 from weft.tensor.trace.calls import call_of, dtype_text, facts
 from weft.tensor.trace.trees import flatten, map_tensors
 
@@ -63,6 +63,9 @@ italics is that of one call, where a function of the arguments gives the rule. "
 that data or the operands' layouts decide. Without a rule, an op is composed of others: once for all
 calls of its form, or "at each call" where it draws or where data decide what it does.
 `torch.unique` is a function of torch; `uniform_` is an in-place op with an entry of its own.
+
+An op over lists is the op of each element; with "blocks", where the operands of each element lie
+alike, it runs once, on lists of local tensors.
 
 In backward the same holds for the gradients: torch's own formulas run on the local tensors.
 "Received" gives the bytes received by the rank that receives most, forward and backward, in the
@@ -108,6 +111,8 @@ def _row(entry: Entry, examples: dict[str, AtenCall]) -> str:
         rules = f"{rules}<br>by layouts" if rules else "by layouts"
     if entry.each_call:
         rules = f"{rules}<br>else at each call" if rules else "at each call"
+    if entry.lists:
+        rules = "each element by itself" + ("; blocks" if entry.lists == "blocks" else "")
     does = [_said(one) for one in (entry.kernel, entry.compose, entry.layouts) if one is not None]
     return f"| {names} | {rules} | {'. '.join(does)} | {_received(entry)} |"
 
@@ -219,7 +224,7 @@ def _factor(rule: Rule, operand: int | None, name: str) -> str:
     if operand is None:
         return name
     window = rule.windows.get((operand, name))
-    if isinstance(window, Table):
+    if isinstance(window, (Shift, Table)):
         return f"@{name}"
     if window is not None:
         far = f"{window.dilation}*" * (window.dilation > 1)

@@ -2,7 +2,8 @@
 
 Each element has one owner, so overlap is no part of a layout. A `Cover` says, beside a layout, per
 dim and shard the interval that the shard's ranks read; a rank's box is their product. Intervals may
-overlap, leave elements out, and stick out of the tensor, where the box is filled.
+overlap, leave elements out, and stick out of the tensor, where the box is filled; or, of a dim that
+is a ring, goes on at the other end.
 """
 
 from __future__ import annotations
@@ -29,13 +30,17 @@ class Cover:
         reads: per dim and shard, the interval.
         fill: what stands where a box sticks out of the tensor. Infinite values are the extremes of
             integers.
+        rings: the dims whose first place follows the last one.
     """
 
     reads: Reads
     fill: float = 0.0
+    rings: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, layout: Layout, reads: Reads, fill: float = 0.0) -> Cover | None:
+    def of(
+        cls, layout: Layout, reads: Reads, fill: float = 0.0, rings: tuple[int, ...] = ()
+    ) -> Cover | None:
         """The cover of a layout with these reads; None where each rank reads what it owns."""
         kept = tuple([
             None if mine is None or all(
@@ -43,7 +48,8 @@ class Cover:
             ) else mine
             for dim, mine in enumerate(reads)
         ])
-        return cls(kept, fill) if any(mine is not None for mine in kept) else None
+        rings = tuple([dim for dim in rings if kept[dim] is not None])
+        return cls(kept, fill, rings) if any(mine is not None for mine in kept) else None
 
     def interval(self, layout: Layout, dim: int, index: int) -> Interval:
         """What shard `index` of a dim reads."""
@@ -61,17 +67,29 @@ class Cover:
     def inside_at(self, layout: Layout, coordinate: Sequence[int]) -> Box:
         """What the rank at a coordinate reads of the tensor itself."""
         return tuple([
-            clipped(interval, length)
-            for interval, length in zip(self.box_at(layout, coordinate), layout.shape)
+            interval if dim in self.rings else clipped(interval, layout.shape[dim])
+            for dim, interval in enumerate(self.box_at(layout, coordinate))
         ])
 
-    def intervals(self, layout: Layout, dim: int) -> list[Interval]:
-        """What each shard of a dim reads of the tensor itself."""
+    def pieces(self, layout: Layout, dim: int, interval: Interval) -> list[tuple[Interval, int]]:
+        """The parts of an interval of a dim that lie in the tensor, each with the place of the
+        interval's counting at which the dim begins: 0, or a multiple of its length on a ring."""
         length = layout.shape[dim]
+        if dim not in self.rings:
+            return [(clipped(interval, length), 0)]
+        rounds = range(interval[0] // length, -(-interval[1] // length)) if length else ()
         return [
-            clipped(self.interval(layout, dim, index), length)
-            for index in range(layout.num_shards(dim))
+            ((max(interval[0] - turn * length, 0), min(interval[1] - turn * length, length)),
+             turn * length)
+            for turn in rounds
         ]
+
+    def sticks_out(self, layout: Layout) -> bool:
+        """Whether a box reaches beyond the tensor."""
+        return any(
+            start < stop and (start < 0 or stop > layout.shape[dim])
+            for dim, mine in enumerate(self.reads) for start, stop in mine or ()
+        )
 
     def largest(self, layout: Layout) -> int:
         """Elements of the largest box."""

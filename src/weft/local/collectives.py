@@ -25,7 +25,7 @@ from weft.core.arguments import MeshLike
 from weft.errors import LayoutError, message
 from weft.local.permute import Permute, as_pairs, received
 from weft.local.region import Axes, axes_of, mesh_of_region
-from weft.tensor.placing.operands import transition_between
+from weft.tensor.placing.transitions import transition_between
 from weft.transport import traffic
 
 __all__ = [

@@ -14,6 +14,7 @@ from weft.ops import (
     adaptive_pools,
     attention,
     bags,
+    borders,
     composed,
     contractions,
     convolutions,
@@ -27,6 +28,7 @@ from weft.ops import (
     grouped_mm,
     joins,
     linalg,
+    lists,
     losses,
     margin_losses,
     module_attention,
@@ -62,11 +64,11 @@ __all__ = [
 ]
 
 _PAGES = (
-    adaptive_pools, attention, bags, composed, contractions, convolutions, covariance, creation,
-    ctc, decomposed, distances, elementwise, extrema, grouped_mm, joins, linalg, losses,
-    margin_losses, module_attention, moments, norms, order, pools, reads, recurrent, reductions,
-    resizing, scans, searchsorted, segments, shifts, slices, softmax, spectrograms, stencils,
-    tall_factorizations, transforms, verdicts, views, writes,
+    adaptive_pools, attention, bags, borders, composed, contractions, convolutions, covariance,
+    creation, ctc, decomposed, distances, elementwise, extrema, grouped_mm, joins, linalg, lists,
+    losses, margin_losses, module_attention, moments, norms, order, pools, reads, recurrent,
+    reductions, resizing, scans, searchsorted, segments, shifts, slices, softmax, spectrograms,
+    stencils, tall_factorizations, transforms, verdicts, views, writes,
 )
 
 BOOK: dict[str, Entry] = {}

@@ -1,8 +1,8 @@
-"""Elements whose places in the result are known without data: flip, roll, repeat, unfold, pads,
-channels that change places, diag_embed.
+"""Elements whose places in the result are known without data: flip, repeat, channels that change
+places, diag_embed.
 
 Along a sharded dim each rank gets what its part of the result shows and it does not hold, each
-element once: of a halo the halo. Routes are made once, with the recipe.
+element once. Routes are made once, with the recipe.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ import torch
 from torch import Tensor
 
 from weft.comm import BoundMesh
-from weft.core import Layout, default_cuts
+from weft.core import Layout
 from weft.ops.algorithm import Composite, Local
 from weft.ops.indexing.grids import exchange_along
 from weft.ops.indexing.index_layouts import Cuts, IndexLayout, askers
 from weft.ops.indexing.row_exchange import RowExchange, Units, plan_together
 from weft.ops.indexing.rows import as_rows, to_place
-from weft.propagate import fairest
 from weft.rules import Call, Decision, Rule, op, page, rule
 from weft.rules.factors import names
 from weft.transport import Shards
@@ -97,26 +96,6 @@ def _flip_of(dim: int) -> Callable[[Shards, Tensor], Tensor]:
     return kernel
 
 
-def _roll(shards: Shards, x: Tensor, shifts: Sequence[int], dims: Sequence[int]) -> Tensor:
-    """Whole dims turn where they lie; along the others what crosses borders of shards is sent."""
-    total: dict[int, int] = {}
-    for dim, shift in zip(dims, shifts):
-        total[dim % x.dim()] = total.get(dim % x.dim(), 0) + shift
-    whole = [dim for dim in total if dim not in shards.dims]
-    if whole:
-        x = x.roll([total[dim] for dim in whole], whole)
-
-    def shifted(shift: int) -> Callable[[int], Tensor]:
-        return lambda length: (torch.arange(length) - shift) % max(length, 1)
-
-    return _rearranged(shards, x, {dim: shifted(total[dim]) for dim in shards.dims})
-
-
-def _flat_roll(x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tensor:
-    """Without dims the flat view is rolled."""
-    return x.reshape(-1).roll(shifts, 0).reshape(x.shape)
-
-
 def _channel_shuffle(shards: Shards, x: Tensor, groups: int) -> Tensor:
     """Channels change shards, each once."""
     return _rearranged(shards, x, {
@@ -152,134 +131,6 @@ def _moved(
         Decision((x,), (result,)),
         lambda mesh: _fetching(mesh, x, dim, parted, sources(), last), communicates=x.dims[dim],
     )
-
-
-def _grown(x: Layout, dim: int, before: int, length: int) -> Cuts:
-    """The cuts of a dim that has grown by so much in front, and behind to this length: what is new
-    lies with the first and the last shard. Places stay at home as far as they can."""
-    inner = [min(max(cut + before, 0), length) for cut in x.cuts_of(dim)[1:-1]]
-    return (0, *inner, length)
-
-
-def _pad_rule(call: Call, wants_grad: Any) -> str:
-    """With what stands in the tensor: padded dims are whole."""
-    ndim, pad = len(call.tensors[0].shape), call.args[1]
-    # A dim may keep its length: what one end loses the other gains.
-    padded = {ndim - 1 - at // 2 for at, width in enumerate(pad) if width}
-    # Of a batch, if there is one, torch takes nothing as well.
-    several = len(pad) // 2 == ndim - 2
-    given, made = [], []
-    for dim, name in enumerate(names(ndim)):
-        has_to_be = "!" if dim in padded else "" if several and not dim else ">0"
-        given.append(f"{name}{has_to_be}")
-        made.append(f"new{dim}!" if dim in padded else name)
-    return f"{' '.join(given)} -> {' '.join(made)}"
-
-
-def _pad(
-    call: Call, layouts: Layouts, wants_grad: Any
-) -> Decision | Local | Composite | None:
-    """A value is padded where the ends lie; other modes fetch the border that they repeat."""
-    return (_pad_with_value if call.get("mode", "constant") == "constant" else _pad_from_inside)(
-        call, layouts, wants_grad)
-
-
-def _pad_with_value(call: Call, layouts: Layouts, wants_grad: Any) -> Decision:
-    """The first shard pads in front, the last one behind: nothing is sent, unless that would leave
-    most of the result with one of them."""
-    value = call.get("value") or 0
-    layout, source = layouts[0], call.tensors[0]
-    if value != 0:
-        layout = layout.without_partial()
-    ndim, shape = len(source.shape), call.results[0].shape
-    pad = list(call.arg(1, "pad"))
-    before = [0] * ndim
-    before[ndim - len(pad) // 2 :] = pad[::2][::-1]
-    padded = [dim for dim in range(ndim) if layout.dims[dim] and (
-        before[dim] or shape[dim] != layout.shape[dim]
-    )]
-    given, made = list(layout.cuts), list(layout.cuts)
-    for dim in padded:
-        given[dim], made[dim] = _padded_cuts(layout, dim, before[dim], shape[dim])
-    result = Layout.make(layout.mesh, shape, layout.dims, made, layout.partial)
-    if not padded:  # cuts that stay say nothing: what one end loses the other may gain
-        return Decision((layout,), (result,))
-    layout = Layout.make(layout.mesh, layout.shape, layout.dims, given, layout.partial)
-
-    def args(coordinate: tuple[int, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        local: list[int] = []
-        for dim, (old, new) in enumerate(zip(layout.box_at(coordinate), result.box_at(coordinate))):
-            # The shard's place in the padded dim, against the box of the result. A shard that
-            # is cropped away altogether is cropped from the front, then padded behind.
-            start, stop = old[0] + before[dim], old[1] + before[dim]
-            gone = min(stop, new[1]) <= max(start, new[0])
-            local[:0] = (start - stop, new[1] - new[0]) if gone else (start - new[0], new[1] - stop)
-        return (source, local, value), {}
-
-    return Decision((layout,), (result,), args, "aten.constant_pad_nd.default")
-
-
-def _padded_cuts(
-    layout: Layout, dim: int, before: int, length: int
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The cuts of a dim that is padded so far in front to this length: those it comes to, and those
-    of the result."""
-    have = layout.cuts_of(dim)
-    moved = tuple([cut + before for cut in have])
-    stays = (0, *[min(max(cut, 0), length) for cut in moved[1:-1]], length)
-    equal = default_cuts(length, [layout.mesh.axis_sizes[axis] for axis in layout.dims[dim]])
-    if fairest((stays, equal), [(moved, 1.0)]) == stays:
-        return have, stays
-    size = layout.shape[dim]
-    return (0, *[min(max(cut - before, 0), size) for cut in equal[1:-1]], size), equal
-
-
-def _pad_from_inside(
-    call: Call, layouts: Layouts, wants_grad: Any
-) -> Local | Composite | None:
-    """`pad` with what stands in the tensor (reflect, replicate, circular): along a sharded dim
-    borders come from the shards that hold them."""
-    x, mode, pad = layouts[0], call.args[2], list(call.args[1])
-    padded = {x.ndim - 1 - at // 2 for at, width in enumerate(pad) if width}
-    if len(pad) // 2 not in (x.ndim - 2, x.ndim - 1) or not any(x.dims[dim] for dim in padded):
-        return None
-    if len(padded) > 1:
-        return Composite(_pads)
-    if 0 in x.shape:
-        return None
-    (dim,) = padded
-    before, behind = pad[2 * (x.ndim - 1 - dim) :][:2]
-    size, length = x.shape[dim], call.results[0].shape[dim]
-    start, stop = max(-before, 0), size + min(behind, 0)  # what a negative width leaves
-    if not length or (
-        # Of a circle shorter than its borders torch reads what it has not written yet.
-        mode == "circular" and stop - start < max(before, behind)
-    ):
-        return None
-    find = _BORDERS[mode]
-    return _moved(
-        x, dim,
-        lambda: find(torch.arange(-before, size + behind), size, start, stop), (length,),
-        _grown(x, dim, before, length),
-    )
-
-
-_BORDERS: dict[str, Callable[[Tensor, int, int, int], Tensor]] = {
-    "replicate": lambda at, size, start, stop: at.clamp(0, size - 1),
-    "circular": lambda at, size, start, stop: start + (at - start) % (stop - start),
-    "reflect": lambda at, size, start, stop: (size - 1) - (size - 1 - at.abs()).abs(),
-}
-"""Mode -> where in a dim of this size, of which start to stop is kept, the places before, in and
-behind it are taken from: only a circle is cropped before it is closed."""
-
-
-def _pads(x: Tensor, pad: Sequence[int], mode: str, value: Any = None) -> Tensor:
-    """One dim after the other."""
-    for at in range(0, len(pad), 2):
-        if pad[at] or pad[at + 1]:
-            own = [width if place // 2 == at // 2 else 0 for place, width in enumerate(pad)]
-            x = torch.ops.aten.pad(x, own, mode)
-    return x
 
 
 def _repeat_rule(call: Call, wants_grad: Any) -> str:
@@ -319,24 +170,6 @@ def _repeats(x: Tensor, times: Sequence[int]) -> Tensor:
     if not more:
         return x
     return x.expand([*times[:more], *x.shape]).clone(memory_format=torch.contiguous_format)
-
-
-def _unfold(call: Call, layouts: Layouts, wants_grad: Any) -> Local | None:
-    """Along a sharded dim a window lies where its first element does, and gets what it shows of
-    later shards."""
-    x = layouts[0]
-    if not x.ndim:
-        return None
-    dim, size, step = call.args[1] % x.ndim, call.args[2], call.args[3]
-    num = call.results[0].shape[dim]
-    if not x.dims[dim] or not num or not size or 0 in x.shape:
-        return None
-    inner = [min(-(-cut // step), num) for cut in x.cuts_of(dim)[1:-1]]
-    return _moved(
-        x, dim,
-        lambda: torch.arange(num).unsqueeze(1) * step + torch.arange(size), (num, size),
-        (0, *inner, num), last=True,
-    )
 
 
 def _diag_embed(call: Call, layouts: Layouts, wants_grad: Any) -> Local:
@@ -420,16 +253,9 @@ PAGE = page(
     op("flip", rule("... s~ -> ... s", along="dims", linear=[0], moves=True), kernel=_flip),
     op("fliplr", rule("a s~ ... -> a s ...", linear=[0], moves=True), kernel=_flip_of(1)),
     op("flipud", rule("s~ ... -> s ...", linear=[0], moves=True), kernel=_flip_of(0)),
-    op("roll", rule("... s~ -> ... s", along="dims", linear=[0], moves=True,
-                    serves=lambda call: bool(call.get("dims"))),
-       kernel=_roll, compose=_flat_roll),
     op("channel_shuffle", _SHUFFLE, kernel=_channel_shuffle),
     op("native_channel_shuffle", rule(_native_shuffle), kernel=_channel_shuffle),
     op("repeat tile", rule(_repeat_rule, linear=[0], moves=True), layouts=_repeat),
-    op("unfold unfold_copy",
-       rule("... s! -> ... w! i!", along="dimension", linear=[0], moves=True), layouts=_unfold),
-    op("pad", rule(_pad_rule, linear=[0], moves=True), layouts=_pad),
-    op("constant_pad_nd", layouts=_pad_with_value),
     op("diag_embed", layouts=_diag_embed),
     op("diag", compose=_diag),
     op("diagflat", compose=_diagflat),

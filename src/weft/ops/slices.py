@@ -1,7 +1,8 @@
 """Slices, splits, diagonals and triangles; writes into what a view would show.
 
 The operand's cuts decide: a slice of a sharded dim and its pieces stay where they are, with
-ragged cuts, and every coordinate calls the op with its own numbers. Nothing is sent.
+ragged cuts, and every coordinate calls the op with its own numbers. Nothing is sent. Where a call
+then aligns slices with each other, they are read of what they are slices of.
 """
 
 from __future__ import annotations
@@ -47,8 +48,11 @@ def _narrow(call: Call, layouts: Layouts, wants_grad: Any) -> Decision | None:
 
 def _sliced(call: Call, layout: Layout, dim: int, start: int, step: int) -> Decision:
     count = call.results[0].shape[dim]
+    starts = None
+    if step == 1:
+        starts = tuple([start if at == dim else 0 for at in range(layout.ndim)])
     if not layout.dims[dim]:
-        return Decision((layout,), (layout.recut(dim, count),))
+        return Decision((layout,), (layout.recut(dim, count),), starts=starts)
     old = layout.cuts_of(dim)
     # How many kept elements lie before each offset.
     new = tuple(min(max(-(-(cut - start) // step), 0), count) for cut in old)
@@ -63,7 +67,7 @@ def _sliced(call: Call, layout: Layout, dim: int, start: int, step: int) -> Deci
             return (source, dim, 0, 0, 1), {}
         return (source, dim, first, first + (kept - 1) * step + 1, step), {}
 
-    return Decision((layout,), (result,), args, "aten.slice.Tensor")
+    return Decision((layout,), (result,), args, "aten.slice.Tensor", starts=starts)
 
 
 def _select(call: Call, layouts: Layouts, wants_grad: Any) -> Composite | None:

@@ -54,10 +54,7 @@ def step_nbytes_at(step: Step, coordinate: Coordinate, itemsize: int) -> int:
     match step:
         case Slice() | Term():
             return 0
-        case Fetch():
-            read = step.cover.inside_at(step.dst, coordinate)
-            return itemsize * _lacking(step.src.box_at(coordinate), read)
-        case Fold():
+        case Fetch() | Fold():
             parts = [box for other, box in step.receives(coordinate) if other != coordinate]
             return itemsize * sum(map(volume, parts))
         case Exchange() | AllGather():
@@ -109,8 +106,8 @@ def _halo_elements(shards: Layout, boxes: Layout, cover: Cover) -> int:
     read = kept = num_copies(boxes)
     for dim in range(boxes.ndim):
         pairs = [
-            (mine, shards.interval(dim, index))
-            for index, mine in enumerate(cover.intervals(boxes, dim))
+            (part, shards.interval(dim, index)) for index in range(boxes.num_shards(dim))
+            for part, _ in cover.pieces(boxes, dim, cover.interval(boxes, dim, index))
         ]
         read *= sum(stop - start for (start, stop), _ in pairs)
         kept *= sum(max(0, min(a[1], b[1]) - max(a[0], b[0])) for a, b in pairs)

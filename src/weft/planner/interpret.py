@@ -80,8 +80,13 @@ def _read(layout: Layout, cover: Cover, at: tuple[int, ...]) -> list[Index]:
     return list(product(*(range(*interval) for interval in cover.box_at(layout, at))))
 
 
-def _is_inside(layout: Layout, index: Index) -> bool:
-    return all(0 <= place < length for place, length in zip(index, layout.shape))
+def _home(layout: Layout, cover: Cover, index: Index) -> Index | None:
+    """Which place of the tensor stands at a place of a box; None where the box is filled."""
+    home = tuple([
+        place % length if dim in cover.rings else place
+        for dim, (place, length) in enumerate(zip(index, layout.shape))
+    ])
+    return home if all(0 <= at < length for at, length in zip(home, layout.shape)) else None
 
 
 def _alike(left: Layout, right: Layout) -> bool:
@@ -176,14 +181,16 @@ def _arrive(step: Step, at: tuple[int, ...], world: World) -> Held:
 def _fetch(step: Fetch, at: tuple[int, ...], world: World) -> Held:
     """Places of the tensor come from members of the group that own them; others are filled."""
     wanted = _read(step.dst, step.cover, at)
-    inside = [index for index in wanted if _is_inside(step.dst, index)]
+    homes = {index: _home(step.dst, step.cover, index) for index in wanted}
+    inside = [index for index in wanted if homes[index] is not None]
     members = _members(step.src, step.axes, at)
     held = {index: world[peer][index] for peer in members for index in world[peer]}
-    _require(all(index in held for index in inside), step, "at", at, "lacks data")
+    _require(all(homes[index] in held for index in inside), step, "at", at, "lacks data")
     blocks = step.receives(at)
     covered = [i for _, box in blocks for i in product(*(range(*pair) for pair in box))]
     _require(sorted(covered) == inside and _agree(step, at), step, "disagrees at", at)
-    return {index: world[at].get(index, held[index]) if index in held else {} for index in wanted}
+    held |= world[at]
+    return {index: {} if home is None else held[home] for index, home in homes.items()}
 
 
 def _fold(step: Fold, at: tuple[int, ...], world: World) -> Held:
@@ -197,8 +204,10 @@ def _fold(step: Fold, at: tuple[int, ...], world: World) -> Held:
     for index in _indices(step.dst, at):
         total: dict[tuple[Index, Index], Fraction | int] = {}
         for peer, places in parts:
-            for symbol, count in world[peer][index].items() if index in places else ():
-                total[symbol] = total.get(symbol, 0) + count
+            for place in places:
+                if _home(step.dst, step.cover, place) == index:
+                    for symbol, count in world[peer][place].items():
+                        total[symbol] = total.get(symbol, 0) + count
         out[index] = total
     return out
 
@@ -283,9 +292,14 @@ def _judge_boxes(plan: Plan, cover: Cover, world: World) -> None:
     """Each rank holds its box; filled places hold nothing, and are left out from here on."""
     for at, held in world.items():
         _require(sorted(held) == _read(plan.dst, cover, at), plan.dst, "at", at, "is no box")
-        outside = [index for index in held if not _is_inside(plan.dst, index)]
+        outside = [index for index in held if _home(plan.dst, cover, index) is None]
         _require(not any(held[index] for index in outside), at, "is not filled")
-        world[at] = {index: held[index] for index in held if index not in set(outside)}
+        found: Held = {}
+        for index in sorted(set(held) - set(outside)):
+            home = _home(plan.dst, cover, index)
+            assert home is not None
+            _require(found.setdefault(home, held[index]) == held[index], at, "has two values")
+        world[at] = found
 
 
 def _judge_sums(plan: Plan, folds: Cover, world: World) -> None:
@@ -297,8 +311,8 @@ def _judge_sums(plan: Plan, folds: Cover, world: World) -> None:
         _require(sorted(held) == _indices(dst, at), dst, "at", at, "is no box")
         for index in held:
             due = {
-                (index, peer) for peer in _members(src, counted, at)
-                if index in _read(src, folds, peer)
+                (place, peer) for peer in _members(src, counted, at)
+                for place in _read(src, folds, peer) if _home(src, folds, place) == index
             }
             _require(dict(held[index]) == dict.fromkeys(due, 1), plan.src, "->", plan.dst, ":",
                      index, "at", at, "is", held[index])

@@ -90,14 +90,16 @@ class Exchange(_Step):
 class Fetch(_Step):
     """Each rank gets the box that `cover` says beside `dst`, filled where it sticks out.
 
-    `src` and `dst` shard the same dims by the same axes; their cuts may differ.
+    `src` and `dst` shard the same dims by the same axes; their cuts may differ. Blocks are named by
+    their places in the box: on a ring, these may lie outside of the tensor.
     """
 
     cover: Cover = _NOTHING
 
     def receives(self, coordinate: Coordinate) -> list[Block]:
         """What makes up the box, filled places aside: holder and box, in group order."""
-        return _held(self.src, self.cover.inside_at(self.dst, coordinate), coordinate)
+        box = self.cover.box_at(self.dst, coordinate)
+        return _held(self.src, self.cover, box, coordinate)
 
     def sends(self, coordinate: Coordinate) -> list[Block]:
         """What others read of the shard at `coordinate`: taker and box, in group order."""
@@ -123,7 +125,8 @@ class Fold(_Step):
 
     def sends(self, coordinate: Coordinate) -> list[Block]:
         """Who owns what this rank holds: owner and box, in group order."""
-        return _held(self.dst, self.cover.inside_at(self.src, coordinate), coordinate)
+        box = self.cover.box_at(self.src, coordinate)
+        return _held(self.dst, self.cover, box, coordinate)
 
     def __str__(self) -> str:
         return _halo("Sum of halos", self.dst, self.src, self.cover, self)
@@ -221,10 +224,13 @@ class Transfer(_Step):
 Step = Slice | Exchange | Fetch | Fold | AllGather | ReduceScatter | AllReduce | Transfer | Term
 
 
-def _held(layout: Layout, box: Box, coordinate: Coordinate) -> list[Block]:
+def _held(layout: Layout, cover: Cover, box: Box, coordinate: Coordinate) -> list[Block]:
     """Who owns the parts of a box, among those that differ in axes that shard alone."""
     return _blocks(layout, [
-        meets(layout, dim, interval) for dim, interval in enumerate(box)
+        [(index, start + turn, stop + turn)
+         for part, turn in cover.pieces(layout, dim, interval)
+         for index, start, stop in meets(layout, dim, part)]
+        for dim, interval in enumerate(box)
     ], [coordinate])
 
 
@@ -238,9 +244,10 @@ def _covered(layout: Layout, cover: Cover, box: Box, coordinate: Coordinate) -> 
             continue
         parts: list[tuple[int, int, int]] = []
         for index, read in enumerate(reads):
-            first, last = max(read[0], start), min(read[1], stop)
-            if first < last:
-                parts.append((index, first, last))
+            for part, turn in cover.pieces(layout, dim, read):
+                first, last = max(part[0], start), min(part[1], stop)
+                if first < last:
+                    parts.append((index, first + turn, last + turn))
         found.append(parts)
     return _blocks(layout, found, [coordinate])
 

@@ -40,11 +40,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from weft.core import Layout
 from weft.rules import Rule
 
 __all__ = [
-    "NEEDS_COST", "UNKNOWN_FACTOR", "Choice", "Frame", "PassPartial", "cheapest", "cut_beside",
-    "bias_operands", "zero_cost_choice",
+    "NEEDS_COST", "UNKNOWN_FACTOR", "Choice", "Frame", "PassPartial", "Slices", "cheapest",
+    "cut_beside", "bias_operands", "zero_cost_choice",
 ]
 
 UNKNOWN_FACTOR = ""
@@ -58,6 +59,9 @@ class PassPartial:
     members: tuple[int, ...]
     kind: str
 
+
+Slices = Sequence[tuple[Layout, tuple[int, ...]] | None]
+"""Per operand: None, or the layout of what it is a slice of, and where it begins there."""
 
 Choice = str | PassPartial | None
 """What an axis does: shard a factor, pass partial values, or nothing."""
@@ -84,6 +88,7 @@ class Frame:
         target: the operand that the call writes to; its new value is moved back to its layout.
         beside: factor -> another one, and the operands in which axes that shard that other one may
             shard the factor.
+        slices: per operand; () if none is a slice.
     """
 
     rule: Rule
@@ -100,6 +105,7 @@ class Frame:
     beside: dict[str, tuple[str, list[int]]] = field(
         default_factory=dict[str, tuple[str, list[int]]]
     )
+    slices: Slices = ()
 
 
 def bias_operands(frame: Frame, factor: str) -> tuple[int, ...]:

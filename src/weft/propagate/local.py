@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from weft.core import Cover, Interval, Layout, default_cuts
-from weft.rules import Boxed, BoxedDim, Call, LocalArgs, Rule, Table, Window
+from weft.rules import AnyWindow, Boxed, BoxedDim, Call, LocalArgs, Rule, Window, is_ring
 
 __all__ = ["local_call", "window_of", "windowed_cuts"]
 
@@ -41,7 +41,9 @@ def local_call(
             found = _reads(rule, index, dim, factors[0], layout, results, cut)
             if found is not None:
                 sharded[index, dim] = mine[dim] = found
-        reads.append(Cover.of(layout, tuple(mine), rule.fill))
+        rings = tuple([dim for dim in range(layout.ndim) if is_ring(
+            window_of(rule, index, (dims or ())[dim][0]) if mine[dim] else None)])
+        reads.append(Cover.of(layout, tuple(mine), rule.fill, rings))
     decided: dict[str, Any] = {"args": args, "reads": tuple(reads) if any(reads) else ()}
     if rule.on_box is None or not (sharded or any(map(_has_empty_shards, results))):
         return decided
@@ -173,12 +175,12 @@ def _dims(
     return tuple(found)
 
 
-def window_of(rule: Rule, operand: int, factor: str) -> Window | Table | None:
+def window_of(rule: Rule, operand: int, factor: str) -> AnyWindow | None:
     return rule.windows.get((operand, factor)) if rule.windows else None
 
 
 def windowed_cuts(
-    rule: Rule, layout: Layout, dim: int, factor: str, window: Window | Table,
+    rule: Rule, layout: Layout, dim: int, factor: str, window: AnyWindow,
     axes: tuple[int, ...], units: tuple[int, ...] | None,
 ) -> tuple[int, ...] | None:
     """The cuts of a windowed dim: its own, of which any boxes can be read; else those to which the

@@ -6,10 +6,20 @@ from weft.rules.call import Call, TensorArg
 from weft.rules.notation import Pattern, parse
 from weft.rules.own import OWN, OwnRule
 from weft.rules.rule import Decision, FactorDims, LocalArgs, Rule
-from weft.rules.window import Boxed, BoxedDim, OnBox, Table, Tables, Window
+from weft.rules.window import (
+    AnyWindow,
+    Boxed,
+    BoxedDim,
+    OnBox,
+    Shift,
+    Table,
+    Tables,
+    Window,
+    is_ring,
+)
 
 __all__ = [
-    "OWN", "Boxed", "BoxedDim", "Call", "Decision", "Entry", "FactorDims", "Last", "LocalArgs",
-    "OnBox", "OwnRule", "Page", "Pattern", "Rule", "RuleText", "Table", "Tables", "TensorArg",
-    "Text", "Window", "bind", "op", "page", "parse", "rule",
+    "OWN", "AnyWindow", "Boxed", "BoxedDim", "Call", "Decision", "Entry", "FactorDims", "Last",
+    "LocalArgs", "OnBox", "OwnRule", "Page", "Pattern", "Rule", "RuleText", "Shift", "Table",
+    "Tables", "TensorArg", "Text", "Window", "bind", "is_ring", "op", "page", "parse", "rule",
 ]

@@ -11,7 +11,7 @@ from typing import Any
 
 from weft.rules.notation import LEAD, Pattern
 from weft.rules.rule import FactorDims, Rule
-from weft.rules.window import Table, Window, WindowText
+from weft.rules.window import Shift, Table, Window, WindowText
 
 __all__ = ["bind", "fits", "operand_places", "result_shapes"]
 
@@ -95,8 +95,8 @@ def fits(
 def bind(
     pattern: Pattern, operands: Sequence[Shape], results: Sequence[Shape],
     along: Along = None, places: tuple[int, ...] | None = None,
-    told: Mapping[str, int] | None = None, tables: Mapping[str, Table] = MappingProxyType({}),
-    **more: Any,
+    told: Mapping[str, int] | None = None,
+    tables: Mapping[str, Table | Shift] = MappingProxyType({}), **more: Any,
 ) -> Rule:
     """The rule for tensors of these shapes.
 

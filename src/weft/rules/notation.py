@@ -24,7 +24,8 @@ Dims:
                          another operand; `2*y+3*v-1` is one with dilation
     y+v<3-1 -> y         the same, where no operand tells the number of taps
     y, v! -> 2*y+v-1     a window read backwards: what y gives is added at 2*y+v-1
-    @y -> y              a window by a table: place y reads the interval that `tables=` gives for it
+    @y -> y              a window by a table: place y reads the interval that `tables=` gives,
+                         or the one place at a fixed distance, be it around a ring (`Shift`)
 
 A windowed dim belongs to the factor y: an axis that shards it holds y, and the ranks fetch what
 their shards of y read of others; or, backwards, what their shards of the result are made of.

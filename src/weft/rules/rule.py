@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from weft.core import Cover, Layout
-from weft.rules.window import OnBox, Table, Window
+from weft.rules.window import AnyWindow, OnBox, Window
 
 __all__ = ["Decision", "FactorDims", "LocalArgs", "Rule"]
 
@@ -75,8 +75,8 @@ class Rule:
     by_size: bool = False
     finish: frozenset[tuple[int, str]] = frozenset()
     beside: frozenset[tuple[int, str, str]] = frozenset()
-    windows: Mapping[tuple[int, str], Window | Table] = field(
-        default_factory=dict[tuple[int, str], Window | Table]
+    windows: Mapping[tuple[int, str], AnyWindow] = field(
+        default_factory=dict[tuple[int, str], AnyWindow]
     )
     spreads: Mapping[tuple[int, str], Window] = field(
         default_factory=dict[tuple[int, str], Window]
@@ -109,6 +109,7 @@ class Decision:
         runs: coordinate -> what runs on the local tensors in place of the op; None = the op.
         finish: the dims (operand, dim) whose shards the op's kernel finishes; empty if the op
             itself runs on the local tensors.
+        starts: of a slice of consecutive places, where it begins in each dim of the operand.
     """
 
     operands: tuple[Layout, ...]
@@ -121,6 +122,7 @@ class Decision:
     reads: tuple[Cover | None, ...] = ()
     folds: tuple[Cover | None, ...] = ()
     runs: Callable[[tuple[int, ...]], Callable[..., Any] | None] | None = None
+    starts: tuple[int, ...] | None = None
 
     def reason(self) -> str:
         """Why the operands are moved to these layouts, for `weft.explain()`."""

@@ -2,7 +2,8 @@
 
 Place `o` of the factor reads the places `stride*o + dilation*t - pad` of the windowed dim, for each
 tap `t`; or an interval that a table gives. The dim belongs to the factor: an axis that shards the
-dim holds the factor.
+dim holds the factor. Or place `o` reads one place, at a fixed distance, and what it reads beyond
+an end stands inside of the dim (`Shift`): of a ring at the other end.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ from typing import Any
 from weft.core import Interval
 from weft.rules.call import Call
 
-__all__ = ["Boxed", "BoxedDim", "OnBox", "Table", "Tables", "Window", "WindowText"]
+__all__ = [
+    "AnyWindow", "Boxed", "BoxedDim", "OnBox", "Shift", "Table", "Tables", "Window", "WindowText",
+    "is_ring",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +126,68 @@ class Table:
         return _reads(self.read, units, owned)
 
 
+@dataclass(frozen=True, slots=True)
+class Shift:
+    """Place `o` reads the place `o - by`.
+
+    Args:
+        by: the distance. length: of the dim.
+        mode: what stands beyond an end: "circular" (the dim is a ring), "reflect" (the places in
+            front of it, without the end itself), "replicate" (the end).
+        home: place `o` lies where the place `o - home` does.
+    """
+
+    by: int
+    length: int
+    mode: str
+    home: int
+
+    def overlap(self, length: int) -> float:
+        """What a shard reads of others, as a part of the dim."""
+        away = abs(self.by - self.home)
+        return min(away / max(self.length, 1), 1.0)
+
+    def place(self, output: int) -> int:
+        """The place that a place of the factor reads; on a ring, it may lie outside of the dim."""
+        place, last = output - self.by, self.length - 1
+        match self.mode:
+            case "reflect":
+                return last - abs(last - abs(place))
+            case "replicate":
+                return min(max(place, 0), last)
+            case _:
+                return place
+
+    def read(self, start: int, stop: int) -> Interval:
+        """What the places start..stop of the factor, at least one, read."""
+        turns = [turn + self.by for turn in (0, self.length - 1) if self.mode == "reflect"]
+        ends = [start, stop - 1, *[turn for turn in turns if start <= turn < stop]]
+        places = [self.place(end) for end in ends]
+        return min(places), max(places) + 1
+
+    def units(self, cuts: Sequence[int], length: int) -> tuple[int, ...]:
+        """The cuts of the factor, of this length, that belong to cuts of the dim: all that is
+        beyond an end lies with the shard at that end."""
+        return (0, *[min(max(cut + self.home, 0), length) for cut in cuts[1:-1]], length)
+
+    def cuts(self, units: Sequence[int], length: int) -> tuple[int, ...]:
+        """Cuts of the dim, of this length, to which these cuts of the factor belong."""
+        return (0, *[min(max(unit - self.home, 0), length) for unit in units[1:-1]], length)
+
+    def reads(self, units: Sequence[int], owned: Sequence[int]) -> tuple[Interval, ...]:
+        """What each shard of the factor reads of the dim, whose cuts are `owned`; a shard of
+        nothing reads nothing."""
+        return _reads(self.read, units, owned)
+
+
+AnyWindow = Window | Table | Shift
+
+
+def is_ring(window: AnyWindow | None) -> bool:
+    """Whether what it reads beyond an end stands at the other end."""
+    return isinstance(window, Shift) and window.mode == "circular"
+
+
 def _in_proportion(cuts: Sequence[int], before: int, after: int) -> tuple[int, ...]:
     """The cuts of a length for another length, rounded half up."""
     inner = [(2 * cut * after + before) // (2 * before) if before else 0 for cut in cuts[1:-1]]
@@ -153,7 +219,7 @@ class BoxedDim:
 
     dim: int
     length: int
-    window: Window | Table
+    window: AnyWindow
     box: Interval | None
     outputs: Interval
 
@@ -192,5 +258,5 @@ Windowed dims that are sharded come as the boxes that the rank reads, padding in
 op runs without padding along them.
 """
 
-Tables = Callable[[Call], Mapping[str, Table]]
-"""(call) -> the tables of the factors whose windows the string leaves to them."""
+Tables = Callable[[Call], Mapping[str, Table | Shift]]
+"""(call) -> the tables or shifts of the factors whose windows the string leaves to them."""

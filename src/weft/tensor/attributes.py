@@ -6,6 +6,7 @@ dtype and strides are the global ones.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -16,7 +17,7 @@ from weft.tensor.call.dispatch import call, keep_constant
 from weft.tensor.grad import amp, autograd, hooks
 from weft.tensor.modes import check_traced
 from weft.tensor.placing.storage import Storage, memory_refused
-from weft.tensor.shard_tensor import ShardTensor, wrap
+from weft.tensor.shard_tensor import ShardTensor, watch_gradient, wrap
 from weft.tensor.trace.trees import local_of
 
 __all__ = ["TABLE", "other_device"]
@@ -117,6 +118,7 @@ def _is_on(device_type: str) -> Callable[..., bool]:
 
 
 def _retain_grad(tensor: ShardTensor) -> None:
+    watch_gradient(tensor)
     tensor._local.retain_grad()
 
 
@@ -259,7 +261,7 @@ def _table() -> dict[Any, Callable[..., Any]]:
     for name in _OWN_METHODS:
         table[getattr(_Tensor, name)] = getattr(ShardTensor, name)
     for name in _OWN_ATTRIBUTES:
-        theirs, mine = getattr(_Tensor, name), vars(ShardTensor)[name]
+        theirs, mine = getattr(_Tensor, name), inspect.getattr_static(ShardTensor, name)
         table[theirs.__get__] = mine.fget
         if mine.fset is not None:
             table[theirs.__set__] = mine.fset

@@ -16,9 +16,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, assert_never
+from typing import assert_never
 
-import torch
 from torch import Tensor
 
 from weft.comm import BoundMesh, Communicator, Finish
@@ -41,16 +40,20 @@ from weft.planner import (
 )
 from weft.planner.geometry import Coordinate, group, intersect, size_over, volume
 from weft.transport.boxes import Move, flat, pack, part, shape_of, stretch, unpack, within
+from weft.transport.halos import (
+    DENSE,
+    filling,
+    folded,
+    group_of,
+    limit,
+    outside,
+    round_a_ring,
+    weight,
+)
 
 __all__ = ["Start", "compile_step", "compile_transfer", "partial_kind"]
 
 Start = Callable[[Tensor], Finish]
-
-_DENSE = 128
-"""An all-to-all starts sending to all others at once, and copies no more than messages do.
-If most ranks have something for each other, messages pay off only from this many times the bytes.
-"""
-
 
 def compile_step(step: Step, at: Coordinate, mesh: BoundMesh) -> tuple[Move, Start | None]:
     """What a step within one mesh does at a coordinate, and how to start it if that is possible."""
@@ -63,7 +66,7 @@ def compile_step(step: Step, at: Coordinate, mesh: BoundMesh) -> tuple[Move, Sta
         case Fetch():
             return _fetched(step, at, mesh)
         case Fold():
-            return _folded(step, at, mesh), None
+            return folded(step, at, mesh), None
         case ReduceScatter():
             return _reduce_scatter(step, at, mesh)
         case AllReduce():
@@ -148,49 +151,24 @@ def _moved(step: Exchange | AllGather, at: Coordinate, mesh: BoundMesh) -> tuple
         boxes = _Boxes(comm, sends, receives, held, wanted, mean, 1)
         return _either(_gathered(boxes), boxes)
     sends = {place[peer]: box for peer, box in step.sends(at) if volume(box)}
-    weight = _DENSE if 2 * _num_pieces(step) > comm.size else 0
+    weight = DENSE if 2 * _num_pieces(step) > comm.size else 0
     boxes = _Boxes(comm, sends, receives, held, wanted, mean, weight)
     return _either(_exchanged(boxes), boxes)
 
 
-def _fetched(step: Fetch, at: Coordinate, mesh: BoundMesh) -> tuple[Move, Start]:
-    comm, place = _group(step, at, mesh)
+def _fetched(step: Fetch, at: Coordinate, mesh: BoundMesh) -> tuple[Move, Start | None]:
+    if step.cover.rings:
+        return round_a_ring(step, at, mesh), None
+    comm, place = group_of(step, at, mesh)
     wanted, inside = step.cover.box_at(step.dst, at), step.cover.inside_at(step.dst, at)
     boxes = _Boxes(
         comm,
         {place[peer]: box for peer, box in step.sends(at) if volume(box)},
         {place[peer]: box for peer, box in step.receives(at) if volume(box)},
         step.src.box_at(at), wanted, step_nbytes(step, 1) / step.src.mesh.size(),
-        _weight(step, comm), _outside(wanted, inside), step.cover.fill,
+        weight(step, comm), outside(wanted, inside), step.cover.fill,
     )
     return _either(_exchanged(boxes), boxes)
-
-
-def _group(
-    step: Fetch | Fold, at: Coordinate, mesh: BoundMesh
-) -> tuple[Communicator, dict[Coordinate, int]]:
-    """The communicator of a step, and the places of ranks in it; of itself alone where nothing is
-    sent."""
-    axes = () if is_local(step) else step.axes
-    return mesh.comm(axes), {peer: at for at, peer in enumerate(group(step.src, axes, at))}
-
-
-def _weight(step: Fetch | Fold, comm: Communicator) -> int:
-    """As of an exchange: a halo comes from the shards on both sides in each dim that is read."""
-    pieces = 3 ** sum(mine is not None for mine in step.cover.reads)
-    return _DENSE if 2 * pieces > comm.size else 0
-
-
-def _outside(wanted: Box, inside: Box) -> tuple[Box, ...]:
-    """The boxes, apart, that `wanted` has around `inside`."""
-    if not volume(inside):
-        return (wanted,) if volume(wanted) else ()
-    found = []
-    for dim, ((start, stop), (first, last)) in enumerate(zip(wanted, inside)):
-        for interval in ((start, first), (last, stop)):
-            if interval[0] < interval[1]:
-                found.append((*inside[:dim], interval, *wanted[dim + 1 :]))
-    return tuple(found)
 
 
 def _num_pieces(step: Exchange) -> float:
@@ -224,20 +202,14 @@ def compile_transfer(
 
 def _either(buffered: Move, boxes: _Boxes) -> tuple[Move, Start]:
     """One buffer for little, piece by piece for much: the whole group alike."""
-    start, mean, limit = _piecewise(boxes), boxes.mean, _limit(boxes.comm, boxes.weight)
+    start, mean, least = _piecewise(boxes), boxes.mean, limit(boxes.comm, boxes.weight)
 
     def run(x: Tensor) -> Tensor:
-        if mean * x.element_size() < limit:
+        if mean * x.element_size() < least:
             return buffered(x)
         return start(x)()
 
     return run, start
-
-
-def _limit(comm: Communicator, weight: int) -> float:
-    """From how many bytes on pieces travel by themselves."""
-    limit = comm.swaps_from_nbytes
-    return limit if limit == math.inf else limit * weight
 
 
 def _exchanged(boxes: _Boxes) -> Move:
@@ -317,59 +289,10 @@ def _filling(boxes: _Boxes) -> Callable[[Tensor], None] | None:
     """What fills the places of a new tensor that nobody sends."""
     if not boxes.outside:
         return None
-    parts, fill = [part(box, boxes.wanted) for box in boxes.outside], boxes.fill
-
-    def filled(out: Tensor) -> None:
-        value: Any = fill
-        if math.isinf(fill) and not out.is_floating_point():
-            value = torch.iinfo(out.dtype).min if fill < 0 else torch.iinfo(out.dtype).max
-        for cut in parts:
-            cut(out).fill_(value)
-
-    return filled
+    return filling([part(box, boxes.wanted) for box in boxes.outside], boxes.fill)
 
 
 # Steps that reduce.
-
-
-def _folded(step: Fold, at: Coordinate, mesh: BoundMesh) -> Move:
-    """Parts of boxes go to their owners, who sum them in the order of the group."""
-    comm, place = _group(step, at, mesh)
-    held, wanted = step.cover.box_at(step.src, at), step.dst.box_at(at)
-    sends = {place[peer]: box for peer, box in step.sends(at)}
-    receives = {place[peer]: box for peer, box in step.receives(at)}
-    kept, shape = sends.pop(comm.index, None), shape_of(wanted)
-    receives.pop(comm.index, None)
-    given = [(to, part(sends[to], held)) for to in sorted(sends)]
-    parts = [(by, shape_of(receives[by]), part(receives[by], wanted)) for by in sorted(receives)]
-    own = (part(kept, held), part(kept, wanted)) if kept else None
-    send, recv = [[volume(its[to]) if to in its else 0 for to in range(comm.size)]
-                  for its in (sends, receives)]
-    packed = pack([sends[to] for to in sorted(sends)], held)
-    mean = step_nbytes(step, 1) / step.src.mesh.size()
-    limit, sizes = _limit(comm, _weight(step, comm)), [math.prod(shape) for _, shape, _ in parts]
-
-    def brought(x: Tensor) -> list[Tensor]:
-        if mean * x.element_size() < limit:
-            got = comm.all_to_all(packed(x), send, recv).split(sizes)
-            return [piece.view(shape) for piece, (_, shape, _) in zip(got, parts)]
-        pieces = [(by, x.new_empty(shape)) for by, shape, _ in parts]
-        comm.swap([(to, cut(x).contiguous()) for to, cut in given], pieces, x.dtype)()
-        return [piece for _, piece in pieces]
-
-    def run(x: Tensor) -> Tensor:
-        pieces = brought(x)
-        if kept == wanted and own is not None:
-            out = own[0](x).clone(memory_format=torch.contiguous_format)
-        else:
-            out = x.new_zeros(shape)
-            if own is not None:
-                own[1](out).copy_(own[0](x))
-        for piece, (_, _, cut) in zip(pieces, parts):
-            cut(out).add_(piece)
-        return out
-
-    return run
 
 
 def _reduce_scatter(step: ReduceScatter, at: Coordinate, mesh: BoundMesh) -> tuple[Move, Start]:

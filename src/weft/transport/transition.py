@@ -33,7 +33,7 @@ from weft.comm import BoundMesh, Finish
 from weft.core.cover import Cover
 from weft.core.layout import Layout
 from weft.errors import UnsupportedOpError, message
-from weft.planner import IDEMPOTENT, gradient_layout
+from weft.planner import IDEMPOTENT, gradient_layout, step_nbytes
 from weft.transport import facts
 from weft.transport.boxes import shape_of
 from weft.transport.execute import CompiledPlan, compile_plan, owned, unshared
@@ -218,6 +218,10 @@ class Transition:
                 and self.reverse.reduction is not None
             )
         return self._reduces_only_in_backward
+
+    def nbytes(self, itemsize: int) -> int:
+        """Bytes that all ranks together receive."""
+        return sum([step_nbytes(step, itemsize) for step in self._plan.steps])
 
     def report(self, itemsize: int) -> None:
         """Report to the traffic log what a run moves."""

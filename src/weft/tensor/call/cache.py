@@ -25,7 +25,7 @@ from weft.tensor.counts import (
     Hits,
 )
 from weft.tensor.meta import MAX_METAS, MAX_RECIPES_OF_MESH, alive, forget_recipes
-from weft.tensor.placing.operands import MAX_TRANSITIONS
+from weft.tensor.placing.transitions import MAX_TRANSITIONS
 
 __all__ = ["CacheInfo", "KindInfo", "cache_clear", "cache_info"]
 

@@ -34,7 +34,7 @@ class Choice(NamedTuple):
 
 def choose(
     call: Call, entry: rules.Entry | None, about: Facts, layouts: list[Layout], wants: list[bool],
-    results: Sequence[torch.Tensor], target: int | None,
+    results: Sequence[torch.Tensor], target: int | None, slices: propagate.Slices = (),
 ) -> Choice:
     """Choose for a call whose operands lie so.
 
@@ -43,12 +43,13 @@ def choose(
         wants: per operand, whether a gradient is wanted.
         results: what the op gives of meta tensors.
         target: the operand that an op in place writes to.
+        slices: per operand, what it is a slice of, if it is one.
     """
     own = rules.OWN.get(call.op)
     bound = None if own is None else own.bind(call, True)
     if own is not None and bound is not None:
         rule, _ = bound
-        return Choice(_decided(rule, call, layouts, wants, None, own.kernel), rule, own)
+        return Choice(_decided(rule, call, layouts, wants, None, own.kernel, slices), rule, own)
     if entry is None:
         return Choice(None, None, own)
     given = None if entry.layouts is None else entry.layouts(call, layouts, wants)
@@ -64,16 +65,16 @@ def choose(
     if given is None or isinstance(given, Rule):
         if rule is None:
             return Choice(None, None, own)
-        given = _decided(rule, call, layouts, wants, target, entry.kernel)
+        given = _decided(rule, call, layouts, wants, target, entry.kernel, slices)
     return Choice(given, rule, own)
 
 
 def _decided(
     rule: Rule, call: Call, layouts: list[Layout], wants: list[bool], target: int | None,
-    kernel: Callable[..., object] | None,
+    kernel: Callable[..., object] | None, slices: propagate.Slices,
 ) -> Decision | ops.Kernel:
     """What the rule says of the call, to be carried out by the op itself or by its kernel."""
-    decision = propagate.decide(rule, call, layouts, wants, target)
+    decision = propagate.decide(rule, call, layouts, wants, target, slices)
     if not decision.finish:
         return decision
     assert kernel is not None

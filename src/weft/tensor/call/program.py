@@ -16,15 +16,19 @@ from typing import Any
 
 import torch
 from torch import is_grad_enabled
+from torch._ops import OpOverload
 
+from weft import ops
 from weft.core import Layout
 from weft.tensor.call.anchor import tied
 from weft.tensor.call.kernels import BoundKernel
 from weft.tensor.call.memory_format import is_last
 from weft.tensor.call.recipe import Recipe
 from weft.tensor.meta import Meta
+from weft.tensor.placing.halos import slice_of
 from weft.tensor.placing.left_whole import LeftWhole, WideHalo
-from weft.tensor.placing.operands import Caller, move_operands, transition_between
+from weft.tensor.placing.operands import Caller, move_operands
+from weft.tensor.placing.transitions import transition_between
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.torch_collectives import filled
 from weft.tensor.trace.trees import Slot, fill, flatten, local_of, slots_of, substitute
@@ -53,11 +57,12 @@ class Step(Caller):
             it on the other ranks (see `anchor`).
         kernel: what makes `local` for other lengths, where it is a kernel of the book.
         left_whole: what it leaves whole though an operand is sharded, or a halo that is too wide.
+        slice_of: of a slice, the value that it is a slice of, and where it begins there.
     """
 
     __slots__ = (
         "anchor", "args", "bound", "flowing", "kernel", "kwargs", "left_whole", "local", "name",
-        "operands", "reductions", "results", "target", "why", "write", "write_back",
+        "operands", "reductions", "results", "slice_of", "target", "why", "write", "write_back",
     )
 
     def __init__(
@@ -67,8 +72,10 @@ class Step(Caller):
         write: Callable[[torch.Tensor], torch.Tensor] | None = None,
         why: Callable[[], str] = str, anchor: Sequence[Sequence[int]] = (),
         kernel: BoundKernel | None = None, left_whole: LeftWhole | WideHalo | None = None,
+        slice_of: tuple[int, tuple[int, ...]] | None = None,
     ) -> None:
         self.name, self.why, self.reductions, self.left_whole = name, why, None, left_whole
+        self.slice_of = slice_of
         self.operands = tuple([(at, move) for at, move in enumerate(moves) if move is not None])
         self.local, self.args, self.kwargs, self.kernel = local, args, kwargs, kernel
         self.results, self.anchor = tuple(results), anchor
@@ -188,6 +195,7 @@ class Program(Recipe):
         return (
             type(self.result) is Slot and self.made == (self.result.index,)
             and len(step.results) == 1 and not self.moved and not step.anchor
+            and step.slice_of is None
             and (self.places is not None or not (step.operands or step.local))
             and (step.local is None or step.bound is not None)
         )
@@ -263,11 +271,22 @@ class Program(Recipe):
                 outs = [one if due is None else laid(one, due) for one, due in zip(outs, lays)]
             for (at, leave), one in zip(step.results, outs):
                 values[at], locals_[at] = None, one if leave is None else leave(one)
+            if step.slice_of is not None:
+                self._remember(step, values, locals_)
         for at in self.made:
             if values[at] is None:
                 values[at] = wrap(locals_[at], metas[at])  # type: ignore[arg-type]
         result = fill(self.result, values)
         return attach_to_base(result, func, args, kwargs) if self.moved else result
+
+    def _remember(self, step: Step, values: list[Any], locals_: Sequence[Any]) -> None:
+        """A slice remembers what it is a slice of."""
+        ((at, _),), (base, starts) = step.results, step.slice_of  # type: ignore[misc]
+        for slot in (base, at):
+            if values[slot] is None and self.metas[slot] is not None:
+                values[slot] = wrap(locals_[slot], self.metas[slot])  # type: ignore[arg-type]
+        if values[at] is not None and values[base] is not None:
+            slice_of(values[base], starts, values[at])
 
     def run_opened(self, func: Any, args: Any, locals_: list[Any]) -> Any:
         if self.in_place is None:
@@ -316,17 +335,12 @@ def _moved_to(move: Transition, layout: Layout) -> Transition:
     return made
 
 
-_QUICK = {
-    "aten.view.default": torch.Tensor.view,
-    "aten.reshape.default": torch.Tensor.reshape,
-    "aten._unsafe_view.default": torch.Tensor.view,
-    "aten.expand.default": torch.Tensor.expand,
-    "aten.unflatten.int": torch._C.TensorBase.unflatten,
-    "aten.layer_norm.default": torch.layer_norm,
-    "aten.softmax.int": torch.softmax,
-    "aten.embedding.default": torch.embedding,
-}
-"""torch's own builtin for an overload, where it takes the same positional arguments: 1 us less."""
+def _builtin_of(local: Any) -> Any:
+    """torch's own builtin for an overload, where the book names one."""
+    if type(local) is not OpOverload:
+        return local
+    entry = ops.find(str(local))
+    return local if entry is None else (entry.builtin or {}).get(str(local)[5:], local)
 
 
 def _bound(
@@ -340,7 +354,7 @@ def _bound(
     named = {name: value for name, value in (kwargs or {}).items() if value is not None}
     if slots_of(named) or any(slots_of(arg) and type(arg) is not Slot for arg in args):
         return None
-    local = _QUICK.get(str(local), local)
+    local = _builtin_of(local)
     order = [
         None if type(arg) is not Slot else arg.index if places is None else places[arg.index]
         for arg in args

@@ -23,7 +23,8 @@ from weft.tensor.call.dispatch import mesh_of
 from weft.tensor.call.fallback import runner
 from weft.tensor.meta import contiguous_strides, intern, replicated_meta
 from weft.tensor.placing.layouts import as_sharded, local_to_sharded
-from weft.tensor.placing.operands import NamedCaller, move_operand, transition_between
+from weft.tensor.placing.operands import NamedCaller, move_operand
+from weft.tensor.placing.transitions import transition_between
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.trace.trees import map_tensors
 from weft.transport import Shards, traffic

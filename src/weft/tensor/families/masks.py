@@ -29,10 +29,9 @@ from weft.tensor.placing.operands import (
     NamedCaller,
     move_operand,
     operand_transitions,
-    order_in_memory,
-    transition_between,
     varying_axes,
 )
+from weft.tensor.placing.transitions import order_in_memory, transition_between
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.trace.capture import meta_like
 from weft.tensor.trace.trees import local_of

@@ -18,10 +18,11 @@ from weft.errors import CommunicationError, LayoutError, UnsupportedOpError, mes
 from weft.tensor import modes
 from weft.tensor.grad.anomaly import refuse_nan_check
 from weft.tensor.leaf_gradients import Backward, before, completed, summed, uses_of
-from weft.tensor.meta import Meta, is_dense
+from weft.tensor.meta import NONE, Meta, is_dense
 from weft.tensor.placing.construct import as_sharded, gathered, redistribute_to, to_replicated
-from weft.tensor.placing.operands import forget_views, transition_between
-from weft.tensor.shard_tensor import ShardTensor, version_of, wrap
+from weft.tensor.placing.operands import as_value, forget_views
+from weft.tensor.placing.transitions import transition_between
+from weft.tensor.shard_tensor import ShardTensor, version_of, watch_gradient, wrap
 from weft.tensor.takeover import twin_of
 from weft.tensor.trace.trees import local_of as _local_of
 from weft.tensor.views.moved import unwrap_view
@@ -39,8 +40,12 @@ def grad_meta(meta: Meta) -> Meta:
     made = meta.of_grad
     if made is None:
         strides = meta.strides if is_dense(meta) else None  # of an expanded one, row-major
+        layout = meta.layout.without_partial()
+        if meta.varying:  # the dual of R
+            layout = layout.replace(partial=[
+                "sum" if axis in meta.varying else None for axis in range(meta.mesh.ndim)])
         made = meta.of_grad = meta.replace(
-            layout=meta.layout.without_partial(), requires_grad=False, alias=None, strides=strides)
+            layout=layout, requires_grad=False, alias=None, strides=strides, varying=NONE)
     return made
 
 
@@ -143,7 +148,11 @@ def set_grad(tensor: ShardTensor, grad: torch.Tensor) -> None:
 def _reduced(output: torch.Tensor) -> torch.Tensor:
     """The output of a backward. Partial values of kinds other than a sum are reduced, because their
     gradient is not that of the value."""
-    if type(output) is not ShardTensor or not output._meta.layout.is_partial:
+    if type(output) is not ShardTensor:
+        return output
+    if output._meta.varying:
+        return as_value(output)
+    if not output._meta.layout.is_partial:
         return output
     layout = output._meta.layout
     if {"sum", None} >= set(layout.partial):
@@ -235,6 +244,8 @@ def backward_all(
         inputs = [inputs]
     local_inputs = None
     if inputs is not None:
+        for tensor in inputs:
+            watch_gradient(tensor)
         local_inputs = [local_of(tensor) for tensor in inputs]
         local_inputs += [use.seen for local in local_inputs for use in uses_of(local)]
     with OneBackward() as running:
@@ -280,6 +291,8 @@ def grad(
     """`torch.autograd.grad`: gradients in the dual layouts of the inputs."""
     outputs = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
     inputs = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
+    for tensor in inputs:
+        watch_gradient(tensor)
     if is_grads_batched:
         raise UnsupportedOpError(
             message("torch.autograd.grad(is_grads_batched=True)", "it uses vmap over the outputs",

@@ -27,7 +27,7 @@ from weft.tensor.leaf_gradients import (
     running,
     uses_of,
 )
-from weft.tensor.shard_tensor import ShardTensor, wrap
+from weft.tensor.shard_tensor import ShardTensor, watch_gradient, wrap
 
 __all__ = [
     "register_hook", "register_hook_of_several", "register_post_accumulate_grad_hook",
@@ -36,6 +36,7 @@ __all__ = [
 
 def register_hook(tensor: ShardTensor, hook: Callable[[ShardTensor], Any]) -> Any:
     """A tensor hook: it gets, and may return, the gradient as a ShardTensor."""
+    watch_gradient(tensor)
     first = tensor._meta
     # They hold the hook, so not the reverse.
     of, of_local = weakref.ref(tensor), TensorWeakRef(tensor._local)

@@ -17,8 +17,9 @@ from weft.core import Layout
 from weft.errors import PlacementError, message
 from weft.tensor.placing.from_local import from_local
 from weft.tensor.placing.layouts import as_layout, as_sharded
-from weft.tensor.placing.operands import NamedCaller, move_operand, transition_between
+from weft.tensor.placing.operands import NamedCaller, move_operand
 from weft.tensor.placing.redistribute import copied_on_write, redistribute_to, to_local
+from weft.tensor.placing.transitions import transition_between
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.views.moved import unwrap_view
 from weft.transport.in_flight import landed

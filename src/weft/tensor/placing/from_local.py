@@ -26,9 +26,9 @@ from weft.tensor.placing.layouts import (
     common_strides,
     local_to_sharded,
 )
-from weft.tensor.placing.operands import transition_between
 from weft.tensor.placing.redistribute import placed_gradients
 from weft.tensor.placing.sizes import is_asked, said_layout
+from weft.tensor.placing.transitions import transition_between
 from weft.tensor.shard_tensor import ShardTensor
 from weft.transport.order import laid, order_due
 from weft.transport.transition import gradient_through

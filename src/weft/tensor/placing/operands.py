@@ -19,24 +19,24 @@ from weft.comm import BoundMesh
 from weft.core import Cover, Layout
 from weft.errors import UnsupportedOpError, message
 from weft.tensor import modes, versions
-from weft.tensor.counts import TRANSITIONS
 from weft.tensor.leaf_gradients import LeafUse, use_of
-from weft.tensor.meta import bounded_put
+from weft.tensor.meta import NONE
+from weft.tensor.placing.halos import Halo, read
 from weft.tensor.placing.left_whole import LeftWhole, WideHalo
+from weft.tensor.placing.transitions import transition_between
 from weft.tensor.shard_tensor import ShardTensor, pass_known, version_of, wrap
 from weft.tensor.views.moved import Moved, unwrap_view
 from weft.transport import move_together, traffic
-from weft.transport.order import Order, order_of
+from weft.transport.order import Order
 from weft.transport.transition import Transition
 
 __all__ = [
-    "Caller", "NamedCaller", "data_of", "forget_views", "move_operand", "move_operands",
-    "operand_transitions", "order_in_memory", "share_memory", "transition_between", "varying_axes",
+    "Caller", "NamedCaller", "as_value", "data_of", "forget_views", "move_operand", "move_operands",
+    "operand_transitions", "settle", "share_memory", "staying", "varying_axes", "varying_of",
     "writing_back",
 ]
 
 MAX_VIEWS = 4096
-MAX_TRANSITIONS = 16384
 
 
 class Caller:
@@ -90,7 +90,11 @@ def _enter_all(
 ) -> None:
     pending: list[Any] = []
     grad_mode = is_grad_enabled()
+    boxes = _boxes(tensors, moves)
     for place, transition in moves:
+        if boxes and place in boxes:
+            locals_[place] = boxes[place]
+            continue
         tensor = tensors[place]
         sharded = type(tensor) is ShardTensor
         local = tensor._local if sharded else tensor
@@ -143,6 +147,40 @@ def _enter_all(
                     _keep(item, out, locals_)
 
 
+def _boxes(
+    tensors: Sequence[Any], moves: Sequence[tuple[int, Transition]]
+) -> dict[int, torch.Tensor]:
+    """The operands that are parts of boxes which serve several reads of one tensor."""
+    asked: dict[int, tuple[ShardTensor, list[Any]]] = {}
+    for place, move in moves:
+        tensor = tensors[place]
+        if type(tensor) is not ShardTensor:
+            continue
+        of = tensor._slice_of
+        if move.cover is not None:
+            found = tensor, (place, move, None, move)
+        elif of is not None and (need := of.need(tensor, move)) is not None:
+            found = of.base, (place, need[0], need[1], move)
+        else:
+            continue
+        asked.setdefault(id(found[0]), (found[0], []))[1].append(found[1])
+    out: dict[int, torch.Tensor] = {}
+    for base, reads in asked.values():
+        local = unwrap_view(base._local)
+        views = base._memo
+        if views is None:
+            views = base._memo = OperandCache()
+        halo, boxes = read(base, local, views.halo, [need for _, need, _, _ in reads])
+        if halo is not None and halo.box is not None and local.requires_grad and not views.halo:
+            _forget_in_backward(views)
+        views.halo = halo
+        for (place, _, part, move), box in zip(reads, boxes):
+            if box is not None:
+                of = None if move.cover is not None else tensors[place]._slice_of
+                out[place] = box if of is None else of.became(box, part, move)
+    return out
+
+
 def _keep(item: Any, out: torch.Tensor, locals_: list[Any]) -> None:
     """Give a moved operand to the call, and cache it for the next."""
     place, _, local, views, key, state = item
@@ -150,11 +188,15 @@ def _keep(item: Any, out: torch.Tensor, locals_: list[Any]) -> None:
     if out is local or not out.requires_grad:
         return
     if not views:
-        live = _LIVE.views
-        if len(live) > MAX_VIEWS:
-            forget_views()
-        live.append(weakref.ref(views))
+        _forget_in_backward(views)
     views[key] = (local, state, out)
+
+
+def _forget_in_backward(views: OperandCache) -> None:
+    live = _LIVE.views
+    if len(live) > MAX_VIEWS:
+        forget_views()
+    live.append(weakref.ref(views))
 
 
 class OperandCache(dict[Any, Any]):
@@ -162,18 +204,20 @@ class OperandCache(dict[Any, Any]):
 
     `terms` survive a backward: leaves of their own (see `tensor.leaf_gradients`). `was_reduced`,
     for a partial tensor: its local tensor and version when it was reduced, the reduced tensor (or
-    its local tensor) and layout, and the scope (see `call.reduce_once`).
+    its local tensor) and layout, and the scope (see `call.reduce_once`). `halo`: what is read of
+    the tensor beyond its shards.
     """
 
-    __slots__ = ("__weakref__", "was_reduced", "terms")
+    __slots__ = ("__weakref__", "halo", "was_reduced", "terms")
 
     def __init__(self) -> None:
         self.was_reduced: tuple[torch.Tensor, int, torch.Tensor, Layout, object] | None = None
         self.terms: dict[Transition, tuple[LeafUse, torch.Tensor]] = {}
+        self.halo: Halo | None = None
 
     def clear(self) -> None:
         super().clear()
-        self.was_reduced = None
+        self.was_reduced = self.halo = None
 
 
 def share_memory(tensors: Sequence[torch.Tensor]) -> bool:
@@ -211,44 +255,6 @@ def forget_views() -> None:
         if found is not None:
             found.clear()
     _LIVE.views.clear()
-
-
-def transition_between(
-    mesh: BoundMesh,
-    src: Layout,
-    dst: Layout,
-    src_varying: frozenset[int] = frozenset(),
-    dst_varying: frozenset[int] = frozenset(),
-    order: Order | None = None,
-    cover: Cover | None = None,
-) -> Transition | None:
-    """The one Transition of these layouts on this rank; None if it does nothing.
-
-    `order`: see `order_in_memory` of the tensor that moves. `cover`: what ranks read beside `dst`.
-    """
-    if src == dst and cover is None:
-        if src_varying == dst_varying:
-            return None
-        order = None
-    table = mesh.cache.setdefault("transitions", {})
-    key = (src, dst, src_varying, dst_varying, order, cover)
-    kept = table.get(key, False)
-    if kept is not False:
-        TRANSITIONS.hits.step()
-        return kept
-    TRANSITIONS.misses.step()
-    made = Transition(
-        mesh, src, dst, src_varying=src_varying, dst_varying=dst_varying, order=order, cover=cover
-    )
-    bounded_put(table, key, None if made.is_identity else made, MAX_TRANSITIONS)
-    return None if made.is_identity else made
-
-
-def order_in_memory(tensor: torch.Tensor) -> Order | None:
-    """The global memory order of an operand's dims, which it keeps when it moves."""
-    if type(tensor) is ShardTensor:
-        return tensor._meta.order()
-    return order_of(tensor.shape, tensor.stride())
 
 
 _BECOMES = frozenset({"sum", "max", "min", "and", "or", "band", "bor", "product"})
@@ -295,22 +301,57 @@ def writing_back(
 def operand_transitions(
     mesh: BoundMesh, sources: Sequence[Layout], targets: Sequence[Layout],
     wants: Sequence[bool], varying: frozenset[int], orders: Sequence[Order | None],
-    reads: Sequence[Cover | None] = (),
+    reads: Sequence[Cover | None] = (), known: Sequence[frozenset[int]] = (),
 ) -> list[Transition | None]:
     """Per operand, the transition to the layout that the op needs, or to the boxes that ranks read
     beside it.
 
     The gradient rule: over an axis on which the call varies, an operand that is replicated and
-    needs a gradient enters through I -> R.
+    needs a gradient enters through I -> R. `known` are the axes over which operands are R already.
     """
     return [
         transition_between(
-            mesh, source, target, frozenset(),
+            mesh, source, target, mine if wanted else NONE,
             frozenset(axis for axis in varying if wanted and target.on(axis) is None), order, cover,
         )
-        for source, target, wanted, order, cover in zip(
-            sources, targets, wants, orders, reads or [None] * len(sources))
+        for source, target, wanted, order, cover, mine in zip(
+            sources, targets, wants, orders, reads or [None] * len(sources),
+            known or [NONE] * len(sources))
     ]
+
+
+def varying_of(tensor: torch.Tensor) -> frozenset[int]:
+    """The axes over which a tensor is R."""
+    return tensor._meta.varying if type(tensor) is ShardTensor else NONE
+
+
+def as_value(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor; one that is R as I."""
+    if type(tensor) is not ShardTensor or not tensor._meta.varying:
+        return tensor
+    meta, local = tensor._meta, tensor._local
+    if local.requires_grad and is_grad_enabled():
+        move = transition_between(meta.mesh, meta.layout, meta.layout, meta.varying)
+        local = local if move is None else move(unwrap_view(local))
+    return wrap(local, meta.replace(varying=NONE, requires_grad=local.requires_grad))
+
+
+def settle(tensor: torch.Tensor) -> bool:
+    """Make a tensor that is R one that is I, and stays what it is; whether it was R."""
+    value = as_value(tensor)
+    if value is tensor:
+        return False
+    tensor._local, tensor._meta, tensor._memo = value._local, value._meta, None  # type: ignore
+    return True
+
+
+def staying(
+    known: Sequence[frozenset[int]], wants: Sequence[bool], varying: frozenset[int]
+) -> frozenset[int]:
+    """The axes over which a call of such operands gives R though nothing in it varies over them:
+    all operands that want a gradient are R. Else those that are become I."""
+    of = [mine for mine, wanted in zip(known, wants) if wanted]
+    return frozenset.intersection(*of) - varying if of else NONE
 
 
 def varying_axes(layouts: Sequence[Layout]) -> frozenset[int]:

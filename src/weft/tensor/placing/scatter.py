@@ -26,7 +26,7 @@ from weft.tensor.placing.arguments import mesh_and_placements
 from weft.tensor.placing.described import Strides, compared, facts_of, strides_of
 from weft.tensor.placing.foreign import is_foreign, taken
 from weft.tensor.placing.layouts import as_layout, check_given, check_tensor, local_to_sharded
-from weft.tensor.placing.operands import transition_between
+from weft.tensor.placing.transitions import transition_between
 from weft.tensor.shard_tensor import ShardTensor
 from weft.transport.order import Order, memory_order, order_of
 

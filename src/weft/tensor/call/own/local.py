@@ -31,11 +31,10 @@ from weft.tensor.placing.operands import (
     Caller,
     move_operands,
     operand_transitions,
-    order_in_memory,
     share_memory,
-    transition_between,
     varying_axes,
 )
+from weft.tensor.placing.transitions import order_in_memory, transition_between
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.trace.calls import dtype_text
 from weft.tensor.trace.trees import flatten, local_of, map_tensors, substitute

@@ -14,7 +14,8 @@ from weft.rng import Source, rejection, samples
 from weft.rules import Call, TensorArg, bind, op, page, parse
 from weft.tensor.placing.draw import Sample, drawn
 from weft.tensor.placing.layouts import as_sharded, layout_of
-from weft.tensor.placing.operands import NamedCaller, move_operand, transition_between
+from weft.tensor.placing.operands import NamedCaller, move_operand
+from weft.tensor.placing.transitions import transition_between
 from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.trace.calls import dtype_text
 

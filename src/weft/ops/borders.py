@@ -1,0 +1,232 @@
+"""Elements that move by a fixed distance along a dim: roll, pads, unfold.
+
+A sharded dim stays sharded. Each rank fetches the rows that its part of the result shows and it
+does not hold, as for other windows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.core import Layout, default_cuts
+from weft.ops.convolutions import nothing_of
+from weft.propagate import fairest
+from weft.rules import Boxed, Call, Decision, Shift, op, page, rule
+from weft.rules.factors import names
+
+__all__ = ["PAGE"]
+
+Layouts = Sequence[Layout]
+Local = tuple[Callable[..., Any] | None, tuple[Any, ...], dict[str, Any]]
+
+
+# Rolls: a dim is a ring.
+
+
+def _shifts(call: Call) -> dict[int, int]:
+    """Per dim that is rolled, by how much; at most half of its length, in either direction."""
+    shape = call.tensors[0].shape
+    total: dict[int, int] = {}
+    for dim, shift in zip(call.get("dims"), call.get("shifts")):
+        at = dim % len(shape)
+        total[at] = (total.get(at, 0) + shift) % max(shape[at], 1)
+    return {
+        dim: shift - shape[dim] if 2 * shift > shape[dim] else shift
+        for dim, shift in total.items()
+    }
+
+
+def _roll_rule(call: Call, wants_grad: Any) -> str:
+    """Rolled dims are windows of one place."""
+    rolled, dims = _shifts(call), names(len(call.tensors[0].shape))
+    given = [f"@{name}" if dim in rolled else name for dim, name in enumerate(dims)]
+    return f"{' '.join(given)} -> {' '.join(dims)}"
+
+
+def _roll_shifts(call: Call) -> Mapping[str, Shift]:
+    shape = call.tensors[0].shape
+    dims = names(len(shape))
+    return {
+        dims[dim]: Shift(by, shape[dim], "circular", 0) for dim, by in _shifts(call).items()
+    }
+
+
+def _roll_on_box(call: Call, boxed: Boxed) -> Local:
+    """Of sharded dims the box is the result; the others turn where they lie."""
+    fetched = {at.dim for at in boxed.dims if at.box}
+    rest = {dim: by for dim, by in _shifts(call).items() if dim not in fetched}
+
+    def roll(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return x.roll(list(rest.values()), list(rest)) if rest else x.clone()
+
+    return roll, boxed.args, boxed.kwargs
+
+
+def _flat_roll(x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tensor:
+    """Without dims the flat view is rolled."""
+    return x.reshape(-1).roll(shifts, 0).reshape(x.shape)
+
+
+# Pads.
+
+
+def _widths(call: Call) -> dict[int, tuple[int, int]]:
+    """Per dim that is padded, how much stands in front and behind. Less than nothing crops."""
+    pad, ndim = list(call.arg(1, "pad")), len(call.tensors[0].shape)
+    pairs = zip(pad[::2], pad[1::2])
+    return {ndim - 1 - at: pair for at, pair in enumerate(pairs) if any(pair)}
+
+
+def _pad(call: Call, layouts: Layouts, wants_grad: Any) -> Decision | None:
+    """A value is padded where the ends lie; other modes fetch the border that they repeat."""
+    if call.get("mode", "constant") != "constant":
+        return None
+    return _pad_with_value(call, layouts, wants_grad)
+
+
+def _pad_with_value(call: Call, layouts: Layouts, wants_grad: Any) -> Decision:
+    """The first shard pads in front, the last one behind: nothing is sent, unless that would leave
+    most of the result with one of them."""
+    value = call.get("value") or 0
+    layout, source = layouts[0], call.tensors[0]
+    if value != 0:
+        layout = layout.without_partial()
+    ndim, shape = len(source.shape), call.results[0].shape
+    pad = list(call.arg(1, "pad"))
+    before = [0] * ndim
+    before[ndim - len(pad) // 2 :] = pad[::2][::-1]
+    padded = [dim for dim in range(ndim) if layout.dims[dim] and (
+        before[dim] or shape[dim] != layout.shape[dim]
+    )]
+    given, made = list(layout.cuts), list(layout.cuts)
+    for dim in padded:
+        given[dim], made[dim] = _padded_cuts(layout, dim, before[dim], shape[dim])
+    result = Layout.make(layout.mesh, shape, layout.dims, made, layout.partial)
+    if not padded:  # cuts that stay say nothing: what one end loses the other may gain
+        return Decision((layout,), (result,))
+    layout = Layout.make(layout.mesh, layout.shape, layout.dims, given, layout.partial)
+
+    def args(coordinate: tuple[int, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        local: list[int] = []
+        for dim, (old, new) in enumerate(zip(layout.box_at(coordinate), result.box_at(coordinate))):
+            # The shard's place in the padded dim, against the box of the result. A shard that
+            # is cropped away altogether is cropped from the front, then padded behind.
+            start, stop = old[0] + before[dim], old[1] + before[dim]
+            gone = min(stop, new[1]) <= max(start, new[0])
+            local[:0] = (start - stop, new[1] - new[0]) if gone else (start - new[0], new[1] - stop)
+        return (source, local, value), {}
+
+    return Decision((layout,), (result,), args, "aten.constant_pad_nd.default")
+
+
+def _padded_cuts(
+    layout: Layout, dim: int, before: int, length: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The cuts of a dim that is padded so far in front to this length: those it comes to, and those
+    of the result."""
+    have = layout.cuts_of(dim)
+    moved = tuple([cut + before for cut in have])
+    stays = (0, *[min(max(cut, 0), length) for cut in moved[1:-1]], length)
+    equal = default_cuts(length, [layout.mesh.axis_sizes[axis] for axis in layout.dims[dim]])
+    if fairest((stays, equal), [(moved, 1.0)]) == stays:
+        return have, stays
+    size = layout.shape[dim]
+    return (0, *[min(max(cut - before, 0), size) for cut in equal[1:-1]], size), equal
+
+
+def _repeats_border(call: Call) -> bool:
+    """Of a circle, torch crops before it closes it; `_cropped_circle` does so."""
+    if call.args[2] != "circular":
+        return True
+    shape = call.tensors[0].shape
+    return all(
+        min(pair) >= 0 and max(pair) <= shape[dim] for dim, pair in _widths(call).items())
+
+
+def _pad_rule(call: Call, wants_grad: Any) -> str:
+    """With what stands in the tensor: padded dims are windows of one place."""
+    ndim, padded = len(call.tensors[0].shape), _widths(call)
+    # Of a batch, if there is one, torch takes nothing as well.
+    several = len(call.args[1]) // 2 == ndim - 2
+    dims = names(ndim)
+    given = [
+        f"@{name}" if dim in padded else name if several and not dim else f"{name}>0"
+        for dim, name in enumerate(dims)
+    ]
+    return f"{' '.join(given)} -> {' '.join(dims)}"
+
+
+def _pad_shifts(call: Call) -> Mapping[str, Shift]:
+    shape = call.tensors[0].shape
+    dims = names(len(shape))
+    return {
+        dims[dim]: Shift(before, shape[dim], call.args[2], before)
+        for dim, (before, _) in _widths(call).items()
+    }
+
+
+def _pad_on_box(call: Call, boxed: Boxed) -> Local:
+    """Of sharded dims each place is picked from the box, which a circular pad leaves as it is."""
+    fetched = {at.dim: at for at in boxed.dims if at.box}
+    rest = list(call.args[1])
+    picks: list[tuple[int, Tensor]] = []
+    for dim, at in fetched.items():
+        back = 2 * (len(call.tensors[0].shape) - 1 - dim)
+        rest[back : back + 2] = 0, 0
+        assert at.box is not None and isinstance(at.window, Shift)
+        if at.window.mode != "circular":
+            places = [at.window.place(output) - at.box[0] for output in range(*at.outputs)]
+            picks.append((dim, torch.tensor(places, dtype=torch.int64)))
+
+    def pad(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if boxed.is_idle:
+            return nothing_of(x, boxed.shapes[0])
+        for dim, places in picks:
+            x = x.index_select(dim, places.to(x.device))
+        return torch.ops.aten.pad(x, rest, call.args[2]) if any(rest) else x.clone()
+
+    return pad, boxed.args, boxed.kwargs
+
+
+def _cropped_circle(x: Tensor, pad: Sequence[int], mode: str, value: Any = None) -> Tensor:
+    """A circle is cropped, then closed."""
+    if mode != "circular" or min(pad) >= 0:
+        return NotImplemented
+    x = torch.constant_pad_nd(x, [min(width, 0) for width in pad])
+    return torch.ops.aten.pad(x, [max(width, 0) for width in pad], mode)
+
+
+# Windows as a dim of their own.
+
+
+def _unfold_rule(call: Call, wants_grad: Any) -> str | None:
+    """A window lies where its centre does."""
+    ndim = len(call.tensors[0].shape)
+    if not ndim:
+        return "-> w!"
+    dim, size, step = call.args[1] % ndim, call.args[2], call.args[3]
+    given, made = [*names(ndim)], [*names(ndim)]
+    given[dim] = f"{step}*{made[dim]}+w<{size}" if size else f"{made[dim]}!"
+    if not size:
+        made[dim] = "y!"
+    return f"{' '.join(given)} -> {' '.join(made)} w!"
+
+
+def _unfold_on_box(call: Call, boxed: Boxed) -> Local:
+    if not boxed.is_idle:
+        return None, boxed.args, boxed.kwargs
+    return lambda x, *args, **kwargs: nothing_of(x, boxed.shapes[0]), boxed.args, boxed.kwargs
+
+
+PAGE = page(
+    op("roll", rule(_roll_rule, linear=[0], moves=True, tables=_roll_shifts, on_box=_roll_on_box,
+                    serves=lambda call: bool(call.get("dims"))), compose=_flat_roll),
+    op("pad", rule(_pad_rule, linear=[0], moves=True, tables=_pad_shifts, on_box=_pad_on_box,
+                   serves=_repeats_border), layouts=_pad, compose=_cropped_circle),
+    op("constant_pad_nd", layouts=_pad_with_value),
+    op("unfold unfold_copy", rule(_unfold_rule, linear=[0], moves=True, on_box=_unfold_on_box)),
+)

@@ -1,0 +1,368 @@
+"""Halos that several calls read of one tensor: one exchange serves them.
+
+A stencil reads a tensor many times: `u[2:] - u[:-2]`, five rolls. Each call alone would be an
+exchange. Two things make them one:
+
+- A slice is a view of this rank's rows, and remembers what it is a slice of (`Slice`). Where a call
+  aligns it with other cuts, the rows that it lacks are read of that tensor, as a roll or a
+  convolution reads them.
+- What is read of one tensor is remembered, with the reads that came before it. When a tensor is
+  first read so again, which in a loop is that of the next step, the box that was then needed in
+  all is fetched at once, and narrower reads are parts of it. The box is kept until it has been
+  read as often as then. A first step reads as it is called.
+
+A prediction decides on exchanges alone: a call that the box does not serve fetches what it needs.
+It follows from the reads of the program, which are the same on all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, is_grad_enabled
+
+from weft.core import Cover, Interval
+from weft.tensor.meta import bounded_put
+from weft.tensor.placing.transitions import order_in_memory, transition_between
+from weft.tensor.shard_tensor import ShardTensor, version_of
+from weft.tensor.views.moved import Moved
+from weft.transport.transition import Transition
+
+__all__ = ["Halo", "Slice", "read", "slice_of"]
+
+MAX_RECORDS = 4096
+MEMORY = 6, 2
+"""How many reads before a read tell which it is; fewer, where so many have not been seen."""
+
+WASTE = 1.25
+"""A box may have so many times the bytes of the reads that it serves: corners."""
+
+Parts = tuple[tuple[int, int, int], ...] | None
+"""(dim, start, length) of what is read of a box; None where the box does not have it."""
+
+
+@dataclass(slots=True)
+class Record:
+    """What one tensor was read for: boxes, in order, and how many calls read one."""
+
+    needs: list[Transition] = field(default_factory=list[Transition])
+    count: int = 0
+
+    def add(self, needs: Sequence[Transition]) -> None:
+        """It is read for these boxes."""
+        self.count += len(needs)
+        self.needs += [need for need in dict.fromkeys(needs) if need not in self.needs]
+
+
+class _Reads:
+    """What the program has read of others' shards, on one mesh."""
+
+    def __init__(self) -> None:
+        self.recent: tuple[Transition | None, ...] = (None,) * MEMORY[0]
+        self.records: dict[Any, Record] = {}
+        self.joint: dict[tuple[Transition, ...], Transition | None] = {}
+        self.parts: dict[tuple[Transition, Transition], Parts] = {}
+
+    def joined(self, needs: Sequence[Transition]) -> Transition | None:
+        """The one transition to the boxes that serve all of these, if there is a good one."""
+        key = tuple(needs)
+        if key not in self.joint:
+            bounded_put(self.joint, key, _joint(key), MAX_RECORDS)
+        return self.joint[key]
+
+    def part(self, box: Transition, need: Transition) -> Parts:
+        """What is read of a box."""
+        key = box, need
+        if key not in self.parts:
+            bounded_put(self.parts, key, _part(box, need), MAX_RECORDS)
+        return self.parts[key]
+
+
+class Halo:
+    """What is read of one value of a tensor.
+
+    Args:
+        state: the local tensor, its version, its address, and whether a graph is recorded.
+        record: of this value. left: how often the box will be read.
+        joint: to the box that serves several reads; None where there is none.
+        box: once it was fetched, until its last read.
+    """
+
+    __slots__ = ("box", "joint", "left", "record", "state")
+
+    def __init__(
+        self, state: tuple[Any, ...], record: Record, joint: Transition | None, left: int
+    ) -> None:
+        self.state, self.record, self.joint, self.left = state, record, joint, left
+        self.box: Tensor | None = None
+
+    def serve(self, reads: _Reads, need: Transition) -> Tensor | None:
+        """The part of the box that is read; None where the box does not have it."""
+        if self.joint is None:
+            return None
+        parts = reads.part(self.joint, need)
+        if parts is None:
+            return None
+        if self.box is None:
+            self.box = self.joint(self.state[0], read_only_use=True)
+        out = self.box.view_as(self.box)
+        for dim, start, length in parts:
+            out = out.narrow(dim, start, length)
+        self.left -= 1
+        if self.left == 0:
+            self.box = self.joint = None
+        return out
+
+
+def read(
+    tensor: ShardTensor, local: Tensor, kept: Halo | None, needs: Sequence[Transition]
+) -> tuple[Halo | None, list[Tensor | None]]:
+    """The boxes that one call reads of a tensor; None for one that it has to fetch by itself.
+
+    Args:
+        local: the tensor's local tensor.
+        kept: what has been read of the tensor before.
+        needs: transitions of the tensor to boxes.
+
+    Returns:
+        What to keep with the tensor, and the boxes.
+    """
+    if local.is_inference():
+        return None, [None] * len(needs)  # nothing tells of writes to it
+    mesh = needs[0].mesh
+    reads: _Reads | None = mesh.cache.get("halos")
+    if reads is None:
+        reads = mesh.cache["halos"] = _Reads()
+    state = local, version_of(tensor), local.data_ptr(), is_grad_enabled() and local.requires_grad
+    halo = kept
+    if halo is None or halo.state[0] is not local or halo.state[1:] != state[1:]:
+        halo = _begun(reads, state, needs)
+    halo.record.add(needs)
+    reads.recent = (*reads.recent, *needs)[-MEMORY[0]:]
+    out = [halo.serve(reads, need) for need in needs]
+    lacking = list(dict.fromkeys([need for need, box in zip(needs, out) if box is None]))
+    joint = reads.joined(lacking) if len(lacking) > 1 else None
+    if joint is not None:  # of this call alone
+        once = Halo(state, halo.record, joint, len(needs))
+        out = [once.serve(reads, need) if box is None else box for need, box in zip(needs, out)]
+    return halo, out
+
+
+def _begun(reads: _Reads, state: tuple[Any, ...], needs: Sequence[Transition]) -> Halo:
+    """The first read of a value: as the tensor was read that was last read first after the same
+    reads."""
+    keys = [(reads.recent[-count:], needs[0]) for count in MEMORY]
+    before = next((reads.records[key] for key in keys if key in reads.records), None)
+    record = Record()
+    for key in keys:
+        bounded_put(reads.records, key, record, MAX_RECORDS)
+    if before is not None and before.count > 1:
+        joint = reads.joined(before.needs)
+        if joint is not None:
+            return Halo(state, record, joint, before.count)
+    return Halo(state, record, None, 0)
+
+
+def _joint(needs: Sequence[Transition]) -> Transition | None:
+    """To the boxes that have all of these; None where they do not go together, or where most of
+    such a box would be read by nobody."""
+    first = needs[0]
+    base = first.src
+    covers = [need.cover for need in needs]
+    if base.is_partial or any(
+        need.src != base or need.dst.dims != base.dims or need.dst.is_partial
+        or need.dst_varying != first.dst_varying or need.order != first.order for need in needs
+    ):
+        return None
+    reads: list[tuple[Interval, ...] | None] = []
+    rings: list[int] = []
+    fills: set[float] = set()
+    for dim in range(base.ndim):
+        if not base.dims[dim]:
+            reads.append(None)
+            continue
+        outside = [
+            (need, cover) for need, cover in zip(needs, covers)
+            if cover is not None and _sticks_out(need, cover, dim)
+        ]
+        fills |= {cover.fill for _, cover in outside if dim not in cover.rings}
+        ring = {dim in cover.rings for _, cover in outside}
+        if len(ring) > 1 or len(fills) > 1:
+            return None
+        if True in ring:
+            rings.append(dim)
+        reads.append(tuple([
+            _hull([_interval(need, dim, shard) for need in needs], base.interval(dim, shard))
+            for shard in range(base.num_shards(dim))
+        ]))
+    cover = Cover.of(base, tuple(reads), next(iter(fills), 0.0), tuple(rings))
+    made = cover and transition_between(
+        first.mesh, base, base, first.src_varying, first.dst_varying, first.order, cover)
+    if made is None or made.nbytes(1) > WASTE * sum([need.nbytes(1) for need in needs]):
+        return None
+    return made
+
+
+def _interval(need: Transition, dim: int, shard: int) -> Interval:
+    if need.cover is None:
+        return need.dst.interval(dim, shard)
+    return need.cover.interval(need.dst, dim, shard)
+
+
+def _sticks_out(need: Transition, cover: Cover, dim: int) -> bool:
+    length = need.dst.shape[dim]
+    return any(start < stop and (start < 0 or stop > length) for start, stop in [
+        cover.interval(need.dst, dim, shard) for shard in range(need.dst.num_shards(dim))])
+
+
+def _hull(intervals: Sequence[Interval], own: Interval) -> Interval:
+    """The interval that has all of these; of nothing, nothing."""
+    read = [one for one in intervals if one[0] < one[1]]
+    if not read:
+        return own[0], own[0]
+    return min([start for start, _ in read]), max([stop for _, stop in read])
+
+
+def _part(box: Transition, need: Transition) -> Parts:
+    """Where in the box lies what is needed, if it has that on every rank, and filled alike."""
+    base, cover, here = box.src, need.cover, box.mesh.here
+    assert here is not None and box.cover is not None
+    if need.src != base or need.dst.dims != base.dims or need.dst.is_partial or (
+        need.dst_varying != box.dst_varying or need.order != box.order
+    ):
+        return None
+    parts: list[tuple[int, int, int]] = []
+    for dim in range(base.ndim):
+        if not base.dims[dim]:
+            continue
+        if cover is not None and _sticks_out(need, cover, dim):
+            ring = dim in cover.rings
+            if ring != (dim in box.cover.rings) or (not ring and cover.fill != box.cover.fill):
+                return None
+        for shard in range(base.num_shards(dim)):
+            (start, stop), (first, last) = _interval(need, dim, shard), _interval(box, dim, shard)
+            if start < stop and not first <= start < stop <= last:
+                return None
+        shard = base.shard_index(dim, here)
+        (start, stop), (first, last) = _interval(need, dim, shard), _interval(box, dim, shard)
+        if start >= stop:
+            parts.append((dim, 0, 0))
+        elif (start, stop) != (first, last):
+            parts.append((dim, start - first, stop - start))
+    return tuple(parts)
+
+
+# Slices.
+
+
+class Slice:
+    """What a ShardTensor is a slice of: a view of rows that other cuts may bring from elsewhere.
+
+    Args:
+        base: the tensor. starts: per dim, where the slice begins in it.
+        mine: the local tensor of the slice. local: that of the base, at that time.
+        parent: the slice of which it is a slice.
+
+    `is_watched`: somebody asks for the gradient of the slice itself. Otherwise the gradient of what
+    it became is one of the base.
+    """
+
+    __slots__ = ("base", "is_watched", "local", "mine", "parent", "starts")
+
+    def __init__(
+        self, base: ShardTensor, starts: tuple[int, ...], mine: Tensor, parent: Slice | None
+    ) -> None:
+        self.base, self.starts, self.parent = base, starts, parent
+        self.mine, self.local = mine, base._local
+        self.is_watched = False
+
+    @property
+    def asks(self) -> bool:
+        """Whether somebody asks for the gradient of it, or of what it is a slice of, but the
+        base."""
+        mine = self.mine
+        return self.is_watched or mine.retains_grad or bool(mine._backward_hooks) or (
+            self.parent is not None and self.parent.asks)
+
+    def need(self, tensor: ShardTensor, move: Transition) -> tuple[Transition, Parts] | None:
+        """The transition of the base by which the slice comes to other cuts, and the part of its
+        unsharded dims; None where it comes there by itself."""
+        base, local = self.base, self.local
+        if tensor._local is not self.mine or base._local is not local or (
+            type(local) is Moved or local.requires_grad != self.mine.requires_grad
+        ):
+            return None
+        table = move.mesh.cache.setdefault("needs of slices", {})
+        key = move, base._meta, self.starts
+        if key not in table:
+            bounded_put(table, key, _need(base, self.starts, move), MAX_RECORDS)
+        return table[key]
+
+    def became(self, x: Tensor, part: Parts, move: Transition) -> Tensor:
+        """The slice, from the box that was read of the base."""
+        for dim, start, length in part or ():
+            x = x.narrow(dim, start, length)
+        if not (is_grad_enabled() and self.mine.requires_grad):
+            return x
+        return _Aligned.apply(self.mine, x, self, move)  # type: ignore[no-any-return]
+
+
+def slice_of(base: Any, starts: tuple[int, ...], out: ShardTensor) -> None:
+    """Let `out`, which is a slice of `base` that begins at `starts`, remember that."""
+    if type(base) is not ShardTensor or type(out._local) is Moved:
+        return
+    parent = base._slice_of
+    if parent is not None and base._local is parent.mine:
+        starts = tuple([one + other for one, other in zip(parent.starts, starts)])
+        base = parent.base
+    else:
+        parent = None
+    out._slice_of = Slice(base, starts, out._local, parent)
+
+
+def _need(
+    base: ShardTensor, starts: Sequence[int], move: Transition
+) -> tuple[Transition, Parts] | None:
+    layout, target = base._meta.layout, move.dst
+    if layout.is_partial or target.dims != layout.dims or move.src.dims != layout.dims or (
+        target.is_partial or move.src_varying != move.dst_varying or move.cover is not None
+    ):
+        return None
+    reads: list[Any] = [None] * layout.ndim
+    part: list[tuple[int, int, int]] = []
+    for dim, start in enumerate(starts):
+        if layout.dims[dim]:
+            owned = layout.cuts_of(dim)
+            reads[dim] = tuple([
+                (one + start, other + start) if one < other else (own, own)
+                for (one, other), own in zip(pairwise(target.cuts_of(dim)), owned)
+            ])
+        elif target.shape[dim] != layout.shape[dim]:
+            part.append((dim, start, target.shape[dim]))
+    cover = Cover.of(layout, tuple(reads))
+    made = cover and transition_between(
+        move.mesh, layout, layout, move.src_varying, move.dst_varying, order_in_memory(base), cover)
+    return None if made is None else (made, tuple(part))
+
+
+class _Aligned(torch.autograd.Function):
+    """A slice in other cuts: its gradient is one of what was read of the base. Only where somebody
+    asks for that of the slice itself, it goes back to the slice."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, mine: Tensor, x: Tensor, of: Slice, move: Transition
+    ) -> Tensor:
+        ctx.of, ctx.move = of, move
+        ctx.set_materialize_grads(False)
+        return x.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> Any:  # type: ignore[override]
+        if grad is None or not ctx.of.asks:
+            return None, grad, None, None
+        return ctx.move.reverse(grad), None, None, None

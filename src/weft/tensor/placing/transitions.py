@@ -1,0 +1,55 @@
+"""The transitions of one rank: one object for what is the same."""
+
+from __future__ import annotations
+
+import torch
+
+from weft.comm import BoundMesh
+from weft.core import Cover, Layout
+from weft.tensor.counts import TRANSITIONS
+from weft.tensor.meta import bounded_put
+from weft.tensor.shard_tensor import ShardTensor
+from weft.transport.order import Order, order_of
+from weft.transport.transition import Transition
+
+__all__ = ["MAX_TRANSITIONS", "order_in_memory", "transition_between"]
+
+MAX_TRANSITIONS = 16384
+
+
+def transition_between(
+    mesh: BoundMesh,
+    src: Layout,
+    dst: Layout,
+    src_varying: frozenset[int] = frozenset(),
+    dst_varying: frozenset[int] = frozenset(),
+    order: Order | None = None,
+    cover: Cover | None = None,
+) -> Transition | None:
+    """The one Transition of these layouts on this rank; None if it does nothing.
+
+    `order`: see `order_in_memory` of the tensor that moves. `cover`: what ranks read beside `dst`.
+    """
+    if src == dst and cover is None:
+        if src_varying == dst_varying:
+            return None
+        order = None
+    table = mesh.cache.setdefault("transitions", {})
+    key = (src, dst, src_varying, dst_varying, order, cover)
+    kept = table.get(key, False)
+    if kept is not False:
+        TRANSITIONS.hits.step()
+        return kept
+    TRANSITIONS.misses.step()
+    made = Transition(
+        mesh, src, dst, src_varying=src_varying, dst_varying=dst_varying, order=order, cover=cover
+    )
+    bounded_put(table, key, None if made.is_identity else made, MAX_TRANSITIONS)
+    return None if made.is_identity else made
+
+
+def order_in_memory(tensor: torch.Tensor) -> Order | None:
+    """The global memory order of an operand's dims, which it keeps when it moves."""
+    if type(tensor) is ShardTensor:
+        return tensor._meta.order()
+    return order_of(tensor.shape, tensor.stride())
