@@ -10,6 +10,11 @@ CASES: list[Case] = [
     case(name, fn, reals(*shape))
     for name, shape, fn in (
         ("view_merge", (4, 3, 5), lambda a: a.view(12, 5)),
+        ("view_merge_pairs", (2, 6, 5), lambda a: (a.view(12, 5) * 2).unflatten(0, (2, 6)).sin()),
+        ("flatten_pairs", (3, 2, 6), lambda a: a.flatten(1) * 2),
+        ("view_rows", (1, 2, 5, 3),
+         lambda a: (a.view(10, 3).sin().view(2, 5, 3) * a.flatten(0, 1)).flatten(1).cos()),
+        ("view_rows_apart", (10, 3), lambda a: a.unflatten(0, (2, 5)).sin()),
         ("view_merge_tail", (4, 3, 5), lambda a: a.view(4, 15)),
         ("view_flat", (4, 3), lambda a: a.view(-1)),
         ("view_split", (6, 4), lambda a: a.view(2, 3, 4)),

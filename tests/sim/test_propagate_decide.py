@@ -168,6 +168,16 @@ def test_of_two_axes_that_leave_empty_shards_one_stays() -> None:
     assert shown(FFT, [P(("dp", "tp"))]) == "[2@dp, 3, 8, 8] -> [2@dp, 3, 8, 8]"
 
 
+def test_blocks_that_follow_each_other_are_joined_and_split() -> None:
+    """One sample a rank and sharded rows; several samples a rank come to samples instead."""
+    joined = call("view.default", tensor(2, 6, 4), [12, 4], result=(12, 4))
+    apart = call("unflatten.int", tensor(12, 4), 0, [2, 6], result=(2, 6, 4))
+    several = call("view.default", tensor(4, 6, 4), [24, 4], result=(24, 4))
+    assert shown(joined, [P("dp", "tp")]) == "[2@dp, 6@tp, 4] -> [12@(dp,tp), 4]"
+    assert shown(apart, [P(("dp", "tp"))]) == "[12@(dp,tp), 4] -> [2@dp, 6@tp, 4]"
+    assert shown(several, [P("dp", "tp")]) == "[4@(dp,tp), 6, 4] -> [24@(dp,tp), 4]"
+
+
 def test_many_ranks_exchange_rather_than_gather() -> None:
     mesh = Mesh({"dp": 1, "tp": 8})
     assert shown(SOFTMAX, [P(None, "tp")], mesh=mesh) == "[6@tp, 64] -> [6@tp, 64]"

@@ -13,7 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.rules import Call, Rule, RuleText, op, page, rule
+from weft.core import Layout
+from weft.ops.algorithm import Local
+from weft.ops.nested_views import groups, nested
+from weft.ops.regrouped_views import regrouped
+from weft.rules import Call, Decision, Rule, RuleText, op, page, rule
 from weft.rules.factors import IDENTITY, dim_list, dims, names, one_dim
 
 __all__ = ["PAGE"]
@@ -134,6 +138,14 @@ def _unflatten(call: Call, wants_grad: Any) -> str:
     return f"{joined} -> {apart}"
 
 
+def _by_blocks(
+    call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
+) -> Decision | Local | None:
+    """Several sharded dims: blocks that follow each other stay; where the leading dim is too short
+    for the ranks, rows change places."""
+    return nested(call, layouts, wants_grad) or regrouped(call, layouts, wants_grad)
+
+
 def _bits(call: Call, wants_grad: Any) -> str:
     """`view(dtype)` reads the same bytes as another dtype; the last dim is whole if it changes."""
     same = call.tensors[0].shape == call.results[0].shape
@@ -148,22 +160,10 @@ def _view(call: Call, wants_grad: Any) -> Rule:
     new: list[tuple[str, ...]] = [()] * len(result)
     sizes: dict[str, int] = {}
     whole: set[str] = set()
-    left = right = 0
     end_left, end_right = _stop(source, result)
-    while left < end_left or right < end_right:
-        first, second = left, right
-        one = source[left] if left < end_left else 1
-        other = result[right] if right < end_right else 1
-        left, right = min(left + 1, end_left), min(right + 1, end_right)
-        while one != other:
-            if one < other:
-                one *= source[left]
-                left += 1
-            else:
-                other *= result[right]
-                right += 1
-        if one != 1 or (first < left and second < right):
-            _group(source, result, range(first, left), range(second, right), old, new, sizes, whole)
+    for lefts, rights in groups(source[:end_left], result[:end_right]):
+        if math.prod(source[dim] for dim in lefts) != 1 or (lefts and rights):
+            _group(source, result, lefts, rights, old, new, sizes, whole)
     for shape, made, start, mark in ((source, old, end_left, "x"), (result, new, end_right, "y")):
         for dim in range(start, len(shape)):  # nothing to move
             made[dim], sizes[f"{mark}{dim}"] = (f"{mark}{dim}",), shape[dim]
@@ -245,11 +245,11 @@ PAGE = page(
        compose=_repeat_interleave),
     op("view_as_real view_as_real_copy", rule("... -> ... 2", linear=[0])),
     op("view_as_complex view_as_complex_copy", rule("... 2 -> ...", linear=[0]), widens=True),
-    op("flatten ravel", rule(_flatten, linear=[0], moves=True)),
+    op("flatten ravel", rule(_flatten, linear=[0], moves=True), layouts=_by_blocks),
     op("unflatten", rule(_unflatten, along="dim", linear=[0], moves=True, sizes="sizes"),
-       builtin={"unflatten.int": torch._C.TensorBase.unflatten}),
+       layouts=_by_blocks, builtin={"unflatten.int": torch._C.TensorBase.unflatten}),
     op("view.dtype view_copy.dtype", rule(_bits), widens=True),
-    op("view reshape _unsafe_view _reshape_alias", rule(_view), builtin={
+    op("view reshape _unsafe_view _reshape_alias", rule(_view), layouts=_by_blocks, builtin={
         "view.default": Tensor.view, "reshape.default": Tensor.reshape,
         "_unsafe_view.default": Tensor.view,
     }),

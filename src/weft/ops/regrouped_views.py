@@ -1,0 +1,147 @@
+"""Views that join or split sharded dims where blocks are no stretches of the joined dim.
+
+The rows of all samples as one dim, of a sequence that is sharded: with fewer samples than ranks the
+joined dim cannot be sharded by samples. Rows then change ranks, each once, and the joined dim is
+sharded equally; split again, they return. The sharded dim stays sharded, and no other is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from weft.comm import BoundMesh
+from weft.core import Layout, default_cuts
+from weft.ops.algorithm import Local
+from weft.ops.indexing.index_layouts import IndexLayout, askers
+from weft.ops.indexing.row_exchange import RowExchange, Units, plan_together
+from weft.ops.indexing.rows import as_rows, to_place
+from weft.ops.nested_views import groups
+from weft.rules import Call, Decision
+
+__all__ = ["regrouped"]
+
+Axes = tuple[int, ...]
+Cuts = tuple[int, ...] | None
+
+
+def regrouped(call: Call, layouts: Sequence[Layout], wants_grad: Any) -> Local | None:
+    """One group of dims that is joined or split, of which the leading dim has fewer elements than
+    there are shards; None for all others, of which a rule says enough."""
+    x, source, result = layouts[0], call.tensors[0].shape, call.results[0].shape
+    if 0 in source or not any(x.dims):
+        return None
+    dims: list[Axes] = [()] * len(result)
+    cuts: list[Cuts] = [None] * len(result)
+    found: tuple[range, range] | None = None
+    for lefts, rights in groups(source, result):
+        if len(lefts) == len(rights) == 1:
+            dims[rights[0]], cuts[rights[0]] = x.dims[lefts[0]], x.cuts[lefts[0]]
+        elif any(x.dims[dim] for dim in lefts):
+            if found or min(len(lefts), len(rights)) != 1:
+                return None
+            found = lefts, rights
+    if found is None:
+        return None
+    lefts, rights = found
+    if len(rights) == 1:
+        return _join(x, lefts, result, dims, cuts, rights[0])
+    return _split(x, lefts[0], result, dims, cuts, rights)
+
+
+def _join(
+    x: Layout, lefts: Sequence[int], shape: Sequence[int], dims: list[Axes], cuts: list[Cuts],
+    to: int,
+) -> Local | None:
+    """The rows of several dims as one."""
+    sharded = [dim for dim in lefts if x.dims[dim]]
+    axes = tuple([axis for dim in sharded for axis in x.dims[dim]])
+    sizes = [x.mesh.axis_sizes[axis] for axis in axes]
+    named = range(lefts[0], sharded[-1] + 1)
+    lengths = [x.shape[dim] for dim in named]
+    num, step = math.prod(lengths), math.prod([x.shape[dim] for dim in lefts if dim > sharded[-1]])
+    if not _is_short(lengths, sizes):
+        return None
+    units = default_cuts(num, sizes)
+    dims[to], cuts[to] = axes, tuple([unit * step for unit in units])
+    out = Layout.make(x.mesh, shape, dims, cuts, x.partial)
+    parted = Layout.make(x.mesh, (num,), [axes], [None], (None,) * len(x.partial))
+
+    def bind(mesh: BoundMesh) -> Callable[[Tensor], Tensor]:
+        places = torch.arange(num)
+        names = [places // math.prod(lengths[at + 1 :]) % length
+                 for at, length in enumerate(lengths)]
+        return _rows(mesh, x, tuple(named), parted, 0, names, out)
+
+    return Local(Decision((x,), (out,)), bind, communicates=axes)
+
+
+def _split(
+    x: Layout, dim: int, shape: Sequence[int], dims: list[Axes], cuts: list[Cuts], rights: range,
+) -> Local | None:
+    """The rows of one dim as several: each takes axes as far as it has elements for them."""
+    axes = x.dims[dim]
+    lengths = [shape[at] for at in rights]
+    if not _is_short(lengths, [x.mesh.axis_sizes[axis] for axis in axes]):
+        return None
+    left, last = list(axes), -1
+    while left and last + 1 < len(lengths):
+        last += 1
+        own: list[int] = []
+        room = lengths[last]
+        while left and x.mesh.axis_sizes[left[0]] <= room:
+            room //= x.mesh.axis_sizes[left[0]]
+            own.append(left.pop(0))
+        dims[rights[0] + last] = tuple(own)
+    step = math.prod(lengths[last + 1 :])
+    if left or any(cut % step for cut in x.cuts_of(dim)):
+        return None
+    out = Layout.make(x.mesh, shape, dims, cuts, x.partial)
+    within = x.take([other for other in range(x.ndim) if other != dim]).insert(
+        dim, Layout.make(x.mesh, (x.shape[dim] // step, step), [axes, ()],
+                         [tuple([cut // step for cut in x.cuts_of(dim)]), None],
+                         (None,) * len(x.partial)))
+    over = [at for at in range(last + 1) if dims[rights[0] + at]]
+    if len(over) > 1:
+        return None
+    parted = Layout.make(x.mesh, lengths[: last + 1], [dims[at] for at in rights[: last + 1]],
+                         [None] * (last + 1), (None,) * len(x.partial))
+
+    def bind(mesh: BoundMesh) -> Callable[[Tensor], Tensor]:
+        places = torch.arange(within.shape[dim]).view(lengths[: last + 1])
+        return _rows(mesh, within, (dim,), parted, over[0], [places], out)
+
+    return Local(Decision((x,), (out,)), bind, communicates=axes)
+
+
+def _is_short(lengths: Sequence[int], sizes: Sequence[int]) -> bool:
+    """Whether the leading dim has fewer elements than there are shards, and all have enough."""
+    num = math.prod(sizes)
+    return next((one for one in lengths if one > 1), 1) < num <= math.prod(lengths)
+
+
+def _rows(
+    mesh: BoundMesh, x: Layout, dims: tuple[int, ...], parted: Layout, over: int,
+    names: Sequence[Tensor], out: Layout,
+) -> Callable[[Tensor], Tensor]:
+    """From a block of x that of the result: the rows that `dims` name, at the places of `parted`,
+    each fetched from the rank that holds it."""
+    assert mesh.here is not None
+    units = Units(mesh, x, dims)
+    places = IndexLayout(Layout.replicated(x.mesh, parted.shape), parted, over)
+    holder, row = units.locate([one.to(mesh.device) for one in names])
+    routes = plan_together(
+        RowExchange(units.comm, "rows"), holder, row, askers(mesh, places, units.axes), once=True)
+    given, mine = x.local_shape_at(mesh.here), parted.local_shape_at(mesh.here)
+    made = out.local_shape_at(mesh.here)
+
+    def local(block: Tensor) -> Tensor:
+        rows, others = as_rows(block.reshape(given), dims)
+        fetched = routes.fetch(rows).view(*mine, *others)
+        return to_place(fetched, len(mine), dims[0]).reshape(made)
+
+    return local

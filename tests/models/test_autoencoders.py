@@ -1,0 +1,100 @@
+"""The autoencoders of diffusers on sharded images and videos: values, memory, and no gather."""
+# pyright: reportArgumentType=false
+# diffusers writes tuple[int] for tuples of any length.
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from diffusers import (
+    AutoencoderKL,
+    AutoencoderKLCogVideoX,
+    AutoencoderKLLTXVideo,
+    AutoencoderKLMochi,
+    AutoencoderKLWan,
+)
+from torch import nn
+
+import weft
+from tests.models.test_memory import SHARE
+from weft import P
+from weft.ops.attending import tiles
+from weft.testing import peak_memory
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "kl": (lambda: AutoencoderKL(
+        down_block_types=("DownEncoderBlock2D",) * 2, up_block_types=("UpDecoderBlock2D",) * 2,
+        block_out_channels=(4, 8), norm_num_groups=2), (3, 64, 60)),
+    "cogvideox": (lambda: AutoencoderKLCogVideoX(
+        block_out_channels=(4, 4, 4, 4), latent_channels=2, layers_per_block=1,
+        norm_num_groups=2), (3, 5, 32, 32)),
+    "wan": (lambda: AutoencoderKLWan(
+        base_dim=4, z_dim=4, dim_mult=[1, 1, 1, 1], num_res_blocks=1), (3, 5, 32, 32)),
+    "ltx": (lambda: AutoencoderKLLTXVideo(
+        latent_channels=4, block_out_channels=(4, 4, 4, 4),
+        decoder_block_out_channels=(4, 4, 4, 4), layers_per_block=(1,) * 5,
+        decoder_layers_per_block=(1,) * 5, spatio_temporal_scaling=(True, True, False, False),
+        decoder_spatio_temporal_scaling=(True, True, False, False), patch_size=2), (3, 9, 64, 64)),
+    "mochi": (lambda: AutoencoderKLMochi(
+        encoder_block_out_channels=(32,) * 4, decoder_block_out_channels=(32,) * 4,
+        latent_channels=4, layers_per_block=(1,) * 5), (3, 7, 32, 32)),
+}
+"""Random weights, and channels and positions of a sample."""
+
+MESHES: dict[str, tuple[dict[str, int], Callable[[int], P]]] = {
+    "rows": ({"x": 4}, lambda ndim: P(*[None] * (ndim - 2), "x")),
+    "rows and columns": ({"x": 2, "y": 2}, lambda ndim: P(*[None] * (ndim - 2), "x", "y")),
+    "samples and rows": ({"dp": 2, "x": 2}, lambda ndim: P("dp", *[None] * (ndim - 3), "x")),
+}
+
+ROWS = [("kl", mesh) for mesh in MESHES] + [
+    ("cogvideox", "rows"), ("cogvideox", "samples and rows"), ("wan", "rows and columns"),
+    ("wan", "samples and rows"), ("ltx", "rows and columns"), ("ltx", "samples and rows"),
+    ("mochi", "rows"),
+]
+
+
+def used(mesh: Any, name: str, batch: int, spec: P) -> tuple[Any, ...]:
+    """The peak of a pass there and back, the latent, the result, and all gradients."""
+    build, shape = MODELS[name]
+    torch.manual_seed(0)
+    model = build().double()
+    x = torch.randn((batch, *shape), dtype=torch.float64)
+    if mesh is not None:
+        weft.distribute_module(model, mesh)
+        x = weft.distribute_tensor(x, mesh, spec)
+    x.requires_grad_()
+    with peak_memory(model, x) as memory:
+        latent = model.encode(x).latent_dist.mode()  # type: ignore[operator]
+        out = model.decode(latent).sample  # type: ignore[operator]
+        (out * out).mean().backward()
+    found = [latent, out, x.grad, *[one.grad for one in model.parameters()]]
+    found = [one.detach() for one in found if one is not None]
+    if mesh is not None:
+        found = [one.full_tensor() for one in found]
+    return memory.peak, found
+
+
+@pytest.mark.parametrize("name, mesh", ROWS)
+def test_an_autoencoder_keeps_its_field_sharded(
+    name: str, mesh: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(tiles._TILE_SCORES, "cpu", 1 << 12)  # a tile is small, as the fields are
+    axes, spec_of = MESHES[mesh]
+    shape = MODELS[name][1]
+    batch, spec = axes.get("dp", 1), spec_of(1 + len(shape))
+    alone, expected = used(None, name, batch, P())
+    before = weft.warn_if_whole(8 * batch * math.prod(shape) // 4)  # warnings are errors
+    try:
+        ranks = weft.testing.run(lambda mesh: used(mesh, name, batch, spec), mesh=axes)
+    finally:
+        weft.warn_if_whole(before)
+    for _, found in ranks:
+        for mine, due in zip(found, expected, strict=True):
+            torch.testing.assert_close(mine, due, rtol=1e-7, atol=1e-9)
+    share = max(peak for peak, _ in ranks) / alone * len(ranks)
+    assert share <= SHARE, f"{share:.2f} of a rank's part of {alone} bytes"
