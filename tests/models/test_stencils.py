@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import weft
+from bench.field import counted
 from tests.models.stencils import SOLVERS, start
 from weft import Layout, P
 from weft.testing import peak_memory
@@ -102,3 +103,10 @@ def test_one_sum_per_field_and_step_in_backward(name: str) -> None:
         sums = [nbytes for collective, nbytes in received if collective == "HaloSum"]
         assert len(halos) == len(sums) == 3 and len(received) == 6, (rank, received)
         assert sum(halos) == sum(sums)
+
+
+def test_a_step_of_the_bench_receives_its_rows() -> None:
+    """One exchange, of one row from each side."""
+    found = weft.testing.run(lambda mesh: counted(mesh, "stencil", 32), mesh={"x": 4})
+    assert [(nbytes, exchanges) for nbytes, exchanges, _ in found] == [
+        (128, 1), (256, 1), (256, 1), (128, 1)]

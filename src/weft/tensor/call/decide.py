@@ -233,7 +233,7 @@ class Builder:
             local = folding(self.name, local, decision, self.mesh)
         if self.target is not None:
             return self._in_place(decision, moves, varying, local, args, kwargs, algorithm)
-        brought = any(decision.reads) or (algorithm is not None and (
+        brought = any(decision.reads) or decision.runs is not None or (algorithm is not None and (
             isinstance(algorithm, ops.Kernel) or bool(algorithm.communicates)
         ))
         results = self._results(decision, moves, varying, any(wants), brought)
