@@ -198,10 +198,12 @@ class Builder:
             op = replace(self.op, overload=functional(self.op))
             return Function(outside.written(self.trace, op, self.target))
         grad = self.grad and any(tensor.requires_grad for tensor in self.tensors)
-        metas = {}
+        metas: dict[int, Meta] = {}
         for slot, layout in zip(slots_of(self.op.results), layouts):
             meta = self.trace.metas[slot.index]
             metas[slot.index] = self._meta(layout, meta, self._differentiable(meta, grad), alias)
+        if self.decision is not None:
+            self._slice(self.decision, metas)
         base = self.slots[0] if self.facts.is_view and self.shares() and not alias else None
         return Function(outside.computed(self.trace, self.op, base, metas))
 
@@ -237,7 +239,7 @@ class Builder:
             isinstance(algorithm, ops.Kernel) or bool(algorithm.communicates)
         ))
         results = self._results(decision, moves, varying, any(wants), brought)
-        slice_of = self._slice(decision)
+        slice_of = self._slice(decision, self.metas)
         anchor = () if isinstance(algorithm, ops.Local) else self._anchored(decision, wants)
         self.by_form = self._is_by_form(decision) and not anchor
         return Step(
@@ -246,8 +248,11 @@ class Builder:
             left_whole=self._left_whole(decision) if any(moves) else None,
         )
 
-    def _slice(self, decision: Decision) -> tuple[int, tuple[int, ...]] | None:
-        """Of a slice of a sharded dim, or of such a slice, its operand and where it begins."""
+    def _slice(
+        self, decision: Decision, metas: dict[int, Meta]
+    ) -> tuple[int, tuple[int, ...]] | None:
+        """Of a slice of a sharded dim, or of such a slice, its operand and where it begins; what it
+        becomes, in `metas`, remembers that."""
         slot, starts = self.slots[0], decision.starts
         base = self.tensors[slot]
         if starts is None or type(base) is not ShardTensor or not self.shares():
@@ -256,13 +261,13 @@ class Builder:
         (result,) = slots_of(self.op.results)
         layout = meta.layout
         cut = any(
-            axes and length != self.metas[result.index].shape[dim]
+            axes and length != metas[result.index].shape[dim]
             for dim, (axes, length) in enumerate(zip(layout.dims, layout.shape))
         )
         if layout.is_partial or not (cut or meta.slice_of):
             return None
         of, first = meta.slice_of or (layout, (0,) * layout.ndim)
-        self.metas[result.index] = self.metas[result.index].as_slice(
+        metas[result.index] = metas[result.index].as_slice(
             of, tuple([one + other for one, other in zip(first, starts)]))
         return slot, starts
 
