@@ -38,6 +38,9 @@ def writes_in_between(u: Tensor) -> list[Tensor]:
                   lambda: after.add_(1), lambda: u.copy_(u.flip(0))):
         write()
         found.append(after - u[:-2])
+    before = u[2:]
+    u.data = u.data * 3
+    found.append(before - u[:-2])
     detached = after.detach()
     return [*found, detached - u[:-2], u[1:].t()[:, 1:] - u[:-2].t()]
 

@@ -300,6 +300,8 @@ class Slice:
         base, local = self.base, self.local
         if tensor._local is not self.mine or base._local is not local or (
             type(local) is Moved or local.requires_grad != self.mine.requires_grad
+            # `base.data = other` leaves its slices what they were.
+            or local.untyped_storage()._cdata != self.mine.untyped_storage()._cdata
         ):
             return None
         table = move.mesh.cache.setdefault("needs of slices", {})
