@@ -81,6 +81,7 @@ _READS: list[Case] = [
     case("gather_shorter", lambda a, i: a.gather(0, i), reals(7, 3), integers(5, 2, high=7)),
     case("repeat_each", lambda a, n: a.repeat_interleave(n, 0), reals(7, 3),
          integers(7, high=3)),
+    case("repeat_alike", lambda a: a.repeat_interleave(2, 1, output_size=6), reals(7, 3)),
     case("repeat_each_flat", lambda a, n: torch.repeat_interleave(a, n), reals(4, 3),
          integers(12, high=3)),
     case("repeat_places", lambda n: torch.repeat_interleave(n), integers(7, high=3), grad=False),

@@ -121,7 +121,7 @@ class Attention(nn.Module):
 class ViT(nn.Module):
     """Patches to tokens, by a convolution or by a reshape; attention with three heads."""
 
-    def __init__(self, size: tuple[int, int], by_reshape: bool, width: int = 48) -> None:
+    def __init__(self, size: tuple[int, int], by_reshape: bool, width: int = 36) -> None:
         super().__init__()
         self.by_reshape = by_reshape
         self.patches = nn.Linear(2 * 16, width) if by_reshape else nn.Conv2d(2, width, 4, 4)
@@ -200,8 +200,8 @@ FIELDS = {
     "unet": Field(lambda _: UNet(), (1, 2, 64, 64), (1, 2, 60, 68)),
     "convnext": Field(lambda _: ConvNeXt(), (1, 2, 64, 64), (1, 2, 60, 68)),
     "fno": Field(lambda _: FNO(), (1, 2, 64, 64), (1, 2, 62, 65)),
-    "vit by conv": Field(lambda size: ViT(size, False), (1, 2, 256, 256), (1, 2, 240, 272)),  # type: ignore[arg-type]
-    "vit by reshape": Field(lambda size: ViT(size, True), (1, 2, 256, 256), (1, 2, 240, 272)),  # type: ignore[arg-type]
+    "vit by conv": Field(lambda size: ViT(size, False), (1, 2, 128, 128), (1, 2, 112, 144)),  # type: ignore[arg-type]
+    "vit by reshape": Field(lambda size: ViT(size, True), (1, 2, 128, 128), (1, 2, 112, 144)),  # type: ignore[arg-type]
     "swin": Field(lambda _: Swin(), (1, 2, 64, 64), (1, 2, 56, 72)),
     "vae": Field(lambda _: VAE3d(), (1, 1, 16, 16, 16), (1, 1, 14, 18, 16)),
 }

@@ -13,8 +13,8 @@ from tests.models.training import WAYS, Outcome, compare, on_mesh, plain
 
 ATTENTIONS = {"even": "eager", "uneven": "sdpa"}
 CASES = [(way, name) for way, name in product(WAYS, MODELS) if way != "one rank"]
-STEPS = 20
-WITH_DROPOUT = 8
+STEPS = 8
+WITH_DROPOUT = 4
 """Fewer: what is new there are the masks, and those of each step are drawn by one rule."""
 
 plainly = cache(plain)

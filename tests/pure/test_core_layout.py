@@ -291,7 +291,7 @@ def test_huge_meshes_are_never_listed(monkeypatch: pytest.MonkeyPatch):
     def refuse(*_: object) -> None:
         raise AssertionError("listed the cuts of a huge mesh")
 
-    monkeypatch.setattr(layout_module, "default_cuts", refuse)
+    monkeypatch.setattr(layout_module, "known_default_cuts", refuse)
     monkeypatch.setattr(layout_module, "flat_cuts", refuse)
     mesh = Mesh({"dp": 10**5, "tp": 10**3, "cp": 7})
     layout = Layout(mesh, (10**9 + 7, 10**6), P(("cp", "dp"), "tp"))

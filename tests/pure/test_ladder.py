@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -41,12 +42,17 @@ def violations(package: Path) -> list[str]:
         place = file.relative_to(package)
         if len(place.parts) == 1:
             continue  # the package's own __init__ gathers the public names
-        for line, what in _of_file(place.as_posix(), ast.parse(file.read_text())):
+        for line, what in _of_file(place.as_posix(), file.read_text()):
             found.append(f"{place.as_posix()}:{line}: {what}")
     return found
 
 
-def _of_file(place: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
+@cache
+def _of_file(place: str, text: str) -> list[tuple[int, str]]:
+    return list(_in_tree(place, ast.parse(text)))
+
+
+def _in_tree(place: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
     room = place.split("/")[0]
     for function in ast.walk(tree):
         if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):

@@ -41,6 +41,9 @@ def test_results_come_in_rank_order() -> None:
     assert weft.testing.run(lambda mesh: mesh.here, mesh={"dp": 2, "tp": 2}) == [
         (0, 0), (0, 1), (1, 0), (1, 1),
     ]
+    assert weft.testing.run(lambda mesh: mesh.axis_names, {"x": 2}) == [("x",)] * 2
+    with pytest.raises(weft.MeshError, match="num_ranks is the mesh"):
+        weft.testing.run(world, {"x": 2}, {"y": 2})
 
 
 def test_one_rank_runs_at_a_time_and_only_a_collective_passes_the_baton() -> None:

@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.utils import _pytree as pytree
 
 import weft
-from tests.harness import local_part
+from tests.harness import local_part, ranks
 from tests.oracle import order
 from weft import Layout, P, ShardTensor
 from weft.tensor.trace.capture import capture
@@ -347,3 +347,11 @@ def test_a_tensor_of_given_strides_is_as_contiguous_as_those() -> None:
         due = [(one.stride(), one.is_contiguous(), one.dim_order(), one.contiguous().stride())
                for one in (x, x * 2, x.transpose(0, 1))]
         assert weft.testing.run(run, mesh={"x": 2}) == [due] * 2
+
+
+@ranks(x=2)
+def test_factors_of_matrices_without_elements_lie_as_on_the_device(mesh: Any) -> None:
+    x = torch.zeros(3, 0, 5)
+    given = weft.distribute_tensor(x, mesh, P("x"), src_data_rank=None)
+    for mine, plain in zip(torch.linalg.svd(given), torch.linalg.svd(x)):
+        assert mine.stride() == plain.stride()

@@ -252,9 +252,9 @@ def test_several_strings() -> None:
     with rule(affine, strings):
         for x in (X, X.view(5, 3, 2)):
             w = torch.rand(x.shape[-1], 3, dtype=torch.float64)
-            weft.testing.check_rule(affine, x, w)
             weft.testing.check_rule(affine, x, w, B)
-            weft.testing.check_rule(affine, x, b=B, w=w)
+        weft.testing.check_rule(affine, X, torch.rand(6, 3, dtype=torch.float64))
+        weft.testing.check_rule(affine, X, b=B, w=torch.rand(6, 3, dtype=torch.float64))
 
 
 def test_tensors_in_lists() -> None:

@@ -309,7 +309,15 @@ def locals_of(
     for coordinate in coordinates(layout.mesh):
         term = terms[tuple(coordinate[axis] for axis in axes)]
         box = layout.box_at(coordinate) if cover is None else cover.box_at(layout, coordinate)
-        out[coordinate] = boxed(term, box, 0.0 if cover is None else cover.fill)
+        if cover is None:
+            out[coordinate] = boxed(term, box, 0.0)
+            continue
+        whole = term
+        for dim in cover.rings:  # places go round
+            turn = torch.arange(*box[dim]) % max(term.shape[dim], 1)
+            whole = whole.index_select(dim, turn)
+            box = (*box[:dim], (0, len(turn)), *box[dim + 1 :])
+        out[coordinate] = boxed(whole, box, cover.fill)
     return out
 
 

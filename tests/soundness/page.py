@@ -64,6 +64,9 @@ that data or the operands' layouts decide. Without a rule, an op is composed of 
 calls of its form, or "at each call" where it draws or where data decide what it does.
 `torch.unique` is a function of torch; `uniform_` is an in-place op with an entry of its own.
 
+An op over lists is the op of each element; with "blocks", where the operands of each element lie
+alike, it runs once, on lists of local tensors.
+
 In backward the same holds for the gradients: torch's own formulas run on the local tensors.
 "Received" gives the bytes received by the rank that receives most, forward and backward, in the
 example of `tests/cases/bounds.py`: 4,096 float64 on 4 ranks, as one dim ("line") or as 8 rows whose
@@ -108,6 +111,8 @@ def _row(entry: Entry, examples: dict[str, AtenCall]) -> str:
         rules = f"{rules}<br>by layouts" if rules else "by layouts"
     if entry.each_call:
         rules = f"{rules}<br>else at each call" if rules else "at each call"
+    if entry.lists:
+        rules = "each element by itself" + ("; blocks" if entry.lists == "blocks" else "")
     does = [_said(one) for one in (entry.kernel, entry.compose, entry.layouts) if one is not None]
     return f"| {names} | {rules} | {'. '.join(does)} | {_received(entry)} |"
 

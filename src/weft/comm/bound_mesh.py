@@ -82,19 +82,20 @@ class World(ABC):
         `rows` lists the groups that others make at the same time, this one included.
         """
 
-    def across(self, one: BoundMesh, other: BoundMesh) -> Communicator:
-        """The communicator over all ranks of two meshes, ascending, which both directions share.
+    def across(self, one: BoundMesh, *others: BoundMesh) -> Communicator:
+        """The communicator over all ranks of several meshes, ascending, in whatever order they are
+        given.
 
         Raises:
-            MeshError: on a rank outside both.
+            MeshError: on a rank outside all of them.
         """
-        ends = [mesh._value for mesh in (one, other)]
+        ends = [mesh._value for mesh in (one, *others)]
         ranks = tuple(sorted({mesh.rank_at(at) for mesh in ends for at in range(mesh.size())}))
         key = (one.device, ranks)
         if key not in self._across:
             if self.rank not in ranks:
-                raise _outside("redistribute", self.rank, f"{ends[0]!r} and {ends[1]!r}")
-            names = (f"{one} and {other}",)
+                raise _outside("redistribute", self.rank, " and ".join(map(repr, ends)))
+            names = (" and ".join(map(str, (one, *others))),)
             self._across[key] = (
                 Alone(ranks, 0, names, one.device) if len(ranks) == 1
                 else self.connect(ranks, names, one.device, lambda: [ranks])

@@ -142,6 +142,18 @@ class Communicator(ABC):
             return _copy(x.detach())
         return self._all_gather(x.detach(), tuple(sizes))
 
+    def start_all_gather(self, x: Tensor, sizes: Sequence[int]) -> Finish:
+        """An `all_gather` that is only started; `x` must not change until the result is called."""
+        self._check(x, sizes[self.index], sizes)
+        if self.debug.on:
+            self._agree("all_gather", x.dtype, tuple(sizes))
+        if self.size == 1 or sum(sizes) == 0:
+            return _done(_copy(x.detach()))
+        return self._start_all_gather(x.detach(), tuple(sizes))
+
+    def _start_all_gather(self, x: Tensor, sizes: tuple[int, ...]) -> Finish:
+        return _done(self._all_gather(x, sizes))
+
     def reduce_scatter(self, x: Tensor, sizes: Sequence[int], kind: str) -> Tensor:
         """Reduce every rank's `x` of `sum(sizes)` elements; rank i keeps its `sizes[i]`.
 

@@ -188,7 +188,7 @@ def current_simulated_world() -> SimulatedWorld | None:
 
 def run_simulated(
     fn: Callable[[BoundMesh], T],
-    num_ranks: int | None = None,
+    num_ranks: int | Mapping[str, int] | Sequence[int] | Mesh | None = None,
     mesh: Mapping[str, int] | Sequence[int] | Mesh | None = None,
     device_type: str = "cpu",
 ) -> list[T]:
@@ -201,7 +201,7 @@ def run_simulated(
 
     Args:
         fn: what each rank does, in a thread of its own; one of them runs at a time.
-        num_ranks: the number of ranks.
+        num_ranks: the number of ranks; or the mesh, in its place.
         mesh: map axis -> size, only sizes, or a mesh value.
         device_type: where local tensors live.
 
@@ -221,6 +221,14 @@ def run_simulated(
                     "threads, with or without an event loop around the run", [fn.__name__],
                     "run(lambda mesh: asyncio.run(fn(mesh)))")
         )
+    if isinstance(num_ranks, (Mapping, Sequence, Mesh)):
+        if mesh is not None:
+            raise MeshError(
+                message("run(fn, num_ranks, mesh)", f"num_ranks is the mesh {num_ranks!r}, and "
+                        f"mesh is {mesh!r}", "ranks are simulated on one mesh", [repr(mesh)],
+                        f"run(fn, mesh={mesh!r})")
+            )
+        num_ranks, mesh = None, num_ranks
     if mesh is None:
         mesh = (4 if num_ranks is None else num_ranks,)
     value = mesh.abstract if isinstance(mesh, Mesh) else Mesh(mesh)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from itertools import accumulate
 
 __all__ = [
     "NAMED_CUTS", "balanced_cuts", "cuts_from_sizes", "default_cuts", "default_interval",
-    "default_is_flat", "filled_cuts", "flat_cuts",
+    "default_is_flat", "filled_cuts", "flat_cuts", "known_default_cuts",
 ]
 
 
@@ -47,6 +48,12 @@ def default_cuts(length: int, sizes: Sequence[int]) -> tuple[int, ...]:
             for digit in range(size)
         ]
     return (0, *(stop for _, stop in cuts))
+
+
+@lru_cache(maxsize=65536)
+def known_default_cuts(length: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """`default_cuts`, remembered."""
+    return default_cuts(length, sizes)
 
 
 def flat_cuts(length: int, sizes: Sequence[int]) -> tuple[int, ...]:

@@ -13,14 +13,16 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
 
 from weft.core.mesh import Mesh
 from weft.errors import PlacementError, ShardTypeError, message
 
-__all__ = ["TileAssignment", "read", "read_sizes", "read_tiles", "tile_assignment"]
+__all__ = [
+    "TileAssignment", "check_expressible", "read", "read_sizes", "read_tiles", "tile_assignment",
+]
 
 Digits = tuple[tuple[int, int], ...]
 """(size, stride) pairs, major to minor; contiguous neighbours are merged."""
@@ -80,6 +82,23 @@ class TileAssignment:
         order = [radix.index(digit) for digit in digits]
         transposed = f"T({_commas(order)})" if order != sorted(order) else ""
         return f"<=[{_commas(size for size, _ in radix)}]{transposed}"
+
+
+def check_expressible(layout: str, kinds: Collection[str], ragged: Sequence[str]) -> None:
+    """Raise where op-sharding cannot express a layout.
+
+    Raises:
+        PlacementError: it has partial axes (`kinds`), or dims whose cuts are not flat (`ragged`).
+    """
+    if kinds or ragged:
+        raise PlacementError(
+            message("Layout.hlo_sharding()", f"{layout} has {len(kinds)} partial axes and "
+                    f"{len(ragged)} dims whose cuts are not flat",
+                    "XLA's op-sharding has no partial values, and cuts each dim by one "
+                    "ceiling over all its axes", [*kinds, *ragged],
+                    "use layout.placements, which says everything, or layout.spec with sizes; "
+                    'or cut flat, Layout(mesh, shape, spec, sizes={0: "flat"})')
+        )
 
 
 def tile_assignment(mesh: Mesh, dims: Sequence[Sequence[int]]) -> TileAssignment:

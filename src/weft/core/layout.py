@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any
 
 from weft.core import encoding, hlo
-from weft.core.cuts import default_cuts, default_interval, default_is_flat, flat_cuts
+from weft.core.cuts import default_interval, default_is_flat, flat_cuts, known_default_cuts
 from weft.core.dtypes import check_carries, dtype_text
 from weft.core.encoding import Cuts
 from weft.core.integers import lengths_of
@@ -22,7 +22,7 @@ from weft.core.mesh import Mesh, as_mesh
 from weft.core.partition_spec import P
 from weft.core.placement import Placement
 from weft.core.torch_strided import check_torch_strided
-from weft.errors import LayoutError, PlacementError, message
+from weft.errors import LayoutError, message
 
 __all__ = ["Box", "Dims", "Layout"]
 
@@ -88,7 +88,7 @@ class Layout:
         self.mesh, self.shape, self.dims, self.partial = mesh, shape, dims, partial
         if any(cuts):
             cuts = tuple(
-                None if cut is None or cut == _default(length, _sizes(mesh, axes)) else cut
+                cut and (None if cut == known_default_cuts(length, _sizes(mesh, axes)) else cut)
                 for cut, length, axes in zip(cuts, shape, dims)
             )
         self.cuts = cuts
@@ -245,7 +245,7 @@ class Layout:
         explicit = self.cuts[dim]
         if explicit is not None:
             return explicit
-        return _default(self.shape[dim], _sizes(self.mesh, self.dims[dim]))
+        return known_default_cuts(self.shape[dim], _sizes(self.mesh, self.dims[dim]))
 
     def sizes_of(self, dim: int) -> tuple[int, ...]:
         """Shard sizes of a dim in elements, in shard order.
@@ -339,20 +339,11 @@ class Layout:
         Raises:
             PlacementError: partial axes, or cuts that are not flat.
         """
-        kinds = [f"{kind}@{name}" for kind, name in zip(self.partial, self.mesh.axis_names) if kind]
         ragged = [
             f"dim {dim}" + (f" with sizes {self.sizes_of(dim)}" if cut else "")
             for dim, cut in enumerate(self.cuts) if not self._is_flat(dim)
         ]
-        if kinds or ragged:
-            raise PlacementError(
-                message("Layout.hlo_sharding()", f"{self} has {len(kinds)} partial axes and "
-                        f"{len(ragged)} dims whose cuts are not flat",
-                        "XLA's op-sharding has no partial values, and cuts each dim by one "
-                        "ceiling over all its axes", kinds + ragged,
-                        "use layout.placements, which says everything, or layout.spec with sizes; "
-                        'or cut flat, Layout(mesh, shape, spec, sizes={0: "flat"})')
-            )
+        hlo.check_expressible(str(self), self._kinds(), ragged)
         return hlo.tile_assignment(self.mesh, self.dims)
 
     def hlo_sharding(self, version: int = 2) -> str:
@@ -412,10 +403,13 @@ class Layout:
             LayoutError: avg of integers or bools, max or min of complex numbers, bitwise kinds
                 of floats, logical kinds of anything but bools, sums of dtypes without a zero.
         """
-        kinds = {
+        check_carries(str(self), self._kinds(), dtype)
+
+    def _kinds(self) -> dict[str, str]:
+        """The partial axes: "sum@tp" -> "sum"."""
+        return {
             f"{kind}@{name}": kind for kind, name in zip(self.partial, self.mesh.axis_names) if kind
         }
-        check_carries(str(self), kinds, dtype)
 
     def _is_flat(self, dim: int) -> bool:
         cut, sizes = self.cuts[dim], _sizes(self.mesh, self.dims[dim])
@@ -454,8 +448,3 @@ class Layout:
 @lru_cache(maxsize=65536)
 def _sizes(mesh: Mesh, axes: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(mesh.axis_sizes[axis] for axis in axes)
-
-
-@lru_cache(maxsize=65536)
-def _default(length: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    return default_cuts(length, sizes)

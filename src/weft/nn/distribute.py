@@ -18,6 +18,7 @@ from weft.comm import BoundMesh, as_bound_mesh
 from weft.core import Layout
 from weft.core.arguments import MeshLike, also_called
 from weft.errors import ModuleError, ShardTypeError, WeftError, message
+from weft.nn.groups import check_gather, gather_in_groups
 from weft.nn.match import Matched, as_patterns, layouts_of, pins_of, refuse_idle
 from weft.nn.named import (
     Named,
@@ -58,6 +59,7 @@ def distribute_module(
     shardings: Mapping[str, Any] | None = None,
     activations: Mapping[str, Any] | None = None,
     src_data_rank: int | None = 0,
+    gather: Mapping[str, Any] | bool | None = None,
 ) -> M:
     """Distribute a module's parameters and buffers over a mesh, in place; returns the module.
 
@@ -81,6 +83,10 @@ def distribute_module(
             pattern matches modules that contain each other, it applies to the outermost.
         src_data_rank: the rank whose values count (the mesh's first, if the mesh does not hold it).
             None takes each rank's own block and communicates nothing.
+        gather: which parameters are gathered while their module runs: ordered map from a glob
+            pattern of module names to a `weft.nn.Gather`, True or False. None: those that are
+            sharded over an axis that shards the batch, in groups of the outermost members of the
+            module's lists, and of the rest; False: none.
 
     Returns:
         `module`.
@@ -107,6 +113,7 @@ def distribute_module(
     shardings = as_patterns("shardings", shardings)
     activations = as_patterns("activations", activations)
     refuse_idle(module, tensors, shardings, activations)
+    check_gather(module, gather)
     matches = layouts_of(tensors, shardings, mesh)
     pins = pins_of(module, shardings, activations, mesh)
     _refuse_other_layouts(matches, mesh)
@@ -122,6 +129,7 @@ def distribute_module(
         module.register_forward_pre_hook(InputFn(input_fn, mesh, num_args[0]))
     if output_fn is not None:
         module.register_forward_hook(OutputFn(output_fn, mesh, num_args[1]))
+    gather_in_groups(module, gather)
     setattr(module, MATCHED, {
         name: match.pattern for match in matches if match.pattern for name in match.named.names
     })

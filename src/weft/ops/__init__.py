@@ -28,6 +28,7 @@ from weft.ops import (
     grouped_mm,
     joins,
     linalg,
+    lists,
     losses,
     margin_losses,
     module_attention,
@@ -64,10 +65,10 @@ __all__ = [
 
 _PAGES = (
     adaptive_pools, attention, bags, borders, composed, contractions, convolutions, covariance,
-    creation, ctc, decomposed, distances, elementwise, extrema, grouped_mm, joins, linalg, losses,
-    margin_losses, module_attention, moments, norms, order, pools, reads, recurrent, reductions,
-    resizing, scans, searchsorted, segments, shifts, slices, softmax, spectrograms, stencils,
-    tall_factorizations, transforms, verdicts, views, writes,
+    creation, ctc, decomposed, distances, elementwise, extrema, grouped_mm, joins, linalg, lists,
+    losses, margin_losses, module_attention, moments, norms, order, pools, reads, recurrent,
+    reductions, resizing, scans, searchsorted, segments, shifts, slices, softmax, spectrograms,
+    stencils, tall_factorizations, transforms, verdicts, views, writes,
 )
 
 BOOK: dict[str, Entry] = {}

@@ -37,7 +37,8 @@ def _attention(call: Call, wants_grad: Any) -> str | None:
 def _string(call: Call, few: bool = False) -> str | None:
     """`few`: heads of queries are sharded by themselves, and those of keys are whole."""
     query, key, value = (tensor.shape for tensor in call.tensors[:3])
-    if len(query) < 3 or (len(key) > 2 and query[-3] and not key[-3]):
+    ndim = len(key)
+    if len(query) < 3 or (ndim > 2 and query[-3] and not key[-3]):
         return None
     shape = call.results[0].shape
     grouped = call.get("enable_gqa") and key[-3] not in (0, 1, shape[-3])

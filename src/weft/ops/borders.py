@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.core import Layout
+from weft.core import Layout, default_cuts
 from weft.ops.convolutions import nothing_of
+from weft.propagate import fairest
 from weft.rules import Boxed, Call, Decision, Shift, op, page, rule
 from weft.rules.factors import names
 
@@ -88,7 +89,8 @@ def _pad(call: Call, layouts: Layouts, wants_grad: Any) -> Decision | None:
 
 
 def _pad_with_value(call: Call, layouts: Layouts, wants_grad: Any) -> Decision:
-    """The first shard pads in front, the last one behind: nothing is sent."""
+    """The first shard pads in front, the last one behind: nothing is sent, unless that would leave
+    most of the result with one of them."""
     value = call.get("value") or 0
     layout, source = layouts[0], call.tensors[0]
     if value != 0:
@@ -97,16 +99,16 @@ def _pad_with_value(call: Call, layouts: Layouts, wants_grad: Any) -> Decision:
     pad = list(call.arg(1, "pad"))
     before = [0] * ndim
     before[ndim - len(pad) // 2 :] = pad[::2][::-1]
-    cuts: list[tuple[int, ...] | None] = list(layout.cuts)
     padded = [dim for dim in range(ndim) if layout.dims[dim] and (
         before[dim] or shape[dim] != layout.shape[dim]
     )]
+    given, made = list(layout.cuts), list(layout.cuts)
     for dim in padded:
-        moved = [min(max(cut + before[dim], 0), shape[dim]) for cut in layout.cuts_of(dim)]
-        cuts[dim] = (0, *moved[1:-1], shape[dim])
-    result = Layout.make(layout.mesh, shape, layout.dims, cuts, layout.partial)
+        given[dim], made[dim] = _padded_cuts(layout, dim, before[dim], shape[dim])
+    result = Layout.make(layout.mesh, shape, layout.dims, made, layout.partial)
     if not padded:  # cuts that stay say nothing: what one end loses the other may gain
         return Decision((layout,), (result,))
+    layout = Layout.make(layout.mesh, layout.shape, layout.dims, given, layout.partial)
 
     def args(coordinate: tuple[int, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         local: list[int] = []
@@ -119,6 +121,21 @@ def _pad_with_value(call: Call, layouts: Layouts, wants_grad: Any) -> Decision:
         return (source, local, value), {}
 
     return Decision((layout,), (result,), args, "aten.constant_pad_nd.default")
+
+
+def _padded_cuts(
+    layout: Layout, dim: int, before: int, length: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The cuts of a dim that is padded so far in front to this length: those it comes to, and those
+    of the result."""
+    have = layout.cuts_of(dim)
+    moved = tuple([cut + before for cut in have])
+    stays = (0, *[min(max(cut, 0), length) for cut in moved[1:-1]], length)
+    equal = default_cuts(length, [layout.mesh.axis_sizes[axis] for axis in layout.dims[dim]])
+    if fairest((stays, equal), [(moved, 1.0)]) == stays:
+        return have, stays
+    size = layout.shape[dim]
+    return (0, *[min(max(cut - before, 0), size) for cut in equal[1:-1]], size), equal
 
 
 def _repeats_border(call: Call) -> bool:

@@ -310,7 +310,8 @@ def _batch_norm_result(x: Tensor, *args: Any, **kwargs: Any) -> Tensor | None:
 
 
 PAGE = page(
-    op("layer_norm", rule("... s~, [s], [s] -> ... s", along=_SHAPE), kernel=_layer_norm),
+    op("layer_norm", rule("... s~, [s], [s] -> ... s", along=_SHAPE), kernel=_layer_norm,
+       builtin={"layer_norm.default": torch.layer_norm}),
     op("rms_norm", rule("... s~, [s] -> ... s", along=_SHAPE), kernel=_rms_norm),
     op("native_layer_norm", rule("... s!, [s], [s] -> ... s, ..., ...", along=_SHAPE)),
     op("batch_norm",

@@ -92,12 +92,14 @@ def _reshape_as(x: Tensor, other: Tensor) -> Tensor:
     return x.reshape(other.shape)
 
 
-def _flat_repeat_interleave(
+def _repeat_interleave(
     x: Tensor, repeats: int, dim: int | None = None, *, output_size: int | None = None
 ) -> Tensor:
-    """Elements repeated a number of times each, by the rule of the flat view: any dim may be
-    sharded."""
-    return x.reshape(-1).repeat_interleave(repeats, 0)
+    """Along a dim, or of the flat view: any dim may be sharded. A size that torch has checked says
+    nothing more."""
+    if dim is None:
+        x, dim = x.reshape(-1), 0
+    return x.repeat_interleave(repeats, dim) if repeats else x.narrow(dim, 0, 0)
 
 
 def _is_repeated_along(call: Call) -> bool:
@@ -232,19 +234,24 @@ PAGE = page(
     op("atleast_3d.default", rule("a b c ... -> a b c ...", "a b -> a b 1", "a -> 1 a 1",
                                   "-> 1 1 1", linear=[0], moves=True)),
     op("expand expand_copy broadcast_to",
-       rule("... -> ...", linear=[0], moves=True, sizes="size")),
+       rule("... -> ...", linear=[0], moves=True, sizes="size"),
+       builtin={"expand.default": Tensor.expand}),
     op("expand_as", rule("..., ... -> ...", linear=[0], moves=True)),
-    op("broadcast_tensors", compose=_broadcast_tensors),
+    op("broadcast_tensors", compose=_broadcast_tensors, views_each=True),
     op("view_as", compose=_view_as),
     op("reshape_as", compose=_reshape_as),
     op("repeat_interleave.self_int",
        rule("... s -> ... (s n)", along="dim", serves=_is_repeated_along, linear=[0], moves=True),
-       compose=_flat_repeat_interleave),
+       compose=_repeat_interleave),
     op("view_as_real view_as_real_copy", rule("... -> ... 2", linear=[0])),
-    op("view_as_complex view_as_complex_copy", rule("... 2 -> ...", linear=[0])),
+    op("view_as_complex view_as_complex_copy", rule("... 2 -> ...", linear=[0]), widens=True),
     op("flatten ravel", rule(_flatten, linear=[0], moves=True)),
-    op("unflatten", rule(_unflatten, along="dim", linear=[0], moves=True, sizes="sizes")),
-    op("view.dtype view_copy.dtype", rule(_bits)),
-    op("view reshape _unsafe_view _reshape_alias", rule(_view)),
+    op("unflatten", rule(_unflatten, along="dim", linear=[0], moves=True, sizes="sizes"),
+       builtin={"unflatten.int": torch._C.TensorBase.unflatten}),
+    op("view.dtype view_copy.dtype", rule(_bits), widens=True),
+    op("view reshape _unsafe_view _reshape_alias", rule(_view), builtin={
+        "view.default": Tensor.view, "reshape.default": Tensor.reshape,
+        "_unsafe_view.default": Tensor.view,
+    }),
     op("view_copy", rule(_view), result=_view_copy_result),
 )

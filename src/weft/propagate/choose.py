@@ -7,20 +7,23 @@ The table of transitions gives the cost, in bytes received per rank:
     from      to S(same)  to S(other)    to replicated       to P
     S         0           n/g + back     n + back             2n
     P         n + back    n + back       2n + back if varying 0, or 4n for another kind
-    replic.   back        back           0                    2n
+    replic.   0           0              0                    2n
 
 each times (1 - 1/g), or what the busiest rank receives of an uneven dim. "back" is the same
 again if the operand needs a gradient. Further rules:
 
-- Reducing the gradient of an operand that enters replicated is free. It follows from the user's
-  choice of layout, and counting it would undo data parallelism for small batches.
+- The gradient of an operand that is replicated is free: reduced where it enters whole, gathered
+  where a shard of it enters. It follows from the user's choice of layout, and counting it would
+  undo data parallelism for small batches.
 - A value that becomes one rank's partial value (to P) pays the reduction that this makes
   necessary. So when a replicated value meets a partial one, the partial one is reduced.
 - A candidate that leaves partial values although something has to move pays their reduction too.
   This applies to partial values beside an operand that would be gathered for them, and to a
-  contraction for which a sharded or partial operand would have to be resharded. What such a
-  candidate saves in moving one operand, the result must pay.
+  contraction for which an operand would have to be resharded or sliced. What such a candidate saves
+  in moving one operand, the result must pay: each rank holds a term of the size of the whole.
 - An in-place op also pays for moving its target back.
+- A view that merges dims has one factor in the lead. What is sharded by another one moves to that,
+  rather than to a dim apart, from which it would have to come back.
 - To replicate a sharded operand leaves every rank with the whole result and with all further
   work. This candidate also pays the bytes of the result, once for forward and once for backward, at
   most the size of what was sharded.
@@ -221,7 +224,7 @@ def cheapest(frame: Frame, axis: int, shards: Mapping[str, int]) -> Choice:
     for candidate, wanted in _candidates(frame, held, kinds, shards, size):
         key = _key(frame, nbytes, held, kinds, wanted, size, candidate)
         if isinstance(candidate, PassPartial) or (candidate in rule.reduce and any(
-            candidate == target and ((name is not None and name != target) or kind is not None)
+            candidate == target and (name != target or kind is not None)
             for name, kind, target in zip(held, kinds, wanted)
         )):
             key = (key[0] + 2 * _result_nbytes(frame, axis), *key[1:])
@@ -310,12 +313,13 @@ def _key(
                 continue
             if name is not None:
                 length = frame.rule.sizes[target] or 1
-                ways = back * (2 if index == frame.target else 1)
+                ways = back * (2 if index == frame.target or _strays(frame.rule, name, target)
+                               else 1)
                 cost += nbytes[index] * -(-length // size) / length * ways
             elif kind is not None:
                 cost += nbytes[index] * back
             else:
-                cost += nbytes[index] * (back if index == frame.target else back - 1)
+                cost += nbytes[index] * back if index == frame.target else 0
         elif target is None:
             if name is not None:
                 lost += 1
@@ -334,6 +338,13 @@ def _key(
                 cost += 4 * nbytes[index]
     partial = isinstance(candidate, PassPartial) or candidate in frame.rule.reduce
     return cost, lost, partial
+
+
+def _strays(rule: Rule, held: str, factor: str) -> bool:
+    """Whether what was sharded becomes part of a dim that another factor leads, and this one is
+    no part of that dim."""
+    return any(held in factors[1:] and factor not in factors
+               for dims in rule.results for factors in dims)
 
 
 def _halo(rule: Rule, operand: int, factor: str) -> float:

@@ -1,20 +1,13 @@
 """From one axis to many: every mesh axis takes its candidate, then they join into layouts.
-
-Axes that shard one factor must agree on one order and one vector of cuts. These come from the
-operand with the most bytes that already has them, or from another operand if that requires less of
-the busiest rank: of three operands on one rank, on both, and on the other, the cuts of the second.
-Where a factor leads a compound dim, its cuts are multiples of the product of the dim's other
-factors. Cuts that are not move to the nearest multiples: an exchange of a few rows, not a gather.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
-from weft.core import Layout, default_cuts, filled_cuts
+from weft.core import Layout, default_cuts
 from weft.propagate.choose import (
     NEEDS_COST,
     UNKNOWN_FACTOR,
@@ -27,13 +20,11 @@ from weft.propagate.choose import (
     cut_beside,
     zero_cost_choice,
 )
+from weft.propagate.factor_cuts import Cuts, cuts_of_factor, default_of, scaled
 from weft.propagate.local import local_call, window_of, windowed_cuts
-from weft.rules import AnyWindow, Call, Decision, Rule, TensorArg
+from weft.rules import Call, Decision, Rule, TensorArg
 
 __all__ = ["can_be_sharded", "decide"]
-
-Cuts = tuple[int, ...] | None
-"""Cuts in units of a factor; None means the default."""
 
 _GRADIENT_KINDS = ("sum", "avg", "product")
 
@@ -72,7 +63,7 @@ def decide(
     for axis, choice in enumerate(choices):
         if isinstance(choice, str) and choice not in cut:
             axes = [other for other in range(axis, num_axes) if choices[other] == choice]
-            order, cuts = _cuts(frame, layouts, choice, axes)
+            order, cuts = cuts_of_factor(frame, layouts, choice, axes)
             for other in axes:
                 if other not in order:
                     choices[other] = None
@@ -127,7 +118,7 @@ def _beside(
     for factor in dict.fromkeys(found):
         axes = [axis for axis, choice in enumerate(choices) if choice == factor
                 or factor in cut_beside(frame, frame.held[axis], choice)]
-        cut[factor] = _cuts(frame, layouts, factor, axes)
+        cut[factor] = cuts_of_factor(frame, layouts, factor, axes)
     return found
 
 
@@ -234,177 +225,6 @@ def _drop_mixed_kinds(frame: Frame, choices: list[Choice]) -> None:
                 choices[axis] = None
 
 
-# The cuts of one factor.
-
-
-def _cuts(
-    frame: Frame, layouts: Sequence[Layout], factor: str, axes: Sequence[int]
-) -> tuple[tuple[int, ...], Cuts]:
-    """(order of axes, cuts) for the axes that shard a factor. The last axis is dropped if the
-    op refuses empty shards and the factor has too few elements."""
-    places = frame.leads[factor]
-    if factor in frame.finished:  # as in the operand that brings it sharded
-        brings = frame.finished[factor]
-        places = [place for place in places if place[0] in brings]
-    operand, dim, inner = places[0]
-    if len(places) > 1:
-        most = (-1, -1.0)
-        for place in places:
-            layout = layouts[place[0]]
-            have = layout.dims[place[1]]
-            score = (sum(axis in have for axis in axes), frame.nbytes[place[0]])
-            if score > most:
-                most, (operand, dim, inner) = score, place
-    layout = layouts[operand]
-    have = layout.dims[dim]
-    order = tuple([axis for axis in have if axis in axes])
-    if len(order) < len(axes):
-        order += tuple([axis for axis in axes if axis not in order])
-    offsets = frame.rule.offsets.get(factor)
-    length = frame.rule.sizes[factor]
-    sizes = [frame.sizes[axis] for axis in order]
-    if factor in frame.rule.nonempty:
-        while sizes and length < math.prod(sizes):
-            order, sizes = order[:-1], sizes[:-1]
-    if offsets is not None:
-        return order, _joined_cuts(frame, layouts, factor, offsets, order)
-    if not order:
-        return order, None
-    if frame.slices and len(places) > 1:
-        home = _home(frame, layouts, places, order, length)
-        if home is not None:
-            return order, home
-    cuts = _units(layout, dim, inner, order, length, sizes, window_of(frame.rule, operand, factor))
-    if len(places) > 1:
-        cuts = _least_moved(frame, layouts, factor, places, order, length, cuts)
-    if factor in frame.rule.nonempty:
-        full = cuts or default_cuts(length, sizes)
-        if any(start == stop for start, stop in pairwise(full)):
-            cuts = filled_cuts(full)
-    return order, cuts
-
-
-def _units(
-    layout: Layout, dim: int, inner: int, order: tuple[int, ...], length: int,
-    sizes: Sequence[int], window: AnyWindow | None,
-) -> Cuts:
-    """The cuts of a dim in units of its leading factor, for axes that may differ from its own."""
-    have = layout.dims[dim]
-    if window is not None:
-        if have != order:
-            return None
-        return window.units(layout.cuts_of(dim), length)
-    if have == order:
-        if inner == 1:
-            return layout.cuts[dim]
-        full = layout.cuts_of(dim)
-    else:
-        # Axes that both begin with keep their cuts; later ones chunk each piece.
-        same = 0
-        while same < min(len(have), len(order)) and have[same] == order[same]:
-            same += 1
-        if same == 0:
-            return None
-        step = math.prod(layout.mesh.axis_sizes[axis] for axis in have[same:])
-        full = layout.cuts_of(dim)[::step]
-        rest = sizes[same:]
-        fine = [0]
-        units = [_nearest(cut, inner) for cut in full]
-        for start, stop in pairwise(units):
-            fine += [start + cut for cut in default_cuts(stop - start, rest)[1:]]
-        return tuple(fine)
-    return tuple([_nearest(cut, inner) for cut in full])
-
-
-def _home(
-    frame: Frame, layouts: Sequence[Layout], places: Sequence[tuple[int, int, int]],
-    order: tuple[int, ...], length: int,
-) -> tuple[int, ...] | None:
-    """Where slices meet: at the cuts of an operand that is none, else in the middle of what they
-    are slices of. They read there what they lack; operands that are no slices would have to move.
-    None where operands of both sorts have cuts of their own."""
-    fixed: set[tuple[int, ...]] = set()
-    middles: dict[tuple[int, ...], list[int]] = {}
-    for operand, dim, inner in places:
-        layout, of = layouts[operand], frame.slices[operand]
-        if layout.dims[dim] != order:
-            continue
-        if of is None or of[0].dims[dim] != order:
-            fixed.add(layout.cuts_of(dim))
-        elif inner == 1:
-            middles.setdefault(of[0].cuts_of(dim), []).append(of[1][dim])
-    if len(fixed) == 1 and middles:
-        return fixed.pop()
-    if fixed or len(middles) != 1 or frame.rule.windows:
-        return None
-    ((cuts, starts),) = middles.items()
-    middle = (min(starts) + max(starts)) // 2
-    return (0, *[min(max(cut - middle, 0), length) for cut in cuts[1:-1]], length)
-
-
-def _least_moved(
-    frame: Frame, layouts: Sequence[Layout], factor: str,
-    places: Sequence[tuple[int, int, int]], order: tuple[int, ...], length: int, cuts: Cuts,
-) -> Cuts:
-    """The given cuts of a factor, or other cuts that operands have, or the default, if these
-    require less of the busiest rank; or the same, and leave it with less."""
-    sizes = [frame.sizes[axis] for axis in order]
-    default = default_cuts(length, sizes)
-    held: list[tuple[tuple[int, ...], float]] = []
-    for operand, dim, inner in places:
-        layout = layouts[operand]
-        if layout.dims[dim] == order:
-            window = window_of(frame.rule, operand, factor)
-            own = _units(layout, dim, inner, order, length, sizes, window) or default
-            row = frame.nbytes[operand] * (len(own) - 1) / max(length, 1)
-            held.append((own, row * (2 if frame.grads[operand] else 1)))
-    options = list(dict.fromkeys([cuts or default, *[own for own, _ in held], default]))
-    if len(options) == 1 or len(held) < 2:
-        return cuts
-    best = min(options, key=lambda option: (
-        _busiest(option, held), max([stop - start for start, stop in pairwise(option)])
-    ))
-    return None if best == default else best
-
-
-def _busiest(cuts: tuple[int, ...], held: Sequence[tuple[tuple[int, ...], float]]) -> float:
-    """What the busiest rank lacks of operands held by these cuts, each row with its weight."""
-    loads = [0.0] * (len(cuts) - 1)
-    for own, row in held:
-        for shard, (start, stop) in enumerate(pairwise(cuts)):
-            inside = max(0, min(stop, own[-1]) - max(start, own[0]))
-            kept = max(0, min(stop, own[shard + 1]) - max(start, own[shard]))
-            loads[shard] += (inside - kept) * row
-    return max(loads)
-
-
-def _nearest(cut: int, inner: int) -> int:
-    """A cut in units of a factor, rounded half up (default cuts give the first shard more)."""
-    return cut if inner == 1 else (2 * cut + inner) // (2 * inner) if inner else 0
-
-
-def _joined_cuts(
-    frame: Frame, layouts: Sequence[Layout], factor: str, offsets: Sequence[int],
-    order: tuple[int, ...],
-) -> tuple[int, ...]:
-    """Cuts of a concatenation: the default, or those of one operand with the first and the last
-    shard taking what lies before and after it; whichever requires least of the busiest rank."""
-    length = frame.rule.sizes[factor]
-    held: list[tuple[tuple[int, ...], float]] = []
-    options = [default_cuts(length, [frame.sizes[axis] for axis in order])]
-    for operand, dim, _ in frame.leads[factor]:
-        layout, offset = layouts[operand], offsets[operand]
-        own = tuple([offset + cut for cut in layout.cuts_of(dim)])
-        if layout.dims[dim] == order:
-            options.append((0, *own[1:-1], length))
-            row = frame.nbytes[operand] * (len(own) - 1) / max(layout.shape[dim], 1)
-            held.append((own, row))
-    return min(options, key=lambda option: _busiest(option, held))
-
-
-# The layouts.
-
-
 def _operands(
     frame: Frame, layouts: Sequence[Layout], choices: Sequence[Choice],
     cut: dict[str, tuple[tuple[int, ...], Cuts]], beside: Sequence[str] = (),
@@ -460,9 +280,9 @@ def _come_to(
             elif (window := window_of(rule, index, factors[0])) is not None:
                 cuts = windowed_cuts(rule, layout, dim, factors[0], window, axes, units)
             else:
-                cuts = _scaled(rule, layout, factors, axes, units)
+                cuts = scaled(rule, layout, factors, axes, units)
         if same and (axes != layout.dims[dim] or (
-            axes and cuts != layout.cuts[dim] and (cuts or _default(layout, dim))
+            axes and cuts != layout.cuts[dim] and (cuts or default_of(layout, dim))
             != layout.cuts_of(dim)
         )):
             same = False
@@ -471,25 +291,6 @@ def _come_to(
     if same:
         return layout
     return Layout.make(layout.mesh, layout.shape, axes_of, cuts_of, partial)
-
-
-def _default(layout: Layout, dim: int) -> tuple[int, ...]:
-    return default_cuts(
-        layout.shape[dim], [layout.mesh.axis_sizes[axis] for axis in layout.dims[dim]]
-    )
-
-
-def _scaled(
-    rule: Rule, layout: Layout, factors: Sequence[str], axes: Sequence[int], units: Cuts
-) -> Cuts:
-    """A dim's cuts, from those of its leading factor."""
-    if len(factors) == 1:
-        return units
-    if units is None:
-        sizes = [layout.mesh.axis_sizes[axis] for axis in axes]
-        units = default_cuts(rule.sizes[factors[0]], sizes)
-    inner = math.prod([rule.sizes[name] for name in factors[1:]])
-    return tuple([unit * inner for unit in units])
 
 
 def _results(
@@ -511,7 +312,7 @@ def _results(
         for factors in dims:
             axes, units = cut.get(factors[0], ((), None)) if factors else ((), None)
             axes_of.append(axes)
-            cuts_of.append(_scaled(rule, like, factors, axes, units) if axes else None)
+            cuts_of.append(scaled(rule, like, factors, axes, units) if axes else None)
             if axes and (spread := rule.spreads.get((index, factors[0]))) is not None:
                 sizes = [frame.sizes[axis] for axis in axes]
                 units = units or default_cuts(rule.sizes[factors[0]], sizes)

@@ -27,7 +27,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from weft.rules.bind import bind, fits, operand_places
 from weft.rules.call import Call
@@ -226,6 +226,12 @@ class Entry:
         result: a meta tensor like the result, of the op's arguments on the meta device; None
             where torch is to be asked. For ops whose meta kernels take long, or are wrong.
         has_meta_gradient: whether torch can differentiate the op on the meta device.
+        views_each: whether each result is a view of its own operand, which the schema hides.
+        widens: whether it is a view of which an element is several of the operand's.
+        builtin: per overload, torch's own builtin that takes the same positional arguments: calling
+            it is 1 us faster than calling the overload.
+        lists: of an op over lists, whose elements are calls of their own. "blocks": where the
+            operands of each element lie alike, the op may have lists of local tensors instead.
     """
 
     names: tuple[str, ...]
@@ -237,6 +243,10 @@ class Entry:
     each_call: bool = False
     result: Callable[..., Any] | None = None
     has_meta_gradient: bool = True
+    views_each: bool = False
+    widens: bool = False
+    builtin: Mapping[str, Callable[..., Any]] | None = None
+    lists: Literal["", "elements", "blocks"] = ""
 
     @property
     def is_in_place(self) -> bool:
@@ -258,6 +268,9 @@ def op(
     compose: Callable[..., Any] | None = None, layouts: Callable[..., Any] | None = None,
     floats_flow: bool | None = None, each_call: bool = False,
     result: Callable[..., Any] | None = None, has_meta_gradient: bool = True,
+    views_each: bool = False, widens: bool = False,
+    builtin: Mapping[str, Callable[..., Any]] | None = None,
+    lists: Literal["", "elements", "blocks"] = "",
 ) -> Entry:
     """An entry of a page; `names` are separated by spaces. See `Entry`.
 
@@ -267,7 +280,7 @@ def op(
         floats_flow = layouts is None and all(each.is_string for each in rules)
     return Entry(
         tuple(names.split()), rules, kernel, compose, layouts, floats_flow, each_call, result,
-        has_meta_gradient)
+        has_meta_gradient, views_each, widens, builtin, lists)
 
 
 Page = Mapping[str, Entry]

@@ -3,10 +3,11 @@
 from weft import ops
 from weft.comm import CARRIED
 from weft.rng import STREAM
-from weft.tensor import attributes, families, keys
+from weft.tensor import attributes, families, keys, operators
 from weft.tensor.call import dispatch, watch
 from weft.tensor.call.cache import cache_clear, cache_info
 from weft.tensor.grad import autograd
+from weft.tensor.members import hooks
 from weft.tensor.modes import debug, explain, strict
 from weft.tensor.placing import construct, in_place, redistribute, saved, subclass, values
 from weft.tensor.placing.callback import from_callback
@@ -16,7 +17,7 @@ from weft.tensor.placing.from_local import from_local
 from weft.tensor.placing.left_whole import warn_if_whole
 from weft.tensor.placing.operands import data_of, move_operands
 from weft.tensor.placing.scatter import distribute_tensor, scatter_tensor
-from weft.tensor.shard_tensor import ShardTensor, hooks
+from weft.tensor.shard_tensor import ShardTensor
 
 __all__ = [
     "ShardTensor", "arange", "cache_clear", "cache_info", "debug", "distribute_tensor", "empty",
@@ -39,5 +40,6 @@ ops.join(*families.PAGES)
 dispatch.SPECIAL.update(attributes.TABLE)
 CARRIED.append(STREAM)
 ShardTensor.__new__ = staticmethod(subclass.new)  # type: ignore[method-assign]
+operators.install()
 in_place.install()
 watch.install()

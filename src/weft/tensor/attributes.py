@@ -6,6 +6,7 @@ dtype and strides are the global ones.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -260,7 +261,7 @@ def _table() -> dict[Any, Callable[..., Any]]:
     for name in _OWN_METHODS:
         table[getattr(_Tensor, name)] = getattr(ShardTensor, name)
     for name in _OWN_ATTRIBUTES:
-        theirs, mine = getattr(_Tensor, name), vars(ShardTensor)[name]
+        theirs, mine = getattr(_Tensor, name), inspect.getattr_static(ShardTensor, name)
         table[theirs.__get__] = mine.fget
         if mine.fset is not None:
             table[theirs.__set__] = mine.fset

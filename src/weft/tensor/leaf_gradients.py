@@ -43,7 +43,8 @@ from weft.transport.transition import Transition, counting, dense
 
 __all__ = [
     "Backward", "LeafUse", "accumulate", "before", "completed", "defer_hook", "disable_for",
-    "is_put_off", "replace_leaf", "running", "summed", "track_leaf", "use_of", "uses_of",
+    "is_put_off", "replace_leaf", "running", "stand_for", "summed", "track_leaf", "use_of",
+    "uses_of",
 ]
 
 _engine: Any = torch.autograd.Variable._execution_engine
@@ -99,6 +100,18 @@ class LeafUse:
         backward = _OF_THREAD.innermost or _RUNNING[-1]
         found = backward.found.get(_current_graph_task_id()) or backward.of_task()
         found.uses.append((self.number, self, seen))
+
+
+def stand_for(local: Tensor, transition: Transition, seen: Tensor) -> LeafUse:
+    """Say that `seen`, a leaf of its own, is what `local` becomes by a transition.
+
+    Whoever made it sees to its gradient; `torch.autograd.grad` finds it.
+    """
+    leaf = _LEAVES.get(track_leaf(local)) or _Leaf()
+    use = LeafUse(leaf, local, transition, seen)
+    leaf.uses[:] = [ref for ref in leaf.uses if ref() is not None]
+    leaf.uses.append(weakref.ref(use))
+    return use
 
 
 def track_leaf(local: Tensor) -> Tensor:
@@ -241,13 +254,14 @@ class Backward:
         captures: the engine gives the gradients back instead of accumulating them.
     """
 
-    __slots__ = ("__weakref__", "at_end", "captures", "found", "outer", "riders")
+    __slots__ = ("__weakref__", "at_end", "captures", "failed", "found", "outer", "riders")
 
     def __init__(self, captures: bool = False) -> None:
         self.captures = captures
         self.found: dict[int, Found] = {}
         self.riders: list[_Rider] = []
         self.at_end: list[Callable[[], Any]] = []
+        self.failed: list[Callable[[], Any]] = []
 
     def __enter__(self) -> Backward:
         self.outer = _OF_THREAD.innermost
@@ -258,6 +272,9 @@ class Backward:
     def __exit__(self, *failed: Any) -> None:
         _OF_THREAD.innermost = self.outer
         _RUNNING.remove(self)
+        if failed and failed[0] is not None:
+            for call in self.failed:
+                call()
         # What a backward had found when it failed is not a gradient of anything.
         for found in self.found.values():
             for _, _, seen in found.uses:
@@ -273,12 +290,16 @@ class Backward:
                 _engine.queue_callback(lambda: self.finish(task))
         return found
 
-    def when_over(self, call: Callable[[], Any]) -> None:
-        """Have `call` called once all gradients are there."""
+    def when_over(
+        self, call: Callable[[], Any], failed: Callable[[], Any] | None = None
+    ) -> None:
+        """Have `call` called once all gradients are there, `failed` where the backward fails."""
         if self is _RUNNING[0]:  # nobody says when
             _engine.queue_callback(call)
         else:
             self.at_end.append(call)
+            if failed is not None:
+                self.failed.append(failed)
 
     def ride(
         self, value: Tensor, transition: Transition, take: Callable[[Tensor], None]

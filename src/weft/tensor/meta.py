@@ -19,7 +19,7 @@ from weft.tensor.counts import METAS
 from weft.transport.order import Order, memory_order, order_of, strides_in_order
 
 __all__ = [
-    "Meta", "alive", "autocast_state", "bounded_put", "contiguous_strides", "dense",
+    "NONE", "Meta", "alive", "autocast_state", "bounded_put", "contiguous_strides", "dense",
     "forget_recipes", "intern", "is_dense", "keep_recipe", "replicated_meta",
 ]
 
@@ -27,6 +27,9 @@ MAX_METAS = 4096
 MAX_RECIPES = 512
 MAX_RECIPES_OF_MESH = 32768
 MAX_FORMS = 4096
+
+NONE: frozenset[int] = frozenset()
+"""No axes."""
 
 
 class Form:
@@ -41,13 +44,14 @@ class Meta:
     `alias` is None, or says why the tensor shares no memory with the one that it stands for: then
     an in-place write raises. Of a result to be it names the view op whose data had to move, and the
     tensor follows its base (see `moved`). `was_reduced` marks terms whose sum is known (see
-    `call.reduce_once`). `recipes` caches the calls that start with such a tensor.
+    `call.reduce_once`). `varying` are axes over which the tensor is R: replicated, and its gradient
+    partial (see `call.varying`). `recipes` caches the calls that start with such a tensor.
     """
 
     __slots__ = (
         "mesh", "layout", "shape", "dtype", "strides", "device", "requires_grad", "alias",
         "local_shape", "recipes", "on_cpu", "plain", "to_replicated", "of_grad", "slice_of",
-        "was_reduced", "_form", "_twin", "__weakref__",
+        "was_reduced", "varying", "_form", "_twin", "__weakref__",
     )
 
     def __init__(
@@ -61,6 +65,7 @@ class Meta:
         alias: str | None,
         like: Meta | None = None,
         local_shape: tuple[int, ...] = (0,),
+        varying: frozenset[int] = NONE,
     ) -> None:
         """`like`: a meta that differs in lengths alone; it spares checks, given the local shape."""
         here = mesh.here
@@ -71,6 +76,7 @@ class Meta:
         self.shape = torch.Size(layout.shape)
         self.strides, self.requires_grad, self.alias = strides, requires_grad, alias
         self.local_shape = local_shape
+        self.varying = varying
         self.recipes: dict[Any, Any] = {}
         # The Transition to Replicate; None where there is nothing to do; False: not asked yet.
         self.to_replicated: Any = False
@@ -95,12 +101,13 @@ class Meta:
     ) -> Meta:
         """The interned meta of this form with other lengths."""
         table: dict[Any, Meta] = self.mesh.cache.setdefault("metas", {})
-        key = (layout, self.dtype, self.device, self.requires_grad, strides, self.alias)
+        key = (
+            layout, self.dtype, self.device, self.requires_grad, strides, self.alias, self.varying)
         meta = table.get(key)
         if meta is None:
             return _first(table, key, Meta(
                 self.mesh, layout, self.dtype, self.device, self.requires_grad, strides,
-                self.alias, self, local_shape,
+                self.alias, self, local_shape, self.varying,
             ))
         METAS.hits.step()
         return meta
@@ -115,6 +122,7 @@ class Meta:
             parts.get("requires_grad", self.requires_grad),
             parts.get("strides", self.strides),
             parts.get("alias", self.alias),
+            parts.get("varying", self.varying),
         )
 
     def as_reduced(self) -> Meta:
@@ -124,13 +132,13 @@ class Meta:
         table: dict[Any, Meta] = self.mesh.cache.setdefault("metas", {})
         key = (
             "was_reduced", self.layout, self.dtype, self.device, self.requires_grad, self.strides,
-            self.alias,
+            self.alias, self.varying,
         )
         meta = table.get(key)
         if meta is None:
             meta = _first(table, key, Meta(
                 self.mesh, self.layout, self.dtype, self.device, self.requires_grad, self.strides,
-                self.alias, self, self.local_shape,
+                self.alias, self, self.local_shape, self.varying,
             ))
             meta.was_reduced = True
         self._twin = meta
@@ -186,15 +194,15 @@ def intern(
     requires_grad: bool = False,
     strides: tuple[int, ...] | None = None,
     alias: str | None = None,
+    varying: frozenset[int] = NONE,
 ) -> Meta:
     """The one Meta of these parts on this rank."""
     table: dict[Any, Meta] = mesh.cache.setdefault("metas", {})
-    key = (layout, dtype, device, requires_grad, strides, alias)
+    key = (layout, dtype, device, requires_grad, strides, alias, varying)
     meta = table.get(key)
     if meta is None:
-        return _first(
-            table, key, Meta(mesh, layout, dtype, device, requires_grad, strides, alias)
-        )
+        return _first(table, key, Meta(
+            mesh, layout, dtype, device, requires_grad, strides, alias, varying=varying))
     METAS.hits.step()
     return meta
 
@@ -228,7 +236,7 @@ def _form(meta: Meta) -> Form | None:
             return None
     key = (
         layout.dims, layout.partial, tuple([cut is None for cut in layout.cuts]), meta.dtype,
-        meta.requires_grad, meta.alias, order, meta.device,
+        meta.requires_grad, meta.alias, order, meta.device, meta.varying,
     )
     table: dict[Any, Form] = meta.mesh.cache.setdefault("forms", {})
     form = table.get(key)

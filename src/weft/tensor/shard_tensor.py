@@ -5,25 +5,24 @@ their own autograd graph, so backward is torch's own C++ graph. The wrapper itse
 no graph; `requires_grad`, `grad`, `grad_fn` are read from the local tensor.
 
 A cached call is one loop over the arguments (key and local tensors at once), one dict look-up,
-the torch function, one wrapper. The attributes that torch code reads most are properties on this
-class, because reading one through `__torch_function__` costs 2.4 us.
+the torch function, one wrapper. `members` has what the class says of itself, `operators` the
+methods that torch code calls most.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import torch
 from torch import is_grad_enabled
 from torch._C import _is_any_autocast_enabled as is_autocast_enabled
 
-from weft.comm import BoundMesh
-from weft.core import Layout, P, Placement
 from weft.core.arguments import MeshLike, Placements, also_called
-from weft.errors import ShardTypeError, UnsupportedOpError, message
+from weft.errors import UnsupportedOpError, message
 from weft.tensor.counts import CALLS
 from weft.tensor.leaf_gradients import track_leaf
+from weft.tensor.members import AsValue, FromMeta, hooks
 from weft.tensor.meta import Meta, autocast_state
 from weft.tensor.modes import STRICT, num_dispatch_modes, transforms
 from weft.tensor.module_name import ServedByTorch
@@ -31,8 +30,8 @@ from weft.tensor.torch_collectives import refusal, sends
 from weft.tensor.versions import version_of as version_of_memory
 
 __all__ = [
-    "Hooks", "ShardTensor", "attributes_of", "hooks", "now_requires_grad", "pass_known",
-    "version_of", "watch_gradient", "wrap",
+    "ShardTensor", "attributes_of", "now_requires_grad", "pass_known", "version_of",
+    "watch_gradient", "wrap",
 ]
 
 _is_complex = torch.is_complex
@@ -56,31 +55,7 @@ _ASKED_BY = {
 """What torch does not show `__torch_function__`."""
 
 
-class Hooks:
-    """What the class calls but cannot import, because it is built on the class.
-
-    `weft.tensor` and `weft.interop` fill these in when they are imported; nothing else does.
-    """
-
-    call: Callable[[Any, Any, Any], Any]
-    add: Callable[[list[Any], Any, list[Any]], None]
-    learn: Callable[[Any, Any, Any, Meta, list[Any]], Any]
-    move_operands: Callable[[Any, Any, Any, Any], None]
-    construct: Any
-    redistribute: Any
-    data_of: Callable[[Any], Any]
-    from_local: Callable[..., Any]
-    from_dtensor: Callable[..., Any]  # these two by weft.interop
-    to_dtensor: Callable[..., Any]
-    autograd: Any
-    values: Any
-    saved: Any
-
-
-hooks = Hooks()
-
-
-class ShardTensor(torch.Tensor):
+class ShardTensor(FromMeta, AsValue, torch.Tensor):
     """One global tensor whose blocks lie on the ranks of a mesh.
 
     Not made directly: see `distribute_tensor`, `ShardTensor.from_local`, `weft.zeros` and the like.
@@ -223,71 +198,7 @@ class ShardTensor(torch.Tensor):
     is_sparse = is_sparse_csr = is_mkldnn = is_quantized = is_nested = False
     layout = _strided  # type: ignore[assignment]
 
-    @property
-    def shape(self) -> torch.Size:  # type: ignore[override]
-        return self._meta.shape
-
-    @property
-    def dtype(self) -> torch.dtype:  # type: ignore[override]
-        return self._meta.dtype
-
-    @property
-    def device(self) -> torch.device:  # type: ignore[override]
-        return self._meta.device
-
-    @property
-    def is_meta(self) -> bool:  # type: ignore[override]
-        return self._meta.device.type == "meta"
-
-    @property
-    def ndim(self) -> int:  # type: ignore[override]
-        return len(self._meta.shape)
-
-    def dim(self) -> int:
-        return len(self._meta.shape)
-
-    def size(self, dim: int | None = None) -> Any:  # type: ignore[override]
-        return self._meta.shape if dim is None else self._meta.shape[dim]
-
-    def numel(self) -> int:
-        return self._meta.shape.numel()
-
-    def stride(self, dim: int | None = None) -> Any:  # type: ignore[override]
-        strides = self._meta.stride()
-        return strides if dim is None else strides[dim]
-
-    def __len__(self) -> int:
-        if not self._meta.shape:
-            raise ShardTypeError(
-                message("len(x)", "x has no dims", "len() of a 0-d tensor has no meaning (torch."
-                        "tensor([x]) asks for it too)", [str(self.sharding)], "x.item()")
-            )
-        return self._meta.shape[0]
-
     __hash__ = _Tensor.__hash__  # of a Parameter that became one, an optimizer knows it
-
-    @property
-    def sharding(self) -> Layout:
-        """The layout: mesh, global shape, how each dim is sharded, what is partial.
-
-        `x.layout` is torch's attribute of that name: `torch.strided`, of every ShardTensor.
-        """
-        return self._meta.layout
-
-    @property
-    def placements(self) -> tuple[Placement, ...]:
-        """One placement per mesh axis."""
-        return self._meta.layout.placements
-
-    @property
-    def spec(self) -> P:
-        """The partition spec: one entry per dim."""
-        return self._meta.layout.spec
-
-    @property
-    def device_mesh(self) -> BoundMesh:
-        """The mesh that the tensor lives on."""
-        return self._meta.mesh
 
     @property
     def requires_grad(self) -> bool:  # type: ignore[override]
@@ -335,14 +246,6 @@ class ShardTensor(torch.Tensor):
     def grad_fn(self) -> Any:  # type: ignore[override]
         node = getattr(self, "_node", None)
         return self._local.grad_fn if node is None else node
-
-    @property
-    def is_leaf(self) -> bool:  # type: ignore[override]
-        return self._local.is_leaf
-
-    @property
-    def _version(self) -> int:  # type: ignore[override]
-        return self._local._version
 
     @property
     def data(self) -> ShardTensor:  # type: ignore[override]
@@ -406,6 +309,7 @@ class ShardTensor(torch.Tensor):
         self, device_mesh: MeshLike | Placements | None = None,
         placements: Placements | None = None, *, async_op: bool = False,
         forward_dtype: torch.dtype | None = None, backward_dtype: torch.dtype | None = None,
+        grad_placements: Placements | None = None,
     ) -> ShardTensor:
         """The same tensor in another layout; differentiable.
 
@@ -422,13 +326,19 @@ class ShardTensor(torch.Tensor):
                 (terms of a sum before they are summed).
             backward_dtype: the dtype to which gradients are cast before they travel back; None is
                 this tensor's dtype, in which they arrive in any case.
+            grad_placements: how the gradient of the result lies: sharded as the result; where that
+                is replicated, Replicate() (the default) or Partial(). With Partial() it is reduced
+                on its way back alone: `w.redistribute(P(), grad_placements=[Partial()])` of a
+                sharded weight is an all-gather whose gradient is reduce-scattered.
 
         Raises:
+            PlacementError: other placements of the gradient.
             LayoutError: a dtype that a partial kind cannot carry. UnsupportedOpError: a dtype given
                 where a gradient is wanted of terms of a product, maximum or minimum.
         """
         return hooks.redistribute.redistribute(
-            self, device_mesh, placements, async_op, forward_dtype, backward_dtype)
+            self, device_mesh, placements, async_op, forward_dtype, backward_dtype,
+            grad_placements)
 
     def to_local(self, *, grad_placements: Placements | None = None) -> torch.Tensor:
         """This rank's block, a plain tensor; gradients flow back, where autograd records.
@@ -485,40 +395,6 @@ class ShardTensor(torch.Tensor):
         out = wrap(self._local.detach(), meta)
         return out if meta.shape and meta.shape.numel() != 1 else pass_known(self, out)
 
-    def item(self) -> Any:
-        if _num_modes():
-            return _Tensor.item(self)
-        return hooks.values.global_value(self).item()
-
-    def tolist(self) -> Any:
-        if _num_modes():
-            return _Tensor.tolist(self)
-        return hooks.values.global_value(self).tolist()
-
-    def numpy(self, *, force: bool = False) -> Any:
-        return hooks.values.numpy(self, force)
-
-    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
-        return hooks.values.array(self, dtype, copy)
-
-    def __array_wrap__(self, array: Any, *_: Any) -> ShardTensor:
-        return hooks.values.from_array(self, array)
-
-    def __bool__(self) -> bool:
-        return bool(hooks.values.global_value(self))
-
-    def __float__(self) -> float:
-        return float(hooks.values.global_value(self))
-
-    def __int__(self) -> int:
-        return int(hooks.values.global_value(self))
-
-    def __index__(self) -> int:
-        return hooks.values.global_value(self).__index__()
-
-    def __complex__(self) -> complex:
-        return complex(hooks.values.global_value(self))
-
     @property
     def __cuda_array_interface__(self) -> NoReturn:  # type: ignore[override]
         raise AttributeError(  # so that it has none, to those who ask
@@ -529,21 +405,6 @@ class ShardTensor(torch.Tensor):
 
     def set_(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
         return hooks.construct.set_(self, *args, **kwargs)
-
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
-        return hooks.values.text(self)
-
-    def __format__(self, spec: str) -> str:
-        return hooks.values.formatted(self, spec)
-
-    def __copy__(self) -> ShardTensor:
-        return hooks.construct.shallow_copy(self)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> ShardTensor:
-        return hooks.construct.deepcopy(self, memo)
-
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:  # type: ignore[override]
-        return hooks.saved.reduced(self)
 
 
 def wrap(local: torch.Tensor, meta: Meta) -> ShardTensor:
@@ -601,47 +462,3 @@ def pass_known(tensor: ShardTensor, out: ShardTensor) -> ShardTensor:
     if known is not None and known[0] == version_of(tensor):
         out._known = version_of(out), known[1]
     return out
-
-
-def _method(func: Any) -> Any:
-    """An operator on the class: saves the 1 us that torch takes to find `__torch_function__`.
-
-    While a TorchFunctionMode is on, torch asks that first.
-    """
-    intercept = ShardTensor.__torch_function__
-
-    def method(*args: Any, **kwargs: Any) -> Any:
-        if _num_modes():
-            return func(*args, **kwargs)
-        return intercept(func, None, args, kwargs)
-
-    method.__name__ = func.__name__
-    return method
-
-
-def _reflected(forward: Any, reflected: Any) -> Any:
-    """`other + x`. Python asks it before a plain tensor's own operator, whose operands have another
-    order: the first one's strides count, and torch's `x.reciprocal() * other` rounds twice."""
-    of_number = _method(reflected)
-
-    def method(self: Any, other: Any) -> Any:
-        return forward(other, self) if isinstance(other, _Tensor) else of_number(self, other)
-
-    method.__name__ = reflected.__name__
-    return method
-
-
-for _name in (
-    "__add__", "__sub__", "__rsub__", "__mul__", "__truediv__",
-    "__pow__", "__matmul__", "__neg__", "__eq__", "__ne__",
-    "__lt__", "__le__", "__gt__", "__ge__", "__iadd__", "__isub__", "__imul__", "__itruediv__",
-    "add", "sub", "mul", "div", "add_", "mul_", "mm", "matmul", "relu", "view", "reshape",
-    "transpose", "permute", "sum", "mean", "exp", "clone", "contiguous", "softmax", "unflatten",
-    "flatten", "split", "copy_", "zero_",
-):
-    setattr(ShardTensor, _name, _method(getattr(torch.Tensor, _name)))
-for _name in ("add", "mul", "truediv", "and", "or", "xor"):
-    setattr(ShardTensor, f"__r{_name}__", _reflected(
-        getattr(_Tensor, f"__{_name}__"), getattr(_Tensor, f"__r{_name}__")))
-# No `__getitem__`: a Python one would make each tensor a sequence to C, and torch.tensor([loss,
-# other]) would ask for its length.

@@ -144,11 +144,10 @@ def _backward(
         rows = Gradients(asked, q, logs, out, grad, ctx.needs_input_grad[5])
         totals = rows.of_block(k, v, keys.first_key)
         for round_ in keys.rounds(k, v):
-            gradients = [
+            keys.blocks.give_back([
                 rows.of_block(of_k, of_v, piece.position)
                 for piece, (of_k, of_v) in keys.blocks.fetch((k, v), round_)
-            ]
-            keys.blocks.give_back(gradients, round_, totals, k.dtype)
+            ], round_, totals, k.dtype)
     key, value = totals
     of_mask = None if rows.mask is None or asked.mask is None else rows.mask.to(asked.mask.dtype)
     return rows.query.to(q.dtype), key.to(k.dtype), value.to(v.dtype), of_mask

@@ -3,7 +3,8 @@
 Of the keys that a row has seen so far, its maximum, the sum of exponentials and the weighted values
 are kept (Milakov, Gimelshein, Online normalizer calculation for softmax, 2018); those of several
 ranks merge as those of several tiles do. Backward computes the scores of a tile again (Dao et al.,
-FlashAttention, 2022). Half precision is computed in float32.
+FlashAttention, 2022). Half precision is computed in float32. Where there is neither mask nor
+dropout, torch's kernel sees a block at once (`fused`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from weft.ops.attending import fused
 from weft.ops.summaries import wide
 
 __all__ = ["Asked", "Gradients", "Noise", "Rows"]
@@ -47,6 +49,15 @@ class Asked:
     mask: Tensor | None = None
     first_column: int = 0
     noise: Noise | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether scores and weights stay as they are."""
+        return self.mask is None and self.noise is None
+
+    def parts(self, num_rows: int, num_columns: int, column: int) -> Iterator[fused.Part]:
+        """What the rows see of a block without a mask, the first key of which has this position."""
+        return fused.parts(num_rows, num_columns, self.first_row, column, self.is_causal)
 
     def sees(self, num_rows: int, column: int) -> bool:
         """Whether any of so many rows sees a key of this position, or later ones."""
@@ -129,19 +140,32 @@ class Rows:
         """See a block of keys, the first of which has position `column`."""
         asked, dtype = self.asked, self.out.dtype
         num_rows, num_columns = self.q.shape[-2], k.shape[-2]
+        if asked.is_plain and fused.serves(self.q, k, v):
+            for part in asked.parts(num_rows, num_columns, column):
+                out, logs = fused.attend(
+                    self.q[..., part.rows, :], k[..., part.columns, :], v[..., part.columns, :],
+                    part.is_causal, asked.scale)
+                self._see(part.rows, logs, torch.ones_like(logs), out)
+            return
         for rows, columns in asked.tiles(num_rows, num_columns, self.lead, column, k.device):
             place = column + columns.start
             scores = asked.scores(self.q[..., rows, :].to(dtype), k[..., columns, :].to(dtype),
                                   rows.start, place)
-            own = self.top[..., rows]
-            top = torch.maximum(own, scores.amax(-1))
-            base = _finite(top)
-            scores = scores.sub_(base.unsqueeze(-1)).exp_()
-            decay = (own - base).exp_()
-            self.total[..., rows] = self.total[..., rows] * decay + scores.sum(-1)
+            top = scores.amax(-1)
+            scores = scores.sub_(_finite(top).unsqueeze(-1)).exp_()
+            total = scores.sum(-1)
             seen = torch.matmul(asked.kept(scores, rows.start, place), v[..., columns, :].to(dtype))
-            self.out[..., rows, :] = self.out[..., rows, :] * decay.unsqueeze(-1) + seen
-            self.top[..., rows] = top
+            self._see(rows, top, total, seen)
+
+    def _see(self, rows: slice, top: Tensor, total: Tensor, seen: Tensor) -> None:
+        """Add what some rows see in some keys."""
+        own = self.top[..., rows]
+        both = torch.maximum(own, top)
+        base = _finite(both)
+        decay, weight = (own - base).exp_(), (top - base).exp_()
+        self.total[..., rows].mul_(decay).add_(total * weight)
+        self.out[..., rows, :].mul_(decay.unsqueeze(-1)).add_(seen * weight.unsqueeze(-1))
+        self.top[..., rows] = both
 
     def merge(
         self, largest: Callable[[Tensor], Tensor], summed: Callable[[Tensor], Tensor]
@@ -171,12 +195,12 @@ class Gradients:
         of_mask: whether the mask has one.
     """
 
-    __slots__ = ("asked", "delta", "grad", "lead", "logs", "mask", "q", "query")
+    __slots__ = ("asked", "delta", "grad", "lead", "logs", "mask", "out", "q", "query")
 
     def __init__(
         self, asked: Asked, q: Tensor, logs: Tensor, out: Tensor, grad: Tensor, of_mask: bool
     ) -> None:
-        self.asked, self.q, self.logs, self.grad = asked, q, logs, grad
+        self.asked, self.q, self.logs, self.out, self.grad = asked, q, logs, out, grad
         dtype = logs.dtype
         self.lead = math.prod(logs.shape[:-1])
         self.delta = (out.to(dtype) * grad.to(dtype)).sum(-1)
@@ -187,8 +211,10 @@ class Gradients:
     def of_block(self, k: Tensor, v: Tensor, column: int) -> tuple[Tensor, Tensor]:
         """The gradients of a block of keys and values, the first of position `column`."""
         asked, dtype = self.asked, self.logs.dtype
-        key, value = torch.zeros_like(k, dtype=dtype), torch.zeros_like(v, dtype=dtype)
         num_rows, num_columns = self.q.shape[-2], k.shape[-2]
+        if asked.is_plain and fused.serves(self.q, k, v):
+            return self._of_parts([*asked.parts(num_rows, num_columns, column)], k, v)
+        key, value = torch.zeros_like(k, dtype=dtype), torch.zeros_like(v, dtype=dtype)
         for rows, columns in asked.tiles(num_rows, num_columns, self.lead, column, k.device):
             place = column + columns.start
             q, keys = self.q[..., rows, :].to(dtype), k[..., columns, :].to(dtype)
@@ -207,6 +233,29 @@ class Gradients:
             of_scores.mul_(asked.scale)
             _add(self.query[..., rows, :], torch.matmul(of_scores, keys))
             _add(key[..., columns, :], torch.matmul(of_scores.mT, q))
+        return key, value
+
+    def _of_parts(
+        self, parts: list[fused.Part], k: Tensor, v: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Those of a block by torch's kernel."""
+        dtype = self.logs.dtype
+        if len(parts) == 1 and parts[0].columns == slice(0, k.shape[-2]):
+            key, value = self._of_part(parts[0], k, v)
+            return key.to(dtype), value.to(dtype)
+        key, value = torch.zeros_like(k, dtype=dtype), torch.zeros_like(v, dtype=dtype)
+        for part in parts:
+            more = self._of_part(part, k, v)
+            key[..., part.columns, :].add_(more[0])
+            value[..., part.columns, :].add_(more[1])
+        return key, value
+
+    def _of_part(self, part: fused.Part, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        rows, columns = part.rows, part.columns
+        query, key, value = fused.gradients(
+            self.grad[..., rows, :], self.q[..., rows, :], k[..., columns, :], v[..., columns, :],
+            self.out[..., rows, :], self.logs[..., rows], part.is_causal, self.asked.scale)
+        self.query[..., rows, :].add_(query)
         return key, value
 
 

@@ -6,7 +6,7 @@ ranks build the same recipe for the same call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,8 +15,8 @@ from weft import ops
 from weft.comm import BoundMesh
 from weft.errors import UnsupportedOpError, message
 from weft.rules import Entry
-from weft.tensor.call import by_book, fallback, reduce_once
-from weft.tensor.call.compose import Composer
+from weft.tensor.call import by_book, fallback, numbers, reduce_once
+from weft.tensor.call.compose import Composer, stand_in
 from weft.tensor.call.decide import Builder
 from weft.tensor.call.decompose import Parts
 from weft.tensor.call.lengths import numbers_come_from
@@ -30,7 +30,7 @@ from weft.tensor.call.sizes import MAX_STRUCTURES, Sizes
 from weft.tensor.counts import STRUCTURES
 from weft.tensor.counts import TRACES as COUNTS
 from weft.tensor.keys import floats_of, key_of, structure_key, trace_key
-from weft.tensor.meta import bounded_put
+from weft.tensor.meta import Meta, bounded_put
 from weft.tensor.placing.layouts import check_given
 from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.torch_collectives import refusal, sends
@@ -51,17 +51,19 @@ __all__ = ["MAX_TRACES", "TRACES", "reads", "recipe"]
 
 
 def recipe(
-    func: Any, args: Any, kwargs: Any, mesh: BoundMesh, key: Sequence[Any] | None = None
+    func: Any, args: Any, kwargs: Any, mesh: BoundMesh, key: Sequence[Any] | None,
+    carry_out: numbers.CarryOut,
 ) -> tuple[Recipe, bool]:
     """The recipe of a call, and whether its float arguments only flow through.
 
-    `key` is the call's; None where it has none, because an argument cannot be hashed.
+    `key` is the call's; None where it has none, because an argument cannot be hashed. `carry_out`
+    carries out the same call with numbers for tensors.
     """
     tensors = flatten((args, kwargs))
     if sends(func):
         raise refusal(func, [one.sharding for one in tensors if type(one) is ShardTensor])
     _check_quantized(func, args, kwargs, tensors)
-    return _Miss(func, args, kwargs, tensors, mesh, key).recipe()
+    return _Miss(func, args, kwargs, tensors, mesh, key, carry_out).recipe()
 
 
 class _Miss:
@@ -69,10 +71,10 @@ class _Miss:
 
     def __init__(
         self, func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor], mesh: BoundMesh,
-        key: Sequence[Any] | None,
+        key: Sequence[Any] | None, carry_out: numbers.CarryOut,
     ) -> None:
         self.func, self.args, self.kwargs, self.key = func, args, kwargs, key
-        self.tensors, self.mesh = tensors, mesh
+        self.tensors, self.mesh, self.carry_out = tensors, mesh, carry_out
         self.structure: Any = None
         self.found: Sizes | None = None
 
@@ -160,8 +162,16 @@ class _Miss:
         if found is not None:
             return found, False
         text = str(reason or "")
-        read = _read(self.func, self.args, self.kwargs) if "item()" in text else None
-        return Function(read or fallback.runner(self.mesh, text)), False
+        places = numbers.places_of(self.args, self.kwargs, self._takes) if "item()" in text else ()
+        if places:
+            return Function(numbers.reading(places, self.carry_out)), False
+        if "item()" in text:
+            numbers.check(self.func, self.args, self.kwargs)
+        return Function(fallback.runner(self.mesh, text)), False
+
+    def _takes(self, args: Any, kwargs: Any) -> None:
+        """Raise where the function does not take these arguments."""
+        _capture(self.func, args, kwargs, flatten((args, kwargs)))
 
     def _of_one_op(self, trace: Trace) -> tuple[Recipe, bool]:
         func, args, kwargs = self.func, self.args, self.kwargs
@@ -184,7 +194,19 @@ class _Miss:
             by_form = made if isinstance(made, Program) and builder.by_form else None
             if self.structure is not None and self.found is None:
                 self._keep(Sizes.of_op(builder, by_form, numbers_flow))
-        return reduce_once.reducing_once(made, builder), numbers_flow
+        made, flow = reduce_once.reducing_once(made, builder, self._with_operands_in)
+        return made, numbers_flow and flow
+
+    def _with_operands_in(self, targets: reduce_once.Targets) -> tuple[Recipe, bool]:
+        """The recipe of the call with some of its tensors in other layouts."""
+        tensors, grad = list(self.tensors), torch.is_grad_enabled()
+        for at, layout in targets:
+            meta: Meta = tensors[at]._meta  # type: ignore[attr-defined]
+            tensors[at] = stand_in(
+                meta.replace(layout=layout, requires_grad=grad and meta.requires_grad))
+        args, kwargs = substitute((self.args, self.kwargs), iter(tensors))
+        key = None if self.key is None else key_of(self.func, args, kwargs)[0]
+        return recipe(self.func, args, kwargs, self.mesh, key, self.carry_out)
 
 
 _QUANTIZED = frozenset(
@@ -215,32 +237,6 @@ def reads(func: Any, args: Any, kwargs: Any, key: Sequence[Any]) -> bool:
         return reduce_once.is_read_only(_captured(func, args, kwargs, tensors, key), len(tensors))
     except NotCapturable:
         return False
-
-
-def _read(func: Any, args: Any, kwargs: Any) -> Callable[[Any, Any, Any], Any] | None:
-    """What carries out a call that reads tensors as numbers; None where it reads other things."""
-    def captured(args: Any, kwargs: Any) -> Trace:
-        return _capture(func, args, kwargs, flatten((args, kwargs)))
-
-    found = fallback.numbers_read(args, kwargs, captured) or fallback.sizes_read(args, kwargs)
-    if found is None:
-        _check_numbers(func, args, kwargs)
-    return found
-
-
-def _check_numbers(func: Any, args: Any, kwargs: Any) -> None:
-    """Raise torch's own error where a tensor that wants a gradient stands for a number."""
-    tensors = flatten((args, kwargs))
-    if not any(tensor.requires_grad and not tensor.shape for tensor in tensors):
-        return
-    metas = [meta_like(tensor).requires_grad_(tensor.requires_grad) for tensor in tensors]
-    args, kwargs = substitute((args, kwargs), iter(metas))
-    try:
-        func(*args, **kwargs)
-    except TypeError:
-        raise
-    except Exception:  # it reads the data of others
-        return
 
 
 def _program(
@@ -387,5 +383,4 @@ def _floats_of(func: Any, op: Op, args: Any, kwargs: Any) -> list[tuple[Any, Any
 
 
 def _numbers_flow(op: Op) -> bool:
-    name = facts(op.overload).functional
-    return name.startswith("aten._foreach_") or ops.floats_flow(name)
+    return ops.floats_flow(facts(op.overload).functional)

@@ -17,15 +17,14 @@ from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.errors import UnsupportedOpError, message
 from weft.rules import Decision, Rule
-from weft.tensor.call import by_book, fallback, foreach, outside
-from weft.tensor.call.anchor import tie
+from weft.tensor.call import by_book, empty_results, fallback, foreach, outside
 from weft.tensor.call.choose import choose
 from weft.tensor.call.decompose import parts_of
 from weft.tensor.call.kernels import BoundKernel, folding, with_traffic_label
-from weft.tensor.call.local import WIDENING, as_it_is, copying, has_gaps, packed
+from weft.tensor.call.local import as_it_is, copying, has_gaps, packed
 from weft.tensor.call.program import Program, Step
 from weft.tensor.call.recipe import Function, Recipe
-from weft.tensor.meta import Meta, contiguous_strides, intern
+from weft.tensor.meta import NONE, Meta, contiguous_strides, intern
 from weft.tensor.placing.layouts import layout_of
 from weft.tensor.placing.left_whole import (
     LeftWhole,
@@ -33,7 +32,13 @@ from weft.tensor.placing.left_whole import (
     find_left_whole,
     find_wide_halo,
 )
-from weft.tensor.placing.operands import operand_transitions, varying_axes, writing_back
+from weft.tensor.placing.operands import (
+    operand_transitions,
+    staying,
+    varying_axes,
+    varying_of,
+    writing_back,
+)
 from weft.tensor.placing.refusals import refuse
 from weft.tensor.placing.transitions import order_in_memory, transition_between
 from weft.tensor.shard_tensor import ShardTensor
@@ -70,6 +75,7 @@ class Builder:
         places: Sequence[int] | None, is_leaf: bool = False,
     ) -> None:
         self.places, self.is_leaf = places, is_leaf
+        self.entry: rules.Entry | None = None
         self.rule: Rule | None = None
         self.own: rules.OwnRule | None = None
         self.by_form = self.clashes = False
@@ -77,6 +83,7 @@ class Builder:
         self.layouts: list[Layout] = []
         self.decision: Decision | None = None
         self.metas: dict[int, Meta] = {}
+        self.stays = NONE
         self.tensors, self.mesh = tensors, mesh
         self.facts = facts(trace.ops[0].overload)
         self.func, self.trace = func, trace
@@ -98,9 +105,9 @@ class Builder:
 
     def build(self) -> Step | Recipe | ops.Composite:
         """The step, else what carries out the call, or the composition of other ops that serves."""
-        if self.name.startswith("aten._foreach_"):
-            return foreach.recipe(self.func, self.trace, self.op, self.tensors, self.mesh)
-        entry = by_book.entry_of(self.facts)
+        entry = self.entry = by_book.entry_of(self.facts)
+        if entry is not None and entry.lists:
+            return foreach.recipe(entry, self.trace, self.op, self.tensors, self.mesh)
         if any(index >= len(self.tensors) for index in self.slots):
             return self.fallback("it makes tensors of its own")
         operands = [self.tensors[index] for index in self.slots]
@@ -108,12 +115,20 @@ class Builder:
         self.layouts = layouts
         call = as_call(self.op, operands, self.trace)
         results = [self.trace.metas[slot.index] for slot in slots_of(self.op.results)]
-        grad = self.grad and any(self._differentiable(meta, True) for meta in results)
+        grad = self.grad and any(self.differentiable(meta, True) for meta in results)
         wants = [grad and tensor.requires_grad for tensor in operands]
         target = None if self.target is None else self.slots.index(self.target)
         slices = [one._meta.slice_of if type(one) is ShardTensor else None for one in operands]
         chosen, self.rule, self.own = choose(
             call, entry, self.facts, layouts, wants, results, target, slices)
+        if chosen is None:
+            metas = [meta_like(tensor) for tensor in self.tensors]
+            chosen = parts_of(self.op, metas, self.mesh.device.type)
+        if chosen is None or (
+            isinstance(chosen, Decision)
+            and any(mine != to for mine, to in zip(layouts, chosen.operands))
+        ):
+            chosen = self._made_of_nothing(wants) or chosen
         match chosen:
             case ops.Composite():
                 if chosen.each_call and self.facts.is_random and not (entry and entry.rules):
@@ -126,48 +141,13 @@ class Builder:
             case ops.Kernel():
                 return self._direct(chosen.decision, layouts, wants, chosen)
             case Decision():
-                nothing = None
-                if any(mine != to for mine, to in zip(layouts, chosen.operands)):
-                    nothing = self._of_nothing(layouts, wants)
-                if nothing is None:
-                    return self._direct(chosen, layouts, wants, None)
-                return self._direct(nothing.decision, layouts, wants, nothing)
-        metas = [meta_like(tensor) for tensor in self.tensors]
-        parts = parts_of(self.op, metas, self.mesh.device.type)
-        if parts is not None:
-            return parts
-        nothing = self._of_nothing(layouts, wants)
-        if nothing is not None:
-            return self._direct(nothing.decision, layouts, wants, nothing)
-        return self.fallback("no rule covers it")
+                return self._direct(chosen, layouts, wants, None)
+            case None:
+                return self.fallback("no rule covers it")
 
-    def _of_nothing(self, layouts: list[Layout], wants: list[bool]) -> ops.Local | None:
-        """Results without elements, which need nothing of the operands, wherever these lie."""
-        metas = [self.trace.metas[slot.index] for slot in slots_of(self.op.results)]
-        about = self.facts
-        if about.writes or about.is_view or about.is_random or not metas or any(
-            meta.numel() for meta in metas
-        ):
-            return None
-        device, slots = self.mesh.device, self.slots
-        wanted = [index for index, wants_grad in zip(slots, wants) if wants_grad]
-        edges = differentiated(self.op, self.tensors, wanted) if wanted else [()] * len(metas)
-        if wanted and any(
-            self._differentiable(meta, True) and not mine for meta, mine in zip(metas, edges)
-        ):
-            return None  # it requires a gradient, of which there is none
-
-        def local(*operands: torch.Tensor) -> Any:
-            given = dict(zip(slots, operands))
-            made = [
-                tie(torch.empty(meta.shape, dtype=meta.dtype, device=device),
-                    [given[index] for index in mine])
-                for meta, mine in zip(metas, edges)
-            ]
-            return tuple(made) if len(made) > 1 else made[0]
-
-        results = [Layout.replicated(self.mesh.abstract, meta.shape) for meta in metas]
-        return ops.Local(Decision(tuple(layouts), tuple(results)), lambda mesh: local)
+    def _made_of_nothing(self, wants: list[bool]) -> ops.Local | None:
+        return empty_results.made_of_nothing(
+            self.trace, self.tensors, self.layouts, wants, self.mesh, self.differentiable)
 
     def fallback(self, reason: str) -> Recipe:
         if self.mesh.here is not None:
@@ -201,13 +181,13 @@ class Builder:
         metas: dict[int, Meta] = {}
         for slot, layout in zip(slots_of(self.op.results), layouts):
             meta = self.trace.metas[slot.index]
-            metas[slot.index] = self._meta(layout, meta, self._differentiable(meta, grad), alias)
+            metas[slot.index] = self._meta(layout, meta, self.differentiable(meta, grad), alias)
         if self.decision is not None:
             self._slice(self.decision, metas)
         base = self.slots[0] if self.facts.is_view and self.shares() and not alias else None
         return Function(outside.computed(self.trace, self.op, base, metas))
 
-    def _differentiable(self, meta: torch.Tensor, grad: bool) -> bool:
+    def differentiable(self, meta: torch.Tensor, grad: bool) -> bool:
         return (self.is_leaf or (grad and not self.facts.detaches)) and (
             meta.dtype.is_floating_point or meta.dtype.is_complex
         )
@@ -222,11 +202,15 @@ class Builder:
                 decision.results, self._alias(layouts[0] != decision.operands[0])
             )
         varying = varying_axes((*decision.operands, *decision.results))
+        known = [varying_of(self.tensors[place]) for place in self.slots]
+        if self.target is None:
+            self.stays = staying(known, wants, varying)
+        varying |= self.stays
         moves: list[Any] = [None] * len(self.tensors)
         met: dict[int, Any] = {}
         orders = [order_in_memory(self.tensors[place]) for place in self.slots]
         entering = operand_transitions(
-            self.mesh, layouts, decision.operands, wants, varying, orders, decision.reads)
+            self.mesh, layouts, decision.operands, wants, varying, orders, decision.reads, known)
         for place, move in zip(self.slots, entering):
             self.clashes |= met.setdefault(place, move) is not move
             moves[place] = move
@@ -283,7 +267,7 @@ class Builder:
 
     def _is_by_form(self, decision: Decision) -> bool:
         """Whether other lengths of the same structure change nothing but layouts."""
-        return decision.by_form and decision.args is None and self.name not in WIDENING and all(
+        return decision.by_form and decision.args is None and not self._widens() and all(
             mine is wanted for mine, wanted in zip(self.layouts, decision.operands)
         )
 
@@ -355,26 +339,34 @@ class Builder:
         `brought`: whether the local op itself has data come from other ranks.
         """
         out: list[tuple[int, Any]] = []
-        several = self.name == _SEVERAL
         for place, (slot, layout) in enumerate(zip(slots_of(self.op.results), decision.results)):
-            move = moves[self.slots[place if several else 0]]
+            move = moves[self.slots[place if self.views_each else 0]]
             alias = self._alias(brought or (move is not None and move.src != move.dst))
             meta = self.trace.metas[slot.index]
-            differentiable = self._differentiable(meta, grad)
+            differentiable = self.differentiable(meta, grad)
             leaving = frozenset(axis for axis in varying if layout.on(axis) is None)
             leave = (
-                transition_between(self.mesh, layout, layout, leaving, frozenset())
+                transition_between(self.mesh, layout, layout, leaving, self.stays)
                 if differentiable and leaving and not self.is_leaf
                 else None
             )
-            self.metas[slot.index] = self._meta(layout, meta, differentiable, alias)
+            stays = self.stays if differentiable else NONE
+            self.metas[slot.index] = self._meta(layout, meta, differentiable, alias, stays)
             out.append((slot.index, leave))
         return out
+
+    @property
+    def views_each(self) -> bool:
+        """Whether each result is a view of its own operand."""
+        return self.entry is not None and self.entry.views_each
+
+    def _widens(self) -> bool:
+        return self.entry is not None and self.entry.widens
 
     def shares(self) -> bool:
         """Whether results of the op share memory with an operand in torch."""
         if not (self.facts.is_view and self.facts.may_copy):
-            return self.facts.is_view or self.name == _SEVERAL
+            return self.facts.is_view or self.views_each
         metas = {slot: meta_like(self.tensors[slot]) for slot in self.slots}
         args, kwargs = fill(self.op.args, metas), fill(self.op.kwargs, metas)
         (out,) = flatten(self.op.overload(*args, **kwargs))
@@ -382,7 +374,7 @@ class Builder:
         return out.untyped_storage()._cdata == base.untyped_storage()._cdata
 
     def _has_gaps(self) -> bool:
-        if self.name not in WIDENING:
+        if not self._widens():
             return False
         result = self.trace.metas[slots_of(self.op.results)[0].index]
         return has_gaps((self.tensors[self.slots[0]].dtype, result.dtype), self.layouts[0])
@@ -398,12 +390,13 @@ class Builder:
         return next((alias for alias in known if alias), None)
 
     def _meta(
-        self, layout: Layout, meta: torch.Tensor, grad: bool, alias: str | None = None
+        self, layout: Layout, meta: torch.Tensor, grad: bool, alias: str | None = None,
+        varying: frozenset[int] = NONE,
     ) -> Meta:
         strides = tuple(meta.stride())
         return intern(
             self.mesh, layout, meta.dtype, self.tensors[0].device, grad,
-            None if strides == contiguous_strides(meta.shape) else strides, alias,
+            None if strides == contiguous_strides(meta.shape) else strides, alias, varying,
         )
 
     def _check_writable(self, target: torch.Tensor) -> None:
@@ -459,10 +452,6 @@ class Builder:
             self.name, moves, local, args, kwargs, target=self.target, write_back=True,
             write=write, why=decision.reason,
         )
-
-
-_SEVERAL = "aten.broadcast_tensors.default"
-"""Each of its results is a view of another operand, though its schema does not say so."""
 
 
 def _words(dtype: torch.dtype) -> str:

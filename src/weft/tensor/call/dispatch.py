@@ -1,10 +1,11 @@
-"""From a call to its recipe: look up, or capture, decide, build.
+"""From a call to its recipe: look up, or decide.
 
 `call` is the general route; the short one is `ShardTensor.__torch_function__`, with the same keys.
-A key holds what the recipe depends on: the function, the operands' metas, the other arguments by
-type and value, and the flags that change meaning. Floats count by type alone, because learning
-rates change every step; where a recipe has baked a float in, `BY_VALUE` stands in the cache and
-the floats' values join the key.
+Floats count in a key by type alone, because learning rates change every step; a recipe that has
+baked a float in is kept under the key with the floats' values.
+
+A call is decided once: `_decided` gives one recipe, with what comes before the op (operands that
+were reduced) and after it (`out=`). Nothing in it goes back to `call`.
 """
 
 from __future__ import annotations
@@ -14,14 +15,16 @@ from typing import Any
 
 import torch
 
+from weft.comm import BoundMesh
 from weft.errors import MeshError, message
 from weft.tensor.call import build, fallback
 from weft.tensor.call.compiled import unseen
-from weft.tensor.call.out import write_out
+from weft.tensor.call.out import function_of, without_out, writing
 from weft.tensor.call.own.functions import OwnFunction
-from weft.tensor.call.recipe import Alias, Recipe
-from weft.tensor.call.reduce_once import has_reduced, using_reduced
+from weft.tensor.call.recipe import Alias, Function, Recipe
+from weft.tensor.call.reduce_once import UsingReduced, has_reduced, unmarked
 from weft.tensor.call.torchs_errors import with_layouts
+from weft.tensor.call.varying import has_varying, of_varying
 from weft.tensor.counts import AGAIN, CALLS, MISSES
 from weft.tensor.keys import floats_of, key_of
 from weft.tensor.meta import Meta, dense, keep_recipe
@@ -33,7 +36,7 @@ from weft.tensor.modes import (
     num_dispatch_modes,
     transforms,
 )
-from weft.tensor.placing.foreign import any_foreign, call_with
+from weft.tensor.placing.foreign import any_foreign, taken_in
 from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.trace.trees import flatten
 
@@ -53,45 +56,75 @@ _AS_THEY_ARE = frozenset((torch.autograd.grad,))
 
 def call(func: Any, args: Any, kwargs: Any) -> Any:
     """Carry out `func(*args, **kwargs)`, at least one tensor of which is a ShardTensor."""
-    if func not in _AS_THEY_ARE and any_foreign(args, kwargs):
-        return call_with(call, func, args, kwargs)
-    special = SPECIAL.get(func)
-    if special is not None:
-        return special(*args, **(kwargs or {}))
     kwargs = kwargs or {}
-    if kwargs.get("out") is not None and type(func) is not OwnFunction:
-        return write_out(func, args, kwargs)
+    if func not in _AS_THEY_ARE and any_foreign(args, kwargs):
+        args, kwargs, given_back = taken_in(func, args, kwargs)
+        return given_back(_answered(func, args, kwargs))
+    return _answered(func, args, kwargs)
+
+
+def _answered(func: Any, args: Any, kwargs: Any) -> Any:
+    special = SPECIAL.get(func)
+    return _carry_out(func, args, kwargs) if special is None else special(*args, **kwargs)
+
+
+def _carry_out(func: Any, args: Any, kwargs: Any) -> Any:
+    """Carry out a call that needs a recipe."""
     key, met = key_of(func, args, kwargs)
     metas = [one._meta for one in met if type(one) is ShardTensor]
     if not metas:
         with torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
-    home = metas[0]
-    if STRICT.on:
-        check_plain(_name(func), flatten((args, kwargs)))
-        check_traced(_name(func))
     plain = [one for one in met if isinstance(one, torch.Tensor) and type(one) is not ShardTensor]
+    _check_modes(func, args, kwargs, plain)
+    mesh = mesh_of(_name(func), metas)
+    if len(metas) + len(plain) < len(met):  # an argument that cannot be hashed
+        if func in _OPERATORS:
+            return _against_array(func, *args)
+        return _kept_nowhere(func, args, kwargs, mesh)
+    if not all(map(dense, plain)):
+        return _kept_nowhere(func, args, kwargs, mesh)
+    CALLS.step()
+    return _found(func, args, kwargs, mesh, metas[0], key).run(func, args, kwargs)
+
+
+def _check_modes(func: Any, args: Any, kwargs: Any, plain: Sequence[torch.Tensor]) -> None:
+    """Raise where strict mode forbids a plain operand, or a tracer watches the call."""
+    if STRICT.on:
+        check_plain(_name(func), flatten((args, without_out(kwargs))))
+        check_traced(_name(func))
     if plain:
         if transforms() is not None:
             check_transforms(_name(func))
         if num_dispatch_modes():
             check_traced(_name(func))
-    odd = ["nested" if one.is_nested else str(one.layout) for one in plain if not dense(one)]
-    if odd:
-        reason = f"an operand is no dense tensor ({odd[-1]})"
-        return fallback.runner(mesh_of(_name(func), metas), reason)(func, args, kwargs)
+
+
+def _found(
+    func: Any, args: Any, kwargs: Any, mesh: BoundMesh, home: Meta, key: list[Any]
+) -> Recipe:
+    """The recipe that is kept for a call, or the one that is to be."""
+    found = home.recipes.get(tuple(key)) or _with_floats(home, key, (*args, *kwargs.values()))
+    return found or _learned(func, args, kwargs, mesh, home, key)
+
+
+def _unmarked(func: Any, args: Any, kwargs: Any) -> Recipe:
+    """The recipe of a call whose operands count as if they had not been reduced."""
+    key, met = key_of(func, args, kwargs)
+    home = next(one._meta for one in met if type(one) is ShardTensor)
+    if has_reduced(key):
+        key, home = unmarked(key), home.replace()
+    return _found(func, args, kwargs, home.mesh, home, key)
+
+
+def _kept_nowhere(func: Any, args: Any, kwargs: Any, mesh: BoundMesh) -> Any:
+    """Carry out a call that has no key."""
     CALLS.step()
-    if len(metas) + len(plain) < len(met):  # an argument that cannot be hashed: nothing is kept
-        if func in _OPERATORS:
-            AGAIN.step()
-            return _against_array(func, *args)
-        MISSES.step()
-        with unseen():
-            recipe = build.recipe(func, args, kwargs, mesh_of(_name(func), metas))[0]
-        return recipe.run(func, args, kwargs)
-    recipe = home.recipes.get(tuple(key)) or _with_floats(home, key, (*args, *kwargs.values()))
-    if recipe is None:
-        recipe = _learned(func, args, kwargs, mesh_of(_name(func), metas), home, key)
+    MISSES.step()
+    with unseen():
+        recipe = _decided(func, args, kwargs, mesh, None)[0]
+    if has_varying([getattr(one, "_meta", None) for one in flatten((args, kwargs))]):
+        recipe = of_varying(recipe)
     return recipe.run(func, args, kwargs)
 
 
@@ -110,7 +143,7 @@ def _against_array(func: Any, tensor: Any, other: Any) -> Any:
     """An operator on what cannot be hashed, like an array of numpy's: as torch, it takes the array
     in `==` alone, and leaves the rest to the other."""
     if func is torch.Tensor.__eq__ and hasattr(other, "__array_interface__"):
-        return call(func, (tensor, torch.as_tensor(other)), {})
+        return func(tensor, torch.as_tensor(other))
     return NotImplemented
 
 
@@ -123,7 +156,7 @@ def learn(func: Any, args: Any, kwargs: Any, home: Meta, key: list[Any]) -> Reci
     if found is not None:
         return found
     kwargs = kwargs or {}
-    if func in SPECIAL or STRICT.on or kwargs.get("out") is not None:
+    if func in SPECIAL or STRICT.on:
         AGAIN.step()
         return None
     mesh = home.mesh
@@ -141,18 +174,37 @@ def _learned(
     MISSES.step()
     if num_dispatch_modes():
         check_traced(_name(func))
-    if has_reduced(key):
-        recipe = using_reduced(build.reads(func, args, kwargs, key))
-        keep_recipe(home, tuple(key), recipe)
-        return recipe
     try:
         with unseen():
-            recipe, floats_flow = build.recipe(func, args, kwargs, mesh, key)
+            recipe, floats_flow = _decided(func, args, kwargs, mesh, key)
     except Exception as error:
         raise with_layouts(error, _name(func), flatten((args, kwargs)), mesh) from error.__cause__
+    if has_varying(key):
+        recipe = of_varying(recipe)
     floats = () if floats_flow else floats_of((*args, *kwargs.values()))
     keep_recipe(home, (*key, *floats), recipe)
     return recipe
+
+
+def _decided(
+    func: Any, args: Any, kwargs: Any, mesh: BoundMesh, key: list[Any] | None
+) -> tuple[Recipe, bool]:
+    """The recipe of a call, and whether its floats only flow through. `key`: None where it has
+    none."""
+    if kwargs.get("out") is not None and type(func) is not OwnFunction:
+        function, rest = function_of(func), without_out(kwargs)
+        if not any(type(one) is ShardTensor for one in flatten((args, rest))):
+            return writing(func, args, kwargs, None), True
+        inner = None if key is None else key_of(function, args, rest)[0]
+        value, floats_flow = _decided(function, args, rest, mesh, inner)
+        return writing(func, args, kwargs, value), floats_flow
+    if key is not None and has_reduced(key):
+        return UsingReduced(key, build.reads(func, args, kwargs, key), _unmarked), True
+    odd = [one for one in flatten((args, kwargs)) if one.is_nested or not dense(one)]
+    if odd:
+        form = "nested" if odd[-1].is_nested else str(odd[-1].layout)
+        return Function(fallback.runner(mesh, f"an operand is no dense tensor ({form})")), True
+    return build.recipe(func, args, kwargs, mesh, key, _carry_out)
 
 
 def keep_constant(func: Any, tensor: ShardTensor, value: Any) -> None:

@@ -8,8 +8,7 @@ op says what it cost.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
-from itertools import combinations
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -30,7 +29,7 @@ from weft.tensor.trace.trees import flatten, local_of, map_tensors, substitute
 from weft.tensor.versions import write_counted
 from weft.tensor.views.moved import attach_to_base, bump_view_epoch, unwrap_view
 
-__all__ = ["numbers_read", "replicate", "runner", "sizes_read", "write_back"]
+__all__ = ["replicate", "runner", "write_back"]
 
 _WARNED: set[str] = set()
 
@@ -91,63 +90,6 @@ def runner(
         }
         result = map_tensors(lambda local: _wrapped(name, local, written, mesh, views), out)
         return attach_to_base(result, func, args, kwargs)
-
-    return run
-
-
-def sizes_read(args: Any, kwargs: Any) -> Callable[[Any, Any, Any], Any] | None:
-    """A function that carries out calls some of whose numbers, on which shapes depend, are tensors:
-    these are read, a sharded one by a collective. None where there is none but the first operand.
-    """
-    tensors = flatten((args, kwargs))
-    at = [
-        place for place in _numbers(args, tensors)
-        if not tensors[place].dtype.is_floating_point and not tensors[place].dtype.is_complex
-    ]
-    return _read(at) if at else None
-
-
-def numbers_read(
-    args: Any, kwargs: Any, captured: Callable[[Any, Any], object]
-) -> Callable[[Any, Any, Any], Any] | None:
-    """A function that carries out calls whose tensors torch takes for numbers: `alpha=`, `value=`.
-
-    Which ones it reads is tried: the fewest in whose places numbers let the call be `captured`.
-    None where none will do. A tensor that wants a gradient is no number to torch.
-    """
-    tensors = flatten((args, kwargs))
-    places = [at for at in _numbers(args, tensors) if not tensors[at].requires_grad]
-    for num in range(1, min(len(places), _MAX_NUMBERS) + 1):
-        for at in combinations(places, num):
-            tried: list[Any] = list(tensors)
-            for place in at:
-                tried[place] = 0.5 if tensors[place].dtype.is_floating_point else 1
-            try:
-                captured(*substitute((args, kwargs), iter(tried)))
-            except Exception:  # torch takes no number there, not this one, or reads others, too
-                continue
-            return _read(at)
-    return None
-
-
-_MAX_NUMBERS = 3
-
-
-def _numbers(args: Any, tensors: Sequence[torch.Tensor]) -> list[int]:
-    """Which tensors may stand for numbers: those without dims, but not the first operand."""
-    first = args[0] if args else None
-    return [
-        at for at, tensor in enumerate(tensors) if tensor is not first and not tensor.shape
-    ]
-
-
-def _read(at: Sequence[int]) -> Callable[[Any, Any, Any], Any]:
-    def run(func: Any, args: Any, kwargs: Any) -> Any:
-        feed: list[Any] = list(flatten((args, kwargs)))
-        for place in at:
-            feed[place] = feed[place].item()
-        args, kwargs = substitute((args, kwargs), iter(feed))
-        return func(*args, **kwargs)
 
     return run
 

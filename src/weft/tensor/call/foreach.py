@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from weft.comm import BoundMesh
+from weft.rules import Entry
 from weft.tensor.call.recipe import Function
 from weft.tensor.meta import Meta, contiguous_strides, intern
 from weft.tensor.shard_tensor import ShardTensor, wrap
@@ -24,25 +25,15 @@ from weft.tensor.views.moved import Moved, bump_view_epoch
 
 __all__ = ["recipe"]
 
-_ELEMENTWISE = frozenset((
-    "abs", "acos", "add", "addcdiv", "addcmul", "asin", "atan", "ceil", "clamp_max",
-    "clamp_min", "clone", "copy", "cos", "cosh", "div", "erf", "erfc", "exp", "expm1", "floor",
-    "frac", "lerp", "lgamma", "log", "log10", "log1p", "log2", "maximum", "minimum", "mul",
-    "neg", "pow", "reciprocal", "round", "rsqrt", "sigmoid", "sign", "sin", "sinh", "sqrt",
-    "sub", "tan", "tanh", "trunc", "zero",
-))
-"""What may run on blocks as it is: all but max, mm, norm and powsum, and what torch may add."""
-
-
 def recipe(
-    func: Any, trace: Trace, op: Op, tensors: Sequence[torch.Tensor], mesh: BoundMesh
+    entry: Entry, trace: Trace, op: Op, tensors: Sequence[torch.Tensor], mesh: BoundMesh
 ) -> Function:
     """The recipe of a foreach call: direct where it can be, else one call an element."""
     writes = not slots_of(op.results) or op.overload._schema.name.endswith("_")
     name = functional_name(str(op.overload)).split(".")[1].removeprefix("_foreach_")
     wants_grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
     one_by_one = partial(_one_by_one, name, writes, type(trace.result), _parameters(op))
-    if name not in _ELEMENTWISE or wants_grad or not _lie_alike(op, tensors, writes):
+    if entry.lists != "blocks" or wants_grad or not _lie_alike(op, tensors, writes):
         return Function(one_by_one, as_called=True)
     if writes:
         return _in_place(one_by_one)

@@ -22,7 +22,7 @@ def sources_of(builder: Builder) -> list[Sources] | None:
     op, rule = builder.op, builder.rule
     if builder.own is not None and not builder.own.by_shape:
         return None  # the user's function may look at lengths
-    if type(op.results) is list and builder.name != "aten.broadcast_tensors.default":
+    if type(op.results) is list and not builder.views_each:
         return None  # how many there are may follow from a length (unbind)
     if rule is None:
         return _of_layouts(builder)

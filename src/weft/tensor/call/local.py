@@ -12,7 +12,7 @@ from weft.tensor.trace.trees import map_tensors
 from weft.transport.execute import unshared
 
 __all__ = [
-    "WIDENING", "as_it_is", "copying", "has_gaps", "is_builtin", "is_torchs_own", "packed",
+    "as_it_is", "copying", "has_gaps", "is_builtin", "is_torchs_own", "packed",
 ]
 
 _BUILTINS = (type(torch.add), type(torch.Tensor.add))
@@ -64,7 +64,3 @@ def has_gaps(dtypes: tuple[torch.dtype, torch.dtype], layout: Layout) -> bool:
     if dtypes[0].itemsize >= dtypes[1].itemsize:
         return False
     return any(0 in layout.sizes_of(dim) for dim, axes in enumerate(layout.dims) if axes)
-
-
-WIDENING = ("aten.view_as_complex.default", "aten.view.dtype")
-"""Views of which an element is several of their operand's."""

@@ -14,8 +14,9 @@ import torch
 from weft.comm import BoundMesh
 from weft.tensor.call import reduce_once
 from weft.tensor.call.recipe import Function, Recipe
+from weft.tensor.members import hooks
 from weft.tensor.placing.draw import torch_draws
-from weft.tensor.shard_tensor import ShardTensor, hooks
+from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.trace.calls import facts, returned
 from weft.tensor.trace.capture import Op, Trace
 from weft.tensor.trace.trees import fill, flatten, slots_of

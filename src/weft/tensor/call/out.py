@@ -1,4 +1,4 @@
-"""`f(..., out=target)`: the value of f, written to a target that keeps its layout.
+"""`f(..., out=target)`: the recipe of f, then a write to a target that keeps its layout.
 
 A plain target receives the full value.
 """
@@ -6,45 +6,71 @@ A plain target receives the full value.
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch._ops import OpOverload, OpOverloadPacket
 
+from weft.comm import BoundMesh
 from weft.errors import UnsupportedOpError, message
+from weft.tensor.call.recipe import Function, Recipe
 from weft.tensor.placing.draw import torch_draws
 from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.trace.trees import flatten
 
-__all__ = ["write_out"]
+__all__ = ["function_of", "without_out", "writing"]
 
 
-def write_out(func: Any, args: Any, kwargs: Any) -> Any:
-    """Carry out a call with `out=`; gives the target, or nothing, as torch does.
+def function_of(func: Any) -> Any:
+    """What gives the value that a call with `out=` writes."""
+    return func.overloadpacket if isinstance(func, OpOverload) else func
+
+
+def without_out(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The keywords of the call that gives the value."""
+    return {name: value for name, value in kwargs.items() if name != "out"}
+
+
+def writing(func: Any, args: Any, kwargs: Any, inner: Recipe | None) -> Function:
+    """The recipe of a call with `out=`, which returns the target, or nothing, as torch does.
+
+    `inner` is the recipe of the call without; None where only the target is sharded.
 
     Raises:
-        RuntimeError: what torch refuses: a gradient is wanted, or the dtype cannot be cast.
-        UnsupportedOpError: the target would have to change its shape.
+        RuntimeError: a gradient is wanted, which torch refuses. The recipe raises torch's error
+            where the dtype cannot be cast.
+        UnsupportedOpError: by the recipe, where the target would have to change its shape.
     """
-    target = kwargs["out"]
-    rest = {name: value for name, value in kwargs.items() if name != "out"}
     name = getattr(func, "__name__", str(func))
+    targets = flatten(kwargs["out"])
     asked = any(one.requires_grad for one in flatten((args, kwargs)))
-    if torch.is_grad_enabled() and asked and any(map(_may_want_grad, flatten(target))):
+    if torch.is_grad_enabled() and asked and any(map(_may_want_grad, targets)):
         raise RuntimeError(
             f"{name}(): functions with out=... arguments don't support automatic differentiation, "
             "but one of the arguments requires grad."
         )
-    function = func.overloadpacket if isinstance(func, OpOverload) else func
-    meta = next((one._meta for one in flatten(target) if type(one) is ShardTensor), None)
-    if meta is None or ShardTensor in map(type, flatten((args, rest))):
-        value = function(*args, **rest)
-    else:  # of plain tensors, or of nothing, like torch.rand: the same on all ranks
-        with torch_draws(meta.mesh):
-            value = function(*args, **rest)
-    for one, result in zip(flatten(target), flatten(value)):
-        _write(name, one, result)
-    return None if _gives_nothing(name) else target
+    if inner is None:
+        inner = _drawn(next(one._meta.mesh for one in targets if type(one) is ShardTensor))
+    function, gives_nothing = function_of(func), _gives_nothing(name)
+
+    def run(func: Any, args: Any, kwargs: Any) -> Any:
+        target = kwargs["out"]
+        value = inner.run(function, args, without_out(kwargs))
+        for one, result in zip(flatten(target), flatten(value)):
+            _write(name, one, result)
+        return None if gives_nothing else target
+
+    return Function(run)
+
+
+def _drawn(mesh: BoundMesh) -> Function:
+    """A call on plain tensors, or on nothing, like torch.rand: the same on all ranks."""
+    def run(func: Any, args: Any, kwargs: Any) -> Any:
+        with torch_draws(mesh):
+            return func(*args, **kwargs)
+
+    return Function(run)
 
 
 @functools.cache

@@ -21,7 +21,7 @@ from weft.errors import MeshError, message
 from weft.tensor.meta import Meta
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.trace.capture import Op, Trace, meta_like
-from weft.tensor.trace.meta_results import known_result
+from weft.tensor.trace.meta_results import has_meta_kernel, known_result
 from weft.tensor.trace.trees import fill, flatten, slots_of
 from weft.tensor.views.moved import attach_to_base, bump_view_epoch, unwrap_view
 
@@ -95,20 +95,16 @@ def _on_twins(trace: Trace, op: Op, given: Sequence[Tensor]) -> Any:
     twins += trace.metas[len(twins):]
     args, kwargs = fill(op.args, twins), fill(op.kwargs, twins)
     entry = ops.find(str(op.overload))
-    if entry is None or entry.has_meta_gradient:
-        try:
-            return op.overload(*args, **kwargs)
-        except NotImplementedError:  # it has no meta kernel
-            with torch.no_grad():
-                known = known_result(op.overload, args, kwargs)
-            if known is None:
-                raise
-            return known
-    # They have one result, whose gradient depends on every operand.
+    has_gradient = entry is None or entry.has_meta_gradient
+    if has_gradient and has_meta_kernel(op.overload):
+        return op.overload(*args, **kwargs)
     with torch.no_grad():
         out: Any = known_result(op.overload, args, kwargs)
         if out is None:
             out = op.overload(*args, **kwargs)
+    if has_gradient:
+        return out
+    # They have one result, whose gradient depends on every operand.
     return sum((one.sum() for one in flatten((args, kwargs)) if one.requires_grad), out)
 
 

@@ -45,8 +45,12 @@ from weft.tensor.trace.trees import flatten, local_of, slots_of, substitute
 from weft.tensor.views.moved import unwrap_view
 
 __all__ = [
-    "disabled", "has_reduced", "is_read_only", "reducing_once", "scope", "using_reduced",
+    "UsingReduced", "disabled", "has_reduced", "is_read_only", "reducing_once", "scope",
+    "unmarked",
 ]
+
+Targets = Sequence[tuple[int, Layout]]
+"""Which of a call's tensors come to which layouts."""
 
 Run = Callable[[Any, Any, Any], Any]
 
@@ -79,11 +83,17 @@ def scope() -> Iterator[None]:
         _thread.scope = before
 
 
-def reducing_once(made: Recipe, builder: Builder) -> Recipe:
-    """The recipe of one op, or one that first reduces operands, where that serves later calls."""
+def reducing_once(
+    made: Recipe, builder: Builder, decide: Callable[[Targets], tuple[Recipe, bool]]
+) -> tuple[Recipe, bool]:
+    """The recipe of one op, or one that first reduces operands, where that serves later calls; and
+    whether floats flow through the call that follows, if there is one.
+
+    `decide` gives the recipe of the call with operands in other layouts.
+    """
     decision = builder.decision
     if decision is None or builder.target is not None:
-        return made
+        return made, True
     targets = [
         (at, target) for at, layout, target in zip(
             builder.slots, builder.layouts, decision.operands
@@ -92,19 +102,20 @@ def reducing_once(made: Recipe, builder: Builder) -> Recipe:
         and layout.is_partial and not target.is_partial
     ]
     if not targets or builder.shares():
-        return made
+        return made, True
     if all(_is_value(builder, at, target) for at, target in targets):
         if builder.mesh.here is None:
-            return Function(_keeping(made, targets))
+            return Function(_keeping(made, targets)), True
         if isinstance(made, Program):
             (step,) = made.steps
             due = dict(targets)
             step.reductions = Reductions({
                 move: due[at] for at, move in step.operands if at in due
             })
-            return made
+            return made, True
     cause = NamedCaller(builder.name, decision.reason())
-    return Function(_reducing_first(made, targets, cause))
+    then, flow = decide(targets)
+    return Function(_reducing_first(made, targets, cause, then)), flow
 
 
 def _is_value(builder: Builder, at: int, target: Layout) -> bool:
@@ -138,7 +149,7 @@ class Reductions(dict[Any, Layout]):
                 _keep(tensors[place], locals_[place], layout)
 
 
-def _keeping(made: Recipe, targets: Sequence[tuple[int, Layout]]) -> Run:
+def _keeping(made: Recipe, targets: Targets) -> Run:
     """Outside the mesh: `made`, which then reduces what the ranks inside reduce on their way."""
 
     def run(func: Any, args: Any, kwargs: Any) -> Any:
@@ -152,11 +163,11 @@ def _keeping(made: Recipe, targets: Sequence[tuple[int, Layout]]) -> Run:
     return run
 
 
-def _reducing_first(made: Recipe, targets: Sequence[tuple[int, Layout]], cause: Caller) -> Run:
-    """Reduce operands, then call again with what they became.
+def _reducing_first(made: Recipe, targets: Targets, cause: Caller, then: Recipe) -> Run:
+    """Reduce operands, then carry out the call with what they became.
 
-    `made` reduces them by itself, and `targets` says which of the call's tensors come to which
-    layout; `cause` is the op, for messages and the log.
+    `made` reduces them by itself, and `then` serves where they are reduced; `targets` says which of
+    the call's tensors come to which layout; `cause` is the op, for messages and the log.
     """
 
     def run(func: Any, args: Any, kwargs: Any) -> Any:
@@ -176,7 +187,7 @@ def _reducing_first(made: Recipe, targets: Sequence[tuple[int, Layout]], cause: 
         for at, target in targets:
             tensors[at] = _became(tensors[at], locals_[at], target)
         args, kwargs = substitute((args, kwargs), iter(tensors))
-        return _again(func, args, kwargs)
+        return then.run(func, args, kwargs)
 
     return run
 
@@ -205,34 +216,43 @@ def has_reduced(key: Sequence[Any]) -> bool:
     return any(type(item) is Meta and item.was_reduced for item in key)
 
 
-def using_reduced(reads: bool) -> Function:
-    """The recipe of calls whose key has a tensor that was reduced. `reads`: see `is_read_only`."""
-    return Function(_with_reduced if reads else _with_partial)
+def unmarked(key: Sequence[Any]) -> list[Any]:
+    """The key of the same call, no tensor of which was reduced."""
+    return [
+        item.replace() if type(item) is Meta and item.was_reduced else item for item in key
+    ]
 
 
-def _with_reduced(func: Any, args: Any, kwargs: Any) -> Any:
-    """Call again with what the operands became."""
-    if _thread.disabled:
-        return _with_partial(func, args, kwargs)
-    feed = map(_taken, flatten((args, kwargs)))
-    args, kwargs = substitute((args, kwargs), feed)
-    return _again(func, args, kwargs)
+class UsingReduced(Recipe):
+    """A call that has tensors which were reduced, in place of which it takes what they became.
 
+    Args:
+        key: of the call.
+        reads: whether it only reads its tensors (see `is_read_only`); others take them as they are.
+        find: the recipe of the call with what they became.
+    """
 
-def _with_partial(func: Any, args: Any, kwargs: Any) -> Any:
-    """Call again with the operands as they are."""
-    marked, metas = [], []
-    for one in flatten((args, kwargs)):
-        if type(one) is ShardTensor and one._meta.was_reduced:
-            one._meta = one._meta.replace()
-            marked.append(one)
-            metas.append(one._meta)
-    try:
-        return _again(func, args, kwargs)
-    finally:
-        for one, meta in zip(marked, metas):
-            if one._meta is meta:
-                one._meta = meta.as_reduced()
+    __slots__ = ("find", "known", "reads")
+
+    def __init__(
+        self, key: Sequence[Any], reads: bool, find: Callable[[Any, Any, Any], Recipe]
+    ) -> None:
+        self.reads, self.find = reads, find
+        self.known: dict[Any, Recipe] | None = None if float in key else {}
+
+    def run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        tensors = flatten((args, kwargs) if kwargs else args)
+        if self.reads and not _thread.disabled:
+            tensors = [*map(_taken, tensors)]
+            feed = iter(tensors)
+            args, kwargs = substitute(args, feed), kwargs and substitute(kwargs, feed)
+        if self.known is None:  # the recipe may depend on the call's floats
+            return self.find(func, args, kwargs).run(func, args, kwargs)
+        metas = tuple([one._meta for one in tensors if type(one) is ShardTensor])
+        recipe = self.known.get(metas)
+        if recipe is None:
+            recipe = self.known[metas] = self.find(func, args, kwargs)
+        return recipe.run(func, args, kwargs)
 
 
 def _taken(tensor: torch.Tensor) -> torch.Tensor:
@@ -253,10 +273,6 @@ def _taken(tensor: torch.Tensor) -> torch.Tensor:
             return out
     tensor._meta = tensor._meta.replace()
     return tensor
-
-
-def _again(func: Any, args: Any, kwargs: Any) -> Any:
-    return ShardTensor.__torch_function__(func, (), args, kwargs)
 
 
 def is_read_only(trace: Trace, num_tensors: int) -> bool:

@@ -19,7 +19,8 @@ from weft.rules import op, page
 from weft.tensor.call.dispatch import mesh_of
 from weft.tensor.call.fallback import runner
 from weft.tensor.families import masks
-from weft.tensor.shard_tensor import ShardTensor, hooks, wrap
+from weft.tensor.members import hooks
+from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.trace.trees import flatten
 from weft.tensor.views.moved import unwrap_view
 

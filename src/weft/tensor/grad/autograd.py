@@ -18,9 +18,9 @@ from weft.errors import CommunicationError, LayoutError, UnsupportedOpError, mes
 from weft.tensor import modes
 from weft.tensor.grad.anomaly import refuse_nan_check
 from weft.tensor.leaf_gradients import Backward, before, completed, summed, uses_of
-from weft.tensor.meta import Meta, is_dense
+from weft.tensor.meta import NONE, Meta, is_dense
 from weft.tensor.placing.construct import as_sharded, gathered, redistribute_to, to_replicated
-from weft.tensor.placing.operands import forget_views
+from weft.tensor.placing.operands import as_value, forget_views
 from weft.tensor.placing.transitions import transition_between
 from weft.tensor.shard_tensor import ShardTensor, version_of, watch_gradient, wrap
 from weft.tensor.takeover import twin_of
@@ -40,8 +40,12 @@ def grad_meta(meta: Meta) -> Meta:
     made = meta.of_grad
     if made is None:
         strides = meta.strides if is_dense(meta) else None  # of an expanded one, row-major
+        layout = meta.layout.without_partial()
+        if meta.varying:  # the dual of R
+            layout = layout.replace(partial=[
+                "sum" if axis in meta.varying else None for axis in range(meta.mesh.ndim)])
         made = meta.of_grad = meta.replace(
-            layout=meta.layout.without_partial(), requires_grad=False, alias=None, strides=strides)
+            layout=layout, requires_grad=False, alias=None, strides=strides, varying=NONE)
     return made
 
 
@@ -144,7 +148,11 @@ def set_grad(tensor: ShardTensor, grad: torch.Tensor) -> None:
 def _reduced(output: torch.Tensor) -> torch.Tensor:
     """The output of a backward. Partial values of kinds other than a sum are reduced, because their
     gradient is not that of the value."""
-    if type(output) is not ShardTensor or not output._meta.layout.is_partial:
+    if type(output) is not ShardTensor:
+        return output
+    if output._meta.varying:
+        return as_value(output)
+    if not output._meta.layout.is_partial:
         return output
     layout = output._meta.layout
     if {"sum", None} >= set(layout.partial):

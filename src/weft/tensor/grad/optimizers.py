@@ -87,19 +87,17 @@ def _lie_as(homes: _Metas, metas: _Metas, tensors: Sequence[Any]) -> bool:
     """Whether each tensor has the layout of its parameter, whose meta is in `homes`.
 
     State that a parameter does not use is an empty list, state yet to be made is None, and
-    numbers (the count of steps) are plain 0-d tensors. Several meshes are left to torch's
-    own calls, which refuse them.
+    numbers (the count of steps) are plain 0-d tensors. Parameters may lie on several meshes.
     """
     if metas and len(metas) != len(homes):
         return False
-    mesh = next(meta.mesh for meta in homes if meta is not None)
     numbers = False
     for home, meta in set(zip(homes, metas)):  # a model has few kinds of parameters
         if meta is None:
             numbers |= home is not None
         elif (
             home is None or (meta.layout is not home.layout and meta.layout != home.layout)
-            or meta.mesh is not mesh or meta.alias is not None or meta.layout.is_partial
+            or meta.mesh is not home.mesh or meta.alias is not None or meta.layout.is_partial
         ):
             return False
     return not numbers or all(

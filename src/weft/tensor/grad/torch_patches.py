@@ -28,7 +28,7 @@ from weft.tensor.grad.anomaly import refuse_nan_check
 from weft.tensor.meta import Meta, replicated_meta
 from weft.tensor.placing.draw import torch_draws
 from weft.tensor.placing.foreign import taken
-from weft.tensor.placing.operands import share_memory
+from weft.tensor.placing.operands import as_value, share_memory
 from weft.tensor.placing.values import like_dense
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.takeover import twin_of
@@ -47,6 +47,8 @@ def apply(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
     """`Function.apply`."""
     if not is_sharded(args, kwargs):
         return original(cls, *args, **kwargs)
+    if any(type(one) is ShardTensor and one._meta.varying for one in flatten((args, kwargs))):
+        args, kwargs = map_tensors(as_value, args), map_tensors(as_value, kwargs)
     own = OWN.get(cls)
     if own is not None:
         return own(*args, **kwargs)

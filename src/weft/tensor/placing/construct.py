@@ -13,13 +13,14 @@ from weft.core import Layout
 from weft.errors import UnsupportedOpError, message
 from weft.planner import gradient_layout
 from weft.tensor.leaf_gradients import accumulate, replace_leaf, track_leaf, uses_of
+from weft.tensor.members import hooks
 from weft.tensor.meta import Meta
 from weft.tensor.placing.arguments import Where, place, shape_of
 from weft.tensor.placing.layouts import as_sharded, local_to_sharded
 from weft.tensor.placing.redistribute import gathered, redistribute_to, to_replicated
 from weft.tensor.placing.scatter import distribute_tensor
 from weft.tensor.placing.transitions import transition_between
-from weft.tensor.shard_tensor import ShardTensor, attributes_of, hooks, wrap
+from weft.tensor.shard_tensor import ShardTensor, attributes_of, wrap
 from weft.tensor.trace.trees import local_of
 from weft.tensor.versions import share_version
 from weft.tensor.views.moved import unwrap_view

@@ -19,7 +19,7 @@ from weft.errors import UnsupportedOpError, message
 from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.trace.trees import flatten, substitute
 
-__all__ = ["TAKERS", "any_foreign", "call_with", "is_foreign", "taken"]
+__all__ = ["TAKERS", "any_foreign", "is_foreign", "taken", "taken_in"]
 
 TAKERS: dict[tuple[str, str], Callable[[Any, BoundMesh | None], ShardTensor]] = {}
 """(module, name) of a class -> the function that makes a ShardTensor of it, on the others' mesh."""
@@ -51,19 +51,21 @@ def any_foreign(args: Any, kwargs: Any) -> bool:
     """Whether there are any among the arguments of a call."""
     for module, _ in TAKERS:
         if module in sys.modules:
-            return any(map(is_foreign, flatten((args, kwargs or {}))))
+            return any(map(is_foreign, flatten((args, kwargs))))
     return False
 
 
-def call_with(call: Callable[..., Any], func: Any, args: Any, kwargs: Any) -> Any:
-    """Carry out `func` with ShardTensors in place of the foreign tensors.
+def taken_in(
+    func: Any, args: Any, kwargs: Any
+) -> tuple[Any, Any, Callable[[Any], Any]]:
+    """The arguments of a call with ShardTensors for the foreign tensors; and what makes of its
+    result that of the call.
 
     An operand that is written to is written in place, because both share their memory.
 
     Raises:
         UnsupportedOpError: it is written to, and a gradient is due.
     """
-    kwargs = kwargs or {}
     tensors = flatten((args, kwargs))
     mesh = next((one.device_mesh for one in tensors if type(one) is ShardTensor), None)
     made = {id(one): taken(one, mesh) for one in tensors if is_foreign(one)}
@@ -76,13 +78,16 @@ def call_with(call: Callable[..., Any], func: Any, args: Any, kwargs: Any) -> An
                     [type(one).__name__ for one in written],
                     "weft.from_dtensor(d) first, and write to that; or write under torch.no_grad()")
         )
-    filled: Any = substitute((args, kwargs), iter([made.get(id(one), one) for one in tensors]))
-    out = call(func, *filled)
-    for one in written:
-        torch.autograd.graph.increment_version(one)
-        if out is made[id(one)]:
-            out = one
-    return out
+
+    def given_back(out: Any) -> Any:
+        for one in written:
+            torch.autograd.graph.increment_version(one)
+            if out is made[id(one)]:
+                out = one
+        return out
+
+    feed = iter([made.get(id(one), one) for one in tensors])
+    return substitute(args, feed), substitute(kwargs, feed), given_back
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:

@@ -20,6 +20,7 @@ from weft.core import Cover, Layout
 from weft.errors import UnsupportedOpError, message
 from weft.tensor import modes, versions
 from weft.tensor.leaf_gradients import LeafUse, use_of
+from weft.tensor.meta import NONE
 from weft.tensor.placing.halos import Halo, read
 from weft.tensor.placing.left_whole import LeftWhole, WideHalo
 from weft.tensor.placing.transitions import transition_between
@@ -30,8 +31,9 @@ from weft.transport.order import Order
 from weft.transport.transition import Transition
 
 __all__ = [
-    "Caller", "NamedCaller", "data_of", "forget_views", "move_operand", "move_operands",
-    "operand_transitions", "share_memory", "varying_axes", "writing_back",
+    "Caller", "NamedCaller", "as_value", "data_of", "forget_views", "move_operand", "move_operands",
+    "operand_transitions", "settle", "share_memory", "staying", "varying_axes", "varying_of",
+    "writing_back",
 ]
 
 MAX_VIEWS = 4096
@@ -299,22 +301,57 @@ def writing_back(
 def operand_transitions(
     mesh: BoundMesh, sources: Sequence[Layout], targets: Sequence[Layout],
     wants: Sequence[bool], varying: frozenset[int], orders: Sequence[Order | None],
-    reads: Sequence[Cover | None] = (),
+    reads: Sequence[Cover | None] = (), known: Sequence[frozenset[int]] = (),
 ) -> list[Transition | None]:
     """Per operand, the transition to the layout that the op needs, or to the boxes that ranks read
     beside it.
 
     The gradient rule: over an axis on which the call varies, an operand that is replicated and
-    needs a gradient enters through I -> R.
+    needs a gradient enters through I -> R. `known` are the axes over which operands are R already.
     """
     return [
         transition_between(
-            mesh, source, target, frozenset(),
+            mesh, source, target, mine if wanted else NONE,
             frozenset(axis for axis in varying if wanted and target.on(axis) is None), order, cover,
         )
-        for source, target, wanted, order, cover in zip(
-            sources, targets, wants, orders, reads or [None] * len(sources))
+        for source, target, wanted, order, cover, mine in zip(
+            sources, targets, wants, orders, reads or [None] * len(sources),
+            known or [NONE] * len(sources))
     ]
+
+
+def varying_of(tensor: torch.Tensor) -> frozenset[int]:
+    """The axes over which a tensor is R."""
+    return tensor._meta.varying if type(tensor) is ShardTensor else NONE
+
+
+def as_value(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor; one that is R as I."""
+    if type(tensor) is not ShardTensor or not tensor._meta.varying:
+        return tensor
+    meta, local = tensor._meta, tensor._local
+    if local.requires_grad and is_grad_enabled():
+        move = transition_between(meta.mesh, meta.layout, meta.layout, meta.varying)
+        local = local if move is None else move(unwrap_view(local))
+    return wrap(local, meta.replace(varying=NONE, requires_grad=local.requires_grad))
+
+
+def settle(tensor: torch.Tensor) -> bool:
+    """Make a tensor that is R one that is I, and stays what it is; whether it was R."""
+    value = as_value(tensor)
+    if value is tensor:
+        return False
+    tensor._local, tensor._meta, tensor._memo = value._local, value._meta, None  # type: ignore
+    return True
+
+
+def staying(
+    known: Sequence[frozenset[int]], wants: Sequence[bool], varying: frozenset[int]
+) -> frozenset[int]:
+    """The axes over which a call of such operands gives R though nothing in it varies over them:
+    all operands that want a gradient are R. Else those that are become I."""
+    of = [mine for mine, wanted in zip(known, wants) if wanted]
+    return frozenset.intersection(*of) - varying if of else NONE
 
 
 def varying_axes(layouts: Sequence[Layout]) -> frozenset[int]:

@@ -10,16 +10,16 @@ from weft.comm import BoundMesh, as_bound_mesh
 from weft.core import Layout
 from weft.errors import PlacementError, ShardTypeError, message
 from weft.planner import gradient_layout
-from weft.tensor.meta import Meta, bounded_put, intern
+from weft.tensor.meta import NONE, Meta, bounded_put, intern
 from weft.tensor.modes import source_line
 from weft.tensor.placing.arguments import mesh_and_placements
+from weft.tensor.placing.freed import fill, keep, memory_of
 from weft.tensor.placing.layouts import as_layout
-from weft.tensor.placing.operands import MAX_VIEWS
+from weft.tensor.placing.operands import MAX_VIEWS, as_value
 from weft.tensor.placing.transitions import transition_between
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.views.moved import unwrap_view
-from weft.transport import traffic
-from weft.transport.facts import divisor
+from weft.transport import facts, traffic
 from weft.transport.in_flight import landed
 from weft.transport.mixed import Mixed
 from weft.transport.transition import Transition, gradient_through
@@ -34,6 +34,7 @@ __all__ = [
 def redistribute(
     tensor: ShardTensor, device_mesh: Any, placements: Any, async_op: bool,
     forward_dtype: torch.dtype | None = None, backward_dtype: torch.dtype | None = None,
+    grad_placements: Any = None,
 ) -> ShardTensor:
     """See `ShardTensor.redistribute`."""
     meta = tensor._meta
@@ -48,15 +49,20 @@ def redistribute(
     dtypes = forward_dtype, backward_dtype
     if dtypes != (None, None):
         key = (*key, dtypes)
+    if grad_placements is not None:
+        given = grad_placements
+        key = (*key, "grad", tuple(given) if type(given) is list else given)
     known: dict[Any, _Move] = meta.mesh.cache.setdefault("moves", {})
     try:
         move = known.get(key)
     except TypeError:  # something in it is not hashable
         key = move = None
     if move is None:
-        move = _Move(meta, device_mesh, placements, dtypes)
+        move = _Move(meta, device_mesh, placements, dtypes, grad_placements)
         if key is not None:
             bounded_put(known, key, move, MAX_VIEWS)
+    if meta.varying:
+        fill(tensor)
     local, transition = unwrap_view(tensor._local), move.transition
     if transition is None:
         out = copied_on_write(local)
@@ -79,13 +85,13 @@ class _Move:
     `transition` is None if this rank has nothing to do, `device` if the result stays where it is.
     """
 
-    __slots__ = ("_metas", "_parts", "_strides", "device", "transition")
+    __slots__ = ("_metas", "_parts", "_strides", "_varying", "device", "transition")
 
     transition: Transition | Mixed | None
 
     def __init__(
         self, meta: Meta, device_mesh: Any, placements: Any,
-        dtypes: tuple[torch.dtype | None, torch.dtype | None],
+        dtypes: tuple[torch.dtype | None, torch.dtype | None], grad_placements: Any = None,
     ) -> None:
         mesh = meta.mesh
         if device_mesh is None and placements is None:
@@ -96,11 +102,15 @@ class _Move:
             )
         target = mesh if device_mesh is None else as_bound_mesh(device_mesh)
         layout, order = as_layout(target, meta.shape, placements), meta.order()
+        varying = _varying(target, layout, grad_placements, meta.dtype)
         if target == mesh:
             target = mesh if target.device == mesh.device else target
-            self.transition = transition_between(mesh, meta.layout, layout, order=order)
+            self.transition = transition_between(
+                mesh, meta.layout, layout, meta.varying, varying, order=order)
         else:  # every rank that is in one of the two takes part
-            crossing = Transition(mesh, meta.layout, layout, target, order=order)
+            crossing = Transition(
+                mesh, meta.layout, layout, target, order=order,
+                src_varying=meta.varying, dst_varying=varying)
             self.transition = None if crossing.is_identity else crossing
         forward, backward = _dtypes(meta, dtypes)
         if (forward, backward) != (meta.dtype, meta.dtype):
@@ -108,15 +118,42 @@ class _Move:
         self.device = None if target.device == mesh.device else target.device
         self._parts = target, layout, forward, target.device
         self._metas: list[Meta | None] = [None, None]
-        self._strides = meta.strides
+        self._strides, self._varying = meta.strides, varying
 
     def meta(self, local: torch.Tensor) -> Meta:
         """The Meta of the result."""
         grad = local.requires_grad
         found = self._metas[grad]
         if found is None:
-            found = self._metas[grad] = intern(*self._parts, grad, self._strides)
+            found = self._metas[grad] = intern(
+                *self._parts, grad, self._strides, None, self._varying if grad else NONE)
         return found
+
+
+def _varying(
+    mesh: BoundMesh, layout: Layout, placements: Any, dtype: torch.dtype
+) -> frozenset[int]:
+    """The axes over which a result is R, by the placements of its gradient.
+
+    Raises:
+        PlacementError: it is sharded otherwise than the result, or partial by other than a sum.
+    """
+    if placements is None:
+        return NONE
+    seen = placed_gradients(mesh, layout, placements, dtype, "redistribute")
+    wrong = [
+        f"{mesh.axis_names[axis]}: {_word(seen, axis)} for {_word(layout, axis)}"
+        for axis, kind in enumerate(seen.partial)
+        if kind is not None and (kind != "sum" or layout.on(axis) is not None)
+    ]
+    if wrong:
+        raise PlacementError(
+            message("redistribute(grad_placements)", f"{placements!r} for a result {layout}",
+                    "the gradient of a replicated result is Replicate(), or a partial sum that is "
+                    "reduced on its way back", wrong, "redistribute(P(), grad_placements="
+                    "[Partial()])")
+        )
+    return facts.partial_axes(seen)
 
 
 def _dtypes(
@@ -154,13 +191,14 @@ def _as_value(tensor: ShardTensor, out: ShardTensor) -> ShardTensor:
 def copied_on_write(local: torch.Tensor) -> torch.Tensor:
     """The same values; the first write to either copies.
 
-    Two kinds of memory are copied at once. A view of more memory than it needs would keep all of
-    it, and a write would copy all of it. Memory that torch's own allocators did not provide
-    (from_numpy, torch.load) is recognized because it cannot be resized; for torch.load's, a first
-    write would crash.
+    Three kinds of memory are copied at once. Some is freed and filled again (`freed`). A view of
+    more memory than it needs would keep all of it, and a write would copy all of it. Memory that
+    torch's own allocators did not provide (from_numpy, torch.load) is recognized because it cannot
+    be resized; for torch.load's, a first write would crash.
     """
     memory = local.untyped_storage()
-    if not memory.resizable() or memory.nbytes() > local.numel() * local.element_size():
+    is_larger = memory.nbytes() > local.numel() * local.element_size()
+    if is_larger or not memory.resizable() or memory_of(local) is not None:
         return local.clone()
     try:
         return torch._lazy_clone(local)
@@ -176,6 +214,9 @@ def redistribute_to(
     tensor: ShardTensor, layout: Layout, call: str = "redistribute"
 ) -> ShardTensor:
     """The tensor in a layout of its own mesh; may share memory. `call` names the request."""
+    if tensor._meta.varying:
+        fill(tensor)
+        tensor = as_value(tensor)  # type: ignore[assignment]
     meta = tensor._meta
     if meta.layout == layout:
         return tensor
@@ -217,6 +258,10 @@ def _asked_for(call: str, transition: Transition, local: torch.Tensor) -> torch.
 
 def to_local(tensor: ShardTensor, grad_placements: Any) -> torch.Tensor:
     """See `ShardTensor.to_local`."""
+    if tensor._meta.varying:
+        keep(tensor)
+        if grad_placements is not None:
+            tensor = as_value(tensor)  # type: ignore[assignment]
     local, meta = unwrap_view(landed(tensor._local)), tensor._meta
     back = None if grad_placements is None else _gradient_from(meta, grad_placements)
     if not local.requires_grad:
@@ -239,7 +284,7 @@ def _gradient_from(meta: Meta, placements: Any) -> Transition | None:
     seen = placed_gradients(mesh, layout, placements, meta.dtype, "to_local")
     terms = frozenset(axis for axis, kind in enumerate(layout.partial) if kind)
     due = gradient_layout(layout)
-    means = divisor(layout, due)
+    means = facts.divisor(layout, due)
     if means == 1:
         return transition_between(mesh, seen, due, terms, terms)
     # The placements are those of the value's gradient; a partial value of a mean has its share.

@@ -11,6 +11,7 @@ import torch
 
 from weft.errors import MeshError, message
 from weft.tensor.meta import Meta
+from weft.tensor.placing.freed import fill, keep
 from weft.tensor.placing.layouts import as_sharded
 from weft.tensor.placing.redistribute import gathered
 from weft.tensor.shard_tensor import ShardTensor, version_of
@@ -35,6 +36,7 @@ def global_value(tensor: ShardTensor) -> torch.Tensor:
                     "only ranks of its mesh know a tensor's value", [meta.mesh.rank],
                     "if x.device_mesh.here is not None: ...")
         )
+    fill(tensor)
     value = _known(tensor)
     if value is None:
         with torch.no_grad():
@@ -55,6 +57,7 @@ def _known(tensor: ShardTensor) -> torch.Tensor | None:
 
 def like_dense(tensor: ShardTensor) -> torch.Tensor:
     """The global value with the tensor's strides."""
+    keep(tensor)
     value, strides = global_value(tensor), tensor.stride()
     if value.stride() == strides or 0 in strides:
         return value
@@ -81,6 +84,7 @@ def numpy(tensor: ShardTensor, force: bool = False) -> Any:
         raise RuntimeError(
             "Can't call numpy() on Tensor that requires grad. Use tensor.detach().numpy() instead."
         )
+    keep(tensor)
     return global_value(tensor).resolve_conj().resolve_neg().numpy(force=force)
 
 

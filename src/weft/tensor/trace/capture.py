@@ -105,7 +105,9 @@ class _Recorder(SchemaCheckMode):
             if known is not None:
                 return known
             turned = _any_turned(args, kwargs)
-            if asks_device(func, turned) and args[0].numel():  # decompositions divide by lengths
+            first = args[0] if args else None
+            empty = isinstance(first, torch.Tensor) and not first.numel()
+            if asks_device(func, turned, empty):
                 return self._as_there(func, args, kwargs)
             return self._meta_result(func, args, kwargs, turned)
         has_kernel, name = torch._C._dispatch_has_kernel_for_dispatch_key, func.name()

@@ -12,13 +12,14 @@ import functools
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch._prims_common import suggest_memory_format
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from weft import ops
 from weft.tensor.trace.trees import map_tensors
 
-__all__ = ["AsKernels", "asks_device", "known_result"]
+__all__ = ["AsKernels", "asks_device", "has_meta_kernel", "known_result"]
 
 
 def known_result(overload: Any, args: Any, kwargs: Any) -> Any:
@@ -29,14 +30,32 @@ def known_result(overload: Any, args: Any, kwargs: Any) -> Any:
     return None if entry is None or entry.result is None else entry.result(*args, **kwargs)
 
 
+_META_KEYS = ("Meta", "CompositeImplicitAutograd", "CompositeExplicitAutograd",
+              "CompositeExplicitAutogradNonFunctional")
+
+
 @functools.cache
-def asks_device(overload: Any, turned: bool) -> bool:
+def has_meta_kernel(overload: Any) -> bool:
+    """Whether torch can run the op on meta tensors; a function in Python it can."""
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    return not isinstance(overload, OpOverload) or any(
+        has_kernel(overload.name(), key) for key in _META_KEYS
+    )
+
+
+@functools.cache
+def asks_device(overload: Any, turned: bool, empty: bool) -> bool:
     """Whether strides or dtypes of the op's results are a matter of the device that computes it:
-    torch's meta kernels take meta tensors to lie on a GPU. `turned`: of operands that do not all
-    lie row by row."""
-    name = overload._schema.name
+    torch's meta kernels take meta tensors to lie on a GPU.
+
+    `turned`: of operands that do not all lie row by row. `empty`: of operands without elements, of
+    which most decompositions cannot tell, as they divide by lengths.
+    """
+    name, laid = overload._schema.name, _LAID.get(overload, "")
+    if empty:
+        return laid == "by device, empty too"
     return (
-        _LAID.get(overload) == "by device" or name.startswith(("aten::fft_", "aten::_fft_"))
+        laid.startswith("by device") or name.startswith(("aten::fft_", "aten::_fft_"))
         or (turned and name.startswith((
             "aten::conv", "aten::_conv", "aten::group_norm", "aten::native_group_norm",
         )))
@@ -106,7 +125,10 @@ _aten: Any = torch.ops.aten
 _LAID: dict[Any, str] = {
     **dict.fromkeys((
         _aten.linalg_eig.default, _aten.linalg_svd.default, _aten._linalg_svd.default,
-        _aten.svd.default, _aten.native_layer_norm.default, _aten.native_batch_norm.default,
+        _aten.svd.default,
+    ), "by device, empty too"),
+    **dict.fromkeys((
+        _aten.native_layer_norm.default, _aten.native_batch_norm.default,
         _aten._native_batch_norm_legit.default, _aten._native_batch_norm_legit.no_stats,
         _aten._batch_norm_with_update.default,
     ), "by device"),

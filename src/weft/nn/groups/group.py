@@ -1,0 +1,273 @@
+"""Groups of parameters, one per module, and the line in which they are used.
+
+A group is gathered when its module's forward begins, and freed when it ends; gathered again when
+something that was computed of it is to be differentiated, and freed when the gradient of the
+module's input is there. Whenever a group is waited for, the next one in line is started: in forward
+the one that followed in the last forward, in backward the one that came before.
+
+The end of a group in backward is a hook on the gradient of the module's input, not a count of
+gradients: the engine takes what the forward recorded last, so what has arrived by then is the same
+on every rank, in whatever order it did.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._C import _current_graph_task_id  # type: ignore[attr-defined]
+
+from weft.comm import BoundMesh
+from weft.errors import StrictError, message
+from weft.nn.groups.pack import Kind, Pack, kind_of
+from weft.nn.groups.policy import AUTOMATIC, Gather
+from weft.tensor import ShardTensor
+from weft.tensor.leaf_gradients import Backward, running
+from weft.tensor.modes import is_strict
+from weft.tensor.trace.trees import flatten
+from weft.tensor.views.moved import unwrap_view
+
+__all__ = ["Group", "Line", "in_backward"]
+
+
+def in_backward() -> bool:
+    """Whether this thread runs a backward: a forward then recomputes."""
+    return _current_graph_task_id() != -1
+
+
+def _implicit(pack: Pack, path: str) -> StrictError:
+    names = [str(member.meta.layout) for member in pack.members]
+    axes = ", ".join(map(str, pack.kind.mesh.names(sorted(pack.kind.axes))))
+    return StrictError(
+        message(f"forward of {path or 'the module'}", f"{len(names)} parameters are sharded over "
+                f"{axes}, as the batch is, and are gathered for it",
+                "under weft.strict() what is gathered is told", names,
+                f"distribute_module(..., gather={{{path!r}: weft.nn.Gather()}})")
+    )
+
+
+class Line:
+    """The groups of one outermost module in the order of their use, and its backward."""
+
+    def __init__(self) -> None:
+        self.order: list[Group] = []
+        self.last: list[Group] = []
+        self.backward: weakref.ref[Backward] | None = None
+        self.keeps = False
+        self.passed: set[Group] = set()
+        self.touched: list[Group] = []
+        self.outstanding: Sequence[Callable[[], None]] = ()
+
+    def begin(self) -> None:
+        """The forward of the outermost module begins."""
+        if self.backward is not None:  # a backward that failed, of which nobody has told
+            self.failed()
+        self.order = []
+
+    def entered(self, group: Group) -> None:
+        """A group is there: start the next."""
+        at = len(self.order)
+        self.order.append(group)
+        if at + 1 < len(self.last) and self.last[at] is group:
+            self.last[at + 1].start()
+
+    def end(self) -> None:
+        self.last = self.order
+
+    def asked(self, group: Group) -> None:
+        """In backward: a group is needed."""
+        if self.backward is None:
+            backward = running()
+            self.backward = weakref.ref(backward)
+            self.keeps = False
+            backward.when_over(self.over, self.failed)
+        if torch.is_grad_enabled():  # a graph of the backward reads it, whenever
+            self.keeps = True
+        if group in self.passed or group.is_open:
+            return
+        group.is_open = True
+        self.touched.append(group)
+        group.fill()
+        order = self.last or self.order
+        at = next((at for at in reversed(range(len(order))) if order[at] is group), 0)
+        for before in reversed(order[:at]):
+            if not before.is_open and before not in self.passed:
+                before.start()
+                break
+
+    def passes(self, group: Group) -> None:
+        """In backward: what came after the group's input has its gradients."""
+        if self.backward is None or group in self.passed or not group.is_open:
+            return
+        started = group.start_reducing()
+        if not self.keeps:
+            self.passed.add(group)
+            group.is_open = False
+            group.free()
+        self.land()
+        self.outstanding = started
+
+    def land(self) -> None:
+        under_way, self.outstanding = self.outstanding, ()
+        for land in under_way:
+            land()
+
+    def over(self) -> None:
+        """The backward is over."""
+        if self.backward is None:
+            return
+        touched = list(self.touched)
+        started = [land for group in touched for land in group.start_reducing()]
+        self.land()
+        self.outstanding = started
+        self.land()
+        self._close()
+
+    def failed(self) -> None:
+        """The backward has failed: its gradients are dropped."""
+        self.outstanding = ()
+        for group in self.touched:
+            group.drop()
+        self._close()
+
+    def _close(self) -> None:
+        for group in self.touched:
+            group.is_open = False
+            if not self.keeps:
+                group.free()
+        self.touched, self.passed, self.backward = [], set(), None
+
+
+class Group:
+    """The packs of one module.
+
+    Args:
+        path: the module's name, for the log.
+    """
+
+    def __init__(
+        self, module: nn.Module, parts: Sequence[nn.Module], path: str, policy: Gather,
+        mesh: BoundMesh, batch: frozenset[int], line: Line,
+    ) -> None:
+        self.line, self.policy, self.path = line, policy, path
+        self.mesh, self.batch = mesh, batch
+        self.is_open = self.is_outermost = False
+        kinds: dict[Any, tuple[Kind, list[ShardTensor]]] = {}
+        seen: set[int] = set()
+        for part in parts:
+            for tensor in part._parameters.values():
+                if id(tensor) in seen:
+                    continue
+                seen.add(id(tensor))
+                kind = kind_of(
+                    tensor, mesh, batch, policy.compute_dtype, policy.reduce_dtype)
+                if kind is not None:
+                    kinds.setdefault(kind.key(), (kind, []))[1].append(tensor)  # type: ignore
+        self.parts = [
+            (weakref.ref(part), list(part._parameters.values())) for part in parts
+            if part._parameters
+        ]
+        me: weakref.ref[Group] = weakref.ref(self)
+        self.packs = [
+            Pack(kind, tensors, f"parameters of {path or 'the module'}", _Asking(me, line))
+            for kind, tensors in kinds.values()
+        ]
+        for pack in self.packs:
+            pack.group = self  # type: ignore[attr-defined]  # a graph that asks keeps it alive
+
+    def fits(self, mesh: BoundMesh, batch: frozenset[int]) -> bool:
+        """Whether it is still the group of its module's parameters."""
+        return (
+            self.mesh is mesh and self.batch == batch
+            and all(_holds(part(), known) for part, known in self.parts)
+            and all(pack.is_current for pack in self.packs)
+        )
+
+    def enter(self, given: Any) -> None:
+        """The module's forward begins."""
+        if is_strict() and self.policy is AUTOMATIC:
+            raise _implicit(self.packs[0], self.path)
+        for pack in self.packs:
+            pack.fill()
+            pack.show()
+        if not in_backward():
+            self.line.entered(self)
+        elif self.packs:
+            self.line.asked(self)
+        if torch.is_grad_enabled():
+            self._end_at(flatten(given))
+
+    def leave(self) -> None:
+        """The module's forward is over, or has failed."""
+        for pack in self.packs:
+            pack.hide()
+        recorded = torch.is_grad_enabled()
+        if not in_backward() and not (recorded and (self.is_outermost or not self.policy.free)):
+            self.free()
+
+    def _end_at(self, given: Sequence[Tensor]) -> None:
+        """The group ends where the gradient arrives of the input that was made last."""
+        last, number = None, -1
+        for one in given:
+            local = unwrap_view(one._local) if type(one) is ShardTensor else one
+            if not local.requires_grad:
+                continue
+            node = local.grad_fn
+            mine = 0 if node is None else node._sequence_nr()
+            if mine > number:
+                last, number = local, mine
+        if last is not None and (last.grad_fn is not None or in_backward()):
+            me: weakref.ref[Group] = weakref.ref(self)
+            last.register_hook(lambda _: _passes(me))
+
+    # Of all packs.
+
+    def start(self) -> None:
+        for pack in self.packs:
+            pack.start()
+
+    def fill(self) -> None:
+        for pack in self.packs:
+            pack.fill()
+
+    def free(self) -> None:
+        for pack in self.packs:
+            pack.free()
+
+    def start_reducing(self) -> list[Callable[[], None]]:
+        found = [pack.start_reducing() for pack in self.packs]
+        return [land for land in found if land is not None]
+
+    def drop(self) -> None:
+        for pack in self.packs:
+            pack.drop()
+
+
+def _holds(part: nn.Module | None, known: Sequence[Any]) -> bool:
+    """Whether a module's own parameters are still these."""
+    if part is None or len(part._parameters) != len(known):
+        return False
+    return all(one is other for one, other in zip(part._parameters.values(), known))
+
+
+class _Asking:
+    """What a pack calls when it is asked for in backward."""
+
+    __slots__ = ("group", "line")
+
+    def __init__(self, group: weakref.ref[Group], line: Line) -> None:
+        self.group, self.line = group, line
+
+    def __call__(self) -> None:
+        group = self.group()
+        if group is not None:
+            self.line.asked(group)
+
+
+def _passes(group: weakref.ref[Group]) -> None:
+    found = group()
+    if found is not None:
+        found.line.passes(found)

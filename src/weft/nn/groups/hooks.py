@@ -1,0 +1,151 @@
+"""The hooks of modules whose parameters are gathered while they run.
+
+What they know of a module is kept beside it, not in it: a copy of the module, or one that was
+pickled, starts anew.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch import nn
+
+from weft.comm import BoundMesh
+from weft.nn.groups.group import Group, Line, in_backward
+from weft.nn.groups.policy import Gather
+from weft.nn.pins import _Hook
+from weft.tensor import ShardTensor
+from weft.tensor.trace.trees import flatten
+
+__all__ = ["Entering", "Leaving", "has_group", "install"]
+
+
+class _State:
+    """Of one module: its line, where it is the outermost that was called, and its group."""
+
+    __slots__ = ("group", "line")
+
+    def __init__(self) -> None:
+        self.line = Line()
+        self.group: Group | None = None
+
+
+_STATES: WeakKeyDictionary[nn.Module, _State] = WeakKeyDictionary()
+
+
+class _Forward:
+    """A forward that is under way: its outermost module, and what its batch is sharded over."""
+
+    __slots__ = ("batch", "line", "mesh", "module")
+
+    def __init__(
+        self, module: nn.Module, mesh: BoundMesh, batch: frozenset[int], line: Line
+    ) -> None:
+        self.module, self.mesh, self.batch, self.line = module, mesh, batch, line
+
+
+class _Thread(threading.local):
+    forward: _Forward | None = None
+
+
+_thread = _Thread()
+
+
+def install(module: nn.Module, path: str, policy: Gather | None) -> None:
+    """Gather the module's parameters while it runs; with None leave them as they are."""
+    module.register_forward_pre_hook(Entering(path, policy), prepend=True, with_kwargs=True)
+    module.register_forward_hook(Leaving(), always_call=True)
+
+
+def has_group(module: nn.Module) -> bool:
+    """Whether a module has a group of its own, or is to have none."""
+    return any(type(hook) is Entering for hook in module._forward_pre_hooks.values())
+
+
+def _state_of(module: nn.Module) -> _State:
+    found = _STATES.get(module)
+    if found is None:
+        found = _STATES[module] = _State()
+    return found
+
+
+class Entering(_Hook):
+    """The hook before a module's forward."""
+
+    def __init__(self, path: str, policy: Gather | None) -> None:
+        self.path, self.policy = path, policy
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        forward = _thread.forward
+        if in_backward():
+            state = _STATES.get(module)
+            if state is not None and state.group is not None:
+                state.group.enter((args, kwargs))
+            return
+        if forward is None:
+            forward = self._outermost(module, (args, kwargs))
+        if forward is None or self.policy is None:
+            return
+        state = _state_of(module)
+        batch = forward.batch
+        if self.policy.axes is not None:
+            batch = frozenset(forward.mesh.axes(_listed(self.policy.axes), "Gather(axes=)"))
+        group = state.group
+        if group is None or group.line is not forward.line or not group.fits(forward.mesh, batch):
+            parts = list(_parts(module))
+            group = state.group = Group(
+                module, parts, self.path, self.policy, forward.mesh, batch, forward.line)
+        group.is_outermost = forward.module is module
+        if group.packs:
+            group.enter((args, kwargs))
+
+    def _outermost(self, module: nn.Module, given: Any) -> _Forward | None:
+        found = _batch_of([one for one in flatten(given) if type(one) is ShardTensor])
+        if found is None and self.policy is not None and self.policy.axes is not None:
+            held = next((one for one in module.parameters() if type(one) is ShardTensor), None)
+            found = None if held is None else (held._meta.mesh, frozenset())
+        if found is None:
+            return None
+        line = _state_of(module).line
+        line.begin()
+        _thread.forward = _Forward(module, *found, line)
+        return _thread.forward
+
+
+class Leaving(_Hook):
+    """The hook after a module's forward, also where that has failed."""
+
+    def __call__(self, module: nn.Module, args: Any, out: Any) -> None:
+        state = _STATES.get(module)
+        if state is not None and state.group is not None:
+            state.group.leave()
+        forward = _thread.forward
+        if forward is not None and forward.module is module and not in_backward():
+            _thread.forward = None
+            forward.line.end()
+
+
+def _batch_of(inputs: Sequence[ShardTensor]) -> tuple[BoundMesh, frozenset[int]] | None:
+    """The mesh, and the axes that shard dim 0 of what a module is given; None where none do."""
+    axes: set[int] = set()
+    for one in inputs:
+        meta = one._meta
+        if meta.mesh is inputs[0]._meta.mesh and meta.layout.ndim:
+            sizes = meta.mesh.axis_sizes
+            axes.update(axis for axis in meta.layout.dims[0] if sizes[axis] > 1)
+    return (inputs[0]._meta.mesh, frozenset(axes)) if axes else None
+
+
+def _listed(axes: Any) -> tuple[Any, ...]:
+    return tuple(axes) if isinstance(axes, (tuple, list)) else (axes,)
+
+
+def _parts(module: nn.Module) -> Any:
+    """The module, and what is in it, but for what has a group of its own."""
+    yield module
+    for part in module.children():
+        if not has_group(part):
+            yield from _parts(part)

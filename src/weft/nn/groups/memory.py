@@ -1,0 +1,147 @@
+"""Where the blocks of several parameters stand in the buffer of one collective.
+
+A buffer is rank-major: first everything of the first rank, its block of each parameter, then
+everything of the next. Nothing is padded: blocks may be uneven, or empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor
+
+from weft.core import Layout
+from weft.tensor.meta import Meta
+
+__all__ = ["Packing", "gathered_layout"]
+
+
+def gathered_layout(layout: Layout, axes: frozenset[int]) -> Layout | None:
+    """The layout without the shards of these axes; None where that is no gather of blocks: an axis
+    that stays cuts pieces of what these axes have cut."""
+    for mine in layout.dims:
+        kept = [axis for axis in mine if axis not in axes]
+        if list(mine[: len(kept)]) != kept:
+            return None
+    dims = [[axis for axis in mine if axis not in axes] for mine in layout.dims]
+    cuts = []
+    sizes = layout.mesh.axis_sizes
+    for dim, (mine, kept) in enumerate(zip(layout.dims, dims)):
+        cut = layout.cuts[dim]
+        if cut is not None and kept and len(kept) < len(mine):
+            step = 1
+            for axis in mine[len(kept):]:
+                step *= sizes[axis]
+            cut = tuple(cut[::step])
+        cuts.append(cut if kept else None)
+    return layout.replace(dims=dims, cuts=cuts)
+
+
+class Packing:
+    """The places of parameters' blocks in buffers, over one communicator.
+
+    Args:
+        metas: what the parameters are while they are sharded.
+        layouts: what they are gathered.
+        coordinates: of the communicator's ranks, in its order.
+        index: this rank's place among them.
+    """
+
+    def __init__(
+        self, metas: Sequence[Meta], layouts: Sequence[Layout],
+        coordinates: Sequence[tuple[int, ...]], index: int,
+    ) -> None:
+        self.index = index
+        self.shapes: list[list[tuple[int, ...]]] = []
+        """Per rank, those of the blocks."""
+        self.starts: list[list[tuple[int, ...]]] = []
+        """Per rank, where each begins in this rank's part of the gathered parameter."""
+        for at in coordinates:
+            boxes = [
+                (meta.layout.box_at(at), layout.box_at(at)) for meta, layout in zip(metas, layouts)
+            ]
+            self.shapes.append([tuple([stop - start for start, stop in box]) for box, _ in boxes])
+            self.starts.append([
+                tuple([mine[0] - whole[0] for mine, whole in zip(box, full)]) for box, full in boxes
+            ])
+        self.counts = [[torch.Size(shape).numel() for shape in mine] for mine in self.shapes]
+        self.sizes = tuple([sum(mine) for mine in self.counts])
+        self.numel = sum(self.sizes)
+        first = self.shapes[0]
+        alike = all(mine == first for mine in self.shapes) and all(first)
+        self.is_even = alike and 0 not in self.counts[0] and all(
+            start == (rank * shape[0], *[0] * (len(shape) - 1))
+            for rank, mine in enumerate(self.starts) for start, shape in zip(mine, first)
+        )
+        """Whether a buffer, seen as a matrix of a row per rank, has each gathered parameter in its
+        columns."""
+
+    def rows(self, flat: Tensor) -> Tensor:
+        return flat.view(len(self.sizes), -1)
+
+    def spread(self, flat: Tensor, wholes: Sequence[Tensor]) -> None:
+        """Copy a buffer into gathered parameters."""
+        if self.is_even:
+            num = len(self.sizes)
+            torch.split_with_sizes_copy(
+                self.rows(flat), self.counts[0], 1, out=[whole.view(num, -1) for whole in wholes])
+            return
+        into, out_of = [], []
+        for rank, mine in enumerate(flat.split(self.sizes)):
+            for at, block in enumerate(mine.split(self.counts[rank])):
+                if block.numel():
+                    into.append(self._part(wholes[at], rank, at))
+                    out_of.append(block.view(self.shapes[rank][at]))
+        torch._foreach_copy_(into, out_of)
+
+    def collect(self, flat: Tensor, at: int, whole: Tensor, adds: bool) -> None:
+        """Copy, or add, what has the shape of one gathered parameter into a buffer."""
+        if self.is_even and whole.is_contiguous():
+            columns = list(pairwise(accumulate(self.counts[0], initial=0)))[at]
+            into = self.rows(flat)[:, columns[0]:columns[1]]
+            out_of = whole.view(into.shape)
+            into.add_(out_of) if adds else into.copy_(out_of)
+            return
+        for rank, mine in enumerate(flat.split(self.sizes)):
+            block = mine.split(self.counts[rank])[at].view(self.shapes[rank][at])
+            part = self._part(whole, rank, at)
+            block.add_(part) if adds else block.copy_(part)
+
+    def of(self, there: Sequence[bool], flat: Tensor) -> tuple[Packing, Tensor]:
+        """The packing of some of the parameters, and their part of a buffer."""
+        new = object.__new__(Packing)
+        new.index, new.is_even = self.index, self.is_even
+        for name in ("shapes", "starts", "counts"):
+            setattr(new, name, [
+                [one for one, is_there in zip(mine, there) if is_there]
+                for mine in getattr(self, name)
+            ])
+        new.sizes = tuple([sum(mine) for mine in new.counts])
+        new.numel = sum(new.sizes)
+        blocks = [
+            block for mine, counts in zip(flat.split(self.sizes), self.counts)
+            for block, is_there in zip(mine.split(counts), there) if is_there
+        ]
+        return new, torch.cat(blocks)
+
+    def mine(self, flat: Tensor) -> list[Tensor]:
+        """This rank's blocks, of a buffer of its own."""
+        index = self.index
+        return [
+            block.view(shape)
+            for block, shape in zip(flat.split(self.counts[index]), self.shapes[index])
+        ]
+
+    def own(self, whole: Tensor, at: int) -> Tensor:
+        """This rank's block of a gathered parameter: a view."""
+        return self._part(whole, self.index, at)
+
+    def _part(self, whole: Tensor, rank: int, at: int) -> Tensor:
+        for dim, (start, length) in enumerate(zip(
+            self.starts[rank][at], self.shapes[rank][at]
+        )):
+            if length != whole.shape[dim]:
+                whole = whole.narrow(dim, start, length)
+        return whole

@@ -1,0 +1,339 @@
+"""Parameters that one collective gathers: their memory, filled, freed, filled again.
+
+Theory of operation. A parameter is gathered by what it is: `tensor._local` and `tensor._meta` are
+exchanged for those of the gathered parameter, which lies in the pack's one storage, and is R over
+the axes (see `tensor.call.varying`). So every name of it, and every list that holds it, sees it.
+Afterwards it is what it was, and the storage is freed: autograd's graph keeps tensors without
+bytes. Whoever reads them fills the storage first (`tensor.placing.freed`).
+
+The gathered parameter is a leaf of its own: torch's engine accumulates its gradient, a partial
+value. When it has arrived it is copied into the buffer of the reduce-scatter, and dropped.
+
+Weights that have been written to since are other values in the same storage. Then the version
+counters of the gathered parameters step, so that graphs of the old values raise torch's error.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import (  # type: ignore[attr-defined]
+    _current_graph_task_id,
+    _DisableAutocast,
+)
+from torch.autograd.graph import increment_version
+
+from weft.comm import BoundMesh, Finish
+from weft.nn.groups.memory import Packing, gathered_layout
+from weft.tensor import ShardTensor
+from weft.tensor.leaf_gradients import LeafUse, accumulate, stand_for
+from weft.tensor.meta import Meta, contiguous_strides, intern
+from weft.tensor.placing.freed import Freed, register
+from weft.tensor.placing.transitions import transition_between
+from weft.tensor.versions import version_of
+from weft.transport import traffic
+
+__all__ = ["Kind", "Pack", "kind_of"]
+
+_ALIGNED_NBYTES = 64
+
+
+class Kind:
+    """What parameters of one pack have in common: mesh, gathered axes, further axes over which the
+    gradient is partial, dtypes."""
+
+    __slots__ = ("axes", "dtype", "mesh", "reduce_dtype", "rest", "whole_dtype")
+
+    def __init__(
+        self, mesh: BoundMesh, axes: frozenset[int], rest: frozenset[int], dtype: torch.dtype,
+        whole_dtype: torch.dtype | None, reduce_dtype: torch.dtype | None,
+    ) -> None:
+        self.mesh, self.axes, self.rest, self.dtype = mesh, axes, rest, dtype
+        is_real = dtype.is_floating_point and whole_dtype is not None
+        self.whole_dtype: torch.dtype = whole_dtype if is_real else dtype  # type: ignore
+        self.reduce_dtype = reduce_dtype or self.whole_dtype
+
+    def key(self) -> tuple[Any, ...]:
+        return id(self.mesh), self.axes, self.rest, self.dtype
+
+
+def kind_of(
+    tensor: Any, mesh: BoundMesh, batch: frozenset[int], whole_dtype: torch.dtype | None,
+    reduce_dtype: torch.dtype | None,
+) -> Kind | None:
+    """How a parameter is gathered in a forward whose batch is sharded over these axes; None where
+    it is not: it is sharded over none of them, or is not this rank's to gather."""
+    if type(tensor) is not ShardTensor or type(tensor._local) is not Tensor:
+        return None
+    meta = tensor._meta
+    layout = meta.layout
+    if meta.mesh is not mesh or mesh.here is None or meta.varying or layout.is_partial:
+        return None
+    if meta.strides is not None or meta.device.type == "meta" or not tensor._local.is_leaf:
+        return None
+    axes = frozenset(axis for axis in batch if layout.on(axis) is not None)
+    if not axes or gathered_layout(layout, axes) is None:
+        return None
+    return Kind(mesh, axes, batch - axes, meta.dtype, whole_dtype, reduce_dtype)
+
+
+class _Member:
+    """One parameter: as it is, and gathered."""
+
+    __slots__ = (
+        "full", "has_arrived", "hook", "local", "memo", "meta", "tensor", "use", "version", "whole",
+        "whole_meta",
+    )
+
+    def __init__(self, tensor: ShardTensor, whole_meta: Meta, storage: Any, offset: int) -> None:
+        self.tensor, self.meta, self.local = tensor, tensor._meta, tensor._local
+        self.whole_meta = whole_meta
+        self.memo: Any = None
+        self.version = 0
+        self.has_arrived = False
+        shape = whole_meta.local_shape
+        strides = contiguous_strides(shape)
+        make = torch.empty(0, dtype=whole_meta.dtype, device=self.local.device)
+        self.whole = make.new_empty(0).set_(storage, offset, shape, strides)
+        self.full = make.new_empty(0).set_(storage, offset, shape, strides)
+        self.full.requires_grad_(self.local.requires_grad)
+        self.use: LeafUse | None = None
+
+    @property
+    def is_current(self) -> bool:
+        return self.tensor._meta is self.meta and self.tensor._local is self.local
+
+
+class Pack(Freed):
+    """Parameters of one kind.
+
+    Args:
+        tensors: the parameters.
+        label: whose they are, for the log.
+        ask: called before the gradient of something computed of them is computed.
+    """
+
+    def __init__(
+        self, kind: Kind, tensors: Sequence[ShardTensor], label: str, ask: Callable[[], None]
+    ) -> None:
+        mesh = kind.mesh
+        self.kind, self.label, self._ask = kind, label, ask
+        self.line = ""
+        self.axes = kind.axes | kind.rest
+        self.comm = mesh.comm(tuple(sorted(kind.axes)))
+        layouts = [gathered_layout(one.sharding, kind.axes) for one in tensors]
+        metas = [one._meta for one in tensors]
+        places = map(mesh.position_of_rank, self.comm.ranks)
+        coordinates = [mesh.coordinate(place) for place in places if place is not None]
+        self.packing = Packing(metas, layouts, coordinates, self.comm.index)  # type: ignore
+        itemsize = kind.whole_dtype.itemsize
+        step = max(_ALIGNED_NBYTES // itemsize, 1)
+        wholes = [
+            intern(mesh, layout, kind.whole_dtype, meta.device, meta.requires_grad,  # type: ignore
+                   None, None, self.axes)
+            for meta, layout in zip(metas, layouts)
+        ]
+        offsets, end = [], 0
+        for whole in wholes:
+            offsets.append(end)
+            end += -(-torch.Size(whole.local_shape).numel() // step) * step
+        self.nbytes = end * itemsize
+        base = torch.empty(0, dtype=kind.whole_dtype, device=mesh.device)
+        self.storage = base.untyped_storage()
+        self.members = [
+            _Member(one, whole, self.storage, offset)
+            for one, whole, offset in zip(tensors, wholes, offsets)
+        ]
+        self.storage.resize_(0)
+        register(self.storage, self)
+        self.is_full = self.is_kept = False
+        self.versions: tuple[int, ...] | None = None
+        self.pending: tuple[Finish, tuple[int, ...]] | None = None
+        self.buffer: Tensor | None = None
+        me: weakref.ref[Pack] = weakref.ref(self)
+        for at, member in enumerate(self.members):
+            self._stand_for(member)
+            if member.full.requires_grad:
+                member.full.register_post_accumulate_grad_hook(_Arrival(me, at))
+
+    def _stand_for(self, member: _Member) -> None:
+        move = transition_between(
+            self.kind.mesh, member.meta.layout, member.whole_meta.layout, frozenset(), self.axes)
+        if move is not None and member.full.requires_grad:
+            member.use = stand_for(member.local, move, member.full)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the parameters are still those that it was made of."""
+        return all(member.is_current for member in self.members)
+
+    # The storage.
+
+    def ask(self, gradients: Any) -> None:
+        self._ask()
+        if not self.is_full:
+            self.fill()
+
+    def keep(self) -> None:
+        self.is_kept = True
+
+    def start(self) -> None:
+        """Begin to gather, where the storage is not filled."""
+        versions = self._versions()
+        if self.pending is not None and self.pending[1] == versions:
+            return
+        if self.is_full and self.versions == versions:
+            return
+        packing = self.packing
+        nbytes = (packing.numel - packing.sizes[packing.index]) * self.kind.whole_dtype.itemsize
+        with torch.no_grad(), _DisableAutocast(), self._told("AllGather", "S->R", nbytes):
+            blocks = [member.local.reshape(-1) for member in self.members]
+            flat = torch.cat(blocks).to(self.kind.whole_dtype)
+            self.pending = self.comm.start_all_gather(flat, packing.sizes), versions
+
+    def fill(self) -> None:
+        versions = self._versions()
+        if self.is_full and self.versions == versions:
+            return
+        self.start()
+        assert self.pending is not None
+        (finish, _), self.pending = self.pending, None
+        with torch.no_grad(), _DisableAutocast():
+            flat = finish()
+            if not self.is_full:
+                self.storage.resize_(self.nbytes)
+            self.packing.spread(flat, [member.whole for member in self.members])
+            if self.versions is not None:
+                changed = [
+                    member.full
+                    for member, old, new in zip(self.members, self.versions, versions) if old != new
+                ]
+                increment_version(changed)
+        self.is_full, self.versions = True, versions
+
+    def free(self) -> None:
+        if self.is_full and not self.is_kept and self.storage.resizable():
+            self.storage.resize_(0)
+            self.is_full = False
+
+    def _versions(self) -> tuple[int, ...]:
+        return tuple([version_of(member.local) for member in self.members])
+
+    # The parameters.
+
+    def show(self) -> None:
+        """The parameters are gathered: the storage is filled."""
+        for member in self.members:
+            tensor = member.tensor
+            if tensor._local is member.local:
+                member.memo, member.version = tensor._memo, version_of(member.full)
+                tensor._local, tensor._meta, tensor._memo = member.full, member.whole_meta, None
+
+    def hide(self) -> None:
+        """The parameters are what they were; what was written to them is written to these."""
+        for at, member in enumerate(self.members):
+            tensor = member.tensor
+            if tensor._local is not member.full:
+                continue
+            wanted = member.full.requires_grad
+            tensor._local, tensor._meta, tensor._memo = member.local, member.meta, member.memo
+            member.memo = None
+            if version_of(member.full) != member.version and self.is_full:
+                with torch.no_grad():
+                    member.local.copy_(self.packing.own(member.whole, at))
+            if wanted != member.local.requires_grad:
+                tensor.requires_grad_(wanted)
+
+    # Gradients.
+
+    def arrived(self, at: int) -> None:
+        """The gradient of a gathered parameter is there."""
+        member = self.members[at]
+        grad = member.full.grad
+        if grad is None:
+            return
+        if torch.is_grad_enabled():  # create_graph: by the transition, which is differentiable
+            if member.use is not None:
+                member.use.arrived(member.full)
+            return
+        member.full.grad = None
+        with torch.no_grad(), _DisableAutocast():
+            if self.buffer is None:
+                self.buffer = torch.empty(
+                    self.packing.numel, dtype=self.kind.reduce_dtype, device=grad.device)
+            grad = grad if grad.layout is torch.strided else grad.to_dense()
+            self.packing.collect(self.buffer, at, grad, member.has_arrived)
+        member.has_arrived = True
+
+    def start_reducing(self) -> Callable[[], None] | None:
+        """Begin to reduce what has arrived; the function waits for it, and accumulates. None where
+        nothing has."""
+        buffer, self.buffer = self.buffer, None
+        if buffer is None:
+            return None
+        packing, there = self.packing, [member.has_arrived for member in self.members]
+        with torch.no_grad(), _DisableAutocast():
+            if not all(there):
+                packing, buffer = packing.of(there, buffer)
+            mine = packing.sizes[packing.index] * buffer.element_size()
+            nbytes = (len(packing.sizes) - 1) * mine
+            with self._told("ReduceScatter", "P(sum)->S", nbytes):
+                finish = self.comm.start_reduce_scatter(buffer, packing.sizes, "sum")
+        members = [member for member in self.members if member.has_arrived]
+        for member in members:
+            member.has_arrived = False
+
+        def land() -> None:
+            with torch.no_grad(), _DisableAutocast():
+                flat = finish()
+                if self.kind.rest:
+                    rest = self.kind.mesh.comm(tuple(sorted(self.kind.rest)))
+                    flat = rest.all_reduce(flat, "sum")
+                blocks = packing.mine(flat.to(self.kind.dtype))
+            for member, block in zip(members, blocks):
+                accumulate(member.local, block, False)
+
+        return land
+
+    def drop(self) -> None:
+        """A backward has failed: what has arrived is no gradient of anything."""
+        self.buffer = None
+        for member in self.members:
+            member.has_arrived, member.full.grad = False, None
+
+    @contextmanager
+    def _told(self, collective: str, what: str, nbytes: int) -> Iterator[None]:
+        """Around a collective: the log and the debug mode know what it is for."""
+        if not traffic.STATE.on:
+            yield
+            return
+        mesh, axes = self.kind.mesh, tuple(sorted(self.kind.axes))
+        names = tuple(map(str, mesh.names(axes)))
+        text = f"{what} on {', '.join(names)}"
+        label = traffic.Label(self.label, self.line, "gathered for its module")
+        backward = collective == "ReduceScatter" or _current_graph_task_id() != -1
+        note = traffic.Note(label, traffic.note().logs)
+        with traffic.resume(note, label.reason) if backward else traffic.label(
+            label.op, label.line, label.reason
+        ), traffic.moving(f"{text}: {self.label}"):
+            traffic.emit(text, names, collective, nbytes)
+            yield
+
+
+class _Arrival:
+    """The hook of a gathered parameter; its pack is not held by it."""
+
+    __slots__ = ("at", "pack")
+
+    def __init__(self, pack: weakref.ref[Pack], at: int) -> None:
+        self.pack, self.at = pack, at
+
+    def __call__(self, full: Tensor) -> None:
+        pack = self.pack()
+        if pack is not None:
+            pack.arrived(self.at)

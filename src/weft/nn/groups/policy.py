@@ -1,0 +1,121 @@
+"""Which modules' parameters are gathered together, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import nn
+
+from weft.errors import LayoutError, ShardTypeError, message
+
+__all__ = ["AUTOMATIC", "Gather", "check_gather", "policies_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Gather:
+    """How the parameters of a module are gathered while it runs.
+
+    Args:
+        axes: the mesh axes over which they are; None: those that shard the batch, dim 0 of what the
+            outermost module is given.
+        free: whether they are freed after the forward, and gathered again in backward.
+        compute_dtype: the dtype that they are cast to before they travel, and have while the module
+            runs; None: their own.
+        reduce_dtype: the dtype in which gradients are reduced; None: compute_dtype.
+    """
+
+    axes: Any = None
+    free: bool = True
+    compute_dtype: torch.dtype | None = None
+    reduce_dtype: torch.dtype | None = None
+
+    def __post_init__(self) -> None:
+        wrong = [
+            f"{name}={one!r}" for name, one in (
+                ("compute_dtype", self.compute_dtype), ("reduce_dtype", self.reduce_dtype))
+            if one is not None and not (isinstance(one, torch.dtype) and one.is_floating_point)
+        ]
+        if wrong:
+            raise ShardTypeError(
+                message("Gather(compute_dtype=, reduce_dtype=)", f"{len(wrong)} of 2 are no "
+                        "floating-point torch.dtype", "parameters are cast to one before they "
+                        "travel, and gradients before they are summed", wrong, "torch.bfloat16")
+            )
+
+
+AUTOMATIC = Gather()
+"""How they are where nothing is said."""
+
+_LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
+
+
+def policies_of(
+    module: nn.Module, given: Mapping[str, Any] | bool | None
+) -> Iterator[tuple[str, nn.Module, Gather | None]]:
+    """The modules that have a group of their own, with their names: the module itself, and the
+    outermost members of its lists; or those that patterns match, and the module itself. If one
+    pattern matches modules that contain each other, it applies to the outermost."""
+    if given is None or given is True:
+        yield "", module, AUTOMATIC
+        inside: list[str] = []
+        for path, part in module.named_modules():
+            if isinstance(part, _LISTS) and path not in inside and not _is_in(path, inside):
+                for name, member in part.named_children():
+                    inside.append(f"{path}.{name}" if path else name)
+                    yield inside[-1], member, AUTOMATIC
+        return
+    if given is False:
+        return
+    matched = False
+    inner: dict[str, list[str]] = {}
+    for path, part in module.named_modules():
+        for pattern, policy in given.items():
+            if fnmatchcase(path, pattern):
+                above = inner.setdefault(pattern, [])
+                if _is_in(path, above):
+                    break
+                above.append(path)
+                matched |= part is module
+                yield path, part, Gather() if policy is True else policy or None
+                break
+    if not matched:
+        yield "", module, Gather()
+
+
+def _is_in(path: str, others: list[str]) -> bool:
+    return any(path.startswith(f"{one}." if one else "") for one in others)
+
+
+def check_gather(module: nn.Module, given: Any) -> None:
+    """Check what says which modules have groups.
+
+    Raises:
+        LayoutError: a pattern that matches no module.
+        ShardTypeError: not a map, or what it maps to is no Gather, nor a bool.
+    """
+    if given is None or isinstance(given, bool):
+        return
+    wrong = [f"{given!r}"] if not isinstance(given, Mapping) else [
+        f"{name!r}: {policy!r}" for name, policy in given.items()
+        if not (isinstance(name, str) and (policy is None or isinstance(policy, (bool, Gather))))
+    ]
+    if wrong:
+        raise ShardTypeError(
+            message("distribute_module(gather=)", f"{len(wrong)} parts are of other types",
+                    "gather is True, False, or a map from patterns of module names to Gather(...), "
+                    "True or False", wrong,
+                    'gather={"layers.*": weft.nn.Gather(free=False)}')
+        )
+    paths = [path for path, _ in module.named_modules()]
+    idle = [pattern for pattern in given if not any(fnmatchcase(one, pattern) for one in paths)]
+    if idle:
+        raise LayoutError(
+            message("distribute_module(gather=)", f"{len(idle)} of {len(given)} patterns match "
+                    f"none of the {len(paths)} names of modules", "every pattern matches at least "
+                    "one module", [repr(one) for one in idle],
+                    "print([name for name, _ in module.named_modules()])")
+        )

@@ -1,0 +1,194 @@
+"""The cuts of one factor: at which offsets the axes that shard it divide it.
+
+Axes that shard one factor must agree on one order and one vector of cuts. These come from the
+operand with the most bytes that already has them, or from another operand if that requires less of
+the busiest rank: of three operands on one rank, on both, and on the other, the cuts of the second.
+Where a factor leads a compound dim, its cuts are multiples of the product of the dim's other
+factors. Cuts that are not move to the nearest multiples: an exchange of a few rows, not a gather.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+from weft.core import Layout, default_cuts, filled_cuts
+from weft.propagate.choose import Frame
+from weft.propagate.cuts import busiest, fairest, nearest
+from weft.propagate.local import window_of
+from weft.rules import AnyWindow, Rule
+
+__all__ = ["Cuts", "cuts_of_factor", "default_of", "scaled"]
+
+Cuts = tuple[int, ...] | None
+"""Cuts in units of a factor; None means the default."""
+
+
+def cuts_of_factor(
+    frame: Frame, layouts: Sequence[Layout], factor: str, axes: Sequence[int]
+) -> tuple[tuple[int, ...], Cuts]:
+    """(order of axes, cuts) for the axes that shard a factor. The last axis is dropped if the
+    op refuses empty shards and the factor has too few elements."""
+    places = frame.leads[factor]
+    if factor in frame.finished:  # as in the operand that brings it sharded
+        brings = frame.finished[factor]
+        places = [place for place in places if place[0] in brings]
+    operand, dim, inner = places[0]
+    if len(places) > 1:
+        most = (-1, -1.0)
+        for place in places:
+            layout = layouts[place[0]]
+            have = layout.dims[place[1]]
+            score = (sum(axis in have for axis in axes), frame.nbytes[place[0]])
+            if score > most:
+                most, (operand, dim, inner) = score, place
+    layout = layouts[operand]
+    have = layout.dims[dim]
+    order = tuple([axis for axis in have if axis in axes])
+    if len(order) < len(axes):
+        order += tuple([axis for axis in axes if axis not in order])
+    offsets = frame.rule.offsets.get(factor)
+    length = frame.rule.sizes[factor]
+    sizes = [frame.sizes[axis] for axis in order]
+    if factor in frame.rule.nonempty:
+        while sizes and length < math.prod(sizes):
+            order, sizes = order[:-1], sizes[:-1]
+    if offsets is not None:
+        return order, _joined_cuts(frame, layouts, factor, offsets, order)
+    if not order:
+        return order, None
+    if frame.slices and len(places) > 1:
+        home = _home(frame, layouts, places, order, length)
+        if home is not None:
+            return order, home
+    cuts = _units(layout, dim, inner, order, length, sizes, window_of(frame.rule, operand, factor))
+    if len(places) > 1:
+        cuts = _least_moved(frame, layouts, factor, places, order, length, cuts)
+    if factor in frame.rule.nonempty:
+        full = cuts or default_cuts(length, sizes)
+        if any(start == stop for start, stop in pairwise(full)):
+            cuts = filled_cuts(full)
+    return order, cuts
+
+
+def _units(
+    layout: Layout, dim: int, inner: int, order: tuple[int, ...], length: int,
+    sizes: Sequence[int], window: AnyWindow | None,
+) -> Cuts:
+    """The cuts of a dim in units of its leading factor, for axes that may differ from its own."""
+    have = layout.dims[dim]
+    if window is not None:
+        if have != order:
+            return None
+        return window.units(layout.cuts_of(dim), length)
+    if have == order:
+        if inner == 1:
+            return layout.cuts[dim]
+        full = layout.cuts_of(dim)
+    else:
+        # Axes that both begin with keep their cuts; later ones chunk each piece.
+        same = 0
+        while same < min(len(have), len(order)) and have[same] == order[same]:
+            same += 1
+        if same == 0:
+            return None
+        step = math.prod(layout.mesh.axis_sizes[axis] for axis in have[same:])
+        full = layout.cuts_of(dim)[::step]
+        rest = sizes[same:]
+        fine = [0]
+        units = [nearest(cut, inner) for cut in full]
+        for start, stop in pairwise(units):
+            fine += [start + cut for cut in default_cuts(stop - start, rest)[1:]]
+        return tuple(fine)
+    return tuple([nearest(cut, inner) for cut in full])
+
+
+def _home(
+    frame: Frame, layouts: Sequence[Layout], places: Sequence[tuple[int, int, int]],
+    order: tuple[int, ...], length: int,
+) -> tuple[int, ...] | None:
+    """Where slices meet: at the cuts of an operand that is none, else in the middle of what they
+    are slices of. They read there what they lack; operands that are no slices would have to move.
+    None where operands of both sorts have cuts of their own."""
+    fixed: set[tuple[int, ...]] = set()
+    middles: dict[tuple[int, ...], list[int]] = {}
+    for operand, dim, inner in places:
+        layout, of = layouts[operand], frame.slices[operand]
+        if layout.dims[dim] != order:
+            continue
+        if of is None or of[0].dims[dim] != order:
+            fixed.add(layout.cuts_of(dim))
+        elif inner == 1:
+            middles.setdefault(of[0].cuts_of(dim), []).append(of[1][dim])
+    if len(fixed) == 1 and middles:
+        return fixed.pop()
+    if fixed or len(middles) != 1 or frame.rule.windows:
+        return None
+    ((cuts, starts),) = middles.items()
+    middle = (min(starts) + max(starts)) // 2
+    return (0, *[min(max(cut - middle, 0), length) for cut in cuts[1:-1]], length)
+
+
+def _least_moved(
+    frame: Frame, layouts: Sequence[Layout], factor: str,
+    places: Sequence[tuple[int, int, int]], order: tuple[int, ...], length: int, cuts: Cuts,
+) -> Cuts:
+    """The given cuts of a factor, or other cuts that operands have, or the default, if these
+    require less of the busiest rank; or the same, and leave it with less."""
+    sizes = [frame.sizes[axis] for axis in order]
+    default = default_cuts(length, sizes)
+    held: list[tuple[tuple[int, ...], float]] = []
+    for operand, dim, inner in places:
+        layout = layouts[operand]
+        if layout.dims[dim] == order:
+            window = window_of(frame.rule, operand, factor)
+            own = _units(layout, dim, inner, order, length, sizes, window) or default
+            row = frame.nbytes[operand] * (len(own) - 1) / max(length, 1)
+            held.append((own, row * (2 if frame.grads[operand] else 1)))
+    options = list(dict.fromkeys([cuts or default, *[own for own, _ in held], default]))
+    if len(options) == 1 or len(held) < 2:
+        return cuts
+    best = min(options, key=lambda option: (
+        busiest(option, held), max([stop - start for start, stop in pairwise(option)])
+    ))
+    return None if best == default else best
+
+
+def _joined_cuts(
+    frame: Frame, layouts: Sequence[Layout], factor: str, offsets: Sequence[int],
+    order: tuple[int, ...],
+) -> tuple[int, ...]:
+    """Cuts of a concatenation: the default, or those of one operand with the first and the last
+    shard taking what lies before and after it."""
+    length = frame.rule.sizes[factor]
+    held: list[tuple[tuple[int, ...], float]] = []
+    options = [default_cuts(length, [frame.sizes[axis] for axis in order])]
+    for operand, dim, _ in frame.leads[factor]:
+        layout, offset = layouts[operand], offsets[operand]
+        own = tuple([offset + cut for cut in layout.cuts_of(dim)])
+        if layout.dims[dim] == order:
+            options.append((0, *own[1:-1], length))
+            row = frame.nbytes[operand] * (len(own) - 1) / max(layout.shape[dim], 1)
+            held.append((own, row))
+    return fairest(options, held)
+
+
+def default_of(layout: Layout, dim: int) -> tuple[int, ...]:
+    """The default cuts of a dim."""
+    return default_cuts(
+        layout.shape[dim], [layout.mesh.axis_sizes[axis] for axis in layout.dims[dim]]
+    )
+
+
+def scaled(
+    rule: Rule, layout: Layout, factors: Sequence[str], axes: Sequence[int], units: Cuts
+) -> Cuts:
+    """A dim's cuts, from those of its leading factor."""
+    if len(factors) == 1:
+        return units
+    if units is None:
+        sizes = [layout.mesh.axis_sizes[axis] for axis in axes]
+        units = default_cuts(rule.sizes[factors[0]], sizes)
+    inner = math.prod([rule.sizes[name] for name in factors[1:]])
+    return tuple([unit * inner for unit in units])
