@@ -29,6 +29,8 @@ def bench() -> None:
 bench.add_command(Later("attention", "bench.attention",
                         "Bytes, memory and time of attention over a sharded sequence."))
 bench.add_command(Later("calls", "bench.side_by_side", "The cost of a call.", ("rich",)))
+bench.add_command(Later("field", "bench.field",
+                        "Bytes, memory and time of sharded fields."))
 bench.add_command(Later("links", "bench.links",
                         "Latency and bandwidth of each mesh axis, for the planner."))
 bench.add_command(Later("redistribute", "bench.redistribute",

@@ -69,6 +69,46 @@ def _padded(mode: str) -> Field:
     )
 
 
+def _by_slices(u: Tensor) -> Tensor:
+    """Three steps between walls: reads are joined in the third."""
+    for _ in range(3):
+        inner = u[:, :, 1:-1, 1:-1]
+        around = u[:, :, :-2, 1:-1] + u[:, :, 2:, 1:-1] + u[:, :, 1:-1, :-2] + u[:, :, 1:-1, 2:]
+        new = u.clone()
+        new[:, :, 1:-1, 1:-1] = (inner + 0.1 * (around - 4 * inner)).sin()
+        u = new
+    return u
+
+
+def _by_rolls(u: Tensor) -> Tensor:
+    for _ in range(3):
+        around = u.roll(1, 2) + u.roll(-1, 2) + u.roll(1, 3) + u.roll(-1, 3)
+        u = (u + 0.1 * (around - 4 * u)).sin()
+    return u
+
+
+def _in_place(u: Tensor) -> Tensor:
+    u = u.clone()
+    for _ in range(3):
+        u[:, :, 1:-1] += 0.1 * (u[:, :, 2:] - u[:, :, :-2]).sin()
+    return u
+
+
+def _by_fluxes(u: Tensor) -> Tensor:
+    for _ in range(3):
+        flow = (u[:, :, 1:] + u[:, :, :-1]) * (u[:, :, 1:] - u[:, :, :-1])
+        inner = u[:, :, 1:-1] - 0.1 * (flow[:, :, 1:] - flow[:, :, :-1])
+        u = torch.cat([u[:, :, :1], inner, u[:, :, -1:]], 2)
+    return u
+
+
+def _apart(u: Tensor) -> Tensor:
+    """Slices of slices, one of which is used where it lies as well."""
+    some = u[:, :, 2:]
+    inner = some[:, :, :-1, 1:]
+    return (inner - u[:, :, :-3, :-1]) * inner.exp() + (some * 1.5)[:, :, 1:, 1:]
+
+
 def _pool(name: str, function: Callable[..., Any], num: int, *args: Any, **options: Any) -> Field:
     return Field(name, lambda x: function(x, *args, **options), ((2, 3, *(8, 7, 3)[:num]),))
 
@@ -105,6 +145,10 @@ FIELDS = [
     Field("pad_circular", lambda x: F.pad(x, (7, 7, 8, 1), "circular"), ((2, 3, 8, 7),)),
     Field("pad_cropped", lambda x: F.pad(x, (1, 2, 3, -1), "circular"), ((2, 3, 8, 7),)),
     Field("windows", lambda x: x.unfold(2, 3, 2).unfold(3, 2, 1), ((2, 3, 8, 7),)),
+    *[Field(one.__name__[1:], one, ((2, 3, 8, 7),))
+      for one in (_by_slices, _by_rolls, _in_place, _by_fluxes, _apart)],
+    Field("gradients", lambda x: torch.stack(torch.gradient(x, dim=(2, 3))), ((2, 3, 8, 7),)),
+    Field("diff", lambda x: x.diff(n=2, dim=2, prepend=x[:, :, :1]), ((2, 3, 8, 7),)),
     Field("unfold", lambda x: F.unfold(x, 3, padding=1), ((2, 3, 8, 7),), 1),
     Field("unfold_and_fold", lambda x: F.fold(
         F.unfold(x, (3, 2), 1, (1, 0), (2, 1)), (8, 7), (3, 2), 1, (1, 0), (2, 1)),

@@ -217,9 +217,17 @@ def _unfold_rule(call: Call, wants_grad: Any) -> str | None:
 
 
 def _unfold_on_box(call: Call, boxed: Boxed) -> Local:
-    if not boxed.is_idle:
-        return None, boxed.args, boxed.kwargs
-    return lambda x, *args, **kwargs: nothing_of(x, boxed.shapes[0]), boxed.args, boxed.kwargs
+    """A copy, in the order of a view: windows of a box overlap, and what moved may be written."""
+    ndim = len(call.tensors[0].shape)
+    dim, size, step = call.args[1] % ndim, call.args[2], call.args[3]
+
+    def unfold(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if boxed.is_idle:
+            return nothing_of(x, boxed.shapes[0])
+        windows = x.unfold(dim, size, step).movedim(-1, dim + 1)
+        return windows.clone(memory_format=torch.contiguous_format).movedim(dim + 1, -1)
+
+    return unfold, boxed.args, boxed.kwargs
 
 
 PAGE = page(

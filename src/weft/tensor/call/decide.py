@@ -185,7 +185,7 @@ class Builder:
             made = self._meta(layout, meta, self.differentiable(meta, grad), alias)
             self.metas[slot.index] = made
         if decision is not None:
-            self._slice(decision)
+            self._slice(decision, self.metas)
         base = self.slots[0] if self.facts.is_view and self.shares() and not alias else None
         return Function(outside.computed(self.trace, self.op, base, self.metas))
 
@@ -220,11 +220,11 @@ class Builder:
             local = folding(self.name, local, decision, self.mesh)
         if self.target is not None:
             return self._in_place(decision, moves, varying, local, args, kwargs, algorithm)
-        brought = any(decision.reads) or (algorithm is not None and (
+        brought = any(decision.reads) or decision.runs is not None or (algorithm is not None and (
             isinstance(algorithm, ops.Kernel) or bool(algorithm.communicates)
         ))
         results = self._results(decision, moves, varying, any(wants), brought)
-        slice_of = self._slice(decision)
+        slice_of = self._slice(decision, self.metas)
         anchor = () if isinstance(algorithm, ops.Local) else self._anchored(decision, wants)
         self.by_form = self._is_by_form(decision) and not anchor
         return Step(
@@ -233,8 +233,11 @@ class Builder:
             left_whole=self._left_whole(decision) if any(moves) else None,
         )
 
-    def _slice(self, decision: Decision) -> tuple[int, tuple[int, ...]] | None:
-        """Of a slice of a sharded dim, or of such a slice, its operand and where it begins."""
+    def _slice(
+        self, decision: Decision, metas: dict[int, Meta]
+    ) -> tuple[int, tuple[int, ...]] | None:
+        """Of a slice of a sharded dim, or of such a slice, its operand and where it begins; what it
+        becomes, in `metas`, remembers that."""
         slot, starts = self.slots[0], decision.starts
         base = self.tensors[slot]
         if starts is None or type(base) is not ShardTensor or not self.shares():
@@ -243,13 +246,13 @@ class Builder:
         (result,) = slots_of(self.op.results)
         layout = meta.layout
         cut = any(
-            axes and length != self.metas[result.index].shape[dim]
+            axes and length != metas[result.index].shape[dim]
             for dim, (axes, length) in enumerate(zip(layout.dims, layout.shape))
         )
         if layout.is_partial or not (cut or meta.slice_of):
             return None
         of, first = meta.slice_of or (layout, (0,) * layout.ndim)
-        self.metas[result.index] = self.metas[result.index].as_slice(
+        metas[result.index] = metas[result.index].as_slice(
             of, tuple([one + other for one, other in zip(first, starts)]))
         return slot, starts
 

@@ -125,8 +125,8 @@ class Sizes:
         """None where lengths of some value do not follow from those of the call's tensors."""
         num = composer.num_given
         layouts = tuple([layout_of(one, composer.mesh) for one in composer.values[:num]])
-        if any(step.anchor for step in program.steps):
-            return None  # of a rank whose shard is empty
+        if any(step.anchor or step.slice_of for step in program.steps):
+            return None  # of a rank whose shard is empty; or slices, which remember their offsets
         known: list[Sized] = []
         for builder in composer.built:
             found = sources_of(builder)

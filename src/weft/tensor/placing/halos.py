@@ -36,7 +36,7 @@ __all__ = ["Halo", "Slice", "read", "slice_of"]
 
 MAX_RECORDS = 4096
 MEMORY = 6, 2
-"""How many reads before a read tell which it is; fewer, where so many have not been seen."""
+"""How many calls before a read tell which it is; fewer, where so many have not been seen."""
 
 WASTE = 1.25
 """A box may have so many times the bytes of the reads that it serves: corners."""
@@ -62,7 +62,9 @@ class _Reads:
     """What the program has read of others' shards, on one mesh."""
 
     def __init__(self) -> None:
-        self.recent: tuple[Transition | None, ...] = (None,) * MEMORY[0]
+        self.recent: tuple[Any, ...] = (None,) * MEMORY[0]
+        """Per call, what it read, and of which tensor: how many were read first since that was."""
+        self.begun = 0
         self.records: dict[Any, Record] = {}
         self.joint: dict[tuple[Transition, ...], Transition | None] = {}
         self.parts: dict[tuple[Transition, Transition], Parts] = {}
@@ -89,15 +91,18 @@ class Halo:
         state: the local tensor, its version, its address, and whether a graph is recorded.
         record: of this value. left: how often the box will be read.
         joint: to the box that serves several reads; None where there is none.
+        number: of the values that were read before it.
         box: once it was fetched, until its last read.
     """
 
-    __slots__ = ("box", "joint", "left", "record", "state")
+    __slots__ = ("box", "joint", "left", "number", "record", "state")
 
     def __init__(
-        self, state: tuple[Any, ...], record: Record, joint: Transition | None, left: int
+        self, state: tuple[Any, ...], record: Record, joint: Transition | None, left: int,
+        number: int = 0,
     ) -> None:
         self.state, self.record, self.joint, self.left = state, record, joint, left
+        self.number = number
         self.box: Tensor | None = None
 
     def serve(self, reads: _Reads, need: Transition) -> Tensor | None:
@@ -142,7 +147,7 @@ def read(
     if halo is None or halo.state[0] is not local or halo.state[1:] != state[1:]:
         halo = _begun(reads, state, needs)
     halo.record.add(needs)
-    reads.recent = (*reads.recent, *needs)[-MEMORY[0]:]
+    reads.recent = (*reads.recent[1:], (tuple(needs), reads.begun - halo.number))
     out = [halo.serve(reads, need) for need in needs]
     lacking = list(dict.fromkeys([need for need, box in zip(needs, out) if box is None]))
     joint = reads.joined(lacking) if len(lacking) > 1 else None
@@ -155,6 +160,7 @@ def read(
 def _begun(reads: _Reads, state: tuple[Any, ...], needs: Sequence[Transition]) -> Halo:
     """The first read of a value: as the tensor was read that was last read first after the same
     reads."""
+    reads.begun += 1
     keys = [(reads.recent[-count:], needs[0]) for count in MEMORY]
     before = next((reads.records[key] for key in keys if key in reads.records), None)
     record = Record()
@@ -163,8 +169,8 @@ def _begun(reads: _Reads, state: tuple[Any, ...], needs: Sequence[Transition]) -
     if before is not None and before.count > 1:
         joint = reads.joined(before.needs)
         if joint is not None:
-            return Halo(state, record, joint, before.count)
-    return Halo(state, record, None, 0)
+            return Halo(state, record, joint, before.count, reads.begun)
+    return Halo(state, record, None, 0, reads.begun)
 
 
 def _joint(needs: Sequence[Transition]) -> Transition | None:
@@ -294,6 +300,8 @@ class Slice:
         base, local = self.base, self.local
         if tensor._local is not self.mine or base._local is not local or (
             type(local) is Moved or local.requires_grad != self.mine.requires_grad
+            # `base.data = other` leaves its slices what they were.
+            or local.untyped_storage()._cdata != self.mine.untyped_storage()._cdata
         ):
             return None
         table = move.mesh.cache.setdefault("needs of slices", {})

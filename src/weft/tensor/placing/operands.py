@@ -171,7 +171,7 @@ def _boxes(
         if views is None:
             views = base._memo = OperandCache()
         halo, boxes = read(base, local, views.halo, [need for _, need, _, _ in reads])
-        if halo is not None and halo.box is not None and local.requires_grad and not views.halo:
+        if halo is not None and halo is not views.halo and local.requires_grad:
             _forget_in_backward(views)
         views.halo = halo
         for (place, _, part, move), box in zip(reads, boxes):

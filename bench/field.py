@@ -1,0 +1,85 @@
+"""`weft bench field`: sharded fields, their bytes, memory and time."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+
+import weft
+from bench.field_programs import PROGRAMS, field_of
+from weft.cli.launch import RanksFailed, events
+from weft.cli.terminal import explained
+from weft.testing import peak_memory
+
+__all__ = ["counted", "field"]
+
+_RANKS = str(Path(__file__).parent / "field_ranks.py")
+_STEPS = 4
+"""Steps before one is counted: by then weft knows what a step reads."""
+
+
+@click.command()
+@click.option("--size", default=1024, show_default=True, type=click.IntRange(min=16),
+              help="Rows and columns of the field.")
+@click.option("--rounds", default=11, show_default=True, type=click.IntRange(min=1),
+              help="Rounds of the interleaving.")
+@explained
+def field(size: int, rounds: int) -> None:
+    """Bytes, memory and time of a stencil and a small U-Net on a field of sharded rows.
+
+    Bytes that a rank receives in one step, and its peak of memory against its share of one
+    process's, on 1, 2 and 4 simulated ranks. Then the time of a step of 2 gloo ranks on this
+    machine, by weft, by gathering the field, and by torch's DTensor where it runs, beside one
+    process alone.
+    """
+    click.echo(f"A field of {size} x {size} float32, one step\n")
+    click.echo(f"{'':10}{'ranks':>6}{'bytes':>10}{'exchanges':>11}{'memory':>8}")
+    for name in PROGRAMS:
+        alone = _alone(name, size)
+        for ranks in (1, 2, 4):
+            found = weft.testing.run(lambda mesh, name=name: counted(mesh, name, size),
+                                     mesh={"x": ranks})
+            nbytes, exchanges, peak = (max(its) for its in zip(*found))
+            click.echo(f"{name:10}{ranks:6}{nbytes:10,}{exchanges:11}{peak * ranks / alone:8.2f}")
+    click.echo(f"\nMilliseconds of a step on 2 gloo ranks, medians of {rounds} rounds\n")
+    systems = ("one process", "weft", "gathered", "DTensor")
+    click.echo(f"{'':10}" + "".join(f"{system:>13}" for system in systems))
+    asked = {"programs": list(PROGRAMS), "size": size, "rounds": rounds, "ranks": 2}
+    try:
+        for event in events(2, _RANKS, asked):
+            times: dict[str, Any] = event["milliseconds"]
+            cells = [f"{times[one]:13.2f}" if one in times else f"{'-':>13}" for one in systems]
+            click.echo(f"{event['program']:10}" + "".join(cells))
+            for system, fault in event["faults"].items():
+                click.echo(f"{'':10}{system}: {fault}")
+    except RanksFailed as failed:
+        click.echo(str(failed), err=True)
+        sys.exit(1)
+
+
+def _alone(name: str, size: int) -> int:
+    """The peak of memory of one process."""
+    step, make = PROGRAMS[name]
+    model, given = make(), field_of(size)
+    with peak_memory(model, given) as memory:
+        step(model, given)
+    return memory.peak
+
+
+def counted(mesh: Any, name: str, size: int) -> tuple[int, int, int]:
+    """Bytes that this rank receives of fields in one step, exchanges, and the peak of memory."""
+    step, make = PROGRAMS[name]
+    torch.manual_seed(1)
+    model = weft.distribute_module(make(), mesh)
+    given = weft.distribute_tensor(field_of(size), mesh, weft.P(None, None, "x"))
+    for _ in range(_STEPS):
+        step(model, given.clone())
+    given = given.clone()
+    with peak_memory(model, given) as memory, weft.explain() as log:
+        step(model, given)
+    moved = [event.nbytes for event in log.events if event.collective != "AllReduce"]
+    return sum(moved), len(moved), memory.peak

@@ -1,0 +1,103 @@
+"""Slices of one sharded tensor that calls align: gradients of the slices, writes in between."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import weft
+from weft import P
+
+
+def gradients_of_slices(u: Tensor) -> list[Tensor]:
+    """The gradient of a slice is its own, whoever asks for it, before it is used or after."""
+    a, b, seen = u[2:], u[:-2], []
+    out = (a - b) ** 2
+    a.register_hook(seen.append)
+    found = [*torch.autograd.grad(out.sum() + a.sum(), [a, u]), *seen]
+    c = u[1:-1]
+    c.retain_grad()
+    (c * u[2:] - u[:-2] * c).sum().backward()
+    assert c.grad is not None and u.grad is not None
+    found += [c.grad, u.grad]
+    outer = u[1:]
+    cubes = (outer[1:] - u[:-2]) ** 3
+    found += torch.autograd.grad(cubes.sum(), outer)
+    d = u[3:]
+    return [*found, *torch.autograd.grad((d * u[:-3]).sum(), d, create_graph=True)]
+
+
+def writes_in_between(u: Tensor) -> list[Tensor]:
+    """What is read is what stands there."""
+    u = u.detach().clone()
+    after, found = u[2:], []
+    for write in (lambda: None, lambda: u[4:9].fill_(7.0), lambda: u.data.mul_(2),
+                  lambda: after.add_(1), lambda: u.copy_(u.flip(0))):
+        write()
+        found.append(after - u[:-2])
+    before = u[2:]
+    u.data = u.data * 3
+    found.append(before - u[:-2])
+    detached = after.detach()
+    return [*found, detached - u[:-2], u[1:].t()[:, 1:] - u[:-2].t()]
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+@pytest.mark.parametrize("program", [gradients_of_slices, writes_in_between])
+def test_as_on_one_rank(program: Any, ranks: int) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(16, 5, dtype=torch.float64)
+
+    def on_rank(mesh: Any) -> list[Tensor]:
+        u = weft.distribute_tensor(x, mesh, P("x"), src_data_rank=None).requires_grad_()
+        return [one.detach().full_tensor() for one in program(u)]
+
+    due = [one.detach() for one in program(x.clone().requires_grad_())]
+    for found in weft.testing.run(on_rank, mesh={"x": ranks}):
+        for mine, one in zip(found, due, strict=True):
+            torch.testing.assert_close(mine, one, rtol=1e-12, atol=1e-12)
+
+
+def collectives(mesh: Any, step: Any, times: int) -> list[list[tuple[str, int]]]:
+    torch.manual_seed(0)
+    u = weft.distribute_tensor(torch.randn(16, 4), mesh, P("x"))
+    found = []
+    for _ in range(times):
+        with weft.explain() as log:
+            u = step(u)
+        found.append([(event.collective, event.nbytes) for event in log.events])
+    return found
+
+
+def one_sided(u: Tensor) -> Tensor:
+    return u - 0.1 * (u - u.roll(1, 0)) * (u.roll(1, 0) - u.roll(2, 0))
+
+
+def far_apart(u: Tensor) -> Tensor:
+    return u.roll(1, 0) + u.roll(8, 0)
+
+
+def test_reads_are_joined_as_they_were() -> None:
+    """Nothing that nobody reads: rows on one side; a box with a wide gap is none."""
+    row = 4 * 4
+    *_, last = weft.testing.run(lambda mesh: collectives(mesh, one_sided, 4), mesh={"x": 4})[1]
+    assert last == [("Halo", 2 * row)]
+    *_, last = weft.testing.run(lambda mesh: collectives(mesh, far_apart, 4), mesh={"x": 4})[1]
+    assert last == [("Halo", row), ("Halo", 4 * row)]
+
+
+def test_another_program_after_a_loop() -> None:
+    """What was foreseen wrongly costs rows at most; a tensor that is read less often keeps none."""
+    def program(mesh: Any) -> Tensor:
+        u = weft.distribute_tensor(torch.arange(24.0), mesh, P("x"))
+        for times in (4, 1, 4):
+            for _ in range(times):
+                u = one_sided(u) if times == 4 else u.roll(1, 0)
+        return u.full_tensor()
+
+    due = weft.testing.run(program, mesh={"x": 1})[0]
+    for found in weft.testing.run(program, mesh={"x": 3}):
+        assert torch.equal(found, due)
