@@ -77,8 +77,8 @@ def main() -> None:
                 for exhibit in EXHIBITS]
     sys.stdout.write(HEAD.format(version=torch.__version__.split("+")[0],
                                  totals=_totals(all_told)))
-    for exhibit, told in zip(EXHIBITS, all_told):
-        sys.stdout.write("\n" + _row(exhibit, told))
+    for exhibit, each in zip(EXHIBITS, all_told):
+        sys.stdout.write("\n" + _row(exhibit, each))
 
 
 if __name__ == "__main__":
