@@ -13,7 +13,7 @@ export OMP_NUM_THREADS ?= 1
 WORKERS ?= auto
 TESTS := $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4
 
-.PHONY: test demo check bench sweep soundness setup
+.PHONY: test demo check bench docs sweep soundness setup
 
 test: $(STAMP)
 	$(if $(ARGS),$(TESTS) -n 0 $(ARGS),$(TESTS) --ignore tests/dist)
@@ -30,6 +30,9 @@ check: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m bench $(ARGS)
 
+docs: $(VENV)/.docs
+	$(BIN)/python -m mkdocs build
+
 soundness: $(STAMP)
 	$(BIN)/python -m tests.soundness $(ARGS)
 
@@ -44,4 +47,8 @@ $(STAMP): requirements.txt pyproject.toml setup.py $(wildcard src/weft/*/*.c)
 	$(BIN)/python -m pip install $(TORCH)
 	$(BIN)/python -m pip install -r requirements.txt
 	$(BIN)/python -m pip install --no-deps --no-build-isolation -e .
+	touch $@
+
+$(VENV)/.docs: $(STAMP) requirements-docs.txt
+	$(BIN)/python -m pip install -r requirements-docs.txt
 	touch $@

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from pathlib import Path
 
+import weft
+
 REPOSITORY = Path(__file__).parents[2]
-PAGES = [*sorted(REPOSITORY.glob("*.md")), *sorted((REPOSITORY / "docs").glob("*.md"))]
+DOCS = REPOSITORY / "docs"
+PAGES = [*sorted(REPOSITORY.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
 
 
 def anchors(page: str) -> set[str]:
@@ -35,6 +39,26 @@ def test_every_page_is_linked_from_readme() -> None:
     readme = (REPOSITORY / "README.md").read_text()
     assert [path.name for path in (REPOSITORY / "docs").glob("*.md")
             if f"(docs/{path.name})" not in readme] == []
+
+
+def test_the_navigation_of_the_site_names_every_page() -> None:
+    """Once each; `make docs` itself fails where a page of the navigation is missing."""
+    navigation = (REPOSITORY / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
+    named = re.findall(r"^ +- (\S+\.md)$", navigation, re.MULTILINE)
+    assert sorted(named) == sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md"))
+
+
+def test_the_reference_names_every_public_name() -> None:
+    page = (DOCS / "api.md").read_text()
+    named = re.findall(r"^::: (\S+)$", page, re.MULTILINE)
+    assert [each for each in named if not _is_there(each)] == []
+    rooms = {"collectives", "spmd", "testing"}
+    assert {*weft.__all__} - rooms - {each.rpartition(".")[2] for each in named} == set()
+
+
+def _is_there(name: str) -> bool:
+    module, _, last = name.rpartition(".")
+    return hasattr(importlib.import_module(module), last)
 
 
 def test_broken_links_are_found() -> None:

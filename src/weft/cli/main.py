@@ -8,7 +8,7 @@ import sys
 import click
 
 from weft._version import __version__
-from weft.cli.later import OutsideCommand
+from weft.cli.later import Later, OutsideCommand
 from weft.cli.layouts import plan, show
 
 __all__ = ["main"]
@@ -25,6 +25,8 @@ def main() -> None:
 main.add_command(OutsideCommand("examples", "demo", "Train one transformer over four ranks.",
                                 ("rich", "matplotlib")))
 main.add_command(OutsideCommand("", "bench", "Measure what weft costs, here."))
+main.add_command(Later("doctor", "weft.cli.doctor",
+                       "Say what is installed, and whether ranks run."))
 main.add_command(plan)
 main.add_command(show)
 
