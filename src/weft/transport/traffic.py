@@ -9,6 +9,7 @@ own (as it does for accelerators).
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -64,6 +65,27 @@ class Log:
             totals[key] = totals.get(key, 0) + event.nbytes
         return totals
 
+    def summary(self) -> str:
+        """Bytes received by axis, by op and by source line, the most first, in 80 columns.
+
+        Lines of files below the working folder are named from there. Bytes are decimal.
+        """
+        kinds = {
+            "axis": lambda event: ",".join(event.axes), "op": lambda event: event.op,
+            "line": lambda event: _short(event.line),
+        }
+        lines = [f"{len(self.events)} collectives, {_bytes(self.nbytes)} received"]
+        for kind, of in kinds.items():
+            totals: dict[str, tuple[int, int]] = {}
+            for event in self.events:
+                count, nbytes = totals.get(of(event), (0, 0))
+                totals[of(event)] = count + 1, nbytes + event.nbytes
+            lines.append(f"by {kind}")
+            for name, (count, nbytes) in sorted(totals.items(), key=lambda each: -each[1][1]):
+                shown = name if len(name) <= 50 else "..." + name[-47:]
+                lines.append(f"  {shown or '-':50}{count:>10}{_bytes(nbytes):>14}")
+        return "\n".join(lines)
+
     def __str__(self) -> str:
         head = ("op", "line", "transition", "over", "collective", "bytes", "direction", "reason")
         rows = [
@@ -78,6 +100,23 @@ class Log:
             for row in (head, *rows)
         ]
         return "\n".join([*lines, f"{len(rows)} collectives, {self.nbytes} bytes received"])
+
+
+def _bytes(nbytes: int) -> str:
+    """Three digits and a unit: 180 bytes, 12.6 MB."""
+    if nbytes < 1000:
+        return f"{nbytes} bytes"
+    units = ("kB", "MB", "GB", "TB", "PB")
+    size, unit = nbytes / 1000, 0
+    while size >= 999.5 and unit < len(units) - 1:
+        size, unit = size / 1000, unit + 1
+    return f"{size:.3g} {units[unit]}"
+
+
+def _short(line: str) -> str:
+    """A source line, from the working folder if its file lies below it."""
+    folder = os.getcwd() + os.sep
+    return line.removeprefix(folder)
 
 
 class _State:
