@@ -60,7 +60,8 @@ def nested(call: Call, layouts: Sequence[Layout], wants_grad: Any) -> Decision |
         cuts = _stretches(layout, lefts, sharded)
         axes = tuple([axis for dim in sharded for axis in layout.dims[dim]])
         sizes = [layout.mesh.axis_sizes[axis] for axis in axes]
-        made = cuts and _boxes(cuts, axes, sizes, [result.shape[dim] for dim in rights])
+        lengths = [result.shape[dim] for dim in rights]
+        made = _boxes(cuts, axes, sizes, lengths) if cuts else None
         if not made:
             return None
         placed[rights.start : rights.stop] = made
@@ -107,7 +108,7 @@ def _boxes(
     """How dims of these lengths are sharded whose joined dim these axes cut so; None where a shard
     would be no box."""
     if not axes:
-        return [((), None)] * len(lengths)
+        return list[Placed]([((), None)] * len(lengths))
     if not lengths:
         return None
     length, rest = lengths[0], lengths[1:]
