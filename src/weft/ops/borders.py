@@ -217,7 +217,9 @@ def _unfold_rule(call: Call, wants_grad: Any) -> str | None:
 
 
 def _unfold_on_box(call: Call, boxed: Boxed) -> Local:
-    """A copy, in the order of a view: windows of a box overlap, and what moved may be written."""
+    """Of a box a copy, in the order of a view: windows overlap, and what moved may be written."""
+    if not any(at.box for at in boxed.dims):
+        return None, boxed.args, boxed.kwargs
     ndim = len(call.tensors[0].shape)
     dim, size, step = call.args[1] % ndim, call.args[2], call.args[3]
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from weft.comm import this_world
+from weft.tensor import members, operators, shard_tensor
 from weft.tensor.call.dispatch import SPECIAL
 from weft.tensor.modes import DEBUG, is_inside_region, num_dispatch_modes
 from weft.tensor.placing import replicas
@@ -23,7 +24,8 @@ from weft.tensor.trace.trees import flatten
 __all__ = ["install"]
 
 _Tensor = torch.Tensor
-_CLASS, _OURS = ShardTensor.__module__, __name__.split(".")[0] + "."
+_METHODS = frozenset(one.__name__ for one in (members, operators, shard_tensor))
+_OURS = __name__.split(".")[0] + "."
 
 
 def install() -> None:
@@ -52,8 +54,9 @@ def install() -> None:
 
 
 def _is_ours(frame: FrameType | None) -> bool:
-    """Whether weft makes the call: of its own steps no operand is the user's."""
-    while frame is not None and frame.f_globals.get("__name__") == _CLASS:
+    """Whether weft makes the call: of its own steps no operand is the user's. Methods of the class
+    do it for the one who calls them."""
+    while frame is not None and frame.f_globals.get("__name__") in _METHODS:
         frame = frame.f_back
     return frame is not None and frame.f_globals.get("__name__", "").startswith(_OURS)
 
