@@ -95,19 +95,19 @@ def _gathered(
 ) -> Tensor:
     used = sorted({axis for one in tensors if type(one) is ShardTensor
                    for axis in one._meta.layout.sharded_axes})
+    dtypes = [one.abs().dtype if one.dtype.is_complex else one.dtype for one in (
+        torch.empty(0, dtype=one.dtype) for one in tensors)]
+    dtype = reduce(torch.promote_types, dtypes)
     comm: Communicator | None = None
     if len(meshes) > 1:
         comm = _over(meshes)
     elif meshes[0].here is None:
-        return torch.empty(0, device=meshes[0].device)
+        return torch.empty(0, dtype=dtype, device=meshes[0].device)
     elif used:
         comm = meshes[0].comm(tuple(used))
     kept = [
         local_of(one) for one in tensors if comm is None or _keeps(one, comm, used, len(meshes))
     ]
-    dtypes = [one.abs().dtype if one.dtype.is_complex else one.dtype for one in (
-        torch.empty(0, dtype=one.dtype) for one in tensors)]
-    dtype = reduce(torch.promote_types, dtypes)
     wide = torch.promote_types(dtype, torch.float32)
     norms = _norms(kept, order, wide, foreach)
     mine = torch.linalg.vector_norm(torch.stack(norms), order) if norms else torch.zeros(
