@@ -185,7 +185,7 @@ mesh = weft.init_mesh({"x": 3})
 comm = mesh.comm((0,))
 comm.exchange(None)
 if mesh.rank == 1:
-    debug_compare._LONGEST_PAUSE = 0.5  # a slow machine: it reads the outcome when rank 0 is through
+    debug_compare._LONGEST_PAUSE = 0.5  # as if slow: it reads the outcome after rank 0
 if mesh.rank < 2:
     start = time.monotonic()
     try:

@@ -63,8 +63,8 @@ def test_the_others_stop_waiting_in_time(short: GlooWorld, fn, op, other) -> Non
         f"({TIMEOUT} s), and lives until all are done."
     )
     assert mine == (
-        f"  Offenders: rank 0 stopped at {op} (number 2 of its group) over axes (0), ranks 0, 1, at "
-        f"{last_line_of(fn)}"
+        f"  Offenders: rank 0 stopped at {op} (number 2 of its group) over axes (0), ranks 0, 1, "
+        f"at {last_line_of(fn)}"
     )
     assert theirs == (
         "             rank 1 has not been heard of: it did not come here, has ended, or waits "

@@ -1,8 +1,8 @@
 """How ranks leave: in order when a script ends, and with its error when it raises.
 
-What a careless end runs into is told in weft.comm.pending_buffers. It takes luck to see, so these scripts
-bring it about: gloo's threads yield their core to the main thread, which keeps Python's lock from
-its last collective to its end.
+What a careless end runs into is told in weft.comm.pending_buffers. It takes luck to see, so these
+scripts bring it about: gloo's threads yield their core to the main thread, which keeps Python's
+lock from its last collective to its end.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def torchrun(
     script: Path, *arguments: str, num_ranks: int = 4
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*TORCHRUN, str(num_ranks), str(script), *arguments], capture_output=True, text=True, timeout=150,
-        check=False, env={**os.environ, "OMP_NUM_THREADS": "1", "WEFT_TIMEOUT": "300"},
+        [*TORCHRUN, str(num_ranks), str(script), *arguments], capture_output=True, text=True,
+        timeout=150, check=False, env={**os.environ, "OMP_NUM_THREADS": "1", "WEFT_TIMEOUT": "300"},
     )
 
 

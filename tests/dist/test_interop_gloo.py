@@ -304,7 +304,8 @@ def around_calls(mesh: Any) -> Any:
     loaded = ours.weight.full_tensor()
     other.load_state_dict(ours.state_dict())
     assert type(other.weight.data) is DTensor
-    rows = theirs.distribute_tensor(torch.tensor([0, 5, 2]), mesh.device_mesh, [SHARD(0), REPLICATE])
+    at = torch.tensor([0, 5, 2])
+    rows = theirs.distribute_tensor(at, mesh.device_mesh, [SHARD(0), REPLICATE])
     picked = F.embedding(rows, x), x[rows], torch.where(d > 1, x, d)
     y = x * 2
     x.grad = None

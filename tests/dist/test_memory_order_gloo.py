@@ -1,4 +1,4 @@
-"""Views of results whose operands moved, over processes: where one rank failed the others waited."""
+"""Views of results whose operands moved, over processes: where one rank failed others waited."""
 
 from __future__ import annotations
 
