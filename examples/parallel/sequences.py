@@ -1,0 +1,25 @@
+"""Sequences: each rank has a stretch of every text, and nothing of the size of a whole one.
+
+Parameters are fully sharded over the same axis. Attention alone crosses the borders of stretches.
+
+    weft run -n 4 examples/parallel/sequences.py
+    torchrun --nproc-per-node 4 examples/parallel/sequences.py
+"""
+
+from __future__ import annotations
+
+import plain
+import weft
+from weft import P
+
+
+def sharded(num_ranks: int) -> list[float]:
+    mesh = weft.init_mesh({"seq": num_ranks})
+    by_group = weft.nn.Gather(axes="seq")  # only the batch's axis is gathered by default
+    model = weft.distribute_module(
+        plain.make(), mesh, shardings={"*": P("seq")}, gather={"": by_group, "blocks.*": by_group})
+    return plain.train(model, lambda ids: weft.distribute_tensor(ids, mesh, P(None, "seq")))
+
+
+if __name__ == "__main__":
+    plain.beside(sharded(plain.num_ranks()), plain.alone())
