@@ -46,8 +46,8 @@ def nested(call: Call, layouts: Sequence[Layout], wants_grad: Any) -> Decision |
     """Where several sharded dims are joined, or split from one, and blocks remain stretches,
     nothing moves; None where there are none such, or where a block would be torn."""
     layout, source, result = layouts[0], call.tensors[0], call.results[0]
-    if 0 in source.shape or not any(layout.dims):
-        return None
+    if 0 in source.shape or sum(map(len, layout.dims)) < 2:
+        return None  # one axis stays in one dim
     placed: list[Placed] = [((), None)] * len(result.shape)
     several = False
     for lefts, rights in groups(source.shape, result.shape):
