@@ -216,10 +216,17 @@ def _unfold_rule(call: Call, wants_grad: Any) -> str | None:
     return f"{' '.join(given)} -> {' '.join(made)} w!"
 
 
+def _unfold(call: Call, layouts: Layouts, wants_grad: Any) -> Decision | None:
+    """Along a whole dim it is a view of each shard, also of one without elements."""
+    (x,), shape = layouts, call.results[0].shape
+    if not x.ndim or x.dims[call.args[1] % x.ndim]:
+        return None
+    made = Layout.make(x.mesh, shape, [*x.dims, ()], [*x.cuts, None], x.partial)
+    return Decision((x,), (made,))
+
+
 def _unfold_on_box(call: Call, boxed: Boxed) -> Local:
     """Of a box a copy, in the order of a view: windows overlap, and what moved may be written."""
-    if not any(at.box for at in boxed.dims):
-        return None, boxed.args, boxed.kwargs
     ndim = len(call.tensors[0].shape)
     dim, size, step = call.args[1] % ndim, call.args[2], call.args[3]
 
@@ -238,5 +245,6 @@ PAGE = page(
     op("pad", rule(_pad_rule, linear=[0], moves=True, tables=_pad_shifts, on_box=_pad_on_box,
                    serves=_repeats_border), layouts=_pad, compose=_cropped_circle),
     op("constant_pad_nd", layouts=_pad_with_value),
-    op("unfold unfold_copy", rule(_unfold_rule, linear=[0], moves=True, on_box=_unfold_on_box)),
+    op("unfold unfold_copy", rule(_unfold_rule, linear=[0], moves=True, on_box=_unfold_on_box),
+       layouts=_unfold),
 )
