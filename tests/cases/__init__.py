@@ -8,7 +8,6 @@ named and seeded: a trial is reproduced by its id.
 
 from __future__ import annotations
 
-import math
 import os
 import random
 import zlib
@@ -24,7 +23,7 @@ from weft.core import Layout, Mesh
 
 MESHES: tuple[dict[str, int], ...] = ({"x": 2}, {"x": 3}, {"dp": 2, "tp": 2}, {"x": 1})
 
-EFFORT = float(os.environ.get("WEFT_EFFORT", "0.6"))
+EFFORT = float(os.environ.get("WEFT_EFFORT", "0.34"))
 """How many of its `per_mesh` layouts a case tries: 1 is all, 10 are ten times as many."""
 
 PLAIN = "plain"
@@ -146,7 +145,7 @@ def trials(case: Case, meshes: Sequence[Mapping[str, int]] | None = None) -> Ite
     for axes in MESHES if meshes is None else meshes:
         mesh = Mesh(axes)
         options = [_options(case, place, mesh) for place in range(len(case.operands))]
-        limit = math.ceil(EFFORT * case.per_mesh) if mesh.size() > 1 else 1
+        limit = max(1, round(EFFORT * case.per_mesh)) if mesh.size() > 1 else 1
         for names in _combinations(options, limit, seed_of(case.name, str(mesh))):
             layouts = tuple(have[name] for have, name in zip(options, names))
             yield Trial(case, tuple(axes.items()), names, layouts)

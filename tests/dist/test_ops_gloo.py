@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 
-from tests.cases import Case, Trial, trials
+from tests.cases import EFFORT, Case, Trial, trials
 from tests.cases.every import EVERY
 from tests.gloo import GlooWorld
 from tests.harness import Outcome, allowances, on_rank, verify
 
 MESH = {"dp": 2, "tp": 2}
 BY_NAME = {case.name: case for case in EVERY if not case.may_refuse}
-NUM_BATCHES = 8
+NAMES = sorted(BY_NAME)[:: 1 if EFFORT >= 1 else 2]
+NUM_BATCHES = 4
 
 
 def trial_of(case: Case) -> Trial:
@@ -33,7 +34,7 @@ def run_cases(mesh: Any, names: list[str]) -> list[Outcome]:
 
 @pytest.mark.parametrize("batch", range(NUM_BATCHES))
 def test_cases_over_gloo(gloo: GlooWorld, batch: int) -> None:
-    names = sorted(BY_NAME)[batch::NUM_BATCHES]
+    names = NAMES[batch::NUM_BATCHES]
     of_ranks = gloo.run(run_cases, MESH, names)
     for place, name in enumerate(names):
         verify(trial_of(BY_NAME[name]), [outcomes[place] for outcomes in of_ranks])
