@@ -35,7 +35,7 @@ def test_trials_are_the_same_at_every_start() -> None:
     some = case("some", torch.add, reals(6, 5), reals(5))
     ids = [trial.id for trial in trials(some)]
     assert ids == [trial.id for trial in trials(some)] and len(set(ids)) == len(ids)
-    assert ids[0] == "some-x2-s0-p"
+    assert ids[0] == "some-x2-s0?-s0!"
 
 
 def test_layouts_cover_every_kind() -> None:
