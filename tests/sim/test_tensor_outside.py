@@ -49,13 +49,7 @@ def run_trial(trial: Trial, mesh: Any) -> Any:
     return [facts(one) for one in results], [one is not None and facts(one) for one in grads]
 
 
-FAILS = {"irfft2_of_reals": "its gradient raises where the dim that it lengthens is sharded"}
-
-
-@pytest.mark.parametrize("trial", [
-    pytest.param(one, marks=pytest.mark.xfail(reason=FAILS[one.case.name], strict=True))
-    if one.case.name in FAILS else one for one in SAID
-], ids=lambda trial: trial.case.name)
+@pytest.mark.parametrize("trial", SAID, ids=lambda trial: trial.case.name)
 def test_every_op(trial: Trial) -> None:
     """Or a MeshError where data say what the result is."""
     def on_rank(_: Any) -> Any:

@@ -270,7 +270,9 @@ PAGE = page(
     op("fft_irfft", layouts=_shorter(_irfft)),
     op("fft_irfft2 fft_irfftn", layouts=_shorter(_irfftn)),
     op("_fft_c2c", rule("...>0 s! -> ... s", along="dim", linear=[0]), layouts=_by_exchanges),
-    op("_fft_r2c _fft_c2r", rule("...>0 s! -> ... t", along="dim", linear=[0]),
-       layouts=_by_exchanges),
+    op("_fft_r2c", rule("...>0 s! -> ... t", along="dim", linear=[0]), layouts=_by_exchanges),
+    # torch takes the spectrum to be as long as the length says, in its gradient on meta tensors.
+    op("_fft_c2r", rule("...>0 s! -> ... t", along="dim", linear=[0]), layouts=_by_exchanges,
+       has_meta_gradient=False),
     op("glu", rule("... s! -> ... t", along="dim", default=-1)),
 )

@@ -105,7 +105,7 @@ def _on_twins(trace: Trace, op: Op, given: Sequence[Tensor]) -> Any:
     if has_gradient:
         return out
     # They have one result, whose gradient depends on every operand.
-    return sum((one.sum() for one in flatten((args, kwargs)) if one.requires_grad), out)
+    return sum((one.sum().real for one in flatten((args, kwargs)) if one.requires_grad), out)
 
 
 def twin(tensor: Tensor) -> Tensor:
