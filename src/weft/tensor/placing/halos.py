@@ -88,7 +88,7 @@ class Halo:
     """What is read of one value of a tensor.
 
     Args:
-        state: the local tensor, its version, its address, and whether a graph is recorded.
+        state: the local tensor, its version, and whether a graph is recorded.
         record: of this value. left: how often the box will be read.
         joint: to the box that serves several reads; None where there is none.
         number: of the values that were read before it.
@@ -142,7 +142,7 @@ def read(
     reads: _Reads | None = mesh.cache.get("halos")
     if reads is None:
         reads = mesh.cache["halos"] = _Reads()
-    state = local, version_of(tensor), local.data_ptr(), is_grad_enabled() and local.requires_grad
+    state = local, version_of(tensor), is_grad_enabled() and local.requires_grad
     halo = kept
     if halo is None or halo.state[0] is not local or halo.state[1:] != state[1:]:
         halo = _begun(reads, state, needs)
