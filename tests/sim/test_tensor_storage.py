@@ -176,6 +176,21 @@ def test_a_tensor_holds_its_own_bytes(way: Any, spec: str) -> None:
     assert weft.testing.run(on_rank, mesh=MESH) == [[]] * 4
 
 
+@pytest.mark.parametrize("spec", ["rows", "blocks", "columns", "whole"])
+def test_gradients_hold_together_what_they_are(spec: str) -> None:
+    """Those of replicated parameters are parts of one buffer, with the loss if it came along."""
+    def on_rank(mesh: Any) -> tuple[int, int]:
+        model = nn.Sequential(nn.Linear(6, 8), nn.Linear(8, 6))
+        weft.distribute_module(model, mesh, shardings={"0.weight": SPECS[spec]})
+        loss = model(full()).square().sum()
+        loss.backward()
+        grads = [one.grad.to_local().detach() for one in model.parameters()]
+        memory = {one.untyped_storage()._cdata: one.untyped_storage().nbytes() for one in grads}
+        return sum(memory.values()), sum(one.nbytes for one in grads) + loss.element_size()
+
+    assert all(memory <= own for memory, own in weft.testing.run(on_rank, mesh=MESH))
+
+
 def test_it_is_seen_where_more_is_held() -> None:
     def on_rank(mesh: Any) -> tuple[int, int]:
         return held(ShardTensor.from_local(full()[:4], mesh, P("a")))
