@@ -72,8 +72,8 @@ class Cover:
         ])
 
     def pieces(self, layout: Layout, dim: int, interval: Interval) -> list[tuple[Interval, int]]:
-        """The parts of an interval of a dim that lie in the tensor, each with the place of the
-        interval's counting at which the dim begins: 0, or a multiple of its length on a ring."""
+        """The parts of an interval that lie in the tensor, in places of the dim. With each comes
+        what to add for its place in the interval: 0, or on a ring a multiple of the length."""
         length = layout.shape[dim]
         if dim not in self.rings:
             return [(clipped(interval, length), 0)]
@@ -83,13 +83,6 @@ class Cover:
              turn * length)
             for turn in rounds
         ]
-
-    def sticks_out(self, layout: Layout) -> bool:
-        """Whether a box reaches beyond the tensor."""
-        return any(
-            start < stop and (start < 0 or stop > layout.shape[dim])
-            for dim, mine in enumerate(self.reads) for start, stop in mine or ()
-        )
 
     def largest(self, layout: Layout) -> int:
         """Elements of the largest box."""

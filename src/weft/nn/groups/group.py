@@ -194,7 +194,7 @@ class Group:
             for kind, tensors in kinds.values()
         ]
         for pack in self.packs:
-            pack.group = self  # type: ignore[attr-defined]  # a graph that asks keeps it alive
+            pack.group = self
 
     def fits(self, mesh: BoundMesh, batch: frozenset[int]) -> bool:
         """Whether it is still the group of its module's parameters."""

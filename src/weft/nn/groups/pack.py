@@ -140,7 +140,11 @@ class Pack(Freed):
         label: whose they are, for the log.
         ask: called before the gradient of something computed of them is computed.
         touch: called when the gradient of one of them is there.
+
+    `group`: whose pack it is. A graph that asks for the pack keeps it alive.
     """
+
+    group: Any
 
     def __init__(
         self, kind: Kind, tensors: Sequence[ShardTensor], label: str, ask: Callable[[], None],
