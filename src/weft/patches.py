@@ -19,7 +19,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import FunctionType, ModuleType
 from typing import Any
 
-from weft.interop import checkpoint, collectives, wrappers
+from weft.interop import checkpoint, collectives, safetensors, wrappers
 from weft.nn import layers, loading, optimizers, parameters
 from weft.tensor.call import compiled
 from weft.tensor.families.draws import distributions, initial
@@ -176,6 +176,13 @@ PATCHES = (
           is_late=True),
     Patch("torch.distributed._state_dict_utils", "_iterate_state_dict", checkpoint.iterate,
           "Full tensors, and tensors on the CPU, are made of DTensors alone.", is_late=True),
+    Patch("safetensors.torch", "save_file", safetensors.save_file,
+          "It reads a tensor at its address: every rank writes its blocks.", is_late=True),
+    Patch("safetensors.torch", "save_model", safetensors.save_model,
+          "It finds tied tensors by their addresses.", is_late=True),
+    Patch("transformers.modeling_utils", "PreTrainedModel.save_pretrained",
+          safetensors.save_pretrained,
+          "Only one rank would write: all do, each its blocks.", is_late=True),
     Patch("torch.autograd.profiler.profile", "_prepare_trace", profiling.prepare_trace,
           "A process has one profiler, but simulated ranks are threads of one process: refused "
           "with several ranks."),

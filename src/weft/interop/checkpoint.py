@@ -69,7 +69,9 @@ def _chunks(tensor: ShardTensor) -> list[Any]:
     ]
 
 
-def boxes_of(tensor: ShardTensor) -> list[Box]:
+def boxes_of(
+    tensor: ShardTensor, call: str = "torch.distributed.checkpoint"
+) -> list[Box]:
     """The box of this rank, if it takes part.
 
     Raises:
@@ -78,8 +80,8 @@ def boxes_of(tensor: ShardTensor) -> list[Box]:
     layout, mesh = tensor.sharding, tensor.device_mesh
     if layout.is_partial:
         raise UnsupportedOpError(
-            message("torch.distributed.checkpoint", f"a tensor is {layout}, of which each rank "
-                    "holds a term", "a checkpoint holds values", [str(layout)],
+            message(call, f"a tensor is {layout}, of which each rank holds a term",
+                    "a checkpoint holds values", [str(layout)],
                     "x.redistribute(placements=P()), or another spec without partial axes")
         )
     if mesh.here is None:
