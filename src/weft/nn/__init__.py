@@ -7,13 +7,15 @@ from weft.nn.libraries import ShardedCollator, as_one_process
 from weft.nn.materialize import materialize
 from weft.nn.pins import PrepareModuleInput, PrepareModuleOutput
 from weft.nn.report import Report, report
+from weft.nn.reshard import reshard
 from weft.nn.styles import ColwiseParallel, RowwiseParallel, SequenceParallel, VocabParallel
 from weft.nn.token_order import TokenOrder, zigzag
 
 __all__ = [
     "ColwiseParallel", "Gather", "PrepareModuleInput", "PrepareModuleOutput", "Report",
     "RowwiseParallel", "SequenceParallel", "ShardedCollator", "TokenOrder", "VocabParallel",
-    "accumulate", "as_one_process", "distribute_module", "materialize", "report", "zigzag",
+    "accumulate", "as_one_process", "distribute_module", "materialize", "report", "reshard",
+    "zigzag",
 ]
 
 optimizers.install()
