@@ -28,6 +28,7 @@ from torch._C import (  # type: ignore[attr-defined]
     _DisableAutocast,
 )
 from torch.autograd.graph import increment_version
+from torch.utils.weak import TensorWeakRef
 
 from weft.comm import BoundMesh, Finish
 from weft.nn.groups.memory import Packing, gathered_layout
@@ -102,8 +103,8 @@ class _Member:
     """One parameter: as it is, and gathered. Without a storage it is its own memory."""
 
     __slots__ = (
-        "address", "full", "has_arrived", "local", "memo", "meta", "tensor", "use", "version",
-        "whole", "whole_meta",
+        "_full", "_released", "address", "has_arrived", "local", "memo", "meta", "tensor", "use",
+        "version", "whole", "whole_meta",
     )
 
     def __init__(
@@ -114,22 +115,36 @@ class _Member:
         self.memo: Any = None
         self.version = 0
         self.has_arrived = False
-        self.address = None if storage else self.local.data_ptr()
+        self.address = self.local.data_ptr()
         self.use: LeafUse | None = None
+        self._released: TensorWeakRef | None = None
         if storage is None:
-            self.whole = self.full = self.local.detach().requires_grad_()
+            self.whole = self._full = self.local.detach().requires_grad_()
             return
         shape = whole_meta.local_shape
         strides = contiguous_strides(shape)
         make = torch.empty(0, dtype=whole_meta.dtype, device=self.local.device)
         self.whole = make.new_empty(0).set_(storage, offset, shape, strides)
-        self.full = make.new_empty(0).set_(storage, offset, shape, strides)
-        self.full.requires_grad_(self.local.requires_grad)
+        self._full = make.new_empty(0).set_(storage, offset, shape, strides)
+        self._full.requires_grad_(self.local.requires_grad)
+
+    @property
+    def full(self) -> Any:
+        """The leaf that graphs see; None once it is released and no graph has it."""
+        return self._full if self._released is None else self._released()
+
+    def release(self) -> None:
+        """From now on graphs alone hold the leaf."""
+        if self._released is None:
+            self._released = TensorWeakRef(self._full)
+            if self.whole is self._full:
+                self.whole = None
+            self._full = None
 
     @property
     def is_current(self) -> bool:
         same = self.tensor._meta is self.meta and self.tensor._local is self.local
-        return same and self.address in (None, self.local.data_ptr())
+        return same and self.address == self.local.data_ptr()
 
 
 class Pack(Freed):
@@ -193,16 +208,23 @@ class Pack(Freed):
         self.pending: tuple[Finish, tuple[int, ...]] | None = None
         self.buffer: Tensor | None = None
         me: weakref.ref[Pack] = weakref.ref(self)
-        for at, member in enumerate(self.members):
+        self.arrivals = [_Arrival(me, at) for at in range(len(self.members))]
+        for member, arrival in zip(self.members, self.arrivals):
             self._stand_for(member)
             if member.full.requires_grad:
-                member.full.register_post_accumulate_grad_hook(_Arrival(me, at))
+                member.full.register_post_accumulate_grad_hook(arrival)
 
     def _stand_for(self, member: _Member) -> None:
         move = transition_between(
             self.kind.mesh, member.meta.layout, member.whole_meta.layout, frozenset(), self.axes)
         if move is not None and member.full.requires_grad:
             member.use = stand_for(member.local, move, member.full)
+
+    def release(self) -> None:
+        """No module has the pack any more: graphs that are to be differentiated hold it."""
+        for member, arrival in zip(self.members, self.arrivals):
+            member.release()
+            arrival.held = self
 
     @property
     def is_current(self) -> bool:
@@ -251,8 +273,8 @@ class Pack(Freed):
             self.packing.spread(flat, [member.whole for member in self.members])
             if self.versions is not None:
                 changed = [
-                    member.full
-                    for member, old, new in zip(self.members, self.versions, versions) if old != new
+                    full for member, old, new in zip(self.members, self.versions, versions)
+                    if old != new and (full := member.full) is not None
                 ]
                 increment_version(changed)
         self.is_full, self.versions = True, versions
@@ -371,14 +393,16 @@ class Pack(Freed):
     def collect_held(self) -> None:
         """Take what was held over several backwards."""
         for at, member in enumerate(self.members):
-            if member.full.grad is not None:
+            if member.full is not None and member.full.grad is not None:
                 self._collect(at, member.full.grad)
 
     def drop(self) -> None:
         """A backward has failed: what has arrived is no gradient of anything."""
         self.buffer = None
         for member in self.members:
-            member.has_arrived, member.full.grad = False, None
+            member.has_arrived = False
+            if member.full is not None:
+                member.full.grad = None
 
     @contextmanager
     def told(
@@ -404,12 +428,14 @@ class Pack(Freed):
 
 
 class _Arrival:
-    """The hook of a gathered parameter; its pack is not held by it."""
+    """The hook of a gathered parameter. It holds its pack once that holds the parameter no more:
+    else neither would ever be freed."""
 
-    __slots__ = ("at", "pack")
+    __slots__ = ("at", "held", "pack")
 
     def __init__(self, pack: weakref.ref[Pack], at: int) -> None:
         self.pack, self.at = pack, at
+        self.held: Pack | None = None
 
     def __call__(self, full: Tensor) -> None:
         pack = self.pack()
