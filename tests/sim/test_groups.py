@@ -259,8 +259,8 @@ def other_weights(model: Any, ids: Any) -> Any:
 
 
 PROGRAMS = [
-    other_weights, left_behind, two_graphs, again, without_backward, fails_and_goes_on, skips, second_order,
-    new_weight, written_inside, hooked,
+    other_weights, left_behind, two_graphs, again, without_backward, fails_and_goes_on, skips,
+    second_order, new_weight, written_inside, hooked,
 ]
 
 
