@@ -6,6 +6,7 @@ from weft.nn.groups import Gather, accumulate
 from weft.nn.libraries import ShardedCollator, as_one_process
 from weft.nn.materialize import materialize
 from weft.nn.pins import PrepareModuleInput, PrepareModuleOutput
+from weft.nn.recurrences import linear_scan
 from weft.nn.report import Report, report
 from weft.nn.styles import ColwiseParallel, RowwiseParallel, SequenceParallel, VocabParallel
 from weft.nn.token_order import TokenOrder, zigzag
@@ -13,7 +14,8 @@ from weft.nn.token_order import TokenOrder, zigzag
 __all__ = [
     "ColwiseParallel", "Gather", "PrepareModuleInput", "PrepareModuleOutput", "Report",
     "RowwiseParallel", "SequenceParallel", "ShardedCollator", "TokenOrder", "VocabParallel",
-    "accumulate", "as_one_process", "distribute_module", "materialize", "report", "zigzag",
+    "accumulate", "as_one_process", "distribute_module", "linear_scan", "materialize", "report",
+    "zigzag",
 ]
 
 optimizers.install()
