@@ -308,7 +308,8 @@ class Pack(Freed):
             holding.others[self] = self.number
             return
         self._touch()
-        self._collect(at, grad)
+        if self.kind.axes:
+            self._collect(at, grad)
 
     def _collect(self, at: int, grad: Tensor) -> None:
         member = self.members[at]
@@ -354,22 +355,22 @@ class Pack(Freed):
 
         return [land]
 
-    def take(self) -> tuple[list[Tensor], Tensor] | None:
-        """The gradients of replicated parameters that have arrived, in one buffer, and the local
+    def take(self) -> tuple[list[Tensor], list[Tensor]]:
+        """The gradients of replicated parameters that have arrived, and before them the local
         tensors that they are of."""
-        buffer, self.buffer = self.buffer, None
-        if buffer is None:
-            return None
-        there = [at for at, member in enumerate(self.members) if member.has_arrived]
-        if len(there) < len(self.members):
-            blocks = self.packing.mine(buffer)
-            buffer = torch.cat([blocks[at].reshape(-1) for at in there])
-        for at in there:
-            self.members[at].has_arrived = False
-        return [self.members[at].local for at in there], buffer
+        locals_, grads = [], []
+        for member in self.members:
+            grad = member.full.grad
+            if grad is not None:
+                member.full.grad = None
+                locals_.append(member.local)
+                grads.append(grad if grad.layout is torch.strided else grad.to_dense())
+        return locals_, grads
 
     def collect_held(self) -> None:
         """Take what was held over several backwards."""
+        if not self.kind.axes:  # it is where `take` looks for it
+            return
         for at, member in enumerate(self.members):
             if member.full.grad is not None:
                 self._collect(at, member.full.grad)
