@@ -126,11 +126,6 @@ class _Member:
         self.full = make.new_empty(0).set_(storage, offset, shape, strides)
         self.full.requires_grad_(self.local.requires_grad)
 
-    @property
-    def is_current(self) -> bool:
-        same = self.tensor._meta is self.meta and self.tensor._local is self.local
-        return same and self.address in (None, self.local.data_ptr())
-
 
 class Pack(Freed):
     """Parameters of one kind.
@@ -207,7 +202,13 @@ class Pack(Freed):
     @property
     def is_current(self) -> bool:
         """Whether the parameters are still those that it was made of."""
-        return all(member.is_current for member in self.members)
+        for member in self.members:
+            tensor, local = member.tensor, member.local
+            if tensor._meta is not member.meta or tensor._local is not local:
+                return False
+            if member.address is not None and member.address != local.data_ptr():
+                return False
+        return True
 
     # The storage.
 
