@@ -15,6 +15,10 @@ from torch import Tensor, nn
 
 from bench.training.models import HEAD_WIDTH
 
+_gather_even: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_scatter_even: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+"""By their newer names, where torch has them."""
+
 __all__ = ["mean_of_all", "sum_of_norms", "tensor_parallel"]
 
 
@@ -70,14 +74,14 @@ class _Leave(torch.autograd.Function):
 def _gathered(x: Tensor) -> Tensor:
     num = dist.get_world_size()
     out = x.new_empty(num * x.shape[0], *x.shape[1:])
-    dist.all_gather_into_tensor(out, x.contiguous())
+    _gather_even(out, x.contiguous())
     return torch.cat(out.chunk(num), 1)
 
 
 def _scattered(x: Tensor) -> Tensor:
     parts = torch.cat(x.chunk(dist.get_world_size(), 1))
     out = x.new_empty(x.shape[0], x.shape[1] // dist.get_world_size(), x.shape[2])
-    dist.reduce_scatter_tensor(out, parts)
+    _scatter_even(out, parts)
     return out
 
 

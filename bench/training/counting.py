@@ -7,47 +7,43 @@ accept what the fake backend returns; it runs with a hook of its own that reduce
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.training.models import Shape
-from bench.training.systems import WAYS, make
+from bench.training.systems import make
 from weft.testing import peak_memory
 
 __all__ = ["Collectives", "count"]
+
+_SPACES = ("c10d", "_c10d_functional", "c10d_functional")
 
 _FIRST = 3
 """Steps before the one that is counted."""
 
 
+_NUMBERS_NBYTES = 64
+"""Up to this many bytes a collective tells a loss or a count: it is not counted, its bytes are."""
+
+
 class Collectives(TorchDispatchMode):
-    """Bytes that this rank receives, and collectives of more than a number; those that only tell
-    a loss or a count are left out of the collectives, and are in the bytes."""
+    """Bytes that this rank receives, and how many collectives there are."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.nbytes = self.large = self.small = 0
+        self.nbytes = self.num = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         name = func.__name__.split(".")[0]
-        if func.namespace in ("c10d", "_c10d_functional", "c10d_functional"):
-            if name not in ("wait_tensor", "_wrap_tensor_autograd"):
-                self._add(name, _received(func.namespace, name, args, out))
+        if func.namespace in _SPACES and name not in ("wait_tensor", "_wrap_tensor_autograd"):
+            nbytes = _received(func.namespace, name, args, out)
+            self.nbytes += nbytes
+            self.num += nbytes > _NUMBERS_NBYTES
         return out
-
-    def _add(self, name: str, nbytes: int) -> None:
-        self.nbytes += nbytes
-        if nbytes > 64:
-            self.large += 1
-        else:
-            self.small += 1
 
 
 def _received(space: str, name: str, args: Any, out: Any) -> int:
@@ -96,7 +92,11 @@ def _boxed_size(group: Any) -> int:
 
 
 def count(system: str, way: str, model: str, num_ranks: int, shape: Shape) -> dict[str, int]:
-    """Of one step: bytes received, collectives, and the peak of memory with what persists."""
+    """Of one step: bytes received, collectives, and the peak of memory with what persists.
+
+    Raises:
+        KeyError: the system has no such way, or not for this model.
+    """
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=num_ranks)
     try:
         made = make(system, way, model, shape)
@@ -108,21 +108,10 @@ def count(system: str, way: str, model: str, num_ranks: int, shape: Shape) -> di
         state = [_local(one) for its in made.optimizer.state.values() for one in its.values()]
         with peak_memory(held, state, _local(made.given)) as memory:
             made.step()
-        return {"bytes": seen.nbytes, "collectives": seen.large, "small": seen.small,
-                "peak": memory.peak}
+        return {"bytes": seen.nbytes, "collectives": seen.num, "memory": memory.peak}
     finally:
         dist.destroy_process_group()
 
 
 def _local(x: Any) -> Any:
     return x._local_tensor if hasattr(x, "_local_tensor") else x
-
-
-def main() -> None:
-    torch.set_num_threads(1)
-    for asked in json.loads(sys.argv[1]):
-        print(json.dumps(count(*asked[:-1], Shape(**asked[-1]))), flush=True)
-
-
-if __name__ == "__main__":
-    main()

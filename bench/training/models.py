@@ -24,7 +24,7 @@ class Shape:
     layers: int = 4
     width: int = 128
     batch: int = 4
-    length: int = 64
+    length: int = 128
     checkpoints: bool = False
 
 
@@ -41,8 +41,8 @@ class _Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.norm1(x)
-        heads = [_heads(one(h)) for one in (self.q, self.k, self.v)]
-        mixed = F.scaled_dot_product_attention(*heads, is_causal=True)
+        q, k, v = (_heads(one(h)) for one in (self.q, self.k, self.v))
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(mixed.transpose(1, 2).flatten(2))
         return x + self.down(F.gelu(self.up(self.norm2(x))))
 

@@ -22,7 +22,7 @@ import weft
 from bench.training.models import Shape
 from bench.training.systems import WAYS, Trained, make
 
-__all__ = ["PARTS", "main"]
+__all__ = ["PARTS", "main", "measured"]
 
 _FIRST = 3
 """Steps before the clock."""
@@ -34,14 +34,19 @@ def main() -> None:
     asked = json.loads(sys.argv[1])
     weft.init_mesh({"all": asked["ranks"]})
     for way, model, shape, part in asked["cases"]:
-        found = _measured(way, model, Shape(**shape), part, asked["rounds"])
+        found = measured(way, model, Shape(**shape), part, asked["rounds"])
         if dist.get_rank() == 0:
             print(json.dumps(found), flush=True)
     dist.barrier()
     os._exit(0)  # as in `bench.redistribution.ranks`
 
 
-def _measured(way: str, model: str, shape: Shape, part: str, rounds: int) -> dict[str, Any]:
+def measured(way: str, model: str, shape: Shape, part: str, rounds: int) -> dict[str, Any]:
+    """Rounds of seconds and CPU seconds of each system.
+
+    Raises:
+        AssertionError: one has other losses.
+    """
     systems: dict[str, Trained] = {}
     for system in WAYS[way].systems:
         try:

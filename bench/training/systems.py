@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -88,9 +88,10 @@ def _block(x: Tensor, dim: int, index: int, num: int) -> Tensor:
     return x.chunk(num, dim)[index].contiguous()
 
 
-def _mean(loss: Any) -> Any:
-    dist.all_reduce(loss)
-    return loss / dist.get_world_size()
+def _mean(loss: Any, group: Any = None) -> Any:
+    loss = loss.full_tensor() if isinstance(loss, DTensor) else loss
+    dist.all_reduce(loss, group=group)
+    return loss / dist.get_world_size(group)
 
 
 def _mesh(way: str) -> DeviceMesh:
@@ -204,7 +205,7 @@ def _parallelized(plain: nn.Module, mesh: DeviceMesh, sequences: bool) -> nn.Mod
     for pattern, style in _plan(sequences).items():
         suffix = pattern.removeprefix("*.")
         plan |= {name: style for name in names
-                 if name == pattern or pattern != suffix and name.endswith(f".{suffix}")}
+                 if name == pattern or (pattern != suffix and name.endswith(f".{suffix}"))}
     parallelize_module(plain, mesh, plan)
     if sequences:  # gathered once for all that follows a norm
         for name, part in plain.named_modules():
@@ -242,7 +243,8 @@ def _fsdp_of_dtensor(model: str, shape: Shape) -> Trained:
         fully_shard(layer, mesh=mesh["dp"])
     fully_shard(plain, mesh=mesh["dp"])
     mine = _block(given, 0, mesh.get_local_rank("dp"), mesh.size(0))
-    return Trained(plain, mine, loss, loss_parallel if model == "Llama" else nullcontext)
+    around = loss_parallel if model == "Llama" else nullcontext
+    return Trained(plain, mine, loss, around, lambda loss: _mean(loss, mesh.get_group("dp")))
 
 
 def _data_by_hand(model: str, shape: Shape) -> Trained:

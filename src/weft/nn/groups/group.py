@@ -204,7 +204,7 @@ class Group:
         for part, known in self.parts:
             if not _holds(part(), known):
                 return False
-        return all([pack.is_current for pack in self.packs])
+        return all(pack.is_current for pack in self.packs)
 
     def enter(self, given: Any) -> None:
         """The module's forward begins."""
