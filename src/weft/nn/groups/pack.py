@@ -131,7 +131,7 @@ class _Member:
     @property
     def full(self) -> Any:
         """The leaf that graphs see; None once it is released and no graph has it."""
-        return self._full if self._released is None else self._released()
+        return self._full if self._full is not None else self._released()  # type: ignore
 
     def release(self) -> None:
         """From now on graphs alone hold the leaf."""
@@ -139,12 +139,18 @@ class _Member:
             self._released = TensorWeakRef(self._full)
             if self.whole is self._full:
                 self.whole = None
-            self._full = None
+            if self._full.grad is None:
+                self._full = None
 
-    @property
-    def is_current(self) -> bool:
-        same = self.tensor._meta is self.meta and self.tensor._local is self.local
-        return same and self.address == self.local.data_ptr()
+    def take(self) -> Tensor | None:
+        """The gradient of the leaf."""
+        full = self.full
+        if full is None or full.grad is None:
+            return None
+        grad, full.grad = full.grad, None
+        if self._released is not None:
+            self._full = None
+        return grad if grad.layout is torch.strided else grad.to_dense()
 
 
 class Pack(Freed):
@@ -229,7 +235,13 @@ class Pack(Freed):
     @property
     def is_current(self) -> bool:
         """Whether the parameters are still those that it was made of."""
-        return all(member.is_current for member in self.members)
+        for member in self.members:
+            tensor, local = member.tensor, member.local
+            if tensor._meta is not member.meta or tensor._local is not local:
+                return False
+            if member.address != local.data_ptr():
+                return False
+        return True
 
     # The storage.
 
@@ -315,31 +327,33 @@ class Pack(Freed):
 
     # Gradients.
 
-    def arrived(self, at: int) -> None:
+    def arrived(self, at: int, full: Tensor) -> None:
         """The gradient of a gathered parameter is there."""
         member = self.members[at]
-        grad = member.full.grad
-        if grad is None:
+        if full.grad is None:
             return
         if torch.is_grad_enabled():  # create_graph: by the transition, which is differentiable
             if member.use is not None:
-                member.use.arrived(member.full)
+                member.use.arrived(full)
             return
+        member._full = full  # until its gradient is taken
         holding = running().holding
         if holding is not None and id(member.local) in holding.leaves:  # the engine adds to it
             holding.others[self] = self.number
             return
         self._touch()
-        self._collect(at, grad)
+        if self.kind.axes:
+            self._collect(at)
 
-    def _collect(self, at: int, grad: Tensor) -> None:
+    def _collect(self, at: int) -> None:
         member = self.members[at]
-        member.full.grad = None
+        grad = member.take()
+        if grad is None:
+            return
         with torch.no_grad(), _DisableAutocast():
             if self.buffer is None:
                 self.buffer = torch.empty(
                     self.packing.numel, dtype=self.kind.reduce_dtype, device=grad.device)
-            grad = grad if grad.layout is torch.strided else grad.to_dense()
             self.packing.collect(self.buffer, at, grad, member.has_arrived)
         member.has_arrived = True
 
@@ -376,33 +390,30 @@ class Pack(Freed):
 
         return [land]
 
-    def take(self) -> tuple[list[Tensor], Tensor] | None:
-        """The gradients of replicated parameters that have arrived, in one buffer, and the local
+    def take(self) -> tuple[list[Tensor], list[Tensor]]:
+        """The gradients of replicated parameters that have arrived, and before them the local
         tensors that they are of."""
-        buffer, self.buffer = self.buffer, None
-        if buffer is None:
-            return None
-        there = [at for at, member in enumerate(self.members) if member.has_arrived]
-        if len(there) < len(self.members):
-            blocks = self.packing.mine(buffer)
-            buffer = torch.cat([blocks[at].reshape(-1) for at in there])
-        for at in there:
-            self.members[at].has_arrived = False
-        return [self.members[at].local for at in there], buffer
+        locals_, grads = [], []
+        for member in self.members:
+            grad = member.take()
+            if grad is not None:
+                locals_.append(member.local)
+                grads.append(grad)
+        return locals_, grads
 
     def collect_held(self) -> None:
         """Take what was held over several backwards."""
-        for at, member in enumerate(self.members):
-            if member.full is not None and member.full.grad is not None:
-                self._collect(at, member.full.grad)
+        if not self.kind.axes:  # it is where `take` looks for it
+            return
+        for at in range(len(self.members)):
+            self._collect(at)
 
     def drop(self) -> None:
         """A backward has failed: what has arrived is no gradient of anything."""
         self.buffer = None
         for member in self.members:
             member.has_arrived = False
-            if member.full is not None:
-                member.full.grad = None
+            member.take()
 
     @contextmanager
     def told(
@@ -440,4 +451,4 @@ class _Arrival:
     def __call__(self, full: Tensor) -> None:
         pack = self.pack()
         if pack is not None:
-            pack.arrived(self.at)
+            pack.arrived(self.at, full)
