@@ -2,6 +2,7 @@
 
 from weft.nn import optimizers
 from weft.nn.distribute import distribute_module
+from weft.nn.experts import by_expert
 from weft.nn.groups import Gather, accumulate
 from weft.nn.libraries import ShardedCollator, as_one_process
 from weft.nn.materialize import materialize
@@ -13,7 +14,8 @@ from weft.nn.token_order import TokenOrder, zigzag
 __all__ = [
     "ColwiseParallel", "Gather", "PrepareModuleInput", "PrepareModuleOutput", "Report",
     "RowwiseParallel", "SequenceParallel", "ShardedCollator", "TokenOrder", "VocabParallel",
-    "accumulate", "as_one_process", "distribute_module", "materialize", "report", "zigzag",
+    "accumulate", "as_one_process", "by_expert", "distribute_module", "materialize", "report",
+    "zigzag",
 ]
 
 optimizers.install()
