@@ -79,7 +79,7 @@ def kind_of(
     layout = meta.layout
     if meta.mesh is not mesh or mesh.here is None or meta.varying or layout.is_partial:
         return None
-    if meta.strides is not None or meta.device.type == "meta" or not tensor._local.is_leaf:
+    if meta.strides is not None or meta.device != mesh.device or not tensor._local.is_leaf:
         return None
     axes = frozenset(axis for axis in batch if layout.on(axis) is not None)
     if not axes:
