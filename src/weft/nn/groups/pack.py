@@ -200,11 +200,15 @@ class Pack(Freed):
             return
         base = torch.empty(0, dtype=kind.whole_dtype, device=mesh.device)
         self.storage = base.untyped_storage()
+        self.may_free = self.storage.resizable()
+        if not self.may_free:  # a device whose memory stays: it is gathered all the same
+            self.storage = base.new_empty(end).untyped_storage()
         self.members = [
             _Member(one, whole, self.storage, offset)
             for one, whole, offset in zip(tensors, wholes, offsets)
         ]
-        self.storage.resize_(0)
+        if self.may_free:
+            self.storage.resize_(0)
         register(self.storage, self)
         self._begin()
 
@@ -280,7 +284,7 @@ class Pack(Freed):
         (finish, _), self.pending = self.pending, None
         with torch.no_grad(), _DisableAutocast():
             flat = finish()
-            if not self.is_full:
+            if not self.is_full and self.may_free:
                 self.storage.resize_(self.nbytes)
             self.packing.spread(flat, [member.whole for member in self.members])
             if self.versions is not None:
