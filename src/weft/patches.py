@@ -23,7 +23,7 @@ from weft.interop import checkpoint, collectives, safetensors, wrappers
 from weft.nn import layers, loading, optimizers, parameters
 from weft.tensor.call import compiled
 from weft.tensor.families.draws import distributions, initial
-from weft.tensor.grad import clipping, hooks, torch_patches, tracers
+from weft.tensor.grad import clipping, hooks, muon, torch_patches, tracers
 from weft.tensor.grad import optimizers as updates
 from weft.tensor.placing import seeding, subclass
 from weft.tensor.takeover import replace
@@ -127,6 +127,8 @@ PATCHES = (
           "nadam.nadam radam.radam rmsprop.rmsprop rprop.rprop sgd.sgd", updates.on_locals,
           "These updates are elementwise. They run on lists of local tensors, as fast as on "
           "plain tensors."),
+    Patch("torch.optim", "_muon.muon", muon.at_owners,
+          "Its iteration is of whole matrices: each goes to one rank, and comes back."),
     Patch("torch.nn.utils.clip_grad", "_get_total_norm", clipping.total_norm,
           "It takes a norm per gradient, each a collective, and in one call those of several "
           "meshes."),
