@@ -19,7 +19,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import FunctionType, ModuleType
 from typing import Any
 
-from weft.interop import checkpoint, collectives, safetensors, wrappers
+from weft.interop import checkpoint, collectives, replicas, safetensors, wrappers
 from weft.nn import layers, loading, optimizers, parameters
 from weft.tensor.call import compiled
 from weft.tensor.families.draws import distributions, initial
@@ -160,9 +160,9 @@ PATCHES = (
           "reduce_scatter_single reduce_scatter_tensor scatter send", collectives.refuse,
           "They send a rank's own tensors, but a ShardTensor is one global value: refused."),
     Patch("torch.nn.parallel.DistributedDataParallel", "__init__",
-          wrappers.refusing("DistributedDataParallel(module)", 1),
-          "It would sum gradients that weft has already summed: refused."),
-    Patch("torch.nn.parallel.DistributedDataParallel", "forward", wrappers.refuse_inputs,
+          replicas.make, "It would sum gradients that weft has already summed: refused, except "
+          "over ranks of other meshes."),
+    Patch("torch.nn.parallel.DistributedDataParallel", "forward", replicas.forward,
           "Around a plain module it would also sum gradients of the global loss again: refused."),
     Patch(f"{_FSDP}._fully_shard._fully_shard", "fully_shard",
           wrappers.refusing("fully_shard(module)", 0),

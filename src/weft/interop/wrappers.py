@@ -1,7 +1,8 @@
 """torch's wrappers of modules: they refuse modules of ShardTensors, because weft does their work.
 
 `fully_shard` and FSDP shard each rank's own parameters, and DDP sums its own gradients. For a
-module that is already on a mesh, the result would be wrong, or the backend would abort.
+module that is already on a mesh, the result would be wrong, or the backend would abort. DDP over
+ranks of other meshes works (`replicas`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 from torch import nn
 
+from weft.core import P
 from weft.errors import ModuleError, message
 from weft.tensor import ShardTensor
 from weft.tensor.trace.trees import flatten
@@ -70,5 +72,28 @@ def refuse_wrapped(call: str, given: Any) -> None:
                     held[:8] + [f"and {len(held) - 8} more"] * (len(held) > 8),
                     "leave the wrapper out. With the batch sharded over dp, "
                     'weft.distribute_module(module, mesh, shardings={"*": P("dp")}) does what '
-                    f"fully_shard does, and without shardings= what DDP does\n{_LIBRARIES}")
+                    f"fully_shard does, and without shardings= what DDP does\n{_table(tensors)}"
+                    f"{_LIBRARIES}")
         )
+
+
+def _table(tensors: list[tuple[str, Any]]) -> str:
+    """The advice for a module that is sharded over other axes than dp; "" without such."""
+    laid = {name: one for name, one in tensors if type(one) is ShardTensor and one.dim()}
+    axes = {axis: size for one in laid.values() for axis, size in zip(
+        one.device_mesh.axis_names, one.device_mesh.axis_sizes)}
+    if "dp" in axes or not any(one.sharding.sharded_axes for one in laid.values()):
+        return ""
+    table = ", ".join(f'"{name}": {_spec(one)}' for name, one in list(laid.items())[:4])
+    more = ", ..." * (len(laid) > 4)
+    return (f'beside {", ".join(map(repr, axes))}: weft.init_mesh({({"dp": 2} | axes)!r}), '
+            f"shardings={{{table}{more}}}, and the batch P(\"dp\")\n"
+            'DistributedDataParallel takes process_group=mesh.get_group("dp") and the module on '
+            "the rest of the mesh\n")
+
+
+def _spec(tensor: ShardTensor) -> P:
+    """Its spec with dp as the minor axis of dim 0."""
+    names = tensor.device_mesh.axis_names
+    first, *rest = [tuple(names[axis] for axis in axes) for axes in tensor.sharding.dims]
+    return P((*first, "dp"), *rest)
