@@ -1,6 +1,7 @@
 """Pipeline: two stages on two meshes, by torch's schedules; each stage is tensor parallel.
 
-Torch's schedules send plain tensors: a stage takes them as they are, and gives its output whole.
+A stage takes what it receives as replicated, and sends its output whole. The scores have the
+weights of the token embedding: both stages hold them, and add up their gradients in each step.
 
     weft run -n 4 examples/parallel/pipeline.py
     torchrun --nproc-per-node 4 examples/parallel/pipeline.py 1f1b
@@ -9,6 +10,7 @@ Torch's schedules send plain tensors: a stage takes them as they are, and gives 
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
@@ -19,6 +21,14 @@ import weft
 from tensor_parallel import TABLE
 
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
+
+
+class model(plain.Transformer):
+    """The scores' weights are those of the token embedding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head.weight = self.token.weight
 
 
 class First(nn.Module):
@@ -39,11 +49,11 @@ def last(model: plain.Transformer) -> nn.Module:
 def sharded(num_ranks: int, schedule: str = "gpipe") -> list[float]:
     mesh = weft.init_mesh({"pp": 2, "tp": num_ranks // 2})
     number = mesh.get_local_rank("pp")
-    part = weft.distribute_module(
-        (First, last)[number](plain.make()), mesh["tp"],
+    part: Any = weft.distribute_module(
+        (First, last)[number](plain.make(model)), mesh["tp"],
         shardings={name.replace("blocks.", ""): spec for name, spec in TABLE.items()
-                   if name.startswith("blocks.")},
-        output_fn=lambda _, out, mesh: out.full_tensor())
+                   if name.startswith("blocks.")})
+    tied = (part.token if number == 0 else part[-1]).weight
     stage = PipelineStage(part, number, 2, torch.device("cpu"), group=mesh.get_group("pp"))
     run = SCHEDULES[schedule](stage, n_microbatches=4, loss_fn=plain.loss_of)
     optimizer = torch.optim.AdamW(part.parameters(), lr=1e-2)
@@ -52,6 +62,7 @@ def sharded(num_ranks: int, schedule: str = "gpipe") -> list[float]:
         losses: list[Tensor] = []  # of the microbatches, on the last stage
         optimizer.zero_grad()
         run.step(*[ids][number:], target=targets, losses=losses)
+        distributed.all_reduce(tied.grad.to_local(), group=mesh.get_group("pp"))
         optimizer.step()
         means[step] = sum(losses) / 4
     distributed.broadcast(means, num_ranks - 1)
@@ -59,4 +70,4 @@ def sharded(num_ranks: int, schedule: str = "gpipe") -> list[float]:
 
 
 if __name__ == "__main__":
-    plain.beside(sharded(plain.num_ranks(), *sys.argv[1:]), plain.alone())
+    plain.beside(sharded(plain.num_ranks(), *sys.argv[1:]), plain.alone(model))

@@ -170,6 +170,8 @@ PATCHES = (
     Patch(f"{_FSDP}.fully_sharded_data_parallel", "FullyShardedDataParallel.__init__",
           wrappers.refusing("FullyShardedDataParallel(module)", 1),
           "It would shard each rank's block again: refused.", is_late=True),
+    Patch("torch.distributed.pipelining.stage", "_PipelineStageBase.__init__", wrappers.make_stage,
+          "It would send ShardTensors to the next stage: they are gathered before.", is_late=True),
     Patch("torch.distributed.checkpoint._state_dict_stager", "StateDictStager._offload_tensor",
           checkpoint.stage, "It copies what lies at an address: async_save copies blocks.",
           is_late=True),

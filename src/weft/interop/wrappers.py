@@ -2,7 +2,7 @@
 
 `fully_shard` and FSDP shard each rank's own parameters, and DDP sums its own gradients. For a
 module that is already on a mesh, the result would be wrong, or the backend would abort. DDP over
-ranks of other meshes works (`replicas`).
+ranks of other meshes works (`replicas`), and so do stages of a pipeline.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from weft.errors import ModuleError, message
 from weft.tensor import ShardTensor
 from weft.tensor.trace.trees import flatten
 
-__all__ = ["refuse_inputs", "refuse_wrapped", "refusing"]
+__all__ = ["make_stage", "refuse_inputs", "refuse_wrapped", "refusing"]
 
 _LIBRARIES = (
     "where a library wraps it (accelerate, Trainer of transformers): "
@@ -33,6 +33,20 @@ def refusing(call: str, place: int) -> Callable[..., Any]:
         return original(*args, **kwargs)
 
     return look
+
+
+def make_stage(original: Any, stage: Any, submodule: nn.Module, *args: Any, **kwargs: Any) -> None:
+    """The `__init__` of a pipeline's stage: what a stage on a mesh gives is whole on each of its
+    ranks, to be sent to the next one."""
+    original(stage, submodule, *args, **kwargs)
+    if any(type(one) is ShardTensor for one in submodule.parameters()):
+        submodule.register_forward_hook(lambda _, inputs, out: _whole(out))
+
+
+def _whole(out: Any) -> Any:
+    if isinstance(out, (list, tuple)):
+        return type(out)(map(_whole, out))
+    return out.full_tensor() if type(out) is ShardTensor else out
 
 
 def refuse_inputs(original: Any, wrapper: Any, *inputs: Any, **kwargs: Any) -> Any:
