@@ -224,3 +224,22 @@ def test_a_process_may_end_with_runs_under_way(how: str, tmp_path: Path) -> None
         "rank 0 0.0", "rank 1 600000.0", "rank 2 0.0", "rank 3 0.0",
     ]
     assert "Traceback" not in done.stderr
+
+
+def moved_state(mesh: Any) -> list[bool]:
+    """From four ranks to three, and back, in buckets of 64 bytes; two dtypes."""
+    full = {"a": torch.arange(35.0).view(7, 5), "b": torch.arange(12).view(4, 3)}
+    there = weft.init_mesh({"x": 3}, ranks=(3, 0, 2))
+    state = {name: weft.distribute_tensor(one, mesh, P(("tp", "dp"))) for name, one in full.items()}
+    moved = weft.reshard(state, there, {"a": P(None, "x"), "b": P("x")}, bucket_nbytes=64)
+    back = weft.reshard(moved, state, bucket_nbytes=64)
+    same = [torch.equal(one.to_local(), state[name].to_local()) for name, one in back.items()]
+    return same + [
+        torch.equal(one.to_local(), block(one.sharding, full[name], there.here))
+        for name, one in moved.items() if there.here is not None
+    ]
+
+
+def test_a_state_goes_to_other_ranks_and_back(gloo: GlooWorld) -> None:
+    found = gloo.run(moved_state, {"dp": 2, "tp": 2})
+    assert [len(one) for one in found] == [4, 2, 4, 4] and all(map(all, found))

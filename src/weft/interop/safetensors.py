@@ -21,6 +21,7 @@ import math
 import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import product
 from typing import Any
 
@@ -107,10 +108,23 @@ def save_pretrained(original: Any, model: Any, folder: Any, *args: Any, **kwargs
         name: one for name, one in state.items() if name not in aliases
     }
     call.arguments["is_main_process"] = True
-    with as_one_process(), telling_identity(), tempfile.TemporaryDirectory() as scratch:
+    with (
+        as_one_process(), telling_identity(), _saving(model), tempfile.TemporaryDirectory() as other
+    ):
         if not first:
-            call.arguments |= {"save_directory": scratch, "push_to_hub": False}
+            call.arguments["save_directory"] = other
+            call.arguments["push_to_hub"] = False
         return original(*call.args, **call.kwargs)
+
+
+@contextmanager
+def _saving(model: Any) -> Iterator[None]:
+    """All ranks save: otherwise transformers lets the first one of torch.distributed alone."""
+    vars(model)["should_save_on_this_rank"] = lambda is_main_process: True
+    try:
+        yield
+    finally:
+        del vars(model)["should_save_on_this_rank"]
 
 
 def _mesh_of(tensors: Any) -> BoundMesh | None:
