@@ -22,8 +22,9 @@ class peak_memory(TorchDispatchMode):
         print(memory.peak)
 
     It counts the memory of every tensor that an operation takes or returns, once and whole, from
-    its first use on: a view of a large tensor counts as the large tensor. Memory that a kernel uses
-    only internally is not seen. In a simulated run each rank measures its own tensors.
+    its first use on: a view of a large tensor counts as the large tensor, and memory that has been
+    freed by resizing it counts as what is left. Memory that a kernel uses only internally is not
+    seen. In a simulated run each rank measures its own tensors.
 
     Args:
         held: tensors, modules, optimizers, or lists and dicts of tensors, that count from the
@@ -39,7 +40,7 @@ class peak_memory(TorchDispatchMode):
         super().__init__()
         self._alive: dict[int, tuple[StorageWeakRef, int]] = {}
         self._nbytes = 0
-        """Of all that is in `_alive`, some of which may be gone."""
+        """Of all that is in `_alive`, some of which may be gone, or smaller."""
         for one in held:
             self._add(_tensors_of(one))
         self.start = self.peak = self.live
@@ -56,18 +57,30 @@ class peak_memory(TorchDispatchMode):
 
     @property
     def live(self) -> int:
-        gone = [key for key, (storage, _) in self._alive.items() if storage.expired()]
-        for key in gone:
-            self._nbytes -= self._alive.pop(key)[1]
+        for key, (known, nbytes) in list(self._alive.items()):
+            storage: Any = torch.UntypedStorage._new_with_weak_ptr(known.cdata)  # type: ignore
+            now = 0 if storage is None else storage.nbytes()
+            if storage is None:
+                del self._alive[key]
+            elif now != nbytes:
+                self._alive[key] = known, now
+            self._nbytes += now - nbytes
         return self._nbytes
 
     def _add(self, tensors: list[torch.Tensor]) -> None:
         for tensor in tensors:
             if type(tensor) in _DENSE and tensor.device.type != "meta":
                 storage = tensor.untyped_storage()
-                if storage._cdata not in self._alive and storage.nbytes():
-                    self._alive[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
-                    self._nbytes += storage.nbytes()
+                nbytes = storage.nbytes()
+                known = self._alive.get(storage._cdata)
+                if known is None:
+                    if not nbytes:
+                        continue
+                    known = StorageWeakRef(storage), 0
+                elif known[1] == nbytes:
+                    continue
+                self._alive[storage._cdata] = known[0], nbytes
+                self._nbytes += nbytes - known[1]
 
 
 _DENSE = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
