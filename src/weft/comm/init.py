@@ -7,6 +7,7 @@ is started from torchrun's environment if necessary. Without either, the world i
 from __future__ import annotations
 
 import atexit
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -62,7 +63,8 @@ def init_mesh(
     Every rank of the world calls it. On a rank that is not in the mesh, the result has `here` None.
 
     Args:
-        axes: map axis name -> size, or only sizes, or a mesh value.
+        axes: map axis name -> size, or only sizes, or a mesh value. One size may be -1: it takes
+            all ranks that the others leave.
         device_type: where local tensors live. With "cuda", rank r of a host takes device r.
         ranks: the ranks in row-major order; None takes 0, 1, ..., size - 1.
         mesh_dim_names: the names of axes for which only sizes are given.
@@ -83,12 +85,47 @@ def init_mesh(
     assert isinstance(device_type, str)
     if mesh_dim_names is not None:
         axes = _named(axes, mesh_dim_names)
-    value = axes.abstract if isinstance(axes, Mesh) else Mesh(axes, ranks)
+    if not _leaves_out(axes):  # what is wrong with it comes before a world starts
+        axes = axes.abstract if isinstance(axes, Mesh) else Mesh(axes, ranks)
     if current_simulated_world() is None and process_world() is None:
         _start_from_environment(device_type)
     world = this_world()
+    ranks = None if ranks is None else tuple(ranks)
+    value = axes if isinstance(axes, Mesh) else Mesh(
+        _inferred(axes, world.size if ranks is None else len(ranks)), ranks)
     _check_fits(value, world)
     return world.bind(value, device_type)
+
+
+def _sizes_of(axes: Any) -> list[Any]:
+    sizes = axes.values() if isinstance(axes, Mapping) else axes
+    return list(sizes) if isinstance(sizes, Iterable) else [sizes]
+
+
+def _leaves_out(axes: Any) -> bool:
+    """Whether one size is -1, and all others are sizes."""
+    if isinstance(axes, Mesh):
+        return False
+    sizes = _sizes_of(axes)
+    known = [size for size in sizes if size != -1]
+    return len(known) == len(sizes) - 1 and all(type(size) is int and size > 0 for size in known)
+
+
+def _inferred(axes: Any, num_ranks: int) -> Any:
+    """The axes, with a size in place of -1."""
+    known = -math.prod(_sizes_of(axes))
+    if num_ranks % known:
+        raise MeshError(
+            message("init_mesh(axes)", f"axes is {axes!r}: the sizes that are given make {known}, "
+                    f"and there are {num_ranks} ranks", "the size that is left out takes all ranks "
+                    "that the others leave", [f"{num_ranks} ranks by {known}"],
+                    "sizes that divide the number of ranks")
+        )
+    if isinstance(axes, Mapping):
+        return {name: num_ranks // known if size == -1 else size for name, size in axes.items()}
+    if isinstance(axes, int):
+        return num_ranks
+    return [num_ranks // known if size == -1 else size for size in axes]
 
 
 def _no_sizes(device_type: str) -> ShardTypeError:
