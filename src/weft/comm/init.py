@@ -61,6 +61,8 @@ def init_mesh(
     """A mesh on the ranks of this world; the same object for the same value.
 
     Every rank of the world calls it. On a rank that is not in the mesh, the result has `here` None.
+    Where torch.distributed does not run, it is started from torchrun's environment, also if
+    torchrun has started the ranks again.
 
     Args:
         axes: map axis name -> size, or only sizes, or a mesh value. One size may be -1: it takes
@@ -245,10 +247,21 @@ def _start_from_environment(device_type: str) -> None:
         local = int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))
         module.set_device(local % module.device_count())
     backend = backend_for(device_type)
+    store, rank, size = next(dist.rendezvous("env://", timeout=timeout()))
     dist.init_process_group(
-        "gloo" if device_type == "cpu" else f"cpu:gloo,{device_type}:{backend}", timeout=timeout()
+        "gloo" if device_type == "cpu" else f"cpu:gloo,{device_type}:{backend}", timeout=timeout(),
+        store=_of_this_start(store), rank=rank, world_size=size,
     )
     atexit.register(_end)
+
+
+def _of_this_start(store: dist.Store) -> dist.Store:
+    """The part of the store that belongs to this start of the ranks.
+
+    torchrun keeps the store when it starts ranks again, and gloo would look for ranks at the
+    addresses of those that have died.
+    """
+    return dist.PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
 def _end() -> None:
