@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["WITH_TORCH", "watch"]
 
 WITH_TORCH = (
-    "rng", "comm", "transport", "tensor", "local", "nn", "own", "spmd", "interop", "testing",
+    "rng", "comm", "transport", "tensor", "local", "nn", "own", "spmd", "interop", "testing", "dry",
 )
 """The rooms that need torch."""
 

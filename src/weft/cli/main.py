@@ -27,6 +27,8 @@ main.add_command(OutsideCommand("examples", "demo", "Train one transformer over 
 main.add_command(OutsideCommand("", "bench", "Measure what weft costs, here."))
 main.add_command(Later("doctor", "weft.cli.doctor",
                        "Say what is installed, and whether ranks run."))
+main.add_command(Later("dry", "weft.cli.dry",
+                       "Say what a script costs on any number of ranks, without them."))
 main.add_command(plan)
 main.add_command(show)
 

@@ -36,9 +36,7 @@ class Meter:
                 storage = tensor.untyped_storage()
                 key, nbytes = storage._cdata, storage.nbytes()
                 if key not in self._known:
-                    me = weakref.ref(self)
-                    gone = weakref.ref(storage, lambda _, key=key: _gone(me, key))
-                    self._known[key] = gone, nbytes
+                    self._known[key] = weakref.ref(storage, _Gone(self, key)), nbytes
                     self.live += nbytes
                     if not nbytes:
                         self._elastic.add(key)
@@ -58,10 +56,16 @@ class Meter:
         self._elastic.discard(key)
 
 
-def _gone(meter: weakref.ref[Meter], key: int) -> None:
-    alive = meter()
-    if alive is not None:
-        alive.forget(key)
+class _Gone:
+    """What is called when a storage is gone; the meter is not kept alive by it."""
+
+    def __init__(self, meter: Meter, key: int) -> None:
+        self.meter, self.key = weakref.ref(meter), key
+
+    def __call__(self, _: object) -> None:
+        meter = self.meter()
+        if meter is not None:
+            meter.forget(self.key)
 
 
 class peak_memory(TorchDispatchMode):
