@@ -183,6 +183,7 @@ class Baton:
             return taken
         del self.meetings[key]
         results = finish([here[i] for i in range(len(members))])
+        here.clear()  # ranks that have yet to go on would keep what others have given
         for i, rank in enumerate(members):
             if i != place:
                 other = self.runners[rank]

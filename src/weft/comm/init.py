@@ -20,6 +20,7 @@ from weft.comm.bound_mesh import BoundMesh, Rows, World, innermost_mesh
 from weft.comm.collective_call import timeout
 from weft.comm.communicator import Communicator
 from weft.comm.process_world import backend_for, process_world
+from weft.comm.recording import current_recording_world
 from weft.comm.simulated import current_simulated_world
 from weft.core import AxisName, Mesh, P, is_placements
 from weft.core.arguments import MeshLike
@@ -48,7 +49,12 @@ _solo = SoloWorld()
 
 def this_world() -> World:
     """The world that this thread is in."""
-    return current_simulated_world() or process_world() or _solo
+    return _made_up() or process_world() or _solo
+
+
+def _made_up() -> World | None:
+    """The world of this thread whose ranks are no processes."""
+    return current_recording_world() or current_simulated_world()
 
 
 def init_mesh(
@@ -89,12 +95,13 @@ def init_mesh(
         axes = _named(axes, mesh_dim_names)
     if not _leaves_out(axes):  # what is wrong with it comes before a world starts
         axes = axes.abstract if isinstance(axes, Mesh) else Mesh(axes, ranks)
-    if current_simulated_world() is None and process_world() is None:
+    if _made_up() is None and process_world() is None:
         _start_from_environment(device_type)
     world = this_world()
     ranks = None if ranks is None else tuple(ranks)
     value = axes if isinstance(axes, Mesh) else Mesh(
         _inferred(axes, world.size if ranks is None else len(ranks)), ranks)
+    value, device_type = world.meant(value, device_type)
     _check_fits(value, world)
     return world.bind(value, device_type)
 
@@ -213,7 +220,7 @@ _process = _Process()
 
 def _holder() -> Any:
     """The owner of a global mesh: the process, with all of its threads, or a simulated rank."""
-    return current_simulated_world() or _process
+    return _made_up() or _process
 
 
 def set_global_mesh(mesh: MeshLike | None) -> None:

@@ -32,7 +32,7 @@ from torch.autograd.graph import increment_version
 from torch.utils.weak import TensorWeakRef
 
 from weft.comm import BoundMesh, Finish
-from weft.nn.groups.memory import Packing, gathered_layout
+from weft.nn.groups.memory import gathered_layout, packing_of
 from weft.tensor import ShardTensor
 from weft.tensor.leaf_gradients import LeafUse, accumulate, running, stand_for
 from weft.tensor.meta import Meta, contiguous_strides, intern
@@ -182,9 +182,7 @@ class Pack(Freed):
         self.comm = mesh.comm(tuple(sorted(kind.axes)))
         layouts = [gathered_layout(one.sharding, kind.axes) for one in tensors]
         metas = [one._meta for one in tensors]
-        places = map(mesh.position_of_rank, self.comm.ranks)
-        coordinates = [mesh.coordinate(place) for place in places if place is not None]
-        self.packing = Packing(metas, layouts, coordinates, self.comm.index)  # type: ignore
+        self.packing = packing_of(mesh, self.comm, metas, layouts)  # type: ignore
         itemsize = kind.whole_dtype.itemsize
         step = max(_ALIGNED_NBYTES // itemsize, 1)
         wholes = [
@@ -426,7 +424,8 @@ class Pack(Freed):
         text = f"{what} on {', '.join(names)}"
         gathers = collective == "AllGather"
         label = traffic.Label(
-            self.label, self.line, "gathered for its module" if gathers else "its gradients")
+            self.label, self.line, "gathered for its module" if gathers else "its gradients",
+            self.label.removeprefix("parameters of "))
         backward = not gathers or _current_graph_task_id() != -1
         note = traffic.Note(label, traffic.note().logs)
         with traffic.resume(note, label.reason) if backward else traffic.label(
