@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from weft.comm import PROCESS, PROVIDER
+from weft.core.display import AsText
 
 __all__ = [
     "STATE", "Event", "Label", "Log", "Note", "emit", "label", "moving", "note", "record", "resume",
@@ -45,8 +46,8 @@ class Event:
     reason: str
 
 
-@dataclass(slots=True)
-class Log:
+@dataclass(slots=True, repr=False)
+class Log(AsText):
     """The events of a recording, in order; `open` until the recording ends."""
 
     events: list[Event] = field(default_factory=list)
@@ -85,6 +86,9 @@ class Log:
                 shown = name if len(name) <= 50 else "..." + name[-47:]
                 lines.append(f"  {shown or '-':50}{count:>10}{_bytes(nbytes):>14}")
         return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"Log({len(self.events)} collectives, {_bytes(self.nbytes)} received)"
 
     def __str__(self) -> str:
         head = ("op", "line", "transition", "over", "collective", "bytes", "direction", "reason")
