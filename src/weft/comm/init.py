@@ -1,7 +1,7 @@
 """Which world this thread is in, and how a mesh is bound to it.
 
 A simulated rank is in its run's world. Any other thread is in that of torch.distributed, which
-is started from torchrun's environment if necessary. Without either, the world is one rank.
+is started from a launcher's environment if necessary. Without either, the world is one rank.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from weft.comm.bound_mesh import BoundMesh, Rows, World, innermost_mesh
 from weft.comm.collective_call import timeout
 from weft.comm.communicator import Communicator
+from weft.comm.launchers import environment_of
 from weft.comm.process_world import backend_for, process_world
 from weft.comm.recording import current_recording_world
 from weft.comm.simulated import current_simulated_world
@@ -246,9 +247,14 @@ def _default_device_type() -> str:
 
 
 def _start_from_environment(device_type: str) -> None:
-    """Start torch.distributed from torchrun's environment, if there is one."""
-    if not dist.is_available() or not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys():
+    """Start torch.distributed if a launcher has started this process; torchrun's variables say so
+    then, whichever it was."""
+    if not dist.is_available():
         return
+    found = environment_of(os.environ)
+    if not found:
+        return
+    os.environ.update(found)
     if device_type != "cpu":
         module = torch.get_device_module(device_type)
         local = int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))
