@@ -16,6 +16,9 @@ def load_ipython_extension(ipython: Any) -> None:
 
     `%%ranks dp=2,tp=2` starts ranks, or goes on with those of the same mesh; `%%ranks` goes on. A
     cell reads the notebook's names and assigns names of the rank's own. `ranks` is the session.
+
+    Args:
+        ipython: the shell of the notebook.
     """
     held: list[Session] = []
 

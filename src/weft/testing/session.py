@@ -48,6 +48,10 @@ class Session:
     Lines find `mesh` (which calls without a mesh take), `rank`, `weft`, `P` and `torch`, and what
     was assigned before. After an exception ranks have the variables that they had when it came, and
     may differ.
+
+    Args:
+        mesh: the mesh, or axis name -> size.
+        device_type: where local tensors live.
     """
 
     def __init__(self, mesh: Any, device_type: str = "cpu") -> None:
