@@ -254,6 +254,7 @@ BOUNDS: list[Bound] = [
     Bound("fft_ifft", lambda a: torch.fft.ifftn(torch.fft.fftn(a + 0j)), {"rows": (24576, 24576)}),
     # A mean, and what a stencil or a frame reads beyond a border.
     Bound("adaptive_mean", lambda a: F.adaptive_avg_pool1d(a[None], 1), {"columns": (0, 0)}),
+    Bound("adaptive_max", lambda a: F.adaptive_max_pool1d(a[None], 1), {"columns": (384, 192)}),
     Bound("adaptive_means", lambda a: F.adaptive_avg_pool1d(a[None], 64), {"columns": (0, 0)}),
     Bound("gradient", lambda a: torch.gradient(a, dim=-1), {
         "line": (16, 16), "square": (16, 16), "columns": (128, 128), "rows": (0, 0)}),

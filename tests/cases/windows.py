@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.cases import Case, case, positives, reals
+from tests.cases import Case, case, integers, positives, reals
 
 _IMAGE, _LINE = (5, 6, 7, 4), (5, 6, 7)
 
@@ -54,6 +54,8 @@ CASES: list[Case] = [
     case("max_pool2d", lambda a: F.max_pool2d(a, 2, return_indices=True)[0], reals(*_IMAGE)),
     case("max_pool1d_places", lambda a: F.max_pool1d(a, 3, return_indices=True), reals(*_LINE)),
     case("adaptive_avg_pool2d", lambda a: F.adaptive_avg_pool2d(a, (3, 1)), reals(*_IMAGE)),
+    case("adaptive_max_of_all", lambda a: tuple(F.adaptive_max_pool2d(
+        a, 1, return_indices=True)), integers(*_IMAGE, low=-2, high=3, dtype=torch.float64)),
     case("adaptive_max_pool1d", lambda a: F.adaptive_max_pool1d(a, 3), reals(*_LINE)),
     case("lp_pool1d", lambda a: F.lp_pool1d(a.abs() + 1, 2, 3), reals(*_LINE)),
     case("interpolate_nearest", lambda a: F.interpolate(a, scale_factor=2), reals(*_LINE)),

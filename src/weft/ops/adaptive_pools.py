@@ -58,7 +58,8 @@ def _text(call: Call, wants_grad: Sequence[bool]) -> str | None:
     """Positions by a table of what each reads: of one dim, "b c @y0 -> b c y0"."""
     num = _num(call)
     floats = "float" in call.tensors[0].dtype
-    if "avg" in call.op and floats and any(after == 1 < before for before, after in _lengths(call)):
+    all_of_dim = [after == 1 < before for before, after in _lengths(call)]
+    if floats and (any(all_of_dim) if "avg" in call.op else all(all_of_dim)):
         return None
     lead = "c" if len(call.tensors[0].shape) == num + 1 else "b c"
     windows = " ".join([f"@y{at}" if floats else f"y{at}!" for at in range(num)])
@@ -154,9 +155,20 @@ def _through_means(x: Tensor, output_size: Any) -> Tensor:
     return getattr(torch.ops.aten, f"adaptive_avg_pool{num}d").default(out, output_size)
 
 
+def _through_maxima(x: Tensor, output_size: Any) -> tuple[Tensor, Tensor]:
+    """The greatest of all positions, dim by dim; of equal ones, and of several
+    NaN, the first (torch names the last NaN)."""
+    (values, places), inner = x.max(-1, keepdim=True), x.shape[-1]
+    for dim in range(-2, -len(output_size) - 1, -1):
+        values, which = values.max(dim, keepdim=True)
+        places = which * inner + places.gather(dim, which)
+        inner *= x.shape[dim]
+    return values, places
+
+
 PAGE = page(
     *[op(f"adaptive_avg_pool{num}d", rule(_text, on_box=_on_box, tables=_tables, by_size=True),
          compose=_through_means) for num in (1, 2, 3)],
-    *[op(f"adaptive_max_pool{num}d", rule(_text, on_box=_on_box, tables=_tables))
-      for num in (1, 2, 3)],
+    *[op(f"adaptive_max_pool{num}d", rule(_text, on_box=_on_box, tables=_tables, by_size=True),
+         compose=_through_maxima) for num in (1, 2, 3)],
 )
