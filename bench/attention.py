@@ -13,6 +13,7 @@ from torch import Tensor
 
 import weft
 from bench.attention_programs import PROGRAMS, SYSTEMS, Program
+from bench.by_turns import heading, lines
 from weft.cli.launch import RanksFailed, events
 from weft.cli.terminal import explained
 from weft.testing import peak_memory
@@ -45,15 +46,10 @@ def attention(length: int, rounds: int) -> None:
                                      mesh={"x": ranks})
             peak, nbytes = (max(its) for its in zip(*found))
             click.echo(f"{name:22}{ranks:6}{nbytes:12,}{peak * ranks / alone:8.2f}")
-    click.echo(f"\nMilliseconds on 2 gloo ranks, medians of {rounds} rounds\n")
-    click.echo(f"{'':22}" + "".join(f"{system:>15}" for system in SYSTEMS))
+    click.echo("\n" + heading(SYSTEMS, rounds, 22))
     try:
         for event in events(2, _RANKS, {"length": length, "rounds": rounds}):
-            times: dict[str, float] = event["milliseconds"]
-            cells = [f"{times[one]:15.1f}" if one in times else f"{'-':>15}" for one in SYSTEMS]
-            click.echo(f"{event['program']:22}" + "".join(cells))
-            if event["fault"] is not None:
-                click.echo(f"{'':22}DTensor: {event['fault']}")
+            click.echo(lines(event, SYSTEMS, 22))
     except RanksFailed as failed:
         click.echo(str(failed), err=True)
         sys.exit(1)

@@ -1,17 +1,14 @@
 """One of the ranks of `weft bench attention`: weft and what it is compared with, in turns.
 
 Started as `weft run -n N attention_ranks.py ASKED`, ASKED as JSON; rank 0 writes one JSON object
-per program. The time of a turn is that of its slowest rank. One process alone is rank 0, while the
-others wait.
+per program. One process alone is rank 0, while the others wait.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import statistics
 import sys
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,7 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import weft
 from bench.attention_programs import PROGRAMS, SYSTEMS, Program
-from bench.faults import fault_of
+from bench.by_turns import by_turns, fault_of
 
 __all__ = ["main", "measure"]
 
@@ -46,7 +43,7 @@ def main() -> None:
 
 def measure(
     program: Program, length: int, rounds: int, mesh: Any
-) -> tuple[dict[str, float], str | None]:
+) -> tuple[dict[str, list[float]], str | None]:
     """Milliseconds per system, and why DTensor is not among them; results are compared first."""
     turns = _turns(program, length, mesh)
     due = turns["one process"]()
@@ -59,17 +56,9 @@ def measure(
     fault = fault_of(lambda: dtensor().full_tensor(), due)
     if fault is None:
         turns["DTensor"] = dtensor
-    times: dict[str, list[float]] = {system: [] for system in turns}
-    for _ in range(rounds):
-        for system, turn in turns.items():
-            dist.barrier()
-            start = time.perf_counter()
-            if system != "one process" or mesh.get_rank() == 0:
-                turn()
-            took = torch.tensor([time.perf_counter() - start])
-            dist.all_reduce(took, op=dist.ReduceOp.MAX)
-            times[system].append(took.item())
-    return {system: 1e3 * statistics.median(its) for system, its in times.items()}, fault
+    if mesh.get_rank():
+        turns["one process"] = lambda: None
+    return by_turns(turns, rounds), fault
 
 
 def _turns(program: Program, length: int, mesh: Any) -> dict[str, Callable[[], Any]]:

@@ -10,6 +10,7 @@ import click
 import torch
 
 import weft
+from bench.by_turns import heading, lines
 from bench.field_programs import PROGRAMS, field_of
 from weft.cli.launch import RanksFailed, events
 from weft.cli.terminal import explained
@@ -45,17 +46,12 @@ def field(size: int, rounds: int) -> None:
                                      mesh={"x": ranks})
             nbytes, exchanges, peak = (max(its) for its in zip(*found))
             click.echo(f"{name:10}{ranks:6}{nbytes:10,}{exchanges:11}{peak * ranks / alone:8.2f}")
-    click.echo(f"\nMilliseconds of a step on 2 gloo ranks, medians of {rounds} rounds\n")
     systems = ("one process", "weft", "gathered", "DTensor")
-    click.echo(f"{'':10}" + "".join(f"{system:>13}" for system in systems))
+    click.echo("\n" + heading(systems, rounds, 10))
     asked = {"programs": list(PROGRAMS), "size": size, "rounds": rounds, "ranks": 2}
     try:
         for event in events(2, _RANKS, asked):
-            times: dict[str, Any] = event["milliseconds"]
-            cells = [f"{times[one]:13.2f}" if one in times else f"{'-':>13}" for one in systems]
-            click.echo(f"{event['program']:10}" + "".join(cells))
-            for system, fault in event["faults"].items():
-                click.echo(f"{'':10}{system}: {fault}")
+            click.echo(lines(event, systems, 10))
     except RanksFailed as failed:
         click.echo(str(failed), err=True)
         sys.exit(1)

@@ -1,17 +1,14 @@
 """One of the ranks of `weft bench field`: steps by weft, by gathering, by DTensor, in turns.
 
 Started as `weft run -n N field_ranks.py ASKED`, ASKED as JSON; rank 0 writes one JSON object per
-program. The time of a turn is that of its slowest rank. One process alone is rank 0, while the
-others wait.
+program. One process alone is rank 0, while the others wait.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import statistics
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +18,7 @@ from torch import Tensor
 from torch.distributed.tensor import Replicate, Shard, distribute_module, distribute_tensor
 
 import weft
-from bench.faults import fault_of
+from bench.by_turns import by_turns, fault_of
 from bench.field_programs import PROGRAMS, field_of
 
 __all__ = ["main"]
@@ -52,23 +49,13 @@ def _measured(name: str, size: int, rounds: int, mesh: Any) -> dict[str, Any]:
     assert torch.allclose(systems["weft"][1](), due, rtol=1e-4, atol=1e-5)
     dtensor = _dtensor(name, size)
     fault = fault_of(dtensor[1], due)
-    faults = {} if fault is None else {"DTensor": fault}
     if fault is None:
         systems["DTensor"] = dtensor
-    times: dict[str, list[float]] = {system: [] for system in systems}
-    for step, _ in systems.values():
+    turns = {system: step for system, (step, _) in systems.items()}
+    for step in turns.values():
         for _ in range(FIRST):
             step()
-    for _ in range(rounds):
-        for system, (step, _) in systems.items():
-            dist.barrier()
-            start = time.perf_counter()
-            step()
-            took = torch.tensor([time.perf_counter() - start])
-            dist.all_reduce(took, op=dist.ReduceOp.MAX)
-            times[system].append(took.item())
-    medians = {system: 1e3 * statistics.median(its) for system, its in times.items()}
-    return {"program": name, "size": size, "milliseconds": medians, "faults": faults}
+    return {"program": name, "milliseconds": by_turns(turns, rounds), "fault": fault}
 
 
 System = tuple[Callable[[], Any], Callable[[], Tensor]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -15,7 +16,7 @@ from tests.gloo import GlooWorld
 from tests.sharded import same
 from tests.sim.test_tensor_saved import modules, tensors
 from tests.sim.test_tensor_values import comparisons, lists_of_tensors, numbers, sizes
-from weft import MeshError, P, ShardTensor
+from weft import LayoutError, MeshError, P, ShardTensor
 
 MESH = {"dp": 2, "tp": 2}
 X = torch.arange(1.0, 31.0, dtype=torch.float64).view(5, 6) / 8
@@ -116,3 +117,23 @@ def test_files_are_read_by_another_program(gloo: GlooWorld, tmp_path: Path) -> N
     gloo.run(write, MESH, str(tmp_path))
     for one, other, layout in gloo.run(read, {"all": 4}, str(tmp_path)):
         assert torch.equal(one, X) and torch.equal(other, X) and layout == "[5, 6@all]"
+
+
+def written_in_turns(mesh: Any, folder: str) -> Any:
+    path = Path(folder) / "field.npy"
+    if mesh.rank == 0:
+        np.lib.format.open_memmap(path, "w+", np.float64, tuple(X.shape))
+
+    def put(index: tuple[slice, ...], block: Tensor) -> None:
+        np.load(path, mmap_mode="r+")[index] = block.numpy()
+
+    x = weft.distribute_tensor(X, mesh, P("dp", "tp"))
+    weft.to_callback(x, put, chunks=(2, 4), in_turns=True)
+    with pytest.raises(LayoutError, match="ZeroDivisionError"):
+        weft.to_callback(x, lambda index, block: 1 / index[0].start)
+    return torch.from_numpy(np.load(path))
+
+
+def test_blocks_are_written_by_their_ranks(gloo: GlooWorld, tmp_path: Path) -> None:
+    for found in gloo.run(written_in_turns, MESH, str(tmp_path)):
+        assert torch.equal(found, X)

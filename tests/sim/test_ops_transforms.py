@@ -115,3 +115,23 @@ def test_a_spectral_convolution_keeps_the_field_sharded(mesh: Any) -> None:
     assert out.sharding == field.grad.sharding == layout
     found = sum(event.nbytes for event in log.events if event.direction == "forward")
     assert found <= 4 * 64 * (33 + 8) * 16 // 4, f"{found} bytes"
+
+
+def test_modes_that_are_dropped_dim_by_dim_do_not_travel() -> None:
+    """As docs/fields.md says: what the next dim's transform does not read is not sent."""
+    modes, x = 3, torch.randn(1, 4, 16, 12, dtype=torch.float64)
+
+    def low(x: Tensor) -> Tensor:
+        spectrum = torch.fft.fft(torch.fft.rfft(x)[..., :modes], dim=-2)
+        return torch.fft.irfft(torch.fft.ifft(spectrum, dim=-2), n=x.shape[-1])
+
+    def on_rank(mesh: Any) -> tuple[int, Tensor]:
+        given = weft.distribute_tensor(x, mesh, P(None, None, "x"))
+        with weft.explain() as log:
+            out: Any = low(given)
+        return log.nbytes, out.full_tensor()
+
+    own = 4 * 16 * modes * 16 // 4
+    for nbytes, out in weft.testing.run(on_rank, mesh={"x": 4}):
+        torch.testing.assert_close(out, low(x))
+        assert nbytes == own * 3 // 4  # all but what a rank has; channels then take the axis
