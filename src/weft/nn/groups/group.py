@@ -249,6 +249,11 @@ class Group:
 
     # Of all packs.
 
+    def release(self) -> None:
+        """The module has another group, or is gone."""
+        for pack in self.packs:
+            pack.release()
+
     def start(self) -> None:
         for pack in self.packs:
             pack.start()

@@ -88,7 +88,8 @@ class Packing:
                 self.rows(flat), self.counts[0], 1, out=[whole.view(num, -1) for whole in wholes])
             return
         parts, blocks = self._pieces(flat, wholes)
-        torch._foreach_copy_(parts, blocks)
+        if parts:  # none where all of this rank's shards over other axes are empty
+            torch._foreach_copy_(parts, blocks)
 
     def collect(self, flat: Tensor, wholes: Sequence[Tensor]) -> None:
         """Copy what has the shapes of gathered parameters into a buffer."""
@@ -98,7 +99,8 @@ class Packing:
             torch._foreach_copy_(into, [whole.reshape(num, -1) for whole in wholes])
             return
         parts, blocks = self._pieces(flat, wholes)
-        torch._foreach_copy_(blocks, parts)
+        if blocks:
+            torch._foreach_copy_(blocks, parts)
 
     def _pieces(
         self, flat: Tensor, wholes: Sequence[Tensor]

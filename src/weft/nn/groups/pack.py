@@ -29,6 +29,7 @@ from torch._C import (  # type: ignore[attr-defined]
     _DisableAutocast,
 )
 from torch.autograd.graph import increment_version
+from torch.utils.weak import TensorWeakRef
 
 from weft.comm import BoundMesh, Finish
 from weft.nn.groups.memory import Packing, gathered_layout
@@ -79,7 +80,7 @@ def kind_of(
     layout = meta.layout
     if meta.mesh is not mesh or mesh.here is None or meta.varying or layout.is_partial:
         return None
-    if meta.strides is not None or meta.device.type == "meta" or not tensor._local.is_leaf:
+    if meta.strides is not None or meta.device != mesh.device or not tensor._local.is_leaf:
         return None
     axes = frozenset(axis for axis in batch if layout.on(axis) is not None)
     if not axes:
@@ -103,8 +104,8 @@ class _Member:
     """One parameter: as it is, and gathered. Without a storage it is its own memory."""
 
     __slots__ = (
-        "address", "full", "has_arrived", "local", "memo", "meta", "tensor", "use", "version",
-        "whole", "whole_meta",
+        "_full", "_released", "address", "has_arrived", "local", "memo", "meta", "tensor", "use",
+        "version", "whole", "whole_meta",
     )
 
     def __init__(
@@ -115,18 +116,45 @@ class _Member:
         self.memo: Any = None
         self.version = 0
         self.has_arrived = False
-        """Whether `full.grad` is to be reduced in this backward."""
-        self.address = None if storage else self.local.data_ptr()
+        """Whether its gradient is to be reduced in this backward."""
+        self.address = self.local.data_ptr()
         self.use: LeafUse | None = None
+        self._released: TensorWeakRef | None = None
+        self.whole: Any
+        self._full: Any
         if storage is None:
-            self.whole = self.full = self.local.detach().requires_grad_()
+            self.whole = self._full = self.local.detach().requires_grad_()
             return
         shape = whole_meta.local_shape
         strides = contiguous_strides(shape)
         make = torch.empty(0, dtype=whole_meta.dtype, device=self.local.device)
         self.whole = make.new_empty(0).set_(storage, offset, shape, strides)
-        self.full = make.new_empty(0).set_(storage, offset, shape, strides)
-        self.full.requires_grad_(self.local.requires_grad)
+        self._full = make.new_empty(0).set_(storage, offset, shape, strides)
+        self._full.requires_grad_(self.local.requires_grad)
+
+    @property
+    def full(self) -> Any:
+        """The leaf that graphs see; None once it is released and no graph has it."""
+        return self._full if self._full is not None else self._released()  # type: ignore
+
+    def release(self) -> None:
+        """From now on graphs alone hold the leaf."""
+        if self._released is None:
+            self._released = TensorWeakRef(self._full)
+            if self.whole is self._full:
+                self.whole = None
+            if self._full.grad is None:
+                self._full = None
+
+    def take(self) -> Tensor | None:
+        """The gradient of the leaf."""
+        full = self.full
+        if full is None or full.grad is None:
+            return None
+        grad, full.grad = full.grad, None
+        if self._released is not None:
+            self._full = None
+        return grad if grad.layout is torch.strided else grad.to_dense()
 
 
 class Pack(Freed):
@@ -176,11 +204,15 @@ class Pack(Freed):
             return
         base = torch.empty(0, dtype=kind.whole_dtype, device=mesh.device)
         self.storage = base.untyped_storage()
+        self.may_free = self.storage.resizable()
+        if not self.may_free:  # a device whose memory stays: it is gathered all the same
+            self.storage = base.new_empty(end).untyped_storage()
         self.members = [
             _Member(one, whole, self.storage, offset)
             for one, whole, offset in zip(tensors, wholes, offsets)
         ]
-        self.storage.resize_(0)
+        if self.may_free:
+            self.storage.resize_(0)
         register(self.storage, self)
         self._begin()
 
@@ -189,16 +221,23 @@ class Pack(Freed):
         self.versions: tuple[int, ...] | None = None
         self.pending: tuple[Finish, tuple[int, ...]] | None = None
         me: weakref.ref[Pack] = weakref.ref(self)
-        for at, member in enumerate(self.members):
+        self.arrivals = [_Arrival(me, at) for at in range(len(self.members))]
+        for member, arrival in zip(self.members, self.arrivals):
             self._stand_for(member)
             if member.full.requires_grad:
-                member.full.register_post_accumulate_grad_hook(_Arrival(me, at))
+                member.full.register_post_accumulate_grad_hook(arrival)
 
     def _stand_for(self, member: _Member) -> None:
         move = transition_between(
             self.kind.mesh, member.meta.layout, member.whole_meta.layout, frozenset(), self.axes)
         if move is not None and member.full.requires_grad:
             member.use = stand_for(member.local, move, member.full)
+
+    def release(self) -> None:
+        """No module has the pack any more: graphs that are to be differentiated hold it."""
+        for member, arrival in zip(self.members, self.arrivals):
+            member.release()
+            arrival.held = self
 
     @property
     def is_current(self) -> bool:
@@ -207,7 +246,7 @@ class Pack(Freed):
             tensor, local = member.tensor, member.local
             if tensor._meta is not member.meta or tensor._local is not local:
                 return False
-            if member.address is not None and member.address != local.data_ptr():
+            if member.address != local.data_ptr():
                 return False
         return True
 
@@ -248,13 +287,13 @@ class Pack(Freed):
         (finish, _), self.pending = self.pending, None
         with torch.no_grad(), _DisableAutocast():
             flat = finish()
-            if not self.is_full:
+            if not self.is_full and self.may_free:
                 self.storage.resize_(self.nbytes)
             self.packing.spread(flat, [member.whole for member in self.members])
             if self.versions is not None:
                 changed = [
-                    member.full
-                    for member, old, new in zip(self.members, self.versions, versions) if old != new
+                    full for member, old, new in zip(self.members, self.versions, versions)
+                    if old != new and (full := member.full) is not None
                 ]
                 increment_version(changed)
         self.is_full, self.versions = True, versions
@@ -295,13 +334,16 @@ class Pack(Freed):
 
     # Gradients.
 
-    def arrived(self, at: int) -> None:
+    def arrived(self, at: int, full: Tensor) -> None:
         """The gradient of a gathered parameter is there."""
         member = self.members[at]
+        if full.grad is None:
+            return
         if torch.is_grad_enabled():  # create_graph: by the transition, which is differentiable
             if member.use is not None:
-                member.use.arrived(member.full)
+                member.use.arrived(full)
             return
+        member._full = full  # until its gradient is taken
         holding = running().holding
         if holding is not None and id(member.local) in holding.leaves:  # the engine adds to it
             holding.others[self] = self.number
@@ -347,12 +389,11 @@ class Pack(Freed):
         """What has arrived, and of whom."""
         members, grads = [], []
         for member in self.members:
-            if not member.has_arrived:
-                continue
-            grad, member.full.grad, member.has_arrived = member.full.grad, None, False
+            grad = member.take() if member.has_arrived else None
+            member.has_arrived = False
             if grad is not None:
                 members.append(member)
-                grads.append(grad if grad.layout is torch.strided else grad.to_dense())
+                grads.append(grad)
         return members, grads
 
     def take(self) -> tuple[list[Tensor], list[Tensor]]:
@@ -364,12 +405,13 @@ class Pack(Freed):
     def release_held(self) -> None:
         """What was held over several backwards is to be reduced."""
         for member in self.members:
-            member.has_arrived = member.full.grad is not None
+            member.has_arrived = True
 
     def drop(self) -> None:
         """A backward has failed: what has arrived is no gradient of anything."""
         for member in self.members:
-            member.has_arrived, member.full.grad = False, None
+            member.has_arrived = False
+            member.take()
 
     @contextmanager
     def told(
@@ -395,14 +437,16 @@ class Pack(Freed):
 
 
 class _Arrival:
-    """The hook of a gathered parameter; its pack is not held by it."""
+    """The hook of a gathered parameter. It holds its pack once that holds the parameter no more:
+    else neither would ever be freed."""
 
-    __slots__ = ("at", "pack")
+    __slots__ = ("at", "held", "pack")
 
     def __init__(self, pack: weakref.ref[Pack], at: int) -> None:
         self.pack, self.at = pack, at
+        self.held: Pack | None = None
 
     def __call__(self, full: Tensor) -> None:
         pack = self.pack()
         if pack is not None:
-            pack.arrived(self.at)
+            pack.arrived(self.at, full)
