@@ -46,7 +46,7 @@ def raises(mesh):
 
 @pytest.mark.parametrize(
     ("fn", "op", "other"),
-    [(dies, "all_to_all", RankDied), (stays_away, "all_to_all", type(None)),
+    [(dies, "all_reduce", RankDied), (stays_away, "all_to_all", type(None)),
      (raises, "broadcast", ValueError)],
 )
 def test_the_others_stop_waiting_in_time(short: GlooWorld, fn, op, other) -> None:

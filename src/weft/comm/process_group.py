@@ -70,7 +70,7 @@ torch's "fake" backend, on which costs are measured without a network, takes NCC
 """
 
 _OF_TWO = frozenset([(kind, dtype) for kind in ("sum", "avg") for dtype in _FLOATS[2:]])
-"""What gloo sums exactly where two ranks add, in whatever order. It is used where it proceeds."""
+"""What gloo sums exactly where two ranks add, in whatever order."""
 
 _GATHER_LIMIT_NBYTES = 1 << 20
 """Up to this many bytes gathered, one exchange of whole partial values beats scatter and gather."""
@@ -98,7 +98,7 @@ renamed the last two; the older names warn if the newer exist."""
 class ProcessCommunicator(GroupCalls):
     """Collectives over one process group."""
 
-    __slots__ = ("exact", "native", "starts")
+    __slots__ = ("exact", "native", "sums")
 
     def __init__(
         self, group: dist.ProcessGroup, ranks: tuple[int, ...], roll: DebugCompare,
@@ -107,20 +107,20 @@ class ProcessCommunicator(GroupCalls):
         super().__init__(group, ranks, roll, under_way, axes, device)
         backend = backend_of(group, device.type) or ""
         self.exact = _EXACT.get(backend, frozenset())
-        self.starts = self.exact
+        self.sums = self.exact
         if backend == "gloo":
             self.swaps_from_nbytes = _SWAP_NBYTES
-            self.starts = _OF_TWO if self.size == 2 else self.exact
+            self.sums = _OF_TWO if self.size == 2 else self.exact
         self.native = bool(self.exact) and self.in_order
 
     def all_reduce(self, x: Tensor, kind: str) -> Tensor:
-        if (kind, x.dtype) not in self.exact or x.numel() == 0:
+        if (kind, x.dtype) not in self.sums or x.numel() == 0:
             return super().all_reduce(x, kind)
         x = x.detach() if x.requires_grad else x
         return self._all_reduce_own(x.clone(memory_format=torch.contiguous_format), kind)
 
     def _all_reduce_own(self, total: Tensor, kind: str) -> Tensor:
-        if (kind, total.dtype) not in self.exact or total.numel() == 0:
+        if (kind, total.dtype) not in self.sums or total.numel() == 0:
             return super().all_reduce(total, kind)
         if self.debug.on:
             self._agree("all_reduce", kind, total.dtype, tuple(total.shape))
@@ -146,7 +146,7 @@ class ProcessCommunicator(GroupCalls):
         return self._start_all_gather(mine, sizes, out)().view(x.shape)
 
     def _start_all_reduce(self, x: Tensor, kind: str, own: bool) -> Finish:
-        if (kind, x.dtype) in self.starts:
+        if (kind, x.dtype) in self.sums:
             total = x if own else x.clone()
             group = self._alive("all_reduce")
             wait = self._start("all_reduce", group.allreduce, [total], _START_REDUCE[kind])

@@ -36,7 +36,11 @@ class Meter:
         """Of all that is in `_alive`, some of which may be gone, or smaller."""
 
     def see(self, tensors: list[torch.Tensor]) -> None:
-        """Count what is new among the tensors, and what has grown or shrunk since."""
+        """Count what is new among the tensors, and what has grown or shrunk since.
+
+        Storages that have shrunk and that no operation sees are asked before there is a new peak.
+        """
+        me: Any = weakref.ref(self)
         for tensor in tensors:
             if type(tensor) in _DENSE and self._counts(tensor):
                 storage = tensor.untyped_storage()
@@ -109,6 +113,7 @@ class peak_memory(TorchDispatchMode):
 
     @property
     def live(self) -> int:
+        self._meter.ask()
         return self._meter.live
 
 

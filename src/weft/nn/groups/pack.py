@@ -335,6 +335,8 @@ class Pack(Freed):
     def arrived(self, at: int, full: Tensor) -> None:
         """The gradient of a gathered parameter is there."""
         member = self.members[at]
+        if full.grad is None:
+            return
         if torch.is_grad_enabled():  # create_graph: by the transition, which is differentiable
             if member.use is not None:
                 member.use.arrived(full)
@@ -385,9 +387,8 @@ class Pack(Freed):
         """What has arrived, and of whom."""
         members, grads = [], []
         for member in self.members:
-            if not member.has_arrived:
-                continue
-            grad, member.has_arrived = member.take(), False
+            grad = member.take() if member.has_arrived else None
+            member.has_arrived = False
             if grad is not None:
                 members.append(member)
                 grads.append(grad)
