@@ -267,6 +267,10 @@ class Pack(Freed):
 
     # The parameters.
 
+    @property
+    def is_shown(self) -> bool:
+        return any(member.tensor._local is member.full for member in self.members)
+
     def show(self) -> None:
         """The parameters are gathered: the storage is filled."""
         for member in self.members:
