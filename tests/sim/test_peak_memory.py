@@ -63,3 +63,16 @@ def test_ranks_of_a_simulated_run_measure_their_own() -> None:
     for rank, (start, stays, peak) in enumerate(weft.testing.run(on_rank, mesh={"x": 3}), 1):
         assert (start, stays) == (rank * KIB, 2 * rank * KIB)
         assert peak >= (2 * rank + 6) * KIB
+
+
+def test_a_storage_that_grows_and_shrinks_counts_as_it_is() -> None:
+    """As those of gathered parameters do, which are emptied after their module."""
+    x = torch.empty(0)
+    with peak_memory() as memory:
+        y = x.detach()
+        y.untyped_storage().resize_(4 * KIB)
+        x.detach()
+        assert memory.live == 4 * KIB
+        y.untyped_storage().resize_(0)
+        x.detach()
+        assert (memory.live, memory.peak) == (0, 4 * KIB)

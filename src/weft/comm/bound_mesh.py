@@ -116,7 +116,8 @@ class BoundMesh(Mesh):
 
     It has the methods of torch's DeviceMesh, with axis names or numbers for `mesh_dim`.
     `here` is this rank's coordinate (None outside the mesh), `rank` its number in the world,
-    `device` where its local tensors live.
+    `device` where its local tensors live. `kernel_type` is the type of device whose kernels and
+    autocast count: the CPU's on a mesh whose tensors have no memory.
     `origin`: for a mesh first made as some axes of another mesh, that mesh and the axes.
     """
 
@@ -124,6 +125,7 @@ class BoundMesh(Mesh):
     rank: int
     device_type: str
     device: torch.device
+    kernel_type: str
     cache: dict[Any, Any]
     origin: tuple[Mesh, tuple[AxisName, ...]] | None = None
 
@@ -132,6 +134,7 @@ class BoundMesh(Mesh):
             setattr(self, slot, getattr(value, slot))
         self.world, self.rank, self.device_type = world, world.rank, device_type
         self.device = _device(device_type)
+        self.kernel_type = "cpu" if device_type == "meta" else device_type
         position = value.position_of_rank(world.rank)
         self.here = None if position is None else value.coordinate(position)
         self.cache = {}

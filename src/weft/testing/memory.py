@@ -2,16 +2,66 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from weft.tensor import ShardTensor
 from weft.tensor.trace.trees import flatten, local_of
 
-__all__ = ["peak_memory"]
+__all__ = ["Meter", "local_tensors", "peak_memory"]
+
+
+class Meter:
+    """Bytes of the storages of dense tensors, each counted once and whole while it lives.
+
+    `live` are those alive now, `peak` the most that ever were. `counts` says of a tensor whether
+    its memory is counted.
+    """
+
+    def __init__(self, counts: Callable[[torch.Tensor], bool]) -> None:
+        self.live = self.peak = 0
+        self._counts = counts
+        self._known: dict[int, tuple[Any, int]] = {}
+        self._elastic: set[int] = set()
+        """Storages that have changed their size: they are asked again after each operation."""
+
+    def see(self, tensors: list[torch.Tensor]) -> None:
+        """Count what is new among the tensors, and what has grown or shrunk since."""
+        for tensor in tensors:
+            if type(tensor) in _DENSE and self._counts(tensor):
+                storage = tensor.untyped_storage()
+                key, nbytes = storage._cdata, storage.nbytes()
+                if key not in self._known:
+                    me = weakref.ref(self)
+                    gone = weakref.ref(storage, lambda _, key=key: _gone(me, key))
+                    self._known[key] = gone, nbytes
+                    self.live += nbytes
+                    if not nbytes:
+                        self._elastic.add(key)
+                elif nbytes != self._known[key][1]:
+                    self._elastic.add(key)
+        for key in tuple(self._elastic):
+            alive, before = self._known[key]
+            storage = alive()
+            if storage is not None and storage.nbytes() != before:
+                self._known[key] = alive, storage.nbytes()
+                self.live += storage.nbytes() - before
+        self.peak = max(self.peak, self.live)
+
+    def forget(self, key: int) -> None:
+        """A storage is gone."""
+        self.live -= self._known.pop(key)[1]
+        self._elastic.discard(key)
+
+
+def _gone(meter: weakref.ref[Meter], key: int) -> None:
+    alive = meter()
+    if alive is not None:
+        alive.forget(key)
 
 
 class peak_memory(TorchDispatchMode):
@@ -37,43 +87,36 @@ class peak_memory(TorchDispatchMode):
 
     def __init__(self, *held: Any) -> None:
         super().__init__()
-        self._alive: dict[int, tuple[StorageWeakRef, int]] = {}
-        self._nbytes = 0
-        """Of all that is in `_alive`, some of which may be gone."""
+        self._meter = Meter(_has_memory)
         for one in held:
-            self._add(_tensors_of(one))
-        self.start = self.peak = self.live
+            self._meter.see(local_tensors(one))
+        self.start = self.live
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
-        self._add(flatten((args, kwargs, out)))
-        if self._nbytes > self.peak:
-            self.peak = max(self.peak, self.live)
+        self._meter.see(flatten((args, kwargs, out)))
         return out
 
     @property
-    def live(self) -> int:
-        gone = [key for key, (storage, _) in self._alive.items() if storage.expired()]
-        for key in gone:
-            self._nbytes -= self._alive.pop(key)[1]
-        return self._nbytes
+    def peak(self) -> int:
+        return self._meter.peak
 
-    def _add(self, tensors: list[torch.Tensor]) -> None:
-        for tensor in tensors:
-            if type(tensor) in _DENSE and tensor.device.type != "meta":
-                storage = tensor.untyped_storage()
-                if storage._cdata not in self._alive and storage.nbytes():
-                    self._alive[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
-                    self._nbytes += storage.nbytes()
+    @property
+    def live(self) -> int:
+        return self._meter.live
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    return tensor.device.type != "meta"
 
 
 _DENSE = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
-def _tensors_of(held: Any) -> list[torch.Tensor]:
+def local_tensors(held: Any) -> list[torch.Tensor]:
     """The local tensors of what is held, gradients included."""
     if isinstance(held, torch.nn.Module):
         found = [*held.parameters(), *held.buffers()]

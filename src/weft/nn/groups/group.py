@@ -16,6 +16,7 @@ import itertools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from operator import is_
 from typing import Any
 
 import torch
@@ -199,11 +200,12 @@ class Group:
 
     def fits(self, mesh: BoundMesh, batch: frozenset[int]) -> bool:
         """Whether it is still the group of its module's parameters."""
-        return (
-            self.mesh is mesh and self.batch == batch
-            and all(_holds(part(), known) for part, known in self.parts)
-            and all(pack.is_current for pack in self.packs)
-        )
+        if self.mesh is not mesh or self.batch != batch:
+            return False
+        for part, known in self.parts:
+            if not _holds(part(), known):
+                return False
+        return all(pack.is_current for pack in self.packs)
 
     def enter(self, given: Any) -> None:
         """The module's forward begins."""
@@ -230,7 +232,10 @@ class Group:
     @contextmanager
     def again(self) -> Iterator[None]:
         """In backward: a part of the module's forward runs again, as it did."""
-        packs = [pack for pack in self.packs if not pack.is_shown]
+        packs = [
+            pack for pack in self.packs
+            if not any(member.tensor._local is member.full for member in pack.members)
+        ]
         for pack in packs:
             pack.fill()
             pack.show()
@@ -259,6 +264,11 @@ class Group:
 
     # Of all packs.
 
+    def release(self) -> None:
+        """The module has another group, or is gone."""
+        for pack in self.packs:
+            pack.release()
+
     def start(self) -> None:
         for pack in self.packs:
             pack.start()
@@ -283,7 +293,7 @@ def _holds(part: nn.Module | None, known: Sequence[Any]) -> bool:
     """Whether a module's own parameters are still these."""
     if part is None or len(part._parameters) != len(known):
         return False
-    return all(one is other for one, other in zip(part._parameters.values(), known))
+    return all(map(is_, part._parameters.values(), known))
 
 
 class _Calling:

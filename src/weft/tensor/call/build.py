@@ -261,9 +261,9 @@ def _composite(composite: ops.Composite, builder: Builder) -> tuple[Recipe, Size
     op, trace, mesh = builder.op, builder.trace, builder.mesh
     parts = composite.trace if isinstance(composite, Parts) else None
     function = composite.function
-    is_cast = parts is None and torch.is_autocast_enabled(mesh.device.type)
+    is_cast = parts is None and torch.is_autocast_enabled(mesh.kernel_type)
     if is_cast and not composite.each_call:
-        function = as_autocast(function, op, trace, mesh.device.type)
+        function = as_autocast(function, op, trace, mesh.kernel_type)
     is_program = not (composite.each_call or is_cast or builder.target is not None)
     if is_program and mesh.here is not None:
         composer = Composer(builder.tensors, mesh)
@@ -323,7 +323,7 @@ def _capture(func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor])
     device_type = tensors[0].device.type
     if device_type == "meta":  # tensors without memory: what runs is as on their mesh
         device_type = next(
-            (one.device_mesh.device.type for one in tensors if type(one) is ShardTensor), "cpu")
+            (one.device_mesh.kernel_type for one in tensors if type(one) is ShardTensor), "cpu")
     entry = ops.FUNCTIONS.get(func)
     if entry is not None and not entry.each_call:
         assert entry.compose is not None

@@ -34,9 +34,8 @@ class Composer:
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor], mesh: BoundMesh) -> None:
-        self.mesh = mesh
         self.num_given = len(tensors)
-        self.device = mesh.device
+        self.mesh = mesh
         self.values: list[torch.Tensor] = list(tensors)
         """The call's tensors, then ShardTensors without data in the place of results."""
         self.traced: list[Any] = list(tensors)
@@ -52,7 +51,7 @@ class Composer:
         feed = {slot.index: meta for slot, meta in zip(slots, metas)}
         try:
             trace = capture(
-                function, fill(op.args, feed), fill(op.kwargs, feed), metas, self.device.type
+                function, fill(op.args, feed), fill(op.kwargs, feed), metas, self.mesh.kernel_type
             )
         except NotCapturable:
             return None
@@ -92,7 +91,7 @@ class Composer:
         if isinstance(made, ops.Composite):
             if made.each_call:
                 return None
-            if torch.is_autocast_enabled(self.device.type):
+            if torch.is_autocast_enabled(self.mesh.kernel_type):
                 return None  # what it is composed of runs without
             out = self.composed(made.function, op)
             return None if out is None else slots_of(out)

@@ -123,7 +123,7 @@ class Builder:
             call, entry, self.facts, layouts, wants, results, target, slices)
         if chosen is None:
             metas = [meta_like(tensor) for tensor in self.tensors]
-            chosen = parts_of(self.op, metas, self.mesh.device.type)
+            chosen = parts_of(self.op, metas, self.mesh.kernel_type)
         if chosen is None or (
             isinstance(chosen, Decision)
             and any(mine != to for mine, to in zip(layouts, chosen.operands))
@@ -326,7 +326,7 @@ class Builder:
 
     def _autocast_dtype(self) -> torch.dtype | None:
         """The dtype that autocast gives the op; None where it is off."""
-        if not torch.is_autocast_enabled(self.mesh.device.type):
+        if not torch.is_autocast_enabled(self.mesh.kernel_type):
             return None
         dtypes = [self.trace.metas[slot.index].dtype for slot in slots_of(self.op.results)]
         return next((one for one in dtypes if one.is_floating_point), None)

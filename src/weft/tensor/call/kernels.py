@@ -93,7 +93,7 @@ class BoundKernel:
         shards = Shards(self.mesh, layout, dims, self._check, operands, keys)
         local = partial(self.kernel.function, shards)
         if self.cast is not None:
-            local = _without_autocast(local, self.cast, self.mesh.device.type)
+            local = _without_autocast(local, self.cast, self.mesh.kernel_type)
         return _labelled(self.name, local, decision, self.kernel.axes, self.mesh, checks=False)
 
     def _check(self, axes: tuple[int, ...]) -> None:
