@@ -21,6 +21,7 @@ from typing import Any
 
 from weft.interop import checkpoint, collectives, replicas, safetensors, wrappers
 from weft.nn import layers, loading, optimizers, parameters
+from weft.nn.groups import recompute
 from weft.tensor.call import compiled
 from weft.tensor.families.draws import distributions, initial
 from weft.tensor.grad import clipping, hooks, muon, torch_patches, tracers
@@ -76,7 +77,7 @@ PATCHES = (
                            "module.register_full_backward_hook(hook)"),
           "A module hook of the old kind (register_backward_hook) sits on a node of the local "
           "graph: refused."),
-    Patch("torch.utils.checkpoint", "checkpoint.__wrapped__", torch_patches.checkpoint,
+    Patch("torch.utils.checkpoint", "checkpoint.__wrapped__", recompute.checkpoint,
           "All ranks must recompute at the same moment, whatever each of them has saved."),
     Patch("torch.utils.checkpoint._CheckpointFrame", "save_inputs", torch_patches.save_inputs,
           "It saves local tensors, with their graph."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -19,10 +20,18 @@ _SPECS = {"dp": P("dp"), "none": P(), "tokens": P(None, "dp")}
 _TOLERANCE, _OF_FLOATS = 1e-8, 2e-4
 
 
-def check(trial: Trial) -> None:
+Run = Callable[[Callable[..., Any], Any, Trial], list[Any]]
+
+
+def simulated(fn: Callable[..., Any], axes: Any, trial: Trial) -> list[Any]:
+    """`fn(mesh, trial)` on every rank."""
+    return weft.testing.run(lambda mesh: fn(mesh, trial), mesh=axes)
+
+
+def check(trial: Trial, run: Run = simulated) -> None:
     """Raise where the ranks differ from one process."""
     due = _trained(trial, Model(trial), None)
-    found = weft.testing.run(lambda mesh: _on_rank(trial, mesh), mesh=trial.mesh)
+    found = run(_on_rank, trial.mesh, trial)
     close = _OF_FLOATS if "grouped" in trial.kinds else _TOLERANCE
     for rank, one in enumerate(found):
         assert one.keys() == due.keys(), f"rank {rank}: {one.keys() ^ due.keys()}"
@@ -32,7 +41,7 @@ def check(trial: Trial) -> None:
                 msg=lambda text, at=f"{name} on rank {rank}": f"{at}: {text}")
 
 
-def _on_rank(trial: Trial, mesh: Any) -> dict[str, Tensor]:
+def _on_rank(mesh: Any, trial: Trial) -> dict[str, Tensor]:
     model = Model(trial)
     gather: Any = {
         "auto": None, "none": False, "kept": {"": weft.nn.Gather(free=False)},

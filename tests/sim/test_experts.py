@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import weft
+from tests.harness import ranks
 from weft import P
 
 WIDTH, HIDDEN = 64, 84
@@ -97,6 +98,20 @@ def test_rows_move_to_their_expert_and_back_and_nowhere_else(num: int, skew: flo
 
     moved = sum(weft.testing.run(on_rank, mesh={"ep": num_ranks}))
     assert by_hand <= moved <= 1.1 * by_hand + _OF_ORDER * num_rows
+
+
+@ranks(ep=4)
+def test_a_rank_without_experts_takes_part_under_autocast(mesh: Any) -> None:
+    x = torch.randn(20, WIDTH, generator=torch.Generator().manual_seed(1))
+    plain = Experts(6, 0.0, False)
+    model: Any = weft.distribute_module(
+        Experts(6, 0.0, False), mesh, shardings=EP, gather=False)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found, due = model(weft.distribute_tensor(x, mesh, P("ep"))), plain(x)
+    assert found.dtype is due.dtype
+    torch.testing.assert_close(found.full_tensor(), due, rtol=0.02, atol=0.02)
+    with pytest.raises(weft.StrictError), weft.strict():
+        model(weft.distribute_tensor(x, mesh, P("ep")))
 
 
 def test_shapes_that_do_not_fit_are_refused() -> None:

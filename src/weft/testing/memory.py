@@ -40,7 +40,6 @@ class Meter:
 
         Storages that have shrunk and that no operation sees are asked before there is a new peak.
         """
-        me: Any = weakref.ref(self)
         for tensor in tensors:
             if type(tensor) in _DENSE and self._counts(tensor):
                 storage = tensor.untyped_storage()

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from operator import is_
 from typing import Any
 
@@ -231,6 +232,24 @@ class Group:
         recorded = torch.is_grad_enabled()
         if not in_backward() and not (recorded and (self.is_outermost or not self.policy.free)):
             self.free()
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """In backward: a part of the module's forward runs again, as it did."""
+        packs = [
+            pack for pack in self.packs
+            if not any(member.tensor._local is member.full for member in pack.members)
+        ]
+        for pack in packs:
+            pack.fill()
+            pack.show()
+        if self.packs:
+            self.line.asked(self)
+        try:
+            yield
+        finally:
+            for pack in packs:
+                pack.hide()
 
     def _end_at(self, given: Sequence[Tensor]) -> None:
         """The group ends where the gradient arrives of the input that was made last."""

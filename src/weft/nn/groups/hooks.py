@@ -22,7 +22,7 @@ from weft.nn.pins import _Hook
 from weft.tensor import ShardTensor
 from weft.tensor.trace.trees import flatten, map_tensors
 
-__all__ = ["Entering", "Leaving", "has_group", "install"]
+__all__ = ["Entering", "Leaving", "gathered_now", "has_group", "install"]
 
 
 class _State:
@@ -47,14 +47,16 @@ _STATES: WeakKeyDictionary[nn.Module, _State] = WeakKeyDictionary()
 
 
 class _Forward:
-    """A forward that is under way: its outermost module, and what its batch is sharded over."""
+    """A forward that is under way: its outermost module, what its batch is sharded over, and the
+    groups that are gathered now."""
 
-    __slots__ = ("batch", "line", "mesh", "module")
+    __slots__ = ("batch", "groups", "line", "mesh", "module")
 
     def __init__(
         self, module: nn.Module, mesh: BoundMesh, batch: frozenset[int], line: Line
     ) -> None:
         self.module, self.mesh, self.batch, self.line = module, mesh, batch, line
+        self.groups: list[Group] = []
 
 
 class _Thread(threading.local):
@@ -68,6 +70,11 @@ def install(module: nn.Module, path: str, policy: Gather | None) -> None:
     """Gather the module's parameters while it runs; with None leave them as they are."""
     module.register_forward_pre_hook(Entering(path, policy), prepend=True, with_kwargs=True)
     module.register_forward_hook(Leaving(), always_call=True)
+
+
+def gathered_now() -> tuple[Group, ...]:
+    """The groups of this thread's forward whose modules run."""
+    return () if _thread.forward is None else tuple(_thread.forward.groups)
 
 
 def has_group(module: nn.Module) -> bool:
@@ -121,6 +128,7 @@ class Entering(_Hook):
         group.is_outermost = forward.module is module
         if group.packs:
             group.enter((args, kwargs))
+            forward.groups.append(group)
 
     def _outermost(self, module: nn.Module, given: Any) -> _Forward | None:
         found = _batch_of([one for one in flatten(given) if type(one) is ShardTensor])
@@ -140,9 +148,11 @@ class Leaving(_Hook):
 
     def __call__(self, module: nn.Module, args: Any, out: Any) -> None:
         state = _STATES.get(module)
+        forward = _thread.forward
         if state is not None and state.group is not None:
             state.group.leave()
-        forward = _thread.forward
+            if forward is not None and not in_backward() and state.group in forward.groups:
+                forward.groups.remove(state.group)
         if forward is not None and forward.module is module and not in_backward():
             _thread.forward = None
             forward.line.end()

@@ -88,8 +88,8 @@ def _at_owners(
 def _product(a: Tensor, b: Tensor, offs: Tensor, dtype: torch.dtype | None) -> Tensor:
     if len(b):
         return product(a, b, offs, dtype)
-    nothing = a @ b.sum(0)  # keeps both in the graph
-    return nothing if dtype is None else nothing.to(dtype)
+    nothing = a @ b.sum(0)  # keeps both in the graph; autocast may give it another dtype
+    return nothing.to(dtype or a.dtype)
 
 
 def _decided(mesh: BoundMesh, a: Tensor, b: Tensor, wants: Sequence[bool]) -> Decision:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import is_grad_enabled
+from torch.autograd.graph import increment_version
 
 from weft.tensor.grad.autograd import wrap_cotangent
 from weft.tensor.meta import Meta
@@ -38,6 +39,8 @@ def on_locals(update: Any, params: Any, *args: Any, **kwargs: Any) -> None:
         return update(params, *args, **kwargs)
     before = [list(locals_) for locals_ in opened]
     update(*opened, **kwargs)
+    if kwargs.get("fused"):  # torch's fused kernels write without counting it
+        increment_version([one for one in opened[0] if not one.is_inference()])
     for tensors, old, new in zip((params, *args), before, opened):
         if any(map(is_not, old, new)):
             _take_over(params, tensors, old, new)

@@ -1,0 +1,36 @@
+"""Activation checkpoints inside a module whose parameters are gathered.
+
+What a checkpoint recomputes may be a part of a module, whose own hooks do not run then: its
+parameters have to be gathered again, as they were.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+from weft.nn.groups.group import in_backward
+from weft.nn.groups.hooks import gathered_now
+from weft.tensor.grad import torch_patches
+
+__all__ = ["checkpoint"]
+
+
+def checkpoint(original: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+    """`torch.utils.checkpoint.checkpoint`: what was gathered in forward is gathered again.
+
+    With reentrance nothing of the forward is compared or replaced: there what is recomputed may lie
+    otherwise.
+    """
+    groups = gathered_now()
+    if not groups or kwargs.get("use_reentrant") is not False:
+        return torch_patches.checkpoint(original, function, *args, **kwargs)
+
+    def run(*given: Any, **named: Any) -> Any:
+        with ExitStack() as stack:
+            if in_backward():
+                for group in groups:
+                    stack.enter_context(group.again())
+            return function(*given, **named)
+
+    return torch_patches.checkpoint(original, run, *args, **kwargs)

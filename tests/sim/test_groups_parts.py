@@ -1,0 +1,80 @@
+"""Parameters gathered for their module, of which parts are used, recomputed, or written to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import weft
+from tests.harness import ranks
+from weft import P
+
+IDS = torch.randint(11, (6, 3), generator=torch.Generator().manual_seed(1))
+
+
+class Model(nn.Module):
+    """A table of places of which a part is used, and a block that is recomputed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.token = nn.Embedding(11, 4)
+        self.place = nn.Parameter(torch.randn(8, 4))
+        self.block = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 11))
+        self.double()
+
+    def forward(self, ids: Any) -> Any:
+        x = self.token(ids) + self.place[: ids.shape[1]]
+        return checkpoint(self.block, x, use_reentrant=False)
+
+
+def step(model: Any, ids: Any) -> Tensor:
+    loss = F.cross_entropy(model(ids).flatten(0, 1), ids.flatten())
+    loss.backward()
+    return loss.detach()
+
+
+def same_gradients(model: Any, plain: Any) -> None:
+    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one.grad.full_tensor(), other.grad)
+
+
+@ranks(dp=2, tp=2)
+def test_a_slice_of_a_gathered_parameter_stays_partial(mesh: Any) -> None:
+    plain, model = Model(), Model()
+    weft.distribute_module(model, mesh, shardings={"place": P("tp", "dp")})
+    step(plain, IDS)
+    step(model, weft.distribute_tensor(IDS, mesh, P("dp")))
+    same_gradients(model, plain)
+
+
+@ranks(dp=2)
+def test_a_checkpoint_inside_a_module_gathers_what_the_module_had(mesh: Any) -> None:
+    plain, model = Model(), Model()
+    weft.distribute_module(
+        model, mesh, shardings={"*": P("dp")}, gather={"": weft.nn.Gather(free=False)})
+    step(plain, IDS)
+    step(model, weft.distribute_tensor(IDS, mesh, P("dp")))
+    same_gradients(model, plain)
+    assert all(one._local.shape[0] < one.shape[0] for one in model.parameters())
+
+
+@ranks(dp=2)
+def test_what_a_fused_optimizer_writes_is_gathered_again(mesh: Any) -> None:
+    plain, model = Model(), Model()
+    weft.distribute_module(
+        model, mesh, shardings={"*": P("dp")}, gather={"": weft.nn.Gather(free=False)})
+    ids = weft.distribute_tensor(IDS, mesh, P("dp"))
+    for some, given in ((plain, IDS), (model, ids)):
+        optimizer = torch.optim.AdamW(some.parameters(), lr=0.1, fused=True)
+        step(some, given)
+        before = [one._version for one in some.parameters()]
+        optimizer.step()
+        assert some is plain or all(
+            one._version > was for one, was in zip(some.parameters(), before))
+    torch.testing.assert_close(
+        step(model, ids).full_tensor(), step(plain, IDS))  # type: ignore[attr-defined]
