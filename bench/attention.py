@@ -33,8 +33,8 @@ def attention(length: int, rounds: int) -> None:
 
     Bytes that the busiest rank receives, and its peak of memory against its share of one process's,
     on 1, 2 and 4 simulated ranks. Then the time on 2 gloo ranks on this machine, by weft, in
-    zig-zag order, and with gathered keys and values, beside one process alone. torch's DTensor has
-    no gradient of attention on CPUs, and its context parallelism does not run there.
+    zig-zag order, with gathered keys and values, and by torch's DTensor where it runs, beside one
+    process alone. DTensor has no gradient of fused attention on CPUs, so it takes plain products.
     """
     click.echo(f"{length} tokens, heads of 64 features, float32\n")
     click.echo(f"{'':22}{'ranks':>6}{'bytes':>12}{'memory':>8}")
@@ -52,6 +52,8 @@ def attention(length: int, rounds: int) -> None:
             times: dict[str, float] = event["milliseconds"]
             cells = [f"{times[one]:15.1f}" if one in times else f"{'-':>15}" for one in SYSTEMS]
             click.echo(f"{event['program']:22}" + "".join(cells))
+            if event["fault"] is not None:
+                click.echo(f"{'':22}DTensor: {event['fault']}")
     except RanksFailed as failed:
         click.echo(str(failed), err=True)
         sys.exit(1)

@@ -13,7 +13,7 @@ __all__ = ["PROGRAMS", "SYSTEMS", "WIDTH", "Program"]
 
 WIDTH = 64
 
-SYSTEMS = ("one process", "weft", "zig-zag", "keys gathered")
+SYSTEMS = ("one process", "weft", "zig-zag", "keys gathered", "DTensor")
 
 _attention: Any = F.scaled_dot_product_attention
 

@@ -18,9 +18,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import weft
 from bench.attention_programs import PROGRAMS, SYSTEMS, Program
+from bench.faults import fault_of
 
 __all__ = ["main", "measure"]
 
@@ -33,15 +36,18 @@ def main() -> None:
     asked = json.loads(sys.argv[1])
     mesh = weft.init_mesh({"x": int(os.environ["WORLD_SIZE"])})
     for name, program in PROGRAMS.items():
-        found = measure(program, asked["length"], asked["rounds"], mesh)
+        times, fault = measure(program, asked["length"], asked["rounds"], mesh)
         if dist.get_rank() == 0:
-            print(json.dumps({"program": name, "milliseconds": found}), flush=True)
+            said = {"program": name, "milliseconds": times, "fault": fault}
+            print(json.dumps(said), flush=True)
     dist.barrier()
     os._exit(0)  # as in `bench.redistribution.ranks`
 
 
-def measure(program: Program, length: int, rounds: int, mesh: Any) -> dict[str, float]:
-    """Milliseconds per system; their results are compared first."""
+def measure(
+    program: Program, length: int, rounds: int, mesh: Any
+) -> tuple[dict[str, float], str | None]:
+    """Milliseconds per system, and why DTensor is not among them; results are compared first."""
     turns = _turns(program, length, mesh)
     due = turns["one process"]()
     for system in [one for one in SYSTEMS[1:] if one in turns]:
@@ -49,6 +55,10 @@ def measure(program: Program, length: int, rounds: int, mesh: Any) -> dict[str, 
         if system == "zig-zag":
             found = weft.zigzag(length, mesh.size()).restore(found, 2)
         torch.testing.assert_close(found, due, rtol=1e-4, atol=1e-4)
+    dtensor = _dtensor(program, length)
+    fault = fault_of(lambda: dtensor().full_tensor(), due)
+    if fault is None:
+        turns["DTensor"] = dtensor
     times: dict[str, list[float]] = {system: [] for system in turns}
     for _ in range(rounds):
         for system, turn in turns.items():
@@ -59,7 +69,7 @@ def measure(program: Program, length: int, rounds: int, mesh: Any) -> dict[str, 
             took = torch.tensor([time.perf_counter() - start])
             dist.all_reduce(took, op=dist.ReduceOp.MAX)
             times[system].append(took.item())
-    return {system: 1e3 * statistics.median(its) for system, its in times.items()}
+    return {system: 1e3 * statistics.median(its) for system, its in times.items()}, fault
 
 
 def _turns(program: Program, length: int, mesh: Any) -> dict[str, Callable[[], Any]]:
@@ -82,6 +92,18 @@ def _turns(program: Program, length: int, mesh: Any) -> dict[str, Callable[[], A
         found["zig-zag"] = _turn(order.attend, sharded([order.apply(one, 2) for one in whole]))
     found["keys gathered"] = _turn(gathered, sharded(whole))
     return found
+
+
+def _dtensor(program: Program, length: int) -> Callable[[], Any]:
+    """By torch's plain products: its DTensor has no gradient of fused attention on CPUs."""
+    line = dist.init_device_mesh("cpu", (dist.get_world_size(),))
+
+    def attend(*tensors: Tensor) -> Tensor:
+        with sdpa_kernel(SDPBackend.MATH):
+            return program.attend(*tensors)
+
+    return _turn(attend, [distribute_tensor(one, line, [Shard(2)])
+                          for one in program.operands(length)])
 
 
 def _turn(attend: Attend, tensors: Sequence[Tensor]) -> Callable[[], Any]:

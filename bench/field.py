@@ -25,7 +25,7 @@ _STEPS = 4
 @click.command()
 @click.option("--size", default=1024, show_default=True, type=click.IntRange(min=16),
               help="Rows and columns of the field.")
-@click.option("--rounds", default=11, show_default=True, type=click.IntRange(min=1),
+@click.option("--rounds", default=7, show_default=True, type=click.IntRange(min=1),
               help="Rounds of the interleaving.")
 @explained
 def field(size: int, rounds: int) -> None:

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.distributed.tensor import Replicate, Shard, distribute_module, distribute_tensor
 
 import weft
+from bench.faults import fault_of
 from bench.field_programs import PROGRAMS, field_of
 
 __all__ = ["main"]
@@ -47,22 +48,13 @@ def _measured(name: str, size: int, rounds: int, mesh: Any) -> dict[str, Any]:
         "one process": _alone(name, size, mesh), "weft": _weft(name, size, mesh),
         "gathered": _gathered(name, size, mesh),
     }
-    faults: dict[str, str] = {}
     due = systems["one process"][1]()
-    for system, make in (("DTensor", _dtensor),):
-        try:
-            step, value = make(name, size)
-            if not torch.allclose(value(), due, rtol=1e-4, atol=1e-5):
-                raise ValueError("its result is wrong")
-            systems[system] = step, value
-        except Exception as error:
-            faults[system] = f"{type(error).__name__}: {error}".split("\n")[0][:90]
-    fault = [None] * dist.get_world_size()
-    dist.all_gather_object(fault, faults.get("DTensor"))
-    if any(fault):
-        systems.pop("DTensor", None)
-        faults["DTensor"] = next(one for one in fault if one)
     assert torch.allclose(systems["weft"][1](), due, rtol=1e-4, atol=1e-5)
+    dtensor = _dtensor(name, size)
+    fault = fault_of(dtensor[1], due)
+    faults = {} if fault is None else {"DTensor": fault}
+    if fault is None:
+        systems["DTensor"] = dtensor
     times: dict[str, list[float]] = {system: [] for system in systems}
     for step, _ in systems.values():
         for _ in range(FIRST):

@@ -207,21 +207,13 @@ def convolved(training: Training) -> list[tuple[tuple[int, ...], int]]:
 
 def picture(training: Training, path: str) -> None:
     """Write the height of the water with the borders of its shards; rank 0 writes."""
-    layout = training.state.sharding
-    height = training.state[0, 0].full_tensor()
-    if training.state.device_mesh.get_rank():
-        return
     figure = Figure(figsize=(7, 5.5), layout="constrained")
-    axes = figure.add_subplot()
-    image = axes.imshow(height, cmap="RdBu_r")
-    for dim, draw in ((2, axes.axhline), (3, axes.axvline)):
-        at = 0
-        for size in layout.sizes_of(dim)[:-1]:
-            at += size
-            draw(at - 0.5, color="black", linewidth=0.8)
-    axes.set_title(f"Height of the water after {training.num_steps} steps, {layout}")
-    figure.colorbar(image)
-    figure.savefig(path)
+    axes = weft.plot(training.state[0, 0], figure.add_subplot(), cmap="RdBu_r")
+    axes.set_title(f"Height of the water after {training.num_steps} steps, "
+                   f"{training.state.sharding}")
+    figure.colorbar(axes.images[0])
+    if training.state.device_mesh.get_rank() == 0:
+        figure.savefig(path)
 
 
 def report(

@@ -21,7 +21,7 @@ import weft
 from tests.cases import Case, Operand, Trial, seed_of
 from tests.oracle import Held, block, check, check_gradient, same
 from weft import ShardTensor
-from weft.core import Layout, Mesh
+from weft.core import Layout
 
 
 def ranks(**axes: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -63,15 +63,16 @@ def check_op(
     return check_trial(Trial(case, tuple(mesh.items()), ("given",), tuple(layouts)))
 
 
-def check_trial(trial: Trial) -> list[Outcome]:
-    """Run a trial on simulated ranks and compare it with the dense result.
+def check_trial(trial: Trial, device_type: str = "cpu") -> list[Outcome]:
+    """Run a trial on simulated ranks and compare it with the dense result, which is the CPU's.
 
     A refusal that the case allows for comes back as no outcomes.
     """
     mesh = dict(trial.axes)
     with allowances(trial.case):
         try:
-            outcomes = weft.testing.run(lambda on: on_rank(trial, on), Mesh(mesh).size(), mesh)
+            outcomes = weft.testing.run(
+                lambda on: on_rank(trial, on), mesh=mesh, device_type=device_type)
         except weft.UnsupportedOpError:
             if not trial.case.may_refuse:
                 raise
@@ -123,8 +124,9 @@ def on_rank(trial: Trial, mesh: Any) -> Outcome:
     """The trial as one rank of `mesh` runs it."""
     case = trial.case
     operands = [
-        dense if layout is None else ShardTensor.from_local(
-            local_part(layout, dense, mesh.here, seed_of(trial.id, place)), mesh, layout
+        dense.to(mesh.device) if layout is None else ShardTensor.from_local(
+            local_part(layout, dense, mesh.here, seed_of(trial.id, place)).to(mesh.device),
+            mesh, layout,
         )
         for place, (dense, layout) in enumerate(zip(case.tensors(), trial.layouts))
     ]
@@ -160,8 +162,9 @@ def held(tensor: Tensor) -> Held:
     """A result as plain data. A collective: every rank gathers the whole."""
     meta = (tuple(tensor.shape), tensor.dtype, tuple(tensor.stride()))
     if not isinstance(tensor, ShardTensor):
-        return Held(None, tensor.clone(), tensor.clone(), *meta)
-    return Held(tensor.sharding, tensor.to_local().clone(), tensor.full_tensor().clone(), *meta)
+        return Held(None, tensor.clone().cpu(), tensor.clone().cpu(), *meta)
+    local, full = (one.clone().cpu() for one in (tensor.to_local(), tensor.full_tensor()))
+    return Held(tensor.sharding, local, full, *meta)
 
 
 def flat(value: Any) -> list[Any]:
@@ -191,7 +194,8 @@ def _backward(case: Case, results: Sequence[Any]) -> None:
     for place, one in enumerate(live):
         generator = torch.Generator().manual_seed(seed_of("cotangent", place))
         steps = torch.randint(-512, 513, one.shape, generator=generator)
-        one.backward(gradient=(steps / 256).to(one.dtype), retain_graph=place + 1 < len(live))
+        gradient = (steps / 256).to(one.device, one.dtype)
+        one.backward(gradient=gradient, retain_graph=place + 1 < len(live))
 
 
 def _exact_terms(dense: Tensor, count: int) -> list[Tensor]:

@@ -1,7 +1,7 @@
 """Experts: each rank has some of the experts of every layer, and a part of the batch.
 
-A rank computes the rows that its experts have been given. So far all rows are gathered for that,
-and their hidden values are summed over the ranks.
+Rows go to the rank of their expert, and what it makes of them comes back. `by_expert` sends them
+there at once; without it they would first be laid out evenly.
 
     weft run -n 4 examples/parallel/experts.py
     torchrun --nproc-per-node 4 examples/parallel/experts.py
@@ -19,7 +19,7 @@ from weft import P
 
 
 class Experts(nn.Module):
-    """Each row goes to the expert that the router likes best; plain PyTorch."""
+    """Each row goes to the expert that the router likes best."""
 
     def __init__(self, width: int = 32, hidden: int = 64, num_experts: int = 4) -> None:
         super().__init__()
@@ -32,7 +32,8 @@ class Experts(nn.Module):
         weight, expert = self.router(rows).softmax(-1).max(-1)
         order = expert.argsort(stable=True)
         ends = expert.bincount(minlength=len(self.up)).cumsum(0).int()
-        hidden = F.gelu(F.grouped_mm(rows[order], self.up, offs=ends))
+        to = weft.nn.by_expert(order, ends, self.up)  # of plain tensors: `order` itself
+        hidden = F.gelu(F.grouped_mm(rows[to], self.up, offs=ends))
         made = F.grouped_mm(hidden, self.down, offs=ends)
         return x + (made[order.argsort()] * weight[:, None]).view_as(x)
 

@@ -70,9 +70,16 @@ def loss_of(scores: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(scores.flatten(0, 1), targets.flatten())
 
 
-def train(model: nn.Module, place: Callable[[Tensor], Tensor] = lambda ids: ids) -> list[float]:
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+
+def train(
+    model: nn.Module, place: Callable[[Tensor], Tensor] = lambda ids: ids,
+    optimizer_of: Callable[[nn.Module], torch.optim.Optimizer] = adamw,
+) -> list[float]:
     """Train on each batch, where `place` puts it; the loss of every step."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    optimizer = optimizer_of(model)
     losses = []
     for ids, targets in batches():
         loss = loss_of(model(place(ids)), place(targets))
@@ -83,9 +90,9 @@ def train(model: nn.Module, place: Callable[[Tensor], Tensor] = lambda ids: ids)
     return losses
 
 
-def alone(kind: Callable[[], Any] = Transformer) -> list[float]:
+def alone(kind: Callable[[], Any] = Transformer, **how: Any) -> list[float]:
     """The losses of one process."""
-    return train(make(kind))
+    return train(make(kind), **how)
 
 
 def apart(losses: list[float], due: list[float]) -> float:

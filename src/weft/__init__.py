@@ -42,9 +42,10 @@ if TYPE_CHECKING:
     )
     from weft.interop import from_dtensor, to_dtensor
     from weft.local import collectives, local_map
-    from weft.nn import distribute_module, zigzag
+    from weft.nn import distribute_module, linear_scan, zigzag
     from weft.own import register_handler, register_rule, unregister_handler, unregister_rule
     from weft.planner import Link, Links, plan, set_links
+    from weft.plotting import plot
     from weft.rng import fork_rng, manual_seed, rng_state, set_rng_state
     from weft.tensor import (
         ShardTensor,
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
         randperm,
         scatter_tensor,
         strict,
+        to_callback,
         warn_if_whole,
         zeros,
     )
@@ -76,11 +78,11 @@ __all__ = [
     "UnsupportedOpError", "WeftError", "WeftWarning", "arange", "as_bound_mesh", "cache_clear",
     "cache_info", "collectives", "current_mesh", "debug", "distribute_module",
     "distribute_tensor", "dry_run", "empty", "explain", "fork_rng", "from_callback",
-    "from_dtensor", "full", "hybrid_mesh", "init_mesh", "local_map", "manual_seed",
-    "measure_links", "ones", "plan", "rand", "randint", "randn", "randperm", "register_handler",
-    "register_rule", "rng_state", "scatter_tensor", "set_links", "set_rng_state", "show", "spmd",
-    "strict", "testing", "to_dtensor", "unregister_handler", "unregister_rule", "warn_if_whole",
-    "zeros", "zigzag",
+    "from_dtensor", "full", "hybrid_mesh", "init_mesh", "linear_scan", "local_map", "manual_seed",
+    "measure_links", "ones", "plan", "plot", "rand", "randint", "randn", "randperm",
+    "register_handler", "register_rule", "rng_state", "scatter_tensor", "set_links",
+    "set_rng_state", "show", "spmd", "strict", "testing", "to_callback", "to_dtensor",
+    "unregister_handler", "unregister_rule", "warn_if_whole", "zeros", "zigzag",
 ]
 
 _ROOMS = ("errors", "core", "planner", "drawing", *startup.WITH_TORCH)

@@ -19,11 +19,11 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import FunctionType, ModuleType
 from typing import Any
 
-from weft.interop import collectives, wrappers
+from weft.interop import checkpoint, collectives, safetensors, wrappers
 from weft.nn import layers, loading, optimizers, parameters
 from weft.tensor.call import compiled
 from weft.tensor.families.draws import distributions, initial
-from weft.tensor.grad import clipping, hooks, torch_patches, tracers
+from weft.tensor.grad import clipping, hooks, muon, torch_patches, tracers
 from weft.tensor.grad import optimizers as updates
 from weft.tensor.placing import seeding, subclass
 from weft.tensor.takeover import replace
@@ -127,6 +127,8 @@ PATCHES = (
           "nadam.nadam radam.radam rmsprop.rmsprop rprop.rprop sgd.sgd", updates.on_locals,
           "These updates are elementwise. They run on lists of local tensors, as fast as on "
           "plain tensors."),
+    Patch("torch.optim", "_muon.muon", muon.at_owners,
+          "Its iteration is of whole matrices: each goes to one rank, and comes back."),
     Patch("torch.nn.utils.clip_grad", "_get_total_norm", clipping.total_norm,
           "It takes a norm per gradient, each a collective, and in one call those of several "
           "meshes."),
@@ -168,6 +170,21 @@ PATCHES = (
     Patch(f"{_FSDP}.fully_sharded_data_parallel", "FullyShardedDataParallel.__init__",
           wrappers.refusing("FullyShardedDataParallel(module)", 1),
           "It would shard each rank's block again: refused.", is_late=True),
+    Patch("torch.distributed.checkpoint._state_dict_stager", "StateDictStager._offload_tensor",
+          checkpoint.stage, "It copies what lies at an address: async_save copies blocks.",
+          is_late=True),
+    Patch("torch.distributed.checkpoint.state_dict_saver", "async_save", checkpoint.async_save,
+          "Its thread would use the process group that the training uses at the same time.",
+          is_late=True),
+    Patch("torch.distributed._state_dict_utils", "_iterate_state_dict", checkpoint.iterate,
+          "Full tensors, and tensors on the CPU, are made of DTensors alone.", is_late=True),
+    Patch("safetensors.torch", "save_file", safetensors.save_file,
+          "It reads a tensor at its address: every rank writes its blocks.", is_late=True),
+    Patch("safetensors.torch", "save_model", safetensors.save_model,
+          "It finds tied tensors by their addresses.", is_late=True),
+    Patch("transformers.modeling_utils", "PreTrainedModel.save_pretrained",
+          safetensors.save_pretrained,
+          "Only one rank would write: all do, each its blocks.", is_late=True),
     Patch("torch.autograd.profiler.profile", "_prepare_trace", profiling.prepare_trace,
           "A process has one profiler, but simulated ranks are threads of one process: refused "
           "with several ranks."),
@@ -204,9 +221,11 @@ def install() -> None:
     for patch in PATCHES:
         if not patch.is_late or patch.home in sys.modules:
             _replace(patch)
-    sys.meta_path.insert(0, _AtImport({
-        patch.home: patch for patch in PATCHES if patch.is_late and patch.home not in sys.modules
-    }))
+    later: dict[str, list[Patch]] = {}
+    for patch in PATCHES:
+        if patch.is_late and patch.home not in sys.modules:
+            later.setdefault(patch.home, []).append(patch)
+    sys.meta_path.insert(0, _AtImport(later))
 
 
 def _replace(patch: Patch) -> None:
@@ -217,21 +236,22 @@ def _replace(patch: Patch) -> None:
 class _AtImport(MetaPathFinder):
     """Finds the module that Python would find anyway, and replaces functions after its import."""
 
-    def __init__(self, late: dict[str, Patch]) -> None:
+    def __init__(self, late: dict[str, list[Patch]]) -> None:
         self.late = late
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        patch = self.late.get(fullname)
-        spec = None if patch is None else PathFinder.find_spec(fullname, path, target)
-        if patch is None or spec is None or spec.loader is None:
+        patches = self.late.get(fullname, [])
+        spec = PathFinder.find_spec(fullname, path, target) if patches else None
+        if spec is None or spec.loader is None:
             return None
         loader, run = spec.loader, spec.loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
             run(module)
-            _replace(patch)
+            for patch in patches:
+                _replace(patch)
 
         loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec

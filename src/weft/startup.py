@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["WITH_TORCH", "watch"]
 
 WITH_TORCH = (
-    "rng", "comm", "transport", "tensor", "local", "nn", "own", "spmd", "interop", "testing", "dry",
+    "rng", "comm", "transport", "tensor", "local", "nn", "own", "spmd", "interop", "testing",
+    "plotting", "dry",
 )
 """The rooms that need torch."""
 

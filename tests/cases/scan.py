@@ -1,9 +1,11 @@
-"""Scans: cumsum, cumprod, cummax, cummin, logcumsumexp; and what is computed from scans."""
+"""Scans: cumsum, cumprod, cummax, cummin, logcumsumexp, linear recurrences; and what is computed
+from scans."""
 
 from __future__ import annotations
 
 import torch
 
+import weft
 from tests.cases import Case, bools, case, given, integers, reals
 
 _INF, _NAN = torch.inf, torch.nan
@@ -60,6 +62,17 @@ CASES: list[Case] = [
     case("logcumsumexp_apart", lambda a: a.logcumsumexp(0),
          given([-900, -1, 800, 790, 805, -3], torch.float64), per_mesh=6,
          layouts=(("r", "s0", "s0!", "s0?", "s0.d", "s0.dt", "s0.td"),)),
+    case("linear_scan", lambda a, b: weft.linear_scan(a, b, 0), _few(7, 3), reals(7, 3),
+         per_mesh=12),
+    case("linear_scan_from", lambda a, b, h: weft.linear_scan(a, b, 1, h, reverse=True),
+         reals(2, 9, 3), reals(2, 9, 3), reals(2, 3), per_mesh=12),
+    case("linear_scan_of_one_factor", lambda a, b, h: weft.linear_scan(a, b, -2, h), reals(3),
+         reals(5, 3), reals(1), per_mesh=6),
+    case("linear_scan_no_rows", lambda a, b, h: weft.linear_scan(a, b, 0, h), reals(0, 3),
+         reals(0, 3), reals(3)),
+    case("linear_scan_complex", lambda a, b: torch.view_as_real(weft.linear_scan(
+        torch.view_as_complex(a), torch.view_as_complex(b), 0)), reals(7, 2), reals(7, 2),
+        per_mesh=6),
     case("cumsum_of_cumsum", lambda a: a.cumsum(0).cumsum(1), reals(7, 4), per_mesh=6),
     case("reverse_cumsum", lambda a: a + a.sum(0, keepdim=True) - a.cumsum(0), reals(7, 3)),
 ]

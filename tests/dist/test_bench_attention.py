@@ -13,14 +13,15 @@ from bench.attention_ranks import measure
 from tests.gloo import GlooWorld
 
 
-def measured(mesh: Any, name: str) -> dict[str, Any]:
+def measured(mesh: Any, name: str) -> Any:
     return measure(PROGRAMS[name], 40, 1, mesh)
 
 
 @pytest.mark.parametrize("name", ["1 head, causal", "4 heads"])
 def test_every_system_on_four_ranks(gloo: GlooWorld, name: str) -> None:
-    found = gloo.run(measured, {"x": 4}, name)[0]
-    assert {*found} == {*SYSTEMS} - ({"zig-zag"} if name == "4 heads" else set())
+    found, fault = gloo.run(measured, {"x": 4}, name)[0]
+    missing = {"zig-zag"} if name == "4 heads" else set()
+    assert {*found} == {*SYSTEMS} - missing - ({"DTensor"} if fault is not None else set())
 
 
 def test_bytes_and_memory() -> None:

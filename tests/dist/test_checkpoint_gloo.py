@@ -9,8 +9,14 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_state_dict,
+)
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import weft
@@ -112,6 +118,70 @@ def test_others_read_what_is_written(gloo: GlooWorld, tmp_path: Path) -> None:
     for rank, found in enumerate(gloo.run(exchanged, MESH, str(tmp_path))):
         assert len(found) == 2 + rank % 2
         assert all(torch.equal(one, torch.arange(35.0).view(7, 5)) for one in found)
+
+
+def through_async_save(mesh: Any, folder: str) -> list[bool]:
+    """Ragged blocks, saved while they are overwritten; read on 3, 1 and 2x2 ranks, by FSDP2, by a
+    plain module, and from FSDP2 again."""
+    sizes = Layout(mesh, (7, 5), P("x"), sizes={0: (0, 4, 2, 1)})
+    module, optimizer = built(mesh, {"up.weight": sizes, "down.weight": P(None, "x")})
+    train(mesh, module, optimizer, 1)
+    first, states = whole(module), get_state_dict(module, optimizer)
+    saving = dcp.async_save(states[0], checkpoint_id=folder)
+    train(mesh, module, optimizer, 1)
+    saving.result()  # type: ignore[union-attr]
+    torch.manual_seed(3)
+    theirs = fully_shard(Net().double(), mesh=init_device_mesh("cpu", (4,)))
+    others = [theirs, Net().double()]
+    for axes in ({"x": 3}, {"x": 1}, {"x": 2, "y": 2}):
+        part = weft.init_mesh(axes)
+        others.append(weft.distribute_module(
+            Net().double(), part, shardings={"up.weight": P(part.axis_names)}))
+    for at, other in enumerate(others):
+        state = other.state_dict()
+        dcp.load(state, checkpoint_id=folder if at < 2 else f"{folder}/theirs")
+        if at == 0:
+            dcp.save(state, checkpoint_id=f"{folder}/theirs")
+        other.load_state_dict(state)
+    return [
+        all(torch.equal(value, first[name]) for name, value in whole_of(other).items())
+        for other in others
+    ]
+
+
+def whole_of(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Of those that this rank is in the mesh of."""
+    state = {name: value for name, value in module.state_dict().items()
+             if getattr(getattr(value, "device_mesh", None), "here", 0) is not None}
+    return {name: value.full_tensor() if hasattr(value, "full_tensor") else value
+            for name, value in state.items()}
+
+
+def test_a_copy_is_saved_while_training_goes_on(gloo: GlooWorld, tmp_path: Path) -> None:
+    assert gloo.run(through_async_save, {"x": 4}, str(tmp_path)) == [[True] * 5] * 4
+
+
+def full_states(mesh: Any) -> tuple[list[str], list[bool]]:
+    """What each rank gets, and that it is the value."""
+    module, optimizer = built(mesh, {"up.weight": P("x"), "down.weight": P(None, "x")})
+    train(mesh, module, optimizer, 1)
+    same, kinds = [], []
+    for offload in (False, True):
+        options = StateDictOptions(full_state_dict=True, cpu_offload=offload)
+        for state in get_state_dict(module, optimizer, options=options):
+            flat = flatten_state_dict(state)[0]
+            kinds.append(f"{len(flat)} {sorted({type(one).__name__ for one in flat.values()})}")
+            same += [torch.equal(flat[name], value) for name, value in whole(module).items()
+                     if name in flat]
+    return kinds, same
+
+
+def test_full_state_dicts_hold_plain_tensors(gloo: GlooWorld) -> None:
+    (kinds, same), *others = gloo.run(full_states, {"x": 4})
+    assert kinds == ["6 ['Tensor']", kinds[1]] * 2 and "ShardTensor" not in kinds[1]
+    assert same == [True] * 12
+    for there, found in others:
+        assert there == [*kinds[:2], "0 []", "0 []"] and found == [True] * 6
 
 
 def terms(mesh: Any, folder: str) -> str:

@@ -11,7 +11,7 @@ from tests.gloo import GlooWorld
 
 CASES = [
     "data_parallel", "tensor_parallel", "fully_sharded", "two_dim", "sequences", "experts",
-    "pipeline gpipe", "pipeline 1f1b",
+    "pipeline gpipe", "pipeline 1f1b", "owners shampoo",
 ]
 
 
@@ -23,7 +23,8 @@ def losses(mesh: Any, case: str) -> list[float]:
 @pytest.mark.parametrize("case", CASES)
 def test_the_losses_are_those_of_one_process(gloo: GlooWorld, case: str) -> None:
     plain, example = (importlib.import_module(each) for each in ("plain", case.split()[0]))
-    due = plain.alone(getattr(example, "model", plain.Transformer))
+    how = {"optimizer_of": example.how()} if case.startswith("owners") else {}
+    due = plain.alone(getattr(example, "model", plain.Transformer), **how)
     assert due[-1] < 0.9 * due[0]
     for found in gloo.run(losses, {"all": 4}, case):
         assert plain.apart(found, due) < 1e-6

@@ -11,5 +11,5 @@ PAGE = (Path(__file__).parents[2] / "docs" / "fields.md").read_text()
 
 def test_the_programs_run() -> None:
     found = blocks(PAGE)
-    assert len(found) == 2
+    assert len(found) == 4
     assert outputs(found, "fields.md") == [block.shown for block in found]

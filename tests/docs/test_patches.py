@@ -30,7 +30,7 @@ def table() -> str:
         rows.append(f"| {text} | {patch.reason} | `{file_of(patch)}` |")
     count = sum(len(found(patch)) for patch in PATCHES)
     return HEAD + "\n".join(rows) + (
-        f"\n\n{count} functions of torch, in {len(PATCHES)} rows, by "
+        f"\n\n{count} functions of torch and beside it, in {len(PATCHES)} rows, by "
         f"{len(set(map(file_of, PATCHES)))} files.\n"
     )
 

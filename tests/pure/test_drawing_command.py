@@ -10,7 +10,8 @@ from click.testing import CliRunner, Result
 
 from weft.cli.main import main
 from weft.core import Layout, Mesh, P
-from weft.drawing import rank_lines, show
+from weft.drawing import show
+from weft.drawing.one_rank import rank_lines
 from weft.planner import plan
 
 MESH = Mesh({"dp": 2, "tp": 4})

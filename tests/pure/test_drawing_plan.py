@@ -10,7 +10,8 @@ from hypothesis import assume, given, settings
 
 from tests.pure.test_core_layout import layouts
 from weft.core import Layout, Mesh, P
-from weft.drawing import rank_lines, show
+from weft.drawing import show
+from weft.drawing.one_rank import rank_lines
 from weft.errors import LayoutError
 from weft.planner import Plan, plan
 

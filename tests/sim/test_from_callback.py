@@ -1,4 +1,4 @@
-"""`weft.from_callback`: each rank makes its own block."""
+"""`weft.from_callback`, `weft.to_callback`: each rank makes, and writes, its own block."""
 
 from __future__ import annotations
 
@@ -95,3 +95,98 @@ def test_partial_values_are_refused() -> None:
             weft.from_callback((4,), mesh, [Partial()], lambda index: torch.ones(4))
 
     weft.testing.run(on_rank, 2)
+
+
+def test_a_dtype_is_known_where_nothing_is_read() -> None:
+    def on_rank(mesh: Any) -> Any:
+        asked = []
+
+        def block(index: tuple[slice, ...]) -> list[float]:
+            asked.append(index)
+            return [1.0] * (index[0].stop - index[0].start)
+
+        x = weft.from_callback((2,), mesh, P("x"), block, dtype=torch.float64)
+        return x.dtype, x.to_local().tolist(), len(asked)
+
+    of = torch.float64
+    assert weft.testing.run(on_rank, 4, {"x": 3}) == [
+        (of, [1.0], 1), (of, [1.0], 1), (of, [], 0), (of, [], 0)]
+
+
+@pytest.mark.parametrize("chunks", [None, (4, 2, 3)], ids=["any cuts", "whole chunks"])
+@pytest.mark.parametrize("placements", LAYOUTS.values(), ids=LAYOUTS)
+def test_each_element_is_written_once(placements: Any, chunks: Any) -> None:
+    written = torch.full((7, 5, 3), -1.0, dtype=torch.float64)
+    writers: dict[tuple[int, ...], set[int]] = {}
+
+    def on_rank(mesh: Any) -> Any:
+        def write(index: tuple[slice, ...], block: torch.Tensor) -> None:
+            assert (written[index] == -1).all() and block.numel() and not block.requires_grad
+            written[index] = block
+            for at in np.ndindex(*block.shape):
+                chunk = [(one.start + i) // n for one, i, n in zip(index, at, chunks or (1, 1, 1))]
+                writers.setdefault(tuple(chunk), set()).add(mesh.get_rank())
+
+        x: Any = weft.from_callback(
+            FIELD.shape, mesh, placements, FIELD.__getitem__, chunks=chunks)
+        before = x.sharding
+        weft.to_callback(x.requires_grad_() * 2, write, chunks=chunks)
+        assert torch.equal(written, 2 * FIELD)  # on every rank, when the call returns
+        return before
+
+    layouts = weft.testing.run(on_rank, mesh={"x": 2, "y": 2})
+    assert {len(ranks) for ranks in writers.values()} == {1}
+    if chunks is not None:
+        cuts = [layouts[0].cuts_of(dim)[1:-1] for dim in range(3)]
+        assert all(at % n == 0 or at == size
+                   for cut, n, size in zip(cuts, chunks, FIELD.shape) for at in cut)
+
+
+def test_ranks_write_in_turns_after_all_have_come() -> None:
+    events: list[Any] = []
+
+    def on_rank(mesh: Any) -> None:
+        if mesh.here is not None:
+            events.append("made")
+
+        def write(index: tuple[slice, ...], block: torch.Tensor) -> None:
+            events.append((index[0].start, block.tolist()))
+
+        terms = P("x", partial={"y": "sum"})
+        x = weft.ShardTensor.from_local(torch.ones(1), mesh, terms, shape=(2,))
+        weft.to_callback(x, write, in_turns=True)
+
+    weft.testing.run(on_rank, 5, {"x": 2, "y": 2})
+    made = events.index((0, [2.0]))
+    assert events[made:] == [(0, [2.0]), (1, [2.0])] and events.count("made") == 4
+
+
+@pytest.mark.parametrize("in_turns", [False, True])
+def test_a_block_that_cannot_be_written_is_known_to_all(in_turns: bool) -> None:
+    def full_disk(index: tuple[slice, ...], block: torch.Tensor) -> None:
+        if index[0].start == 2:
+            raise OSError("no space left")
+
+    def on_rank(mesh: Any) -> str:
+        with pytest.raises(LayoutError) as caught:
+            weft.to_callback(weft.ones(6, mesh=mesh, spec=P("x")), full_disk, in_turns=in_turns)
+        return str(caught.value)
+
+    texts = weft.testing.run(on_rank, mesh={"x": 3})
+    assert all("fn(2:4) raises OSError: no space left" in text for text in texts), texts
+
+
+def test_what_to_callback_refuses() -> None:
+    def on_rank(mesh: Any) -> str:
+        x = weft.ones(6, 2, mesh=mesh, spec=P("x"))
+        for chunks in ((2,), (0, 1), (2, 1, 1)):
+            with pytest.raises(LayoutError, match="chunks are one length of at least 1 per dim"):
+                weft.to_callback(x, print, chunks=chunks)
+        with pytest.raises(weft.ShardTypeError, match="takes a ShardTensor"):
+            weft.to_callback(torch.ones(2), print)  # type: ignore[arg-type]
+        with pytest.raises(LayoutError) as caught:
+            weft.to_callback(x, print, chunks=(1 + mesh.get_rank(), 1))
+        return str(caught.value)
+
+    for text in weft.testing.run(on_rank, mesh={"x": 2}):
+        assert "rank 0: [6@x, 2], in_turns=False, rank 1: [6@x{4,2}, 2]" in text, text

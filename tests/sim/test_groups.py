@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -244,9 +246,21 @@ def hooked(model: Any, ids: Any) -> Any:
     return seen[0] + seen[1]
 
 
+def other_weights(model: Any, ids: Any) -> Any:
+    """A forward with other weights between a forward and its backward."""
+    loss = loss_of(model, ids)
+    others = {name: one * 2 for name, one in model.named_parameters()}
+    other = torch.func.functional_call(model, others, (ids,)).square().mean()
+    with torch.no_grad():
+        loss_of(model, ids)
+    gc.collect()
+    (loss + other).backward()
+    return loss
+
+
 PROGRAMS = [
-    left_behind, two_graphs, again, without_backward, fails_and_goes_on, skips, second_order,
-    new_weight, written_inside, hooked,
+    other_weights, left_behind, two_graphs, again, without_backward, fails_and_goes_on, skips,
+    second_order, new_weight, written_inside, hooked,
 ]
 
 
@@ -254,6 +268,32 @@ PROGRAMS = [
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda one: one.__name__)
 def test_programs(program: Callable[[Any, Any], Any], spec: P) -> None:
     on_ranks(program, spec={"*": spec}, mesh={"dp": 3})
+
+
+@SPECS
+@ranks(dp=3)
+def test_weights_outlive_their_module(mesh: Any, spec: P) -> None:
+    plain = nn.Linear(6, 5)
+    layer = weft.distribute_module(copy.deepcopy(plain), mesh, shardings={"*": spec})
+    loss = layer(weft.ones(4, 6, mesh=mesh, spec=P("dp"))).square().mean()
+    weights, pack = list(layer.parameters()), weakref.ref(_STATES[layer].group.packs[0])
+    del layer
+    gc.collect()
+    loss.backward()
+    plain(torch.ones(4, 6)).square().mean().backward()
+    for mine, expected in zip(weights, plain.parameters()):
+        torch.testing.assert_close(mine.grad.full_tensor(), expected.grad)
+    del loss
+    gc.collect()
+    assert pack() is None
+
+
+def test_a_rank_without_any_shard_of_a_group() -> None:
+    def change(model: Any) -> None:
+        model.layers = nn.ModuleList([nn.Linear(6, 1).double()])
+        model.runs = lambda block, x: x + block(x)
+
+    on_ranks(step, change, {"*": P(("tp", "dp"))}, {"dp": 2, "tp": 2})
 
 
 TABLES = {

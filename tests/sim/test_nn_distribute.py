@@ -427,3 +427,12 @@ def test_a_spec_that_does_not_fit_names_its_parameter_before_anything_is_replace
         weft.distribute_module(module, mesh, shardings={"bias": P("pp")})
     assert caught.value.__notes__ == ["  in distribute_module, for bias"]
     assert type(module.weight) is nn.Parameter
+
+
+@ranks(dp=3)
+def test_a_wildcard_replicates_what_has_no_dims(mesh: Any) -> None:
+    norm = weft.distribute_module(nn.BatchNorm1d(6), mesh, shardings={"*": P("dp")})
+    assert norm.weight.sharding.dims == ((0,),)
+    assert norm.num_batches_tracked.sharding.dims == ()
+    with pytest.raises(weft.PlacementError, match="1 entries"):
+        weft.distribute_module(nn.BatchNorm1d(6), mesh, shardings={"num_batches_tracked": P("dp")})

@@ -441,6 +441,40 @@ def test_distribute_tensor(source: int | None, spec: P | None) -> None:
     assert weft.testing.run(on_rank, mesh={"dp": 2, "tp": 2}) == [True] * 4
 
 
+@pytest.mark.parametrize("spec", [P("x"), P(), P(partial={"x": "sum"})], ids=str)
+def test_distribute_tensor_gives_a_gradient_to_what_has_history(spec: P) -> None:
+    def on_rank(mesh: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        leaf = torch.arange(5.0).requires_grad_()
+        weights = weft.arange(5.0, mesh=mesh, spec=P("x"))
+        x = weft.distribute_tensor(leaf**2, mesh, spec, src_data_rank=None)
+        assert x.placements == weft.Layout(mesh, (5,), spec).placements
+        (x * weights).sum().backward()
+        assert leaf.grad is not None
+        return leaf.grad, weft.distribute_tensor((leaf**2).detach(), mesh, spec).full_tensor()
+
+    for grad, full in weft.testing.run(on_rank, mesh={"x": 3}):
+        assert torch.equal(grad, 2 * torch.arange(5.0) ** 2)
+        assert torch.equal(full, torch.arange(5.0) ** 2)
+
+
+@pytest.mark.parametrize("make", [
+    lambda x, mesh: weft.distribute_tensor(x, mesh, P("x")),
+    lambda x, mesh: weft.scatter_tensor(x, 0, mesh, P("x")),
+], ids=["distribute", "scatter"])
+def test_what_one_rank_sends_has_no_history(make: Any) -> None:
+    """On one rank or on all: each of them is told."""
+    def on_rank(mesh: Any) -> str:
+        x = torch.ones(5, requires_grad=True)
+        with pytest.raises(UnsupportedOpError) as caught:
+            make(x * 2 if mesh.rank == 0 else x.detach(), mesh)
+        with torch.no_grad():
+            assert make(x * 2, mesh).is_leaf
+        return str(caught.value)
+
+    for text in weft.testing.run(on_rank, mesh={"x": 3}):
+        assert "it has history (MulBackward0), and becomes a leaf" in text
+
+
 @ranks(x=3)
 def test_makers(mesh: Any) -> None:
     where: dict[str, Any] = {"mesh": mesh, "spec": P("x")}

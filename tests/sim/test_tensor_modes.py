@@ -205,6 +205,29 @@ def test_a_call_that_leaves_a_sharded_value_whole_warns_once_per_line() -> None:
     assert not inverses(None)
 
 
+def test_a_partial_value_that_is_left_whole_warns() -> None:
+    """Where the op could have had it sharded, whatever it was that cost decided, it does not."""
+    def program(mesh: Any) -> list[str]:
+        x, y = (weft.distribute_tensor(torch.eye(4), mesh, spec) for spec in (P(None, "x"), P("x")))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("default")
+            torch.linalg.inv(x @ y)
+            assert ((x @ y) + torch.ones(4, 4)).sharding.spec == P("x")
+            (x @ y).redistribute(placements=[weft.Replicate()]).relu()
+        with weft.strict():
+            caught_in = refusal(lambda: torch.linalg.inv(x @ y))
+        return [*[str(one.message) for one in caught], *caught_in]
+
+    before = weft.warn_if_whole(64)
+    try:
+        (found, *refused), *_ = weft.testing.run(program, mesh={"x": 2})
+    finally:
+        weft.warn_if_whole(before)
+    assert "[4, 4] partial(sum@x) is reduced over 'x'" in found
+    assert "left whole there: 64 bytes" in found
+    assert "is reduced over 'x'" in refused[0]
+
+
 def test_strict_does_not_advise_to_replicate() -> None:
     def program(mesh: Any) -> list[list[str]]:
         x = weft.distribute_tensor(torch.eye(4).expand(1, 4, 4).clone(), mesh, P(None, "x"))

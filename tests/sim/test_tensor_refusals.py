@@ -186,10 +186,8 @@ def test_texts() -> None:
         "data_ptr(): no single address or storage holds a global tensor; the tensor is [5@x, 6].",
         "  Rule: what reads or changes memory works on local tensors.",
         "  Offenders: [5@x, 6]", "  Fix: of this rank's block: x.to_local().data_ptr()",
-        "       for safetensors and save_pretrained: "
-        "{name: x.full_tensor() for name, x in module.state_dict().items()}",
-        "           on every rank, of which one writes",
-        "       for a file of blocks: torch.save, torch.distributed.checkpoint",
+        "       for a file: safetensors.torch.save_file, save_pretrained and "
+        "torch.distributed.checkpoint, called on all ranks",
     ]
     assert refusal(TRANSFORMS["vmap"]) == [
         "aten.mul.Tensor: a ShardTensor reached torch's dispatcher below autograd.",

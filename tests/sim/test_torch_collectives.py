@@ -157,6 +157,8 @@ import weft
 assert inspect.signature(dist.all_gather) == before
 import torch.distributed.optim  # scripts functions of torch
 import torch.distributed.nn
+import torch._decomp.decompositions_for_jvp, torch.jit._decompositions
+import torch.ao.nn.quantizable, torch.distributed.checkpoint, torch.distributed.fsdp
 print(dist.all_reduce.__name__, dist.all_reduce.__module__)
 """
 

@@ -1,4 +1,4 @@
-"""The only place that imports matplotlib, and only when a picture is drawn."""
+"""Pictures as pixels: matplotlib is imported only when one is drawn."""
 
 from __future__ import annotations
 

@@ -9,7 +9,6 @@ import click
 
 from weft._version import __version__
 from weft.cli.later import Later, OutsideCommand
-from weft.cli.layouts import plan, show
 
 __all__ = ["main"]
 
@@ -29,8 +28,9 @@ main.add_command(Later("doctor", "weft.cli.doctor",
                        "Say what is installed, and whether ranks run."))
 main.add_command(Later("dry", "weft.cli.dry",
                        "Say what a script costs on any number of ranks, without them."))
-main.add_command(plan)
-main.add_command(show)
+main.add_command(Later("plan", "weft.cli.plan", "Plan the way from one layout to another."))
+main.add_command(Later("show", "weft.cli.show",
+                       "Draw a layout: its blocks, and the ranks that hold them."))
 
 
 @main.command(context_settings=_PASS_ON)

@@ -13,7 +13,7 @@ from itertools import accumulate
 
 __all__ = [
     "NAMED_CUTS", "balanced_cuts", "cuts_from_sizes", "default_cuts", "default_interval",
-    "default_is_flat", "filled_cuts", "flat_cuts", "known_default_cuts",
+    "default_is_flat", "filled_cuts", "flat_cuts", "known_default_cuts", "on_multiples",
 ]
 
 
@@ -82,6 +82,16 @@ def filled_cuts(cuts: Sequence[int]) -> tuple[int, ...]:
     for place in range(len(near) - 2, 0, -1):
         near[place] = min(near[place], near[place + 1] - 1)
     return tuple(near)
+
+
+def on_multiples(cuts: Sequence[int], length: int) -> tuple[int, ...]:
+    """The nearest cuts at which only multiples of `length` begin; the ends stay.
+
+    >>> on_multiples((0, 3, 6, 8, 10), 4)
+    (0, 4, 8, 8, 10)
+    """
+    inner = [min((2 * cut + length) // (2 * length) * length, cuts[-1]) for cut in cuts[1:-1]]
+    return (0, *inner, cuts[-1])
 
 
 def default_is_flat(length: int, sizes: Sequence[int]) -> bool:

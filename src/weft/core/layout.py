@@ -139,9 +139,7 @@ class Layout:
         return Layout.make(self.mesh, shape, dims, cuts, parts.get("partial", self.partial))
 
     def resized(self, shape: tuple[int, ...], cuts: Cuts) -> Layout:
-        """The same sharded dims and partial axes with other lengths; `cuts` are canonical.
-
-        The parts are taken as they are, as by `make`.
+        """The same sharded dims and partial axes with other lengths; `cuts` are taken as by `make`.
         """
         new = object.__new__(Layout)
         new.mesh, new.shape, new.dims, new.partial = self.mesh, shape, self.dims, self.partial
@@ -197,8 +195,7 @@ class Layout:
         )
 
     def fitted(self, shape: Sequence[int]) -> Layout:
-        """For an operand that broadcasts, from the right, to this layout: sharded alike, not
-        partial.
+        """For an operand of this shape that broadcasts to this layout: sharded alike, not partial.
 
         Its dims of another length are whole.
         """
@@ -238,6 +235,7 @@ class Layout:
     # The box that each position holds.
 
     def num_shards(self, dim: int) -> int:
+        """The number of shards of a dim; 1 if no axis shards it."""
         return math.prod(_sizes(self.mesh, self.dims[dim]))
 
     def cuts_of(self, dim: int) -> tuple[int, ...]:
@@ -307,6 +305,7 @@ class Layout:
         return self.box_at(self.mesh.coordinate(position))
 
     def local_shape_at(self, coordinate: Sequence[int]) -> tuple[int, ...]:
+        """The shape of what a mesh coordinate holds, in elements."""
         return tuple(stop - start for start, stop in self.box_at(coordinate))
 
     def local_shape(self, rank: int) -> tuple[int, ...]:

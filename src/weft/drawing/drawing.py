@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from weft.core import Layout, as_mesh
 from weft.drawing.colours import Colours
@@ -15,7 +15,9 @@ from weft.drawing.scene import Scene
 from weft.drawing.svg import svg
 from weft.drawing.text import Line, beside, fitting, lines, plain
 from weft.errors import LayoutError, ShardTypeError, message
-from weft.planner import Plan
+
+if TYPE_CHECKING:  # to draw a layout takes no planner
+    from weft.planner import Plan
 
 __all__ = ["Drawing", "show"]
 
@@ -118,7 +120,7 @@ def show(
 
 
 def _drawn(what: Any) -> tuple[Layout | Plan, str | None]:
-    if isinstance(what, (Layout, Plan)):
+    if isinstance(what, Layout) or _is_plan(what):
         return what, None
     layout = getattr(what, "sharding", None)
     if isinstance(layout, Layout):
@@ -131,6 +133,10 @@ def _drawn(what: Any) -> tuple[Layout | Plan, str | None]:
                 "a layout, a ShardTensor, a torch DTensor or a plan can be drawn",
                 [type(what).__name__], "weft.show(weft.distribute_tensor(x, mesh, P('dp')))")
     )
+
+
+def _is_plan(what: Any) -> TypeGuard[Plan]:
+    return all(isinstance(getattr(what, side, None), Layout) for side in ("src", "dst"))
 
 
 def _lines(drawn: Layout | Plan, dtype: str | None, width: int) -> list[Line]:

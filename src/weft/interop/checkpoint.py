@@ -7,6 +7,10 @@ resharded when loaded, whatever meshes and layouts they were written from, DTens
 If replicas hold a block, all of them offer it, and torch lets one write. A rank without elements
 offers nothing: its box begins where the next one does, and torch distinguishes blocks by where they
 begin. The first rank of the mesh writes a tensor that has no elements at all.
+
+`async_save` first copies the blocks into memory of its own, and talks over a group of its own;
+`StateDictOptions` ask for full tensors or for tensors on the CPU: functions of torch that know
+DTensors by their class, and here are told about ShardTensors.
 """
 
 from __future__ import annotations
@@ -15,12 +19,19 @@ import pkgutil
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
+from weft.comm.collective_call import timeout
 from weft.core.layout import Box
 from weft.errors import UnsupportedOpError, message
 from weft.tensor import ShardTensor
+from weft.tensor.placing.construct import deepcopy
+from weft.tensor.placing.layouts import local_to_sharded
+from weft.tensor.trace.trees import flatten
+from weft.tensor.views.moved import unwrap_view
+from weft.transport.in_flight import landed
 
-__all__ = ["install"]
+__all__ = ["async_save", "boxes_of", "install", "iterate", "stage"]
 
 _METADATA = "torch.distributed.checkpoint.metadata"
 _PLANNER = "torch.distributed.checkpoint.planner"
@@ -54,11 +65,13 @@ def _chunks(tensor: ShardTensor) -> list[Any]:
     chunk = pkgutil.resolve_name(_METADATA).ChunkStorageMetadata
     return [
         chunk(torch.Size(start for start, _ in box), torch.Size(end - start for start, end in box))
-        for box in _boxes(tensor)
+        for box in boxes_of(tensor)
     ]
 
 
-def _boxes(tensor: ShardTensor) -> list[Box]:
+def boxes_of(
+    tensor: ShardTensor, call: str = "torch.distributed.checkpoint"
+) -> list[Box]:
     """The box of this rank, if it takes part.
 
     Raises:
@@ -67,8 +80,8 @@ def _boxes(tensor: ShardTensor) -> list[Box]:
     layout, mesh = tensor.sharding, tensor.device_mesh
     if layout.is_partial:
         raise UnsupportedOpError(
-            message("torch.distributed.checkpoint", f"a tensor is {layout}, of which each rank "
-                    "holds a term", "a checkpoint holds values", [str(layout)],
+            message(call, f"a tensor is {layout}, of which each rank holds a term",
+                    "a checkpoint holds values", [str(layout)],
                     "x.redistribute(placements=P()), or another spec without partial axes")
         )
     if mesh.here is None:
@@ -85,3 +98,66 @@ def _memory(tensor: ShardTensor, index: Any = None) -> torch.Tensor:
     if not tensor.numel():
         return torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
     return tensor.detach().to_local()
+
+
+class _OwnGroup:
+    """The group of checkpoints that are written while training goes on."""
+
+    of: Any = None
+    """The default group that it belongs to: that of another start of torch.distributed has its
+    own."""
+    group: Any = None
+
+    def get(self) -> Any:
+        """A collective when it is called first."""
+        if self.of is not dist.group.WORLD:
+            self.of = dist.group.WORLD
+            self.group = dist.new_group(backend="gloo", timeout=timeout())
+        return self.group
+
+
+_own_group = _OwnGroup()
+
+
+def async_save(original: Any, state_dict: Any, **kwargs: Any) -> Any:
+    """`async_save` in a thread, on a group of its own: what ranks tell each other there would
+    otherwise come between the collectives of the training, at another place on each rank."""
+    in_process = getattr(kwargs.get("async_checkpointer_type"), "value", None) == "process"
+    asks = kwargs.get("process_group") is None and dist.is_initialized() and not in_process
+    stateful = any(hasattr(one, "state_dict") for one in state_dict.values())
+    if asks and (stateful or any(type(one) is ShardTensor for one in flatten(state_dict))):
+        kwargs["process_group"] = _own_group.get()
+    return original(state_dict, **kwargs)
+
+
+def stage(original: Any, stager: Any, tensor: Any, memo: dict[int, Any], *args: Any,
+          **kwargs: Any) -> Any:
+    """A copy of a tensor that training does not change, for `async_save`: here of the block."""
+    if type(tensor) is not ShardTensor:
+        return original(stager, tensor, memo, *args, **kwargs)
+    local = unwrap_view(landed(tensor._local)).detach()
+    meta = tensor._meta
+    copied = local_to_sharded(
+        original(stager, local, memo, *args, **kwargs), meta.mesh, meta.layout, meta.strides
+    )
+    memo[id(memo)] = [*memo.get(id(memo), []), local]  # an id is one object's while that lives
+    memo[id(tensor)] = copied
+    return copied
+
+
+_OF_DTENSORS: dict[str, Any] = {
+    "_gather_state_dict": lambda tensor, *_: tensor.full_tensor(),
+    "_create_cpu_state_dict": lambda tensor, *_: deepcopy(tensor, {}).cpu(),
+}
+"""What torch's functions over state dicts do to a DTensor, where it is no plain tensor's lot."""
+
+
+def iterate(
+    original: Any, value: Any, sharded_tensor_func: Any, dtensor_func: Any, tensor_func: Any,
+    **kwargs: Any,
+) -> Any:
+    """`_iterate_state_dict`: a ShardTensor has the lot of a DTensor."""
+    if type(value) is ShardTensor:
+        caller = dtensor_func.__qualname__.partition(".")[0]
+        tensor_func = _OF_DTENSORS.get(caller, lambda tensor, *_: tensor)
+    return original(value, sharded_tensor_func, dtensor_func, tensor_func, **kwargs)

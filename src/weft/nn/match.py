@@ -98,6 +98,8 @@ def _layout(named: Named, shardings: Mapping[str, Any], mesh: Mesh) -> Matched:
     for place in named.places:
         for pattern, spec in shardings.items():
             if _means(pattern, spec, place, mesh):
+                if not named.tensor.dim() and any(mark in pattern for mark in "*?["):
+                    spec = P()  # a counter of batches among weights: there is no dim to shard
                 said[place.name] = pattern, _laid(named, place, spec, mesh)
                 break
     layouts = {layout for _, layout in said.values()}

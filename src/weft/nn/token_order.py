@@ -54,11 +54,21 @@ class TokenOrder:
         return torch.cat([torch.arange(*span) for span in self.spans] or [torch.arange(0)])
 
     def apply(self, x: Tensor, dim: int) -> Tensor:
-        """Tokens, labels or what else lies in the order of positions along `dim`, in this order."""
+        """A tensor in the order of positions, brought into this order.
+
+        Args:
+            x: tokens, labels or activations, of as many positions along `dim`.
+            dim: the dim of positions.
+        """
         return x.index_select(dim, self.positions.to(x.device))
 
     def restore(self, x: Tensor, dim: int) -> Tensor:
-        """The inverse of `apply`."""
+        """The inverse of `apply`: a tensor in this order, brought into the order of positions.
+
+        Args:
+            x: a tensor of as many tokens along `dim`.
+            dim: the dim of tokens.
+        """
         return x.index_select(dim, self.positions.argsort().to(x.device))
 
     def attend(

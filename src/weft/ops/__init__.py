@@ -25,7 +25,6 @@ from weft.ops import (
     distances,
     elementwise,
     extrema,
-    grouped_mm,
     joins,
     linalg,
     lists,
@@ -65,7 +64,7 @@ __all__ = [
 
 _PAGES = (
     adaptive_pools, attention, bags, borders, composed, contractions, convolutions, covariance,
-    creation, ctc, decomposed, distances, elementwise, extrema, grouped_mm, joins, linalg, lists,
+    creation, ctc, decomposed, distances, elementwise, extrema, joins, linalg, lists,
     losses, margin_losses, module_attention, moments, norms, order, pools, reads, recurrent,
     reductions, resizing, scans, searchsorted, segments, shifts, slices, softmax, spectrograms,
     stencils, tall_factorizations, transforms, verdicts, views, writes,

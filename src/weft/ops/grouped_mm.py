@@ -1,9 +1,9 @@
 """Grouped matrix products: consecutive groups of rows, each multiplied by its own matrix.
 
 `grouped_mm(a, b, offs)` serves layers of experts whose tokens are sorted by expert. A rank that
-holds some of the rows computes its own offsets. A rank that holds some of the matrices multiplies
-only their rows, and gives zeros of a partial sum for the others. torch's kernels need lines that
-begin at multiples of 16 bytes; a shard of another length is padded with zeros.
+holds some of the rows computes its own offsets. Matrices that are sharded stay where they are, and
+rows come to them (`weft.tensor.families.grouped`). torch's kernels need lines that begin at
+multiples of 16 bytes; a shard of another length is padded with zeros.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from weft import propagate
 from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.ops.algorithm import Local
-from weft.rules import Call, op, page, rule
+from weft.rules import Call, rule
 
-__all__ = ["PAGE"]
+__all__ = ["RULE", "by_rows", "matrices_as_they_are", "product", "result"]
 
-_RULE = rule(
-    "m k, e k n, [offsets!] -> m n",
+RULE = rule(
+    "m k, e! k n, [offsets!] -> m n",
     "e m k, e k n, [offsets!] -> e m n",
     "e! m k, k n!, [e!] -> m n!",  # groups of columns
     "m k!, k! n, [e!] -> e m n",  # or groups of the factor that is summed over
@@ -33,53 +33,39 @@ _RULE = rule(
 )
 
 
-def _grouped(
+def by_rows(call: Call) -> bool:
+    """Whether the groups are of rows: a matrix each, and one list of rows."""
+    return len(call.tensors[0].shape) == 2 and len(call.tensors[1].shape) == 3
+
+
+def matrices_as_they_are(
     call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
 ) -> Local | None:
-    """A rank with some of the rows has its own offsets; one with some of the groups takes theirs.
-    """
-    rule = _RULE.bind(call, wants_grad)
+    """A rank with some of the rows has its own offsets."""
+    rule = RULE.bind(call, wants_grad)
     if rule is None:
         return None
     decision = replace(propagate.decide(rule, call, layouts, wants_grad), by_form=False)
-    by_rows = len(call.tensors[0].shape) == 2 and len(call.tensors[1].shape) == 3
     dtype: Any = call.get("out_dtype")
 
     def bind(mesh: BoundMesh) -> Callable[..., Tensor]:
-        if not by_rows:
-            return lambda a, b, offs=None: _product(a, b, offs, dtype)
+        if not by_rows(call):
+            return lambda a, b, offs=None: product(a, b, offs, dtype)
         assert mesh.here is not None
         rows = decision.operands[0].box_at(mesh.here)[0]
-        groups = decision.operands[1].box_at(mesh.here)[0]
-        num_rows, num_groups = call.tensors[0].shape[0], call.tensors[1].shape[0]
+        num_rows = call.tensors[0].shape[0]
 
         def local(a: Tensor, b: Tensor, offs: Tensor) -> Tensor:
             if rows != (0, num_rows):
                 offs = (offs - rows[0]).clamp(0, rows[1] - rows[0])
-            if groups == (0, num_groups):
-                return _product(a, b, offs, dtype)
-            return _of_some(a, b, offs, groups, dtype)
+            return product(a, b, offs, dtype)
 
         return local
 
     return Local(decision, bind)
 
 
-def _of_some(
-    a: Tensor, b: Tensor, offs: Tensor, groups: tuple[int, int], dtype: torch.dtype | None
-) -> Tensor:
-    """The rows of this rank's groups; those of others are zero. Reads where its groups begin."""
-    if not b.shape[0]:
-        nothing = a @ b.sum(0)  # keeps both in the graph
-        return nothing if dtype is None else nothing.to(dtype)
-    first, last = groups
-    start, stop = ([0, *offs.clamp(0, a.shape[0]).tolist()][at] for at in (first, last))
-    stop = max(start, stop)
-    made = _product(a[start:stop], b, offs[first:last] - start, dtype)
-    return functional.pad(made, (0, 0, start, a.shape[0] - stop))
-
-
-def _product(a: Tensor, b: Tensor, offs: Tensor | None, dtype: torch.dtype | None) -> Tensor:
+def product(a: Tensor, b: Tensor, offs: Tensor | None, dtype: torch.dtype | None) -> Tensor:
     """grouped_mm for any lengths."""
     line, columns = 16 // a.element_size(), b.shape[-1]
     missing = _missing(a.shape[-1], line)
@@ -107,7 +93,7 @@ def _laid(matrix: Tensor, line: int) -> Tensor:
     return matrix if fits else matrix.clone(memory_format=torch.contiguous_format)
 
 
-def _result(
+def result(
     a: Tensor, b: Tensor, offs: Tensor | None = None,
     bias: Tensor | None = None, out_dtype: torch.dtype | None = None,
 ) -> Tensor | None:
@@ -133,7 +119,3 @@ def _result(
     padded = -(-shape[-1] // line) * line if torch.version.cuda else shape[-1]
     return a.new_empty((*shape[:-1], padded)).narrow(-1, 0, shape[-1])
 
-
-PAGE = page(
-    op("_grouped_mm", _RULE, layouts=_grouped, result=_result, has_meta_gradient=False),
-)

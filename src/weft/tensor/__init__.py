@@ -10,7 +10,7 @@ from weft.tensor.grad import autograd
 from weft.tensor.members import hooks
 from weft.tensor.modes import debug, explain, strict
 from weft.tensor.placing import construct, in_place, redistribute, saved, subclass, values
-from weft.tensor.placing.callback import from_callback
+from weft.tensor.placing.callback import from_callback, to_callback
 from weft.tensor.placing.construct import arange, empty, full, ones, zeros
 from weft.tensor.placing.draw import rand, randint, randn, randperm
 from weft.tensor.placing.from_local import from_local
@@ -22,7 +22,7 @@ from weft.tensor.shard_tensor import ShardTensor
 __all__ = [
     "ShardTensor", "arange", "cache_clear", "cache_info", "debug", "distribute_tensor", "empty",
     "explain", "from_callback", "full", "ones", "rand", "randint", "randn", "randperm",
-    "scatter_tensor", "strict", "warn_if_whole", "zeros",
+    "scatter_tensor", "strict", "to_callback", "warn_if_whole", "zeros",
 ]
 
 hooks.add = keys.add

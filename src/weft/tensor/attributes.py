@@ -15,6 +15,7 @@ import torch
 from weft.errors import UnsupportedOpError, message
 from weft.tensor.call.dispatch import call, keep_constant
 from weft.tensor.grad import amp, autograd, hooks
+from weft.tensor.meta import intern
 from weft.tensor.modes import check_traced
 from weft.tensor.placing.storage import Storage, memory_refused
 from weft.tensor.shard_tensor import ShardTensor, watch_gradient, wrap
@@ -131,7 +132,7 @@ def _detach_(tensor: ShardTensor) -> ShardTensor:
 
 
 def _to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    """`to` in all its forms; the device must be that of the mesh."""
+    """`to` in all its forms. On another device the mesh is that of the same ranks there."""
     if type(tensor) is not ShardTensor:  # plain.to(sharded): the other's dtype and device
         return tensor.to(*map(_dtype_of, args), **kwargs)
     if isinstance(kwargs.get("other"), torch.Tensor):
@@ -141,16 +142,29 @@ def _to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     place = 2 if args and isinstance(args[0], torch.dtype) else 3  # of copy
     copy = kwargs.pop("copy", False) or (len(args) > place and bool(args[place]))
     device, dtype, _, memory_format = _parse_to(*args[:place], **kwargs)
-    if device is not None and device.type != tensor.device.type:
-        if device.type != "meta":
-            raise other_device("to(device)", tensor, device)
-        return torch.empty_like(tensor, device=device, dtype=dtype or tensor.dtype)
     if memory_format is torch.preserve_format:
         memory_format = None
     more = {} if memory_format is None else {"memory_format": memory_format}
+    if device is not None and device.type != tensor.device.type:
+        if device.type != "meta":
+            return _to_device(_to(tensor, dtype, **more) if dtype else tensor, device)
+        return torch.empty_like(tensor, device=device, dtype=dtype or tensor.dtype)
     if dtype in (None, tensor.dtype) and not copy and not more:
         return tensor
     return call(torch.ops.aten.to.dtype, (tensor, dtype or tensor.dtype, False, copy), more)
+
+
+def _to_device(tensor: ShardTensor, device: torch.device) -> ShardTensor:
+    """The blocks of all ranks on another device."""
+    meta = tensor._meta
+    if tensor.is_meta:
+        raise other_device("to(device)", tensor, device)
+    mesh = meta.mesh.world.bind(meta.mesh, device.type, meta.mesh.origin)
+    local = local_of(tensor).to(mesh.device)
+    return wrap(local, intern(
+        mesh, meta.layout, meta.dtype, mesh.device, local.requires_grad, meta.strides,
+        varying=meta.varying,
+    ))
 
 
 def other_device(call: str, tensor: ShardTensor, device: torch.device) -> UnsupportedOpError:
@@ -235,7 +249,11 @@ def _is_same_size(input: torch.Tensor, other: torch.Tensor) -> bool:
 
 def _can_take_data(tensor: Any, other: Any) -> bool:
     """Whether `tensor.data = other` is possible, which `Module.to` asks."""
-    return type(tensor) is ShardTensor or type(other) is not ShardTensor
+    if type(tensor) is not ShardTensor:
+        return type(other) is not ShardTensor
+    if type(other) is not ShardTensor or tensor._meta.mesh.device == other._meta.mesh.device:
+        return True
+    return torch._has_compatible_shallow_copy_type(local_of(tensor), local_of(other))
 
 
 def _table() -> dict[Any, Callable[..., Any]]:

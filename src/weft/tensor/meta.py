@@ -149,13 +149,13 @@ class Meta:
         table: dict[Any, Meta] = self.mesh.cache.setdefault("metas", {})
         key = (
             "slice of", base, starts, self.layout, self.dtype, self.device, self.requires_grad,
-            self.strides, self.alias,
+            self.strides, self.alias, self.varying,
         )
         meta = table.get(key)
         if meta is None:
             meta = _first(table, key, Meta(
                 self.mesh, self.layout, self.dtype, self.device, self.requires_grad, self.strides,
-                self.alias, self, self.local_shape,
+                self.alias, self, self.local_shape, self.varying,
             ))
             meta.slice_of, meta._form = (base, starts), None
         return meta

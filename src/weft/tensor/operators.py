@@ -47,7 +47,7 @@ def _method(func: Any) -> Any:
             return func(*args, **kwargs)
         return intercept(func, None, args, kwargs)
 
-    method.__name__ = func.__name__
+    method.__name__, method.__doc__ = func.__name__, func.__doc__
     return method
 
 

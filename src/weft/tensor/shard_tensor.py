@@ -346,13 +346,20 @@ class ShardTensor(FromMeta, AsValue, torch.Tensor):
         return hooks.to_dtensor(self, mesh)
 
     def full_tensor(self, *, grad_placements: Placements | None = None) -> torch.Tensor:
-        """The whole tensor as a plain tensor on every rank; a collective unless replicated."""
+        """The whole tensor as a plain tensor on every rank; a collective unless replicated.
+
+        Args:
+            grad_placements: how the gradient lies on the mesh; whole on each rank by default.
+        """
         return hooks.redistribute.full_tensor(self, grad_placements)
 
     def offsets(self, mesh_dim: Any = None) -> Any:
-        """Where this rank's shard begins, in the tensor dim that each mesh axis cuts (0 for an axis
-        that cuts none), or for one axis; None outside the mesh. Where it lies in each tensor dim
-        says `x.sharding.box(rank)`."""
+        """Where this rank's shard begins, in elements, per mesh axis; None outside the mesh.
+
+        Args:
+            mesh_dim: one axis, by name or number; by default all of them, as a tuple. An axis
+                that shards no dim gives 0. Offsets per tensor dim: `x.sharding.box(rank)`.
+        """
         return hooks.redistribute.offsets(self, mesh_dim)
 
     # Autograd, values and the rest live in files of their own.

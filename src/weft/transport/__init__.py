@@ -4,10 +4,11 @@ from weft.transport import traffic
 from weft.transport.execute import execute
 from weft.transport.joint import move_together, run_together, start_together
 from weft.transport.network import measure_links
+from weft.transport.owners import ToOwners, balanced
 from weft.transport.shards import Shards
 from weft.transport.transition import Transition
 
 __all__ = [
-    "Shards", "Transition", "execute", "measure_links", "move_together", "run_together",
-    "start_together", "traffic",
+    "Shards", "ToOwners", "Transition", "balanced", "execute", "measure_links", "move_together",
+    "run_together", "start_together", "traffic",
 ]

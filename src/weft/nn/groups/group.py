@@ -15,6 +15,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
+from operator import is_
 from typing import Any
 
 import torch
@@ -198,11 +199,12 @@ class Group:
 
     def fits(self, mesh: BoundMesh, batch: frozenset[int]) -> bool:
         """Whether it is still the group of its module's parameters."""
-        return (
-            self.mesh is mesh and self.batch == batch
-            and all(_holds(part(), known) for part, known in self.parts)
-            and all(pack.is_current for pack in self.packs)
-        )
+        if self.mesh is not mesh or self.batch != batch:
+            return False
+        for part, known in self.parts:
+            if not _holds(part(), known):
+                return False
+        return all(pack.is_current for pack in self.packs)
 
     def enter(self, given: Any) -> None:
         """The module's forward begins."""
@@ -243,6 +245,11 @@ class Group:
 
     # Of all packs.
 
+    def release(self) -> None:
+        """The module has another group, or is gone."""
+        for pack in self.packs:
+            pack.release()
+
     def start(self) -> None:
         for pack in self.packs:
             pack.start()
@@ -267,7 +274,7 @@ def _holds(part: nn.Module | None, known: Sequence[Any]) -> bool:
     """Whether a module's own parameters are still these."""
     if part is None or len(part._parameters) != len(known):
         return False
-    return all(one is other for one, other in zip(part._parameters.values(), known))
+    return all(map(is_, part._parameters.values(), known))
 
 
 class _Calling:

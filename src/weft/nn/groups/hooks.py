@@ -34,6 +34,14 @@ class _State:
         self.line = Line()
         self.group: Group | None = None
 
+    def __del__(self) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Leave the group to the graphs that were recorded with it."""
+        if self.group is not None:
+            self.group.release()
+
 
 _STATES: WeakKeyDictionary[nn.Module, _State] = WeakKeyDictionary()
 
@@ -106,6 +114,7 @@ class Entering(_Hook):
             batch = frozenset(forward.mesh.axes(_listed(self.policy.axes), "Gather(axes=)"))
         group = state.group
         if group is None or group.line is not forward.line or not group.fits(forward.mesh, batch):
+            state.release()
             parts = list(_parts(module))
             group = state.group = Group(
                 module, parts, self.path, self.policy, forward.mesh, batch, forward.line)

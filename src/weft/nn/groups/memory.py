@@ -111,7 +111,8 @@ class Packing:
                 if block.numel():
                     into.append(self._part(wholes[at], rank, at))
                     out_of.append(block.view(self.shapes[rank][at]))
-        torch._foreach_copy_(into, out_of)
+        if into:  # none where all of this rank's shards over other axes are empty
+            torch._foreach_copy_(into, out_of)
 
     def collect(self, flat: Tensor, at: int, whole: Tensor, adds: bool) -> None:
         """Copy, or add, what has the shape of one gathered parameter into a buffer."""

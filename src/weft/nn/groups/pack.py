@@ -28,6 +28,7 @@ from torch._C import (  # type: ignore[attr-defined]
     _DisableAutocast,
 )
 from torch.autograd.graph import increment_version
+from torch.utils.weak import TensorWeakRef
 
 from weft.comm import BoundMesh, Finish
 from weft.nn.groups.memory import gathered_layout, packing_of
@@ -102,8 +103,8 @@ class _Member:
     """One parameter: as it is, and gathered. Without a storage it is its own memory."""
 
     __slots__ = (
-        "address", "full", "has_arrived", "local", "memo", "meta", "tensor", "use", "version",
-        "whole", "whole_meta",
+        "_full", "_released", "address", "has_arrived", "local", "memo", "meta", "tensor", "use",
+        "version", "whole", "whole_meta",
     )
 
     def __init__(
@@ -114,22 +115,42 @@ class _Member:
         self.memo: Any = None
         self.version = 0
         self.has_arrived = False
-        self.address = None if storage else self.local.data_ptr()
+        self.address = self.local.data_ptr()
         self.use: LeafUse | None = None
+        self._released: TensorWeakRef | None = None
         if storage is None:
-            self.whole = self.full = self.local.detach().requires_grad_()
+            self.whole = self._full = self.local.detach().requires_grad_()
             return
         shape = whole_meta.local_shape
         strides = contiguous_strides(shape)
         make = torch.empty(0, dtype=whole_meta.dtype, device=self.local.device)
         self.whole = make.new_empty(0).set_(storage, offset, shape, strides)
-        self.full = make.new_empty(0).set_(storage, offset, shape, strides)
-        self.full.requires_grad_(self.local.requires_grad)
+        self._full = make.new_empty(0).set_(storage, offset, shape, strides)
+        self._full.requires_grad_(self.local.requires_grad)
 
     @property
-    def is_current(self) -> bool:
-        same = self.tensor._meta is self.meta and self.tensor._local is self.local
-        return same and self.address in (None, self.local.data_ptr())
+    def full(self) -> Any:
+        """The leaf that graphs see; None once it is released and no graph has it."""
+        return self._full if self._full is not None else self._released()  # type: ignore
+
+    def release(self) -> None:
+        """From now on graphs alone hold the leaf."""
+        if self._released is None:
+            self._released = TensorWeakRef(self._full)
+            if self.whole is self._full:
+                self.whole = None
+            if self._full.grad is None:
+                self._full = None
+
+    def take(self) -> Tensor | None:
+        """The gradient of the leaf."""
+        full = self.full
+        if full is None or full.grad is None:
+            return None
+        grad, full.grad = full.grad, None
+        if self._released is not None:
+            self._full = None
+        return grad if grad.layout is torch.strided else grad.to_dense()
 
 
 class Pack(Freed):
@@ -177,11 +198,15 @@ class Pack(Freed):
             return
         base = torch.empty(0, dtype=kind.whole_dtype, device=mesh.device)
         self.storage = base.untyped_storage()
+        self.may_free = self.storage.resizable()
+        if not self.may_free:  # a device whose memory stays: it is gathered all the same
+            self.storage = base.new_empty(end).untyped_storage()
         self.members = [
             _Member(one, whole, self.storage, offset)
             for one, whole, offset in zip(tensors, wholes, offsets)
         ]
-        self.storage.resize_(0)
+        if self.may_free:
+            self.storage.resize_(0)
         register(self.storage, self)
         self._begin()
 
@@ -191,10 +216,11 @@ class Pack(Freed):
         self.pending: tuple[Finish, tuple[int, ...]] | None = None
         self.buffer: Tensor | None = None
         me: weakref.ref[Pack] = weakref.ref(self)
-        for at, member in enumerate(self.members):
+        self.arrivals = [_Arrival(me, at) for at in range(len(self.members))]
+        for member, arrival in zip(self.members, self.arrivals):
             self._stand_for(member)
             if member.full.requires_grad:
-                member.full.register_post_accumulate_grad_hook(_Arrival(me, at))
+                member.full.register_post_accumulate_grad_hook(arrival)
 
     def _stand_for(self, member: _Member) -> None:
         move = transition_between(
@@ -202,10 +228,22 @@ class Pack(Freed):
         if move is not None and member.full.requires_grad:
             member.use = stand_for(member.local, move, member.full)
 
+    def release(self) -> None:
+        """No module has the pack any more: graphs that are to be differentiated hold it."""
+        for member, arrival in zip(self.members, self.arrivals):
+            member.release()
+            arrival.held = self
+
     @property
     def is_current(self) -> bool:
         """Whether the parameters are still those that it was made of."""
-        return all(member.is_current for member in self.members)
+        for member in self.members:
+            tensor, local = member.tensor, member.local
+            if tensor._meta is not member.meta or tensor._local is not local:
+                return False
+            if member.address != local.data_ptr():
+                return False
+        return True
 
     # The storage.
 
@@ -244,13 +282,13 @@ class Pack(Freed):
         (finish, _), self.pending = self.pending, None
         with torch.no_grad(), _DisableAutocast():
             flat = finish()
-            if not self.is_full:
+            if not self.is_full and self.may_free:
                 self.storage.resize_(self.nbytes)
             self.packing.spread(flat, [member.whole for member in self.members])
             if self.versions is not None:
                 changed = [
-                    member.full
-                    for member, old, new in zip(self.members, self.versions, versions) if old != new
+                    full for member, old, new in zip(self.members, self.versions, versions)
+                    if old != new and (full := member.full) is not None
                 ]
                 increment_version(changed)
         self.is_full, self.versions = True, versions
@@ -291,31 +329,33 @@ class Pack(Freed):
 
     # Gradients.
 
-    def arrived(self, at: int) -> None:
+    def arrived(self, at: int, full: Tensor) -> None:
         """The gradient of a gathered parameter is there."""
         member = self.members[at]
-        grad = member.full.grad
-        if grad is None:
+        if full.grad is None:
             return
         if torch.is_grad_enabled():  # create_graph: by the transition, which is differentiable
             if member.use is not None:
-                member.use.arrived(member.full)
+                member.use.arrived(full)
             return
+        member._full = full  # until its gradient is taken
         holding = running().holding
         if holding is not None and id(member.local) in holding.leaves:  # the engine adds to it
             holding.others[self] = self.number
             return
         self._touch()
-        self._collect(at, grad)
+        if self.kind.axes:
+            self._collect(at)
 
-    def _collect(self, at: int, grad: Tensor) -> None:
+    def _collect(self, at: int) -> None:
         member = self.members[at]
-        member.full.grad = None
+        grad = member.take()
+        if grad is None:
+            return
         with torch.no_grad(), _DisableAutocast():
             if self.buffer is None:
                 self.buffer = torch.empty(
                     self.packing.numel, dtype=self.kind.reduce_dtype, device=grad.device)
-            grad = grad if grad.layout is torch.strided else grad.to_dense()
             self.packing.collect(self.buffer, at, grad, member.has_arrived)
         member.has_arrived = True
 
@@ -352,31 +392,30 @@ class Pack(Freed):
 
         return [land]
 
-    def take(self) -> tuple[list[Tensor], Tensor] | None:
-        """The gradients of replicated parameters that have arrived, in one buffer, and the local
+    def take(self) -> tuple[list[Tensor], list[Tensor]]:
+        """The gradients of replicated parameters that have arrived, and before them the local
         tensors that they are of."""
-        buffer, self.buffer = self.buffer, None
-        if buffer is None:
-            return None
-        there = [at for at, member in enumerate(self.members) if member.has_arrived]
-        if len(there) < len(self.members):
-            blocks = self.packing.mine(buffer)
-            buffer = torch.cat([blocks[at].reshape(-1) for at in there])
-        for at in there:
-            self.members[at].has_arrived = False
-        return [self.members[at].local for at in there], buffer
+        locals_, grads = [], []
+        for member in self.members:
+            grad = member.take()
+            if grad is not None:
+                locals_.append(member.local)
+                grads.append(grad)
+        return locals_, grads
 
     def collect_held(self) -> None:
         """Take what was held over several backwards."""
-        for at, member in enumerate(self.members):
-            if member.full.grad is not None:
-                self._collect(at, member.full.grad)
+        if not self.kind.axes:  # it is where `take` looks for it
+            return
+        for at in range(len(self.members)):
+            self._collect(at)
 
     def drop(self) -> None:
         """A backward has failed: what has arrived is no gradient of anything."""
         self.buffer = None
         for member in self.members:
-            member.has_arrived, member.full.grad = False, None
+            member.has_arrived = False
+            member.take()
 
     @contextmanager
     def told(
@@ -403,14 +442,16 @@ class Pack(Freed):
 
 
 class _Arrival:
-    """The hook of a gathered parameter; its pack is not held by it."""
+    """The hook of a gathered parameter. It holds its pack once that holds the parameter no more:
+    else neither would ever be freed."""
 
-    __slots__ = ("at", "pack")
+    __slots__ = ("at", "held", "pack")
 
     def __init__(self, pack: weakref.ref[Pack], at: int) -> None:
         self.pack, self.at = pack, at
+        self.held: Pack | None = None
 
     def __call__(self, full: Tensor) -> None:
         pack = self.pack()
         if pack is not None:
-            pack.arrived(self.at)
+            pack.arrived(self.at, full)

@@ -25,6 +25,7 @@ from weft.tensor.placing.freed import filled, watch
 from weft.tensor.placing.operands import as_value, move_operands, settle
 from weft.tensor.shard_tensor import wrap
 from weft.tensor.trace.trees import flatten, local_of, substitute
+from weft.tensor.views.moved import writes
 
 __all__ = ["has_varying", "of_varying"]
 
@@ -85,12 +86,10 @@ class _AsValues:
     def __call__(self, func: Any, args: Any, kwargs: Any) -> Any:
         tensors = flatten((args, kwargs))
         memories = filled([local_of(one) for one in tensors])
-        if getattr(func, "__name__", "").endswith("_"):  # it may write
-            for one in tensors:
+        if writes(func):
+            for one in flatten(args[:1]):
                 settle(one)
-            given = args, kwargs
-        else:
-            given = substitute((args, kwargs), map(as_value, tensors))
+        given = substitute((args, kwargs), map(as_value, tensors))
         out = self.carry_out(func, *given)
         watch(out, memories)
         return out

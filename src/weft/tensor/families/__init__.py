@@ -2,6 +2,7 @@
 
 from weft.tensor.families import (
     counting,
+    grouped,
     indexing,
     least_squares,
     likes,
@@ -14,6 +15,6 @@ from weft.tensor.families.draws import dropout, fills, initial, samplers
 __all__ = ["PAGES"]
 
 PAGES = tuple([one.PAGE for one in (
-    counting, dropout, fills, indexing, initial, least_squares, likes, masks, reshapes,
+    counting, dropout, fills, grouped, indexing, initial, least_squares, likes, masks, reshapes,
     samplers, strided,
 )])

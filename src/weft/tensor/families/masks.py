@@ -123,15 +123,16 @@ def _moved(name: str, mesh: BoundMesh, mask: Tensor, to: Layout) -> Tensor:
 
 
 def entered(
-    name: str, mesh: BoundMesh, tensors: Sequence[Tensor], layouts: Sequence[Layout]
+    name: str, mesh: BoundMesh, tensors: Sequence[Tensor], layouts: Sequence[Layout],
+    why: str = _WHY,
 ) -> list[Tensor]:
-    """The local tensors in these layouts."""
+    """The local tensors in these layouts; `why` is for the log."""
     wants = [torch.is_grad_enabled() and tensor.requires_grad for tensor in tensors]
     sources = [layout_of(tensor, mesh) for tensor in tensors]
     orders = [*map(order_in_memory, tensors)]
     moves = operand_transitions(mesh, sources, layouts, wants, varying_axes(layouts), orders)
     return [
-        local_of(tensor) if move is None else move_operand(tensor, move, NamedCaller(name, _WHY))
+        local_of(tensor) if move is None else move_operand(tensor, move, NamedCaller(name, why))
         for tensor, move in zip(tensors, moves)
     ]
 

@@ -1,4 +1,4 @@
-"""ShardTensors of which each rank makes, or reads, its own block."""
+"""ShardTensors of which each rank makes, or reads, its own block, and writes it again."""
 
 from __future__ import annotations
 
@@ -8,22 +8,29 @@ from typing import Any
 import torch
 
 from weft.comm import BoundMesh
-from weft.core import Layout
-from weft.errors import LayoutError, WeftError, message
+from weft.core import Box, Layout, on_multiples
+from weft.core.integers import integers
+from weft.errors import LayoutError, ShardTypeError, WeftError, message
 from weft.tensor.leaf_gradients import track_leaf
 from weft.tensor.placing.agreed import exchanged
 from weft.tensor.placing.arguments import place, shape_of
 from weft.tensor.placing.layouts import check_given, check_tensor, local_to_sharded
+from weft.tensor.placing.redistribute import redistribute_to
 from weft.tensor.shard_tensor import ShardTensor
 
-__all__ = ["from_callback"]
+__all__ = ["from_callback", "to_callback"]
 
 _CALL = "from_callback(shape, mesh, placements, fn)"
+_OUT = "to_callback(x, fn)"
+
+Index = tuple[slice, ...]
+"""Per dim, the global positions of a block."""
 
 
 def from_callback(
     shape: Sequence[int], mesh: Any = None, placements: Any = None,
-    fn: Callable[[tuple[slice, ...]], Any] | None = None, *, requires_grad: bool = False,
+    fn: Callable[[Index], Any] | None = None, *, dtype: torch.dtype | None = None,
+    chunks: Sequence[int] | None = None, requires_grad: bool = False,
 ) -> ShardTensor:
     """A tensor for which each rank calls `fn` for its own block: no rank needs the whole.
 
@@ -40,16 +47,23 @@ def from_callback(
             tensor, an array or nested lists of that shape. It is called once on every rank, with
             empty slices if the rank has no elements. Ranks with the same block (replicas) each
             call it and must get the same values.
+        dtype: of the tensor; blocks are converted. Ranks without elements do not call `fn` then,
+            and know it all the same. None takes the dtype of `fn`'s results.
+        chunks: per dim, the number of elements of a chunk of the file. Shards then begin where
+            chunks begin, so that each chunk is read for one shard of each dim.
         requires_grad: of the leaf.
 
     Returns:
-        A ShardTensor with the dtype of `fn`'s results. A result of `fn` is copied if it is part of
-        a larger tensor, a memory-mapped file or an array that other code uses.
+        A ShardTensor. A result of `fn` is copied if it is part of a larger tensor, a memory-mapped
+        file or an array that other code uses.
 
     Raises:
         LayoutError: on all ranks, if `fn` raises on one, returns a shape different from its index,
-            or different dtypes on some ranks; for placements with partial values.
+            or different dtypes on some ranks; for placements with partial values; for chunks that
+            are not one length of at least 1 per dim.
         MeshError: no mesh is given, none is set.
+
+    As `jax.make_array_from_callback`.
     """
     if fn is None and callable(placements):
         placements, fn = None, placements
@@ -61,7 +75,8 @@ def from_callback(
             message(_CALL, facts, "fn gives the values of a block, which are no partial ones",
                     [str(layout)], "weft.from_callback(shape, mesh, [Shard(0)], fn)")
         )
-    block, fault = _block(bound, layout, fn)
+    layout = _on_chunks(_CALL, layout, chunks)
+    block, fault = _block(bound, layout, fn, dtype)
     if bound.here is not None:
         told = exchanged(_CALL, bound, None if block is None else str(block.dtype), fault)
         if len(set(told)) > 1:
@@ -69,7 +84,7 @@ def from_callback(
                 message(_CALL, f"fn gives {len(set(told))} dtypes", "the blocks of one tensor have "
                         "one dtype", [f"rank {bound.rank_at(at)}: {one}"
                                       for at, one in enumerate(told)],
-                        "lambda index: fn(index).to(dtype)")
+                        "weft.from_callback(..., dtype=torch.float32)")
             )
     elif fault is not None:
         raise fault
@@ -77,26 +92,121 @@ def from_callback(
     return local_to_sharded(track_leaf(block.requires_grad_(requires_grad)), bound, layout)
 
 
+def to_callback(
+    x: ShardTensor, fn: Callable[[Index, torch.Tensor], Any], *,
+    chunks: Sequence[int] | None = None, in_turns: bool = False,
+) -> None:
+    """Each rank calls `fn` with its own block of `x`, to write it: no rank needs the whole.
+
+    All ranks of the mesh call it together. `fn` is called when all of them are there, so that one
+    of them may have made the file before; and when the call returns, all blocks are written.
+
+        out = numpy.load("result.npy", mmap_mode="r+")
+        weft.to_callback(x, lambda index, block: out.__setitem__(index, block))
+
+    Args:
+        x: any tensor; partial values are reduced first.
+        fn: `fn(index, block)` gets a slice of global positions per dim, and the local tensor,
+            without gradient. It is called once per block that has elements: of replicas, by the
+            first rank. The block may share memory with `x` and must not be changed.
+        chunks: per dim, the number of elements of a chunk of the file. Ranks first send each other
+            the rows and columns that make each chunk whole on one rank. Two ranks that write parts
+            of one chunk would each read all of it, and one of the writes would be lost.
+        in_turns: one rank after the other calls `fn`, for files with one writer at a time (HDF5).
+
+    Raises:
+        LayoutError: on all ranks, if `fn` raises on one; if ranks pass different chunks; for chunks
+            that are not one length of at least 1 per dim.
+        ShardTypeError: `x` is no ShardTensor.
+    """
+    if type(x) is not ShardTensor:
+        raise ShardTypeError(
+            message(_OUT, f"x is a {type(x).__name__}", "to_callback takes a ShardTensor",
+                    [type(x).__name__], "fn((...,), x), where x is no ShardTensor")
+        )
+    mesh = x._meta.mesh
+    layout = _on_chunks(_OUT, x._meta.layout.without_partial(), chunks)
+    if mesh.here is not None:
+        _check_same(mesh, (str(layout), in_turns))
+    block = redistribute_to(x.detach(), layout, _OUT).to_local()
+    if mesh.here is None:
+        return
+    owners = _owners(layout) if in_turns else [mesh.here]
+    for owner in owners:
+        mine = owner == mesh.here and _writes(layout, owner)
+        exchanged(_OUT, mesh, None, _written(layout.box_at(owner), fn, block) if mine else None)
+
+
+def _check_same(mesh: BoundMesh, facts: tuple[str, bool]) -> None:
+    """Wait for all ranks, which must have asked for the same."""
+    told = exchanged(_OUT, mesh, f"{facts[0]}, in_turns={facts[1]}", None)
+    if len(set(told)) > 1:
+        raise LayoutError(
+            message(_OUT, f"ranks ask for {len(set(told))} ways of writing", "all ranks pass the "
+                    "same arguments", [f"rank {mesh.rank_at(at)}: {one}"
+                                       for at, one in enumerate(told)],
+                    "weft.to_callback(x, fn, chunks=...) with the same chunks on all ranks")
+        )
+
+
+def _owners(layout: Layout) -> list[tuple[int, ...]]:
+    """The coordinates of the ranks that write, in mesh order."""
+    places = map(layout.mesh.coordinate, range(layout.mesh.size()))
+    return [place for place in places if _writes(layout, place)]
+
+
+def _writes(layout: Layout, place: tuple[int, ...]) -> bool:
+    """Whether this rank has elements and is the first of those that have the same."""
+    replicas = [at for axis, at in enumerate(place) if axis not in layout.sharded_axes]
+    return not any(replicas) and 0 not in layout.local_shape_at(place)
+
+
+def _written(box: Box, fn: Callable[[Index, torch.Tensor], Any],
+             block: torch.Tensor) -> WeftError | None:
+    """Write a block; what went wrong."""
+    try:
+        fn(_index(box), block)
+    except WeftError as error:
+        return error
+    except Exception as error:
+        return _raised(_OUT, f"fn({_text(box)})", error, "fn writes the block of its rank")
+    return None
+
+
+def _on_chunks(call: str, layout: Layout, chunks: Sequence[int] | None) -> Layout:
+    """The layout whose cuts are the nearest multiples of chunks."""
+    if chunks is None:
+        return layout
+    fix = f"chunks={(1,) * layout.ndim}"
+    lengths = integers(chunks, call, "chunks", fix)
+    if len(lengths) != layout.ndim or min(lengths, default=1) < 1:
+        raise LayoutError(
+            message(call, f"chunks are {lengths}, the shape is {layout.shape}",
+                    "chunks are one length of at least 1 per dim", [str(lengths)], fix)
+        )
+    return layout.replace(cuts=[
+        on_multiples(layout.cuts_of(dim), length) if layout.dims[dim] else None
+        for dim, length in enumerate(lengths)
+    ])
+
+
 def _block(
-    mesh: BoundMesh, layout: Layout, fn: Callable[[tuple[slice, ...]], Any]
+    mesh: BoundMesh, layout: Layout, fn: Callable[[Index], Any], dtype: torch.dtype | None
 ) -> tuple[torch.Tensor | None, WeftError | None]:
     """This rank's block, or why it cannot be used."""
     box = ((0, 0),) * layout.ndim if mesh.here is None else layout.box_at(mesh.here)
-    index = tuple([slice(start, stop) for start, stop in box])
+    expected = tuple([stop - start for start, stop in box])
+    if dtype is not None and (mesh.here is None or 0 in expected):
+        shape = (0,) if mesh.here is None else expected
+        return torch.empty(shape, dtype=dtype, device=mesh.device), None
     try:
-        block = _own_memory(fn(index))
+        block = _own_memory(fn(_index(box)), dtype)
         check_tensor(block, _CALL)
         check_given(block, _CALL)
     except WeftError as error:
         return None, error
     except Exception as error:
-        fault = LayoutError(
-            message(_CALL, f"fn({_text(box)}) raises {type(error).__name__}: {error}",
-                    "fn gives every rank its block", [_text(box)], "a function that gives it")
-        )
-        fault.__cause__ = error
-        return None, fault
-    expected = tuple([stop - start for start, stop in box])
+        return None, _raised(_CALL, f"fn({_text(box)})", error, "fn gives every rank its block")
     if tuple(block.shape) != expected:
         return None, LayoutError(
             message(_CALL, f"fn({_text(box)}) gives shape {tuple(block.shape)}, the index has "
@@ -108,16 +218,30 @@ def _block(
     return block.to(mesh.device), None
 
 
-def _own_memory(block: Any) -> torch.Tensor:
+def _raised(call: str, called: str, error: Exception, rule: str) -> LayoutError:
+    fault = LayoutError(
+        message(call, f"{called} raises {type(error).__name__}: {error}", rule, [called],
+                "a function that does it on every rank")
+    )
+    fault.__cause__ = error
+    return fault
+
+
+def _own_memory(block: Any, dtype: torch.dtype | None) -> torch.Tensor:
     """A tensor in row-major order that shares memory with nothing else."""
     if isinstance(block, torch.Tensor):
-        block = block.detach().contiguous()
+        block = block.detach().to(dtype or block.dtype).contiguous()
         whole = block.untyped_storage().nbytes() == block.nbytes
         return block if whole else block.clone()
     flags = getattr(block, "flags", None)
     alone = getattr(flags, "writeable", False) and getattr(flags, "owndata", False)
-    return (torch.as_tensor(block) if alone else torch.tensor(block)).contiguous()
+    made = torch.as_tensor(block, dtype=dtype) if alone else torch.tensor(block, dtype=dtype)
+    return made.contiguous()
 
 
-def _text(box: Sequence[tuple[int, int]]) -> str:
+def _index(box: Box) -> Index:
+    return tuple([slice(start, stop) for start, stop in box])
+
+
+def _text(box: Box) -> str:
     return ", ".join([f"{start}:{stop}" for start, stop in box])

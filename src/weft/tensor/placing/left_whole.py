@@ -1,5 +1,5 @@
-"""Warns, once per line, of a call that leaves a sharded operand whole on every rank, and of halos
-that are larger than the shards."""
+"""Warns, once per line, of a call that leaves a sharded operand whole on every rank, or a partial
+one that it cannot have sharded; and of halos that are larger than the shards."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ class _Limit:
 def warn_if_whole(nbytes: int | None) -> int | None:
     """Set the size from which a call warns that it leaves a sharded value whole on every rank.
 
-    A call that needs a dim whole gathers it. If its result is then sharded over fewer mesh axes
-    than its operand was, every rank of these axes holds all of it and repeats all further work.
+    A call that needs a dim whole gathers it, and one that needs all dims whole sums a partial value
+    on every rank. If its result is then sharded over fewer mesh axes than its operand was, every
+    rank of these axes holds all of it and repeats all further work.
 
     Args:
         nbytes: bytes of the result on one rank; initially 1 MiB (2**20). None: no call warns.
@@ -38,12 +39,12 @@ def warn_if_whole(nbytes: int | None) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class LeftWhole:
-    """A call that leaves a sharded operand's value whole.
+    """A call that leaves the value of a sharded or partial operand whole.
 
     Args:
         name: the op.
         operand, result: their layouts.
-        axes: the mesh axes over which the operand was sharded and the result is not.
+        axes: the mesh axes over which the operand was sharded, or partial, and the result is not.
         nbytes: of the result on one rank, at most those of the gathered operand.
         dims: the dims of the operand that the op can have sharded.
     """
@@ -57,12 +58,17 @@ class LeftWhole:
 
     def check(self) -> None:
         """Warn at the user's line, or raise in strict mode, from that many bytes on."""
-        if modes.is_strict():
+        is_large = _Limit.nbytes is not None and self.nbytes >= _Limit.nbytes
+        if modes.is_strict() and (is_large or not self._is_partial):
             raise StrictError(self._message("under weft.strict() no op communicates implicitly"))
-        if _Limit.nbytes is not None and self.nbytes >= _Limit.nbytes:
+        if is_large:
             modes.warn(self._message(
                 "what is sharded stays sharded, unless the op needs it whole "
                 "(weft.warn_if_whole sets from how many bytes on this is told)"))
+
+    @property
+    def _is_partial(self) -> bool:
+        return not any(isinstance(self.operand.on(axis), int) for axis in self.axes)
 
     def _message(self, rule: str) -> str:
         names = ", ".join([repr(self.operand.mesh.axis_names[axis]) for axis in self.axes])
@@ -73,16 +79,14 @@ class LeftWhole:
             dims[free[0]] = (*dims[free[0]], *self.axes)
             placements = self.operand.replace(dims=tuple(dims)).placements
             fix = f"x.redistribute(placements={list(placements)!r}) before, sharding dim {free[0]}"
+        moved = "reduced" if self._is_partial else "gathered"
         return message(
-            self.name, f"at {modes.source_line()} an operand {self.operand} is gathered over "
+            self.name, f"at {modes.source_line()} an operand {self.operand} is {moved} over "
             f"{names}, and the result {self.result} is left whole there: {self.nbytes} bytes on "
             "every rank", rule, [str(self.operand)], fix)
 
     def _fits(self, dim: int) -> bool:
-        sizes = self.operand.mesh.axis_sizes
-        shards = math.prod([sizes[axis] for axis in (*self.operand.dims[dim], *self.axes)])
-        return not set(self.operand.dims[dim]) & set(self.axes) and (
-            self.operand.shape[dim] >= shards)
+        return _can_take(self.operand, dim, self.axes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,14 +145,30 @@ def find_left_whole(
     result = max(results, key=_num_elements)
     found: LeftWhole | None = None
     for source, target, dims in zip(sources, targets, free):
-        axes = tuple([axis for axis in source.sharded_axes
-                      if source.mesh.axis_sizes[axis] > 1
-                      and not isinstance(target.on(axis), int) and result.on(axis) is None])
+        axes = tuple([axis for axis in range(source.mesh.ndim)
+                      if _is_lost(source, target, axis, dims) and result.on(axis) is None])
         if axes:
             nbytes = itemsize * min(_num_elements(result), _num_elements(target))
             if found is None or nbytes > found.nbytes:
                 found = LeftWhole(name, source, result, axes, nbytes, tuple(dims))
     return found
+
+
+def _is_lost(source: Layout, target: Layout, axis: int, free: Sequence[int]) -> bool:
+    """Whether an operand that this axis shards is gathered; or one that is partial over it becomes
+    whole and has no dim that the op can have sharded over it: where it has, cost decided."""
+    held = source.on(axis)
+    if source.mesh.axis_sizes[axis] == 1 or isinstance(target.on(axis), int):
+        return False
+    return isinstance(held, int) or bool(held is not None and source.ndim and not any(
+        _can_take(source, dim, (axis,)) for dim in free))
+
+
+def _can_take(layout: Layout, dim: int, axes: Sequence[int]) -> bool:
+    """Whether these axes, too, can shard the dim."""
+    sizes = layout.mesh.axis_sizes
+    shards = math.prod([sizes[axis] for axis in (*layout.dims[dim], *axes)])
+    return not set(layout.dims[dim]) & set(axes) and layout.shape[dim] >= shards
 
 
 def _num_elements(layout: Layout) -> int:

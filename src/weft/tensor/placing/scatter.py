@@ -19,13 +19,27 @@ import torch
 from weft.comm import BoundMesh, Communicator, as_bound_mesh
 from weft.core import Layout
 from weft.core.arguments import MeshLike, Placements, also_called
-from weft.errors import LayoutError, MeshError, ShardTypeError, WeftError, message
+from weft.errors import (
+    LayoutError,
+    MeshError,
+    ShardTypeError,
+    UnsupportedOpError,
+    WeftError,
+    message,
+)
 from weft.tensor.leaf_gradients import track_leaf
 from weft.tensor.placing.agreed import exchanged
 from weft.tensor.placing.arguments import mesh_and_placements
 from weft.tensor.placing.described import Strides, compared, facts_of, strides_of
 from weft.tensor.placing.foreign import is_foreign, taken
-from weft.tensor.placing.layouts import as_layout, check_given, check_tensor, local_to_sharded
+from weft.tensor.placing.layouts import (
+    as_layout,
+    as_sharded,
+    check_given,
+    check_tensor,
+    local_to_sharded,
+)
+from weft.tensor.placing.redistribute import redistribute_to
 from weft.tensor.placing.transitions import transition_between
 from weft.tensor.shard_tensor import ShardTensor
 from weft.transport.order import Order, memory_order, order_of
@@ -39,7 +53,7 @@ def distribute_tensor(
     placements: Placements | None = None,
     *, src_data_rank: int | None = 0,
 ) -> ShardTensor:
-    """A leaf ShardTensor of a full tensor.
+    """A leaf ShardTensor of a full tensor; with `src_data_rank=None`, of one with history, no leaf.
 
     Args:
         tensor: the full tensor, with the same shape and dtype on every rank. One on the meta device
@@ -48,13 +62,14 @@ def distribute_tensor(
         placements: placements, P or Layout; None replicates.
         src_data_rank: the rank whose data count (the mesh's first, if the mesh does not hold it):
             it sends each rank its block. Ranks first compare what they pass. None takes each
-            rank's own tensor and communicates nothing; debug mode compares.
+            rank's own tensor and communicates nothing; debug mode compares. If that tensor has
+            history, the gradient goes back to it, as to a replicated one.
 
     Raises:
         LayoutError: `tensor` is already distributed in another layout; on all ranks, if they pass
             different shapes, dtypes or placements.
         ShardTypeError: it is not a tensor.
-        UnsupportedOpError: it is sparse or nested.
+        UnsupportedOpError: it is sparse or nested; it has history, and one rank's data count.
     """
     given, placements = mesh_and_placements(device_mesh, placements)
     mesh = as_bound_mesh(given)
@@ -70,7 +85,7 @@ def distribute_tensor(
             )
         return tensor
     source = None if src_data_rank is None else _source(call, src_data_rank, mesh)
-    layout, fault = _described(call, tensor, mesh, placements)
+    layout, fault = _described(call, tensor, mesh, placements, source)
     mine = [] if layout is None else [facts_of("", tensor, layout)]
     sends = source is not None and not (fault is None and tensor.is_meta)
     if mesh.here is not None and (sends or mesh.world.debug.on):
@@ -78,6 +93,8 @@ def distribute_tensor(
     if fault is not None:
         raise fault
     assert layout is not None
+    if _has_history(tensor):
+        return redistribute_to(as_sharded(tensor, mesh), layout)
     return _laid_out(tensor, mesh, layout, source, mine[0].strides)
 
 
@@ -97,6 +114,7 @@ def distributed_alike(
     given = {name: one for name, one in tensors.items() if not is_foreign(one[0])}
     for name, (tensor, _) in given.items():
         check_given(tensor, f"{call}: {name}")
+        _check_history(tensor, f"{call}: {name}")
     facts = [facts_of(name, *one) for name, one in given.items()]
     sends = source is not None and not all(tensor.is_meta for tensor, _ in given.values())
     if mesh.here is not None and (sends or mesh.world.debug.on):
@@ -128,15 +146,39 @@ def _laid_out(
 
 
 def _described(
-    call: str, tensor: Any, mesh: BoundMesh, placements: Any
+    call: str, tensor: Any, mesh: BoundMesh, placements: Any, source: int | None
 ) -> tuple[Layout | None, WeftError | None]:
     """Its layout, or why there is none."""
     try:
         check_tensor(tensor, call)
         check_given(tensor, call)
+        if source is not None:
+            _check_history(tensor, call)
         return as_layout(mesh, tensor.shape, placements), None
     except WeftError as error:
         return None, error
+
+
+def _has_history(tensor: torch.Tensor) -> bool:
+    return tensor.grad_fn is not None and torch.is_grad_enabled()
+
+
+def _check_history(tensor: torch.Tensor, call: str) -> None:
+    """Raise if a gradient would end at the leaf that is made of a tensor.
+
+    Raises:
+        UnsupportedOpError: it would.
+    """
+    if _has_history(tensor):
+        node = type(tensor.grad_fn).__name__
+        raise UnsupportedOpError(
+            message(call, f"it has history ({node}), and becomes a leaf",
+                    "the gradient of a leaf ends there; only where each rank takes its own tensor "
+                    "does it go back to that",
+                    [f"{node}, shape {tuple(tensor.shape)}"],
+                    "weft.distribute_tensor(x, mesh, placements, src_data_rank=None), for which x "
+                    "is the same on all ranks; or x.detach()")
+        )
 
 
 def _source(call: str, rank: Any, mesh: BoundMesh) -> int:
@@ -176,6 +218,7 @@ def scatter_tensor(
     Raises:
         MeshError: `global_src` is not a rank of the mesh.
         ShardTypeError: it is not a number; the source has no plain tensor.
+        UnsupportedOpError: on all ranks, if the source's tensor has history.
         LayoutError: on all ranks, if the source has no tensor, or one whose shape or dtype differs
             from what some rank says; on a rank outside the mesh that gives none.
     """
@@ -216,6 +259,7 @@ def _full(tensor: Any) -> tuple[torch.Tensor | None, WeftError | None]:
                         "x.redistribute(mesh, placements)")
             )
         check_given(tensor, call)
+        _check_history(tensor, call)
     except WeftError as error:
         return None, error
     return tensor.detach(), None

@@ -1,18 +1,43 @@
 """A ShardTensor's memory: the size is known, an address is not.
 
 Programs that only add up bytes (torchinfo) get the global tensor's. Requests for more than the size
-are refused, and the error names the alternatives.
+are refused, and the error names the alternatives. Programs that compare addresses, to find tensors
+that share memory, get a number to compare where it is known that they do no more
+(`telling_identity`).
 """
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 from weft.errors import UnsupportedOpError, message
 from weft.tensor.modes import check_traced
 from weft.tensor.shard_tensor import ShardTensor
+from weft.tensor.views.moved import unwrap_view
+from weft.transport.in_flight import landed
 
-__all__ = ["Storage", "memory_refused"]
+__all__ = ["Storage", "memory_refused", "telling_identity"]
+
+
+class _Told(threading.local):
+    identity = False
+
+
+_told = _Told()
+
+
+@contextmanager
+def telling_identity() -> Iterator[None]:
+    """Inside, `untyped_storage().data_ptr()` is the same number for tensors that share memory, on
+    all ranks alike, and others have others. Nothing lies there."""
+    before, _told.identity = _told.identity, True
+    try:
+        yield
+    finally:
+        _told.identity = before
 
 
 def memory_refused(name: str, tensor: ShardTensor) -> UnsupportedOpError:
@@ -22,10 +47,8 @@ def memory_refused(name: str, tensor: ShardTensor) -> UnsupportedOpError:
         message(f"{name}()", f"no single address or storage holds a global tensor; the tensor is "
                 f"{layout}", "what reads or changes memory works on local tensors", [layout],
                 f"of this rank's block: x.to_local().{name}()\n"
-                "for safetensors and save_pretrained: "
-                "{name: x.full_tensor() for name, x in module.state_dict().items()}\n"
-                "    on every rank, of which one writes\n"
-                "for a file of blocks: torch.save, torch.distributed.checkpoint")
+                "for a file: safetensors.torch.save_file, save_pretrained and "
+                "torch.distributed.checkpoint, called on all ranks")
     )
 
 
@@ -40,6 +63,11 @@ class Storage:
         return self._tensor.numel() * self._tensor._meta.dtype.itemsize
 
     size = __len__ = nbytes
+
+    def data_ptr(self) -> int:
+        if not _told.identity:
+            raise memory_refused("untyped_storage().data_ptr", self._tensor)
+        return unwrap_view(landed(self._tensor._local)).untyped_storage()._cdata
 
     def __sizeof__(self) -> int:
         return object.__sizeof__(self) + self.nbytes()

@@ -1,0 +1,143 @@
+"""Data parallel and tensor parallel training as one writes them: plain tensors, collectives.
+
+Tensor parallel blocks are Megatron-LM's (Shoeybi et al. 2019), with sequences those of Korthikanti
+et al. (2022).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bench.training.models import HEAD_WIDTH
+
+_gather_even: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_scatter_even: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+"""By their newer names, where torch has them."""
+
+__all__ = ["mean_of_all", "sum_of_norms", "tensor_parallel"]
+
+
+def mean_of_all(model: nn.Module, loss: Tensor) -> Tensor:
+    """All gradients, and the loss, by one all-reduce."""
+    return _reduced(list(model.parameters()), loss, dist.get_world_size())
+
+
+def sum_of_norms(model: nn.Module, loss: Tensor) -> Tensor:
+    """The gradients of what is whole on each rank but has seen a part of the sequence."""
+    whole = [one for name, one in model.named_parameters()
+             if "norm" in name or name.endswith(("out.bias", "down.bias"))]
+    return _reduced(whole, loss, 1)
+
+
+def _reduced(parameters: list[Any], loss: Tensor, over: int) -> Tensor:
+    flat = torch.cat([*(one.grad.reshape(-1) for one in parameters), loss.view(1)])
+    dist.all_reduce(flat)
+    *gradients, total = flat.div_(over).split([*(one.numel() for one in parameters), 1])
+    for one, gradient in zip(parameters, gradients):
+        one.grad = gradient.view(one.shape)
+    return total
+
+
+class _Enter(torch.autograd.Function):
+    """Nothing; backward sums the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        gradient = gradient.contiguous()
+        dist.all_reduce(gradient)
+        return gradient
+
+
+class _Leave(torch.autograd.Function):
+    """The sum; nothing backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        dist.all_reduce(x)
+        ctx.mark_dirty(x)
+        return x
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        return gradient
+
+
+def _gathered(x: Tensor) -> Tensor:
+    num = dist.get_world_size()
+    out = x.new_empty(num * x.shape[0], *x.shape[1:])
+    _gather_even(out, x.contiguous())
+    return torch.cat(out.chunk(num), 1)
+
+
+def _scattered(x: Tensor) -> Tensor:
+    parts = torch.cat(x.chunk(dist.get_world_size(), 1))
+    out = x.new_empty(x.shape[0], x.shape[1] // dist.get_world_size(), x.shape[2])
+    _scatter_even(out, parts)
+    return out
+
+
+class _Gather(torch.autograd.Function):
+    """The whole sequence; backward sums and scatters."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return _gathered(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        return _scattered(gradient)
+
+
+class _Scatter(torch.autograd.Function):
+    """A part of the sum; backward gathers."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return _scattered(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+        return _gathered(gradient)
+
+
+def tensor_parallel(stack: Any, sequences: bool) -> nn.Module:
+    """Blocks of which this rank keeps its heads and hidden units."""
+    num, rank = dist.get_world_size(), dist.get_rank()
+    for layer in stack.layers:
+        for name in ("q", "k", "v", "up"):
+            _keep(getattr(layer, name), 0, rank, num)
+        for name in ("out", "down"):
+            _keep(getattr(layer, name), 1, rank, num)
+    enter, leave = (_Gather, _Scatter) if sequences else (_Enter, _Leave)
+    stack.layers = nn.ModuleList(_Block(one, enter.apply, leave.apply) for one in stack.layers)
+    return stack
+
+
+def _keep(linear: Any, dim: int, rank: int, num: int) -> None:
+    linear.weight = nn.Parameter(linear.weight.detach().chunk(num, dim)[rank].clone())
+    if dim == 0:
+        linear.bias = nn.Parameter(linear.bias.detach().chunk(num)[rank].clone())
+
+
+class _Block(nn.Module):
+    def __init__(self, block: nn.Module, enter: Any, leave: Any) -> None:
+        super().__init__()
+        self.block, self.enter, self.leave = block, enter, leave
+
+    def forward(self, x: Tensor) -> Tensor:
+        b: Any = self.block
+        h = self.enter(b.norm1(x))
+        heads = [one(h).unflatten(-1, (-1, HEAD_WIDTH)).transpose(1, 2) for one in (b.q, b.k, b.v)]
+        mixed = F.scaled_dot_product_attention(*heads, is_causal=True).transpose(1, 2).flatten(2)
+        x = x + (self.leave(F.linear(mixed, b.out.weight)) + b.out.bias)
+        h = F.gelu(b.up(self.enter(b.norm2(x))))
+        return x + (self.leave(F.linear(h, b.down.weight)) + b.down.bias)

@@ -1,0 +1,133 @@
+"""`torch.optim.Muon`: each matrix is orthogonalized at one rank, its owner.
+
+Momentum and step are elementwise, so they run on each rank's blocks. The Newton-Schulz iteration
+(Jordan 2024) takes products of the whole matrix: the blocks of all matrices go to their owners in
+one all-to-all, in bfloat16 as the iteration begins, and the results come back in another. The work
+is balanced by its multiplications. Matrices of many bytes travel in several buckets.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim._muon import (
+    _adjust_lr,  # type: ignore[attr-defined]
+    _zeropower_via_newtonschulz,  # type: ignore[attr-defined]
+)
+
+from weft.comm import BoundMesh
+from weft.tensor.grad.optimizers import opened_lists
+from weft.tensor.meta import bounded_put
+from weft.tensor.modes import source_line
+from weft.tensor.shard_tensor import ShardTensor
+from weft.transport import ToOwners, balanced, traffic
+
+__all__ = ["at_owners", "buckets", "owners_of", "way_to_owners"]
+
+_NBYTES = 1 << 28
+"""Of the matrices of one bucket: each owner holds its part of them."""
+
+_MAX_WAYS = 64
+
+
+def at_owners(
+    update: Any, params: Any, grads: Any, momenta: Any, **options: Any
+) -> None:
+    """`update`, Muon's function, on parameters of which some are sharded."""
+    lists = (params, grads, momenta)
+    opened = None
+    if not (options["has_complex"] or options.get("foreach") or _scales_momenta(grads, options)):
+        numbers = {name: value for name, value in options.items() if name != "ns_coefficients"}
+        opened = opened_lists(lists, numbers)
+    if opened is None or any(one.dim() != 2 for one in grads):
+        return update(params, grads, momenta, **options)
+    sharded = [at for at, one in enumerate(params) if type(one) is ShardTensor]
+    plain = [at for at, one in enumerate(params) if type(one) is not ShardTensor]
+    if plain:
+        update(*([each[at] for at in plain] for each in lists), **options)
+    for mesh, places in _by_mesh([(at, params[at]._meta.mesh) for at in sharded]):
+        matrices = [params[at] for at in places]
+        for some in buckets([2 * one.numel() for one in matrices], _NBYTES):
+            chosen = [places[at] for at in some]
+            _step(mesh, [grads[at] for at in chosen],
+                  [[local[at] for at in chosen] for local in opened], options)
+
+
+def _scales_momenta(grads: Sequence[Tensor], options: dict[str, Any]) -> bool:
+    """Whether torch's iteration writes to the momentum itself: it casts to bfloat16 first, which
+    is no copy then."""
+    return not options["nesterov"] and any(one.dtype is torch.bfloat16 for one in grads)
+
+
+def _by_mesh(
+    found: Sequence[tuple[int, BoundMesh]]
+) -> Iterator[tuple[BoundMesh, list[int]]]:
+    """The places of the matrices on each mesh that this rank is in."""
+    meshes = {id(mesh): mesh for _, mesh in found}
+    for mesh in meshes.values():
+        if mesh.here is not None:
+            yield mesh, [at for at, its in found if its is mesh]
+
+
+def buckets(sizes: Sequence[int], most: int) -> Iterator[list[int]]:
+    """Consecutive places whose sizes sum up to at most that, or one that alone is more."""
+    some, total = [], 0
+    for at, size in enumerate(sizes):
+        if some and total + size > most:
+            yield some
+            some, total = [], 0
+        some.append(at)
+        total += size
+    if some:
+        yield some
+
+
+def _step(
+    mesh: BoundMesh, grads: Sequence[Any], opened: Sequence[list[Tensor]], options: dict[str, Any]
+) -> None:
+    """One step of the matrices of one bucket, from their local parameters, gradients, momenta."""
+    momentum, nesterov = options["momentum"], options["nesterov"]
+    directions = []
+    for _, grad, held in zip(*opened):
+        held.lerp_(grad, 1 - momentum)
+        directions.append((grad.lerp(held, momentum) if nesterov else held).bfloat16())
+    way = way_to_owners(mesh, grads)
+    with traffic.label("Muon.step", source_line() if traffic.STATE.on else "",
+                       "its iteration is of whole matrices"):
+        whole = way.gather(directions, [one.stride() for one in grads])
+        made = [
+            _zeropower_via_newtonschulz(
+                one, options["ns_coefficients"], options["ns_steps"], options["eps"])
+            for one in whole
+        ]
+        updates = way.spread(made, directions[0])
+    rate, decay = float(options["lr"]), options["weight_decay"]
+    for grad, param, direction in zip(grads, opened[0], updates):
+        param.mul_(1 - rate * decay)
+        param.add_(direction, alpha=-_adjust_lr(rate, options["adjust_lr_fn"], grad.shape))
+
+
+def way_to_owners(
+    mesh: BoundMesh, tensors: Sequence[Any], owners: Sequence[int] | None = None
+) -> ToOwners:
+    """The way of these tensors to their owners, by default such that the work is balanced."""
+    layouts = tuple([one._meta.layout for one in tensors])
+    key = layouts, None if owners is None else tuple(owners)
+    known: dict[Any, ToOwners] = mesh.cache.setdefault("ways to owners", {})
+    found = known.get(key)
+    if found is None:
+        if owners is None:
+            owners = owners_of([layout.shape for layout in layouts], mesh.size())
+        found = ToOwners(mesh, layouts, owners)
+        bounded_put(known, key, found, _MAX_WAYS)
+    return found
+
+
+def owners_of(shapes: Sequence[Sequence[int]], num_ranks: int) -> list[int]:
+    """An owner for each matrix, whose work is that of its product with itself."""
+    costs = [float(math.prod(shape) * min(shape, default=1)) for shape in shapes]
+    return balanced(costs, num_ranks)

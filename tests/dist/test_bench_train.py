@@ -1,0 +1,43 @@
+"""`weft bench train`: every system trains alike, and what is counted is what a formula says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bench.train import _timed
+from bench.training.counting import Collectives
+from bench.training.models import Shape
+from bench.training.ranks import measured
+from bench.training.systems import WAYS, make
+from tests.gloo import GlooWorld
+
+SHAPE = Shape(layers=1, width=64, batch=1, length=8)
+
+
+def trained(mesh: Any) -> dict[str, Any]:
+    return measured("sequences", "blocks", SHAPE, "step", 1)
+
+
+def test_every_system_trains_alike(
+    gloo: GlooWorld, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = gloo.run(trained, {"x": 4})[0]
+    assert {*found["times"]} == {*WAYS["sequences"].systems}
+    assert len(list(_timed(found, SHAPE))) == 1  # to DTensor
+    assert len(capsys.readouterr().out.splitlines()) == 3
+
+
+def summed(mesh: Any, system: str) -> tuple[int, int, int]:
+    made = make(system, "data", "blocks", SHAPE)
+    made.step()
+    with Collectives() as seen:
+        made.step()
+    nbytes = 4 * sum(one.numel() for one in made.model.parameters())
+    return seen.nbytes, seen.num, 2 * nbytes * 3 // 4 + 6  # the loss is a number
+
+
+def test_bytes_and_collectives_are_counted(gloo: GlooWorld) -> None:
+    for nbytes, num, due in gloo.run(summed, {"x": 4}, "by hand"):
+        assert (nbytes, num) == (due, 1)

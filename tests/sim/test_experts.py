@@ -1,0 +1,106 @@
+"""Layers of experts: rows go to the rank that has their expert, and come back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import weft
+from weft import P
+
+WIDTH, HIDDEN = 64, 84
+
+
+class Experts(nn.Module):
+    """Sorted rows, and one product for all experts. `skew` rows more go to the first experts."""
+
+    def __init__(self, num: int, skew: float, direct: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.router = nn.Linear(WIDTH, num)
+        self.up = nn.Parameter(torch.randn(num, WIDTH, HIDDEN) / 8)
+        self.down = nn.Parameter(torch.randn(num, HIDDEN, WIDTH) / 8)
+        self.skew, self.direct = skew, direct
+        self.expert: Any = None
+
+    def forward(self, x: Any) -> Any:
+        scores = 4 * self.router(x) - self.skew * torch.arange(len(self.up))
+        weight, expert = scores.softmax(-1).max(-1)
+        self.expert = expert
+        order = expert.argsort(stable=True)
+        ends = expert.bincount(minlength=len(self.up)).cumsum(0).int()
+        to = weft.nn.by_expert(order, ends, self.up) if self.direct else order
+        hidden = F.gelu(F.grouped_mm(x[to], self.up, offs=ends))
+        made = F.grouped_mm(hidden, self.down, offs=ends)
+        return x + made[order.argsort()] * weight[:, None]
+
+
+def trained(model: Any, x: Tensor) -> list[Any]:
+    x = x.requires_grad_()
+    out = model(x)
+    (out**2).sum().backward()
+    return [out, x.grad, *(one.grad for one in model.parameters())]
+
+
+_OF_ORDER = 64
+"""Bytes to order a row: its expert, its place, and the request for it, twice."""
+
+EP, HALF = {"up": P("ep"), "down": P("ep")}, {"ep": 2, "tp": 2}
+WAYS: dict[str, tuple[dict[str, int], Any, dict[str, Any], int, float]] = {
+    "even": ({"ep": 4}, P("ep"), EP, 4, 0.0),
+    "experts that do not divide": ({"ep": 4}, P("ep"), EP, 6, 0.0),
+    "most for one, none for others": ({"ep": 4}, P("ep"), EP, 6, 60.0),
+    "fewer experts than ranks": ({"ep": 4}, P("ep"), EP, 3, 0.0),
+    "data parallel": ({"dp": 2, "ep": 2}, P(("dp", "ep")), EP, 5, 0.0),
+    "tensor parallel": (HALF, P("ep"), {"up": P("ep", None, "tp"), "down": P("ep", "tp")}, 5, 0.0),
+    "whole rows": ({"ep": 2}, P(), EP, 3, 0.0),
+}
+
+
+@pytest.mark.parametrize("direct", [False, True])
+@pytest.mark.parametrize("name", WAYS)
+def test_experts_are_those_of_one_process(name: str, direct: bool) -> None:
+    axes, tokens, table, num, skew = WAYS[name]
+    x = torch.randn(61, WIDTH, generator=torch.Generator().manual_seed(1))
+    due = trained(Experts(num, skew, direct), x.clone())
+
+    def on_rank(mesh: Any) -> None:
+        model = weft.distribute_module(
+            Experts(num, skew, direct), mesh, shardings=table, gather=False)
+        found = trained(model, weft.distribute_tensor(x, mesh, tokens))
+        for one, other in zip(found, due, strict=True):
+            torch.testing.assert_close(one.full_tensor(), other, rtol=1e-4, atol=1e-4)
+
+    weft.testing.run(on_rank, mesh=axes)
+
+
+@pytest.mark.parametrize("num, skew", [(4, 0.0), (6, 0.0), (6, 4.0)])
+def test_rows_move_to_their_expert_and_back_and_nowhere_else(num: int, skew: float) -> None:
+    num_ranks, num_rows = 4, 400
+    x = torch.randn(num_rows, WIDTH, generator=torch.Generator().manual_seed(1))
+    model = Experts(num, skew, True)
+    trained(model, x.clone())
+    share = -(-num // num_ranks)
+    away = model.expert // share != torch.arange(num_rows) // (num_rows // num_ranks)
+    by_hand = 4 * int(away.sum()) * WIDTH * 4  # there and back, and their gradients
+
+    def on_rank(mesh: Any) -> int:
+        model = weft.distribute_module(
+            Experts(num, skew, True), mesh, shardings=EP, gather=False)
+        with weft.explain() as log:
+            trained(model, weft.distribute_tensor(x, mesh, P("ep")))
+        return sum(one.nbytes for one in log.events if "linear" not in one.op)  # the router's
+
+    moved = sum(weft.testing.run(on_rank, mesh={"ep": num_ranks}))
+    assert by_hand <= moved <= 1.1 * by_hand + _OF_ORDER * num_rows
+
+
+def test_shapes_that_do_not_fit_are_refused() -> None:
+    order, ends, up = torch.arange(5), torch.tensor([2, 5]), torch.zeros(3, 4, 4)
+    with pytest.raises(weft.LayoutError, match="there is an end for each expert"):
+        weft.nn.by_expert(order, ends, up)
+    assert weft.nn.by_expert(order, ends, up[:2]) is order
