@@ -69,7 +69,7 @@ if TYPE_CHECKING:
         warn_if_whole,
         zeros,
     )
-    from weft.transport import measure_links
+    from weft.transport import measure_links, trace
 
 __all__ = [
     "KINDS", "P", "BoundMesh", "CommunicationError", "DryRun", "Layout", "LayoutError", "Link",
@@ -82,7 +82,7 @@ __all__ = [
     "measure_links", "ones", "plan", "plot", "rand", "randint", "randn", "randperm",
     "register_handler", "register_rule", "rng_state", "scatter_tensor", "set_links",
     "set_rng_state", "show", "spmd", "strict", "testing", "to_callback", "to_dtensor",
-    "unregister_handler", "unregister_rule", "warn_if_whole", "zeros", "zigzag",
+    "trace", "unregister_handler", "unregister_rule", "warn_if_whole", "zeros", "zigzag",
 ]
 
 _ROOMS = ("errors", "core", "planner", "drawing", *startup.WITH_TORCH)

@@ -28,6 +28,8 @@ main.add_command(Later("doctor", "weft.cli.doctor",
                        "Say what is installed, and whether ranks run."))
 main.add_command(Later("dry", "weft.cli.dry",
                        "Say what a script costs on any number of ranks, without them."))
+main.add_command(Later("trace", "weft.cli.trace",
+                       "Run a script as ranks, and write when collectives and modules ran."))
 main.add_command(Later("plan", "weft.cli.plan", "Plan the way from one layout to another."))
 main.add_command(Later("show", "weft.cli.show",
                        "Draw a layout: its blocks, and the ranks that hold them."))
