@@ -69,7 +69,7 @@ if TYPE_CHECKING:
         warn_if_whole,
         zeros,
     )
-    from weft.transport import measure_links
+    from weft.transport import measure_links, trace
 
 __all__ = [
     "KINDS", "P", "BoundMesh", "CommunicationError", "DryRun", "Layout", "LayoutError", "Link",
@@ -81,8 +81,8 @@ __all__ = [
     "hybrid_mesh", "init_mesh", "linear_scan", "local_map", "manual_seed", "measure_links", "ones",
     "plan", "plot", "rand", "randint", "randn", "randperm", "register_handler", "register_rule",
     "reshard", "rng_state", "scatter_tensor", "set_links", "set_rng_state", "show", "spmd",
-    "strict", "testing", "to_callback", "to_dtensor", "unregister_handler", "unregister_rule",
-    "warn_if_whole", "zeros", "zigzag",
+    "strict", "testing", "to_callback", "to_dtensor", "trace", "unregister_handler",
+    "unregister_rule", "warn_if_whole", "zeros", "zigzag",
 ]
 
 _ROOMS = ("errors", "core", "planner", "drawing", *startup.WITH_TORCH)

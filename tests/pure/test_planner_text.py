@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from weft.core import Layout, Mesh, P
+from weft.core.units import seconds_text
 from weft.planner import Link, Links, plan
-from weft.planner.text import seconds_text
 
 LINKS = Links(near=Link(10e-6, 1e-9), far=Link(20e-6, 1e-9))
 
@@ -68,7 +68,7 @@ def test_many_ranks_are_summed_up() -> None:
 
 
 @pytest.mark.parametrize("seconds, text", [
-    (0, "0 us"), (2.5e-7, "0.25 us"), (1.5e-4, "150 us"), (2e-3, "2 ms"), (12.34, "12.3 s"),
+    (0, "0 us"), (2.5e-7, "250 ns"), (1.5e-4, "150 us"), (2e-3, "2 ms"), (12.34, "12.3 s"),
 ])
 def test_durations(seconds: float, text: str) -> None:
     assert seconds_text(seconds) == text

@@ -41,7 +41,8 @@ def test_the_last_step_counts() -> None:
     assert found.flops == 2 * 8 * (2 * 8 * 8 + 3 * 8 * 8)
     assert found.log.seconds == pytest.approx(found.seconds)
     assert 0 < found.seconds < 1e-3
-    assert found.num_steps == 2
+    assert found.step == 2
+    assert weft.dry_run(lambda mesh: train(mesh, 1), {"dp": 4, "tp": 2}).step == 0
     text = str(found)
     assert text.startswith("rank 0 of 8 (dp=4, tp=2), step 2\n  parameters")
     assert "\nby module\n" in text and max(map(len, text.splitlines())) <= 80

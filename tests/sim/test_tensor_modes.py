@@ -161,7 +161,8 @@ def test_explain_lists_forward_and_backward() -> None:
     assert table[0].split() == [
         "op", "line", "transition", "over", "collective", "bytes", "direction", "reason",
     ]
-    assert len(table) == 8 and table[-1] == f"6 collectives, {nbytes} bytes received"
+    assert len(table) == 9 and table[-2] == f"6 collectives, {nbytes} bytes received"
+    assert table[-1].startswith("S: sharded")
     assert nbytes == sum(fact[4] for fact in facts)
 
 

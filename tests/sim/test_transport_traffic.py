@@ -42,13 +42,15 @@ def test_events_name_the_call_both_ways() -> None:
 def test_a_log_prints_as_a_table() -> None:
     text = str(run_simulated(gather_and_back, 4, MESH)[0])
     assert text == "\n".join([
-        "op               line        transition          over  collective     bytes  direction"
+        "op               line        transition          over  collective        bytes  direction"
         "  reason",
-        "aten.mm.default  train.py:7  S(0)->R on dp       dp    AllGather         16  forward  "
+        "aten.mm.default  train.py:7  S(0)->R on dp       dp    AllGather      16 bytes  forward  "
         "  operand 0 of a contraction",
-        "aten.mm.default  train.py:7  P(sum)->S(0) on dp  dp    ReduceScatter     16  backward "
+        "aten.mm.default  train.py:7  P(sum)->S(0) on dp  dp    ReduceScatter  16 bytes  backward "
         "  gradient of S(0)->R on dp",
         "2 collectives, 32 bytes received",
+        "S: sharded, S(0) along dim 0; I: replicated, with its gradient; R: replicated, its "
+        "gradient partial; P: partial",
     ])
     assert str(Log()).endswith("\n0 collectives, 0 bytes received")
 

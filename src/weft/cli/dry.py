@@ -29,12 +29,14 @@ __all__ = ["dry"]
 @click.option("--reads", type=float, default=0.0, show_default=True,
               help="What the script gets where it reads a value that only data tell.")
 @click.option("--collectives", is_flag=True, help="Print each collective as well.")
+@click.option("--trace", type=click.Path(dir_okay=False),
+              help="Write the collectives as a trace as well, for ui.perfetto.dev.")
 @click.argument("script", type=click.Path(exists=True, dir_okay=False))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @explained
 def dry(
     mesh: str, links: str | None, steps: int, rank: int, reads: float, collectives: bool,
-    script: str, arguments: tuple[str, ...],
+    trace: str | None, script: str, arguments: tuple[str, ...],
 ) -> None:
     """Say what a step of SCRIPT costs on a mesh of any size, without data and without other ranks.
 
@@ -53,4 +55,6 @@ def dry(
         runpy.run_path(script, run_name="__main__")
 
     found = dry_run(program, value, networks, steps=steps, rank=rank, reads=reads)
+    if trace is not None:
+        found.save_trace(trace)
     click.echo(f"{found}\n{found.log}" if collectives else str(found))

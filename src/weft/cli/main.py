@@ -31,6 +31,8 @@ main.add_command(Later("show", "weft.cli.show",
                        "Draw a layout: its blocks, and the ranks that hold them."))
 main.add_command(Later("dry", "weft.cli.dry",
                        "Say what a script costs on any number of ranks, without them."))
+main.add_command(Later("trace", "weft.cli.trace",
+                       "Run a script as ranks, and write when collectives and modules ran."))
 
 
 @main.command(context_settings=_PASS_ON)

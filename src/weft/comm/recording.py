@@ -10,7 +10,6 @@ While `recording(world)` is open, the thread is in that world.
 
 from __future__ import annotations
 
-import pickle
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from torch import Tensor
 from weft.comm.bound_mesh import BoundMesh, Rows, World
 from weft.comm.collective_call import Switch
 from weft.comm.communicator import Communicator
+from weft.comm.watching import received_nbytes
 from weft.core import AxisName, Mesh
 
 __all__ = [
@@ -80,42 +80,42 @@ class RecordingCommunicator(Communicator):
         super().__init__(ranks, ranks.index(world.rank), axes, device)
         self.world = world
 
-    def _record(self, op: str, received_nbytes: int) -> None:
-        one = Recorded(op, self.axes, received_nbytes)
+    def _record(self, op: str, *args: Any) -> None:
+        one = Recorded(op, self.axes, received_nbytes(self, op, args))
         self.world.log.append(one)
         if self.world.heard is not None:
             self.world.heard(one)
 
     def _all_reduce(self, x: Tensor, kind: str) -> Tensor:
-        self._record("all_reduce", 2 * x.nbytes * (self.size - 1) // self.size)
+        self._record("all_reduce", x, kind)
         return _of_equal(x, kind, self.size) if x.is_meta else torch.zeros_like(x)
 
     def _all_gather(self, x: Tensor, sizes: tuple[int, ...]) -> Tensor:
-        self._record("all_gather", (sum(sizes) - x.numel()) * x.element_size())
+        self._record("all_gather", x, sizes)
         return _blank(x, sum(sizes))
 
     def _reduce_scatter(self, x: Tensor, sizes: tuple[int, ...], kind: str) -> Tensor:
         mine = sizes[self.index]
-        self._record("reduce_scatter", (self.size - 1) * mine * x.element_size())
+        self._record("reduce_scatter", x, sizes)
         return _blank(x, mine)
 
     def _all_to_all(self, x: Tensor, send: tuple[int, ...], recv: tuple[int, ...]) -> Tensor:
-        self._record("all_to_all", (sum(recv) - recv[self.index]) * x.element_size())
+        self._record("all_to_all", x, send, recv)
         return _blank(x, sum(recv))
 
     def _broadcast(self, x: Tensor, source: int) -> Tensor:
-        self._record("broadcast", 0 if source == self.index else x.nbytes)
+        self._record("broadcast", x, source)
         return x.clone() if x.is_meta else torch.zeros_like(x)
 
     def _scatter(
         self, x: Tensor | None, sizes: tuple[int, ...], source: int, dtype: torch.dtype
     ) -> Tensor:
         mine = torch.zeros(sizes[self.index], dtype=dtype, device=self.device)
-        self._record("scatter", 0 if source == self.index else mine.nbytes)
+        self._record("scatter", x, sizes, source, dtype)
         return mine
 
     def _exchange(self, value: object) -> list[object]:
-        self._record("exchange", (self.size - 1) * len(pickle.dumps(value)))
+        self._record("exchange", value)
         return [value] * self.size
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -9,6 +10,7 @@ from weft.comm import Recorded
 from weft.core import Mesh
 from weft.core.units import nbytes_text, number_text, seconds_text
 from weft.planner import Links
+from weft.transport.trace import trace_events, write_trace
 from weft.transport.traffic import Log
 
 __all__ = ["DryRun", "Memory"]
@@ -57,7 +59,7 @@ class DryRun:
         flops: floating-point operations of products, convolutions and attention (a multiplication
             with an addition counts as two).
         seconds: estimated seconds of the collectives, one after the other, without any computation.
-        num_steps: steps of the optimizer that have run. The last one is what counts.
+        step: the step of the optimizer that counts, from 1 on; 0: the whole program.
         took_s: seconds that the dry run took.
         recorded: every collective as the communicators saw it.
     """
@@ -69,7 +71,7 @@ class DryRun:
     memory: Memory
     flops: int
     seconds: float
-    num_steps: int
+    step: int
     took_s: float
     recorded: Sequence[Recorded] = field(repr=False, default=())
 
@@ -77,6 +79,15 @@ class DryRun:
     def nbytes(self) -> int:
         """Bytes that the rank receives."""
         return self.log.nbytes
+
+    def save_trace(self, path: str | os.PathLike[str]) -> None:
+        """Write the collectives, one after the other for as long as is estimated, to a file for
+        trace viewers.
+
+        Args:
+            path: of the file, as `weft.trace` writes it.
+        """
+        write_trace(path, trace_events(self.log, self.rank))
 
     def __str__(self) -> str:
         memory = self.memory
@@ -88,7 +99,7 @@ class DryRun:
             ("activations and others", memory.activations), ("peak of the step", memory.peak),
             ("peak of the program", memory.peak_overall),
         ]
-        what = f"step {self.num_steps}" if self.num_steps else "the program"
+        what = f"step {self.step}" if self.step else "the program"
         return "\n".join([
             f"rank {self.rank} of {self.mesh.size():,} ({sizes}), {what}",
             *[f"  {name:26}{nbytes_text(nbytes):>12}" for name, nbytes in rows if nbytes],

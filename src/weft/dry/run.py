@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -89,11 +89,7 @@ def dry_run(
         bound = world.bind(value, "meta")
         with counted.hooks(), suppress(_Enough):
             fn(bound)
-        memory = counted.memory()
-    return DryRun(
-        value, rank, networks, log, memory, tensors.flops - counted.flops, clock.seconds,
-        counted.num_steps, time.perf_counter() - start, world.log[counted.num_recorded:],
-    )
+        return counted.result(value, rank, networks, start)
 
 
 class _Clock:
@@ -106,9 +102,6 @@ class _Clock:
     def __init__(self, log: traffic.Log, mesh: Mesh, links: Links) -> None:
         self.log, self.mesh, self.links = log, mesh, links
         self.names = [str(name) for name in mesh.axis_names]
-        self.restart()
-
-    def restart(self) -> None:
         self.seconds, self.seen = 0.0, 0
         self.waiting: list[int] = []
         self.served: dict[tuple[str, ...], list[int]] = {}
@@ -135,6 +128,17 @@ class _Clock:
                 events[at], seconds=(events[at].seconds or 0.0) + share * seconds)
 
 
+@dataclass(frozen=True, slots=True)
+class _Marks:
+    """How much there was of each when the step began that counts."""
+
+    events: int = 0
+    recorded: int = 0
+    flops: int = 0
+    seconds: float = 0.0
+    peak: int = 0
+
+
 class _Counted:
     """What is counted of a program, and from where on: the last of its steps."""
 
@@ -144,7 +148,8 @@ class _Counted:
     ) -> None:
         self.tensors, self.log, self.world, self.steps = tensors, log, world, steps
         self.clock = clock
-        self.num_steps = self.flops = self.num_recorded = self.gradients = self.peak_before = 0
+        self.num_steps = self.gradients = 0
+        self.before = _Marks()
         self.modules: dict[int, torch.nn.Module] = {}
         self.optimizers: dict[int, torch.optim.Optimizer] = {}
 
@@ -184,14 +189,30 @@ class _Counted:
             self._begin()
 
     def _begin(self) -> None:
-        """What comes counts, and nothing before."""
-        meter, log = self.tensors.meter, self.log
-        self.peak_before, meter.peak = max(self.peak_before, meter.peak), meter.live
-        self.flops, self.num_recorded = self.tensors.flops, len(self.world.log)
-        log.events.clear()
-        self.clock.restart()
+        """What comes counts, and nothing before, if the program goes on for a step."""
+        meter = self.tensors.meter
+        self.before = _Marks(
+            len(self.log.events), len(self.world.log), self.tensors.flops, self.clock.seconds,
+            meter.peak,
+        )
+        meter.peak = meter.live
 
-    def memory(self) -> Memory:
+    def result(self, mesh: Mesh, rank: int, links: Links, start: float) -> DryRun:
+        """What has been counted."""
+        before, overall = self.before, max(self.before.peak, self.tensors.meter.peak)
+        peak = self.tensors.meter.peak
+        step = self.num_steps if self.num_steps == self.steps else 0
+        if not step:
+            before, peak = _Marks(), overall
+        log = self.log
+        log.events = log.events[before.events:]
+        return DryRun(
+            mesh, rank, links, log, self._memory(peak, overall),
+            self.tensors.flops - before.flops, self.clock.seconds - before.seconds, step,
+            time.perf_counter() - start, self.world.log[before.recorded:],
+        )
+
+    def _memory(self, peak: int, overall: int) -> Memory:
         """What this rank holds."""
         parameters = [one for part in self.modules.values() for one in part._parameters.values()]
         buffers = [one for part in self.modules.values() for one in part._buffers.values()]
@@ -203,10 +224,9 @@ class _Counted:
             one for optimizer in self.optimizers.values()
             for one in flatten(list(optimizer.state.values()))
         ]
-        peak = self.tensors.meter.peak
         return Memory(
             _nbytes([*parameters, *trained]), _nbytes(buffers), self.gradients, _nbytes(state),
-            peak, max(peak, self.peak_before),
+            peak, overall,
         )
 
 

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from weft.core.mesh import Mesh
+from weft.core.units import seconds_text
 from weft.planner.cost import step_nbytes, step_seconds
 
 if TYPE_CHECKING:
     from weft.planner.plan import Plan
 
-__all__ = ["plan_text", "seconds_text"]
+__all__ = ["plan_text"]
 
 _LISTED = 16
 """The number of ranks up to which each has its own figure."""
@@ -42,14 +43,6 @@ def plan_text(plan: Plan) -> str:
         f"  time:     {seconds_text(plan.seconds)}, estimated",
     ]
     return "\n".join(lines)
-
-
-def seconds_text(seconds: float) -> str:
-    """A duration in a unit that reads well."""
-    for unit, scale in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
-        if seconds * scale >= 1 or unit == "us":
-            return f"{seconds * scale:.3g} {unit}"
-    raise AssertionError
 
 
 def _by_rank(plan: Plan) -> str:

@@ -114,7 +114,8 @@ class Log(AsText):
                       for is_number, cell, width in zip(right, row, widths)).rstrip()
             for row in table
         ]
-        return "\n".join([*lines, *self.summary().splitlines()[:1], _LEGEND])
+        legend = [_LEGEND] if self.events else []
+        return "\n".join([*lines, *self.summary().splitlines()[:1], *legend])
 
 
 _KINDS: dict[str, Callable[[Event], str]] = {

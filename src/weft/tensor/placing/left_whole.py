@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from weft.core import Cover, Layout
+from weft.core.units import nbytes_text
 from weft.errors import StrictError, message
 from weft.tensor import modes
 
@@ -82,8 +83,8 @@ class LeftWhole:
         moved = "reduced" if self._is_partial else "gathered"
         return message(
             self.name, f"at {modes.source_line()} an operand {self.operand} is {moved} over "
-            f"{names}, and the result {self.result} is left whole there: {self.nbytes} bytes on "
-            "every rank", rule, [str(self.operand)], fix)
+            f"{names}, and the result {self.result} is left whole there: "
+            f"{nbytes_text(self.nbytes)} on every rank", rule, [str(self.operand)], fix)
 
     def _fits(self, dim: int) -> bool:
         return _can_take(self.operand, dim, self.axes)

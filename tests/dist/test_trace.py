@@ -1,0 +1,31 @@
+"""`weft trace` runs a script as ranks, and merges what they write."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = """
+import sys, torch, weft
+mesh = weft.init_mesh({"x": 2})
+x = weft.distribute_tensor(torch.ones(4, 4), mesh, weft.P("x"))
+assert sys.argv[1:] == ["--lr", "3"]
+assert x.sum().item() == 16
+"""
+
+
+def test_two_ranks_in_one_file(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    out = tmp_path / "run.json"
+    done = subprocess.run(
+        [sys.executable, "-m", "weft", "trace", "-n", "2", "-o", str(out),
+         str(tmp_path / "train.py"), "--lr", "3"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "run.json: 2 ranks" in done.stderr
+    events = json.loads(out.read_text())["traceEvents"]
+    sums = [event for event in events if event["name"] == "all_reduce over x"]
+    assert sorted(event["pid"] for event in sums) == [0, 1]
+    assert all(event["args"]["line"].endswith("train.py:6") for event in sums)
+    assert list(tmp_path.glob("*.json")) == [out]
