@@ -112,7 +112,6 @@ class peak_memory(TorchDispatchMode):
 
     @property
     def live(self) -> int:
-        self._meter.ask()
         return self._meter.live
 
 
