@@ -1,7 +1,7 @@
 """Which world this thread is in, and how a mesh is bound to it.
 
 A simulated rank is in its run's world. Any other thread is in that of torch.distributed, which
-is started from torchrun's environment if necessary. Without either, the world is one rank.
+is started from a launcher's environment if necessary. Without either, the world is one rank.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from weft.comm.bound_mesh import BoundMesh, Rows, World, innermost_mesh
 from weft.comm.collective_call import timeout
 from weft.comm.communicator import Communicator
+from weft.comm.launchers import environment_of
 from weft.comm.process_world import backend_for, process_world
+from weft.comm.recording import current_recording_world
 from weft.comm.simulated import current_simulated_world
 from weft.core import AxisName, Mesh, P, is_placements
 from weft.core.arguments import MeshLike
@@ -48,7 +50,12 @@ _solo = SoloWorld()
 
 def this_world() -> World:
     """The world that this thread is in."""
-    return current_simulated_world() or process_world() or _solo
+    return _made_up() or process_world() or _solo
+
+
+def _made_up() -> World | None:
+    """The world of this thread whose ranks are no processes."""
+    return current_recording_world() or current_simulated_world()
 
 
 def init_mesh(
@@ -61,6 +68,8 @@ def init_mesh(
     """A mesh on the ranks of this world; the same object for the same value.
 
     Every rank of the world calls it. On a rank that is not in the mesh, the result has `here` None.
+    Where torch.distributed does not run, it is started from torchrun's environment, also if
+    torchrun has started the ranks again.
 
     Args:
         axes: map axis name -> size, or only sizes, or a mesh value. One size may be -1: it takes
@@ -87,12 +96,13 @@ def init_mesh(
         axes = _named(axes, mesh_dim_names)
     if not _leaves_out(axes):  # what is wrong with it comes before a world starts
         axes = axes.abstract if isinstance(axes, Mesh) else Mesh(axes, ranks)
-    if current_simulated_world() is None and process_world() is None:
+    if _made_up() is None and process_world() is None:
         _start_from_environment(device_type)
     world = this_world()
     ranks = None if ranks is None else tuple(ranks)
     value = axes if isinstance(axes, Mesh) else Mesh(
         _inferred(axes, world.size if ranks is None else len(ranks)), ranks)
+    value, device_type = world.meant(value, device_type)
     _check_fits(value, world)
     return world.bind(value, device_type)
 
@@ -211,7 +221,7 @@ _process = _Process()
 
 def _holder() -> Any:
     """The owner of a global mesh: the process, with all of its threads, or a simulated rank."""
-    return current_simulated_world() or _process
+    return _made_up() or _process
 
 
 def set_global_mesh(mesh: MeshLike | None) -> None:
@@ -237,18 +247,34 @@ def _default_device_type() -> str:
 
 
 def _start_from_environment(device_type: str) -> None:
-    """Start torch.distributed from torchrun's environment, if there is one."""
-    if not dist.is_available() or not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys():
+    """Start torch.distributed if a launcher has started this process; torchrun's variables say so
+    then, whichever it was."""
+    if not dist.is_available():
         return
+    found = environment_of(os.environ)
+    if not found:
+        return
+    os.environ.update(found)
     if device_type != "cpu":
         module = torch.get_device_module(device_type)
         local = int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))
         module.set_device(local % module.device_count())
     backend = backend_for(device_type)
+    store, rank, size = next(dist.rendezvous("env://", timeout=timeout()))
     dist.init_process_group(
-        "gloo" if device_type == "cpu" else f"cpu:gloo,{device_type}:{backend}", timeout=timeout()
+        "gloo" if device_type == "cpu" else f"cpu:gloo,{device_type}:{backend}", timeout=timeout(),
+        store=_of_this_start(store), rank=rank, world_size=size,
     )
     atexit.register(_end)
+
+
+def _of_this_start(store: dist.Store) -> dist.Store:
+    """The part of the store that belongs to this start of the ranks.
+
+    torchrun keeps the store when it starts ranks again, and gloo would look for ranks at the
+    addresses of those that have died.
+    """
+    return dist.PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
 def _end() -> None:

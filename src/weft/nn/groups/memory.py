@@ -11,10 +11,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from weft.comm import BoundMesh, Communicator
 from weft.core import Layout
 from weft.tensor.meta import Meta
 
-__all__ = ["Packing", "gathered_layout"]
+__all__ = ["Packing", "gathered_layout", "packing_of"]
 
 
 def gathered_layout(layout: Layout, axes: frozenset[int]) -> Layout | None:
@@ -36,6 +37,20 @@ def gathered_layout(layout: Layout, axes: frozenset[int]) -> Layout | None:
             cut = tuple(cut[::step])
         cuts.append(cut if kept else None)
     return layout.replace(dims=dims, cuts=cuts)
+
+
+def packing_of(
+    mesh: BoundMesh, comm: Communicator, metas: Sequence[Meta], layouts: Sequence[Layout]
+) -> Packing:
+    """The packing of parameters; those of alike layouts share one."""
+    known = mesh.cache.setdefault("packings", {})
+    key = comm.ranks, tuple([meta.layout for meta in metas]), tuple(layouts)
+    found = known.get(key)
+    if found is None:
+        places = map(mesh.position_of_rank, comm.ranks)
+        coordinates = [mesh.coordinate(place) for place in places if place is not None]
+        found = known[key] = Packing(metas, layouts, coordinates, comm.index)
+    return found
 
 
 class Packing:
@@ -82,6 +97,8 @@ class Packing:
 
     def spread(self, flat: Tensor, wholes: Sequence[Tensor]) -> None:
         """Copy a buffer into gathered parameters."""
+        if flat.is_meta:  # no data
+            return
         if self.is_even:
             num = len(self.sizes)
             torch.split_with_sizes_copy(
@@ -93,13 +110,15 @@ class Packing:
 
     def collect(self, flat: Tensor, wholes: Sequence[Tensor]) -> None:
         """Copy what has the shapes of gathered parameters into a buffer."""
+        if flat.is_meta:
+            return
         if self.is_even:
             num = len(self.sizes)
             into = self.rows(flat).split(self.counts[0], 1)
             torch._foreach_copy_(into, [whole.reshape(num, -1) for whole in wholes])
             return
         parts, blocks = self._pieces(flat, wholes)
-        if blocks:
+        if parts:
             torch._foreach_copy_(blocks, parts)
 
     def _pieces(

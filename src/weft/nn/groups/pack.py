@@ -32,7 +32,7 @@ from torch.autograd.graph import increment_version
 from torch.utils.weak import TensorWeakRef
 
 from weft.comm import BoundMesh, Finish
-from weft.nn.groups.memory import Packing, gathered_layout
+from weft.nn.groups.memory import gathered_layout, packing_of
 from weft.tensor import ShardTensor
 from weft.tensor.leaf_gradients import LeafUse, accumulate, running, stand_for
 from weft.tensor.meta import Meta, contiguous_strides, intern
@@ -116,7 +116,7 @@ class _Member:
         self.memo: Any = None
         self.version = 0
         self.has_arrived = False
-        """Whether its gradient is to be reduced in this backward."""
+        """Whether the gradient of the leaf is to be reduced in this backward."""
         self.address = self.local.data_ptr()
         self.use: LeafUse | None = None
         self._released: TensorWeakRef | None = None
@@ -182,9 +182,7 @@ class Pack(Freed):
         self.comm = mesh.comm(tuple(sorted(kind.axes)))
         layouts = [gathered_layout(one.sharding, kind.axes) for one in tensors]
         metas = [one._meta for one in tensors]
-        places = map(mesh.position_of_rank, self.comm.ranks)
-        coordinates = [mesh.coordinate(place) for place in places if place is not None]
-        self.packing = Packing(metas, layouts, coordinates, self.comm.index)  # type: ignore
+        self.packing = packing_of(mesh, self.comm, metas, layouts)  # type: ignore
         itemsize = kind.whole_dtype.itemsize
         step = max(_ALIGNED_NBYTES // itemsize, 1)
         wholes = [
@@ -337,8 +335,6 @@ class Pack(Freed):
     def arrived(self, at: int, full: Tensor) -> None:
         """The gradient of a gathered parameter is there."""
         member = self.members[at]
-        if full.grad is None:
-            return
         if torch.is_grad_enabled():  # create_graph: by the transition, which is differentiable
             if member.use is not None:
                 member.use.arrived(full)
@@ -389,8 +385,9 @@ class Pack(Freed):
         """What has arrived, and of whom."""
         members, grads = [], []
         for member in self.members:
-            grad = member.take() if member.has_arrived else None
-            member.has_arrived = False
+            if not member.has_arrived:
+                continue
+            grad, member.has_arrived = member.take(), False
             if grad is not None:
                 members.append(member)
                 grads.append(grad)
@@ -405,7 +402,8 @@ class Pack(Freed):
     def release_held(self) -> None:
         """What was held over several backwards is to be reduced."""
         for member in self.members:
-            member.has_arrived = True
+            full = member.full
+            member.has_arrived = full is not None and full.grad is not None
 
     def drop(self) -> None:
         """A backward has failed: what has arrived is no gradient of anything."""
@@ -426,7 +424,8 @@ class Pack(Freed):
         text = f"{what} on {', '.join(names)}"
         gathers = collective == "AllGather"
         label = traffic.Label(
-            self.label, self.line, "gathered for its module" if gathers else "its gradients")
+            self.label, self.line, "gathered for its module" if gathers else "its gradients",
+            self.label.removeprefix("parameters of "))
         backward = not gathers or _current_graph_task_id() != -1
         note = traffic.Note(label, traffic.note().logs)
         with traffic.resume(note, label.reason) if backward else traffic.label(
