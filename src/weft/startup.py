@@ -24,7 +24,7 @@ __all__ = ["WITH_TORCH", "watch"]
 
 WITH_TORCH = (
     "rng", "comm", "transport", "tensor", "local", "nn", "own", "spmd", "interop", "testing",
-    "plotting",
+    "plotting", "dry",
 )
 """The rooms that need torch."""
 

@@ -11,7 +11,7 @@ from tests.docs.test_readme import blocks, outputs
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = [*sorted((DOCS / "tutorial").glob("*.md")),
-         *(DOCS / f"{name}.md" for name in ("index", "cookbook", "faq"))]
+         *(DOCS / f"{name}.md" for name in ("index", "cookbook", "faq", "dry_run"))]
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)

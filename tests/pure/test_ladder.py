@@ -27,7 +27,7 @@ OUTSIDE: dict[str, frozenset[str]] = {
     "drawing": PURE,
     "comm": TORCH, "rng": TORCH | {"numpy"}, "transport": TORCH, "ops": TORCH, "tensor": TORCH,
     "local": TORCH, "nn": TORCH, "own": TORCH, "spmd": TORCH | {"numpy"}, "interop": TORCH,
-    "testing": TORCH, "cli": TORCH | {"click", "rich", "matplotlib"},
+    "testing": TORCH, "dry": TORCH, "cli": TORCH | {"click", "rich", "matplotlib"},
 }
 """What each room may import besides the standard library and weft."""
 

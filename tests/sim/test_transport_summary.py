@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
+from weft.core.units import nbytes_text
 from weft.transport.traffic import Event, Log
 
 
@@ -19,16 +21,34 @@ def test_totals_by_axis_op_and_line() -> None:
     assert text.splitlines() == [
         "3 collectives, 12.6 MB received",
         "by axis",
-        f"  {'dp,tp':50}         1       12.6 MB",
-        f"  {'dp':50}         2        1.4 kB",
+        f"  {'dp,tp':46}        1     12.6 MB",
+        f"  {'dp':46}        2      1.4 kB",
+        "by collective",
+        f"  {'AllGather':46}        3     12.6 MB",
         "by op",
-        f"  {'mm':50}         2       12.6 MB",
-        f"  {'add':50}         1          1 kB",
+        f"  {'mm':46}        2     12.6 MB",
+        f"  {'add':46}        1        1 kB",
         "by line",
-        f"  {'train.py:3':50}         2       12.6 MB",
-        f"  ...{far[-47:]}         1          1 kB",
+        f"  {'train.py:3':46}        2     12.6 MB",
+        f"  ...{far[-43:]}        1        1 kB",
     ]
     assert max(map(len, text.splitlines())) <= 80
+
+
+def test_modules_seconds_and_many_rows() -> None:
+    log = Log([
+        replace(event("mm", "", ("dp",), 10**at), module=f"layers.{at}", seconds=215e-6)
+        for at in range(20)
+    ])
+    lines = log.summary(rows=3).splitlines()
+    assert lines[0] == f"20 collectives, {nbytes_text(log.nbytes)} received, 4.3 ms"
+    at = lines.index("by module")
+    assert lines[at + 1].split() == ["layers.19", "1", "10", "EB", "215", "us"]
+    assert lines[at + 3].split()[:4] == ["18", "others", "18", "111"]
+    assert len(log.summary(rows=None).splitlines()) > 20 and max(map(len, lines)) <= 80
+    head, first, *_ = str(log).splitlines()
+    assert head.split()[1] == "module" and "215 us" in first
+    assert str(log).splitlines()[-1].startswith("S: sharded")
 
 
 def test_an_empty_log_and_the_units() -> None:

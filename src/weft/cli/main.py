@@ -29,6 +29,8 @@ main.add_command(Later("doctor", "weft.cli.doctor",
 main.add_command(Later("plan", "weft.cli.plan", "Plan the way from one layout to another."))
 main.add_command(Later("show", "weft.cli.show",
                        "Draw a layout: its blocks, and the ranks that hold them."))
+main.add_command(Later("dry", "weft.cli.dry",
+                       "Say what a script costs on any number of ranks, without them."))
 
 
 @main.command(context_settings=_PASS_ON)

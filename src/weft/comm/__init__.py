@@ -13,15 +13,15 @@ from weft.comm.init import (
     set_global_mesh,
     this_world,
 )
-from weft.comm.recording import Recorded, recorded, recording_mesh
+from weft.comm.recording import Recorded, RecordingWorld, recorded, recording, recording_mesh
 from weft.comm.reduction import check_kind
-from weft.comm.simulated import run_simulated
+from weft.comm.simulated import SimulatedRanks, run_simulated
 from weft.comm.source import source_line, user_frame
 
 __all__ = [
     "CARRIED", "PROCESS", "PROVIDER", "CollectiveCall", "BoundMesh", "Communicator", "Finish",
-    "Recorded", "World", "as_bound_mesh", "check_kind", "current_mesh", "get_global_mesh",
-    "hybrid_mesh", "hybrid_ranks", "init_mesh", "live_meshes", "recorded", "recording_mesh",
-    "run_simulated",
-    "set_global_mesh", "source_line", "this_world", "user_frame",
+    "Recorded", "RecordingWorld", "SimulatedRanks", "World", "as_bound_mesh", "check_kind",
+    "current_mesh", "get_global_mesh", "hybrid_mesh", "hybrid_ranks", "init_mesh", "live_meshes",
+    "recorded", "recording", "recording_mesh", "run_simulated", "set_global_mesh", "source_line",
+    "this_world", "user_frame",
 ]

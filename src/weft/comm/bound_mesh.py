@@ -62,6 +62,10 @@ class World(ABC):
             _live[id(bound)] = bound
         return bound
 
+    def meant(self, mesh: Mesh, device_type: str) -> tuple[Mesh, str]:
+        """The mesh and the device type that stand for those that a program asks for."""
+        return mesh, device_type
+
     def bound(self, mesh: Mesh) -> BoundMesh | None:
         """The first bound mesh of this value, of any device type; None if there is none."""
         return next((have for (value, _), have in self._bound.items() if value == mesh), None)

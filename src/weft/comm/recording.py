@@ -2,23 +2,33 @@
 
 A recording mesh needs no process group and no other rank. Its communicators return zeros of
 the right size and record every collective with the bytes that this rank receives, by the
-volumes of bandwidth-optimal algorithms.
+volumes of bandwidth-optimal algorithms. Reductions of tensors without memory return those of equal
+values, which may be known (a mask of ones has no zero on any rank).
+
+While `recording(world)` is open, the thread is in that world.
 """
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from weft.comm.bound_mesh import BoundMesh, Rows, World
+from weft.comm.collective_call import Switch
 from weft.comm.communicator import Communicator
 from weft.core import AxisName, Mesh
 
-__all__ = ["Recorded", "recorded", "recording_mesh"]
+__all__ = [
+    "Recorded", "RecordingWorld", "current_recording_world", "recorded", "recording",
+    "recording_mesh",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +41,26 @@ class Recorded:
 
 
 class RecordingWorld(World):
-    """As many ranks as the mesh needs, of which one records."""
+    """As many ranks as the mesh needs, of which one records.
 
-    def __init__(self, rank: int, size: int) -> None:
-        super().__init__(rank, size)
+    Meshes with the axes of `mesh`, whatever their sizes, stand for it.
+    """
+
+    global_mesh: Any = None
+
+    def __init__(self, rank: int, mesh: Mesh) -> None:
+        super().__init__(rank, mesh.size())
+        self.mesh, self.debug = mesh, Switch(False)
         self.log: list[Recorded] = []
+        self.heard: Callable[[Recorded], None] | None = None
+        """Called with each collective."""
+
+    def meant(self, mesh: Mesh, device_type: str) -> tuple[Mesh, str]:
+        alike = mesh.ranks is None and set(mesh.axis_names) == set(self.mesh.axis_names)
+        if alike and mesh.axis_names != tuple(range(mesh.ndim)):
+            sizes = dict(zip(self.mesh.axis_names, self.mesh.axis_sizes))
+            mesh = Mesh({str(name): sizes[name] for name in mesh.axis_names})
+        return mesh, "meta"
 
     def connect(
         self, ranks: tuple[int, ...], names: tuple[AxisName, ...], device: torch.device, rows: Rows
@@ -56,28 +81,31 @@ class RecordingCommunicator(Communicator):
         self.world = world
 
     def _record(self, op: str, received_nbytes: int) -> None:
-        self.world.log.append(Recorded(op, self.axes, received_nbytes))
+        one = Recorded(op, self.axes, received_nbytes)
+        self.world.log.append(one)
+        if self.world.heard is not None:
+            self.world.heard(one)
 
     def _all_reduce(self, x: Tensor, kind: str) -> Tensor:
         self._record("all_reduce", 2 * x.nbytes * (self.size - 1) // self.size)
-        return torch.zeros_like(x)
+        return _of_equal(x, kind, self.size) if x.is_meta else torch.zeros_like(x)
 
     def _all_gather(self, x: Tensor, sizes: tuple[int, ...]) -> Tensor:
         self._record("all_gather", (sum(sizes) - x.numel()) * x.element_size())
-        return x.new_zeros(sum(sizes))
+        return _blank(x, sum(sizes))
 
     def _reduce_scatter(self, x: Tensor, sizes: tuple[int, ...], kind: str) -> Tensor:
         mine = sizes[self.index]
         self._record("reduce_scatter", (self.size - 1) * mine * x.element_size())
-        return x.new_zeros(mine)
+        return _blank(x, mine)
 
     def _all_to_all(self, x: Tensor, send: tuple[int, ...], recv: tuple[int, ...]) -> Tensor:
         self._record("all_to_all", (sum(recv) - recv[self.index]) * x.element_size())
-        return x.new_zeros(sum(recv))
+        return _blank(x, sum(recv))
 
     def _broadcast(self, x: Tensor, source: int) -> Tensor:
         self._record("broadcast", 0 if source == self.index else x.nbytes)
-        return torch.zeros_like(x)
+        return x.clone() if x.is_meta else torch.zeros_like(x)
 
     def _scatter(
         self, x: Tensor | None, sizes: tuple[int, ...], source: int, dtype: torch.dtype
@@ -89,6 +117,39 @@ class RecordingCommunicator(Communicator):
     def _exchange(self, value: object) -> list[object]:
         self._record("exchange", (self.size - 1) * len(pickle.dumps(value)))
         return [value] * self.size
+
+
+def _blank(x: Tensor, numel: int) -> Tensor:
+    return x.new_empty(numel) if x.is_meta else x.new_zeros(numel)
+
+
+def _of_equal(x: Tensor, kind: str, size: int) -> Tensor:
+    """The reduction of as many equal values."""
+    if kind == "sum":
+        return x.clone() if x.dtype is torch.bool else x * size
+    return x**size if kind == "product" and x.dtype is not torch.bool else x.clone()
+
+
+class _Local(threading.local):
+    world: RecordingWorld | None = None
+
+
+_local = _Local()
+
+
+def current_recording_world() -> RecordingWorld | None:
+    """The world of the innermost `recording` of this thread, or None."""
+    return _local.world
+
+
+@contextmanager
+def recording(world: RecordingWorld) -> Iterator[None]:
+    """Inside, this thread is in the recording world, as the rank that it records."""
+    outer, _local.world = _local.world, world
+    try:
+        yield
+    finally:
+        _local.world = outer
 
 
 def recording_mesh(
@@ -105,7 +166,7 @@ def recording_mesh(
         The mesh; `recorded(mesh)` is its log so far.
     """
     value = axes.abstract if isinstance(axes, Mesh) else Mesh(axes)
-    return RecordingWorld(rank, value.size()).bind(value, device_type)
+    return RecordingWorld(rank, value).bind(value, device_type)
 
 
 def recorded(mesh: BoundMesh) -> list[Recorded]:

@@ -182,7 +182,23 @@ GLOO = Links(near=Link(50e-6, 1e-9), far=Link(100e-6, 1e-9), start_s=100e-6, mem
 NCCL = Links(near=Link(3e-6, 4e-12), far=Link(10e-6, 25e-12), start_s=10e-6, member_s=0.2e-6)
 """NVLink within a node, 400 Gbit/s a device between nodes; orders of magnitude, not measured."""
 
-_NAMED = {"gloo": GLOO, "nccl": NCCL}
+
+
+def _of_datasheet(near: float, far: float, node_size: int = NODE_SIZE) -> Links:
+    """From bytes per second and direction of a device, within its node and beyond."""
+    return Links(Link(3e-6, 1 / near), Link(10e-6, 1 / far), 10e-6, 0.2e-6, node_size)
+
+
+_NAMED = {
+    "gloo": GLOO, "nccl": NCCL,
+    "a100": _of_datasheet(300e9, 25e9), "h100": _of_datasheet(450e9, 50e9),
+    "b200": _of_datasheet(900e9, 50e9), "gb200": _of_datasheet(900e9, 50e9, 72),
+}
+"""By NVIDIA's data sheets of DGX A100, H100 and B200 and of GB200 NVL72: NVLink of the third,
+fourth and fifth generation has 600, 900 and 1,800 GB/s a GPU, half of it in each direction. Between
+nodes there is a network card per GPU: 200 Gbit/s (ConnectX-6, HDR), 400 Gbit/s (ConnectX-7, NDR).
+Latencies are those of `NCCL`. These rates are peaks, which collectives approach for large messages
+only."""
 
 
 class _Default:

@@ -9,13 +9,14 @@ own (as it does for accelerators).
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from weft.comm import PROCESS, PROVIDER
+from weft.transport.log import Event, Log
+from weft.transport.modules import current_module, following_modules
 
 __all__ = [
     "STATE", "Event", "Label", "Log", "Note", "emit", "label", "moving", "note", "record", "resume",
@@ -24,99 +25,13 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """The call that transitions serve: op, source line, and why operands have to move."""
+    """The call that transitions serve: op, source line, why operands have to move, and the path of
+    the module that calls."""
 
     op: str = ""
     line: str = ""
     reason: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """One collective of this rank; `nbytes` are the bytes that it received from others."""
-
-    op: str
-    line: str
-    transition: str
-    axes: tuple[str, ...]
-    collective: str
-    nbytes: int
-    direction: str
-    reason: str
-
-
-@dataclass(slots=True)
-class Log:
-    """The events of a recording, in order; `open` until the recording ends."""
-
-    events: list[Event] = field(default_factory=list)
-    open: bool = True
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes received in total."""
-        return sum(event.nbytes for event in self.events)
-
-    def by_axis_and_op(self) -> dict[tuple[tuple[str, ...], str], int]:
-        """Bytes received per (mesh axes, op), in order of first appearance."""
-        totals: dict[tuple[tuple[str, ...], str], int] = {}
-        for event in self.events:
-            key = (event.axes, event.op)
-            totals[key] = totals.get(key, 0) + event.nbytes
-        return totals
-
-    def summary(self) -> str:
-        """Bytes received by axis, by op and by source line, the most first, in 80 columns.
-
-        Lines of files below the working folder are named from there. Bytes are decimal.
-        """
-        kinds = {
-            "axis": lambda event: ",".join(event.axes), "op": lambda event: event.op,
-            "line": lambda event: _short(event.line),
-        }
-        lines = [f"{len(self.events)} collectives, {_bytes(self.nbytes)} received"]
-        for kind, of in kinds.items():
-            totals: dict[str, tuple[int, int]] = {}
-            for event in self.events:
-                count, nbytes = totals.get(of(event), (0, 0))
-                totals[of(event)] = count + 1, nbytes + event.nbytes
-            lines.append(f"by {kind}")
-            for name, (count, nbytes) in sorted(totals.items(), key=lambda each: -each[1][1]):
-                shown = name if len(name) <= 50 else "..." + name[-47:]
-                lines.append(f"  {shown or '-':50}{count:>10}{_bytes(nbytes):>14}")
-        return "\n".join(lines)
-
-    def __str__(self) -> str:
-        head = ("op", "line", "transition", "over", "collective", "bytes", "direction", "reason")
-        rows = [
-            (e.op, e.line, e.transition, ",".join(e.axes), e.collective, str(e.nbytes),
-             e.direction, e.reason)
-            for e in self.events
-        ]
-        widths = [max(map(len, column)) for column in zip(head, *rows)]
-        lines = [
-            "  ".join(cell.rjust(width) if at == 5 else cell.ljust(width)
-                      for at, (cell, width) in enumerate(zip(row, widths))).rstrip()
-            for row in (head, *rows)
-        ]
-        return "\n".join([*lines, f"{len(rows)} collectives, {self.nbytes} bytes received"])
-
-
-def _bytes(nbytes: int) -> str:
-    """Three digits and a unit: 180 bytes, 12.6 MB."""
-    if nbytes < 1000:
-        return f"{nbytes} bytes"
-    units = ("kB", "MB", "GB", "TB", "PB")
-    size, unit = nbytes / 1000, 0
-    while size >= 999.5 and unit < len(units) - 1:
-        size, unit = size / 1000, unit + 1
-    return f"{size:.3g} {units[unit]}"
-
-
-def _short(line: str) -> str:
-    """A source line, from the working folder if its file lies below it."""
-    folder = os.getcwd() + os.sep
-    return line.removeprefix(folder)
+    module: str = ""
 
 
 class _State:
@@ -155,7 +70,8 @@ def record() -> Iterator[Log]:
     _thread.logs = (*outer, log)
     STATE.change(1)
     try:
-        yield log
+        with following_modules():
+            yield log
     finally:
         STATE.change(-1)
         log.open = False
@@ -165,7 +81,7 @@ def record() -> Iterator[Log]:
 @contextmanager
 def label(op: str, line: str = "", reason: str = "") -> Iterator[Label]:
     """What moves inside is listed under this op and source line."""
-    outer, _thread.label = _thread.label, Label(op, line, reason)
+    outer, _thread.label = _thread.label, Label(op, line, reason, current_module())
     try:
         yield _thread.label
     finally:
@@ -213,7 +129,7 @@ def resume(kept: Note | None, reason: str) -> Iterator[None]:
     """
     kept = kept or Note()
     outer = _thread.label, _thread.logs, _thread.direction
-    _thread.label = Label(kept.label.op, kept.label.line, reason)
+    _thread.label = Label(kept.label.op, kept.label.line, reason, kept.label.module)
     _thread.logs = _thread.logs or tuple(log for log in kept.logs if log.open)
     _thread.direction = "backward"
     try:
@@ -228,6 +144,6 @@ def emit(transition: str, axes: tuple[str, ...], collective: str, nbytes: int) -
         return
     mine = _thread.label
     event = Event(mine.op, mine.line, transition, axes, collective, nbytes, _thread.direction,
-                  mine.reason)
+                  mine.reason, mine.module)
     for log in _thread.logs:
         log.events.append(event)

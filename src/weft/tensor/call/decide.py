@@ -52,7 +52,7 @@ from weft.tensor.trace.calls import (
     target_of,
     with_dense_gradient,
 )
-from weft.tensor.trace.capture import Trace, meta_like
+from weft.tensor.trace.capture import Trace, meta_like, unwatched
 from weft.tensor.trace.derivatives import differentiated
 from weft.tensor.trace.trees import Slot, fill, flatten, slots_of
 
@@ -370,7 +370,8 @@ class Builder:
             return self.facts.is_view or self.views_each
         metas = {slot: meta_like(self.tensors[slot]) for slot in self.slots}
         args, kwargs = fill(self.op.args, metas), fill(self.op.kwargs, metas)
-        (out,) = flatten(self.op.overload(*args, **kwargs))
+        with unwatched():
+            (out,) = flatten(self.op.overload(*args, **kwargs))
         base = metas[self.slots[0]]
         return out.untyped_storage()._cdata == base.untyped_storage()._cdata
 

@@ -31,7 +31,7 @@ from weft.tensor.call.program import Program, Step
 from weft.tensor.meta import Meta
 from weft.tensor.placing.layouts import layout_of
 from weft.tensor.shard_tensor import ShardTensor
-from weft.tensor.trace.capture import Op, Trace
+from weft.tensor.trace.capture import Op, Trace, unseen_meta
 from weft.tensor.trace.trees import slots_of
 from weft.transport.order import memory_order, strides_in_order
 
@@ -160,7 +160,7 @@ class Sizes:
         for sized in self.sized:
             shape = [1 if at is None else tensors[at[0]].shape[at[1]] for at in sized.dims]
             strides = strides_in_order(shape, sized.order)
-            metas.append(torch.empty_strided(shape, strides, dtype=sized.dtype, device="meta"))
+            metas.append(unseen_meta(shape, strides, sized.dtype))
         return Trace(self.ops, self.result, tuple(metas))
 
     def resized(self, tensors: Sequence[torch.Tensor]) -> Program | None:
@@ -309,9 +309,7 @@ class _Resizing:
             meta = self._meta(at)
             if 0 in meta.local_shape:
                 return None
-            traced[at] = torch.empty_strided(
-                meta.shape, meta.stride(), dtype=meta.dtype, device="meta"
-            )
+            traced[at] = unseen_meta(meta.shape, meta.stride(), meta.dtype)
         trace = Trace((op,), op.results, tuple(traced))
         builder = Builder(None, trace, values, self.mesh, range(len(values)))
         made = builder.build()

@@ -138,7 +138,7 @@ def _laid_out(
         local = full.new_empty(0)
     elif full.is_meta and mesh.device.type != "meta":  # nothing to send
         local = _in_own_order(full.new_empty(_shape(layout, mesh.here, order)), order)
-    elif source is None:
+    elif source is None or mesh.device.type == "meta":  # or each rank takes its own
         local = _in_own_order(_copied(_block(full, layout, mesh.here, order), mesh), order)
     else:
         local = _scattered(full, full.dtype, mesh, layout, mesh.coordinate(source), order)

@@ -32,7 +32,8 @@ from weft.tensor.trace.trees import Slot, flatten, map_tensors, slots_of
 
 __all__ = [
     "NotCapturable", "Op", "Trace", "as_autocast", "asks_for_grad", "capture", "check_dense",
-    "meta_like", "reshaped", "unwatched", "with_defaults",
+    "meta_like", "reshaped", "unseen_meta", "unwatched",
+    "with_defaults",
 ]
 
 _LOCK = threading.Lock()
@@ -268,7 +269,7 @@ def reshaped(func: Any, args: Any, tensor: torch.Tensor) -> Trace | None:
     if not size or not all(type(length) is int for length in size):
         return None
     meta = meta_like(tensor)
-    with torch.no_grad():
+    with torch.no_grad(), unwatched():
         out = overload(meta, list(size))
     return Trace((Op(overload, (Slot(0), list(size)), {}, Slot(1)),), Slot(1), (meta, out))
 
@@ -346,8 +347,15 @@ def _same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def meta_like(tensor: torch.Tensor) -> torch.Tensor:
     """A meta tensor of the tensor's (global) shape, strides and dtype."""
-    shape, strides = tuple(tensor.shape), tuple(tensor.stride())
-    return torch.empty_strided(shape, strides, dtype=tensor.dtype, device="meta")
+    return unseen_meta(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
+
+
+def unseen_meta(
+    shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype
+) -> torch.Tensor:
+    """A meta tensor that others' TorchDispatchModes do not see made."""
+    with unwatched():
+        return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
 
 
 @cache

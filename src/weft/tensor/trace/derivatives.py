@@ -42,7 +42,8 @@ def differentiated(
 
 def _contiguous_like(tensor: torch.Tensor) -> torch.Tensor:
     """For questions that strides do not change the answer to: all ops take contiguous ones."""
-    return torch.empty_like(meta_like(tensor), memory_format=torch.contiguous_format)
+    with unwatched():
+        return torch.empty_like(meta_like(tensor), memory_format=torch.contiguous_format)
 
 
 class Constant(int):
@@ -89,5 +90,5 @@ def edges(
         )
 
     quietly = torch.autograd.set_detect_anomaly(False), _UNSEEN(_same, _same)
-    with torch.enable_grad(), quietly[0], quietly[1]:
+    with torch.enable_grad(), quietly[0], quietly[1], unwatched():
         return tuple(map(behind, flatten(call(given))))

@@ -1,0 +1,56 @@
+"""`weft dry`: what a script costs on any number of ranks, without them."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from pathlib import Path
+
+import click
+
+from weft.cli.terminal import explained
+from weft.core import Mesh
+from weft.core.parse import parse_mesh
+from weft.dry import dry_run
+from weft.planner import Links
+
+__all__ = ["dry"]
+
+
+@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+@click.option("--mesh", required=True, metavar="AXES", help="Axes and sizes: dp=64,tp=8.")
+@click.option("--links", metavar="NAME", help="gloo, nccl, a100, h100, b200, gb200, or a file of "
+                                              "weft bench links.")
+@click.option("--steps", type=click.IntRange(min=1), default=2, show_default=True,
+              help="End after so many steps of the optimizer; the last one counts.")
+@click.option("--rank", type=click.IntRange(min=0), default=0, show_default=True,
+              help="Whose view it is.")
+@click.option("--reads", type=float, default=0.0, show_default=True,
+              help="What the script gets where it reads a value that only data tell.")
+@click.option("--collectives", is_flag=True, help="Print each collective as well.")
+@click.argument("script", type=click.Path(exists=True, dir_okay=False))
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@explained
+def dry(
+    mesh: str, links: str | None, steps: int, rank: int, reads: float, collectives: bool,
+    script: str, arguments: tuple[str, ...],
+) -> None:
+    """Say what a step of SCRIPT costs on a mesh of any size, without data and without other ranks.
+
+    The script is not changed: meshes that it makes with the same axes have the sizes given here,
+    and its tensors take no memory. ARGUMENTS go to the script.
+
+    \b
+    weft dry --mesh dp=64,tp=8 --links h100 train.py
+    """
+    value: Mesh = parse_mesh(mesh, None)
+    networks = Links.load(links) if links and Path(links).is_file() else links
+    sys.argv, sys.path[0] = [script, *arguments], str(Path(script).resolve().parent)
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(value.size()), LOCAL_RANK="0")
+
+    def program(_: object) -> None:
+        runpy.run_path(script, run_name="__main__")
+
+    found = dry_run(program, value, networks, steps=steps, rank=rank, reads=reads)
+    click.echo(f"{found}\n{found.log}" if collectives else str(found))

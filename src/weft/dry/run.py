@@ -1,0 +1,221 @@
+"""`weft.dry_run`: a program as one rank of any number, without data, memory or other ranks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from weft.comm import BoundMesh, Recorded, RecordingWorld, recording
+from weft.core import Mesh
+from weft.dry.report import DryRun, Memory
+from weft.dry.tensors import Devices, DryTensors, fused_attention, known_data
+from weft.errors import MeshError, ShardTypeError, message
+from weft.planner import Links
+from weft.planner.links import as_links
+from weft.tensor import ShardTensor
+from weft.tensor.trace.trees import flatten
+from weft.tensor.views.moved import unwrap_view
+from weft.transport import traffic
+
+__all__ = ["dry_run"]
+
+
+class _Enough(BaseException):
+    """Ends a program after its steps. Not an Exception, so that user code passes it on."""
+
+
+def dry_run(
+    fn: Callable[[BoundMesh], Any], mesh: Mapping[str, int] | Sequence[int] | Mesh,
+    links: Links | str | None = None, *, steps: int | None = 2, rank: int = 0, reads: float = 0.0,
+) -> DryRun:
+    """Run `fn(mesh)` as one rank of a mesh of any size, without data, memory or other ranks.
+
+    The program is the one that runs for real. Everything that it makes inside is a meta tensor, on
+    whatever device it asks for it. Collectives are recorded. The result says what this rank would
+    hold, receive and compute.
+
+    Args:
+        fn: the program. Meshes with the same axes that it makes itself have the sizes of `mesh`.
+        mesh: map axis -> size, only sizes, or a mesh value.
+        links: the networks by which seconds are estimated: `weft.Links`, a name such as "h100", or
+            None for those that are set.
+        steps: the program ends after so many steps of an optimizer, and the last one counts: from
+            the end of the one before. A program with fewer steps counts as a whole, and so does
+            any with None.
+        rank: which rank it is. With even or default sizes none holds more than rank 0.
+        reads: what the program gets where it reads a value that only data tell, such as a loss.
+
+    Returns:
+        What a step costs: memory, collectives, bytes, operations, seconds.
+
+    Raises:
+        MeshError: no such rank.
+        ShardTypeError: no step, or no links.
+        Exception: whatever the program raises.
+    """
+    value = mesh.abstract if isinstance(mesh, Mesh) else Mesh(mesh)
+    if not 0 <= rank < value.size():
+        raise MeshError(
+            message("dry_run(rank)", f"rank is {rank}, and {value!r} has {value.size()} ranks",
+                    "a dry run is that of one rank of the mesh", [rank],
+                    "dry_run(fn, mesh, rank=0)")
+        )
+    if steps is not None and steps < 1:
+        raise ShardTypeError(
+            message("dry_run(steps)", f"steps is {steps!r}", "a program ends after a step or more, "
+                    "or by itself", [steps], "steps=2, steps=None")
+        )
+    networks = as_links(links, "dry_run(links)")
+    world = RecordingWorld(rank, value)
+    start = time.perf_counter()
+    tensors = DryTensors(reads)
+    with (
+        recording(world), traffic.record() as log, known_data(), fused_attention(),
+        Devices(tensors), tensors,
+    ):
+        clock = _Clock(log, value, networks)
+        world.heard = clock.heard
+        counted = _Counted(tensors, log, world, clock, steps)
+        bound = world.bind(value, "meta")
+        with counted.hooks(), suppress(_Enough):
+            fn(bound)
+        memory = counted.memory()
+    return DryRun(
+        value, rank, networks, log, memory, tensors.flops - counted.flops, clock.seconds,
+        counted.num_steps, time.perf_counter() - start, world.log[counted.num_recorded:],
+    )
+
+
+class _Clock:
+    """Estimated seconds: of all collectives, and of each event of the log.
+
+    An event is reported before its collective. One collective may serve several (gradients that
+    are reduced together): each has its share by bytes.
+    """
+
+    def __init__(self, log: traffic.Log, mesh: Mesh, links: Links) -> None:
+        self.log, self.mesh, self.links = log, mesh, links
+        self.names = [str(name) for name in mesh.axis_names]
+        self.restart()
+
+    def restart(self) -> None:
+        self.seconds, self.seen = 0.0, 0
+        self.waiting: list[int] = []
+        self.served: dict[tuple[str, ...], list[int]] = {}
+
+    def heard(self, collective: Recorded) -> None:
+        names = tuple(map(str, collective.axes))
+        axes = [self.names.index(name) for name in names if name in self.names]
+        passes = 2 if collective.op == "all_reduce" else 1
+        seconds = self.links.seconds_over(
+            self.mesh, axes or range(self.mesh.ndim), collective.received_nbytes, passes)
+        self.seconds += seconds
+        events = self.log.events
+        self.waiting += range(self.seen, len(events))
+        self.seen = len(events)
+        mine = [at for at in self.waiting if events[at].axes == names]
+        if mine:
+            self.served[names] = mine
+            self.waiting = [at for at in self.waiting if at not in mine]
+        mine = self.served.get(names, [])
+        total = sum(events[at].nbytes for at in mine)
+        for at in mine:
+            share = events[at].nbytes / total if total else 1 / len(mine)
+            events[at] = replace(
+                events[at], seconds=(events[at].seconds or 0.0) + share * seconds)
+
+
+class _Counted:
+    """What is counted of a program, and from where on: the last of its steps."""
+
+    def __init__(
+        self, tensors: DryTensors, log: traffic.Log, world: RecordingWorld, clock: _Clock,
+        steps: int | None,
+    ) -> None:
+        self.tensors, self.log, self.world, self.steps = tensors, log, world, steps
+        self.clock = clock
+        self.num_steps = self.flops = self.num_recorded = self.gradients = self.peak_before = 0
+        self.modules: dict[int, torch.nn.Module] = {}
+        self.optimizers: dict[int, torch.optim.Optimizer] = {}
+
+    @contextmanager
+    def hooks(self) -> Iterator[None]:
+        """Hear of modules and of optimizers."""
+        handles = [
+            register_module_forward_pre_hook(self._entered),
+            register_optimizer_step_pre_hook(self._before_step),
+            register_optimizer_step_post_hook(self._after_step),
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _entered(self, module: torch.nn.Module, _: Any) -> None:
+        if id(module) not in self.modules:
+            self.modules.update((id(part), part) for part in module.modules())
+
+    def _before_step(self, optimizer: Any, *_: Any) -> None:
+        self.optimizers.setdefault(id(optimizer), optimizer)
+        found = [
+            one.grad for group in optimizer.param_groups for one in group["params"]
+            if one.grad is not None
+        ]
+        self.gradients = max(self.gradients, _nbytes(found))
+
+    def _after_step(self, optimizer: Any, *_: Any) -> None:
+        if optimizer is not next(iter(self.optimizers.values())):
+            return
+        self.num_steps += 1
+        if self.num_steps == self.steps:
+            raise _Enough
+        if self.steps is not None and self.num_steps == self.steps - 1:
+            self._begin()
+
+    def _begin(self) -> None:
+        """What comes counts, and nothing before."""
+        meter, log = self.tensors.meter, self.log
+        self.peak_before, meter.peak = max(self.peak_before, meter.peak), meter.live
+        self.flops, self.num_recorded = self.tensors.flops, len(self.world.log)
+        log.events.clear()
+        self.clock.restart()
+
+    def memory(self) -> Memory:
+        """What this rank holds."""
+        parameters = [one for part in self.modules.values() for one in part._parameters.values()]
+        buffers = [one for part in self.modules.values() for one in part._buffers.values()]
+        trained = [
+            one for optimizer in self.optimizers.values() for group in optimizer.param_groups
+            for one in group["params"]
+        ]
+        state = [
+            one for optimizer in self.optimizers.values()
+            for one in flatten(list(optimizer.state.values()))
+        ]
+        peak = self.tensors.meter.peak
+        return Memory(
+            _nbytes([*parameters, *trained]), _nbytes(buffers), self.gradients, _nbytes(state),
+            peak, max(peak, self.peak_before),
+        )
+
+
+def _nbytes(tensors: Sequence[Any]) -> int:
+    """Of local tensors, each storage once."""
+    storages = {}
+    for one in tensors:
+        if one is not None:
+            local = one._local if type(one) is ShardTensor else one
+            storage = unwrap_view(local).untyped_storage()
+            storages[storage._cdata] = storage.nbytes()
+    return sum(storages.values())

@@ -1,0 +1,123 @@
+"""A dry run: devices, values, steps, meshes, refusals; and the command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+import weft
+from weft import P
+from weft.cli.main import main
+from weft.errors import MeshError, ShardTypeError
+
+
+def train(mesh: Any, steps: int = 3) -> None:
+    torch.manual_seed(0)
+    model: Any = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(),
+                                     torch.nn.Linear(16, 8))
+    weft.distribute_module(model, mesh, shardings={
+        "0.weight": P("tp"), "0.bias": P("tp"), "2.weight": P(None, "tp")})
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(steps):
+        x = weft.distribute_tensor(torch.randn(32, 8), mesh, P("dp"))
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_the_last_step_counts() -> None:
+    found = weft.dry_run(train, {"dp": 4, "tp": 2}, "h100")
+    parameters = 4 * (8 * 8 + 8 + 8 * 8 + 8)
+    assert found.memory.parameters == parameters
+    assert found.memory.gradients == parameters + 4  # reduced together with the loss
+    assert found.memory.state == 2 * parameters + 4 * 4  # and the steps' counts
+    assert found.log.by_axis_and_op()[("tp",), "aten.square.default"] == 8 * 8 * 4
+    assert found.nbytes == 8 * 8 * 4 + 2 * parameters * 3 // 4 + 2 * 4  # the loss, rounded up
+    # Forward and backward, but for the gradient of the input, which nobody wants.
+    assert found.flops == 2 * 8 * (2 * 8 * 8 + 3 * 8 * 8)
+    assert found.log.seconds == pytest.approx(found.seconds)
+    assert 0 < found.seconds < 1e-3
+    assert found.num_steps == 2
+    text = str(found)
+    assert text.startswith("rank 0 of 8 (dp=4, tp=2), step 2\n  parameters")
+    assert "\nby module\n" in text and max(map(len, text.splitlines())) <= 80
+
+
+def test_meshes_of_the_program_have_the_sizes_that_are_asked_for() -> None:
+    seen = []
+
+    def program(mesh: Any) -> None:
+        other = weft.init_mesh({"tp": 2, "dp": 2})
+        seen.append((other.axis_sizes, other.size(), mesh.rank, weft.init_mesh((4,)).size()))
+        x = torch.zeros(64, 8, device="cuda").cuda().to("cuda:0")
+        y = weft.distribute_tensor(x, other, P("dp"))
+        seen.append((tuple(y.to_local().shape), y.to_local().is_meta))
+
+    weft.dry_run(program, {"dp": 32, "tp": 4}, rank=5)
+    assert seen == [((4, 32), 128, 5, 4), ((2, 8), True)]
+    assert weft.comm.this_world().size == 1
+
+
+def test_what_follows_from_constants_can_be_read() -> None:
+    seen: list[Any] = []
+
+    def program(mesh: Any) -> None:
+        mask = weft.distribute_tensor(torch.ones(8, 4, dtype=torch.bool), mesh, P("x"))
+        seen.append(bool(mask.all()))
+        seen.append((torch.arange(4) * 2).tolist())
+        unknown = torch.empty(3)
+        known = torch.zeros(3)
+        known.add_(unknown)  # no more
+        seen.append((unknown.sum().item(), known[0].item(), torch.tensor([3, 4]).max().item()))
+        seen.append(torch.tensor([0, 2, 0, 5]).nonzero().shape)
+
+    weft.dry_run(program, {"x": 4}, reads=7)
+    assert seen == [True, [0, 2, 4, 6], (7.0, 7.0, 4), (2, 1)]
+    assert torch.zeros(2).device.type == "cpu" and torch.tensor([1]).item() == 1
+
+
+def test_attention_makes_no_scores() -> None:
+    def program(mesh: Any) -> None:
+        q = weft.distribute_tensor(torch.zeros(4, 8, 512, 16), mesh, P("x"))
+        q.requires_grad_()
+        torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True).sum().backward()
+
+    found = weft.dry_run(program, {"x": 4})
+    scores = 8 * 512 * 512 * 4
+    assert found.memory.peak_overall < scores + 4 * 8 * 512 * 16 * 4
+    assert found.flops == 7 * 2 * 8 * 512 * 512 * 16
+
+
+def test_errors_of_the_program_pass_and_arguments_are_checked() -> None:
+    def fails(mesh: Any) -> None:
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        weft.dry_run(fails, (2,))
+    with pytest.raises(MeshError, match="has 2 ranks"):
+        weft.dry_run(train, (2,), rank=2)
+    with pytest.raises(ShardTypeError, match="a step or more"):
+        weft.dry_run(train, (2,), steps=0)
+    with pytest.raises(ShardTypeError, match=r"links are weft\.Links or one of gloo, nccl, a100"):
+        weft.dry_run(train, (2,), "h1000")
+
+
+def test_the_command(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("sys.argv", ["weft"])
+    monkeypatch.setattr("sys.path", ["", *__import__("sys").path])
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.setenv(name, "0")
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import sys, torch, weft\n"
+        "mesh = weft.init_mesh({'dp': 2})\n"
+        "x = weft.distribute_tensor(torch.ones(64, 4), mesh, weft.P('dp'))\n"
+        "print(sys.argv[1:], mesh.size(), x.sum().item())\n")
+    done = CliRunner().invoke(main, ["dry", "--mesh", "dp=64", str(script), "--lr", "3"])
+    lines = done.output.splitlines()
+    assert lines[:2] == ["['--lr', '3'] 64 256.0", "rank 0 of 64 (dp=64), the program"], done
+    assert any("train.py:4" in line for line in lines)
