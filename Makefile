@@ -13,7 +13,7 @@ export OMP_NUM_THREADS ?= 1
 WORKERS ?= auto
 TESTS := $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4
 
-.PHONY: test demo check bench docs sweep soundness setup
+.PHONY: test demo check bench docs notebooks sweep soundness setup
 
 test: $(STAMP)
 	$(if $(ARGS),$(TESTS) -n 0 $(ARGS),$(TESTS) --ignore tests/dist)
@@ -32,6 +32,9 @@ bench: $(STAMP)
 
 docs: $(VENV)/.docs
 	$(BIN)/python -m mkdocs build
+
+notebooks: $(STAMP)
+	$(BIN)/python -m tests.docs.notebooks --execute $(or $(ARGS),$(wildcard docs/tutorial/*.md))
 
 soundness: $(STAMP)
 	$(BIN)/python -m tests.soundness $(ARGS)

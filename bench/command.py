@@ -35,5 +35,7 @@ bench.add_command(Later("links", "bench.links",
                         "Latency and bandwidth of each mesh axis, for the planner."))
 bench.add_command(Later("redistribute", "bench.redistribute",
                         "Bytes and time of redistribution, beside torch's."))
+bench.add_command(Later("reshard", "bench.reshard",
+                        "Time, memory and bytes of the plan of a large state."))
 bench.add_command(Later("train", "bench.train",
                         "Bytes, memory and time of training, beside DDP, FSDP2 and DTensor."))

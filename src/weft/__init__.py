@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     )
     from weft.interop import from_dtensor, to_dtensor
     from weft.local import collectives, local_map
-    from weft.nn import distribute_module, linear_scan, zigzag
+    from weft.nn import distribute_module, linear_scan, reshard, zigzag
     from weft.own import register_handler, register_rule, unregister_handler, unregister_rule
     from weft.planner import Link, Links, plan, set_links
     from weft.plotting import plot
@@ -80,9 +80,9 @@ __all__ = [
     "distribute_tensor", "dry_run", "empty", "explain", "fork_rng", "from_callback",
     "from_dtensor", "full", "hybrid_mesh", "init_mesh", "linear_scan", "local_map", "manual_seed",
     "measure_links", "ones", "plan", "plot", "rand", "randint", "randn", "randperm",
-    "register_handler", "register_rule", "rng_state", "scatter_tensor", "set_links",
-    "set_rng_state", "show", "spmd", "strict", "testing", "to_callback", "to_dtensor",
-    "trace", "unregister_handler", "unregister_rule", "warn_if_whole", "zeros", "zigzag",
+    "register_handler", "register_rule", "reshard", "rng_state", "scatter_tensor", "set_links",
+    "set_rng_state", "show", "spmd", "strict", "testing", "to_callback", "to_dtensor", "trace",
+    "unregister_handler", "unregister_rule", "warn_if_whole", "zeros", "zigzag",
 ]
 
 _ROOMS = ("errors", "core", "planner", "drawing", *startup.WITH_TORCH)

@@ -1,4 +1,4 @@
-"""How a process comes into its world: torchrun's environment, or torch's fake backend."""
+"""How a process comes into its world: a launcher's environment, or torch's fake backend."""
 
 from __future__ import annotations
 
@@ -31,17 +31,18 @@ except weft.errors.MeshError as error:
 """
 
 
-def test_torchruns_environment_starts_the_world() -> None:
+def test_the_environment_of_a_launcher_starts_the_world() -> None:
+    """Open MPI's; `weft run` and torchrun are started by other tests."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2",
-              "WEFT_TIMEOUT": "40", "OMP_NUM_THREADS": "1"}
+    shared = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+              "MASTER_PORT": str(port), "WEFT_TIMEOUT": "40", "OMP_NUM_THREADS": "1"}
     ranks = [
         subprocess.Popen(
             [sys.executable, "-W", "error", "-c", SCRIPT], text=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            env=os.environ | shared | {"OMPI_COMM_WORLD_RANK": str(rank)},
         )
         for rank in range(2)
     ]

@@ -67,11 +67,12 @@ x.full_tensor()
 
 
 def torchrun(
-    script: Path, *arguments: str, num_ranks: int = 4
+    script: Path, *arguments: str, num_ranks: int = 4, max_restarts: int = 0
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*TORCHRUN, str(num_ranks), str(script), *arguments], capture_output=True, text=True,
-        timeout=150, check=False, env={**os.environ, "OMP_NUM_THREADS": "1", "WEFT_TIMEOUT": "300"},
+        [*TORCHRUN, str(num_ranks), "--max-restarts", str(max_restarts), str(script), *arguments],
+        capture_output=True, text=True, timeout=150, check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "WEFT_TIMEOUT": "300"},
     )
 
 

@@ -20,9 +20,8 @@ from diffusers import (
 from torch import nn
 
 import weft
-from tests.models.test_memory import SHARE
+from tests.models.peaks import SHARE, small_tiles
 from weft import P
-from weft.ops.attending import tiles
 from weft.testing import peak_memory
 
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
@@ -80,21 +79,22 @@ def used(mesh: Any, name: str, batch: int, spec: P) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("name, mesh", ROWS)
-def test_an_autoencoder_keeps_its_field_sharded(
-    name: str, mesh: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(tiles._TILE_SCORES, "cpu", 1 << 12)  # a tile is small, as the fields are
+def test_an_autoencoder_keeps_its_field_sharded(name: str, mesh: str) -> None:
+    share, expected, ranks = measured(name, mesh)
+    for found in ranks:
+        for mine, due in zip(found, expected, strict=True):
+            torch.testing.assert_close(mine, due, rtol=1e-7, atol=1e-9)
+    assert share <= SHARE, f"{share:.2f} of a rank's part"
+
+
+def measured(name: str, mesh: str) -> tuple[float, Any, list[Any]]:
+    """The peak of a rank in its part of one process's, and the values of that and of all ranks."""
     axes, spec_of = MESHES[mesh]
     shape = MODELS[name][1]
     batch, spec = axes.get("dp", 1), spec_of(1 + len(shape))
-    alone, expected = used(None, name, batch, P())
-    before = weft.warn_if_whole(8 * batch * math.prod(shape) // 4)  # warnings are errors
-    try:
+    with small_tiles():
+        alone, expected = used(None, name, batch, P())
+    with small_tiles(whole=8 * batch * math.prod(shape) // 4):  # warnings are errors
         ranks = weft.testing.run(lambda mesh: used(mesh, name, batch, spec), mesh=axes)
-    finally:
-        weft.warn_if_whole(before)
-    for _, found in ranks:
-        for mine, due in zip(found, expected, strict=True):
-            torch.testing.assert_close(mine, due, rtol=1e-7, atol=1e-9)
     share = max(peak for peak, _ in ranks) / alone * len(ranks)
-    assert share <= SHARE, f"{share:.2f} of a rank's part of {alone} bytes"
+    return share, expected, [found for _, found in ranks]

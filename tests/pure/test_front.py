@@ -146,8 +146,8 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         exec("from weft import shard_tensor")
 
 
-UNEXPLAINED = {"ShardTensor", "BoundMesh", "OpSharding", "LocalShard", "Report", "ShardingType",
-               "wrap_if_sharded"}
+UNEXPLAINED = {"ShardTensor", "BoundMesh", "OpSharding", "LocalShard", "PerRank", "Report",
+               "ShardingType", "wrap_if_sharded"}
 """What users do not call themselves, and what takes anything."""
 
 

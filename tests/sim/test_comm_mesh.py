@@ -176,6 +176,28 @@ def test_a_mesh_larger_than_the_world_is_refused() -> None:
         init_mesh({"x": 1}, ranks=[7])
 
 
+def test_a_size_that_is_left_out() -> None:
+    def fn(mesh):
+        assert init_mesh({"dp": -1, "tp": 2}) == Mesh({"dp": 3, "tp": 2})
+        assert init_mesh((2, -1), mesh_dim_names=("dp", "tp")) == Mesh({"dp": 2, "tp": 3})
+        assert init_mesh(-1).size() == 6
+        assert init_mesh({"x": -1}, ranks=range(2)).size() == 2
+        with pytest.raises(MeshError) as caught:
+            init_mesh({"dp": -1, "tp": 4})
+        assert str(caught.value) == (
+            "init_mesh(axes): axes is {'dp': -1, 'tp': 4}: the sizes that are given make 4, and "
+            "there are 6 ranks.\n"
+            "  Rule: the size that is left out takes all ranks that the others leave.\n"
+            "  Offenders: 6 ranks by 4\n"
+            "  Fix: sizes that divide the number of ranks"
+        )
+        for wrong in ({"dp": -1, "tp": -1}, {"dp": -1, "tp": 0}, (-2,)):
+            with pytest.raises(MeshError, match="at least one device"):
+                init_mesh(wrong)
+
+    run_simulated(fn, num_ranks=6)
+
+
 def test_recording_counts_what_one_rank_of_many_receives() -> None:
     mesh = recording_mesh({"dp": 1000, "tp": 8}, rank=1234, device_type="meta")
     assert mesh.here == (154, 2)

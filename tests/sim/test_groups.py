@@ -332,9 +332,13 @@ def test_patterns_say_what_is_gathered() -> None:
     assert not counted(on_ranks(step, gather=False)[0], "AllGather")
 
 
-@ranks(dp=2)
-def test_what_is_freed_has_no_bytes(mesh: Any) -> None:
-    model = make()
+@pytest.mark.parametrize("case, times", [("two steps", 6), ("checkpoints", 9)])
+def test_what_is_freed_has_no_bytes(case: str, times: int) -> None:
+    weft.testing.run(lambda mesh: look_at_storages(mesh, CASES[case][1], times), mesh={"dp": 2})
+
+
+def look_at_storages(mesh: Any, change: Callable[[Any], Any], times: int) -> None:
+    model = make(change)
     weft.distribute_module(model, mesh, shardings={"*": P("dp")})
     seen: list[list[int]] = []
 
@@ -349,7 +353,7 @@ def test_what_is_freed_has_no_bytes(mesh: Any) -> None:
         block.register_forward_pre_hook(look)
         block.norm.register_full_backward_hook(look)
     step(model, weft.distribute_tensor(IDS, mesh, P("dp")))
-    assert max(map(sum, seen)) == 1 and len(seen) == 6
+    assert max(map(sum, seen)) == 1 and len(seen) == times
 
 
 @ranks(dp=2)

@@ -214,3 +214,37 @@ def test_a_network_of_windows_takes_memory_by_ranks() -> None:
             for mine, one in zip(grads, net.parameters()):
                 assert one.grad is not None
                 torch.testing.assert_close(mine, one.grad, rtol=1e-11, atol=1e-12)
+
+
+# Causal convolutions of sequences.
+
+KERNEL, CHANNELS = 4, 6
+
+CAUSAL = {
+    "padded before": lambda x, w: F.conv1d(F.pad(x, (KERNEL - 1, 0)), w, groups=CHANNELS),
+    "cropped after": lambda x, w: F.conv1d(
+        x, w, padding=KERNEL - 1, groups=CHANNELS)[..., : x.shape[-1]],
+}
+
+
+@pytest.mark.parametrize(("way", "sizes"), [
+    ("padded before", None), ("cropped after", None), ("cropped after", (5, 13, 4, 8))])
+def test_a_causal_convolution_reads_what_comes_before(way: str, sizes: Any) -> None:
+    """Three rows of the rank before, and nothing else: the sequence lies as it lay."""
+    torch.manual_seed(0)
+    x, w, along = torch.randn(1, CHANNELS, 30), torch.randn(CHANNELS, 1, KERNEL), CAUSAL[way]
+    due = along(x, w)
+
+    def run(mesh: Any) -> list[int]:
+        layout = Layout(mesh, x.shape, P(None, None, "x"), sizes={2: sizes} if sizes else {})
+        mine = weft.distribute_tensor(x, mesh, layout).requires_grad_()
+        with weft.explain() as log:
+            out = along(mine, w)
+            out.sum().backward()
+        assert out.sharding == layout
+        torch.testing.assert_close(out.full_tensor(), due)
+        return [sum([event.nbytes for event in log.events if event.collective == name])
+                for name in ("Halo", "HaloSum")]
+
+    three = (KERNEL - 1) * CHANNELS * 4
+    assert weft.testing.run(run, mesh={"x": 4}) == [[0, three], *[[three, three]] * 2, [three, 0]]

@@ -40,6 +40,18 @@ def test_saved_tensors_count_until_the_backward_has_passed() -> None:
     assert 4 * 4 * KIB <= memory.peak <= 5 * 4 * KIB
 
 
+def test_memory_that_is_freed_by_resizing_and_filled_again() -> None:
+    x = torch.zeros(4 * KIB, dtype=torch.uint8)
+    with peak_memory(x) as memory:
+        x.untyped_storage().resize_(0)
+        assert memory.live == 0
+        torch.zeros(2 * KIB, dtype=torch.uint8)
+        x.untyped_storage().resize_(4 * KIB)
+        x.fill_(1)
+        assert memory.live == 4 * KIB
+    assert memory.peak == 4 * KIB
+
+
 def test_modules_optimizers_and_their_state() -> None:
     linear = torch.nn.Linear(16, 16, bias=False)
     linear(torch.ones(1, 16)).sum().backward()

@@ -82,3 +82,43 @@ def test_debug_mode_keeps_all_frames(monkeypatch: pytest.MonkeyPatch) -> None:
         assert any("trace/capture" in f.filename for f in traceback.extract_tb(told.tb))
 
     weft.testing.run(on_rank, mesh={"x": 1})
+
+
+def _zeros(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape)
+
+
+_attention: Any = F.scaled_dot_product_attention
+
+MISFITS: dict[str, tuple[Any, tuple[int, ...]]] = {
+    "reflect": (lambda x: F.pad(x, (7, 0), mode="reflect"), (1, 4, 7)),
+    "kernel": (lambda x: F.conv1d(x, _zeros(4, 4, 12), padding=1), (1, 4, 7)),
+    "channels": (lambda x: F.conv1d(x, _zeros(4, 3, 2)), (1, 4, 7)),
+    "groups": (lambda x: F.conv1d(x, _zeros(5, 2, 2), groups=2), (1, 4, 7)),
+    "channels of a transpose": (lambda x: F.conv_transpose1d(x, _zeros(5, 2, 2)), (1, 4, 7)),
+    "output padding": (
+        lambda x: F.conv_transpose1d(x, _zeros(4, 2, 2), output_padding=2), (1, 4, 7)),
+    "pool": (lambda x: F.avg_pool1d(x, 9), (1, 4, 7)),
+    "columns": (lambda x: F.unfold(x, 9), (1, 4, 7, 7)),
+    "grid": (lambda x: F.grid_sample(x, _zeros(2, 4, 4, 2)), (1, 4, 7, 7)),
+    "mask": (lambda x: _attention(x, x, x, attn_mask=_zeros(6, 7)), (1, 4, 7, 7)),
+    "batch of masks": (lambda x: _attention(x, x, x, attn_mask=_zeros(3, 4, 7, 7)), (1, 4, 7, 7)),
+    "heads": (lambda x: _attention(x, x[:, :3], x[:, :3], enable_gqa=True), (1, 4, 7, 7)),
+    "roll": (lambda x: x.roll((1, 2), (2,)), (1, 4, 7)),
+}
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_torchs_own_words_on_all_ranks_before_anything_is_sent(name: str) -> None:
+    call, shape = MISFITS[name]
+    with pytest.raises(Exception) as plain:
+        call(_zeros(*shape))
+
+    def on_rank(mesh: Any) -> int:
+        x = weft.distribute_tensor(_zeros(*shape), mesh, P(None, None, "x"))
+        with weft.explain() as log, pytest.raises(plain.type) as told:
+            call(x)
+        assert str(told.value) == str(plain.value)
+        return len(log.events)
+
+    assert weft.testing.run(on_rank, mesh={"x": 4}) == [0] * 4

@@ -41,6 +41,10 @@ SIGNALS_S = 0.2
 """For how many seconds a run may fail to notice a signal such as Ctrl-C."""
 
 
+STOP_S = 5.0
+"""For how many seconds an interrupted run waits for the rank that computes."""
+
+
 class _Runs:
     """The current outermost run has the lock. Global state is that of one run at a time, so the
     runs of several threads take place one after the other."""
@@ -96,17 +100,23 @@ def current_runner() -> Runner | None:
 
 
 class Baton:
-    """A run of `num_ranks` ranks in this process."""
+    """Runs of `num_ranks` ranks in this process, one after the other.
 
-    def __init__(self, num_ranks: int, generators: Sequence[torch.Generator]) -> None:
-        self.generators = generators
+    With `lasting` a run begins with the global state that each rank had at the end of the last one.
+    """
+
+    def __init__(
+        self, num_ranks: int, generators: Sequence[torch.Generator], lasting: bool = False
+    ) -> None:
+        self.generators, self.lasting = generators, lasting
         self.runners = [Runner(rank) for rank in range(num_ranks)]
-        self.queue = deque(self.runners)
+        self.queue: deque[Runner] = deque()
         self.meetings: dict[Hashable, dict[int, Any]] = {}
         self.finished = threading.Lock()
         self.finished.acquire()
         self.failure: BaseException | None = None
         self.stopped = False
+        self.is_stuck = False  # a rank of an interrupted run still computes
         self.num_meetings = 0  # so far
 
     def run(self, body: Callable[[Runner], Any]) -> list[Any]:
@@ -135,8 +145,11 @@ class Baton:
 
     def _run(self, body: Callable[[Runner], Any]) -> list[Any]:
         outer = GlobalState(self.generators)
+        self.queue.extend(self.runners)
+        self.failure, self.stopped = None, False
         for runner in self.runners:
-            runner.state = outer
+            runner.ended, runner.result = None, None
+            runner.state = runner.state or outer
             context = contextvars.copy_context()
             threading.Thread(
                 target=context.run, args=(self._main, runner, body),
@@ -149,7 +162,7 @@ class Baton:
                 pass
         except BaseException:  # KeyboardInterrupt: the running rank stops at its next meeting
             self.stopped = True
-            self.finished.acquire(timeout=5)
+            self.is_stuck = not self.finished.acquire(timeout=STOP_S)
             raise
         finally:
             outer.restore()
@@ -224,7 +237,7 @@ class Baton:
                 error.add_note(note)
             self._stop(error)
         finally:
-            runner.state = None
+            runner.state = GlobalState(self.generators) if self.lasting else None
             _local.runner = None
             self._hand_over(self._next())
 

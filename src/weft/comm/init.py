@@ -1,12 +1,13 @@
 """Which world this thread is in, and how a mesh is bound to it.
 
 A simulated rank is in its run's world. Any other thread is in that of torch.distributed, which
-is started from torchrun's environment if necessary. Without either, the world is one rank.
+is started from a launcher's environment if necessary. Without either, the world is one rank.
 """
 
 from __future__ import annotations
 
 import atexit
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -18,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from weft.comm.bound_mesh import BoundMesh, Rows, World, innermost_mesh
 from weft.comm.collective_call import timeout
 from weft.comm.communicator import Communicator
+from weft.comm.launchers import environment_of
 from weft.comm.process_world import backend_for, process_world
 from weft.comm.recording import current_recording_world
 from weft.comm.simulated import current_simulated_world
@@ -66,9 +68,12 @@ def init_mesh(
     """A mesh on the ranks of this world; the same object for the same value.
 
     Every rank of the world calls it. On a rank that is not in the mesh, the result has `here` None.
+    Where torch.distributed does not run, it is started from torchrun's environment, also if
+    torchrun has started the ranks again.
 
     Args:
-        axes: map axis name -> size, or only sizes, or a mesh value.
+        axes: map axis name -> size, or only sizes, or a mesh value. One size may be -1: it takes
+            all ranks that the others leave.
         device_type: where local tensors live. With "cuda", rank r of a host takes device r.
         ranks: the ranks in row-major order; None takes 0, 1, ..., size - 1.
         mesh_dim_names: the names of axes for which only sizes are given.
@@ -89,13 +94,48 @@ def init_mesh(
     assert isinstance(device_type, str)
     if mesh_dim_names is not None:
         axes = _named(axes, mesh_dim_names)
-    value = axes.abstract if isinstance(axes, Mesh) else Mesh(axes, ranks)
+    if not _leaves_out(axes):  # what is wrong with it comes before a world starts
+        axes = axes.abstract if isinstance(axes, Mesh) else Mesh(axes, ranks)
     if _made_up() is None and process_world() is None:
         _start_from_environment(device_type)
     world = this_world()
+    ranks = None if ranks is None else tuple(ranks)
+    value = axes if isinstance(axes, Mesh) else Mesh(
+        _inferred(axes, world.size if ranks is None else len(ranks)), ranks)
     value, device_type = world.meant(value, device_type)
     _check_fits(value, world)
     return world.bind(value, device_type)
+
+
+def _sizes_of(axes: Any) -> list[Any]:
+    sizes = axes.values() if isinstance(axes, Mapping) else axes
+    return list(sizes) if isinstance(sizes, Iterable) else [sizes]
+
+
+def _leaves_out(axes: Any) -> bool:
+    """Whether one size is -1, and all others are sizes."""
+    if isinstance(axes, Mesh):
+        return False
+    sizes = _sizes_of(axes)
+    known = [size for size in sizes if size != -1]
+    return len(known) == len(sizes) - 1 and all(type(size) is int and size > 0 for size in known)
+
+
+def _inferred(axes: Any, num_ranks: int) -> Any:
+    """The axes, with a size in place of -1."""
+    known = -math.prod(_sizes_of(axes))
+    if num_ranks % known:
+        raise MeshError(
+            message("init_mesh(axes)", f"axes is {axes!r}: the sizes that are given make {known}, "
+                    f"and there are {num_ranks} ranks", "the size that is left out takes all ranks "
+                    "that the others leave", [f"{num_ranks} ranks by {known}"],
+                    "sizes that divide the number of ranks")
+        )
+    if isinstance(axes, Mapping):
+        return {name: num_ranks // known if size == -1 else size for name, size in axes.items()}
+    if isinstance(axes, int):
+        return num_ranks
+    return [num_ranks // known if size == -1 else size for size in axes]
 
 
 def _no_sizes(device_type: str) -> ShardTypeError:
@@ -207,18 +247,34 @@ def _default_device_type() -> str:
 
 
 def _start_from_environment(device_type: str) -> None:
-    """Start torch.distributed from torchrun's environment, if there is one."""
-    if not dist.is_available() or not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys():
+    """Start torch.distributed if a launcher has started this process; torchrun's variables say so
+    then, whichever it was."""
+    if not dist.is_available():
         return
+    found = environment_of(os.environ)
+    if not found:
+        return
+    os.environ.update(found)
     if device_type != "cpu":
         module = torch.get_device_module(device_type)
         local = int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))
         module.set_device(local % module.device_count())
     backend = backend_for(device_type)
+    store, rank, size = next(dist.rendezvous("env://", timeout=timeout()))
     dist.init_process_group(
-        "gloo" if device_type == "cpu" else f"cpu:gloo,{device_type}:{backend}", timeout=timeout()
+        "gloo" if device_type == "cpu" else f"cpu:gloo,{device_type}:{backend}", timeout=timeout(),
+        store=_of_this_start(store), rank=rank, world_size=size,
     )
     atexit.register(_end)
+
+
+def _of_this_start(store: dist.Store) -> dist.Store:
+    """The part of the store that belongs to this start of the ranks.
+
+    torchrun keeps the store when it starts ranks again, and gloo would look for ranks at the
+    addresses of those that have died.
+    """
+    return dist.PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
 def _end() -> None:

@@ -40,7 +40,7 @@ from weft.comm.source import point
 from weft.core import AxisName, Mesh
 from weft.errors import CommunicationError, MeshError, ShardTypeError, message
 
-__all__ = ["SimulatedWorld", "current_simulated_world", "run_simulated"]
+__all__ = ["SimulatedRanks", "SimulatedWorld", "current_simulated_world", "run_simulated"]
 
 T = TypeVar("T")
 
@@ -221,6 +221,40 @@ def run_simulated(
                     "threads, with or without an event loop around the run", [fn.__name__],
                     "run(lambda mesh: asyncio.run(fn(mesh)))")
         )
+    return SimulatedRanks(num_ranks, mesh, device_type).run(fn)
+
+
+class SimulatedRanks:
+    """Simulated ranks that call one function after another; arguments as in `run_simulated`.
+
+    With `lasting` they keep their world and their global state from call to call.
+    """
+
+    def __init__(
+        self, num_ranks: Any, mesh: Any, device_type: str = "cpu", lasting: bool = False
+    ) -> None:
+        self.mesh, num_ranks = _mesh_of(num_ranks, mesh)
+        self.device_type, self.device_index = device_type, None
+        if device_type not in ("cpu", "meta"):
+            self.device_index = torch.get_device_module(device_type).current_device()
+        self.baton = Baton(num_ranks, _generators(device_type), lasting)
+        outer = current_simulated_world()
+        debug = (PROCESS if outer is None else outer.debug).on
+        for runner in self.baton.runners:
+            runner.world = SimulatedWorld(self.baton, runner, debug)
+
+    def run(self, fn: Callable[[BoundMesh], T]) -> list[T]:
+        """The results of `fn(mesh)`, in rank order."""
+        return self.baton.run(lambda runner: fn(self._bound(runner)))
+
+    def _bound(self, runner: Runner) -> BoundMesh:
+        if self.device_index is not None:
+            torch.get_device_module(self.device_type).set_device(self.device_index)
+        return runner.world.bind(self.mesh, self.device_type)
+
+
+def _mesh_of(num_ranks: Any, mesh: Any) -> tuple[Mesh, int]:
+    """The mesh, and the number of ranks."""
     if isinstance(num_ranks, (Mapping, Sequence, Mesh)):
         if mesh is not None:
             raise MeshError(
@@ -242,20 +276,7 @@ def run_simulated(
                 f"run(fn, num_ranks={math.prod(value.axis_sizes)}, mesh=...)",
             )
         )
-    outer = current_simulated_world()
-    debug = (PROCESS if outer is None else outer.debug).on
-    baton = Baton(num_ranks, _generators(device_type))
-    current = None
-    if device_type not in ("cpu", "meta"):
-        current = torch.get_device_module(device_type).current_device()
-
-    def body(runner: Runner) -> T:
-        if current is not None:
-            torch.get_device_module(device_type).set_device(current)
-        runner.world = SimulatedWorld(baton, runner, debug)
-        return fn(runner.world.bind(value, device_type))
-
-    return baton.run(body)
+    return value, num_ranks
 
 
 def _generators(device_type: str) -> list[torch.Generator]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from weft.core import encoding, hlo
 from weft.core.cuts import default_interval, default_is_flat, flat_cuts, known_default_cuts
+from weft.core.display import AsPicture
 from weft.core.dtypes import check_carries, dtype_text
 from weft.core.encoding import Cuts
 from weft.core.integers import lengths_of
@@ -33,7 +34,7 @@ Box = tuple[tuple[int, int], ...]
 """Per tensor dim, (start, stop) of global indices."""
 
 
-class Layout:
+class Layout(AsPicture):
     """Which part of a global tensor each position of a mesh holds.
 
     Args:

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from weft.core import Layout, as_mesh
+from weft.core.display import draw_by, preformatted
 from weft.drawing.colours import Colours
 from weft.drawing.facts import named, title
 from weft.drawing.figure import drawable, figure, joined
@@ -117,6 +118,15 @@ def show(
     if out is not None:
         drawing.write(out)
     return drawing
+
+
+def _picture(what: Any) -> str:
+    """What a notebook shows of something that `show` draws, as HTML."""
+    said = preformatted(str(what)) if _is_plan(what) else ""
+    return f"{said}{show(what).svg()}"
+
+
+draw_by(_picture)
 
 
 def _drawn(what: Any) -> tuple[Layout | Plan, str | None]:

@@ -10,6 +10,7 @@ from weft.nn.owners import Owners, at_owners
 from weft.nn.pins import PrepareModuleInput, PrepareModuleOutput
 from weft.nn.recurrences import linear_scan
 from weft.nn.report import Report, report
+from weft.nn.reshard import reshard
 from weft.nn.styles import ColwiseParallel, RowwiseParallel, SequenceParallel, VocabParallel
 from weft.nn.token_order import TokenOrder, zigzag
 
@@ -17,7 +18,7 @@ __all__ = [
     "ColwiseParallel", "Gather", "Owners", "PrepareModuleInput", "PrepareModuleOutput", "Report",
     "RowwiseParallel", "SequenceParallel", "ShardedCollator", "TokenOrder", "VocabParallel",
     "accumulate", "as_one_process", "at_owners", "by_expert", "distribute_module", "linear_scan",
-    "materialize", "report", "zigzag",
+    "materialize", "report", "reshard", "zigzag",
 ]
 
 optimizers.install()

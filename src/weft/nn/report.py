@@ -13,6 +13,7 @@ from torch import nn
 from weft.comm import as_bound_mesh
 from weft.core import Layout, Mesh
 from weft.core.arguments import MeshLike, also_called
+from weft.core.display import AsText
 from weft.errors import ModuleError, message
 from weft.nn.match import as_patterns, idle_patterns, layouts_of, pins_of, shadowed
 from weft.nn.named import Named, named_tensors, refuse_lazy
@@ -73,8 +74,8 @@ class Pin:
     pattern: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+@dataclass(frozen=True, slots=True, repr=False)
+class Report(AsText):
     """What `distribute_module` does with a module. `print` shows it.
 
     Attributes:
@@ -118,6 +119,9 @@ class Report:
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
+
+    def __repr__(self) -> str:
+        return f"Report({len(self.rows)} tensors on {self.mesh}, {self.full_nbytes} bytes)"
 
     def _lines(self) -> Iterator[str]:
         kinds = [row.kind for row in self.rows]

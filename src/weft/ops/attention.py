@@ -150,6 +150,8 @@ def _refuse_shape(mask: torch.Size, scores: tuple[int, ...]) -> None:
     if any(mine != other and 1 not in (mine, other)
            for mine, other in zip(reversed(mask), reversed(scores))):
         torch.empty(()).expand(scores).add(torch.empty(()).expand(mask))
+    if torch.broadcast_shapes(mask, scores) != scores:  # it is added in place
+        torch.empty(scores, device="meta").add_(torch.empty(mask, device="meta"))
 
 
 def _in_groups(query: Tensor, key: Tensor) -> bool:

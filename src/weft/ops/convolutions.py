@@ -76,6 +76,9 @@ def _transposed(call: Call, batch: str, num: int) -> str:
     """Windows read backwards: of one dim, "b k>0 y0, k n v0!, [n] -> b n 2*y0+v0-1"."""
     given, after, taps = [], [], []
     for at, (kernel, step, far, pad, more) in enumerate(_backwards(call, num)):
+        if more >= max(step, far):  # its meta kernel takes it
+            raise RuntimeError("output padding must be smaller than either stride or dilation, but "
+                               f"got output_padding {more}, stride {step}, dilation {far}")
         alone = kernel == step == 1 and pad == more == 0
         given.append(f"y{at}")
         after.append(f"y{at}" if alone else f"{step}*y{at}+{far}*v{at}{-pad:+}")

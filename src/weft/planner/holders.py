@@ -17,6 +17,10 @@ the meshes are. If both meshes have at most `LISTED` devices, the line is listed
 nearer class serves leave it. On larger meshes they keep their position, so the load of the others
 may differ by more.
 
+Where parts may be *divided*, a part that crosses the border of a share is divided there, along its
+longest dim. So all holders of a class send equally much, up to a row, also if they are more than
+their takers. That takes more messages, which cost nothing where many tensors travel together.
+
 All of this is a pure function of the two layouts and the node size.
 """
 
@@ -26,7 +30,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import product
+from itertools import pairwise, product
 from typing import TypeVar
 
 from weft.core.layout import Box, Layout
@@ -131,8 +135,9 @@ class _Node:
 class Crossing:
     """Who takes what from whom between two layouts on two meshes."""
 
-    def __init__(self, src: Layout, dst: Layout, node_size: int) -> None:
+    def __init__(self, src: Layout, dst: Layout, node_size: int, divides: bool = False) -> None:
         self.src, self.dst, self.node_size = Side(src), Side(dst), node_size
+        self.divides = divides
         (a, b), (c, d) = _span(src.mesh), _span(dst.mesh)
         # Only if the meshes come near each other can a taker have a holder nearby.
         self.meshes_meet = a // node_size <= (d - 1) // node_size and (
@@ -151,12 +156,14 @@ class Crossing:
         for cell, box in self.src.cells_in(self.dst.layout.box_at(at), self.dst.term(at)):
             near = None if cell == own else self.near(cell, rank)
             if cell == own:
-                holder = rank
+                out.append((rank, box))
             elif near is not None:
-                holder = next(it for it, served in near.items() if (rank, box) in served)
+                out += _served(near, rank)
             else:
-                holder = self.src.rank(cell, self._line(cell).copy_for(rank, copy, box))
-            out.append((holder, box))
+                out += [
+                    (self.src.rank(cell, held), part)
+                    for held, part in self._line(cell).copies_for(rank, copy, box)
+                ]
         return sorted(out)
 
     def sends(self, rank: int) -> list[tuple[int, Box]]:
@@ -206,7 +213,7 @@ class Crossing:
             if own != cell and its == term:
                 box = intersect(held, wanted)
                 takers += [] if box is None else [(device, box)]
-        return _shares(holders, takers)
+        return _shares(holders, takers, self.divides)
 
     def _list_node(self, number: int) -> _Node:
         first = number * self.node_size
@@ -241,12 +248,12 @@ class _Line:
         self.length = volume(self.box) * crossing.dst.num
         self.listed: dict[int, list[tuple[int, Box]]] | None = None
         sizes = [side.layout.mesh.size() for side in (crossing.src, crossing.dst)]
-        if crossing.meshes_meet and max(sizes) <= LISTED:
+        if crossing.divides or (crossing.meshes_meet and max(sizes) <= LISTED):
             takers = [
                 (rank, box) for _, rank, box in self._walk(0, self.length)
                 if not self._served(rank)
             ]
-            self.listed = _shares(range(crossing.src.num), takers)
+            self.listed = _shares(range(crossing.src.num), takers, crossing.divides)
 
     def _served(self, rank: int) -> bool:
         """Whether a nearer class serves a taker: itself, or its node."""
@@ -266,10 +273,11 @@ class _Line:
             if begin >= start and not self._served(rank)
         ]
 
-    def copy_for(self, taker: int, copy: int, box: Box) -> int:
-        """The copy that serves a taker, which is copy `copy` of its own cell and wants `box`."""
+    def copies_for(self, taker: int, copy: int, box: Box) -> list[tuple[int, Box]]:
+        """The copies that serve a taker, which is copy `copy` of its own cell and wants `box`, and
+        what each of them sends."""
         if self.listed is not None:
-            return next(at for at, served in self.listed.items() if (taker, box) in served)
+            return _served(self.listed, taker)
         before, volume_before = 0, self.crossing.dst.num
         rest = volume(self.box)
         for (start, stop), (low, high) in zip(box, self.box):
@@ -277,7 +285,7 @@ class _Line:
             before += volume_before * (start - low) * rest
             volume_before *= stop - start
         begin = before + copy * volume(box)
-        return begin * self.crossing.src.num // self.length
+        return [(begin * self.crossing.src.num // self.length, box)]
 
     def _walk(self, start: int, stop: int) -> Iterator[tuple[int, int, Box]]:
         """(begin, rank, box) of the takers that overlap the part of the line from start to stop.
@@ -306,7 +314,7 @@ class _Line:
 
 
 def _shares(
-    holders: range | list[int], takers: list[tuple[int, Box]]
+    holders: range | list[int], takers: list[tuple[int, Box]], divides: bool
 ) -> dict[int, list[tuple[int, Box]]]:
     """Holder -> its takers: the line of takers divided into equal shares."""
     total = sum([volume(box) for _, box in takers])
@@ -314,15 +322,45 @@ def _shares(
     begin = 0
     for taker, box in takers:
         place = begin * len(holders) // total
-        served.setdefault(holders[place], []).append((taker, box))
+        parts = _divided(box, begin, total, len(holders)) if divides else [box]
+        for at, part in enumerate(parts, place):
+            if volume(part):
+                served.setdefault(holders[at], []).append((taker, part))
         begin += volume(box)
     return served
 
 
+def _divided(box: Box, begin: int, total: int, num: int) -> list[Box]:
+    """A part that begins at `begin` of a line, divided where one of `num` shares of it ends."""
+    size = volume(box)
+    first, last = begin * num // total, (begin + size - 1) * num // total
+    lengths = [stop - start for start, stop in box]
+    dim = max(range(len(box)), key=lengths.__getitem__, default=0)
+    if first == last or lengths[dim] == 1:
+        return [box]
+    low, row = box[dim][0], size // lengths[dim]
+    borders = [  # rounded to rows
+        (2 * (share * total - begin * num) + num * row) // (2 * num * row)
+        for share in range(first + 1, last + 1)
+    ]
+    cuts = [0, *(min(max(at, 0), lengths[dim]) for at in borders), lengths[dim]]
+    return [
+        (*box[:dim], (low + start, low + stop), *box[dim + 1:]) for start, stop in pairwise(cuts)
+    ]
+
+
+def _served(shares: dict[int, list[tuple[int, Box]]], taker: int) -> list[tuple[int, Box]]:
+    """(holder, box) of what a taker gets."""
+    return [
+        (holder, box) for holder, served in shares.items() for device, box in served
+        if device == taker
+    ]
+
+
 @lru_cache(maxsize=1024)
-def crossing(src: Layout, dst: Layout, node_size: int) -> Crossing:
+def crossing(src: Layout, dst: Layout, node_size: int, divides: bool = False) -> Crossing:
     """The one crossing of two layouts."""
-    return Crossing(src, dst, node_size)
+    return Crossing(src, dst, node_size, divides)
 
 
 @lru_cache(maxsize=1024)

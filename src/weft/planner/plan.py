@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from weft.core.cover import Cover
+from weft.core.display import AsPicture
 from weft.core.dtypes import dtype_name
 from weft.core.dtypes import itemsize as itemsize_of
 from weft.core.layout import Layout
@@ -32,8 +33,8 @@ _NOT_MADE = frozenset({"avg", "bxor"})
 """Kinds of partial values that a plan cannot make from a value, so it must keep them."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Plan:
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Plan(AsPicture):
     """Steps that lead from `src` to `dst`; `itemsize` is the number of bytes per element.
 
     Where `cover` is given, ranks end with the boxes that they read beside `dst`; where `folds` is,
@@ -113,6 +114,10 @@ class Plan:
 
     def __str__(self) -> str:
         return plan_text(self)
+
+    def __repr__(self) -> str:
+        steps = f"{len(self.steps)} step{'s' * (len(self.steps) != 1)}"
+        return f"Plan({self.src} -> {self.dst}, {steps}, {self.total_bytes} bytes)"
 
 
 def plan(

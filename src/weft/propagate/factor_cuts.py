@@ -17,7 +17,7 @@ from weft.core import Layout, default_cuts, filled_cuts
 from weft.propagate.choose import Frame
 from weft.propagate.cuts import busiest, fairest, nearest
 from weft.propagate.local import window_of
-from weft.rules import AnyWindow, Rule
+from weft.rules import AnyWindow, Rule, Window
 
 __all__ = ["Cuts", "cuts_of_factor", "default_of", "scaled"]
 
@@ -81,7 +81,7 @@ def _units(
     if window is not None:
         if have != order:
             return None
-        return window.units(layout.cuts_of(dim), length)
+        return _under_window(window, layout, dim, length)
     if have == order:
         if inner == 1:
             return layout.cuts[dim]
@@ -102,6 +102,30 @@ def _units(
             fine += [start + cut for cut in default_cuts(stop - start, rest)[1:]]
         return tuple(fine)
     return tuple([nearest(cut, inner) for cut in full])
+
+
+def _under_window(
+    window: AnyWindow, layout: Layout, dim: int, length: int
+) -> tuple[int, ...]:
+    """Where the places of a windowed dim lie: where their windows' centres do. A window that steps
+    by one, and lies askew, reads no more elsewhere: its places keep the dim's cuts, as the tokens
+    of a causal convolution that pads itself; those of a dim that was padded before it are even."""
+    cuts = layout.cuts_of(dim)
+    due = window.units(cuts, length)
+    if not isinstance(window, Window) or window.stride > 1 or due == cuts:
+        return due
+    if window.pad > 0:
+        wanted = (*cuts[:-1], length)
+    elif cuts != default_of(layout, dim):
+        sizes = [layout.mesh.axis_sizes[axis] for axis in layout.dims[dim]]
+        wanted = default_cuts(length, sizes)
+    else:
+        return due
+    largest = max([stop - start for start, stop in pairwise(cuts)])
+    fits = window.extent - 1 <= largest and all(
+        0 <= cut + window.pad - one < window.extent and one <= length
+        for one, cut in zip(wanted[1:-1], cuts[1:-1]))
+    return wanted if fits else due
 
 
 def _home(

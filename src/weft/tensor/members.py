@@ -168,6 +168,9 @@ class AsValue:
     def __repr__(self, *, tensor_contents: Any = None) -> str:
         return hooks.values.text(self)
 
+    def _repr_html_(self) -> str:
+        return hooks.values.shown(self)
+
     def __format__(self, spec: str) -> str:
         return hooks.values.formatted(self, spec)
 

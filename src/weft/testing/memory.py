@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from weft.tensor import ShardTensor
@@ -18,54 +18,52 @@ __all__ = ["Meter", "local_tensors", "peak_memory"]
 class Meter:
     """Bytes of the storages of dense tensors, each counted once and whole while it lives.
 
-    `live` are those alive now, `peak` the most that ever were. `counts` says of a tensor whether
-    its memory is counted.
+    A storage that has changed its size counts as what it is now.
+
+    Args:
+        counts: of a tensor, whether its memory is counted.
+
+    Attributes:
+        peak: the most bytes that were alive after any call of `see`.
+        live: bytes that are alive now.
     """
 
     def __init__(self, counts: Callable[[torch.Tensor], bool]) -> None:
-        self.live = self.peak = 0
+        self.peak = 0
         self._counts = counts
-        self._known: dict[int, tuple[Any, int]] = {}
-        self._elastic: set[int] = set()
-        """Storages that have changed their size: they are asked again after each operation."""
+        self._alive: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._nbytes = 0
+        """Of all that is in `_alive`, some of which may be gone, or smaller."""
 
     def see(self, tensors: list[torch.Tensor]) -> None:
         """Count what is new among the tensors, and what has grown or shrunk since."""
         for tensor in tensors:
             if type(tensor) in _DENSE and self._counts(tensor):
                 storage = tensor.untyped_storage()
-                key, nbytes = storage._cdata, storage.nbytes()
-                if key not in self._known:
-                    self._known[key] = weakref.ref(storage, _Gone(self, key)), nbytes
-                    self.live += nbytes
+                nbytes = storage.nbytes()
+                known = self._alive.get(storage._cdata)
+                if known is None:
                     if not nbytes:
-                        self._elastic.add(key)
-                elif nbytes != self._known[key][1]:
-                    self._elastic.add(key)
-        for key in tuple(self._elastic):
-            alive, before = self._known[key]
-            storage = alive()
-            if storage is not None and storage.nbytes() != before:
-                self._known[key] = alive, storage.nbytes()
-                self.live += storage.nbytes() - before
-        self.peak = max(self.peak, self.live)
+                        continue
+                    known = StorageWeakRef(storage), 0
+                elif known[1] == nbytes:
+                    continue
+                self._alive[storage._cdata] = known[0], nbytes
+                self._nbytes += nbytes - known[1]
+        if self._nbytes > self.peak:
+            self.peak = max(self.peak, self.live)
 
-    def forget(self, key: int) -> None:
-        """A storage is gone."""
-        self.live -= self._known.pop(key)[1]
-        self._elastic.discard(key)
-
-
-class _Gone:
-    """What is called when a storage is gone; the meter is not kept alive by it."""
-
-    def __init__(self, meter: Meter, key: int) -> None:
-        self.meter, self.key = weakref.ref(meter), key
-
-    def __call__(self, _: object) -> None:
-        meter = self.meter()
-        if meter is not None:
-            meter.forget(self.key)
+    @property
+    def live(self) -> int:
+        for key, (known, nbytes) in list(self._alive.items()):
+            storage: Any = torch.UntypedStorage._new_with_weak_ptr(known.cdata)  # type: ignore
+            now = 0 if storage is None else storage.nbytes()
+            if storage is None:
+                del self._alive[key]
+            elif now != nbytes:
+                self._alive[key] = known, now
+            self._nbytes += now - nbytes
+        return self._nbytes
 
 
 class peak_memory(TorchDispatchMode):
@@ -76,8 +74,9 @@ class peak_memory(TorchDispatchMode):
         print(memory.peak)
 
     It counts the memory of every tensor that an operation takes or returns, once and whole, from
-    its first use on: a view of a large tensor counts as the large tensor. Memory that a kernel uses
-    only internally is not seen. In a simulated run each rank measures its own tensors.
+    its first use on: a view of a large tensor counts as the large tensor, and memory that has been
+    freed by resizing it counts as what is left. Memory that a kernel uses only internally is not
+    seen. In a simulated run each rank measures its own tensors.
 
     Args:
         held: tensors, modules, optimizers, or lists and dicts of tensors, that count from the

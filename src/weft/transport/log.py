@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from weft.core.display import AsText
 from weft.core.units import nbytes_text, seconds_text
 
 __all__ = ["Event", "Log"]
@@ -38,8 +39,8 @@ class Event:
     seconds: float | None = None
 
 
-@dataclass(slots=True)
-class Log:
+@dataclass(slots=True, repr=False)
+class Log(AsText):
     """The events of a recording, in order; `open` until the recording ends."""
 
     events: list[Event] = field(default_factory=list)
@@ -89,6 +90,9 @@ class Log:
                 shown = [*shown, (f"{len(ordered) - len(shown)} others", rest)]
             lines += [_total(name, events, timed) for name, events in shown]
         return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"Log({len(self.events)} collectives, {nbytes_text(self.nbytes)} received)"
 
     def __str__(self) -> str:
         timed = any(event.seconds is not None for event in self.events)

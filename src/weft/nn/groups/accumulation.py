@@ -56,7 +56,7 @@ def _reduce(held: Holding) -> None:
     """The same on every rank, in one order."""
     buckets, landings = Buckets(), []
     for pack in sorted(held.others, key=held.others.__getitem__):
-        pack.collect_held()
+        pack.release_held()
         landings += pack.start_reducing(buckets)
     landings += buckets.start(True)
     reduce_held(held.uses.values())

@@ -84,10 +84,10 @@ class Line:
     def end(self) -> None:
         self.last = self.order
 
-    def asked(self, group: Group) -> None:
-        """In backward: a group is needed."""
+    def asked(self, group: Group, by_forward: bool = False) -> None:
+        """In backward: a group is needed, for a gradient or by a forward that recomputes."""
         self.touch(group)
-        if torch.is_grad_enabled():  # a graph of the backward reads it, whenever
+        if torch.is_grad_enabled() and not by_forward:  # a graph of the backward reads it, whenever
             self.keeps = True
         if group in self.passed or group.was_asked:
             return
@@ -116,12 +116,12 @@ class Line:
         """In backward: what came after the group's input has its gradients."""
         if self.backward is None or not group.is_open:
             return
-        started = group.start_reducing(self.buckets)
-        started += self.buckets.start(False)
         if not self.keeps:
             self.passed.add(group)
             group.is_open = group.was_asked = False
             group.free()
+        started = group.start_reducing(self.buckets)
+        started += self.buckets.start(False)
         self.land()
         self.outstanding = started
 
@@ -135,6 +135,7 @@ class Line:
         if self.backward is None:
             return
         touched = sorted(self.touched, key=lambda group: -group.number)  # not as they came
+        self._free()
         started = [land for group in touched for land in group.start_reducing(self.buckets)]
         started += self.buckets.start(True)
         self.land()
@@ -150,11 +151,14 @@ class Line:
             group.drop()
         self._close()
 
-    def _close(self) -> None:
+    def _free(self) -> None:
         for group in self.touched:
             group.is_open = group.was_asked = False
             if not self.keeps:
                 group.free()
+
+    def _close(self) -> None:
+        self._free()
         self.touched, self.passed, self.backward = [], set(), None
 
 
@@ -216,7 +220,7 @@ class Group:
         if not in_backward():
             self.line.entered(self)
         elif self.packs:
-            self.line.asked(self)
+            self.line.asked(self, by_forward=True)
         if torch.is_grad_enabled():
             self._end_at(flatten(given))
 

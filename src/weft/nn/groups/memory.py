@@ -7,7 +7,6 @@ everything of the next. Nothing is padded: blocks may be uneven, or empty.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -105,32 +104,37 @@ class Packing:
             torch.split_with_sizes_copy(
                 self.rows(flat), self.counts[0], 1, out=[whole.view(num, -1) for whole in wholes])
             return
-        into, out_of = [], []
+        parts, blocks = self._pieces(flat, wholes)
+        if parts:  # none where all of this rank's shards over other axes are empty
+            torch._foreach_copy_(parts, blocks)
+
+    def collect(self, flat: Tensor, wholes: Sequence[Tensor]) -> None:
+        """Copy what has the shapes of gathered parameters into a buffer."""
+        if flat.is_meta:
+            return
+        if self.is_even:
+            num = len(self.sizes)
+            into = self.rows(flat).split(self.counts[0], 1)
+            torch._foreach_copy_(into, [whole.reshape(num, -1) for whole in wholes])
+            return
+        parts, blocks = self._pieces(flat, wholes)
+        if parts:
+            torch._foreach_copy_(blocks, parts)
+
+    def _pieces(
+        self, flat: Tensor, wholes: Sequence[Tensor]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Of gathered parameters, those that are the blocks of a buffer, and these."""
+        parts, blocks = [], []
         for rank, mine in enumerate(flat.split(self.sizes)):
             for at, block in enumerate(mine.split(self.counts[rank])):
                 if block.numel():
-                    into.append(self._part(wholes[at], rank, at))
-                    out_of.append(block.view(self.shapes[rank][at]))
-        if into:  # none where all of this rank's shards over other axes are empty
-            torch._foreach_copy_(into, out_of)
+                    parts.append(self._part(wholes[at], rank, at))
+                    blocks.append(block.view(self.shapes[rank][at]))
+        return parts, blocks
 
-    def collect(self, flat: Tensor, at: int, whole: Tensor, adds: bool) -> None:
-        """Copy, or add, what has the shape of one gathered parameter into a buffer."""
-        if flat.is_meta:
-            return
-        if self.is_even and whole.is_contiguous():
-            columns = list(pairwise(accumulate(self.counts[0], initial=0)))[at]
-            into = self.rows(flat)[:, columns[0]:columns[1]]
-            out_of = whole.view(into.shape)
-            into.add_(out_of) if adds else into.copy_(out_of)
-            return
-        for rank, mine in enumerate(flat.split(self.sizes)):
-            block = mine.split(self.counts[rank])[at].view(self.shapes[rank][at])
-            part = self._part(whole, rank, at)
-            block.add_(part) if adds else block.copy_(part)
-
-    def of(self, there: Sequence[bool], flat: Tensor) -> tuple[Packing, Tensor]:
-        """The packing of some of the parameters, and their part of a buffer."""
+    def of(self, there: Sequence[bool]) -> Packing:
+        """The packing of some of the parameters."""
         new = object.__new__(Packing)
         new.index, new.is_even = self.index, self.is_even
         for name in ("shapes", "starts", "counts"):
@@ -140,11 +144,7 @@ class Packing:
             ])
         new.sizes = tuple([sum(mine) for mine in new.counts])
         new.numel = sum(new.sizes)
-        blocks = [
-            block for mine, counts in zip(flat.split(self.sizes), self.counts)
-            for block, is_there in zip(mine.split(counts), there) if is_there
-        ]
-        return new, torch.cat(blocks)
+        return new
 
     def mine(self, flat: Tensor) -> list[Tensor]:
         """This rank's blocks, of a buffer of its own."""

@@ -7,7 +7,8 @@ Afterwards it is what it was, and the storage is freed: autograd's graph keeps t
 bytes. Whoever reads them fills the storage first (`tensor.placing.freed`).
 
 The gathered parameter is a leaf of its own: torch's engine accumulates its gradient, a partial
-value. When it has arrived it is copied into the buffer of the reduce-scatter, and dropped.
+value, which waits there until the group is freed. Then what has arrived is copied into the buffer
+of the reduce-scatter, and dropped.
 
 Weights that have been written to since are other values in the same storage. Then the version
 counters of the gathered parameters step, so that graphs of the old values raise torch's error.
@@ -115,9 +116,12 @@ class _Member:
         self.memo: Any = None
         self.version = 0
         self.has_arrived = False
+        """Whether the gradient of the leaf is to be reduced in this backward."""
         self.address = self.local.data_ptr()
         self.use: LeafUse | None = None
         self._released: TensorWeakRef | None = None
+        self.whole: Any
+        self._full: Any
         if storage is None:
             self.whole = self._full = self.local.detach().requires_grad_()
             return
@@ -214,7 +218,6 @@ class Pack(Freed):
         self.is_full = self.is_kept = not self.kind.axes
         self.versions: tuple[int, ...] | None = None
         self.pending: tuple[Finish, tuple[int, ...]] | None = None
-        self.buffer: Tensor | None = None
         me: weakref.ref[Pack] = weakref.ref(self)
         self.arrivals = [_Arrival(me, at) for at in range(len(self.members))]
         for member, arrival in zip(self.members, self.arrivals):
@@ -332,8 +335,6 @@ class Pack(Freed):
     def arrived(self, at: int, full: Tensor) -> None:
         """The gradient of a gathered parameter is there."""
         member = self.members[at]
-        if full.grad is None:
-            return
         if torch.is_grad_enabled():  # create_graph: by the transition, which is differentiable
             if member.use is not None:
                 member.use.arrived(full)
@@ -343,21 +344,8 @@ class Pack(Freed):
         if holding is not None and id(member.local) in holding.leaves:  # the engine adds to it
             holding.others[self] = self.number
             return
-        self._touch()
-        if self.kind.axes:
-            self._collect(at)
-
-    def _collect(self, at: int) -> None:
-        member = self.members[at]
-        grad = member.take()
-        if grad is None:
-            return
-        with torch.no_grad(), _DisableAutocast():
-            if self.buffer is None:
-                self.buffer = torch.empty(
-                    self.packing.numel, dtype=self.kind.reduce_dtype, device=grad.device)
-            self.packing.collect(self.buffer, at, grad, member.has_arrived)
         member.has_arrived = True
+        self._touch()
 
     def start_reducing(self, buckets: _Buckets) -> list[Callable[[], None]]:
         """Begin to reduce what has arrived; the function waits for it, and accumulates. What only
@@ -365,20 +353,21 @@ class Pack(Freed):
         if not self.kind.axes:
             buckets.add(self)
             return []
-        buffer, self.buffer = self.buffer, None
-        if buffer is None:
+        members, grads = self._taken()
+        if not members:
             return []
-        packing, there = self.packing, [member.has_arrived for member in self.members]
+        packing = self.packing
+        if len(members) < len(self.members):
+            packing = packing.of([member in members for member in self.members])
         with torch.no_grad(), _DisableAutocast():
-            if not all(there):
-                packing, buffer = packing.of(there, buffer)
+            buffer = torch.empty(
+                packing.numel, dtype=self.kind.reduce_dtype, device=self.kind.mesh.device)
+            packing.collect(buffer, grads)
+            grads.clear()
             mine = packing.sizes[packing.index] * buffer.element_size()
             nbytes = (len(packing.sizes) - 1) * mine
             with self.told("ReduceScatter", "P(sum)->S", nbytes):
                 finish = self.comm.start_reduce_scatter(buffer, packing.sizes, "sum")
-        members = [member for member in self.members if member.has_arrived]
-        for member in members:
-            member.has_arrived = False
 
         def land() -> None:
             with torch.no_grad(), _DisableAutocast():
@@ -392,27 +381,32 @@ class Pack(Freed):
 
         return [land]
 
+    def _taken(self) -> tuple[list[_Member], list[Tensor]]:
+        """What has arrived, and of whom."""
+        members, grads = [], []
+        for member in self.members:
+            if not member.has_arrived:
+                continue
+            grad, member.has_arrived = member.take(), False
+            if grad is not None:
+                members.append(member)
+                grads.append(grad)
+        return members, grads
+
     def take(self) -> tuple[list[Tensor], list[Tensor]]:
         """The gradients of replicated parameters that have arrived, and before them the local
         tensors that they are of."""
-        locals_, grads = [], []
-        for member in self.members:
-            grad = member.take()
-            if grad is not None:
-                locals_.append(member.local)
-                grads.append(grad)
-        return locals_, grads
+        members, grads = self._taken()
+        return [member.local for member in members], grads
 
-    def collect_held(self) -> None:
-        """Take what was held over several backwards."""
-        if not self.kind.axes:  # it is where `take` looks for it
-            return
-        for at in range(len(self.members)):
-            self._collect(at)
+    def release_held(self) -> None:
+        """What was held over several backwards is to be reduced."""
+        for member in self.members:
+            full = member.full
+            member.has_arrived = full is not None and full.grad is not None
 
     def drop(self) -> None:
         """A backward has failed: what has arrived is no gradient of anything."""
-        self.buffer = None
         for member in self.members:
             member.has_arrived = False
             member.take()

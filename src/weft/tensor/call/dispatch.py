@@ -23,7 +23,7 @@ from weft.tensor.call.out import function_of, without_out, writing
 from weft.tensor.call.own.functions import OwnFunction
 from weft.tensor.call.recipe import Alias, Recipe
 from weft.tensor.call.reduce_once import UsingReduced, has_reduced, unmarked
-from weft.tensor.call.torchs_errors import with_layouts
+from weft.tensor.call.torchs_errors import in_torchs_words, with_layouts
 from weft.tensor.call.varying import has_varying, of_varying
 from weft.tensor.counts import AGAIN, CALLS, MISSES
 from weft.tensor.keys import floats_of, key_of
@@ -173,7 +173,8 @@ def _learned(
         with unseen():
             recipe, floats_flow = _decided(func, args, kwargs, mesh, key)
     except Exception as error:
-        raise with_layouts(error, _name(func), flatten((args, kwargs)), mesh) from error.__cause__
+        told = in_torchs_words(error, func, args, kwargs)
+        raise with_layouts(told, _name(func), flatten((args, kwargs)), mesh) from error.__cause__
     if has_varying(key):
         recipe = of_varying(recipe, _carry_out)
     floats = () if floats_flow else floats_of((*args, *kwargs.values()))

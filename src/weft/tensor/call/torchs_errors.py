@@ -1,22 +1,29 @@
 """What torch refuses, as users of ShardTensors read it: with layouts, and without our frames.
 
 A call that torch refuses is refused by its meta kernels, while weft finds out what the call
-consists of. Their messages speak of shapes, and lie some twenty frames below the user's line.
+consists of, or by a rule that its operands do not fit. Their messages speak of shapes, and lie some
+twenty frames below the user's line. The words of the kernels themselves are often others: a call of
+few elements is made again on tensors of zeros, which the kernels refuse before they compute.
 """
 
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from weft import errors
 from weft.comm import PROCESS, BoundMesh
 from weft.core.dtypes import dtype_text
+from weft.tensor.meta import dense
 from weft.tensor.shard_tensor import ShardTensor
+from weft.tensor.trace.capture import unwatched
+from weft.tensor.trace.trees import flatten, map_tensors
 
-__all__ = ["with_layouts"]
+__all__ = ["in_torchs_words", "with_layouts"]
 
 _OURS = tuple(
     os.path.dirname(os.path.abspath(path)) + os.sep
@@ -28,6 +35,39 @@ _PYTHONS = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 
 _MOST = 8
 """Operands that are shown."""
+
+_FEW = 1 << 22
+"""Elements of all operands of a call that is made again."""
+
+_REFUSALS = (RuntimeError, IndexError, ValueError, TypeError)
+
+
+def in_torchs_words(error: Exception, func: Any, args: Any, kwargs: Any) -> Exception:
+    """What torch's kernels raise of a call, if they do; else the error."""
+    is_torchs = str(getattr(func, "__module__", None) or "torch").startswith("torch")
+    tensors = flatten((args, kwargs))
+    is_wefts = isinstance(error, (errors.WeftError, Warning))
+    if not is_torchs or (is_wefts and not isinstance(error, errors.LayoutError)) or (
+        sum([one.numel() for one in tensors]) > _FEW
+        or not all(one.device.type == "cpu" and dense(one) for one in tensors)
+    ):
+        return error
+
+    def zeros(tensor: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(tensor.shape, dtype=tensor.dtype)
+
+    state = torch.default_generator.get_state()
+    try:
+        with torch.no_grad(), unwatched(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            func(*map_tensors(zeros, args), **map_tensors(zeros, kwargs))
+    except _REFUSALS as told:
+        return told.with_traceback(error.__traceback__)
+    except Exception:
+        return error
+    finally:
+        torch.default_generator.set_state(state)
+    return error
 
 
 def with_layouts(

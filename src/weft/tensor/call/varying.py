@@ -21,7 +21,7 @@ from weft.tensor.call.numbers import CarryOut
 from weft.tensor.call.program import Program
 from weft.tensor.call.recipe import Alias, Function, Recipe
 from weft.tensor.meta import Meta
-from weft.tensor.placing.freed import filled, watch
+from weft.tensor.placing.freed import filled, is_used, watch
 from weft.tensor.placing.operands import as_value, move_operands, settle
 from weft.tensor.shard_tensor import wrap
 from weft.tensor.trace.trees import flatten, local_of, substitute
@@ -41,9 +41,9 @@ def of_varying(made: Recipe, carry_out: CarryOut) -> Recipe:
     if isinstance(made, Program):
         if any(step.target is not None for step in made.steps) and is_grad_enabled():
             return Function(_Settled(made, carry_out))
-        return _Watched(made)
+        return _Watched(made) if is_used() else made
     if isinstance(made, Alias) or not is_grad_enabled():
-        return _Watched(made)
+        return _Watched(made) if is_used() else made
     return Function(_AsValues(made, carry_out))
 
 

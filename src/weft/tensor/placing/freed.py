@@ -14,11 +14,12 @@ from typing import Any
 
 from torch import Tensor
 
+from weft.tensor.meta import forget_recipes
 from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.trace.trees import flatten
 from weft.tensor.views.moved import unwrap_view
 
-__all__ = ["Freed", "fill", "filled", "keep", "memory_of", "register", "watch"]
+__all__ = ["Freed", "fill", "filled", "is_used", "keep", "memory_of", "register", "watch"]
 
 
 class Freed(ABC):
@@ -43,8 +44,20 @@ _KNOWN: weakref.WeakValueDictionary[int, Freed] = weakref.WeakValueDictionary()
 """By storage, which the value keeps alive."""
 
 
+class _Used:
+    any = False
+
+
+def is_used() -> bool:
+    """Whether there has been such memory in this process: until then nothing is to be watched."""
+    return _Used.any
+
+
 def register(storage: Any, freed: Freed) -> None:
     """Say what a storage is; `freed` holds the storage."""
+    if not _Used.any:
+        _Used.any = True
+        forget_recipes()  # those that watch nothing
     _KNOWN[storage._cdata] = freed
 
 

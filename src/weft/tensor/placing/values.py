@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from weft.core.display import drawn, preformatted
 from weft.errors import MeshError, message
 from weft.tensor.meta import Meta
 from weft.tensor.placing.freed import fill, keep
@@ -139,6 +140,11 @@ def text(tensor: ShardTensor) -> str:
     if getattr(tensor, "_is_param", False):
         lines[0] = f"Parameter containing:\n{lines[0]}"
     return ",\n  ".join(lines[:1]) + ",\n  " + "\n  ".join(lines[1:]) + ")"
+
+
+def shown(tensor: ShardTensor) -> str:
+    """For a notebook: the text, and a picture of the layout."""
+    return f"{preformatted(text(tensor))}{drawn(tensor)}"
 
 
 def _what_is_shown(meta: Meta) -> str:

@@ -1,0 +1,208 @@
+"""Whole states moved between meshes and tables: from a trainer to inference, for example.
+
+The tensors are planned together (`planner.moving`) and travel in buckets (`transport.moving`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+
+from weft.comm import BoundMesh, as_bound_mesh
+from weft.core import Layout
+from weft.errors import LayoutError, ShardTypeError, WeftError, message
+from weft.planner.moving import Move, moving
+from weft.tensor import ShardTensor
+from weft.tensor.modes import source_line
+from weft.tensor.placing.layouts import as_layout, local_to_sharded
+from weft.tensor.placing.operands import as_value
+from weft.tensor.views.moved import unwrap_view
+from weft.transport import traffic
+from weft.transport.in_flight import landed
+from weft.transport.moving import move_all
+from weft.transport.order import strides_in_order
+
+__all__ = ["reshard"]
+
+_CALL = "reshard(state, to)"
+
+
+def reshard(
+    state: Mapping[str, Any], to: Any, shardings: Mapping[str, Any] | None = None, *,
+    bucket_nbytes: int = 64 << 20,
+) -> dict[str, Any]:
+    """A state dict whose ShardTensors lie elsewhere: on another mesh, in other layouts.
+
+    All tensors are planned together. Each rank receives exactly the bytes of its new blocks that it
+    lacks, from the nearest rank that has them, and ranks that have the same send equally much.
+    Beside old and new blocks a rank holds two buckets at most: one that it sends, one that it
+    receives. Every rank of the old and of the new meshes calls it; ranks that are in neither may.
+
+    Args:
+        state: a state dict, of a module or of an optimizer: maps, lists and tuples, nested.
+            Plain tensors are copied, and what is no tensor stays as it is.
+        to: a state dict of the same names, whose ShardTensors say mesh and layout (they may be on
+            the meta device); or a mesh.
+        shardings: with a mesh, a map from patterns of names to specs, of which the first that
+            matches counts; other tensors are replicated. Names of nested maps are joined by dots.
+        bucket_nbytes: the most bytes of a bucket.
+
+    Returns:
+        A new state dict; its tensors are detached. A tensor that is under several names (tied
+        weights) moves once.
+
+    Raises:
+        LayoutError: names or shapes that `to` does not have; partial values.
+        PlacementError: specs that do not fit.
+        ShardTypeError: `to` is neither a state dict nor a mesh; a pattern that matches nothing.
+    """
+    named = [(name, one) for name, one in _tensors(state) if type(one) is ShardTensor]
+    targets = _targets(named, to, shardings)
+    _check(named, targets)
+    jobs: dict[Any, int] = {}
+    tensors: list[tuple[ShardTensor, BoundMesh, Layout]] = []
+    places: dict[str, int] = {}
+    for name, tensor in named:
+        mesh, layout = targets[name]
+        local = unwrap_view(landed(tensor._local))
+        memory = local.untyped_storage()._cdata, local.storage_offset(), local.stride()
+        key = (memory, tensor._meta, mesh, layout)
+        places[name] = jobs.setdefault(key, len(tensors))
+        if places[name] == len(tensors):
+            tensors.append((as_value(tensor.detach()), mesh, layout))  # type: ignore[arg-type]
+    moved = _moved(tensors, bucket_nbytes)
+    return _replaced(state, "", {name: moved[place] for name, place in places.items()})
+
+
+def _moved(
+    tensors: list[tuple[ShardTensor, BoundMesh, Layout]], bucket_nbytes: int
+) -> list[ShardTensor]:
+    if not tensors:
+        return []
+    meshes = list(dict.fromkeys(
+        mesh for tensor, target, _ in tensors for mesh in (tensor._meta.mesh, target)
+    ))
+    outside = all(mesh.here is None for mesh in meshes)
+    if outside:
+        locals_ = [tensor._local.new_empty(0) for tensor, _, _ in tensors]
+    else:
+        plan = moving([
+            Move(tensor._meta.layout, layout, str(tensor.dtype).removeprefix("torch."))
+            for tensor, _, layout in tensors
+        ], bucket_nbytes)
+        xs = [unwrap_view(landed(tensor._local)) for tensor, _, _ in tensors]
+        comm = meshes[0].world.across(*meshes)
+        with torch.no_grad(), traffic.label(
+            "reshard", source_line() if traffic.STATE.on else "", "asked for"
+        ):
+            locals_ = move_all(
+                plan, xs, comm, meshes[0].rank, lambda number: _made(*tensors[number]))
+    return [
+        local_to_sharded(local.to(mesh.device), mesh, layout, tensor._meta.strides)
+        for local, (tensor, mesh, layout) in zip(locals_, tensors)
+    ]
+
+
+def _made(tensor: ShardTensor, mesh: BoundMesh, layout: Layout) -> torch.Tensor:
+    """A new local tensor, in the memory order of the global one."""
+    like = tensor._local
+    if mesh.here is None:
+        return like.new_empty(0)
+    shape, order = layout.local_shape_at(mesh.here), tensor._meta.order()
+    if order is None:
+        return like.new_empty(shape)
+    rest = [dim for dim in range(len(shape)) if dim not in order]
+    return like.new_empty_strided(shape, strides_in_order(shape, [*rest, *order]))
+
+
+def _targets(
+    named: list[tuple[str, ShardTensor]], to: Any, shardings: Mapping[str, Any] | None
+) -> dict[str, tuple[BoundMesh, Layout]]:
+    """Name -> where the tensor is to lie; names that `to` does not have are left out."""
+    if isinstance(to, Mapping) and shardings is None:
+        return {
+            name: (one._meta.mesh, one.sharding) for name, one in _tensors(to)
+            if type(one) is ShardTensor
+        }
+    if isinstance(to, Mapping):
+        raise ShardTypeError(
+            message(_CALL, "to is a state dict, and shardings are given", "a state dict says mesh "
+                    "and layouts itself", ["shardings="], "weft.reshard(state, mesh, shardings)")
+        )
+    mesh, table = as_bound_mesh(to, "reshard(to)"), dict(shardings or {})
+    idle, out = set(table), {}
+    for name, tensor in named:
+        found = next((one for one in table if fnmatchcase(name, one)), None)
+        idle.discard(found)
+        try:
+            out[name] = mesh, as_layout(mesh, tensor.shape, None if found is None else table[found])
+        except WeftError as error:
+            error.add_note(f"  in reshard, for {name}")
+            raise
+    if idle:
+        raise ShardTypeError(
+            message("reshard(shardings=)", f"{len(idle)} of {len(table)} patterns match no tensor",
+                    "the first pattern that matches a name counts; * matches dots too",
+                    sorted(idle), f"names are {[name for name, _ in named[:4]]}")
+        )
+    return out
+
+
+def _check(
+    named: list[tuple[str, ShardTensor]], targets: Mapping[str, tuple[BoundMesh, Layout]]
+) -> None:
+    wrong: list[str] = []
+    for name, tensor in named:
+        if name not in targets:
+            wrong.append(f"{name}: it is not in `to`")
+        elif targets[name][1].shape != tuple(tensor.shape):
+            wrong.append(f"{name}: {tensor.sharding}, and {targets[name][1]} in `to`")
+        else:
+            wrong += [
+                f"{name}: {layout} is partial" for layout in (tensor.sharding, targets[name][1])
+                if layout.is_partial
+            ]
+    if wrong:
+        raise LayoutError(
+            message(_CALL, f"{len(wrong)} of {len(named)} tensors cannot move",
+                    "each ShardTensor of the state has one in `to`, of the same shape; both hold "
+                    "values and not terms of them",
+                    wrong[:8] + [f"and {len(wrong) - 8} more"] * (len(wrong) > 8),
+                    "x.redistribute(placements=P()) for partial values; the state dict of the same "
+                    "model as `to`")
+        )
+
+
+def _tensors(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """(name, leaf) of nested maps, lists and tuples; names are joined by dots."""
+    match tree:
+        case Mapping():
+            for key, one in tree.items():
+                yield from _tensors(one, _joined(name, key))
+        case list() | tuple():
+            for key, one in enumerate(tree):
+                yield from _tensors(one, _joined(name, key))
+        case _:
+            yield name, tree
+
+
+def _replaced(tree: Any, name: str, found: Mapping[str, Any]) -> Any:
+    match tree:
+        case Mapping():
+            return {key: _replaced(one, _joined(name, key), found) for key, one in tree.items()}
+        case list():
+            return [_replaced(one, _joined(name, key), found) for key, one in enumerate(tree)]
+        case tuple():
+            parts = [_replaced(one, _joined(name, key), found) for key, one in enumerate(tree)]
+            return type(tree)(*parts) if hasattr(tree, "_fields") else tuple(parts)
+        case torch.Tensor() if name not in found:
+            return tree.detach().clone()
+        case _:
+            return found.get(name, tree)
+
+
+def _joined(name: str, key: Any) -> str:
+    return f"{name}.{key}" if name else str(key)

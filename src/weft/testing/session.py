@@ -1,0 +1,199 @@
+"""Simulated ranks that stay: each keeps its variables, tensors and random numbers between calls."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import html
+import io
+import linecache
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+
+from weft.comm import BoundMesh, SimulatedRanks, this_world
+from weft.comm.simulated import SimulatedWorld
+from weft.core import Mesh, P
+from weft.drawing.ranks import ranks_text
+from weft.errors import CommunicationError, message
+
+__all__ = ["PerRank", "Session", "session"]
+
+T = TypeVar("T")
+
+
+class PerRank(list[Any]):
+    """What each rank has, in rank order; ranks that show the same are shown together."""
+
+    def __repr__(self) -> str:
+        return _together([repr(each) for each in self])
+
+    def _repr_html_(self) -> str:
+        blocks = _groups([_as_html(each) for each in self])
+        if len(blocks) == 1:
+            return blocks[0][1]
+        return "".join(f"<div><b>{ranks}</b>{shown}</div>" for ranks, shown in blocks)
+
+
+class Session:
+    """Simulated ranks that stay between the cells of a notebook, or the lines of a prompt.
+
+        ranks = weft.testing.session({"dp": 2, "tp": 2})
+        ranks.exec("x = weft.ones(4, 6, mesh=mesh, spec=P('dp', 'tp'))")
+        ranks.exec("x.sum().item()")
+        ranks["x"]
+
+    Lines find `mesh` (which calls without a mesh take), `rank`, `weft`, `P` and `torch`, and what
+    was assigned before. After an exception ranks have the variables that they had when it came, and
+    may differ.
+
+    Args:
+        mesh: the mesh, or axis name -> size.
+        device_type: where local tensors live.
+    """
+
+    def __init__(self, mesh: Any, device_type: str = "cpu") -> None:
+        self._ranks = SimulatedRanks(None, mesh, device_type, lasting=True)
+        self._spaces: list[dict[str, Any]] = [{} for _ in self._ranks.baton.runners]
+        self._count = 0
+
+    @property
+    def mesh(self) -> Mesh:
+        """The mesh, as a value."""
+        return self._ranks.mesh
+
+    def run(self, fn: Callable[[BoundMesh], Any]) -> PerRank:
+        """What `fn(mesh)` returns on each rank, called as by `weft.testing.run`.
+
+        Raises:
+            Exception: whatever the first failing rank raised, with its rank in a note.
+            CommunicationError: ranks wait for different collectives; or a rank of an interrupted
+                call has not stopped yet.
+        """
+        if self._ranks.baton.is_stuck:
+            axes = dict(zip(self.mesh.axis_names, self.mesh.axis_sizes))
+            raise CommunicationError(
+                message("session.run(fn)", "a rank of a call that was interrupted still computes",
+                        "ranks run one call at a time", [repr(self)],
+                        f"ranks = weft.testing.session({axes!r})")
+            )
+        return PerRank(self._ranks.run(fn))
+
+    def exec(self, code: str, given: Mapping[str, Any] | None = None) -> PerRank | None:
+        """Execute lines on every rank; what they print is printed when all are done.
+
+        Args:
+            code: Python. If it ends in an expression, the values of that are returned.
+            given: other names that the lines may read, such as a notebook's. What the lines assign
+                is the rank's own.
+
+        Returns:
+            The value of the last line on each rank; None if there is none.
+
+        Raises:
+            SyntaxError: not Python.
+            Exception: as `run`.
+        """
+        self._count += 1
+        lines, last = _compiled(code, f"ranks[{self._count}]")
+        printed = [io.StringIO() for _ in self._spaces]
+
+        def execute(mesh: BoundMesh) -> Any:
+            rank = this_world().rank
+            known = {
+                **(given or {}), "weft": sys.modules["weft"], "torch": torch, "P": P, "mesh": mesh,
+                "rank": rank, "__name__": "__main__",
+            }
+            with mesh:
+                return _execute(lines, last, self._spaces[rank], known)
+
+        with contextlib.redirect_stdout(_ByRank(printed, sys.stdout)):
+            try:
+                values = self.run(execute)
+            finally:
+                texts = [each.getvalue().rstrip("\n") for each in printed]
+        if any(texts):
+            print(_together(texts))
+        return None if all(value is None for value in values) else values
+
+    def __getitem__(self, name: str) -> PerRank:
+        """A variable, as each rank has it."""
+        return PerRank(space[name] for space in self._spaces)
+
+    def __repr__(self) -> str:
+        names = sorted(set().union(*self._spaces))
+        return f"session({self.mesh!r}, {', '.join(names) or 'no variables'})"
+
+
+def session(mesh: Mapping[str, int] | Sequence[int] | Mesh, device_type: str = "cpu") -> Session:
+    """Simulated ranks of a mesh that stay until the session is dropped.
+
+    In a notebook `%load_ext weft.testing` gives `%%ranks dp=2,tp=2`: a cell that all ranks execute.
+
+    Args:
+        mesh: map axis -> size, only sizes, or a mesh value.
+        device_type: where local tensors live.
+
+    Raises:
+        ShardTypeError: not a mesh.
+    """
+    return Session(mesh, device_type)
+
+
+def _compiled(code: str, name: str) -> tuple[Any, Any]:
+    """The lines, and the expression at their end or None. Tracebacks find the text by the name."""
+    linecache.cache[name] = len(code), None, code.splitlines(keepends=True), name
+    tree, last = ast.parse(code, name), None
+    if tree.body and isinstance(tree.body[-1], ast.Expr):
+        last = compile(ast.Expression(tree.body[-1].value), name, "eval")
+        del tree.body[-1]
+    return compile(tree, name, "exec"), last
+
+
+def _execute(lines: Any, last: Any, own: dict[str, Any], known: dict[str, Any]) -> Any:
+    """One rank's part; what differs from `known` afterwards is its own."""
+    names = {**known, **own}
+    try:
+        exec(lines, names)
+        return None if last is None else eval(last, names)
+    finally:
+        names.pop("__builtins__", None)
+        own.update({name: value for name, value in names.items()
+                    if name not in known or value is not known[name]})
+
+
+class _ByRank(io.TextIOBase):
+    """Standard output, apart for each simulated rank."""
+
+    def __init__(self, ranks: Sequence[io.StringIO], outer: Any) -> None:
+        self.ranks, self.outer = ranks, outer
+
+    def write(self, text: str) -> int:
+        world = this_world()
+        is_rank = isinstance(world, SimulatedWorld)
+        return (self.ranks[world.rank] if is_rank else self.outer).write(text)
+
+
+def _groups(shown: Sequence[str]) -> list[tuple[str, str]]:
+    """Which ranks show what, in the order of the first of them."""
+    ranks: dict[str, list[int]] = {}
+    for rank, text in enumerate(shown):
+        ranks.setdefault(text, []).append(rank)
+    return [(f"rank{'s' * (len(which) > 1)} {ranks_text(which)}", text)
+            for text, which in ranks.items()]
+
+
+def _together(shown: Sequence[str]) -> str:
+    blocks = _groups(shown)
+    if len(blocks) == 1:
+        return blocks[0][1]
+    return "\n".join(
+        f"{ranks}:\n{text}" if "\n" in text else f"{ranks}: {text}" for ranks, text in blocks
+    )
+
+
+def _as_html(value: Any) -> str:
+    own = getattr(value, "_repr_html_", None) or getattr(value, "_repr_svg_", None)
+    return own() if own is not None else f"<pre>{html.escape(repr(value))}</pre>"

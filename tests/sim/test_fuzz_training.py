@@ -1,0 +1,14 @@
+"""A sample of random models, tables and steps: `python -m tests.fuzz` has thousands of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.fuzz.draws import drawn
+from tests.fuzz.training import check
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("seed", range(12))
+def test_ranks_train_what_one_process_trains(seed: int) -> None:
+    check(drawn(seed))

@@ -1,0 +1,27 @@
+"""Nothing grows with the steps: `python -m tests.long_runs` has thousands of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests import long_runs
+
+
+@pytest.mark.parametrize("kind", ["fully sharded", "accumulation", "muon"])
+def test_nothing_grows_with_the_steps(kind: str) -> None:
+    long_runs.grown(kind, 24, 2).check(kind)
+
+
+def test_what_grows_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[Any] = []
+    step = long_runs._step
+
+    def leaking(how: Any, model: Any, optimizer: Any, ids: Any) -> None:
+        step(how, model, optimizer, ids)
+        kept.append(ids)
+
+    monkeypatch.setattr(long_runs, "_step", leaking)
+    with pytest.raises(AssertionError, match="tensors"):
+        long_runs.grown("data parallel", 24, 2).check("data parallel")
