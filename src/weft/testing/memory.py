@@ -36,7 +36,7 @@ class Meter:
                 storage = tensor.untyped_storage()
                 key, nbytes = storage._cdata, storage.nbytes()
                 if key not in self._known:
-                    me = weakref.ref(self)
+                    me: Any = weakref.ref(self)
                     gone = weakref.ref(storage, lambda _, key=key, me=me: _gone(me, key))
                     self._known[key] = gone, nbytes
                     self.live += nbytes
