@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = """
 import os, signal, sys, torch, weft
 import torch.distributed.checkpoint as dcp
@@ -34,6 +36,7 @@ if mesh.rank == 0:
 """
 
 
+@pytest.mark.timeout(300)
 def test_ranks_of_two_nodes_are_restarted(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)

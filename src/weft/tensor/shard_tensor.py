@@ -12,7 +12,7 @@ methods that torch code calls most.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import is_grad_enabled
@@ -28,6 +28,11 @@ from weft.tensor.meta import Meta, autocast_state
 from weft.tensor.modes import STRICT, num_dispatch_modes, transforms
 from weft.tensor.module_name import ServedByTorch
 from weft.tensor.versions import version_of as version_of_memory
+
+if TYPE_CHECKING:
+    from weft.tensor.typed import Typed as _Base
+else:
+    _Base = torch.Tensor
 
 __all__ = [
     "ShardTensor", "attributes_of", "now_requires_grad", "pass_known", "version_of",
@@ -46,7 +51,7 @@ _VALUES = frozenset((bool, str, type(None), torch.dtype, torch.device, torch.Siz
                      torch.memory_format, type(Ellipsis)))
 
 
-class ShardTensor(FromMeta, AsValue, torch.Tensor):
+class ShardTensor(FromMeta, AsValue, _Base):
     """One global tensor whose blocks lie on the ranks of a mesh.
 
     Not made directly: see `distribute_tensor`, `ShardTensor.from_local`, `weft.zeros` and the like.
@@ -201,7 +206,7 @@ class ShardTensor(FromMeta, AsValue, torch.Tensor):
         return self
 
     @property
-    def grad(self) -> ShardTensor | None:  # type: ignore[override]
+    def grad(self) -> ShardTensor | Any:  # type: ignore[override]
         local = self._local.grad
         if local is None:
             return None
