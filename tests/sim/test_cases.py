@@ -27,7 +27,8 @@ def test_names_are_unique() -> None:
 def test_a_case_is_reproducible(case: Case) -> None:
     results, gradients = dense_outcome(case)
     again = dense_outcome(case)
-    torch.testing.assert_close((results, gradients), again, rtol=0, atol=0, equal_nan=True)
+    # LAPACK's last bits depend on where its workspace lies; other operands differ by far more.
+    torch.testing.assert_close((results, gradients), again, rtol=1e-12, atol=1e-13, equal_nan=True)
     assert not case.grad or any(gradient is not None for gradient in gradients)
 
 
