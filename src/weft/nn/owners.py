@@ -11,17 +11,14 @@ from torch import Tensor
 from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.errors import CommunicationError, LayoutError, ShardTypeError, message
-from weft.tensor.grad.muon import buckets, owners_of, way_to_owners
 from weft.tensor.modes import source_line
 from weft.tensor.placing.layouts import local_to_sharded
+from weft.tensor.placing.owners import buckets, owners_of, way_to_owners
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.views.moved import unwrap_view
 from weft.transport import balanced, traffic
 
 __all__ = ["Owners", "at_owners"]
-
-_NBYTES = 1 << 28
-"""Of the tensors of one bucket: each owner holds its part of them."""
 
 
 def at_owners(fn: Callable[..., Any], tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -119,7 +116,7 @@ class Owners:
         out: tuple[list[Any], ...] = tuple([[] for _ in range(num_results)])
         with torch.no_grad():
             sizes = [sum(one.nbytes for one in some) for some in zip(*lists)]
-            for some in buckets(sizes, _NBYTES):
+            for some in buckets(sizes):
                 found = self._map(fn, some, [[one[at] for at in some] for one in lists],
                                   num_results)
                 for results, more in zip(out, found):

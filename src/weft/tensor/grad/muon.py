@@ -8,7 +8,6 @@ is balanced by its multiplications. Matrices of many bytes travel in several buc
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -21,17 +20,12 @@ from torch.optim._muon import (
 
 from weft.comm import BoundMesh
 from weft.tensor.grad.optimizers import opened_lists
-from weft.tensor.meta import bounded_put
 from weft.tensor.modes import source_line
+from weft.tensor.placing.owners import buckets, way_to_owners
 from weft.tensor.shard_tensor import ShardTensor
-from weft.transport import ToOwners, balanced, traffic
+from weft.transport import traffic
 
-__all__ = ["at_owners", "buckets", "owners_of", "way_to_owners"]
-
-_NBYTES = 1 << 28
-"""Of the matrices of one bucket: each owner holds its part of them."""
-
-_MAX_WAYS = 64
+__all__ = ["at_owners"]
 
 
 def at_owners(
@@ -51,7 +45,7 @@ def at_owners(
         update(*([each[at] for at in plain] for each in lists), **options)
     for mesh, places in _by_mesh([(at, params[at]._meta.mesh) for at in sharded]):
         matrices = [params[at] for at in places]
-        for some in buckets([2 * one.numel() for one in matrices], _NBYTES):
+        for some in buckets([2 * one.numel() for one in matrices]):
             chosen = [places[at] for at in some]
             _step(mesh, [grads[at] for at in chosen],
                   [[local[at] for at in chosen] for local in opened], options)
@@ -71,19 +65,6 @@ def _by_mesh(
     for mesh in meshes.values():
         if mesh.here is not None:
             yield mesh, [at for at, its in found if its is mesh]
-
-
-def buckets(sizes: Sequence[int], most: int) -> Iterator[list[int]]:
-    """Consecutive places whose sizes sum up to at most that, or one that alone is more."""
-    some, total = [], 0
-    for at, size in enumerate(sizes):
-        if some and total + size > most:
-            yield some
-            some, total = [], 0
-        some.append(at)
-        total += size
-    if some:
-        yield some
 
 
 def _step(
@@ -109,25 +90,3 @@ def _step(
     for grad, param, direction in zip(grads, opened[0], updates):
         param.mul_(1 - rate * decay)
         param.add_(direction, alpha=-_adjust_lr(rate, options["adjust_lr_fn"], grad.shape))
-
-
-def way_to_owners(
-    mesh: BoundMesh, tensors: Sequence[Any], owners: Sequence[int] | None = None
-) -> ToOwners:
-    """The way of these tensors to their owners, by default such that the work is balanced."""
-    layouts = tuple([one._meta.layout for one in tensors])
-    key = layouts, None if owners is None else tuple(owners)
-    known: dict[Any, ToOwners] = mesh.cache.setdefault("ways to owners", {})
-    found = known.get(key)
-    if found is None:
-        if owners is None:
-            owners = owners_of([layout.shape for layout in layouts], mesh.size())
-        found = ToOwners(mesh, layouts, owners)
-        bounded_put(known, key, found, _MAX_WAYS)
-    return found
-
-
-def owners_of(shapes: Sequence[Sequence[int]], num_ranks: int) -> list[int]:
-    """An owner for each matrix, whose work is that of its product with itself."""
-    costs = [float(math.prod(shape) * min(shape, default=1)) for shape in shapes]
-    return balanced(costs, num_ranks)

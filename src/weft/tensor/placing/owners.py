@@ -1,0 +1,53 @@
+"""Who computes which whole tensor, and the way of their blocks there and back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from weft.comm import BoundMesh
+from weft.tensor.meta import bounded_put
+from weft.transport import ToOwners, balanced
+
+__all__ = ["buckets", "owners_of", "way_to_owners"]
+
+NBYTES = 1 << 28
+"""Of the tensors of one bucket: each owner holds its part of them."""
+
+_MAX_WAYS = 64
+
+
+def buckets(sizes: Sequence[int], most: int = NBYTES) -> Iterator[list[int]]:
+    """Consecutive places whose sizes sum up to at most that, or one that alone is more."""
+    some, total = [], 0
+    for at, size in enumerate(sizes):
+        if some and total + size > most:
+            yield some
+            some, total = [], 0
+        some.append(at)
+        total += size
+    if some:
+        yield some
+
+
+def way_to_owners(
+    mesh: BoundMesh, tensors: Sequence[Any], owners: Sequence[int] | None = None
+) -> ToOwners:
+    """The way of these tensors to their owners, by default such that the work is balanced."""
+    layouts = tuple([one._meta.layout for one in tensors])
+    key = layouts, None if owners is None else tuple(owners)
+    known: dict[Any, ToOwners] = mesh.cache.setdefault("ways to owners", {})
+    found = known.get(key)
+    if found is None:
+        if owners is None:
+            owners = owners_of([layout.shape for layout in layouts], mesh.size())
+        found = ToOwners(mesh, layouts, owners)
+        bounded_put(known, key, found, _MAX_WAYS)
+    return found
+
+
+def owners_of(shapes: Sequence[Sequence[int]], num_ranks: int) -> list[int]:
+    """An owner for each matrix, whose work is that of its product with itself."""
+    costs = [float(math.prod(shape) * min(shape, default=1)) for shape in shapes]
+    return balanced(costs, num_ranks)
