@@ -26,7 +26,8 @@ from torch._C import _current_graph_task_id  # type: ignore[attr-defined]
 from weft.comm import BoundMesh
 from weft.errors import StrictError, message
 from weft.nn.groups.buckets import Buckets
-from weft.nn.groups.pack import Kind, Pack, kind_of
+from weft.nn.groups.kind import Kind, kind_of
+from weft.nn.groups.pack import Pack
 from weft.nn.groups.policy import AUTOMATIC, Gather
 from weft.tensor import ShardTensor
 from weft.tensor.leaf_gradients import Backward, running

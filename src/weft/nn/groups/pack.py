@@ -31,7 +31,8 @@ from torch._C import (  # type: ignore[attr-defined]
 from torch.autograd.graph import increment_version
 from torch.utils.weak import TensorWeakRef
 
-from weft.comm import BoundMesh, Finish
+from weft.comm import Finish
+from weft.nn.groups.kind import Kind
 from weft.nn.groups.memory import gathered_layout, packing_of
 from weft.tensor import ShardTensor
 from weft.tensor.leaf_gradients import LeafUse, accumulate, running, stand_for
@@ -41,57 +42,10 @@ from weft.tensor.placing.transitions import transition_between
 from weft.tensor.versions import version_of
 from weft.transport import traffic
 
-__all__ = ["Kind", "Pack", "kind_of"]
+__all__ = ["Pack"]
 
 _ALIGNED_NBYTES = 64
 _MADE = itertools.count()
-
-
-class Kind:
-    """What parameters of one pack have in common: mesh, gathered axes, further axes over which the
-    gradient is partial, dtypes."""
-
-    __slots__ = ("axes", "dtype", "mesh", "reduce_dtype", "rest", "whole_dtype")
-
-    def __init__(
-        self, mesh: BoundMesh, axes: frozenset[int], rest: frozenset[int], dtype: torch.dtype,
-        whole_dtype: torch.dtype | None, reduce_dtype: torch.dtype | None,
-    ) -> None:
-        self.mesh, self.axes, self.rest, self.dtype = mesh, axes, rest, dtype
-        is_real = dtype.is_floating_point and whole_dtype is not None
-        self.whole_dtype: torch.dtype = whole_dtype if is_real else dtype  # type: ignore
-        self.reduce_dtype = reduce_dtype or self.whole_dtype
-
-    def key(self) -> tuple[Any, ...]:
-        return id(self.mesh), self.axes, self.rest, self.dtype
-
-
-def kind_of(
-    tensor: Any, mesh: BoundMesh, batch: frozenset[int], whole_dtype: torch.dtype | None,
-    reduce_dtype: torch.dtype | None,
-) -> Kind | None:
-    """How a parameter is gathered in a forward whose batch is sharded over these axes; None where
-    it is not: it is not this rank's to gather, or is sharded over other axes. Replicated ones are
-    there already, and their gradients are reduced by the packs where no other axis is there, over
-    which they would have to be reduced as well."""
-    if type(tensor) is not ShardTensor or type(tensor._local) is not Tensor:
-        return None
-    meta = tensor._meta
-    layout = meta.layout
-    if meta.mesh is not mesh or mesh.here is None or meta.varying or layout.is_partial:
-        return None
-    if meta.strides is not None or meta.device != mesh.device or not tensor._local.is_leaf:
-        return None
-    axes = frozenset(axis for axis in batch if layout.on(axis) is not None)
-    if not axes:
-        sizes = mesh.axis_sizes
-        alone = all(size == 1 or axis in batch for axis, size in enumerate(sizes))
-        if not (alone and batch and meta.requires_grad):
-            return None
-        return Kind(mesh, axes, batch, meta.dtype, None, None)
-    if gathered_layout(layout, axes) is None:
-        return None
-    return Kind(mesh, axes, batch - axes, meta.dtype, whole_dtype, reduce_dtype)
 
 
 class _Buckets(Protocol):
