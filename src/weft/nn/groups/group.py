@@ -245,7 +245,7 @@ class Group:
             pack.fill()
             pack.show()
         if self.packs:
-            self.line.asked(self)
+            self.line.asked(self, by_forward=True)
         try:
             yield
         finally:
