@@ -51,6 +51,7 @@ def test_pyright(programs: Path) -> None:
     assert "0 errors" in done.stdout, done.stdout + done.stderr
 
 
+@pytest.mark.skipif("WEFT_EFFORT" not in os.environ, reason="mypy reads torch for half a minute")
 def test_mypy(programs: Path) -> None:
     pytest.importorskip("mypy")
     files = [str(programs / name) for name in ("readme.py", "types_of_calls.py")]
