@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import math
 import os
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -25,7 +26,7 @@ from weft.comm.recording import current_recording_world
 from weft.comm.simulated import current_simulated_world
 from weft.core import AxisName, Mesh, P, is_placements
 from weft.core.arguments import MeshLike
-from weft.errors import MeshError, ShardTypeError, message
+from weft.errors import CommunicationError, MeshError, ShardTypeError, message
 
 __all__ = [
     "as_bound_mesh", "current_mesh", "get_global_mesh", "init_mesh", "set_global_mesh",
@@ -263,18 +264,37 @@ def _start_from_environment(device_type: str) -> None:
     store, rank, size = next(dist.rendezvous("env://", timeout=timeout()))
     dist.init_process_group(
         "gloo" if device_type == "cpu" else f"cpu:gloo,{device_type}:{backend}", timeout=timeout(),
-        store=_of_this_start(store), rank=rank, world_size=size,
+        store=_of_this_start(store, rank, size), rank=rank, world_size=size,
     )
     atexit.register(_end)
 
 
-def _of_this_start(store: dist.Store) -> dist.Store:
+def _of_this_start(store: dist.Store, rank: int, size: int) -> dist.Store:
     """The part of the store that belongs to this start of the ranks.
 
     torchrun keeps the store when it starts ranks again, and gloo would look for ranks at the
-    addresses of those that have died.
+    addresses of those that have died. Its own count of restarts differs from node to node, where
+    one has seen a rank die and another that a node came back. So rank 0 counts, and the others
+    take part in the last start in which no rank of their number does.
+
+    Raises:
+        CommunicationError: rank 0 has not come.
     """
-    return dist.PrefixStore(f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return store  # rank 0 serves it, anew with each start
+    starts = dist.PrefixStore(f"weft, {size} ranks", store)
+    end = time.monotonic() + timeout().total_seconds()
+    number = starts.add("starts", 1 if rank == 0 else 0)
+    while rank and (number == 0 or starts.add(f"rank {rank} in start {number}", 1) > 1):
+        if time.monotonic() > end:
+            raise CommunicationError(
+                message("init_mesh(axes)", f"rank 0 of {size} has not come within "
+                        f"{timeout().total_seconds():g} s", "all ranks that a launcher starts meet",
+                        [f"rank {rank} waits"], "look at the output of rank 0")
+            )
+        time.sleep(0.05)
+        number = starts.add("starts", 0)
+    return dist.PrefixStore(f"start {number}", starts)
 
 
 def _end() -> None:
