@@ -1,4 +1,4 @@
-"""Ragged: each rank has as many rows of the batch as it can carry; here rank r has 2r + 1 parts of n².
+"""Ragged: each rank has as many rows of the batch as it can carry; here rank r has 2r + 1 parts.
 
 A mean is over all rows, not over the ranks' means. A rank may have no row: of 8 rows over 4 ranks
 the first has none, and the last 4.
