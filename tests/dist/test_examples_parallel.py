@@ -10,8 +10,8 @@ import pytest
 from tests.gloo import GlooWorld
 
 CASES = [
-    "data_parallel", "tensor_parallel", "fully_sharded", "two_dim", "sequences", "experts",
-    "pipeline gpipe", "pipeline 1f1b", "owners shampoo",
+    "data_parallel", "tensor_parallel", "fully_sharded", "two_dim", "sequences", "ragged",
+    "experts", "pipeline gpipe", "pipeline 1f1b", "owners shampoo",
 ]
 
 

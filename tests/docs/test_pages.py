@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,12 @@ from tests.docs.test_readme import blocks, outputs
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGES = [*sorted((DOCS / "tutorial").glob("*.md")),
-         *(DOCS / f"{name}.md" for name in ("index", "cookbook", "faq", "dry_run"))]
+         *(DOCS / f"{name}.md" for name in ("index", "cookbook", "comparison", "faq", "dry_run"))]
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
-def test_programs_print_what_is_shown(path: Path) -> None:
+def test_programs_print_what_is_shown(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # init_process_group sets one
     page = path.read_text()
     found = blocks(page)
     shown = page.count("```text\n")

@@ -91,6 +91,8 @@ def test_the_figures_are_those_of_the_pages() -> None:
     dtensor = row("sweep", "DTensor", "all", "all")
     modules, of_modules, all_right = map(int, row("sweep_modules", "weft", "all", "all")[3:6])
     add, block = row("performance", "add, µs"), row("performance", "transformer block")
+    performance = (REPOSITORY / "docs" / "performance.md").read_text()
+    most = max(map(float, re.findall(r"^\| \w.* -> .* \| 1\.00, ([0-9.]+) \|", performance, re.M)))
     slower = int(block[4].replace(",", "")) / int(block[2])
     for said in (
         f"Of the {ops} entries", f"({calls:,} calls)",
@@ -99,7 +101,9 @@ def test_the_figures_are_those_of_the_pages() -> None:
         f"All {modules} of `torch.nn`", f"{of_modules:,} calls, without a gather",
         f"takes {add[3]} µs (plain torch {add[1]}, DTensor {add[4]})",
         f"{block[5].split()[-1]} times as long as code written by hand",
-        f"(DTensor {slower:.1f} times)",
+        f"(DTensor {slower:.1f} times)", f"up to {most:.1f} times as many",
+        f"{right + gathered + costly} of the {ops} ops", f"DTensor: {dtensor[5]} of {dtensor[3]}",
+        f"takes {block[5].split()[-1]} times as long", f"(DTensor: {slower:.1f} times)",
     ):
         assert said in words, said
     assert modules == all_right

@@ -23,7 +23,8 @@ In a program, `put(tensor, dim)` shards a dim over the mesh (without a dim it re
 makes a partial value), and `n` is a length: mostly one that divides evenly, one that does not, and
 one that leaves ranks without rows. A result is right if all ranks have the values, shapes, dtypes
 and gradients that plain tensors give. DTensor takes plain operands as replicated
-(`implicit_replication`).
+(`implicit_replication`). `_loss_parallel` is torch's `loss_parallel` for a DTensor, and nothing
+for others.
 
 {totals}
 """
