@@ -76,3 +76,36 @@ def test_gradients_are_averaged_over_the_other_axis(gloo: GlooWorld) -> None:
         for text in told:
             assert 'weft.init_mesh({\'dp\': 2, \'tp\': 2}), shardings={"0.weight": ' in text
             assert "\"0.bias\": P(('tp', 'dp')), \"1.weight\": P('dp')" in text
+
+
+def with_an_unused_layer(mesh: Any) -> list[Any]:
+    """Each half of the ranks uses a layer of its own, and none the last one."""
+    torch.manual_seed(0)
+    layers = nn.ModuleList(nn.Linear(6, 5) for _ in range(3)).double()
+    weft.distribute_module(layers, mesh["tp"], shardings={"*": P("tp")})
+    at = mesh.get_local_rank("dp")
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = layers
+
+        def forward(self, x: Tensor) -> Any:
+            return self.layers[at](x)
+
+    wrapper = DistributedDataParallel(Net(), process_group=mesh.get_group("dp"))
+    wrapper(X).square().mean().backward()
+    return [None if one.grad is None else one.grad.full_tensor()  # type: ignore[attr-defined]
+            for one in layers.parameters()]
+
+
+def test_a_layer_that_one_replica_does_not_use(gloo: GlooWorld) -> None:
+    torch.manual_seed(0)
+    layers = nn.ModuleList(nn.Linear(6, 5) for _ in range(3)).double()
+    for layer in layers[:2]:
+        (layer(X).square().mean() / 2).backward()
+    for found in gloo.run(with_an_unused_layer, {"dp": 2, "tp": 2}):
+        for one, due in zip(found, layers.parameters(), strict=True):
+            assert (one is None) == (due.grad is None)
+            if one is not None:
+                torch.testing.assert_close(one, due.grad, rtol=1e-10, atol=1e-12)

@@ -131,7 +131,18 @@ def _broadcast(tensors: Any, group: Any) -> None:
 
 
 def _average(wrapper: Any) -> None:
-    grads = [_block(one.grad) for one in wrapper.module.parameters() if one.grad is not None]
+    """Of every parameter that has a gradient on some rank: where it has none, it counts as zero."""
+    wanted = [one for one in wrapper.module.parameters() if one.requires_grad]
+    if not wanted:
+        return
+    found = torch.tensor([one.grad is not None for one in wanted], dtype=torch.int32,
+                         device=_block(wanted[0]).device)
+    dist.all_reduce(found, group=wrapper.process_group)
+    used = [one for one, num in zip(wanted, found.tolist()) if num]
+    for one in used:
+        if one.grad is None:
+            one.grad = torch.zeros_like(one)
+    grads = [_block(one.grad) for one in used]
     for bucket in _buckets(grads, wrapper._weft_nbytes):
         flat = torch.cat([grad.reshape(-1) for grad in bucket])
         dist.all_reduce(flat, group=wrapper.process_group)
