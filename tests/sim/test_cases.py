@@ -16,6 +16,8 @@ from tests.oracle import coordinates, reduce_partials
 from weft.core import Mesh
 
 GRID = Mesh({"dp": 2, "tp": 2})
+WORKSPACE = "least_squares_of_wide"
+"""LAPACK's last bits depend on where its workspace lies."""
 
 
 def test_names_are_unique() -> None:
@@ -27,8 +29,8 @@ def test_names_are_unique() -> None:
 def test_a_case_is_reproducible(case: Case) -> None:
     results, gradients = dense_outcome(case)
     again = dense_outcome(case)
-    # LAPACK's last bits depend on where its workspace lies; other operands differ by far more.
-    torch.testing.assert_close((results, gradients), again, rtol=1e-12, atol=1e-13, equal_nan=True)
+    rtol, atol = (1e-12, 1e-13) if case.name == WORKSPACE else (0, 0)
+    torch.testing.assert_close((results, gradients), again, rtol=rtol, atol=atol, equal_nan=True)
     assert not case.grad or any(gradient is not None for gradient in gradients)
 
 
