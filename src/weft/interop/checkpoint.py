@@ -149,14 +149,14 @@ _OF_DTENSORS: dict[str, Any] = {
     "_gather_state_dict": lambda tensor, *_: tensor.full_tensor(),
     "_create_cpu_state_dict": lambda tensor, *_: deepcopy(tensor, {}).cpu(),
 }
-"""What torch's functions over state dicts do to a DTensor, where it is no plain tensor's lot."""
+"""What torch's functions over state dicts do to a DTensor, by name; others leave it as it is."""
 
 
 def iterate(
     original: Any, value: Any, sharded_tensor_func: Any, dtensor_func: Any, tensor_func: Any,
     **kwargs: Any,
 ) -> Any:
-    """`_iterate_state_dict`: a ShardTensor has the lot of a DTensor."""
+    """`_iterate_state_dict`: a ShardTensor is treated as a DTensor is."""
     if type(value) is ShardTensor:
         caller = dtensor_func.__qualname__.partition(".")[0]
         tensor_func = _OF_DTENSORS.get(caller, lambda tensor, *_: tensor)
