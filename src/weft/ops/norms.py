@@ -325,7 +325,7 @@ def _layer_norm_result(
 
 PAGE = page(
     op("layer_norm", rule("... s~, [s], [s] -> ... s", along=_SHAPE), kernel=_layer_norm,
-       result=_layer_norm_result, builtin={"layer_norm.default": torch.layer_norm}),
+       result=_layer_norm_result),
     op("rms_norm", rule("... s~, [s] -> ... s", along=_SHAPE), kernel=_rms_norm),
     op("native_layer_norm", rule("... s!, [s], [s] -> ... s, ..., ...", along=_SHAPE)),
     op("batch_norm",
