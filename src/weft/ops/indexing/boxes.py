@@ -50,14 +50,17 @@ class BoxExchange:
         """
         told = self._row.gather(torch.tensor(box, device=x.device)).tolist()
         own = self._owned[self._mine]
-        given = [_common(own, each) for each in told]
-        found = [_common(each, box) for each in self._owned]
-        around = [length for dim, length in enumerate(x.shape) if dim not in self._dims]
-        parts = [self._part(x, part, own).reshape(-1) for part in given]
-        sizes = [math.prod([stop - start for start, stop in part] + around) for part in found]
-        got = self._row.exchange(torch.cat(parts), [part.numel() for part in parts], sizes)
-        shapes = [self._shape(x, part) for part in found]
-        return self._joined([each.view(shape) for each, shape in zip(got.split(sizes), shapes)])
+        parts = [self._part(x, _common(own, each), own) for each in told]
+        kept, parts[self._mine] = parts[self._mine], x.new_empty(0)
+        shapes = [self._shape(x, _common(each, box)) for each in self._owned]
+        sizes = [math.prod(shape) for shape in shapes]
+        sizes[self._mine] = 0
+        sent = torch.cat([part.reshape(-1) for part in parts])
+        got = self._row.exchange(sent, [part.numel() for part in parts], sizes).split(sizes)
+        return self._joined([
+            kept if at == self._mine else part.view(shape)
+            for at, (part, shape) in enumerate(zip(got, shapes))
+        ])
 
     def _part(self, x: Tensor, part: Sequence[Interval], own: Sequence[Interval]) -> Tensor:
         for dim, (start, stop), (first, _) in zip(self._dims, part, own):
