@@ -40,7 +40,8 @@ from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
 from weft.tensor import held
 from weft.transport import run_together, traffic
-from weft.transport.transition import Transition, counting, dense
+from weft.transport.nodes import counting, dense
+from weft.transport.transition import Transition
 
 __all__ = [
     "Backward", "LeafUse", "accumulate", "before", "completed", "defer_hook", "disable_for",

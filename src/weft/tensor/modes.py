@@ -19,18 +19,17 @@ from weft.comm import PROCESS, source_line, this_world, user_frame
 from weft.core import Layout
 from weft.errors import StrictError, UnsupportedOpError, WeftWarning, message
 from weft.transport import traffic
+from weft.transport.nodes import transforms
 from weft.transport.transition import Transition
 
 __all__ = [
     "DEBUG", "STRICT", "check_plain", "check_strict", "check_summaries", "check_traced",
     "check_transforms", "debug", "explain", "inside_region", "is_inside_region", "is_strict",
     "num_dispatch_modes",
-    "source_line", "strict", "tracing", "transforms", "warn",
+    "source_line", "strict", "tracing", "warn",
 ]
 
 _STATE = threading.local()
-transforms = torch._C._functorch.peek_interpreter_stack  # type: ignore[attr-defined]
-"""The innermost transform of torch.func that is running, or None."""
 
 
 class _Strict:

@@ -25,9 +25,10 @@ from weft.tensor.counts import CALLS
 from weft.tensor.leaf_gradients import track_leaf
 from weft.tensor.members import AsValue, FromMeta, hooks
 from weft.tensor.meta import Meta, autocast_state
-from weft.tensor.modes import STRICT, num_dispatch_modes, transforms
+from weft.tensor.modes import STRICT, num_dispatch_modes
 from weft.tensor.module_name import ServedByTorch
 from weft.tensor.versions import version_of as version_of_memory
+from weft.transport.nodes import transforms
 
 if TYPE_CHECKING:
     from weft.tensor.typed import Typed as _Base

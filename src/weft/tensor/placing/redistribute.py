@@ -22,7 +22,8 @@ from weft.tensor.views.moved import unwrap_view
 from weft.transport import facts, traffic
 from weft.transport.in_flight import landed
 from weft.transport.mixed import Mixed
-from weft.transport.transition import Transition, gradient_through
+from weft.transport.nodes import gradient_through
+from weft.transport.transition import Transition
 
 __all__ = [
     "copied_on_write", "full_tensor", "gathered", "offsets", "placed_gradients", "redistribute",
