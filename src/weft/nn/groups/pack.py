@@ -29,15 +29,14 @@ from torch._C import (  # type: ignore[attr-defined]
     _DisableAutocast,
 )
 from torch.autograd.graph import increment_version
-from torch.utils.weak import TensorWeakRef
 
 from weft.comm import Finish
 from weft.nn.groups.kind import Kind
 from weft.nn.groups.member import Member, places_of
 from weft.nn.groups.memory import gathered_layout, packing_of
 from weft.tensor import ShardTensor
-from weft.tensor.leaf_gradients import LeafUse, accumulate, running, stand_for
-from weft.tensor.meta import Meta, contiguous_strides, intern
+from weft.tensor.leaf_gradients import accumulate, running, stand_for
+from weft.tensor.meta import intern
 from weft.tensor.placing.freed import Freed, register
 from weft.tensor.placing.transitions import transition_between
 from weft.tensor.versions import version_of
