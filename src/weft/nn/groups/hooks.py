@@ -124,7 +124,7 @@ class Entering(_Hook):
             state.release()
             parts = list(_parts(module))
             group = state.group = Group(
-                module, parts, self.path, self.policy, forward.mesh, batch, forward.line)
+                module, parts, self.path, self.policy, forward.mesh, batch, forward.line, group)
         group.is_outermost = forward.module is module
         if group.packs:
             group.enter((args, kwargs))

@@ -24,8 +24,9 @@ class Gather:
             outermost module is given.
         free: whether they are freed after the forward, and gathered again in backward.
         compute_dtype: the dtype that they are cast to before they travel, and have while the module
-            runs; its inputs are cast, too. None: their own.
-        reduce_dtype: the dtype in which gradients are reduced; None: compute_dtype.
+            runs; its inputs are cast, too. None: their own; under autocast those travel in its
+            dtype that autocast casts at every use.
+        reduce_dtype: the dtype in which gradients are reduced; None: compute_dtype, else their own.
     """
 
     axes: Any = None

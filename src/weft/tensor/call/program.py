@@ -347,7 +347,8 @@ def _builtin_of(local: Any) -> Any:
     if type(local) is not OpOverload or local.namespace != "aten":
         return local
     name = local._schema.name.removeprefix("aten::")
-    return next((getattr(home, name) for home in _HOMES if hasattr(home, name)), local)
+    found = (getattr(home, name, None) for home in _HOMES)
+    return next((one for one in found if callable(one)), local)
 
 
 def _bound(
