@@ -9,7 +9,6 @@ from pathlib import Path
 REPOSITORY = Path(__file__).parents[2]
 PAGE = (REPOSITORY / "docs" / "architecture.md").read_text()
 ROOMS = {path.parent.name for path in (REPOSITORY / "src" / "weft").glob("*/__init__.py")}
-
 NAMED = re.compile(r"`((?:src|tests|docs|examples|bench|tensor|transport)/[\w/.]+)`")
 
 
