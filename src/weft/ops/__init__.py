@@ -13,7 +13,6 @@ from weft.core import Layout
 from weft.ops import (
     adaptive_pools,
     attention,
-    bags,
     borders,
     composed,
     contractions,
@@ -64,7 +63,7 @@ __all__ = [
 ]
 
 _PAGES = (
-    adaptive_pools, attention, bags, borders, composed, contractions, convolutions, covariance,
+    adaptive_pools, attention, borders, composed, contractions, convolutions, covariance,
     creation, ctc, decomposed, distances, elementwise, extrema, grid_samples, joins, linalg,
     lists, losses, margin_losses, module_attention, moments, norms, order, pools, reads, recurrent,
     reductions, resizing, scans, searchsorted, segments, shifts, slices, softmax, spectrograms,
