@@ -131,7 +131,8 @@ class Entering(_Hook):
             forward.groups.append(group)
 
     def _outermost(self, module: nn.Module, given: Any) -> _Forward | None:
-        found = _batch_of([one for one in flatten(given) if type(one) is ShardTensor])
+        whole = None if self.path else module
+        found = _batch_of([one for one in flatten(given) if type(one) is ShardTensor], whole)
         if found is None and self.policy is not None and self.policy.axes is not None:
             held = next((one for one in module.parameters() if type(one) is ShardTensor), None)
             found = None if held is None else (held._meta.mesh, frozenset())
@@ -158,15 +159,33 @@ class Leaving(_Hook):
             forward.line.end()
 
 
-def _batch_of(inputs: Sequence[ShardTensor]) -> tuple[BoundMesh, frozenset[int]] | None:
-    """The mesh, and the axes that shard dim 0 of what a module is given; None where none do."""
-    axes: set[int] = set()
+def _batch_of(
+    inputs: Sequence[ShardTensor], whole: nn.Module | None
+) -> tuple[BoundMesh, frozenset[int]] | None:
+    """The mesh, and the axes that shard what a module is given, as far as parameters are gathered
+    over them; None where there are none. `whole`: the module, where it is no part of another."""
+    batch, others = set[int](), set[int]()
     for one in inputs:
         meta = one._meta
         if meta.mesh is inputs[0]._meta.mesh and meta.layout.ndim:
             sizes = meta.mesh.axis_sizes
-            axes.update(axis for axis in meta.layout.dims[0] if sizes[axis] > 1)
-    return (inputs[0]._meta.mesh, frozenset(axes)) if axes else None
+            for dim, axes in enumerate(meta.layout.dims):
+                found = others if dim else batch
+                found.update(axis for axis in axes if sizes[axis] > 1)
+    if others and whole is not None:
+        batch |= _of_all_parameters(whole, others - batch)
+    return (inputs[0]._meta.mesh, frozenset(batch)) if batch else None
+
+
+def _of_all_parameters(module: nn.Module, axes: set[int]) -> set[int]:
+    """The axes that shard dim 0 of every parameter. An axis of tensor parallel modules, whose
+    activations it shards as well, leaves norms whole."""
+    for one in module.parameters():
+        if not axes or type(one) is not ShardTensor:
+            return set()
+        layout = one._meta.layout
+        axes = axes.intersection(layout.dims[0]) if layout.ndim else set()
+    return axes
 
 
 def _cast(dtype: torch.dtype, x: Any) -> Any:
