@@ -16,12 +16,12 @@ from torch import Tensor
 
 __all__ = ["Part", "attend", "gradients", "parts", "serves"]
 
-_KERNELS: dict[str, tuple[Any, Any]] = {
-    "cpu": (torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
-            torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default),
-}
+_OF_CPU = (torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+           torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
+_KERNELS: dict[str, tuple[Any, Any]] = {"cpu": _OF_CPU, "meta": _OF_CPU}
 """Per type of device, the kernel and its gradient. They read operands whose features are adjacent
-in memory, and give wrong numbers for others; empty ones end the process."""
+in memory, and give wrong numbers for others; empty ones end the process. Tensors without memory
+take the CPU's, as everywhere."""
 
 
 @dataclass(frozen=True, slots=True)

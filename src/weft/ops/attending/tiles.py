@@ -22,7 +22,7 @@ from weft.ops.summaries import wide
 
 __all__ = ["Asked", "Gradients", "Noise", "Rows"]
 
-_TILE_SCORES = {"cpu": 1 << 17}
+_TILE_SCORES = {"cpu": 1 << 17, "meta": 1 << 17}
 """How many scores a tile has, of all heads together: what is made of them stays in the cache."""
 
 _TILE_SCORES_OF_DEVICES = 1 << 24
