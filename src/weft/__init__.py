@@ -13,7 +13,7 @@ from weft import startup
 from weft._version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from weft import network, nn, random, spmd, testing  # noqa: F401
+    from weft import network, nn, random, ray, spmd, testing  # noqa: F401
     from weft.comm import BoundMesh, as_bound_mesh, current_mesh, hybrid_mesh, init_mesh
     from weft.core import (
         KINDS,
@@ -88,7 +88,7 @@ __all__ = [
 _ROOMS = ("errors", "core", "planner", "drawing", *startup.WITH_TORCH)
 """Where public names come from, in the order in which they are searched."""
 
-_PUBLIC_ROOMS = ("network", "nn", "random", "spmd", "testing")
+_PUBLIC_ROOMS = ("network", "nn", "random", "ray", "spmd", "testing")
 """`from weft import *` leaves out those of which other packages have namesakes."""
 
 

@@ -128,7 +128,7 @@ def texts(
         "  Fix: weft.distribute_module(module, mesh) gives all ranks the first one's parameters, "
         "weft.distribute_tensor(t, mesh) its tensor;\n"
         "       or make them alike: torch.manual_seed(0) on every rank before; blocks of a rank's "
-        "own: weft.from_local(t, mesh, [weft.Shard(0)])"
+        "own: weft.ShardTensor.from_local(t, mesh, [weft.Shard(0)])"
     )
     return [text if rank in ranks else None for rank in range(4)]
 

@@ -31,7 +31,7 @@ def test_the_page_names_what_exists() -> None:
 def test_the_workflow_and_the_hooks_run_the_checks() -> None:
     (job,) = loaded(".github/workflows/ci.yml")["jobs"].values()
     run = [step["run"].split()[1] for step in job["steps"] if "run" in step]
-    assert run == ["setup", "check", "test"] and {*run} <= TARGETS
+    assert run == ["setup", "check", "test", "docs"] and {*run} <= TARGETS
     (hooks,) = (each["hooks"] for each in loaded(".pre-commit-config.yaml")["repos"])
     check = re.search(r"^check:.*\n((?:\t.*\n)+)", (REPOSITORY / "Makefile").read_text(), re.M)
     assert check is not None

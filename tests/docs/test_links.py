@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import weft
 
@@ -59,6 +62,50 @@ def test_the_reference_names_every_public_name() -> None:
 def _is_there(name: str) -> bool:
     module, _, last = name.rpartition(".")
     return hasattr(importlib.import_module(module), last)
+
+
+def test_docstrings_name_arguments_that_there_are() -> None:
+    """One by one, as `make docs` reads them: it fails where a name is none of the arguments."""
+    named = re.findall(r"^::: (\S+)\.(\w+)$", (DOCS / "api.md").read_text(), re.MULTILINE)
+    wrong = []
+    for module, last in named:
+        public = getattr(importlib.import_module(module), last)
+        calls = [public, *vars(public).values()] if inspect.isclass(public) else [public]
+        wrong += [f"{module}.{last}: {name}" for call in calls for name in unknown(call)]
+    assert wrong == []
+
+
+def unknown(call: Any) -> list[str]:
+    """The arguments that a docstring describes and that the call does not take."""
+    own = inspect.unwrap(call) if callable(call) else call
+    written = inspect.isfunction(own) and own.__doc__ in own.__code__.co_consts  # not torch's
+    text = inspect.cleandoc(own.__doc__ or "") if written or inspect.isclass(own) else ""
+    section = re.search(r"^Args:\n((?:    .*\n?|\n)+)", text, re.MULTILINE)
+    if section is None:
+        return []
+    named = re.findall(r"^    (\S[^:`]*):", section[1], re.MULTILINE)
+    return [name for name in named if name not in inspect.signature(call).parameters]
+
+
+def test_arguments_that_are_none_are_found() -> None:
+    def one(a: int, b: int) -> None:
+        """Both.
+
+        Args:
+            a, b: numbers.
+            b: a number,
+                twice: no name.
+        """
+
+    assert unknown(one) == ["a, b"]
+
+
+def test_tables_stand_apart() -> None:
+    """A code host, and mkdocs, take a table for text that follows a line of text."""
+    glued = [f"{path.name}: {line}" for path in PAGES for before, line in
+             pairwise(path.read_text().splitlines())
+             if line.startswith("| ") and before and not before.startswith("|")]
+    assert glued == []
 
 
 def test_broken_links_are_found() -> None:

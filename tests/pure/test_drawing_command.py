@@ -192,3 +192,15 @@ def test_help_lists_the_commands_without_importing_the_demo():
     for line in ("demo Train one transformer", "plan Plan the way", "show Draw a layout"):
         assert line in output
     assert weft("demo", "--help").exit_code == 0
+
+
+def test_a_shell_completes_commands_whose_packages_are_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("rich", "matplotlib"):
+        monkeypatch.setitem(sys.modules, name, None)
+    given = {"_WEFT_COMPLETE": "bash_complete", "COMP_WORDS": "weft demo --", "COMP_CWORD": "2"}
+    done = CliRunner().invoke(main, [], env=given, prog_name="weft")
+    assert done.exit_code == 0 and done.exception is None
+    refused = CliRunner().invoke(main, ["demo"])
+    assert refused.exit_code == 1 and "pip install rich matplotlib" in refused.output

@@ -104,7 +104,7 @@ print(weft.ShardTensor.__name__, "weft.interop" in sys.modules)""") == "ShardTen
 
 def test_dir_shows_the_public_names() -> None:
     shown = [name for name in dir(weft) if not name.startswith("__")]
-    assert shown == sorted({*weft.__all__, "network", "nn", "random", "spmd", "testing"})
+    assert shown == sorted({*weft.__all__, "network", "nn", "random", "ray", "spmd", "testing"})
     assert {"__all__", "__version__", "__doc__"} <= set(dir(weft))
     for name in shown:
         assert getattr(weft, name) is not None
@@ -115,7 +115,7 @@ def test_type_checkers_see_the_public_names() -> None:
                  if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
     names = {each.name for node in block.body if isinstance(node, ast.ImportFrom)
              for each in node.names}
-    assert names == {*weft.__all__, "network", "nn", "random"}
+    assert names == {*weft.__all__, "network", "nn", "random", "ray"}
 
 
 def test_every_public_name_comes_from_one_room() -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import socket
+
 import pytest
 
+from weft.comm import init_mesh
 from weft.comm.launchers import environment_of
 from weft.errors import CommunicationError
 
@@ -69,3 +73,30 @@ def test_several_machines_need_an_address() -> None:
         "  Fix: mpirun -x MASTER_ADDR=$(hostname) ..., or mpiexec -genv MASTER_ADDR $(hostname) "
         "..., on the machine of rank 0"
     )
+
+
+@pytest.mark.parametrize("taken", [True, False], ids=["the port is taken", "rank 1 does not come"])
+def test_ranks_that_do_not_meet(taken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        port = other.getsockname()[1]
+        if taken:
+            other.listen()
+        else:
+            other.close()
+        known = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
+                 "MASTER_PORT": str(port), "WEFT_TIMEOUT": "1"}
+        monkeypatch.setattr(os, "environ", os.environ | known)
+        with pytest.raises(CommunicationError) as error:
+            init_mesh({"dp": 2})
+    first, rule, place, fix, also = str(error.value).splitlines()
+    assert first.startswith(
+        f"init_mesh(axes): rank 0 of 2 has not met the others at 127.0.0.1:{port}: ")
+    assert rule == (
+        "  Rule: all ranks that a launcher starts meet within 1 s (WEFT_TIMEOUT), at MASTER_ADDR "
+        "and MASTER_PORT, where rank 0 listens."
+    )
+    assert place == f"  Offenders: 127.0.0.1:{port}"
+    assert ("MASTER_PORT=29501" in also) is taken
+    assert fix.startswith("  Fix: another program listens at this port" if taken else
+                          "  Fix: start all 2 ranks")

@@ -52,6 +52,21 @@ def test_layouts_are_shown_and_inner_frames_are_not(name: str) -> None:
     weft.testing.run(on_rank, mesh={"x": 2})
 
 
+def test_a_shard_that_is_taken_for_the_whole_is_suspected() -> None:
+    def on_rank(mesh: Any) -> None:
+        x = weft.distribute_tensor(torch.ones(5, 6), mesh, P("x"))
+        with pytest.raises(RuntimeError) as told:
+            x + torch.ones(3 - mesh.rank, 6)
+        assert told.value.__notes__[0].splitlines()[1:] == [
+            "  a plain tensor counts as whole, on every rank; if this one is a rank's shard: "
+            "weft.ShardTensor.from_local(x, mesh, P('x'))"]
+        with pytest.raises(RuntimeError) as told:
+            x + torch.ones(3, 5)
+        assert len(told.value.__notes__[0].splitlines()) == 1
+
+    weft.testing.run(on_rank, mesh={"x": 2})
+
+
 def test_frames_of_a_users_own_function_stay() -> None:
     def scaled(x: torch.Tensor, by: int) -> torch.Tensor:
         return deeper(x) * by

@@ -71,7 +71,7 @@ def page(found: Sequence[Found], left_out: Left, codes: Mapping[Done, str]) -> s
         num=len(WAYS), ways=", ".join(WAYS), families=families,
         samples=max(map(len, samples.values()), default=0),
     )
-    return head + scoreboard(found, codes) + _WHOLE + _never_run(found, left_out)
+    return head + "\n" + scoreboard(found, codes) + _WHOLE + _never_run(found, left_out)
 
 
 def _never_run(found: Sequence[Found], left_out: Left) -> str:
@@ -106,7 +106,7 @@ other values. These are compared under `torch.backends.mha.set_fastpath_enabled(
 def module_page(found: Sequence[Found], left_out: Left, codes: Mapping[Done, str]) -> str:
     """The scoreboard of modules with its explanation."""
     head = _MODULE_HEAD.format(num=len(MODULE_WAYS), ways=", ".join(MODULE_WAYS))
-    return head + scoreboard(found, codes) + _never_run(found, left_out)
+    return head + "\n" + scoreboard(found, codes) + _never_run(found, left_out)
 
 
 def scoreboard(found: Sequence[Found], codes: Mapping[Done, str] | None = None) -> str:

@@ -22,7 +22,8 @@ __all__ = ["Finding", "doctor"]
 
 _OPTIONAL = {
     "rich": "weft demo, colours", "matplotlib": "weft demo, drawings as .png",
-    "transformers": "its models", "safetensors": "its files",
+    "transformers": "models of Hugging Face", "safetensors": "files of weights",
+    "ray": "weft.ray.run",
 }
 
 

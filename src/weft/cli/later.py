@@ -34,6 +34,8 @@ class Later(click.Command):
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None,
                      **extra: Any) -> click.Context:
         missing = [each for each in self.needs if not _is_there(each)]
+        if missing and extra.get("resilient_parsing"):  # a shell completes: it is told nothing
+            return click.Command(self.name).make_context(info_name, args, parent, **extra)
         if missing:
             called = " ".join([*([parent.command_path] if parent else []), str(self.name)])
             raise click.ClickException(f"{called} needs {' and '.join(missing)}: "

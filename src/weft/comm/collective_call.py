@@ -39,7 +39,8 @@ _RULE_OF_REPLICAS = (
 _FIX_OF_REPLICAS = (
     "weft.distribute_module(module, mesh) gives all ranks the first one's parameters, "
     "weft.distribute_tensor(t, mesh) its tensor;\nor make them alike: torch.manual_seed(0) on "
-    "every rank before; blocks of a rank's own: weft.from_local(t, mesh, [weft.Shard(0)])"
+    "every rank before; blocks of a rank's own: weft.ShardTensor.from_local(t, mesh, "
+    "[weft.Shard(0)])"
 )
 FIX = "call on every rank of the group what any of them calls: no `if rank == 0:` around it"
 

@@ -139,7 +139,8 @@ def gave_up(
             f"{op.split()[0]} over {where}", f"rank {roll.rank} stopped waiting: {reason}",
             f"every rank of a group issues the same collectives, each within the timeout "
             f"({timeout().total_seconds():g} s), and lives until all are done", lines(known),
-            "see the first error that any rank printed; WEFT_DEBUG=1 compares what the ranks ask "
-            "for before they do it; if ranks merely need longer, WEFT_TIMEOUT=600",
+            "see the first error that any rank printed; no `if rank == 0:` around what "
+            "communicates; WEFT_DEBUG=1 compares what the ranks ask for before they do it; if "
+            "ranks merely need longer, WEFT_TIMEOUT=600",
         )
     )

@@ -33,7 +33,8 @@ def hybrid_mesh(
     last one gets the best links of the torus.
 
     Args:
-        fast, slow: map axis name -> length; together they contain all ranks of the world.
+        fast: map axis name -> length, within a host (a slice).
+        slow: map axis name -> length, between hosts; both together contain all ranks of the world.
         device_type: see `init_mesh`.
         hosts: the host (slice) of each rank, as its index or its name. Slices are ordered by
             index, named ones by their first ranks. None asks all ranks for the name of their host;

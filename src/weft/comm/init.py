@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from weft.comm.bound_mesh import BoundMesh, Rows, World, innermost_mesh
 from weft.comm.collective_call import timeout
 from weft.comm.communicator import Communicator
-from weft.comm.launchers import environment_of
+from weft.comm.launchers import did_not_meet, environment_of
 from weft.comm.process_world import backend_for, process_world
 from weft.comm.recording import current_recording_world
 from weft.comm.simulated import current_simulated_world
@@ -87,6 +87,7 @@ def init_mesh(
     Raises:
         MeshError: a mesh that does not fit into the world; names that do not match the sizes.
         ShardTypeError: invalid sizes.
+        CommunicationError: not all ranks of a launcher have come, or their port is taken.
     """
     if isinstance(axes, str):  # torch's order
         if isinstance(device_type, str):
@@ -261,7 +262,10 @@ def _start_from_environment(device_type: str) -> None:
         local = int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))
         module.set_device(local % module.device_count())
     backend = backend_for(device_type)
-    store, rank, size = next(dist.rendezvous("env://", timeout=timeout()))
+    try:
+        store, rank, size = next(dist.rendezvous("env://", timeout=timeout()))
+    except (dist.DistError, ValueError) as error:
+        raise did_not_meet(found, error, timeout().total_seconds()) from error
     dist.init_process_group(
         "gloo" if device_type == "cpu" else f"cpu:gloo,{device_type}:{backend}", timeout=timeout(),
         store=_of_this_start(store, rank, size), rank=rank, world_size=size,

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from weft.errors import CommunicationError, message
 
-__all__ = ["environment_of"]
+__all__ = ["did_not_meet", "environment_of"]
 
 _FIRST_PORT, _PORTS = 61440, 4096
 
@@ -66,6 +66,30 @@ def environment_of(known: Mapping[str, str]) -> dict[str, str]:
                 "MASTER_PORT": known.get("MASTER_PORT") or str(_port(launcher, known)),
             }
     return {}
+
+
+def did_not_meet(known: Mapping[str, str], reason: Exception, limit_s: float) -> CommunicationError:
+    """The error of a rank that has not met the others.
+
+    Args:
+        known: torchrun's variables of this rank.
+        reason: torch's error.
+        limit_s: how long ranks wait for each other, in seconds.
+    """
+    size, told = known["WORLD_SIZE"], str(reason).strip().splitlines()[0].rstrip(". ")
+    fix = (f"start all {size} ranks, with one MASTER_ADDR and MASTER_PORT: weft run -n {size} "
+           "script.py, or torchrun\na program without others: unset RANK WORLD_SIZE MASTER_ADDR")
+    if "EADDRINUSE" in told:
+        fix = ("another program listens at this port, perhaps a run that has not ended: weft run, "
+               "and torchrun --standalone, find a free one\nor choose: MASTER_PORT=29501, on all "
+               "ranks")
+    place = f"{known['MASTER_ADDR']}:{known.get('MASTER_PORT', '(no MASTER_PORT)')}"
+    return CommunicationError(
+        message("init_mesh(axes)", f"rank {known['RANK']} of {size} has not met the others at "
+                f"{place}: {told}", f"all ranks that a launcher starts meet within {limit_s:g} s "
+                "(WEFT_TIMEOUT), at MASTER_ADDR and MASTER_PORT, where rank 0 listens", [place],
+                fix)
+    )
 
 
 def _address(launcher: _Launcher, known: Mapping[str, str]) -> str:

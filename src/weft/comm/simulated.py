@@ -40,7 +40,9 @@ from weft.comm.source import point
 from weft.core import AxisName, Mesh
 from weft.errors import CommunicationError, MeshError, ShardTypeError, message
 
-__all__ = ["SimulatedRanks", "SimulatedWorld", "current_simulated_world", "run_simulated"]
+__all__ = [
+    "SimulatedRanks", "SimulatedWorld", "current_simulated_world", "mesh_of_ranks", "run_simulated",
+]
 
 T = TypeVar("T")
 
@@ -235,7 +237,7 @@ class SimulatedRanks:
     def __init__(
         self, num_ranks: Any, mesh: Any, device_type: str = "cpu", lasting: bool = False
     ) -> None:
-        self.mesh, num_ranks = _mesh_of(num_ranks, mesh)
+        self.mesh, num_ranks = mesh_of_ranks(num_ranks, mesh)
         self.device_type, self.device_index = device_type, None
         if device_type not in ("cpu", "meta"):
             self.device_index = torch.get_device_module(device_type).current_device()
@@ -255,13 +257,13 @@ class SimulatedRanks:
         return runner.world.bind(self.mesh, self.device_type)
 
 
-def _mesh_of(num_ranks: Any, mesh: Any) -> tuple[Mesh, int]:
-    """The mesh, and the number of ranks."""
+def mesh_of_ranks(num_ranks: Any, mesh: Any) -> tuple[Mesh, int]:
+    """The mesh, and the number of ranks, of `run(fn, num_ranks, mesh)`."""
     if isinstance(num_ranks, (Mapping, Sequence, Mesh)):
         if mesh is not None:
             raise MeshError(
                 message("run(fn, num_ranks, mesh)", f"num_ranks is the mesh {num_ranks!r}, and "
-                        f"mesh is {mesh!r}", "ranks are simulated on one mesh", [repr(mesh)],
+                        f"mesh is {mesh!r}", "ranks run on one mesh", [repr(mesh)],
                         f"run(fn, mesh={mesh!r})")
             )
         num_ranks, mesh = None, num_ranks

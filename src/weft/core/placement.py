@@ -103,8 +103,10 @@ class StridedShard(Placement):
     `_StridedShard`; its `is_shard` is true, because the axis does shard the dim.
 
     Args:
-        dim, sizes: as in `Shard`.
-        split_factor, skip: see above.
+        dim: as in `Shard`.
+        split_factor: see above.
+        sizes: as in `Shard`.
+        skip: see above.
 
     Raises:
         ShardTypeError: an argument that is not a whole number.

@@ -58,11 +58,12 @@ def local_map(
         sizes: how a result's blocks make up its shape, as in `ShardTensor.from_local`: "infer"
             and "chunk" ask the ranks, and "chunk" raises if the cuts are not the default ones; a
             map tensor dim -> sizes needs no exchange.
-        func, device_mesh: torch's names of `fn` and `mesh`.
-        in_placements, out_placements: instead of `in_specs` and `out_specs`, with torch's meaning:
-            one for each leaf of the nested arguments and results. None takes ShardTensors in their
-            layouts. Plain tensors are passed as they are; if no argument is a ShardTensor, `fn`
-            is called directly.
+        func: torch's name of `fn`.
+        device_mesh: torch's name of `mesh`.
+        in_placements: instead of `in_specs`, with torch's meaning: one for each leaf of the nested
+            arguments. None takes ShardTensors in their layouts. Plain tensors are passed as they
+            are; if no argument is a ShardTensor, `fn` is called directly.
+        out_placements: instead of `out_specs`, one for each leaf of the nested results.
         redistribute_inputs: reshard arguments to `in_placements`; else they must already have
             these placements.
         in_grad_placements: what the gradients of arguments mean, one for each leaf, as in

@@ -187,7 +187,8 @@ def report(
     Args:
         module: the module.
         mesh: None means the current one; used only if shardings are given.
-        shardings, activations: as in `distribute_module`.
+        shardings: as in `distribute_module`.
+        activations: as in `distribute_module`.
 
     Returns:
         The report; `print` shows it as a table.

@@ -136,9 +136,9 @@ class ColwiseParallel(Style):
 
     Args:
         axis: the mesh axis, or axes (major to minor), to shard over. None: the mesh's only one.
-        input_layouts, output_layouts: the layouts of the module's first input and of its output:
-            placements of all axes, or one placement (`Shard(1)`, `Replicate()`) of the style's axis
-            alone. None: what follows.
+        input_layouts: the layout of the module's first input: placements of all axes, or one
+            placement (`Shard(1)`, `Replicate()`) of the style's axis alone. None: what follows.
+        output_layouts: that of its output, in the same words.
 
     Raises:
         MeshError: when the module is distributed: no such axis, or None on a mesh of several.
@@ -158,9 +158,9 @@ class RowwiseParallel(Style):
 
     Args:
         axis: the mesh axis, or axes (major to minor), to shard over. None: the mesh's only one.
-        input_layouts, output_layouts: the layouts of the module's first input and of its output:
-            placements of all axes, or one placement (`Shard(1)`, `Replicate()`) of the style's axis
-            alone. None: what follows.
+        input_layouts: the layout of the module's first input: placements of all axes, or one
+            placement (`Shard(1)`, `Replicate()`) of the style's axis alone. None: what follows.
+        output_layouts: that of its output, in the same words.
 
     Raises:
         MeshError: when the module is distributed: no such axis, or None on a mesh of several.
@@ -178,9 +178,9 @@ class VocabParallel(Style):
 
     Args:
         axis: the mesh axis, or axes (major to minor), to shard over. None: the mesh's only one.
-        input_layouts, output_layouts: the layouts of the module's first input and of its output:
-            placements of all axes, or one placement (`Shard(1)`, `Replicate()`) of the style's axis
-            alone. None: what follows.
+        input_layouts: the layout of the module's first input: placements of all axes, or one
+            placement (`Shard(1)`, `Replicate()`) of the style's axis alone. None: what follows.
+        output_layouts: that of its output, in the same words.
 
     Raises:
         MeshError: when the module is distributed: no such axis, or None on a mesh of several.

@@ -78,8 +78,9 @@ class TokenOrder:
         itself.
 
         Args:
-            query, key, value: as `scaled_dot_product_attention` takes them, (..., heads, length,
-                features); several heads of queries may share one of keys.
+            query: as `scaled_dot_product_attention` takes it, (..., heads, length, features).
+            key: the same, with as many heads, or fewer: several of queries may share one of keys.
+            value: as `key`.
             scale: of the scores, 1 / sqrt(features) by default.
 
         Raises:

@@ -52,8 +52,9 @@ def check_rule(op: Any, *example: Any, **named: Any) -> None:
 
     Args:
         op: what was passed to `register_rule`.
-        example, named: arguments of a call, with small plain tensors (lengths of 4 to 8). Without
-            any, float64 tensors are made from the rule's first factor string.
+        example: arguments of a call, with small plain tensors (lengths of 4 to 8). Without any,
+            float64 tensors are made from the rule's first factor string.
+        named: further arguments, by name.
 
     Raises:
         LayoutError: the rule is wrong; says for which factors and partial values, and the fix.

@@ -131,7 +131,8 @@ def plan(
     """The cheapest steps from one layout to another of the same global shape.
 
     Args:
-        src, dst: the layouts, on one mesh or on two.
+        src: the layout that the tensor has.
+        dst: the layout to come to, on the same mesh or another.
         itemsize: bytes per element (default 4).
         dtype: "float32", torch.float32, ..., instead of `itemsize`.
         links: the network, `weft.Links`, "gloo" or "nccl"; None uses that of `weft.set_links`.

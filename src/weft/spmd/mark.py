@@ -72,7 +72,9 @@ def mark_sharding_with_gradients(
     """`mark_sharding` that also constrains the gradient; in weft both do.
 
     Args:
-        t, mesh, partition_spec: as in `mark_sharding`.
+        t: as in `mark_sharding`.
+        mesh: as in `mark_sharding`.
+        partition_spec: as in `mark_sharding`.
 
     Raises:
         WeftError: the errors of `mark_sharding`.
@@ -100,7 +102,8 @@ def shard_as(a: torch.Tensor, b: torch.Tensor) -> tuple[ShardTensor, ShardTensor
     """Both tensors in one sharding: that of `a`, or of `b` if `a` is plain or replicated.
 
     Args:
-        a, b: tensors of one shape, at least one of them a ShardTensor.
+        a: a tensor.
+        b: a tensor of the same shape; at least one of the two is a ShardTensor.
 
     Raises:
         ShardTypeError: both are plain.

@@ -270,7 +270,8 @@ class ShardTensor(FromMeta, AsValue, _Base):
                 shards along it.
             run_check: compare shapes and dtypes, and values of replicas, over the ranks, and raise
                 on all of them when they disagree.
-            shape, stride: the global shape and strides, when known.
+            shape: the global shape, when known.
+            stride: the global strides, when known.
             grad_placements: how gradients lie that come back to the local tensors. Default: sharded
                 as they are, else replicated; Partial() where ranks hold one value that they have
                 computed together, so that their gradients add up to its gradient.

@@ -82,10 +82,30 @@ def with_layouts(
         return error
     if not any(note.startswith("  in ") for note in getattr(error, "__notes__", ())):
         shown = [_text(tensor) for tensor in tensors[:_MOST]] + ["..."] * (len(tensors) > _MOST)
-        error.add_note(f"  in {name} of {', '.join(shown)} on {mesh!r}")
+        error.add_note(f"  in {name} of {', '.join(shown)} on {mesh!r}{_taken_for_whole(tensors)}")
     if PROCESS.on or not all(map(_is_ours, _files(error))):
         return error
     return error.with_traceback(None)
+
+
+def _taken_for_whole(tensors: Sequence[torch.Tensor]) -> str:
+    """A hint, where a plain operand has the shape of another's shard."""
+    plain = [one.shape for one in tensors if type(one) is not ShardTensor]
+    for one in tensors:
+        if type(one) is ShardTensor and any(_may_be_a_shard(shape, one) for shape in plain):
+            return ("\n  a plain tensor counts as whole, on every rank; if this one is a rank's "
+                    f"shard: weft.ShardTensor.from_local(x, mesh, {one.spec!r})")
+    return ""
+
+
+def _may_be_a_shard(shape: Sequence[int], of: ShardTensor) -> bool:
+    """Whether it is as the whole, but shorter in dims that are sharded. The same on all ranks."""
+    pairs = [(here, whole) for here, whole, axes in zip(shape, of.shape, of.sharding.dims) if axes]
+    rest = [(here, whole) for here, whole, axes in zip(shape, of.shape, of.sharding.dims)
+            if not axes]
+    return len(shape) == of.ndim and bool(pairs) and (
+        all(here < whole for here, whole in pairs) and all(here == whole for here, whole in rest)
+    )
 
 
 def _text(tensor: torch.Tensor) -> str:

@@ -299,7 +299,9 @@ def arange(
     """The numbers from `start` (0) to `end`, excluded, by `step`; each rank keeps its block.
 
     Args:
-        start, end, step: as in torch.arange; a single number is the end.
+        start: the first number; where it is the only one given, the end.
+        end: the number before which the sequence stops.
+        step: the distance from number to number.
         dtype: None derives it from the numbers, as in torch.
         requires_grad: of the leaf.
         where: `mesh` (None: the current one) and `placements` (None replicates), also accepted as

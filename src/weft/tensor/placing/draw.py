@@ -213,11 +213,10 @@ def rand(*size: Any, **options: Unpack[Drawn]) -> ShardTensor:
 
     Args:
         size: the global shape, as lengths or as one sequence.
-        dtype: a real or complex one.
-        requires_grad: of the leaf.
-        generator: a generator with the same seed on all ranks; None draws from weft's stream.
-        options: these, and `mesh` (None: the current one) and `placements` (None replicates),
-            also accepted as `device_mesh` and `spec`; `layout`, torch's own.
+        options: `dtype`, a real or complex one; `requires_grad` of the leaf; `generator`, one with
+            the same seed on all ranks (None draws from weft's stream); `mesh` (None: the current
+            one) and `placements` (None replicates), also accepted as `device_mesh` and `spec`;
+            `layout`, torch's own.
 
     Raises:
         ShardTypeError: an invalid length; something given by two names.
@@ -232,11 +231,10 @@ def randn(*size: Any, **options: Unpack[Drawn]) -> ShardTensor:
 
     Args:
         size: the global shape, as lengths or as one sequence.
-        dtype: a real or complex one.
-        requires_grad: of the leaf.
-        generator: a generator with the same seed on all ranks; None draws from weft's stream.
-        options: these, and `mesh` (None: the current one) and `placements` (None replicates),
-            also accepted as `device_mesh` and `spec`; `layout`, torch's own.
+        options: `dtype`, a real or complex one; `requires_grad` of the leaf; `generator`, one with
+            the same seed on all ranks (None draws from weft's stream); `mesh` (None: the current
+            one) and `placements` (None replicates), also accepted as `device_mesh` and `spec`;
+            `layout`, torch's own.
 
     Raises:
         ShardTypeError: an invalid length; something given by two names.
@@ -254,7 +252,8 @@ def randint(
     """Whole numbers in [low, high), or [0, low): torch.randint over a mesh.
 
     Args:
-        low, high: the range, without `high`.
+        low: the smallest number; where it is given alone, the end of the range from 0.
+        high: the end of the range, itself excluded.
         size: the global shape; also `randint(high, size)`.
         dtype: of the result.
         requires_grad: of the leaf.
