@@ -187,7 +187,7 @@ def test_styles_where_they_do_not_fit() -> None:
 
     assert on_ranks(on_rank)[0] == """\
 shardings: RowwiseParallel('tp'): '1' is a GRU, with parameters of its own.
-  Rule: it knows what to shard of Linear, Conv1d, Conv2d, Conv3d, Embedding, EmbeddingBag.
+  Rule: the style shards Linear, Conv1d, Conv2d, Conv3d, Embedding, EmbeddingBag.
   Offenders: 1
   Fix: shardings={"1.weight": P(...)}"""
 
@@ -315,7 +315,7 @@ distribute_module(activations=): 1 of 1 patterns match none of the 1 names of mo
         "  in distribute_module, for the output of ''", """\
 distribute_module(activations=): PrepareModuleOutput(P('dp')) for the output of '', which is dict \
 of 0: nothing.
-  Rule: a pin lays out tensors that are there.
+  Rule: each spec is for a tensor that is there.
   Offenders: output of ''
   Fix: PrepareModuleOutput(P(...), None) for a tuple, by name for a map: \
 PrepareModuleOutput(logits=P(...))"""]

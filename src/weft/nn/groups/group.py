@@ -52,7 +52,7 @@ def _implicit(pack: Pack, path: str) -> StrictError:
     return StrictError(
         message(f"forward of {path or 'the module'}", f"{len(names)} parameters are sharded over "
                 f"{axes}, as the batch is, and are gathered for it",
-                "under weft.strict() what is gathered is told", names,
+                "under weft.strict() gather= names what is gathered", names,
                 f"distribute_module(..., gather={{{path!r}: weft.nn.Gather()}})")
     )
 
