@@ -20,11 +20,11 @@ class Gather:
     """How the parameters of a module are gathered while it runs.
 
     Args:
-        axes: the mesh axes to gather over; None: those that shard the batch, dim 0 of what the
+        axes: the mesh axes over which they are; None: those that shard the batch, dim 0 of what the
             outermost module is given.
-        free: whether parameters are freed after the forward, and gathered again in backward.
-        compute_dtype: the dtype to which parameters are cast before they travel, and which they
-            have while the module runs; its inputs are cast, too. None: their own.
+        free: whether they are freed after the forward, and gathered again in backward.
+        compute_dtype: the dtype that they are cast to before they travel, and have while the module
+            runs; its inputs are cast, too. None: their own.
         reduce_dtype: the dtype in which gradients are reduced; None: compute_dtype.
     """
 
