@@ -1,9 +1,9 @@
 """ShardTensors under torch.compile: their ops run eagerly.
 
-TorchDynamo traces what it takes for plain Python, and a ShardTensor's ops are Python to it: it
-would trace weft itself. So weft is among the files that it does not look into, as torch's own are.
-Then a compiled function breaks its graph where it meets a ShardTensor, runs that op as ever,
-backward included, and goes on; what touches plain tensors alone is compiled. One warning says so.
+TorchDynamo traces Python, and a ShardTensor's ops are Python: it would trace weft itself. So weft
+is among the files that it skips, as torch's own are. A compiled function then breaks its graph
+where it meets a ShardTensor, runs that op eagerly, backward included, and goes on. Code on plain
+tensors alone is compiled. One warning says so.
 """
 
 from __future__ import annotations

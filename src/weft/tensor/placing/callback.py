@@ -1,4 +1,4 @@
-"""ShardTensors of which each rank makes, or reads, its own block, and writes it again."""
+"""ShardTensors whose blocks each rank makes, reads or writes by itself."""
 
 from __future__ import annotations
 
