@@ -20,7 +20,7 @@ again if the operand needs a gradient. Further rules:
 - A candidate that leaves partial values although something has to move pays their reduction too.
   This applies to partial values beside an operand that would be gathered for them, and to a
   contraction for which an operand would have to be resharded or sliced. What such a candidate saves
-  in moving one operand, the result costs: each rank holds a partial value of the full size.
+  in moving one operand, the result must pay: each rank holds a term of the size of the whole.
 - An in-place op also pays for moving its target back.
 - A view that merges dims has one factor in the lead. What is sharded by another one moves to that,
   rather than to a dim apart, from which it would have to come back.
