@@ -187,7 +187,7 @@ def test_styles_where_they_do_not_fit() -> None:
 
     assert on_ranks(on_rank)[0] == """\
 shardings: RowwiseParallel('tp'): '1' is a GRU, with parameters of its own.
-  Rule: it knows what to shard of Linear, Conv1d, Conv2d, Conv3d, Embedding, EmbeddingBag.
+  Rule: the style shards Linear, Conv1d, Conv2d, Conv3d, Embedding, EmbeddingBag.
   Offenders: 1
   Fix: shardings={"1.weight": P(...)}"""
 
@@ -225,9 +225,9 @@ def test_weights_stay_where_the_input_is_larger_than_they_are(checkpointed: bool
             out.square().sum().backward()
         moved = [(one.collective, one.direction) for one in log.events
                  if one.collective in ("AllGather", "ReduceScatter", "Exchange")]
+        grads: dict[str, Any] = {name: one.grad for name, one in module.named_parameters()}
         return str(out.sharding), moved, {
-            "x": held(given.grad),
-            **{name: held(one.grad) for name, one in module.named_parameters()}}
+            name: held(one) for name, one in (("x", given.grad), *grads.items())}
 
     ranks = on_ranks(on_rank)
     layout, moved, _ = ranks[0]
@@ -235,8 +235,8 @@ def test_weights_stay_where_the_input_is_larger_than_they_are(checkpointed: bool
     forward = [("AllGather", "forward"), ("ReduceScatter", "forward")]
     back = [("AllGather", "backward"), ("ReduceScatter", "backward")]
     assert moved == forward * (1 + checkpointed) + back
-    check(whole.grad, [grads["x"] for *_, grads in ranks], "x")
-    for name, each in dense.named_parameters():
+    for name, each in (("x", whole), *dense.named_parameters()):
+        assert each.grad is not None
         check(each.grad, [grads[name] for *_, grads in ranks], name)
 
 
@@ -410,7 +410,7 @@ distribute_module(activations=): 1 of 1 patterns match none of the 1 names of mo
         "  in distribute_module, for the output of ''", """\
 distribute_module(activations=): PrepareModuleOutput(P('dp')) for the output of '', which is dict \
 of 0: nothing.
-  Rule: a pin lays out tensors that are there.
+  Rule: each spec is for a tensor that is there.
   Offenders: output of ''
   Fix: PrepareModuleOutput(P(...), None) for a tuple, by name for a map: \
 PrepareModuleOutput(logits=P(...))"""]

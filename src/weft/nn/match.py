@@ -181,8 +181,8 @@ def _pins(pattern: str, spec: Any, mesh: Mesh) -> Sequence[Pin]:
         pins = spec.pins(mesh)
         if not pins:
             raise ModuleError(
-                message("distribute_module(activations=)", f"{spec!r} cuts parameters, and pins no "
-                        "activations", "styles of parameters stand in shardings",
+                message("distribute_module(activations=)", f"{spec!r} shards parameters, not "
+                        "activations", "styles of parameters are given in shardings=",
                         [repr(pattern)], f"shardings={{{pattern!r}: {spec!r}}}")
             )
         return pins

@@ -169,7 +169,7 @@ def _no_tensor(pin: _Prepare, where: str, found: Any) -> ModuleError:
     return ModuleError(
         message("distribute_module(activations=)", f"{pin!r} for the {where}, which is "
                 f"{type(found).__name__} of {len(kinds)}: {', '.join(kinds) or 'nothing'}",
-                "a pin lays out tensors that are there", [where],
+                "each spec is for a tensor that is there", [where],
                 "PrepareModuleOutput(P(...), None) for a tuple, by name for a map: "
                 "PrepareModuleOutput(logits=P(...))")
     )

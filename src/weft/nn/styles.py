@@ -91,7 +91,7 @@ class Style:
             return spec
         if not (spec == Shard(getattr(spec, "dim", 0)) or spec == Replicate()):
             raise PlacementError(
-                message(repr(self), f"{spec!r} is asked of {self.axis!r}",
+                message(repr(self), f"{spec!r} is given for the axis {self.axis!r}",
                         "a placement of an activation is Shard(dim) or Replicate()", [repr(spec)],
                         "a whole spec, P(...)")
             )
@@ -116,7 +116,7 @@ class Style:
         return ModuleError(
             message(f"shardings: {self!r}", f"{path!r} is a {type(module).__name__}, with "
                     "parameters of its own",
-                    "it knows what to shard of " + ", ".join(kind.__name__ for kind in known),
+                    "the style shards " + ", ".join(kind.__name__ for kind in known),
                     [path or "the module itself"],
                     f'shardings={{"{path}.weight": P(...)}}')
         )

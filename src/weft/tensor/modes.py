@@ -133,11 +133,11 @@ def explain() -> AbstractContextManager[traffic.Log]:
 
 @contextmanager
 def debug(enabled: bool = True) -> Iterator[None]:
-    """Inside, all ranks of a group say what they ask for before each collective, and compare.
+    """Inside, all ranks of a group compare their requests before each collective.
 
-    They also compare what is replicated: plain tensors that meet ShardTensors, and leaves, each
-    when it is used for the first time. Where they ask for different things, hold other values, or
-    some do not come within the timeout, all raise the same CommunicationError. It is the rank's
+    They also compare replicated values, each at its first use: plain tensors that meet
+    ShardTensors, and leaves. If requests or values differ, or some ranks do not come within the
+    timeout, all ranks raise the same CommunicationError. It is the rank's
     mode (in a process: of all its threads); all ranks enter and leave it together. `WEFT_DEBUG=1`
     in the environment turns it on for good.
 
@@ -194,7 +194,7 @@ def check_traced(op: str) -> None:
     if num_dispatch_modes() and torch._C._get_dispatch_mode(_FAKE) is not None:
         raise UnsupportedOpError(
             message(op, f"at {source_line()} a ShardTensor is used under FakeTensorMode",
-                    "fake tensors have no data, of which collectives could bring any", [op],
+                    "fake tensors have no data that collectives could send", [op],
                     "the call outside of the mode; a program without data runs on meta tensors: "
                     "weft.distribute_tensor(torch.empty(shape, device=\"meta\"), mesh, placements)")
         )
@@ -216,7 +216,7 @@ def check_transforms(op: str) -> None:
     if transforms() is not None:
         raise UnsupportedOpError(
             message(op, f"at {source_line()} a ShardTensor meets plain tensors under a transform "
-                    "of torch.func", "vmap, grad, jvp and their kin do not reach local tensors",
+                    "of torch.func", "vmap, grad, jvp and the like do not reach local tensors",
                     ["a function that closes over a ShardTensor"],
                     "torch.autograd.grad on ShardTensors, or the transform with x.full_tensor()")
         )

@@ -309,8 +309,8 @@ def _refuse(transition: Transition) -> Way:
         message(
             f"transition {transition.text}",
             f"the source {src} is partial by {', '.join(kinds)} and requires a gradient",
-            "P(max), P(min) and the logical kinds carry no gradient; amax, max, min and their "
-            "kin are ops with a gradient of their own", [f"{kind} terms" for kind in kinds],
+            "P(max), P(min) and the logical kinds carry no gradient; amax, max, min and the "
+            "like are ops with a gradient of their own", [f"partial {kind}" for kind in kinds],
             "x.detach() before the redistribute, or reduce by the op: x.amax(dim)",
         )
     )

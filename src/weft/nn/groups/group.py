@@ -1,9 +1,9 @@
 """Groups of parameters, one per module, and the line in which they are used.
 
-A group is gathered when its module's forward begins, and freed when it ends; gathered again when
-something that was computed of it is to be differentiated, and freed when the gradient of the
-module's input is there. Whenever a group is waited for, the next one in line is started: in forward
-the one that followed in the last forward, in backward the one that came before.
+A group is gathered when its module's forward begins, and freed when it ends. It is gathered again
+when the backward reaches a result of the module, and freed when the gradient of the module's input
+is there. Waiting for a group starts the next one in line: in forward the one that followed in the
+last forward, in backward the one that came before.
 
 The end of a group in backward is a hook on the gradient of the module's input, not a count of
 gradients: the engine takes what the forward recorded last, so what has arrived by then is the same
@@ -52,7 +52,7 @@ def _implicit(pack: Pack, path: str) -> StrictError:
     return StrictError(
         message(f"forward of {path or 'the module'}", f"{len(names)} parameters are sharded over "
                 f"{axes}, as the batch is, and are gathered for it",
-                "under weft.strict() what is gathered is told", names,
+                "under weft.strict() gather= names what is gathered", names,
                 f"distribute_module(..., gather={{{path!r}: weft.nn.Gather()}})")
     )
 

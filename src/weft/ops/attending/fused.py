@@ -1,8 +1,8 @@
-"""torch's fused kernel on blocks of keys: beside the result it gives the log of each row's sum, by
-which results of several blocks merge.
+"""torch's fused kernel on blocks of keys: it returns the result and the log of each row's sum, by
+which the results of several blocks are merged.
 
-Of a block, a row sees all keys, or those up to its own position, or none. So a block consists of at
-most two rectangles that are seen whole and a square of which row i sees keys up to i.
+In a block, a row sees all keys, or those up to its own position, or none. So a block consists of at
+most two rectangles that every row sees whole, and a square in which row i sees keys up to i.
 """
 
 from __future__ import annotations

@@ -98,7 +98,8 @@ class _Move:
         if device_mesh is None and placements is None:
             raise PlacementError(
                 message("redistribute()", f"neither a mesh nor placements are given for "
-                        f"{meta.layout}", "redistribute is told where to", ["placements=None"],
+                        f"{meta.layout}", "redistribute needs a mesh or placements",
+                        ["placements=None"],
                         "x.redistribute(placements=[Replicate()])")
             )
         target = mesh if device_mesh is None else as_bound_mesh(device_mesh)
