@@ -39,7 +39,7 @@ def _cell(kind: str, text: str) -> dict[str, Any]:
 
 def executed(made: dict[str, Any], folder: Path = REPOSITORY) -> Any:
     """The notebook with what its cells gave, run in `folder`."""
-    book = nbformat.from_dict(made)
+    book: Any = nbformat.from_dict(made)
     nbclient.NotebookClient(book, timeout=300, resources={"metadata": {"path": folder}}).execute()
     return book
 

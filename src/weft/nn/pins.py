@@ -28,7 +28,7 @@ from weft.transport.transition import Transition
 
 __all__ = [
     "BringHook", "Brought", "Cut", "InputFn", "OutputFn", "PinHook", "PrepareModuleInput",
-    "PrepareModuleOutput",
+    "PrepareModuleOutput", "has_hook",
 ]
 
 MAX_KNOWN = 4096
@@ -200,6 +200,11 @@ class _Hook:
 
     def __deepcopy__(self, memo: Any) -> Any:
         return self
+
+
+def has_hook(module: nn.Module, kind: type[_Hook]) -> bool:
+    """Whether a module has such a hook before its forward."""
+    return any(type(hook) is kind for hook in module._forward_pre_hooks.values())
 
 
 class PinHook(_Hook):

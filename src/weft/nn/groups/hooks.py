@@ -18,7 +18,7 @@ from torch import nn
 from weft.comm import BoundMesh
 from weft.nn.groups.group import Group, Line, in_backward
 from weft.nn.groups.policy import Gather
-from weft.nn.pins import _Hook
+from weft.nn.pins import BringHook, _Hook, has_hook
 from weft.tensor import ShardTensor
 from weft.tensor.trace.trees import flatten, map_tensors
 
@@ -79,7 +79,7 @@ def gathered_now() -> tuple[Group, ...]:
 
 def has_group(module: nn.Module) -> bool:
     """Whether a module has a group of its own, or is to have none."""
-    return any(type(hook) is Entering for hook in module._forward_pre_hooks.values())
+    return has_hook(module, Entering)
 
 
 def _state_of(module: nn.Module) -> _State:
@@ -179,7 +179,9 @@ def _batch_of(
 
 def _of_all_parameters(module: nn.Module, axes: set[int]) -> set[int]:
     """The axes that shard dim 0 of every parameter. An axis of tensor parallel modules, whose
-    activations it shards as well, leaves norms whole."""
+    activations it shards as well, leaves norms whole, or styles keep the weights where they are."""
+    if any(has_hook(part, BringHook) for part in module.modules()):
+        return set()
     for one in module.parameters():
         if not axes or type(one) is not ShardTensor:
             return set()
