@@ -105,7 +105,7 @@ class Pack(Freed):
         self.storage = base.untyped_storage()
         self.may_free = self.storage.resizable()
         if not self.may_free:  # a device whose memory stays: it is gathered all the same
-            self.storage = torch.UntypedStorage(self.nbytes, device=mesh.device)
+            self.storage = base.new_empty(self.nbytes, dtype=torch.uint8).untyped_storage()
         self.members = [
             Member(one, whole, dtype, self.storage, offset)
             for one, whole, dtype, offset in zip(tensors, wholes, dtypes, offsets)
