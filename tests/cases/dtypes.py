@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.execute import execute
 from tests.oracle import block, coordinates, reduce_partials
 from weft.comm import BoundMesh
 from weft.core import Layout, Mesh, P
 from weft.planner import plan
-from weft.transport import execute
 
 MESH = Mesh({"a": 2, "b": 2})
 _NAMES = (

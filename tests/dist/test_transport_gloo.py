@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tests.cases.dtypes import MEMORY, dtypes_in, faults, run_rows
 from tests.cases.dtypes import MESH as dtypes_mesh
+from tests.execute import execute
 from tests.gloo import GlooWorld
 from tests.sim.test_transport_execute import held, integers, judge, terms_of
 from tests.sim.test_transport_gradient import run_row, sides
@@ -19,7 +20,7 @@ from tests.transitions import layouts
 from weft.comm import BoundMesh, run_simulated
 from weft.core import Mesh
 from weft.planner import plan
-from weft.transport import Transition, execute
+from weft.transport import Transition
 
 MESH = Mesh((2, 2))
 

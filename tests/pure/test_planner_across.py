@@ -7,6 +7,8 @@ from collections import Counter, defaultdict
 
 import pytest
 
+from tests.interpret import interpret
+from tests.naive import naive
 from tests.transitions import layouts, missing, some
 from weft.core import Layout, Mesh, P
 from weft.errors import LayoutError
@@ -22,11 +24,9 @@ from weft.planner import (
     Transfer,
     check,
     is_local,
-    naive,
     plan,
 )
 from weft.planner.geometry import largest, strip, volume
-from weft.planner.interpret import interpret
 from weft.planner.search import family
 
 MESHES = {

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.interpret import PlanError, interpret
 from weft.core import Layout, Mesh, P
 from weft.errors import LayoutError, ShardTypeError
 from weft.planner import (
@@ -20,7 +21,6 @@ from weft.planner import (
     Transfer,
     plan,
 )
-from weft.planner.interpret import PlanError, interpret
 
 MESH = Mesh({"a": 2, "b": 2})
 

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
+from tests.interpret import PlanError, interpret
 from weft.core import Cover, Interval, Layout, Mesh, P
 from weft.planner import Plan, fetching, folding, gradient_layout, transpose
-from weft.planner.interpret import PlanError, interpret
 
 ROWS = ((3, 3), (2, 1, 2, 1), (0, 4, 1, 1), (6, 0), (1, 1, 1, 1, 1, 1), (0, 0, 6), (5, 1))
 AROUND = ((0, 0), (1, 0), (0, 2), (1, 1), (4, 7), (-1, 1))

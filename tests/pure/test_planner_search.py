@@ -7,6 +7,8 @@ from collections.abc import Iterable
 
 import pytest
 
+from tests.interpret import interpret
+from tests.naive import naive
 from tests.transitions import MESHES, SHAPES, layouts, missing, some
 from weft.core import Layout, Mesh, P
 from weft.errors import LayoutError
@@ -20,11 +22,9 @@ from weft.planner import (
     Plan,
     ReduceScatter,
     Slice,
-    naive,
     plan,
 )
 from weft.planner.geometry import largest, volume
-from weft.planner.interpret import interpret
 from weft.planner.search import family
 
 BYTES = Links(near=Link(0, 1e-9), far=Link(0, 1e-9))

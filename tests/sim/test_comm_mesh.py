@@ -11,11 +11,11 @@ import torch
 from weft.comm import (
     BoundMesh,
     Recorded,
+    RecordingWorld,
     as_bound_mesh,
     current_mesh,
     init_mesh,
     recorded,
-    recording_mesh,
     run_simulated,
 )
 from weft.core import Layout, Mesh, P
@@ -199,7 +199,8 @@ def test_a_size_that_is_left_out() -> None:
 
 
 def test_recording_counts_what_one_rank_of_many_receives() -> None:
-    mesh = recording_mesh({"dp": 1000, "tp": 8}, rank=1234, device_type="meta")
+    value = Mesh({"dp": 1000, "tp": 8})
+    mesh = RecordingWorld(1234, value).bind(value, "meta")
     assert mesh.here == (154, 2)
     dp, tp = mesh.comm((0,)), mesh.comm((1,))
     assert (dp.size, tp.size, mesh.comm((0, 1)).size) == (1000, 8, 8000)
@@ -227,6 +228,5 @@ def test_recording_counts_what_one_rank_of_many_receives() -> None:
         Recorded("scatter", ("tp",), 40),
     ]
     assert tp.exchange("value") == ["value"] * 8
-    assert torch.equal(
-        recording_mesh((2,)).comm((0,)).all_reduce(torch.ones(2), "sum"), torch.zeros(2)
-    )
+    alone = RecordingWorld(0, Mesh((2,))).bind(Mesh((2,)), "cpu")
+    assert torch.equal(alone.comm((0,)).all_reduce(torch.ones(2), "sum"), torch.zeros(2))

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 import pytest
 
+from tests.rule_of import rule_of
 from weft.core import AxisName, Layout, Mesh, P
-from weft.ops import find, rule_of
+from weft.ops import find
 from weft.propagate import decide
 from weft.rules import Call, Decision, TensorArg, bind, parse
 from weft.tensor.trace.calls import call_of, overload_named

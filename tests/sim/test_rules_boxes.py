@@ -18,8 +18,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.rule_of import rule_of
 from weft.core import Cover, Layout, Mesh
-from weft.ops import BOOK, FUNCTIONS, creation, elementwise, losses, rule_of
+from weft.ops import BOOK, FUNCTIONS, creation, elementwise, losses
 from weft.propagate import decide
 from weft.rules import Call, Decision, TensorArg
 from weft.rules.factors import packet

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.rule_of import rule_of
 from weft.core import Layout, Mesh, P
-from weft.ops import rule_of
 from weft.propagate import decide
 from weft.rules import Call, Decision, Rule, TensorArg
 from weft.tensor.trace.calls import call_of, overload_named

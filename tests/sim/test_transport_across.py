@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.execute import execute
 from tests.oracle import block
 from tests.sim.test_transport_gradient import Side, pairing, random_part, sides, value
 from tests.sim.test_transport_kinds import part_of, random_values, reduced, stacked
@@ -18,7 +19,7 @@ from weft.comm import BoundMesh, init_mesh, run_simulated
 from weft.core import Layout, Mesh, P
 from weft.errors import LayoutError
 from weft.planner import plan
-from weft.transport import Transition, execute
+from weft.transport import Transition
 
 MESHES = {
     "disjoint": (Mesh({"a": 2}, (0, 1)), Mesh({"a": 2}, (2, 3))),

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.execute import execute
 from tests.oracle import block
 from tests.sim.test_transport_execute import by_pieces
 from weft.comm import BoundMesh, Communicator, run_simulated
 from weft.core import Layout, Mesh, P
 from weft.planner import plan
-from weft.transport import execute
 from weft.transport.boxes import stretch
 
 MESH = Mesh({"a": 2, "b": 2})

@@ -10,12 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.execute import execute
+from tests.naive import naive
 from tests.oracle import block, coordinates, reduce_partials
 from tests.transitions import MESHES, SHAPES, layouts
 from weft.comm import BoundMesh, run_simulated
 from weft.core import Layout, Mesh, P
-from weft.planner import Plan, naive, plan
-from weft.transport import execute
+from weft.planner import Plan, plan
 
 Make = Callable[[Sequence[int]], Tensor]
 

@@ -6,10 +6,11 @@ import threading
 
 import torch
 
+from tests.execute import execute
 from weft.comm import BoundMesh, run_simulated
 from weft.core import Layout, Mesh, P
 from weft.planner import plan
-from weft.transport import Transition, execute, traffic
+from weft.transport import Transition, traffic
 from weft.transport.traffic import Event, Log
 
 MESH = Mesh({"dp": 2, "tp": 2})

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
+from tests.rule_of import rule_of
 from tests.soundness.calls import AtenCall, calls_of
 from tests.soundness.journal import Checked
 from weft.core import Layout, Mesh
-from weft.ops import rule_of
 from weft.own.check import BruteForce
 from weft.own.trials import Trial
 from weft.rules import Call, Rule, TensorArg

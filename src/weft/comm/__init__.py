@@ -13,7 +13,7 @@ from weft.comm.init import (
     set_global_mesh,
     this_world,
 )
-from weft.comm.recording import Recorded, RecordingWorld, recorded, recording, recording_mesh
+from weft.comm.recording import Recorded, RecordingWorld, recorded, recording
 from weft.comm.reduction import check_kind
 from weft.comm.simulated import SimulatedRanks, run_simulated
 from weft.comm.source import source_line, user_frame
@@ -23,6 +23,6 @@ __all__ = [
     "CARRIED", "PROCESS", "PROVIDER", "CollectiveCall", "BoundMesh", "Communicator", "Finish",
     "Recorded", "RecordingWorld", "Seen", "SimulatedRanks", "World", "as_bound_mesh", "check_kind",
     "current_mesh", "get_global_mesh", "hybrid_mesh", "hybrid_ranks", "init_mesh", "live_meshes",
-    "recorded", "recording", "recording_mesh", "run_simulated", "set_global_mesh", "source_line",
+    "recorded", "recording", "run_simulated", "set_global_mesh", "source_line",
     "this_world", "user_frame", "watching",
 ]

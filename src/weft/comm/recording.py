@@ -13,7 +13,7 @@ While `recording(world)` is open, the thread is in that world.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +29,6 @@ from weft.core import AxisName, Mesh
 
 __all__ = [
     "Recorded", "RecordingWorld", "current_recording_world", "recorded", "recording",
-    "recording_mesh",
 ]
 
 
@@ -164,23 +163,6 @@ def recording(world: RecordingWorld) -> Iterator[None]:
         yield
     finally:
         _local.world = outer
-
-
-def recording_mesh(
-    axes: Mapping[str, int] | Sequence[int] | Mesh, rank: int = 0, device_type: str = "cpu"
-) -> BoundMesh:
-    """A mesh whose collectives are recorded instead of done, seen from `rank`.
-
-    Args:
-        axes: map axis name -> size, only sizes, or a mesh value.
-        rank: the rank that records.
-        device_type: where local tensors live; "meta" needs no memory.
-
-    Returns:
-        The mesh; `recorded(mesh)` is its log so far.
-    """
-    value = axes.abstract if isinstance(axes, Mesh) else Mesh(axes)
-    return RecordingWorld(rank, value).bind(value, device_type)
 
 
 def recorded(mesh: BoundMesh) -> list[Recorded]:

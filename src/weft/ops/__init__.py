@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
 from functools import reduce
 from typing import Any
 
 import torch
 
-from weft.core import Layout
 from weft.ops import (
     adaptive_pools,
     attention,
@@ -54,12 +51,12 @@ from weft.ops import (
     writes,
 )
 from weft.ops.algorithm import Composite, Kernel, Local, replicated
-from weft.rules import Call, Decision, Entry, Page, Rule
+from weft.rules import Entry, Page
 from weft.rules.factors import packet
 
 __all__ = [
     "BOOK", "FUNCTIONS", "Composite", "Kernel", "Local", "find", "find_exactly",
-    "floats_flow", "join", "replicated", "rule_of",
+    "floats_flow", "join", "replicated",
 ]
 
 _PAGES = (
@@ -107,21 +104,3 @@ def floats_flow(name: str) -> bool:
     """
     entry = find(name)
     return entry is not None and entry.floats_flow
-
-
-def rule_of(
-    call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool] = ()
-) -> Rule | Decision | None:
-    """The rule or decision of a call whose op itself runs on the local tensors, without a kernel
-    or a composition."""
-    entry, wants_grad = find(call.op), wants_grad or [False] * len(layouts)
-    if entry is None:
-        return None
-    given = None if entry.layouts is None else entry.layouts(call, layouts, wants_grad)
-    if isinstance(given, Decision):
-        return given
-    rule = given if isinstance(given, Rule) else entry.rule(call, wants_grad)
-    if rule is None or not rule.finish:
-        return rule
-    finished = {factor for _, factor in rule.finish}
-    return replace(rule, finish=frozenset(), whole=rule.whole | finished)

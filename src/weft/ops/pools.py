@@ -274,10 +274,6 @@ def _fractional(function: Any, count: int, indices: bool = False) -> Callable[..
     return run
 
 
-def _with_indices(run: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda *args, **kwargs: run(*args, **{**kwargs, "return_indices": True})
-
-
 PAGE = page(
     *[op(f"avg_pool{num}d", rule(_pool(num), on_box=_on_box(num))) for num in (1, 2, 3)],
     *[op(f"max_pool{num}d max_pool{num}d_with_indices",

@@ -10,7 +10,6 @@ from weft.planner.plan import (
     forget_plans,
     gradient_layout,
     kept_plans,
-    naive,
     plan,
     transpose,
 )
@@ -31,6 +30,6 @@ __all__ = [
     "AllGather", "AllReduce", "Exchange", "Fetch", "Fold", "GLOO", "IDEMPOTENT", "LINEAR", "Link",
     "Links", "NCCL", "Plan", "ReduceScatter", "Slice", "Step", "MakePartial", "Transfer", "check",
     "fetching", "folding", "forget_plans", "gradient_layout", "is_local", "kept_plans",
-    "kept_partials", "naive", "plan", "set_links", "step_nbytes", "step_nbytes_at", "step_seconds",
+    "kept_partials", "plan", "set_links", "step_nbytes", "step_nbytes_at", "step_seconds",
     "transpose",
 ]

@@ -15,22 +15,19 @@ from weft.core.dtypes import dtype_name
 from weft.core.dtypes import itemsize as itemsize_of
 from weft.core.layout import Layout
 from weft.errors import LayoutError, ShardTypeError, message
-from weft.planner.check import check, kept_partials
+from weft.planner.check import check
 from weft.planner.cost import nbytes_of, peak_elements, seconds_of, step_nbytes_at
 from weft.planner.geometry import strip
 from weft.planner.links import Links, as_links
 from weft.planner.overlap import missing_elements
 from weft.planner.search import family, search
-from weft.planner.steps import AllGather, AllReduce, Fetch, Fold, MakePartial, Slice, Step, Transfer
+from weft.planner.steps import Fetch, Fold, Step
 from weft.planner.text import plan_text
 
 __all__ = [
-    "Plan", "fetching", "folding", "forget_plans", "gradient_layout", "kept_plans", "naive",
+    "Plan", "fetching", "folding", "forget_plans", "gradient_layout", "kept_plans",
     "plan", "transpose",
 ]
-
-_NOT_MADE = frozenset({"avg", "bxor"})
-"""Kinds of partial values that a plan cannot make from a value, so it must keep them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -229,33 +226,6 @@ def forget_plans() -> None:
     """Search anew from now on."""
     for kept in (_plan, fetching, folding):
         kept.cache_clear()
-
-
-def naive(src: Layout, dst: Layout, itemsize: int = 4) -> Plan:
-    """Gather all, reduce all, cross, then slice: the reference that plans are compared with."""
-    check(src, dst)
-    src_, dst_ = strip(src), strip(dst)
-    if 0 in src.shape:
-        return plan(src, dst, itemsize)
-    kept = {s: d for s, d in kept_partials(src_, dst_).items() if src_.partial[s] in _NOT_MADE}
-    whole = src_.gathered(range(src.ndim))
-    terms = tuple(axis for axis, kind in enumerate(whole.partial) if kind and axis not in kept)
-    full = whole.without_partial(terms)
-    steps: list[Step] = []
-    if src_ != whole:
-        steps.append(AllGather(src_, whole, src_.sharded_axes))
-    if terms:
-        steps.append(AllReduce(whole, full, terms))
-    cut = dst_.without_partial(set(range(dst_.mesh.ndim)) - set(kept.values()))
-    there = cut.gathered(range(src.ndim))
-    if there.mesh != full.mesh:
-        steps.append(Transfer(full, there))
-    if cut != there:
-        steps.append(Slice(there, cut))
-    if dst_ != cut:
-        made = [axis for axis, kind in enumerate(dst_.partial) if kind != cut.partial[axis]]
-        steps.append(MakePartial(cut, dst_, tuple(made)))
-    return Plan(src, dst, tuple(steps), itemsize)
 
 
 def gradient_layout(layout: Layout, varying: frozenset[int] = frozenset()) -> Layout:

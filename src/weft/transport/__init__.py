@@ -1,7 +1,6 @@
 """Plans carried out on local tensors, differentiable, and the log of what moves."""
 
 from weft.transport import traffic
-from weft.transport.execute import execute
 from weft.transport.joint import move_together, run_together, start_together
 from weft.transport.network import measure_links
 from weft.transport.owners import ToOwners, balanced
@@ -10,6 +9,6 @@ from weft.transport.trace import trace
 from weft.transport.transition import Transition
 
 __all__ = [
-    "Shards", "ToOwners", "Transition", "balanced", "execute", "measure_links", "move_together",
+    "Shards", "ToOwners", "Transition", "balanced", "measure_links", "move_together",
     "run_together", "start_together", "trace", "traffic",
 ]

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch._C import _DisableAutocast  # type: ignore[attr-defined]
 
 from weft.comm import BoundMesh, Communicator, Finish
 from weft.planner import (
@@ -32,10 +31,7 @@ from weft.transport import traffic
 from weft.transport.boxes import Move
 from weft.transport.steps import Start, compile_step, compile_transfer, partial_kind
 
-__all__ = ["CompiledPlan", "compile_plan", "execute", "owned", "unshared"]
-
-_KEPT = 4096
-"""Compiled plans kept per rank."""
+__all__ = ["CompiledPlan", "compile_plan", "owned", "unshared"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,35 +112,6 @@ class CompiledPlan:
         """Report to the traffic log what a run of the transition `text` moves."""
         for it in self.collectives:
             traffic.emit(text, it.axes, it.name, it.elements * itemsize)
-
-
-def execute(
-    plan: Plan, local: Tensor, mesh: BoundMesh, target: BoundMesh | None = None, *,
-    copy: bool = False,
-) -> Tensor:
-    """Carry out a plan: this rank's part at `plan.src` becomes its part at `plan.dst`.
-
-    A rank outside the mesh gets its (empty) argument back. Between two meshes, a rank outside the
-    target's mesh gets an empty tensor. Not differentiable; a `Transition` is.
-
-    Args:
-        plan: any plan.
-        local: this rank's part, with any strides.
-        mesh: the source's mesh, bound.
-        target: the target's mesh, bound, if it is a different one.
-        copy: never share memory with `local`.
-    """
-    programs = mesh.cache.setdefault("transport.programs", {})
-    program = programs.get(plan)
-    if program is None:
-        if len(programs) >= _KEPT:
-            programs.clear()
-        program = programs[plan] = compile_plan(plan, mesh, target)
-    local = local.detach()
-    text = f"{plan.src} -> {plan.dst}" if traffic.STATE.on else ""
-    with _DisableAutocast():
-        out = program.run_as(text, text, local) if text else program.run(local)
-    return unshared(out, local) if copy and program.aliases else out
 
 
 def unshared(out: Tensor, x: Tensor) -> Tensor:

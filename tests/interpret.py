@@ -15,15 +15,16 @@ from math import prod
 from weft.core.cover import Cover
 from weft.core.layout import Layout
 from weft.core.mesh import AxisName
-from weft.planner.check import IDEMPOTENT, LINEAR
-from weft.planner.plan import Plan
-from weft.planner.steps import (
+from weft.planner import (
+    IDEMPOTENT,
+    LINEAR,
     AllGather,
     AllReduce,
     Exchange,
     Fetch,
     Fold,
     MakePartial,
+    Plan,
     ReduceScatter,
     Slice,
     Step,
