@@ -118,7 +118,7 @@ BOUNDS: list[Bound] = [
     # What is distinct in each block.
     Bound("unique", lambda a: a.round().unique(return_inverse=True, return_counts=True),
           _same((384, 0), "line", "square", "rows"), False),
-    Bound("unique_many", lambda a: a.unique(), {"line": (25092, 0)}, False),
+    Bound("unique_many", lambda a: a.unique(), {"line": (9472, 0)}, False),
     Bound("unique_rows", lambda a: a.sign().long().unique(dim=0), {"rows": (11368, 0)}, False),
     Bound("consecutive_rows", lambda a: a.unique_consecutive(dim=0), {"rows": (192, 0)}, False),
     Bound("unique_consecutive", lambda a: a.unique_consecutive(),

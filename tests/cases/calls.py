@@ -22,6 +22,9 @@ def _numbers(*shape: int) -> Tensor:
 CALLS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "_prelu_kernel": lambda: (aten._prelu_kernel.default, _numbers(5, 4), _numbers(4)),
     "linalg__powsum": lambda: (aten.linalg__powsum.default, _numbers(5, 4), 3.0, [1], True),
+    "_scaled_dot_product_attention_math": lambda: (
+        aten._scaled_dot_product_attention_math.default, _numbers(2, 3, 5, 4),
+        _numbers(2, 3, 6, 4) + 1, _numbers(2, 3, 6, 2)),
     "_euclidean_dist": lambda: (aten._euclidean_dist.default, _numbers(5, 4), _numbers(3, 4) + 1),
     "affine_grid_generator": lambda: (
         aten.affine_grid_generator.default, _numbers(5, 2, 3), [5, 3, 4, 6], False,

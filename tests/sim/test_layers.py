@@ -13,6 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import weft
+from tests.harness import held
+from tests.oracle import check
 from weft import P
 from weft.nn import layers
 from weft.ops import FUNCTIONS
@@ -110,6 +112,57 @@ def test_attention_of_a_cut_batch_stays(need_weights: bool) -> None:
         return True
 
     assert on_ranks(on_rank) == [True] * 3
+
+
+MASKS: dict[str, dict[str, Any]] = {
+    "none": {}, "causal": {"attn_mask": torch.ones(10, 10).triu(1).bool()},
+    "each": {"attn_mask": (torch.arange(800) % 7 < 3).view(8, 10, 10)},
+    "padded": {"key_padding_mask": torch.arange(20).view(2, 10) % 9 > 6},
+}
+TOKENS = {"tokens": P("x"), "ragged": [weft.Shard(0, sizes=(0, 7, 3)), weft.Replicate()],
+          "both": P(("y", "x")), "batch": P("x", "y")}
+
+
+@pytest.mark.parametrize("way", TOKENS)
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("average", [False, True])
+def test_weights_of_sharded_tokens(average: bool, name: str, way: str) -> None:
+    """Their mean over heads is sharded as the queries are: no rank has the rows of all."""
+    torch.manual_seed(0)
+    module = nn.MultiheadAttention(8, 4).double()
+    x = values(10, 2, 8)
+
+    def outcome(layer: Any, x: Any) -> list[Any]:
+        out, weights = layer(x.requires_grad_(), x, x, average_attn_weights=average, **MASKS[name])
+        (out.square().sum() + weights.pow(3).sum()).backward()
+        if average and type(x) is weft.ShardTensor:
+            assert weights.sharding.dims[1] == out.sharding.dims[0] == x.sharding.dims[0]
+        return [out.detach(), weights.detach(), x.grad]
+
+    got = weft.testing.run(lambda mesh: [held(one) for one in outcome(
+        weft.distribute_module(copy.deepcopy(module), mesh),
+        weft.distribute_tensor(x.clone(), mesh, TOKENS[way], src_data_rank=None))],
+        mesh={"x": 3, "y": 2})
+    for place, due in enumerate(outcome(module, x.clone())):
+        check(due, [mine[place] for mine in got], f"{name} {way} {place}", 1e-11)
+
+
+def test_weights_of_sharded_heads_and_tokens() -> None:
+    """Heads that parameters shard stay; the mean over them is a sum of what ranks have."""
+    torch.manual_seed(0)
+    module, x = nn.MultiheadAttention(8, 4).double(), values(10, 2, 8)
+    due, weights = module(x, x, x)
+
+    def on_rank(mesh: Any) -> Any:
+        layer = weft.distribute_module(copy.deepcopy(module), mesh, shardings={
+            "in_proj_weight": P("y"), "in_proj_bias": P("y"), "out_proj.weight": P(None, "y")})
+        out, found = layer(*[weft.distribute_tensor(x, mesh, P("x"), src_data_rank=None)] * 3)
+        assert found.sharding.dims[1] == (0,)
+        return held(out), held(found)
+
+    got = weft.testing.run(on_rank, mesh={"x": 2, "y": 2})
+    check(due.detach(), [one for one, _ in got], "out", 1e-11)
+    check(weights.detach(), [one for _, one in got], "weights", 1e-11)
 
 
 @pytest.mark.parametrize("shapes", [((5, 8), (5, 8)), ((5, 3, 8), (6, 3, 8))])

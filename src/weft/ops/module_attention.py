@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from weft.rules import op, page
+from weft.rules import Call, op, page, rule
+from weft.transport import Shards
 
 __all__ = ["PAGE"]
 
@@ -55,18 +56,20 @@ def _attention(
     hides = not (is_causal and key_padding_mask is None and not need_weights)
     mask = _mask(attn_mask if hides else None, key_padding_mask, num_heads, more, query.dtype)
     dropout_p = dropout_p if training else 0.0
-    scores = None
-    if need_weights:
+    found = None
+    if need_weights and average_attn_weights and not dropout_p:
+        out, found = _averaged(q, k, v, mask)
+    elif need_weights:
         scores = (q * math.sqrt(1.0 / q.shape[-1])) @ k.transpose(-2, -1)
         scores = (scores if mask is None else scores + mask).softmax(-1)
         out = (F.dropout(scores, dropout_p) if dropout_p > 0.0 else scores) @ v
+        found = scores.mean(1) if average_attn_weights else scores
     else:
         out = F.scaled_dot_product_attention(q, k, v, mask, dropout_p, not hides)
     out = F.linear(out.permute(2, 0, 1, 3).flatten(2), out_weight, out_bias)
-    if scores is not None:
-        scores = scores.mean(1) if average_attn_weights else scores
-        scores = scores if query.dim() == 3 else scores.squeeze(0)
-    return out if query.dim() == 3 else out.squeeze(1), scores
+    if found is not None and query.dim() == 2:
+        found = found.squeeze(0)
+    return out if query.dim() == 3 else out.squeeze(1), found
 
 
 def _fits(
@@ -123,4 +126,44 @@ def _as_added(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros_like(mask, dtype=dtype).masked_fill(mask, -math.inf)
 
 
-PAGE = page(op("torch.nn.functional.multi_head_attention_forward", compose=_attention))
+# Attention whose weights are wanted: of sharded queries, rows of weights stay with their queries.
+# If heads took over the axes, the mean over heads would be a partial value of all rows.
+
+_WEIGHED = torch.ops.aten._scaled_dot_product_attention_math.default
+
+
+def _by_rows(call: Call, wants_grad: Any) -> str | None:
+    """A mask has lengths of 1 where it is the same for all: "b~ h~ s q!, ..., b~ 1 1 t! -> ..."."""
+    if call.get("enable_gqa") or call.get("dropout_p") or call.get("dropout_mask") is not None or (
+        len(call.tensors[0].shape) != 4
+    ):
+        return None
+    names, lengths = ("b~", "h~", "s", "t!"), call.results[1].shape
+    masks = [
+        " ".join([name if length == due else "1" for name, length, due in zip(
+            names[-len(mask.shape) :], mask.shape, lengths[-len(mask.shape) :])])
+        for mask in call.tensors[3:]
+    ]
+    return f"{', '.join(['b~ h~ s q!, b~ h~ t! q!, b~ h~ t! e', *masks])} -> b h s e, b h s t"
+
+
+def _averaged(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The result, and the mean of the heads' weights. A query that attends to nothing has NaN, as
+    in the module, where the op gives zeros."""
+    out, weights = _WEIGHED(q, k, v, mask)
+    if mask is None or not k.shape[-2]:
+        return out, weights.mean(1)
+    attends = weights.detach().sum(-1, keepdim=True) != 0
+    factor = torch.where(attends, 1.0, math.nan).to(out.dtype)
+    return out * factor, weights.mean(1) * factor.mean(1)
+
+
+def _of_heads(shards: Shards, *args: Any, **kwargs: Any) -> Any:
+    """Samples and heads that the operands shard stay where they are."""
+    return _WEIGHED(*args, **kwargs)
+
+
+PAGE = page(
+    op("_scaled_dot_product_attention_math", rule(_by_rows, by_size=True), kernel=_of_heads),
+    op("torch.nn.functional.multi_head_attention_forward", compose=_attention),
+)

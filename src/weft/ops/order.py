@@ -19,7 +19,7 @@ from torch import Tensor
 from weft import propagate
 from weft.core import Layout
 from weft.ops.algorithm import Composite, Kernel
-from weft.ops.sorting.sort import Sorting, as_rows
+from weft.ops.sorting.sort import Sorting, as_rows, narrowed
 from weft.ops.sorting.splitting import Row, can_key, first_next, keys_of, split
 from weft.ops.sorting.unsigned import from_order, to_order
 from weft.rules import Call, Decision, Entry, Rule, RuleText, op, page, rule
@@ -102,8 +102,10 @@ def _sort(
     (dim,) = shards.dims
     rows, others = as_rows(to_order(x), dim)
     done = Sorting(Row(shards), rows, descending, shards.layout.cuts_of(dim))
+    values, places = done.values, done.places()
+    del done, rows  # and with it the orders, which are as large as what is left
     values, places = (
-        one.view(*others, x.shape[dim]).movedim(-1, dim) for one in (done.values, done.places)
+        one.view(*others, x.shape[dim]).movedim(-1, dim) for one in (values, places.long())
     )
     return from_order(values, x.dtype), places
 
@@ -173,7 +175,8 @@ class _Rows:
         self.row = Row(shards, shards.counts(x, dims))
         last = x.movedim(tuple(dims), tuple(range(-len(dims), 0))).flatten(-len(dims))
         self.rows, self.others = as_rows(last, -1)
-        self.keys, self.order = keys_of(self.rows).sort(dim=-1, stable=True)
+        self.in_order, order = self.rows.detach().sort(dim=-1, stable=True)
+        self.order = narrowed(order, self.rows.shape[1])
 
     def num_nans(self) -> Tensor:
         """Per row, the number of NaNs in the whole row."""
@@ -184,14 +187,15 @@ class _Rows:
     def pick(self, ranks: Tensor) -> tuple[Tensor, Tensor]:
         """The elements of these ranks (rows, cuts) and, for a single dim, their positions; shaped
         as the tensor, with the cuts at the position of the (first) dim."""
-        before = split(self.row, self.keys, ranks)
+        before = split(self.row, self.in_order, ranks)
         at = before[self.row.mine]
         if not self.rows.shape[1]:
             places = keys = torch.zeros_like(at)
             values = self.rows.sum(-1, keepdim=True).to(self.rows.dtype).expand_as(at)
         else:
             inside = at.clamp(max=self.rows.shape[1] - 1)
-            places, keys = self.order.gather(-1, inside), self.keys.gather(-1, inside)
+            places = self.order.gather(-1, inside).long()
+            keys = keys_of(self.in_order.gather(-1, inside))
             values = self.rows.gather(-1, places)
         owned = first_next(self.row, before, keys) == self.row.mine
         values = torch.where(owned, values, torch.zeros((), dtype=values.dtype))

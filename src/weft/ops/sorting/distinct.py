@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,39 +24,47 @@ __all__ = ["Distinct", "consecutive", "distinct", "distinct_rows"]
 
 @dataclass(frozen=True, slots=True)
 class Distinct:
-    """For one block: the elements whose runs begin in it, how often each occurs in all blocks, and,
-    per element of the block, the number of its run. `sizes`: the number of runs of each block."""
+    """For one block: the elements whose runs begin in it, and the number of runs of each block. If
+    asked for, how often each occurs in all blocks, and per element of the block the number of its
+    run."""
 
     values: Tensor
-    counts: Tensor
-    inverse: Tensor
     sizes: tuple[int, ...]
+    counts: Tensor | None
+    inverse: Tensor | None
 
 
-def distinct(row: Row, x: Tensor) -> Distinct:
-    """The distinct elements of all blocks, ascending; `x` is this block, flat."""
-    own, inverse, counts = torch.unique(x, return_inverse=True, return_counts=True)
+def distinct(row: Row, x: Tensor, numbers: bool, counts: bool) -> Distinct:
+    """The distinct elements of all blocks, ascending.
+
+    Args:
+        x: this block, flat.
+        numbers: whether the runs' numbers are asked for. counts: whether their lengths are.
+    """
+    found: Any = torch.unique(x, return_inverse=numbers, return_counts=counts)
+    own, *more = found if numbers or counts else (found,)
     row = row.resized(row.tell(len(own)))
     done = Sorting(row, own.view(1, -1), False, [0, *accumulate(row.sizes)])
-    runs = _runs(row, done.values, done.carry(counts.view(1, -1)))
-    numbers = done.back(runs.inverse).flatten()
-    return Distinct(runs.values, runs.counts, numbers[inverse], runs.sizes)
+    weights = done.carry(more.pop().view(1, -1)) if counts else None
+    runs = _runs(row, done.values, weights, numbers)
+    inverse = None if runs.inverse is None else done.back(runs.inverse).flatten()[more[0]]
+    return Distinct(runs.values, runs.sizes, runs.counts, inverse)
 
 
-def distinct_rows(row: Row, x: Tensor) -> Distinct:
-    """The distinct rows of all blocks, in order; `x` is this block's rows, (rows, width)."""
-    own, inverse, counts = torch.unique(x, dim=0, return_inverse=True, return_counts=True)
+def distinct_rows(row: Row, x: Tensor, numbers: bool, counts: bool) -> Distinct:
+    """The distinct rows of all blocks, in order, as `distinct`; `x` is (rows, width)."""
+    own, inverse, nums = torch.unique(x, dim=0, return_inverse=True, return_counts=True)
     width = x.shape[1]
-    numbers = _ends_among(row, own, width)
-    send = numbers.bincount(minlength=row.num).tolist()
+    ends = _ends_among(row, own, width)
+    send = ends.bincount(minlength=row.num).tolist()
     recv = [sent[row.mine] for sent in row.tell(send)]
     flat = row.send(own.flatten(), [width * num for num in send], [width * num for num in recv])
     values, place = torch.unique(flat.view(-1, width), dim=0, return_inverse=True)
     totals = torch.zeros(len(values), dtype=torch.long, device=x.device)
-    totals.index_add_(0, place, row.send(counts, send, recv))
+    totals.index_add_(0, place, row.send(nums, send, recv))
     sizes = row.tell(len(values))
     back = row.send(place + sum(sizes[: row.mine]), recv, send)
-    return Distinct(values, totals, back[inverse], tuple(sizes))
+    return Distinct(values, tuple(sizes), totals, back[inverse])
 
 
 def _ends_among(row: Row, own: Tensor, width: int) -> Tensor:
@@ -70,12 +79,14 @@ def _ends_among(row: Row, own: Tensor, width: int) -> Tensor:
     return torch.searchsorted(ranks[: len(borders)], ranks[len(borders) :], right=True)
 
 
-def consecutive(row: Row, x: Tensor) -> Distinct:
-    """The first of equal neighbours; `x` is this block, flat or as rows."""
-    return _runs(row, x, torch.ones(len(x), dtype=torch.long, device=x.device))
+def consecutive(row: Row, x: Tensor, numbers: bool, counts: bool) -> Distinct:
+    """The first of equal neighbours, as `distinct`; `x` is this block, flat or as rows."""
+    ones = torch.ones(len(x), dtype=torch.long, device=x.device) if counts else None
+    return _runs(row, x, ones, numbers)
 
 
-def _runs(row: Row, x: Tensor, weights: Tensor) -> Distinct:
+def _runs(row: Row, x: Tensor, weights: Tensor | None, numbers: bool) -> Distinct:
+    """The runs of equal neighbours; how much they weigh, if weights are given."""
     lasts = row.gather(x[-1:] if len(x) else x.new_zeros(1, *x.shape[1:]))
     before = [at for at in range(row.mine) if row.sizes[at]]
     begins = torch.ones(len(x), dtype=torch.bool, device=x.device)
@@ -84,13 +95,18 @@ def _runs(row: Row, x: Tensor, weights: Tensor) -> Distinct:
         if before:
             begins[:1] = _differ(x[:1], lasts[before[-1]])
     sizes = row.tell(int(begins.sum()))
+    values = x[begins]
+    if weights is None and not numbers:
+        return Distinct(values, tuple(sizes), None, None)
     offset = sum(sizes[: row.mine])
     inverse = begins.cumsum(0) - 1 + offset
+    if weights is None:
+        return Distinct(values, tuple(sizes), None, inverse)
     # Number 0 is the run that an earlier block began.
     counts = torch.zeros(1 + sizes[row.mine], dtype=torch.long, device=x.device)
     counts.index_add_(0, inverse - offset + 1, weights)
     counts[-1] += _continued(row.tell(int(counts[0])), sizes, row.mine)
-    return Distinct(x[begins], counts[1:].clone(), inverse, tuple(sizes))
+    return Distinct(values, tuple(sizes), counts[1:].clone(), inverse if numbers else None)
 
 
 def _differ(one: Tensor, other: Tensor) -> Tensor:

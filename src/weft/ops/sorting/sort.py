@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from weft.ops.sorting.splitting import Row, keys_of, split
+from weft.ops.sorting.splitting import Row, split
 
-__all__ = ["Sorting", "as_rows"]
+__all__ = ["Sorting", "as_rows", "narrowed"]
 
 
 def as_rows(x: Tensor, dim: int) -> tuple[Tensor, Sequence[int]]:
@@ -27,64 +27,88 @@ def as_rows(x: Tensor, dim: int) -> tuple[Tensor, Sequence[int]]:
 class Sorting:
     """Rows of blocks on their way to sorted rows, which are cut at `cuts`.
 
-    `values` and `places` are this rank's part of the sorted rows, flat: the elements, and their
-    positions in the whole rows. `carry` moves data that belongs to the elements in the same way,
-    `back` in the opposite direction.
+    `values` is this rank's part of the sorted rows, flat. `carry` moves data that belongs to the
+    elements in the same way, `back` in the opposite direction. What is remembered are two orders,
+    of as few bytes as they need.
     """
 
-    __slots__ = (
-        "places", "values", "_by_target", "_merged", "_order", "_recv", "_row", "_send",
-    )
+    __slots__ = ("values", "_cuts", "_leaving", "_merged", "_recv", "_row", "_send", "_shape")
 
     def __init__(self, row: Row, rows: Tensor, descending: bool, cuts: Sequence[int]) -> None:
-        keys, self._order = keys_of(rows, descending).sort(dim=-1, stable=True)
+        self._row, self._shape, self._cuts = row, rows.shape, cuts
         num_rows, length = rows.shape
         inner = torch.tensor(cuts[1:-1], dtype=torch.long, device=rows.device)
-        found = split(row, keys, inner.expand(num_rows, -1))
-        del keys  # the largest of what is at hand
+        in_order, order = rows.detach().sort(dim=-1, descending=descending, stable=True)
+        order = narrowed(order, length)
+        found = split(row, in_order, inner.expand(num_rows, -1), descending)
+        del in_order
         sizes = torch.tensor(row.sizes, device=rows.device).view(-1, 1, 1).expand(-1, num_rows, 1)
         bounds = torch.cat([torch.zeros_like(sizes), found, sizes], -1)
         counts = bounds.diff(dim=-1)  # (blocks, rows, blocks of the result)
         mine = counts[:, :, row.mine]
-        self._row = row
         self._send, self._recv = counts[row.mine].sum(0).tolist(), mine.sum(1).tolist()
-        self._by_target = self._merged = None
-        if num_rows > 1:
-            at = torch.arange(length, device=rows.device).expand(num_rows, -1).contiguous()
-            target = torch.searchsorted(bounds[row.mine, :, 1:-1].contiguous(), at, right=True)
-            self._by_target = target.flatten().argsort(stable=True)
-        values = self.carry(rows)
-        merged = keys_of(values, descending).argsort(stable=True)
-        if num_rows > 1:
-            which = torch.arange(num_rows, device=rows.device).repeat(row.num)
-            which = which.repeat_interleave(mine.flatten())
-            merged = merged[which[merged].argsort(stable=True)]
-        self._merged = merged
-        self.values = values[merged]
-        del values
-        dtype = torch.int32 if cuts[-1] < 2**31 else torch.long
-        own = torch.arange(cuts[row.mine], cuts[row.mine] + length, dtype=dtype, device=rows.device)
-        self.places = self.carry(own.expand(num_rows, -1)).long()
+        self._leaving, self._merged = _by_target(order, bounds[row.mine]), None
+        del order
+        got = self.carry(rows)
+        self._merged = merged = _merging(got, mine, descending)
+        self.values = got.index_select(0, merged)
+
+    def places(self) -> Tensor:
+        """The positions of `values` in the whole rows, of `int32` where that is enough."""
+        first, last = self._cuts[self._row.mine : self._row.mine + 2]
+        dtype = torch.int32 if self._cuts[-1] < 2**31 else torch.long
+        return self.carry(torch.arange(
+            first, last, dtype=dtype, device=self.values.device).expand(self._shape[0], -1))
 
     def carry(self, rows: Tensor) -> Tensor:
         """One value per element of the block, moved to the element's position in the result."""
-        leaving = rows.gather(-1, self._order).flatten()
-        if self._by_target is not None:
-            leaving = leaving[self._by_target]
-        got = self._row.exchange(leaving, self._send, self._recv)
-        return got if self._merged is None else got[self._merged]
+        leaving = [rows.reshape(-1).index_select(0, self._leaving)]
+        del rows
+        got = self._row.exchange(leaving.pop(), self._send, self._recv)
+        return got if self._merged is None else got.index_select(0, self._merged)
 
     def back(self, values: Tensor) -> Tensor:
         """One value per element of the result, moved to the element's position in the block."""
         assert self._merged is not None
         got = self._row.exchange(_undone(values, self._merged), self._recv, self._send)
-        if self._by_target is not None:
-            got = _undone(got, self._by_target)
-        return torch.empty_like(self._order, dtype=values.dtype).scatter_(
-            -1, self._order, got.view(self._order.shape)
-        )
+        return _undone(got, self._leaving).view(self._shape)
+
+
+def narrowed(order: Tensor, length: int) -> Tensor:
+    """Positions below `length`, in as few bytes as they need."""
+    return order.to(torch.int32) if length < 2**31 else order
+
+
+def _by_target(order: Tensor, bounds: Tensor) -> Tensor:
+    """Flat positions in a block, by the blocks of the result that the elements go to, and for each
+    of these row by row. Row r sends its elements bounds[r, i]..bounds[r, i + 1], in `order`, to
+    block i."""
+    num_rows, length = order.shape
+    if num_rows == 1:
+        return order.reshape(-1)
+    order = narrowed(order.long() + length * _column(num_rows, order), order.numel())
+    at = torch.arange(length, device=order.device).expand(num_rows, -1).contiguous()
+    target = torch.searchsorted(bounds[:, 1:-1].contiguous(), at, right=True, out_int32=True)
+    del at
+    return order.reshape(-1).index_select(0, target.view(-1).argsort(stable=True))
+
+
+def _column(length: int, like: Tensor) -> Tensor:
+    return torch.arange(length, device=like.device).unsqueeze(1)
+
+
+def _merging(got: Tensor, counts: Tensor, descending: bool) -> Tensor:
+    """The order that merges what came from all blocks, (blocks, rows) elements of each, into rows.
+    """
+    merged = narrowed(got.detach().sort(dim=0, descending=descending, stable=True)[1], len(got))
+    num_blocks, num_rows = counts.shape
+    if num_rows == 1:
+        return merged
+    which = torch.arange(num_rows, dtype=torch.int32, device=got.device).repeat(num_blocks)
+    which = which.repeat_interleave(counts.flatten()).index_select(0, merged)
+    return merged.index_select(0, which.argsort(stable=True))
 
 
 def _undone(values: Tensor, order: Tensor) -> Tensor:
     """The inverse of indexing by `order`."""
-    return torch.empty_like(values).scatter_(0, order, values)
+    return torch.empty_like(values).index_copy_(0, order.long(), values)

@@ -14,6 +14,7 @@ block, then by position, which makes every order strict.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -132,19 +133,20 @@ def keys_of(x: Tensor, descending: bool = False) -> Tensor:
     return ~keys if descending else keys
 
 
-def split(row: Row, keys: Tensor, ranks: Tensor) -> Tensor:
+def split(row: Row, in_order: Tensor, ranks: Tensor, descending: bool = False) -> Tensor:
     """How many of each block's elements are among the first `ranks` of all.
 
     Args:
-        keys: of this block, (rows, length), each row ascending.
+        in_order: the elements of this block, (rows, length), each row sorted.
         ranks: (rows, cuts), the same in every block.
 
     Returns:
         (blocks, rows, cuts), the same in every block. Source: see the head of this file.
     """
     num_rows, num_cuts = ranks.shape
-    sizes = torch.tensor(row.sizes, device=keys.device).view(-1, 1, 1)
-    low = torch.zeros(row.num, num_rows, num_cuts, dtype=torch.long, device=keys.device)
+    device, keys = in_order.device, _Keys(in_order, descending)
+    sizes = torch.tensor(row.sizes, device=device).view(-1, 1, 1)
+    low = torch.zeros(row.num, num_rows, num_cuts, dtype=torch.long, device=device)
     high = sizes.expand_as(low).clone()
     first = True
     while bool((low < high).any()):
@@ -158,7 +160,7 @@ def split(row: Row, keys: Tensor, ranks: Tensor) -> Tensor:
             shown = row.gather(_shown(row, keys, places))
             low, high = _narrowed(low, high, places, shown, ranks)
         first = False
-        if keys.is_meta:  # no data
+        if in_order.is_meta:  # no data
             return _spread_evenly(row, ranks)
     return low
 
@@ -192,17 +194,29 @@ def _samples(low: Tensor, high: Tensor, count: int) -> Tensor:
     return low.unsqueeze(-1) + width * steps // (count + 1)
 
 
-def _shown(row: Row, keys: Tensor, places: Tensor) -> Tensor:
+@dataclass(frozen=True, slots=True)
+class _Keys:
+    """Sorted rows, of which keys are made only where samples are taken."""
+
+    in_order: Tensor
+    descending: bool
+
+    def at(self, places: Tensor) -> Tensor:
+        """The keys at positions (rows, ...); of a block of nothing, zeros."""
+        length = self.in_order.shape[1]
+        if not length:
+            return torch.zeros_like(places)
+        flat = places.reshape(places.shape[0], -1).clamp(max=length - 1)
+        return keys_of(self.in_order.gather(1, flat), self.descending).view(places.shape)
+
+
+def _shown(row: Row, keys: _Keys, places: Tensor) -> Tensor:
     """The keys at this block's own sampled positions."""
-    own = places[row.mine]
-    if not keys.shape[1]:
-        return torch.zeros_like(own)
-    flat = own.reshape(own.shape[0], -1).clamp(max=keys.shape[1] - 1)
-    return keys.gather(1, flat).view(own.shape)
+    return keys.at(places[row.mine])
 
 
 def _shared_out(
-    row: Row, keys: Tensor, low: Tensor, high: Tensor, places: Tensor, ranks: Tensor
+    row: Row, keys: _Keys, low: Tensor, high: Tensor, places: Tensor, ranks: Tensor
 ) -> tuple[Tensor, Tensor]:
     """`_narrowed`, with the cuts divided among the ranks: each gets the samples of its cuts and
     sends its conclusions."""

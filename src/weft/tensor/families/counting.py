@@ -52,7 +52,7 @@ def _unique_consecutive(
 
 
 def _distinct(
-    func: Any, find: Callable[[Row, torch.Tensor], Distinct], x: ShardTensor,
+    func: Any, find: Callable[..., Distinct], x: ShardTensor,
     options: dict[str, bool], dim: int | None, in_order: bool,
 ) -> Any:
     mesh, layout = x._meta.mesh, x.sharding.without_partial()
@@ -73,12 +73,13 @@ def _distinct(
     local = to_order(_reduced(name, x, layout).detach())
     with traffic.label(name, modes.source_line(), "what is distinct among all blocks"):
         row = Row(Shards(mesh, layout, range(layout.ndim)))
+        asked = options["return_inverse"], options["return_counts"]
         if over is None:
-            found = find(row, local.flatten())
+            found = find(row, local.flatten(), *asked)
         elif not in_order and x.is_floating_point() and any(row.tell(bool(local.isnan().any()))):
             return runner(mesh, "NaN has no place in the order of rows")(func, (x,), options_of_all)
         else:
-            found = _of_rows(find, row, local, over)
+            found = _of_rows(find, row, local, over, *asked)
     lead = range(layout.ndim) if over is None else (over,)
     axes = tuple(axis for at in lead for axis in layout.dims[at])
     cuts = (0, *accumulate(found.sizes))
@@ -92,11 +93,11 @@ def _distinct(
     out = [wrap(values, intern(
         mesh, lies, values.dtype, values.device, values.requires_grad, strides
     ))]
-    if options["return_inverse"]:
+    if options["return_inverse"] and found.inverse is not None:
         places = found.inverse if over is not None else found.inverse.view(local.shape)
         of_places = layout if over is None else layout.take((over,))
         out.append(local_to_sharded(places, mesh, of_places))
-    if options["return_counts"]:
+    if options["return_counts"] and found.counts is not None:
         out.append(local_to_sharded(found.counts, mesh, ragged))
     return out[0] if len(out) == 1 else tuple(out)
 
@@ -123,14 +124,15 @@ def _along(layout: Layout, dim: int) -> Layout:
 
 
 def _of_rows(
-    find: Callable[[Row, torch.Tensor], Distinct], row: Row, local: torch.Tensor, dim: int
+    find: Callable[..., Distinct], row: Row, local: torch.Tensor, dim: int, numbers: bool,
+    counts: bool,
 ) -> Distinct:
     """What is distinct along a dim, of which each place is a row; results have the dims of x."""
     front = local.movedim(dim, 0)
     rows = front.reshape(len(front), math.prod(front.shape[1:]))
     if rows.dtype is torch.bool:
         rows = rows.to(torch.uint8)
-    found = (distinct_rows if find is distinct else find)(row, rows)
+    found = (distinct_rows if find is distinct else find)(row, rows, numbers, counts)
     values = found.values.to(local.dtype).view(-1, *front.shape[1:]).movedim(0, dim)
     return replace(found, values=values)
 
