@@ -46,19 +46,24 @@ _PARTS = {"data": ["step", "AdamW"], "fully sharded": ["step", "clip_grad_norm_"
               help="Features of a token, a multiple of 64.")
 @click.option("--rounds", default=11, show_default=True, type=click.IntRange(min=0),
               help="Rounds of the interleaving; 0 only counts.")
+@click.option("--ranks", "counted", multiple=True, type=click.IntRange(min=2),
+              help="Count on so many ranks.  [default: 4; with --full 4 and 8]")
+@click.option("--processes", default=2, show_default=True, type=click.IntRange(min=2),
+              help="Gloo ranks of the times.")
 @click.option("--full", is_flag=True,
               help="8 and 24 layers on 4 and 8 ranks, times with checkpoints, too.")
 @explained
 def train(
-    ways: tuple[str, ...], models: tuple[str, ...], layers: int, width: int, rounds: int, full: bool
+    ways: tuple[str, ...], models: tuple[str, ...], layers: int, width: int, rounds: int,
+    counted: tuple[int, ...], processes: int, full: bool,
 ) -> None:
     """Bytes, memory and time of training steps, beside DDP, FSDP2, DTensor and code by hand.
 
-    First one step, with and without activation checkpoints, on rank 0 of 4 ranks: bytes that it
-    receives, collectives, and the peak of tensor memory with parameters and optimizer state. All
-    systems run on torch's "fake" backend for that, which moves nothing. Then times on 2 gloo ranks
-    of this machine: weft's as a multiple of the other's, median of the rounds and quartiles, and
-    the same of CPU time.
+    First one step, with and without activation checkpoints, on rank 0: bytes that it receives,
+    collectives, and the peak of tensor memory with parameters and optimizer state. All systems run
+    on torch's "fake" backend for that, which moves nothing. Then times on gloo ranks of this
+    machine: weft's as a multiple of the other's, median of the rounds and quartiles, and the same
+    of CPU time.
     """
     torch.set_num_threads(1)
     chosen, kinds = ways or tuple(WAYS), models or tuple(MODELS)
@@ -69,14 +74,14 @@ def train(
     click.echo(f"{'':70}{'bytes':>12}{'collectives':>13}{'memory':>13}  to reach")
     for way in chosen:
         for model in kinds:
-            for ranks in ((4, 8) if full else (4,)):
+            for ranks in counted or ((4, 8) if full else (4,)):
                 for shape in shapes:
                     met += _counts(way, model, ranks, shape)
     if rounds:
         timed = shapes if full else shapes[:1]
-        click.echo(f"\nOn 2 gloo ranks, medians of {rounds} rounds\n")
+        click.echo(f"\nOn {processes} gloo ranks, medians of {rounds} rounds\n")
         click.echo(f"{'':70}{'ms':>8}{'weft to it':>12}{'quartiles':>13}{'CPU':>6}  to reach")
-        met += _times(chosen, kinds, timed, rounds)
+        met += _times(chosen, kinds, timed, rounds, processes)
     click.echo(f"\n{sum(met)} of {len(met)} figures met")
 
 
@@ -99,13 +104,13 @@ def _counts(way: str, model: str, ranks: int, shape: Shape) -> Iterator[bool]:
 
 
 def _times(
-    ways: tuple[str, ...], models: tuple[str, ...], shapes: list[Shape], rounds: int
+    ways: tuple[str, ...], models: tuple[str, ...], shapes: list[Shape], rounds: int, ranks: int
 ) -> Iterator[bool]:
     cases = [(way, model, asdict(shape), part) for way in ways for model in models
              for shape in shapes for part in _PARTS.get(way, ["step"])]
-    asked = {"ranks": 2, "rounds": rounds, "cases": cases}
+    asked = {"ranks": ranks, "rounds": rounds, "cases": cases}
     try:
-        for (_, _, shape, _), event in zip(cases, events(2, _RANKS, asked)):
+        for (_, _, shape, _), event in zip(cases, events(ranks, _RANKS, asked)):
             yield from _timed(event, Shape(**shape))
     except RanksFailed as failed:
         click.echo(str(failed), err=True)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 import weft
 from tests.sharded import WAYS, Make, agree, layout_for
 from weft import P, UnsupportedOpError
+from weft.tensor.call.autocast import CAST
 
 X = (torch.arange(30.0).view(5, 6) * 7) % 4
 W = (torch.arange(30.0).view(5, 6) * 5) % 3
@@ -305,6 +306,65 @@ def test_partial_gradients_are_not_unscaled() -> None:
         "  Offenders: [5, 6] partial(sum@x)\n"
         "  Fix: x.grad = x.grad.redistribute(placements=[Replicate()])"
     ] * 2
+
+
+_SHAPES = {"addbmm": [(4, 4), (2, 4, 4), (2, 4, 4)], "addmm": [(4, 4)] * 3, "bmm": [(2, 4, 4)] * 2,
+           "baddbmm": [(2, 4, 4)] * 3, "conv1d": [(2, 4, 4), (4, 4, 1)],
+           "conv2d": [(2, 4, 4, 4), (4, 4, 1, 1)], "conv3d": [(2, 4, 4, 4, 4), (4, 4, 1, 1, 1)],
+           "linear": [(4, 4), (4, 4), (4,)], "matmul": [(4, 4)] * 2, "mm": [(4, 4)] * 2}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_ops_that_cast_are_those_of_torch(device: str) -> None:
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    assert {f"aten.{name}.default" for name in _SHAPES} == CAST
+    for name, shapes in _SHAPES.items():
+        given = [torch.full(shape, 1.001, device=device) for shape in shapes]
+        narrow = [one.bfloat16() for one in given]
+        function = getattr(torch.ops.aten, name).default
+        with torch.autocast(device, dtype=torch.bfloat16):
+            due = function(*given)
+            assert due.dtype is torch.bfloat16
+            for at, one in enumerate(narrow):  # any of them may have been cast before
+                assert torch.equal(function(*given[:at], one, *given[at + 1:]), due)
+
+
+@pytest.mark.parametrize("product, shape, sends", [
+    (F.linear, (12, 8), [("forward", "AllGather"), ("backward", "ReduceScatter")]),
+    (torch.bmm, (2, 8, 12), [("forward", "Exchange"), ("backward", "Exchange")]),
+])
+def test_what_a_product_casts_is_cast_before_it_is_sent(
+    product: Any, shape: tuple[int, ...], sends: list[tuple[str, str]]
+) -> None:
+    """All but partial gradients, which are summed in float32."""
+    plain = [torch.randn(2, 6, 8), torch.randn(shape)]
+
+    def on_rank(mesh: Any) -> Any:
+        sizes = []
+        for enabled in (True, False):
+            x, w = (weft.distribute_tensor(one, mesh, spec).requires_grad_()
+                    for one, spec in zip(plain, (P(None, "x"), P("x"))))
+            with torch.autocast("cpu", enabled=enabled), weft.explain() as log:
+                y = product(x, w)
+                y.float().square().sum().backward()
+            sizes.append({(one.direction, one.collective): one.nbytes for one in log.events
+                          if one.op.startswith("aten")})
+            if enabled:
+                found = y.full_tensor(), x.grad.full_tensor(), w.grad.full_tensor()
+        return *sizes, found
+
+    given = [one.clone().requires_grad_() for one in plain]
+    with torch.autocast("cpu"):
+        due = product(*given)
+        due.float().square().sum().backward()
+    for cast, whole, found in weft.testing.run(on_rank, mesh={"x": 2}):
+        assert list(cast) == list(whole) == sends
+        for way, nbytes in cast.items():
+            assert nbytes == whole[way] // (1 if way[1] == "ReduceScatter" else 2)
+        assert torch.equal(found[0], due)
+        for mine, one in zip(found[1:], given):
+            torch.testing.assert_close(mine, one.grad, atol=2e-2, rtol=2e-2)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

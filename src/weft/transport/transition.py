@@ -63,6 +63,8 @@ class Transition:
             dims themselves.
         cover: the boxes that ranks read beside `dst`, to which the result comes (a halo).
         folds: the boxes beside `src` of which ranks bring partial values; they are summed.
+        dtypes: before and after, where they differ. What moves has the smaller one, sums are made
+            in the larger one.
         copy: the result never shares memory with the argument. Without it a result that needs no
             work is the argument itself, or (where autograd records) shares its memory.
 
@@ -74,7 +76,7 @@ class Transition:
 
     __slots__ = (
         "mesh", "src", "dst", "target", "src_varying", "dst_varying", "copy", "scale",
-        "is_identity", "apart", "order", "cover", "folds", "communicates",
+        "is_identity", "apart", "order", "cover", "dtypes", "folds", "communicates",
         "backward_communicates", "reduction", "_plan", "_back", "_reduces_only_in_backward",
         "_program", "_reverse", "_special", "_way",
     )
@@ -94,6 +96,7 @@ class Transition:
         order: Order | None = None,
         cover: Cover | None = None,
         folds: Cover | None = None,
+        dtypes: tuple[torch.dtype, torch.dtype] | None = None,
     ) -> None:
         self.mesh, self.src, self.dst, self.copy, self.scale = mesh, src, dst, copy, scale
         self.target = mesh if target is None else target
@@ -104,7 +107,7 @@ class Transition:
             apart |= facts.factors(src) & facts.factors(dst)
         self.apart = apart
         self.order = None if self.target.here is None else order
-        self.cover, self.folds = cover, folds
+        self.cover, self.folds, self.dtypes = cover, folds, dtypes
         self._plan = facts.planned(src, dst, cover, folds)
         self._back = facts.planned(
             gradient_layout(dst, self.dst_varying | self.apart),
@@ -123,7 +126,7 @@ class Transition:
         if self._plan.steps and is_inside:
             self._program = compile_plan(self._plan, mesh, self.target)
         # Communicator and kind, if one all-reduce is the whole transition.
-        alone = self._program is not None and scale == 1 and not (copy or order)
+        alone = self._program is not None and scale == 1 and not (copy or order or dtypes)
         self.reduction = self._program.reduction if alone and self._program else None
         self._reduces_only_in_backward: bool | None = None
         self._reverse: Transition | None = None
@@ -250,6 +253,7 @@ class Transition:
                 dst_varying=facts.partial_axes(self.src) | self.src_varying,
                 scale=self.scale / facts.divisor(self.src, self.dst), apart=self.apart,
                 cover=self._back.cover, folds=self._back.folds,
+                dtypes=None if self.dtypes is None else (self.dtypes[1], self.dtypes[0]),
             )
         return self._reverse
 
@@ -266,6 +270,8 @@ class Transition:
             and transforms() is None and not is_autocast_enabled()
         ):  # the usual case, which runs in every step
             return reduction[0].all_reduce(x, reduction[1])
+        if self.dtypes is not None:
+            x = x.to(self._moving_dtype(self.dtypes))
         program = self._program
         out = x
         if program is not None:
@@ -281,7 +287,12 @@ class Transition:
         if self.scale != 1:
             out = out * self.scale
         out = unshared(out, x) if self.copy else out
+        out = out if self.dtypes is None else out.to(self.dtypes[1])
         return out if self.order is None else in_order(out, self.order)
+
+    def _moving_dtype(self, dtypes: tuple[torch.dtype, torch.dtype]) -> torch.dtype:
+        smaller, larger = sorted(dtypes, key=lambda dtype: dtype.itemsize)
+        return larger if self.src.is_partial else smaller
 
     def _run_program(self, program: CompiledPlan, x: Tensor) -> Tensor:
         layouts = f"{self.src} -> {self.dst}" if STATE.on else ""

@@ -17,6 +17,7 @@ from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.rules import Decision, Rule
 from weft.tensor.call import by_book, empty_results, fallback, foreach, outside
+from weft.tensor.call.autocast import cast_of
 from weft.tensor.call.choose import choose
 from weft.tensor.call.decompose import parts_of
 from weft.tensor.call.in_place import check_cast, check_writable
@@ -40,7 +41,11 @@ from weft.tensor.placing.operands import (
     writing_back,
 )
 from weft.tensor.placing.refusals import refuse
-from weft.tensor.placing.transitions import order_in_memory, transition_between
+from weft.tensor.placing.transitions import (
+    cast_on_the_way,
+    order_in_memory,
+    transition_between,
+)
 from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.trace.calls import (
     as_call,
@@ -55,6 +60,7 @@ from weft.tensor.trace.calls import (
 from weft.tensor.trace.capture import Trace, meta_like, unwatched
 from weft.tensor.trace.derivatives import differentiated
 from weft.tensor.trace.trees import Slot, fill, flatten, slots_of
+from weft.transport.transition import Transition
 
 __all__ = ["Builder"]
 
@@ -212,6 +218,9 @@ class Builder:
         orders = [order_in_memory(self.tensors[place]) for place in self.slots]
         entering = operand_transitions(
             self.mesh, layouts, decision.operands, wants, varying, orders, decision.reads, known)
+        cast = None if algorithm is not None else cast_of(self.name, self.mesh)
+        if cast is not None:
+            entering = [self._cast(place, move, cast) for place, move in zip(self.slots, entering)]
         for place, move in zip(self.slots, entering):
             self.clashes |= met.setdefault(place, move) is not move
             moves[place] = move
@@ -232,6 +241,15 @@ class Builder:
             why=decision.reason, anchor=anchor, kernel=self.kernel, slice_of=slice_of,
             left_whole=self._left_whole(decision) if any(moves) else None,
         )
+
+    def _cast(
+        self, place: int, move: Transition | None, dtype: torch.dtype
+    ) -> Transition | None:
+        """The way of an operand that autocast casts to this dtype."""
+        own = self.tensors[place].dtype
+        if own is not torch.float32 or dtype.itemsize >= own.itemsize:
+            return move
+        return cast_on_the_way(move, (own, dtype))
 
     def _slice(
         self, decision: Decision, metas: dict[int, Meta]

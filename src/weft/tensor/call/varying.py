@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import is_grad_enabled
 
+from weft.tensor.call.autocast import cast_of as cast_of_op
 from weft.tensor.call.numbers import CarryOut
 from weft.tensor.call.program import Program
 from weft.tensor.call.recipe import Alias, Function, Recipe
@@ -51,24 +52,15 @@ def of_varying(made: Recipe, carry_out: CarryOut) -> Recipe:
     return Function(_AsValues(made, carry_out))
 
 
-_CAST = frozenset(
-    f"aten.{name}.default" for name in (
-        "addbmm", "addmm", "addmv", "baddbmm", "bmm", "conv1d", "conv2d", "conv3d", "linear",
-        "matmul", "mm")
-)
-"""Ops for which autocast casts all operands, on every device."""
-
-
 def _cast_to(made: Program) -> torch.dtype | None:
     """The dtype that autocast casts the operands of a program to, if that is all that happens to
     them; else None."""
     step, *others = made.steps
-    if others or step.name not in _CAST or step.kernel is not None or step.operands:
+    if others or step.kernel is not None or step.operands:
         return None
     if step.local is not None and str(step.local) != step.name:
         return None
-    kind = next(meta for meta in made.metas if meta is not None).mesh.kernel_type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    return cast_of_op(step.name, next(meta.mesh for meta in made.metas if meta is not None))
 
 
 @contextmanager
