@@ -59,7 +59,8 @@ def _in_one_graph(compiled: Callable[..., Any], name: str) -> Callable[..., Any]
             raise UnsupportedOpError(
                 message("torch.compile(fullgraph=True)", "the compiled function uses a ShardTensor",
                         "ops on ShardTensors run eagerly, so the graph ends at each of them",
-                        [name], "torch.compile without fullgraph, or of what runs on local tensors\n"
+                        [name],
+                        "torch.compile without fullgraph, or of what runs on local tensors\n"
                         "for flex_attention: F.scaled_dot_product_attention(attn_mask=...)")
             ) from None
 
