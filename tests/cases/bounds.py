@@ -185,6 +185,11 @@ BOUNDS: list[Bound] = [
         -1, _places(a), a, "amax", include_self=False),
           _same((9360, 6240), "line", "square") | {"ragged": (9636, 6512),
           "columns": (9576, 6232), "rows": (0, 0)}),
+    # Tables of ten numbers are joined: the extrema, what attains them, and its shares.
+    Bound("scatter_amax_to_few", lambda a: a.new_zeros(10).scatter_reduce(
+        0, (a.abs() * 1e6).long() % 10, a, "amax"), _same((360, 120), "line", "ragged", "square")),
+    Bound("scatter_mean_to_few", lambda a: a.new_zeros(10).scatter_reduce(
+        0, (a.abs() * 1e6).long() % 10, a, "mean"), _same((240, 120), "line", "ragged", "square")),
     Bound("index_add", lambda a: a.index_add(-1, _some(a), a.narrow(-1, 0, 64)),
           _same((288, 344), "line", "square") | {"ragged": (156, 96), "columns": (1176, 3072)}),
     Bound("index_copy", lambda a: a.index_copy(-1, _some(a), a.narrow(-1, 0, 64)),

@@ -41,10 +41,13 @@ def _add_at(a: Tensor, v: Tensor) -> None:
     a[_SET] += v
 
 
-def _multiplied(a: Tensor, index: Tensor, values: Tensor) -> Tensor:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "index_reduce.. is in beta")
-        return a.index_reduce(0, index, values, "prod")
+def _index_reduced(kind: str) -> Callable[..., Tensor]:
+    def run(a: Tensor, index: Tensor, values: Tensor) -> Tensor:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "index_reduce.. is in beta")
+            return a.index_reduce(0, index, values, kind)
+
+    return run
 
 
 def _change_some(a: Tensor, mask: Tensor) -> None:
@@ -120,6 +123,10 @@ _WRITES: list[Case] = [
          integers(9, high=3), reals(9, 2)),
     case("scatter_add_to_few", lambda a, i, v: a.scatter_add(0, i, v), reals(3, 2),
          integers(9, 2, high=3), reals(9, 2), per_mesh=4),
+    case("index_amax_to_few", _index_reduced("amax"), reals(3, 2),
+         integers(9, high=3), reals(9, 2), per_mesh=2),
+    case("scatter_mean_of_ints", lambda a, i, v: a.scatter_reduce(0, i, v, "mean"),
+         integers(3, 2), integers(9, 2, high=3), integers(9, 2), grad=False),
     case("put_elements", lambda a, v: a.index_put((_SET, _SET % 3), v), reals(7, 3), reals(4)),
     case("put_columns", lambda a, v: _PUT(a, [None, torch.tensor([2, 0])], v), reals(7, 3),
          reals(7, 2)),
@@ -134,7 +141,7 @@ _WRITES: list[Case] = [
     case("index_copy_cut", lambda a, v: a.index_copy(0, _SET % 7, v), reals(7, 3), reals(4, 3)),
     case("index_fill_cut", lambda a: a.index_fill(0, _SET % 7, 2.5), reals(7, 3)),
     case("index_fill_by", lambda a, v: a.index_fill(0, _SET % 7, v), reals(7, 3), reals()),
-    case("index_reduce_halves", _multiplied,
+    case("index_reduce_halves", _index_reduced("prod"),
          integers(7, 3, low=1, high=3, dtype=torch.bfloat16), integers(4, high=7),
          integers(4, 3, low=1, high=3, dtype=torch.bfloat16),
          grad=False, per_mesh=4),
@@ -156,6 +163,13 @@ _WRITES: list[Case] = [
              0, i, v, kind, include_self=include),
          reals(7, 3), integers(7, 3, high=7), reals(7, 3), per_mesh=2)
     for kind in ("sum", "mean", "amax", "prod") for include in (True, False)
+] + [
+    case(f"scatter_{kind}_to_few{'' if include else '_alone'}",
+         lambda a, i, v, kind=kind, include=include: a.scatter_reduce(
+             0, i, v, kind, include_self=include),
+         integers(3, 2, dtype=torch.float64), integers(9, 2, high=3),
+         integers(9, 2, dtype=torch.float64), per_mesh=2)
+    for kind in ("sum", "mean", "amax", "amin") for include in (True, False)
 ] + [
     case(f"set_{name}", _set(key), _target(7, 3), reals(*shape), per_mesh=2)
     for name, key, shape in (

@@ -18,7 +18,7 @@ from weft.ops.summaries import empty_summary, reduced
 from weft.rules import Call, op, page, rule
 from weft.transport import Shards
 
-__all__ = ["PAGE", "extreme_text", "extremum"]
+__all__ = ["PAGE", "extreme_text", "extremum", "identity"]
 
 
 def extreme_text(largest: bool) -> Callable[[Call, Sequence[bool]], str]:
@@ -38,7 +38,7 @@ def extremum(
     fixed = x.detach()
     if 0 in [x.shape[dim] for dim in dims]:
         shape = [1 if dim in dims else size for dim, size in enumerate(x.shape)]
-        own = x.new_full(shape, _identity(x.dtype, largest))
+        own = x.new_full(shape, identity(x.dtype, largest))
     else:
         own = (torch.amax if largest else torch.amin)(fixed, tuple(dims), True)
     if not (x.requires_grad and torch.is_grad_enabled()):
@@ -50,7 +50,7 @@ def extremum(
     return without(_Shared.apply(x, term, attain, count), dims, keepdim)
 
 
-def _identity(dtype: torch.dtype, largest: bool) -> Any:
+def identity(dtype: torch.dtype, largest: bool) -> Any:
     """The value of a shard without elements."""
     if dtype is torch.bool:
         return not largest

@@ -27,6 +27,7 @@ from weft.ops.indexing.rows import (
     unraveled,
 )
 from weft.ops.indexing.write import Write, adds_partial, as_partial
+from weft.ops.scatter_reductions import index_reduce, joins, scatter_reduce, scatter_text
 from weft.rules import Call, Decision, op, page, rule
 
 __all__ = ["PAGE"]
@@ -261,11 +262,14 @@ PAGE = page(
        layouts=_index_write),
     op("index_fill", rule("... s!, i! -> ... s", "... s!, i!, -> ... s", along="dim"),
        layouts=_index_write),
-    op("index_reduce", rule("... s!, i!, ... i! -> ... s", along="dim"), layouts=_index_write),
+    op("index_reduce",
+       rule("... s!, i~, ... i~ -> ... s", along="dim", serves=joins, by_size=True),
+       rule("... s!, i!, ... i! -> ... s", along="dim"),
+       kernel=index_reduce, layouts=_index_write),
     op("put", compose=_put),
     op("scatter.src scatter_add", rule(_scatter_rule, linear=[(0, 2)]), layouts=_scatter),
     op("scatter.value", rule(_scatter_rule, linear=[0], serves=lambda call: call.args[3] == 0),
        rule(_scatter_rule), layouts=_scatter),
-    op("scatter.reduce scatter.value_reduce scatter_reduce", rule(_scatter_rule),
-       layouts=_scatter),
+    op("scatter_reduce", rule(scatter_text, by_size=True), kernel=scatter_reduce, layouts=_scatter),
+    op("scatter.reduce scatter.value_reduce", rule(_scatter_rule), layouts=_scatter),
 )

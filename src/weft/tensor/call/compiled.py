@@ -1,9 +1,9 @@
 """ShardTensors under torch.compile: their ops run eagerly.
 
-TorchDynamo traces Python, and a ShardTensor's ops are Python: it would trace weft itself. So weft
-is among the files that it skips, as torch's own are. A compiled function then breaks its graph
-where it meets a ShardTensor, runs that op eagerly, backward included, and goes on. Code on plain
-tensors alone is compiled. One warning says so.
+TorchDynamo traces what it takes for plain Python, and a ShardTensor's ops are Python to it: it
+would trace weft itself. So weft is among the files that it does not look into, as torch's own are.
+Then a compiled function breaks its graph where it meets a ShardTensor, runs that op as ever,
+backward included, and goes on; what touches plain tensors alone is compiled. One warning says so.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def _in_one_graph(compiled: Callable[..., Any], name: str) -> Callable[..., Any]
             raise UnsupportedOpError(
                 message("torch.compile(fullgraph=True)", "the compiled function uses a ShardTensor",
                         "ops on ShardTensors run eagerly, so the graph ends at each of them",
-                        [name], "torch.compile without fullgraph, or of what runs on local "
-                        "tensors\n"
+                        [name],
+                        "torch.compile without fullgraph, or of what runs on local tensors\n"
                         "for flex_attention: F.scaled_dot_product_attention(attn_mask=...)")
             ) from None
 
