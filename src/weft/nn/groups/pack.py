@@ -41,6 +41,7 @@ from weft.tensor.placing.freed import Freed, register
 from weft.tensor.placing.transitions import transition_between
 from weft.tensor.versions import version_of
 from weft.transport import traffic
+from weft.transport.unselected import unselected
 
 __all__ = ["Pack"]
 
@@ -223,7 +224,9 @@ class Pack(Freed):
             return
         packing = self.packing
         nbytes = (packing.numel - packing.sizes[packing.index]) * self.kind.whole_dtype.itemsize
-        with torch.no_grad(), _DisableAutocast(), self.told("AllGather", "S->R", nbytes):
+        with torch.no_grad(), _DisableAutocast(), unselected(), self.told(
+            "AllGather", "S->R", nbytes
+        ):
             blocks = [member.local.reshape(-1) for member in self.members]
             flat = torch.cat(blocks).to(self.kind.whole_dtype)
             self.pending = self.comm.start_all_gather(flat, packing.sizes), versions
@@ -237,7 +240,7 @@ class Pack(Freed):
         self.start()
         assert self.pending is not None
         (finish, _), self.pending = self.pending, None
-        with torch.no_grad(), _DisableAutocast():
+        with torch.no_grad(), _DisableAutocast(), unselected():
             flat = finish()
             if not self.is_full and self.may_free:
                 self.storage.resize_(self.nbytes)
