@@ -92,10 +92,10 @@ def drawn(seed: int) -> Trial:
 
 def _checkpoint(draw: random.Random, way: str, kinds: tuple[str, ...]) -> str:
     """torch has no derivative of reentrant checkpoints but by backward(), once; none but that of
-    selective ones either, which do not take what is written in place."""
+    selective ones either, which do not take what is written in place (recurrences do that)."""
     ways = ["", "", "other"]
     if way not in ("inner", "penalty", "retained"):
-        ways += ["reentrant", *["selective"] * ("written" not in kinds)]
+        ways += ["reentrant", *["selective"] * (not {"written", "lstm", "gru"} & {*kinds})]
     return draw.choice(ways)
 
 

@@ -34,7 +34,8 @@ def check(trial: Trial, run: Run = simulated) -> None:
     """Raise where the ranks differ from one process."""
     due = _Training(trial, None).run()
     found = run(_on_rank, trial.mesh, trial)
-    close = _OF_FLOATS if "grouped" in trial.kinds else _TOLERANCE
+    is_float = "grouped" in trial.kinds or "cast" in trial.events
+    close = _OF_FLOATS if is_float else _TOLERANCE
     for rank, one in enumerate(found):
         assert one.keys() == due.keys(), f"rank {rank}: {one.keys() ^ due.keys()}"
         for name, value in due.items():

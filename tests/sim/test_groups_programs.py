@@ -97,9 +97,23 @@ def hooks_are_called_in_each_backward(model: Any, x: Any) -> None:
             model(part).square().mean().backward()
 
 
+def hooks_see_the_whole_gradient(model: Any, x: Any) -> None:
+    """A parameter is gathered in forwards, and also stands in a step that the second one takes."""
+    def halve(one: Any) -> None:
+        one.grad.mul_(0.5)
+
+    weights = dict(model.named_parameters())
+    for one in weights.values():
+        one.register_post_accumulate_grad_hook(halve)
+    slopes = torch.autograd.grad(
+        model(x).square().mean(), list(weights.values()), create_graph=True)
+    stepped = {name: one - slope for (name, one), slope in zip(weights.items(), slopes)}
+    torch.func.functional_call(model, stepped, (x,)).square().mean().backward()
+
+
 PROGRAMS = [
     a_function_of_the_users, inference_comes_first, written_in_place, checkpoints_are_selective,
-    hooks_are_called_in_each_backward,
+    hooks_are_called_in_each_backward, hooks_see_the_whole_gradient,
 ]
 
 

@@ -35,7 +35,7 @@ from weft.comm import Finish
 from weft.nn.groups.kind import Kind
 from weft.nn.groups.memory import gathered_layout, packing_of
 from weft.tensor import ShardTensor
-from weft.tensor.leaf_gradients import LeafUse, accumulate, running, stand_for
+from weft.tensor.leaf_gradients import LeafUse, arrive, running, stand_for
 from weft.tensor.meta import Meta, contiguous_strides, intern
 from weft.tensor.placing.freed import Freed, register
 from weft.tensor.placing.transitions import transition_between
@@ -336,7 +336,7 @@ class Pack(Freed):
                     flat = rest.all_reduce(flat, "sum")
                 blocks = packing.mine(flat.to(self.kind.dtype))
             for member, block in zip(members, blocks):
-                accumulate(member.local, block, False)
+                arrive(member.local, block)
 
         return [land]
 
