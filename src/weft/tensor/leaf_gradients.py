@@ -35,7 +35,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, is_grad_enabled
-from torch._C import _current_graph_task_id  # type: ignore[attr-defined]
+from torch._C import (  # type: ignore[attr-defined]
+    _current_graph_task_id,
+    _will_engine_execute_node,
+)
+from torch.autograd.graph import _get_grad_fn_or_grad_acc
 from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
 from weft.tensor import held
@@ -44,8 +48,8 @@ from weft.transport.nodes import counting, dense
 from weft.transport.transition import Transition
 
 __all__ = [
-    "Backward", "LeafUse", "accumulate", "before", "completed", "defer_hook", "disable_for",
-    "is_put_off", "reduce_held", "replace_leaf", "running", "stand_for", "summed",
+    "Backward", "LeafUse", "accumulate", "arrive", "before", "completed", "defer_hook",
+    "disable_for", "is_put_off", "reduce_held", "replace_leaf", "running", "stand_for", "summed",
     "track_leaf", "use_of", "uses_of",
 ]
 
@@ -135,7 +139,7 @@ def use_of(local: Tensor, transition: Transition) -> tuple[LeafUse, Tensor] | No
     """A new use of a leaf and what it is seen as; None where only an autograd node will do."""
     if not transition.reduces_only_in_backward:
         return None
-    if local._backward_hooks or local._post_accumulate_grad_hooks:  # type: ignore[attr-defined]
+    if _has_hooks(local):
         return None
     leaf = _LEAVES.get(local)
     if leaf is None:
@@ -280,15 +284,19 @@ class Backward:
     """
 
     __slots__ = (
-        "__weakref__", "at_end", "captures", "failed", "found", "holding", "outer", "riders",
+        "__weakref__", "at_end", "captures", "failed", "found", "holding", "late", "outer",
+        "riders", "to_reduce",
     )
 
     def __init__(self, captures: bool = False) -> None:
         self.captures, self.holding = captures, held.current()
         self.found: dict[int, Found] = {}
         self.riders: list[_Rider] = []
+        self.to_reduce: list[Callable[[], Any]] = []
         self.at_end: list[Callable[[], Any]] = []
         self.failed: list[Callable[[], Any]] = []
+        self.late: list[tuple[Tensor, Tensor | None]] = []
+        """Of leaves whose hooks wait, parts of the gradient; None where they alone wait."""
 
     def __enter__(self) -> Backward:
         self.outer = _OF_THREAD.innermost
@@ -317,16 +325,21 @@ class Backward:
                 _engine.queue_callback(lambda: self.finish(task))
         return found
 
-    def when_over(
-        self, call: Callable[[], Any], failed: Callable[[], Any] | None = None
-    ) -> None:
-        """Have `call` called once all gradients are there, `failed` where the backward fails."""
+    def when_over(self, call: Callable[[], Any]) -> None:
+        """Have `call` called once all gradients are there."""
         if self is _RUNNING[0]:  # nobody says when
             _engine.queue_callback(call)
         else:
             self.at_end.append(call)
-            if failed is not None:
-                self.failed.append(failed)
+
+    def when_found(self, call: Callable[[], Any], failed: Callable[[], Any]) -> None:
+        """Have `call` called when the engine is done, for gradients that it has yet to reduce;
+        `failed` where the backward fails."""
+        if self is _RUNNING[0]:
+            _engine.queue_callback(call)
+        else:
+            self.to_reduce.append(call)
+            self.failed.append(failed)
 
     def ride(
         self, value: Tensor, transition: Transition, take: Callable[[Tensor], None]
@@ -340,8 +353,17 @@ class Backward:
             self.finish(next(iter(self.found)))
         if self.riders:
             self._reduce([])
+        while self.to_reduce:
+            self.to_reduce.pop(0)()
+        self.call_hooks()
         while self.at_end:
             self.at_end.pop(0)()
+
+    def call_hooks(self) -> None:
+        """Hooks that have waited see the whole gradient, once."""
+        late, self.late = self.late, []
+        for local, whole in _joined(late):
+            accumulate(local, whole, whole is not None and whole.requires_grad)
 
     def finish(self, task: int) -> None:
         """The end of a task."""
@@ -350,9 +372,16 @@ class Backward:
         uses, reduced = self._reduce(found.uses)
         for early in found.early:
             uses, reduced = [*early.uses, *uses], [*early.land(), *reduced]
-        totals = _of_leaves(uses, reduced)
-        for local, whole in _joined(found.held, list(totals)) if found.held else totals:
-            accumulate(local, whole, found.creates_graph)
+        waiting = {id(local) for local, _ in found.held}
+        if found.held:
+            self.late += found.held
+            if self is _RUNNING[0]:
+                _engine.queue_callback(self.call_hooks)
+        for local, whole in _of_leaves(uses, reduced):
+            if id(local) in waiting:
+                self.late.append((local, whole))
+            else:
+                accumulate(local, whole, found.creates_graph)
 
     def _reduce(
         self, arrived: Sequence[tuple[int, LeafUse, Tensor]]
@@ -400,16 +429,38 @@ def _of_leaves(
 
 
 def _joined(
-    held: Sequence[tuple[Tensor, Tensor | None]], totals: Sequence[tuple[Tensor, Tensor]]
+    parts: Sequence[tuple[Tensor, Tensor | None]]
 ) -> list[tuple[Tensor, Tensor | None]]:
-    """The totals, with what was held back of the same leaves; None where hooks alone wait."""
-    whole: dict[int, tuple[Tensor, Tensor | None]] = {id(one[0]): one for one in totals}
-    for local, grad in held:
+    """One gradient per leaf; None where hooks alone wait."""
+    whole: dict[int, tuple[Tensor, Tensor | None]] = {}
+    for local, part in parts:
         _, known = whole.get(id(local), (local, None))
-        if grad is not None and known is not None:
-            grad = grad + known
-        whole[id(local)] = local, known if grad is None else grad
+        if part is not None and known is not None:
+            part = part + known
+        whole[id(local)] = local, known if part is None else part
     return list(whole.values())
+
+
+def arrive(local: Tensor, total: Tensor) -> None:
+    """Accumulate what was reduced beside the engine. Where a leaf has hooks, and the engine has a
+    part of its gradient as well, they wait for the end of the backward."""
+    backward = running()
+    if _has_hooks(local) and (
+        _is_to_come(local) or any(one is local for one, _ in backward.late)
+    ):
+        backward.late.append((local, total))
+    else:
+        accumulate(local, total, False)
+
+
+def _is_to_come(local: Tensor) -> bool:
+    """Whether the engine, if it runs, gives the leaf a gradient of its own, or has done so."""
+    running = _current_graph_task_id() != -1
+    return running and _will_engine_execute_node(_get_grad_fn_or_grad_acc(local))
+
+
+def _has_hooks(local: Any) -> bool:
+    return bool(local._backward_hooks or local._post_accumulate_grad_hooks)
 
 
 def accumulate(local: Tensor, total: Tensor | None, creates_graph: bool) -> None:
@@ -422,7 +473,7 @@ def accumulate(local: Tensor, total: Tensor | None, creates_graph: bool) -> None
     grad = local.grad
     if (
         local._use_count() > 1  # type: ignore[attr-defined]  # somebody may have hooked that node
-        or local._backward_hooks or local._post_accumulate_grad_hooks  # type: ignore[attr-defined]
+        or _has_hooks(local)
         or creates_graph or (grad is not None and grad.requires_grad)
         or total.stride() != local.stride()
     ):

@@ -40,6 +40,7 @@ from weft.transport.in_flight import in_flight
 from weft.transport.nodes import apply, counting, refuse_node, refuse_transforms, start, transforms
 from weft.transport.order import Order, in_order
 from weft.transport.traffic import STATE
+from weft.transport.unselected import unselected
 
 __all__ = ["Transition"]
 
@@ -176,7 +177,7 @@ class Transition:
         program = self._program
         assert program is not None
         refuse_transforms(x, self._call_text)
-        with _DisableAutocast():
+        with _DisableAutocast(), unselected():
             if STATE.on:
                 finish = program.start_as(self.text, f"{self.src} -> {self.dst}", x)
             else:
@@ -184,7 +185,7 @@ class Transition:
         scale, order = self.scale, self.order
 
         def finished() -> Tensor:
-            with _DisableAutocast():  # its first use may be inside autocast
+            with _DisableAutocast(), unselected():  # its first use may be inside autocast
                 out = finish()
             out = out if scale == 1 else out * scale
             return out if order is None else in_order(out, order)
@@ -296,7 +297,8 @@ class Transition:
 
     def _run_program(self, program: CompiledPlan, x: Tensor) -> Tensor:
         layouts = f"{self.src} -> {self.dst}" if STATE.on else ""
-        return program.run_as(self.text, layouts, x) if layouts else program.run(x)
+        with unselected():
+            return program.run_as(self.text, layouts, x) if layouts else program.run(x)
 
 
 # Kinds whose gradient is more than a plan between duals.

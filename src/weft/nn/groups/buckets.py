@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from weft.nn.groups.pack import Pack
-from weft.tensor.leaf_gradients import accumulate
+from weft.tensor.leaf_gradients import arrive
 
 __all__ = ["Buckets"]
 
@@ -77,6 +77,6 @@ def _started(waiting: list[_Found]) -> Callable[[], None]:
             parts = [part.view(local.shape) if local.numel() == 0 else part
                      for local, part in zip(locals_, parts)]
         for local, part in zip(locals_, parts):
-            accumulate(local, part, False)
+            arrive(local, part)
 
     return land

@@ -108,7 +108,7 @@ class Line:
             backward = running()
             self.backward = weakref.ref(backward)
             self.keeps = False
-            backward.when_over(self.over, self.failed)
+            backward.when_found(self.over, self.failed)
         if not group.is_open:
             group.is_open = True
             if group not in self.touched:

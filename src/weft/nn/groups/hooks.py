@@ -122,9 +122,10 @@ class Entering(_Hook):
         group = state.group
         if group is None or group.line is not forward.line or not group.fits(forward.mesh, batch):
             state.release()
-            parts = list(_parts(module))
-            group = state.group = Group(
-                module, parts, self.path, self.policy, forward.mesh, batch, forward.line, group)
+            with torch.inference_mode(False):  # the group serves forwards that train as well
+                group = state.group = Group(
+                    module, list(_parts(module)), self.path, self.policy, forward.mesh, batch,
+                    forward.line, group)
         group.is_outermost = forward.module is module
         if group.packs:
             group.enter((args, kwargs))

@@ -28,6 +28,7 @@ from weft.tensor.grad.anomaly import refuse_nan_check
 from weft.tensor.meta import Meta, replicated_meta
 from weft.tensor.placing.draw import torch_draws
 from weft.tensor.placing.foreign import taken
+from weft.tensor.placing.freed import filled, watch
 from weft.tensor.placing.operands import as_value, share_memory
 from weft.tensor.placing.values import like_dense
 from weft.tensor.shard_tensor import ShardTensor, wrap
@@ -47,8 +48,16 @@ def apply(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
     """`Function.apply`."""
     if not is_sharded(args, kwargs):
         return original(cls, *args, **kwargs)
-    if any(type(one) is ShardTensor and one._meta.varying for one in flatten((args, kwargs))):
-        args, kwargs = map_tensors(as_value, args), map_tensors(as_value, kwargs)
+    tensors = flatten((args, kwargs))
+    if not any(type(one) is ShardTensor and one._meta.varying for one in tensors):
+        return _applied(cls, args, kwargs)
+    memories = filled([local_of(one) for one in tensors])
+    out = _applied(cls, map_tensors(as_value, args), map_tensors(as_value, kwargs))
+    watch(out, memories)  # the Function may have saved them
+    return out
+
+
+def _applied(cls: Any, args: Any, kwargs: Any) -> Any:
     own = OWN.get(cls)
     if own is not None:
         return own(*args, **kwargs)
@@ -170,7 +179,7 @@ def on_full_tensors(cls: Any, *args: Any, **kwargs: Any) -> Any:
     full = [replicate(tensor, mesh, cls.__name__) for tensor in tensors]
     if share_memory(tensors):
         full = [t if t is local_of(tensor) else t.clone() for t, tensor in zip(full, tensors)]
-    before = [one._version for one in full]
+    before = [_version(one) for one in full]
     feed = iter(full)
     with torch_draws(mesh), on_full(cls.__name__):
         out = _APPLY(
@@ -179,13 +188,18 @@ def on_full_tensors(cls: Any, *args: Any, **kwargs: Any) -> Any:
         )
     given: dict[int, torch.Tensor] = {}
     for tensor, one, version in zip(tensors, full, before):
-        if type(tensor) is ShardTensor and one._version != version:  # ctx.mark_dirty
+        if type(tensor) is ShardTensor and _version(one) != version:  # ctx.mark_dirty
             write_back(f"{cls.__name__}.apply", tensor, one, mesh)
             given[id(one)] = tensor
     return map_tensors(
         lambda one: given[id(one)] if id(one) in given else wrap(one, replicated_meta(mesh, one)),
         out,
     )
+
+
+def _version(one: torch.Tensor) -> int | None:
+    """Of what inference mode makes, which counts no writes, None."""
+    return None if one.is_inference() else one._version
 
 
 def _wrapped(grads: Any, metas: Sequence[Meta | None]) -> tuple[Any, ...]:

@@ -100,8 +100,8 @@ def watch(out: Any, found: dict[int, Freed]) -> None:
     for one in [out] if isinstance(out, Tensor) else flatten(out):
         local = unwrap_view(one._local) if type(one) is ShardTensor else one
         mine = memory_of(local)
-        node = local.grad_fn
         if mine is None:
+            node = _node_of(local)
             if node is not None:
                 for memory in found.values():
                     node.register_prehook(memory.ask)
@@ -109,3 +109,10 @@ def watch(out: Any, found: dict[int, Freed]) -> None:
             mine.keep()
         elif not one._meta.varying:  # it is read again, by calls that have to be watched
             one._meta = one._meta.replace(varying=mine.axes)
+
+
+def _node_of(local: Tensor) -> Any:
+    """The node of the op that made it. That of a view is exchanged when the view is written to, and
+    reads nothing."""
+    base = local._base if local._is_view() else None
+    return local.grad_fn if base is None or base.grad_fn is None else base.grad_fn

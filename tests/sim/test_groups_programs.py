@@ -1,0 +1,132 @@
+"""What users do with modules whose parameters are gathered, found by drawn programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+import weft
+from weft import P
+
+X = torch.randn(6, 4, generator=torch.Generator().manual_seed(1)).double()
+
+
+class _Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any, weight: Any) -> Any:
+        ctx.save_for_backward(x, weight)
+        return x ** 2 * weight
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        x, weight = ctx.saved_tensors
+        return 2 * x * weight * grads[0], (grads[0] * x ** 2).flatten(0, -2).sum(0)
+
+
+class Layer(nn.Module):
+    """A Function of the user's is the last that reads its weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin, self.scale = nn.Linear(4, 4), nn.Parameter(torch.randn(4))
+
+    def forward(self, x: Any) -> Any:
+        return _Scaled.apply(self.lin(x).tanh(), self.scale)
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(Layer() for _ in range(2))
+        self.runs: Callable[[Any, Any], Any] = lambda layer, x: layer(x)
+        self.double()
+
+    def forward(self, x: Any) -> Any:
+        for layer in self.layers:
+            x = x + self.runs(layer, x)
+        return x
+
+
+def a_function_of_the_users(model: Any, x: Any) -> None:
+    model(x).square().mean().backward()
+
+
+def inference_comes_first(model: Any, x: Any) -> None:
+    with torch.inference_mode():
+        model(x)
+    model(x).square().mean().backward()
+
+
+def written_in_place(model: Any, x: Any) -> None:
+    """What a layer gives of more dims than two is a view of a product."""
+    for layer in model.layers:
+        layer.lin.register_forward_hook(lambda _, __, out: out.mul_(0.5))
+    out = model.layers[0].lin(x[:, None])
+    (out.square().mean() + model(x[:, None]).square().mean()).backward()
+
+
+def checkpoints_are_selective(model: Any, x: Any) -> None:
+    def policy(_: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        keep = op is torch.ops.aten.addmm.default
+        return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
+
+    model.runs = lambda layer, x: checkpoint(
+        layer, x, use_reentrant=False,
+        context_fn=lambda: create_selective_checkpoint_contexts(policy))
+    model(x.requires_grad_()).square().mean().backward()
+
+
+def hooks_are_called_in_each_backward(model: Any, x: Any) -> None:
+    def halve(one: Any) -> None:
+        one.grad.mul_(0.5)
+
+    for one in model.parameters():
+        one.register_post_accumulate_grad_hook(halve)
+    with weft.nn.accumulate(model):
+        for part in (x, x * 2):
+            model(part).square().mean().backward()
+
+
+def hooks_see_the_whole_gradient(model: Any, x: Any) -> None:
+    """A parameter is gathered in forwards, and also stands in a step that the second one takes."""
+    def halve(one: Any) -> None:
+        one.grad.mul_(0.5)
+
+    weights = dict(model.named_parameters())
+    for one in weights.values():
+        one.register_post_accumulate_grad_hook(halve)
+    slopes = torch.autograd.grad(
+        model(x).square().mean(), list(weights.values()), create_graph=True)
+    stepped = {name: one - slope for (name, one), slope in zip(weights.items(), slopes)}
+    torch.func.functional_call(model, stepped, (x,)).square().mean().backward()
+
+
+PROGRAMS = [
+    a_function_of_the_users, inference_comes_first, written_in_place, checkpoints_are_selective,
+    hooks_are_called_in_each_backward, hooks_see_the_whole_gradient,
+]
+
+
+@pytest.mark.parametrize("spec", [P("dp"), P()], ids=["sharded", "replicated"])
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda one: one.__name__)
+def test_gradients_are_those_of_one_process(program: Any, spec: P) -> None:
+    plain = Model()
+    program(plain, X.clone())
+
+    def on_rank(mesh: Any) -> list[Tensor]:
+        model = weft.distribute_module(Model(), mesh, shardings={"*": spec})
+        program(model, weft.distribute_tensor(X, mesh, P("dp")))
+        return [one.grad.full_tensor() for one in model.parameters()]  # type: ignore
+
+    for found in weft.testing.run(on_rank, mesh={"dp": 2}):
+        torch.testing.assert_close(found, [one.grad for one in plain.parameters()])
