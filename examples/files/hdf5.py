@@ -1,6 +1,6 @@
 """A field in an HDF5 file: ranks read at the same time, and write one after the other.
 
-    pip install h5py
+    pip install h5py matplotlib
     weft run -n 4 examples/files/hdf5.py [FOLDER]
 
 An HDF5 file has any number of readers or one writer, so ranks take turns (`in_turns=`). Then

@@ -1,5 +1,6 @@
 """A field in a numpy file: each rank maps the file into memory and touches its own block.
 
+    pip install matplotlib
     weft run -n 4 examples/files/memmap.py [FOLDER]
 
 Ranks of one machine share the pages of the file. A network file system may not join what two

@@ -1,6 +1,6 @@
 """A field in a zarr store: each rank reads and writes the chunks of its own block.
 
-    pip install zarr
+    pip install zarr matplotlib
     weft run -n 4 examples/files/zarr_store.py [FOLDER]
 
 zarr writes whole chunks. Two ranks that write parts of one chunk would each read all of it first,

@@ -7,6 +7,7 @@ torch. What needs torch is loaded as soon as torch is: `weft.startup` says why.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from weft import startup
@@ -105,7 +106,9 @@ def __getattr__(name: str) -> Any:
         except ModuleNotFoundError as error:
             if error.name != f"weft.{name}":
                 raise
-    raise AttributeError(f"module 'weft' has no attribute {name!r}")
+    raise AttributeError(
+        f"module 'weft' has no attribute {name!r}", name=name, obj=sys.modules[__name__]
+    )  # with both, Python suggests a name
 
 
 def __dir__() -> list[str]:

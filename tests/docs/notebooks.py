@@ -40,7 +40,9 @@ def _cell(kind: str, text: str) -> dict[str, Any]:
 def executed(made: dict[str, Any], folder: Path = REPOSITORY) -> Any:
     """The notebook with what its cells gave, run in `folder`."""
     book: Any = nbformat.from_dict(made)
-    nbclient.NotebookClient(book, timeout=300, resources={"metadata": {"path": folder}}).execute()
+    quiet = ["--log-level=40"]  # an error is one; that a kernel listens at the loopback is none
+    where = {"metadata": {"path": folder}}
+    nbclient.NotebookClient(book, timeout=300, resources=where, extra_arguments=quiet).execute()
     return book
 
 

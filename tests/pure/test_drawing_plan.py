@@ -81,7 +81,7 @@ def test_a_plan_on_65536_ranks_is_drawn_in_short():
 def test_what_one_rank_does():
     assert rank_lines(plan(SRC, DST), 3) == [
         "Rank 3 holds [0:512, 3072:4096], then [768:1024, 0:2048]",
-        "  1. Exchange over dp,tp: receives 2097152 bytes",
+        "  1. Exchange over dp,tp: receives 2.1 MB",
         "     from 4  [768:1024, 0:1024]",
         "     from 5  [768:1024, 1024:2048]",
         "     to 4    [0:256, 3072:4096]",

@@ -72,6 +72,12 @@ print("weft.tensor.placing.saved" in safe, type(torch.__spec__.loader))
     assert said.splitlines() == ["[] []", "True", f"True {loader}"]
 
 
+def test_a_name_that_is_nearly_right_is_suggested() -> None:
+    done = subprocess.run([sys.executable, "-c", "import weft; weft.plam"], capture_output=True,
+                          text=True, timeout=100, check=False)
+    assert done.stderr.endswith("has no attribute 'plam'. Did you mean: 'plan'?\n")
+
+
 def test_help_and_inspect() -> None:
     page = pydoc.render_doc(weft, renderer=pydoc.plaintext)
     assert "PACKAGE CONTENTS" in page and "class Layout(" in page and "manual_seed(seed" in page

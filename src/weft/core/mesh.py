@@ -140,9 +140,16 @@ class Mesh:
                 message(call, f"{len(unknown)} of {len(names)} names fit none of the {self.ndim} "
                         f"axes of {self}",
                         "an axis is named as the mesh names it, or by its number", unknown,
-                        f"one of {', '.join(map(repr, self.axis_names))}")
+                        f"one of {', '.join(map(repr, self.axis_names))}{self._how_to_name()}")
             )
         return found  # type: ignore[return-value]  # no None is left
+
+    def _how_to_name(self) -> str:
+        """What a fix says of axes that have numbers in place of names."""
+        if any(isinstance(name, str) for name in self.axis_names):
+            return ""
+        named = dict(zip(("dp", "tp", "pp", "cp"), self.axis_sizes))
+        return f"; or a mesh whose axes have names: {named}"
 
     def _find(self, name: AxisName) -> int | None:
         if isinstance(name, str):

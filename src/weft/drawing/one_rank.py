@@ -7,6 +7,7 @@ from itertools import groupby
 from typing import assert_never
 
 from weft.core import Box, Layout, Mesh
+from weft.core.units import nbytes_text
 from weft.drawing.facts import mesh_text
 from weft.drawing.ranks import ranks_text
 from weft.errors import LayoutError, message
@@ -56,7 +57,7 @@ def rank_lines(plan: Plan, rank: int, call: str = "rank_lines(plan, rank)") -> l
         names = ",".join(str(step.src.mesh.axis_names[axis]) for axis in step.axes)
         received = _received(step, rank, plan.itemsize)
         over = f" over {names}" if names else ""
-        out.append(f"  {number}. {type(step).__name__}{over}: receives {received} bytes")
+        out.append(f"  {number}. {type(step).__name__}{over}: receives {nbytes_text(received)}")
         out += [f"     {line}" for line in _listed(list(_rows(step, rank)))]
     return out
 

@@ -14,6 +14,7 @@ from weft.comm import as_bound_mesh
 from weft.core import Layout, Mesh
 from weft.core.arguments import MeshLike, also_called
 from weft.core.display import AsText
+from weft.core.units import nbytes_text
 from weft.errors import ModuleError, message
 from weft.nn.match import as_patterns, idle_patterns, layouts_of, pins_of, shadowed
 from weft.nn.named import Named, named_tensors, refuse_lazy
@@ -121,7 +122,7 @@ class Report(AsText):
         return "\n".join(self._lines())
 
     def __repr__(self) -> str:
-        return f"Report({len(self.rows)} tensors on {self.mesh}, {self.full_nbytes} bytes)"
+        return f"Report({len(self.rows)} tensors on {self.mesh}, {nbytes_text(self.full_nbytes)})"
 
     def _lines(self) -> Iterator[str]:
         kinds = [row.kind for row in self.rows]

@@ -14,6 +14,7 @@ from weft.core.display import AsPicture
 from weft.core.dtypes import dtype_name
 from weft.core.dtypes import itemsize as itemsize_of
 from weft.core.layout import Layout
+from weft.core.units import nbytes_text
 from weft.errors import LayoutError, ShardTypeError, message
 from weft.planner.check import check
 from weft.planner.cost import nbytes_of, peak_elements, seconds_of, step_nbytes_at
@@ -114,7 +115,7 @@ class Plan(AsPicture):
 
     def __repr__(self) -> str:
         steps = f"{len(self.steps)} step{'s' * (len(self.steps) != 1)}"
-        return f"Plan({self.src} -> {self.dst}, {steps}, {self.total_bytes} bytes)"
+        return f"Plan({self.src} -> {self.dst}, {steps}, {nbytes_text(self.total_bytes)})"
 
 
 def plan(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from weft.core.mesh import Mesh
-from weft.core.units import seconds_text
+from weft.core.units import nbytes_text, seconds_text
 from weft.planner.cost import step_nbytes, step_seconds
 
 if TYPE_CHECKING:
@@ -30,16 +30,16 @@ def plan_text(plan: Plan) -> str:
     for number, step in enumerate(plan.steps, 1):
         nbytes = step_nbytes(step, plan.itemsize)
         seconds = step_seconds(step, plan.itemsize, plan.links)
-        cost = f"{nbytes} bytes, {seconds_text(seconds)}" if nbytes else "nothing is sent"
+        cost = f"{nbytes_text(nbytes)}, {seconds_text(seconds)}" if nbytes else "nothing is sent"
         lines.append(f"  {number}. {step}: {cost}")
     if not plan.steps:
         lines.append("  nothing to do")
     total, bound = plan.total_bytes, plan.lower_bound
     ratio = f", {total / bound:.2f}x" if bound else ""
     lines += [
-        f"  received: {total} bytes; lower bound {bound}{ratio}",
+        f"  received: {nbytes_text(total)}; lower bound {nbytes_text(bound)}{ratio}",
         f"  per rank: {_by_rank(plan)}",
-        f"  memory:   {plan.peak_elements * plan.itemsize} bytes at once, at most",
+        f"  memory:   {nbytes_text(plan.peak_elements * plan.itemsize)} at once, at most",
         f"  time:     {seconds_text(plan.seconds)}, estimated",
     ]
     return "\n".join(lines)
@@ -54,7 +54,9 @@ def _by_rank(plan: Plan) -> str:
         return _listed(ranks, nbytes)
     of = f"{len(ranks)} of {count} ranks" if count > _SAMPLED else f"{len(ranks)} ranks"
     nbytes.sort()
-    return f"min {nbytes[0]}, median {nbytes[(len(nbytes) - 1) // 2]}, max {nbytes[-1]} ({of})"
+    least, median, most = map(
+        nbytes_text, (nbytes[0], nbytes[(len(nbytes) - 1) // 2], nbytes[-1]))
+    return f"min {least}, median {median}, max {most} ({of})"
 
 
 def _some(mesh: Mesh, most: int) -> list[int]:
@@ -65,11 +67,9 @@ def _some(mesh: Mesh, most: int) -> list[int]:
 
 def _listed(ranks: Sequence[int], nbytes: Sequence[int]) -> str:
     """Ranks that receive equal amounts are listed together."""
-    groups: dict[int, list[int]] = {}
-    for rank, count in zip(ranks, nbytes):
-        groups.setdefault(count, []).append(rank)
+    groups: dict[str, list[int]] = {}
+    for count, rank in sorted(zip(nbytes, ranks)):
+        groups.setdefault(nbytes_text(count), []).append(rank)
     if len(groups) == 1:
-        return f"{nbytes[0]} each"
-    return "; ".join(
-        f"{count} on {','.join(map(str, its))}" for count, its in sorted(groups.items())
-    )
+        return f"{nbytes_text(nbytes[0])} each"
+    return "; ".join(f"{text} on {','.join(map(str, sorted(its)))}" for text, its in groups.items())

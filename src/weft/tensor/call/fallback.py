@@ -14,6 +14,7 @@ import torch
 
 from weft.comm import BoundMesh
 from weft.core import Layout
+from weft.core.units import nbytes_text
 from weft.errors import StrictError, message
 from weft.tensor import modes
 from weft.tensor.call import outside
@@ -135,14 +136,15 @@ def _tell(name: str, reason: str, tensors: list[torch.Tensor]) -> None:
     layouts = [str(t._meta.layout) for t in sharded]
     if modes.is_strict():
         raise StrictError(
-            message(name, f"{reason}, so it would gather {nbytes} bytes on every rank",
+            message(name, f"{reason}, so it would gather {nbytes_text(nbytes)} on every rank",
                     "under weft.strict() no op communicates implicitly", layouts,
                     "x.redistribute(placements=[Replicate(), ...]) before the call")
         )
     if name not in _WARNED:
         _WARNED.add(name)
         modes.warn(
-            message(name, f"{reason}, so its operands were gathered, {nbytes} bytes on every rank",
+            message(name, f"{reason}, so its operands were gathered, {nbytes_text(nbytes)} on "
+                    "every rank",
                     "an op without a rule runs on full tensors", layouts,
                     "weft.register_rule(op, ...), or redistribute to Replicate yourself")
         )

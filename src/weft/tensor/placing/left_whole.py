@@ -109,8 +109,8 @@ class WideHalo:
         if _Limit.nbytes is None or self.read < _Limit.nbytes:
             return
         modes.warn(message(
-            self.name, f"at {modes.source_line()} a rank that holds {self.held} bytes of an "
-            f"operand {self.operand} reads {self.read} bytes",
+            self.name, f"at {modes.source_line()} a rank that holds {nbytes_text(self.held)} of an "
+            f"operand {self.operand} reads {nbytes_text(self.read)}",
             "windows that reach beyond the next shard bring most of it from others "
             "(weft.warn_if_whole sets from how many bytes on weft warns)", [str(self.operand)],
             "fewer shards of this dim, and more of another: x.redistribute(placements=...)"))
