@@ -1,6 +1,6 @@
 """A transformer block, forward and backward, on dp=2 x tp=2, cut as Megatron-LM does.
 
-Queries, keys, values and the first linear of the MLP are cut by output over tp, the two linears
+Queries, keys, values and the first linear of the MLP are sharded by output over tp, the two linears
 that follow by input; their terms are summed. The local shapes are the same in every system.
 Hand-written: one identity that sums gradients, one sum that passes them, as autograd Functions
 (Shoeybi et al. 2019), and all gradients summed over dp in one bucket.

@@ -20,7 +20,7 @@ class _Bench(click.Group):
 
 @click.group(cls=_Bench, context_settings={"help_option_names": ["-h", "--help"]})
 def bench() -> None:
-    """Measure what weft costs, here.
+    """Measure what weft costs on this machine.
 
     Without a command: calls.
     """

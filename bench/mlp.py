@@ -1,4 +1,4 @@
-"""The batch-sharded MLP: two linears and a relu, forward and backward, rows cut over all ranks.
+"""The batch-sharded MLP: two linears and a relu, forward and backward, rows sharded over all ranks.
 
 What is due at the end is the same for all: every parameter's gradient summed over ranks, and the
 loss. Hand-written code sums them in one bucket (one all-reduce and the copies in and out), which

@@ -5,7 +5,7 @@
 
 Model, optimizer and training loop are ordinary PyTorch and know of no mesh. A mesh and three calls
 of `mark_sharding` make the same program run over four ranks: two on weights, by which the hidden
-units of each block are cut over `model`, and one on the images, which are cut over `data`.
+units of each block are sharded over `model`, and one on the images, over `data`.
 Rank 0 first trains the same model by itself; the losses of all steps, and the accuracy on images
 that no step has seen, must agree, or the program fails.
 """

@@ -56,7 +56,7 @@ class Step:
 def shardings(settings: Settings) -> dict[str, Any]:
     """Which parameters the axis tp cuts, and where; all others are replicated.
 
-    Attention is cut between heads, so that every rank holds whole heads; linears in pairs, the
+    Attention is sharded between heads, so that every rank holds whole heads; linears in pairs, the
     first by its rows (outputs) and the second by its columns (inputs), as Megatron-LM does
     (Shoeybi et al., 2019); embedding and head by the vocabulary.
     """
@@ -83,7 +83,7 @@ def plain(run: Run, corpus: Corpus) -> Training:
 
 
 def distributed(run: Run, corpus: Corpus, mesh: Any) -> Training:
-    """A rank of the mesh: parameters by `shardings`, the batch cut over dp."""
+    """A rank of the mesh: parameters by `shardings`, the batch sharded over dp."""
     model = _model(run)
     weft.distribute_module(model, mesh, shardings=shardings(run.settings))
     return model, _steps(

@@ -13,6 +13,7 @@ import weft
 from tests.docs import test_coverage as coverage
 from tests.docs.fill import filled
 from tests.docs.test_readme import blocks, outputs
+from weft.cli.main import main
 from weft.tensor.call.own.functions import OWN
 
 REPOSITORY = Path(__file__).parents[2]
@@ -22,6 +23,8 @@ SILENT = {
     **dict.fromkeys(("dtensor", "fsdp", "jax", "physicsnemo", "torch_xla"), 1),
 }
 """Programs that print nothing: quoted (with a test of their own), or the set-up of a table."""
+BESIDE_OTHERS = ("coverage", "museum", "comparison")
+ALL = [*sorted(DOCS.rglob("*.md")), *sorted(REPOSITORY.glob("*.md"))]
 PAGES = [path for path in sorted(DOCS.rglob("*.md")) if "```python\n" in path.read_text()]
 
 
@@ -50,10 +53,19 @@ def test_outputs_are_filled_in() -> None:
 
 
 def test_the_names_of_weft_exist() -> None:
+    """Beside names of others, on the pages that compare, only those that begin with `weft.`"""
     count, missing = 0, []
-    for path in (*DOCS.rglob("*.md"), *REPOSITORY.glob("*.md")):
+    for path in ALL:
         prose = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.M | re.S)
-        named = re.findall(r"`(weft\.[\w.]*\w)", prose)
+        compares = path.stem in BESIDE_OTHERS or path.parent.name == "migration"
+        roots = "weft" if compares else "|".join(coverage.ROOTS)
+        named = re.findall(rf"`((?:{roots})\.[\w.]*\w)", prose)
         missing += [f"{path.name}: {name}" for name in named if not coverage.exists(name)]
         count += len(named)
     assert missing == [] and count > 300
+
+
+def test_the_commands_exist() -> None:
+    named = {name for path in ALL
+             for name in re.findall(r"(?:`|^    )weft (\w+)", path.read_text(), re.MULTILINE)}
+    assert named == {*main.commands}

@@ -1,4 +1,4 @@
-"""Prints peaks of memory and bytes of halos, for docs/fields.md: `python -m tests.models.table`."""
+"""Prints peaks of memory and bytes of halos: `python -m tests.models.table`."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ __all__ = ["dry"]
 @click.option("--rank", type=click.IntRange(min=0), default=0, show_default=True,
               help="Whose view it is.")
 @click.option("--reads", type=float, default=0.0, show_default=True,
-              help="What the script gets where it reads a value that only data tell.")
+              help="What the script gets where it reads a value that depends on data.")
 @click.option("--collectives", is_flag=True, help="Print each collective as well.")
 @click.option("--trace", type=click.Path(dir_okay=False),
               help="Write the collectives as a trace as well, for ui.perfetto.dev.")

@@ -23,7 +23,7 @@ def main() -> None:
 
 main.add_command(OutsideCommand("examples", "demo", "Train one transformer over four ranks.",
                                 ("rich", "matplotlib")))
-main.add_command(OutsideCommand("", "bench", "Measure what weft costs, here."))
+main.add_command(OutsideCommand("", "bench", "Measure what weft costs on this machine."))
 main.add_command(Later("doctor", "weft.cli.doctor",
                        "Say what is installed, and whether ranks run."))
 main.add_command(Later("plan", "weft.cli.plan", "Plan the way from one layout to another."))
@@ -43,9 +43,9 @@ main.add_command(Later("trace", "weft.cli.trace",
 def run(num_ranks: int, script: str, arguments: tuple[str, ...]) -> None:
     """Run SCRIPT as ranks on this machine.
 
-    ARGUMENTS go to the script. The ranks are started by torch's launcher (torchrun does as well)
-    with one thread each, unless OMP_NUM_THREADS says otherwise. A rank that dies ends them all,
-    with an error: those that end with the same one say it once, with the script's own lines
-    (WEFT_DEBUG=1 shows those of weft and torch as well).
+    ARGUMENTS go to the script. torch's launcher starts the ranks (torchrun works as well), with
+    one thread each, unless OMP_NUM_THREADS says otherwise. If a rank dies, all end with an error.
+    Ranks with the same error print it once, with the script's own lines (WEFT_DEBUG=1 shows those
+    of weft and torch as well).
     """
     sys.exit(importlib.import_module("weft.cli.ranks").run(num_ranks, [script, *arguments]))

@@ -82,7 +82,7 @@ def _widths(call: Call) -> dict[int, tuple[int, int]]:
 
 
 def _pad(call: Call, layouts: Layouts, wants_grad: Any) -> Decision | None:
-    """A value is padded where the ends lie; other modes fetch the border that they repeat."""
+    """A value is padded on the ranks of the ends; other modes fetch the border that they repeat."""
     if call.get("mode", "constant") != "constant":
         return None
     return _pad_with_value(call, layouts, wants_grad)

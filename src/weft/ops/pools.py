@@ -262,7 +262,7 @@ def _fractional(function: Any, count: int, indices: bool = False) -> Callable[..
         input: Tensor, kernel_size: Any, output_size: Any = None, output_ratio: Any = None,
         return_indices: bool = False, _random_samples: Tensor | None = None,
     ) -> Any:
-        """The numbers that it draws lie as the tensor does."""
+        """The numbers that it draws have the tensor's layout."""
         if _random_samples is None and input.dim() > count:
             lead = (1, *input.shape[:-count])[-2:]
             _random_samples = input.new_empty((*lead, count)).uniform_()

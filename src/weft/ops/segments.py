@@ -31,7 +31,7 @@ def _segment_reduce(
     indices: Tensor | None = None, offsets: Tensor | None = None, axis: int = 0,
     unsafe: bool = False, initial: Any = None,
 ) -> Tensor:
-    """What each shard's rows of each segment come to, joined."""
+    """Each shard's result for each segment, joined."""
     if lengths is not None and offsets is None:
         if not unsafe:
             _check(lengths, shards.layout.shape[0])

@@ -79,7 +79,7 @@ def _backwards(length: int) -> Tensor:
 
 
 def _flip(shards: Shards, x: Tensor, dims: Sequence[int]) -> Tensor:
-    """Whole dims turn where they lie; along the others elements change shards, each once."""
+    """Whole dims are turned in place; along the others elements change shards, each once."""
     turned = {dim % x.dim() for dim in dims}
     whole = [dim for dim in turned if dim not in shards.dims]
     if whole:
@@ -146,7 +146,7 @@ def _repeat_rule(call: Call, wants_grad: Any) -> str:
 
 
 def _repeat(call: Call, layouts: Layouts, wants_grad: Any) -> Local | Composite | None:
-    """Of a sharded dim that is repeated, each shard of the result gets the stretch it shows."""
+    """If the repeated dim is sharded, each shard of the result receives its stretch."""
     x, shape = layouts[0], call.results[0].shape
     skip = len(shape) - x.ndim
     grown = [dim for dim in range(x.ndim) if shape[skip + dim] != x.shape[dim]]
@@ -205,17 +205,17 @@ def _diag_embed(call: Call, layouts: Layouts, wants_grad: Any) -> Local:
 
 
 def _diag(x: Tensor, diagonal: int = 0) -> Tensor:
-    """The diagonal, or a matrix of it: elements stay where they lie; any dim may be cut."""
+    """The diagonal, or a matrix of it: elements stay on their ranks; any dim may be sharded."""
     return x.diag_embed(diagonal) if x.dim() == 1 else x.diagonal(diagonal).clone()
 
 
 def _diagflat(x: Tensor, offset: int = 0) -> Tensor:
-    """The matrix whose diagonal is all elements: its rows are cut where these are."""
+    """The matrix whose diagonal is all elements: its rows have the cuts of the elements."""
     return x.reshape(-1).diag_embed(offset)
 
 
 def _rot90(x: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
-    """Flips and a transposition: any dim may be cut; a cut dim that turns is exchanged."""
+    """Flips and a transposition: any dim may be sharded; a turned sharded dim is exchanged."""
     one, other = dims
     match k % 4:
         case 1:
@@ -228,7 +228,7 @@ def _rot90(x: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
 
 
 def _pixel_shuffle(x: Tensor, factor: int) -> Tensor:
-    """Channels unfolded into height and width: batch and positions stay cut, cut channels by whole
+    """Channels unfolded into height and width: batch and positions stay sharded, channels by whole
     groups."""
     *lead, channels, height, width = x.shape
     apart = x.reshape([*lead, channels // factor**2, factor, factor, height, width])
@@ -239,7 +239,7 @@ def _pixel_shuffle(x: Tensor, factor: int) -> Tensor:
 
 
 def _pixel_unshuffle(x: Tensor, factor: int) -> Tensor:
-    """Height and width folded into channels: batch and channels stay cut, positions by whole
+    """Height and width folded into channels: batch and channels stay sharded, positions by whole
     steps."""
     *lead, channels, height, width = x.shape
     apart = x.reshape([*lead, channels, height // factor, factor, width // factor, factor])

@@ -257,7 +257,7 @@ def _shorter(compose: Callable[..., Tensor]) -> Callable[..., Composite | None]:
     def layouts(
         call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
     ) -> Composite | None:
-        """Where a length is told and the real dim is sharded; torch's own parts serve elsewhere."""
+        """Where a length is given and the real dim is sharded; elsewhere torch decomposes it."""
         x, dim = layouts[0], call.get("dim")
         told = call.get("n") or call.get("s")
         last = dim if isinstance(dim, int) else dim[-1] if dim else -1

@@ -13,19 +13,19 @@ __all__ = ["PAGE"]
 
 
 def _equal(x: Tensor, other: Tensor) -> bool:
-    """Elements are compared where they lie, and the verdict is read."""
+    """Each rank compares its elements, and the verdict is read."""
     return x.shape == other.shape and bool((x == other).all())
 
 
 def _allclose(
     x: Tensor, other: Tensor, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
 ) -> bool:
-    """Elements are compared where they lie, and the verdict is read."""
+    """Each rank compares its elements, and the verdict is read."""
     return bool(torch.isclose(x, other, rtol, atol, equal_nan).all())
 
 
 def _contains(x: Tensor, element: Any) -> bool:
-    """`element in x`: elements are compared where they lie, and the verdict is read."""
+    """`element in x`: each rank compares its elements, and the verdict is read."""
     if not isinstance(element, (Tensor, bool, int, float, complex)):
         raise RuntimeError(
             "Tensor.__contains__ only supports Tensor or scalar, but you passed in a "

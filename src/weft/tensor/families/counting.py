@@ -37,7 +37,7 @@ def _unique(
     input: ShardTensor, sorted: bool = True, return_inverse: bool = False,
     return_counts: bool = False, dim: int | None = None,
 ) -> Any:
-    """The distinct elements, in ragged parts where the tensor is cut."""
+    """The distinct elements, in ragged parts where the tensor is sharded."""
     options = {"return_inverse": return_inverse, "return_counts": return_counts}
     return _distinct(torch.unique, distinct, input, {"sorted": sorted, **options}, dim, False)
 
@@ -46,7 +46,7 @@ def _unique_consecutive(
     input: ShardTensor, return_inverse: bool = False, return_counts: bool = False,
     dim: int | None = None,
 ) -> Any:
-    """The first of equal neighbours, in ragged parts where the tensor is cut."""
+    """The first of equal neighbours, in ragged parts where the tensor is sharded."""
     options = {"return_inverse": return_inverse, "return_counts": return_counts}
     return _distinct(torch.unique_consecutive, consecutive, input, options, dim, True)
 

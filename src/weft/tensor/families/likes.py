@@ -21,7 +21,7 @@ def _empty_like(
     tensor: torch.Tensor, *, device: Any = None, dtype: torch.dtype | None = None,
     requires_grad: bool = False, **options: Any
 ) -> Any:
-    """Memory where x lies; on the meta device or off it, where `device` says so."""
+    """Memory in x's layout; on the meta device or off it, where `device` says so."""
     assert type(tensor) is ShardTensor
     meta = tensor._meta
     asked = meta.device if device is None else torch.device(device)
@@ -39,7 +39,7 @@ def _empty_like(
 
 
 def _new_tensor(tensor: torch.Tensor, data: Any, **options: Any) -> torch.Tensor:
-    """Data, replicated on the mesh; a ShardTensor is copied as it lies."""
+    """Data, replicated on the mesh; a ShardTensor is copied in its layout."""
     if type(data) is ShardTensor:
         dtype, requires_grad = options.get("dtype") or tensor.dtype, options.get("requires_grad")
         return data.detach().to(dtype, copy=True).requires_grad_(bool(requires_grad))

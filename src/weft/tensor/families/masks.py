@@ -39,7 +39,7 @@ from weft.transport import traffic
 
 __all__ = ["PAGE", "entered", "nonzero", "put", "select", "wrapped"]
 
-_WHY = "a mask is cut in its first dim alone, as the tensor is"
+_WHY = "a mask is sharded in its first dim alone, as the tensor is"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class _Aligned:
         return _exchanged(self.mesh, self.layout, self.first, int(self.mask.sum()), name)
 
     def line(self, cuts: tuple[int, ...]) -> Layout:
-        """What is selected, one dim that is cut where the mask was."""
+        """What is selected, one dim, sharded where the mask was."""
         return Layout.make(
             self.mesh, cuts[-1:], (self.axes,), (cuts if self.axes else None,)
         )

@@ -44,17 +44,17 @@ def _noise(
 
 
 def _dropout(x: Tensor, p: float, train: bool) -> Tensor:
-    """A product with a mask that lies as x does."""
+    """A product with a mask in x's layout."""
     return x * _noise(x, 1.0 - p) if train and p else x
 
 
 def _feature_dropout(x: Tensor, p: float, train: bool) -> Tensor:
-    """A product with a mask of the first two dims, which lies as they do."""
+    """A product with a mask of the first two dims, in their layout."""
     return x * _noise(x, 1.0 - p, 2) if train and p else x
 
 
 def _alpha_dropout(x: Tensor, p: float, train: bool, num_dims: int | None = None) -> Tensor:
-    """A mask that lies as x does, and what keeps mean and variance (Klambauer et al.,
+    """A mask in x's layout, and what keeps mean and variance (Klambauer et al.,
     "Self-normalizing neural networks", 2017)."""
     if not (train and p):
         return x
@@ -72,7 +72,7 @@ def _feature_alpha_dropout(x: Tensor, p: float, train: bool) -> Tensor:
 
 
 def _native_dropout(x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
-    """A product with a mask that lies as x does, and the mask."""
+    """A product with a mask in x's layout, and the mask."""
     if train is False or not p:
         return x.clone(), torch.ones_like(x, dtype=torch.bool)
     noise = _noise(x, 1.0 - p)
@@ -83,7 +83,7 @@ def _rrelu(
     x: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False,
     generator: Any = None,
 ) -> Tensor:
-    """Slopes that lie as x does."""
+    """Slopes in x's layout."""
     x = x.contiguous()  # as torch's result is
     if not training:
         return torch.nn.functional.leaky_relu(x, (lower + upper) / 2)

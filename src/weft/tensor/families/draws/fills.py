@@ -71,7 +71,7 @@ def _like(
     has_derivative: bool,
 ) -> Callable[..., Tensor]:
     def draw(x: Tensor, *args: Any, generator: Any = None, **options: Any) -> Tensor:
-        """Drawn into a tensor that lies as x does; its gradient is zero."""
+        """Drawn into a tensor of x's layout; its gradient is zero."""
         made = torch.empty_like(x, memory_format=memory_format)
         draw_into(made, sampler(x, *args, **options), generator)
         made = with_zero_gradients(made, [x])

@@ -104,7 +104,7 @@ def _normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, generator: Any
 
 
 def _constant_(tensor: Tensor, val: float) -> Tensor:
-    """`fill_` without a gradient, where it lies."""
+    """`fill_` without a gradient, in its layout."""
     return _init._no_grad_fill_(tensor, val)
 
 

@@ -108,7 +108,7 @@ def without_derivative(out: Tensor, name: str) -> Tensor:
 
 
 def _bernoulli_of(x: Tensor, p: Tensor | None = None, *, generator: Any = None) -> Tensor:
-    """Of probabilities, drawn where they lie."""
+    """Of probabilities, drawn in their layout."""
     def sample(source: Source, parameters: list[Tensor]) -> Tensor:
         return samples.bernoulli_of(source, parameters[0]).to(x.dtype)
 
@@ -116,7 +116,7 @@ def _bernoulli_of(x: Tensor, p: Tensor | None = None, *, generator: Any = None) 
 
 
 def _poisson(rate: Tensor, generator: Any = None) -> Tensor:
-    """Of rates, drawn where they lie."""
+    """Of rates, drawn in their layout."""
     def sample(source: Source, parameters: list[Tensor]) -> Tensor:
         return rejection.poisson(source, parameters[0]).to(rate.dtype)
 
@@ -133,7 +133,7 @@ def _binomial(count: Tensor, p: Tensor, generator: Any = None) -> Tensor:
 
 
 def _standard_gamma(shape: Tensor, generator: Any = None) -> Tensor:
-    """Drawn where the shapes lie, with a gradient by the derivative of the distribution function.
+    """Drawn in the layout of the shapes, with a gradient by the distribution function's derivative.
     """
     def sample(source: Source, parameters: list[Tensor]) -> Tensor:
         tiny = torch.finfo(shape.dtype).tiny
@@ -199,19 +199,19 @@ def _filled(x: Tensor, options: dict[str, Any], fill_: Callable[[Tensor], Any]) 
 
 
 def _rand_like(x: Tensor, *, generator: Any = None, **options: Any) -> Tensor:
-    """A tensor that lies as x does, filled by `uniform_`."""
+    """A tensor in x's layout, filled by `uniform_`."""
     return _filled(x, options, lambda made: made.uniform_(generator=generator))
 
 
 def _randn_like(x: Tensor, *, generator: Any = None, **options: Any) -> Tensor:
-    """A tensor that lies as x does, filled by `normal_`."""
+    """A tensor in x's layout, filled by `normal_`."""
     return _filled(x, options, lambda made: made.normal_(generator=generator))
 
 
 def _randint_like(
     x: Tensor, first: Any, second: Any = None, *, generator: Any = None, **options: Any
 ) -> Tensor:
-    """A tensor that lies as x does, filled by `random_`."""
+    """A tensor in x's layout, filled by `random_`."""
     low, high = (0, first) if second is None else (first, second)
     return _filled(x, options, lambda made: made.random_(
         int(low), int(high), generator=generator
