@@ -339,12 +339,17 @@ def _moved_to(move: Transition, layout: Layout) -> Transition:
 _HOMES: Any = torch._C._nn, torch._C._VariableFunctions, torch._C.TensorBase  # type: ignore
 """Where torch's own builtins are; methods take the tensor first."""
 
+_ALIKE = ("default", "int", "dim", "dim_IntList")
+"""Overloads that builtins tell by their arguments. They take others for deprecated ones."""
+
 
 @functools.cache
 def _builtin_of(local: Any) -> Any:
     """torch's builtin of an overload's name, which takes the same arguments: calling it is 1 to 10
     us faster. What has none is called as it is."""
-    if type(local) is not OpOverload or local.namespace != "aten":
+    if type(local) is not OpOverload or local.namespace != "aten" or (
+        local._overloadname not in _ALIKE
+    ):
         return local
     name = local._schema.name.removeprefix("aten::")
     found = (getattr(home, name, None) for home in _HOMES)
