@@ -143,7 +143,7 @@ class _Causal(TorchFunctionMode):
 
 
 def zigzag(length: int, num_shards: int) -> TokenOrder:
-    """The zig-zag order of a sequence that will be sharded into so many equal shards.
+    """The zig-zag order of a sequence that is sharded into `num_shards` equal shards.
 
         order = weft.zigzag(length, mesh.size())
         tokens, labels = order.apply(tokens, 1), order.apply(labels, 1)

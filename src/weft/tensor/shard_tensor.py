@@ -53,7 +53,7 @@ _VALUES = frozenset((bool, str, type(None), torch.dtype, torch.device, torch.Siz
 
 
 class ShardTensor(FromMeta, AsValue, _Base):
-    """One global tensor whose blocks lie on the ranks of a mesh.
+    """One global tensor whose blocks are on the ranks of a mesh.
 
     Not made directly: see `distribute_tensor`, `ShardTensor.from_local`, `weft.zeros` and the like.
     `shape`, `dtype` and strides are those of the global tensor.
@@ -357,7 +357,7 @@ class ShardTensor(FromMeta, AsValue, _Base):
         """The whole tensor as a plain tensor on every rank; a collective unless replicated.
 
         Args:
-            grad_placements: how the gradient lies on the mesh; whole on each rank by default.
+            grad_placements: the placements of the gradient; replicated by default.
         """
         return hooks.redistribute.full_tensor(self, grad_placements)
 
