@@ -88,8 +88,6 @@ class Pack(Freed):
         cast = kind.for_autocast
         dtypes = [
             kind.dtype if cast and id(one) in in_own_dtype else kind.whole_dtype for one in tensors]
-        widths = [dtype.itemsize // kind.whole_dtype.itemsize for dtype in dtypes]
-        self.sent = packing_of(mesh, self.comm, metas, layouts, widths)  # type: ignore
         wholes = [
             intern(mesh, layout, kind.dtype if cast else kind.whole_dtype,  # type: ignore
                    meta.device, meta.requires_grad, None, None, self.axes)
@@ -101,6 +99,8 @@ class Pack(Freed):
                 Member(one, whole, kind.dtype) for one, whole in zip(tensors, wholes)]
             self._begin()
             return
+        widths = [dtype.itemsize // kind.whole_dtype.itemsize for dtype in dtypes]
+        self.sent = packing_of(mesh, self.comm, metas, layouts, widths)  # type: ignore
         offsets, self.nbytes = places_of(wholes, dtypes)
         base = torch.empty(0, dtype=kind.whole_dtype, device=mesh.device)
         self.storage = base.untyped_storage()

@@ -56,7 +56,7 @@ def _cast_to(made: Program) -> torch.dtype | None:
     """The dtype that autocast casts the operands of a program to, if that is all that happens to
     them; else None."""
     step, *others = made.steps
-    if others or step.kernel is not None or step.operands:
+    if others or step.kernel is not None or step.operands or step.target is not None:
         return None
     if step.local is not None and str(step.local) != step.name:
         return None
