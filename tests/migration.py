@@ -1,4 +1,4 @@
-"""The tables of docs/migration.md: their lines of weft, and what they are said to give."""
+"""The tables of docs/migration: their lines of weft, and what they are said to give."""
 
 from __future__ import annotations
 
@@ -11,59 +11,61 @@ from typing import Any
 
 from weft import Layout, ShardTensor
 
-PAGE = (Path(__file__).parents[1] / "docs" / "migration.md").read_text()
+DOCS = Path(__file__).parents[1] / "docs"
+PAGES = {path.stem: path.read_text() for path in
+         (DOCS / "migration.md", *sorted((DOCS / "migration").glob("*.md")))}
 CODE = re.compile(r"`([^`]+)`")
 DTENSORS = "DTensors in and out"
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of weft, its section, its line in the page, and what it gives; "" is not compared."""
+    """A line of weft, its page and section, its line there, and what it gives ("": anything)."""
 
+    page: str
     section: str
     number: int
     code: str
     gives: str
 
 
-def rows(first: str) -> Iterator[tuple[int, list[str]]]:
-    """The rows of the table `first | weft`, with the lines that they stand in."""
-    inside = False
-    for number, line in enumerate(PAGE.splitlines(), 1):
-        cells = [cell.strip() for cell in line.strip().strip("|").split(" | ")]
-        if not line.startswith("|"):
-            inside = False
-        elif set(line) <= set("|-"):
-            continue
-        elif inside:
-            yield number, cells
-        elif cells == [first, "weft"]:
-            inside = True
-
-
-def lines() -> list[Line]:
-    """The lines of all tables that end in `weft | gives`."""
-    section, inside, found = "", False, []
-    for number, line in enumerate(PAGE.splitlines(), 1):
+def _rows(page: str, *last: str) -> Iterator[tuple[str, int, list[str]]]:
+    """Section, line and cells of the rows of the tables whose head ends so."""
+    section, inside = "", False
+    for number, line in enumerate(PAGES[page].splitlines(), 1):
         if line.startswith("## "):
             section = line[3:]
         cells = [cell.strip() for cell in line[1:].strip().removesuffix("|").split(" | ")]
         if not line.startswith("|"):
             inside = False
-        elif cells[-2:] == ["weft", "gives"]:
+        elif cells[-len(last):] == [*last]:
             inside = True
         elif inside and not set(line) <= set("|-"):
+            yield section, number, cells
+
+
+def rows(page: str) -> list[tuple[int, list[str]]]:
+    """The rows of the tables `... | weft`, with the lines that they stand in."""
+    return [(number, cells) for _, number, cells in _rows(page, "weft")]
+
+
+def lines() -> list[Line]:
+    """The lines of all tables that end in `weft | gives`."""
+    found = []
+    for page in PAGES:
+        for section, number, cells in _rows(page, "weft", "gives"):
             code, gives = (CODE.findall(cell) for cell in cells[-2:])
-            assert len(code) == 1 and len(gives) <= 1, f"line {number}: {cells[-2:]}"
-            found.append(Line(section, number, code[0], *gives or [""]))
+            assert code and len(gives) <= 1, f"{page}, line {number}: {cells[-2:]}"
+            found.append(Line(page, section, number, code[-1], *gives or [""]))
     return found
 
 
-def setup() -> str:
-    """The program at the page's beginning."""
-    found = re.search(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-    assert found is not None
-    return found[1]
+def setup(page: str) -> str:
+    """The program that the page's lines assume."""
+    for found in re.findall(r"^```python\n(.*?)^```", PAGES[page], re.MULTILINE | re.DOTALL):
+        if "def names(mesh)" in found:
+            return found
+    raise AssertionError(f"{page}: no program that defines names(mesh)")
 
 
 def run(chosen: list[Line], mesh: Any, **more: Any) -> list[str]:
@@ -71,13 +73,13 @@ def run(chosen: list[Line], mesh: Any, **more: Any) -> list[str]:
     given = []
     for line in chosen:
         names: dict[str, Any] = {}
-        exec(setup(), names)
+        exec(setup(line.page), names)
         names |= {**names["names"](mesh), **more}
         ast.parse(line.code, mode="eval")
         try:
             given.append(_text(eval(line.code, names)))
         except Exception as error:
-            error.add_note(f"docs/migration.md, line {line.number}: {line.code}")
+            error.add_note(f"docs/migration, {line.page}, line {line.number}: {line.code}")
             raise
     return given
 

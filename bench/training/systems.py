@@ -33,7 +33,7 @@ from bench.training import by_hand
 from bench.training.models import MODELS, Shape
 from weft import P
 
-__all__ = ["WAYS", "Trained", "Way", "make"]
+__all__ = ["WAYS", "Trained", "Way", "make", "tables"]
 
 
 @dataclass(slots=True)
@@ -110,7 +110,7 @@ _COLUMNS = ("*.out", "*.down")
 _NORMS = ("*.norm1", "*.norm2", "norm")
 
 
-def _tables() -> dict[str, tuple[dict[str, Any], Any, dict[str, Any]]]:
+def tables() -> dict[str, tuple[dict[str, Any], Any, dict[str, Any]]]:
     by_tp = {
         "token.weight": P("tp"), "head.weight": P("tp"),
         **{f"{name}.*": P("tp") for name in _ROWS},
@@ -141,7 +141,7 @@ def _tables() -> dict[str, tuple[dict[str, Any], Any, dict[str, Any]]]:
 def _weft(way: str) -> Make:
     def made(model: str, shape: Shape) -> Trained:
         mesh = weft.init_mesh(dict(zip(*reversed(WAYS[way].axes(dist.get_world_size())))))
-        table, spec, more = _tables()[way]
+        table, spec, more = tables()[way]
         rows = shape.batch * WAYS[way].parts(dist.get_world_size())
         plain, given, loss = _plain(model, shape, rows)
         names = [name for name, _ in (*plain.named_parameters(), *plain.named_modules())]

@@ -15,9 +15,7 @@ from weft import P
 
 def sharded(num_ranks: int) -> list[float]:
     mesh = weft.init_mesh({"seq": num_ranks})
-    by_group = weft.nn.Gather(axes="seq")  # only the batch's axis is gathered by default
-    model = weft.distribute_module(
-        plain.make(), mesh, shardings={"*": P("seq")}, gather={"": by_group, "blocks.*": by_group})
+    model = weft.distribute_module(plain.make(), mesh, shardings={"*": P("seq")})
     return plain.train(model, lambda ids: weft.distribute_tensor(ids, mesh, P(None, "seq")))
 
 

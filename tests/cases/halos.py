@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import weft
+from tests.cases import EFFORT, seed_of
 from tests.harness import held
 from tests.oracle import check
 from weft import Layout, P
@@ -29,6 +32,16 @@ WAYS: dict[str, tuple[dict[str, int], Any, dict[int, tuple[int, ...]]]] = {
     "columns": ({"y": 3}, (None, "y"), {}),
 }
 """Mesh, the axes over positions, and sizes of shards of 8 rows and 7 columns."""
+
+_ALWAYS = {"one row each", "empty", "nested", "ragged grid"}
+
+
+def ways_of(name: str) -> list[str]:
+    """The ways in which a field is tried: those that ask most, and of the others as many as
+    `EFFORT` says (1: all), drawn by its name."""
+    others = [way for way in WAYS if way not in _ALWAYS]
+    count = min(len(others), math.ceil(EFFORT * len(others)))
+    return [*_ALWAYS, *random.Random(seed_of(name)).sample(others, count)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Every op that weft promises not to gather for, by torch's name, with a call of it.
 
-Each call runs on 8 ranks with its first operand cut in one dim (`ways` says in which, and how the
-others lie), once for every dim that the op's mathematics does not need whole. A dim counts as made
-whole when some rank receives half or more of what making the operand whole would bring it,
+Each call runs on 4 or 8 ranks with its first operand cut in one dim (`ways` says in which, and how
+the others lie), once for every dim that the op's mathematics does not need whole. A dim counts as
+made whole when some rank receives half or more of what making the operand whole would bring it,
 forward or backward. What is known to do so stands in `MADE_WHOLE`, with the reason.
 """
 

@@ -9,6 +9,7 @@ from pathlib import Path
 REPOSITORY = Path(__file__).parents[2]
 PAGE = (REPOSITORY / "docs" / "architecture.md").read_text()
 ROOMS = {path.parent.name for path in (REPOSITORY / "src" / "weft").glob("*/__init__.py")}
+NAMED = re.compile(r"`((?:src|tests|docs|examples|bench|tensor|transport)/[\w/.]+)`")
 
 
 def test_the_ladder_is_the_linter_s() -> None:
@@ -33,10 +34,10 @@ def test_the_table_has_every_room() -> None:
 
 def test_files_that_the_pages_name_exist() -> None:
     count = 0
-    for page in sorted((REPOSITORY / "docs").glob("*.md")):
-        named = re.findall(r"`((?:src|tests|docs|tensor|transport)/[\w/.]+)`", page.read_text())
+    for page in sorted((REPOSITORY / "docs").rglob("*.md")):
+        named = NAMED.findall(page.read_text())
         count += len(named)
         for name in named:
-            inside = name if name.split("/")[0] in ("src", "tests", "docs") else f"src/weft/{name}"
+            inside = name if (REPOSITORY / name.split("/")[0]).is_dir() else f"src/weft/{name}"
             assert (REPOSITORY / inside).exists(), f"{page.name}: {name}"
     assert count > 60

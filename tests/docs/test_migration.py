@@ -1,84 +1,47 @@
-"""The lines of docs/migration.md run and give what they are said to; every name in it exists."""
+"""The lines of docs/migration give what they are said to, and every name of weft is there."""
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch.distributed.tensor as theirs
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import debug, experimental, parallel
-
 import weft
-from tests.migration import CODE, DTENSORS, lines, rows, run
+from tests.docs import test_coverage as coverage
+from tests.migration import CODE, DTENSORS, PAGES, lines, rows, run
 
-LIBRARIES = ("DTensor", "PhysicsNeMo", "torch_xla", "JAX", "in none of them")
-ROOTS: dict[str, Any] = {
-    "weft": weft, "spmd": weft.spmd, "collectives": weft.collectives, "Layout": weft.Layout,
-    "ShardTensor": weft.ShardTensor, "Mesh": weft.Mesh, "BoundMesh": weft.BoundMesh,
-}
-
-
-def exists(name: str) -> bool:
-    first, *rest = name.split(".")
-    found = ROOTS.get(first)
-    for part in rest:
-        found = getattr(found, part, None)
-    # What an instance gets when it is made stands in the class's annotations alone.
-    owner = ROOTS.get(first)
-    return found is not None or (
-        isinstance(owner, type) and rest[-1:] != [] and rest[-1] in owner.__annotations__
-    )
+ORIGINS = [page for page in PAGES if page != "migration"]
 
 
 def test_the_lines_give_what_is_said() -> None:
     chosen = [line for line in lines() if line.section != DTENSORS]
-    assert len(chosen) > 45
+    assert len(chosen) > 100
     found = weft.testing.run(lambda mesh: run(chosen, mesh), 4, {"dp": 2, "tp": 2})[0]
     assert [
-        (line.code, given) for line, given in zip(chosen, found, strict=True)
+        (line.page, line.code, given) for line, given in zip(chosen, found, strict=True)
         if line.gives not in ("", given)
     ] == []
-    assert sum(line.gives != "" for line in chosen) > 40
+    assert sum(line.gives != "" for line in chosen) > 90
 
 
-def test_every_name_exists_or_says_why_not() -> None:
-    missing, count = [], 0
-    for library in LIBRARIES:
-        for number, (theirs_cell, ours) in rows(library):
-            assert theirs_cell
-            if ours.startswith("later: "):
-                continue
-            if ours.startswith("none: "):
-                names = [name.split("(")[0] for name in CODE.findall(ours)]
-                names = [name for name in names if name.split(".")[0] in ROOTS]
-            else:
-                names = CODE.findall(ours)
-                assert names, f"line {number}: neither a name, nor none, nor later"
-            missing += [f"line {number}: {name}" for name in names if not exists(name)]
-            count += len(names)
-    assert missing == []
-    assert count > 120
-    assert not exists("weft.nonsense") and not exists("ShardTensor.nonsense")
+def names(page: str) -> list[str]:
+    """What the tables of a page name of weft."""
+    return [name for _, cells in rows(page) for name in coverage.counterparts(cells[-1])]
 
 
-def test_all_of_dtensor_is_there() -> None:
-    told = {name for _, cells in rows("DTensor") for name in CODE.findall(cells[0])}
-    public = {*theirs.__all__, *parallel.__all__, *experimental.__all__, "CommDebugMode",
-              "visualize_sharding"}
-    assert hasattr(debug, "visualize_sharding") and hasattr(debug, "CommDebugMode")
-    for kind in (theirs.DTensor, DeviceMesh):
-        public |= {f"{kind.__name__}.{name}" for name in vars(kind) if not name.startswith("_")}
-    assert public - told == set()
+def test_every_name_exists() -> None:
+    found = [name for page in PAGES for name in names(page)]
+    assert len(found) > 60
+    assert [name for name in found if not coverage.exists(name)] == []
+    assert not coverage.exists("weft.nonsense") and not coverage.exists("ShardTensor.nonsense")
 
 
 def test_all_of_weft_is_there() -> None:
-    """Each public name of weft stands in the page: for what it replaces, or as what is new."""
-    told = {name for library in LIBRARIES for _, cells in rows(library)
-            for name in CODE.findall(cells[-1])}
+    """Each public name of weft stands in these pages or beside the names of the five systems."""
+    told = [name for page in PAGES for name in names(page)]
+    told += [line.code for line in lines()]
+    told += [name for row in coverage.rows(coverage.PAGE) for name in CODE.findall(row[1])]
+    tops = {name.split("(")[0].removeprefix("weft.").split(".")[0] for name in told}
     errors = {name for name in weft.__all__ if name.endswith(("Error", "Warning"))}
-    modules = {"collectives", "spmd", "testing"}
-    tops = {name.split(".")[1] for name in told if name.startswith("weft.")} | {
-        name.split(".")[0] for name in told}
-    assert set(weft.__all__) - errors - modules - tops == set()
-    assert set(weft.spmd.__all__) <= {
-        name.split(".")[1] for name in told if name.startswith("spmd.")}
+    assert set(weft.__all__) - errors - {"collectives", "spmd", "testing"} - tops == set()
+
+
+def test_every_origin_has_its_page() -> None:
+    assert set(ORIGINS) == {"dtensor", "fsdp", "megatron", "physicsnemo", "torch_xla", "jax"}
+    assert all(f"(migration/{page}.md)" in PAGES["migration"] for page in ORIGINS)

@@ -91,8 +91,8 @@ def test_the_figures_are_those_of_the_pages() -> None:
     dtensor = row("sweep", "DTensor", "all", "all")
     modules, of_modules, all_right = map(int, row("sweep_modules", "weft", "all", "all")[3:6])
     add, block = row("performance", "add, µs"), row("performance", "transformer block")
-    performance = (REPOSITORY / "docs" / "performance.md").read_text()
-    most = max(map(float, re.findall(r"^\| \w.* -> .* \| 1\.00, ([0-9.]+) \|", performance, re.M)))
+    measured = (REPOSITORY / "docs" / "measurements.md").read_text()
+    most = max(map(float, re.findall(r"^\| \w.* -> .* \| 1\.00, ([0-9.]+) \|", measured, re.M)))
     slower = int(block[4].replace(",", "")) / int(block[2])
     for said in (
         f"Of the {ops} entries", f"({calls:,} calls)",

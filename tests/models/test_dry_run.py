@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import weft
+from bench.training import models
+from tests.models import test_autoencoders, test_sequences
+from tests.models.fields import FIELDS
+from tests.models.peaks import MESHES
 from tests.models.training import WAYS, distributed
+from weft import P
 from weft.testing import peak_memory
 
 
-def step(mesh: Any, name: str, way: str, size: str, attention: str) -> tuple[Any, int]:
-    """Two steps; what the second says."""
-    model, inputs = distributed(mesh, WAYS[way], name, size, attention, 0.0)
+def two_steps(model: Any, given: list[Tensor], loss: Callable[[], Tensor]) -> tuple[Any, int]:
+    """What the second says."""
     optimizer = torch.optim.AdamW(model.parameters())
     events, peak = [], 0
     for _ in range(2):
-        with peak_memory(model, optimizer, *inputs.values()) as memory, weft.explain() as log:
-            loss = model(**inputs).loss
-            loss.backward()
+        with peak_memory(model, optimizer, *given) as memory, weft.explain() as log:
+            loss().backward()
             optimizer.step()
-            del loss
         optimizer.zero_grad()
         events, peak = log.events, memory.peak
     return [facts(event) for event in events], peak
@@ -33,19 +37,91 @@ def facts(event: Any) -> tuple[Any, ...]:
             event.nbytes, event.direction)
 
 
-@pytest.mark.parametrize("name, way, size, attention", [
-    ("llama", "dp x tp", "uneven", "sdpa"),
-    ("bert", "tp with sequences", "uneven", "sdpa"),
-])
-def test_as_a_run(name: str, way: str, size: str, attention: str) -> None:
-    """Bytes are equal, collective by collective; memory within 1 %."""
-    def program(mesh: Any) -> Any:
-        return step(mesh, name, way, size, attention)
+def of_catalogue(mesh: Any, name: str, way: str, size: str) -> tuple[Any, int]:
+    model, inputs = distributed(mesh, WAYS[way], name, size, "sdpa", 0.0)
+    return two_steps(model, list(inputs.values()), lambda: model(**inputs).loss)
 
-    shape = WAYS[way].mesh
-    real = weft.testing.run(program, mesh=shape)
-    dry = weft.dry_run(program, shape, rank=3)
+
+def of_field(mesh: Any, name: str, spec: P) -> tuple[Any, int]:
+    shape = (mesh.axis_sizes[0] if spec[0] else 1, *FIELDS[name].uneven[1:])
+    model, field = FIELDS[name].make(shape)
+    weft.distribute_module(model, mesh)
+    field = weft.distribute_tensor(field, mesh, spec)
+    return two_steps(model, [field], lambda: model(field).square().mean())
+
+
+def of_autoencoder(mesh: Any) -> tuple[Any, int]:
+    build, shape = test_autoencoders.MODELS["kl"]
+    model: Any = build()
+    weft.distribute_module(model, mesh)
+    x = weft.distribute_tensor(torch.randn(1, *shape), mesh, P(None, None, "x", "y"))
+    return two_steps(
+        model, [x], lambda: model.decode(model.encode(x).latent_dist.mode()).sample.square().mean())
+
+
+def of_sequence(mesh: Any) -> tuple[Any, int]:
+    model = test_sequences.llama(3, 3)
+    weft.distribute_module(model, mesh)
+    ids = weft.distribute_tensor(torch.randint(0, 64, (2, 32)), mesh, P(None, "x"))
+    return two_steps(model, [ids], lambda: model(input_ids=ids, labels=ids).loss)
+
+
+def fully_sharded(mesh: Any) -> tuple[Any, int]:
+    """Groups of parameters, checkpoints, and two microbatches for a step."""
+    shape = models.Shape(layers=3, width=64, batch=2, length=32, checkpoints=True)
+    made = models.MODELS["Llama"]
+    model = made.make(shape)
+    weft.distribute_module(model, mesh, shardings={"*": P("dp")})
+    given = weft.distribute_tensor(made.given(shape, 8), mesh, P("dp"))
+
+    def loss() -> Tensor:
+        with weft.nn.accumulate(model):
+            made.loss(model(given), given).backward()
+        return made.loss(model(given), given)
+
+    return two_steps(model, [given], loss)
+
+
+PROGRAMS: dict[str, tuple[Mapping[str, int], Callable[[Any], tuple[Any, int]]]] = {
+    "llama": (WAYS["dp x tp"].mesh, lambda mesh: of_catalogue(mesh, "llama", "dp x tp", "uneven")),
+    "bert": (WAYS["tp with sequences"].mesh,
+             lambda mesh: of_catalogue(mesh, "bert", "tp with sequences", "uneven")),
+    "gpt2": (WAYS["dp"].mesh, lambda mesh: of_catalogue(mesh, "gpt2", "dp", "uneven")),
+    "vit": (WAYS["dp x tp"].mesh, lambda mesh: of_catalogue(mesh, "vit", "dp x tp", "even")),
+    "unet": (MESHES["samples and rows"][0],
+             lambda mesh: of_field(mesh, "unet", P(*MESHES["samples and rows"][1]))),
+    "vit of a field": (MESHES["two dims"][0],
+                       lambda mesh: of_field(mesh, "vit by conv", P(*MESHES["two dims"][1]))),
+    "autoencoder": (MESHES["two dims"][0], of_autoencoder),
+    "long sequence": ({"x": 4}, of_sequence),
+    "fully sharded": ({"dp": 4}, fully_sharded),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_as_a_run(name: str) -> None:
+    """Bytes are equal, collective by collective; memory within 1 %."""
+    axes, program = PROGRAMS[name]
+    real = weft.testing.run(program, mesh=axes)
+    dry = weft.dry_run(program, axes, rank=3)
     expected, peak = real[3]
     assert [facts(event) for event in dry.log.events] == expected
     assert dry.nbytes > 0
+    assert dry.memory.peak == pytest.approx(peak, rel=0.01)
+
+
+def test_experts_get_about_as_many_tokens_as_in_a_run() -> None:
+    """Which, data decide: positions that nobody knows are those of random data."""
+    def program(mesh: Any) -> tuple[Any, int]:
+        return of_catalogue(mesh, "mixtral", "dp", "uneven")
+
+    def of_tokens(events: list[tuple[Any, ...]]) -> tuple[int, int]:
+        received = [event[6] for event in events if event[5] == "all_to_all"]
+        return len(received), sum(received)
+
+    real = weft.testing.run(program, mesh={"dp": 4})
+    dry = weft.dry_run(program, {"dp": 4})
+    (expected, peak), found = real[0], [facts(event) for event in dry.log.events]
+    (due, of_run), (num, nbytes) = of_tokens(expected), of_tokens(found)
+    assert num == due and of_run / 2 < nbytes < of_run * 2
     assert dry.memory.peak == pytest.approx(peak, rel=0.01)

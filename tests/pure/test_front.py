@@ -41,8 +41,11 @@ def run(code: str) -> str:
     "\ntry: runpy.run_module('weft', run_name='__main__')\n"
     "except SystemExit as end: assert end.code == 0",
 ], ids=["weft", "names", "attributes", "no name", "pickle", "weft show", "weft plan"])
-def test_no_torch_where_none_is_needed(code: str) -> None:
-    assert "'torch'" not in run(f"{code}\nprint([each for each in sys.modules if each == 'torch'])")
+def test_layouts_and_their_commands_load_little(code: str) -> None:
+    # Each of the standard library's takes as long as a room of weft, or longer.
+    heavy = {"torch", "numpy", "rich", "matplotlib", "html", "shutil", "pathlib", "asyncio"}
+    came = f"print({heavy} & (set(sys.modules) - before))"
+    assert run(f"before = set(sys.modules)\n{code}\n{came}").endswith("set()")
 
 
 @pytest.mark.parametrize("code", [

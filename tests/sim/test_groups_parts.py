@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -78,3 +79,20 @@ def test_what_a_fused_optimizer_writes_is_gathered_again(mesh: Any) -> None:
             one._version > was for one, was in zip(some.parameters(), before))
     torch.testing.assert_close(
         step(model, ids).full_tensor(), step(plain, IDS))  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("table, gathers", [
+    ({"*": P("seq")}, True), ({"token.weight": P("seq"), "block.1.*": P("seq")}, False)])
+def test_an_axis_of_sequences_is_gathered_over_if_it_shards_all(
+    table: dict[str, P], gathers: bool
+) -> None:
+    def on_rank(mesh: Any) -> None:
+        plain, model = Model(), Model()
+        weft.distribute_module(model, mesh, shardings=table)
+        with weft.explain() as log:
+            step(model, weft.distribute_tensor(IDS, mesh, P(None, "seq")))
+        assert gathers == any(one.op.startswith("parameters") for one in log.events)
+        step(plain, IDS)
+        same_gradients(model, plain)
+
+    weft.testing.run(on_rank, mesh={"seq": 3})

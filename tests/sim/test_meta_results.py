@@ -95,6 +95,47 @@ def test_layer_norms_are_told_as_they_are() -> None:
             assert known_result(overload, args, {}) is None
 
 
+_FLOATS = ("add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor", "neg.default", "cos.default",
+           "exp.default", "gelu.default", "relu.default", "rsqrt.default", "sigmoid.default",
+           "silu.default", "sin.default", "sqrt.default", "square.default", "tanh.default")
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", _FLOATS)
+def test_elementwise_results_are_told_as_they_are(name: str) -> None:
+    base, overload = name.split(".")
+    function = getattr(getattr(aten, base), overload)
+    for dtype in (torch.float32, torch.bfloat16, torch.float64):
+        x = torch.ones(2, 3, 4, dtype=dtype)
+        others = [(x,), (x[0],), (x[:1, :, :1].clone(),), (x[0, 0, 0].clone(),), (2,), (0.5,),
+                  (x.clone().permute(0, 1, 2),), (torch.ones(4, 3, dtype=dtype).mT,)]
+        trials = [(one, more) for one in (x, torch.ones(4, 2, 3, dtype=dtype).permute(1, 2, 0))
+                  for more in (others if overload == "Tensor" else [()])]
+        for x, more in trials:
+            given = [one.to("meta") if isinstance(one, torch.Tensor) else one for one in (x, *more)]
+            told, found = known_result(function, given, {}), function(x, *more)
+            assert told is not None and told.is_meta
+            assert (told.shape, told.dtype, told.stride()) == (
+                found.shape, found.dtype, found.stride())
+    x, whole = _meta(2, 3, 4), _meta(2, 3, 4, dtype=torch.int64)
+    for args in ((whole,), (x[..., ::2],), (x[:0],), (x, x.double()), (x, x.mT), (x, whole),
+                 (x, 1j), (x[:1], x), (x[0], x), (_meta(1, 4), _meta(3, 1)), (2.0, x),
+                 (x[:1].mT,), (x[:1], x[:1].mT.contiguous().mT)):
+        assert known_result(function, args, {}) is None, args
+    assert known_result(function, (x, x), {"alpha": 2}) is None
+
+
+@torch.no_grad()
+def test_rms_norms_are_told_as_they_are() -> None:
+    x, w = _meta(2, 3, 4), _meta(4)
+    for args in ((x, [4]), (x, [4], w), (x, [4], w, 1e-6), (x, [3, 4], None, 1e-6)):
+        told, found = known_result(aten.rms_norm.default, args, {}), aten.rms_norm.default(*args)
+        assert told is not None
+        assert (told.shape, told.dtype, told.stride()) == (found.shape, found.dtype, found.stride())
+    for args in ((x, [3]), (x, [4], w.double()), (x.mT, [3])):
+        assert known_result(aten.rms_norm.default, args, {}) is None
+
+
 def _filled(form: torch.Tensor) -> torch.Tensor:
     return torch.ones_like(form, device="cpu")
 

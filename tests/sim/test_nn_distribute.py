@@ -332,8 +332,8 @@ def test_arguments_of_other_kinds() -> None:
         "ShardTypeError: distribute_module(shardings=): [P('dp')] is of type list.",
         "ShardTypeError: distribute_module(activations=): {0: P('dp')} is of type dict.",
         "ShardTypeError: distribute_module(activations=): 'dp' is of type str.",
-        "ModuleError: distribute_module(activations=): ColwiseParallel('tp') cuts parameters, and "
-        "pins no activations.",
+        "ModuleError: distribute_module(activations=): ColwiseParallel('tp') shards parameters, "
+        "not activations.",
         "MeshError: activations['']: 1 of 1 names fit none of the 2 axes of Mesh(dp=2, tp=2).",
     ]
 
@@ -395,7 +395,7 @@ def test_a_lazy_module_is_refused_until_it_has_shapes() -> None:
 
     assert on_ranks(on_rank)[0] == """\
 distribute_module(module): 2 of 4 parameters and buffers have no shape yet.
-  Rule: a layout is laid over a known shape.
+  Rule: a layout needs a known shape.
   Offenders: 0.weight, 0.bias
   Fix: module(batch)  # one forward on plain tensors, before it is distributed"""
 

@@ -272,7 +272,7 @@ def test_modules_that_cannot_be_materialized() -> None:
     assert first.startswith("materialize(module): 4 of 4 tensors on the meta device are plain")
     assert second == """\
 materialize(module): 2 of 4 tensors belong to modules without reset_parameters: Norm.
-  Rule: a module says itself how its tensors begin, or `init` does.
+  Rule: a module has reset_parameters, or `init` gives its tensors values.
   Offenders: 0.weight, 0.scale
   Fix: def init(module):
            if isinstance(module, ...): nn.init.normal_(module.weight)

@@ -187,9 +187,104 @@ def test_styles_where_they_do_not_fit() -> None:
 
     assert on_ranks(on_rank)[0] == """\
 shardings: RowwiseParallel('tp'): '1' is a GRU, with parameters of its own.
-  Rule: it knows what to shard of Linear, Conv1d, Conv2d, Conv3d, Embedding, EmbeddingBag.
+  Rule: the style shards Linear, Conv1d, Conv2d, Conv3d, Embedding, EmbeddingBag.
   Offenders: 1
   Fix: shardings={"1.weight": P(...)}"""
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_weights_stay_where_the_input_is_larger_than_they_are(checkpointed: bool) -> None:
+    """Between blocks the sequence is sharded as the weights are: each norm's result is gathered
+    once, for both layers that read it, and its gradient is reduce-scattered once."""
+
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.gate, self.up = nn.LayerNorm(4), nn.Linear(4, 5), nn.Linear(4, 5)
+            self.down = nn.Linear(5, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.norm(x)
+            return x + self.down(F.silu(self.gate(h)) * self.up(h))
+
+    torch.manual_seed(0)
+    dense = Gated()
+    x = torch.randn(3, 7, 4)
+    whole = x.clone().requires_grad_()
+    dense(whole).square().sum().backward()
+
+    def on_rank(mesh: Any) -> Any:
+        module = weft.distribute_module(copy.deepcopy(dense), mesh, shardings={
+            "norm": SequenceParallel("tp"), "gate": ColwiseParallel("tp"),
+            "up": ColwiseParallel("tp"),
+            "down": RowwiseParallel("tp", output_layouts=Shard(1)),
+        })
+        given = weft.distribute_tensor(x, mesh, P(None, ("dp", "tp"))).requires_grad_()
+        with weft.explain() as log:
+            out = checkpoint(module, given, use_reentrant=False) if checkpointed else module(given)
+            out.square().sum().backward()
+        moved = [(one.collective, one.direction) for one in log.events
+                 if one.collective in ("AllGather", "ReduceScatter", "Exchange")]
+        grads: dict[str, Any] = {name: one.grad for name, one in module.named_parameters()}
+        return str(out.sharding), moved, {
+            name: held(one) for name, one in (("x", given.grad), *grads.items())}
+
+    ranks = on_ranks(on_rank)
+    layout, moved, _ = ranks[0]
+    assert layout == "[3, 7@(dp,tp), 4]"
+    forward = [("AllGather", "forward"), ("ReduceScatter", "forward")]
+    back = [("AllGather", "backward"), ("ReduceScatter", "backward")]
+    assert moved == forward * (1 + checkpointed) + back
+    for name, each in (("x", whole), *dense.named_parameters()):
+        assert each.grad is not None
+        check(each.grad, [grads[name] for *_, grads in ranks], name)
+
+
+def test_the_input_of_a_layer_comes_to_its_weight() -> None:
+    torch.manual_seed(0)
+    cases = [
+        (nn.Linear(4, 3), ColwiseParallel("tp"), (2, 5, 4), P(None, "tp"), "[2, 5, 3@tp]"),
+        (nn.Linear(4, 3), ColwiseParallel("tp"), (2, 5, 4), P(None, None, "tp"), "[2, 5, 3@tp]"),
+        (nn.Linear(4, 3), RowwiseParallel("tp"), (2, 5, 4), P("dp", "tp"),
+         "[2@dp, 5, 3] partial(sum@tp)"),
+        (nn.Linear(4, 3), RowwiseParallel("tp"), (2, 5, 4), P(("dp", "tp")),
+         "[2@(dp,tp), 5, 3]"),  # the batch is sharded as the weight is, which is gathered
+        (nn.Conv1d(4, 3, 3), ColwiseParallel("tp"), (2, 4, 9), P(None, None, "tp"),
+         "[2, 3@tp, 7]"),
+        (nn.Conv1d(4, 3, 3), RowwiseParallel("tp"), (2, 4, 9), P("dp", None, "tp"),
+         "[2@dp, 3, 7] partial(sum@tp)"),
+        (nn.Conv1d(4, 3, 3), RowwiseParallel("tp"), (4, 9), P(None, "tp"),
+         "[3, 7] partial(sum@tp)"),
+    ]
+    inputs = [torch.randn(shape, requires_grad=True) for _, _, shape, _, _ in cases]
+    wanted = []
+    for x, (dense, *_) in zip(inputs, cases):
+        out = dense(x)
+        out.square().sum().backward()
+        wanted.append(out.detach())
+
+    def on_rank(mesh: Any) -> Any:
+        found = []
+        for x, (dense, style, _, spec, _) in zip(inputs, cases):
+            layer = copy.deepcopy(dense)
+            layer.zero_grad()
+            module = weft.distribute_module(layer, mesh, shardings={"": style})
+            given = weft.distribute_tensor(x.detach(), mesh, spec).requires_grad_()
+            out = module(given)
+            layout = str(out.sharding)
+            out.square().sum().backward()
+            with torch.no_grad():
+                again = held(module(given))
+            found.append((layout, held(out.detach()), again, held(given.grad),
+                          held(module.weight.grad)))
+        return found
+
+    ranks = on_ranks(on_rank)
+    for at, (x, want, (dense, style, *_, layout)) in enumerate(zip(inputs, wanted, cases)):
+        assert ranks[0][at][0] == layout, style
+        for due, place in (want, 1), (want, 2), (x.grad, 3), (dense.weight.grad, 4):
+            assert due is not None
+            check(due, [found[at][place] for found in ranks], f"{dense} {style} {place}")
 
 
 def test_sequence_parallel_leaves_what_else_cuts_its_input() -> None:
@@ -315,7 +410,7 @@ distribute_module(activations=): 1 of 1 patterns match none of the 1 names of mo
         "  in distribute_module, for the output of ''", """\
 distribute_module(activations=): PrepareModuleOutput(P('dp')) for the output of '', which is dict \
 of 0: nothing.
-  Rule: a pin lays out tensors that are there.
+  Rule: each spec is for a tensor that is there.
   Offenders: output of ''
   Fix: PrepareModuleOutput(P(...), None) for a tuple, by name for a map: \
 PrepareModuleOutput(logits=P(...))"""]

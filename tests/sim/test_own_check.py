@@ -166,8 +166,8 @@ def test_the_message() -> None:
     with rule(norms, "a b -> a"), pytest.raises(LayoutError) as info:
         check_rule(norms, torch.tensor([[3.0, 4.0], [6.0, 8.0]]))
     assert str(info.value).splitlines() == [
-        "check_rule(test_the_message.<locals>.norms): by the rule 'a b -> a' it gives something "
-        "else than the plain call in 1 of its ways.",
+        "check_rule(test_the_message.<locals>.norms): by the rule 'a b -> a' the op gives another "
+        "result than the plain call in 1 of its ways.",
         "  Rule: where a rule lets a mesh axis shard a factor or pass partial values, local "
         "results are the parts of the whole one.",
         "  Offenders: sharding b: result 0 differs by up to 4 on rank 0 ([2, 2@x] for x=2)",

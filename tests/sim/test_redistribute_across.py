@@ -248,7 +248,8 @@ def test_from_local_outside_has_to_be_told_the_shape() -> None:
         with pytest.raises(LayoutError) as caught:
             ShardTensor.from_local(torch.ones(2, 5), here, P("a"))
         assert str(caught.value).splitlines()[1:] == [
-            "  Rule: a rank outside the mesh knows the layout all the same, and asks nobody.",
+            "  Rule: a rank outside the mesh exchanges nothing, so it has to give the global "
+            "shape.",
             "  Offenders: shape=None",
             "  Fix: from_local(x, mesh, [Shard(0)], shape=(8, 4)), or a Layout",
         ]

@@ -165,8 +165,8 @@ def test_a_source_that_is_written_to_is_refused(pair: str) -> None:
 
     said = on_four(on_rank)
     assert said[0][1:] == [
-        "  Rule: what is on its way is read from where it lies: the source stays as it is until "
-        "the first use of the result.",
+        "  Rule: the source is still being sent: it must not change until the first use of the "
+        "result.",
         f"  Offenders: {said[0][2].removeprefix('  Offenders: ')}",
         "  Fix: x.clone().redistribute(..., async_op=True), or use the result first",
     ]

@@ -151,8 +151,8 @@ def test_what_cannot_move() -> None:
     assert first == other
     assert first[0] == (
         "reshard(state, to): 3 of 3 tensors cannot move.\n"
-        "  Rule: each ShardTensor of the state has one in `to`, of the same shape; both hold "
-        "values and not terms of them.\n"
+        "  Rule: each ShardTensor of the state has one in `to`, of the same shape; neither "
+        "is partial.\n"
         "  Offenders: a: [4@x], and [5] in `to`, b: [4] partial(sum@x) is partial, "
         "c: it is not in `to`\n"
         "  Fix: x.redistribute(placements=P()) for partial values; the state dict of the same "

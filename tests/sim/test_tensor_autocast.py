@@ -300,8 +300,8 @@ def test_partial_gradients_are_not_unscaled() -> None:
 
     assert weft.testing.run(on_rank, mesh={"x": 2}) == [
         "GradScaler.unscale_: 1 of 1 gradients are partial.\n"
-        "  Rule: gradients whose terms are still to be reduced have no values to check, and the "
-        "scale is plain.\n"
+        "  Rule: a partial gradient has no value to check before it is reduced, and the scale is "
+        "plain.\n"
         "  Offenders: [5, 6] partial(sum@x)\n"
         "  Fix: x.grad = x.grad.redistribute(placements=[Replicate()])"
     ] * 2

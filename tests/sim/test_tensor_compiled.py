@@ -94,3 +94,39 @@ def test_plain_tensors_are_compiled_still_and_one_warning_says_what_is_not(
     assert [one.splitlines()[0] for one in told] == [
         "torch.compile: a compiled function uses a ShardTensor."
     ]
+
+
+@pytest.mark.parametrize("held", ["argument", "parameter"])
+def test_a_whole_graph_is_refused_with_a_ShardTensor(held: str) -> None:
+    torch._dynamo.reset()
+    told = """torch.compile(fullgraph=True): the compiled function uses a ShardTensor.
+  Rule: ops on ShardTensors run eagerly, so the graph ends at each of them.
+  Offenders: Linear
+  Fix: torch.compile without fullgraph, or of what runs on local tensors
+       for flex_attention: F.scaled_dot_product_attention(attn_mask=...)"""
+
+    def on_rank(mesh: Any) -> None:
+        net, x = nn.Linear(6, 2, dtype=torch.float64), X
+        if held == "parameter":
+            weft.distribute_module(net, mesh, shardings={"weight": P("x")})
+        else:
+            x = weft.distribute_tensor(X, mesh, P("x"))
+        whole = torch.compile(net, backend="eager", fullgraph=True)
+        for _ in range(2):
+            with pytest.raises(weft.UnsupportedOpError) as caught:
+                whole(x)
+            assert str(caught.value) == told
+
+    weft.testing.run(on_rank, mesh={"x": 2})
+
+
+def test_a_whole_graph_of_plain_tensors_is_torchs() -> None:
+    torch._dynamo.reset()
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def doubled(x: Tensor) -> Tensor:
+        return x * 2
+
+    assert torch.equal(doubled(X), X * 2)
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        torch.compile(lambda x: print(x), backend="eager", fullgraph=True)(X)

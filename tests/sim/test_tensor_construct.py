@@ -251,7 +251,7 @@ BAD: dict[str, tuple[Any, type[Exception], list[str]]] = {
     "to nothing": (
         lambda x: x.redistribute(), PlacementError,
         ["redistribute(): neither a mesh nor placements are given for [5@dp, 6].",
-         "  Rule: redistribute is told where to.", "  Offenders: placements=None",
+         "  Rule: redistribute needs a mesh or placements.", "  Offenders: placements=None",
          "  Fix: x.redistribute(placements=[Replicate()])"],
     ),
     "distributed already": (

@@ -411,7 +411,7 @@ def test_transforms_that_close_over_a_sharded_tensor_are_refused(transform: str)
         )(X)
 
     assert refused(both).splitlines()[1:3] == [
-        "  Rule: vmap, grad, jvp and their kin do not reach local tensors.",
+        "  Rule: vmap, grad, jvp and the like do not reach local tensors.",
         "  Offenders: a function that closes over a ShardTensor",
     ]
     assert refused(alone).splitlines()[:2] == [

@@ -339,8 +339,8 @@ def test_a_graph_of_before_and_hooks() -> None:
     assert first == other and first.splitlines() == [
         "backward: x, which has hooks, was [5@x, 6] when this graph was made, and `x.data = ` has "
         "made it [5, 6@x].",
-        "  Rule: a hook sees the gradients of all uses at once; those of graphs of before and of "
-        "now come apart.",
+        "  Rule: a hook sees the gradients of all uses at once, but the two graphs give theirs one "
+        "after the other.",
         "  Offenders: [5, 6@x]",
         "  Fix: run the forward again, or set x.data after the backward",
     ]

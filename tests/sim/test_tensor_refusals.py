@@ -196,6 +196,7 @@ def test_texts() -> None:
         "  Offenders: ShardTensor",
         "  Fix: use the tensor method (x.clone(), x.detach(), x.to(dtype)), or x.full_tensor() and "
         "plain torch",
+        "       for torch.func: torch.autograd.grad, and a batch dim in place of vmap",
     ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from pathlib import Path
+import os
 from typing import Any, assert_never
 
 from weft.cli.terminal import RefusedError
@@ -17,7 +17,9 @@ _POINTS = 72 / _DPI
 """Points of one pixel of a scene."""
 
 
-def new_figure(width: float, height: float, path: Path, **options: Any) -> Any:
+def new_figure(
+    width: float, height: float, path: str | os.PathLike[str], **options: Any
+) -> Any:
     """An empty matplotlib figure of that many inches, to be written to `path`.
 
     Raises:
@@ -27,11 +29,12 @@ def new_figure(width: float, height: float, path: Path, **options: Any) -> Any:
         figures = importlib.import_module("matplotlib.figure")
         backend = importlib.import_module("matplotlib.backends.backend_agg")
     except ImportError as error:
+        stem, suffix = os.path.splitext(path)
         raise RefusedError(
-            message(f"--out {path}", f"{path.suffix} files are drawn by matplotlib, which cannot "
+            message(f"--out {path}", f"{suffix} files are drawn by matplotlib, which cannot "
                     f"be imported ({error})", "weft itself needs no matplotlib; the commands that "
                     "draw pixels do", [str(path)],
-                    f"pip install matplotlib; or --out {path.with_suffix('.svg')}, which weft "
+                    f"pip install matplotlib; or --out {stem}.svg, which weft "
                     "writes by itself where a command offers it")
         ) from error
     figure = figures.Figure(figsize=(width, height), **options)
@@ -39,7 +42,7 @@ def new_figure(width: float, height: float, path: Path, **options: Any) -> Any:
     return figure
 
 
-def write_png(scene: Scene, path: Path, scale: float = 2.0) -> None:
+def write_png(scene: Scene, path: str, scale: float = 2.0) -> None:
     """Write a scene as PNG, with `scale` dots per pixel of the scene.
 
     Raises:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
-from pathlib import Path
 from typing import Any
 
 import click
@@ -15,8 +15,9 @@ from weft.errors import message
 
 __all__ = ["Later", "OutsideCommand"]
 
-_INSTALLED = Path(__file__).parents[1] / "tools"
-_REPOSITORY = Path(__file__).parents[3]
+_WEFT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_INSTALLED = os.path.join(_WEFT, "tools")
+_REPOSITORY = os.path.dirname(os.path.dirname(_WEFT))
 
 
 class Later(click.Command):
@@ -55,24 +56,24 @@ class OutsideCommand(Later):
     def __init__(self, folder: str, name: str, short_help: str,
                  needs: tuple[str, ...] = ()) -> None:
         super().__init__(name, f"{name}.command", short_help, needs)
-        self.places = [_INSTALLED, _REPOSITORY / folder]
+        self.places = [_INSTALLED, os.path.normpath(os.path.join(_REPOSITORY, folder))]
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None,
                      **extra: Any) -> click.Context:
         place = self._place()
-        if str(place) not in sys.path:
-            sys.path.insert(0, str(place))
+        if place not in sys.path:
+            sys.path.insert(0, place)
         return super().make_context(info_name, args, parent, **extra)
 
-    def _place(self) -> Path:
+    def _place(self) -> str:
         for place in self.places:
-            if (place / str(self.name) / "command.py").is_file():
+            if os.path.isfile(os.path.join(place, str(self.name), "command.py")):
                 return place
         raise RefusedError(
             message(f"weft {self.name}", f"its program is in none of {len(self.places)} folders",
                     "the demo and the benchmarks are no part of the library: they lie in its "
                     "repository, and pip installs them from there",
-                    [place / str(self.name) for place in self.places],
+                    [os.path.join(place, str(self.name)) for place in self.places],
                     "pip install .  # in weft's repository")
         )
 

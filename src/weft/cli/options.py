@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import click
 
@@ -25,7 +25,7 @@ _MESH: tuple[_Options, ...] = (
                  help="The ranks of the mesh, row by row: 8-15. All from 0 by default."),
     click.option("--shape", metavar="LENGTHS", help="The global shape: 1024,4096."),
     click.option("--dtype", help="float32, bf16, ..."),
-    click.option("--out", type=click.Path(path_type=Path, dir_okay=False),
+    click.option("--out", type=click.Path(dir_okay=False),
                  help="Write the drawing as well: .svg, .txt, or .png (by matplotlib)."),
 )
 
@@ -61,19 +61,19 @@ def dtype_of(text: str | None, *layouts: Layout) -> str | None:
     return name
 
 
-def check_out(out: Path | None) -> None:
-    if out is not None and out.suffix not in (".svg", ".png", ".txt"):
+def check_out(out: str | None) -> None:
+    stem, suffix = os.path.splitext(out or "")
+    if out is not None and suffix not in (".svg", ".png", ".txt"):
         raise RefusedError(
-            message(f"--out {out}", f"{out.name!r} ends in {out.suffix!r}",
-                    "a drawing is written as .svg, .png or .txt", [str(out)],
-                    f"--out {out.with_suffix('.svg')}")
+            message(f"--out {out}", f"{os.path.basename(out)!r} ends in {suffix!r}",
+                    "a drawing is written as .svg, .png or .txt", [out], f"--out {stem}.svg")
         )
 
 
-def write_out(drawing: Drawing, out: Path | None) -> None:
+def write_out(drawing: Drawing, out: str | None) -> None:
     if out is None:
         return
-    if out.suffix == ".png":
+    if out.endswith(".png"):
         write_png(drawing.scene, out)
     else:
         drawing.write(out)

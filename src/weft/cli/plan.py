@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import click
 
@@ -29,7 +28,7 @@ __all__ = ["plan"]
 @click.option("--draw/--no-draw", "drawn", default=True, help="Draw both layouts.")
 @explained
 def plan(
-    mesh: str, ranks: str | None, shape: str | None, dtype: str | None, out: Path | None,
+    mesh: str, ranks: str | None, shape: str | None, dtype: str | None, out: str | None,
     src: str, dst: str, from_sizes: Sequence[str], to_sizes: Sequence[str],
     to_mesh: str | None, to_ranks: str | None, rank: int | None, drawn: bool,
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import click
 
@@ -24,7 +23,7 @@ __all__ = ["show"]
 @explained
 def show(
     layout: str | None, mesh: str, ranks: str | None, shape: str | None, dtype: str | None,
-    out: Path | None, spec: str | None, sizes: Sequence[str],
+    out: str | None, spec: str | None, sizes: Sequence[str],
 ) -> None:
     """Draw a layout: its blocks, and the ranks that hold them.
 

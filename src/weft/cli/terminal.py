@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import importlib
 import os
-import shutil
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -43,8 +42,15 @@ def explained(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def width() -> int:
-    """Characters per line of the terminal; 80 if there is none."""
-    return min(shutil.get_terminal_size((80, 24)).columns, _MAX_WIDTH)
+    """Characters per line: COLUMNS, else the terminal's own; 80 if there is neither.
+
+    `shutil` says the same, but loads every kind of archive.
+    """
+    try:
+        columns = int(os.environ.get("COLUMNS") or os.get_terminal_size().columns)
+    except (OSError, ValueError):
+        columns = 0
+    return min(columns, _MAX_WIDTH) if columns > 0 else 80
 
 
 def print_drawing(drawing: Drawing) -> None:

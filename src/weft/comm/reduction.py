@@ -63,7 +63,8 @@ def check_kind(kind: str, dtype: torch.dtype) -> None:
         return
     raise PlacementError(
         message(
-            "reduction", f"{kind!r} of {str(dtype).removeprefix('torch.')} terms {fault}", rule,
+            "reduction",
+            f"{kind!r} of partial values of {str(dtype).removeprefix('torch.')} {fault}", rule,
             [repr(kind)], 'Partial("sum"), or another dtype',
         )
     )

@@ -103,10 +103,12 @@ class SimulatedCommunicator(Communicator):
 
     def _meet(self, op: str, facts: tuple[Hashable, ...], deposit: Any, finish: Finish) -> Any:
         what = CollectiveCall(op, self.axes, self.ranks, facts, point())
-        world = self.world
-        if _num_modes():  # one rank computes for all: its own TorchDispatchModes must not see it
+        world, is_watched = self.world, _num_modes() > 0
+        if is_watched:  # one rank computes for all: its own TorchDispatchModes must not see it
             finish = _unwatched(finish)
-        return world.baton.meet(world.runner, self.ranks, self.index, what, deposit, finish)
+        found = world.baton.meet(world.runner, self.ranks, self.index, what, deposit, finish)
+        # A meter of this rank's memory sees what the rank gets from here on, as on a process group.
+        return found.detach() if is_watched and isinstance(found, Tensor) else found
 
     def _all_reduce(self, x: Tensor, kind: str) -> Tensor:
         def finish(terms: list[Tensor]) -> list[Tensor]:

@@ -112,7 +112,7 @@ def tile_assignment(mesh: Mesh, dims: Sequence[Sequence[int]]) -> TileAssignment
 
 _COUNTS = r"[1-9]\d*(?:,[1-9]\d*)*"
 _NUMBERS = r"\d+(?:,\d+)*"
-_TEXT = re.compile(
+_TEXT = (  # compiled at its first use
     rf"\{{\s*devices=\[(?P<tiles>{_COUNTS})\]"
     rf"(?:<=\[(?P<reshape>{_COUNTS})\](?:T\((?P<order>{_NUMBERS})\))?|(?P<devices>{_NUMBERS}))"
     r"(?P<last>\s+last_tile_dim_replicate)?\s*\}"
@@ -224,7 +224,7 @@ def _matched(text: str, call: str) -> re.Match[str] | None:
         )
     if re.fullmatch(r"\{\s*replicated\s*\}", text.strip()):
         return None
-    match = _TEXT.fullmatch(text.strip())
+    match = re.fullmatch(_TEXT, text.strip())
     if match is None:
         raise PlacementError(
             message(call, f"{text!r} is neither {{replicated}} nor {{devices=[tiles]...}}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
+from weft.core.display import escaped
 from weft.drawing.scene import Label, Mark, Rect, Scene, Stroke
 
 __all__ = ["svg"]
@@ -18,7 +19,7 @@ def svg(scene: Scene) -> str:
     return "\n".join([
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
         f'viewBox="0 0 {width} {height}" font-family="{_SANS}" role="img">',
-        f"<title>{_escape(scene.name)}</title>",
+        f"<title>{escaped(scene.name)}</title>",
         f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
         *map(_element, scene.marks),
         "</svg>", "",
@@ -47,10 +48,6 @@ def _element(mark: Mark) -> str:
             else:
                 place = f'x="{x:.1f}" y="{y + down:.1f}"'
             return (f'<text {place} font-size="{mark.size:g}" fill="{mark.colour}"{style}>'
-                    f"{_escape(mark.text)}</text>")
+                    f"{escaped(mark.text)}</text>")
         case _:
             assert_never(mark)
-
-
-def _escape(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -40,12 +40,12 @@ def dry_run(
 ) -> DryRun:
     """Run `fn(mesh)` as one rank of a mesh of any size, without data, memory or other ranks.
 
-    The program is the one that runs for real. Everything that it makes inside is a meta tensor, on
-    whatever device it asks for it. Collectives are recorded. The result says what this rank would
+    The program is the one that runs for real. Every tensor that it makes is a meta tensor, whatever
+    device it names. Collectives are recorded. The result says what this rank would
     hold, receive and compute.
 
     Args:
-        fn: the program. Meshes with the same axes that it makes itself have the sizes of `mesh`.
+        fn: the program. If it makes meshes with the same axes itself, they get the sizes of `mesh`.
         mesh: map axis -> size, only sizes, or a mesh value.
         links: the networks by which seconds are estimated: `weft.Links`, a name such as "h100", or
             None for those that are set.
@@ -53,7 +53,7 @@ def dry_run(
             the end of the one before. A program with fewer steps counts as a whole, and so does
             any with None.
         rank: which rank it is. With even or default sizes none holds more than rank 0.
-        reads: what the program gets where it reads a value that only data tell, such as a loss.
+        reads: what the program gets where it reads a value that depends on data, such as a loss.
 
     Returns:
         What a step costs: memory, collectives, bytes, operations, seconds.

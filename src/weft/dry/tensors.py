@@ -6,7 +6,8 @@ A dispatch mode sees each operation of this rank on local and plain tensors, in 
   is);
 - counts memory (`Meter`) and floating-point operations (torch's formulas);
 - keeps the values of small tensors that follow from constants: positions, masks of ones. If the
-  program reads a value, this is what it gets. A value that nobody can know is `reads`;
+  program reads a value, this is what it gets. A value that nobody can know is `reads`, and a
+  position that it decides (of the largest, of all in order) is that of a random one;
 - gives attention the fused kernel of the CPU, where torch's own choice for meta tensors would make
   all scores at once.
 """
@@ -26,6 +27,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from weft.tensor.trace.meta_results import known_result
 from weft.tensor.trace.trees import flatten, map_tensors
 from weft.testing.memory import Meter
 
@@ -46,6 +48,13 @@ _EMPTY = (
     _aten.empty.memory_format, _aten.empty_strided.default, _aten.empty_like.default,
     _aten.new_empty.default, _aten.new_empty_strided.default,
 )
+_CHOOSES = (
+    _aten.topk.default, _aten.argmax.default, _aten.argmin.default, _aten.max.dim, _aten.min.dim,
+    _aten.sort.default, _aten.sort.stable, _aten.argsort.default, _aten.argsort.stable,
+    _aten.multinomial.default,
+)
+"""Ops whose results are positions that the values of their first operand decide."""
+
 _ATTENTION = _aten._scaled_dot_product_flash_attention_for_cpu
 _FLOPS: dict[Any, Any] = dict(flop_registry)
 _FLOPS[_ATTENTION] = flop_registry[_aten._scaled_dot_product_flash_attention]
@@ -81,6 +90,7 @@ class DryTensors(TorchDispatchMode):
         super().__init__()
         self.reads, self.flops = reads, 0
         self.meter = Meter(_is_meta)
+        self._random = torch.Generator().manual_seed(0)
         self._lost: dict[int, Any] = {}
         """Storages of values that something unknown was written to, kept by their address."""
 
@@ -109,7 +119,7 @@ class DryTensors(TorchDispatchMode):
             else:
                 try:
                     out = func(*args, **kwargs)
-                except NotImplementedError:
+                except RuntimeError:  # also where torch has no kernel
                     out = self._by_data(func, args, kwargs)
             self._follow(func, args, kwargs, given, out)
         count = _FLOPS.get(func.overloadpacket)
@@ -136,6 +146,9 @@ class DryTensors(TorchDispatchMode):
             setattr(made, _VALUE, tensor)
         return made
 
+    def _known_if(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if _is_meta(tensor) else self._known(tensor)
+
     def _brought(self, tensor: torch.Tensor) -> torch.Tensor:
         """Beside meta tensors, others of more than a number are meta tensors, too."""
         if type(tensor) is torch.Tensor and not _is_meta(tensor) and tensor.dim():
@@ -157,12 +170,19 @@ class DryTensors(TorchDispatchMode):
         return torch.full(tensor.shape, self.reads, dtype=tensor.dtype, device="cpu")
 
     def _by_data(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """What an op makes that depends on data: by the values, or as if none were zero."""
+        """What an op makes that depends on data: by the values, or as if none were zero, and all
+        were different and equally frequent."""
         if func is _COPIES:  # to the CPU: weft, or the program, is about to read it
             return self.read_all(args[0]).to(kwargs.get("dtype") or args[0].dtype)
         if all(self._value(one) is not None for one in flatten((args, kwargs))):
             found = func(*map_tensors(self._value, args), **map_tensors(self._value, kwargs))
             return map_tensors(self._known, found)
+        with torch.no_grad():
+            known = known_result(func, args, kwargs)  # torch's meta kernel refuses what others take
+        if known is not None:
+            return known
+        if func in _GUESSES:
+            return map_tensors(self._known_if, _GUESSES[func](*args, **kwargs))
         before = _config.meta_nonzero_assume_all_nonzero
         _config.meta_nonzero_assume_all_nonzero = True
         try:
@@ -185,6 +205,8 @@ class DryTensors(TorchDispatchMode):
         ):
             if written:
                 self._lose([value for one, value in zip(given, values) if value is not None])
+            elif func in _CHOOSES:
+                self._choose(func, args, kwargs, results)
             return
         if kwargs.get("device") is not None:
             kwargs = {**kwargs, "device": torch.device("cpu")}
@@ -197,11 +219,42 @@ class DryTensors(TorchDispatchMode):
             if _is_meta(one):
                 setattr(one, _VALUE, value)
 
+    def _choose(self, func: Any, args: Any, kwargs: Any, results: list[torch.Tensor]) -> None:
+        """The positions that data decide are those of random data."""
+        given, *more = args
+        if max([given.numel(), *[one.numel() for one in results]]) > _KNOWN_NUMEL:
+            return
+        made = torch.rand(given.shape, generator=self._random, device="cpu")
+        for one, value in zip(results, flatten(func(made, *more, **kwargs))):
+            if one.dtype is torch.int64:
+                setattr(one, _VALUE, value)
+
     def _lose(self, values: list[torch.Tensor]) -> None:
         """Something unknown was written: to which of them is not asked."""
         for value in values:
             storage = value.untyped_storage()
             self._lost[storage._cdata] = storage
+
+
+def _all_different(
+    x: torch.Tensor, is_sorted: bool = True, inverse: bool = False, counts: bool = False
+) -> tuple[torch.Tensor, ...]:
+    """`_unique2` of such elements."""
+    count = x.numel()
+    like = torch.empty((count if counts else 0,), dtype=torch.int64, device=_META)
+    places = torch.empty(x.shape if inverse else (0,), dtype=torch.int64, device=_META)
+    return x.new_empty(count), places, like
+
+
+def _spread_evenly(x: torch.Tensor, weights: Any = None, minlength: int = 0) -> torch.Tensor:
+    """`bincount` of numbers that are equally frequent."""
+    ends = torch.arange(minlength + 1, device="cpu") * x.numel() // max(minlength, 1)
+    return ends.diff() if weights is None else ends.diff().double()
+
+
+_GUESSES: dict[Any, Any] = {
+    _aten._unique2.default: _all_different, _aten.bincount.default: _spread_evenly,
+}
 
 
 def _is_meta(tensor: torch.Tensor) -> bool:

@@ -80,7 +80,7 @@ def boxes_of(
     layout, mesh = tensor.sharding, tensor.device_mesh
     if layout.is_partial:
         raise UnsupportedOpError(
-            message(call, f"a tensor is {layout}, of which each rank holds a term",
+            message(call, f"a tensor is {layout}, of which each rank holds a partial value",
                     "a checkpoint holds values", [str(layout)],
                     "x.redistribute(placements=P()), or another spec without partial axes")
         )

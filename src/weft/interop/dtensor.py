@@ -250,8 +250,8 @@ def _check_gradient(call: str, layout: Layout, fix: str) -> None:
     if wrong:
         raise PlacementError(
             message(call, f"the tensor is {layout} and requires a gradient",
-                    "partial sums and means have the gradient of the value; terms of another "
-                    "kind have gradients of their own, which the two libraries keep differently",
+                    "partial sums and means have the gradient of the value; partial values of "
+                    "other kinds have gradients of their own, in which the two libraries differ",
                     wrong, fix)
         )
 
@@ -286,7 +286,7 @@ def _check_says(layout: Layout) -> None:
         placements = _nearest(layout).placements
         raise PlacementError(
             message("to_dtensor(tensor)", f"the tensor is {layout}, of which DTensor's placements "
-                    f"cannot say {len(wrong)} parts",
+                    f"cannot express {len(wrong)} parts",
                     "DTensor cuts as torch.chunk, in the order of mesh axes (in another one where "
                     f"shards are even), and has one kind of {', '.join(_KINDS)}", wrong,
                     f"weft.to_dtensor(x.redistribute(placements={list(placements)}))")

@@ -91,12 +91,13 @@ class ByTorchsNames:
             raise ShardTypeError(
                 message(call, f"{len(bare)} ShardTensors have no placements",
                         "None is for leaves that are no ShardTensors", bare,
-                        "in_placements=None takes all of them as they lie")
+                        "in_placements=None takes all of them in their layouts")
             )
         if moved:
             raise LayoutError(
-                message(call, f"{len(moved)} of {len(given)} leaves lie otherwise",
-                        "without redistribute_inputs arguments lie as in_placements say", moved,
+                message(call, f"{len(moved)} of {len(given)} leaves have other placements",
+                        "without redistribute_inputs, arguments already have their in_placements",
+                        moved,
                         "local_map(..., redistribute_inputs=True)")
             )
         return found

@@ -19,7 +19,14 @@ from weft.core import Layout
 from weft.core.arguments import MeshLike, also_called
 from weft.errors import ModuleError, ShardTypeError, WeftError, message
 from weft.nn.groups import check_gather, gather_in_groups
-from weft.nn.match import Matched, as_patterns, layouts_of, pins_of, refuse_idle
+from weft.nn.match import (
+    Matched,
+    as_patterns,
+    brought_of,
+    layouts_of,
+    pins_of,
+    refuse_idle,
+)
 from weft.nn.named import (
     Named,
     named_tensors,
@@ -30,7 +37,7 @@ from weft.nn.named import (
     set_where,
 )
 from weft.nn.optimizers import refuse_holders, replaced
-from weft.nn.pins import InputFn, OutputFn
+from weft.nn.pins import BringHook, InputFn, OutputFn
 from weft.nn.report import MATCHED
 from weft.tensor import ShardTensor, distribute_tensor
 from weft.tensor.placing.in_place import take_along
@@ -126,6 +133,8 @@ def distribute_module(
     replace_references(module, new)
     for pinned in pins:
         pinned.pin.register(pinned.module, mesh, pinned.path, pinned.pattern)
+    for part, path, brought in brought_of(module, shardings, mesh.abstract):
+        part.register_forward_pre_hook(BringHook(brought, mesh.abstract, path))
     if input_fn is not None:
         module.register_forward_pre_hook(InputFn(input_fn, mesh, num_args[0]))
     if output_fn is not None:

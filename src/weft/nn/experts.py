@@ -16,9 +16,9 @@ def by_expert(index: Tensor, ends: Tensor, experts: Tensor) -> Tensor:
     """An index of rows that are sorted by expert, laid out as the experts are: `x[index]` then
     sends each row to the ranks that hold the matrix of its expert, and nowhere else.
 
-    `F.grouped_mm(x[index], experts, offs=ends)` brings the rows there by itself. But an index is
-    laid out evenly before experts are known, and the rows move twice that lie on another rank
-    then. With this they move once.
+    `F.grouped_mm(x[index], experts, offs=ends)` sends the rows there by itself. But an index is
+    sharded evenly before experts are known, so rows that are then on another rank move twice.
+    With this they move once.
 
     Args:
         index: of shape (n,), for instance `expert.argsort(stable=True)`.

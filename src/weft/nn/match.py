@@ -18,14 +18,14 @@ from torch import nn
 from weft.core import Layout, Mesh, P
 from weft.errors import LayoutError, ModuleError, ShardTypeError, WeftError, message
 from weft.nn.named import Named, Place
-from weft.nn.pins import Cut, PrepareModuleInput, PrepareModuleOutput
+from weft.nn.pins import Brought, Cut, PrepareModuleInput, PrepareModuleOutput
 from weft.nn.styles import Style
 from weft.tensor import ShardTensor
 from weft.tensor.placing.layouts import as_layout
 
 __all__ = [
-    "Matched", "Pinned", "as_patterns", "idle_patterns", "layouts_of", "pins_of", "refuse_idle",
-    "shadowed",
+    "Matched", "Pinned", "as_patterns", "brought_of", "idle_patterns", "layouts_of", "pins_of",
+    "refuse_idle", "shadowed",
 ]
 
 Pin = PrepareModuleInput | PrepareModuleOutput
@@ -158,6 +158,17 @@ def pins_of(
     return found
 
 
+def brought_of(
+    module: nn.Module, shardings: Mapping[str, Any], mesh: Mesh
+) -> Iterator[tuple[nn.Module, str, Brought]]:
+    """The layers whose input is brought to their weight, by styles; with their names."""
+    styled = {pattern: spec for pattern, spec in shardings.items() if isinstance(spec, Style)}
+    for _, path, inner, style in _first_matches(module, styled):
+        brought = style.brings(inner, mesh)
+        if brought is not None:
+            yield inner, path, brought
+
+
 def _pins(pattern: str, spec: Any, mesh: Mesh) -> Sequence[Pin]:
     """What a spec in `activations` means.
 
@@ -170,8 +181,8 @@ def _pins(pattern: str, spec: Any, mesh: Mesh) -> Sequence[Pin]:
         pins = spec.pins(mesh)
         if not pins:
             raise ModuleError(
-                message("distribute_module(activations=)", f"{spec!r} cuts parameters, and pins no "
-                        "activations", "styles of parameters stand in shardings",
+                message("distribute_module(activations=)", f"{spec!r} shards parameters, not "
+                        "activations", "styles of parameters are given in shardings=",
                         [repr(pattern)], f"shardings={{{pattern!r}: {spec!r}}}")
             )
         return pins

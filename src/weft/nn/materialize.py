@@ -137,7 +137,7 @@ def _refuse_helpless(
         raise ModuleError(
             message("materialize(module)", f"{len(names)} of {len(waiting)} tensors belong to "
                     f"modules without reset_parameters: {', '.join(sorted(kinds))}",
-                    "a module says itself how its tensors begin, or `init` does", names,
+                    "a module has reset_parameters, or `init` gives its tensors values", names,
                     "def init(module):\n    if isinstance(module, ...): "
                     "nn.init.normal_(module.weight)\n"
                     "weft.nn.materialize(model, init)")

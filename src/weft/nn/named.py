@@ -113,6 +113,6 @@ def refuse_lazy(call: str, tensors: list[Named]) -> None:
     if lazy:
         raise ModuleError(
             message(call, f"{len(lazy)} of {len(tensors)} parameters and buffers have no shape yet",
-                    "a layout is laid over a known shape", lazy,
+                    "a layout needs a known shape", lazy,
                     "module(batch)  # one forward on plain tensors, before it is distributed")
         )

@@ -39,12 +39,12 @@ def at_owners(fn: Callable[..., Any], tensors: Sequence[Tensor]) -> list[Tensor]
 
 
 class Owners:
-    """Who computes which matrix: an owner for each of some tensors, the same on all ranks.
+    """An owner for each of some matrices: the rank that computes with it, the same on all ranks.
 
     Args:
         tensors: ShardTensors on one mesh.
-        cost: the work that one of this shape is; None for that of its product with itself. The
-            dearest go first, each to the rank with the least work so far.
+        cost: gives the work for a matrix of a shape; None: that of its product with itself. The
+            most expensive go first, each to the rank with the least work so far.
 
     Attributes:
         ranks: the owner of each, as a position in the mesh (its last axis counts first).

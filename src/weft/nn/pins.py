@@ -18,10 +18,18 @@ from weft.comm import as_bound_mesh
 from weft.core import Layout, Mesh, Placement
 from weft.core.arguments import Placements
 from weft.errors import LayoutError, ModuleError, WeftError, message
-from weft.tensor.meta import bounded_put
+from weft.tensor import ShardTensor
+from weft.tensor.meta import NONE, Meta, bounded_put
 from weft.tensor.placing.layouts import as_layout, as_sharded
+from weft.tensor.placing.operands import NamedCaller, move_operand
+from weft.tensor.placing.transitions import transition_between
+from weft.tensor.shard_tensor import wrap
+from weft.transport.transition import Transition
 
-__all__ = ["Cut", "InputFn", "OutputFn", "PinHook", "PrepareModuleInput", "PrepareModuleOutput"]
+__all__ = [
+    "BringHook", "Brought", "Cut", "InputFn", "OutputFn", "PinHook", "PrepareModuleInput",
+    "PrepareModuleOutput", "has_hook",
+]
 
 MAX_KNOWN = 4096
 
@@ -161,7 +169,7 @@ def _no_tensor(pin: _Prepare, where: str, found: Any) -> ModuleError:
     return ModuleError(
         message("distribute_module(activations=)", f"{pin!r} for the {where}, which is "
                 f"{type(found).__name__} of {len(kinds)}: {', '.join(kinds) or 'nothing'}",
-                "a pin lays out tensors that are there", [where],
+                "each spec is for a tensor that is there", [where],
                 "PrepareModuleOutput(P(...), None) for a tuple, by name for a map: "
                 "PrepareModuleOutput(logits=P(...))")
     )
@@ -194,6 +202,11 @@ class _Hook:
         return self
 
 
+def has_hook(module: nn.Module, kind: type[_Hook]) -> bool:
+    """Whether a module has such a hook before its forward."""
+    return any(type(hook) is kind for hook in module._forward_pre_hooks.values())
+
+
 class PinHook(_Hook):
     """The hook that carries out a pin."""
 
@@ -205,6 +218,61 @@ class PinHook(_Hook):
         if isinstance(self.pin, PrepareModuleInput):
             return self.pin.apply(self.mesh, self.path, args, more)
         return self.pin.apply(self.mesh, self.path, more)
+
+
+@dataclass(frozen=True, slots=True)
+class Brought(Cut):
+    """What some mesh axes do to the input of a layer whose weight they shard.
+
+    Where they shard another dim than `dim`, or leave partial values, the input moves. It moves as
+    the operand of a call does: what it became serves all layers that read it, and the gradients
+    that they give to a gathered one are summed once, on their way back to the shards.
+    """
+
+    def move(self, meta: Meta) -> tuple[Meta, Transition | None] | None:
+        """What the input becomes if it wants a gradient, and how; None: it stays as it is."""
+        layout = meta.layout
+        dim = None if self.dim is None else self.dim + layout.ndim * (self.dim < 0)
+        if all(layout.on(axis) in (None, dim) for axis in self.axes):
+            return None
+        varying = meta.varying if dim is not None else meta.varying.union(self.axes)
+        target = meta.replace(layout=self.of(layout), varying=varying, requires_grad=True)
+        return target, transition_between(
+            meta.mesh, layout, target.layout, meta.varying,
+            varying if meta.requires_grad else NONE, order=meta.order())
+
+
+class BringHook(_Hook):
+    """The hook that brings a layer's input to its weight."""
+
+    def __init__(self, brought: Brought, mesh: Mesh, path: str) -> None:
+        self.brought, self.mesh, self.path = brought, mesh, path
+
+    def __call__(self, module: nn.Module, inputs: Any) -> Any:
+        if not inputs or type(inputs[0]) is not ShardTensor:
+            return None
+        tensor: ShardTensor = inputs[0]
+        meta = tensor._meta
+        known = meta.mesh.cache.setdefault("brought", {})
+        found = known.get((meta, self.brought), self)
+        if found is self:  # not asked yet
+            found = self.brought.move(meta) if meta.mesh.abstract == self.mesh else None
+            bounded_put(known, (meta, self.brought), found, MAX_KNOWN)
+        if found is None or not self._has_shards(module.weight):
+            return None
+        became, move = found
+        local = tensor._local if move is None else move_operand(
+            tensor, move, NamedCaller(f"input of {self.path!r}", "its weight stays sharded"))
+        if not local.requires_grad:
+            became = became.replace(requires_grad=False, varying=NONE)
+        return wrap(local, became), *inputs[1:]
+
+    def _has_shards(self, weight: Any) -> bool:
+        """Whether the weight lies in shards now: a group may have gathered it."""
+        if type(weight) is not ShardTensor:
+            return False
+        layout = weight._meta.layout
+        return any(layout.on(axis) is not None for axis in self.brought.axes)
 
 
 class InputFn(_Hook):
@@ -223,5 +291,3 @@ class OutputFn(InputFn):
 
     def __call__(self, module: nn.Module, inputs: Any, outputs: Any) -> Any:  # type: ignore
         return super().__call__(module, outputs)
-
-

@@ -22,10 +22,10 @@ def linear_scan(
 ) -> Tensor:
     """All states of a linear recurrence: h[t] = a[t] * h[t - 1] + b[t] along `dim`, elementwise.
 
-    Takes the place of a loop over time steps, on plain tensors as well. Of a sharded dim the result
+    It replaces a loop over time steps, on plain tensors as well. If `dim` is sharded, the result
     stays sharded: ranks send each other a product and a state in one exchange forward and one
-    backward, whatever the length. It is differentiable to any order. Nothing is divided, half
-    precision is computed in float32.
+    backward, whatever the length. It is differentiable to any order. No number is divided, and
+    half precision is computed in float32.
 
         states = weft.linear_scan(decay, x, dim=1, initial=state)
 

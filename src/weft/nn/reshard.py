@@ -34,7 +34,7 @@ def reshard(
     state: Mapping[str, Any], to: Any, shardings: Mapping[str, Any] | None = None, *,
     bucket_nbytes: int = 64 << 20,
 ) -> dict[str, Any]:
-    """A state dict whose ShardTensors lie elsewhere: on another mesh, in other layouts.
+    """Move a state dict to another mesh or to other layouts.
 
     All tensors are planned together. Each rank receives exactly the bytes of its new blocks that it
     lacks, from the nearest rank that has them, and ranks that have the same send equally much.
@@ -168,8 +168,8 @@ def _check(
     if wrong:
         raise LayoutError(
             message(_CALL, f"{len(wrong)} of {len(named)} tensors cannot move",
-                    "each ShardTensor of the state has one in `to`, of the same shape; both hold "
-                    "values and not terms of them",
+                    "each ShardTensor of the state has one in `to`, of the same shape; neither is "
+                    "partial",
                     wrong[:8] + [f"and {len(wrong) - 8} more"] * (len(wrong) > 8),
                     "x.redistribute(placements=P()) for partial values; the state dict of the same "
                     "model as `to`")

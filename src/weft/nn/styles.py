@@ -2,8 +2,11 @@
 
 They may be used in place of a spec in `shardings=`, under a pattern of module names, and say which
 dim of which of the module's own parameters is sharded. Activations need no declaration, because
-their layouts follow from those of parameters and inputs. `SequenceParallel`, `input_layouts`,
-`output_layouts` and the `PrepareModule...` styles fix other layouts.
+their layouts follow from those of parameters and inputs. The weight of a Linear or a convolution
+stays where it is: where the same axis shards the sequence, say, of its input, the input is brought
+to the weight (gathered for columns, exchanged for rows), also where the weight is smaller, so that
+no rank holds a whole weight. `SequenceParallel`, `input_layouts`, `output_layouts` and the
+`PrepareModule...` styles fix other layouts.
 
 The names are those of torch.distributed.tensor.parallel. The method is that of Megatron-LM (Shoeybi
 et al., 2019), sequence parallelism that of Korthikanti et al. (2022).
@@ -19,7 +22,7 @@ from torch import nn
 from weft.core import AxisName, Layout, Mesh, P, Placement, Replicate, Shard
 from weft.core.arguments import Placements
 from weft.errors import MeshError, ModuleError, PlacementError, message
-from weft.nn.pins import Cut, PrepareModuleInput, PrepareModuleOutput
+from weft.nn.pins import Brought, Cut, PrepareModuleInput, PrepareModuleOutput
 
 __all__ = [
     "ColwiseParallel", "RowwiseParallel", "SequenceParallel", "Style", "VocabParallel", "axis_of",
@@ -30,6 +33,7 @@ Cuts = Mapping[Any, Mapping[str, int]]
 
 _CONV: Any = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _TABLE: Any = (nn.Embedding, nn.EmbeddingBag)
+_LAYERS: Any = (nn.Linear, *_CONV)
 
 
 class Style:
@@ -44,6 +48,9 @@ class Style:
 
     cuts: ClassVar[Cuts | None] = None
     """Which dims are sharded; None: none, for any type of module."""
+
+    reads: ClassVar[int | None] = None
+    """The dim of the input that has to be sharded like the weight of a layer; None: no dim."""
 
     def __init__(
         self, axis: AxisName | tuple[AxisName, ...] | None = None, *,
@@ -63,6 +70,17 @@ class Style:
         kinds = (PrepareModuleInput, self.input_layouts), (PrepareModuleOutput, self.output_layouts)
         return [kind(self._laid(spec, mesh)) for kind, spec in kinds if spec is not None]
 
+    def brings(self, module: Any, mesh: Mesh) -> Brought | None:
+        """What brings the input of a layer to its weight; None for other modules."""
+        if self.cuts is None or not isinstance(module, _LAYERS):
+            return None
+        axis = axis_of(self.axis, mesh, self)
+        axes = mesh.axes(axis if isinstance(axis, tuple) else (axis,), repr(self))
+        dim = self.reads
+        if dim is not None and not isinstance(module, nn.Linear):
+            dim = 1 - module.weight.ndim  # its channels
+        return Brought(axes, dim)
+
     def _laid(self, spec: Any, mesh: Mesh) -> Any:
         """A spec; for a placement what it means for the style's axis.
 
@@ -73,7 +91,7 @@ class Style:
             return spec
         if not (spec == Shard(getattr(spec, "dim", 0)) or spec == Replicate()):
             raise PlacementError(
-                message(repr(self), f"{spec!r} is asked of {self.axis!r}",
+                message(repr(self), f"{spec!r} is given for the axis {self.axis!r}",
                         "a placement of an activation is Shard(dim) or Replicate()", [repr(spec)],
                         "a whole spec, P(...)")
             )
@@ -98,7 +116,7 @@ class Style:
         return ModuleError(
             message(f"shardings: {self!r}", f"{path!r} is a {type(module).__name__}, with "
                     "parameters of its own",
-                    "it knows what to shard of " + ", ".join(kind.__name__ for kind in known),
+                    "the style shards " + ", ".join(kind.__name__ for kind in known),
                     [path or "the module itself"],
                     f'shardings={{"{path}.weight": P(...)}}')
         )
@@ -149,6 +167,7 @@ class RowwiseParallel(Style):
     """
 
     cuts: ClassVar[Cuts | None] = {(nn.Linear, *_CONV): {"weight": 1}, _TABLE: {"weight": 0}}
+    reads: ClassVar[int | None] = -1
 
 
 class VocabParallel(Style):

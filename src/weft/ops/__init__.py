@@ -13,7 +13,6 @@ from weft.core import Layout
 from weft.ops import (
     adaptive_pools,
     attention,
-    bags,
     borders,
     composed,
     contractions,
@@ -25,6 +24,7 @@ from weft.ops import (
     distances,
     elementwise,
     extrema,
+    grid_samples,
     joins,
     linalg,
     lists,
@@ -63,9 +63,9 @@ __all__ = [
 ]
 
 _PAGES = (
-    adaptive_pools, attention, bags, borders, composed, contractions, convolutions, covariance,
-    creation, ctc, decomposed, distances, elementwise, extrema, joins, linalg, lists,
-    losses, margin_losses, module_attention, moments, norms, order, pools, reads, recurrent,
+    adaptive_pools, attention, borders, composed, contractions, convolutions, covariance,
+    creation, ctc, decomposed, distances, elementwise, extrema, grid_samples, joins, linalg,
+    lists, losses, margin_losses, module_attention, moments, norms, order, pools, reads, recurrent,
     reductions, resizing, scans, searchsorted, segments, shifts, slices, softmax, spectrograms,
     stencils, tall_factorizations, transforms, verdicts, views, writes,
 )

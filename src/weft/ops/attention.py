@@ -1,11 +1,11 @@
 """Scaled dot-product attention: batch, heads, both sequences and the values' features may be
 sharded.
 
-Where queries and keys lie sharded over the same axes, queries stay, and of two ways the one that
-sends less is taken: heads are exchanged for the sequence, or blocks of keys come to the queries.
-Where the queries are whole, as in decoding, what each rank's keys give is merged: a few numbers per
-query, however long the keys are. Grouped-query heads are sharded at borders of key heads. With
-dropout it is composed of products and a softmax.
+Where queries and keys are sharded over the same axes, queries stay. Either heads are exchanged for
+the sequence, or blocks of keys are sent to the queries, whichever sends less. Where the queries are
+whole, as in decoding, the results of each rank's keys are merged: a few numbers per query, however
+long the keys are. Grouped-query heads are sharded at borders of key heads. With dropout it is
+composed of products and a softmax.
 """
 
 from __future__ import annotations

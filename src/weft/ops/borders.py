@@ -1,7 +1,7 @@
 """Elements that move by a fixed distance along a dim: roll, pads, unfold.
 
-A sharded dim stays sharded. Each rank fetches the rows that its part of the result shows and it
-does not hold, as for other windows.
+A sharded dim stays sharded. Each rank fetches the rows of its part of the result that it does not
+hold, as for other windows.
 """
 
 from __future__ import annotations

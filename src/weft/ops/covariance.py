@@ -1,5 +1,4 @@
-"""cov and corrcoef, of which torch cannot tell the result without data, as the torch code that says
-what they mean."""
+"""cov and corrcoef, as the torch code that defines them: torch needs data to tell their results."""
 
 from __future__ import annotations
 

@@ -53,6 +53,26 @@ def _shift(x: Tensor, by: Any) -> Tensor | None:
     return None if isinstance(by, (float, complex)) else torch.add(x, by)
 
 
+def _of_floats(x: Any, *others: Any, **named: Any) -> Tensor | None:
+    """As the first operand, a float tensor that lies densely, beside numbers and tensors of its
+    dtype that it has room for: torch's meta kernels are references in Python. A kernel lays its
+    result by the first operand, where no dim of that has length 1."""
+    if not isinstance(x, Tensor) or named or not (x.is_floating_point() and x.numel()):
+        return None
+    out = torch.empty_like(x)
+    by_first = out.stride() == x.stride() and (x.is_contiguous() or 1 not in x.shape)
+    for one in others:
+        if isinstance(one, Tensor):
+            lengths = zip(reversed(one.shape), reversed(x.shape))
+            if one.dtype is not x.dtype or one.ndim > x.ndim or any(
+                length not in (1, room) for length, room in lengths
+            ) or (1 in x.shape and not one.is_contiguous()):
+                return None
+        elif not isinstance(one, (int, float)):
+            return None
+    return out if by_first else None
+
+
 def _gamma_grad(x: Tensor, output: Tensor) -> Tensor:
     """torch has no meta kernel."""
     return x.new_empty(torch.broadcast_shapes(x.shape, output.shape))
@@ -61,41 +81,43 @@ def _gamma_grad(x: Tensor, output: Tensor) -> Tensor:
 PAGE = page(
     op(
         """
-        abs absolute acos acosh angle arccos arccosh arcsin arcsinh arctan arctan2 arctanh
-        asin asinh atan atan2 atanh bitwise_and bitwise_left_shift bitwise_not bitwise_or
-        bitwise_right_shift bitwise_xor ceil celu clamp clamp_max clamp_min clip copysign cos cosh
-        digamma elu eq erf erfc erfinv exp exp2 expm1 fix float_power floor floor_divide fmax fmin
-        fmod frac frexp gcd ge gelu greater greater_equal gt hardshrink hardsigmoid hardswish
-        hardtanh heaviside hypot i0 igamma igammac isclose isfinite isinf isnan isneginf isposinf
-        isreal lcm le leaky_relu less less_equal lgamma log log10 log1p log2 log_sigmoid logaddexp
+        abs absolute acos acosh angle arccos arccosh arcsin arcsinh arctan arctan2 arctanh asin
+        asinh atan atan2 atanh bitwise_and bitwise_left_shift bitwise_not bitwise_or
+        bitwise_right_shift bitwise_xor ceil celu clamp clamp_max clamp_min clip copysign cosh
+        digamma elu eq erf erfc erfinv exp2 expm1 fix float_power floor floor_divide fmax fmin
+        fmod frac frexp gcd ge greater greater_equal gt hardshrink hardsigmoid hardswish hardtanh
+        heaviside hypot i0 igamma igammac isclose isfinite isinf isnan isneginf isposinf isreal
+        lcm le leaky_relu less less_equal lgamma log log10 log1p log2 log_sigmoid logaddexp
         logaddexp2 logical_and logical_not logical_or logical_xor logit lt maximum minimum mish
-        mvlgamma nan_to_num ne nextafter not_equal polygamma polar pow reciprocal relu relu6
-        remainder round rsqrt selu sgn sigmoid sign signbit silu sin sinc sinh softplus softshrink
-        sqrt square tan tanh threshold trunc xlogy special_airy_ai special_bessel_j0
-        special_bessel_j1 special_bessel_y0 special_bessel_y1 special_chebyshev_polynomial_t
-        special_chebyshev_polynomial_u special_chebyshev_polynomial_v
-        special_chebyshev_polynomial_w special_digamma special_entr special_erf special_erfc
-        special_erfcx special_erfinv special_exp2 special_expit special_expm1 special_gammainc
-        special_gammaincc special_gammaln special_hermite_polynomial_h
-        special_hermite_polynomial_he special_i0 special_i0e special_i1 special_i1e
-        special_laguerre_polynomial_l special_legendre_polynomial_p special_log1p
-        special_log_ndtr special_logit special_modified_bessel_i0 special_modified_bessel_i1
-        special_modified_bessel_k0 special_modified_bessel_k1 special_multigammaln special_ndtr
-        special_ndtri special_polygamma special_psi special_round
-        special_scaled_modified_bessel_k0 special_scaled_modified_bessel_k1
+        mvlgamma nan_to_num ne nextafter not_equal polygamma polar pow reciprocal relu6 remainder
+        round selu sgn sign signbit sinc sinh softplus softshrink tan threshold trunc xlogy
+        special_airy_ai special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1
+        special_chebyshev_polynomial_t special_chebyshev_polynomial_u
+        special_chebyshev_polynomial_v special_chebyshev_polynomial_w special_digamma special_entr
+        special_erf special_erfc special_erfcx special_erfinv special_exp2 special_expit
+        special_expm1 special_gammainc special_gammaincc special_gammaln
+        special_hermite_polynomial_h special_hermite_polynomial_he special_i0 special_i0e
+        special_i1 special_i1e special_laguerre_polynomial_l special_legendre_polynomial_p
+        special_log1p special_log_ndtr special_logit special_modified_bessel_i0
+        special_modified_bessel_i1 special_modified_bessel_k0 special_modified_bessel_k1
+        special_multigammaln special_ndtr special_ndtri special_polygamma special_psi
+        special_round special_scaled_modified_bessel_k0 special_scaled_modified_bessel_k1
         special_shifted_chebyshev_polynomial_t special_shifted_chebyshev_polynomial_u
-        special_shifted_chebyshev_polynomial_v special_shifted_chebyshev_polynomial_w
-        special_sinc special_spherical_bessel_j0 special_xlog1py special_xlogy special_zeta
+        special_shifted_chebyshev_polynomial_v special_shifted_chebyshev_polynomial_w special_sinc
+        special_spherical_bessel_j0 special_xlog1py special_xlogy special_zeta
         """, _PLAIN),
-    op("neg negative positive _neg_view conj _conj conj_physical _conj_physical resolve_conj "
+    op("cos exp gelu relu rsqrt sigmoid silu sin sqrt square tanh", _PLAIN, result=_of_floats),
+    op("neg", _LINEAR, result=_of_floats),
+    op("negative positive _neg_view conj _conj conj_physical _conj_physical resolve_conj "
        "resolve_neg real imag deg2rad rad2deg ldexp", _LINEAR),
     op("gelu_backward silu_backward sigmoid_backward tanh_backward threshold_backward "
        "logit_backward native_dropout_backward", _LINEAR),
-    op("add sub subtract rsub lerp complex addcdiv", _JOINT),
-    op("mul multiply", rule("..., [...] -> ...", linear=[0, 1])),
+    op("add sub", _JOINT, result=_of_floats),
+    op("subtract rsub lerp complex addcdiv", _JOINT),
+    op("mul multiply", rule("..., [...] -> ...", linear=[0, 1]), result=_of_floats),
     op("addcmul", rule("..., ..., ... -> ...", linear=[(0, 1), (0, 2)])),
     op("div divide true_divide", rule("... -> ...", linear=[0], serves=_is_tame), _PLAIN,
-       floats_flow=True),
+       floats_flow=True, result=_of_floats),
     op("alias alias_copy clone contiguous detach detach_copy lift lift_fresh lift_fresh_copy",
        _MOVES),
     op("to _to_copy type_as", rule("..., [*] -> ...", serves=_grows_wider),

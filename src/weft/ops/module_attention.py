@@ -1,7 +1,7 @@
-"""Attention of modules, put otherwise: the same value, of ops that keep apart what may be sharded.
+"""Attention of modules, by ops that keep dims apart which may be sharded.
 
-torch's own folds batch and heads, and positions and batch, into one dim each, of which no cut of
-the batch is a block. Here they stay dims of their own.
+torch's own code folds batch and heads into one dim, and positions and batch into another. A shard
+of the batch is no block of such a dim. Here they stay dims of their own.
 """
 
 from __future__ import annotations

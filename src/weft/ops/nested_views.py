@@ -2,7 +2,7 @@
 
 A batch with one sample a rank, and sharded rows: joined, the ranks' blocks follow each other, so
 the joined dim is sharded over both axes and nothing moves. A rule has one factor in the lead of a
-compound dim and cannot say this. It depends on the sizes of the axes.
+compound dim and cannot express this. It depends on the sizes of the axes.
 """
 
 from __future__ import annotations

@@ -323,10 +323,17 @@ def _layer_norm_result(
     return torch.empty_like(x)
 
 
+def _rms_norm_result(
+    x: Tensor, shape: list[int], weight: Tensor | None = None, eps: float | None = None
+) -> Tensor | None:
+    return _layer_norm_result(x, shape, weight)
+
+
 PAGE = page(
     op("layer_norm", rule("... s~, [s], [s] -> ... s", along=_SHAPE), kernel=_layer_norm,
-       result=_layer_norm_result, builtin={"layer_norm.default": torch.layer_norm}),
-    op("rms_norm", rule("... s~, [s] -> ... s", along=_SHAPE), kernel=_rms_norm),
+       result=_layer_norm_result),
+    op("rms_norm", rule("... s~, [s] -> ... s", along=_SHAPE), kernel=_rms_norm,
+       result=_rms_norm_result),
     op("native_layer_norm", rule("... s!, [s], [s] -> ... s, ..., ...", along=_SHAPE)),
     op("batch_norm",
        rule("n c>0 ..., [c], [c], [c], [c] -> n c ...",

@@ -1,4 +1,4 @@
-"""Pools, im2col and grid_sample.
+"""Pools and im2col.
 
 Batch and channels pass. Of pools, sharded positions stay sharded: each rank fetches the border
 that its windows read. Elsewhere positions are whole.
@@ -290,9 +290,6 @@ PAGE = page(
         "c>0 d! h! w!, 1 c 3 -> c z y x, c z y x")),
     op("im2col", rule(_im2col)),
     op("col2im", rule(_col2im)),
-    # Each point of the grid reads the whole image of its sample.
-    op("grid_sampler grid_sampler_2d grid_sampler_3d", rule(
-        "b c h! w!, b y x 2 -> b c y x", "b c d! h! w!, b z y x 3 -> b c z y x", linear=[0])),
     *[op(f"torch.nn.functional.fractional_max_pool{n}d{suffix}", compose=_fractional(
           getattr(F, f"fractional_max_pool{n}d_with_indices"), n, bool(suffix)))
       for n in (2, 3) for suffix in ("", "_with_indices")],

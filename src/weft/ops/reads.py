@@ -36,7 +36,7 @@ from weft.ops.sorting import unsigned
 from weft.rules import Call, Decision, op, page, rule
 from weft.transport import Shards
 
-__all__ = ["PAGE"]
+__all__ = ["PAGE", "own_rows"]
 
 
 def _is_mask(index: Any) -> bool:
@@ -233,7 +233,7 @@ def _gather_few(source: Layout, index: Layout, dim: int) -> Local:
         start, stop = source.interval(dim, source.shard_index(dim, bound.here))
 
         def local(x: Tensor, wanted: Tensor) -> Tensor:
-            own, inside = _own(wanted, start, stop, source.shape[dim])
+            own, inside = own_rows(wanted, start, stop, source.shape[dim])
             if start == stop:
                 empty = x.sum(dim, keepdim=True, dtype=x.dtype)
                 around = [slice(None if at == dim else n) for at, n in enumerate(wanted.shape)]
@@ -245,7 +245,7 @@ def _gather_few(source: Layout, index: Layout, dim: int) -> Local:
     return Local(Decision((source, named), (named.with_partial(source.dims[dim]),)), bind)
 
 
-def _own(indices: Tensor, start: int, stop: int, length: int) -> tuple[Any, Any]:
+def own_rows(indices: Tensor, start: int, stop: int, length: int) -> tuple[Any, Any]:
     """Indices relative to this shard, clamped into it, and which of them lie in it."""
     if indices.device.type == "cpu" and indices.numel():
         low, high = int(indices.min()), int(indices.max())
@@ -313,7 +313,7 @@ def _embedding(
 ) -> Tensor:
     """The rows that this shard holds, and zeros for the others."""
     start, num = shards.starts[0], len(weight)
-    own, inside = _own(indices, start, start + num, shards.layout.shape[0])
+    own, inside = own_rows(indices, start, start + num, shards.layout.shape[0])
     if not num:
         return weight.sum(0).expand(*indices.shape, -1)
     padding = padding_idx - start if start <= padding_idx < start + num else -1
@@ -385,8 +385,7 @@ PAGE = page(
        compose=_gather_lines),
     op("take", rule(_take_rule), compose=_take),
     op("take_along_dim", compose=_take_along_dim),
-    op("embedding", rule(_embedding_rule, linear=[0], moves=True), kernel=_embedding,
-       builtin={"embedding.default": torch.embedding}),
+    op("embedding", rule(_embedding_rule, linear=[0], moves=True), kernel=_embedding),
     op("embedding_renorm", compose=_embedding_renorm),
     op("repeat_interleave.Tensor", layouts=_repeats, compose=_places_of),
     op("repeat_interleave.self_Tensor", compose=_repeat_interleave),

@@ -1,7 +1,7 @@
 """segment_reduce: the sum, mean, product or extremum of each run of rows.
 
-Where the rows are sharded, each rank reduces the rows that it has of each segment, and what the
-shards come to is joined.
+Where the rows are sharded, each rank reduces the rows that it has of each segment, and the shards'
+results are joined.
 """
 
 from __future__ import annotations

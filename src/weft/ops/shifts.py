@@ -1,8 +1,8 @@
 """Elements whose places in the result are known without data: flip, repeat, channels that change
 places, diag_embed.
 
-Along a sharded dim each rank gets what its part of the result shows and it does not hold, each
-element once. Routes are made once, with the recipe.
+Along a sharded dim each rank receives the elements of its part of the result that it does not hold,
+each once. Routes are made once, with the recipe.
 """
 
 from __future__ import annotations

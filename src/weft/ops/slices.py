@@ -1,8 +1,8 @@
 """Slices, splits, diagonals and triangles; writes into what a view would show.
 
 The operand's cuts decide: a slice of a sharded dim and its pieces stay where they are, with
-ragged cuts, and every coordinate calls the op with its own numbers. Nothing is sent. Where a call
-then aligns slices with each other, they are read of what they are slices of.
+ragged cuts, and every coordinate calls the op with its own numbers. Nothing is sent. A call that
+aligns slices with each other reads the rows that it lacks from the sliced tensors.
 """
 
 from __future__ import annotations

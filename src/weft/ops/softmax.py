@@ -62,7 +62,7 @@ def _of_half(kernel: Any) -> Any:
 _ALONG = rule("... s~ -> ... s", along="dim")
 
 PAGE = page(
-    op("softmax", _ALONG, kernel=_softmax, builtin={"softmax.int": torch.softmax}),
+    op("softmax", _ALONG, kernel=_softmax),
     op("log_softmax", _ALONG, kernel=log_softmax),
     op("_softmax", _ALONG, kernel=_of_half(_softmax)),
     op("_log_softmax", _ALONG, kernel=_of_half(log_softmax)),

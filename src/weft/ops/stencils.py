@@ -1,4 +1,4 @@
-"""gradient: differences of neighbours along dims. Along a sharded dim borders alone are sent."""
+"""gradient: differences of neighbours along dims. Along a sharded dim only borders are sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ops whose result is a bool of Python's: only the verdict travels."""
+"""Ops that return a Python bool: each rank judges its shard, and only verdicts are sent."""
 
 from __future__ import annotations
 

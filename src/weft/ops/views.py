@@ -234,8 +234,7 @@ PAGE = page(
     op("atleast_3d.default", rule("a b c ... -> a b c ...", "a b -> a b 1", "a -> 1 a 1",
                                   "-> 1 1 1", linear=[0], moves=True)),
     op("expand expand_copy broadcast_to",
-       rule("... -> ...", linear=[0], moves=True, sizes="size"),
-       builtin={"expand.default": Tensor.expand}),
+       rule("... -> ...", linear=[0], moves=True, sizes="size")),
     op("expand_as", rule("..., ... -> ...", linear=[0], moves=True)),
     op("broadcast_tensors", compose=_broadcast_tensors, views_each=True),
     op("view_as", compose=_view_as),
@@ -247,11 +246,8 @@ PAGE = page(
     op("view_as_complex view_as_complex_copy", rule("... 2 -> ...", linear=[0]), widens=True),
     op("flatten ravel", rule(_flatten, linear=[0], moves=True), layouts=_by_blocks),
     op("unflatten", rule(_unflatten, along="dim", linear=[0], moves=True, sizes="sizes"),
-       layouts=_by_blocks, builtin={"unflatten.int": torch._C.TensorBase.unflatten}),
+       layouts=_by_blocks),
     op("view.dtype view_copy.dtype", rule(_bits), widens=True),
-    op("view reshape _unsafe_view _reshape_alias", rule(_view), layouts=_by_blocks, builtin={
-        "view.default": Tensor.view, "reshape.default": Tensor.reshape,
-        "_unsafe_view.default": Tensor.view,
-    }),
+    op("view reshape _unsafe_view _reshape_alias", rule(_view), layouts=_by_blocks),
     op("view_copy", rule(_view), result=_view_copy_result),
 )

@@ -93,6 +93,6 @@ def refuse_beneath(op: Any, call: str) -> None:
         return
     raise ShardTypeError(
         message(call, f"weft never sees {op}: {fact}",
-                "what is registered is asked of the op that a call comes as, above autograd and "
-                "before torch decomposes it", [str(op)], fix)
+                "a rule or handler is for the op that is called, above autograd and before torch "
+                "decomposes it", [str(op)], fix)
     )

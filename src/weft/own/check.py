@@ -75,8 +75,8 @@ def check_rule(op: Any, *example: Any, **named: Any) -> None:
     found = BruteForce(rule, call, example, named).faults()
     if found:
         raise LayoutError(
-            message(f"check_rule({rule.name})", f"by the rule {_text(rule)} it gives something "
-                    f"else than the plain call in {len(found)} of its ways",
+            message(f"check_rule({rule.name})", f"by the rule {_text(rule)} the op gives "
+                    f"another result than the plain call in {len(found)} of its ways",
                     "where a rule lets a mesh axis shard a factor or pass partial values, local "
                     "results are the parts of the whole one", list(found.values()),
                     _fix(rule, found))
@@ -154,8 +154,8 @@ class BruteForce:
         bound = rule.bind(described, bool(results))  # its results may be what it has written to
         if bound is None:
             raise ShardTypeError(
-                message("check_rule(op, ...)", f"the rule of {rule.name} does not speak of this "
-                        "call", "an example is a call that the rule speaks of",
+                message("check_rule(op, ...)", f"the rule of {rule.name} does not cover this "
+                        "call", "an example is a call that the rule covers",
                         [str(one.shape) for one in described.tensors], "another example")
             )
         self.bound: Rule = bound[0]

@@ -12,8 +12,8 @@
 | Fold | boxes of partial values -> shards: what overlaps is summed | as Fetch |
 | MakePartial | one rank keeps the value, the others hold zeros | axes that become partial |
 
-Kinds stand in the layouts. Axes that are partial on both sides are not touched: terms move as
-values do. Fetch and Fold are each other's transpose. `sends` and `receives` name what one
+Kinds stand in the layouts. Axes that are partial on both sides are not touched: partial values
+move as values do. Fetch and Fold are each other's transpose. `sends` and `receives` name what one
 coordinate exchanges, without listing the mesh.
 """
 

@@ -19,7 +19,8 @@ again if the operand needs a gradient. Further rules:
   necessary. So when a replicated value meets a partial one, the partial one is reduced.
 - A candidate that leaves partial values although something has to move pays their reduction too.
   This applies to partial values beside an operand that would be gathered for them, and to a
-  contraction for which an operand would have to be resharded or sliced. What such a candidate saves
+  contraction for which an operand would have to be resharded or sliced, or another one gathered
+  (ids of a batch, for rows of a table that the batch's axis shards). What such a candidate saves
   in moving one operand, the result must pay: each rank holds a term of the size of the whole.
 - An in-place op also pays for moving its target back.
 - A view that merges dims has one factor in the lead. What is sharded by another one moves to that,
@@ -224,7 +225,7 @@ def cheapest(frame: Frame, axis: int, shards: Mapping[str, int]) -> Choice:
     for candidate, wanted in _candidates(frame, held, kinds, shards, size):
         key = _key(frame, nbytes, held, kinds, wanted, size, candidate)
         if isinstance(candidate, PassPartial) or (candidate in rule.reduce and any(
-            candidate == target and (name != target or kind is not None)
+            kind is not None or name != target if candidate == target else target is None and name
             for name, kind, target in zip(held, kinds, wanted)
         )):
             key = (key[0] + 2 * _result_nbytes(frame, axis), *key[1:])

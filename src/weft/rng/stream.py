@@ -176,7 +176,7 @@ def _is_pair(entry: Any) -> bool:
 
 @contextmanager
 def fork_rng(enabled: bool = True) -> Iterator[None]:
-    """Inside, random calls count on; afterwards the state is as it was before.
+    """Restore the state of random numbers at the end of the block.
 
     Args:
         enabled: False does nothing, as in torch.random.fork_rng.

@@ -228,8 +228,6 @@ class Entry:
         has_meta_gradient: whether torch can differentiate the op on the meta device.
         views_each: whether each result is a view of its own operand, which the schema hides.
         widens: whether it is a view of which an element is several of the operand's.
-        builtin: per overload, torch's own builtin that takes the same positional arguments: calling
-            it is 1 us faster than calling the overload.
         lists: of an op over lists, whose elements are calls of their own. "blocks": where the
             operands of each element lie alike, the op may have lists of local tensors instead.
     """
@@ -245,7 +243,6 @@ class Entry:
     has_meta_gradient: bool = True
     views_each: bool = False
     widens: bool = False
-    builtin: Mapping[str, Callable[..., Any]] | None = None
     lists: Literal["", "elements", "blocks"] = ""
 
     @property
@@ -269,7 +266,6 @@ def op(
     floats_flow: bool | None = None, each_call: bool = False,
     result: Callable[..., Any] | None = None, has_meta_gradient: bool = True,
     views_each: bool = False, widens: bool = False,
-    builtin: Mapping[str, Callable[..., Any]] | None = None,
     lists: Literal["", "elements", "blocks"] = "",
 ) -> Entry:
     """An entry of a page; `names` are separated by spaces. See `Entry`.
@@ -280,7 +276,7 @@ def op(
         floats_flow = layouts is None and all(each.is_string for each in rules)
     return Entry(
         tuple(names.split()), rules, kernel, compose, layouts, floats_flow, each_call, result,
-        has_meta_gradient, views_each, widens, builtin, lists)
+        has_meta_gradient, views_each, widens, lists)
 
 
 Page = Mapping[str, Entry]

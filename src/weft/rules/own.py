@@ -134,7 +134,7 @@ def _leads(pattern: Pattern) -> frozenset[str]:
 def _malformed(pattern: Pattern, facts: str, offenders: Sequence[str], fix: str) -> PlacementError:
     return PlacementError(
         message(f"register_rule(op, {pattern.text!r})", facts,
-                "what is said of operands and factors is said of those in the string", offenders,
+                "options name operands and factors of the string", offenders,
                 fix)
     )
 

@@ -74,7 +74,7 @@ def disable_manual_sharding(
     if tuple(out.shape) != tuple(full_shape):
         raise LayoutError(
             message("disable_manual_sharding(full_shape)", f"it is {tuple(full_shape)}, and the "
-                    f"blocks make up {tuple(out.shape)}", "blocks lie side by side",
+                    f"blocks make up {tuple(out.shape)}", "the blocks make up the full shape",
                     [tuple(t.shape)], f"full_shape={tuple(out.shape)}")
         )
     return out

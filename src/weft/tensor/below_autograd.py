@@ -30,6 +30,7 @@ def refused_below_autograd(func: Any, types: Iterable[type]) -> UnsupportedOpErr
             "weft intercepts above autograd; torch.func, vmap, forward AD, torch.jit and "
             "torch.tensor(x) pass it by", [str(kind.__name__) for kind in types],
             "use the tensor method (x.clone(), x.detach(), x.to(dtype)), or x.full_tensor() "
-            "and plain torch",
+            "and plain torch\n"
+            "for torch.func: torch.autograd.grad, and a batch dim in place of vmap",
         )
     )

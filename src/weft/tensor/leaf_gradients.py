@@ -40,7 +40,8 @@ from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
 from weft.tensor import held
 from weft.transport import run_together, traffic
-from weft.transport.transition import Transition, counting, dense
+from weft.transport.nodes import counting, dense
+from weft.transport.transition import Transition
 
 __all__ = [
     "Backward", "LeafUse", "accumulate", "before", "completed", "defer_hook", "disable_for",
@@ -95,6 +96,10 @@ class LeafUse:
     def reason(self) -> str:
         """Why it is reduced, for the log."""
         return f"gradient of {self.transition.text}"
+
+    def in_own_dtype(self, grad: Tensor) -> Tensor:
+        """A gradient of what stands for the leaf, as one of the leaf: it may be seen as a cast."""
+        return dense(grad) if grad.dtype is self.local.dtype else dense(grad).to(self.local.dtype)
 
     def arrived(self, seen: Tensor) -> None:
         """The hook of `seen`: its gradient in this backward is complete."""
@@ -214,7 +219,8 @@ def summed(
     owners = [(at, use) for at, of_leaf in enumerate(uses) for use in of_leaf]
     reduced = run_together(
         [use.transition.reverse for _, use in owners],
-        [None if one is None else dense(one) for one in found[len(uses):]],
+        [None if one is None else use.in_own_dtype(one)
+         for (_, use), one in zip(owners, found[len(uses):])],
         [use for _, use in owners],
     )
     for (at, _), part in zip(owners, reduced):
@@ -358,7 +364,7 @@ class Backward:
             grad = seen.grad
             if grad is not None:
                 uses.append(use)
-                grads.append(dense(grad))
+                grads.append(use.in_own_dtype(grad))
                 seen.grad = None
         moves = [use.transition.reverse for use in uses]
         if riders:

@@ -19,18 +19,17 @@ from weft.comm import PROCESS, source_line, this_world, user_frame
 from weft.core import Layout
 from weft.errors import StrictError, UnsupportedOpError, WeftWarning, message
 from weft.transport import traffic
+from weft.transport.nodes import transforms
 from weft.transport.transition import Transition
 
 __all__ = [
     "DEBUG", "STRICT", "check_plain", "check_strict", "check_summaries", "check_traced",
     "check_transforms", "debug", "explain", "inside_region", "is_inside_region", "is_strict",
     "num_dispatch_modes",
-    "source_line", "strict", "tracing", "transforms", "warn",
+    "source_line", "strict", "tracing", "warn",
 ]
 
 _STATE = threading.local()
-transforms = torch._C._functorch.peek_interpreter_stack  # type: ignore[attr-defined]
-"""The innermost transform of torch.func that is running, or None."""
 
 
 class _Strict:
@@ -134,11 +133,11 @@ def explain() -> AbstractContextManager[traffic.Log]:
 
 @contextmanager
 def debug(enabled: bool = True) -> Iterator[None]:
-    """Inside, all ranks of a group say what they ask for before each collective, and compare.
+    """Inside, all ranks of a group compare their requests before each collective.
 
-    They also compare what is replicated: plain tensors that meet ShardTensors, and leaves, each
-    when it is used for the first time. Where they ask for different things, hold other values, or
-    some do not come within the timeout, all raise the same CommunicationError. It is the rank's
+    They also compare replicated values, each at its first use: plain tensors that meet
+    ShardTensors, and leaves. If requests or values differ, or some ranks do not come within the
+    timeout, all ranks raise the same CommunicationError. It is the rank's
     mode (in a process: of all its threads); all ranks enter and leave it together. `WEFT_DEBUG=1`
     in the environment turns it on for good.
 
@@ -195,7 +194,7 @@ def check_traced(op: str) -> None:
     if num_dispatch_modes() and torch._C._get_dispatch_mode(_FAKE) is not None:
         raise UnsupportedOpError(
             message(op, f"at {source_line()} a ShardTensor is used under FakeTensorMode",
-                    "fake tensors have no data, of which collectives could bring any", [op],
+                    "fake tensors have no data that collectives could send", [op],
                     "the call outside of the mode; a program without data runs on meta tensors: "
                     "weft.distribute_tensor(torch.empty(shape, device=\"meta\"), mesh, placements)")
         )
@@ -217,7 +216,7 @@ def check_transforms(op: str) -> None:
     if transforms() is not None:
         raise UnsupportedOpError(
             message(op, f"at {source_line()} a ShardTensor meets plain tensors under a transform "
-                    "of torch.func", "vmap, grad, jvp and their kin do not reach local tensors",
+                    "of torch.func", "vmap, grad, jvp and the like do not reach local tensors",
                     ["a function that closes over a ShardTensor"],
                     "torch.autograd.grad on ShardTensors, or the transform with x.full_tensor()")
         )

@@ -1,8 +1,8 @@
 """The name of a module for those who ask it which library an object belongs to.
 
-Libraries that serve several array libraries (opt_einsum, autoray) take the first part of
-`type(x).__module__` for the one whose functions x needs, and what they do not know for an array of
-numpy's: without gradients, and gathered. A ShardTensor needs torch's functions. Its class is found
+Libraries that serve several array libraries (opt_einsum, autoray) read from the first part of
+`type(x).__module__` which library's functions x needs. An unknown name counts as numpy's: without
+gradients, and gathered. A ShardTensor needs torch's functions. Its class is found
 by the module's true name all the same, which is what pickle, inspect and documentation read.
 """
 

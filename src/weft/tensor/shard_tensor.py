@@ -25,9 +25,10 @@ from weft.tensor.counts import CALLS
 from weft.tensor.leaf_gradients import track_leaf
 from weft.tensor.members import AsValue, FromMeta, hooks
 from weft.tensor.meta import Meta, autocast_state
-from weft.tensor.modes import STRICT, num_dispatch_modes, transforms
+from weft.tensor.modes import STRICT, num_dispatch_modes
 from weft.tensor.module_name import ServedByTorch
 from weft.tensor.versions import version_of as version_of_memory
+from weft.transport.nodes import transforms
 
 if TYPE_CHECKING:
     from weft.tensor.typed import Typed as _Base
@@ -261,8 +262,8 @@ class ShardTensor(FromMeta, AsValue, _Base):
 
         Args:
             local_tensor: this rank's block (its partial value, over partial axes). It keeps its
-                memory and its autograd graph: gradients flow back into it. One on another device
-                than the mesh's comes to that.
+                memory and its autograd graph: gradients flow back into it. If it is on another
+                device, it is moved to the mesh's.
             device_mesh: the mesh, `mesh=` as well; None means the current one.
             placements: placements, P or Layout; None replicates.
             sharding_shapes: as PhysicsNeMo: "infer", "chunk", or a map mesh dim -> shapes of all
@@ -271,13 +272,13 @@ class ShardTensor(FromMeta, AsValue, _Base):
                 on all of them when they disagree.
             shape: the global shape, when known.
             stride: the global strides, when known.
-            grad_placements: how gradients lie that come back to the local tensors. Default: sharded
-                as they are, else replicated; Partial() where ranks hold one value that they have
+            grad_placements: the placements of the gradients of the local tensors. Default: sharded
+                as these are, else replicated; Partial() where ranks hold one value that they have
                 computed together, so that their gradients add up to its gradient.
             sizes: "infer" exchanges the local sizes once, and compares dtypes, order in memory and
                 requires_grad; "chunk" also raises where the cuts are not the default ones; a map
-                tensor dim -> sizes in shard order gives them, and asks nobody. With `shape` and
-                without a map, cuts are the default ones, and nobody is asked.
+                tensor dim -> sizes in shard order needs no exchange. With `shape` and without a
+                map, the cuts are the default ones, and nothing is exchanged.
             sync: broadcast replicas from the first coordinate.
 
         Raises:
@@ -300,22 +301,23 @@ class ShardTensor(FromMeta, AsValue, _Base):
         """The same tensor in another layout; differentiable.
 
         Args:
-            device_mesh: the mesh to come to, `mesh=` as well; None is this tensor's own. Of another
-                mesh, ranks that are in one of the two only take part, too; outside the mesh of a
-                tensor a rank has an empty local part.
+            device_mesh: the target mesh, also accepted as `mesh=`; None is this tensor's own. With
+                another mesh, the ranks of both meshes call it. A rank outside the mesh of a tensor
+                has an empty local part.
             placements: placements, P or Layout; None replicates on a given mesh. On this tensor's
                 own mesh they may stand first: `x.redistribute(P("tp"))`.
             async_op: start to communicate and return; the first use of the result waits. Until
                 then this tensor must not be written to (the use would raise UnsupportedOpError).
-                The backward is as ever.
+                The backward does not change.
             forward_dtype: the dtype of the result, to which the blocks are cast before they travel
                 (partial values before they are reduced).
             backward_dtype: the dtype to which gradients are cast before they travel back; None is
                 this tensor's dtype, in which they arrive in any case.
-            grad_placements: how the gradient of the result lies: sharded as the result; where that
-                is replicated, Replicate() (the default) or Partial(). With Partial() it is reduced
-                on its way back alone: `w.redistribute(P(), grad_placements=[Partial()])` of a
-                sharded weight is an all-gather whose gradient is reduce-scattered.
+            grad_placements: the placements of the result's gradient: sharded as the result; where
+                that is replicated, Replicate() (the default) or Partial(). A partial gradient is
+                reduced only when it is moved back. So for a sharded weight
+                `w.redistribute(P(), grad_placements=[Partial()])` is an all-gather whose gradient
+                is reduce-scattered.
 
         Raises:
             PlacementError: other placements of the gradient.

@@ -1,4 +1,4 @@
-"""What type checkers know of torch's methods on a ShardTensor: they give ShardTensors.
+"""Types of torch's methods on a ShardTensor, for type checkers: they return ShardTensors.
 
 torch says Tensor, which has no layout. This class is for type checkers alone: at run time
 a ShardTensor extends torch.Tensor. Methods that are not named here are a Tensor's to them.

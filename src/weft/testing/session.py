@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import html
 import io
 import linecache
 import sys
@@ -16,6 +15,7 @@ import torch
 from weft.comm import BoundMesh, SimulatedRanks, this_world
 from weft.comm.simulated import SimulatedWorld
 from weft.core import Mesh, P
+from weft.core.display import preformatted
 from weft.drawing.ranks import ranks_text
 from weft.errors import CommunicationError, message
 
@@ -196,4 +196,4 @@ def _together(shown: Sequence[str]) -> str:
 
 def _as_html(value: Any) -> str:
     own = getattr(value, "_repr_html_", None) or getattr(value, "_repr_svg_", None)
-    return own() if own is not None else f"<pre>{html.escape(repr(value))}</pre>"
+    return own() if own is not None else preformatted(repr(value))

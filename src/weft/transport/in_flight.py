@@ -54,8 +54,8 @@ def in_flight(out: Tensor, x: Tensor, finish: Finish) -> Tensor:
                 message(
                     "redistribute(async_op=True)", f"its source of shape {tuple(x.shape)} was "
                     f"written to {x._version - version} times before the result was used",
-                    "what is on its way is read from where it lies: the source stays as it is "
-                    "until the first use of the result", [f"version {version}, now {x._version}"],
+                    "the source is still being sent: it must not change until the first use of "
+                    "the result", [f"version {version}, now {x._version}"],
                     "x.clone().redistribute(..., async_op=True), or use the result first",
                 )
             )

@@ -17,8 +17,9 @@ from torch._C import _DisableAutocast  # type: ignore[attr-defined]
 from torch._C import _is_any_autocast_enabled as is_autocast_enabled
 
 from weft.comm import Communicator
+from weft.transport.nodes import dense, transforms
 from weft.transport.traffic import STATE, Note, moving, note, resume
-from weft.transport.transition import Transition, _transforms, dense
+from weft.transport.transition import Transition
 
 __all__ = ["Noted", "move_together", "run_together", "start_together"]
 
@@ -36,7 +37,7 @@ class Noted(Protocol):
 def move_together(transitions: Sequence[Transition], xs: Sequence[Tensor]) -> Sequence[Tensor]:
     """`[transition(x, read_only_use=True) for ...]`, for tensors that require grad while autograd
     records."""
-    if len(xs) == 1 or _transforms() is not None or any(
+    if len(xs) == 1 or transforms() is not None or any(
         transition.is_special for transition in transitions
     ):
         return [transition(x, read_only_use=True) for transition, x in zip(transitions, xs)]

@@ -14,8 +14,9 @@ from torch import Tensor
 from weft.comm import Finish
 from weft.errors import UnsupportedOpError, message
 from weft.transport.in_flight import in_flight
+from weft.transport.nodes import dense
 from weft.transport.traffic import STATE, note, resume
-from weft.transport.transition import Transition, dense
+from weft.transport.transition import Transition
 
 __all__ = ["Mixed"]
 

@@ -1,8 +1,8 @@
 """A plan of many tensors carried out on one rank: bucket by bucket, one exchange each.
 
-Of what is sent and of what is received a rank holds one bucket each. A bucket lies in the order of
-the other ranks, for each of them in the order of tensors, as the plan lists them: both sides know
-that order. New local tensors are made when their first piece arrives.
+A rank holds one bucket to send and one to receive. A bucket is ordered by the other ranks, and for
+each of them by tensors, as the plan lists them: both sides know that order. New local tensors are
+made when their first piece arrives.
 """
 
 from __future__ import annotations

@@ -17,17 +17,15 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C import _DisableAutocast  # type: ignore[attr-defined]
-from torch.autograd import forward_ad
 
 from weft.comm import BoundMesh, Communicator
 from weft.core import Layout
-from weft.errors import UnsupportedOpError, message
+from weft.transport.nodes import dense, refuse_node, refuse_transforms, transforms
 from weft.transport.traffic import STATE, emit, note, resume
-from weft.transport.transition import _transforms, dense
 
 __all__ = ["Shards"]
 
-_functorch: Any = torch._C._functorch  # type: ignore[attr-defined]
+_CALL = "an op along a sharded dim"
 
 
 class Shards:
@@ -162,15 +160,9 @@ def _order(axes: tuple[int, ...], sizes: Sequence[int]) -> tuple[int, ...] | Non
 
 def _check(x: Tensor) -> None:
     """Raise for tensors of forward AD, vmap or torch.func, whose information collectives lose."""
-    is_dual = forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None
-    wrapped = _functorch.is_functorch_wrapped_tensor(x)
-    if is_dual or wrapped or (_transforms() is not None and x.requires_grad):
-        kind = "a dual tensor" if is_dual else "a tensor of torch.func"
-        raise UnsupportedOpError(
-            message("an op along a sharded dim", f"it was given {kind}",
-                    "forward AD, vmap and torch.func do not reach through communication", [kind],
-                    "torch.autograd.grad on ShardTensors, or the transform on x.full_tensor()")
-        )
+    refuse_transforms(x, lambda: _CALL)
+    if transforms() is not None and x.requires_grad:
+        refuse_node(_CALL)
 
 
 def _run(x: Tensor, comm: Communicator, kind: str) -> Tensor:

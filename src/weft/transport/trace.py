@@ -34,9 +34,9 @@ Event = dict[str, Any]
 
 @contextmanager
 def trace(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Write when collectives, modules and optimizer steps of the block ran to a file.
+    """Write a file that says when collectives, modules and optimizer steps of the block ran.
 
-    Around `weft.testing.run` it is that of all simulated ranks. Where each rank is a process, each
+    Around `weft.testing.run` the file has all simulated ranks. Where each rank is a process, each
     writes a file of its own, `run.rank3.json` for `run.json`; `weft trace` merges them.
 
     Args:

@@ -21,7 +21,6 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -38,15 +37,14 @@ from weft.transport import facts
 from weft.transport.boxes import shape_of
 from weft.transport.execute import CompiledPlan, compile_plan, owned, unshared
 from weft.transport.in_flight import in_flight
+from weft.transport.nodes import apply, counting, refuse_node, refuse_transforms, start, transforms
 from weft.transport.order import Order, in_order
-from weft.transport.traffic import STATE, note, resume
+from weft.transport.traffic import STATE
 
-__all__ = ["Transition", "counting", "dense", "gradient_through"]
+__all__ = ["Transition"]
 
 Way = Callable[[Tensor], Tensor]
 
-_functorch: Any = torch._C._functorch  # type: ignore[attr-defined]
-_transforms = _functorch.peek_interpreter_stack
 _NO_GRADIENT = IDEMPOTENT | {"bxor"}
 
 
@@ -142,10 +140,10 @@ class Transition:
         if torch.is_grad_enabled():
             if not x.requires_grad:
                 return counting(self._run(x, read_only_use), x) if read_only_use else self._run(x)
-            if _transforms() is not None:
-                _refuse_node(self)
+            if transforms() is not None:
+                refuse_node(self._call_text())
             if self._special is None:
-                return _apply(x, self, read_only_use)
+                return apply(x, self, read_only_use)
             if self._way is None:
                 self._way = self._special(self)
             with _DisableAutocast():
@@ -163,9 +161,9 @@ class Transition:
         x = x.clone() if x.is_inference() else x  # its writes are not counted
         brings: list[Finish] = []
         if wants_grad:
-            if _transforms() is not None:
-                _refuse_node(self)
-            out = _start(x, self, brings)
+            if transforms() is not None:
+                refuse_node(self._call_text())
+            out = start(x, self, brings)
         else:
             out = self._begin(x, brings)
         return in_flight(out, x, brings[0])
@@ -174,7 +172,7 @@ class Transition:
         """The result without its data; the function that provides them is added to the list."""
         program = self._program
         assert program is not None
-        _refuse_transforms(self, x)
+        refuse_transforms(x, self._call_text)
         with _DisableAutocast():
             if STATE.on:
                 finish = program.start_as(self.text, f"{self.src} -> {self.dst}", x)
@@ -255,6 +253,9 @@ class Transition:
             )
         return self._reverse
 
+    def _call_text(self) -> str:
+        return f"transition {self.text}"
+
     def __repr__(self) -> str:
         return f"Transition({self.text}: {self.src} -> {self.dst})"
 
@@ -262,14 +263,14 @@ class Transition:
         reduction = self.reduction
         if (
             reduction is not None and not STATE.on and forward_ad._current_level < 0
-            and _transforms() is None and not is_autocast_enabled()
+            and transforms() is None and not is_autocast_enabled()
         ):  # the usual case, which runs in every step
             return reduction[0].all_reduce(x, reduction[1])
         program = self._program
         out = x
         if program is not None:
-            if forward_ad._current_level >= 0 or _transforms() is not None:
-                _refuse_transforms(self, x)
+            if forward_ad._current_level >= 0 or transforms() is not None:
+                refuse_transforms(x, self._call_text)
             if is_autocast_enabled():  # it knows `cat`, `prod` and others, and would cast there
                 with _DisableAutocast():
                     out = self._run_program(program, x)
@@ -285,113 +286,6 @@ class Transition:
     def _run_program(self, program: CompiledPlan, x: Tensor) -> Tensor:
         layouts = f"{self.src} -> {self.dst}" if STATE.on else ""
         return program.run_as(self.text, layouts, x) if layouts else program.run(x)
-
-
-def counting(out: Tensor, x: Tensor) -> Tensor:
-    """`out`, with the version counter of x: for autograd, a write to x is a write to both."""
-    if x.is_inference() or out.is_inference():
-        return out  # inference tensors count nothing
-    if out.untyped_storage()._cdata == x.untyped_storage()._cdata:
-        return out
-    made = x.detach()
-    made.data = out
-    return made
-
-
-def dense(grad: Tensor) -> Tensor:
-    """A gradient as a dense tensor: code on local tensors may give a sparse one."""
-    return grad if grad.layout is torch.strided else grad.to_dense()
-
-
-def _refuse_transforms(transition: Transition, x: Tensor) -> None:
-    """Collectives see only values: the information of forward AD, vmap or torch.func is lost."""
-    is_dual = forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None
-    if is_dual or _functorch.is_functorch_wrapped_tensor(x):
-        kind = "dual tensor" if is_dual else "torch.func tensor"
-        raise _refusal(transition, f"it was given a {kind}", kind)
-
-
-def _refuse_node(transition: Transition) -> NoReturn:
-    """Under a transform torch makes no node of autograd's graph for it."""
-    kind = "a tensor that requires grad"
-    raise _refusal(transition, f"it was given {kind}, under a transform of torch.func", kind)
-
-
-def _refusal(transition: Transition, facts: str, kind: str) -> UnsupportedOpError:
-    return UnsupportedOpError(
-        message(
-            f"transition {transition.text}", facts,
-            "forward AD, vmap and torch.func do not reach through communication", [kind],
-            "torch.autograd.grad on ShardTensors, or the transform on x.full_tensor()",
-        )
-    )
-
-
-class _Apply(torch.autograd.Function):
-    """A transition as a node of autograd's graph; its backward is the reverse transition."""
-
-    @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, x: Tensor, transition: Transition, read_only_use: bool
-    ) -> Tensor:
-        ctx.transition = transition
-        ctx.note = note() if STATE.on else None
-        ctx.set_materialize_grads(False)
-        return transition.as_node(x, read_only_use)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor | None) -> Any:  # type: ignore[override]
-        if grad is None:  # of a user's Function: all ranks run the same one
-            return None, None, None
-        grad = dense(grad)
-        if STATE.on:
-            with resume(ctx.note, f"gradient of {ctx.transition.text}"):
-                return ctx.transition.reverse(grad), None, None
-        transition = ctx.transition
-        reverse = transition._reverse or transition.reverse
-        return reverse(grad) if grad.requires_grad else reverse._run(grad), None, None
-
-
-class _Start(_Apply):
-    """A transition that is only started."""
-
-    @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, x: Tensor, transition: Transition, brings: list[Finish]
-    ) -> Tensor:
-        ctx.transition = transition
-        ctx.note = note() if STATE.on else None
-        ctx.set_materialize_grads(False)
-        return transition._begin(x, brings)
-
-
-_apply = super(torch.autograd.Function, _Apply).apply  # type: ignore[misc]
-_start = super(torch.autograd.Function, _Start).apply  # type: ignore[misc]
-"""What `_Apply.apply` calls after checking that no functorch transform is active. The check
-costs a third of the call; a run refuses the tensors of such a transform."""
-
-
-class _Back(torch.autograd.Function):
-    """The argument, whose gradient returns through a transition."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, back: Transition) -> Tensor:  # type: ignore[override]
-        ctx.back = back
-        ctx.note = note() if STATE.on else None
-        ctx.set_materialize_grads(False)
-        return x.detach()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, None]:  # type: ignore[override]
-        if grad is None or not STATE.on:
-            return None if grad is None else ctx.back(dense(grad)), None
-        with resume(ctx.note, "gradients of local tensors"):
-            return ctx.back(dense(grad)), None
-
-
-def gradient_through(x: Tensor, back: Transition) -> Tensor:
-    """`x`, sharing its memory; `back` transforms its gradient."""
-    return _Back.apply(x, back)  # type: ignore[no-any-return]
 
 
 # Kinds whose gradient is more than a plan between duals.
@@ -415,8 +309,8 @@ def _refuse(transition: Transition) -> Way:
         message(
             f"transition {transition.text}",
             f"the source {src} is partial by {', '.join(kinds)} and requires a gradient",
-            "P(max), P(min) and the logical kinds carry no gradient; amax, max, min and their "
-            "kin are ops with a gradient of their own", [f"{kind} terms" for kind in kinds],
+            "P(max), P(min) and the logical kinds carry no gradient; amax, max, min and the "
+            "like are ops with a gradient of their own", [f"partial {kind}" for kind in kinds],
             "x.detach() before the redistribute, or reduce by the op: x.amax(dim)",
         )
     )

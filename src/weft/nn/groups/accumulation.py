@@ -24,8 +24,8 @@ def accumulate(module: nn.Module) -> Iterator[None]:
     Several backwards then cost the reductions of one. Until the end `parameter.grad` is what it was
     before, so clipping and the optimizer's step come afterwards. Each rank keeps the gradients of
     the parameters as it uses them: whole, where these are sharded and gathered. Parameters with
-    hooks, and those that are not replicated or gathered where they are used, are reduced in each
-    backward as ever.
+    hooks, and those that are neither replicated nor gathered where they are used, are reduced in
+    each backward, as without this block.
 
     Args:
         module: whose parameters are ShardTensors.

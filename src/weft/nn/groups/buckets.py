@@ -1,7 +1,7 @@
 """Gradients of replicated parameters, summed in buckets while the backward goes on.
 
-What the groups of a line have found waits until there is enough of it for one collective: small
-groups are summed together, and what is left at the end of the backward.
+Gradients of several groups wait until there are enough of them for one collective. The rest is
+summed at the end of the backward.
 """
 
 from __future__ import annotations

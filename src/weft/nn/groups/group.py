@@ -1,9 +1,9 @@
 """Groups of parameters, one per module, and the line in which they are used.
 
-A group is gathered when its module's forward begins, and freed when it ends; gathered again when
-something that was computed of it is to be differentiated, and freed when the gradient of the
-module's input is there. Whenever a group is waited for, the next one in line is started: in forward
-the one that followed in the last forward, in backward the one that came before.
+A group is gathered when its module's forward begins, and freed when it ends. It is gathered again
+when the backward reaches a result of the module, and freed when the gradient of the module's input
+is there. Waiting for a group starts the next one in line: in forward the one that followed in the
+last forward, in backward the one that came before.
 
 The end of a group in backward is a hook on the gradient of the module's input, not a count of
 gradients: the engine takes what the forward recorded last, so what has arrived by then is the same
@@ -26,7 +26,7 @@ from torch._C import _current_graph_task_id  # type: ignore[attr-defined]
 from weft.comm import BoundMesh
 from weft.errors import StrictError, message
 from weft.nn.groups.buckets import Buckets
-from weft.nn.groups.kind import Kind, kind_of
+from weft.nn.groups.kind import Dtypes, Kind, autocast_dtype, kind_of
 from weft.nn.groups.pack import Pack
 from weft.nn.groups.policy import AUTOMATIC, Gather
 from weft.tensor import ShardTensor
@@ -52,7 +52,7 @@ def _implicit(pack: Pack, path: str) -> StrictError:
     return StrictError(
         message(f"forward of {path or 'the module'}", f"{len(names)} parameters are sharded over "
                 f"{axes}, as the batch is, and are gathered for it",
-                "under weft.strict() what is gathered is told", names,
+                "under weft.strict() gather= names what is gathered", names,
                 f"distribute_module(..., gather={{{path!r}: weft.nn.Gather()}})")
     )
 
@@ -173,10 +173,13 @@ class Group:
 
     def __init__(
         self, module: nn.Module, parts: Sequence[nn.Module], path: str, policy: Gather,
-        mesh: BoundMesh, batch: frozenset[int], line: Line,
+        mesh: BoundMesh, batch: frozenset[int], line: Line, before: Group | None = None,
     ) -> None:
         self.line, self.policy, self.path = line, policy, path
-        self.mesh, self.batch = mesh, batch
+        self.mesh, self.batch, self.autocast = mesh, batch, autocast_dtype(mesh)
+        self.in_own_dtype: set[int] = set() if before is None else before.in_own_dtype
+        self.num_in_own_dtype = len(self.in_own_dtype)
+        dtypes = Dtypes(policy.compute_dtype, policy.reduce_dtype, self.autocast)
         self.is_open = self.was_asked = self.is_outermost = False
         self.number = next(_MADE)
         kinds: dict[Any, tuple[Kind, list[ShardTensor]]] = {}
@@ -186,26 +189,47 @@ class Group:
                 if id(tensor) in seen:
                     continue
                 seen.add(id(tensor))
-                kind = kind_of(
-                    tensor, mesh, batch, policy.compute_dtype, policy.reduce_dtype)
+                kind = kind_of(tensor, mesh, batch, dtypes)
                 if kind is not None:
                     kinds.setdefault(kind.key(), (kind, []))[1].append(tensor)  # type: ignore
         self.parts = [
             (weakref.ref(part), list(part._parameters.values())) for part in parts
             if part._parameters
         ]
+        self.packs = [self._pack(kind, tensors) for kind, tensors in kinds.values()]
+
+    def _pack(self, kind: Kind, tensors: Sequence[ShardTensor]) -> Pack:
         me: weakref.ref[Group] = weakref.ref(self)
-        self.packs = [
-            Pack(kind, tensors, f"parameters of {path or 'the module'}",
-                 _Calling(me, line, Line.asked), _Calling(me, line, Line.touch))
-            for kind, tensors in kinds.values()
-        ]
-        for pack in self.packs:
-            pack.group = self
+        pack = Pack(
+            kind, tensors, f"parameters of {self.path or 'the module'}",
+            _Calling(me, self.line, Line.asked), _Calling(me, self.line, Line.touch), _widened,
+            self.in_own_dtype)
+        pack.group = self
+        return pack
+
+    def widen(self, pack: Pack, at: int) -> Tensor:
+        """A parameter that travelled in autocast's dtype, in its own: gathered once more. From the
+        next forward on it travels so."""
+        member, kind = pack.members[at], pack.kind
+        if member.another is None:
+            tensor = member.tensor
+            self.in_own_dtype.add(id(tensor))
+            is_shown = tensor._local is member.shown
+            pack.hide_one(at)
+            dtypes = Dtypes(reduce=kind.reduce_dtype)
+            own = Kind(kind.mesh, kind.axes, kind.rest, kind.dtype, dtypes)
+            member.another = self._pack(own, [tensor])
+            self.packs.append(member.another)
+            if is_shown:
+                member.another.show()
+        member.another.fill()
+        return member.another.members[0].full
 
     def fits(self, mesh: BoundMesh, batch: frozenset[int]) -> bool:
         """Whether it is still the group of its module's parameters."""
-        if self.mesh is not mesh or self.batch != batch:
+        if self.mesh is not mesh or self.batch != batch or self.autocast != autocast_dtype(mesh):
+            return False
+        if self.num_in_own_dtype != len(self.in_own_dtype):
             return False
         for part, known in self.parts:
             if not _holds(part(), known):
@@ -237,10 +261,7 @@ class Group:
     @contextmanager
     def again(self) -> Iterator[None]:
         """In backward: a part of the module's forward runs again, as it did."""
-        packs = [
-            pack for pack in self.packs
-            if not any(member.tensor._local is member.full for member in pack.members)
-        ]
+        packs = [pack for pack in self.packs if not pack.is_shown]
         for pack in packs:
             pack.fill()
             pack.show()
@@ -299,6 +320,10 @@ def _holds(part: nn.Module | None, known: Sequence[Any]) -> bool:
     if part is None or len(part._parameters) != len(known):
         return False
     return all(map(is_, part._parameters.values(), known))
+
+
+def _widened(pack: Pack, at: int) -> Tensor:
+    return pack.group.widen(pack, at)
 
 
 class _Calling:

@@ -18,7 +18,7 @@ from torch import nn
 from weft.comm import BoundMesh
 from weft.nn.groups.group import Group, Line, in_backward
 from weft.nn.groups.policy import Gather
-from weft.nn.pins import _Hook
+from weft.nn.pins import BringHook, _Hook, has_hook
 from weft.tensor import ShardTensor
 from weft.tensor.trace.trees import flatten, map_tensors
 
@@ -79,7 +79,7 @@ def gathered_now() -> tuple[Group, ...]:
 
 def has_group(module: nn.Module) -> bool:
     """Whether a module has a group of its own, or is to have none."""
-    return any(type(hook) is Entering for hook in module._forward_pre_hooks.values())
+    return has_hook(module, Entering)
 
 
 def _state_of(module: nn.Module) -> _State:
@@ -124,14 +124,15 @@ class Entering(_Hook):
             state.release()
             parts = list(_parts(module))
             group = state.group = Group(
-                module, parts, self.path, self.policy, forward.mesh, batch, forward.line)
+                module, parts, self.path, self.policy, forward.mesh, batch, forward.line, group)
         group.is_outermost = forward.module is module
         if group.packs:
             group.enter((args, kwargs))
             forward.groups.append(group)
 
     def _outermost(self, module: nn.Module, given: Any) -> _Forward | None:
-        found = _batch_of([one for one in flatten(given) if type(one) is ShardTensor])
+        whole = None if self.path else module
+        found = _batch_of([one for one in flatten(given) if type(one) is ShardTensor], whole)
         if found is None and self.policy is not None and self.policy.axes is not None:
             held = next((one for one in module.parameters() if type(one) is ShardTensor), None)
             found = None if held is None else (held._meta.mesh, frozenset())
@@ -158,15 +159,35 @@ class Leaving(_Hook):
             forward.line.end()
 
 
-def _batch_of(inputs: Sequence[ShardTensor]) -> tuple[BoundMesh, frozenset[int]] | None:
-    """The mesh, and the axes that shard dim 0 of what a module is given; None where none do."""
-    axes: set[int] = set()
+def _batch_of(
+    inputs: Sequence[ShardTensor], whole: nn.Module | None
+) -> tuple[BoundMesh, frozenset[int]] | None:
+    """The mesh, and the axes that shard what a module is given, as far as parameters are gathered
+    over them; None where there are none. `whole`: the module, where it is no part of another."""
+    batch, others = set[int](), set[int]()
     for one in inputs:
         meta = one._meta
         if meta.mesh is inputs[0]._meta.mesh and meta.layout.ndim:
             sizes = meta.mesh.axis_sizes
-            axes.update(axis for axis in meta.layout.dims[0] if sizes[axis] > 1)
-    return (inputs[0]._meta.mesh, frozenset(axes)) if axes else None
+            for dim, axes in enumerate(meta.layout.dims):
+                found = others if dim else batch
+                found.update(axis for axis in axes if sizes[axis] > 1)
+    if others and whole is not None:
+        batch |= _of_all_parameters(whole, others - batch)
+    return (inputs[0]._meta.mesh, frozenset(batch)) if batch else None
+
+
+def _of_all_parameters(module: nn.Module, axes: set[int]) -> set[int]:
+    """The axes that shard dim 0 of every parameter. An axis of tensor parallel modules, whose
+    activations it shards as well, leaves norms whole, or styles keep the weights where they are."""
+    if any(has_hook(part, BringHook) for part in module.modules()):
+        return set()
+    for one in module.parameters():
+        if not axes or type(one) is not ShardTensor:
+            return set()
+        layout = one._meta.layout
+        axes = axes.intersection(layout.dims[0]) if layout.ndim else set()
+    return axes
 
 
 def _cast(dtype: torch.dtype, x: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,31 +11,53 @@ from weft.comm import BoundMesh
 from weft.nn.groups.memory import gathered_layout
 from weft.tensor import ShardTensor
 
-__all__ = ["Kind", "kind_of"]
+__all__ = ["Dtypes", "Kind", "autocast_dtype", "kind_of"]
+
+
+class Dtypes(NamedTuple):
+    """What a policy says of dtypes, and autocast's, where it is on."""
+
+    compute: torch.dtype | None = None
+    reduce: torch.dtype | None = None
+    autocast: torch.dtype | None = None
+
+
+def autocast_dtype(mesh: BoundMesh) -> torch.dtype | None:
+    """The dtype that autocast casts parameters to now; None where it is off, or saves nothing."""
+    kind = mesh.kernel_type
+    if not torch.is_autocast_enabled(kind):
+        return None
+    dtype = torch.get_autocast_dtype(kind)
+    return dtype if dtype.itemsize < torch.float32.itemsize else None
 
 
 class Kind:
     """What parameters of one pack have in common: mesh, gathered axes, further axes over which the
-    gradient is partial, dtypes."""
+    gradient is partial, dtypes.
 
-    __slots__ = ("axes", "dtype", "mesh", "reduce_dtype", "rest", "whole_dtype")
+    `for_autocast`: they travel in autocast's dtype, and remain parameters of their own.
+    """
+
+    __slots__ = ("axes", "dtype", "for_autocast", "mesh", "reduce_dtype", "rest", "whole_dtype")
 
     def __init__(
         self, mesh: BoundMesh, axes: frozenset[int], rest: frozenset[int], dtype: torch.dtype,
-        whole_dtype: torch.dtype | None, reduce_dtype: torch.dtype | None,
+        dtypes: Dtypes,
     ) -> None:
         self.mesh, self.axes, self.rest, self.dtype = mesh, axes, rest, dtype
-        is_real = dtype.is_floating_point and whole_dtype is not None
-        self.whole_dtype: torch.dtype = whole_dtype if is_real else dtype  # type: ignore
-        self.reduce_dtype = reduce_dtype or self.whole_dtype
+        whole, self.for_autocast = dtypes.compute, False
+        if whole is None and dtypes.autocast is not None and dtype is torch.float32:
+            whole, self.for_autocast = dtypes.autocast, True
+        is_real = dtype.is_floating_point and whole is not None
+        self.whole_dtype: torch.dtype = whole if is_real else dtype  # type: ignore
+        self.reduce_dtype = dtypes.reduce or (dtype if self.for_autocast else self.whole_dtype)
 
     def key(self) -> tuple[Any, ...]:
         return id(self.mesh), self.axes, self.rest, self.dtype
 
 
 def kind_of(
-    tensor: Any, mesh: BoundMesh, batch: frozenset[int], whole_dtype: torch.dtype | None,
-    reduce_dtype: torch.dtype | None,
+    tensor: Any, mesh: BoundMesh, batch: frozenset[int], dtypes: Dtypes
 ) -> Kind | None:
     """How a parameter is gathered in a forward whose batch is sharded over these axes; None where
     it is not: it is not this rank's to gather, or is sharded over other axes. Replicated ones are
@@ -55,7 +77,7 @@ def kind_of(
         alone = all(size == 1 or axis in batch for axis, size in enumerate(sizes))
         if not (alone and batch and meta.requires_grad):
             return None
-        return Kind(mesh, axes, batch, meta.dtype, None, None)
+        return Kind(mesh, axes, batch, meta.dtype, Dtypes())
     if gathered_layout(layout, axes) is None:
         return None
-    return Kind(mesh, axes, batch - axes, meta.dtype, whole_dtype, reduce_dtype)
+    return Kind(mesh, axes, batch - axes, meta.dtype, dtypes)

@@ -40,17 +40,29 @@ def gathered_layout(layout: Layout, axes: frozenset[int]) -> Layout | None:
 
 
 def packing_of(
-    mesh: BoundMesh, comm: Communicator, metas: Sequence[Meta], layouts: Sequence[Layout]
+    mesh: BoundMesh, comm: Communicator, metas: Sequence[Meta], layouts: Sequence[Layout],
+    widths: Sequence[int] = (),
 ) -> Packing:
-    """The packing of parameters; those of alike layouts share one."""
+    """The packing of parameters; those of alike layouts share one. `widths`: per parameter, how
+    many elements of the buffer one of its elements takes."""
     known = mesh.cache.setdefault("packings", {})
-    key = comm.ranks, tuple([meta.layout for meta in metas]), tuple(layouts)
+    widths = tuple(widths) if any(width > 1 for width in widths) else ()
+    key = comm.ranks, tuple([meta.layout for meta in metas]), tuple(layouts), widths
     found = known.get(key)
     if found is None:
         places = map(mesh.position_of_rank, comm.ranks)
         coordinates = [mesh.coordinate(place) for place in places if place is not None]
-        found = known[key] = Packing(metas, layouts, coordinates, comm.index)
+        found = known[key] = Packing(metas, layouts, coordinates, comm.index, widths)
     return found
+
+
+_Box = tuple[tuple[int, int], ...]
+
+
+def _wider(box: _Box, width: int) -> _Box:
+    """A box in elements of another size: the last dim is longer."""
+    *others, (start, stop) = box
+    return *others, (start * width, stop * width)
 
 
 class Packing:
@@ -61,11 +73,14 @@ class Packing:
         layouts: what they are gathered.
         coordinates: of the communicator's ranks, in its order.
         index: this rank's place among them.
+        widths: how many elements of the buffer an element of each parameter takes; one by default.
+            A parameter is given, and found, as seen in the buffer's dtype: its last dim is as many
+            times as long.
     """
 
     def __init__(
         self, metas: Sequence[Meta], layouts: Sequence[Layout],
-        coordinates: Sequence[tuple[int, ...]], index: int,
+        coordinates: Sequence[tuple[int, ...]], index: int, widths: Sequence[int] = (),
     ) -> None:
         self.index = index
         self.shapes: list[list[tuple[int, ...]]] = []
@@ -74,7 +89,8 @@ class Packing:
         """Per rank, where each begins in this rank's part of the gathered parameter."""
         for at in coordinates:
             boxes = [
-                (meta.layout.box_at(at), layout.box_at(at)) for meta, layout in zip(metas, layouts)
+                (_wider(meta.layout.box_at(at), width), _wider(layout.box_at(at), width))
+                for meta, layout, width in zip(metas, layouts, widths or [1] * len(metas))
             ]
             self.shapes.append([tuple([stop - start for start, stop in box]) for box, _ in boxes])
             self.starts.append([

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -29,22 +29,22 @@ from torch._C import (  # type: ignore[attr-defined]
     _DisableAutocast,
 )
 from torch.autograd.graph import increment_version
-from torch.utils.weak import TensorWeakRef
 
 from weft.comm import Finish
 from weft.nn.groups.kind import Kind
+from weft.nn.groups.member import Member, places_of
 from weft.nn.groups.memory import gathered_layout, packing_of
 from weft.tensor import ShardTensor
-from weft.tensor.leaf_gradients import LeafUse, accumulate, running, stand_for
-from weft.tensor.meta import Meta, contiguous_strides, intern
+from weft.tensor.leaf_gradients import accumulate, running, stand_for
+from weft.tensor.meta import intern
 from weft.tensor.placing.freed import Freed, register
 from weft.tensor.placing.transitions import transition_between
 from weft.tensor.versions import version_of
+from weft.tensor.views.cast_weight import cast_weight
 from weft.transport import traffic
 
 __all__ = ["Pack"]
 
-_ALIGNED_NBYTES = 64
 _MADE = itertools.count()
 
 
@@ -52,63 +52,6 @@ class _Buckets(Protocol):
     """Where replicated parameters' gradients are summed: `buckets.Buckets`."""
 
     def add(self, pack: Any) -> None: ...
-
-
-class _Member:
-    """One parameter: as it is, and gathered. Without a storage it is its own memory."""
-
-    __slots__ = (
-        "_full", "_released", "address", "has_arrived", "local", "memo", "meta", "tensor", "use",
-        "version", "whole", "whole_meta",
-    )
-
-    def __init__(
-        self, tensor: ShardTensor, whole_meta: Meta, storage: Any = None, offset: int = 0
-    ) -> None:
-        self.tensor, self.meta, self.local = tensor, tensor._meta, tensor._local
-        self.whole_meta = whole_meta
-        self.memo: Any = None
-        self.version = 0
-        self.has_arrived = False
-        """Whether the gradient of the leaf is to be reduced in this backward."""
-        self.address = self.local.data_ptr()
-        self.use: LeafUse | None = None
-        self._released: TensorWeakRef | None = None
-        self.whole: Any
-        self._full: Any
-        if storage is None:
-            self.whole = self._full = self.local.detach().requires_grad_()
-            return
-        shape = whole_meta.local_shape
-        strides = contiguous_strides(shape)
-        make = torch.empty(0, dtype=whole_meta.dtype, device=self.local.device)
-        self.whole = make.new_empty(0).set_(storage, offset, shape, strides)
-        self._full = make.new_empty(0).set_(storage, offset, shape, strides)
-        self._full.requires_grad_(self.local.requires_grad)
-
-    @property
-    def full(self) -> Any:
-        """The leaf that graphs see; None once it is released and no graph has it."""
-        return self._full if self._full is not None else self._released()  # type: ignore
-
-    def release(self) -> None:
-        """From now on graphs alone hold the leaf."""
-        if self._released is None:
-            self._released = TensorWeakRef(self._full)
-            if self.whole is self._full:
-                self.whole = None
-            if self._full.grad is None:
-                self._full = None
-
-    def take(self) -> Tensor | None:
-        """The gradient of the leaf."""
-        full = self.full
-        if full is None or full.grad is None:
-            return None
-        grad, full.grad = full.grad, None
-        if self._released is not None:
-            self._full = None
-        return grad if grad.layout is torch.strided else grad.to_dense()
 
 
 class Pack(Freed):
@@ -119,6 +62,9 @@ class Pack(Freed):
         label: whose they are, for the log.
         ask: called before the gradient of something computed of them is computed.
         touch: called when the gradient of one of them is there.
+        widen: called with the number of a parameter that autocast's dtype does not serve; gives
+            the gathered parameter in its own.
+        in_own_dtype: by id, those of which that is known: they travel as they are.
 
     `group`: whose pack it is. A graph that asks for the pack keeps it alive.
     """
@@ -127,41 +73,42 @@ class Pack(Freed):
 
     def __init__(
         self, kind: Kind, tensors: Sequence[ShardTensor], label: str, ask: Callable[[], None],
-        touch: Callable[[], None],
+        touch: Callable[[], None], widen: Callable[[Pack, int], Tensor],
+        in_own_dtype: Container[int] = (),
     ) -> None:
         mesh = kind.mesh
         self.kind, self.label, self._ask, self._touch = kind, label, ask, touch
-        self.line, self.number = "", next(_MADE)
+        self.line, self.number, self._widen = "", next(_MADE), widen
         self.axes = kind.axes | kind.rest
         self.comm = mesh.comm(tuple(sorted(kind.axes)))
         layouts = [gathered_layout(one.sharding, kind.axes) for one in tensors]
         metas = [one._meta for one in tensors]
         self.packing = packing_of(mesh, self.comm, metas, layouts)  # type: ignore
-        itemsize = kind.whole_dtype.itemsize
-        step = max(_ALIGNED_NBYTES // itemsize, 1)
+        cast = kind.for_autocast
+        dtypes = [
+            kind.dtype if cast and id(one) in in_own_dtype else kind.whole_dtype for one in tensors]
+        widths = [dtype.itemsize // kind.whole_dtype.itemsize for dtype in dtypes]
+        self.sent = packing_of(mesh, self.comm, metas, layouts, widths)  # type: ignore
         wholes = [
-            intern(mesh, layout, kind.whole_dtype, meta.device, meta.requires_grad,  # type: ignore
-                   None, None, self.axes)
+            intern(mesh, layout, kind.dtype if cast else kind.whole_dtype,  # type: ignore
+                   meta.device, meta.requires_grad, None, None, self.axes)
             for meta, layout in zip(metas, layouts)
         ]
-        offsets, end = [], 0
-        for whole in wholes:
-            offsets.append(end)
-            end += -(-torch.Size(whole.local_shape).numel() // step) * step
-        self.nbytes = end * itemsize
-        self.storage: Any = None
         if not kind.axes:
-            self.members = [_Member(one, whole) for one, whole in zip(tensors, wholes)]
+            self.storage: Any = None
+            self.members = [
+                Member(one, whole, kind.dtype) for one, whole in zip(tensors, wholes)]
             self._begin()
             return
+        offsets, self.nbytes = places_of(wholes, dtypes)
         base = torch.empty(0, dtype=kind.whole_dtype, device=mesh.device)
         self.storage = base.untyped_storage()
         self.may_free = self.storage.resizable()
         if not self.may_free:  # a device whose memory stays: it is gathered all the same
-            self.storage = base.new_empty(end).untyped_storage()
+            self.storage = torch.UntypedStorage(self.nbytes, device=mesh.device)
         self.members = [
-            _Member(one, whole, self.storage, offset)
-            for one, whole, offset in zip(tensors, wholes, offsets)
+            Member(one, whole, dtype, self.storage, offset)
+            for one, whole, dtype, offset in zip(tensors, wholes, dtypes, offsets)
         ]
         if self.may_free:
             self.storage.resize_(0)
@@ -179,7 +126,7 @@ class Pack(Freed):
             if member.full.requires_grad:
                 member.full.register_post_accumulate_grad_hook(arrival)
 
-    def _stand_for(self, member: _Member) -> None:
+    def _stand_for(self, member: Member) -> None:
         move = transition_between(
             self.kind.mesh, member.meta.layout, member.whole_meta.layout, frozenset(), self.axes)
         if move is not None and member.full.requires_grad:
@@ -221,11 +168,17 @@ class Pack(Freed):
             return
         if self.is_full and self.versions == versions:
             return
-        packing = self.packing
-        nbytes = (packing.numel - packing.sizes[packing.index]) * self.kind.whole_dtype.itemsize
+        packing, dtype = self.sent, self.kind.whole_dtype
+        nbytes = (packing.numel - packing.sizes[packing.index]) * dtype.itemsize
         with torch.no_grad(), _DisableAutocast(), self.told("AllGather", "S->R", nbytes):
-            blocks = [member.local.reshape(-1) for member in self.members]
-            flat = torch.cat(blocks).to(self.kind.whole_dtype)
+            if packing is self.packing:
+                blocks = [member.local.reshape(-1) for member in self.members]
+                flat = torch.cat(blocks).to(dtype)
+            else:
+                flat = torch.cat([
+                    member.local.reshape(-1).to(member.whole.dtype).view(dtype)
+                    for member in self.members
+                ])
             self.pending = self.comm.start_all_gather(flat, packing.sizes), versions
 
     def fill(self) -> None:
@@ -241,7 +194,8 @@ class Pack(Freed):
             flat = finish()
             if not self.is_full and self.may_free:
                 self.storage.resize_(self.nbytes)
-            self.packing.spread(flat, [member.whole for member in self.members])
+            self.sent.spread(
+                flat, [member.whole.view(self.kind.whole_dtype) for member in self.members])
             if self.versions is not None:
                 changed = [
                     full for member, old, new in zip(self.members, self.versions, versions)
@@ -262,27 +216,46 @@ class Pack(Freed):
 
     def show(self) -> None:
         """The parameters are gathered: the storage is filled."""
-        for member in self.members:
+        for at, member in enumerate(self.members):
             tensor = member.tensor
-            if tensor._local is member.local:
+            if tensor._local is member.local and member.another is None:
                 member.memo, member.version = tensor._memo, version_of(member.full)
-                tensor._local, tensor._meta, tensor._memo = member.full, member.whole_meta, None
+                if member.shown is None:
+                    member.shown = self._shown(at)
+                tensor._local, tensor._meta, tensor._memo = member.shown, member.whole_meta, None
+
+    def _shown(self, at: int) -> Tensor:
+        """The local tensor of a gathered parameter."""
+        full = self.members[at].full
+        if full.dtype is self.members[at].whole_meta.dtype:
+            return full
+        me: weakref.ref[Pack] = weakref.ref(self)
+        return cast_weight(full, lambda: me()._widen(me(), at))  # type: ignore
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether the parameters are gathered ones now."""
+        return any(member.tensor._local is member.shown for member in self.members)
 
     def hide(self) -> None:
         """The parameters are what they were; what was written to them is written to these."""
-        for at, member in enumerate(self.members):
-            tensor = member.tensor
-            if tensor._local is not member.full:
-                continue
-            wanted = member.full.requires_grad
-            tensor._local, tensor._meta, tensor._memo = member.local, member.meta, member.memo
-            member.memo = None
-            written = self.storage is not None and version_of(member.full) != member.version
-            if written and self.is_full:
-                with torch.no_grad():
-                    member.local.copy_(self.packing.own(member.whole, at))
-            if wanted != member.local.requires_grad:
-                tensor.requires_grad_(wanted)
+        for at in range(len(self.members)):
+            self.hide_one(at)
+
+    def hide_one(self, at: int) -> None:
+        member = self.members[at]
+        tensor = member.tensor
+        if tensor._local is not member.shown:
+            return
+        wanted = member.full.requires_grad
+        tensor._local, tensor._meta, tensor._memo = member.local, member.meta, member.memo
+        member.memo = None
+        written = self.storage is not None and version_of(member.full) != member.version
+        if written and self.is_full:
+            with torch.no_grad():
+                member.local.copy_(self.packing.own(member.whole, at))
+        if wanted != member.local.requires_grad:
+            tensor.requires_grad_(wanted)
 
     # Gradients.
 
@@ -299,6 +272,8 @@ class Pack(Freed):
         holding = running().holding
         if holding is not None and id(member.local) in holding.leaves:  # the engine adds to it
             holding.others[self] = self.number
+            if self.kind.axes and full.dtype is not self.kind.reduce_dtype:
+                member.hold(self.kind.reduce_dtype)
             return
         member.has_arrived = True
         self._touch()
@@ -337,7 +312,7 @@ class Pack(Freed):
 
         return [land]
 
-    def _taken(self) -> tuple[list[_Member], list[Tensor]]:
+    def _taken(self) -> tuple[list[Member], list[Tensor]]:
         """What has arrived, and of whom."""
         members, grads = [], []
         for member in self.members:
@@ -358,7 +333,8 @@ class Pack(Freed):
         """What was held over several backwards is to be reduced."""
         for member in self.members:
             full = member.full
-            member.has_arrived = full is not None and full.grad is not None
+            found = full is not None and full.grad is not None
+            member.has_arrived = found or member.held is not None
 
     def drop(self) -> None:
         """A backward has failed: what has arrived is no gradient of anything."""

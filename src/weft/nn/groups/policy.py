@@ -21,11 +21,12 @@ class Gather:
 
     Args:
         axes: the mesh axes over which they are; None: those that shard the batch, dim 0 of what the
-            outermost module is given.
+            outermost module is given, and those that shard another dim of it and all parameters.
         free: whether they are freed after the forward, and gathered again in backward.
         compute_dtype: the dtype that they are cast to before they travel, and have while the module
-            runs; its inputs are cast, too. None: their own.
-        reduce_dtype: the dtype in which gradients are reduced; None: compute_dtype.
+            runs; its inputs are cast, too. None: their own; under autocast those travel in its
+            dtype that autocast casts at every use.
+        reduce_dtype: the dtype in which gradients are reduced; None: compute_dtype, else their own.
     """
 
     axes: Any = None

@@ -1,7 +1,7 @@
 """Activation checkpoints inside a module whose parameters are gathered.
 
-What a checkpoint recomputes may be a part of a module, whose own hooks do not run then: its
-parameters have to be gathered again, as they were.
+A checkpoint may recompute a part of a module. The module's own hooks do not run then, so its
+parameters are gathered again here.
 """
 
 from __future__ import annotations

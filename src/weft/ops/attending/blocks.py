@@ -1,10 +1,11 @@
 """Which blocks of keys and values a rank fetches, from whom, and in which rounds.
 
-Queries and keys lie sharded over the same axes; each rank keeps its queries, and blocks of keys
-come to it from their holders: in round j from the one j places before it in the group, so that
-every rank sends and receives one block at a time (ring attention: Liu, Zaharia, Abbeel, 2023; sent
-straight, not passed on, because under a causal mask not everybody sees every block). What is small
-goes in fewer rounds, in one at last, which is a gather; a block that is large goes in pieces.
+Queries and keys are sharded over the same axes. Each rank keeps its queries and receives blocks of
+keys from their holders: in round j from the rank j places before it in the group. So every rank
+sends and receives one block at a time (ring attention: Liu, Zaharia, Abbeel, 2023). Blocks are sent
+straight to their reader, not passed on, because under a causal mask not every rank reads every
+block. Small blocks travel in fewer rounds, the smallest in one, which is a gather. A large block
+travels in pieces.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""torch's fused kernel on blocks of keys: beside the result it gives the log of each row's sum, by
-which results of several blocks merge.
+"""torch's fused kernel on blocks of keys: it returns the result and the log of each row's sum, by
+which the results of several blocks are merged.
 
-Of a block, a row sees all keys, or those up to its own position, or none. So a block consists of at
-most two rectangles that are seen whole and a square of which row i sees keys up to i.
+In a block, a row sees all keys, or those up to its own position, or none. So a block consists of at
+most two rectangles that every row sees whole, and a square in which row i sees keys up to i.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from torch import Tensor
 
 __all__ = ["Part", "attend", "gradients", "parts", "serves"]
 
-_KERNELS: dict[str, tuple[Any, Any]] = {
-    "cpu": (torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
-            torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default),
-}
+_OF_CPU = (torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
+           torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
+_KERNELS: dict[str, tuple[Any, Any]] = {"cpu": _OF_CPU, "meta": _OF_CPU}
 """Per type of device, the kernel and its gradient. They read operands whose features are adjacent
-in memory, and give wrong numbers for others; empty ones end the process."""
+in memory, and give wrong numbers for others; empty ones end the process. Tensors without memory
+take the CPU's, as everywhere."""
 
 
 @dataclass(frozen=True, slots=True)

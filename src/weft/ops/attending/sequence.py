@@ -1,9 +1,9 @@
 """Attention whose queries stay where they are, as a node of autograd's graph.
 
-Forward sees this rank's keys, then those that come from others round by round, and adds what ranks
-have seen that hold other keys for the same queries. Saved are this rank's shards, the result and a
-number for each query. Backward fetches the keys again and sends their gradients back. What has
-second derivatives is the same from gathered keys, in plain operations.
+Forward uses this rank's keys, then those that others send round by round. It merges the results of
+ranks that hold other keys for the same queries. It saves this rank's shards, the result and a
+number for each query. Backward fetches the keys again and sends their gradients back. For second
+derivatives, plain operations compute the same from gathered keys.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which positions of a sequence an interval of it has, where its tokens are out of order.
+"""The positions of the tokens in an interval of a sequence whose tokens are out of order.
 
 An order is the spans of positions of which the sequence consists, one after the other; None is the
 order of positions.

@@ -1,8 +1,8 @@
-"""Attention of this rank's queries to blocks of keys, tile by tile: scores are never there whole.
+"""Attention of this rank's queries to blocks of keys, tile by tile: no rank ever holds all scores.
 
-Of the keys that a row has seen so far, its maximum, the sum of exponentials and the weighted values
-are kept (Milakov, Gimelshein, Online normalizer calculation for softmax, 2018); those of several
-ranks merge as those of several tiles do. Backward computes the scores of a tile again (Dao et al.,
+For each row it keeps the maximum, the sum of exponentials and the weighted values over the keys so
+far (Milakov, Gimelshein, Online normalizer calculation for softmax, 2018). Those of several ranks
+are merged as those of several tiles are. Backward computes the scores of a tile again (Dao et al.,
 FlashAttention, 2022). Half precision is computed in float32. Where there is neither mask nor
 dropout, torch's kernel sees a block at once (`fused`).
 """
@@ -22,7 +22,7 @@ from weft.ops.summaries import wide
 
 __all__ = ["Asked", "Gradients", "Noise", "Rows"]
 
-_TILE_SCORES = {"cpu": 1 << 17}
+_TILE_SCORES = {"cpu": 1 << 17, "meta": 1 << 17}
 """How many scores a tile has, of all heads together: what is made of them stays in the cache."""
 
 _TILE_SCORES_OF_DEVICES = 1 << 24

@@ -14,7 +14,7 @@ block, then by position, which makes every order strict.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -158,7 +158,15 @@ def split(row: Row, keys: Tensor, ranks: Tensor) -> Tensor:
             shown = row.gather(_shown(row, keys, places))
             low, high = _narrowed(low, high, places, shown, ranks)
         first = False
+        if keys.is_meta:  # no data
+            return _spread_evenly(row, ranks)
     return low
+
+
+def _spread_evenly(row: Row, ranks: Tensor) -> Tensor:
+    """`split` of blocks whose elements are in no order."""
+    ends = torch.tensor([0, *accumulate(row.sizes)], device=ranks.device).view(-1, 1, 1)
+    return (ends * ranks // max(sum(row.sizes), 1)).diff(dim=0)
 
 
 _NUM_SAMPLES = 64

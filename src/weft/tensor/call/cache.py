@@ -67,12 +67,12 @@ class CacheInfo(Mapping[str, KindInfo]):
 
 
 def cache_info() -> CacheInfo:
-    """What calls have found and missed since the last `cache_clear`, and what is kept now.
+    """Hits and misses of calls since the last `cache_clear`, and the numbers of kept entries.
 
     Counted over the process: all its threads, simulated ranks and meshes that are alive.
 
     - `recipes`: how a call is carried out; a hit is one look-up.
-    - `structures`: what a call of other lengths is carried out like. Asked on a missing recipe.
+    - `structures`: recipes of calls that differ in lengths alone. Looked up where a recipe misses.
     - `traces`: which ops a function of torch consists of, the same for all ranks of the process.
     - `metas`: layout, dtype and flags of a tensor, one object for all that agree.
     - `transitions`: from one layout to another, compiled for this rank.
@@ -101,9 +101,9 @@ def cache_info() -> CacheInfo:
 
 
 def cache_clear() -> None:
-    """Forget what calls have taught, and count from zero.
+    """Drop what calls have cached, and count from zero.
 
-    Tensors and graphs are not touched, and metas stay, which tensors share.
+    Tensors and graphs are not touched. Metas stay, because tensors share them.
     """
     forget_recipes()
     for meta in alive():

@@ -1,27 +1,32 @@
 """ShardTensors under torch.compile: their ops run eagerly.
 
-TorchDynamo traces what it takes for plain Python, and a ShardTensor's ops are Python to it: it
-would trace weft itself. So weft is among the files that it does not look into, as torch's own are.
-Then a compiled function breaks its graph where it meets a ShardTensor, runs that op as ever,
-backward included, and goes on; what touches plain tensors alone is compiled. One warning says so.
+TorchDynamo traces Python, and a ShardTensor's ops are Python: it would trace weft itself. So weft
+is among the files that it skips, as torch's own are. A compiled function then breaks its graph
+where it meets a ShardTensor, runs that op eagerly, backward included, and goes on. Code on plain
+tensors alone is compiled. One warning says so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch._C._dynamo.eval_frame import set_eval_frame
 
-from weft.errors import message
+from weft.errors import UnsupportedOpError, WeftError, message
 from weft.tensor import modes
 from weft.tensor.shard_tensor import ShardTensor
 
 __all__ = ["compile_without_weft", "unseen"]
 
 _TOLD: set[str] = set()
+
+_SIGNS = (str(Path(__file__).parents[2]), ShardTensor.__torch_function__.__qualname__)
+"""What TorchDynamo names when it meets a ShardTensor."""
 
 
 def compile_without_weft(original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -32,7 +37,34 @@ def compile_without_weft(original: Any, *args: Any, **kwargs: Any) -> Any:
         intercept: Any = ShardTensor.__torch_function__
         intercept.__func__._torchdynamo_disable = True
         torch._dynamo.trace_rules.add("weft")  # type: ignore[attr-defined]
-    return original(*args, **kwargs)
+    compiled = original(*args, **kwargs)
+    if not kwargs.get("fullgraph") or not args:
+        return compiled  # without a function it decorates one, by another call
+    name = getattr(args[0], "__name__", type(args[0]).__name__)
+    if isinstance(compiled, torch.nn.Module):
+        compiled.forward = _in_one_graph(compiled.forward, name)
+        return compiled
+    return _in_one_graph(compiled, name)
+
+
+def _in_one_graph(compiled: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """The function, which says why there cannot be one graph if a ShardTensor is the reason."""
+    @wraps(compiled)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return compiled(*args, **kwargs)
+        except RuntimeError as error:
+            if isinstance(error, WeftError) or not any(sign in str(error) for sign in _SIGNS):
+                raise
+            raise UnsupportedOpError(
+                message("torch.compile(fullgraph=True)", "the compiled function uses a ShardTensor",
+                        "ops on ShardTensors run eagerly, so the graph ends at each of them",
+                        [name], "torch.compile without fullgraph, or of what runs on local "
+                        "tensors\n"
+                        "for flex_attention: F.scaled_dot_product_attention(attn_mask=...)")
+            ) from None
+
+    return run
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Results without elements need nothing of the operands, wherever these lie: nothing moves."""
+"""Results without elements need no data of the operands, so nothing moves."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The order in memory of what an op gives, where other ops compute it, or a kernel on a shard.
 
 Stride order is part of a result, so it is what the op itself gives for meta tensors of the global
-shape. What weft composes an op of may give another, and so may a kernel that sees a shard: where
-that is one long in a dim, strides do not tell which order the global tensor has.
+shape. A composition may give another order, and so may a kernel that sees a shard: where the shard
+has length 1 in a dim, strides do not tell the order of the global tensor.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Tensors that stand for numbers (`alpha=`, `value=`, lengths) are read before the call goes on.
 
-A sharded one is read by a collective. What the numbers are may decide the rest, so the call with
-numbers is looked up by itself.
+A sharded one is read by a collective. The numbers may decide what follows, so the call is looked up
+again with the numbers in place.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ through R -> I.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,7 +19,6 @@ import torch
 from torch import is_grad_enabled
 from torch._ops import OpOverload
 
-from weft import ops
 from weft.core import Layout
 from weft.tensor.call.anchor import tied
 from weft.tensor.call.kernels import BoundKernel
@@ -336,12 +336,19 @@ def _moved_to(move: Transition, layout: Layout) -> Transition:
     return made
 
 
+_HOMES: Any = torch._C._nn, torch._C._VariableFunctions, torch._C.TensorBase  # type: ignore
+"""Where torch's own builtins are; methods take the tensor first."""
+
+
+@functools.cache
 def _builtin_of(local: Any) -> Any:
-    """torch's own builtin for an overload, where the book names one."""
-    if type(local) is not OpOverload:
+    """torch's builtin of an overload's name, which takes the same arguments: calling it is 1 to 10
+    us faster. What has none is called as it is."""
+    if type(local) is not OpOverload or local.namespace != "aten":
         return local
-    entry = ops.find(str(local))
-    return local if entry is None else (entry.builtin or {}).get(str(local)[5:], local)
+    name = local._schema.name.removeprefix("aten::")
+    found = (getattr(home, name, None) for home in _HOMES)
+    return next((one for one in found if callable(one)), local)
 
 
 def _bound(

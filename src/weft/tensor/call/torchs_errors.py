@@ -1,9 +1,9 @@
-"""What torch refuses, as users of ShardTensors read it: with layouts, and without our frames.
+"""Errors of torch, with layouts added and weft's frames removed.
 
-A call that torch refuses is refused by its meta kernels, while weft finds out what the call
-consists of, or by a rule that its operands do not fit. Their messages speak of shapes, and lie some
-twenty frames below the user's line. The words of the kernels themselves are often others: a call of
-few elements is made again on tensors of zeros, which the kernels refuse before they compute.
+A call that torch refuses fails in a meta kernel, while weft captures the call, or in a rule that
+its operands do not fit. Such a message has shapes alone, some twenty frames below the user's line.
+The kernels themselves often word it differently. So a call of few elements is made again on tensors
+of zeros, which the kernels refuse before they compute.
 """
 
 from __future__ import annotations

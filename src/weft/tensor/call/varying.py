@@ -7,14 +7,17 @@ cast, a transpose, a part of a weight. Beside operands that are not, it becomes 
 without communication. So does what a recipe takes that is no program: it knows no R.
 
 Such a tensor may lie in memory that is freed and filled again (`placing.freed`): then the result's
-gradient asks for it first.
+gradient asks for it first. It may be there in autocast's dtype alone (`views.cast_weight`): a call
+that is nothing but an op for which autocast casts takes it so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import is_grad_enabled
 
 from weft.tensor.call.numbers import CarryOut
@@ -23,9 +26,10 @@ from weft.tensor.call.recipe import Alias, Function, Recipe
 from weft.tensor.meta import Meta
 from weft.tensor.placing.freed import filled, is_used, watch
 from weft.tensor.placing.operands import as_value, move_operands, settle
-from weft.tensor.shard_tensor import wrap
+from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.trace.trees import flatten, local_of, substitute
-from weft.tensor.views.moved import writes
+from weft.tensor.views.cast_weight import CastWeight, cast_of, gathered
+from weft.tensor.views.moved import unwrap_view, writes
 
 __all__ = ["has_varying", "of_varying"]
 
@@ -41,28 +45,82 @@ def of_varying(made: Recipe, carry_out: CarryOut) -> Recipe:
     if isinstance(made, Program):
         if any(step.target is not None for step in made.steps) and is_grad_enabled():
             return Function(_Settled(made, carry_out))
-        return _Watched(made) if is_used() else made
+        return _Watched(made, _cast_to(made)) if is_used() else made
     if isinstance(made, Alias) or not is_grad_enabled():
         return _Watched(made) if is_used() else made
     return Function(_AsValues(made, carry_out))
 
 
+_CAST = frozenset(
+    f"aten.{name}.default" for name in (
+        "addbmm", "addmm", "addmv", "baddbmm", "bmm", "conv1d", "conv2d", "conv3d", "linear",
+        "matmul", "mm")
+)
+"""Ops for which autocast casts all operands, on every device."""
+
+
+def _cast_to(made: Program) -> torch.dtype | None:
+    """The dtype that autocast casts the operands of a program to, if that is all that happens to
+    them; else None."""
+    step, *others = made.steps
+    if others or step.name not in _CAST or step.kernel is not None or step.operands:
+        return None
+    if step.local is not None and str(step.local) != step.name:
+        return None
+    kind = next(meta for meta in made.metas if meta is not None).mesh.kernel_type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+
+
+@contextmanager
+def _in_dtype(tensors: Sequence[Any], cast_to: torch.dtype | None) -> Iterator[None]:
+    """Inside, gathered parameters of which there is a cast are of that dtype, if it is this one.
+    Otherwise they are gathered in their own."""
+    found = [
+        (one, one._local) for one in tensors
+        if type(one) is ShardTensor and type(one._local) is CastWeight
+    ]
+    if not found:
+        yield
+        return
+    casts = [cast_of(local) for _, local in found]
+    if any(cast.dtype is not cast_to for cast in casts):
+        for _, local in found:
+            gathered(local)
+        yield
+        return
+    try:
+        for (one, _), cast in zip(found, casts):
+            one._local = cast
+        yield
+    finally:
+        for one, local in found:
+            one._local = local
+
+
 class _Watched(Recipe):
-    """A recipe whose result asks for the memory that its operands lie in."""
+    """A recipe whose result asks for the memory that its operands lie in.
 
-    __slots__ = ("made",)
+    `cast_to`: the dtype that autocast casts them to, where that is all that happens to them.
+    """
 
-    def __init__(self, made: Recipe) -> None:
-        self.made = made
+    __slots__ = ("cast_to", "made")
+
+    def __init__(self, made: Recipe, cast_to: torch.dtype | None = None) -> None:
+        self.made, self.cast_to = made, cast_to
 
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        memories = filled([local_of(one) for one in flatten((args, kwargs))])
-        out = self.made.run(func, args, kwargs)
+        tensors = flatten((args, kwargs))
+        with _in_dtype(tensors, self.cast_to):
+            memories = filled([local_of(one) for one in tensors])
+            out = self.made.run(func, args, kwargs)
         watch(out, memories)
         return out
 
     def run_opened(self, func: Any, args: Any, locals_: list[Any]) -> Any:
-        made, memories = self.made, filled(flatten(locals_))
+        opened = flatten(locals_)
+        if any(type(one) is CastWeight for one in opened):
+            return self.run(func, args, {})
+        made, memories = self.made, filled(opened)
         if made.fast is None:
             out = made.run_opened(func, args, locals_)
         else:  # as the short route does
@@ -85,7 +143,7 @@ class _AsValues:
 
     def __call__(self, func: Any, args: Any, kwargs: Any) -> Any:
         tensors = flatten((args, kwargs))
-        memories = filled([local_of(one) for one in tensors])
+        memories = filled([unwrap_view(local_of(one)) for one in tensors])
         if writes(func):
             for one in flatten(args[:1]):
                 settle(one)
@@ -108,7 +166,7 @@ class _Settled(_AsValues):
         for at in targets:
             if at < len(tensors):
                 again |= settle(tensors[at])
-        memories = filled([local_of(one) for one in tensors])
+        memories = filled([unwrap_view(local_of(one)) for one in tensors])
         run = self.carry_out if again else self.made.run
         out = run(func, args, kwargs)
         watch(out, memories)

@@ -1,6 +1,7 @@
 """Pages of the book whose compositions need the ShardTensor itself: `PAGES`."""
 
 from weft.tensor.families import (
+    bags,
     counting,
     grouped,
     indexing,
@@ -15,6 +16,6 @@ from weft.tensor.families.draws import dropout, fills, initial, samplers
 __all__ = ["PAGES"]
 
 PAGES = tuple([one.PAGE for one in (
-    counting, dropout, fills, grouped, indexing, initial, least_squares, likes, masks, reshapes,
-    samplers, strided,
+    bags, counting, dropout, fills, grouped, indexing, initial, least_squares, likes, masks,
+    reshapes, samplers, strided,
 )])

@@ -1,6 +1,5 @@
 """Calls whose result has a length that depends on the data, or bins that do: `unique`,
-`unique_consecutive`, `bincount`, `histogram`, `histogramdd`. They ask for what they need
-at each call.
+`unique_consecutive`, `bincount`, `histogram`, `histogramdd`. Each call exchanges what it needs.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """`x[index]` and `x[index] = value` on any layout.
 
 Integers and slices name a block, which is a ragged view of what each rank holds already. Lists are
-tensors of numbers, and a mask alone selects where the elements lie (`masks`); a mask among other
-indices is the indices of what is true in it. What integers write goes to the ranks that hold their
-places (`ops.write`). What is left (a bool among the indices) runs on full tensors.
+tensors of numbers. A mask alone selects on the ranks that hold the elements (`masks`). A mask among
+other indices stands for the indices of its true elements. What integers write goes to the ranks
+that hold their places (`ops.write`). What is left (a bool among the indices) runs on full tensors.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""lstsq, of which torch cannot tell the result without data: batches where they lie, and tall
-matrices by their small factors."""
+"""lstsq, whose result torch cannot tell without data: batches stay sharded, and tall matrices are
+solved by their small factors."""
 
 from __future__ import annotations
 

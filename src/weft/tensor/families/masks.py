@@ -1,8 +1,8 @@
 """What a mask selects: results whose size depends on the data.
 
-A mask lies as the tensor does, cut in its first dim alone. Then each rank selects from its own
-block, and what all of them have is the result, ragged: only counts are exchanged, eight bytes a
-rank. They are no part of any recipe, since the next mask may select as many others.
+The mask gets the layout of the tensor, sharded in its first dim alone. Each rank selects from its
+own block, and the selected blocks are the result, ragged. Only counts are exchanged, eight bytes a
+rank. They are no part of a recipe, because the next mask may select other numbers of elements.
 """
 
 from __future__ import annotations

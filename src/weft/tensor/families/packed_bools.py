@@ -1,4 +1,4 @@
-"""Truth values on their way from one layout to another, eight to a byte."""
+"""Bools are sent from one layout to another as bits, eight to a byte."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Changes of shape in place: `t_`, `transpose_`, `swapaxes_`, `squeeze_`, `unsqueeze_`.
 
-A ShardTensor is the handle of a local tensor. In place, it becomes the handle of what the op gives
-out of place: a view of what it was, of the same memory (or, where a cut dim of length 1 goes, one
-that moved and follows it, see `views.moved`). What it was lives on behind all its other views.
-Autograd sees the op, not a write; the version counter grows as by a write, as in torch.
+A ShardTensor is the handle of a local tensor. In place, it becomes the handle of the out-of-place
+result: a view of the same memory (or, where a sharded dim of length 1 is removed, a view that had
+to move and follows it, see `views.moved`). The old local tensor stays behind its other views.
+Autograd sees the op, not a write. The version counter grows as after a write, as in torch.
 """
 
 from __future__ import annotations

@@ -85,8 +85,8 @@ def _check(
         raise UnsupportedOpError(
             message(f"as_strided({size}, {stride})",
                     f"{wrong}; the tensor is {tensor.sharding}, of strides {meta.stride()}",
-                    "it shows a rank's own memory: sharded dims stay as they are, outside of "
-                    "those through which it steps", [str(tensor.sharding)],
+                    "as_strided reads a rank's own memory: sharded dims stay as they are, outside "
+                    "those that it steps through", [str(tensor.sharding)],
                     f"x.redistribute(placements=P()).as_strided({size}, {stride})")
         )
 

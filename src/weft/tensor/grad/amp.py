@@ -35,8 +35,8 @@ def unscale(grads: Sequence[torch.Tensor], found_inf: torch.Tensor, inv_scale: A
         raise UnsupportedOpError(
             message("GradScaler.unscale_", f"{len(partial)} of {len(grads)} gradients are partial"
                     if partial else "the scale, or found_inf, is a ShardTensor",
-                    "gradients whose terms are still to be reduced have no values to check, and "
-                    "the scale is plain", partial or [str(type(inv_scale).__name__)],
+                    "a partial gradient has no value to check before it is reduced, and the scale "
+                    "is plain", partial or [str(type(inv_scale).__name__)],
                     "x.grad = x.grad.redistribute(placements=[Replicate()])")
         )
     _unscale([local_of(grad) for grad in grads], found_inf, inv_scale)

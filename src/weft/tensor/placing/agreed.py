@@ -104,8 +104,8 @@ def exchanged(
     if wrong:
         kind = wrong[0][1][0]
         raise kind(
-            message(call, f"{len(wrong)} of {len(told)} ranks give what cannot be used",
-                    "every rank does its part of one call", [
+            message(call, f"{len(wrong)} of {len(told)} ranks pass an invalid argument",
+                    "all ranks make one call together", [
                         f"rank {mesh.rank_at(at)}: {text}" for at, (_, text) in wrong
                     ], "check what these ranks pass")
         )

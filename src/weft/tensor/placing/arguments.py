@@ -75,7 +75,7 @@ def _not_dense(call: str, form: Any) -> Exception:
         )
     return ShardTypeError(
         message(f"{call}(layout=)", f"layout={form} is of type {type(form).__name__}",
-                "layout is torch's own, torch.strided; where a tensor lies is its placements",
+                "layout is torch's own, torch.strided; placements say where a tensor is",
                 [str(form)], f"{call}(..., placements=...)")
     )
 
@@ -102,8 +102,8 @@ def shape_of(call: str, size: tuple[Any, ...]) -> tuple[int, ...]:
     shape = ", ".join(repr(one) for one in lengths if one is not None)
     raise ShardTypeError(
         message(f"{call}(*size)", f"{len(wrong)} of {len(size)} positional arguments are no "
-                "lengths", "positional arguments are the global shape; where the tensor lies is "
-                "said by name", [f"{one!r} ({type(one).__name__})" for one in wrong],
+                "lengths", "positional arguments are the global shape; mesh and placements are "
+                "given by name", [f"{one!r} ({type(one).__name__})" for one in wrong],
                 f"{call}({', '.join([shape] * bool(shape) + [_named(one) for one in wrong])})")
     )
 

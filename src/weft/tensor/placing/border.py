@@ -43,8 +43,8 @@ def into_local(
     if layout.is_partial:
         raise PlacementError(
             message(f"{call}(in_specs)", f"a tensor of shape {tuple(x.shape)} is asked for as "
-                    f"{layout}", "inside, a rank computes on blocks of values; a function of terms "
-                    "is no function of their sum", [str(layout)],
+                    f"{layout}", "inside, a rank computes on blocks of values; a function of "
+                    "partial values is no function of their sum", [str(layout)],
                     "P(...) for the block that a rank needs")
         )
     sharded = redistribute_to(as_sharded(x, mesh), layout, call)

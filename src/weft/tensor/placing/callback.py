@@ -1,4 +1,4 @@
-"""ShardTensors of which each rank makes, or reads, its own block, and writes it again."""
+"""ShardTensors whose blocks each rank makes, reads or writes by itself."""
 
 from __future__ import annotations
 
@@ -110,8 +110,8 @@ def to_callback(
             without gradient. It is called once per block that has elements: of replicas, by the
             first rank. The block may share memory with `x` and must not be changed.
         chunks: per dim, the number of elements of a chunk of the file. Ranks first send each other
-            the rows and columns that make each chunk whole on one rank. Two ranks that write parts
-            of one chunk would each read all of it, and one of the writes would be lost.
+            the rows and columns that make each chunk whole on one rank. If two ranks wrote parts
+            of one chunk, each would read all of it, and one of the writes would be lost.
         in_turns: one rank after the other calls `fn`, for files with one writer at a time (HDF5).
 
     Raises:

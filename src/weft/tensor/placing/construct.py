@@ -133,8 +133,8 @@ def _check_hooks(tensor: ShardTensor, before: Meta) -> None:
         raise UnsupportedOpError(
             message("backward", f"x, which has hooks, was {before.layout} when this graph was "
                     f"made, and `x.data = ` has made it {tensor.sharding}",
-                    "a hook sees the gradients of all uses at once; those of graphs of before and "
-                    "of now come apart", [str(tensor.sharding)],
+                    "a hook sees the gradients of all uses at once, but the two graphs give theirs "
+                    "one after the other", [str(tensor.sharding)],
                     "run the forward again, or set x.data after the backward")
         )
 

@@ -30,8 +30,8 @@ from weft.tensor.placing.redistribute import placed_gradients
 from weft.tensor.placing.sizes import is_asked, said_layout
 from weft.tensor.placing.transitions import transition_between
 from weft.tensor.shard_tensor import ShardTensor
+from weft.transport.nodes import gradient_through
 from weft.transport.order import laid, order_due
-from weft.transport.transition import gradient_through
 
 __all__ = ["from_local"]
 

@@ -65,7 +65,7 @@ class LeftWhole:
         if is_large:
             modes.warn(self._message(
                 "what is sharded stays sharded, unless the op needs it whole "
-                "(weft.warn_if_whole sets from how many bytes on this is told)"))
+                "(weft.warn_if_whole sets from how many bytes on weft warns)"))
 
     @property
     def _is_partial(self) -> bool:
@@ -112,7 +112,7 @@ class WideHalo:
             self.name, f"at {modes.source_line()} a rank that holds {nbytes_text(self.held)} of an "
             f"operand {self.operand} reads {nbytes_text(self.read)}",
             "windows that reach beyond the next shard bring most of it from others "
-            "(weft.warn_if_whole sets from how many bytes on this is told)", [str(self.operand)],
+            "(weft.warn_if_whole sets from how many bytes on weft warns)", [str(self.operand)],
             "fewer shards of this dim, and more of another: x.redistribute(placements=...)"))
 
 

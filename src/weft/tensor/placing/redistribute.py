@@ -22,7 +22,8 @@ from weft.tensor.views.moved import unwrap_view
 from weft.transport import facts, traffic
 from weft.transport.in_flight import landed
 from weft.transport.mixed import Mixed
-from weft.transport.transition import Transition, gradient_through
+from weft.transport.nodes import gradient_through
+from weft.transport.transition import Transition
 
 __all__ = [
     "copied_on_write", "full_tensor", "gathered", "offsets", "placed_gradients", "redistribute",
@@ -97,7 +98,8 @@ class _Move:
         if device_mesh is None and placements is None:
             raise PlacementError(
                 message("redistribute()", f"neither a mesh nor placements are given for "
-                        f"{meta.layout}", "redistribute is told where to", ["placements=None"],
+                        f"{meta.layout}", "redistribute needs a mesh or placements",
+                        ["placements=None"],
                         "x.redistribute(placements=[Replicate()])")
             )
         target = mesh if device_mesh is None else as_bound_mesh(device_mesh)

@@ -53,7 +53,7 @@ def distribute_tensor(
     placements: Placements | None = None,
     *, src_data_rank: int | None = 0,
 ) -> ShardTensor:
-    """A leaf ShardTensor of a full tensor; with `src_data_rank=None`, of one with history, no leaf.
+    """Make a ShardTensor of a full tensor; a leaf, unless the tensor has history (see below).
 
     Args:
         tensor: the full tensor, with the same shape and dtype on every rank. One on the meta device
@@ -173,8 +173,8 @@ def _check_history(tensor: torch.Tensor, call: str) -> None:
         node = type(tensor.grad_fn).__name__
         raise UnsupportedOpError(
             message(call, f"it has history ({node}), and becomes a leaf",
-                    "the gradient of a leaf ends there; only where each rank takes its own tensor "
-                    "does it go back to that",
+                    "the gradient of a leaf ends there; it goes on to the tensor only where each "
+                    "rank takes its own",
                     [f"{node}, shape {tuple(tensor.shape)}"],
                     "weft.distribute_tensor(x, mesh, placements, src_data_rank=None), for which x "
                     "is the same on all ranks; or x.detach()")
@@ -286,8 +286,8 @@ def _told(
             raise LayoutError(
                 message("scatter_tensor(global_shape, dtype)", f"they are {shape} and {dtype} on "
                         f"rank {mesh.rank}, which is outside {mesh!r}",
-                        "a rank outside the mesh is told nothing, and knows the global shape and "
-                        "dtype all the same", [mesh.rank],
+                        "a rank outside the mesh receives nothing, so it has to give the global "
+                        "shape and dtype", [mesh.rank],
                         "scatter_tensor(..., global_shape=(8, 4), dtype=torch.float32)")
             )
         return said, dtype, None

@@ -79,9 +79,9 @@ def said_layout(
         return as_layout(mesh, placements.shape, placements)
     if mesh.here is None and shape is None:
         raise LayoutError(
-            message("from_local(shape=)", f"rank {mesh.rank} is outside {mesh.abstract!r} and is "
-                    "not told the global shape",
-                    "a rank outside the mesh knows the layout all the same, and asks nobody",
+            message("from_local(shape=)", f"rank {mesh.rank} is outside {mesh.abstract!r} and "
+                    "does not give the global shape",
+                    "a rank outside the mesh exchanges nothing, so it has to give the global shape",
                     ["shape=None"], "from_local(x, mesh, [Shard(0)], shape=(8, 4)), or a Layout")
         )
     ndim = len(local) if shape is None else len(shape)

@@ -28,6 +28,7 @@ from weft.core import Layout
 from weft.tensor.shard_tensor import ShardTensor, version_of, wrap
 from weft.tensor.trace.trees import flatten, local_of, map_tensors
 from weft.tensor.versions import with_own_version
+from weft.tensor.views.cast_weight import gathered
 from weft.tensor.views.inverse import write
 
 __all__ = [
@@ -94,7 +95,7 @@ def _moved(tensor: Tensor, view: View) -> Moved:
 def unwrap_view(local: Tensor) -> Tensor:
     """The local tensor; for a moved view the plain one, up to date."""
     if type(local) is not Moved:
-        return local
+        return gathered(local)
     local._weft_view.update()
     with torch._C.DisableTorchFunctionSubclass():
         if local.requires_grad and not local._weft_plain.requires_grad:

@@ -2,7 +2,7 @@
 
 Most samplers of torch make plain noise of the result's shape, `torch.rand(shape)`, which no
 ShardTensor's `__torch_function__` sees. So `sample` and `rsample` of torch's distributions are
-taken over: where a parameter is a ShardTensor, noise is one, too, and lies as the parameters do.
+replaced: where a parameter is a ShardTensor, noise is one, too, in the layout of the parameters.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Dropout of all kinds: multiplication by a mask that is drawn.
 
-So transitions and gradients are those of `mul`, terms of a sum included: terms times one mask add
-up to the sum times it.
+So transitions and gradients are those of `mul`, also for partial sums: each partial value times the
+mask adds up to the sum times the mask.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Draws whose elements depend on parameters, which lie as the result does, element by element."""
+"""Draws whose elements depend on parameters: these have the layout of the result."""
 
 from __future__ import annotations
 

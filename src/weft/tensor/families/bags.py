@@ -1,0 +1,185 @@
+"""`embedding_bag`: rows of a table, added up by bags.
+
+A bag is added up where its rows are read, by torch's kernel, and no row is kept: of a sharded table
+each rank adds the rows that it holds, which gives partial values. Bags may be sharded, too; then
+each rank has its own, and of indices that are sharded without offsets the sum is partial. The
+largest of a bag are those of its rows, which are no more than it names.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from weft.ops.reads import own_rows
+from weft.rules import OwnRule, op, page
+from weft.tensor.call.own.functions import OwnFunction
+from weft.tensor.shard_tensor import ShardTensor
+from weft.transport import Shards
+
+__all__ = ["PAGE"]
+
+
+def _embedding_bag(
+    input: Tensor, weight: Tensor, offsets: Tensor | None = None, max_norm: float | None = None,
+    norm_type: float = 2.0, scale_grad_by_freq: bool = False, mode: str = "mean",
+    sparse: bool = False, per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False, padding_idx: int | None = None,
+) -> Tensor:
+    """Rows of a table added up by bags, as terms where the table's rows are sharded. Gradients that
+    count rows take gathered operands; none are sparse."""
+    whole = scale_grad_by_freq or mode not in ("sum", "mean", "max") or (
+        mode == "max" and (sparse or not input.numel())  # torch refuses sparse ones
+    )
+    two = input.dim() == 2
+    weighs = per_sample_weights is not None
+    if whole or two is not (offsets is None) or (weighs and (
+        mode != "sum" or per_sample_weights.shape != input.shape  # type: ignore[union-attr]
+    )):
+        return NotImplemented
+    bounds = None if offsets is None else _bounds(offsets, input.shape[0], include_last_offset)
+    if max_norm is not None:
+        with torch.no_grad():
+            torch.embedding_renorm_(weight.detach(), input, max_norm, norm_type)
+    if mode == "max":
+        return _largest(input, weight, offsets, include_last_offset, padding_idx)
+    padding = -1 if padding_idx is None else padding_idx % weight.shape[0]
+    given = weight, input, bounds, per_sample_weights, padding
+    total = ShardTensor.__torch_function__(_SUMS, (), given, {})
+    if mode == "sum":
+        return total
+    if two and padding_idx is None:
+        return total / max(input.shape[1], 1)
+    counts = _counts(input, bounds, padding if padding_idx is not None else None)
+    return total / counts.to(total.dtype).clamp(min=1).unsqueeze(-1)
+
+
+def _bounds(offsets: Tensor, length: int, include_last: bool) -> tuple[Tensor, Tensor]:
+    """Where each bag begins and ends among the indices.
+
+    Raises:
+        RuntimeError: torch's, on all ranks: the offsets are none.
+    """
+    num = offsets.shape[0]
+    ends = offsets[1:] if include_last else torch.cat([offsets[1:], offsets.new_tensor([length])])
+    if not num:
+        return offsets, offsets
+    first, last = offsets[0].item(), offsets[-1].item()
+    if first != 0:
+        raise RuntimeError(
+            "offsets[0] has to be 0, i.e., the first sequence in the mini-batch has to start from "
+            f"position 0. However, got {first}")
+    if last > length:
+        raise RuntimeError(
+            f"offsets[-1] can not be greater than input's length {length} but got offsets[-1] of "
+            f"{last}")
+    return offsets[: num - include_last], ends
+
+
+def _counts(input: Tensor, bounds: tuple[Tensor, Tensor] | None, padding: int | None) -> Tensor:
+    """How many rows each bag counts."""
+    if bounds is not None and padding is None:
+        return bounds[1] - bounds[0]
+    keep = input != padding
+    if bounds is None:
+        return keep.sum(1)
+    before = torch.cat([keep.new_zeros(1, dtype=torch.long), keep.cumsum(0)])
+    return before[bounds[1]] - before[bounds[0]]
+
+
+# On one rank.
+
+
+def _sums(
+    weight: Tensor, input: Tensor, bounds: tuple[Tensor, Tensor] | None, weighs: Tensor | None,
+    padding: int,
+) -> Tensor:
+    """The sum of each bag."""
+    return _of_rows(weight, input, bounds, weighs, padding, 0, len(weight))
+
+
+def _of_shards(
+    shards: Shards, weight: Tensor, input: Tensor, bounds: tuple[Tensor, Tensor] | None,
+    weighs: Tensor | None, padding: int,
+) -> Tensor:
+    """The rows that this shard holds are added up."""
+    return _of_rows(
+        weight, input, bounds, weighs, padding, shards.starts[0], shards.layout.shape[0])
+
+
+def _of_rows(
+    weight: Tensor, input: Tensor, bounds: tuple[Tensor, Tensor] | None, weighs: Tensor | None,
+    padding: int, start: int, length: int,
+) -> Tensor:
+    """Of a table of this length the rows from `start` on."""
+    rows, by, offsets = _flat(input, bounds, weighs)
+    own, keep = own_rows(rows, start, start + len(weight), length)
+    keep = keep & (rows != padding)
+    before = torch.cat([keep.new_zeros(1, dtype=torch.long), keep.cumsum(0)])
+    begins = before[offsets]
+    own, by = own[keep], None if by is None else by[keep]
+    if len(own):
+        total = torch.embedding_bag(weight, own, begins, False, 0, False, by)[0]
+    else:
+        total = weight[:0].sum(0).expand(len(begins), -1)
+        total = total if by is None else total + by.sum()
+    return total
+
+
+def _flat(
+    input: Tensor, bounds: tuple[Tensor, Tensor] | None, weighs: Tensor | None
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """The indices of this rank's bags, one bag after the other, and their weights; where each bag
+    begins among them."""
+    if bounds is None:
+        num, each = input.shape
+        line = torch.arange(num, device=input.device) * each
+        by = None if weighs is None else weighs.reshape(-1)
+        return input.reshape(-1), by, line
+    begins, ends = (one.to(torch.long) for one in bounds)
+    first, last = (int(begins[0]), int(ends[-1])) if len(begins) else (0, 0)
+    by = None if weighs is None else weighs[first:last]
+    return input[first:last], by, begins - first
+
+
+def _string(
+    weight: Any, input: Any, bounds: Any, weighs: Any, padding: int
+) -> str:
+    """Bags of one length, or between bounds: "v~:sum e, n!, b, b -> b e"."""
+    rows = "b l" if bounds is None else "n!"
+    given = [rows, *(() if bounds is None else ("b", "b")), *(() if weighs is None else (rows,))]
+    return f"v~:sum e, {', '.join(given)} -> b e"
+
+
+_SUMS = OwnFunction(
+    "embedding_bag", _sums, _sums, OwnRule("embedding_bag", _string, kernel=_of_shards),
+    is_op=False, keeps_edges=False)
+
+
+def _largest(
+    input: Tensor, weight: Tensor, offsets: Tensor | None, include_last: bool, padding: int | None
+) -> Tensor:
+    """The largest elements of each bag, as rows of as many places as the longest one has; of an
+    empty one zeros."""
+    keep: Any = None
+    if offsets is not None:
+        ends = torch.tensor(offsets.tolist(), device=input.device)
+        ends = ends if include_last else torch.cat([ends, ends.new_tensor([input.shape[0]])])
+        counts = ends.diff()
+        line = torch.arange(int(counts.max()) if len(counts) else 0, device=ends.device)
+        keep = line < counts.unsqueeze(1)
+        input = input[(ends[:-1].unsqueeze(1) + line).clamp(max=input.shape[0] - 1)]
+    if padding is not None:
+        counts_not = input != padding % weight.shape[0]
+        keep = counts_not if keep is None else counts_not & keep
+    rows = F.embedding(input, weight)
+    if keep is None:
+        return rows.max(1)[0]
+    largest = torch.where(keep.unsqueeze(-1), rows, -torch.inf).max(1)[0]
+    return torch.where(keep.any(1).unsqueeze(-1), largest, 0)
+
+
+PAGE = page(op("torch.nn.functional.embedding_bag", compose=_embedding_bag, each_call=True))

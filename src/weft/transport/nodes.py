@@ -1,0 +1,133 @@
+"""A transition as a node of autograd's graph, and what cannot pass through one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from weft.comm import Finish
+from weft.errors import UnsupportedOpError, message
+from weft.transport.traffic import STATE, note, resume
+
+if TYPE_CHECKING:
+    from weft.transport.transition import Transition
+
+__all__ = [
+    "apply", "counting", "dense", "gradient_through", "refuse_node", "refuse_transforms", "start",
+    "transforms",
+]
+
+_functorch: Any = torch._C._functorch  # type: ignore[attr-defined]
+
+transforms = _functorch.peek_interpreter_stack
+"""The innermost transform of torch.func that is running, or None."""
+
+
+def counting(out: Tensor, x: Tensor) -> Tensor:
+    """`out`, with the version counter of x: for autograd, a write to x is a write to both."""
+    if x.is_inference() or out.is_inference():
+        return out  # inference tensors count nothing
+    if out.untyped_storage()._cdata == x.untyped_storage()._cdata:
+        return out
+    made = x.detach()
+    made.data = out
+    return made
+
+
+def dense(grad: Tensor) -> Tensor:
+    """A gradient as a dense tensor: code on local tensors may give a sparse one."""
+    return grad if grad.layout is torch.strided else grad.to_dense()
+
+
+def refuse_transforms(x: Tensor, call: Callable[[], str]) -> None:
+    """Collectives see only values: the information of forward AD, vmap or torch.func is lost."""
+    is_dual = forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None
+    if is_dual or _functorch.is_functorch_wrapped_tensor(x):
+        kind = "dual tensor" if is_dual else "torch.func tensor"
+        raise _refusal(call(), f"it was given a {kind}", kind)
+
+
+def refuse_node(call: str) -> NoReturn:
+    """Under a transform torch makes no node of autograd's graph for it."""
+    kind = "a tensor that requires grad"
+    raise _refusal(call, f"it was given {kind}, under a transform of torch.func", kind)
+
+
+def _refusal(call: str, facts: str, kind: str) -> UnsupportedOpError:
+    return UnsupportedOpError(
+        message(
+            call, facts, "forward AD, vmap and torch.func do not reach through communication",
+            [kind], "torch.autograd.grad on ShardTensors, or the transform on x.full_tensor()",
+        )
+    )
+
+
+class _Apply(torch.autograd.Function):
+    """A transition as a node of autograd's graph; its backward is the reverse transition."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, x: Tensor, transition: Transition, read_only_use: bool
+    ) -> Tensor:
+        ctx.transition = transition
+        ctx.note = note() if STATE.on else None
+        ctx.set_materialize_grads(False)
+        return transition.as_node(x, read_only_use)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> Any:  # type: ignore[override]
+        if grad is None:  # of a user's Function: all ranks run the same one
+            return None, None, None
+        grad = dense(grad)
+        if STATE.on:
+            with resume(ctx.note, f"gradient of {ctx.transition.text}"):
+                return ctx.transition.reverse(grad), None, None
+        transition = ctx.transition
+        reverse = transition._reverse or transition.reverse
+        return reverse(grad) if grad.requires_grad else reverse._run(grad), None, None
+
+
+class _Start(_Apply):
+    """A transition that is only started."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, x: Tensor, transition: Transition, brings: list[Finish]
+    ) -> Tensor:
+        ctx.transition = transition
+        ctx.note = note() if STATE.on else None
+        ctx.set_materialize_grads(False)
+        return transition._begin(x, brings)
+
+
+apply: Any = super(torch.autograd.Function, _Apply).apply  # type: ignore[misc]
+start: Any = super(torch.autograd.Function, _Start).apply  # type: ignore[misc]
+"""What `_Apply.apply` calls after checking that no functorch transform is active. The check
+costs a third of the call; a run refuses the tensors of such a transform."""
+
+
+class _Back(torch.autograd.Function):
+    """The argument, whose gradient returns through a transition."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, back: Transition) -> Tensor:  # type: ignore[override]
+        ctx.back = back
+        ctx.note = note() if STATE.on else None
+        ctx.set_materialize_grads(False)
+        return x.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, None]:  # type: ignore[override]
+        if grad is None or not STATE.on:
+            return None if grad is None else ctx.back(dense(grad)), None
+        with resume(ctx.note, "gradients of local tensors"):
+            return ctx.back(dense(grad)), None
+
+
+def gradient_through(x: Tensor, back: Transition) -> Tensor:
+    """`x`, sharing its memory; `back` transforms its gradient."""
+    return _Back.apply(x, back)  # type: ignore[no-any-return]

@@ -1,0 +1,171 @@
+"""`grid_sample` of images whose positions are sharded, in all modes."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import weft
+from tests.cases.halos import WAYS
+from tests.harness import held
+from tests.oracle import check
+from weft import Layout, P
+from weft.testing import peak_memory
+
+MODES = ["bilinear", "nearest", "bicubic"]
+PADS = ["zeros", "border", "reflection"]
+SAMPLERS = list(itertools.product(MODES, PADS, [False, True]))
+
+
+def _identity(*lengths: int, aligned: bool, dtype: torch.dtype = torch.float64) -> Tensor:
+    """The grid whose points are the places themselves, last dim first."""
+    lines = [torch.linspace(-1, 1, n, dtype=dtype) if aligned
+             else (2 * torch.arange(n, dtype=dtype) + 1) / n - 1 for n in lengths]
+    return torch.stack(torch.meshgrid(*reversed(lines), indexing="xy"), -1)[None] if (
+        len(lengths) == 2) else torch.stack(torch.meshgrid(*lines, indexing="ij")[::-1], -1)[None]
+
+
+def _grids(lengths: tuple[int, ...], aligned: bool) -> dict[str, Tensor]:
+    """Per name, a grid of two samples, of positions of another length than the image's."""
+    torch.manual_seed(5)
+    smooth = _identity(*[n + 1 for n in lengths], aligned=aligned).repeat(
+        2, *[1] * (len(lengths) + 1))
+    smooth = smooth + 0.15 * torch.rand_like(smooth) - 0.1
+    return {"smooth": smooth, "far": smooth.flip(1) * 2.5, "one point": smooth[:, :1, :1] * 0.3}
+
+
+def _outcome(x: Any, grid: Any, *args: Any) -> list[Any]:
+    out = F.grid_sample(x.requires_grad_(), grid.requires_grad_(), *args)
+    grads = torch.autograd.grad(out, (x, grid), out.detach().cos())
+    return [out.detach(), *grads]
+
+
+def _judge(x: Tensor, grid: Tensor, args: Any, axes: Any, of_x: Any, of_grid: Any,
+           size: float = 1e-11) -> None:
+    def on_rank(mesh: Any) -> list[Any]:
+        mine = [weft.distribute_tensor(
+            one.clone(), mesh, Layout(mesh, one.shape, *way), src_data_rank=None)
+            for one, way in ((x, of_x), (grid, of_grid))]
+        return [held(one) for one in _outcome(*mine, *args)]
+
+    got = weft.testing.run(on_rank, mesh=axes)
+    for place, due in enumerate(_outcome(x.clone(), grid.clone(), *args)):
+        most = max(1.0, due.abs().max().item())
+        check(due, [mine[place] for mine in got], f"{args} {place}", size * most)
+
+
+@pytest.mark.parametrize("at, way", [*enumerate(WAYS)])
+def test_positions_stay_sharded(at: int, way: str) -> None:
+    """Every rank's part of the result and of both gradients, for grids sharded as the image is."""
+    axes, spec, sizes = WAYS[way]
+    torch.manual_seed(2)
+    x = torch.randn(2, 3, 8, 7, dtype=torch.float64)
+    cuts = {dim + 2: given for dim, given in sizes.items()}
+    for sampler in SAMPLERS[at :: len(WAYS)]:
+        for name in ("smooth", "far"):
+            grid = _grids((8, 7), sampler[2])[name]
+            _judge(x, grid, sampler, axes, (P(None, None, *spec), cuts), (P(None, *spec), {}))
+
+
+ACROSS: dict[str, tuple[Any, Any]] = {
+    "grid whole": (P(None, None, "x", "y"), P()),
+    "grid turned": (P(None, None, "x", "y"), P(None, "y", "x")),
+    "grid of another dim": (P(None, None, None, ("x", "y")), P(None, ("y", "x"))),
+    "grid by batch": (P(None, None, "x", "y"), P("x", None, "y")),
+    "image by batch": (P("x", None, "y"), P(None, "x", "y")),
+    "grid of another batch": (P("x", None, "y"), P("y", "x")),
+    "channels": (P(None, "x", "y"), P(None, "x", None)),
+    "partial": (P(None, None, "x", partial={"y": "sum"}), P(None, None, "y")),
+    "grid partial": (P(None, None, "x"), P(None, "x", partial={"y": "sum"})),
+}
+
+
+@pytest.mark.parametrize("name", ACROSS)
+def test_operands_sharded_apart(name: str) -> None:
+    torch.manual_seed(2)
+    x = torch.randn(2, 3, 8, 7, dtype=torch.float64)
+    for grid in _grids((8, 7), False).values():
+        _judge(x, grid, ("bilinear", "border", False), {"x": 2, "y": 3},
+               (ACROSS[name][0],), (ACROSS[name][1],))
+
+
+@pytest.mark.parametrize("spec", [("x", "y", "z"), (None, ("z", "x"), "y"), ("y", None, "x")])
+@pytest.mark.parametrize("mode, pad", [("bilinear", "zeros"), ("bilinear", "reflection"),
+                                       ("nearest", "border")])
+def test_solids(mode: str, pad: str, spec: Any) -> None:
+    torch.manual_seed(2)
+    x = torch.randn(2, 2, 5, 4, 6, dtype=torch.float64)
+    grid = _grids((5, 4, 6), True)["smooth"]
+    _judge(x, grid, (mode, pad, True), {"x": 2, "y": 2, "z": 2}, (P(None, None, *spec),),
+           (P(None, *spec),))
+
+
+@pytest.mark.parametrize("aligned", [False, True])
+@pytest.mark.parametrize("mode", MODES)
+def test_points_upon_places(mode: str, aligned: bool) -> None:
+    """Points upon places, or in the middle between two, of single precision: rounding decides to
+    which side the gradient and the nearest place belong, and decides as in torch's kernel."""
+    torch.manual_seed(2)
+    for height, width in ((8, 7), (33, 100), (128, 41)):
+        x = torch.randn(1, 2, height, width)
+        places = _identity(height, width, aligned=aligned, dtype=torch.float32)
+        between = _identity(-(-height // 2), -(-width // 2), aligned=aligned, dtype=torch.float32)
+        for grid in (places, between):
+            _judge(x, grid, (mode, "border", aligned), {"x": 4}, (P(None, None, "x"),),
+                   (P(None, "x"),), 2e-6 * max(height, width))
+
+
+def test_points_nowhere() -> None:
+    """Points without a number or beyond all numbers, a grid of one place, and narrow floats."""
+    torch.manual_seed(2)
+    x = torch.randn(1, 2, 8, 7)
+    grid = torch.tensor([0.3, torch.nan, torch.inf, -torch.inf, 1e20, -1e20]).repeat(6, 1)
+    grid = torch.stack([grid, grid.T], -1)[None]
+    for mode, pad in itertools.product(MODES[:2], PADS[:2]):
+        for points in (grid, grid[:, 1:2, 1:2]):
+            due = F.grid_sample(x, points, mode, pad, False)
+            for dtype, size in ((torch.float32, 1e-5), (torch.bfloat16, 0.3)):
+                got = weft.testing.run(lambda mesh, p=points, d=dtype, m=mode, b=pad: F.grid_sample(
+                    weft.distribute_tensor(x.to(d), mesh, P(None, None, "x"), src_data_rank=None),
+                    p.to(d), m, b, False).full_tensor(), mesh={"x": 4})
+                for one in got:
+                    torch.testing.assert_close(
+                        one.float(), due, atol=size, rtol=size, equal_nan=True)
+
+
+ROW = 3 * 8 * 8
+"""Bytes of a row of 8 columns and 3 channels."""
+
+
+def test_bytes_and_memory_of_a_warp() -> None:
+    """A rank receives the rows around its points that it does not own, each once: of points half a
+    row below their places one, of an image that is turned over all. No rank has the whole image."""
+    x, near = torch.randn(1, 3, 64, 8, dtype=torch.float64), _identity(64, 8, aligned=False)
+    near[..., 1] += 1 / 64
+    far = near.flip(1)
+
+    def on_rank(mesh: Any, grid: Tensor) -> tuple[dict[str, int], float]:
+        image = weft.distribute_tensor(x, mesh, P(None, None, "x"), src_data_rank=None)
+        points = weft.distribute_tensor(grid, mesh, P(None, "x"), src_data_rank=None)
+        image.requires_grad_()
+        with weft.explain() as log, peak_memory(image, points) as memory:
+            F.grid_sample(image, points, align_corners=False).sum().backward()
+        totals = {name: sum(event.nbytes for event in log.events if event.collective == name)
+                  for name in ("all_to_all", "all_gather")}
+        return totals, memory.peak
+
+    with peak_memory(x, near) as one:
+        whole = x.clone().requires_grad_()
+        F.grid_sample(whole, near, align_corners=False).sum().backward()
+    got = weft.testing.run(lambda mesh: on_rank(mesh, near), mesh={"x": 4})
+    assert [found["all_to_all"] for found, _ in got] == [ROW, 2 * ROW, 2 * ROW, ROW]
+    assert max(peak for _, peak in got) < 1.5 * one.peak / 4
+    got = weft.testing.run(lambda mesh: on_rank(mesh, far), mesh={"x": 4})
+    assert [found["all_to_all"] for found, _ in got] == [32 * ROW, 34 * ROW, 32 * ROW, 34 * ROW]
+    assert max(peak for _, peak in got) < 1.5 * one.peak / 4
+    assert {found["all_gather"] for found, _ in got} == {3 * 2 * 8}
