@@ -17,11 +17,16 @@ from weft.comm import BoundMesh, init_mesh
 from weft.comm.collective_call import timeout
 from weft.comm.simulated import mesh_of_ranks
 from weft.core import Mesh
-from weft.errors import CommunicationError, UnsupportedOpError, message
+from weft.errors import CommunicationError, ShardTypeError, UnsupportedOpError, message
+from weft.tensor import ShardTensor
+from weft.tensor.trace.trees import flatten
 
 __all__ = ["run"]
 
 T = TypeVar("T")
+
+_TOGETHER_S = 0.5
+"""How long a failure waits for others: Ray prints those that nobody has asked for."""
 
 _CAUSE_S = 5.0
 """How long a failure that may follow from another rank's waits for that one."""
@@ -55,6 +60,7 @@ def run(
     Raises:
         UnsupportedOpError: Ray is not installed.
         MeshError: the mesh needs more ranks.
+        ShardTypeError: fn returns a ShardTensor.
         CommunicationError: a rank died; or the cluster did not have room for all ranks within
             WEFT_TIMEOUT seconds.
         Exception: whatever the first failing rank raised, with its rank in a note.
@@ -88,7 +94,16 @@ class _Rank:
         os.environ.update(variables)
 
     def call(self, fn: Callable[[BoundMesh], Any], mesh: Mesh, device_type: str) -> Any:
-        return fn(init_mesh(mesh, device_type))
+        result = fn(init_mesh(mesh, device_type))
+        kept = [str(one.sharding) for one in flatten(result) if type(one) is ShardTensor]
+        if kept:
+            raise ShardTypeError(
+                message("weft.ray.run(fn)", f"fn returns {len(kept)} ShardTensors",
+                        "what fn returns leaves its rank, and a ShardTensor is of use on the ranks "
+                        "of its mesh alone", kept,
+                        "return x.full_tensor(), or x.to_local() for each rank's own block")
+            )
+        return result
 
 
 def _placed(ray: Any, size: int, share: dict[str, float]) -> Any:
@@ -160,8 +175,9 @@ def _results(ray: Any, calls: list[Any]) -> list[Any]:
         done, left = ray.wait(left)
         failed |= _failures(ray, calls, done)
     if failed:
-        if all(map(_follows, failed.values())):
-            done, _ = ray.wait(left, num_returns=len(left), timeout=_CAUSE_S) if left else ([], [])
+        if left:
+            limit = _CAUSE_S if all(map(_follows, failed.values())) else _TOGETHER_S
+            done, _ = ray.wait(left, num_returns=len(left), timeout=limit)
             failed |= _failures(ray, calls, done)
         raise _cause(failed, len(calls))
     return ray.get(calls)
