@@ -99,7 +99,6 @@ PAGE = page(
                          "...>0 m! n!, ... k! -> none!, ... m! k!, ... k! n!",
                          "...>0 m! n!, ... k! -> none!, none!, none!")),
     op("linalg_householder_product", rule("...>0 m! n!, ... k! -> ... m! n!")),
-    op("linalg_vander", rule("...>0 n! -> ... n! k!")),
     op("linalg_solve", rule(_solve, linear=[1])),
     op("linalg_solve_ex", rule(_solve_ex)),
     op("linalg_solve_triangular", rule(_SOLVE, linear=[1])),
