@@ -231,6 +231,12 @@ BOUNDS: list[Bound] = [
           "columns": (6144, 6144), "rows": (0, 0)}),
     Bound("diagonal", lambda a: a.diagonal(), _same((0, 0), "columns", "rows")),
     Bound("tril", lambda a: a.tril(), _same((0, 0), "columns", "rows")),
+    # The other rows, for each product of two matrices; their gradients go back.
+    Bound("matrix_power", lambda a: torch.linalg.matrix_power(a.view(64, 64), 4),
+          {"line": (49152, 49152)}),
+    # Every element has its own line of powers.
+    Bound("powers", lambda a: torch.linalg.vander(a, N=3), _same((0, 0), "line", "columns")),
+    Bound("vander", lambda a: torch.vander(a, 3), {"line": (0, 0)}, False),
     Bound("diff", lambda a: a.diff(),
           _same((8, 8), *_LINES) | {"columns": (64, 64), "rows": (0, 0)}),
     # Windows: the border that they read.

@@ -15,6 +15,7 @@ from torch import Tensor
 from weft.core import Layout
 from weft.errors import UnsupportedOpError, message
 from weft.ops.algorithm import Composite
+from weft.ops.precision import HALF
 from weft.rules import Call, op, page
 
 __all__ = ["PAGE"]
@@ -54,6 +55,28 @@ def _kron(x: Tensor, y: Tensor) -> Tensor:
     both = [length for pair in zip(x.shape, [1] * ndim) for length in pair]
     own = [length for pair in zip([1] * ndim, y.shape) for length in pair]
     return (x.reshape(both) * y.reshape(own)).reshape(shape)
+
+
+def _powers(x: Tensor, *, N: int | None = None) -> Any:
+    """Products along a new dim: every element has its own line of powers."""
+    num = x.shape[-1] if N is None else N
+    if num < (0 if N is None else 2) or not x.dim() or x.dtype in (*HALF, torch.bool):
+        return NotImplemented
+    return _increasing(x, num)
+
+
+def _increasing(x: Tensor, num: int) -> Tensor:
+    lines = x.unsqueeze(-1).expand(*x.shape, max(num - 1, 0)).cumprod(-1)
+    return torch.cat([lines.new_ones(*x.shape, min(num, 1)), lines], -1)
+
+
+def _vander(x: Tensor, N: int | None = None, increasing: bool = False) -> Any:
+    """Products along a new dim: every element has its own line of powers."""
+    num = x.shape[-1] if N is None and x.dim() else N
+    if x.dim() != 1 or num is None or num < 0:
+        return NotImplemented
+    powers = _increasing(x if num > 1 else x.detach(), num)
+    return powers if increasing else powers.flip(1)
 
 
 def _inner(x: Tensor, y: Tensor) -> Tensor:
@@ -212,6 +235,8 @@ PAGE = page(
     op("trace", compose=_trace),
     op("diff", compose=_diff),
     op("kron", compose=_kron),
+    op("linalg_vander", compose=_powers),
+    op("vander", compose=_vander),
     op("inner", compose=_inner),
     op("vdot", compose=_vdot),
     op("dist", compose=_dist),

@@ -73,13 +73,27 @@ def _factors(x: Tensor) -> tuple[Tensor, Tensor] | None:
     return factors, x.new_empty((*x.shape[:-2], min(x.shape[-2:])))
 
 
+def _power(x: Tensor, n: int) -> Tensor:
+    """Products of squares, in torch's order; a sharded dim of the matrix stays sharded."""
+    if n in (1, 3):
+        return x.clone() if n == 1 else x @ x @ x
+    out, square = None, x
+    while n > 1:
+        if n % 2:
+            out = square if out is None else out @ square
+        square, n = square @ square, n // 2
+    return square if out is None else out @ square
+
+
 PAGE = page(
     op("det linalg_det logdet", rule("...>0 i i -> ...")),
     op("slogdet linalg_slogdet", rule("...>0 i i -> ..., ...")),
     op("linalg_cond", rule("...>0 m! n! -> ...")),
     op("linalg_matrix_rank", rule("...>0 m! n!, [...], [...] -> ...")),
-    op("""inverse linalg_inv cholesky linalg_cholesky cholesky_inverse matrix_exp linalg_matrix_exp
-       matrix_power linalg_matrix_power""", rule("...>0 i i -> ... i i")),
+    op("inverse linalg_inv cholesky linalg_cholesky cholesky_inverse matrix_exp linalg_matrix_exp",
+       rule("...>0 i i -> ... i i")),
+    op("matrix_power linalg_matrix_power",
+       rule("...>0 i i -> ... i i", serves=lambda call: call.args[1] < 1), compose=_power),
     op("linalg_inv_ex linalg_cholesky_ex", rule("...>0 i i -> ... i i, ...")),
     op("pinverse", rule("...>0 m! n! -> ... n! m!")),
     op("linalg_tensorinv", compose=_tensorinv),
@@ -99,7 +113,6 @@ PAGE = page(
                          "...>0 m! n!, ... k! -> none!, ... m! k!, ... k! n!",
                          "...>0 m! n!, ... k! -> none!, none!, none!")),
     op("linalg_householder_product", rule("...>0 m! n!, ... k! -> ... m! n!")),
-    op("linalg_vander", rule("...>0 n! -> ... n! k!")),
     op("linalg_solve", rule(_solve, linear=[1])),
     op("linalg_solve_ex", rule(_solve_ex)),
     op("linalg_solve_triangular", rule(_SOLVE, linear=[1])),
