@@ -93,6 +93,38 @@ def test_attention_makes_no_scores() -> None:
     assert found.flops == 7 * 2 * 8 * 512 * 512 * 16
 
 
+def test_seconds_of_computation_follow_from_rates() -> None:
+    """Arithmetic or memory, whichever takes longer, and the call; collectives are none of it."""
+    def program(mesh: Any) -> None:
+        x = weft.distribute_tensor(torch.empty(64, 32), mesh, P("x"))
+        w = weft.distribute_tensor(torch.empty(32, 8), mesh, P())
+        start = x @ w
+        (start + 1).sum().full_tensor()
+
+    local = 16 * 32, 32 * 8, 16 * 8  # elements
+    free = weft.dry_run(program, {"x": 4}, compute=weft.Compute(1e30, 1e30))
+    assert free.compute_seconds == pytest.approx(0, abs=1e-20)
+    assert free.step_seconds == pytest.approx(free.seconds)
+    assert weft.dry_run(program, {"x": 4}).compute_seconds is None
+    arithmetic = weft.dry_run(program, {"x": 4}, compute=weft.Compute(1e6, 1e30))
+    assert arithmetic.compute_seconds == pytest.approx(2 * 16 * 32 * 8 / 1e6)
+    memory = weft.dry_run(program, {"x": 4}, compute=weft.Compute(1e30, 1e6))
+    own = 2 * sum(local[:2])  # each rank takes a copy of its part
+    assert memory.compute_seconds == pytest.approx(4 * (own + sum(local) + 3 * 16 * 8 + 1) / 1e6)
+    calls = weft.dry_run(program, {"x": 4}, compute=weft.Compute(1e30, 1e30, 1.0))
+    assert calls.compute_seconds == pytest.approx(2 + 3)
+    assert "\n  computation, estimated             5 s\n" in str(calls)
+
+
+def test_rates_are_measured_and_the_same_on_all_ranks() -> None:
+    found = weft.testing.run(lambda mesh: weft.measure_compute(mesh, num_rounds=1), 2)
+    assert found[0] == found[1] and found[0].call_s > 0
+    with pytest.raises(ShardTypeError, match=r"(?s)flops_per_s is 0, call_s is -1.*at least 1 in"):
+        weft.Compute(0, 1e9, -1)
+    with pytest.raises(ShardTypeError, match="num_rounds is 0"):
+        weft.testing.run(lambda mesh: weft.measure_compute(mesh, num_rounds=0), 2)
+
+
 def test_errors_of_the_program_pass_and_arguments_are_checked() -> None:
     def fails(mesh: Any) -> None:
         raise KeyError("mine")
