@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
+from torch import distributed
+from torch.distributed import checkpoint
+from torch.utils.data import DataLoader, TensorDataset
 
 import weft
 from weft import P
@@ -137,6 +140,33 @@ def test_errors_of_the_program_pass_and_arguments_are_checked() -> None:
         weft.dry_run(train, (2,), steps=0)
     with pytest.raises(ShardTypeError, match=r"links are weft\.Links or one of gloo, nccl, a100"):
         weft.dry_run(train, (2,), "h1000")
+
+
+def test_nothing_is_written_and_nobody_waited_for(tmp_path: Path) -> None:
+    """As scripts do beside their steps: checkpoints must not lose their data to a dry run."""
+    path, other = tmp_path / "model.pt", tmp_path / "folder"
+    torch.save({"weight": torch.ones(4)}, path)
+    before, save = path.read_bytes(), torch.save
+
+    def program(mesh: Any) -> None:
+        distributed.init_process_group("gloo")
+        assert (distributed.get_rank(), distributed.get_world_size()) == (3, 8)
+        torch.cuda.set_device(3)
+        model = torch.nn.Linear(4, 4).cuda()
+        weft.distribute_module(model, mesh, shardings={"weight": P("x")})
+        assert torch.load(path)["weight"].is_meta
+        for batch in DataLoader(TensorDataset(torch.arange(16.0).view(4, 4)), batch_size=2):
+            batch = [one.pin_memory().to("cuda", non_blocking=True) for one in batch]
+            loss = model(batch[0]).mean()
+            assert loss.item() == 0
+            loss.backward()
+        torch.save(model.state_dict(), path)
+        checkpoint.save(model.state_dict(), checkpoint_id=other)
+        distributed.barrier()
+        distributed.destroy_process_group()
+
+    weft.dry_run(program, {"x": 8}, rank=3)
+    assert path.read_bytes() == before and not other.exists() and torch.save is save
 
 
 def test_the_command(tmp_path: Path, monkeypatch: Any) -> None:

@@ -16,6 +16,7 @@ from torch.optim.optimizer import (
 )
 
 from weft.comm import BoundMesh, Recorded, RecordingWorld, recording
+from weft.comm.alone import alone
 from weft.core import Mesh
 from weft.dry.compute import Compute
 from weft.dry.report import DryRun, Memory
@@ -86,7 +87,7 @@ def dry_run(
     tensors = DryTensors(reads, world, compute)
     with (
         recording(world), traffic.record() as log, known_data(), fused_attention(),
-        Devices(tensors), tensors,
+        alone(rank, value.size()), Devices(tensors), tensors,
     ):
         clock = _Clock(log, value, networks)
         world.heard = clock.heard

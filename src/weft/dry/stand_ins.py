@@ -50,7 +50,7 @@ class Devices(TorchFunctionMode):
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _TO_PYTHON = (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__)
-_TO_ACCELERATORS = (torch.Tensor.cuda, torch.Tensor.xpu)
+_TO_ACCELERATORS = (torch.Tensor.cuda, torch.Tensor.xpu, torch.Tensor.pin_memory)
 
 
 def _is_accelerator(device: Any) -> bool:
