@@ -29,6 +29,8 @@ def bench() -> None:
 bench.add_command(Later("attention", "bench.attention",
                         "Bytes, memory and time of attention over a sharded sequence."))
 bench.add_command(Later("calls", "bench.side_by_side", "The cost of a call.", ("rich",)))
+bench.add_command(Later("dry", "bench.dry",
+                        "Seconds of steps beside those that a dry run estimates."))
 bench.add_command(Later("field", "bench.field",
                         "Bytes, memory and time of sharded fields."))
 bench.add_command(Later("links", "bench.links",

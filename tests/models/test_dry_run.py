@@ -82,6 +82,21 @@ def fully_sharded(mesh: Any) -> tuple[Any, int]:
     return two_steps(model, [given], loss)
 
 
+def cast(mesh: Any) -> tuple[Any, int]:
+    shape, made = models.Shape(layers=2, width=64, batch=2, length=32), models.MODELS["Llama"]
+    model = made.make(shape)
+    weft.distribute_module(model, mesh)
+    given = weft.distribute_tensor(made.given(shape, 8), mesh, P("dp"))
+
+    def loss() -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            out = model(given)
+            assert out.dtype is out.to_local().dtype is torch.bfloat16
+            return made.loss(out, given)
+
+    return two_steps(model, [given], loss)
+
+
 PROGRAMS: dict[str, tuple[Mapping[str, int], Callable[[Any], tuple[Any, int]]]] = {
     "llama": (WAYS["dp x tp"].mesh, lambda mesh: of_catalogue(mesh, "llama", "dp x tp", "uneven")),
     "bert": (WAYS["tp with sequences"].mesh,
@@ -94,6 +109,7 @@ PROGRAMS: dict[str, tuple[Mapping[str, int], Callable[[Any], tuple[Any, int]]]] 
                        lambda mesh: of_field(mesh, "vit by conv", P(*MESHES["two dims"][1]))),
     "autoencoder": (MESHES["two dims"][0], of_autoencoder),
     "long sequence": ({"x": 4}, of_sequence),
+    "autocast": ({"dp": 4}, cast),
     "fully sharded": ({"dp": 4}, fully_sharded),
 }
 

@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
+from torch import distributed
+from torch.distributed import checkpoint
+from torch.utils.data import DataLoader, TensorDataset
 
 import weft
 from weft import P
@@ -93,6 +96,38 @@ def test_attention_makes_no_scores() -> None:
     assert found.flops == 7 * 2 * 8 * 512 * 512 * 16
 
 
+def test_seconds_of_computation_follow_from_rates() -> None:
+    """Arithmetic or memory, whichever takes longer, and the call; collectives are none of it."""
+    def program(mesh: Any) -> None:
+        x = weft.distribute_tensor(torch.empty(64, 32), mesh, P("x"))
+        w = weft.distribute_tensor(torch.empty(32, 8), mesh, P())
+        start = x @ w
+        (start + 1).sum().full_tensor()
+
+    local = 16 * 32, 32 * 8, 16 * 8  # elements
+    free = weft.dry_run(program, {"x": 4}, compute=weft.Compute(1e30, 1e30))
+    assert free.compute_seconds == pytest.approx(0, abs=1e-20)
+    assert free.step_seconds == pytest.approx(free.seconds)
+    assert weft.dry_run(program, {"x": 4}).compute_seconds is None
+    arithmetic = weft.dry_run(program, {"x": 4}, compute=weft.Compute(1e6, 1e30))
+    assert arithmetic.compute_seconds == pytest.approx(2 * 16 * 32 * 8 / 1e6)
+    memory = weft.dry_run(program, {"x": 4}, compute=weft.Compute(1e30, 1e6))
+    own = 2 * sum(local[:2])  # each rank takes a copy of its part
+    assert memory.compute_seconds == pytest.approx(4 * (own + sum(local) + 3 * 16 * 8 + 1) / 1e6)
+    calls = weft.dry_run(program, {"x": 4}, compute=weft.Compute(1e30, 1e30, 1.0))
+    assert calls.compute_seconds == pytest.approx(2 + 3)
+    assert "\n  computation, estimated             5 s\n" in str(calls)
+
+
+def test_rates_are_measured_and_the_same_on_all_ranks() -> None:
+    found = weft.testing.run(lambda mesh: weft.measure_compute(mesh, num_rounds=1), 2)
+    assert found[0] == found[1] and found[0].call_s > 0
+    with pytest.raises(ShardTypeError, match=r"(?s)flops_per_s is 0, call_s is -1.*at least 1 in"):
+        weft.Compute(0, 1e9, -1)
+    with pytest.raises(ShardTypeError, match="num_rounds is 0"):
+        weft.testing.run(lambda mesh: weft.measure_compute(mesh, num_rounds=0), 2)
+
+
 def test_errors_of_the_program_pass_and_arguments_are_checked() -> None:
     def fails(mesh: Any) -> None:
         raise KeyError("mine")
@@ -105,6 +140,33 @@ def test_errors_of_the_program_pass_and_arguments_are_checked() -> None:
         weft.dry_run(train, (2,), steps=0)
     with pytest.raises(ShardTypeError, match=r"links are weft\.Links or one of gloo, nccl, a100"):
         weft.dry_run(train, (2,), "h1000")
+
+
+def test_nothing_is_written_and_nobody_waited_for(tmp_path: Path) -> None:
+    """As scripts do beside their steps: checkpoints must not lose their data to a dry run."""
+    path, other = tmp_path / "model.pt", tmp_path / "folder"
+    torch.save({"weight": torch.ones(4)}, path)
+    before, save = path.read_bytes(), torch.save
+
+    def program(mesh: Any) -> None:
+        distributed.init_process_group("gloo")
+        assert (distributed.get_rank(), distributed.get_world_size()) == (3, 8)
+        torch.cuda.set_device(3)
+        model = torch.nn.Linear(4, 4).cuda()
+        weft.distribute_module(model, mesh, shardings={"weight": P("x")})
+        assert torch.load(path)["weight"].is_meta
+        for batch in DataLoader(TensorDataset(torch.arange(16.0).view(4, 4)), batch_size=2):
+            batch = [one.pin_memory().to("cuda", non_blocking=True) for one in batch]
+            loss = model(batch[0]).mean()
+            assert loss.item() == 0
+            loss.backward()
+        torch.save(model.state_dict(), path)
+        checkpoint.save(model.state_dict(), checkpoint_id=other)
+        distributed.barrier()
+        distributed.destroy_process_group()
+
+    weft.dry_run(program, {"x": 8}, rank=3)
+    assert path.read_bytes() == before and not other.exists() and torch.save is save
 
 
 def test_the_command(tmp_path: Path, monkeypatch: Any) -> None:

@@ -12,7 +12,7 @@ import click
 from weft.cli.terminal import explained
 from weft.core import Mesh
 from weft.core.parse import parse_mesh
-from weft.dry import dry_run
+from weft.dry import Compute, dry_run
 from weft.planner import Links
 
 __all__ = ["dry"]
@@ -22,6 +22,8 @@ __all__ = ["dry"]
 @click.option("--mesh", required=True, metavar="AXES", help="Axes and sizes: dp=64,tp=8.")
 @click.option("--links", metavar="NAME", help="gloo, nccl, a100, h100, b200, gb200, or a file of "
                                               "weft bench links.")
+@click.option("--compute", metavar="RATES", help="FLOP/s and bytes/s of a device, and seconds of a "
+                                                 "call: 4e14,2e12,5e-6.")
 @click.option("--steps", type=click.IntRange(min=1), default=2, show_default=True,
               help="End after so many steps of the optimizer; the last one counts.")
 @click.option("--rank", type=click.IntRange(min=0), default=0, show_default=True,
@@ -35,8 +37,8 @@ __all__ = ["dry"]
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @explained
 def dry(
-    mesh: str, links: str | None, steps: int, rank: int, reads: float, collectives: bool,
-    trace: str | None, script: str, arguments: tuple[str, ...],
+    mesh: str, links: str | None, compute: str | None, steps: int, rank: int, reads: float,
+    collectives: bool, trace: str | None, script: str, arguments: tuple[str, ...],
 ) -> None:
     """Say what a step of SCRIPT costs on a mesh of any size, without data and without other ranks.
 
@@ -48,13 +50,23 @@ def dry(
     """
     value: Mesh = parse_mesh(mesh, None)
     networks = Links.load(links) if links and Path(links).is_file() else links
+    rates = None if compute is None else _rates(compute)
     sys.argv, sys.path[0] = [script, *arguments], str(Path(script).resolve().parent)
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(value.size()), LOCAL_RANK="0")
 
     def program(_: object) -> None:
         runpy.run_path(script, run_name="__main__")
 
-    found = dry_run(program, value, networks, steps=steps, rank=rank, reads=reads)
+    found = dry_run(program, value, networks, compute=rates, steps=steps, rank=rank, reads=reads)
     if trace is not None:
         found.save_trace(trace)
     click.echo(f"{found}\n{found.log}" if collectives else str(found))
+
+
+def _rates(text: str) -> Compute:
+    try:
+        return Compute(*map(float, text.split(",")))
+    except (TypeError, ValueError):
+        raise click.BadParameter(
+            f"{text!r} is not FLOP/s, bytes/s and seconds: 4e14,2e12,5e-6", param_hint="--compute"
+        ) from None

@@ -59,6 +59,8 @@ class RecordingWorld(World):
         self.log: list[Recorded] = []
         self.heard: Callable[[Recorded], None] | None = None
         """Called with each collective."""
+        self.at_work = False
+        """Whether what runs now is part of a collective."""
 
     def meant(self, mesh: Mesh, device_type: str) -> tuple[Mesh, str]:
         alike = mesh.ranks is None and set(mesh.axis_names) == set(self.mesh.axis_names)
@@ -91,14 +93,22 @@ class RecordingCommunicator(Communicator):
         if self.world.heard is not None:
             self.world.heard(one)
 
+    def _made(self, make: Callable[..., Tensor], *args: Any) -> Tensor:
+        """What the collective brings."""
+        self.world.at_work = True
+        try:
+            return make(*args)
+        finally:
+            self.world.at_work = False
+
     def _all_reduce(self, x: Tensor, kind: str) -> Tensor:
         self._record("all_reduce", x, kind)
-        return _of_equal(x, kind, self.size) if x.is_meta else torch.zeros_like(x)
+        return self._made(_of_equal, x, kind, self.size) if x.is_meta else torch.zeros_like(x)
 
     def _all_gather(self, x: Tensor, sizes: tuple[int, ...]) -> Tensor:
         self._record("all_gather", x, sizes)
         if x.is_meta and len(set(sizes)) == 1:
-            return x.repeat(self.size)
+            return self._made(x.repeat, self.size)
         return _blank(x, sum(sizes))
 
     def _reduce_scatter(self, x: Tensor, sizes: tuple[int, ...], kind: str) -> Tensor:
@@ -113,12 +123,12 @@ class RecordingCommunicator(Communicator):
             received == send[other] for received, other in zip(recv, like)
         ):
             parts = x.split(send)
-            return torch.cat([parts[other] for other in like])
+            return self._made(torch.cat, [parts[other] for other in like])
         return _blank(x, sum(recv))
 
     def _broadcast(self, x: Tensor, source: int) -> Tensor:
         self._record("broadcast", x, source)
-        return x.clone() if x.is_meta else torch.zeros_like(x)
+        return self._made(x.clone) if x.is_meta else torch.zeros_like(x)
 
     def _scatter(
         self, x: Tensor | None, sizes: tuple[int, ...], source: int, dtype: torch.dtype

@@ -62,6 +62,7 @@ class DryRun:
         step: the step of the optimizer that counts, from 1 on; 0: the whole program.
         took_s: seconds that the dry run took.
         recorded: every collective as the communicators saw it.
+        compute_seconds: estimated seconds of the computation; None where no rates are given.
     """
 
     mesh: Mesh
@@ -74,6 +75,12 @@ class DryRun:
     step: int
     took_s: float
     recorded: Sequence[Recorded] = field(repr=False, default=())
+    compute_seconds: float | None = None
+
+    @property
+    def step_seconds(self) -> float:
+        """Estimated seconds of collectives and computation, one after the other."""
+        return self.seconds + (self.compute_seconds or 0.0)
 
     @property
     def nbytes(self) -> int:
@@ -99,11 +106,15 @@ class DryRun:
             ("activations and others", memory.activations), ("peak of the step", memory.peak),
             ("peak of the program", memory.peak_overall),
         ]
+        seconds = [("collectives, estimated", self.seconds)]
+        if self.compute_seconds is not None:
+            seconds += [("computation, estimated", self.compute_seconds),
+                        ("both, one after the other", self.step_seconds)]
         what = f"step {self.step}" if self.step else "the program"
         return "\n".join([
             f"rank {self.rank} of {self.mesh.size():,} ({sizes}), {what}",
             *[f"  {name:26}{nbytes_text(nbytes):>12}" for name, nbytes in rows if nbytes],
             f"  {'operations':26}{number_text(self.flops):>12}",
-            f"  {'collectives, estimated':26}{seconds_text(self.seconds):>12}",
+            *[f"  {name:26}{seconds_text(each):>12}" for name, each in seconds],
             self.log.summary(),
         ])

@@ -16,9 +16,12 @@ from torch.optim.optimizer import (
 )
 
 from weft.comm import BoundMesh, Recorded, RecordingWorld, recording
+from weft.comm.alone import alone
 from weft.core import Mesh
+from weft.dry.compute import Compute
 from weft.dry.report import DryRun, Memory
-from weft.dry.tensors import Devices, DryTensors, fused_attention, known_data
+from weft.dry.stand_ins import Devices, fused_attention, known_data
+from weft.dry.tensors import DryTensors
 from weft.errors import MeshError, ShardTypeError, message
 from weft.planner import Links
 from weft.planner.links import as_links
@@ -36,7 +39,8 @@ class _Enough(BaseException):
 
 def dry_run(
     fn: Callable[[BoundMesh], Any], mesh: Mapping[str, int] | Sequence[int] | Mesh,
-    links: Links | str | None = None, *, steps: int | None = 2, rank: int = 0, reads: float = 0.0,
+    links: Links | str | None = None, *, compute: Compute | None = None, steps: int | None = 2,
+    rank: int = 0, reads: float = 0.0,
 ) -> DryRun:
     """Run `fn(mesh)` as one rank of a mesh of any size, without data, memory or other ranks.
 
@@ -49,6 +53,8 @@ def dry_run(
         mesh: map axis -> size, only sizes, or a mesh value.
         links: the networks by which seconds are estimated: `weft.Links`, a name such as "h100", or
             None for those that are set.
+        compute: the rates of a device, by which seconds of computation are estimated: what
+            `weft.measure_compute` measured, or `weft.Compute`.
         steps: the program ends after so many steps of an optimizer, and the last one counts: from
             the end of the one before. A program with fewer steps counts as a whole, and so does
             any with None.
@@ -78,10 +84,10 @@ def dry_run(
     networks = as_links(links, "dry_run(links)")
     world = RecordingWorld(rank, value)
     start = time.perf_counter()
-    tensors = DryTensors(reads)
+    tensors = DryTensors(reads, world, compute)
     with (
         recording(world), traffic.record() as log, known_data(), fused_attention(),
-        Devices(tensors), tensors,
+        alone(rank, value.size()), Devices(tensors), tensors,
     ):
         clock = _Clock(log, value, networks)
         world.heard = clock.heard
@@ -136,6 +142,7 @@ class _Marks:
     recorded: int = 0
     flops: int = 0
     seconds: float = 0.0
+    compute_seconds: float = 0.0
     peak: int = 0
 
 
@@ -193,7 +200,7 @@ class _Counted:
         meter = self.tensors.meter
         self.before = _Marks(
             len(self.log.events), len(self.world.log), self.tensors.flops, self.clock.seconds,
-            meter.peak,
+            self.tensors.seconds, meter.peak,
         )
         meter.peak = meter.live
 
@@ -210,6 +217,8 @@ class _Counted:
             mesh, rank, links, log, self._memory(peak, overall),
             self.tensors.flops - before.flops, self.clock.seconds - before.seconds, step,
             time.perf_counter() - start, self.world.log[before.recorded:],
+            None if self.tensors.compute is None
+            else self.tensors.seconds - before.compute_seconds,
         )
 
     def _memory(self, peak: int, overall: int) -> Memory:

@@ -4,34 +4,30 @@ A dispatch mode sees each operation of this rank on local and plain tensors, in 
 
 - makes what the program makes on any device a meta tensor (weft's own bookkeeping stays where it
   is);
-- counts memory (`Meter`) and floating-point operations (torch's formulas);
+- counts memory (`Meter`), floating-point operations, and the time that they take;
 - keeps the values of small tensors that follow from constants: positions, masks of ones. If the
   program reads a value, this is what it gets. A value that nobody can know is `reads`, and a
-  position that it decides (of the largest, of all in order) is that of a random one;
-- gives attention the fused kernel of the CPU, where torch's own choice for meta tensors would make
-  all scores at once.
+  position that it decides (of the largest, of all in order) is that of a random one.
 """
 
 from __future__ import annotations
 
-import functools
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.fx.experimental import _config
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
+from weft.comm import RecordingWorld
+from weft.dry.compute import Compute
+from weft.dry.guesses import CHOOSES, GUESSES
+from weft.dry.operations import EMPTY, flops_of, traffic_of
 from weft.tensor.trace.meta_results import known_result
 from weft.tensor.trace.trees import flatten, map_tensors
 from weft.testing.memory import Meter
 
-__all__ = ["Devices", "DryTensors", "fused_attention", "known_data"]
+__all__ = ["DryTensors"]
 
 _aten = torch.ops.aten
 _META = torch.device("meta")
@@ -44,51 +40,16 @@ _VALUE = "_weft_value"
 _COPIES = _aten._to_copy.default
 _READS = _aten._local_scalar_dense.default
 _LIFTS = (_aten.lift_fresh.default, _aten.lift_fresh_copy.default, _aten.lift.default)
-_EMPTY = (
-    _aten.empty.memory_format, _aten.empty_strided.default, _aten.empty_like.default,
-    _aten.new_empty.default, _aten.new_empty_strided.default,
-)
-_CHOOSES = (
-    _aten.topk.default, _aten.argmax.default, _aten.argmin.default, _aten.max.dim, _aten.min.dim,
-    _aten.sort.default, _aten.sort.stable, _aten.argsort.default, _aten.argsort.stable,
-    _aten.multinomial.default,
-)
-"""Ops whose results are positions that the values of their first operand decide."""
-
-_ATTENTION = _aten._scaled_dot_product_flash_attention_for_cpu
-_FLOPS: dict[Any, Any] = dict(flop_registry)
-_FLOPS[_ATTENTION] = flop_registry[_aten._scaled_dot_product_flash_attention]
-
-
-def _attention_backward(
-    grad: Any, query: Any, key: Any, value: Any, out: Any, *_: Any, **__: Any
-) -> int:
-    """Five products: the scores again, and the gradients of both factors of either product."""
-    heads = query[0] * query[1] * query[2]
-    return 2 * heads * key[2] * (3 * query[3] + 2 * value[3])
-
-
-def _of_shapes(function: Any) -> Any:
-    def run(*args: Any, out_val: Any = None, **kwargs: Any) -> int:
-        args, kwargs = _shapes((args, kwargs))
-        return function(*args, **kwargs)
-
-    return run
-
-
-def _shapes(tree: Any) -> Any:
-    return map_tensors(lambda tensor: tensor.shape, tree)
-
-
-_FLOPS[_aten._scaled_dot_product_flash_attention_for_cpu_backward] = _of_shapes(_attention_backward)
-
-
 class DryTensors(TorchDispatchMode):
-    """The mode. `meter` counts memory, `flops` the operations so far."""
+    """The mode. `meter` counts memory, `flops` the operations so far, `seconds` how long they take
+    at these rates; what the communicators of the world do is none of them."""
 
-    def __init__(self, reads: float) -> None:
+    def __init__(
+        self, reads: float, world: RecordingWorld, compute: Compute | None = None
+    ) -> None:
         super().__init__()
-        self.reads, self.flops = reads, 0
+        self.reads, self.world, self.compute = reads, world, compute
+        self.flops, self.seconds = 0, 0.0
         self.meter = Meter(_is_meta)
         self._random = torch.Generator().manual_seed(0)
         self._lost: dict[int, Any] = {}
@@ -122,11 +83,19 @@ class DryTensors(TorchDispatchMode):
                 except RuntimeError:  # also where torch has no kernel
                     out = self._by_data(func, args, kwargs)
             self._follow(func, args, kwargs, given, out)
-        count = _FLOPS.get(func.overloadpacket)
-        if count is not None:
-            self.flops += count(*args, **kwargs, out_val=out)
+        self._count(func, args, kwargs, given, out)
         self.meter.see([*given, *flatten(out)])
         return out
+
+    def _count(
+        self, func: Any, args: Any, kwargs: Any, given: list[torch.Tensor], out: Any
+    ) -> None:
+        """What the operation computes, and how long that takes."""
+        flops = flops_of(func, args, kwargs, out)
+        self.flops += flops
+        if self.compute is not None and not self.world.at_work:
+            nbytes = traffic_of(func, given, out)
+            self.seconds += 0.0 if nbytes is None else self.compute.seconds_of(flops, nbytes)
 
     # Values.
 
@@ -181,8 +150,8 @@ class DryTensors(TorchDispatchMode):
             known = known_result(func, args, kwargs)  # torch's meta kernel refuses what others take
         if known is not None:
             return known
-        if func in _GUESSES:
-            return map_tensors(self._known_if, _GUESSES[func](*args, **kwargs))
+        if func in GUESSES:
+            return map_tensors(self._known_if, GUESSES[func](*args, **kwargs))
         before = _config.meta_nonzero_assume_all_nonzero
         _config.meta_nonzero_assume_all_nonzero = True
         try:
@@ -200,12 +169,12 @@ class DryTensors(TorchDispatchMode):
         written = func._schema.is_mutable
         values = [self._value(one) for one in given]
         if (
-            any(value is None for value in values) or func in _EMPTY
+            any(value is None for value in values) or func in EMPTY
             or max([one.numel() for one in (*results, *given)]) > _KNOWN_NUMEL
         ):
             if written:
                 self._lose([value for one, value in zip(given, values) if value is not None])
-            elif func in _CHOOSES:
+            elif func in CHOOSES:
                 self._choose(func, args, kwargs, results)
             return
         if kwargs.get("device") is not None:
@@ -236,27 +205,6 @@ class DryTensors(TorchDispatchMode):
             self._lost[storage._cdata] = storage
 
 
-def _all_different(
-    x: torch.Tensor, is_sorted: bool = True, inverse: bool = False, counts: bool = False
-) -> tuple[torch.Tensor, ...]:
-    """`_unique2` of such elements."""
-    count = x.numel()
-    like = torch.empty((count if counts else 0,), dtype=torch.int64, device=_META)
-    places = torch.empty(x.shape if inverse else (0,), dtype=torch.int64, device=_META)
-    return x.new_empty(count), places, like
-
-
-def _spread_evenly(x: torch.Tensor, weights: Any = None, minlength: int = 0) -> torch.Tensor:
-    """`bincount` of numbers that are equally frequent."""
-    ends = torch.arange(minlength + 1, device="cpu") * x.numel() // max(minlength, 1)
-    return ends.diff() if weights is None else ends.diff().double()
-
-
-_GUESSES: dict[Any, Any] = {
-    _aten._unique2.default: _all_different, _aten.bincount.default: _spread_evenly,
-}
-
-
 def _is_meta(tensor: torch.Tensor) -> bool:
     return tensor.device.type == "meta"
 
@@ -274,95 +222,3 @@ def _by_weft() -> bool:
             return module.startswith("weft.")
         frame = frame.f_back
     return False
-
-
-class Devices(TorchFunctionMode):
-    """Accelerators that the program asks for need not be there; what it reads are values."""
-
-    def __init__(self, tensors: DryTensors) -> None:
-        super().__init__()
-        self.tensors = tensors
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func in _TO_PYTHON and type(args[0]) in _PLAIN and args[0].is_meta:
-            return func(self.tensors.read_all(args[0]), *args[1:], **kwargs)
-        if func in _TO_ACCELERATORS:
-            return func.__self__ if not args else args[0]
-        if kwargs.get("device") is not None and _is_accelerator(kwargs["device"]):
-            kwargs = {**kwargs, "device": _META}
-        if func is torch.Tensor.to and len(args) > 1 and _is_accelerator(args[1]):
-            args = (args[0], _META, *args[2:])
-        return func(*args, **kwargs)
-
-
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
-_TO_PYTHON = (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__)
-_TO_ACCELERATORS = (torch.Tensor.cuda, torch.Tensor.xpu)
-
-
-def _is_accelerator(device: Any) -> bool:
-    if isinstance(device, (str, torch.device)):
-        return torch.device(device).type not in ("cpu", "meta")
-    return isinstance(device, int) and not isinstance(device, bool)
-
-
-@contextmanager
-def known_data() -> Iterator[None]:
-    """Inside, `torch.tensor` and `torch.as_tensor` of this thread keep the data of what they make:
-    on the meta device they would be lost before any mode sees them."""
-    originals = torch.tensor, torch.as_tensor
-    thread = threading.get_ident()
-
-    def keeping(original: Any) -> Any:
-        @functools.wraps(original)
-        def make(data: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
-            mine = threading.get_ident() == thread and not isinstance(data, torch.Tensor)
-            if mine and device is not None:
-                return original(data, *args, **kwargs, device="cpu").to(_META)
-            return original(data, *args, device=device, **kwargs)
-
-        return make
-
-    torch.tensor, torch.as_tensor = map(keeping, originals)
-    try:
-        yield
-    finally:
-        torch.tensor, torch.as_tensor = originals
-
-
-@contextmanager
-def fused_attention() -> Iterator[None]:
-    """Inside, attention on meta tensors is the CPU's kernel, where that takes the operands.
-
-    For meta tensors torch chooses the products that make all scores at once.
-    """
-    library = torch.library.Library("aten", "IMPL")
-    library.impl("scaled_dot_product_attention", _attend, "AutogradMeta")
-    try:
-        yield
-    finally:
-        library._destroy()
-
-
-def _attend(
-    query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
-    is_causal: bool = False, *, scale: Any = None, enable_gqa: bool = False,
-) -> Any:
-    if enable_gqa and query.dim() > 2 and query.shape[-3] != key.shape[-3]:
-        times = query.shape[-3] // key.shape[-3]
-        key, value = key.repeat_interleave(times, -3), value.repeat_interleave(times, -3)
-    if attn_mask is not None and attn_mask.dtype is torch.bool:
-        attn_mask = torch.where(attn_mask, 0.0, float("-inf")).to(query.dtype)
-    fused = (
-        query.dim() == 4 and not dropout_p and query.numel() and key.numel()
-        and query.shape[-1] == value.shape[-1]
-        and (attn_mask is None or not attn_mask.requires_grad)
-    )
-    if not fused:
-        return _aten._scaled_dot_product_attention_math(
-            query, key, value, attn_mask, dropout_p, is_causal, scale=scale)[0]
-    return _ATTENTION(
-        query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]

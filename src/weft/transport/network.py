@@ -27,7 +27,7 @@ from weft.errors import MeshError, ShardTypeError, message
 from weft.planner import Link, Links
 from weft.planner.links import NODE_SIZE, is_near
 
-__all__ = ["Sample", "fit", "measure_links", "relative_error", "samples"]
+__all__ = ["Sample", "fit", "measure_links", "relative_error", "samples", "settle"]
 
 SIZES_NBYTES = (1 << 12, 1 << 16, 1 << 19, 1 << 22)
 _CALLS, _TURN_NBYTES = 5, 1 << 22
@@ -134,15 +134,15 @@ def _runs(comm: Communicator, nbytes: int) -> dict[str, tuple[Callable[[], objec
 
 
 def _turn(run: Callable[[], object], calls: int, device: torch.device) -> float:
-    _settle(device)
+    settle(device)
     start = time.perf_counter()
     for _ in range(calls):
         run()
-    _settle(device)
+    settle(device)
     return (time.perf_counter() - start) / calls
 
 
-def _settle(device: torch.device) -> None:
+def settle(device: torch.device) -> None:
     """Wait until an accelerator has done what was issued to it."""
     if device.type not in ("cpu", "meta"):
         torch.get_device_module(device.type).synchronize(device)

@@ -57,7 +57,7 @@ from weft.tensor.trace.calls import (
     target_of,
     with_dense_gradient,
 )
-from weft.tensor.trace.capture import Trace, meta_like, unwatched
+from weft.tensor.trace.capture import Trace, as_autocast, meta_like, unwatched
 from weft.tensor.trace.derivatives import differentiated
 from weft.tensor.trace.trees import Slot, fill, flatten, slots_of
 from weft.transport.transition import Transition
@@ -225,6 +225,10 @@ class Builder:
             self.clashes |= met.setdefault(place, move) is not move
             moves[place] = move
         local, args, kwargs = self._local(decision, algorithm)
+        if self._lacks_autocast():
+            if local is None:
+                local, args, kwargs = self.op.overload, self.op.args, self.op.kwargs
+            local = as_autocast(local, self.op, self.trace, self.mesh.kernel_type)
         if any(decision.folds):
             local = folding(self.name, local, decision, self.mesh)
         if self.target is not None:
@@ -348,6 +352,19 @@ class Builder:
             return None
         dtypes = [self.trace.metas[slot.index].dtype for slot in slots_of(self.op.results)]
         return next((one for one in dtypes if one.is_floating_point), None)
+
+    def _lacks_autocast(self) -> bool:
+        """Whether autocast would cast the operands: of tensors without memory it casts none."""
+        dtype = self._autocast_dtype() if self.mesh.device_type == "meta" else None
+        if dtype is None:
+            return False
+        metas = {slot: meta_like(self.tensors[slot]).detach() for slot in self.slots}
+        try:
+            with torch.autocast(self.mesh.kernel_type, enabled=False), unwatched():
+                out = self.op.overload(*fill(self.op.args, metas), **fill(self.op.kwargs, metas))
+        except RuntimeError:  # of dtypes that differ
+            return True
+        return next((one.dtype for one in flatten(out) if one.is_floating_point()), None) != dtype
 
     def _results(
         self, decision: Decision, moves: list[Any], varying: frozenset[int], grad: bool,

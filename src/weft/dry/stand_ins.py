@@ -1,0 +1,118 @@
+"""What stands in for what a machine without accelerators lacks, while a dry run lasts.
+
+- Accelerators that the program asks for need not be there.
+- `torch.tensor` keeps the data that it is given.
+- Attention is the fused kernel of the CPU, where torch's own choice for meta tensors would make all
+  scores at once.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from weft.dry.operations import ATTENTION
+from weft.dry.tensors import DryTensors
+
+__all__ = ["Devices", "fused_attention", "known_data"]
+
+_aten = torch.ops.aten
+_META = torch.device("meta")
+
+
+class Devices(TorchFunctionMode):
+    """Accelerators that the program asks for need not be there; what it reads are values."""
+
+    def __init__(self, tensors: DryTensors) -> None:
+        super().__init__()
+        self.tensors = tensors
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _TO_PYTHON and type(args[0]) in _PLAIN and args[0].is_meta:
+            return func(self.tensors.read_all(args[0]), *args[1:], **kwargs)
+        if func in _TO_ACCELERATORS:
+            return func.__self__ if not args else args[0]
+        if kwargs.get("device") is not None and _is_accelerator(kwargs["device"]):
+            kwargs = {**kwargs, "device": _META}
+        if func is torch.Tensor.to and len(args) > 1 and _is_accelerator(args[1]):
+            args = (args[0], _META, *args[2:])
+        return func(*args, **kwargs)
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_TO_PYTHON = (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__)
+_TO_ACCELERATORS = (torch.Tensor.cuda, torch.Tensor.xpu, torch.Tensor.pin_memory)
+
+
+def _is_accelerator(device: Any) -> bool:
+    if isinstance(device, (str, torch.device)):
+        return torch.device(device).type not in ("cpu", "meta")
+    return isinstance(device, int) and not isinstance(device, bool)
+
+
+@contextmanager
+def known_data() -> Iterator[None]:
+    """Inside, `torch.tensor` and `torch.as_tensor` of this thread keep the data of what they make:
+    on the meta device they would be lost before any mode sees them."""
+    originals = torch.tensor, torch.as_tensor
+    thread = threading.get_ident()
+
+    def keeping(original: Any) -> Any:
+        @functools.wraps(original)
+        def make(data: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
+            mine = threading.get_ident() == thread and not isinstance(data, torch.Tensor)
+            if mine and device is not None:
+                return original(data, *args, **kwargs, device="cpu").to(_META)
+            return original(data, *args, device=device, **kwargs)
+
+        return make
+
+    torch.tensor, torch.as_tensor = map(keeping, originals)
+    try:
+        yield
+    finally:
+        torch.tensor, torch.as_tensor = originals
+
+
+@contextmanager
+def fused_attention() -> Iterator[None]:
+    """Inside, attention on meta tensors is the CPU's kernel, where that takes the operands.
+
+    For meta tensors torch chooses the products that make all scores at once.
+    """
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("scaled_dot_product_attention", _attend, "AutogradMeta")
+    try:
+        yield
+    finally:
+        library._destroy()
+
+
+def _attend(
+    query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
+    is_causal: bool = False, *, scale: Any = None, enable_gqa: bool = False,
+) -> Any:
+    if enable_gqa and query.dim() > 2 and query.shape[-3] != key.shape[-3]:
+        times = query.shape[-3] // key.shape[-3]
+        key, value = key.repeat_interleave(times, -3), value.repeat_interleave(times, -3)
+    if attn_mask is not None and attn_mask.dtype is torch.bool:
+        attn_mask = torch.where(attn_mask, 0.0, float("-inf")).to(query.dtype)
+    fused = (
+        query.dim() == 4 and not dropout_p and query.numel() and key.numel()
+        and query.shape[-1] == value.shape[-1]
+        and (attn_mask is None or not attn_mask.requires_grad)
+    )
+    if not fused:
+        return _aten._scaled_dot_product_attention_math(
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale)[0]
+    return ATTENTION(
+        query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
