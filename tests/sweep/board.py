@@ -28,6 +28,10 @@ value, global shape, dtype, strides and the gradients of a random cotangent are 
 call, on every rank. [The book of ops](ops.md) gives the rule of each op; modules have a [page of
 their own](sweep_modules.md).
 
+*Left whole* counts ops of which some call leaves its largest result whole over a mesh axis that
+shards an operand, although the result has more elements than a shard of that operand. Samples are
+small: of a few elements a whole result may cost less than what it takes to shard it.
+
 Narrow floats may differ as far as they round; `tests/sweep/rounding.py` says how far.
 
 An op counts by its worst call. *Gathered* is right, with a warning that operands were gathered.
@@ -112,7 +116,8 @@ def module_page(found: Sequence[Found], left_out: Left, codes: Mapping[Done, str
 def scoreboard(found: Sequence[Found], codes: Mapping[Done, str] | None = None) -> str:
     """Markdown: ops by their worst verdict, for each system, dtype and variant; then every op of
     weft that is not right, and those of others that are wrong, with an example."""
-    columns = ["system", "dtype", "variant", "ops", "calls", *VERDICTS, "right in all ways",
+    columns = ["system", "dtype", "variant", "ops", "calls", *VERDICTS, "left whole",
+               "right in all ways",
                *(["commits"] if codes else [])]
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     groups: dict[tuple[str, str, str], list[Found]] = defaultdict(list)
@@ -134,7 +139,18 @@ def scoreboard(found: Sequence[Found], codes: Mapping[Done, str] | None = None) 
                 lines += ["", f"## {system}: {kind}, of so many calls", "", _paragraph(its, of)]
             else:
                 lines += _section(f"{system}: {kind}", its)
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines + _whole([it for it in found if it.system == "weft"])) + "\n"
+
+
+def _whole(found: Sequence[Found]) -> list[str]:
+    """Per op of which a call leaves a result whole: how many of its calls in each way do."""
+    lines = []
+    for op, its in _by_op([it for it in found if it.whole]):
+        of = Counter(it.way for it in found if it.op == op)
+        ways = Counter(it.way for it in its)
+        words = ", ".join([f"{way} {count}/{of[way]}" for way, count in sorted(ways.items())])
+        lines.append(f"- `{op}`: {words}")
+    return ["", "## weft: left whole, of so many calls in a way", "", *lines] if lines else []
 
 
 def _counts(its: Sequence[Found]) -> str:
@@ -142,7 +158,8 @@ def _counts(its: Sequence[Found]) -> str:
     ops = _by_op(its)
     worst = Counter(_worst(same) for _, same in ops)
     share = sum(worst[kind] for kind in _RIGHT) / len(ops)
-    cells = [len(ops), len(its), *(worst[kind] for kind in VERDICTS), f"{share:.1%}"]
+    whole = len({it.op for it in its if it.whole}) if its[0].system == "weft" else ""
+    cells = [len(ops), len(its), *(worst[kind] for kind in VERDICTS), whole, f"{share:.1%}"]
     return " | ".join(map(str, cells))
 
 
