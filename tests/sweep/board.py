@@ -59,6 +59,23 @@ gives it the gradient of the elements that are replaced. Without one, by a rule:
 factorizations that are not tall (`geqrf`, `linalg.lstsq`, `linalg.tensorinv`), because each step
 reads all of the matrix; channels and positions of `native_group_norm`, whose statistics have no
 gradient of their own in torch (`group_norm` keeps them sharded).
+
+Of the first sample of each of 619 entries (float64; rows, last, square, crossed), these leave the
+result whole of an operand that is sharded:
+
+- a matrix that is no batch, because each step reads all of it: `cholesky`, `linalg.cholesky`,
+  `linalg.cholesky_ex`, `geqrf`, `linalg.householder_product`, `linalg.eigh`, `linalg.inv`,
+  `linalg.inv_ex`, `linalg.ldl_factor`, `linalg.ldl_factor_ex`, `lu`, `lu_unpack`, `linalg.lu`,
+  `linalg.lu_factor`, `linalg.lu_factor_ex`, `linalg.lstsq`, `linalg.lstsq.grad_oriented`,
+  `linalg.pinv`, `linalg.pinv.hermitian`, `pinverse`, `matrix_exp`, `linalg.solve`,
+  `linalg.solve_ex`, `linalg.solve_triangular`, `triangular_solve`, `linalg.tensorinv`,
+  `linalg.tensorsolve`; `qr` and `linalg.qr` of a matrix that is not tall;
+- segments of rows, of which there are few, joined from what each shard comes to:
+  `_segment_reduce.lengths`, `_segment_reduce.offsets`;
+- statistics that have no gradient of their own in torch: `native_group_norm`, `native_layer_norm`
+  (`group_norm` and `layer_norm` keep everything sharded);
+- `broadcast_tensors`: each result lies as the operand that it is a view of, so that of a whole one
+  beside sharded ones is whole.
 """
 
 Left = Mapping[Done, Sequence[str]]

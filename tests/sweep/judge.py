@@ -277,17 +277,21 @@ def judge(sample: Sample, expected: Dense, way: str, what: str) -> Verdict | Non
 
 
 def left_whole(operands: Sequence[Layout], results: Sequence[Any]) -> bool:
-    """Whether some mesh axis shards an operand and leaves the largest result whole on every rank,
-    although that has more elements than the largest shard of the operand."""
+    """Whether some mesh axis shards an operand, of which no rank has all, and leaves the largest
+    result whole on every rank, although that has more elements than a shard of the operand."""
     made = [one for one in results if isinstance(one, ShardTensor)]
     if not made:
         return False
-    result = max([one.sharding for one in made], key=_most_elements)
-    return any(
-        isinstance(operand.on(axis), int) and result.on(axis) is None
-        and _most_elements(result) > _most_elements(operand)
-        for operand in operands for axis in range(operand.mesh.ndim)
-    )
+    result = max([one.sharding for one in made], key=lambda one: math.prod(one.shape))
+    for operand in operands:
+        most = min(math.prod(operand.shape), _most_elements(result))
+        for axis in range(operand.mesh.ndim):
+            dim = operand.on(axis)
+            if isinstance(dim, int) and operand.shape[dim] > 1 and (
+                result.on(axis) is None and _most_elements(operand) < most
+            ):
+                return True
+    return False
 
 
 def _most_elements(layout: Layout) -> int:
