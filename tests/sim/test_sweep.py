@@ -16,6 +16,7 @@ from tests.sweep.journal import Found, Journal
 from tests.sweep.judge import Dense, Verdict, dense, judge
 from tests.sweep.samples import UNWRITTEN, LeftOut, Sample, samples_of
 from tests.sweep.ways import WAYS, laid_out
+from weft import P
 
 OPS = {
     **dict.fromkeys(("addmv", "cumsum", "nn.functional.linear", "std", "where", "index_add",
@@ -92,6 +93,23 @@ def test_it_finds_a_call_that_gives_something_else_when_repeated() -> None:
     assert verdict(sample, dense(sample)) == "wrong"
 
 
+def test_it_tells_what_is_left_whole() -> None:
+    """A result that is gathered counts; one that is small, sharded or a partial value does not."""
+    def gathers(own: list[torch.Tensor]) -> torch.Tensor:
+        one = own[0]
+        return (one.redistribute(placements=P()) if isinstance(one, weft.ShardTensor) else one) * 2
+
+    programs: dict[str, tuple[Callable[[list[torch.Tensor]], torch.Tensor], bool]] = {
+        "gathers": (gathers, True), "stays": (lambda own: own[0] * 2, False),
+        "small": (lambda own: own[0].var(0), False),
+        "partial": (lambda own: own[0].t() @ own[0], False),
+    }
+    for name, (fn, whole) in programs.items():
+        sample = Sample("0", fn, (torch.rand(6, 4),), (False,))
+        found = judge(sample, dense(sample), "rows", "planted")
+        assert found is not None and (found.kind, found.whole) == ("right", whole), name
+
+
 def test_turned_operands_and_written_targets() -> None:
     for variant in ("turned", "inplace", "out"):
         (sample,) = samples_of("add", torch.float64, 1, variant)
@@ -153,7 +171,7 @@ def test_it_finds_more_bytes_than_the_family_may_receive() -> None:
 
     assert found(torch.Tensor.abs, "abs 0").nbytes == (0, 0)
     assert found(gathers, "abs 0") == Verdict(
-        "costly", "received (48, 0), allowed (0, 0)", (48, 0), (0, 0))
+        "costly", "received (48, 0), allowed (0, 0)", (48, 0), (0, 0), True)
     assert found(gathers, "matrix_exp 0").kind == "right"
     # What is true of all blocks takes a byte of each, and no more.
     assert found(lambda one: torch.equal(one, one * 1), "equal 0").kind == "right"
@@ -295,6 +313,10 @@ def test_the_journal_keeps_what_was_done(tmp_path: Path) -> None:
     assert journal.done() == {("weft", "add", "float64", "")}
     assert {found.kind for found in journal.found()} == {"right"}
     assert "`add` (1: float64; rows): by 1" in scoreboard([one])
+    whole = [dataclasses.replace(one, kind="right", way=way, whole=way == "last")
+             for way in ("rows", "last")]
+    assert "- `add`: last 1/1\n" in scoreboard(whole) and "left whole" not in scoreboard(
+        whole[:1]).partition("##")[2]
     journal.begin("abc")
     journal.leave_out(("weft", "ones", "float64", ""), "it takes no tensor")
     journal.finish(("weft", "ones", "float64", ""))

@@ -28,6 +28,10 @@ value, global shape, dtype, strides and the gradients of a random cotangent are 
 call, on every rank. [The book of ops](ops.md) gives the rule of each op; modules have a [page of
 their own](sweep_modules.md).
 
+*Left whole* counts ops of which some call leaves its largest result whole over a mesh axis that
+shards an operand, although the result has more elements than a shard of that operand. Samples are
+small: of a few elements a whole result may cost less than what it takes to shard it.
+
 Narrow floats may differ as far as they round; `tests/sweep/rounding.py` says how far.
 
 An op counts by its worst call. *Gathered* is right, with a warning that operands were gathered.
@@ -55,6 +59,23 @@ gives it the gradient of the elements that are replaced. Without one, by a rule:
 factorizations that are not tall (`geqrf`, `linalg.lstsq`, `linalg.tensorinv`), because each step
 reads all of the matrix; channels and positions of `native_group_norm`, whose statistics have no
 gradient of their own in torch (`group_norm` keeps them sharded).
+
+Of the first sample of each of 619 entries (float64; rows, last, square, crossed), these leave the
+result whole of an operand that is sharded:
+
+- a matrix that is no batch, because each step reads all of it: `cholesky`, `linalg.cholesky`,
+  `linalg.cholesky_ex`, `geqrf`, `linalg.householder_product`, `linalg.eigh`, `linalg.inv`,
+  `linalg.inv_ex`, `linalg.ldl_factor`, `linalg.ldl_factor_ex`, `lu`, `lu_unpack`, `linalg.lu`,
+  `linalg.lu_factor`, `linalg.lu_factor_ex`, `linalg.lstsq`, `linalg.lstsq.grad_oriented`,
+  `linalg.pinv`, `linalg.pinv.hermitian`, `pinverse`, `matrix_exp`, `linalg.solve`,
+  `linalg.solve_ex`, `linalg.solve_triangular`, `triangular_solve`, `linalg.tensorinv`,
+  `linalg.tensorsolve`; `qr` and `linalg.qr` of a matrix that is not tall;
+- segments of rows, of which there are few, joined from what each shard comes to:
+  `_segment_reduce.lengths`, `_segment_reduce.offsets`;
+- statistics that have no gradient of their own in torch: `native_group_norm`, `native_layer_norm`
+  (`group_norm` and `layer_norm` keep everything sharded);
+- `broadcast_tensors`: each result lies as the operand that it is a view of, so that of a whole one
+  beside sharded ones is whole.
 """
 
 Left = Mapping[Done, Sequence[str]]
@@ -112,7 +133,8 @@ def module_page(found: Sequence[Found], left_out: Left, codes: Mapping[Done, str
 def scoreboard(found: Sequence[Found], codes: Mapping[Done, str] | None = None) -> str:
     """Markdown: ops by their worst verdict, for each system, dtype and variant; then every op of
     weft that is not right, and those of others that are wrong, with an example."""
-    columns = ["system", "dtype", "variant", "ops", "calls", *VERDICTS, "right in all ways",
+    columns = ["system", "dtype", "variant", "ops", "calls", *VERDICTS, "left whole",
+               "right in all ways",
                *(["commits"] if codes else [])]
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     groups: dict[tuple[str, str, str], list[Found]] = defaultdict(list)
@@ -134,7 +156,18 @@ def scoreboard(found: Sequence[Found], codes: Mapping[Done, str] | None = None) 
                 lines += ["", f"## {system}: {kind}, of so many calls", "", _paragraph(its, of)]
             else:
                 lines += _section(f"{system}: {kind}", its)
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines + _whole([it for it in found if it.system == "weft"])) + "\n"
+
+
+def _whole(found: Sequence[Found]) -> list[str]:
+    """Per op of which a call leaves a result whole: how many of its calls in each way do."""
+    lines = []
+    for op, its in _by_op([it for it in found if it.whole]):
+        of = Counter(it.way for it in found if it.op == op)
+        ways = Counter(it.way for it in its)
+        words = ", ".join([f"{way} {count}/{of[way]}" for way, count in sorted(ways.items())])
+        lines.append(f"- `{op}`: {words}")
+    return ["", "## weft: left whole, of so many calls in a way", "", *lines] if lines else []
 
 
 def _counts(its: Sequence[Found]) -> str:
@@ -142,7 +175,8 @@ def _counts(its: Sequence[Found]) -> str:
     ops = _by_op(its)
     worst = Counter(_worst(same) for _, same in ops)
     share = sum(worst[kind] for kind in _RIGHT) / len(ops)
-    cells = [len(ops), len(its), *(worst[kind] for kind in VERDICTS), f"{share:.1%}"]
+    whole = len({it.op for it in its if it.whole}) if its[0].system == "weft" else ""
+    cells = [len(ops), len(its), *(worst[kind] for kind in VERDICTS), whole, f"{share:.1%}"]
     return " | ".join(map(str, cells))
 
 

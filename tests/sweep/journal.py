@@ -25,6 +25,7 @@ class Found:
     detail: str = ""
     nbytes: Sequence[int] | None = None
     most: Sequence[int] | None = None
+    whole: bool = False
 
 
 Done = tuple[str, str, str, str]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,10 +21,11 @@ from tests.sweep.budget import allowed
 from tests.sweep.rounding import NARROW, Rounding, rounding
 from tests.sweep.samples import LeftOut, Sample
 from tests.sweep.ways import laid_out
-from weft import ShardTensor
+from weft import Layout, ShardTensor
 from weft.tensor.call import fallback
 
-__all__ = ["VERDICTS", "Dense", "Verdict", "backward", "dense", "judge", "leaves", "short"]
+__all__ = ["VERDICTS", "Dense", "Verdict", "backward", "dense", "judge", "leaves", "left_whole",
+           "short"]
 
 VERDICTS = ("right", "gathered", "costly", "refused", "unclear", "wrong", "hang", "crash")
 """`gathered` is right with a warning of a fallback; `costly` is right without one, for more bytes
@@ -35,12 +37,13 @@ class _Seen(Outcome):
     """What one rank made of a sample: besides results and gradients the form of the results, the
     operands that are to be written to, or are terms, which may become others of the same value, and
     the places of those whose local parts have changed. `unsteady`: the results, then gradients,
-    that are others in a second call."""
+    that are others in a second call. `whole`: whether a result is left whole."""
 
     form: str
     written: list[Held | None]
     changed: list[int]
     unsteady: list[int]
+    whole: bool
 
 
 Like = Callable[[Tensor, Tensor], Tensor]
@@ -52,13 +55,15 @@ class Verdict:
     """What came of a sample in a way.
 
     `nbytes`: what the rank that got most received from others, forward and backward, and
-    `most` how much of that the table allows; None where it does not say.
+    `most` how much of that the table allows; None where it does not say. `whole`: whether a
+    result is left whole of an operand that was sharded.
     """
 
     kind: str
     detail: str = ""
     nbytes: tuple[int, int] | None = None
     most: tuple[int, int] | None = None
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +246,7 @@ def judge(sample: Sample, expected: Dense, way: str, what: str) -> Verdict | Non
                 [*results, *(one.grad for one in operands)],
                 [*again[2], *(one.grad for one in again[0])],
             )) if not _same_again(*pair)],
+            left_whole([one for one in layouts if one is not None], results),
         ), _received(log)
 
     fallback._WARNED.clear()  # every call warns by itself
@@ -262,11 +268,35 @@ def judge(sample: Sample, expected: Dense, way: str, what: str) -> Verdict | Non
     gathered = [it for it in caught if issubclass(it.category, weft.WeftWarning)]
     nbytes = max(one for one, _ in received), max(other for _, other in received)
     most = allowed(what.split()[0], sample, expected.results, layouts, mesh)
+    whole = outcomes[0].whole
     if gathered:
-        return Verdict("gathered", short(gathered[0].message), nbytes, most)
+        return Verdict("gathered", short(gathered[0].message), nbytes, most, whole)
     if most is not None and any(got > most for got, most in zip(nbytes, most)):
-        return Verdict("costly", f"received {nbytes}, allowed {most}", nbytes, most)
-    return Verdict("right", "", nbytes, most)
+        return Verdict("costly", f"received {nbytes}, allowed {most}", nbytes, most, whole)
+    return Verdict("right", "", nbytes, most, whole)
+
+
+def left_whole(operands: Sequence[Layout], results: Sequence[Any]) -> bool:
+    """Whether some mesh axis shards an operand, of which no rank has all, and leaves the largest
+    result whole on every rank, although that has more elements than a shard of the operand."""
+    made = [one for one in results if isinstance(one, ShardTensor)]
+    if not made:
+        return False
+    result = max([one.sharding for one in made], key=lambda one: math.prod(one.shape))
+    for operand in operands:
+        most = min(math.prod(operand.shape), _most_elements(result))
+        for axis in range(operand.mesh.ndim):
+            dim = operand.on(axis)
+            if isinstance(dim, int) and operand.shape[dim] > 1 and (
+                result.on(axis) is None and _most_elements(operand) < most
+            ):
+                return True
+    return False
+
+
+def _most_elements(layout: Layout) -> int:
+    """How many elements the largest shard has."""
+    return math.prod([max(layout.sizes_of(dim), default=0) for dim in range(layout.ndim)])
 
 
 def _same_again(one: Any, other: Any) -> bool:

@@ -166,7 +166,8 @@ def _samples(job: Job, broken: set[tuple[str, str]], pipe: Connection) -> None:
             what = f"{job.op} {job.dtype} {job.variant} {sample.name} {way}"
             verdict = JUDGES[job.system](sample, expected, way, what)
             if verdict is not None:
-                pipe.send(("found", verdict.kind, verdict.detail, verdict.nbytes, verdict.most))
+                pipe.send(("found", verdict.kind, verdict.detail, verdict.nbytes, verdict.most,
+                           verdict.whole))
     for reason in dict.fromkeys(left_out):
         pipe.send(("left out", reason))
 
