@@ -36,7 +36,7 @@ from weft.nn.groups.member import Member, places_of
 from weft.nn.groups.memory import gathered_layout, packing_of
 from weft.tensor import ShardTensor
 from weft.tensor.leaf_gradients import accumulate, running, stand_for
-from weft.tensor.meta import intern
+from weft.tensor.meta import Meta, intern
 from weft.tensor.placing.freed import Freed, register
 from weft.tensor.placing.transitions import transition_between
 from weft.tensor.versions import version_of
@@ -70,6 +70,7 @@ class Pack(Freed):
     """
 
     group: Any
+    storage: Any
 
     def __init__(
         self, kind: Kind, tensors: Sequence[ShardTensor], label: str, ask: Callable[[], None],
@@ -81,39 +82,44 @@ class Pack(Freed):
         self.line, self.number, self._widen = "", next(_MADE), widen
         self.axes = kind.axes | kind.rest
         self.comm = mesh.comm(tuple(sorted(kind.axes)))
-        layouts = [gathered_layout(one.sharding, kind.axes) for one in tensors]
+        layouts: Any = [gathered_layout(one.sharding, kind.axes) for one in tensors]
         metas = [one._meta for one in tensors]
-        self.packing = packing_of(mesh, self.comm, metas, layouts)  # type: ignore
         cast = kind.for_autocast
         dtypes = [
             kind.dtype if cast and id(one) in in_own_dtype else kind.whole_dtype for one in tensors]
         widths = [dtype.itemsize // kind.whole_dtype.itemsize for dtype in dtypes]
-        self.sent = packing_of(mesh, self.comm, metas, layouts, widths)  # type: ignore
+        self.packing = packing_of(mesh, self.comm, metas, layouts)
+        self.sent = packing_of(mesh, self.comm, metas, layouts, widths)
         wholes = [
-            intern(mesh, layout, kind.dtype if cast else kind.whole_dtype,  # type: ignore
-                   meta.device, meta.requires_grad, None, None, self.axes)
+            intern(mesh, layout, kind.dtype if cast else kind.whole_dtype, meta.device,
+                   meta.requires_grad, None, None, self.axes)
             for meta, layout in zip(metas, layouts)
         ]
+        self.members = self._made(tensors, wholes, dtypes)
+        self._begin()
+
+    def _made(
+        self, tensors: Sequence[ShardTensor], wholes: Sequence[Meta], dtypes: Sequence[torch.dtype]
+    ) -> list[Member]:
+        """The members, in a storage that has no bytes yet."""
+        kind, self.storage = self.kind, None
         if not kind.axes:
-            self.storage: Any = None
-            self.members = [
-                Member(one, whole, kind.dtype) for one, whole in zip(tensors, wholes)]
-            self._begin()
-            return
+            return [Member(one, whole, kind.dtype) for one, whole in zip(tensors, wholes)]
         offsets, self.nbytes = places_of(wholes, dtypes)
-        base = torch.empty(0, dtype=kind.whole_dtype, device=mesh.device)
-        self.storage = base.untyped_storage()
-        self.may_free = self.storage.resizable()
+        device = kind.mesh.device
+        storage: Any = torch.empty(0, dtype=kind.whole_dtype, device=device).untyped_storage()
+        self.may_free = storage.resizable()
         if not self.may_free:  # a device whose memory stays: it is gathered all the same
-            self.storage = torch.UntypedStorage(self.nbytes, device=mesh.device)
-        self.members = [
-            Member(one, whole, dtype, self.storage, offset)
+            storage = torch.empty(self.nbytes, dtype=torch.uint8, device=device).untyped_storage()
+        members = [
+            Member(one, whole, dtype, storage, offset)
             for one, whole, dtype, offset in zip(tensors, wholes, dtypes, offsets)
         ]
         if self.may_free:
-            self.storage.resize_(0)
-        register(self.storage, self)
-        self._begin()
+            storage.resize_(0)
+        self.storage = storage
+        register(storage, self)
+        return members
 
     def _begin(self) -> None:
         self.is_full = self.is_kept = not self.kind.axes
