@@ -61,6 +61,8 @@ _Box = tuple[tuple[int, int], ...]
 
 def _wider(box: _Box, width: int) -> _Box:
     """A box in elements of another size: the last dim is longer."""
+    if width == 1:  # what has no dim is replicated, and keeps its size
+        return box
     *others, (start, stop) = box
     return *others, (start * width, stop * width)
 

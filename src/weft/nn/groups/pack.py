@@ -35,13 +35,14 @@ from weft.nn.groups.kind import Kind
 from weft.nn.groups.member import Member, places_of
 from weft.nn.groups.memory import gathered_layout, packing_of
 from weft.tensor import ShardTensor
-from weft.tensor.leaf_gradients import accumulate, running, stand_for
-from weft.tensor.meta import Meta, intern
+from weft.tensor.leaf_gradients import arrive, running, stand_for
+from weft.tensor.meta import intern
 from weft.tensor.placing.freed import Freed, register
 from weft.tensor.placing.transitions import transition_between
 from weft.tensor.versions import version_of
 from weft.tensor.views.cast_weight import cast_weight
 from weft.transport import traffic
+from weft.transport.unselected import unselected
 
 __all__ = ["Pack"]
 
@@ -70,7 +71,6 @@ class Pack(Freed):
     """
 
     group: Any
-    storage: Any
 
     def __init__(
         self, kind: Kind, tensors: Sequence[ShardTensor], label: str, ask: Callable[[], None],
@@ -82,44 +82,39 @@ class Pack(Freed):
         self.line, self.number, self._widen = "", next(_MADE), widen
         self.axes = kind.axes | kind.rest
         self.comm = mesh.comm(tuple(sorted(kind.axes)))
-        layouts: Any = [gathered_layout(one.sharding, kind.axes) for one in tensors]
+        layouts = [gathered_layout(one.sharding, kind.axes) for one in tensors]
         metas = [one._meta for one in tensors]
+        self.packing = packing_of(mesh, self.comm, metas, layouts)  # type: ignore
         cast = kind.for_autocast
         dtypes = [
             kind.dtype if cast and id(one) in in_own_dtype else kind.whole_dtype for one in tensors]
-        widths = [dtype.itemsize // kind.whole_dtype.itemsize for dtype in dtypes]
-        self.packing = packing_of(mesh, self.comm, metas, layouts)
-        self.sent = packing_of(mesh, self.comm, metas, layouts, widths)
         wholes = [
-            intern(mesh, layout, kind.dtype if cast else kind.whole_dtype, meta.device,
-                   meta.requires_grad, None, None, self.axes)
+            intern(mesh, layout, kind.dtype if cast else kind.whole_dtype,  # type: ignore
+                   meta.device, meta.requires_grad, None, None, self.axes)
             for meta, layout in zip(metas, layouts)
         ]
-        self.members = self._made(tensors, wholes, dtypes)
-        self._begin()
-
-    def _made(
-        self, tensors: Sequence[ShardTensor], wholes: Sequence[Meta], dtypes: Sequence[torch.dtype]
-    ) -> list[Member]:
-        """The members, in a storage that has no bytes yet."""
-        kind, self.storage = self.kind, None
         if not kind.axes:
-            return [Member(one, whole, kind.dtype) for one, whole in zip(tensors, wholes)]
+            self.storage: Any = None
+            self.members = [
+                Member(one, whole, kind.dtype) for one, whole in zip(tensors, wholes)]
+            self._begin()
+            return
+        widths = [dtype.itemsize // kind.whole_dtype.itemsize for dtype in dtypes]
+        self.sent = packing_of(mesh, self.comm, metas, layouts, widths)  # type: ignore
         offsets, self.nbytes = places_of(wholes, dtypes)
-        device = kind.mesh.device
-        storage: Any = torch.empty(0, dtype=kind.whole_dtype, device=device).untyped_storage()
-        self.may_free = storage.resizable()
+        base = torch.empty(0, dtype=kind.whole_dtype, device=mesh.device)
+        self.storage = base.untyped_storage()
+        self.may_free = self.storage.resizable()
         if not self.may_free:  # a device whose memory stays: it is gathered all the same
-            storage = torch.empty(self.nbytes, dtype=torch.uint8, device=device).untyped_storage()
-        members = [
-            Member(one, whole, dtype, storage, offset)
+            self.storage = base.new_empty(self.nbytes, dtype=torch.uint8).untyped_storage()
+        self.members = [
+            Member(one, whole, dtype, self.storage, offset)
             for one, whole, dtype, offset in zip(tensors, wholes, dtypes, offsets)
         ]
         if self.may_free:
-            storage.resize_(0)
-        self.storage = storage
-        register(storage, self)
-        return members
+            self.storage.resize_(0)
+        register(self.storage, self)
+        self._begin()
 
     def _begin(self) -> None:
         self.is_full = self.is_kept = not self.kind.axes
@@ -176,7 +171,9 @@ class Pack(Freed):
             return
         packing, dtype = self.sent, self.kind.whole_dtype
         nbytes = (packing.numel - packing.sizes[packing.index]) * dtype.itemsize
-        with torch.no_grad(), _DisableAutocast(), self.told("AllGather", "S->R", nbytes):
+        with torch.no_grad(), _DisableAutocast(), unselected(), self.told(
+            "AllGather", "S->R", nbytes
+        ):
             if packing is self.packing:
                 blocks = [member.local.reshape(-1) for member in self.members]
                 flat = torch.cat(blocks).to(dtype)
@@ -196,7 +193,7 @@ class Pack(Freed):
         self.start()
         assert self.pending is not None
         (finish, _), self.pending = self.pending, None
-        with torch.no_grad(), _DisableAutocast():
+        with torch.no_grad(), _DisableAutocast(), unselected():
             flat = finish()
             if not self.is_full and self.may_free:
                 self.storage.resize_(self.nbytes)
@@ -314,7 +311,7 @@ class Pack(Freed):
                     flat = rest.all_reduce(flat, "sum")
                 blocks = packing.mine(flat.to(self.kind.dtype))
             for member, block in zip(members, blocks):
-                accumulate(member.local, block, False)
+                arrive(member.local, block)
 
         return [land]
 

@@ -56,12 +56,11 @@ def _cast_to(made: Program) -> torch.dtype | None:
     """The dtype that autocast casts the operands of a program to, if that is all that happens to
     them; else None."""
     step, *others = made.steps
-    if others or step.kernel is not None or step.operands or not made.made:
+    if others or step.kernel is not None or step.operands or step.target is not None:
         return None
     if step.local is not None and str(step.local) != step.name:
         return None
-    meta = made.metas[made.made[0]]
-    return None if meta is None else cast_of_op(step.name, meta.mesh)
+    return cast_of_op(step.name, next(meta.mesh for meta in made.metas if meta is not None))
 
 
 @contextmanager
