@@ -96,3 +96,18 @@ def test_an_axis_of_sequences_is_gathered_over_if_it_shards_all(
         same_gradients(model, plain)
 
     weft.testing.run(on_rank, mesh={"seq": 3})
+
+
+@ranks(dp=2)
+def test_a_parameter_without_dims_is_summed_with_the_others(mesh: Any) -> None:
+    def made() -> Any:
+        model = Model()
+        model.scale = nn.Parameter(torch.tensor(2.0, dtype=torch.float64))
+        model.block.register_forward_pre_hook(lambda _, args: (args[0] * model.scale,))
+        return model
+
+    plain, model = made(), made()
+    weft.distribute_module(model, mesh, shardings={"*": P()})
+    step(plain, IDS)
+    step(model, weft.distribute_tensor(IDS, mesh, P("dp")))
+    same_gradients(model, plain)
