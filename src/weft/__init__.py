@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         StridedShard,
     )
     from weft.drawing import show
-    from weft.dry import Compute, DryRun, dry_run, measure_compute
+    from weft.dry import Compute, DryRun, dry_classes, dry_run, measure_compute
     from weft.errors import (
         CommunicationError,
         LayoutError,
@@ -78,12 +78,12 @@ __all__ = [
     "Replicate", "Shard", "ShardTensor", "ShardTypeError", "StrictError", "StridedShard",
     "UnsupportedOpError", "WeftError", "WeftWarning", "arange", "as_bound_mesh", "cache_clear",
     "cache_info", "collectives", "current_mesh", "debug", "distribute_module", "distribute_tensor",
-    "dry_run", "empty", "explain", "fork_rng", "from_callback", "from_dtensor", "full",
-    "hybrid_mesh", "init_mesh", "linear_scan", "local_map", "manual_seed", "measure_compute",
-    "measure_links", "ones", "plan", "plot", "rand", "randint", "randn", "randperm",
-    "register_handler", "register_rule", "reshard", "rng_state", "scatter_tensor", "set_links",
-    "set_rng_state", "show", "spmd", "strict", "testing", "to_callback", "to_dtensor", "trace",
-    "unregister_handler", "unregister_rule", "warn_if_whole", "zeros", "zigzag",
+    "dry_classes", "dry_run", "empty", "explain", "fork_rng", "from_callback", "from_dtensor",
+    "full", "hybrid_mesh", "init_mesh", "linear_scan", "local_map", "manual_seed",
+    "measure_compute", "measure_links", "ones", "plan", "plot", "rand", "randint", "randn",
+    "randperm", "register_handler", "register_rule", "reshard", "rng_state", "scatter_tensor",
+    "set_links", "set_rng_state", "show", "spmd", "strict", "testing", "to_callback", "to_dtensor",
+    "trace", "unregister_handler", "unregister_rule", "warn_if_whole", "zeros", "zigzag",
 ]
 
 _ROOMS = ("errors", "core", "planner", "drawing", *startup.WITH_TORCH)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,20 @@ def test_errors_of_the_program_pass_and_arguments_are_checked() -> None:
         weft.dry_run(train, (2,), "h1000")
 
 
+def test_one_run_for_each_class_of_ranks() -> None:
+    def program(mesh: Any) -> None:
+        x = weft.distribute_tensor(torch.zeros(5, 8), mesh, P("x"))
+        x.sum().full_tensor()
+
+    found = weft.dry_classes(program, {"dp": 16, "x": 4})
+    assert [one.rank for one in found] == [0, 2, 3]  # two rows, one, and none
+    peaks = [one.memory.peak for one in found]
+    assert peaks[0] > peaks[1] > peaks[2]
+    assert len(weft.dry_classes(program, {"dp": 2, "x": 5})) == 1
+    named = weft.dry_classes(program, {"dp": 2, "x": 4}, "h100", ranks=range(8), steps=None)
+    assert [one.rank for one in named] == [0, 2, 3]
+
+
 def test_nothing_is_written_and_nobody_waited_for(tmp_path: Path) -> None:
     """As scripts do beside their steps: checkpoints must not lose their data to a dry run."""
     path, other = tmp_path / "model.pt", tmp_path / "folder"
@@ -184,3 +199,13 @@ def test_the_command(tmp_path: Path, monkeypatch: Any) -> None:
     lines = done.output.splitlines()
     assert lines[:2] == ["['--lr', '3'] 64 256.0", "rank 0 of 64 (dp=64), the program"], done
     assert any("train.py:4" in line for line in lines)
+    script.write_text(script.read_text().replace("64, 4", "65, 4") + "import os\n"
+                      "print(os.environ['RANK'])\n")
+    trace = tmp_path / "run.json"
+    done = CliRunner().invoke(
+        main, ["dry", "--mesh", "dp=64", "--classes", "--trace", str(trace), str(script)])
+    said = done.output.splitlines()
+    assert said[1:6:2] == ["0", "32", "63"]
+    heads = [line for line in said if line.startswith("rank ")]
+    assert heads == [f"rank {rank} of 64 (dp=64), the program" for rank in (0, 32, 63)], done
+    assert {event["pid"] for event in json.loads(trace.read_text())["traceEvents"]} == {0, 32, 63}

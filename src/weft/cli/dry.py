@@ -6,14 +6,17 @@ import os
 import runpy
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
 from weft.cli.terminal import explained
+from weft.comm import BoundMesh
 from weft.core import Mesh
 from weft.core.parse import parse_mesh
-from weft.dry import Compute, dry_run
+from weft.dry import Compute, dry_classes, dry_run
 from weft.planner import Links
+from weft.transport.trace import trace_events, write_trace
 
 __all__ = ["dry"]
 
@@ -28,6 +31,9 @@ __all__ = ["dry"]
               help="End after so many steps of the optimizer; the last one counts.")
 @click.option("--rank", type=click.IntRange(min=0), default=0, show_default=True,
               help="Whose view it is.")
+@click.option("--classes", is_flag=True,
+              help="The views of ranks that are first, in the middle or last along each axis, one "
+                   "for each that differs.")
 @click.option("--reads", type=float, default=0.0, show_default=True,
               help="What the script gets where it reads a value that depends on data.")
 @click.option("--collectives", is_flag=True, help="Print each collective as well.")
@@ -37,8 +43,8 @@ __all__ = ["dry"]
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @explained
 def dry(
-    mesh: str, links: str | None, compute: str | None, steps: int, rank: int, reads: float,
-    collectives: bool, trace: str | None, script: str, arguments: tuple[str, ...],
+    mesh: str, links: str | None, compute: str | None, steps: int, rank: int, classes: bool,
+    reads: float, collectives: bool, trace: str | None, script: str, arguments: tuple[str, ...],
 ) -> None:
     """Say what a step of SCRIPT costs on a mesh of any size, without data and without other ranks.
 
@@ -52,15 +58,19 @@ def dry(
     networks = Links.load(links) if links and Path(links).is_file() else links
     rates = None if compute is None else _rates(compute)
     sys.argv, sys.path[0] = [script, *arguments], str(Path(script).resolve().parent)
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(value.size()), LOCAL_RANK="0")
+    os.environ.update(WORLD_SIZE=str(value.size()), LOCAL_RANK="0")
 
-    def program(_: object) -> None:
+    def program(mine: BoundMesh) -> None:
+        os.environ["RANK"] = str(mine.rank)
         runpy.run_path(script, run_name="__main__")
 
-    found = dry_run(program, value, networks, compute=rates, steps=steps, rank=rank, reads=reads)
+    options: dict[str, Any] = {"compute": rates, "steps": steps, "reads": reads}
+    found = (dry_classes(program, value, networks, **options) if classes
+             else [dry_run(program, value, networks, rank=rank, **options)])
     if trace is not None:
-        found.save_trace(trace)
-    click.echo(f"{found}\n{found.log}" if collectives else str(found))
+        write_trace(trace, [each for one in found for each in trace_events(one.log, one.rank)])
+    for one in found:
+        click.echo(f"{one}\n{one.log}" if collectives else str(one))
 
 
 def _rates(text: str) -> Compute:
