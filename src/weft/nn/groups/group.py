@@ -290,6 +290,10 @@ class Group:
 
     # Of all packs.
 
+    def leaves(self) -> list[Any]:
+        """What graphs see of the parameters: whoever holds them may have them shown again."""
+        return [member.full for pack in self.packs for member in pack.members]
+
     def release(self) -> None:
         """The module has another group, or is gone."""
         for pack in self.packs:

@@ -33,4 +33,5 @@ def checkpoint(original: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
                     stack.enter_context(group.again())
             return function(*given, **named)
 
+    run.leaves = [group.leaves() for group in groups]  # type: ignore  # no graph has them yet
     return torch_patches.checkpoint(original, run, *args, **kwargs)
