@@ -25,7 +25,9 @@ def dry_classes(
     Ranks differ where shards are uneven, and in the stages of a pipeline.
 
     Args:
-        fn, mesh, links: as for `weft.dry_run`.
+        fn: the program, as for `weft.dry_run`.
+        mesh: the mesh, as for `weft.dry_run`.
+        links: the network, as for `weft.dry_run`.
         ranks: which ranks; None: those that are first, in the middle or last along each axis. The
             first hold the most with default sizes, and those in the middle have neighbours on both
             sides. Stages of a pipeline have to be named.
