@@ -73,6 +73,8 @@ def drawn(seed: int) -> Trial:
     is_second = way in ("inner", "penalty")
     num_steps = draw.choice([2, 3])
     kinds = tuple(draw.choices([*KINDS], k=draw.randint(1, 3)))
+    if is_second:  # those of torch's fused weight norm are wrong
+        kinds = tuple(["mlp" if kind == "weight norm" else kind for kind in kinds])
     events = tuple(draw.choice([*EVENTS, *[""] * len(EVENTS)]) for _ in range(num_steps))
     return Trial(
         seed=seed, mesh=draw.choice(_MESHES), width=heads * draw.choice([2, 4]), heads=heads,
@@ -86,15 +88,23 @@ def drawn(seed: int) -> Trial:
         schedule=draw.random() < 0.3, num_steps=num_steps, num_batches=num_batches,
         accumulate=num_batches > 1 and draw.random() < 0.6,
         clip=draw.choice(["", "", "", "2", "inf", "value", "one by one"]),
-        checkpoint=_checkpoint(draw, way, kinds),
+        checkpoint=_checkpoint(draw, way, kinds, events),
         autocast=draw.choice(["", "", "off"]), density=draw.choice([0.0, 0.3, 0.7, 1.0, 1.0]),
         way=way, hooks=draw.choice(["", "", "", "forward", "backward", "tensor", "after"]),
         average=draw.random() < 0.2 and "saved" not in events, events=events)
 
 
-def _checkpoint(draw: random.Random, way: str, kinds: tuple[str, ...]) -> str:
+def _checkpoint(
+    draw: random.Random, way: str, kinds: tuple[str, ...], events: tuple[str, ...]
+) -> str:
     """torch has no derivative of reentrant checkpoints but by backward(), once; none but that of
-    selective ones either, which do not take what is written in place (recurrences do that)."""
+    selective ones either, which do not take what is written in place (recurrences do that).
+
+    Where a backward fails, how much has been computed again by then is nobody's promise: batch
+    norms count it.
+    """
+    if "failed back" in events and {"sync", "batch"} & {*kinds}:
+        return ""
     ways = ["", "", "other"]
     if way not in ("inner", "penalty", "retained"):
         ways += ["reentrant", *["selective"] * (not {"written", "lstm", "gru"} & {*kinds})]

@@ -35,13 +35,14 @@ from weft.nn.groups.kind import Kind
 from weft.nn.groups.member import Member, places_of
 from weft.nn.groups.memory import gathered_layout, packing_of
 from weft.tensor import ShardTensor
-from weft.tensor.leaf_gradients import accumulate, running, stand_for
+from weft.tensor.leaf_gradients import arrive, running, stand_for
 from weft.tensor.meta import intern
 from weft.tensor.placing.freed import Freed, register
 from weft.tensor.placing.transitions import transition_between
 from weft.tensor.versions import version_of
 from weft.tensor.views.cast_weight import cast_weight
 from weft.transport import traffic
+from weft.transport.unselected import unselected
 
 __all__ = ["Pack"]
 
@@ -105,7 +106,7 @@ class Pack(Freed):
         self.storage = base.untyped_storage()
         self.may_free = self.storage.resizable()
         if not self.may_free:  # a device whose memory stays: it is gathered all the same
-            self.storage = torch.UntypedStorage(self.nbytes, device=mesh.device)
+            self.storage = base.new_empty(self.nbytes, dtype=torch.uint8).untyped_storage()
         self.members = [
             Member(one, whole, dtype, self.storage, offset)
             for one, whole, dtype, offset in zip(tensors, wholes, dtypes, offsets)
@@ -170,7 +171,9 @@ class Pack(Freed):
             return
         packing, dtype = self.sent, self.kind.whole_dtype
         nbytes = (packing.numel - packing.sizes[packing.index]) * dtype.itemsize
-        with torch.no_grad(), _DisableAutocast(), self.told("AllGather", "S->R", nbytes):
+        with torch.no_grad(), _DisableAutocast(), unselected(), self.told(
+            "AllGather", "S->R", nbytes
+        ):
             if packing is self.packing:
                 blocks = [member.local.reshape(-1) for member in self.members]
                 flat = torch.cat(blocks).to(dtype)
@@ -190,7 +193,7 @@ class Pack(Freed):
         self.start()
         assert self.pending is not None
         (finish, _), self.pending = self.pending, None
-        with torch.no_grad(), _DisableAutocast():
+        with torch.no_grad(), _DisableAutocast(), unselected():
             flat = finish()
             if not self.is_full and self.may_free:
                 self.storage.resize_(self.nbytes)
@@ -308,7 +311,7 @@ class Pack(Freed):
                     flat = rest.all_reduce(flat, "sum")
                 blocks = packing.mine(flat.to(self.kind.dtype))
             for member, block in zip(members, blocks):
-                accumulate(member.local, block, False)
+                arrive(member.local, block)
 
         return [land]
 
