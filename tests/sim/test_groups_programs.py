@@ -121,10 +121,20 @@ def other_weights_before_a_recomputation(model: Any, x: Any) -> None:
     loss.backward()
 
 
+def whole_batches_follow_sharded_ones(model: Any, x: Any) -> None:
+    """What was not gathered in forward is not gathered to compute it again."""
+    model.runs = lambda layer, x: checkpoint(layer, x, use_reentrant=False)
+    model(x.requires_grad_()).square().mean().backward()
+    whole = x.detach()
+    if isinstance(x, weft.ShardTensor):
+        whole = whole.redistribute(placements=P())
+    model(whole.requires_grad_()).square().mean().backward()
+
+
 PROGRAMS = [
     a_function_of_the_users, inference_comes_first, written_in_place, checkpoints_are_selective,
     hooks_are_called_in_each_backward, hooks_see_the_whole_gradient,
-    other_weights_before_a_recomputation,
+    other_weights_before_a_recomputation, whole_batches_follow_sharded_ones,
 ]
 
 

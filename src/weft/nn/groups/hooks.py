@@ -7,7 +7,8 @@ pickled, starts anew.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -21,8 +22,11 @@ from weft.nn.groups.policy import Gather
 from weft.nn.pins import BringHook, _Hook, has_hook
 from weft.tensor import ShardTensor
 from weft.tensor.trace.trees import flatten, map_tensors
+from weft.transport.unselected import unselected
 
-__all__ = ["Entering", "Leaving", "gathered_now", "has_group", "install"]
+__all__ = [
+    "Entering", "Leaving", "entering", "entering_only", "gathered_now", "has_group", "install",
+]
 
 
 class _State:
@@ -61,6 +65,10 @@ class _Forward:
 
 class _Thread(threading.local):
     forward: _Forward | None = None
+    entered: set[nn.Module] | None = None
+    """The modules whose groups were entered since somebody has asked."""
+    only: set[nn.Module] | None = None
+    """In a backward, the modules that enter their groups; None: all."""
 
 
 _thread = _Thread()
@@ -75,6 +83,28 @@ def install(module: nn.Module, path: str, policy: Gather | None) -> None:
 def gathered_now() -> tuple[Group, ...]:
     """The groups of this thread's forward whose modules run."""
     return () if _thread.forward is None else tuple(_thread.forward.groups)
+
+
+@contextmanager
+def entering(found: set[nn.Module]) -> Iterator[None]:
+    """Add to `found` the modules that enter their groups inside."""
+    before, _thread.entered = _thread.entered, found
+    try:
+        yield
+    finally:
+        _thread.entered = before
+        if before is not None:
+            before |= found
+
+
+@contextmanager
+def entering_only(modules: set[nn.Module]) -> Iterator[None]:
+    """In a backward, inside: these modules alone enter their groups."""
+    before, _thread.only = _thread.only, modules
+    try:
+        yield
+    finally:
+        _thread.only = before
 
 
 def has_group(module: nn.Module) -> bool:
@@ -96,7 +126,8 @@ class Entering(_Hook):
         self.path, self.policy = path, policy
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        self._enter(module, args, kwargs)
+        with unselected():
+            self._enter(module, args, kwargs)
         if self.policy is None or self.policy.compute_dtype is None:
             return None
         state = _STATES.get(module)
@@ -108,8 +139,10 @@ class Entering(_Hook):
         forward = _thread.forward
         if in_backward():
             state = _STATES.get(module)
-            if state is not None and state.group is not None:
-                state.group.enter((args, kwargs))
+            if state is not None and state.group is not None and (
+                _thread.only is None or module in _thread.only
+            ):
+                _enter(module, state.group, (args, kwargs))
             return
         if forward is None:
             forward = self._outermost(module, (args, kwargs))
@@ -128,7 +161,7 @@ class Entering(_Hook):
                     forward.line, group)
         group.is_outermost = forward.module is module
         if group.packs:
-            group.enter((args, kwargs))
+            _enter(module, group, (args, kwargs))
             forward.groups.append(group)
 
     def _outermost(self, module: nn.Module, given: Any) -> _Forward | None:
@@ -145,6 +178,12 @@ class Entering(_Hook):
         return _thread.forward
 
 
+def _enter(module: nn.Module, group: Group, given: Any) -> None:
+    group.enter(given)
+    if _thread.entered is not None:
+        _thread.entered.add(module)
+
+
 class Leaving(_Hook):
     """The hook after a module's forward, also where that has failed."""
 
@@ -152,7 +191,8 @@ class Leaving(_Hook):
         state = _STATES.get(module)
         forward = _thread.forward
         if state is not None and state.group is not None:
-            state.group.leave()
+            with unselected():
+                state.group.leave()
             if forward is not None and not in_backward() and state.group in forward.groups:
                 forward.groups.remove(state.group)
         if forward is not None and forward.module is module and not in_backward():
