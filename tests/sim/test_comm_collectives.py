@@ -86,7 +86,7 @@ def test_a_refused_kind_says_why() -> None:
     with pytest.raises(PlacementError) as caught:
         check_kind("avg", torch.int64)
     assert str(caught.value) == (
-        "reduction: 'avg' of int64 terms is not exact.\n"
+        "reduction: 'avg' of partial values of int64 is not exact.\n"
         "  Rule: avg is for floating-point and complex values.\n"
         "  Offenders: 'avg'\n"
         "  Fix: Partial(\"sum\"), or another dtype"

@@ -197,7 +197,7 @@ def test_examples_are_asked_for() -> None:
         check_rule(op, X[0], 3)
         check_rule(op, X[0], k=3)
     with rule(lambda x, k: x * k, lambda x, k: None) as op, pytest.raises(
-        ShardTypeError, match="does not speak"
+        ShardTypeError, match="does not cover"
     ):
         check_rule(op, X[0], 3)
 

@@ -337,8 +337,8 @@ def test_a_maximum_has_no_gradient_of_its_own(kind: str) -> None:
         f"transition P({kind})->I on a: the source [2] partial({kind}@a) is partial by {kind} "
         "and requires a gradient.\n"
         "  Rule: P(max), P(min) and the logical kinds carry no gradient; amax, max, min and "
-        "their kin are ops with a gradient of their own.\n"
-        f"  Offenders: {kind} terms\n"
+        "the like are ops with a gradient of their own.\n"
+        f"  Offenders: partial {kind}\n"
         "  Fix: x.detach() before the redistribute, or reduce by the op: x.amax(dim)"
     )
 

@@ -6,6 +6,7 @@ Nothing is written over a checkpoint, and no other process is waited for.
 from __future__ import annotations
 
 import functools
+import importlib
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,9 +14,11 @@ from typing import Any
 
 import torch
 from torch import distributed
-from torch.distributed import checkpoint
 
 __all__ = ["alone"]
+
+_CHECKPOINTS = "torch.distributed.checkpoint"
+"""It brings half of torch.distributed, so it is imported where a program runs alone."""
 
 
 def _nothing(*_: Any, **__: Any) -> None:
@@ -36,6 +39,7 @@ def alone(rank: int, size: int) -> Iterator[None]:
     process to wait for."""
     thread = threading.get_ident()
     kept: list[tuple[Any, str, Any]] = []
+    checkpoint = importlib.import_module(_CHECKPOINTS)
     places = [
         (torch, "save", _nothing), (torch, "load", _loaded(torch.load)),
         *[(checkpoint, name, _nothing) for name in ("save", "async_save")],

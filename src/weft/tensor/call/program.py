@@ -11,7 +11,6 @@ through R -> I.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -343,9 +342,8 @@ _ALIKE = ("default", "int", "dim", "dim_IntList")
 """Overloads that builtins tell by their arguments. They take others for deprecated ones."""
 
 
-@functools.cache
 def _builtin_of(local: Any) -> Any:
-    """torch's builtin of an overload's name, which takes the same arguments: calling it is 1 to 10
+    """torch's builtin of an overload's name, which takes the same arguments: calling it is 1 to 6
     us faster. What has none is called as it is."""
     if type(local) is not OpOverload or local.namespace != "aten" or (
         local._overloadname not in _ALIKE
