@@ -176,6 +176,8 @@ PATCHES = (
     Patch("torch.distributed.checkpoint._state_dict_stager", "StateDictStager._offload_tensor",
           checkpoint.stage, "It copies what lies at an address: async_save copies blocks.",
           is_late=True),
+    Patch("torch.distributed.checkpoint.state_dict_saver", "save", checkpoint.save,
+          "A dry run has no data: it writes nothing over a checkpoint.", is_late=True),
     Patch("torch.distributed.checkpoint.state_dict_saver", "async_save", checkpoint.async_save,
           "Its thread would use the process group that the training uses at the same time.",
           is_late=True),

@@ -6,7 +6,6 @@ Nothing is written over a checkpoint, and no other process is waited for.
 from __future__ import annotations
 
 import functools
-import importlib
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,10 +14,15 @@ from typing import Any
 import torch
 from torch import distributed
 
-__all__ = ["alone"]
+__all__ = ["alone", "is_alone"]
 
-_CHECKPOINTS = "torch.distributed.checkpoint"
-"""It brings half of torch.distributed, so it is imported where a program runs alone."""
+_ALONE: set[int] = set()
+"""The threads that are."""
+
+
+def is_alone() -> bool:
+    """Whether this thread's program is to save nothing."""
+    return threading.get_ident() in _ALONE
 
 
 def _nothing(*_: Any, **__: Any) -> None:
@@ -39,10 +43,8 @@ def alone(rank: int, size: int) -> Iterator[None]:
     process to wait for."""
     thread = threading.get_ident()
     kept: list[tuple[Any, str, Any]] = []
-    checkpoint = importlib.import_module(_CHECKPOINTS)
     places = [
         (torch, "save", _nothing), (torch, "load", _loaded(torch.load)),
-        *[(checkpoint, name, _nothing) for name in ("save", "async_save")],
         *[(distributed, name, _nothing)
           for name in ("init_process_group", "destroy_process_group", "barrier")],
         (distributed, "get_rank", lambda *_: rank),
@@ -53,9 +55,11 @@ def alone(rank: int, size: int) -> Iterator[None]:
         original = getattr(module, name)
         kept.append((module, name, original))
         setattr(module, name, _for_thread(thread, inside, original))
+    _ALONE.add(thread)
     try:
         yield
     finally:
+        _ALONE.discard(thread)
         for module, name, original in kept:
             setattr(module, name, original)
 

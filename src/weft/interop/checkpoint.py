@@ -21,6 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from weft.comm.alone import is_alone
 from weft.comm.collective_call import timeout
 from weft.core.layout import Box
 from weft.errors import UnsupportedOpError, message
@@ -31,7 +32,7 @@ from weft.tensor.trace.trees import flatten
 from weft.tensor.views.moved import unwrap_view
 from weft.transport.in_flight import landed
 
-__all__ = ["async_save", "boxes_of", "install", "iterate", "stage"]
+__all__ = ["async_save", "boxes_of", "install", "iterate", "save", "stage"]
 
 _METADATA = "torch.distributed.checkpoint.metadata"
 _PLANNER = "torch.distributed.checkpoint.planner"
@@ -119,9 +120,17 @@ class _OwnGroup:
 _own_group = _OwnGroup()
 
 
+def save(original: Any, *args: Any, **kwargs: Any) -> Any:
+    """`save`; a program that runs alone saves nothing."""
+    return None if is_alone() else original(*args, **kwargs)
+
+
 def async_save(original: Any, state_dict: Any, **kwargs: Any) -> Any:
     """`async_save` in a thread, on a group of its own: what ranks tell each other there would
-    otherwise come between the collectives of the training, at another place on each rank."""
+    otherwise come between the collectives of the training, at another place on each rank. A program
+    that runs alone saves nothing."""
+    if is_alone():
+        return None
     in_process = getattr(kwargs.get("async_checkpointer_type"), "value", None) == "process"
     asks = kwargs.get("process_group") is None and dist.is_initialized() and not in_process
     stateful = any(hasattr(one, "state_dict") for one in state_dict.values())
