@@ -8,8 +8,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from weft.core.cuts import NAMED_CUTS, cuts_from_sizes
 from weft.core.integers import integers
@@ -37,8 +36,7 @@ Sizes = Mapping[int, Sequence[int] | str]
 """Map tensor dim -> shard sizes in shard order, or the name of a way to cut."""
 
 
-@dataclass(frozen=True, slots=True)
-class Decoded:
+class Decoded(NamedTuple):
     """The content of a spelling: axes per dim, explicit sizes per dim, a kind per axis.
 
     `torch_strided` holds the placements if torch's own `_StridedShard` is among them.

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise, product
+from typing import NamedTuple
 
 from weft.core import Layout, Mesh
 from weft.drawing.ranks import LISTED, Digits, RankSet, nth, rank_set
@@ -23,8 +24,7 @@ _WINDOW = 128
 """Shards of a dim that are looked at; if there are more, only those at its ends."""
 
 
-@dataclass(frozen=True, slots=True)
-class Band:
+class Band(NamedTuple):
     """Indices `start` to `stop` of a dim: its shards `first` to `last` (exclusive)."""
 
     start: int
@@ -38,8 +38,7 @@ class Band:
         return self.start == self.stop
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
+class Cell(NamedTuple):
     """A block: the ranks that hold it, one set per partial value if the layout is partial.
 
     `partials` are all of `num_partials` sets, or the first two and the last. `rank` is one of the
@@ -79,8 +78,7 @@ class Cell:
         return [f"{self.kind}({gap.join(each)})" for each in shown for gap in (", ", ",")]
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(NamedTuple):
     """How many bands of a dim, and how many panels, a picture has at most.
 
     A dim of more bands shows only its ends: `few` bands including the hidden one, or `least` for a

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import NamedTuple
 
 from weft.core import Layout
 from weft.drawing.blocks import Band, Cell, Grid, Limits, grid
@@ -25,8 +25,7 @@ _WIDTH, _WIDE = 940.0, 1500.0
 """The width of a page, for one drawing and for two side by side."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Frame:
+class _Frame(NamedTuple):
     """The borders of a panel's columns and rows, from its upper left corner."""
 
     xs: tuple[float, ...]
@@ -159,7 +158,7 @@ def _panel(
             lengths = " x ".join(map(str, picture.block_shape(panel, row, column)))
             box = Rect(left, up, right - left, down - up, colours.ground(cell.rank))
             if cell.is_empty:
-                yield from _block(replace(box, fill=_PALE), text, "", None)
+                yield from _block(box._replace(fill=_PALE), text, "", None)
             else:
                 shade = colours.shade(cell.rank) if cell.kind else None
                 yield from _block(box, text, lengths, shade)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import groupby
+from typing import NamedTuple
 
 from weft.core import Mesh
 
@@ -25,8 +25,7 @@ LISTED = 4096
 """The number of ranks up to which they are sorted, if that requires listing them."""
 
 
-@dataclass(frozen=True, slots=True)
-class RankSet:
+class RankSet(NamedTuple):
     """Ranks in ascending order, as runs (first, last) of consecutive ones.
 
     `run` gives a run by its number; None if there are too many to sort.

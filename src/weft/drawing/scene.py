@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 __all__ = [
     "Anchor", "Label", "Mark", "Rect", "Scene", "Stroke", "bounds", "hatch", "moved", "text_width",
@@ -18,8 +18,7 @@ Anchor = str
 """Which point of a text is at its coordinates: "start", "middle" or "end"."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rect:
+class Rect(NamedTuple):
     """A rectangle; colours are `#rrggbb`, or None for no border."""
 
     x: float
@@ -30,8 +29,7 @@ class Rect:
     border: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Stroke:
+class Stroke(NamedTuple):
     """A straight line."""
 
     x1: float
@@ -43,8 +41,7 @@ class Stroke:
     dashed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Label:
+class Label(NamedTuple):
     """One line of text, vertically centred on `y`; turned labels read upwards."""
 
     x: float
@@ -61,8 +58,7 @@ class Label:
 Mark = Rect | Stroke | Label
 
 
-@dataclass(frozen=True, slots=True)
-class Scene:
+class Scene(NamedTuple):
     """Marks on a white ground of `width` x `height` pixels; y goes down."""
 
     width: float
@@ -78,8 +74,8 @@ class Scene:
 def moved(mark: Mark, x: float, y: float) -> Mark:
     """A mark, shifted."""
     if isinstance(mark, Stroke):
-        return replace(mark, x1=mark.x1 + x, x2=mark.x2 + x, y1=mark.y1 + y, y2=mark.y2 + y)
-    return replace(mark, x=mark.x + x, y=mark.y + y)
+        return mark._replace(x1=mark.x1 + x, x2=mark.x2 + x, y1=mark.y1 + y, y2=mark.y2 + y)
+    return mark._replace(x=mark.x + x, y=mark.y + y)
 
 
 def hatch(box: Rect, colour: str) -> Iterator[Stroke]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 from weft.core import Layout
 from weft.drawing.blocks import Band, Cell, Grid, Limits, grid
@@ -32,8 +32,7 @@ _FEWER = (16, 12, 9, 7, 5, 4, 3)
 """The numbers of columns of blocks to try, until they fit."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Frame:
+class _Frame(NamedTuple):
     """A panel in characters: `gutter` to the left of it, then columns, then lines."""
 
     gutter: int

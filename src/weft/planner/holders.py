@@ -28,10 +28,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise, product
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from weft.core.layout import Box, Layout
 from weft.core.mesh import Mesh
@@ -124,8 +123,7 @@ def _strides(mesh: Mesh, axes: Sequence[int]) -> list[tuple[int, int]]:
     return out
 
 
-@dataclass(frozen=True, slots=True)
-class _Node:
+class _Node(NamedTuple):
     """The devices of one node: what they hold at the source and want at the target."""
 
     holders: dict[Cell, list[int]]
