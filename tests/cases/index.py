@@ -76,6 +76,7 @@ _MOVED = (
     ("trace", (7, 5), lambda a: a.trace()),
     ("diff", (7, 5), lambda a: a.diff(n=2, dim=0)),
     ("powers", (7,), lambda a: torch.linalg.vander(a, N=4)),
+    ("powers_of_one", (), lambda a: torch.linalg.vander(a, N=3)),
     ("atleast_2d_of_one", (1,), lambda a: torch.atleast_2d(a)),
     ("atleast_3d_of_one", (1,), lambda a: torch.atleast_3d(a)),
     ("repeat_flat", (5, 3), lambda a: a.repeat_interleave(2)),

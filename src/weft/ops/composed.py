@@ -59,10 +59,10 @@ def _kron(x: Tensor, y: Tensor) -> Tensor:
 
 def _powers(x: Tensor, *, N: int | None = None) -> Any:
     """Products along a new dim: every element has its own line of powers."""
-    num = x.shape[-1] if N is None else N
-    if num < (0 if N is None else 2) or not x.dim() or x.dtype in (*HALF, torch.bool):
+    num = x.shape[-1] if N is None and x.dim() else N
+    if num is None or num < 2 or x.dtype in (*HALF, torch.bool):
         return NotImplemented
-    return _increasing(x, num)
+    return _increasing(x if x.dim() else x.unsqueeze(0), num)
 
 
 def _increasing(x: Tensor, num: int) -> Tensor:
