@@ -296,6 +296,7 @@ _TURNED: dict[str, Callable[..., torch.Tensor]] = {
     "isin": lambda x, y: torch.isin(y, x), "logsigmoid": lambda x, y: functional.logsigmoid(y),
     "rrelu": lambda x, y: functional.rrelu(y), "special.xlogy": torch.special.xlogy,
     "float_power": lambda x, y: torch.float_power(2.0, y), "hypot": torch.hypot,
+    "angle": lambda x, y: torch.angle(y), "angle of complex": lambda x, y: torch.angle(y + 1j),
     "training rrelu": lambda x, y: functional.rrelu(y, 0.2, 0.2, training=True),
 }
 

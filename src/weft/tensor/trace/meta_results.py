@@ -79,7 +79,9 @@ class AsKernels(TorchDispatchMode):
     ) -> Any:
         out = func(*args, **(kwargs or {}))
         laid = _LAID.get(func, "")
-        if laid == "contiguous" or (self.on_cpu and laid == "contiguous on cpu"):
+        if laid == "contiguous" or (self.on_cpu and laid == "contiguous on cpu") or (
+            laid == "contiguous if complex" and args[0].is_complex()
+        ):
             return map_tensors(_contiguous, out)
         if self.on_cpu and laid == "channels last on cpu" and (
             func is not _aten.roll.default or (len(args) > 2 and args[2])  # else of one dim
@@ -137,6 +139,7 @@ _LAID: dict[Any, str] = {
         _aten.rrelu_with_noise.default,
     ), "contiguous"),
     _aten.log_sigmoid_forward.default: "contiguous on cpu",
+    _aten.angle.default: "contiguous if complex",
     **dict.fromkeys((
         _aten.reflection_pad2d.default, _aten.reflection_pad3d.default,
         _aten.replication_pad2d.default, _aten.replication_pad3d.default, _aten.roll.default,
