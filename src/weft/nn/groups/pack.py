@@ -35,7 +35,8 @@ from weft.nn.groups.kind import Kind
 from weft.nn.groups.member import Member, places_of
 from weft.nn.groups.memory import gathered_layout, packing_of
 from weft.tensor import ShardTensor
-from weft.tensor.leaf_gradients import arrive, running, stand_for
+from weft.tensor.backward import arrive, running
+from weft.tensor.leaf_gradients import stand_for
 from weft.tensor.meta import intern
 from weft.tensor.placing.freed import Freed, register
 from weft.tensor.placing.transitions import transition_between
