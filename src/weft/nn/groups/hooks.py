@@ -25,7 +25,7 @@ from weft.tensor.trace.trees import flatten, map_tensors
 from weft.transport.unselected import unselected
 
 __all__ = [
-    "Entering", "Leaving", "entering", "entering_only", "gathered_now", "has_group", "install",
+    "Entering", "Leaving", "gathered_now", "has_group", "install", "recording",
 ]
 
 
@@ -86,25 +86,20 @@ def gathered_now() -> tuple[Group, ...]:
 
 
 @contextmanager
-def entering(found: set[nn.Module]) -> Iterator[None]:
-    """Add to `found` the modules that enter their groups inside."""
-    before, _thread.entered = _thread.entered, found
+def recording(entered: set[nn.Module], again: bool) -> Iterator[None]:
+    """Add to `entered` the modules that enter their groups inside; with `again`, which is in a
+    backward, these modules alone enter them."""
+    outer, only = _thread.entered, _thread.only
+    if again:
+        _thread.only = entered
+    else:
+        _thread.entered = entered
     try:
         yield
     finally:
-        _thread.entered = before
-        if before is not None:
-            before |= found
-
-
-@contextmanager
-def entering_only(modules: set[nn.Module]) -> Iterator[None]:
-    """In a backward, inside: these modules alone enter their groups."""
-    before, _thread.only = _thread.only, modules
-    try:
-        yield
-    finally:
-        _thread.only = before
+        _thread.entered, _thread.only = outer, only
+        if outer is not None and not again:
+            outer |= entered
 
 
 def has_group(module: nn.Module) -> bool:
