@@ -13,8 +13,8 @@ which the gradients of two leaves come the other way round.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from torch import Tensor, is_grad_enabled
@@ -25,6 +25,7 @@ from torch._C import (  # type: ignore[attr-defined]
 from torch.autograd import Variable
 from torch.autograd.graph import _get_grad_fn_or_grad_acc
 
+from weft.core.scopes import setting
 from weft.tensor import held
 from weft.tensor.leaves import LEAVES, Leaf
 from weft.transport import run_together, traffic
@@ -251,15 +252,9 @@ def _joined(
     return list(whole.values())
 
 
-@contextmanager
-def completed(local: Tensor) -> Iterator[None]:
+def completed(local: Tensor) -> AbstractContextManager[None]:
     """Inside, hooks of this leaf see its whole gradient."""
-    leaf = LEAVES.get(local) or Leaf()
-    outer, leaf.complete_in = leaf.complete_in, running()
-    try:
-        yield
-    finally:
-        leaf.complete_in = outer
+    return setting(LEAVES.get(local) or Leaf(), complete_in=running())
 
 
 def arrive(local: Tensor, total: Tensor) -> None:

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from weft.comm import BoundMesh
+from weft.core.scopes import setting
 from weft.nn.groups.group import Group, Line, in_backward
 from weft.nn.groups.policy import Gather
 from weft.nn.pins import BringHook, _Hook, has_hook
@@ -89,17 +90,13 @@ def gathered_now() -> tuple[Group, ...]:
 def recording(entered: set[nn.Module], again: bool) -> Iterator[None]:
     """Add to `entered` the modules that enter their groups inside; with `again`, which is in a
     backward, these modules alone enter them."""
-    outer, only = _thread.entered, _thread.only
-    if again:
-        _thread.only = entered
-    else:
-        _thread.entered = entered
-    try:
-        yield
-    finally:
-        _thread.entered, _thread.only = outer, only
-        if outer is not None and not again:
-            outer |= entered
+    outer = _thread.entered
+    with setting(_thread, **{"only" if again else "entered": entered}):
+        try:
+            yield
+        finally:
+            if outer is not None and not again:
+                outer |= entered
 
 
 def has_group(module: nn.Module) -> bool:
