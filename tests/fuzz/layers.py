@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
-__all__ = ["KINDS"]
+__all__ = ["KINDS", "Cube"]
 
 
 class _Recurrent(nn.Module):
@@ -59,7 +59,9 @@ class _Reused(nn.Module):
         return F.linear(self.lin(x).tanh(), self.lin.weight.T) + part
 
 
-class _Cube(torch.autograd.Function):
+class Cube(torch.autograd.Function):
+    """A Function of the user's, of rows and a weight for each column."""
+
     @staticmethod
     def forward(ctx: Any, x: Any, weight: Any) -> Any:
         ctx.save_for_backward(x, weight)
@@ -68,7 +70,7 @@ class _Cube(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         x, weight = ctx.saved_tensors
-        return 3 * x ** 2 * weight * grads[0], (grads[0] * x ** 3).sum((0, 1))
+        return 3 * x ** 2 * weight * grads[0], (grads[0] * x ** 3).flatten(0, -2).sum(0)
 
 
 class _Custom(nn.Module):
@@ -79,7 +81,7 @@ class _Custom(nn.Module):
         self.scale = nn.Parameter(torch.randn(width) / 8)
 
     def forward(self, x: Any) -> Any:
-        return _Cube.apply(x, self.scale)
+        return Cube.apply(x, self.scale)
 
 
 class _Made(nn.Module):

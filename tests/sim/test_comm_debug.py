@@ -136,7 +136,7 @@ def test_the_environment_turns_it_on() -> None:
         [sys.executable, "-c", script], env=os.environ | {"WEFT_DEBUG": "1"},
         capture_output=True, text=True, check=True, timeout=60,
     ).stdout
-    assert shown == "[True, True] True\n"
+    assert shown == "[True, True] 1\n"
 
 
 @pytest.mark.parametrize("trial", trials_of(CASES)[::5], ids=lambda trial: trial.id)

@@ -100,13 +100,13 @@ def on_ranks(
     return weft.testing.run(on_rank, mesh=mesh or {"dp": 4})
 
 
-def step(model: Any, ids: Any) -> Any:
+def step(model: Any, ids: Any, loss_of: Callable[[Any, Any], Any] = loss_of) -> Any:
     loss = loss_of(model, ids)
     loss.backward()
     return loss
 
 
-def twice(model: Any, ids: Any) -> Any:
+def twice(model: Any, ids: Any, step: Callable[[Any, Any], Any] = step) -> Any:
     """Two steps: the second one knows the order of the first."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     step(model, ids)

@@ -4,6 +4,7 @@ them: half the bytes, and to the bit the values of gathering first."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch import Tensor
 
 import weft
 from tests.harness import ranks
+from tests.sim import test_groups
 from tests.sim.test_groups import CASES, IDS, Model, gradients, loss_of
 from weft import P
 from weft.nn.groups import group as groups
@@ -30,18 +32,8 @@ def loss_under_autocast(model: Any, ids: Any) -> Any:
         return loss_of(model, ids)
 
 
-def step(model: Any, ids: Any) -> Any:
-    loss = loss_under_autocast(model, ids)
-    loss.backward()
-    return loss
-
-
-def twice(model: Any, ids: Any) -> Any:
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    step(model, ids)
-    optimizer.step()
-    optimizer.zero_grad()
-    return step(model, ids)
+step = partial(test_groups.step, loss_of=loss_under_autocast)
+twice = partial(test_groups.twice, step=step)
 
 
 def accumulated(model: Any, ids: Any) -> Any:

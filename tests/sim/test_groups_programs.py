@@ -15,21 +15,10 @@ from torch.utils.checkpoint import (
 )
 
 import weft
+from tests.fuzz.layers import Cube
 from weft import P
 
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(1)).double()
-
-
-class _Scaled(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Any, weight: Any) -> Any:
-        ctx.save_for_backward(x, weight)
-        return x ** 2 * weight
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        x, weight = ctx.saved_tensors
-        return 2 * x * weight * grads[0], (grads[0] * x ** 2).flatten(0, -2).sum(0)
 
 
 class Layer(nn.Module):
@@ -40,7 +29,7 @@ class Layer(nn.Module):
         self.lin, self.scale = nn.Linear(4, 4), nn.Parameter(torch.randn(4))
 
     def forward(self, x: Any) -> Any:
-        return _Scaled.apply(self.lin(x).tanh(), self.scale)
+        return Cube.apply(self.lin(x).tanh(), self.scale)
 
 
 class Model(nn.Module):

@@ -23,9 +23,9 @@ def on_two(fn: Any) -> Any:
         x = weft.distribute_tensor(X, mesh, P("x")).requires_grad_()
         return fn(x, weft.distribute_tensor(W, mesh, P("x")))
 
-    before = modes.STRICT.on, traffic.STATE.open
+    before = modes.STRICT.on, traffic.STATE.on
     first, other = weft.testing.run(on_rank, mesh={"x": 2})
-    assert (modes.STRICT.on, traffic.STATE.open) == before
+    assert (modes.STRICT.on, traffic.STATE.on) == before
     assert first == other
     return first
 
@@ -148,17 +148,17 @@ def test_a_thread_has_its_own_modes() -> None:
         found["other"] = len(log.events)
         found["strict after"] = modes.is_strict()
 
-    before = modes.STRICT.on, traffic.STATE.open
+    before = modes.STRICT.on, traffic.STATE.on
     with weft.strict(), weft.explain() as log:
         thread = threading.Thread(target=other)
         thread.start()
         both_in.wait()
         with weft.strict(False):
             found["mine"] = modes.is_strict()
-    assert (modes.STRICT.on, traffic.STATE.open) == (before[0] + 1, before[1] + 1)  # the other's
+    assert (modes.STRICT.on, traffic.STATE.on) == (before[0] + 1, before[1] + 1)  # the other's
     may_leave.set()
     thread.join()
-    assert not log.events and (modes.STRICT.on, traffic.STATE.open) == before
+    assert not log.events and (modes.STRICT.on, traffic.STATE.on) == before
     assert found == {"strict at first": False, "strict": True, "mine": False, "other": 1,
                      "strict after": False}
 

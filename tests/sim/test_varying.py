@@ -10,7 +10,8 @@ import torch.nn.functional as F
 
 import weft
 from tests.harness import ranks
-from weft import P, Partial, PlacementError, Replicate, Shard
+from weft import Layout, P, Partial, PlacementError, Replicate, Shard
+from weft.nn.pins import Brought
 
 X = torch.arange(15.0, dtype=torch.double).reshape(5, 3) / 7 - 1
 W = torch.arange(21.0, dtype=torch.double).reshape(7, 3) / 5 - 1
@@ -107,3 +108,13 @@ def test_other_gradients_are_refused(mesh: Any) -> None:
     for placements in ([Shard(0)], [Partial("max")]):
         with pytest.raises(PlacementError, match="grad_placements"):
             w.redistribute(P(), grad_placements=placements)
+
+
+@ranks(a=2, b=2)
+def test_axes_that_become_sharded_are_no_longer_r(mesh: Any) -> None:
+    meta = weft.distribute_tensor(W[:4, :2], mesh, P("b")).requires_grad_()._meta
+    found = Brought((0, 1), 1).move(meta.replace(varying=frozenset({0})))
+    assert found is not None
+    target, move = found
+    assert target == meta.replace(layout=Layout(mesh.abstract, (4, 2), P(None, ("a", "b"))))
+    assert move is not None and not move.dst_varying

@@ -28,6 +28,7 @@ from weft.comm.pending_buffers import settle
 from weft.comm.point_to_point import UnderWay
 from weft.comm.process_group import ProcessCommunicator
 from weft.core import AxisName, Mesh, as_mesh
+from weft.core.scopes import setting
 from weft.errors import CommunicationError, MeshError, message
 
 __all__ = ["ProcessWorld", "backend_for", "process_world"]
@@ -194,13 +195,8 @@ def _named(members: tuple[int, ...], backend: str | None) -> Iterator[None]:
     """
     numbers = ",".join(map(str, sorted(members)))
     name = "weft " + hashlib.sha1(f"{backend} {numbers}".encode()).hexdigest()
-    with _naming:
-        torchs = distributed_c10d._process_group_name
-        distributed_c10d._process_group_name = lambda *_, **__: name  # type: ignore[assignment]
-        try:
-            yield
-        finally:
-            distributed_c10d._process_group_name = torchs
+    with _naming, setting(distributed_c10d, _process_group_name=lambda *_, **__: name):
+        yield
 
 
 _naming = threading.Lock()

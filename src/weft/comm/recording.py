@@ -13,8 +13,8 @@ While `recording(world)` is open, the thread is in that world.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,7 @@ from weft.comm.collective_call import Switch
 from weft.comm.communicator import Communicator
 from weft.comm.watching import received_nbytes
 from weft.core import AxisName, Mesh
+from weft.core.scopes import setting
 
 __all__ = [
     "Recorded", "RecordingWorld", "current_recording_world", "recorded", "recording",
@@ -95,11 +96,8 @@ class RecordingCommunicator(Communicator):
 
     def _made(self, make: Callable[..., Tensor], *args: Any) -> Tensor:
         """What the collective brings."""
-        self.world.at_work = True
-        try:
+        with setting(self.world, at_work=True):
             return make(*args)
-        finally:
-            self.world.at_work = False
 
     def _all_reduce(self, x: Tensor, kind: str) -> Tensor:
         self._record("all_reduce", x, kind)
@@ -165,14 +163,9 @@ def current_recording_world() -> RecordingWorld | None:
     return _local.world
 
 
-@contextmanager
-def recording(world: RecordingWorld) -> Iterator[None]:
+def recording(world: RecordingWorld) -> AbstractContextManager[None]:
     """Inside, this thread is in the recording world, as the rank that it records."""
-    outer, _local.world = _local.world, world
-    try:
-        yield
-    finally:
-        _local.world = outer
+    return setting(_local, world=world)
 
 
 def recorded(mesh: BoundMesh) -> list[Recorded]:

@@ -11,12 +11,13 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
+from weft.core.scopes import setting
 from weft.dry.operations import ATTENTION
 from weft.dry.tensors import DryTensors
 
@@ -59,11 +60,9 @@ def _is_accelerator(device: Any) -> bool:
     return isinstance(device, int) and not isinstance(device, bool)
 
 
-@contextmanager
-def known_data() -> Iterator[None]:
+def known_data() -> AbstractContextManager[None]:
     """Inside, `torch.tensor` and `torch.as_tensor` of this thread keep the data of what they make:
     on the meta device they would be lost before any mode sees them."""
-    originals = torch.tensor, torch.as_tensor
     thread = threading.get_ident()
 
     def keeping(original: Any) -> Any:
@@ -76,11 +75,7 @@ def known_data() -> Iterator[None]:
 
         return make
 
-    torch.tensor, torch.as_tensor = map(keeping, originals)
-    try:
-        yield
-    finally:
-        torch.tensor, torch.as_tensor = originals
+    return setting(torch, tensor=keeping(torch.tensor), as_tensor=keeping(torch.as_tensor))
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from torch.fx.experimental import _config
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from weft.comm import RecordingWorld
+from weft.core.scopes import setting
 from weft.dry.compute import Compute
 from weft.dry.guesses import CHOOSES, GUESSES
 from weft.dry.operations import EMPTY, flops_of, traffic_of
@@ -152,12 +153,8 @@ class DryTensors(TorchDispatchMode):
             return known
         if func in GUESSES:
             return map_tensors(self._known_if, GUESSES[func](*args, **kwargs))
-        before = _config.meta_nonzero_assume_all_nonzero
-        _config.meta_nonzero_assume_all_nonzero = True
-        try:
+        with setting(_config, meta_nonzero_assume_all_nonzero=True):
             return func(*args, **kwargs)
-        finally:
-            _config.meta_nonzero_assume_all_nonzero = before
 
     def _follow(
         self, func: Any, args: Any, kwargs: Any, given: list[torch.Tensor], out: Any

@@ -21,7 +21,7 @@ from torch import nn
 from weft.errors import ModuleError, message
 from weft.interop.wrappers import refuse_inputs, refuse_wrapped
 from weft.tensor import ShardTensor
-from weft.tensor.leaf_gradients import running
+from weft.tensor.backward import running
 from weft.tensor.trace.trees import flatten, local_of
 from weft.tensor.views.moved import unwrap_view
 from weft.transport.in_flight import landed

@@ -235,7 +235,8 @@ class Brought(Cut):
         dim = None if self.dim is None else self.dim + layout.ndim * (self.dim < 0)
         if all(layout.on(axis) in (None, dim) for axis in self.axes):
             return None
-        varying = meta.varying if dim is not None else meta.varying.union(self.axes)
+        over = frozenset(self.axes)
+        varying = meta.varying | over if dim is None else meta.varying - over
         target = meta.replace(layout=self.of(layout), varying=varying, requires_grad=True)
         return target, transition_between(
             meta.mesh, layout, target.layout, meta.varying,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import Tensor
+
+from weft.core.scopes import setting
 
 __all__ = ["Holding", "current", "holding"]
 
@@ -50,11 +52,6 @@ def current() -> Holding | None:
     return _thread.holding
 
 
-@contextmanager
-def holding(held: Holding) -> Iterator[None]:
+def holding(held: Holding) -> AbstractContextManager[None]:
     """Backwards that begin inside leave gradients partial."""
-    before, _thread.holding = _thread.holding, held
-    try:
-        yield
-    finally:
-        _thread.holding = before
+    return setting(_thread, holding=held)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch.fx import _symbolic_trace as fx
 
 from weft.comm import PROCESS, source_line, this_world, user_frame
 from weft.core import Layout
+from weft.core.scopes import Inside, setting
 from weft.errors import StrictError, UnsupportedOpError, WeftWarning, message
 from weft.transport import traffic
 from weft.transport.nodes import transforms
@@ -29,40 +30,20 @@ __all__ = [
     "source_line", "strict", "tracing", "warn",
 ]
 
-_STATE = threading.local()
+
+class _Thread(threading.local):
+    strict = False
+    region: str | None = None
 
 
-class _Strict:
-    """`on`: how many strict blocks (or traces) are open, on any thread; the one test of the hot
-    path."""
-
-    def __init__(self) -> None:
-        self.on = 0
-        self.lock = threading.Lock()
-
-    def change(self, by: int) -> None:
-        with self.lock:
-            self.on += by
+_thread = _Thread()
 
 
-STRICT = _Strict()
+STRICT = Inside()
+"""Strict blocks (or traces, or regions of local tensors)."""
 
-
-class _Debug(_Strict):
-    """`on`: how many debug blocks are open, on any thread. `told` hears of each change."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.on = int(PROCESS.on)
-        self.told: Callable[[], None] = lambda: None
-
-    def change(self, by: int) -> None:
-        with self.lock:
-            self.on += by
-            self.told()
-
-
-DEBUG = _Debug()
+DEBUG = Inside(int(PROCESS.on))
+"""Debug blocks."""
 
 
 def warn(text: str) -> None:
@@ -90,36 +71,24 @@ def strict(enabled: bool = True) -> Iterator[None]:
     Raises:
         StrictError: where such an op is called.
     """
-    before = is_strict()
-    _STATE.strict = enabled
-    STRICT.change(enabled)
-    try:
+    with setting(_thread, strict=enabled), STRICT.counted(enabled):
         yield
-    finally:
-        _STATE.strict = before
-        STRICT.change(-enabled)
 
 
 def is_strict() -> bool:
-    return getattr(_STATE, "strict", False)
+    return _thread.strict
 
 
 @contextmanager
 def inside_region(name: str) -> Iterator[None]:
     """Inside, plain tensors are a rank's own: none is taken as replicated."""
-    before = getattr(_STATE, "region", None)
-    _STATE.region = name
-    STRICT.change(True)
-    try:
+    with setting(_thread, region=name), STRICT.counted():
         yield
-    finally:
-        _STATE.region = before
-        STRICT.change(-1)
 
 
 def is_inside_region() -> bool:
     """Whether plain tensors are a rank's own."""
-    return getattr(_STATE, "region", None) is not None
+    return _thread.region is not None
 
 
 def explain() -> AbstractContextManager[traffic.Log]:
@@ -147,26 +116,14 @@ def debug(enabled: bool = True) -> Iterator[None]:
     Raises:
         CommunicationError: where ranks disagree, on all of them.
     """
-    switch = this_world().debug
-    before, switch.on = switch.on, enabled
-    traffic.STATE.change(enabled)
-    DEBUG.change(enabled)
-    try:
+    switch = setting(this_world().debug, on=enabled)
+    with switch, traffic.STATE.counted(enabled), DEBUG.counted(enabled):
         yield
-    finally:
-        DEBUG.change(-enabled)
-        traffic.STATE.change(-enabled)
-        switch.on = before
 
 
-@contextmanager
-def tracing() -> Iterator[None]:
+def tracing() -> AbstractContextManager[None]:
     """Around torch.jit.trace: calls go by the general route, which sees whether it runs."""
-    STRICT.change(1)
-    try:
-        yield
-    finally:
-        STRICT.change(-1)
+    return STRICT.counted()
 
 
 num_dispatch_modes: Any = torch._C._len_torch_dispatch_stack  # type: ignore[attr-defined]
@@ -231,7 +188,7 @@ def check_plain(op: str, tensors: Sequence[torch.Tensor]) -> None:
     Raises:
         StrictError: some are plain. UnsupportedOpError: they are a rank's own.
     """
-    region = getattr(_STATE, "region", None)
+    region = _thread.region
     if not is_strict() and region is None:
         return
     plain = [

@@ -22,7 +22,7 @@ from weft.core.arguments import MeshLike, Placements, also_called
 from weft.errors import message
 from weft.tensor.below_autograd import refused_below_autograd
 from weft.tensor.counts import CALLS
-from weft.tensor.leaf_gradients import track_leaf
+from weft.tensor.leaves import track_leaf
 from weft.tensor.members import AsValue, FromMeta, hooks
 from weft.tensor.meta import Meta, autocast_state
 from weft.tensor.modes import STRICT, num_dispatch_modes

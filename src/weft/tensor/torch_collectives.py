@@ -13,13 +13,14 @@ Function that is given full tensors.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from weft.core.scopes import setting
 from weft.errors import UnsupportedOpError, message
 
 __all__ = ["filled", "function_of", "is_global", "on_full", "refusal", "refusal_of_plain", "sends"]
@@ -48,23 +49,21 @@ def filled(target: torch.Tensor) -> None:
         _FILLED[target] = target._version
 
 
-_STATE = threading.local()
+class _Thread(threading.local):
+    function: str | None = None
 
 
-@contextmanager
-def on_full(name: str) -> Iterator[None]:
+_thread = _Thread()
+
+
+def on_full(name: str) -> AbstractContextManager[None]:
     """Inside runs the forward of a Function of this name, on full tensors."""
-    before = function_of()
-    _STATE.function = name
-    try:
-        yield
-    finally:
-        _STATE.function = before
+    return setting(_thread, function=name)
 
 
 def function_of() -> str | None:
     """The name of the Function whose forward runs on full tensors; None where none does."""
-    return getattr(_STATE, "function", None)
+    return _thread.function
 
 
 def is_global(plain: torch.Tensor) -> bool:

@@ -43,11 +43,10 @@ from weft.transport.boxes import Move, flat, pack, part, shape_of, stretch, unpa
 from weft.transport.halos import (
     DENSE,
     filling,
-    folded,
     group_of,
+    halo_exchange,
     limit,
     outside,
-    round_a_ring,
     weight,
 )
 
@@ -66,7 +65,7 @@ def compile_step(step: Step, at: Coordinate, mesh: BoundMesh) -> tuple[Move, Sta
         case Fetch():
             return _fetched(step, at, mesh)
         case Fold():
-            return folded(step, at, mesh), None
+            return halo_exchange(step, at, mesh), None
         case ReduceScatter():
             return _reduce_scatter(step, at, mesh)
         case AllReduce():
@@ -158,7 +157,7 @@ def _moved(step: Exchange | AllGather, at: Coordinate, mesh: BoundMesh) -> tuple
 
 def _fetched(step: Fetch, at: Coordinate, mesh: BoundMesh) -> tuple[Move, Start | None]:
     if step.cover.rings:
-        return round_a_ring(step, at, mesh), None
+        return halo_exchange(step, at, mesh), None
     comm, place = group_of(step, at, mesh)
     wanted, inside = step.cover.box_at(step.dst, at), step.cover.inside_at(step.dst, at)
     boxes = _Boxes(

@@ -44,23 +44,14 @@ def trace(path: str | os.PathLike[str]) -> Iterator[None]:
     """
     recorder = _Recorder()
     try:
-        with recorder.hooks(), watching(recorder.seen), following_modules(), _labels():
+        named = traffic.STATE.counted()  # calls say who they are, as for `weft.explain`
+        with recorder.hooks(), watching(recorder.seen), following_modules(), named:
             yield
     finally:
         world, path = this_world(), Path(path)
         if world.size > 1:
             path = path.with_suffix(f".rank{world.rank}{path.suffix}")
         write_trace(path, recorder.events)
-
-
-@contextmanager
-def _labels() -> Iterator[None]:
-    """Calls say who they are, as for `weft.explain`."""
-    traffic.STATE.change(1)
-    try:
-        yield
-    finally:
-        traffic.STATE.change(-1)
 
 
 class _Thread(threading.local):

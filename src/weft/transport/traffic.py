@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 from weft.comm import PROCESS, PROVIDER
+from weft.core.scopes import Inside, setting
 from weft.transport.log import Event, Log
 from weft.transport.modules import current_module, following_modules
 
@@ -34,23 +35,8 @@ class Label:
     module: str = ""
 
 
-class _State:
-    """`on`: whether a log is open on any thread, or debug mode wants to know who communicates."""
-
-    __slots__ = ("on", "open", "lock")
-
-    def __init__(self) -> None:
-        self.on = False
-        self.open = 0
-        self.lock = threading.Lock()
-
-    def change(self, by: int) -> None:
-        with self.lock:
-            self.open += by
-            self.on = self.open > 0
-
-
-STATE = _State()
+STATE = Inside(int(PROCESS.on))
+"""`on`: whether a log is open on any thread, or debug mode wants to know who communicates."""
 
 
 class _Thread(threading.local):
@@ -66,36 +52,23 @@ _thread = _Thread()
 @contextmanager
 def record() -> Iterator[Log]:
     """Open a log on this thread; logs opened around it get the events too."""
-    log, outer = Log(), _thread.logs
-    _thread.logs = (*outer, log)
-    STATE.change(1)
-    try:
-        with following_modules():
-            yield log
-    finally:
-        STATE.change(-1)
-        log.open = False
-        _thread.logs = outer
+    log = Log()
+    with setting(_thread, logs=(*_thread.logs, log)), STATE.counted():
+        try:
+            with following_modules():
+                yield log
+        finally:
+            log.open = False
 
 
-@contextmanager
-def label(op: str, line: str = "", reason: str = "") -> Iterator[Label]:
+def label(op: str, line: str = "", reason: str = "") -> AbstractContextManager[None]:
     """What moves inside is listed under this op and source line."""
-    outer, _thread.label = _thread.label, Label(op, line, reason, current_module())
-    try:
-        yield _thread.label
-    finally:
-        _thread.label = outer
+    return setting(_thread, label=Label(op, line, reason, current_module()))
 
 
-@contextmanager
-def moving(transition: str) -> Iterator[None]:
+def moving(transition: str) -> AbstractContextManager[None]:
     """What moves inside belongs to this transition."""
-    outer, _thread.transition = _thread.transition, transition
-    try:
-        yield
-    finally:
-        _thread.transition = outer
+    return setting(_thread, transition=transition)
 
 
 def _asks() -> tuple[str, str, str]:
@@ -105,7 +78,6 @@ def _asks() -> tuple[str, str, str]:
 
 
 PROVIDER.asks = _asks
-STATE.change(PROCESS.on)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,21 +93,16 @@ def note() -> Note:
     return Note(_thread.label, _thread.logs)
 
 
-@contextmanager
-def resume(kept: Note | None, reason: str) -> Iterator[None]:
+def resume(kept: Note | None, reason: str) -> AbstractContextManager[None]:
     """What moves inside is the backward of the noted call, for the logs of this thread.
 
     A thread without logs is one of autograd's own; there the noted logs are used, if still open.
     """
     kept = kept or Note()
-    outer = _thread.label, _thread.logs, _thread.direction
-    _thread.label = Label(kept.label.op, kept.label.line, reason, kept.label.module)
-    _thread.logs = _thread.logs or tuple(log for log in kept.logs if log.open)
-    _thread.direction = "backward"
-    try:
-        yield
-    finally:
-        _thread.label, _thread.logs, _thread.direction = outer
+    return setting(
+        _thread, label=Label(kept.label.op, kept.label.line, reason, kept.label.module),
+        logs=_thread.logs or tuple(log for log in kept.logs if log.open), direction="backward",
+    )
 
 
 def emit(transition: str, axes: tuple[str, ...], collective: str, nbytes: int) -> None:

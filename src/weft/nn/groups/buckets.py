@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from weft.nn.groups.pack import Pack
-from weft.tensor.leaf_gradients import arrive
+from weft.tensor.backward import arrive
 
 __all__ = ["Buckets"]
 

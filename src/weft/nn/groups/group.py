@@ -30,7 +30,7 @@ from weft.nn.groups.kind import Dtypes, Kind, autocast_dtype, kind_of
 from weft.nn.groups.pack import Pack
 from weft.nn.groups.policy import AUTOMATIC, Gather
 from weft.tensor import ShardTensor
-from weft.tensor.leaf_gradients import Backward, running
+from weft.tensor.backward import Backward, running
 from weft.tensor.modes import is_strict
 from weft.tensor.trace.trees import flatten
 from weft.tensor.views.moved import unwrap_view

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from weft.comm import BoundMesh
+from weft.core.scopes import setting
 from weft.nn.groups.group import Group, Line, in_backward
 from weft.nn.groups.policy import Gather
 from weft.nn.pins import BringHook, _Hook, has_hook
@@ -25,7 +26,7 @@ from weft.tensor.trace.trees import flatten, map_tensors
 from weft.transport.unselected import unselected
 
 __all__ = [
-    "Entering", "Leaving", "entering", "entering_only", "gathered_now", "has_group", "install",
+    "Entering", "Leaving", "gathered_now", "has_group", "install", "recording",
 ]
 
 
@@ -86,25 +87,16 @@ def gathered_now() -> tuple[Group, ...]:
 
 
 @contextmanager
-def entering(found: set[nn.Module]) -> Iterator[None]:
-    """Add to `found` the modules that enter their groups inside."""
-    before, _thread.entered = _thread.entered, found
-    try:
-        yield
-    finally:
-        _thread.entered = before
-        if before is not None:
-            before |= found
-
-
-@contextmanager
-def entering_only(modules: set[nn.Module]) -> Iterator[None]:
-    """In a backward, inside: these modules alone enter their groups."""
-    before, _thread.only = _thread.only, modules
-    try:
-        yield
-    finally:
-        _thread.only = before
+def recording(entered: set[nn.Module], again: bool) -> Iterator[None]:
+    """Add to `entered` the modules that enter their groups inside; with `again`, which is in a
+    backward, these modules alone enter them."""
+    outer = _thread.entered
+    with setting(_thread, **{"only" if again else "entered": entered}):
+        try:
+            yield
+        finally:
+            if outer is not None and not again:
+                outer |= entered
 
 
 def has_group(module: nn.Module) -> bool:

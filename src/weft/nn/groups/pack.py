@@ -31,12 +31,14 @@ from torch._C import (  # type: ignore[attr-defined]
 from torch.autograd.graph import increment_version
 
 from weft.comm import Finish
+from weft.core import Layout
 from weft.nn.groups.kind import Kind
 from weft.nn.groups.member import Member, places_of
 from weft.nn.groups.memory import gathered_layout, packing_of
 from weft.tensor import ShardTensor
-from weft.tensor.leaf_gradients import arrive, running, stand_for
-from weft.tensor.meta import intern
+from weft.tensor.backward import arrive, running
+from weft.tensor.leaf_gradients import stand_for
+from weft.tensor.meta import Meta, intern
 from weft.tensor.placing.freed import Freed, register
 from weft.tensor.placing.transitions import transition_between
 from weft.tensor.versions import version_of
@@ -77,49 +79,56 @@ class Pack(Freed):
         touch: Callable[[], None], widen: Callable[[Pack, int], Tensor],
         in_own_dtype: Container[int] = (),
     ) -> None:
-        mesh = kind.mesh
         self.kind, self.label, self._ask, self._touch = kind, label, ask, touch
         self.line, self.number, self._widen = "", next(_MADE), widen
         self.axes = kind.axes | kind.rest
-        self.comm = mesh.comm(tuple(sorted(kind.axes)))
-        layouts = [gathered_layout(one.sharding, kind.axes) for one in tensors]
-        metas = [one._meta for one in tensors]
-        self.packing = packing_of(mesh, self.comm, metas, layouts)  # type: ignore
-        cast = kind.for_autocast
-        dtypes = [
-            kind.dtype if cast and id(one) in in_own_dtype else kind.whole_dtype for one in tensors]
+        self.comm = kind.mesh.comm(tuple(sorted(kind.axes)))
+        layouts: list[Any] = [gathered_layout(one.sharding, kind.axes) for one in tensors]
+        dtype = kind.dtype if kind.for_autocast else kind.whole_dtype
         wholes = [
-            intern(mesh, layout, kind.dtype if cast else kind.whole_dtype,  # type: ignore
-                   meta.device, meta.requires_grad, None, None, self.axes)
-            for meta, layout in zip(metas, layouts)
+            intern(kind.mesh, layout, dtype, one._meta.device, one._meta.requires_grad, None, None,
+                   self.axes)
+            for one, layout in zip(tensors, layouts)
         ]
-        if not kind.axes:
-            self.storage: Any = None
-            self.members = [
-                Member(one, whole, kind.dtype) for one, whole in zip(tensors, wholes)]
-            self._begin()
-            return
+        self.is_full = self.is_kept = not kind.axes
+        self.versions: tuple[int, ...] | None = None
+        self.pending: tuple[Finish, tuple[int, ...]] | None = None
+        self.storage: Any = None
+        if kind.axes:
+            own = [kind.for_autocast and id(one) in in_own_dtype for one in tensors]
+            self.members = self._in_storage(tensors, wholes, layouts, own)
+        else:
+            self.members = [Member(one, whole, kind.dtype) for one, whole in zip(tensors, wholes)]
+        self._watch()
+
+    def _in_storage(
+        self, tensors: Sequence[ShardTensor], wholes: Sequence[Meta], layouts: Sequence[Layout],
+        own: Sequence[bool],
+    ) -> list[Member]:
+        """The members, in one storage; `own` says which of them travel in their own dtype."""
+        kind = self.kind
+        metas = [one._meta for one in tensors]
+        dtypes = [kind.dtype if mine else kind.whole_dtype for mine in own]
         widths = [dtype.itemsize // kind.whole_dtype.itemsize for dtype in dtypes]
-        self.sent = packing_of(mesh, self.comm, metas, layouts, widths)  # type: ignore
+        self.packing = packing_of(kind.mesh, self.comm, metas, layouts)
+        self.sent = packing_of(kind.mesh, self.comm, metas, layouts, widths)
         offsets, self.nbytes = places_of(wholes, dtypes)
-        base = torch.empty(0, dtype=kind.whole_dtype, device=mesh.device)
+        base = torch.empty(0, dtype=kind.whole_dtype, device=kind.mesh.device)
         self.storage = base.untyped_storage()
         self.may_free = self.storage.resizable()
         if not self.may_free:  # a device whose memory stays: it is gathered all the same
             self.storage = base.new_empty(self.nbytes, dtype=torch.uint8).untyped_storage()
-        self.members = [
+        members = [
             Member(one, whole, dtype, self.storage, offset)
             for one, whole, dtype, offset in zip(tensors, wholes, dtypes, offsets)
         ]
         if self.may_free:
             self.storage.resize_(0)
         register(self.storage, self)
-        self._begin()
+        return members
 
-    def _begin(self) -> None:
-        self.is_full = self.is_kept = not self.kind.axes
-        self.versions: tuple[int, ...] | None = None
-        self.pending: tuple[Finish, tuple[int, ...]] | None = None
+    def _watch(self) -> None:
+        """See the gradients arrive."""
         me: weakref.ref[Pack] = weakref.ref(self)
         self.arrivals = [_Arrival(me, at) for at in range(len(self.members))]
         for member, arrival in zip(self.members, self.arrivals):

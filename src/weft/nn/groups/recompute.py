@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from weft.nn.groups.group import in_backward
-from weft.nn.groups.hooks import entering, entering_only, gathered_now
+from weft.nn.groups.hooks import gathered_now, recording
 from weft.tensor.grad import torch_patches
 
 __all__ = ["checkpoint"]
@@ -27,16 +27,16 @@ def checkpoint(original: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
     if kwargs.get("use_reentrant") is not False:
         return torch_patches.checkpoint(original, function, *args, **kwargs)
     groups, entered = gathered_now(), set[nn.Module]()
-    is_first = True
+    again = False
 
     def run(*given: Any, **named: Any) -> Any:
-        nonlocal is_first
+        nonlocal again
         with ExitStack() as stack:
             if in_backward():
                 for group in groups:
                     stack.enter_context(group.again())
-            stack.enter_context(entering(entered) if is_first else entering_only(entered))
-            is_first = False
+            stack.enter_context(recording(entered, again))
+            again = True
             return function(*given, **named)
 
     run.leaves = [group.leaves() for group in groups]  # type: ignore  # no graph has them yet

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from weft.comm import BoundMesh
+from weft.tensor.placing.transitions import transition_between
+from weft.tensor.trace.capture import Op, Trace, meta_like, unwatched
+from weft.tensor.trace.trees import fill, flatten, slots_of
+from weft.transport.transition import Transition
 
-__all__ = ["CAST", "cast_of"]
+__all__ = ["CAST", "cast_of", "cast_on_the_way", "dtype_of", "is_lacking"]
 
 CAST = frozenset(
     f"aten.{name}.default" for name in (
@@ -21,3 +27,44 @@ def cast_of(name: str, mesh: BoundMesh) -> torch.dtype | None:
     if name not in CAST or not torch.is_autocast_enabled(kind):
         return None
     return torch.get_autocast_dtype(kind)
+
+
+def cast_on_the_way(
+    move: Transition | None, own: torch.dtype, dtype: torch.dtype
+) -> Transition | None:
+    """The way of an operand that its op casts to `dtype` in any case: the transition casts it, and
+    fewer bytes travel. As it is where nothing is sent, or partial values are summed."""
+    if move is None or own is not torch.float32 or dtype.itemsize >= own.itemsize:
+        return move
+    if move.cover is not None or move.src.is_partial or move.dst.is_partial:
+        return move
+    if not (move.communicates or move.backward_communicates) or move.reduces_only_in_backward:
+        return move
+    return transition_between(
+        move.mesh, move.src, move.dst, move.src_varying, move.dst_varying, move.order,
+        dtypes=(own, dtype))
+
+
+def dtype_of(op: Op, trace: Trace, mesh: BoundMesh) -> torch.dtype | None:
+    """The dtype that autocast gives an op; None where it is off."""
+    if not torch.is_autocast_enabled(mesh.kernel_type):
+        return None
+    dtypes = [trace.metas[slot.index].dtype for slot in slots_of(op.results)]
+    return next((one for one in dtypes if one.is_floating_point), None)
+
+
+def is_lacking(
+    op: Op, tensors: Sequence[torch.Tensor], dtype: torch.dtype | None, mesh: BoundMesh
+) -> bool:
+    """Whether autocast, which gives an op this dtype, would cast its operands (of `tensors`, by
+    their slots): of tensors without memory it casts none."""
+    if dtype is None or mesh.device_type != "meta":
+        return False
+    slots = slots_of((op.args, op.kwargs))
+    metas = {slot.index: meta_like(tensors[slot.index]).detach() for slot in slots}
+    try:
+        with torch.autocast(mesh.kernel_type, enabled=False), unwatched():
+            out = op.overload(*fill(op.args, metas), **fill(op.kwargs, metas))
+    except RuntimeError:  # of dtypes that differ
+        return True
+    return next((one.dtype for one in flatten(out) if one.is_floating_point()), None) != dtype

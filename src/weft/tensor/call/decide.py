@@ -17,7 +17,7 @@ from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.rules import Decision, Rule
 from weft.tensor.call import by_book, empty_results, fallback, foreach, outside
-from weft.tensor.call.autocast import cast_of
+from weft.tensor.call.autocast import cast_of, cast_on_the_way, dtype_of, is_lacking
 from weft.tensor.call.choose import choose
 from weft.tensor.call.decompose import parts_of
 from weft.tensor.call.in_place import check_cast, check_writable
@@ -25,6 +25,7 @@ from weft.tensor.call.kernels import BoundKernel, folding, with_traffic_label
 from weft.tensor.call.local import as_it_is, copying, has_gaps, packed
 from weft.tensor.call.program import Program, Step
 from weft.tensor.call.recipe import Function, Recipe
+from weft.tensor.call.sharing import as_slice, shares_memory
 from weft.tensor.meta import NONE, Meta, contiguous_strides, intern
 from weft.tensor.placing.layouts import layout_of
 from weft.tensor.placing.left_whole import (
@@ -41,11 +42,7 @@ from weft.tensor.placing.operands import (
     writing_back,
 )
 from weft.tensor.placing.refusals import refuse
-from weft.tensor.placing.transitions import (
-    cast_on_the_way,
-    order_in_memory,
-    transition_between,
-)
+from weft.tensor.placing.transitions import order_in_memory, transition_between
 from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.trace.calls import (
     as_call,
@@ -57,10 +54,9 @@ from weft.tensor.trace.calls import (
     target_of,
     with_dense_gradient,
 )
-from weft.tensor.trace.capture import Trace, as_autocast, meta_like, unwatched
+from weft.tensor.trace.capture import Trace, as_autocast, meta_like
 from weft.tensor.trace.derivatives import differentiated
 from weft.tensor.trace.trees import Slot, fill, flatten, slots_of
-from weft.transport.transition import Transition
 
 __all__ = ["Builder"]
 
@@ -220,12 +216,16 @@ class Builder:
             self.mesh, layouts, decision.operands, wants, varying, orders, decision.reads, known)
         cast = None if algorithm is not None else cast_of(self.name, self.mesh)
         if cast is not None:
-            entering = [self._cast(place, move, cast) for place, move in zip(self.slots, entering)]
+            entering = [
+                cast_on_the_way(move, self.tensors[place].dtype, cast)
+                for place, move in zip(self.slots, entering)
+            ]
         for place, move in zip(self.slots, entering):
             self.clashes |= met.setdefault(place, move) is not move
             moves[place] = move
         local, args, kwargs = self._local(decision, algorithm)
-        if self._lacks_autocast():
+        dtype = dtype_of(self.op, self.trace, self.mesh)
+        if is_lacking(self.op, self.tensors, dtype, self.mesh):
             if local is None:
                 local, args, kwargs = self.op.overload, self.op.args, self.op.kwargs
             local = as_autocast(local, self.op, self.trace, self.mesh.kernel_type)
@@ -246,15 +246,6 @@ class Builder:
             left_whole=self._left_whole(decision) if any(moves) else None,
         )
 
-    def _cast(
-        self, place: int, move: Transition | None, dtype: torch.dtype
-    ) -> Transition | None:
-        """The way of an operand that autocast casts to this dtype."""
-        own = self.tensors[place].dtype
-        if own is not torch.float32 or dtype.itemsize >= own.itemsize:
-            return move
-        return cast_on_the_way(move, (own, dtype))
-
     def _slice(
         self, decision: Decision, metas: dict[int, Meta]
     ) -> tuple[int, tuple[int, ...]] | None:
@@ -264,18 +255,11 @@ class Builder:
         base = self.tensors[slot]
         if starts is None or type(base) is not ShardTensor or not self.shares():
             return None
-        meta = base._meta
         (result,) = slots_of(self.op.results)
-        layout = meta.layout
-        cut = any(
-            axes and length != metas[result.index].shape[dim]
-            for dim, (axes, length) in enumerate(zip(layout.dims, layout.shape))
-        )
-        if layout.is_partial or not (cut or meta.slice_of):
+        made = as_slice(metas[result.index], base._meta, starts)
+        if made is None:
             return None
-        of, first = meta.slice_of or (layout, (0,) * layout.ndim)
-        metas[result.index] = metas[result.index].as_slice(
-            of, tuple([one + other for one, other in zip(first, starts)]))
+        metas[result.index] = made
         return slot, starts
 
     def _left_whole(self, decision: Decision) -> LeftWhole | WideHalo | None:
@@ -315,7 +299,8 @@ class Builder:
         if isinstance(algorithm, ops.Kernel):
             operand, _ = decision.finish[0]
             self.kernel = BoundKernel(
-                self.name, algorithm, self.mesh, self.slots[operand], self._autocast_dtype())
+                self.name, algorithm, self.mesh, self.slots[operand],
+                dtype_of(self.op, self.trace, self.mesh))
             return self.kernel.local(decision.operands[operand]), self.op.args, self.op.kwargs
         if algorithm is not None:
             order = tuple(Slot(index) for index in self.slots)
@@ -345,26 +330,6 @@ class Builder:
         # Positional arguments first, as the Call lists its tensors.
         count = len(slots_of(self.op.args))
         return local, place_slots(args, slots[:count]), place_slots(kwargs, slots[count:])
-
-    def _autocast_dtype(self) -> torch.dtype | None:
-        """The dtype that autocast gives the op; None where it is off."""
-        if not torch.is_autocast_enabled(self.mesh.kernel_type):
-            return None
-        dtypes = [self.trace.metas[slot.index].dtype for slot in slots_of(self.op.results)]
-        return next((one for one in dtypes if one.is_floating_point), None)
-
-    def _lacks_autocast(self) -> bool:
-        """Whether autocast would cast the operands: of tensors without memory it casts none."""
-        dtype = self._autocast_dtype() if self.mesh.device_type == "meta" else None
-        if dtype is None:
-            return False
-        metas = {slot: meta_like(self.tensors[slot]).detach() for slot in self.slots}
-        try:
-            with torch.autocast(self.mesh.kernel_type, enabled=False), unwatched():
-                out = self.op.overload(*fill(self.op.args, metas), **fill(self.op.kwargs, metas))
-        except RuntimeError:  # of dtypes that differ
-            return True
-        return next((one.dtype for one in flatten(out) if one.is_floating_point()), None) != dtype
 
     def _results(
         self, decision: Decision, moves: list[Any], varying: frozenset[int], grad: bool,
@@ -403,12 +368,7 @@ class Builder:
         """Whether results of the op share memory with an operand in torch."""
         if not (self.facts.is_view and self.facts.may_copy):
             return self.facts.is_view or self.views_each
-        metas = {slot: meta_like(self.tensors[slot]) for slot in self.slots}
-        args, kwargs = fill(self.op.args, metas), fill(self.op.kwargs, metas)
-        with unwatched():
-            (out,) = flatten(self.op.overload(*args, **kwargs))
-        base = metas[self.slots[0]]
-        return out.untyped_storage()._cdata == base.untyped_storage()._cdata
+        return shares_memory(self.op, self.tensors)
 
     def _has_gaps(self) -> bool:
         if not self._widens():

@@ -339,7 +339,8 @@ _HOMES: Any = torch._C._nn, torch._C._VariableFunctions, torch._C.TensorBase  # 
 """Where torch's own builtins are; methods take the tensor first."""
 
 _ALIKE = ("default", "int", "dim", "dim_IntList")
-"""Overloads that builtins tell by their arguments. They take others for deprecated ones."""
+"""The overloads that a builtin finds by its arguments. It would take the arguments of any other
+overload for those of a deprecated one, and warn."""
 
 
 def _builtin_of(local: Any) -> Any:

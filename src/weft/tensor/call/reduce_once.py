@@ -18,14 +18,15 @@ same ops then.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import is_grad_enabled
 
 from weft.core import Layout
+from weft.core.scopes import setting
 from weft.tensor.call.decide import Builder
 from weft.tensor.call.program import Program
 from weft.tensor.call.recipe import Function, Recipe
@@ -63,24 +64,14 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-@contextmanager
-def disabled() -> Iterator[None]:
+def disabled() -> AbstractContextManager[None]:
     """Calls inside leave partial operands as they are, as the steps of a program do."""
-    before, _thread.disabled = _thread.disabled, True
-    try:
-        yield
-    finally:
-        _thread.disabled = before
+    return setting(_thread, disabled=True)
 
 
-@contextmanager
-def scope() -> Iterator[None]:
+def scope() -> AbstractContextManager[None]:
     """What was reduced before counts for nothing inside, nor what is reduced inside after it."""
-    before, _thread.scope = _thread.scope, object()
-    try:
-        yield
-    finally:
-        _thread.scope = before
+    return setting(_thread, scope=object())
 
 
 def reducing_once(

@@ -49,7 +49,7 @@ def install() -> None:
             give_back(function, original)
         over = DEBUG.on > 0
 
-    DEBUG.told = follow
+    DEBUG.changed = follow
     follow()
 
 

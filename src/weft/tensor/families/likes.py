@@ -10,7 +10,7 @@ from weft.errors import UnsupportedOpError, message
 from weft.rules import op, page
 from weft.tensor.attributes import other_device
 from weft.tensor.call.dispatch import call
-from weft.tensor.leaf_gradients import track_leaf
+from weft.tensor.leaves import track_leaf
 from weft.tensor.meta import replicated_meta
 from weft.tensor.shard_tensor import ShardTensor, wrap
 

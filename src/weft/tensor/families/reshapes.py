@@ -22,7 +22,8 @@ from torch._C._autograd import _unsafe_set_version_counter as _set_version  # ty
 
 from weft.errors import UnsupportedOpError, message
 from weft.rules import op, page
-from weft.tensor.leaf_gradients import track_leaf, uses_of
+from weft.tensor.leaf_gradients import uses_of
+from weft.tensor.leaves import track_leaf
 from weft.tensor.placing.construct import is_in_a_graph, tell_torch
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.views.moved import Moved, bump_versions, stands_for, unwrap_view

@@ -16,8 +16,10 @@ from torch.autograd.graph import _engine_run_backward
 from weft.comm import this_world
 from weft.errors import CommunicationError, LayoutError, UnsupportedOpError, message
 from weft.tensor import modes
+from weft.tensor.backward import Backward, completed
 from weft.tensor.grad.anomaly import refuse_nan_check
-from weft.tensor.leaf_gradients import Backward, before, completed, summed, uses_of
+from weft.tensor.leaf_gradients import summed, uses_of
+from weft.tensor.leaves import before
 from weft.tensor.meta import NONE, Meta, is_dense
 from weft.tensor.placing.construct import as_sharded, gathered, redistribute_to, to_replicated
 from weft.tensor.placing.operands import as_value, forget_views

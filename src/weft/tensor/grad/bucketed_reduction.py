@@ -19,7 +19,8 @@ from typing import Any
 from torch import Tensor
 from torch._C import _current_graph_task_id  # type: ignore[attr-defined]
 
-from weft.tensor.leaf_gradients import LeafUse, running
+from weft.tensor.backward import running
+from weft.tensor.leaf_gradients import LeafUse
 from weft.tensor.shard_tensor import ShardTensor
 from weft.transport import start_together
 

@@ -11,7 +11,7 @@ from weft.comm import BoundMesh
 from weft.core import Box, Layout, on_multiples
 from weft.core.integers import integers
 from weft.errors import LayoutError, ShardTypeError, WeftError, message
-from weft.tensor.leaf_gradients import track_leaf
+from weft.tensor.leaves import track_leaf
 from weft.tensor.placing.agreed import exchanged
 from weft.tensor.placing.arguments import place, shape_of
 from weft.tensor.placing.layouts import check_given, check_tensor, local_to_sharded

@@ -12,7 +12,9 @@ import torch
 from weft.core import Layout
 from weft.errors import UnsupportedOpError, message
 from weft.planner import gradient_layout
-from weft.tensor.leaf_gradients import accumulate, replace_leaf, track_leaf, uses_of
+from weft.tensor.backward import accumulate
+from weft.tensor.leaf_gradients import uses_of
+from weft.tensor.leaves import replace_leaf, track_leaf
 from weft.tensor.members import hooks
 from weft.tensor.meta import Meta
 from weft.tensor.placing.arguments import Where, place, shape_of

@@ -28,7 +28,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from weft.comm import BoundMesh
 from weft.core import Layout, P
 from weft.errors import UnsupportedOpError, message
-from weft.tensor.leaf_gradients import before, uses_of
+from weft.tensor.leaf_gradients import uses_of
+from weft.tensor.leaves import before
 from weft.tensor.placing.operands import forget_views
 from weft.tensor.placing.scatter import distribute_tensor
 from weft.tensor.shard_tensor import ShardTensor, attributes_of

@@ -17,7 +17,7 @@ import torch
 from weft.comm import this_world
 from weft.core import Layout, Mesh
 from weft.errors import MeshError, message
-from weft.tensor.leaf_gradients import track_leaf
+from weft.tensor.leaves import track_leaf
 from weft.tensor.meta import intern
 from weft.tensor.shard_tensor import ShardTensor, attributes_of, wrap
 from weft.tensor.views.moved import unwrap_view

@@ -27,7 +27,7 @@ from weft.errors import (
     WeftError,
     message,
 )
-from weft.tensor.leaf_gradients import track_leaf
+from weft.tensor.leaves import track_leaf
 from weft.tensor.placing.agreed import exchanged
 from weft.tensor.placing.arguments import mesh_and_placements
 from weft.tensor.placing.described import Strides, compared, facts_of, strides_of

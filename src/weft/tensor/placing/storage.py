@@ -9,10 +9,10 @@ that share memory, get a number to compare where it is known that they do no mor
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any, NoReturn
 
+from weft.core.scopes import setting
 from weft.errors import UnsupportedOpError, message
 from weft.tensor.modes import check_traced
 from weft.tensor.shard_tensor import ShardTensor
@@ -29,15 +29,10 @@ class _Told(threading.local):
 _told = _Told()
 
 
-@contextmanager
-def telling_identity() -> Iterator[None]:
+def telling_identity() -> AbstractContextManager[None]:
     """Inside, `untyped_storage().data_ptr()` is the same number for tensors that share memory, on
     all ranks alike, and others have others. Nothing lies there."""
-    before, _told.identity = _told.identity, True
-    try:
-        yield
-    finally:
-        _told.identity = before
+    return setting(_told, identity=True)
 
 
 def memory_refused(name: str, tensor: ShardTensor) -> UnsupportedOpError:

@@ -12,7 +12,7 @@ from weft.tensor.shard_tensor import ShardTensor
 from weft.transport.order import Order, order_of
 from weft.transport.transition import Transition
 
-__all__ = ["MAX_TRANSITIONS", "cast_on_the_way", "order_in_memory", "transition_between"]
+__all__ = ["MAX_TRANSITIONS", "order_in_memory", "transition_between"]
 
 MAX_TRANSITIONS = 16384
 
@@ -49,20 +49,6 @@ def transition_between(
     )
     bounded_put(table, key, None if made.is_identity else made, MAX_TRANSITIONS)
     return None if made.is_identity else made
-
-
-def cast_on_the_way(
-    move: Transition | None, dtypes: tuple[torch.dtype, torch.dtype]
-) -> Transition | None:
-    """A transition of an operand that its op casts in any case, which casts it: fewer bytes travel.
-    As it is where nothing is sent, or partial values are summed."""
-    if move is None or move.cover is not None or move.src.is_partial or move.dst.is_partial:
-        return move
-    if not (move.communicates or move.backward_communicates) or move.reduces_only_in_backward:
-        return move
-    return transition_between(
-        move.mesh, move.src, move.dst, move.src_varying, move.dst_varying, move.order,
-        dtypes=dtypes)
 
 
 def order_in_memory(tensor: torch.Tensor) -> Order | None:

@@ -1,0 +1,51 @@
+"""Leaves that no user holds but through their ShardTensors, and what is known of them.
+
+Nothing is written on a leaf itself, which users pickle and copy.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from torch import Tensor
+from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
+
+__all__ = ["LEAVES", "Leaf", "before", "replace_leaf", "track_leaf"]
+
+
+class Leaf:
+    """What is known of a leaf: its uses, the backward that has its whole gradient, and the leaf
+    that its tensor was in graphs made before it was laid anew."""
+
+    __slots__ = ("before", "complete_in", "uses")
+
+    def __init__(self) -> None:
+        self.uses: list[weakref.ref[Any]] = []
+        self.complete_in: Any = None
+        self.before: TensorWeakRef | None = None
+
+
+LEAVES: Any = WeakTensorKeyDictionary()
+
+
+def track_leaf(local: Tensor) -> Tensor:
+    """Say that no user holds this leaf but through its ShardTensor."""
+    if local.requires_grad and local.is_leaf and local not in LEAVES:
+        LEAVES[local] = Leaf()
+    return local
+
+
+def replace_leaf(old: Tensor, new: Tensor) -> None:
+    """The new leaf stands for a tensor that the old one stands for in the graphs that are there."""
+    LEAVES[new].before = TensorWeakRef(old)
+
+
+def before(local: Tensor) -> list[Tensor]:
+    """What stood for this leaf's tensor, as far as graphs that are alive hold it."""
+    found = []
+    leaf = LEAVES.get(local)
+    while leaf is not None and leaf.before is not None and (old := leaf.before()) is not None:
+        found.append(old)
+        leaf = LEAVES.get(old)
+    return found
