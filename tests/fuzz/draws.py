@@ -18,16 +18,27 @@ __all__ = ["EVENTS", "WAYS", "Trial", "drawn", "specs_of"]
 
 _MESHES: list[dict[str, int]] = [
     {"dp": 2}, {"dp": 3}, {"dp": 4}, {"dp": 2, "tp": 2}, {"tp": 2, "dp": 2}, {"dp": 1, "tp": 2},
-    {"dp": 2, "one": 1, "tp": 2}]
+    {"dp": 2, "one": 1, "tp": 2}, {"dp": 3, "tp": 2}, {"dp": 2, "tp": 2, "sp": 2}]
 WAYS = ("plain", "functional", "two losses", "twice", "retained", "inner", "penalty")
 """How a loss comes to gradients: see `steps`."""
 EVENTS = (
     "evaluated", "inferred", "failed", "failed back", "shorter", "whole", "scaled", "assigned",
-    "toggled", "copied", "saved", "cast")
+    "toggled", "copied", "saved", "cast", "pickled", "full", "replaced", "moved", "vector",
+    "shrunk", "dropped", "overflow")
 """What happens before a step: see `events`."""
 _OPTIMIZERS = (
     "SGD", "SGD nesterov", "SGD fused", "AdamW", "AdamW foreach", "AdamW fused", "Adam amsgrad",
-    "RMSprop", "Adagrad", "Adamax", "NAdam", "RAdam", "Adadelta", "LBFGS")
+    "RMSprop", "Adagrad", "Adamax", "NAdam", "RAdam", "Adadelta", "Adafactor", "ASGD", "Muon",
+    "Muon", "LBFGS")
+_SCHEDULES = (
+    "halved", "StepLR", "LambdaLR", "OneCycleLR", "ReduceLROnPlateau", "SWALR", "SequentialLR")
+_LOSSES = ("ignored", "smooth", "weighted", "likelihood", "squares")
+_HOOKS = (
+    "forward", "backward", "tensor", "after", "before", "before back", "output", "step", "on cpu")
+_NOT_CAST = {"batch", "sync", "written", "spectral", "orthogonal"}
+"""Kinds that mix parameters with buffers, which keep their dtype."""
+_NOT_NARROW = {"loop", "grouped", "gated", "masked", "spectral"}
+"""Kinds that choose by values, which the last bit of bfloat16 turns; or that are only of floats."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +51,8 @@ class Trial:
     heads: int
     kinds: tuple[str, ...]
     tied: bool
+    shared: bool
+    meta: str
     frozen: tuple[str, ...]
     lora: str
     batch: tuple[int, int]
@@ -48,17 +61,19 @@ class Trial:
     activations: bool
     optimizer: str
     groups: bool
-    schedule: bool
+    schedule: str
+    scaled: bool
     num_steps: int
     num_batches: int
     accumulate: bool
     clip: str
     checkpoint: str
-    autocast: str
+    precision: str
+    loss: str
     density: float
     way: str
     hooks: str
-    average: bool
+    average: str
     events: tuple[str, ...]
 
 
@@ -75,23 +90,46 @@ def drawn(seed: int) -> Trial:
     kinds = tuple(draw.choices([*KINDS], k=draw.randint(1, 3)))
     if is_second:  # those of torch's fused weight norm are wrong
         kinds = tuple(["mlp" if kind == "weight norm" else kind for kind in kinds])
+    scaled = optimizer != "LBFGS" and draw.random() < 0.25
     events = tuple(draw.choice([*EVENTS, *[""] * len(EVENTS)]) for _ in range(num_steps))
+    if not scaled:
+        events = tuple("" if event == "overflow" else event for event in events)
+    tied, shared = draw.random() < 0.3, draw.random() < 0.15
+    if kinds[0] == "spectral":  # each use changes what the one before has saved
+        shared = False
+    lora = draw.choice(["", "", "", "plain", "sharded"])
+    metas = ["", "", "", "materialize", *["assign", "empty"] * (not tied | shared)]
+    precision = _precision(draw, way, kinds, lora)
     return Trial(
         seed=seed, mesh=draw.choice(_MESHES), width=heads * draw.choice([2, 4]), heads=heads,
-        kinds=kinds, tied=draw.random() < 0.3,
+        kinds=kinds, tied=tied, shared=shared,
+        meta="" if "orthogonal" in kinds else draw.choice(metas),  # torch has no such on meta
         frozen=tuple(draw.sample(["token", "layers.0", "norm", "head"], draw.choice([0, 0, 1, 2]))),
-        lora=draw.choice(["", "", "", "plain", "sharded"]),
+        lora=lora,
         batch=(8 if is_second else draw.choice([1, 2, 3, 4, 6]), draw.choice([1, 3, 5])),
-        spec=draw.choice(["dp", "dp", "dp", "none", "both", *["tokens"] * (not is_second)]),
+        spec=draw.choice(["dp", "dp", "dp", "dp", "none", "both",
+                          *["tokens", "grid", "ragged"] * (not is_second)]),
         gather=draw.choice(["auto", "auto", "none", "kept", "layers"]),
         activations=draw.random() < 0.15, optimizer=optimizer, groups=draw.random() < 0.3,
-        schedule=draw.random() < 0.3, num_steps=num_steps, num_batches=num_batches,
+        schedule=draw.choice(["", *_SCHEDULES]) if draw.random() < 0.5 else "", scaled=scaled,
+        num_steps=num_steps, num_batches=num_batches,
         accumulate=num_batches > 1 and draw.random() < 0.6,
-        clip=draw.choice(["", "", "", "2", "inf", "value", "one by one"]),
-        checkpoint=_checkpoint(draw, way, kinds, events),
-        autocast=draw.choice(["", "", "off"]), density=draw.choice([0.0, 0.3, 0.7, 1.0, 1.0]),
-        way=way, hooks=draw.choice(["", "", "", "forward", "backward", "tensor", "after"]),
-        average=draw.random() < 0.2 and "saved" not in events, events=events)
+        clip=draw.choice(["", "", "", "2", "inf", "value", "one by one", "in two"]),
+        checkpoint=_checkpoint(draw, way, kinds, events), precision=precision,
+        loss=draw.choice(["", "", "", *_LOSSES]), density=draw.choice([0.0, 0.3, 0.7, 1.0, 1.0]),
+        way=way, hooks=draw.choice([*[""] * 5, *_HOOKS]),
+        average="" if {"saved", "full", "pickled", "replaced"} & {*events} else draw.choice(
+            [*[""] * 6, "ema", "buffers", "swa"]), events=events)
+
+
+def _precision(draw: random.Random, way: str, kinds: tuple[str, ...], lora: str) -> str:
+    """Of what is float64 elsewhere: autocast, or a dtype that groups gather in, or reduce in."""
+    ways = [*[""] * 8, "off", "reduced"]
+    if not _NOT_NARROW & {*kinds}:
+        ways += ["autocast"]
+    if not (_NOT_CAST & {*kinds} or lora or way in ("functional", "inner", "penalty")):
+        ways += ["computed"]
+    return draw.choice(ways)
 
 
 def _checkpoint(

@@ -40,9 +40,24 @@ def happen(event: str, run: Any, step: int) -> None:
             run.copied()
         case "saved":
             run.saved()
+        case "pickled" | "full":
+            run.loaded(event)
+        case "replaced":
+            run.replaced(step)
+        case "moved":
+            run.moved(step)
+        case "vector":
+            vector = nn.utils.parameters_to_vector(model.parameters())
+            nn.utils.vector_to_parameters(vector.detach() * 0.9, model.parameters())
+        case "shrunk":
+            with torch.no_grad():
+                for one in model.parameters():
+                    one.mul_(0.9)
+                next(model.parameters()).data *= 0.9
         case "cast":
+            dtype = model.place.dtype
             model.float()
-            model.double()
+            model.to(dtype)
         case _:
             pass
 
@@ -67,9 +82,14 @@ def _fail(event: str, run: Any) -> None:
 
 def on_gradients(event: str, model: nn.Module) -> None:
     """Between backward and step."""
-    for one in model.parameters():
+    for at, one in enumerate(model.parameters()):
         if one.grad is None:
             continue
+        if event == "overflow":  # one element of one
+            one.grad.flatten()[-1:].mul_(torch.inf)
+            return
+        if event == "dropped" and at % 2:
+            one.grad = None
         if event == "scaled":
             one.grad.mul_(0.5)
         elif event == "assigned":
@@ -84,6 +104,14 @@ def hooked(kind: str, model: Any) -> list[Any]:
             return [one.register_forward_hook(lambda _, __, out: out * 0.9) for one in layers]
         case "backward":
             return [one.register_full_backward_hook(_halved) for one in layers]
+        case "before":
+            return [one.register_forward_pre_hook(lambda _, given: given[0] * 0.9)
+                    for one in layers]
+        case "before back":
+            return [one.register_full_backward_pre_hook(
+                lambda _, grads: tuple(one * 0.5 for one in grads)) for one in layers]
+        case "output":
+            return [one.register_forward_hook(_watched) for one in layers]
         case "tensor":
             return [one.register_hook(lambda grad: grad * 0.5) for one in params
                     if one.requires_grad]
@@ -92,6 +120,11 @@ def hooked(kind: str, model: Any) -> list[Any]:
                     if one.requires_grad]
         case _:
             return []
+
+
+def _watched(_: Any, __: Any, out: Any) -> None:
+    if out.requires_grad:
+        out.register_hook(lambda grad: grad * 0.5)
 
 
 def _halved(_: Any, grads: Any, __: Any) -> Any:

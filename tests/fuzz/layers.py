@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.nn.utils.parametrizations import spectral_norm, weight_norm
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.utils.parametrizations import orthogonal, spectral_norm, weight_norm
+from torch.nn.utils.parametrize import register_parametrization
 
 __all__ = ["KINDS", "Cube"]
 
@@ -158,11 +160,62 @@ class _Masked(nn.Module):
         return kept.masked_fill((score > 1).unsqueeze(-1), 0) * score.sort(1).values.unsqueeze(-1)
 
 
+class _Symmetric(nn.Module):
+    """A parametrization of the user's."""
+
+    def forward(self, weight: Any) -> Any:
+        return weight.triu() + weight.triu(1).T
+
+
+def _parametrized(width: int) -> nn.Module:
+    layer = nn.Linear(width, width)
+    register_parametrization(layer, "weight", _Symmetric())
+    return layer
+
+
+class _Groups(nn.Module):
+    """Norms over channels and over tokens, and one without a mean."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.groups, self.square = nn.GroupNorm(2, width), nn.RMSNorm(width)
+
+    def forward(self, x: Any) -> Any:
+        return self.square(self.groups(x.transpose(1, 2)).transpose(1, 2))
+
+
+class _Heads(nn.Module):
+    """torch's own module of attention."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.heads = nn.MultiheadAttention(width, 2, batch_first=True)
+
+    def forward(self, x: Any) -> Any:
+        with sdpa_kernel(SDPBackend.MATH):
+            return self.heads(x, x, x)[0]
+
+
+class _Several(nn.Module):
+    """Sums along the tokens, products of three, and a layer that is called with keywords."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.pair, self.mix = nn.Bilinear(width, width, width), nn.Linear(width, width)
+
+    def forward(self, x: Any) -> Any:
+        before = x.cumsum(1) / torch.arange(1, x.shape[1] + 1, dtype=x.dtype)[:, None]
+        both = torch.einsum("btw,bsw->bts", x, before).tril() @ self.mix(input=x)
+        return self.pair(x, before) + both.tanh()
+
+
 KINDS: dict[str, Callable[[int], nn.Module]] = {
     "lstm": lambda width: _Recurrent(width, nn.LSTM), "gru": _Both,
     "batch": _Batch, "sync": lambda width: _Batch(width, nn.SyncBatchNorm),
     "weight norm": lambda width: weight_norm(nn.Linear(width, width)),
     "spectral": lambda width: spectral_norm(nn.Linear(width, width)),
     "reused": _Reused, "custom": _Custom, "made": _Made, "written": _Written,
+    "orthogonal": lambda width: orthogonal(nn.Linear(width, width)),
+    "parametrized": _parametrized, "groups": _Groups, "heads": _Heads, "several": _Several,
     "prefix": _Prefix, "listed": _Listed, "masked": _Masked,
 }

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import (
 from tests.fuzz.blocks import Block
 from tests.fuzz.draws import Trial
 
-__all__ = ["VOCABULARY", "Lora", "Model", "freeze"]
+__all__ = ["VOCABULARY", "Lora", "Model", "dtype_of", "freeze"]
 
 VOCABULARY = 13
 
@@ -35,7 +35,10 @@ class Model(nn.Module):
         self.head = nn.Linear(trial.width, VOCABULARY, bias=not trial.tied)
         if trial.tied:
             self.head.weight = self.token.weight
-        self.double()
+        if trial.shared:
+            self.layers.append(Block("mlp", trial.width, trial.heads))
+            self.layers[-1].body = self.layers[0].body
+        self.to(dtype_of(trial))
         freeze(self, trial.frozen)
 
     def forward(self, ids: Any) -> Any:
@@ -48,6 +51,11 @@ class Model(nn.Module):
         if self.checkpoint == "selective":
             return checkpoint(layer, x, use_reentrant=False, context_fn=_kept)
         return checkpoint(layer, x, use_reentrant=self.checkpoint == "reentrant")
+
+
+def dtype_of(trial: Trial) -> torch.dtype:
+    """Of parameters: autocast leaves float64 as it is."""
+    return torch.float32 if trial.precision == "autocast" else torch.float64
 
 
 def _kept() -> Any:
@@ -71,8 +79,9 @@ class Lora(nn.Module):
     def __init__(self, base: nn.Module, num_in: int, num_out: int) -> None:
         super().__init__()
         self.base = base.requires_grad_(False)
-        self.down = nn.Parameter(torch.randn(2, num_in, dtype=torch.float64) / 4)
-        self.up = nn.Parameter(torch.randn(num_out, 2, dtype=torch.float64) / 4)
+        dtype = next(base.parameters()).dtype
+        self.down = nn.Parameter(torch.randn(2, num_in, dtype=dtype) / 4)
+        self.up = nn.Parameter(torch.randn(num_out, 2, dtype=dtype) / 4)
 
     def forward(self, x: Any) -> Any:
         return self.base(x) + x @ self.down.T @ self.up.T

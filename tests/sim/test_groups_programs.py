@@ -120,10 +120,29 @@ def whole_batches_follow_sharded_ones(model: Any, x: Any) -> None:
     model(whole.requires_grad_()).square().mean().backward()
 
 
+def data_are_set(model: Any, x: Any) -> None:
+    """On a rank without a shard nothing has an address that would tell."""
+    for _ in range(2):
+        model(x).square().mean().backward()
+        model.float()
+        model.double()
+
+
+def a_part_of_two_groups_has_hooks(model: Any, x: Any) -> None:
+    def halve_but(one: Any) -> None:
+        one.grad.mul_(0.5).clamp_(max=0.1)
+
+    model.layers[1].lin = model.layers[0].lin
+    for one in model.layers.parameters():
+        one.register_post_accumulate_grad_hook(halve_but)
+    model(x).square().mean().backward()
+
+
 PROGRAMS = [
     a_function_of_the_users, inference_comes_first, written_in_place, checkpoints_are_selective,
     hooks_are_called_in_each_backward, hooks_see_the_whole_gradient,
-    other_weights_before_a_recomputation, whole_batches_follow_sharded_ones,
+    other_weights_before_a_recomputation, whole_batches_follow_sharded_ones, data_are_set,
+    a_part_of_two_groups_has_hooks,
 ]
 
 
@@ -138,5 +157,5 @@ def test_gradients_are_those_of_one_process(program: Any, spec: P) -> None:
         program(model, weft.distribute_tensor(X, mesh, P("dp")))
         return [one.grad.full_tensor() for one in model.layers.parameters()]  # type: ignore
 
-    for found in weft.testing.run(on_rank, mesh={"dp": 2}):
+    for found in weft.testing.run(on_rank, mesh={"dp": 3}):  # rank 2 has no shard
         torch.testing.assert_close(found, [one.grad for one in plain.layers.parameters()])

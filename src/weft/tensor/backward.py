@@ -258,15 +258,24 @@ def completed(local: Tensor) -> AbstractContextManager[None]:
 
 
 def arrive(local: Tensor, total: Tensor) -> None:
-    """Accumulate what was reduced beside the engine. Where a leaf has hooks, and the engine has a
-    part of its gradient as well, they wait for the end of the backward."""
+    """Accumulate what was reduced beside the engine. Where a leaf has hooks, and the engine or
+    another group has a part of its gradient as well, they wait for the end of the backward."""
     backward = running()
-    if has_hooks(local) and (
-        _is_to_come(local) or any(one is local for one, _ in backward.late)
+    is_announced = backward is not _RUNNING[0]
+    if has_hooks(local) and (is_announced or _current_graph_task_id() != -1) and (
+        _is_to_come(local) or _num_uses(local) > 1
+        or any(one is local for one, _ in backward.late)
     ):
         backward.late.append((local, total))
+        if not is_announced:
+            _engine.queue_callback(backward.call_hooks)
     else:
         accumulate(local, total, False)
+
+
+def _num_uses(local: Tensor) -> int:
+    leaf = LEAVES.get(local)
+    return 0 if leaf is None else len(leaf.in_graphs())
 
 
 def _is_to_come(local: Tensor) -> bool:

@@ -117,10 +117,7 @@ def use_of(local: Tensor, transition: Transition) -> tuple[LeafUse, Tensor] | No
 def uses_of(local: Tensor) -> list[LeafUse]:
     """What stands for this leaf in the graphs that are alive."""
     leaf = LEAVES.get(local)
-    if leaf is None:
-        return []
-    found = [ref() for ref in leaf.uses]
-    return [use for use in found if use is not None and use.seen is not None]
+    return [] if leaf is None else leaf.in_graphs()
 
 
 def disable_for(local: Tensor) -> None:

@@ -25,6 +25,11 @@ class Leaf:
         self.complete_in: Any = None
         self.before: TensorWeakRef | None = None
 
+    def in_graphs(self) -> list[Any]:
+        """What stands for it in the graphs that are alive (`leaf_gradients.LeafUse`)."""
+        found = [ref() for ref in self.uses]
+        return [use for use in found if use is not None and use.seen is not None]
+
 
 LEAVES: Any = WeakTensorKeyDictionary()
 

@@ -73,6 +73,8 @@ class ShardTensor(FromMeta, AsValue, _Base):
     _known: Any
     _node: Any
     _followers: Any
+    _times_set: int = 0
+    """How often `x.data = ` has given it other memory: the same on all ranks, as no address is."""
 
     @classmethod
     def __torch_function__(
@@ -424,7 +426,7 @@ def wrap(local: torch.Tensor, meta: Meta) -> ShardTensor:
 
 _ITS_OWN = frozenset((
     "_followers", "_local", "_meta", "_memo", "_grad_view", "_is_gradient", "_known", "_node",
-    "_slice_of",
+    "_slice_of", "_times_set",
 ))
 
 

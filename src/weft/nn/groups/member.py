@@ -30,8 +30,8 @@ class Member:
     """
 
     __slots__ = (
-        "_full", "_released", "address", "another", "has_arrived", "held", "local", "memo", "meta",
-        "shown", "tensor", "use", "version", "whole", "whole_meta",
+        "_full", "_released", "another", "has_arrived", "held", "local", "memo", "meta", "shown",
+        "tensor", "times_set", "use", "version", "whole", "whole_meta",
     )
 
     def __init__(
@@ -49,7 +49,7 @@ class Member:
         self.version = 0
         self.has_arrived = False
         """Whether the gradient of the leaf is to be reduced in this backward."""
-        self.address = self.local.data_ptr()
+        self.times_set = tensor._times_set
         self.use: LeafUse | None = None
         self._released: TensorWeakRef | None = None
         self.whole: Any

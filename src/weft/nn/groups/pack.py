@@ -155,7 +155,7 @@ class Pack(Freed):
             tensor, local = member.tensor, member.local
             if tensor._meta is not member.meta or tensor._local is not local:
                 return False
-            if member.address != local.data_ptr():
+            if member.times_set != tensor._times_set:
                 return False
         return True
 

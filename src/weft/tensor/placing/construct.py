@@ -64,6 +64,7 @@ def set_data(tensor: ShardTensor, value: torch.Tensor) -> None:
             share_version(unwrap_view(one))
     tensor._meta = given._meta.replace(requires_grad=tensor._local.requires_grad)
     tensor._memo = None
+    tensor._times_set += 1
     if grad is not None and grad.shape == given.shape:
         _lay_gradient(tensor, grad)
         if leaves:
