@@ -22,7 +22,7 @@ from typing import Any
 from weft.interop import checkpoint, collectives, replicas, safetensors, wrappers
 from weft.nn import layers, loading, optimizers, parameters
 from weft.nn.groups import recompute
-from weft.tensor.call import compiled
+from weft.tensor.call import compiled, vmapped
 from weft.tensor.families.draws import distributions, initial
 from weft.tensor.grad import clipping, hooks, muon, torch_patches, tracers
 from weft.tensor.grad import optimizers as updates
@@ -109,6 +109,8 @@ PATCHES = (
     Patch("torch", "cond", tracers.cond,
           "It would compile both branches. With ShardTensors the predicate is read, and one "
           "branch runs."),
+    Patch("torch._functorch.vmap", "vmap_impl", vmapped.vmap,
+          "Ops of its batching rules that reach a ShardTensor below autograd are calls on it."),
     Patch("torch", "compile", compiled.compile_without_weft,
           "TorchDynamo would trace weft itself; it is told to leave weft out."),
     Patch("torch.random", "manual_seed", seeding.manual_seed, "It seeds weft's stream, too."),

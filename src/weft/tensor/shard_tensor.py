@@ -179,6 +179,9 @@ class ShardTensor(FromMeta, AsValue, _Base):
     ) -> Any:
         if func is _read_number:  # torch.full(size, x), torch.arange(x), torch.tensor([x, 2.0])
             return args[0].item()
+        out = hooks.beneath(func, args, kwargs)
+        if out is not NotImplemented:
+            return out
         raise refused_below_autograd(func, types)
 
     # Attributes.

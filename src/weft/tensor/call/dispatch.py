@@ -25,6 +25,7 @@ from weft.tensor.call.recipe import Alias, Recipe
 from weft.tensor.call.reduce_once import UsingReduced, has_reduced, unmarked
 from weft.tensor.call.torchs_errors import in_torchs_words, with_layouts
 from weft.tensor.call.varying import has_varying, of_varying
+from weft.tensor.call.vmapped import is_mapping, through_torch
 from weft.tensor.counts import AGAIN, CALLS, MISSES
 from weft.tensor.keys import floats_of, key_of
 from weft.tensor.meta import Meta, dense, keep_recipe
@@ -57,6 +58,8 @@ _AS_THEY_ARE = frozenset((torch.autograd.grad,))
 def call(func: Any, args: Any, kwargs: Any) -> Any:
     """Carry out `func(*args, **kwargs)`, at least one tensor of which is a ShardTensor."""
     kwargs = kwargs or {}
+    if is_mapping():
+        return through_torch(func, args, kwargs)
     if func not in _AS_THEY_ARE and any_foreign(args, kwargs):
         args, kwargs, given_back = taken_in(func, args, kwargs)
         return given_back(_answered(func, args, kwargs))

@@ -23,6 +23,7 @@ from weft.tensor.call.dispatch import mesh_of
 from weft.tensor.call.fallback import replicate, write_back
 from weft.tensor.call.own.functions import OWN, is_sharded
 from weft.tensor.call.own.outside import OutsideMesh
+from weft.tensor.call.vmapped import is_mapping, through_torch
 from weft.tensor.grad import autograd
 from weft.tensor.grad.anomaly import refuse_nan_check
 from weft.tensor.meta import Meta, replicated_meta
@@ -49,12 +50,22 @@ def apply(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
     if not is_sharded(args, kwargs):
         return original(cls, *args, **kwargs)
     tensors = flatten((args, kwargs))
+    if is_mapping():
+        return _mapped(original, cls, args, kwargs, tensors)
     if not any(type(one) is ShardTensor and one._meta.varying for one in tensors):
         return _applied(cls, args, kwargs)
     memories = filled([local_of(one) for one in tensors])
     out = _applied(cls, map_tensors(as_value, args), map_tensors(as_value, kwargs))
     watch(out, memories)  # the Function may have saved them
     return out
+
+
+def _mapped(original: Any, cls: Any, args: Any, kwargs: Any, tensors: Any) -> Any:
+    """A Function in a mapped function: by its batching rule, whose call on ShardTensors comes back
+    here; without a gradient its forward is ordinary code, if torch may map that."""
+    if cls.generate_vmap_rule and not any(one.requires_grad for one in tensors):
+        return cls.forward(*args, **kwargs)
+    return through_torch(original, (cls, *args), kwargs)
 
 
 def _applied(cls: Any, args: Any, kwargs: Any) -> Any:
