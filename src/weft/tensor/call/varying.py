@@ -58,7 +58,8 @@ def _cast_to(made: Program) -> torch.dtype | None:
     step, *others = made.steps
     if others or step.kernel is not None or step.operands or step.target is not None:
         return None
-    if step.local is not None and str(step.local) != step.name:
+    local = getattr(step.local, "__wrapped__", step.local)  # of `as_autocast`
+    if local is not None and str(local) != step.name:
         return None
     return cast_of_op(step.name, next(meta.mesh for meta in made.metas if meta is not None))
 

@@ -193,7 +193,8 @@ def as_autocast(
 ) -> Callable[..., Any]:
     """What stands for a whole op, as autocast runs the op: cast once, and no policy inside.
 
-    Operands come to the dtype that autocast gives the op's result, float64 ones stay.
+    Operands come to the dtype that autocast gives the op's result, float64 ones stay. `function`
+    is its `__wrapped__`.
     """
     dtypes = [trace.metas[slot.index].dtype for slot in slots_of(op.results)]
     dtype = next((one for one in dtypes if one.is_floating_point), None)
@@ -207,6 +208,7 @@ def as_autocast(
             out = function(*map_tensors(cast, args), **map_tensors(cast, kwargs))
             return map_tensors(cast, out)
 
+    run.__wrapped__ = function  # type: ignore[attr-defined]
     return run
 
 
