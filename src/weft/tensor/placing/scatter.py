@@ -42,6 +42,7 @@ from weft.tensor.placing.layouts import (
 from weft.tensor.placing.redistribute import redistribute_to
 from weft.tensor.placing.transitions import transition_between
 from weft.tensor.shard_tensor import ShardTensor
+from weft.transport.boxes import slices
 from weft.transport.order import Order, memory_order, order_of
 
 __all__ = ["distribute_tensor", "distributed_alike", "scatter_tensor"]
@@ -332,8 +333,7 @@ def _block(
     tensor: torch.Tensor, layout: Layout, coordinate: Sequence[int], order: Order | None
 ) -> torch.Tensor:
     """A block, with its dims in memory order."""
-    box = layout.box_at(coordinate)
-    block = tensor[tuple(slice(start, stop) for start, stop in box)]
+    block = tensor[slices(layout.box_at(coordinate))]
     return block if order is None else block.permute(order)
 
 
