@@ -127,37 +127,26 @@ class Meta:
 
     def as_reduced(self) -> Meta:
         """Its twin that is marked; `replace()` leads back."""
-        if self._twin is not None:
-            return self._twin
-        table: dict[Any, Meta] = self.mesh.cache.setdefault("metas", {})
-        key = (
-            "was_reduced", self.layout, self.dtype, self.device, self.requires_grad, self.strides,
-            self.alias, self.varying,
-        )
-        meta = table.get(key)
-        if meta is None:
-            meta = _first(table, key, Meta(
-                self.mesh, self.layout, self.dtype, self.device, self.requires_grad, self.strides,
-                self.alias, self, self.local_shape, self.varying,
-            ))
-            meta.was_reduced = True
-        self._twin = meta
-        return meta
+        if self._twin is None:
+            self._twin = self._marked("was_reduced")
+            self._twin.was_reduced = True
+        return self._twin
 
     def as_slice(self, base: Layout, starts: tuple[int, ...]) -> Meta:
         """Its twin that is a slice of a tensor laid out so; `replace()` leads back."""
+        meta = self._marked("slice of", base, starts)
+        meta.slice_of, meta._form = (base, starts), None
+        return meta
+
+    def _marked(self, *mark: Any) -> Meta:
+        """Its twin of this mark, which is the caller's to set."""
         table: dict[Any, Meta] = self.mesh.cache.setdefault("metas", {})
-        key = (
-            "slice of", base, starts, self.layout, self.dtype, self.device, self.requires_grad,
-            self.strides, self.alias, self.varying,
-        )
+        parts = self.dtype, self.device, self.requires_grad, self.strides, self.alias
+        key = (*mark, self.layout, *parts, self.varying)
         meta = table.get(key)
         if meta is None:
             meta = _first(table, key, Meta(
-                self.mesh, self.layout, self.dtype, self.device, self.requires_grad, self.strides,
-                self.alias, self, self.local_shape, self.varying,
-            ))
-            meta.slice_of, meta._form = (base, starts), None
+                self.mesh, self.layout, *parts, self, self.local_shape, self.varying))
         return meta
 
     def stride(self) -> tuple[int, ...]:

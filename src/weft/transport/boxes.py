@@ -14,7 +14,7 @@ from torch import Tensor
 from weft.core.layout import Box
 from weft.planner.geometry import volume
 
-__all__ = ["Move", "flat", "pack", "part", "shape_of", "stretch", "unpack", "within"]
+__all__ = ["Move", "flat", "pack", "part", "shape_of", "slices", "stretch", "unpack", "within"]
 
 Move = Callable[[Tensor], Tensor]
 
@@ -22,6 +22,11 @@ Move = Callable[[Tensor], Tensor]
 def shape_of(box: Box) -> tuple[int, ...]:
     """The lengths of a box."""
     return tuple(stop - start for start, stop in box)
+
+
+def slices(box: Box) -> tuple[slice, ...]:
+    """A box as slices of the whole tensor."""
+    return tuple(slice(start, stop) for start, stop in box)
 
 
 def within(box: Box, outer: Box) -> tuple[slice, ...]:

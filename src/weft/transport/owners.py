@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections.abc import Sequence
 
 import torch
@@ -20,6 +21,7 @@ from torch._C import _DisableAutocast  # type: ignore[attr-defined]
 from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.transport import traffic
+from weft.transport.boxes import shape_of, slices
 
 __all__ = ["ToOwners", "balanced"]
 
@@ -82,23 +84,23 @@ class ToOwners:
                  for place, ats in zip(places, self.takes)]
         got = self._exchange(
             [[locals_[at] for at in ats] for ats in self.gives],
-            [[_shape(box) for _, box in some] for some in boxes], like)
+            [[shape_of(box) for _, box in some] for some in boxes], like)
         for some, blocks in zip(boxes, got):
             for (at, box), block in zip(some, blocks):
-                whole[at][_slices(box)] = block
+                whole[at][slices(box)] = block
         return [whole[at] for at in self.owned]
 
     def spread(self, whole: Sequence[Tensor], like: Tensor) -> list[Tensor]:
         """This rank's blocks of all tensors, of which the owners have the `whole` ones; `like` has
         their dtype and device."""
         made = dict(zip(self.owned, whole))
-        send = [[made[at][_slices(self._layouts[at].box_at(place))] for at in self.owned]
+        send = [[made[at][slices(self._layouts[at].box_at(place))] for at in self.owned]
                 for place in _places(self._mesh)]
         theirs: list[list[int]] = [[] for _ in self.gives]
         for at, owner in enumerate(self.owners):
             theirs[owner].append(at)
         got = self._exchange(
-            send, [[_shape(self._mine[at]) for at in ats] for ats in theirs], like)
+            send, [[shape_of(self._mine[at]) for at in ats] for ats in theirs], like)
         found = {at: block for ats, blocks in zip(theirs, got) for at, block in zip(ats, blocks)}
         return [found[at] for at in range(len(self._layouts))]
 
@@ -110,7 +112,7 @@ class ToOwners:
         comm, me = self._comm, self._comm.index
         kept, others = list(send[me]), [[] if at == me else one for at, one in enumerate(send)]
         counts = [sum(block.numel() for block in some) for some in others]
-        sizes = [[_numel(shape) for shape in some] for some in recv]
+        sizes = [[math.prod(shape) for shape in some] for some in recv]
         due = [0 if at == me else sum(some) for at, some in enumerate(sizes)]
         blocks = [block.reshape(-1) for some in others for block in some]
         flat = torch.cat(blocks) if blocks else like.new_empty(0)
@@ -140,18 +142,3 @@ def _sender(layout: Layout, place: Coordinate, owner: Coordinate) -> Coordinate:
         mine if layout.on(axis) is not None else theirs
         for axis, (mine, theirs) in enumerate(zip(place, owner))
     ])
-
-
-def _shape(box: Sequence[tuple[int, int]]) -> tuple[int, ...]:
-    return tuple([stop - start for start, stop in box])
-
-
-def _slices(box: Sequence[tuple[int, int]]) -> tuple[slice, ...]:
-    return tuple([slice(start, stop) for start, stop in box])
-
-
-def _numel(shape: Sequence[int]) -> int:
-    count = 1
-    for length in shape:
-        count *= length
-    return count

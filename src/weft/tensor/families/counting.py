@@ -20,7 +20,7 @@ from weft.rules import op, page
 from weft.tensor import modes
 from weft.tensor.call.dispatch import mesh_of
 from weft.tensor.call.fallback import runner
-from weft.tensor.meta import contiguous_strides, intern, replicated_meta
+from weft.tensor.meta import contiguous_strides, replicated_meta
 from weft.tensor.placing.layouts import as_sharded, local_to_sharded
 from weft.tensor.placing.operands import NamedCaller, move_operand
 from weft.tensor.placing.transitions import transition_between
@@ -90,9 +90,7 @@ def _distinct(
     if x.requires_grad and torch.is_grad_enabled():
         values = _Underivable.apply(x._local, values, name)
     strides = None if over is None else _in_front(lies.shape, over)
-    out = [wrap(values, intern(
-        mesh, lies, values.dtype, values.device, values.requires_grad, strides
-    ))]
+    out = [local_to_sharded(values, mesh, lies, strides)]
     if options["return_inverse"] and found.inverse is not None:
         places = found.inverse if over is not None else found.inverse.view(local.shape)
         of_places = layout if over is None else layout.take((over,))

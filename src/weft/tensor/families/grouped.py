@@ -26,8 +26,8 @@ from weft.ops.grouped_mm import RULE, by_rows, matrices_as_they_are, product, re
 from weft.rules import Call, Decision, TensorArg, op, page, rule
 from weft.tensor.call import outside
 from weft.tensor.call.dispatch import mesh_of
-from weft.tensor.families.masks import entered, wrapped
-from weft.tensor.placing.layouts import layout_of
+from weft.tensor.families.masks import entered
+from weft.tensor.placing.layouts import layout_of, local_to_sharded
 from weft.tensor.shard_tensor import ShardTensor
 
 __all__ = ["PAGE", "cuts_at_owners"]
@@ -82,7 +82,7 @@ def _at_owners(
     assert mesh.here is not None
     (start, stop), (first, last) = rows.box_at(mesh.here)[0], of_b.box_at(mesh.here)[0]
     made = _product(mine, matrices, (ends[first:last] - start).clamp(0, stop - start), out_dtype)
-    return wrapped(mesh, made, to_out)
+    return local_to_sharded(made, mesh, to_out)
 
 
 def _product(a: Tensor, b: Tensor, offs: Tensor, dtype: torch.dtype | None) -> Tensor:

@@ -13,9 +13,9 @@ from weft.ops.tall_factorizations import is_tall
 from weft.rules import op, page
 from weft.tensor.call.dispatch import mesh_of
 from weft.tensor.call.fallback import runner
-from weft.tensor.families.masks import entered, wrapped
+from weft.tensor.families.masks import entered
 from weft.tensor.meta import replicated_meta
-from weft.tensor.placing.layouts import layout_of
+from weft.tensor.placing.layouts import layout_of, local_to_sharded
 from weft.tensor.placing.redistribute import redistribute_to
 from weft.tensor.shard_tensor import ShardTensor, wrap
 
@@ -91,7 +91,8 @@ def _whole(a: Tensor, b: Tensor, rcond: float | None, driver: str | None, mesh: 
     layouts = [Layout.replicated(mesh.abstract, one.shape) for one in (a, b)]
     out = _L.lstsq(*entered("lstsq", mesh, (a, b), layouts), rcond, driver=driver)
     return _TYPES.linalg_lstsq([
-        wrapped(mesh, one, Layout.replicated(mesh.abstract, one.shape), tuple(one.stride()))
+        local_to_sharded(
+            one, mesh, Layout.replicated(mesh.abstract, one.shape), tuple(one.stride()))
         for one in out
     ])
 
@@ -119,7 +120,8 @@ def _batch(a: Tensor, b: Tensor, rcond: float | None, mesh: Any) -> Any:
             strides[0][dim] = strides[0][dim + 1] * max(a.shape[dim + 1], 1)
         strides[0] = tuple(strides[0])
     return _TYPES.linalg_lstsq([
-        wrapped(mesh, one, layout, lies) for one, layout, lies in zip(out, layouts, strides)
+        local_to_sharded(one, mesh, layout, lies)
+        for one, layout, lies in zip(out, layouts, strides)
     ])
 
 

@@ -22,9 +22,9 @@ from weft.tensor import modes
 from weft.tensor.call import outside
 from weft.tensor.call.dispatch import mesh_of
 from weft.tensor.families.packed_bools import can_send_packed, send_packed
-from weft.tensor.meta import contiguous_strides, intern
+from weft.tensor.meta import contiguous_strides
 from weft.tensor.modes import source_line
-from weft.tensor.placing.layouts import layout_of
+from weft.tensor.placing.layouts import layout_of, local_to_sharded
 from weft.tensor.placing.operands import (
     NamedCaller,
     move_operand,
@@ -32,12 +32,12 @@ from weft.tensor.placing.operands import (
     varying_axes,
 )
 from weft.tensor.placing.transitions import order_in_memory, transition_between
-from weft.tensor.shard_tensor import ShardTensor, wrap
+from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.trace.capture import meta_like
 from weft.tensor.trace.trees import local_of
-from weft.transport import traffic
+from weft.transport import Shards, traffic
 
-__all__ = ["PAGE", "entered", "nonzero", "put", "select", "wrapped"]
+__all__ = ["PAGE", "entered", "nonzero", "put", "select"]
 
 _WHY = "a mask is sharded in its first dim alone, as the tensor is"
 
@@ -59,7 +59,14 @@ class _Aligned:
 
     def counts(self, name: str) -> list[int]:
         """How many elements each shard of the mask selects."""
-        return _exchanged(self.mesh, self.layout, self.first, int(self.mask.sum()), name)
+        count = int(self.mask.sum())
+        if not self.axes:
+            return [count]
+        mine = torch.tensor(count, device=self.mesh.device)
+        line = source_line() if traffic.STATE.on else ""
+        with traffic.label(name, line, "its size depends on the data"):
+            (found,) = Shards(self.mesh, self.layout, (self.first,)).gather(mine)
+        return found.tolist()
 
     def line(self, cuts: tuple[int, ...]) -> Layout:
         """What is selected, one dim, sharded where the mask was."""
@@ -71,9 +78,6 @@ class _Aligned:
         """The tensor with what is selected in place of the `num` dims that the mask stands for."""
         behind = range(self.first + num, self.layout.ndim)
         return self.layout.take([*range(self.first), *behind]).insert(self.first, self.line(cuts))
-
-    def wrapped(self, local: Tensor, layout: Layout) -> ShardTensor:
-        return wrapped(self.mesh, local, layout)
 
 
 def _aligned(name: str, x: Tensor, mask: Tensor, first: int, reduced: bool = False) -> _Aligned:
@@ -137,37 +141,6 @@ def entered(
     ]
 
 
-def _exchanged(
-    mesh: BoundMesh, layout: Layout, dim: int, count: int, name: str
-) -> list[int]:
-    """The numbers of all shards of a dim, in shard order, of which this rank has one."""
-    assert mesh.here is not None
-    axes = tuple(sorted(layout.dims[dim]))
-    comm = mesh.comm(axes)
-    if comm.size == 1:
-        return [count]
-    if traffic.STATE.on:
-        with traffic.label(name, source_line(), "its size depends on the data"):
-            traffic.emit("counts", tuple(map(str, comm.axes)), "AllGather", 8 * (comm.size - 1))
-    mine = torch.tensor([count], device=mesh.device)
-    found = comm.all_gather(mine, [1] * comm.size).tolist()
-    steps = [1]
-    for axis in reversed(axes[1:]):
-        steps.append(steps[-1] * mesh.axis_sizes[axis])
-    step = dict(zip(reversed(axes), steps))
-    places = [0]
-    for axis in layout.dims[dim]:
-        places = [at + step[axis] * k for at in places for k in range(mesh.axis_sizes[axis])]
-    return [found[place] for place in places]
-
-
-def wrapped(
-    mesh: BoundMesh, local: Tensor, layout: Layout, strides: tuple[int, ...] | None = None
-) -> ShardTensor:
-    meta = intern(mesh, layout, local.dtype, local.device, local.requires_grad, strides)
-    return wrap(local, meta)
-
-
 def _offsets(counts: Sequence[int]) -> tuple[int, ...]:
     return (0, *accumulate(counts))
 
@@ -183,7 +156,7 @@ def select(x: Tensor, mask: Tensor, first: int = 0, name: str = "__getitem__") -
     local = both.block[(*(slice(None) for _ in range(first)), both.mask)]
     cuts = _offsets(both.counts(name))
     layout = both.selected(mask.dim(), cuts)
-    return wrapped(both.mesh, local, layout, _strides(x, mask.dim(), first, cuts[-1]))
+    return local_to_sharded(local, both.mesh, layout, _strides(x, mask.dim(), first, cuts[-1]))
 
 
 def _strides(x: Tensor, num: int, first: int, count: int) -> tuple[int, ...] | None:
@@ -241,7 +214,7 @@ def _beside(mask: Tensor, x: Tensor, shape: Sequence[int]) -> Tensor:
     )
     to = lies.fitted(own.shape)
     (local,) = entered("masked_select", mesh, (mask,), (to,))
-    return wrapped(mesh, local, to)
+    return local_to_sharded(local, mesh, to)
 
 
 def nonzero(input: Tensor, *, as_tuple: bool = False) -> Any:
@@ -261,8 +234,8 @@ def nonzero(input: Tensor, *, as_tuple: bool = False) -> Any:
     line = both.line(cuts)
     if not as_tuple:
         layout = line.insert(1, Layout.replicated(line.mesh, (input.dim(),)))
-        return wrapped(both.mesh, found, layout, (1, max(cuts[-1], 1)))
-    return tuple([wrapped(both.mesh, each, line) for each in found.unbind(1)])
+        return local_to_sharded(found, both.mesh, layout, (1, max(cuts[-1], 1)))
+    return tuple([local_to_sharded(each, both.mesh, line) for each in found.unbind(1)])
 
 
 def _nonzero_static(input: Tensor, *, size: int, fill_value: int = -1) -> Tensor:
@@ -307,7 +280,8 @@ def _masked_scatter(input: Tensor, mask: Tensor, source: Tensor) -> Tensor:
         raise RuntimeError("Number of elements of source < number of ones in mask")
     given = source.reshape(-1)[: cuts[-1]]
     (mine,) = entered("masked_scatter", both.mesh, (given,), (both.line(cuts),))
-    return both.wrapped(both.block.masked_scatter(both.mask, mine), both.layout)
+    out = both.block.masked_scatter(both.mask, mine)
+    return local_to_sharded(out, both.mesh, both.layout)
 
 
 def put(x: ShardTensor, mask: Tensor, first: int, value: Tensor) -> None:
@@ -348,7 +322,8 @@ def put(x: ShardTensor, mask: Tensor, first: int, value: Tensor) -> None:
     value = value.expand(result.shape)
     (mine,) = entered("__setitem__", both.mesh, (value,), (result,))
     where = [*(None for _ in range(first)), both.mask]
-    x.copy_(both.wrapped(torch.ops.aten.index_put(both.block, where, mine), both.layout))
+    out = torch.ops.aten.index_put(both.block, where, mine)
+    x.copy_(local_to_sharded(out, both.mesh, both.layout))
 
 
 def _check_dtype(x: Tensor, value: Tensor) -> None:

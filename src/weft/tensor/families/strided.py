@@ -17,9 +17,10 @@ import torch
 from weft.core import Layout
 from weft.errors import UnsupportedOpError, message
 from weft.rules import op, page
-from weft.tensor.meta import contiguous_strides, intern, is_dense
+from weft.tensor.meta import contiguous_strides, is_dense
 from weft.tensor.modes import check_traced
-from weft.tensor.shard_tensor import ShardTensor, wrap
+from weft.tensor.placing.layouts import local_to_sharded
+from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.views.moved import Moved
 from weft.transport.order import memory_order, strides_in_order
 
@@ -65,9 +66,7 @@ def _as_strided(
         lengths = new.local_shape_at(meta.mesh.here)
         local = input._local.as_strided(lengths, steps, storage_offset)
     strides = None if stride == contiguous_strides(size) else stride
-    return wrap(local, intern(
-        meta.mesh, new, meta.dtype, meta.device, local.requires_grad, strides, meta.alias
-    ))
+    return local_to_sharded(local, meta.mesh, new, strides, meta.alias)
 
 
 def _check(

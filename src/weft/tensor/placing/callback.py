@@ -17,6 +17,7 @@ from weft.tensor.placing.arguments import place, shape_of
 from weft.tensor.placing.layouts import check_given, check_tensor, local_to_sharded
 from weft.tensor.placing.redistribute import redistribute_to
 from weft.tensor.shard_tensor import ShardTensor
+from weft.transport.boxes import slices
 
 __all__ = ["from_callback", "to_callback"]
 
@@ -165,7 +166,7 @@ def _written(box: Box, fn: Callable[[Index, torch.Tensor], Any],
              block: torch.Tensor) -> WeftError | None:
     """Write a block; what went wrong."""
     try:
-        fn(_index(box), block)
+        fn(slices(box), block)
     except WeftError as error:
         return error
     except Exception as error:
@@ -200,7 +201,7 @@ def _block(
         shape = (0,) if mesh.here is None else expected
         return torch.empty(shape, dtype=dtype, device=mesh.device), None
     try:
-        block = _own_memory(fn(_index(box)), dtype)
+        block = _own_memory(fn(slices(box)), dtype)
         check_tensor(block, _CALL)
         check_given(block, _CALL)
     except WeftError as error:
@@ -237,10 +238,6 @@ def _own_memory(block: Any, dtype: torch.dtype | None) -> torch.Tensor:
     alone = getattr(flags, "writeable", False) and getattr(flags, "owndata", False)
     made = torch.as_tensor(block, dtype=dtype) if alone else torch.tensor(block, dtype=dtype)
     return made.contiguous()
-
-
-def _index(box: Box) -> Index:
-    return tuple([slice(start, stop) for start, stop in box])
 
 
 def _text(box: Box) -> str:

@@ -101,8 +101,10 @@ def common_strides(layout: Layout, local: torch.Tensor) -> tuple[int, ...] | Non
 
 
 def local_to_sharded(
-    local: torch.Tensor, mesh: BoundMesh, layout: Layout, strides: tuple[int, ...] | None = None
+    local: torch.Tensor, mesh: BoundMesh, layout: Layout, strides: tuple[int, ...] | None = None,
+    alias: str | None = None,
 ) -> ShardTensor:
-    """The ShardTensor of a local tensor that has this layout, with these global strides."""
-    meta = intern(mesh, layout, local.dtype, local.device, local.requires_grad, strides)
+    """The ShardTensor of a local tensor that has this layout, with these global strides; `alias`,
+    where it stands for memory elsewhere, says why."""
+    meta = intern(mesh, layout, local.dtype, local.device, local.requires_grad, strides, alias)
     return wrap(local, meta)

@@ -18,8 +18,8 @@ from weft.comm import this_world
 from weft.core import Layout, Mesh
 from weft.errors import MeshError, message
 from weft.tensor.leaves import track_leaf
-from weft.tensor.meta import intern
-from weft.tensor.shard_tensor import ShardTensor, attributes_of, wrap
+from weft.tensor.placing.layouts import local_to_sharded
+from weft.tensor.shard_tensor import ShardTensor, attributes_of
 from weft.tensor.views.moved import unwrap_view
 from weft.transport.in_flight import landed
 
@@ -61,9 +61,7 @@ def _restored(
         raise _misplaced(layout, value, facts["rank"], world.rank, world.size)
     mesh = world.bind(value, facts.get("device_type", local.device.type))
     local = track_leaf(local.requires_grad_(facts["requires_grad"]))
-    tensor = wrap(local, intern(
-        mesh, layout, local.dtype, local.device, local.requires_grad, facts["strides"]
-    ))
+    tensor = local_to_sharded(local, mesh, layout, facts["strides"])
     for name, attribute in attributes.items():
         setattr(tensor, name, attribute)
     return tensor

@@ -42,6 +42,7 @@ from weft.tensor.placing.layouts import (
 from weft.tensor.placing.redistribute import redistribute_to
 from weft.tensor.placing.transitions import transition_between
 from weft.tensor.shard_tensor import ShardTensor
+from weft.transport.boxes import slices
 from weft.transport.order import Order, memory_order, order_of
 
 __all__ = ["distribute_tensor", "distributed_alike", "scatter_tensor"]
@@ -133,16 +134,18 @@ def _laid_out(
     tensor: torch.Tensor, mesh: BoundMesh, layout: Layout, source: int | None, strides: Strides
 ) -> ShardTensor:
     """The leaf of a full tensor: of the source's, or of each rank's own."""
-    full, requires_grad, order = tensor.detach(), tensor.requires_grad, _order(layout, strides)
     if mesh.here is None:
-        local = full.new_empty(0)
-    elif full.is_meta and mesh.device.type != "meta":  # nothing to send
-        local = _in_own_order(full.new_empty(_shape(layout, mesh.here, order)), order)
+        local = tensor.detach().new_empty(0)
+        return _leaf(local, mesh, layout, tensor.requires_grad, strides)
+    order, turned = _turned(layout, strides)
+    full = tensor.detach() if order is None else tensor.detach().permute(order)
+    if full.is_meta and mesh.device.type != "meta":  # nothing to send
+        local = full.new_empty(turned.local_shape_at(mesh.here))
     elif source is None or mesh.device.type == "meta":  # or each rank takes its own
-        local = _in_own_order(_copied(_block(full, layout, mesh.here, order), mesh), order)
+        local = _copied(_block(full, turned, mesh.here), mesh)
     else:
-        local = _scattered(full, full.dtype, mesh, layout, mesh.coordinate(source), order)
-    return _leaf(local, mesh, layout, requires_grad, strides)
+        local = _scattered(full, full.dtype, mesh, turned, mesh.coordinate(source))
+    return _leaf(_back(local, order), mesh, layout, tensor.requires_grad, strides)
 
 
 def _described(
@@ -239,12 +242,13 @@ def scatter_tensor(
         full, fault = _full(tensor)
     shape, dtype, strides = _told(full, fault, bound, source, global_shape, dtype)
     layout = as_layout(bound, shape, placements)
-    order = _order(layout, strides)
     if bound.here is None:
         local = torch.empty(0, dtype=dtype, device=bound.device)
-    else:
-        local = _scattered(full, dtype, bound, layout, bound.coordinate(source), order)
-    return _leaf(local, bound, layout, requires_grad, strides)
+        return _leaf(local, bound, layout, requires_grad, strides)
+    order, turned = _turned(layout, strides)
+    full = full if full is None or order is None else full.permute(order)
+    local = _scattered(full, dtype, bound, turned, bound.coordinate(source))
+    return _leaf(_back(local, order), bound, layout, requires_grad, strides)
 
 
 def _full(tensor: Any) -> tuple[torch.Tensor | None, WeftError | None]:
@@ -323,31 +327,24 @@ def _leaf(
     return local_to_sharded(local, mesh, layout, strides)
 
 
-def _order(layout: Layout, strides: Strides) -> Order | None:
-    """All dims, in their memory order; None if that is their own order."""
-    return None if strides is None else memory_order(layout.shape, strides)
+def _turned(layout: Layout, strides: Strides) -> tuple[Order | None, Layout]:
+    """The dims in their memory order (None: that is their own), and the layout of the tensor with
+    dims in that order: so its blocks travel."""
+    if strides is None:
+        return None, layout
+    order = memory_order(layout.shape, strides)
+    return order, layout.take(order)
 
 
-def _block(
-    tensor: torch.Tensor, layout: Layout, coordinate: Sequence[int], order: Order | None
-) -> torch.Tensor:
-    """A block, with its dims in memory order."""
-    box = layout.box_at(coordinate)
-    block = tensor[tuple(slice(start, stop) for start, stop in box)]
-    return block if order is None else block.permute(order)
-
-
-def _shape(layout: Layout, coordinate: Sequence[int], order: Order | None) -> tuple[int, ...]:
-    """The shape of such a block."""
-    shape = layout.local_shape_at(coordinate)
-    return shape if order is None else tuple([shape[dim] for dim in order])
-
-
-def _in_own_order(block: torch.Tensor, order: Order | None) -> torch.Tensor:
-    """Such a block as the local tensor: the same memory, dims in their own order."""
+def _back(block: torch.Tensor, order: Order | None) -> torch.Tensor:
+    """A block, dims in their own order again."""
     if order is None:
         return block
     return block.permute([order.index(dim) for dim in range(len(order))])
+
+
+def _block(tensor: torch.Tensor, layout: Layout, coordinate: Sequence[int]) -> torch.Tensor:
+    return tensor[slices(layout.box_at(coordinate))]
 
 
 def _copied(block: torch.Tensor, mesh: BoundMesh) -> torch.Tensor:
@@ -357,7 +354,7 @@ def _copied(block: torch.Tensor, mesh: BoundMesh) -> torch.Tensor:
 
 def _scattered(
     full: torch.Tensor | None, dtype: torch.dtype, mesh: BoundMesh, layout: Layout,
-    source: tuple[int, ...], order: Order | None,
+    source: tuple[int, ...],
 ) -> torch.Tensor:
     """This rank's block of the tensor that the rank at coordinate `source` has."""
     here = mesh.here
@@ -367,21 +364,21 @@ def _scattered(
     copies = tuple(axis for axis in range(mesh.ndim) if axis not in cutting)
     if here == source:
         assert full is not None
-        local = _copied(_block(full, layout, here, order), mesh)
+        local = _copied(_block(full, layout, here), mesh)
     else:
         full = None
-        local = torch.empty(_shape(layout, here, order), dtype=dtype, device=mesh.device)
+        local = torch.empty(layout.local_shape_at(here), dtype=dtype, device=mesh.device)
     takers, peers = mesh.comm(over), mesh.comm(copies)
     if all(here[axis] == source[axis] for axis in copies):
-        _send_blocks(full, local, mesh, layout, takers, _place(mesh, over, source), order)
+        _send_blocks(full, local, mesh, layout, takers, _place(mesh, over, source))
     if peers.size > 1:
         local = peers.broadcast(local, _place(mesh, copies, source))
-    return _in_own_order(local, order)
+    return local
 
 
 def _send_blocks(
     full: torch.Tensor | None, local: torch.Tensor, mesh: BoundMesh, layout: Layout,
-    comm: Communicator, place: int, order: Order | None,
+    comm: Communicator, place: int,
 ) -> None:
     """From the source, at a position of the group, to the ranks that differ in sharding axes."""
     send, recv = [], []
@@ -392,7 +389,7 @@ def _send_blocks(
             if to != place:
                 position = mesh.position_of_rank(rank)
                 assert position is not None
-                block = _block(full, layout, mesh.coordinate(position), order).to(mesh.device)
+                block = _block(full, layout, mesh.coordinate(position)).to(mesh.device)
                 block = block.contiguous()
                 send += [(to, block)] if block.numel() else []
     comm.swap(send, recv, local.dtype)()

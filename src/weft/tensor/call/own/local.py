@@ -25,8 +25,7 @@ from weft.tensor.call.kernels import BoundKernel
 from weft.tensor.call.own.functions import OwnFunction
 from weft.tensor.call.own.outside import OutsideMesh, edges
 from weft.tensor.call.recipe import Function, Recipe
-from weft.tensor.meta import intern
-from weft.tensor.placing.layouts import common_strides, layout_of
+from weft.tensor.placing.layouts import common_strides, layout_of, local_to_sharded
 from weft.tensor.placing.operands import (
     Caller,
     move_operands,
@@ -35,7 +34,7 @@ from weft.tensor.placing.operands import (
     varying_axes,
 )
 from weft.tensor.placing.transitions import order_in_memory, transition_between
-from weft.tensor.shard_tensor import ShardTensor, wrap
+from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.trace.calls import dtype_text
 from weft.tensor.trace.trees import flatten, local_of, map_tensors, substitute
 from weft.tensor.versions import write_counted
@@ -236,9 +235,7 @@ class OnLocal(Caller):
                 one = one.contiguous()
         # Only this rank knows that it is a view, so it cannot follow its base: writes are refused.
         alias = self.name if moved and _memory(one) in moved else None
-        return wrap(one, intern(
-            self.mesh, layout, one.dtype, one.device, one.requires_grad, strides, alias
-        ))
+        return local_to_sharded(one, self.mesh, layout, strides, alias)
 
     def _check_number(self, out: Any) -> None:
         given, due = len(flatten(out)), len(self.decision.results)

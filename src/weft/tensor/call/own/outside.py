@@ -17,9 +17,8 @@ from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.tensor.call import outside
 from weft.tensor.call.anchor import tie
-from weft.tensor.meta import intern
-from weft.tensor.placing.layouts import common_strides
-from weft.tensor.shard_tensor import ShardTensor, wrap
+from weft.tensor.placing.layouts import common_strides, local_to_sharded
+from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.trace import derivatives
 from weft.tensor.trace.capture import meta_like
 from weft.tensor.trace.trees import flatten, map_tensors, substitute
@@ -116,9 +115,7 @@ class OutsideMesh:
                 return same[id(one)]
             local = made(one, given[0].device)
             strides = None if one.is_contiguous() else common_strides(layout, one)
-            return wrap(local, intern(
-                self.mesh, layout, one.dtype, local.device, local.requires_grad, strides
-            ))
+            return local_to_sharded(local, self.mesh, layout, strides)
 
         return map_tensors(wrapped, out)
 
