@@ -21,6 +21,7 @@ from weft.ops import (
     distances,
     elementwise,
     extrema,
+    fractional_pools,
     grid_samples,
     joins,
     linalg,
@@ -60,8 +61,8 @@ __all__ = [
 ]
 
 _PAGES = (
-    adaptive_pools, attention, borders, composed, contractions, convolutions, covariance,
-    creation, ctc, decomposed, distances, elementwise, extrema, grid_samples, joins, linalg,
+    adaptive_pools, attention, borders, composed, contractions, convolutions, covariance, creation,
+    ctc, decomposed, distances, elementwise, extrema, fractional_pools, grid_samples, joins, linalg,
     lists, losses, margin_losses, module_attention, moments, norms, order, pools, reads, recurrent,
     reductions, resizing, scans, searchsorted, segments, shifts, slices, softmax, spectrograms,
     stencils, tall_factorizations, transforms, verdicts, views, writes,

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from weft.core import Layout
@@ -255,38 +254,11 @@ def _idle_columns(
     return idle
 
 
-def _fractional(function: Any, count: int, indices: bool = False) -> Callable[..., Any]:
-    """`function` on numbers that are drawn as the tensor lies."""
-
-    def run(
-        input: Tensor, kernel_size: Any, output_size: Any = None, output_ratio: Any = None,
-        return_indices: bool = False, _random_samples: Tensor | None = None,
-    ) -> Any:
-        """The numbers that it draws have the tensor's layout."""
-        if _random_samples is None and input.dim() > count:
-            lead = (1, *input.shape[:-count])[-2:]
-            _random_samples = input.new_empty((*lead, count)).uniform_()
-        out = function(
-            input, kernel_size, output_size, output_ratio, _random_samples=_random_samples
-        )
-        return out if return_indices or indices else out[0]
-
-    return run
-
-
 PAGE = page(
     *[op(f"avg_pool{num}d", rule(_pool(num), on_box=_on_box(num))) for num in (1, 2, 3)],
     *[op(f"max_pool{num}d max_pool{num}d_with_indices",
          rule(_pool(num), fill=-math.inf, on_box=_on_box(num))) for num in (1, 2, 3)],
     *[op(f"max_unpool{num}d", _resized(num, 2), layouts=_unpool(num)) for num in (2, 3)],
-    op("fractional_max_pool2d", rule(
-        "b c>0 h! w!, b c 2 -> b c y x, b c y x", "c>0 h! w!, 1 c 2 -> c y x, c y x")),
-    op("fractional_max_pool3d", rule(
-        "b c>0 d! h! w!, b c 3 -> b c z y x, b c z y x",
-        "c>0 d! h! w!, 1 c 3 -> c z y x, c z y x")),
     op("im2col", rule(_im2col)),
     op("col2im", rule(_col2im)),
-    *[op(f"torch.nn.functional.fractional_max_pool{n}d{suffix}", compose=_fractional(
-          getattr(F, f"fractional_max_pool{n}d_with_indices"), n, bool(suffix)))
-      for n in (2, 3) for suffix in ("", "_with_indices")],
 )
