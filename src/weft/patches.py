@@ -20,7 +20,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from weft.interop import checkpoint, collectives, replicas, safetensors, wrappers
-from weft.nn import layers, loading, optimizers, parameters
+from weft.nn import layers, loading, optimizers, parameters, scans
 from weft.nn.groups import recompute
 from weft.tensor.call import compiled, vmapped
 from weft.tensor.families.draws import distributions, initial
@@ -111,6 +111,8 @@ PATCHES = (
           "branch runs."),
     Patch("torch._functorch.vmap", "vmap_impl", vmapped.vmap,
           "Ops of its batching rules that reach a ShardTensor below autograd are calls on it."),
+    Patch("torch._higher_order_ops.associative_scan", "associative_scan", scans.associative_scan,
+          "Its slices along a sharded dim would change ranks: each rank scans its shard."),
     Patch("torch", "compile", compiled.compile_without_weft,
           "TorchDynamo would trace weft itself; it is told to leave weft out."),
     Patch("torch.random", "manual_seed", seeding.manual_seed, "It seeds weft's stream, too."),

@@ -55,8 +55,7 @@ MEMORY: dict[str, Callable[[Any], Any]] = {
 }
 TRANSFORMS: dict[str, Callable[[Any], Any]] = {
     "torch.tensor": torch.tensor,
-    "vmap": lambda x: torch.vmap(lambda row: row * 2)(x),
-    "vmap around": lambda x: torch.vmap(lambda row: x * row)(torch.ones(3, 6)),
+    "grad of vmap": lambda x: torch.func.grad(lambda a: torch.vmap(square)(a).sum())(x),
     "func.grad": lambda x: torch.func.grad(lambda a: (a * a).sum())(x),
     "func.vjp": lambda x: torch.func.vjp(lambda a: (a * a).sum(), x),
     "jacrev": lambda x: torch.func.jacrev(lambda a: (a * a).sum(0))(x),
@@ -189,14 +188,14 @@ def test_texts() -> None:
         "       for a file: safetensors.torch.save_file, save_pretrained and "
         "torch.distributed.checkpoint, called on all ranks",
     ]
-    assert refusal(TRANSFORMS["vmap"]) == [
+    assert refusal(TRANSFORMS["func.grad"]) == [
         "aten.mul.Tensor: a ShardTensor reached torch's dispatcher below autograd.",
-        "  Rule: weft intercepts above autograd; torch.func, vmap, forward AD, torch.jit and "
+        "  Rule: weft intercepts above autograd; torch.func, forward AD, torch.jit and "
         "torch.tensor(x) pass it by.",
         "  Offenders: ShardTensor",
         "  Fix: use the tensor method (x.clone(), x.detach(), x.to(dtype)), or x.full_tensor() and "
         "plain torch",
-        "       for torch.func: torch.autograd.grad, and a batch dim in place of vmap",
+        "       for torch.func: torch.autograd.grad; of single samples torch.vmap(torch.func.grad(f))(x)",
     ]
 
 

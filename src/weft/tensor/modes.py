@@ -173,7 +173,7 @@ def check_transforms(op: str) -> None:
     if transforms() is not None:
         raise UnsupportedOpError(
             message(op, f"at {source_line()} a ShardTensor meets plain tensors under a transform "
-                    "of torch.func", "vmap, grad, jvp and the like do not reach local tensors",
+                    "of torch.func", "grad, jvp and the like do not reach local tensors",
                     ["a function that closes over a ShardTensor"],
                     "torch.autograd.grad on ShardTensors, or the transform with x.full_tensor()")
         )

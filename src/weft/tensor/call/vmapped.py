@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from weft.errors import UnsupportedOpError, message
 from weft.tensor.shard_tensor import ShardTensor
@@ -57,8 +58,8 @@ def through_torch(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def beneath(func: Any, args: Any, kwargs: Any) -> Any:
-    """An op that a batching rule consists of; NotImplemented if there is no vmap."""
-    if _STATE.keys is None:
+    """An op that a batching rule consists of; NotImplemented if there is no vmap, or tangents."""
+    if _STATE.keys is None or forward_ad._current_level >= 0:
         return NotImplemented
     plain = [one for one in flatten((args, kwargs)) if type(one) is not ShardTensor]
     if torch.is_grad_enabled() and any(one.requires_grad for one in plain):
