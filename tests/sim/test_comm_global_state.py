@@ -51,6 +51,9 @@ STATES: dict[str, tuple[Callable[[int], object], Callable[[], object]]] = {
     "deterministic": (set_deterministic, deterministic),
     "precision": (set_precision, torch.get_float32_matmul_precision),
     "anomaly": (set_anomaly, anomaly),
+    "kernels of attention": (
+        lambda rank: torch.backends.cuda.enable_flash_sdp(rank != 1),
+        torch.backends.cuda.flash_sdp_enabled),
     "num_threads": (lambda rank: torch.set_num_threads(rank + 1), torch.get_num_threads),
     "grad mode": (lambda rank: torch.set_grad_enabled(rank != 1), torch.is_grad_enabled),
     "autocast": (

@@ -1,8 +1,8 @@
 """Global state of a process that is separate for each rank: saved and restored as ranks alternate.
 
 Of torch: default dtype, default generators, anomaly mode, deterministic algorithms, precision of
-products, number of threads, whether saved tensors may be written to, and the weights that
-`parametrize.cached` keeps. Of Python: the generator behind `random` and the filters of `warnings`.
+products, number of threads, which kernels of attention may run, whether saved tensors may be written
+to, and the weights that `parametrize.cached` keeps. Of Python: the generator behind `random` and the filters of `warnings`.
 Not included: numpy's legacy generator, whose state takes ten times as long to copy as a collective
 takes here, and forward AD, because leaving a level of it would end the rank's tangents. Rooms above
 add their own global state to `CARRIED`.
@@ -30,11 +30,17 @@ _OF_WARNINGS = ("filters", "showwarning", "_showwarnmsg_impl")
 """What `warnings.catch_warnings` replaces."""
 
 
+_KERNELS = ("cudnn", "flash", "math", "mem_efficient", "overrideable")
+"""Of attention, which `sdpa_kernel` allows or not."""
+_IS_ALLOWED: Any = [getattr(torch._C, f"_get_{name}_sdp_enabled") for name in _KERNELS]
+_ALLOW: Any = [getattr(torch._C, f"_set_sdp_use_{name}") for name in _KERNELS]
+
+
 class GlobalState:
     """All of this at one moment. `before`: an earlier state, whose equal parts may be reused."""
 
     __slots__ = (
-        "anomaly", "deterministic", "dtype", "generators", "mutation", "num_threads",
+        "anomaly", "attention", "deterministic", "dtype", "generators", "mutation", "num_threads",
         "parametrized", "precision", "random", "states", "warnings",
     )
 
@@ -46,6 +52,7 @@ class GlobalState:
         self.mutation = graph._allow_mutation_on_saved_tensors_enabled
         self.parametrized = parametrize._cache_enabled, parametrize._cache
         self.deterministic = _deterministic()
+        self.attention = _attention()
         self.precision = torch.get_float32_matmul_precision()
         self.num_threads = torch.get_num_threads()
         self.warnings = [getattr(_WARNINGS, name) for name in _OF_WARNINGS]
@@ -65,6 +72,9 @@ class GlobalState:
             is_on, warn_only, fills = self.deterministic
             torch.use_deterministic_algorithms(is_on, warn_only=warn_only)
             torch.utils.deterministic.fill_uninitialized_memory = fills  # type: ignore[attr-defined]
+        if _attention() != self.attention:
+            for allow, is_allowed in zip(_ALLOW, self.attention):
+                allow(is_allowed)
         if torch.get_float32_matmul_precision() != self.precision:
             torch.set_float32_matmul_precision(self.precision)
         if torch.get_num_threads() != self.num_threads:
@@ -76,6 +86,10 @@ class GlobalState:
         self.random.restore()
         for generator, state in zip(self.generators, self.states):
             generator.set_state(state)
+
+
+def _attention() -> list[bool]:
+    return [is_allowed() for is_allowed in _IS_ALLOWED]
 
 
 def _deterministic() -> tuple[bool, bool, bool]:
