@@ -28,6 +28,7 @@ __all__ = [
 hooks.add = keys.add
 hooks.call = dispatch.call
 hooks.learn = dispatch.learn
+hooks.failed = dispatch.failed
 hooks.move_operands = move_operands
 hooks.construct = construct
 hooks.redistribute = redistribute

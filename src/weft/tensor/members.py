@@ -31,6 +31,7 @@ class Hooks:
     call: Callable[[Any, Any, Any], Any]
     add: Callable[[list[Any], Any, list[Any]], None]
     learn: Callable[[Any, Any, Any, Meta, list[Any]], Any]
+    failed: Callable[[Exception, Any, Any, BoundMesh], Exception]
     move_operands: Callable[[Any, Any, Any, Any], None]
     construct: Any
     redistribute: Any
