@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+import weft
 from tests.gloo import GlooWorld, RankDied
 from weft.errors import CommunicationError
 
@@ -98,6 +99,24 @@ def test_ranks_that_fail_together_hear_of_each_other(short: GlooWorld) -> None:
             f"ranks 0, 1, at {__file__}:{first + 6}",
         ]
     short.close()
+
+
+def names_no_row(mesh):
+    """The indices of rank 1 alone are out of bounds, and a local op finds out."""
+    places = weft.distribute_tensor(torch.tensor([0, 1, 2, 7]), mesh, weft.P("x"))
+    found = torch.nn.functional.embedding(places, torch.zeros(3, 2))
+    return found.sum().item()
+
+
+def test_an_error_of_one_ranks_data_is_what_the_others_hear_of(short: GlooWorld) -> None:
+    short.run(abs_of_rank, {"x": 2})
+    waited, cause = short.outcomes(names_no_row, {"x": 2})
+    short.close()
+    assert isinstance(cause, IndexError)
+    line = names_no_row.__code__.co_firstlineno + 3
+    assert str(waited).splitlines()[3].strip() == (
+        f"rank 1 raised IndexError: {cause}, in embedding, at {__file__}:{line}"
+    )
 
 
 def wait_in_a_ring(mesh):

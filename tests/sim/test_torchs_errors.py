@@ -137,3 +137,55 @@ def test_torchs_own_words_on_all_ranks_before_anything_is_sent(name: str) -> Non
         return len(log.events)
 
     assert weft.testing.run(on_rank, mesh={"x": 4}) == [0] * 4
+
+
+_ROWS = torch.arange(24.0).reshape(6, 4)
+_PLACES = torch.tensor([0, 1, 2, 3, 0, 99])
+
+BEYOND: dict[str, Any] = {
+    "index": lambda x, i: x[i],
+    "index_select": lambda x, i: x.index_select(0, i),
+    "gather": lambda x, i: x.gather(0, i.unsqueeze(1).expand(6, 4)),
+    "index_put": lambda x, i: x.index_put((i,), x),
+    "index_add": lambda x, i: x.index_add(0, i, x),
+    "index_copy": lambda x, i: x.index_copy(0, i, x),
+    "scatter": lambda x, i: x.scatter(0, i.unsqueeze(1).expand(6, 4), x),
+    "nll_loss": lambda x, i: F.nll_loss(x, i),
+    "cross_entropy": lambda x, i: F.cross_entropy(x, i, label_smoothing=0.1),
+    "cross_entropy of weighted classes": lambda x, i: F.cross_entropy(x, i, torch.ones(4)),
+}
+
+
+@pytest.mark.parametrize("place", [P("x"), P()], ids=str)
+@pytest.mark.parametrize("rows", [P("x", None), P(None, "x")], ids=str)
+@pytest.mark.parametrize("name", BEYOND)
+def test_an_index_out_of_bounds_is_an_error_on_all_ranks(name: str, rows: P, place: P) -> None:
+    is_loss = "loss" in name or "entropy" in name
+    if rows != P("x", None) and not is_loss:
+        pytest.skip("whole rows are read where they are: only these ranks see the index")
+    call = BEYOND[name]
+    with pytest.raises(Exception, match=r"99 is out of bounds|out of range") as plain:
+        call(_ROWS, _PLACES)
+
+    def on_rank(mesh: Any) -> str:
+        x, i = (weft.distribute_tensor(*both) for both in
+                ((_ROWS, mesh, rows), (_PLACES, mesh, place)))
+        with pytest.raises(plain.type, match="99 is out of bounds") as told:
+            call(x, i)
+        assert x.sum().item() == 276  # the ranks are still together
+        return str(told.value)
+
+    assert len(set(weft.testing.run(on_rank, mesh={"x": 3}))) == 1
+
+
+def test_weights_that_are_not_finite_are_no_error() -> None:
+    weight = torch.tensor([1.0, float("inf"), 1.0, 1.0])
+    due = F.cross_entropy(_ROWS, _PLACES.clamp(max=3), weight)
+
+    def on_rank(mesh: Any) -> None:
+        for rows in (P("x", None), P(None, "x")):
+            x = weft.distribute_tensor(_ROWS, mesh, rows)
+            found = F.cross_entropy(x, _PLACES.clamp(max=3), weight)
+            torch.testing.assert_close(found.full_tensor(), due, equal_nan=True)
+
+    weft.testing.run(on_rank, mesh={"x": 3})

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.ops.indexing.row_exchange import first_told
 from weft.ops.softmax import log_softmax
 from weft.ops.summaries import HALF, wide
 from weft.rules import Call, Entry, op, page, rule
@@ -109,6 +110,7 @@ def _cross_entropy(
 ) -> Tensor:
     """The log-softmax over all shards' classes, then the loss of each shard's classes."""
     dim = _class_dim(x)
+    _refuse_outside(shards, target, weight, reduction, ignore_index, dim, x)
     if dim not in shards.dims:
         each = torch.ops.aten.cross_entropy_loss(
             x, target, weight, _NONE, ignore_index, smoothing)
@@ -133,6 +135,7 @@ def _nll(
 ) -> Tensor:
     """The loss of each shard's classes."""
     dim = _class_dim(logp)
+    _refuse_outside(shards, target, weight, reduction, ignore_index, dim, logp)
     if dim in shards.dims:
         each = _picked(shards, logp, target, weight, ignore_index, dim)
     else:
@@ -199,13 +202,47 @@ def _count(
     if weight is not None and dim in shards.dims:
         inside, places = _inside(shards, target, weight.shape[0], ignore_index, dim)
         weights = weight[places] if weight.shape[0] else 0.0
-        return shards.psum(torch.where(inside, weights, 0.0).sum(dtype=dtype))
+        return _agreed(shards, torch.where(inside, weights, 0.0).sum(dtype=dtype))
     count = target != ignore_index
     if weight is not None:
         count = torch.where(count, weight[torch.where(count, target, 0)], 0.0)
     count = count.sum(dtype=dtype)
     others = [one for one in shards.dims if one != dim]
-    return shards.along(*others).psum(count) if others else count
+    return _agreed(shards.along(*others), count) if others else count
+
+
+def _refuse_outside(
+    shards: Shards, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int,
+    dim: int, x: Tensor,
+) -> None:
+    """Raise torch's error of a target that is no class. Where the ranks add up their counts, this
+    one takes part, so that all of them raise. Targets on an accelerator are not read."""
+    if target.is_floating_point() or target.device.type != "cpu":
+        return
+    classes = shards.layout.shape[dim]
+    wrong = target[(target != ignore_index) & ((target < 0) | (target >= classes))]
+    if not wrong.numel():
+        return
+    told = f"Target {int(wrong.reshape(-1)[0])} is out of bounds."
+    others = [one for one in shards.dims if one != dim]
+    if reduction == _MEAN and (others or (weight is not None and dim in shards.dims)):
+        of_all = shards if weight is not None and dim in shards.dims else shards.along(*others)
+        _agreed(of_all, torch.tensor(-math.inf, dtype=wide(x.dtype)), told)
+    raise IndexError(told)
+
+
+def _agreed(shards: Shards, count: Tensor, wrong: str = "") -> Tensor:
+    """The sum of the counts of all shards.
+
+    Raises:
+        IndexError: on all ranks, if one of them has a `wrong` target: its count is -inf.
+    """
+    total = shards.psum(count)
+    if total.device.type == "cpu" and not torch.isfinite(total):  # weights may be infinite, too
+        told = first_told(shards.group(), wrong)
+        if told:
+            raise IndexError(told)
+    return total
 
 
 def _gaussian_nll(

@@ -29,6 +29,7 @@ hooks.add = keys.add
 hooks.call = dispatch.call
 hooks.learn = dispatch.learn
 hooks.beneath = vmapped.beneath
+hooks.failed = dispatch.failed
 hooks.move_operands = move_operands
 hooks.construct = construct
 hooks.redistribute = redistribute

@@ -32,6 +32,7 @@ class Hooks:
     add: Callable[[list[Any], Any, list[Any]], None]
     learn: Callable[[Any, Any, Any, Meta, list[Any]], Any]
     beneath: Callable[[Any, Any, Any], Any]
+    failed: Callable[[Exception, Any, Any, BoundMesh], Exception]
     move_operands: Callable[[Any, Any, Any, Any], None]
     construct: Any
     redistribute: Any

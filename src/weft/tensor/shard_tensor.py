@@ -145,24 +145,27 @@ class ShardTensor(FromMeta, AsValue, _Base):
         if recipe is None:
             return hooks.call(func, args, kwargs)
         meta = recipe.fast
-        if meta is None:
-            if kwargs:
-                return recipe.run(func, args, kwargs)
-            return recipe.run_opened(func, args, locals_)
-        moves = recipe.moves
-        if moves:
-            hooks.move_operands(given, moves, locals_, recipe.caller)
-        bound = recipe.bound
-        if bound is not None:
-            local = bound(locals_)
-        elif kwargs:
-            count = len(args)
-            local = func(*locals_[:count], **dict(zip(kwargs, locals_[count:])))
-        else:
-            local = func(*locals_)
-        leave = recipe.leave
-        if leave is not None:
-            local = leave(local)
+        try:
+            if meta is None:
+                if kwargs:
+                    return recipe.run(func, args, kwargs)
+                return recipe.run_opened(func, args, locals_)
+            moves = recipe.moves
+            if moves:
+                hooks.move_operands(given, moves, locals_, recipe.caller)
+            bound = recipe.bound
+            if bound is not None:
+                local = bound(locals_)
+            elif kwargs:
+                count = len(args)
+                local = func(*locals_[:count], **dict(zip(kwargs, locals_[count:])))
+            else:
+                local = func(*locals_)
+            leave = recipe.leave
+            if leave is not None:
+                local = leave(local)
+        except Exception as error:
+            raise hooks.failed(error, func, given, home.mesh) from error.__cause__
         if not meta.plain:
             return wrap(local, meta)
         if meta.dtype is default_dtype:  # naming it takes 0.2 us

@@ -24,8 +24,8 @@ from weft.core import Layout
 from weft.transport import traffic
 
 __all__ = [
-    "Routes", "RowExchange", "Units", "from_front", "out_of_bounds", "outside", "plan_by_request",
-    "plan_together",
+    "Routes", "RowExchange", "Units", "first_told", "from_front", "out_of_bounds", "outside",
+    "plan_by_request", "plan_together",
 ]
 
 
@@ -171,6 +171,13 @@ def outside(indices: Sequence[Tensor], shape: Sequence[int | None], wraps: bool)
     return ""
 
 
+def first_told(comm: Communicator, wrong: str) -> str:
+    """What the first rank of the group says is wrong, and which rank that is; "" if none says
+    anything. A collective: all ranks of the group call it, once they know that some may."""
+    told = zip(comm.ranks, comm.exchange(wrong))
+    return next((f"{text} (on rank {rank})" for rank, text in told if text), "")
+
+
 def from_front(
     indices: Sequence[Tensor], shape: Sequence[int | None], device: torch.device
 ) -> list[Tensor]:
@@ -250,7 +257,7 @@ def plan_by_request(
 
     Raises:
         IndexError: (or what torch raises for the op) on all ranks of the group, if one of them
-            reports that its indices are `wrong`.
+            reports that its indices are `wrong`. Only then do they tell each other which.
     """
     size = exchange.comm.size
     named, row, order = _sorted(holder.reshape(-1), row.reshape(-1), once)
@@ -258,7 +265,7 @@ def plan_by_request(
     wanted = named.bincount(minlength=size) if not wrong else named.new_full((size,), -1)
     serves, gets = _counts(exchange.all_to_all(wanted, one, one), wanted)
     if -1 in serves:
-        raise out_of_bounds(exchange.op)(wrong or "index out of bounds on another rank")
+        raise out_of_bounds(exchange.op)(first_told(exchange.comm, wrong))
     rows = exchange.all_to_all(row.to(exchange.names), gets, serves).to(torch.int64)
     return Routes(exchange, rows, serves, gets, order)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from weft.comm import BoundMesh
+from weft.comm import BoundMesh, this_world
 from weft.errors import MeshError, message
 from weft.tensor.call import build
 from weft.tensor.call.compiled import unseen
@@ -23,7 +23,7 @@ from weft.tensor.call.out import function_of, without_out, writing
 from weft.tensor.call.own.functions import OwnFunction
 from weft.tensor.call.recipe import Alias, Recipe
 from weft.tensor.call.reduce_once import UsingReduced, has_reduced, unmarked
-from weft.tensor.call.torchs_errors import in_torchs_words, with_layouts
+from weft.tensor.call.torchs_errors import in_torchs_words, told_of, with_layouts
 from weft.tensor.call.varying import has_varying, of_varying
 from weft.tensor.call.vmapped import is_mapping, through_torch
 from weft.tensor.counts import AGAIN, CALLS, MISSES
@@ -35,13 +35,14 @@ from weft.tensor.modes import (
     check_traced,
     check_transforms,
     num_dispatch_modes,
+    source_line,
     transforms,
 )
 from weft.tensor.placing.foreign import any_foreign, taken_in
 from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.trace.trees import flatten
 
-__all__ = ["SPECIAL", "call", "keep_constant", "learn", "mesh_of"]
+__all__ = ["SPECIAL", "call", "failed", "keep_constant", "learn", "mesh_of"]
 
 SPECIAL: dict[Any, Callable[..., Any]] = {}
 """Functions that are answered without a recipe: attributes, values, autograd. Filled by
@@ -88,7 +89,22 @@ def _carry_out(func: Any, args: Any, kwargs: Any) -> Any:
     if not all(map(dense, plain)):
         return _kept_nowhere(func, args, kwargs, mesh)
     CALLS.step()
-    return _found(func, args, kwargs, mesh, metas[0], key).run(func, args, kwargs)
+    recipe = _found(func, args, kwargs, mesh, metas[0], key)
+    try:
+        return recipe.run(func, args, kwargs)
+    except Exception as error:
+        raise failed(error, func, (args, kwargs), mesh) from error.__cause__
+
+
+def failed(error: Exception, func: Any, given: Any, mesh: BoundMesh) -> Exception:
+    """The error of a call that this rank has begun, with layouts. Another rank's data may be right:
+    so that it does not wait for this one without a reason, it can read why."""
+    if told_of(error):
+        return error
+    name = _name(func)
+    said = str(error).strip().partition("\n")[0].rstrip(".")
+    this_world().stopped(f"raised {type(error).__name__}: {said}, in {name}, at {source_line()}")
+    return with_layouts(error, name, flatten(given), mesh)
 
 
 def _check_modes(func: Any, args: Any, kwargs: Any, plain: Sequence[torch.Tensor]) -> None:

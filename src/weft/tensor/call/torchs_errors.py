@@ -23,7 +23,7 @@ from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.trace.capture import unwatched
 from weft.tensor.trace.trees import flatten, map_tensors
 
-__all__ = ["in_torchs_words", "with_layouts"]
+__all__ = ["in_torchs_words", "told_of", "with_layouts"]
 
 _OURS = tuple(
     os.path.dirname(os.path.abspath(path)) + os.sep
@@ -80,12 +80,19 @@ def with_layouts(
     """
     if isinstance(error, (errors.WeftError, Warning)):
         return error
-    if not any(note.startswith("  in ") for note in getattr(error, "__notes__", ())):
+    if not told_of(error):
         shown = [_text(tensor) for tensor in tensors[:_MOST]] + ["..."] * (len(tensors) > _MOST)
         error.add_note(f"  in {name} of {', '.join(shown)} on {mesh!r}{_taken_for_whole(tensors)}")
     if PROCESS.on or not all(map(_is_ours, _files(error))):
         return error
     return error.with_traceback(None)
+
+
+def told_of(error: Exception) -> bool:
+    """Whether an error tells of layouts: it is weft's, or has the note of an inner call."""
+    return isinstance(error, (errors.WeftError, Warning)) or any(
+        note.startswith("  in ") for note in getattr(error, "__notes__", ())
+    )
 
 
 def _taken_for_whole(tensors: Sequence[torch.Tensor]) -> str:
