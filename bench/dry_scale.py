@@ -29,17 +29,15 @@ TOKENS = 8192
 """Of a sequence, of which each rank of dp has one."""
 
 
-def _dense(up: str = "up_proj", gate: str = "gate_proj", down: str = "down_proj") -> dict[str, P]:
-    """Tensor parallel over tp, fully sharded over dp."""
-    columns, rows = P(("tp", "dp")), P("dp", "tp")
-    return {"*.[qkv]_proj.weight": columns, "*.o_proj.weight": rows, f"*.{up}.weight": columns,
-            f"*.{gate}.weight": columns, f"*.{down}.weight": rows, "*": P("dp")}
+COLUMNS, ROWS = P(("tp", "dp")), P("dp", "tp")
+ATTENTION = {"*.inv_freq": P(), "*.embed_tokens.weight": COLUMNS, "lm_head.weight": COLUMNS,
+             "*.[qkv]_proj.weight": COLUMNS, "*.o_proj.weight": ROWS}
+DENSE = {**ATTENTION, "*.up_proj.weight": COLUMNS, "*.gate_proj.weight": COLUMNS,
+         "*.down_proj.weight": ROWS, "*": P("dp")}
+"""Tensor parallel over tp, and of these parts fully sharded over dp."""
 
-
-def _experts() -> dict[str, P]:
-    """Whole experts on the ranks of tp, and of these a part on each rank of dp."""
-    return {**{name: spec for name, spec in _dense().items() if name != "*"},
-            "*.experts.*": P("tp", "dp"), "*": P("dp")}
+EXPERTS = {**ATTENTION, "*.experts.*": P("tp", "dp"), "*": P("dp")}
+"""Whole experts on the ranks of tp, and of these a part on each rank of dp."""
 
 
 def _llama(**sizes: int) -> Any:
@@ -66,11 +64,11 @@ class Case:
 CASES = {
     "Llama 70B": Case(
         lambda: _llama(hidden_size=8192, intermediate_size=28_672, num_hidden_layers=80,
-                       num_attention_heads=64), _dense(), {"dp": 64, "tp": 8}),
+                       num_attention_heads=64), DENSE, {"dp": 64, "tp": 8}),
     "Llama 405B": Case(
         lambda: _llama(hidden_size=16_384, intermediate_size=53_248, num_hidden_layers=126,
-                       num_attention_heads=128), _dense(), {"dp": 8192, "tp": 8}),
-    "Mixtral 8x22B": Case(_mixtral, _experts(), {"dp": 64, "tp": 8}),
+                       num_attention_heads=128), DENSE, {"dp": 8192, "tp": 8}),
+    "Mixtral 8x22B": Case(_mixtral, EXPERTS, {"dp": 64, "tp": 8}),
 }
 
 
@@ -79,7 +77,7 @@ def program(mesh: Any, name: str) -> None:
     case = CASES[name]
     with torch.device("meta"):
         model = case.build().to(torch.bfloat16)
-    model.gradient_checkpointing_enable()
+    model.activation_checkpointing_enable()
     weft.distribute_module(model, mesh, shardings=case.shardings)
     weft.nn.materialize(model, model._init_weights)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -96,8 +94,7 @@ def main() -> None:
     if len(sys.argv) > 1:
         name = sys.argv[1]
         start = time.process_time()
-        found = weft.dry_run(lambda mesh: program(mesh, name), CASES[name].mesh, "h100",
-                             compute=weft.Compute(4e14, 2e12, 5e-6))
+        found = weft.dry_run(lambda mesh: program(mesh, name), CASES[name].mesh, device="h100")
         took = time.process_time() - start
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         print(found)

@@ -82,6 +82,20 @@ def fully_sharded(mesh: Any) -> tuple[Any, int]:
     return two_steps(model, [given], loss)
 
 
+def cast_in_groups(mesh: Any) -> tuple[Any, int]:
+    """Gathered parameters travel in autocast's dtype."""
+    shape, made = models.Shape(layers=3, width=64, batch=2, length=32), models.MODELS["Llama"]
+    model = made.make(shape)
+    weft.distribute_module(model, mesh, shardings={"*": P("dp")})
+    given = weft.distribute_tensor(made.given(shape, 8), mesh, P("dp"))
+
+    def loss() -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return made.loss(model(given), given)
+
+    return two_steps(model, [given], loss)
+
+
 def cast(mesh: Any) -> tuple[Any, int]:
     shape, made = models.Shape(layers=2, width=64, batch=2, length=32), models.MODELS["Llama"]
     model = made.make(shape)
@@ -110,6 +124,7 @@ PROGRAMS: dict[str, tuple[Mapping[str, int], Callable[[Any], tuple[Any, int]]]] 
     "autoencoder": (MESHES["two dims"][0], of_autoencoder),
     "long sequence": ({"x": 4}, of_sequence),
     "autocast": ({"dp": 4}, cast),
+    "autocast in groups": ({"dp": 4}, cast_in_groups),
     "fully sharded": ({"dp": 4}, fully_sharded),
 }
 
