@@ -258,4 +258,8 @@ def test_the_command(tmp_path: Path, monkeypatch: Any) -> None:
     assert said[1:6:2] == ["0", "32", "63"]
     heads = [line for line in said if line.startswith("rank ")]
     assert heads == [f"rank {rank} of 64 (dp=64), the program" for rank in (0, 32, 63)], done
-    assert {event["pid"] for event in json.loads(trace.read_text())["traceEvents"]} == {0, 32, 63}
+    events = json.loads(trace.read_text())["traceEvents"]
+    assert {event["pid"] for event in events} == {0, 32, 63}
+    timed = [event for event in events if event["ph"] == "X"]
+    assert timed and {event["ph"] for event in events} <= {"X", "M"}
+    assert all(event["ts"] >= 0 and event["dur"] >= 0 and event["name"] for event in timed)
