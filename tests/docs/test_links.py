@@ -5,9 +5,13 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+import runpy
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+import pytest
+import setuptools
 
 import weft
 
@@ -36,6 +40,21 @@ def broken(path: Path, page: str) -> list[str]:
 
 def test_links_lead_somewhere() -> None:
     assert [each for path in PAGES for each in broken(path, path.read_text())] == []
+
+
+def test_an_index_shows_the_readme_with_absolute_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has none of the files; pictures are files themselves, and not pages about them."""
+    told: dict[str, Any] = {}
+    monkeypatch.setattr(setuptools, "setup", lambda **given: told.update(given))
+    runpy.run_path(str(REPOSITORY / "setup.py"))
+    page, readme = told["long_description"], (REPOSITORY / "README.md").read_text()
+    links = r"\]\(([^)\s]+)\)"
+    old, new = re.findall(links, readme), re.findall(links, page)
+    assert len(old) == len(new) > 40 and any(one.endswith(".png") for one in old)
+    for one, other in zip(old, new):
+        view = "raw" if one.endswith((".png", ".svg")) else "blob"
+        assert other == one if ":" in one else other == f"https://weft.example/{view}/main/{one}"
+    assert re.sub(links, "", page) == re.sub(links, "", readme)
 
 
 def test_every_page_is_linked_from_readme() -> None:

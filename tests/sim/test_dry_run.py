@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,55 @@ def test_what_follows_from_constants_can_be_read() -> None:
     weft.dry_run(program, {"x": 4}, reads=7)
     assert seen == [True, [0, 2, 4, 6], (7.0, 7.0, 4), (2, 1)]
     assert torch.zeros(2).device.type == "cpu" and torch.tensor([1]).item() == 1
+
+
+@pytest.mark.parametrize("way", ["with", "text"])
+def test_a_model_on_the_meta_device_takes_no_memory(way: str) -> None:
+    def program(mesh: Any) -> None:
+        with torch.device("meta") if way == "with" else nullcontext():
+            device = {"device": "meta"} if way == "text" else {}
+            model: Any = torch.nn.Linear(256, 256, **device).to(torch.bfloat16)
+        weft.distribute_module(model, mesh, shardings={"*": P("x")})
+        weft.nn.materialize(model)
+        plain = torch.zeros(8, device=model.weight.device)  # that of a tensor is the real one
+        model.weight.sum()
+        del plain
+
+    found = weft.dry_run(program, {"x": 64})
+    assert found.memory.peak_overall < 256 * 256 * 2 / 8
+    whole = weft.dry_run(lambda mesh: torch.nn.Linear(256, 256), {"x": 64})
+    assert whole.memory.peak_overall >= 256 * 256 * 4
+
+
+def test_whether_it_fits_and_what_to_change() -> None:
+    def program(mesh: Any, width: int, shardings: dict[str, P]) -> None:
+        with torch.device("meta"):
+            model: Any = torch.nn.Linear(width, width, bias=False)
+        weft.distribute_module(model, mesh, shardings=shardings)
+        weft.nn.materialize(model)
+        optimizer = torch.optim.AdamW(model.parameters())
+        for _ in range(2):
+            x = weft.ones(64, width, mesh=mesh, spec=P("dp"))
+            model(x).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    def said(width: int, shardings: dict[str, P], device: str | None) -> str:
+        return str(weft.dry_run(lambda mesh: program(mesh, width, shardings), {"dp": 64},
+                                device=device))
+
+    large = said(80_000, {}, "h100")
+    assert ("\nmemory: too much for the 80 GB of one H100;\n"
+            "  temporary tensors of the optimizer are ") in large, large
+    assert "  less: foreach=False, or shard parameters over more axes\n" in large
+    assert "\n  temporary, in the optimizer " in large
+    small = said(20_000, {"*": P("dp")}, "h100")
+    assert "\nmemory: fits into the 80 GB of one H100, 4% of them used\n" in small, small
+    assert "\nseconds: " in small and "more samples a rank, or fewer ranks along dp" in small
+    assert max(map(len, large.splitlines() + small.splitlines())) <= 80
+    assert "\nmemory: " in said(64, {}, None)
+    with pytest.raises(ShardTypeError, match="'h1000' is no device"):
+        said(8, {}, "h1000")
 
 
 def test_attention_makes_no_scores() -> None:
@@ -208,4 +258,8 @@ def test_the_command(tmp_path: Path, monkeypatch: Any) -> None:
     assert said[1:6:2] == ["0", "32", "63"]
     heads = [line for line in said if line.startswith("rank ")]
     assert heads == [f"rank {rank} of 64 (dp=64), the program" for rank in (0, 32, 63)], done
-    assert {event["pid"] for event in json.loads(trace.read_text())["traceEvents"]} == {0, 32, 63}
+    events = json.loads(trace.read_text())["traceEvents"]
+    assert {event["pid"] for event in events} == {0, 32, 63}
+    timed = [event for event in events if event["ph"] == "X"]
+    assert timed and {event["ph"] for event in events} <= {"X", "M"}
+    assert all(event["ts"] >= 0 and event["dur"] >= 0 and event["name"] for event in timed)

@@ -131,3 +131,23 @@ def test_select_scatter_outside_raises(mesh: Any, index: int) -> None:
     x = weft.distribute_tensor(torch.zeros(5, 6), mesh, P("x"))
     with pytest.raises(IndexError, match="out of range for tensor of size"):
         x.select_scatter(torch.ones(6), 0, index)
+
+
+@pytest.mark.parametrize("rows, moves", [([0, 1, 2, 3, 4], False), ([4, 3, 2, 1, 0], True)])
+def test_rows_that_stay_where_they_are_are_not_sent(rows: list[int], moves: bool) -> None:
+    """All ranks know the indices: where nobody needs a row of another, there is no collective."""
+    def program(mesh: Any) -> tuple[int, Any, Any]:
+        x = weft.distribute_tensor(torch.arange(15.0).view(5, 3), mesh, P("x")).requires_grad_()
+        at, column = torch.tensor(rows).view(5, 1), torch.tensor([[2, 0]])
+        with weft.explain() as log:
+            found = x[at, column]
+            (found * found).sum().backward()
+        sent = [event for event in log.events if "units by index" in event.transition]
+        return len(sent), found.full_tensor().detach(), x.grad.full_tensor()
+
+    x = torch.arange(15.0).view(5, 3).requires_grad_()
+    due = x[torch.tensor(rows).view(5, 1), torch.tensor([[2, 0]])]
+    (due * due).sum().backward()
+    for num, found, grad in weft.testing.run(program, mesh={"x": 3}):
+        assert bool(num) is moves
+        assert torch.equal(found, due) and torch.equal(grad, x.grad)

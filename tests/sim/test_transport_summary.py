@@ -37,18 +37,30 @@ def test_totals_by_axis_op_and_line() -> None:
 
 def test_modules_seconds_and_many_rows() -> None:
     log = Log([
-        replace(event("mm", "", ("dp",), 10**at), module=f"layers.{at}", seconds=215e-6)
+        replace(event("mm", "", ("dp",), 10**at), module=f"layer{at}", seconds=215e-6)
         for at in range(20)
     ])
     lines = log.summary(rows=3).splitlines()
     assert lines[0] == f"20 collectives, {nbytes_text(log.nbytes)} received, 4.3 ms"
     at = lines.index("by module")
-    assert lines[at + 1].split() == ["layers.19", "1", "10", "EB", "215", "us"]
+    assert lines[at + 1].split() == ["layer19", "1", "10", "EB", "215", "us"]
     assert lines[at + 3].split()[:4] == ["18", "others", "18", "111"]
     assert len(log.summary(rows=None).splitlines()) > 20 and max(map(len, lines)) <= 80
     head, first, *_ = str(log).splitlines()
     assert head.split()[1] == "module" and "215 us" in first
     assert str(log).splitlines()[-1].startswith("S: sharded")
+
+
+def test_layers_of_a_stack_count_as_one_where_rows_are_few() -> None:
+    log = Log([
+        replace(event(f"parameters of model.layers.{at}", "", ("dp",), 100),
+                module=f"model.layers.{at}.up")
+        for at in range(20)
+    ])
+    lines = [line.split() for line in log.summary(rows=3).splitlines()]
+    assert ["parameters", "of", "model.layers.*", "20", "2", "kB"] in lines
+    assert ["model.layers.*.up", "20", "2", "kB"] in lines
+    assert "model.layers.19.up" in log.summary(rows=20)
 
 
 def test_an_empty_log_and_the_units() -> None:

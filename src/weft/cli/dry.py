@@ -15,6 +15,7 @@ from weft.comm import BoundMesh
 from weft.core import Mesh
 from weft.core.parse import parse_mesh
 from weft.dry import Compute, dry_classes, dry_run
+from weft.dry.devices import DEVICES
 from weft.planner import Links
 from weft.transport.trace import trace_events, write_trace
 
@@ -23,6 +24,8 @@ __all__ = ["dry"]
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option("--mesh", required=True, metavar="AXES", help="Axes and sizes: dp=64,tp=8.")
+@click.option("--device", type=click.Choice(list(DEVICES)),
+              help="Whose links, rates and memory to take, by the data sheet.")
 @click.option("--links", metavar="NAME", help="gloo, nccl, a100, h100, b200, gb200, or a file of "
                                               "weft bench links.")
 @click.option("--compute", metavar="RATES", help="FLOP/s and bytes/s of a device, and seconds of a "
@@ -43,8 +46,9 @@ __all__ = ["dry"]
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @explained
 def dry(
-    mesh: str, links: str | None, compute: str | None, steps: int, rank: int, classes: bool,
-    reads: float, collectives: bool, trace: str | None, script: str, arguments: tuple[str, ...],
+    mesh: str, device: str | None, links: str | None, compute: str | None, steps: int, rank: int,
+    classes: bool, reads: float, collectives: bool, trace: str | None, script: str,
+    arguments: tuple[str, ...],
 ) -> None:
     """Say what a step of SCRIPT costs on a mesh of any size, without data and without other ranks.
 
@@ -52,7 +56,7 @@ def dry(
     and its tensors take no memory. ARGUMENTS go to the script.
 
     \b
-    weft dry --mesh dp=64,tp=8 --links h100 train.py
+    weft dry --mesh dp=64,tp=8 --device h100 train.py
     """
     value: Mesh = parse_mesh(mesh, None)
     networks = Links.load(links) if links and Path(links).is_file() else links
@@ -64,7 +68,8 @@ def dry(
         os.environ["RANK"] = str(mine.rank)
         runpy.run_path(script, run_name="__main__")
 
-    options: dict[str, Any] = {"compute": rates, "steps": steps, "reads": reads}
+    options: dict[str, Any] = {
+        "compute": rates, "steps": steps, "reads": reads, "device": device}
     found = (dry_classes(program, value, networks, **options) if classes
              else [dry_run(program, value, networks, rank=rank, **options)])
     if trace is not None:

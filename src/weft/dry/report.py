@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from weft.comm import Recorded
 from weft.core import Mesh
 from weft.core.units import nbytes_text, number_text, seconds_text
+from weft.dry.advice import advice
+from weft.dry.devices import Device
 from weft.planner import Links
 from weft.transport.trace import trace_events, write_trace
 from weft.transport.traffic import Log
@@ -28,6 +30,7 @@ class Memory:
         peak: the most that is alive at once in the step that counts.
         peak_overall: likewise, in the whole program. A model that is made on every rank before it
             is distributed shows here.
+        in_optimizer: whether the peak is in the optimizer's step, by its temporary tensors.
     """
 
     parameters: int
@@ -36,12 +39,13 @@ class Memory:
     state: int
     peak: int
     peak_overall: int
+    in_optimizer: bool = False
 
     @property
     def activations(self) -> int:
         """What is alive at the peak beside parameters, buffers, gradients and state: activations,
-        gathered parameters, temporary tensors. (At the least: gradients come while activations
-        go.)"""
+        gathered parameters, temporary tensors, those of the optimizer too. (At the least: gradients
+        come while activations go.)"""
         known = self.parameters + self.buffers + self.gradients + self.state
         return max(0, self.peak - known)
 
@@ -63,6 +67,7 @@ class DryRun:
         took_s: seconds that the dry run took.
         recorded: every collective as the communicators saw it.
         compute_seconds: estimated seconds of the computation; None where no rates are given.
+        device: the device that was named; None where none was.
     """
 
     mesh: Mesh
@@ -76,6 +81,7 @@ class DryRun:
     took_s: float
     recorded: Sequence[Recorded] = field(repr=False, default=())
     compute_seconds: float | None = None
+    device: Device | None = None
 
     @property
     def step_seconds(self) -> float:
@@ -103,7 +109,8 @@ class DryRun:
         rows = [
             ("parameters", memory.parameters), ("buffers", memory.buffers),
             ("gradients", memory.gradients), ("optimizer state", memory.state),
-            ("activations and others", memory.activations), ("peak of the step", memory.peak),
+            ("temporary, in the optimizer" if memory.in_optimizer else "activations and others",
+             memory.activations), ("peak of the step", memory.peak),
             ("peak of the program", memory.peak_overall),
         ]
         seconds = [("collectives, estimated", self.seconds)]
@@ -116,5 +123,5 @@ class DryRun:
             *[f"  {name:26}{nbytes_text(nbytes):>12}" for name, nbytes in rows if nbytes],
             f"  {'operations':26}{number_text(self.flops):>12}",
             *[f"  {name:26}{seconds_text(each):>12}" for name, each in seconds],
-            self.log.summary(),
+            *advice(self), self.log.summary(),
         ])

@@ -19,6 +19,7 @@ from weft.comm import BoundMesh, Recorded, RecordingWorld, recording
 from weft.comm.alone import alone
 from weft.core import Mesh
 from weft.dry.compute import Compute
+from weft.dry.devices import device_named
 from weft.dry.report import DryRun, Memory
 from weft.dry.stand_ins import Devices, fused_attention, known_data
 from weft.dry.tensors import DryTensors
@@ -40,7 +41,7 @@ class _Enough(BaseException):
 def dry_run(
     fn: Callable[[BoundMesh], Any], mesh: Mapping[str, int] | Sequence[int] | Mesh,
     links: Links | str | None = None, *, compute: Compute | None = None, steps: int | None = 2,
-    rank: int = 0, reads: float = 0.0,
+    rank: int = 0, reads: float = 0.0, device: str | None = None,
 ) -> DryRun:
     """Run `fn(mesh)` as one rank of a mesh of any size, without data, memory or other ranks.
 
@@ -52,21 +53,23 @@ def dry_run(
         fn: the program. If it makes meshes with the same axes itself, they get the sizes of `mesh`.
         mesh: map axis -> size, only sizes, or a mesh value.
         links: the networks by which seconds are estimated: `weft.Links`, a name such as "h100", or
-            None for those that are set.
+            None for those of the device, or those that are set.
         compute: the rates of a device, by which seconds of computation are estimated: what
-            `weft.measure_compute` measured, or `weft.Compute`.
+            `weft.measure_compute` measured, or `weft.Compute`; None for those of the device.
         steps: the program ends after so many steps of an optimizer, and the last one counts: from
             the end of the one before. A program with fewer steps counts as a whole, and so does
             any with None.
         rank: which rank it is. With even or default sizes none holds more than rank 0.
         reads: what the program gets where it reads a value that depends on data, such as a loss.
+        device: "a100", "h100", "b200" or "gb200", by whose data sheet links, rates and memory are
+            taken.
 
     Returns:
         What a step costs: memory, collectives, bytes, operations, seconds.
 
     Raises:
         MeshError: no such rank.
-        ShardTypeError: no step, or no links.
+        ShardTypeError: no step, no links, or no device.
         Exception: whatever the program raises.
     """
     value = mesh.abstract if isinstance(mesh, Mesh) else Mesh(mesh)
@@ -81,7 +84,10 @@ def dry_run(
             message("dry_run(steps)", f"steps is {steps!r}", "a program ends after a step or more, "
                     "or by itself", [steps], "steps=2, steps=None")
         )
-    networks = as_links(links, "dry_run(links)")
+    kind = device_named(device)
+    networks = as_links(device if links is None else links, "dry_run(links)")
+    if compute is None and kind is not None:
+        compute = kind.compute
     world = RecordingWorld(rank, value)
     start = time.perf_counter()
     tensors = DryTensors(reads, world, compute)
@@ -95,7 +101,7 @@ def dry_run(
         bound = world.bind(value, "meta")
         with counted.hooks(), suppress(_Enough):
             fn(bound)
-        return counted.result(value, rank, networks, start)
+        return replace(counted.result(value, rank, networks, start), device=kind)
 
 
 class _Clock:
@@ -155,7 +161,7 @@ class _Counted:
     ) -> None:
         self.tensors, self.log, self.world, self.steps = tensors, log, world, steps
         self.clock = clock
-        self.num_steps = self.gradients = 0
+        self.num_steps = self.gradients = self.peak_before_step = 0
         self.before = _Marks()
         self.modules: dict[int, torch.nn.Module] = {}
         self.optimizers: dict[int, torch.optim.Optimizer] = {}
@@ -185,6 +191,7 @@ class _Counted:
             if one.grad is not None
         ]
         self.gradients = max(self.gradients, _nbytes(found))
+        self.peak_before_step = self.tensors.meter.peak
 
     def _after_step(self, optimizer: Any, *_: Any) -> None:
         if optimizer is not next(iter(self.optimizers.values())):
@@ -235,7 +242,7 @@ class _Counted:
         ]
         return Memory(
             _nbytes([*parameters, *trained]), _nbytes(buffers), self.gradients, _nbytes(state),
-            peak, overall,
+            peak, overall, bool(self.optimizers) and peak > self.peak_before_step,
         )
 
 

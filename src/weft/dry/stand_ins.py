@@ -9,13 +9,16 @@
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from types import FrameType
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._device import DeviceContext
 
 from weft.core.scopes import setting
 from weft.dry.operations import ATTENTION
@@ -46,12 +49,26 @@ class Devices(TorchFunctionMode):
             kwargs = {**kwargs, "device": _META}
         if func is torch.Tensor.to and len(args) > 1 and _is_accelerator(args[1]):
             args = (args[0], _META, *args[2:])
-        return func(*args, **kwargs)
+        if not _names_meta(kwargs.get("device"), sys._getframe(1)):
+            return func(*args, **kwargs)
+        self.tensors.asks_for_meta = True
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self.tensors.asks_for_meta = False
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _TO_PYTHON = (torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__)
 _TO_ACCELERATORS = (torch.Tensor.cuda, torch.Tensor.xpu, torch.Tensor.pin_memory)
+
+
+def _names_meta(device: Any, caller: FrameType) -> bool:
+    """Whether the program itself names the meta device: as text, or by `with torch.device("meta")`.
+    A device that it takes of a tensor stands for another one."""
+    if type(device) is str:
+        return device == "meta"
+    return device == _META and caller.f_code is DeviceContext.__torch_function__.__code__
 
 
 def _is_accelerator(device: Any) -> bool:

@@ -4,7 +4,8 @@ A dispatch mode sees each operation of this rank on local and plain tensors, in 
 
 - makes what the program makes on any device a meta tensor (weft's own bookkeeping stays where it
   is);
-- counts memory (`Meter`), floating-point operations, and the time that they take;
+- counts memory (`Meter`), floating-point operations, and the time that they take; what the program
+  makes on the meta device itself has no memory in a run either, and counts for nothing;
 - keeps the values of small tensors that follow from constants: positions, masks of ones. If the
   program reads a value, this is what it gets. A value that nobody can know is `reads`, and a
   position that it decides (of the largest, of all in order) is that of a random one.
@@ -17,6 +18,7 @@ from typing import Any
 
 import torch
 from torch.fx.experimental import _config
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from weft.comm import RecordingWorld
@@ -52,9 +54,12 @@ class DryTensors(TorchDispatchMode):
         self.reads, self.world, self.compute = reads, world, compute
         self.flops, self.seconds = 0, 0.0
         self.meter = Meter(_is_meta)
+        self.asks_for_meta = False
+        """Whether the program names the meta device in the call that runs."""
         self._random = torch.Generator().manual_seed(0)
-        self._lost: dict[int, Any] = {}
-        """Storages of values that something unknown was written to, kept by their address."""
+        self._lost: dict[int, StorageWeakRef] = {}
+        """Storages of values that something unknown was written to. A reference keeps the address,
+        and not the memory."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -84,9 +89,22 @@ class DryTensors(TorchDispatchMode):
                 except RuntimeError:  # also where torch has no kernel
                     out = self._by_data(func, args, kwargs)
             self._follow(func, args, kwargs, given, out)
+        if self._is_shape(func, kwargs, given):
+            for one in flatten(out):
+                self.meter.leave_out(one)
+            return out
         self._count(func, args, kwargs, given, out)
         self.meter.see([*given, *flatten(out)])
         return out
+
+    def _is_shape(self, func: Any, kwargs: Any, given: list[torch.Tensor]) -> bool:
+        """Whether a result has no memory in a run either: the program makes it on the meta device,
+        or computes it of such tensors alone."""
+        asks = kwargs.get("device")
+        if given:
+            return (asks in (None, _META) and all(map(self.meter.leaves_out, given))
+                    and not _by_weft())
+        return self.asks_for_meta and asks == _META and not _by_weft()
 
     def _count(
         self, func: Any, args: Any, kwargs: Any, given: list[torch.Tensor], out: Any
@@ -199,7 +217,7 @@ class DryTensors(TorchDispatchMode):
         """Something unknown was written: to which of them is not asked."""
         for value in values:
             storage = value.untyped_storage()
-            self._lost[storage._cdata] = storage
+            self._lost[storage._cdata] = StorageWeakRef(storage)
 
 
 def _is_meta(tensor: torch.Tensor) -> bool:

@@ -32,6 +32,7 @@ class Meter:
         self.peak = 0
         self._counts = counts
         self._alive: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._left_out: dict[int, StorageWeakRef] = {}
         self._nbytes = 0
         """Of all that is in `_alive`, some of which may be gone, or smaller."""
 
@@ -46,7 +47,7 @@ class Meter:
                 nbytes = storage.nbytes()
                 known = self._alive.get(storage._cdata)
                 if known is None:
-                    if not nbytes:
+                    if not nbytes or self.leaves_out(tensor):
                         continue
                     known = StorageWeakRef(storage), 0
                 elif known[1] == nbytes:
@@ -55,6 +56,22 @@ class Meter:
                 self._nbytes += nbytes - known[1]
         if self._nbytes > self.peak:
             self.peak = max(self.peak, self.live)
+
+    def leave_out(self, tensor: torch.Tensor) -> None:
+        """Do not count the storage of a tensor that has not been seen."""
+        storage = tensor.untyped_storage()
+        self._left_out[storage._cdata] = StorageWeakRef(storage)
+
+    def leaves_out(self, tensor: torch.Tensor) -> bool:
+        """Whether its storage is not counted."""
+        if not self._left_out:
+            return False
+        key = tensor.untyped_storage()._cdata
+        known = self._left_out.get(key)
+        if known is not None and known.expired():  # another storage stands there now
+            del self._left_out[key]
+            return False
+        return known is not None
 
     @property
     def live(self) -> int:

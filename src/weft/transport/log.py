@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -71,7 +72,8 @@ class Log(AsText):
         Bytes are decimal.
 
         Args:
-            rows: at most so many per table, and the rest as one; None: all.
+            rows: at most so many per table: modules that differ in numbers count as one
+                (model.layers.*), and so does the rest. None: all.
         """
         timed = any(event.seconds is not None for event in self.events)
         lines = [f"{len(self.events)} collectives, {nbytes_text(self.nbytes)} received"
@@ -82,6 +84,10 @@ class Log(AsText):
                 groups.setdefault(of(event), []).append(event)
             if kind == "module" and set(groups) <= {""}:
                 continue
+            if rows is not None and len(groups) > rows:  # all layers of a stack together
+                groups = {}
+                for event in self.events:
+                    groups.setdefault(_NUMBER.sub("*", of(event)), []).append(event)
             lines.append(f"by {kind}")
             ordered = sorted(groups.items(), key=lambda each: -_sum(each[1]))
             shown = ordered if rows is None or len(ordered) <= rows else ordered[: rows - 1]
@@ -125,6 +131,10 @@ _KINDS: dict[str, Callable[[Event], str]] = {
     "module": lambda event: event.module,
     "line": lambda event: _short(event.line),
 }
+
+
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
+"""Of a module in a list of modules."""
 
 
 def _sum(events: list[Event]) -> int:

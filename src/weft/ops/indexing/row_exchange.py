@@ -201,6 +201,7 @@ class Routes:
         order: for delivered values, which of this rank's values goes at each position of that
             order; for fetched units, where in it each of this rank's positions finds its unit,
             which is sent only once.
+        moves: whether a unit goes to another rank, as the whole group knows.
     """
 
     exchange: RowExchange
@@ -208,16 +209,20 @@ class Routes:
     serves: Sequence[int]
     gets: Sequence[int]
     order: Tensor
+    moves: bool = True
 
     def fetch(self, block: Tensor) -> Tensor:
         """The units that this rank names, in its order; `block` holds its own, one per row."""
-        got = self.exchange.send(block.index_select(0, self.rows), self.serves, self.gets)
+        got = block.index_select(0, self.rows)
+        if self.moves:
+            got = self.exchange.send(got, self.serves, self.gets)
         return got.index_select(0, self.order)
 
     def deliver(self, values: Tensor) -> Tensor:
         """All ranks' values for this rank's units, in the order of `rows`; `values` are in this
         rank's own order."""
-        return self.exchange.send(values.index_select(0, self.order), self.gets, self.serves)
+        values = values.index_select(0, self.order)
+        return self.exchange.send(values, self.gets, self.serves) if self.moves else values
 
 
 _STRIDE = 2**40
@@ -245,8 +250,10 @@ def plan_together(
     mine, served = asker == me, holder == me
     named, _, order = _sorted(holder[mine], row[mine], once)
     asked, rows, _ = _sorted(asker[served], row[served], once)
-    serves, gets = _counts(asked.bincount(minlength=size), named.bincount(minlength=size))
-    return Routes(exchange, rows, serves, gets, order)
+    moving = (holder != asker).long().bincount(minlength=2)
+    serves, gets, [_, away] = _counts(
+        asked.bincount(minlength=size), named.bincount(minlength=size), moving)
+    return Routes(exchange, rows, serves, gets, order, away != 0)
 
 
 def plan_by_request(
@@ -270,6 +277,7 @@ def plan_by_request(
     return Routes(exchange, rows, serves, gets, order)
 
 
-def _counts(one: Tensor, other: Tensor) -> list[list[int]]:
-    """Two counts read together, so that an accelerator is waited for only once."""
-    return torch.stack((one, other)).tolist()
+def _counts(*counts: Tensor) -> list[list[int]]:
+    """Counts read together, so that an accelerator is waited for only once."""
+    read = iter(torch.cat(counts).tolist())
+    return [[next(read) for _ in range(one.numel())] for one in counts]
