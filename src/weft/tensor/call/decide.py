@@ -6,13 +6,13 @@ build the same recipe for the same call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from weft import ops, propagate, rules
+from weft import ops, rules
 from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.rules import Decision, Rule
@@ -28,12 +28,7 @@ from weft.tensor.call.recipe import Function, Recipe
 from weft.tensor.call.sharing import as_slice, shares_memory
 from weft.tensor.meta import NONE, Meta, contiguous_strides, intern
 from weft.tensor.placing.layouts import layout_of
-from weft.tensor.placing.left_whole import (
-    LeftWhole,
-    WideHalo,
-    find_left_whole,
-    find_wide_halo,
-)
+from weft.tensor.placing.left_whole import find_wide
 from weft.tensor.placing.operands import (
     operand_transitions,
     staying,
@@ -50,13 +45,12 @@ from weft.tensor.trace.calls import (
     functional,
     overload_named,
     place_slots,
-    returned,
     target_of,
     with_dense_gradient,
 )
 from weft.tensor.trace.capture import Trace, as_autocast, meta_like
 from weft.tensor.trace.derivatives import differentiated
-from weft.tensor.trace.trees import Slot, fill, flatten, slots_of
+from weft.tensor.trace.trees import Slot, slots_of
 
 __all__ = ["Builder"]
 
@@ -157,21 +151,11 @@ class Builder:
             written = slots_of([args[at] for at in self.facts.writes if at < len(args)])
             writes = frozenset(slot.index for slot in written)
             run = fallback.runner(self.mesh, reason, writes)
-            return Function(run if self.func is not None else self._of_op(run))
+            return Function(
+                run if self.func is not None else fallback.of_op(run, self.op, self.trace))
         shapes = [self.trace.metas[slot.index].shape for slot in slots_of(self.op.results)]
         layouts = tuple(Layout.replicated(self.mesh.abstract, shape) for shape in shapes)
         return self._outside(layouts, None)
-
-    def _of_op(self, run: Callable[[Any, Any, Any], Any]) -> Callable[[Any, Any, Any], Any]:
-        """`run` of the op, instead of the function that was called."""
-        op, trace = self.op, self.trace
-
-        def run_op(func: Any, args: Any, kwargs: Any) -> Any:
-            tensors = flatten((args, kwargs))
-            out = run(op.overload, fill(op.args, tensors), fill(op.kwargs, tensors))
-            return returned(trace, tensors, op.results, out)
-
-        return run_op
 
     def _outside(
         self, layouts: Sequence[Layout], alias: str | None, decision: Decision | None = None
@@ -240,10 +224,12 @@ class Builder:
         slice_of = self._slice(decision, self.metas)
         anchor = () if isinstance(algorithm, ops.Local) else self._anchored(decision, wants)
         self.by_form = self._is_by_form(decision) and not anchor
+        made = [self.trace.metas[slot.index] for slot in slots_of(self.op.results)]
         return Step(
             self.name, moves, local, args, kwargs, results,
             why=decision.reason, anchor=anchor, kernel=self.kernel, slice_of=slice_of,
-            left_whole=self._left_whole(decision) if any(moves) else None,
+            left_whole=find_wide(
+                self.name, self.layouts, decision, self.rule, made) if any(moves) else None,
         )
 
     def _slice(
@@ -261,16 +247,6 @@ class Builder:
             return None
         metas[result.index] = made
         return slot, starts
-
-    def _left_whole(self, decision: Decision) -> LeftWhole | WideHalo | None:
-        free: list[Sequence[int]] = [() for _ in self.layouts]
-        if self.rule is not None:
-            free = [propagate.can_be_sharded(self.rule, at) for at in range(len(free))]
-        results = [self.trace.metas[slot.index] for slot in slots_of(self.op.results)]
-        itemsize = max([one.dtype.itemsize for one in results], default=0)
-        return find_left_whole(
-            self.name, self.layouts, decision.operands, decision.results, itemsize, free,
-        ) or find_wide_halo(self.name, decision.operands, decision.reads, itemsize)
 
     def _is_by_form(self, decision: Decision) -> bool:
         """Whether other lengths of the same structure change nothing but layouts."""

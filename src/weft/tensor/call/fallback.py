@@ -24,13 +24,13 @@ from weft.tensor.placing.draw import torch_draws
 from weft.tensor.placing.operands import NamedCaller, move_operand, share_memory
 from weft.tensor.placing.transitions import order_in_memory, transition_between
 from weft.tensor.shard_tensor import ShardTensor, wrap
-from weft.tensor.trace.calls import written_by
-from weft.tensor.trace.capture import check_dense
-from weft.tensor.trace.trees import flatten, local_of, map_tensors, substitute
+from weft.tensor.trace.calls import returned, written_by
+from weft.tensor.trace.capture import Op, Trace, check_dense
+from weft.tensor.trace.trees import fill, flatten, local_of, map_tensors, substitute
 from weft.tensor.versions import write_counted
 from weft.tensor.views.moved import attach_to_base, bump_view_epoch, unwrap_view
 
-__all__ = ["replicate", "runner", "write_back"]
+__all__ = ["of_op", "replicate", "runner", "write_back"]
 
 _WARNED: set[str] = set()
 
@@ -93,6 +93,19 @@ def runner(
         return attach_to_base(result, func, args, kwargs)
 
     return run
+
+
+def of_op(
+    run: Callable[[Any, Any, Any], Any], op: Op, trace: Trace
+) -> Callable[[Any, Any, Any], Any]:
+    """`run` of an op, instead of the function that was called."""
+
+    def run_op(func: Any, args: Any, kwargs: Any) -> Any:
+        tensors = flatten((args, kwargs))
+        out = run(op.overload, fill(op.args, tensors), fill(op.kwargs, tensors))
+        return returned(trace, tensors, op.results, out)
+
+    return run_op
 
 
 def _wrapped(

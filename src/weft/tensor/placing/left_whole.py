@@ -7,12 +7,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from torch import Tensor
+
+from weft import propagate
 from weft.core import Cover, Layout
 from weft.core.units import nbytes_text
 from weft.errors import StrictError, message
+from weft.rules import Decision, Rule
 from weft.tensor import modes
 
-__all__ = ["LeftWhole", "WideHalo", "find_left_whole", "find_wide_halo", "warn_if_whole"]
+__all__ = ["LeftWhole", "WideHalo", "find_wide", "warn_if_whole"]
 
 
 class _Limit:
@@ -116,7 +120,28 @@ class WideHalo:
             "fewer shards of this dim, and more of another: x.redistribute(placements=...)"))
 
 
-def find_wide_halo(
+def find_wide(
+    name: str, layouts: Sequence[Layout], decision: Decision, rule: Rule | None,
+    results: Sequence[Tensor],
+) -> LeftWhole | WideHalo | None:
+    """What a call leaves whole of its largest such operand, or a halo that is too wide; None if
+    neither.
+
+    Args:
+        name: the op.
+        layouts: of the operands. decision: on them, by the rule, if there is one.
+        results: for their dtypes.
+    """
+    itemsize = max([one.dtype.itemsize for one in results], default=0)
+    free: list[Sequence[int]] = [() for _ in layouts]
+    if rule is not None:
+        free = [propagate.can_be_sharded(rule, at) for at in range(len(free))]
+    return _left_whole(
+        name, layouts, decision.operands, decision.results, itemsize, free,
+    ) or _wide_halo(name, decision.operands, decision.reads, itemsize)
+
+
+def _wide_halo(
     name: str, layouts: Sequence[Layout], reads: Sequence[Cover | None], itemsize: int
 ) -> WideHalo | None:
     """The operand of which ranks read more than twice what they hold; None where there is none."""
@@ -128,7 +153,7 @@ def find_wide_halo(
     return None
 
 
-def find_left_whole(
+def _left_whole(
     name: str, sources: Sequence[Layout], targets: Sequence[Layout], results: Sequence[Layout],
     itemsize: int, free: Sequence[Sequence[int]],
 ) -> LeftWhole | None:
