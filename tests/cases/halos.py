@@ -125,7 +125,8 @@ def _apart(u: Tensor) -> Tensor:
 def _rolled_by_cat(u: Tensor) -> Tensor:
     """Both ends beside each other; other parts of `u` in another order, with a roll of it."""
     for _ in range(3):
-        around = torch.cat([u[:, :, 1:], u[:, :, :1]], 2) + torch.cat([u[:, :, -3:], u[:, :, :-3]], 2)
+        around = torch.cat([u[:, :, 1:], u[:, :, :1]], 2)
+        around = around + torch.cat([u[:, :, -3:], u[:, :, :-3]], 2)
         halves = torch.cat([u[:, :, :, 4:], u[:, :, :, :4]], 3) - u.roll(1, 3)
         u = (u + 0.1 * around * halves).sin()
     return u

@@ -82,7 +82,7 @@ def test_one_exchange_serves_equal_reads() -> None:
 
 
 def test_parts_of_a_cat_are_read_at_once() -> None:
-    """A roll that is written as a `cat` of slices takes one exchange of a roll's bytes, each way."""
+    """A roll that is written as a `cat` of slices takes one exchange of a roll's bytes."""
     def program(mesh: Any) -> list[tuple[str, int]]:
         u = weft.distribute_tensor(torch.randn(32, 4), mesh, P("x")).requires_grad_()
         with weft.explain() as log:

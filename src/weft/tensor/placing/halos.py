@@ -215,8 +215,8 @@ def _covering(base: Layout, needs: Sequence[Transition], turned: bool) -> Cover 
             rings.append(dim)
         length = base.shape[dim] if turned and dim in rings else 0
         reads.append(tuple([
-            _hull([_interval(need, dim, shard) for need in needs], base.interval(dim, shard), length)
-            for shard in range(base.num_shards(dim))
+            _hull([_interval(need, dim, at) for need in needs], base.interval(dim, at), length)
+            for at in range(base.num_shards(dim))
         ]))
     return Cover.of(base, tuple(reads), next(iter(fills), 0.0), tuple(rings))
 
