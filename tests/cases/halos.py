@@ -122,6 +122,16 @@ def _apart(u: Tensor) -> Tensor:
     return (inner - u[:, :, :-3, :-1]) * inner.exp() + (some * 1.5)[:, :, 1:, 1:]
 
 
+def _rolled_by_cat(u: Tensor) -> Tensor:
+    """Both ends beside each other; other parts of `u` in another order, with a roll of it."""
+    for _ in range(3):
+        around = torch.cat([u[:, :, 1:], u[:, :, :1]], 2)
+        around = around + torch.cat([u[:, :, -3:], u[:, :, :-3]], 2)
+        halves = torch.cat([u[:, :, :, 4:], u[:, :, :, :4]], 3) - u.roll(1, 3)
+        u = (u + 0.1 * around * halves).sin()
+    return u
+
+
 def _pool(name: str, function: Callable[..., Any], num: int, *args: Any, **options: Any) -> Field:
     return Field(name, lambda x: function(x, *args, **options), ((2, 3, *(8, 7, 3)[:num]),))
 
@@ -159,7 +169,7 @@ FIELDS = [
     Field("pad_cropped", lambda x: F.pad(x, (1, 2, 3, -1), "circular"), ((2, 3, 8, 7),)),
     Field("windows", lambda x: x.unfold(2, 3, 2).unfold(3, 2, 1), ((2, 3, 8, 7),)),
     *[Field(one.__name__[1:], one, ((2, 3, 8, 7),))
-      for one in (_by_slices, _by_rolls, _in_place, _by_fluxes, _apart)],
+      for one in (_by_slices, _by_rolls, _in_place, _by_fluxes, _apart, _rolled_by_cat)],
     Field("gradients", lambda x: torch.stack(torch.gradient(x, dim=(2, 3))), ((2, 3, 8, 7),)),
     Field("diff", lambda x: x.diff(n=2, dim=2, prepend=x[:, :, :1]), ((2, 3, 8, 7),)),
     Field("unfold", lambda x: F.unfold(x, 3, padding=1), ((2, 3, 8, 7),), 1),

@@ -81,6 +81,18 @@ def test_one_exchange_serves_equal_reads() -> None:
     assert weft.testing.run(program, mesh={"x": 2}) == [["Halo", "HaloSum"]] * 2
 
 
+def test_parts_of_a_cat_are_read_at_once() -> None:
+    """A roll that is written as a `cat` of slices takes one exchange of a roll's bytes."""
+    def program(mesh: Any) -> list[tuple[str, int]]:
+        u = weft.distribute_tensor(torch.randn(32, 4), mesh, P("x")).requires_grad_()
+        with weft.explain() as log:
+            out = torch.cat([u[3:], u[:3]])
+            torch.autograd.grad(out, u, out)
+        return [(event.collective, event.nbytes) for event in log.events]
+
+    assert weft.testing.run(program, mesh={"x": 4}) == [[("Halo", 48), ("HaloSum", 48)]] * 4
+
+
 def test_a_partial_field_is_reduced_once() -> None:
     """It comes to shards, of which each call then reads a halo of its own."""
     torch.manual_seed(3)

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, is_grad_enabled
 
-from weft.core import Cover, Interval
+from weft.core import Cover, Interval, Layout
 from weft.tensor.meta import bounded_put
 from weft.tensor.placing.transitions import order_in_memory, transition_between
 from weft.tensor.shard_tensor import ShardTensor, version_of
@@ -178,12 +178,24 @@ def _joint(needs: Sequence[Transition]) -> Transition | None:
     such a box would be read by nobody."""
     first = needs[0]
     base = first.src
-    covers = [need.cover for need in needs]
     if base.is_partial or any(
         need.src != base or need.dst.dims != base.dims or need.dst.is_partial
         or need.dst_varying != first.dst_varying or need.order != first.order for need in needs
     ):
         return None
+    most = WASTE * sum([need.nbytes(1) for need in needs])
+    for turned in (False, True):
+        cover = _covering(base, needs, turned)
+        made = cover and transition_between(
+            first.mesh, base, base, first.src_varying, first.dst_varying, first.order, cover)
+        if made is not None and made.nbytes(1) <= most:
+            return made
+    return None
+
+
+def _covering(base: Layout, needs: Sequence[Transition], turned: bool) -> Cover | None:
+    """What has all of these; `turned`: where nothing sticks out, dims are rings, so that both ends
+    are read as neighbours (`cat([u[1:], u[:1]])` is a roll)."""
     reads: list[tuple[Interval, ...] | None] = []
     rings: list[int] = []
     fills: set[float] = set()
@@ -192,25 +204,21 @@ def _joint(needs: Sequence[Transition]) -> Transition | None:
             reads.append(None)
             continue
         outside = [
-            (need, cover) for need, cover in zip(needs, covers)
-            if cover is not None and _sticks_out(need, cover, dim)
+            (need, need.cover) for need in needs
+            if need.cover is not None and _sticks_out(need, need.cover, dim)
         ]
         fills |= {cover.fill for _, cover in outside if dim not in cover.rings}
         ring = {dim in cover.rings for _, cover in outside}
         if len(ring) > 1 or len(fills) > 1:
             return None
-        if True in ring:
+        if True in ring or (turned and not ring):
             rings.append(dim)
+        length = base.shape[dim] if turned and dim in rings else 0
         reads.append(tuple([
-            _hull([_interval(need, dim, shard) for need in needs], base.interval(dim, shard))
-            for shard in range(base.num_shards(dim))
+            _hull([_interval(need, dim, at) for need in needs], base.interval(dim, at), length)
+            for at in range(base.num_shards(dim))
         ]))
-    cover = Cover.of(base, tuple(reads), next(iter(fills), 0.0), tuple(rings))
-    made = cover and transition_between(
-        first.mesh, base, base, first.src_varying, first.dst_varying, first.order, cover)
-    if made is None or made.nbytes(1) > WASTE * sum([need.nbytes(1) for need in needs]):
-        return None
-    return made
+    return Cover.of(base, tuple(reads), next(iter(fills), 0.0), tuple(rings))
 
 
 def _interval(need: Transition, dim: int, shard: int) -> Interval:
@@ -225,11 +233,15 @@ def _sticks_out(need: Transition, cover: Cover, dim: int) -> bool:
         cover.interval(need.dst, dim, shard) for shard in range(need.dst.num_shards(dim))])
 
 
-def _hull(intervals: Sequence[Interval], own: Interval) -> Interval:
-    """The interval that has all of these; of nothing, nothing."""
+def _hull(intervals: Sequence[Interval], own: Interval, length: int) -> Interval:
+    """The interval that has all of these; of nothing, nothing. On a ring of some length, of each
+    the copy that is nearest to what the shard owns."""
     read = [one for one in intervals if one[0] < one[1]]
     if not read:
         return own[0], own[0]
+    if length:
+        turns = [(sum(own) - sum(one) + length) // (2 * length) * length for one in read]
+        read = [(start + turn, stop + turn) for (start, stop), turn in zip(read, turns)]
     return min([start for start, _ in read]), max([stop for _, stop in read])
 
 
@@ -245,21 +257,33 @@ def _part(box: Transition, need: Transition) -> Parts:
     for dim in range(base.ndim):
         if not base.dims[dim]:
             continue
-        if cover is not None and _sticks_out(need, cover, dim):
-            ring = dim in cover.rings
-            if ring != (dim in box.cover.rings) or (not ring and cover.fill != box.cover.fill):
-                return None
-        for shard in range(base.num_shards(dim)):
-            (start, stop), (first, last) = _interval(need, dim, shard), _interval(box, dim, shard)
-            if start < stop and not first <= start < stop <= last:
-                return None
-        shard = base.shard_index(dim, here)
-        (start, stop), (first, last) = _interval(need, dim, shard), _interval(box, dim, shard)
-        if start >= stop:
-            parts.append((dim, 0, 0))
-        elif (start, stop) != (first, last):
-            parts.append((dim, start - first, stop - start))
+        ring = dim in box.cover.rings
+        if cover is not None and _sticks_out(need, cover, dim) and (
+            ring != (dim in cover.rings) or (not ring and cover.fill != box.cover.fill)
+        ):
+            return None
+        found = [
+            _inside(_interval(need, dim, shard), _interval(box, dim, shard),
+                    base.shape[dim] if ring else 0) for shard in range(base.num_shards(dim))
+        ]
+        if None in found:
+            return None
+        mine = found[base.shard_index(dim, here)]
+        if mine is not None and mine[1] >= 0:
+            parts.append((dim, *mine))
     return tuple(parts)
+
+
+def _inside(read: Interval, box: Interval, length: int) -> tuple[int, int] | None:
+    """Where one interval begins in another, on a ring of some length, and how long it is, -1 for
+    all of it; None where it is not inside."""
+    (start, stop), (first, last) = read, box
+    if start >= stop:
+        return 0, 0
+    for turn in (0, length, -length):
+        if first <= start + turn and stop + turn <= last:
+            return start + turn - first, -1 if stop - start == last - first else stop - start
+    return None
 
 
 # Slices.
