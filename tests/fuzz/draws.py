@@ -95,8 +95,8 @@ def drawn(seed: int) -> Trial:
     if not scaled:
         events = tuple("" if event == "overflow" else event for event in events)
     tied, shared = draw.random() < 0.3, draw.random() < 0.15
-    if kinds[0] == "spectral":  # each use changes what the one before has saved
-        shared = False
+    if kinds[0] == "spectral" or way in ("functional", "inner"):
+        shared = False  # each use changes what the one before has saved; torch does not give back
     lora = draw.choice(["", "", "", "plain", "sharded"])
     metas = ["", "", "", "materialize", *["assign", "empty"] * (not tied | shared)]
     precision = _precision(draw, way, kinds, lora)
@@ -142,6 +142,8 @@ def _checkpoint(
     norms count it.
     """
     if "failed back" in events and {"sync", "batch"} & {*kinds}:
+        return ""
+    if way == "inner" and _NOT_NARROW & {*kinds}:  # computed again with other weights than before
         return ""
     ways = ["", "", "other"]
     if way not in ("inner", "penalty", "retained"):

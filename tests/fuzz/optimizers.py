@@ -85,7 +85,9 @@ def _made(trial: Trial, every: list[Any]) -> list[Any]:
             matrices = [one for one in every if one.dim() == 2]
             return [torch.optim.Muon(matrices, 0.01, eps=1e-3), torch.optim.AdamW(others, 0.01)]
         case "SGD":
-            options |= {"lr": 0.1, "momentum": 0.9}
+            options |= {"lr": 0.1}  # torch's fused one has no momentum beside a gradient of None
+            if how != "fused":
+                options["momentum"] = 0.9
         case "Adafactor":
             options |= {"lr": 0.01, "eps": (1e-3, 1e-3)}
         case "ASGD":

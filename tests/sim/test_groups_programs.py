@@ -138,11 +138,23 @@ def a_part_of_two_groups_has_hooks(model: Any, x: Any) -> None:
     model(x).square().mean().backward()
 
 
+def a_forward_between_a_derivative_and_its_own(model: Any, x: Any) -> None:
+    """What the graph of the derivative reads of a frozen layer is still there."""
+    model.layers[0].requires_grad_(False)
+    wanted = [*model.layers[1].parameters()]
+    slopes = torch.autograd.grad(
+        model(x.requires_grad_()).square().mean(), [x, *wanted], create_graph=True)
+    again = model(x).square().mean()
+    (again + sum(slope.square().sum() for slope in slopes)).backward()
+    model.layers[0].requires_grad_(True)
+    model(x.detach()).square().mean().backward()
+
+
 PROGRAMS = [
     a_function_of_the_users, inference_comes_first, written_in_place, checkpoints_are_selective,
     hooks_are_called_in_each_backward, hooks_see_the_whole_gradient,
     other_weights_before_a_recomputation, whole_batches_follow_sharded_ones, data_are_set,
-    a_part_of_two_groups_has_hooks,
+    a_part_of_two_groups_has_hooks, a_forward_between_a_derivative_and_its_own,
 ]
 
 

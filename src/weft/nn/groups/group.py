@@ -156,7 +156,9 @@ class Line:
     def _free(self) -> None:
         for group in self.touched:
             group.is_open = group.was_asked = False
-            if not self.keeps:
+            if self.keeps:
+                group.leave_to_graphs()
+            else:
                 group.free()
 
     def _close(self) -> None:
@@ -180,7 +182,7 @@ class Group:
         self.in_own_dtype: set[int] = set() if before is None else before.in_own_dtype
         self.num_in_own_dtype = len(self.in_own_dtype)
         dtypes = Dtypes(policy.compute_dtype, policy.reduce_dtype, self.autocast)
-        self.is_open = self.was_asked = self.is_outermost = False
+        self.is_open = self.was_asked = self.is_outermost = self.is_left = False
         self.number = next(_MADE)
         kinds: dict[Any, tuple[Kind, list[ShardTensor]]] = {}
         seen: set[int] = set()
@@ -227,7 +229,9 @@ class Group:
 
     def fits(self, mesh: BoundMesh, batch: frozenset[int]) -> bool:
         """Whether it is still the group of its module's parameters."""
-        if self.mesh is not mesh or self.batch != batch or self.autocast != autocast_dtype(mesh):
+        if self.is_left or self.mesh is not mesh or self.batch != batch:
+            return False
+        if self.autocast != autocast_dtype(mesh):
             return False
         if self.num_in_own_dtype != len(self.in_own_dtype):
             return False
@@ -298,6 +302,13 @@ class Group:
         """The module has another group, or is gone."""
         for pack in self.packs:
             pack.release()
+
+    def leave_to_graphs(self) -> None:
+        """A graph of a backward reads the memory, and asks nobody: it dies with the graph. The next
+        forward has a group of its own."""
+        self.is_left = True
+        for pack in self.packs:
+            pack.keep()
 
     def start(self) -> None:
         for pack in self.packs:
