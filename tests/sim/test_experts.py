@@ -100,6 +100,24 @@ def test_rows_move_to_their_expert_and_back_and_nowhere_else(num: int, skew: flo
     assert by_hand <= moved <= 1.1 * by_hand + _OF_ORDER * num_rows
 
 
+def test_gradients_of_gathered_experts_are_reduced_once() -> None:
+    """The ends of both products are one partial tensor, which the first of them sums."""
+    x = torch.randn(32, WIDTH, generator=torch.Generator().manual_seed(1))
+    due = trained(Experts(3, 0.0, False), x.clone())
+
+    def on_rank(mesh: Any, table: dict[str, Any]) -> list[str]:
+        model: Any = weft.distribute_module(Experts(3, 0.0, False), mesh, shardings=table)
+        with weft.explain() as log:
+            found = trained(model, weft.distribute_tensor(x, mesh, P("dp")))
+        for one, other in zip(found, due, strict=True):
+            torch.testing.assert_close(one.full_tensor(), other, rtol=1e-4, atol=1e-4)
+        return [one.collective for one in log.events
+                if one.direction == "backward" and one.op.startswith(("aten._gr", "param"))]
+
+    for table, sums in (({}, ["AllReduce"]), ({"*": P("dp")}, ["ReduceScatter"])):
+        assert weft.testing.run(lambda mesh: on_rank(mesh, table), mesh={"dp": 4}) == [sums] * 4
+
+
 @ranks(ep=4)
 def test_a_rank_without_experts_takes_part_under_autocast(mesh: Any) -> None:
     x = torch.randn(20, WIDTH, generator=torch.Generator().manual_seed(1))

@@ -4,7 +4,8 @@ A tensor becomes R by `redistribute(grad_placements=)`, and parameters are R whi
 for their module. A call of which something varies over the axis takes such a tensor as it is, and
 its gradient stays partial. Where all operands that want a gradient are R, the result is R too: a
 cast, a transpose, a part of a weight. Beside operands that are not, it becomes I, by a transition
-without communication. So does what a recipe takes that is no program: it knows no R.
+without communication. So does what a recipe takes that is no program: it knows no R. A call that
+takes what operands became (`reduce_once`) finds the recipe of that call, which does.
 
 Such a tensor may lie in memory that is freed and filled again (`placing.freed`): then the result's
 gradient asks for it first. It may be there in autocast's dtype alone (`views.cast_weight`): a call
@@ -24,6 +25,7 @@ from weft.tensor.call.autocast import cast_of as cast_of_op
 from weft.tensor.call.numbers import CarryOut
 from weft.tensor.call.program import Program
 from weft.tensor.call.recipe import Alias, Function, Recipe
+from weft.tensor.call.reduce_once import UsingReduced
 from weft.tensor.meta import Meta
 from weft.tensor.placing.freed import filled, is_used, watch
 from weft.tensor.placing.operands import as_value, move_operands, settle
@@ -43,6 +45,8 @@ def has_varying(key: Sequence[Any]) -> bool:
 def of_varying(made: Recipe, carry_out: CarryOut) -> Recipe:
     """The recipe of a call with tensors that are R, from that of its ops. `carry_out` carries out
     the call with tensors that are I."""
+    if isinstance(made, UsingReduced):
+        return made
     if isinstance(made, Program):
         if any(step.target is not None for step in made.steps) and is_grad_enabled():
             return Function(_Settled(made, carry_out))
