@@ -35,6 +35,9 @@ CASES: list[Case] = [
     case("layer_norm", lambda a, w: F.layer_norm(a, (6,), w).square(), reals(5, 6), reals(6)),
     case("conv1d", lambda a, w, b: F.conv1d(a, w, b).square(), reals(5, 4, 6), reals(3, 4, 2),
          reals(3)),
+    case("cumprod", lambda a: a.cumprod(0), reals(7, 3)),
+    case("logcumsumexp", lambda a: a.logcumsumexp(0), reals(7, 3)),
+    case("cummax", lambda a: a.square().cummax(0)[0], reals(7, 3)),
     case("max_pool1d", lambda a: F.max_pool1d(a.square(), 2).square(), reals(5, 4, 6)),
 ]
 

@@ -49,8 +49,6 @@ def _cumprod(shards: Shards, x: Tensor, dim: int, *, dtype: torch.dtype | None =
     own = x.cumprod(dim, dtype=wide(dtype))
     total = _last(x, own, dim) if x.shape[dim] else empty_summary(x, (dim,), own.dtype) + 1
     (totals,) = shards.gather(total)
-    if shards.index == 0:
-        return shards.tie(own.to(dtype), totals)
     return (own * totals[: shards.index].prod(0)).to(dtype)
 
 
@@ -59,8 +57,8 @@ def _logcumsumexp(shards: Shards, x: Tensor, dim: int) -> Tensor:
     dtype, x = x.dtype, x.to(wide(x.dtype))
     largest, sums = shards.gather(*exp_sums(x, (dim,)))
     before = [at for at in shards.filled if at < shards.index]
-    if not before:
-        return shards.tie(x.logcumsumexp(dim).to(dtype), sums)
+    if not before:  # the gradient of the sums depends on them, as on the other ranks
+        return shards.tie(x.logcumsumexp(dim).to(dtype), sums[:0].exp())
     carry = log_of_sums(largest[before], sums[before])
     out = torch.cat([carry, x], dim).logcumsumexp(dim)
     return out.narrow(dim, 1, x.shape[dim]).to(dtype, copy=True)
