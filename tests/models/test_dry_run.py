@@ -139,6 +139,19 @@ def test_as_a_run(name: str) -> None:
         assert dry.memory.peak == pytest.approx(peak, rel=0.01)
 
 
+@pytest.mark.parametrize("way", ["tp", "dp x tp", "tp with sequences"])
+def test_experts_of_a_tensor_parallel_model(way: str) -> None:
+    """Their routes are those of random data; positions that follow from them are known."""
+    program = partial(of_catalogue, name="mixtral", way=way, size="uneven")
+    axes = WAYS[way].mesh
+    real, dry = weft.testing.run(program, mesh=axes), weft.dry_run(program, axes)
+    (expected, peak), found = real[0], [facts(event) for event in dry.log.events]
+    assert abs(len(found) - len(expected)) <= 4
+    due = sum(event[6] for event in expected)
+    assert sum(event[6] for event in found) == pytest.approx(due, rel=0.15)
+    assert dry.memory.peak == pytest.approx(peak, rel=0.02)
+
+
 def test_experts_get_about_as_many_tokens_as_in_a_run() -> None:
     """Which, data decide: positions that nobody knows are those of random data."""
     def program(mesh: Any) -> tuple[Any, int]:

@@ -107,12 +107,12 @@ class RecordingCommunicator(Communicator):
         self._record("all_gather", x, sizes)
         if x.is_meta and len(set(sizes)) == 1:
             return self._made(x.repeat, self.size)
-        return _blank(x, sum(sizes))
+        return self._made(_blank, x, sum(sizes))
 
     def _reduce_scatter(self, x: Tensor, sizes: tuple[int, ...], kind: str) -> Tensor:
         mine = sizes[self.index]
         self._record("reduce_scatter", x, sizes)
-        return _blank(x, mine)
+        return self._made(_blank, x, mine)
 
     def _all_to_all(self, x: Tensor, send: tuple[int, ...], recv: tuple[int, ...]) -> Tensor:
         self._record("all_to_all", x, send, recv)
@@ -122,7 +122,7 @@ class RecordingCommunicator(Communicator):
         ):
             parts = x.split(send)
             return self._made(torch.cat, [parts[other] for other in like])
-        return _blank(x, sum(recv))
+        return self._made(_blank, x, sum(recv))
 
     def _broadcast(self, x: Tensor, source: int) -> Tensor:
         self._record("broadcast", x, source)

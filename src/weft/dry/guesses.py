@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["CHOOSES", "GUESSES"]
+__all__ = ["CHOOSES", "GUESSES", "VALUES"]
 
 _aten: Any = torch.ops.aten
 CHOOSES = (
@@ -32,6 +32,14 @@ def _spread_evenly(x: torch.Tensor, weights: Any = None, minlength: int = 0) -> 
     ends = torch.arange(minlength + 1, device="cpu") * x.numel() // max(minlength, 1)
     return ends.diff() if weights is None else ends.diff().double()
 
+
+def _counted(x: torch.Tensor, *args: Any) -> torch.Tensor:
+    """`histc`, of integers too: those on accelerators, for which programs take a meta tensor."""
+    return torch.histc(x.double(), *args).to(x.dtype)
+
+
+VALUES: dict[Any, Any] = {_aten.histc.default: _counted}
+"""Op -> its result for known values that its kernel on the CPU does not take."""
 
 GUESSES: dict[Any, Any] = {
     _aten._unique2.default: _all_different, _aten.bincount.default: _spread_evenly,

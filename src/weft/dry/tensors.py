@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from weft.comm import RecordingWorld
 from weft.core.scopes import setting
 from weft.dry.compute import Compute
-from weft.dry.guesses import CHOOSES, GUESSES
+from weft.dry.guesses import CHOOSES, GUESSES, VALUES
 from weft.dry.operations import EMPTY, flops_of, traffic_of
 from weft.tensor.trace.meta_results import known_result
 from weft.tensor.trace.trees import flatten, map_tensors
@@ -43,6 +43,8 @@ _VALUE = "_weft_value"
 _COPIES = _aten._to_copy.default
 _READS = _aten._local_scalar_dense.default
 _LIFTS = (_aten.lift_fresh.default, _aten.lift_fresh_copy.default, _aten.lift.default)
+
+
 class DryTensors(TorchDispatchMode):
     """The mode. `meter` counts memory, `flops` the operations so far, `seconds` how long they take
     at these rates; what the communicators of the world do is none of them."""
@@ -123,7 +125,9 @@ class DryTensors(TorchDispatchMode):
         if not _is_meta(tensor):
             return tensor
         value = getattr(tensor, _VALUE, None)
-        if value is None or value.untyped_storage()._cdata in self._lost:
+        if value is None or value.shape != tensor.shape:  # it was given other data
+            return None
+        if value.untyped_storage()._cdata in self._lost:
             return None
         return value
 
@@ -169,10 +173,19 @@ class DryTensors(TorchDispatchMode):
             known = known_result(func, args, kwargs)  # torch's meta kernel refuses what others take
         if known is not None:
             return known
+        if func is _aten.index.Tensor:
+            args = args[0], [one for index in args[1] for one in self._positions(index)]
         if func in GUESSES:
             return map_tensors(self._known_if, GUESSES[func](*args, **kwargs))
         with setting(_config, meta_nonzero_assume_all_nonzero=True):
             return func(*args, **kwargs)
+
+    def _positions(self, index: Any) -> list[Any]:
+        """An index; of a mask that is known, the positions where it holds."""
+        value = None if index is None or index.dtype is not torch.bool else self._value(index)
+        if value is None:
+            return [index]
+        return [one.to(_META) for one in value.nonzero(as_tuple=True)]
 
     def _follow(
         self, func: Any, args: Any, kwargs: Any, given: list[torch.Tensor], out: Any
@@ -184,7 +197,8 @@ class DryTensors(TorchDispatchMode):
         written = func._schema.is_mutable
         values = [self._value(one) for one in given]
         if (
-            any(value is None for value in values) or func in EMPTY
+            any(value is None for value in values)
+            or (func in EMPTY and not self._takes_positions(results[0]))
             or max([one.numel() for one in (*results, *given)]) > _KNOWN_NUMEL
         ):
             if written:
@@ -196,12 +210,17 @@ class DryTensors(TorchDispatchMode):
             kwargs = {**kwargs, "device": torch.device("cpu")}
         try:
             args, kwargs = map_tensors(self._value, (args, kwargs))
-            found = flatten(func(*args, **kwargs))
+            found = flatten(VALUES.get(func, func)(*args, **kwargs))
         except (RuntimeError, NotImplementedError, IndexError):
             return
         for one, value in zip(results, found):
             if _is_meta(one):
                 setattr(one, _VALUE, value)
+
+    def _takes_positions(self, made: torch.Tensor) -> bool:
+        """Whether memory without values counts as known, as the program will write to all of it:
+        so it makes the inverse of a permutation."""
+        return made.dtype is torch.int64 and not self.world.at_work
 
     def _choose(self, func: Any, args: Any, kwargs: Any, results: list[torch.Tensor]) -> None:
         """The positions that data decide are those of random data."""
