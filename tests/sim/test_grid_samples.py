@@ -120,6 +120,25 @@ def test_points_upon_places(mode: str, aligned: bool) -> None:
                    (P(None, "x"),), 2e-6 * max(height, width))
 
 
+@pytest.mark.parametrize("aligned", [False, True])
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic"])
+def test_single_precision_is_as_far_from_double_as_torch_is(mode: str, aligned: bool) -> None:
+    """The place of a point is rounded by a part of a long dim, in one process as well."""
+    torch.manual_seed(2)
+    x, points = torch.randn(1, 2, 512, 16), 2 * torch.rand(1, 512, 16, 2) - 1
+    points[..., 1] = torch.linspace(-1, 1, 512)[:, None] + 0.003 * torch.randn(512, 16)
+    args = mode, "zeros", aligned
+    due = F.grid_sample(x.double(), points.double(), *args)
+    off = (F.grid_sample(x, points, *args) - due).abs()
+    got = weft.testing.run(lambda mesh: F.grid_sample(
+        weft.distribute_tensor(x, mesh, P(None, None, "x"), src_data_rank=None),
+        weft.distribute_tensor(points, mesh, P(None, "x"), src_data_rank=None),
+        *args).full_tensor(), mesh={"x": 4})
+    for one in got:
+        mine = (one - due).abs()
+        assert mine.mean() < 1.1 * off.mean() and mine.max() < 1.2 * off.max()
+
+
 def test_points_nowhere() -> None:
     """Points without a number or beyond all numbers, a grid of one place, and narrow floats."""
     torch.manual_seed(2)

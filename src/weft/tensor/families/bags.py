@@ -2,8 +2,8 @@
 
 A bag is added up where its rows are read, by torch's kernel, and no row is kept: of a sharded table
 each rank adds the rows that it holds, which gives partial values. Bags may be sharded, too; then
-each rank has its own, and of indices that are sharded without offsets the sum is partial. The
-largest of a bag are those of its rows, which are no more than it names.
+each rank has its own, and of indices that are sharded without offsets the sum is partial. Of
+the largest elements a shard finds its own, and gives those that are the largest of all, as terms.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from weft.ops.reads import own_rows
@@ -44,9 +43,9 @@ def _embedding_bag(
     if max_norm is not None:
         with torch.no_grad():
             torch.embedding_renorm_(weight.detach(), input, max_norm, norm_type)
-    if mode == "max":
-        return _largest(input, weight, offsets, include_last_offset, padding_idx)
     padding = -1 if padding_idx is None else padding_idx % weight.shape[0]
+    if mode == "max":
+        return ShardTensor.__torch_function__(_MAXIMA, (), (weight, input, bounds, padding), {})
     given = weight, input, bounds, per_sample_weights, padding
     total = ShardTensor.__torch_function__(_SUMS, (), given, {})
     if mode == "sum":
@@ -159,27 +158,81 @@ _SUMS = OwnFunction(
     is_op=False, keeps_edges=False)
 
 
-def _largest(
-    input: Tensor, weight: Tensor, offsets: Tensor | None, include_last: bool, padding: int | None
+# The largest elements of bags.
+
+
+def _maxima(
+    weight: Tensor, input: Tensor, bounds: tuple[Tensor, Tensor] | None, padding: int
 ) -> Tensor:
-    """The largest elements of each bag, as rows of as many places as the longest one has; of an
-    empty one zeros."""
-    keep: Any = None
-    if offsets is not None:
-        ends = torch.tensor(offsets.tolist(), device=input.device)
-        ends = ends if include_last else torch.cat([ends, ends.new_tensor([input.shape[0]])])
-        counts = ends.diff()
-        line = torch.arange(int(counts.max()) if len(counts) else 0, device=ends.device)
-        keep = line < counts.unsqueeze(1)
-        input = input[(ends[:-1].unsqueeze(1) + line).clamp(max=input.shape[0] - 1)]
-    if padding is not None:
-        counts_not = input != padding % weight.shape[0]
-        keep = counts_not if keep is None else counts_not & keep
-    rows = F.embedding(input, weight)
-    if keep is None:
-        return rows.max(1)[0]
-    largest = torch.where(keep.unsqueeze(-1), rows, -torch.inf).max(1)[0]
-    return torch.where(keep.any(1).unsqueeze(-1), largest, 0)
+    """The largest elements of each bag; of an empty one zeros."""
+    rows, _, begins = _flat(input, bounds, None)
+    _, row, place = _largest(weight, rows, begins, padding, 0, len(weight))
+    has = place < len(rows)
+    del place
+    return _elements(weight, row, has)
+
+
+def _maxima_of_shards(
+    shards: Shards, weight: Tensor, input: Tensor, bounds: tuple[Tensor, Tensor] | None,
+    padding: int,
+) -> Tensor:
+    """The largest of what each shard holds; of equal ones the first in its bag, as a term."""
+    rows, _, begins = _flat(input, bounds, None)
+    best, row, place = _largest(
+        weight, rows, begins, padding, shards.starts[0], shards.layout.shape[0])
+    place.masked_fill_(best != shards.pmax(best), len(rows))
+    del best
+    has = (place == shards.pmin(place)) & (place < len(rows))
+    del place
+    return _elements(weight, row, has)
+
+
+def _largest(
+    weight: Tensor, rows: Tensor, begins: Tensor, padding: int, start: int, length: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Per bag and column of a table of this length, of which there are the rows from `start` on:
+    the largest element, its row here, and its place among all indices (their number: none). Torch
+    takes a number that is none if it is a bag's first."""
+    counts = torch.cat([begins, begins.new_tensor([len(rows)])]).diff()
+    weight = weight.detach()
+    best = weight.new_full((len(begins), weight.shape[1]), -torch.inf)
+    row = torch.zeros_like(best, dtype=torch.int32)  # half as long as what names them
+    place = torch.full_like(row, len(rows))
+    begun = torch.zeros_like(counts, dtype=torch.bool)
+    for step in range(int(counts.max()) if len(counts) else 0):
+        at = (begins + step).clamp(max=len(rows) - 1)
+        counted = (step < counts) & (rows[at] != padding)
+        own, keep = own_rows(rows[at], start, start + len(weight), length)
+        if len(weight):
+            seen = weight[own.where(keep, 0)]
+            first = (counted & ~begun).unsqueeze(1)
+            better = (seen > best) | (seen.isnan() & first) | (
+                ~seen.isnan() & (place == len(rows)))
+            better &= (counted & keep).unsqueeze(1)
+            torch.where(better, seen.nan_to_num_(torch.inf, torch.inf, -torch.inf), best, out=best)
+            torch.where(better, own.unsqueeze(1).int(), row, out=row)
+            torch.where(better, at.unsqueeze(1).int(), place, out=place)
+        begun |= counted
+    return best, row, place
+
+
+def _elements(weight: Tensor, row: Tensor, has: Tensor) -> Tensor:
+    """The elements of these rows, and zeros."""
+    if not len(weight):
+        return weight.sum(0).expand(len(row), -1)
+    columns = torch.arange(weight.shape[1], device=row.device)
+    return torch.where(has, weight[row, columns], 0)
+
+
+def _string_of_maxima(weight: Any, input: Any, bounds: Any, padding: int) -> str:
+    """As of sums."""
+    return _string(weight, input, bounds, None, padding)
+
+
+_MAXIMA = OwnFunction(
+    "embedding_bag", _maxima, _maxima,
+    OwnRule("embedding_bag", _string_of_maxima, kernel=_maxima_of_shards),
+    is_op=False, keeps_edges=False)
 
 
 PAGE = page(op("torch.nn.functional.embedding_bag", compose=_embedding_bag, each_call=True))
