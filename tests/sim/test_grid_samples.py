@@ -188,3 +188,40 @@ def test_bytes_and_memory_of_a_warp() -> None:
     assert [found["all_to_all"] for found, _ in got] == [32 * ROW, 34 * ROW, 32 * ROW, 34 * ROW]
     assert max(peak for _, peak in got) < 1.5 * one.peak / 4
     assert {found["all_gather"] for found, _ in got} == {3 * 2 * 8}
+
+
+def _grid_like(field: Any, theta: Any) -> Any:
+    """As docs/fields.md has it."""
+    height, width = field.shape[-2:]
+    ones = torch.ones_like(field[0, 0])
+    y, x = (2 * ones.cumsum(0) - 1) / height - 1, (2 * ones.cumsum(1) - 1) / width - 1
+    return torch.einsum("hwk,bck->bhwc", torch.stack([x, y, ones], -1), theta)
+
+
+def test_a_grid_that_is_made_of_the_field_stays_sharded() -> None:
+    """In a spatial transformer; no rank has the whole grid, which takes most of the memory."""
+    x = torch.randn(2, 3, 64, 48, dtype=torch.float64)
+    theta = torch.tensor([[[0.9, 0.1, 0.05], [-0.1, 0.95, 0.02]]] * 2, dtype=torch.float64)
+
+    def step(x: Any, theta: Any, make: Any) -> tuple[Any, Any]:
+        grid = make(x.requires_grad_().detach(), theta.requires_grad_())
+        out = F.grid_sample(x, grid, align_corners=False)
+        out.sum().backward()
+        return out.detach(), theta.grad
+
+    def on_rank(mesh: Any) -> tuple[Any, int]:
+        field = weft.distribute_tensor(x, mesh, P(None, None, "x"), src_data_rank=None)
+        given = weft.distribute_tensor(theta, mesh, P(), src_data_rank=None)
+        with peak_memory(field) as memory:
+            out, grad = step(field, given, _grid_like)
+        assert out.sharding == field.sharding
+        return (held(out), held(grad)), memory.peak
+
+    got = weft.testing.run(on_rank, mesh={"x": 4})
+    with peak_memory(x) as one:
+        due = step(x.clone(), theta.clone(), lambda field, theta: F.affine_grid(
+            theta, list(field.shape), align_corners=False))
+    for place, each in enumerate(due):
+        most = max(1.0, each.abs().max().item())
+        check(each, [mine[place] for mine, _ in got], f"{place}", 1e-11 * most)
+    assert max(peak for _, peak in got) < 1.5 * one.peak / 4
