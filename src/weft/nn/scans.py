@@ -11,6 +11,7 @@ user's function may be any function of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -71,11 +72,9 @@ def _check(
     on_gpu = all(getattr(one, "device", torch.device("cpu")).type == "cuda" for one in leaves)
     empty = [torch.empty_like(one, device="meta") if type(one) is not ShardTensor
              else torch.empty(one.shape, dtype=one.dtype, device="meta") for one in leaves]
-    try:
+    with suppress(_Checked):
         original(stop, tree_unflatten(empty, spec), dim, reverse,
                  "generic" if on_gpu and mode == "pointwise" else mode)
-    except _Checked:
-        pass
 
 
 def _on(tensor: Tensor, mesh: BoundMesh) -> Any:
