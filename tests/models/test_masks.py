@@ -1,5 +1,5 @@
-"""Masks that transformers makes of sharded padding masks, positions and blocks, by broadcasting or by
-vmap, for `sdpa` and `eager`; and a model whose masks are made by vmap."""
+"""Masks that transformers makes of sharded padding masks, positions and blocks, by broadcasting or
+by vmap, for `sdpa` and `eager`; and a model whose masks are made by vmap."""
 
 from __future__ import annotations
 
@@ -63,14 +63,14 @@ def test_as_in_one_process(name: str, way: str, spec: str) -> None:
 
 
 def t5gemma2() -> nn.Module:
-    text = dict(
-        vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
-        num_attention_heads=2, num_key_value_heads=1, head_dim=8, sliding_window=4,
-        layer_types=["sliding_attention", "full_attention"])
-    vision = dict(hidden_size=16, intermediate_size=32, num_hidden_layers=1,
-                  num_attention_heads=2, image_size=16, patch_size=8)
+    text = {
+        "vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "sliding_window": 4,
+        "layer_types": ["sliding_attention", "full_attention"]}
+    vision = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1,
+              "num_attention_heads": 2, "image_size": 16, "patch_size": 8}
     return hf.T5Gemma2ForConditionalGeneration(hf.T5Gemma2Config(
-        encoder=dict(text_config=text, vision_config=vision, vocab_size=64), decoder=text,
+        encoder={"text_config": text, "vision_config": vision, "vocab_size": 64}, decoder=text,
         vocab_size=64, dropout_rate=0.0, attention_dropout=0.0, eoi_token_index=62,
         image_token_index=61))
 

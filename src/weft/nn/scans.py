@@ -52,7 +52,7 @@ def associative_scan(
     if over is None:  # slices of whole lines: calls like others
         return original(combine_fn, xs, dim, reverse, "generic")
     mesh = sharded[0]._meta.mesh
-    first = [torch.movedim(_on(one, mesh), dim, 0) for one in leaves]
+    first: list[Any] = [torch.movedim(_on(one, mesh), dim, 0) for one in leaves]
     laid = [one.redistribute(placements=_beside(one.sharding, over, dim)) for one in first]
     if mesh.here is None:
         out: Sequence[Tensor] = [one.clone() for one in laid]
