@@ -71,7 +71,7 @@ def test_as_in_one_process(name: str, spec: str, is_plain: bool) -> None:
 def test_a_mapped_dim_stays_sharded(mesh: Any) -> None:
     x = weft.rand(8, 4, device_mesh=mesh, placements=P("x"))
     with weft.explain() as log:
-        out = torch.vmap(lambda a: F.layer_norm(a * a.sum(), (4,)))(x)
+        out = torch.vmap(lambda a: torch.softmax(a * 2, -1))(x)
     assert out.sharding == x.sharding and not log.nbytes
 
 
