@@ -195,7 +195,8 @@ def test_texts() -> None:
         "  Offenders: ShardTensor",
         "  Fix: use the tensor method (x.clone(), x.detach(), x.to(dtype)), or x.full_tensor() and "
         "plain torch",
-        "       for torch.func: torch.autograd.grad; of single samples torch.vmap(torch.func.grad(f))(x)",
+        "       for torch.func: torch.autograd.grad; of single samples "
+        "torch.vmap(torch.func.grad(f))(x)",
     ]
 
 

@@ -11,6 +11,7 @@ user's function may be any function of them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -51,7 +52,7 @@ def associative_scan(
     if over is None:  # slices of whole lines: calls like others
         return original(combine_fn, xs, dim, reverse, "generic")
     mesh = sharded[0]._meta.mesh
-    first = [torch.movedim(_on(one, mesh), dim, 0) for one in leaves]
+    first: list[Any] = [torch.movedim(_on(one, mesh), dim, 0) for one in leaves]
     laid = [one.redistribute(placements=_beside(one.sharding, over, dim)) for one in first]
     if mesh.here is None:
         out: Sequence[Tensor] = [one.clone() for one in laid]
@@ -71,11 +72,9 @@ def _check(
     on_gpu = all(getattr(one, "device", torch.device("cpu")).type == "cuda" for one in leaves)
     empty = [torch.empty_like(one, device="meta") if type(one) is not ShardTensor
              else torch.empty(one.shape, dtype=one.dtype, device="meta") for one in leaves]
-    try:
+    with suppress(_Checked):
         original(stop, tree_unflatten(empty, spec), dim, reverse,
                  "generic" if on_gpu and mode == "pointwise" else mode)
-    except _Checked:
-        pass
 
 
 def _on(tensor: Tensor, mesh: BoundMesh) -> Any:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.autograd import forward_ad
 
 from weft.comm import Finish
@@ -17,10 +20,11 @@ if TYPE_CHECKING:
     from weft.transport.transition import Transition
 
 __all__ = [
-    "apply", "counting", "dense", "gradient_through", "refuse_node", "refuse_transforms", "start",
-    "transforms",
+    "MAPS", "apply", "check_maps", "counting", "dense", "gradient_through", "outside_maps",
+    "refuse_transforms", "start", "transforms",
 ]
 
+_C: Any = torch._C
 _functorch: Any = torch._C._functorch  # type: ignore[attr-defined]
 
 transforms = _functorch.peek_interpreter_stack
@@ -51,10 +55,30 @@ def refuse_transforms(x: Tensor, call: Callable[[], str]) -> None:
         raise _refusal(call(), f"it was given a {kind}", kind)
 
 
-def refuse_node(call: str) -> NoReturn:
-    """Under a transform torch makes no node of autograd's graph for it."""
-    kind = "a tensor that requires grad"
-    raise _refusal(call, f"it was given {kind}, under a transform of torch.func", kind)
+class _Maps(threading.local):
+    """The dispatch keys that are included and excluded around the outermost vmap; else None."""
+
+    keys: tuple[Any, Any] | None = None
+
+
+MAPS = _Maps()
+
+
+def check_maps(x: Tensor, call: Callable[[], str]) -> None:
+    """Raise for a node of `x` under a transform other than vmap: torch makes none there."""
+    if MAPS.keys is None:
+        kind = "a tensor that requires grad"
+        raise _refusal(call(), f"it was given {kind}, under a transform of torch.func", kind)
+    refuse_transforms(x, call)
+
+
+@contextmanager
+def outside_maps() -> Iterator[None]:
+    """As if no mapped function ran: for nodes of tensors that are closed over, not mapped."""
+    keys = MAPS.keys
+    assert keys is not None
+    with temporarily_clear_interpreter_stack(), _C._ForceDispatchKeyGuard(*keys):
+        yield
 
 
 def _refusal(call: str, facts: str, kind: str) -> UnsupportedOpError:

@@ -20,7 +20,7 @@ from torch._C import _DisableAutocast  # type: ignore[attr-defined]
 
 from weft.comm import BoundMesh, Communicator
 from weft.core import Layout
-from weft.transport.nodes import dense, refuse_node, refuse_transforms, transforms
+from weft.transport.nodes import check_maps, dense, outside_maps, refuse_transforms, transforms
 from weft.transport.traffic import STATE, emit, note, resume
 
 __all__ = ["Shards"]
@@ -158,16 +158,13 @@ def _order(axes: tuple[int, ...], sizes: Sequence[int]) -> tuple[int, ...] | Non
     return tuple(places.permute([sorted(axes).index(axis) for axis in axes]).flatten().tolist())
 
 
-def _check(x: Tensor) -> None:
-    """Raise for tensors of forward AD, vmap or torch.func, whose information collectives lose."""
-    refuse_transforms(x, lambda: _CALL)
-    if transforms() is not None and x.requires_grad:
-        refuse_node(_CALL)
-
-
 def _run(x: Tensor, comm: Communicator, kind: str) -> Tensor:
     """A collective: a reduction of this kind, or one of `_BACK`."""
-    _check(x)
+    refuse_transforms(x, lambda: _CALL)
+    if transforms() is not None and x.requires_grad:
+        check_maps(x, lambda: _CALL)
+        with outside_maps():
+            return _run(x, comm, kind)
     if kind in _BACK and x.requires_grad and torch.is_grad_enabled():
         return _Collective.apply(x, comm, kind)  # type: ignore[return-value]
     with _DisableAutocast():

@@ -37,7 +37,15 @@ from weft.transport import facts
 from weft.transport.boxes import shape_of
 from weft.transport.execute import CompiledPlan, compile_plan, owned, unshared
 from weft.transport.in_flight import in_flight
-from weft.transport.nodes import apply, counting, refuse_node, refuse_transforms, start, transforms
+from weft.transport.nodes import (
+    apply,
+    check_maps,
+    counting,
+    outside_maps,
+    refuse_transforms,
+    start,
+    transforms,
+)
 from weft.transport.order import Order, in_order
 from weft.transport.traffic import STATE
 from weft.transport.unselected import unselected
@@ -145,7 +153,9 @@ class Transition:
             if not x.requires_grad:
                 return counting(self._run(x, read_only_use), x) if read_only_use else self._run(x)
             if transforms() is not None:
-                refuse_node(self._call_text())
+                check_maps(x, self._call_text)
+                with outside_maps():
+                    return self(x, read_only_use)
             if self._special is None:
                 return apply(x, self, read_only_use)
             if self._way is None:
@@ -166,7 +176,7 @@ class Transition:
         brings: list[Finish] = []
         if wants_grad:
             if transforms() is not None:
-                refuse_node(self._call_text())
+                return self(x)
             out = start(x, self, brings)
         else:
             out = self._begin(x, brings)

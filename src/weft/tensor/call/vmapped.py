@@ -8,7 +8,6 @@ torch has excluded on its way down are those of the call of `vmap` again.
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import torch
@@ -18,37 +17,28 @@ from torch.autograd import forward_ad
 from weft.errors import UnsupportedOpError, message
 from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.trace.trees import flatten
-from weft.transport.nodes import transforms
+from weft.transport.nodes import MAPS, transforms
 
 __all__ = ["beneath", "is_mapping", "through_torch", "vmap"]
 
 _C: Any = torch._C
 
 
-class _State(threading.local):
-    """The dispatch keys that are included and excluded around the outermost vmap."""
-
-    keys: tuple[Any, Any] | None = None
-
-
-_STATE = _State()
-
-
 def vmap(original: Any, *args: Any, **kwargs: Any) -> Any:
     """`torch.vmap` of a function, called. Under another transform ShardTensors stay refused."""
     if transforms() is not None:
         return original(*args, **kwargs)
-    before = _STATE.keys
-    _STATE.keys = _C._dispatch_tls_local_include_set(), _C._dispatch_tls_local_exclude_set()
+    before = MAPS.keys
+    MAPS.keys = _C._dispatch_tls_local_include_set(), _C._dispatch_tls_local_exclude_set()
     try:
         return original(*args, **kwargs)
     finally:
-        _STATE.keys = before
+        MAPS.keys = before
 
 
 def is_mapping() -> bool:
     """Whether a mapped function runs in this thread."""
-    return _STATE.keys is not None and transforms() is not None
+    return MAPS.keys is not None and transforms() is not None
 
 
 def through_torch(func: Any, args: Any, kwargs: Any) -> Any:
@@ -59,12 +49,12 @@ def through_torch(func: Any, args: Any, kwargs: Any) -> Any:
 
 def beneath(func: Any, args: Any, kwargs: Any) -> Any:
     """An op that a batching rule consists of; NotImplemented if there is no vmap, or tangents."""
-    if _STATE.keys is None or forward_ad._current_level >= 0:
+    if MAPS.keys is None or forward_ad._current_level >= 0:
         return NotImplemented
     plain = [one for one in flatten((args, kwargs)) if type(one) is not ShardTensor]
     if torch.is_grad_enabled() and any(one.requires_grad for one in plain):
         raise _of_plain_gradient(func, plain)
-    with _C._ForceDispatchKeyGuard(*_STATE.keys):
+    with _C._ForceDispatchKeyGuard(*MAPS.keys):
         return ShardTensor.__torch_function__(func, (), args, kwargs or {})
 
 

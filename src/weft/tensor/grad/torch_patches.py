@@ -36,6 +36,7 @@ from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.takeover import twin_of
 from weft.tensor.torch_collectives import on_full, refusal, sends
 from weft.tensor.trace.trees import flatten, local_of, map_tensors
+from weft.transport.nodes import outside_maps
 
 __all__ = [
     "apply", "backward", "checkpoint", "get_inputs", "grad", "increment_version",
@@ -48,6 +49,9 @@ _APPLY = twin_of(Function.__dict__["apply"].__func__)
 def apply(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
     """`Function.apply`."""
     if not is_sharded(args, kwargs):
+        if is_mapping() and cls.__module__.startswith("weft."):  # of a tensor that is closed over
+            with outside_maps():
+                return original(cls, *args, **kwargs)
         return original(cls, *args, **kwargs)
     tensors = flatten((args, kwargs))
     if is_mapping():
