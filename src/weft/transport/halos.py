@@ -99,22 +99,23 @@ def halo_exchange(step: Fetch | Fold, at: Coordinate, mesh: BoundMesh) -> Move:
         [sum(math.prod(size) for size, _ in its.get(to, ())) for to in range(comm.size)]
         for its in (sends, receives)
     ]
+    given, taken = [[piece for some in its.values() for piece in some] for its in (sends, receives)]
+    sizes = [math.prod(size) for size, _ in taken]
     mean = step_nbytes(step, 1) / step.src.mesh.size()
     least = limit(comm, weight(step, comm))
 
-    def packed(x: Tensor, to: int) -> Tensor:
-        pieces = [cut(x).reshape(-1) for _, cut in sends[to]]
-        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-
     def brought(x: Tensor) -> Sequence[Tensor]:
-        """One buffer from each rank that has something."""
-        buffers, sizes = [packed(x, to) for to in sends], [recv[by] for by in receives]
+        """The pieces that others have, by rank."""
+        flat = torch.cat([cut(x).reshape(-1) for _, cut in given]) if given else x.new_empty(0)
         if mean * x.element_size() < least:
-            flat = torch.cat(buffers) if buffers else x.new_empty(0)
             return comm.all_to_all(flat, send, recv).split(sizes)
-        got = [x.new_empty(size) for size in sizes]
-        comm.swap([*zip(sends, buffers)], [*zip(receives, got)], x.dtype)()
-        return got
+        got = x.new_empty(sum(recv))
+        sent, arriving = [
+            [(to, buffer) for to, buffer in enumerate(whole.split(each)) if buffer.numel()]
+            for whole, each in ((flat, send), (got, recv))
+        ]
+        comm.swap(sent, arriving, x.dtype)()
+        return got.split(sizes)
 
     shape = shape_of(own if adds else box)
     beyond = () if adds else outside(box, step.cover.inside_at(boxes, at))
@@ -131,9 +132,8 @@ def halo_exchange(step: Fetch | Fold, at: Coordinate, mesh: BoundMesh) -> Move:
             filled(out)
             for (_, held), (_, cut) in kept:
                 (cut(out).add_ if adds else cut(out).copy_)(held(x))
-        for its, buffer in zip(receives.values(), got):
-            for (size, cut), piece in zip(its, buffer.split([math.prod(size) for size, _ in its])):
-                (cut(out).add_ if adds else cut(out).copy_)(piece.view(size))
+        for (size, cut), piece in zip(taken, got):
+            (cut(out).add_ if adds else cut(out).copy_)(piece.view(size))
         return out
 
     return run
