@@ -51,8 +51,7 @@ class Growth:
     def check(self, kind: str, alone: bool = True) -> None:
         """Raise where something has grown from the last mark but one to the last. Where other tests
         run in the process (not `alone`), its objects and memory are not only of the steps."""
-        names = ["tensors", "bytes", "RSS"] if KINDS[kind].by_data else [*self.marks]
-        names = [name for name in names if alone or name not in _OF_PROCESS]
+        names = [name for name in self.marks if alone or name not in _OF_PROCESS]
         wrong = {
             name: self.marks[name] for name in names
             if self.marks[name][-1] - self.marks[name][-2] > _OF_PROCESS.get(name, 0)
@@ -195,8 +194,8 @@ def grown(kind: str, marks: Sequence[int]) -> Growth:
                 comm.all_reduce(wait, "sum")
                 if mesh.rank == 0:
                     if not found.marks:
-                        _measure(Growth())  # what the first look itself leaves behind
-                    _measure(found)
+                        _measure(Growth(), how)  # what the first look itself leaves behind
+                    _measure(found, how)
                 comm.all_reduce(wait, "sum")
 
     weft.testing.run(on_rank, mesh=how.mesh)
@@ -227,18 +226,20 @@ def _save_and_load(model: Any, optimizer: Any) -> None:
     optimizer.load_state_dict(state["optimizer"])
 
 
-def _measure(into: Growth) -> None:
+def _measure(into: Growth, how: Kind) -> None:
+    info = weft.cache_info()
+    if how.by_data:
+        weft.cache_clear()
     gc.collect()
     every = gc.get_objects()
     tensors = [one for one in every if type(one) in (Tensor, nn.Parameter)]
-    info = weft.cache_info()
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     now = {
         "objects": len(every), "tensors": len(tensors),
         "bytes": sum(one.untyped_storage().nbytes() for one in tensors
                      if one.device.type == "cpu"),
         "blocks": sys.getallocatedblocks(), "RSS": pages * os.sysconf("SC_PAGE_SIZE"),
-        **{f"cache of {name}": it.currsize for name, it in info.items()},
+        **{f"cache of {name}": it.currsize for name, it in info.items() if not how.by_data},
     }
     del every, tensors
     for name, value in now.items():

@@ -13,9 +13,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.autograd import graph
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+import weft
 from tests.sharded import WAYS, Make, agree
+from weft import P
 
 X = torch.arange(1.0, 31.0, dtype=torch.float64).view(5, 6) / 8
 W = torch.linspace(-1, 1, 18, dtype=torch.float64).view(6, 3)
@@ -566,3 +569,33 @@ def test_writes_that_torch_is_told_of(way: str) -> None:
             z.sum().backward()
 
     agree(program, way)
+
+
+@pytest.mark.parametrize("table", [P(), P("x"), P(None, "x")], ids=str)
+@pytest.mark.parametrize(
+    "name", ["embedding", "padding", "index", "index_select", "gather", "take"])
+def test_second_derivative_of_a_read_on_ranks_without_indices(name: str, table: P) -> None:
+    """torch's embedding has none where there are no indices."""
+    reads: dict[str, Any] = {
+        "embedding": lambda w, ids: F.embedding(ids, w),
+        "padding": lambda w, ids: F.embedding(ids, w, padding_idx=0),
+        "index": lambda w, ids: w[ids],
+        "index_select": lambda w, ids: w.index_select(0, ids),
+        "gather": lambda w, ids: w.gather(0, ids[:, None]),
+        "take": lambda w, ids: w.take(ids),
+    }
+
+    def second(w: Any, ids: Any) -> Any:
+        out = reads[name](w.requires_grad_(), ids)
+        (first,) = torch.autograd.grad((out**3).sum(), w, create_graph=True)
+        return torch.autograd.grad((first * first).sum(), w)[0]
+
+    weight, ids = torch.randn(3, 2, dtype=torch.double), torch.tensor([2, 0, 2])
+    due = second(weight.clone(), ids)
+
+    def on_rank(mesh: Any) -> None:
+        found = second(weft.distribute_tensor(weight, mesh, table),
+                       weft.distribute_tensor(ids, mesh, P("x")))
+        torch.testing.assert_close(found.full_tensor(), due)
+
+    weft.testing.run(on_rank, mesh={"x": 5})
