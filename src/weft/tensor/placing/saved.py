@@ -83,7 +83,8 @@ def _misplaced(layout: Layout, mesh: Mesh, written: int, rank: int, size: int) -
                 f"{written} of {mesh!r}, and is read by rank {rank} of a world of {size}",
                 "a rank reads what the same rank has written; where the world is another, all "
                 "blocks are read by as many ranks as there were and joined", [str(layout)],
-                f"{fix}if one rank wrote, its file has its blocks alone; next time every rank calls\n"
+                fix +
+                "if one rank wrote, its file has its blocks alone; next time every rank calls\n"
                 "torch.distributed.checkpoint.save(state, checkpoint_id=folder), or, before one "
                 "rank writes,\n"
                 "{name: x.full_tensor() for name, x in model.state_dict().items()}")
