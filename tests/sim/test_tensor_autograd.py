@@ -592,6 +592,89 @@ def test_one_rank_prints_the_loss(call: str) -> None:
     assert first[:4] == pytest.approx([due] * 4)
 
 
+def _printed_by_one(program: Any) -> list[float]:
+    """The numbers that rank 0 alone reads after `program` has given losses and run backward."""
+    def on_rank(mesh: Any) -> list[float]:
+        x = weft.distribute_tensor(X, mesh, P("x")).requires_grad_()
+        losses = program(x)
+        if mesh.rank != 0:
+            return []
+        with weft.explain() as log:
+            numbers = [loss.item() for loss in losses]
+        assert log.events == []
+        return numbers
+
+    return weft.testing.run(on_rank, mesh={"x": 2})[0]
+
+
+def test_one_rank_prints_the_loss_before_it_was_scaled() -> None:
+    """`(loss / n).backward()`, `scaler.scale(loss).backward()`, sums of losses."""
+    def divided(x: torch.Tensor) -> list[torch.Tensor]:
+        loss = (x * x).mean()
+        (loss / 4).backward()
+        return [loss]
+
+    def scaled(x: torch.Tensor) -> list[torch.Tensor]:
+        scaler = torch.amp.GradScaler("cpu")
+        loss = (x * x).mean() / 4
+        scaler.scale(loss).backward()
+        return [loss]
+
+    def summed(x: torch.Tensor) -> list[torch.Tensor]:
+        main, other = (x * x).mean(), x.sin().sum()
+        total = main + 0.5 * other
+        (total / 2).backward()
+        return [main, other, total]
+
+    def by_function(x: torch.Tensor) -> list[torch.Tensor]:
+        main, other = (x * x).mean(), x.sin().sum()
+        torch.autograd.backward([torch.add(main, other, alpha=2), main * 3])
+        return [main, other]
+
+    def stacked(x: torch.Tensor) -> list[torch.Tensor]:
+        losses = [(x * x).mean(), x.sin().sum(), x.cos().mean()]
+        (torch.stack(losses).sum() / 3).backward()
+        return losses
+
+    def from_nothing(x: torch.Tensor) -> list[torch.Tensor]:
+        losses = [(x * x).mean(), x.sin().sum()]
+        (sum(losses, 0.0) / 2).backward()
+        return losses
+
+    for program in (divided, scaled, summed, by_function, stacked, from_nothing):
+        due = [loss.item() for loss in program(X.clone().requires_grad_())]
+        assert _printed_by_one(program) == pytest.approx(due)
+
+
+def test_losses_before_scaling_ride_with_the_gradients() -> None:
+    """They take no collective of their own, and a loop of sums keeps none but the last."""
+    def on_rank(mesh: Any) -> Any:
+        x = weft.distribute_tensor(X, mesh, P("x"))
+        w = weft.distribute_tensor(X[:1].clone(), mesh, P()).requires_grad_()
+        loss = (x * w).mean()
+        with weft.explain() as log:
+            (loss / 2).backward()
+        total = 0.0
+        for _ in range(50):
+            total = total + (x * w).mean()
+        return [event.collective for event in log.events], len(total._terms)
+
+    for moved, kept in weft.testing.run(on_rank, mesh={"x": 2}):
+        assert set(moved) == {"AllReduce"} and kept == 8
+
+
+def test_a_loss_that_is_written_after_its_use_is_not_known_by_its_old_value() -> None:
+    def on_rank(mesh: Any) -> float:
+        loss = weft.distribute_tensor(X, mesh, P("x")).requires_grad_().sum()
+        scaled = loss / 4
+        with torch.no_grad():
+            loss.mul_(2)
+        scaled.backward()
+        return loss.detach().item()
+
+    assert weft.testing.run(on_rank, mesh={"x": 2}) == pytest.approx([2 * X.sum().item()] * 2)
+
+
 def test_a_known_value_is_forgotten_when_it_changes() -> None:
     def on_rank(mesh: Any) -> float:
         loss = weft.distribute_tensor(X, mesh, P("x")).requires_grad_().sum()

@@ -26,6 +26,7 @@ from weft import (
     ShardTypeError,
     UnsupportedOpError,
 )
+from weft.tensor.call import fallback
 
 X = torch.arange(30.0, dtype=torch.float64).view(5, 6)
 ROWS = (3, 0, 2)
@@ -602,3 +603,33 @@ def test_what_befalls_the_tensor_does_not_befall_the_local_one(mesh: Any) -> Non
     assert y.requires_grad and not y.is_leaf
     (3 * y).sum().backward()
     assert torch.equal(leaf.grad, torch.full((2,), 3.0))  # type: ignore
+
+
+def test_a_layout_brings_its_mesh() -> None:
+    """As a NamedSharding of JAX; a mesh that is given or current comes first."""
+    full = torch.arange(15.0).view(5, 3)
+
+    def on_rank(mesh: Any) -> None:
+        layout = Layout(mesh, (5, 3), P("a"))
+        made = weft.distribute_tensor(full, layout)
+        assert made.sharding == layout and torch.equal(made.full_tensor(), full)
+        box = tuple(slice(*ends) for ends in layout.box(mesh.rank))
+        assert torch.equal(made.to_local(), full[box])
+        local = ShardTensor.from_local(made.to_local(), layout)
+        assert local.sharding == layout and weft.zeros(5, 3, spec=layout).sharding == layout
+        with weft.init_mesh({"b": 2}), pytest.raises(weft.WeftError):
+            weft.distribute_tensor(full, layout)
+
+    weft.testing.run(on_rank, mesh={"a": 2})
+
+
+def test_a_write_of_a_shard_to_a_plain_tensor_says_what_to_make_instead() -> None:
+    def on_rank(mesh: Any) -> None:
+        x = weft.ones(4, 3, mesh=mesh, spec=P("a"))
+        target = torch.zeros(2, 4, 3)
+        target[0] = x
+        assert torch.equal(target[0], torch.ones(4, 3))
+
+    fallback._WARNED.discard("__setitem__")
+    with pytest.warns(weft.WeftWarning, match=r"Fix: a sharded target: torch.zeros_like\(x\)"):
+        weft.testing.run(on_rank, mesh={"a": 2})

@@ -124,6 +124,14 @@ def whole(mesh: Any, folder: Path) -> torch.Tensor:
     return torch.load(folder / f"{mesh.rank}.pt")["x"].full_tensor()
 
 
+_ONE_WROTE = [
+    "       if one rank wrote, its file has its blocks alone; next time every rank calls",
+    "       torch.distributed.checkpoint.save(state, checkpoint_id=folder), or, before one rank "
+    "writes,",
+    "       {name: x.full_tensor() for name, x in model.state_dict().items()}",
+]
+
+
 def test_another_world_is_told_how_to_read(tmp_path: Path) -> None:
     write(tmp_path)
     with pytest.raises(MeshError) as caught:
@@ -137,16 +145,20 @@ def test_another_world_is_told_how_to_read(tmp_path: Path) -> None:
         '  Fix: def whole(mesh): return torch.load(f"{mesh.rank}.pt").full_tensor()',
         "       full = weft.testing.run(whole, num_ranks=4)[0]",
         "       x = weft.distribute_tensor(full, mesh, placements)",
+        *_ONE_WROTE,
     ]
     with pytest.raises(MeshError, match="rank 0 of a world of 1"):
         torch.load(tmp_path / "0.pt")
 
-    def exchanged(mesh: Any) -> str:
+    def exchanged(mesh: Any) -> list[str]:
         with pytest.raises(MeshError) as caught:
             torch.load(tmp_path / f"{3 - mesh.rank}.pt")
-        return str(caught.value).splitlines()[0]
+        return str(caught.value).splitlines()
 
-    assert "written by rank 3" in weft.testing.run(exchanged, num_ranks=4)[0]
+    lines = weft.testing.run(exchanged, num_ranks=4)[0]
+    assert "written by rank 3" in lines[0]
+    assert lines[3:] == [
+        '  Fix: each rank reads its own file: torch.load(f"{mesh.rank}.pt")', *_ONE_WROTE]
 
 
 def test_it_does_as_it_is_told(tmp_path: Path) -> None:

@@ -71,6 +71,7 @@ class ShardTensor(FromMeta, AsValue, _Base):
     _slice_of: Any = None
     _is_gradient: bool
     _known: Any
+    _terms: Any = ()
     _node: Any
     _followers: Any
     _times_set: int = 0
@@ -432,7 +433,7 @@ def wrap(local: torch.Tensor, meta: Meta) -> ShardTensor:
 
 _ITS_OWN = frozenset((
     "_followers", "_local", "_meta", "_memo", "_grad_view", "_is_gradient", "_known", "_node",
-    "_slice_of", "_times_set",
+    "_slice_of", "_terms", "_times_set",
 ))
 
 
@@ -463,5 +464,5 @@ def pass_known(tensor: ShardTensor, out: ShardTensor) -> ShardTensor:
     """`out`, of the same value, knows what is known of `tensor`: a loss after its backward."""
     known = getattr(tensor, "_known", None)
     if known is not None and known[0] == version_of(tensor):
-        out._known = version_of(out), known[1]
+        out._known = [version_of(out), known[1]]
     return out

@@ -19,6 +19,7 @@ from weft.comm import BoundMesh, this_world
 from weft.errors import MeshError, message
 from weft.tensor.call import build
 from weft.tensor.call.compiled import unseen
+from weft.tensor.call.losses import JoiningLosses, joins_losses
 from weft.tensor.call.out import function_of, without_out, writing
 from weft.tensor.call.own.functions import OwnFunction
 from weft.tensor.call.recipe import Alias, Recipe
@@ -196,6 +197,8 @@ def _learned(
         raise with_layouts(told, _name(func), flatten((args, kwargs)), mesh) from error.__cause__
     if has_varying(key):
         recipe = of_varying(recipe, _carry_out)
+    if joins_losses(key):
+        recipe = JoiningLosses(recipe)
     floats = () if floats_flow else floats_of((*args, *kwargs.values()))
     keep_recipe(home, (*key, *floats), recipe)
     return recipe

@@ -30,7 +30,7 @@ from weft.tensor.trace.trees import fill, flatten, local_of, map_tensors, substi
 from weft.tensor.versions import write_counted
 from weft.tensor.views.moved import attach_to_base, bump_view_epoch, unwrap_view
 
-__all__ = ["of_op", "replicate", "runner", "write_back"]
+__all__ = ["FIX", "of_op", "replicate", "runner", "write_back"]
 
 _WARNED: set[str] = set()
 
@@ -48,13 +48,16 @@ def replicate(tensor: torch.Tensor, mesh: BoundMesh, name: str) -> torch.Tensor:
     return move_operand(tensor, transition, NamedCaller(name, "no rule covers the op"))
 
 
+FIX = "weft.register_rule(op, ...), or redistribute to Replicate yourself"
+
+
 def runner(
-    mesh: BoundMesh, reason: str, writes: Collection[int] = ()
+    mesh: BoundMesh, reason: str, writes: Collection[int] = (), fix: str = FIX
 ) -> Callable[[Any, Any, Any], Any]:
     """A function that carries out calls by fallback.
 
     `writes`: which of the tensors it writes to, as far as its schema is known: some ops do so
-    without counting a version.
+    without counting a version. `fix`: what a warning says to do instead.
     """
     if mesh.here is None:
         return outside.unknown(mesh, reason)
@@ -62,7 +65,7 @@ def runner(
     def run(func: Any, args: Any, kwargs: Any) -> Any:
         name = getattr(func, "__name__", None) or str(func)
         tensors = flatten((args, kwargs))
-        _tell(name, reason, tensors)
+        _tell(name, reason, tensors, fix)
         full: dict[int, torch.Tensor] = {}
         together = share_memory(tensors)
 
@@ -141,7 +144,7 @@ def write_back(name: str, tensor: torch.Tensor, full: torch.Tensor, mesh: BoundM
     tensor._meta = tensor._meta.replace(requires_grad=tensor._local.requires_grad)
 
 
-def _tell(name: str, reason: str, tensors: list[torch.Tensor]) -> None:
+def _tell(name: str, reason: str, tensors: list[torch.Tensor], fix: str) -> None:
     sharded = [t for t in tensors if type(t) is ShardTensor and not t._meta.layout.is_replicated]
     nbytes = sum(math.prod(t.shape) * t.dtype.itemsize for t in sharded)
     if not nbytes:
@@ -158,6 +161,5 @@ def _tell(name: str, reason: str, tensors: list[torch.Tensor]) -> None:
         modes.warn(
             message(name, f"{reason}, so its operands were gathered, {nbytes_text(nbytes)} on "
                     "every rank",
-                    "an op without a rule runs on full tensors", layouts,
-                    "weft.register_rule(op, ...), or redistribute to Replicate yourself")
+                    "an op without a rule runs on full tensors", layouts, fix)
         )

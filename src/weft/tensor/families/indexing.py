@@ -17,7 +17,7 @@ from torch import Tensor
 
 from weft.rules import op, page
 from weft.tensor.call.dispatch import mesh_of
-from weft.tensor.call.fallback import runner
+from weft.tensor.call.fallback import FIX, runner
 from weft.tensor.families import masks
 from weft.tensor.members import hooks
 from weft.tensor.shard_tensor import ShardTensor, wrap
@@ -47,7 +47,8 @@ def _get_item(tensor: Tensor, index: Any) -> Any:
 def _set_item(tensor: Tensor, index: Any, value: Any) -> None:
     """A write to a block, or to the ranks that hold the places that indices and masks name."""
     if type(tensor) is not ShardTensor:
-        _by_fallback(torch.Tensor.__setitem__, tensor, index, value, reason=_INTO_PLAIN)
+        _by_fallback(torch.Tensor.__setitem__, tensor, index, value,
+                     reason=_INTO_PLAIN, fix=_FIX_PLAIN)
         return
     items = _as_items(tensor, index)
     if all(map(_is_basic, items)):
@@ -279,11 +280,13 @@ def _front(indices: Sequence[Any]) -> int:
 
 _NEITHER = "the index is neither a block nor a mask"
 _INTO_PLAIN = "it writes to a plain tensor, which holds every element on every rank"
+_FIX_PLAIN = "a sharded target: torch.zeros_like(x), x.new_empty(...), torch.stack([x, ...])"
 
 
-def _by_fallback(function: Any, *args: Any, reason: str = _NEITHER) -> Any:
+def _by_fallback(function: Any, *args: Any, reason: str = _NEITHER, fix: str = FIX) -> Any:
     metas = [one._meta for one in flatten(args) if type(one) is ShardTensor]
-    return runner(mesh_of(function.__name__, metas), reason)(function, args, {})
+    run = runner(mesh_of(function.__name__, metas), reason, fix=fix)
+    return run(function, args, {})
 
 
 PAGE = page(

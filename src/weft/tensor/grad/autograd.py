@@ -7,7 +7,9 @@ has the dual of x's layout: S for S, I for I, and replicated over axes where x i
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from operator import setitem
 from typing import Any
 
 import torch
@@ -30,6 +32,7 @@ from weft.tensor.trace.trees import local_of as _local_of
 from weft.tensor.views.moved import unwrap_view
 from weft.transport import traffic
 from weft.transport.order import laid, order_due
+from weft.transport.transition import Transition
 
 __all__ = [
     "OneBackward", "backward", "backward_all", "grad", "grad_meta", "local_cotangent", "set_grad",
@@ -189,24 +192,36 @@ def _is_usual(outputs: Sequence[torch.Tensor], gradients: Sequence[Any]) -> bool
 
 
 def _remember_value(output: torch.Tensor, running: Backward) -> None:
-    """Make a one-element loss known on every rank, so that a single rank may print it."""
+    """Make a one-element loss known on every rank, so that a single rank may print it. So are the
+    losses that it was made of (see `call.losses`)."""
     if type(output) is not ShardTensor or output.numel() != 1:
         return
+    terms, output._terms = output._terms, ()
+    for term in terms:
+        if term.known[1] is None:
+            _ride(term.local, term.transition, partial(setitem, term.known, 1), running)
     transition = to_replicated(output._meta)
     if transition is None:  # it is already replicated
         return
     version = version_of(output)
 
-    def take(value: torch.Tensor) -> None:
-        output._known = (version, value)
-
+    output._known = known = [version, None]
     if transition.reduction is None:
-        take(gathered(output))
-    elif traffic.STATE.on:
-        with traffic.label("backward", modes.source_line()):
-            running.ride(output._local.detach(), transition, take)
+        known[1] = gathered(output)
     else:
-        running.ride(output._local.detach(), transition, take)
+        _ride(output._local.detach(), transition, partial(setitem, known, 1), running)
+
+
+def _ride(
+    local: torch.Tensor, transition: Transition, take: Callable[[torch.Tensor], None],
+    running: Backward,
+) -> None:
+    """Reduce a value with the gradients."""
+    if traffic.STATE.on:
+        with traffic.label("backward", modes.source_line()):
+            running.ride(local, transition, take)
+    else:
+        running.ride(local, transition, take)
 
 
 class OneBackward(Backward):

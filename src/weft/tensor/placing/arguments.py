@@ -12,14 +12,14 @@ from typing import Any, TypedDict
 
 import torch
 
-from weft.comm import BoundMesh, as_bound_mesh
+from weft.comm import BoundMesh, as_bound_mesh, current_mesh, get_global_mesh
 from weft.core import Layout, Mesh, P, Placement, is_placements
 from weft.core.arguments import MeshLike, Placements
 from weft.errors import ShardTypeError, UnsupportedOpError, message
 from weft.tensor.placing.layouts import as_layout
 from weft.tensor.shard_tensor import ShardTensor
 
-__all__ = ["Where", "mesh_and_placements", "place", "shape_of"]
+__all__ = ["Where", "mesh_and_placements", "mesh_for", "place", "shape_of"]
 
 
 class Where(TypedDict, total=False):
@@ -52,8 +52,17 @@ def place(call: str, shape: Sequence[int], where: Where) -> tuple[BoundMesh, Lay
         raise _not_dense(call, form)
     mesh = _one_of(call, where, "device_mesh", "mesh")
     placements = _one_of(call, where, "placements", "spec")
-    bound = as_bound_mesh(mesh)
+    bound = mesh_for(mesh, placements)
     return bound, as_layout(bound, shape, placements)
+
+
+def mesh_for(mesh: Any, placements: Any) -> BoundMesh:
+    """The mesh of a new tensor: the given one, the current one, or else that of its Layout."""
+    if mesh is None and isinstance(placements, Layout) and (
+        current_mesh() is None and get_global_mesh() is None
+    ):
+        mesh = placements.mesh
+    return as_bound_mesh(mesh)
 
 
 def _one_of(call: str, where: Where, torchs: str, ours: str) -> Any:

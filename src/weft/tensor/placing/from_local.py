@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from weft.comm import BoundMesh, as_bound_mesh
+from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.errors import LayoutError, ShardTypeError, WeftError, message
 from weft.planner import gradient_layout
 from weft.tensor.meta import contiguous_strides
 from weft.tensor.placing.agreed import agreed_layout, check_over_ranks
-from weft.tensor.placing.arguments import mesh_and_placements
+from weft.tensor.placing.arguments import mesh_and_placements, mesh_for
 from weft.tensor.placing.foreign import is_foreign
 from weft.tensor.placing.layouts import (
     check_given,
@@ -51,7 +51,7 @@ def from_local(
 ) -> ShardTensor:
     """See `ShardTensor.from_local`."""
     device_mesh, placements = mesh_and_placements(device_mesh, placements)
-    mesh = as_bound_mesh(device_mesh)
+    mesh = mesh_for(device_mesh, placements)
     if isinstance(sharding_shapes, str):
         sizes, sharding_shapes = _sizes_by_name(sharding_shapes, sizes), None
     asks = is_asked(placements, shape, sizes, sharding_shapes) and mesh.here is not None

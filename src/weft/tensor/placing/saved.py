@@ -69,14 +69,23 @@ def _restored(
 
 def _misplaced(layout: Layout, mesh: Mesh, written: int, rank: int, size: int) -> MeshError:
     num_ranks = max(mesh.ranks or (mesh.size() - 1,)) + 1
+    fix = (
+        "def whole(mesh): return torch.load(f\"{mesh.rank}.pt\").full_tensor()\n"
+        f"full = weft.testing.run(whole, num_ranks={num_ranks})[0]\n"
+        "x = weft.distribute_tensor(full, mesh, placements)\n"
+    )
+    if num_ranks == size:
+        fix = "each rank reads its own file: torch.load(f\"{mesh.rank}.pt\")\n"
     return MeshError(
         message("pickle.load, torch.load", f"the block of a tensor {layout} was written by rank "
                 f"{written} of {mesh!r}, and is read by rank {rank} of a world of {size}",
                 "a rank reads what the same rank has written; where the world is another, all "
                 "blocks are read by as many ranks as there were and joined", [str(layout)],
-                "def whole(mesh): return torch.load(f\"{mesh.rank}.pt\").full_tensor()\n"
-                f"full = weft.testing.run(whole, num_ranks={num_ranks})[0]\n"
-                "x = weft.distribute_tensor(full, mesh, placements)")
+                fix +
+                "if one rank wrote, its file has its blocks alone; next time every rank calls\n"
+                "torch.distributed.checkpoint.save(state, checkpoint_id=folder), or, before one "
+                "rank writes,\n"
+                "{name: x.full_tensor() for name, x in model.state_dict().items()}")
     )
 
 

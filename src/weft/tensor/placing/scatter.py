@@ -29,7 +29,7 @@ from weft.errors import (
 )
 from weft.tensor.leaves import track_leaf
 from weft.tensor.placing.agreed import exchanged
-from weft.tensor.placing.arguments import mesh_and_placements
+from weft.tensor.placing.arguments import mesh_and_placements, mesh_for
 from weft.tensor.placing.described import Strides, compared, facts_of, strides_of
 from weft.tensor.placing.foreign import is_foreign, taken
 from weft.tensor.placing.layouts import (
@@ -59,7 +59,8 @@ def distribute_tensor(
     Args:
         tensor: the full tensor, with the same shape and dtype on every rank. One on the meta device
             gives a ShardTensor on the meta device.
-        device_mesh: the mesh, also accepted as `mesh=`; None means the current one.
+        device_mesh: the mesh, also accepted as `mesh=`; None means the current one, or
+            else that of a Layout.
         placements: placements, P or Layout; None replicates.
         src_data_rank: the rank whose data count (the mesh's first, if the mesh does not hold it):
             it sends each rank its block. Ranks first compare what they pass. None takes each
@@ -73,7 +74,7 @@ def distribute_tensor(
         UnsupportedOpError: it is sparse or nested; it has history, and one rank's data count.
     """
     given, placements = mesh_and_placements(device_mesh, placements)
-    mesh = as_bound_mesh(given)
+    mesh = mesh_for(given, placements)
     tensor = taken(tensor, mesh) if isinstance(tensor, torch.Tensor) else tensor
     call = "distribute_tensor(tensor)"
     if type(tensor) is ShardTensor:

@@ -53,7 +53,7 @@ def _known(tensor: ShardTensor) -> torch.Tensor | None:
     if meta.layout.is_replicated:
         return tensor._local.detach()
     known = getattr(tensor, "_known", None)
-    return known[1] if type(known) is tuple and known[0] == version_of(tensor) else None
+    return known[1] if type(known) is list and known[0] == version_of(tensor) else None
 
 
 def like_dense(tensor: ShardTensor) -> torch.Tensor:
