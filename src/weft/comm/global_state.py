@@ -1,8 +1,9 @@
 """Global state of a process that is separate for each rank: saved and restored as ranks alternate.
 
 Of torch: default dtype, default generators, anomaly mode, deterministic algorithms, precision of
-products, number of threads, which kernels of attention may run, whether saved tensors may be written
-to, and the weights that `parametrize.cached` keeps. Of Python: the generator behind `random` and the filters of `warnings`.
+products, number of threads, which kernels of attention may run, whether saved tensors may be
+written to, and the weights that `parametrize.cached` keeps. Of Python: the generator behind
+`random` and the filters of `warnings`.
 Not included: numpy's legacy generator, whose state takes ten times as long to copy as a collective
 takes here, and forward AD, because leaving a level of it would end the rank's tangents. Rooms above
 add their own global state to `CARRIED`.
