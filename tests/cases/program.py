@@ -102,6 +102,60 @@ def _write(draw: random.Random, pool: list[Tensor]) -> Tensor:
     return y
 
 
+def _write_view(draw: random.Random, pool: list[Tensor]) -> Tensor:
+    """What views of views are written with is there in their base."""
+    y = draw.choice(pool).clone()
+    view = y
+    for _ in range(draw.randint(1, 2)):
+        if not view.dim():
+            break
+        dim, how = draw.randrange(view.dim()), draw.randrange(4)
+        if how == 0:
+            view = view.transpose(0, dim)
+        elif how == 1:
+            view = view.select(dim, draw.randrange(view.shape[dim]))
+        elif how == 2:
+            view = view.movedim(dim, 0)[:: draw.randint(1, 2)]
+        else:
+            view = view.unsqueeze(dim)
+    if draw.random() < 0.5:
+        view.tanh_()
+    else:
+        view.copy_(view * draw.choice((2, 0.5)) + 1)
+    return y
+
+
+def _out(draw: random.Random, pool: list[Tensor]) -> Tensor:
+    """Written to a tensor that is there, without a gradient."""
+    x = draw.choice(pool)
+    with torch.no_grad():
+        out = torch.empty_like(draw.choice([one for one in pool if one.shape == x.shape]))
+        torch.mul(x, 2, out=out)
+        out = torch.sub(out, x, out=out)
+    return x * out
+
+
+def _without_gradient(draw: random.Random, pool: list[Tensor]) -> Tensor:
+    x = draw.choice(pool)
+    if draw.random() < 0.5:
+        return x * x.detach()
+    with torch.no_grad():
+        weight = torch.sigmoid(x)
+    return x * weight
+
+
+def _pick(draw: random.Random, pool: list[Tensor]) -> Tensor:
+    """By values, which all layouts have alike, or by place."""
+    x = draw.choice(pool)
+    if not x.dim():
+        return x.expand(2)
+    if draw.random() < 0.5:
+        y = x.clone()
+        y[..., 1:] = x[..., :1] * 3
+        return y
+    return x.masked_fill(x > x.mean(), 0.5)
+
+
 def _move(draw: random.Random, pool: list[Tensor]) -> Tensor:
     x, which = draw.choice(pool), draw.random()
     if not isinstance(x, ShardTensor):
@@ -112,7 +166,7 @@ def _move(draw: random.Random, pool: list[Tensor]) -> Tensor:
 
 STEPS: tuple[Step, ...] = (
     _unary, _binary, _binary, _reduce, _normalise, _permute, _reshape, _slice, _join, _product,
-    _write, _write, _move,
+    _write, _write, _write_view, _out, _without_gradient, _pick, _move,
 )
 
 

@@ -11,5 +11,5 @@ from tests.gloo import GlooWorld
 
 @pytest.mark.filterwarnings("ignore")
 def test_processes_train_what_one_trains(gloo: GlooWorld) -> None:
-    for seed in (1068, 1262):  # Muon that overflows; experts, batch norm, a checkpoint
+    for seed in (1262, 2931):  # experts, batch norm, a checkpoint; Muon that overflows
         check(drawn(seed), gloo.run)

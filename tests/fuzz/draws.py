@@ -35,8 +35,8 @@ _SCHEDULES = (
 _LOSSES = ("ignored", "smooth", "weighted", "likelihood", "squares")
 _HOOKS = (
     "forward", "backward", "tensor", "after", "before", "before back", "output", "step", "on cpu")
-_NOT_CAST = {"batch", "sync", "written", "spectral", "orthogonal"}
-"""Kinds that mix parameters with buffers, which keep their dtype."""
+_NOT_CAST = {"batch", "sync", "written", "spectral", "orthogonal", "listed"}
+"""Kinds that mix parameters with buffers, or with what has no dims: these keep their dtype."""
 _NOT_NARROW = {"loop", "grouped", "gated", "masked", "spectral"}
 """Kinds that choose by values, which the last bit of bfloat16 turns; or that are only of floats."""
 
@@ -92,14 +92,15 @@ def drawn(seed: int) -> Trial:
         kinds = tuple(["mlp" if kind == "weight norm" else kind for kind in kinds])
     scaled = optimizer != "LBFGS" and draw.random() < 0.25
     events = tuple(draw.choice([*EVENTS, *[""] * len(EVENTS)]) for _ in range(num_steps))
-    if not scaled:
-        events = tuple("" if event == "overflow" else event for event in events)
     tied, shared = draw.random() < 0.3, draw.random() < 0.15
-    if kinds[0] == "spectral" or way in ("functional", "inner"):
+    if kinds[0] == "spectral" or way in ("functional", "inner") or "replaced" in events:
         shared = False  # each use changes what the one before has saved; torch does not give back
     lora = draw.choice(["", "", "", "plain", "sharded"])
     metas = ["", "", "", "materialize", *["assign", "empty"] * (not tied | shared)]
     precision = _precision(draw, way, kinds, lora)
+    without = {*["overflow"] * (not scaled), *["saved"] * (optimizer == "LBFGS"),
+               *["moved", "replaced"] * (precision == "computed")}  # LBFGS has partial state
+    events = tuple("" if event in without else event for event in events)
     return Trial(
         seed=seed, mesh=draw.choice(_MESHES), width=heads * draw.choice([2, 4]), heads=heads,
         kinds=kinds, tied=tied, shared=shared,
@@ -141,7 +142,7 @@ def _checkpoint(
     Where a backward fails, how much has been computed again by then is nobody's promise: batch
     norms count it.
     """
-    if "failed back" in events and {"sync", "batch"} & {*kinds}:
+    if "failed back" in events and {"sync", "batch", "written"} & {*kinds}:
         return ""
     if way == "inner" and _NOT_NARROW & {*kinds}:  # computed again with other weights than before
         return ""
@@ -157,7 +158,9 @@ def specs_of(trial: Trial, model: nn.Module, salt: int = 1) -> dict[str, Any]:
     table: dict[str, Any] = {}
     whole = draw.random() < 0.3  # all in dim 0, as most people do
     for name, param in model.named_parameters():
-        if draw.random() >= trial.density or not param.dim():
+        if trial.precision == "computed":  # what is not gathered keeps its dtype
+            table[name] = P("dp")
+        if draw.random() >= trial.density or not param.dim() or name in table:
             continue
         axes = draw.sample([*trial.mesh], draw.randint(1, len(trial.mesh)))
         entries: list[Any] = [None] * param.dim()

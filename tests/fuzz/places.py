@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -49,7 +50,8 @@ def _gather(trial: Trial) -> Any:
         options = {"reduce_dtype": narrow}
     every = weft.nn.Gather(free=trial.gather != "kept", **options)
     if options:
-        return {"": every, "layers.*": every}
+        axes = "dp" if trial.precision == "computed" else None
+        return {"": replace(every, axes=axes), "layers.*": replace(every, axes=axes)}
     return {"auto": None, "kept": {"": every}, "layers": {"layers.*": True}}[trial.gather]
 
 
