@@ -145,7 +145,7 @@ def test_rows_that_stay_where_they_are_are_not_sent(rows: list[int], moves: bool
         sent = [event for event in log.events if "units by index" in event.transition]
         return len(sent), found.full_tensor().detach(), x.grad.full_tensor()
 
-    x = torch.arange(15.0).view(5, 3).requires_grad_()
+    x: Any = torch.arange(15.0).view(5, 3).requires_grad_()
     due = x[torch.tensor(rows).view(5, 1), torch.tensor([[2, 0]])]
     (due * due).sum().backward()
     for num, found, grad in weft.testing.run(program, mesh={"x": 3}):
