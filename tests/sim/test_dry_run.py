@@ -90,8 +90,8 @@ def test_what_follows_from_constants_can_be_read() -> None:
 def test_a_model_on_the_meta_device_takes_no_memory(way: str) -> None:
     def program(mesh: Any) -> None:
         with torch.device("meta") if way == "with" else nullcontext():
-            device = {"device": "meta"} if way == "text" else {}
-            model: Any = torch.nn.Linear(256, 256, **device).to(torch.bfloat16)
+            device: Any = {"device": "meta"} if way == "text" else {}
+            model = torch.nn.Linear(256, 256, **device).to(torch.bfloat16)
         weft.distribute_module(model, mesh, shardings={"*": P("x")})
         weft.nn.materialize(model)
         plain = torch.zeros(8, device=model.weight.device)  # that of a tensor is the real one
