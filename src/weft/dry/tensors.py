@@ -58,7 +58,7 @@ class DryTensors(TorchDispatchMode):
         self.meter = Meter(_is_meta)
         self.asks_for_meta = False
         """Whether the program names the meta device in the call that runs."""
-        self._random = torch.Generator().manual_seed(0)
+        self._random = torch.Generator()
         self._lost: dict[int, StorageWeakRef] = {}
         """Storages of values that something unknown was written to. A reference keeps the address,
         and not the memory."""
@@ -223,11 +223,12 @@ class DryTensors(TorchDispatchMode):
         return made.dtype is torch.int64 and not self.world.at_work
 
     def _choose(self, func: Any, args: Any, kwargs: Any, results: list[torch.Tensor]) -> None:
-        """The positions that data decide are those of random data."""
+        """The positions that data decide are those of random data: the same for every tensor of one
+        shape, as what a checkpoint runs again has to choose the same."""
         given, *more = args
         if max([given.numel(), *[one.numel() for one in results]]) > _KNOWN_NUMEL:
             return
-        made = torch.rand(given.shape, generator=self._random, device="cpu")
+        made = torch.rand(given.shape, generator=self._random.manual_seed(0), device="cpu")
         for one, value in zip(results, flatten(func(made, *more, **kwargs))):
             if one.dtype is torch.int64:
                 setattr(one, _VALUE, value)
