@@ -42,7 +42,7 @@ def test_the_workflow_and_the_hooks_run_the_checks() -> None:
 
 def test_the_version_stands_in_one_place() -> None:
     settings = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
-    assert settings["project"]["dynamic"] == ["version"]
+    assert settings["project"]["dynamic"] == ["version", "readme"]
     version = settings["tool"]["setuptools"]["dynamic"]["version"]
     assert version == {"attr": "weft._version.__version__"}
     assert re.fullmatch(r"\d+\.\d+\.\d+", weft.__version__)

@@ -225,8 +225,8 @@ def _elements(weight: Tensor, row: Tensor, has: Tensor) -> Tensor:
 
 
 def _string_of_maxima(weight: Any, input: Any, bounds: Any, padding: int) -> str:
-    """As of sums."""
-    return _string(weight, input, bounds, None, padding)
+    """A rank has all indices of its bags."""
+    return f"v~:sum e, {'b l!' if bounds is None else 'n!, b, b'} -> b e"
 
 
 _MAXIMA = OwnFunction(
