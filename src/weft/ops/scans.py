@@ -116,6 +116,7 @@ def _of_whole_lines(largest: bool) -> Callable[..., Local | None]:
     def layouts(
         call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
     ) -> Local | None:
+        """Of other dims, a rank without lines returns them as they are."""
         bound = _EXTREMA.bind(call, wants_grad)
         if bound is None or not any(wants_grad):
             return None
