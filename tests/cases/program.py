@@ -145,13 +145,13 @@ def _without_gradient(draw: random.Random, pool: list[Tensor]) -> Tensor:
 
 
 def _pick(draw: random.Random, pool: list[Tensor]) -> Tensor:
-    """By values, which all layouts have alike, or by place."""
+    """By values, which all layouts have alike, or by steps."""
     x = draw.choice(pool)
     if not x.dim():
         return x.expand(2)
     if draw.random() < 0.5:
         y = x.clone()
-        y[..., 1:] = x[..., :1] * 3
+        y[..., :: 2] = x[..., :1] * 3
         return y
     return x.masked_fill(x > x.mean(), 0.5)
 

@@ -207,6 +207,18 @@ def _second(fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return second
 
 
+@pytest.mark.parametrize("dim", [1, 2])
+def test_queries_of_fewer_dims_on_ranks_that_would_have_none(dim: int) -> None:
+    """Without queries torch's result has the shape of the query, not that of a broadcast."""
+    q, k, v = operands(4, length=3, keys=6, width=3, batch=4)
+    axis = P(*[None] * (dim + 1), "x")
+    for specs in ((P(*[None] * dim, "x"), P(None, "x"), P()), (P(), P(), axis),
+                  (P(*[None] * dim, "x"), axis, axis)):
+        layouts = [Layout(Mesh({"x": 5}), tuple(one.shape), spec)
+                   for one, spec in zip((q[0], k, v), specs)]
+        check_op(sdpa, [q[0], k, v], {"x": 5}, layouts)
+
+
 def test_operands_of_fewer_dims() -> None:
     """Keys without a batch, and a mask of the keys alone."""
     q, k, v = operands(3, length=10)

@@ -599,3 +599,38 @@ def test_second_derivative_of_a_read_on_ranks_without_indices(name: str, table: 
         torch.testing.assert_close(found.full_tensor(), due)
 
     weft.testing.run(on_rank, mesh={"x": 5})
+
+
+@pytest.mark.parametrize("name", [
+    "cumprod", "cummax", "cummin", "logcumsumexp", "adaptive_max_pool1d", "adaptive_max_pool3d"])
+def test_second_derivatives_where_a_shard_is_empty(name: str) -> None:
+    """There torch's first gradients are shortcuts, which have none: of those that the ranks ask
+    for, all must be asked for on the empty one."""
+    fns: dict[str, Any] = {
+        "cumprod": lambda x: x.cumprod(0), "logcumsumexp": lambda x: x.logcumsumexp(0),
+        "cummax": lambda x: x.cummax(0)[0], "cummin": lambda x: x.cummin(0)[0],
+        "adaptive_max_pool1d": lambda x: F.adaptive_max_pool1d(x.t(), 2),
+        "adaptive_max_pool3d": lambda x: F.adaptive_max_pool3d(x.view(1, 5, 4, 1), (2, 4, 1)),
+    }
+
+    def gradients(x: Any) -> Any:
+        out, found = fns[name](x.requires_grad_() * 1), []
+        weights = torch.arange(1.0, out.numel() + 1).double().view(out.shape)
+        for _ in range(2):
+            (out,) = torch.autograd.grad(out, x, weights, create_graph=True)
+            found.append(out)
+            if not out.requires_grad:
+                break
+            weights = torch.ones_like(out.detach()) * 2
+        return found
+
+    start = torch.linspace(-1, 1, 20, dtype=torch.double).sin().view(5, 4).flip(0) ** 2 + 0.1
+    due = gradients(start.clone())
+
+    def on_rank(mesh: Any) -> None:
+        found = gradients(weft.distribute_tensor(start, mesh, P(None, "x")))
+        assert len(found) == len(due)
+        for one, other in zip(found, due):
+            torch.testing.assert_close(one.full_tensor(), other)
+
+    weft.testing.run(on_rank, mesh={"x": 3})

@@ -45,6 +45,24 @@ def test_what_disagrees(
     assert (disagreement(shape, claimed, block) is None) == agrees
 
 
+@pytest.mark.parametrize("sizes", [(3, 1), (1, 3), (4, 0), (2, 2)])
+@pytest.mark.parametrize("fn", [
+    lambda x: x[..., ::2].view(-1), lambda x: x[..., ::2].view(2, 3, 2).transpose(0, 1),
+    lambda x: (x[..., ::2].view(-1).mul_(2), x)[1],
+])
+def test_steps_of_ragged_lines(fn: Any, sizes: tuple[int, ...]) -> None:
+    """Every other element of a line of 3 leaves less behind the last than of a line of 4."""
+    whole = torch.arange(24.0).view(6, 4)
+    due = fn(whole.clone())
+
+    def on_rank(mesh: Any) -> None:
+        found = fn(weft.distribute_tensor(whole, mesh, [Shard(1, sizes=sizes)]))
+        assert found.stride() == due.stride()
+        torch.testing.assert_close(found.full_tensor(), due, rtol=0, atol=0)
+
+    on_ranks(on_rank, 2)
+
+
 def test_the_watch_sees_what_is_wrong() -> None:
     def on_rank(mesh: Any) -> None:
         x = weft.zeros(4, 6, mesh=mesh, spec=P("tp"))
@@ -52,6 +70,14 @@ def test_the_watch_sees_what_is_wrong() -> None:
 
     with pytest.raises(WrongOrder, match="no gaps"):
         on_ranks(on_rank, 2)
+
+
+def test_steps_of_a_sharded_dim_end_anywhere() -> None:
+    block = torch.empty_strided((6, 2), (3, 2))
+    assert disagreement((6, 2), (4, 2), block) is not None
+    assert disagreement((6, 2), (4, 2), block, [0]) is not None
+    assert disagreement((6, 2), (4, 2), block, [1]) is None
+    assert disagreement((6, 2), (4, 2), torch.empty_strided((6, 2), (6, 2)), [1]) is not None
 
 
 # Operands that move, kernels on shards.

@@ -52,10 +52,10 @@ def _string(call: Call, few: bool = False) -> str | None:
         queries, keys = [*queries, "h" if few else f"(g{some} r)"], f"{keys} {'g!' if few else 'g'}"
     heads = " ".join(queries)
     placed = call.get("is_causal") or call.get("dropout_p")  # positions matter
-    rows = f"{heads}{'~' * few} {'s~' if placed else 's'}"
+    rows = f"{heads}{'~' * few} {'s~' if placed else f's{some}'}"
     mask = "".join([", " + _last([*queries, "s", "t"], len(tensor.shape))
                     for tensor in call.tensors[3:]])
-    return f"{rows} q!, {keys} t~s q!, {keys} t~s e{mask} -> {heads} s e"
+    return f"{rows} q!, {keys} t~s q!, {keys} t~s e{some}{mask} -> {heads} s e"
 
 
 def _last(dims: Sequence[str], ndim: int) -> str:

@@ -1,7 +1,8 @@
 """Graph edges of results on a rank whose shard is empty.
 
-torch's kernels may drop edges of empty tensors. A transition behind a dropped edge would leave the
-other ranks waiting. So the results are tied to the operands that get a gradient on other ranks.
+torch's kernels may drop edges of empty tensors, and gradients of them may drop theirs. A transition
+behind a dropped edge would leave the other ranks waiting. So the results are tied to the operands
+that get a gradient on other ranks, as often as that gradient has one of its own.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 import torch
 
-from weft.tensor.trace.derivatives import Constant
+from weft.tensor.trace.derivatives import Constant, Curved
 from weft.tensor.trace.trees import map_tensors
 
 __all__ = ["tie", "tied"]
@@ -20,24 +21,42 @@ __all__ = ["tie", "tied"]
 def tied(out: Any, anchor: Sequence[Sequence[int]], locals_: Sequence[torch.Tensor]) -> Any:
     """The results with graph edges, each to the operands that `anchor` names for it."""
     each = iter(anchor)
-    return map_tensors(lambda one: tie(one, [_end(locals_[at], at) for at in next(each)]), out)
+    return map_tensors(lambda one: tie(one, _ends(next(each), locals_)), out)
+
+
+def _ends(edges: Sequence[int], locals_: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """What the result is tied to. Where a gradient depends on tensors on the other ranks, so does
+    that of a product here."""
+    ends = {at: _end(locals_[at], at) for at in edges}
+    found = list(ends.values())
+    for at in edges:
+        for other in at.on if type(at) is Curved else ():
+            if other == at:
+                found.append(_zero(ends[at]).expm1())  # it has derivatives of any order
+            elif other in ends:
+                found.append(_zero(ends[at]) * _zero(ends[other]))
+    return found
 
 
 def _end(local: torch.Tensor, at: int) -> torch.Tensor:
-    """What the result is tied to: where its gradient is a constant on the other ranks, it is one
-    here, too, and has no gradient of its own."""
+    """A tensor with an edge to the operand: where its gradient is a constant on the other ranks,
+    it is one here, too, and has no gradient of its own."""
     if type(at) is not Constant:
         return local
     nothing = torch.atleast_1d(local).narrow(0, 0, 0)
     return (torch.view_as_real(nothing) if nothing.is_complex() else nothing).round()
 
 
+def _zero(local: torch.Tensor) -> torch.Tensor:
+    """The sum of no elements: zero whatever the elements are."""
+    return torch.atleast_1d(local).narrow(0, 0, 0).sum()
+
+
 def tie(one: torch.Tensor, locals_: Sequence[torch.Tensor]) -> torch.Tensor:
     """A result with a graph edge to each of these operands."""
     if not locals_ or not (one.is_floating_point() or one.is_complex()):
         return one
-    # Sums of no elements: zero whatever the elements are.
-    zero: Any = sum(torch.atleast_1d(local).narrow(0, 0, 0).sum() for local in locals_)
+    zero: Any = sum(map(_zero, locals_))
     if zero.is_complex() and not one.is_complex():
         zero = zero.real
     return one + zero.to(one.dtype)

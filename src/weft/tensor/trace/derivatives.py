@@ -11,7 +11,7 @@ from weft.tensor.takeover import twin_of
 from weft.tensor.trace.capture import Op, meta_like, unwatched
 from weft.tensor.trace.trees import Slot, flatten, replaced, slots_of
 
-__all__ = ["Constant", "differentiated", "edges"]
+__all__ = ["Constant", "Curved", "differentiated", "edges"]
 
 _GRAD: Any = twin_of(torch.autograd.grad)  # type: ignore[arg-type]
 _UNSEEN = torch.autograd.graph.saved_tensors_hooks
@@ -50,12 +50,28 @@ class Constant(int):
     """The number of a tensor whose gradient does not depend on the result's: as that of `sign`."""
 
 
+class Curved(int):
+    """The number of a tensor whose gradient depends on tensors, too, and so has derivatives itself.
+
+    Attributes:
+        on: the numbers of these tensors.
+    """
+
+    on: tuple[int, ...]
+
+    @classmethod
+    def make(cls, index: int, on: Sequence[int]) -> Curved:
+        made = cls(index)
+        made.on = tuple(on)
+        return made
+
+
 def edges(
     call: Callable[[Callable[[int], torch.Tensor]], Any],
     sample: Callable[[int], torch.Tensor], wanted: Sequence[int],
 ) -> tuple[tuple[int, ...], ...]:
     """Per result, which of the `wanted` tensors get a gradient from what `call` makes of samples;
-    as `Constant` where that is the same whatever comes back.
+    as `Constant` where that is the same whatever comes back, as `Curved` where it depends on them.
 
     `sample` makes the one of a number, `call` is given a function that says it.
     """
@@ -78,17 +94,35 @@ def edges(
         if not any(has):
             return ()
         back = torch.empty_like(out).requires_grad_()
-        try:
-            grads = _GRAD(
-                out, leaves, back, retain_graph=True, create_graph=True, allow_unused=True
-            )
-        except (RuntimeError, ZeroDivisionError):
-            grads = [back] * len(has)  # nothing can ask for the gradient of this gradient
+        linear, curved = _again(out, leaves, back), _again(out, leaves, back.detach())
         return tuple(
-            Constant(index) if grad is None or not grad.requires_grad else index
-            for index, grad, mine in zip(wanted, grads, has) if mine
+            _edge(index, again, on, leaves, wanted)
+            for index, again, on, mine in zip(wanted, linear, curved, has) if mine
         )
 
     quietly = torch.autograd.set_detect_anomaly(False), _UNSEEN(_same, _same)
     with torch.enable_grad(), quietly[0], quietly[1], unwatched():
         return tuple(map(behind, flatten(call(given))))
+
+
+def _edge(
+    index: int, again: torch.Tensor | None, grad: torch.Tensor | None,
+    leaves: Sequence[torch.Tensor], wanted: Sequence[int],
+) -> int:
+    """The kind of an edge, by the gradient of what has one itself, and of what has none."""
+    if again is None or not again.requires_grad:
+        return Constant(index)
+    if grad is None or not grad.requires_grad:
+        return index
+    found = _again(grad, leaves, torch.empty_like(grad))
+    return Curved.make(index, [one for one, more in zip(wanted, found) if more is not None])
+
+
+def _again(
+    out: torch.Tensor, leaves: Sequence[torch.Tensor], back: torch.Tensor
+) -> Sequence[torch.Tensor | None]:
+    """Gradients that may be differentiated; those of nothing can be where torch knows none."""
+    try:
+        return _GRAD(out, leaves, back, retain_graph=True, create_graph=True, allow_unused=True)
+    except (RuntimeError, ZeroDivisionError):
+        return [back] * len(leaves)  # nothing can ask for the gradient of this gradient
