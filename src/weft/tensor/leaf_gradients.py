@@ -36,8 +36,8 @@ from weft.transport.nodes import counting, dense
 from weft.transport.transition import Transition
 
 __all__ = [
-    "LeafUse", "borrow", "defer_hook", "disable_for", "is_put_off", "reduce_held", "stand_for", "summed",
-    "use_of", "uses_of",
+    "LeafUse", "borrow", "defer_hook", "disable_for", "is_put_off", "reduce_held", "stand_for",
+    "summed", "use_of", "uses_of",
 ]
 
 _MADE = itertools.count()

@@ -25,8 +25,8 @@ class Leaf:
         self.complete_in: Any = None
         self.before: TensorWeakRef | None = None
         self.owner: Any = None
-        """The leaf that it is a copy of, its dtype of reductions, and what gives the transition that
-        takes that leaf where a transition takes this one."""
+        """The leaf that it is a copy of, its dtype of reductions, and what gives the transition
+        that takes that leaf where a transition takes this one."""
 
     def in_graphs(self) -> list[Any]:
         """What stands for it in the graphs that are alive (`leaf_gradients.LeafUse`)."""

@@ -229,7 +229,8 @@ class Pack(Freed):
         self.is_full, self.versions = True, versions
 
     def free(self) -> None:
-        if self.is_full and not self.is_kept and self.may_free:
+        is_due = self.is_full and not self.is_kept and self.may_free
+        if is_due and self.storage.resizable():
             self.storage.resize_(0)
             self.is_full = False
 
