@@ -100,8 +100,9 @@ class LeafUse:
             else:  # each forward casts anew
                 key = id(self.local), self.transition
                 _, _, total = holding.uses.setdefault(key, (self.number, self, _Sum()))
-                total.add(self.to_reduce(seen.grad))
-                seen.grad = None
+                grad, seen.grad = seen.grad, None
+                if grad is not None:
+                    total.add(self.to_reduce(grad))
             return
         found = backward.found.get(_current_graph_task_id()) or backward.of_task()
         found.uses.append((self.number, self, seen))
