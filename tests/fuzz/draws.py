@@ -35,8 +35,8 @@ _SCHEDULES = (
 _LOSSES = ("ignored", "smooth", "weighted", "likelihood", "squares")
 _HOOKS = (
     "forward", "backward", "tensor", "after", "before", "before back", "output", "step", "on cpu")
-_NOT_CAST = {"batch", "sync", "written", "spectral", "orthogonal", "listed"}
-"""Kinds that mix parameters with buffers, or with what has no dims: these keep their dtype."""
+_NOT_CAST = {"sync", "written", "spectral", "orthogonal"}
+"""Kinds that mix parameters with buffers, which keep their dtype."""
 _NOT_NARROW = {"loop", "grouped", "gated", "masked", "spectral"}
 """Kinds that choose by values, which the last bit of bfloat16 turns; or that are only of floats."""
 
@@ -99,7 +99,7 @@ def drawn(seed: int) -> Trial:
     metas = ["", "", "", "materialize", *["assign", "empty"] * (not tied | shared)]
     precision = _precision(draw, way, kinds, lora)
     without = {*["overflow"] * (not scaled), *["saved"] * (optimizer == "LBFGS"),
-               *["moved", "replaced"] * (precision == "computed")}  # LBFGS has partial state
+               *["replaced"] * (precision == "computed")}  # LBFGS has partial state
     events = tuple("" if event in without else event for event in events)
     return Trial(
         seed=seed, mesh=draw.choice(_MESHES), width=heads * draw.choice([2, 4]), heads=heads,
@@ -158,9 +158,7 @@ def specs_of(trial: Trial, model: nn.Module, salt: int = 1) -> dict[str, Any]:
     table: dict[str, Any] = {}
     whole = draw.random() < 0.3  # all in dim 0, as most people do
     for name, param in model.named_parameters():
-        if trial.precision == "computed":  # what is not gathered keeps its dtype
-            table[name] = P("dp")
-        if draw.random() >= trial.density or not param.dim() or name in table:
+        if draw.random() >= trial.density or not param.dim():
             continue
         axes = draw.sample([*trial.mesh], draw.randint(1, len(trial.mesh)))
         entries: list[Any] = [None] * param.dim()

@@ -46,7 +46,9 @@ class Use(Noted, Protocol):
     local: Tensor
     transition: Transition
 
-    def in_own_dtype(self, grad: Tensor) -> Tensor: ...
+    def to_reduce(self, grad: Tensor) -> Tensor: ...
+
+    def reduced(self, total: Tensor) -> Tensor: ...
 
 
 class _OfThread(threading.local):
@@ -204,7 +206,7 @@ class Backward:
             grad = seen.grad
             if grad is not None:
                 uses.append(use)
-                grads.append(use.in_own_dtype(grad))
+                grads.append(use.to_reduce(grad))
                 seen.grad = None
         moves = [use.transition.reverse for use in uses]
         if riders:
@@ -213,7 +215,7 @@ class Backward:
         totals = run_together(moves, grads, (*uses, *riders))
         for rider, total in zip(riders, totals[len(uses):]):
             rider.take(total)
-        return uses, totals
+        return uses, [use.reduced(total) for use, total in zip(uses, totals)]
 
 
 def running() -> Backward:

@@ -20,16 +20,16 @@ class Holding:
     Args:
         leaves: those whose gradients stay partial.
 
-    `leaves` are kept by id. `uses`: what has arrived of them, by what stands for it: its number,
-    the `LeafUse`, and what stands for it. `others`: who holds what has arrived elsewhere, and its
-    number.
+    `leaves` are kept by id. `uses`: what has arrived of them, by what stands for it (casts of
+    one leaf together): its number, the `LeafUse`, and what has the gradient. `others`: who holds
+    what has arrived elsewhere, and its number.
     """
 
     __slots__ = ("leaves", "others", "uses")
 
     def __init__(self, leaves: Iterable[Tensor]) -> None:
         self.leaves = frozenset(map(id, leaves))
-        self.uses: dict[int, tuple[int, Any, Tensor]] = {}
+        self.uses: dict[Any, tuple[int, Any, Any]] = {}
         self.others: dict[Any, int] = {}
 
     def drop(self) -> None:

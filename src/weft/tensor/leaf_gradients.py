@@ -21,7 +21,8 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,8 +36,8 @@ from weft.transport.nodes import counting, dense
 from weft.transport.transition import Transition
 
 __all__ = [
-    "LeafUse", "defer_hook", "disable_for", "is_put_off", "reduce_held", "stand_for", "summed",
-    "use_of", "uses_of",
+    "LeafUse", "borrow", "defer_hook", "disable_for", "is_put_off", "reduce_held", "stand_for",
+    "summed", "use_of", "uses_of",
 ]
 
 _MADE = itertools.count()
@@ -47,15 +48,25 @@ class LeafUse:
 
     It serves while the leaf's memory is where it was: `seen` has the same memory (or is zero, on
     axes over which it becomes a partial value that another coordinate keeps).
+
+    Args:
+        operand: what computations have in the leaf's place: a cast (see `borrow`), or itself.
+        dtype: in which gradients are reduced; None: the leaf's.
     """
 
-    __slots__ = ("__weakref__", "_seen", "address", "leaf", "local", "note", "number", "transition")
+    __slots__ = (
+        "__weakref__", "_seen", "address", "dtype", "leaf", "local", "note", "number", "operand",
+        "transition",
+    )
 
     def __init__(
-        self, leaf: Leaf, local: Tensor, transition: Transition, seen: Tensor
+        self, leaf: Leaf, local: Tensor, transition: Transition, seen: Tensor,
+        operand: Tensor | None = None, dtype: torch.dtype | None = None,
     ) -> None:
         self.leaf, self.local, self.transition = leaf, local, transition
-        self.address: int | None = local.data_ptr()
+        self.operand = local if operand is None else operand
+        self.dtype = dtype or local.dtype
+        self.address: int | None = self.operand.data_ptr()
         self.note = traffic.note()
         self.number = next(_MADE)
         self._seen = TensorWeakRef(seen)
@@ -70,19 +81,54 @@ class LeafUse:
         """Why it is reduced, for the log."""
         return f"gradient of {self.transition.text}"
 
-    def in_own_dtype(self, grad: Tensor) -> Tensor:
-        """A gradient of what stands for the leaf, as one of the leaf: it may be seen as a cast."""
-        return dense(grad) if grad.dtype is self.local.dtype else dense(grad).to(self.local.dtype)
+    def to_reduce(self, grad: Tensor) -> Tensor:
+        """A gradient of what stands for the leaf, in the dtype of the reduction: it may be seen as
+        a cast."""
+        return dense(grad) if grad.dtype is self.dtype else dense(grad).to(self.dtype)
+
+    def reduced(self, total: Tensor) -> Tensor:
+        """The leaf's gradient, of what was reduced."""
+        return total if self.dtype is self.local.dtype else total.to(self.local.dtype)
 
     def arrived(self, seen: Tensor) -> None:
         """The hook of `seen`: its gradient in this backward is complete."""
         backward = running()
         holding = backward.holding
         if holding is not None and id(self.local) in holding.leaves:
-            holding.uses[id(seen)] = self.number, self, seen
+            if self.operand is self.local:
+                holding.uses[id(seen)] = self.number, self, seen
+            else:  # each forward casts anew
+                key = id(self.local), self.transition
+                _, _, total = holding.uses.setdefault(key, (self.number, self, _Sum()))
+                grad, seen.grad = seen.grad, None
+                if grad is not None:
+                    total.add(self.to_reduce(grad))
             return
         found = backward.found.get(_current_graph_task_id()) or backward.of_task()
         found.uses.append((self.number, self, seen))
+
+
+class _Sum:
+    """Gradients of several backwards, in the place of what stands for a leaf."""
+
+    __slots__ = ("grad",)
+
+    def __init__(self) -> None:
+        self.grad: Any = None
+
+    def add(self, grad: Tensor) -> None:
+        self.grad = grad if self.grad is None else self.grad + grad
+
+
+def borrow(
+    copy: Tensor, local: Tensor, dtype: torch.dtype,
+    move: Callable[[Transition], Transition | None],
+) -> None:
+    """Say that `copy`, a leaf of its own, is a leaf seen in another dtype or as R. Where further
+    axes vary its uses are uses of that leaf, whose gradient is reduced in `dtype`: over all axes at
+    once. `move` gives the transition from the leaf to what a transition makes of the copy."""
+    LEAVES[copy] = leaf = Leaf()
+    leaf.owner = local, dtype, move
 
 
 def stand_for(local: Tensor, transition: Transition, seen: Tensor) -> LeafUse:
@@ -101,13 +147,19 @@ def use_of(local: Tensor, transition: Transition) -> tuple[LeafUse, Tensor] | No
     """A new use of a leaf and what it is seen as; None where only an autograd node will do."""
     if not transition.reduces_only_in_backward:
         return None
-    if has_hooks(local):
-        return None
     leaf = LEAVES.get(local)
     if leaf is None:
         return None
+    owner, dtype, whole = local, None, transition
+    if leaf.owner is not None:
+        owner, dtype, move = leaf.owner
+        leaf, whole = LEAVES.get(owner), move(transition)
+        if leaf is None or whole is None or not whole.reduces_only_in_backward:
+            return None
+    if has_hooks(owner):
+        return None
     seen = counting(transition(local.detach()), local).detach().requires_grad_()
-    use = LeafUse(leaf, local, transition, seen)
+    use = LeafUse(leaf, owner, whole, seen, local, dtype)
     seen.register_post_accumulate_grad_hook(use.arrived)
     leaf.uses[:] = [ref for ref in leaf.uses if ref() is not None]
     leaf.uses.append(weakref.ref(use))
@@ -156,13 +208,13 @@ def summed(
     owners = [(at, use) for at, of_leaf in enumerate(uses) for use in of_leaf]
     reduced = run_together(
         [use.transition.reverse for _, use in owners],
-        [None if one is None else use.in_own_dtype(one)
+        [None if one is None else use.to_reduce(one)
          for (_, use), one in zip(owners, found[len(uses):])],
         [use for _, use in owners],
     )
-    for (at, _), part in zip(owners, reduced):
+    for (at, use), part in zip(owners, reduced):
         if part is not None:
-            total = totals[at]
+            part, total = use.reduced(part), totals[at]
             totals[at] = part if total is None else dense(total) + part
     return totals
 

@@ -18,12 +18,15 @@ class Leaf:
     """What is known of a leaf: its uses, the backward that has its whole gradient, and the leaf
     that its tensor was in graphs made before it was laid anew."""
 
-    __slots__ = ("before", "complete_in", "uses")
+    __slots__ = ("before", "complete_in", "owner", "uses")
 
     def __init__(self) -> None:
         self.uses: list[weakref.ref[Any]] = []
         self.complete_in: Any = None
         self.before: TensorWeakRef | None = None
+        self.owner: Any = None
+        """The leaf that it is a copy of, its dtype of reductions, and what gives the transition
+        that takes that leaf where a transition takes this one."""
 
     def in_graphs(self) -> list[Any]:
         """What stands for it in the graphs that are alive (`leaf_gradients.LeafUse`)."""

@@ -17,6 +17,10 @@ __all__ = ["Gather", "accumulate", "check_gather", "gather_in_groups"]
 
 def gather_in_groups(module: nn.Module, given: Mapping[str, Any] | bool | None) -> None:
     """Have the module's sharded parameters gathered by groups where its batch is sharded alike."""
-    for path, part, policy in list(policies_of(module, given)):
+    policies = list(policies_of(module, given))
+    casts = any(
+        policy is not None and bool(policy.compute_dtype or policy.reduce_dtype)
+        for _, _, policy in policies)
+    for path, part, policy in policies:
         if not has_group(part) and any(type(one) is ShardTensor for one in part.parameters()):
-            install(part, path, policy)
+            install(part, path, policy, casts)

@@ -61,18 +61,21 @@ def _nbytes(waiting: Sequence[_Found]) -> int:
 
 def _started(waiting: list[_Found]) -> Callable[[], None]:
     first = waiting[0][0]
+    kind = first.kind
     locals_ = [local for _, mine, _ in waiting for local in mine]
     with _Exclude(_BELOW_AUTOGRAD):  # slices of a buffer are then no views of it
-        flat = _native.flatten_dense_tensors([grad for _, _, grads in waiting for grad in grads])
+        flat = _native.flatten_dense_tensors([
+            grad.to(kind.reduce_dtype) for _, _, grads in waiting for grad in grads])
     waiting.clear()
-    comm = first.kind.mesh.comm(tuple(sorted(first.kind.rest)))
+    comm = kind.mesh.comm(tuple(sorted(kind.rest)))
     nbytes = 2 * flat.nbytes * (comm.size - 1) // comm.size
-    with first.told("AllReduce", "P(sum)->I", nbytes, first.kind.rest):
+    with first.told("AllReduce", "P(sum)->I", nbytes, kind.rest):
         finish = comm.start_all_reduce(flat, "sum", own=True)
 
     def land() -> None:
         flat = finish()
         with _Exclude(_BELOW_AUTOGRAD):
+            flat = flat.to(kind.dtype)
             parts = _native.unflatten_dense_tensors(flat, locals_)
             parts = [part.view(local.shape) if local.numel() == 0 else part
                      for local, part in zip(locals_, parts)]

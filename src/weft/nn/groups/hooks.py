@@ -75,9 +75,11 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-def install(module: nn.Module, path: str, policy: Gather | None) -> None:
-    """Gather the module's parameters while it runs; with None leave them as they are."""
-    module.register_forward_pre_hook(Entering(path, policy), prepend=True, with_kwargs=True)
+def install(module: nn.Module, path: str, policy: Gather | None, casts: bool = False) -> None:
+    """Gather the module's parameters while it runs; with None leave them as they are. `casts`: one
+    of the outermost module's policies is of dtypes, which hold whatever its batch is."""
+    entering = Entering(path, policy, casts)
+    module.register_forward_pre_hook(entering, prepend=True, with_kwargs=True)
     module.register_forward_hook(Leaving(), always_call=True)
 
 
@@ -114,8 +116,8 @@ def _state_of(module: nn.Module) -> _State:
 class Entering(_Hook):
     """The hook before a module's forward."""
 
-    def __init__(self, path: str, policy: Gather | None) -> None:
-        self.path, self.policy = path, policy
+    def __init__(self, path: str, policy: Gather | None, casts: bool = False) -> None:
+        self.path, self.policy, self.casts = path, policy, casts
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         with unselected():
@@ -159,7 +161,8 @@ class Entering(_Hook):
     def _outermost(self, module: nn.Module, given: Any) -> _Forward | None:
         whole = None if self.path else module
         found = _batch_of([one for one in flatten(given) if type(one) is ShardTensor], whole)
-        if found is None and self.policy is not None and self.policy.axes is not None:
+        names_axes = self.policy is not None and self.policy.axes is not None
+        if found is None and (names_axes or self.casts):
             held = next((one for one in module.parameters() if type(one) is ShardTensor), None)
             found = None if held is None else (held._meta.mesh, frozenset())
         if found is None:

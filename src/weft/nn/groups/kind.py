@@ -51,9 +51,16 @@ class Kind:
         is_real = dtype.is_floating_point and whole is not None
         self.whole_dtype: torch.dtype = whole if is_real else dtype  # type: ignore
         self.reduce_dtype = dtypes.reduce or (dtype if self.for_autocast else self.whole_dtype)
+        self.reduce_dtype = self.reduce_dtype if dtype.is_floating_point else dtype
+
+    @property
+    def is_copied(self) -> bool:
+        """Whether it is used from other memory than its own."""
+        return bool(self.axes) or self.whole_dtype is not self.dtype
 
     def key(self) -> tuple[Any, ...]:
-        return id(self.mesh), self.axes, self.rest, self.dtype
+        return (id(self.mesh), self.axes, self.rest, self.dtype, self.whole_dtype,
+                self.reduce_dtype)
 
 
 def kind_of(
@@ -62,22 +69,24 @@ def kind_of(
     """How a parameter is gathered in a forward whose batch is sharded over these axes; None where
     it is not: it is not this rank's to gather, or is sharded over other axes. Replicated ones are
     there already, and their gradients are reduced by the packs where no other axis is there, over
-    which they would have to be reduced as well."""
+    which they would have to be reduced as well. A policy of dtypes holds for all of them: those
+    that are not gathered are cast where they are."""
     if type(tensor) is not ShardTensor or type(tensor._local) is not Tensor:
         return None
     meta = tensor._meta
     layout = meta.layout
     if meta.mesh is not mesh or mesh.here is None or meta.varying or layout.is_partial:
         return None
-    if meta.strides is not None or meta.device != mesh.device or not tensor._local.is_leaf:
+    if meta.device != mesh.device or not tensor._local.is_leaf:
         return None
     axes = frozenset(axis for axis in batch if layout.on(axis) is not None)
-    if not axes:
-        sizes = mesh.axis_sizes
-        alone = all(size == 1 or axis in batch for axis, size in enumerate(sizes))
-        if not (alone and batch and meta.requires_grad):
-            return None
-        return Kind(mesh, axes, batch, meta.dtype, Dtypes())
-    if gathered_layout(layout, axes) is None:
-        return None
-    return Kind(mesh, axes, batch - axes, meta.dtype, dtypes)
+    is_plain = meta.strides is None
+    if axes and is_plain and gathered_layout(layout, axes) is not None:
+        return Kind(mesh, axes, batch - axes, meta.dtype, dtypes)
+    given = Dtypes(dtypes.compute, dtypes.reduce)
+    kind = Kind(mesh, frozenset(), batch - axes, meta.dtype, given)
+    if kind.is_copied or (kind.reduce_dtype is not meta.dtype and meta.requires_grad):
+        return kind
+    sizes = mesh.axis_sizes
+    alone = all(size == 1 or axis in batch for axis, size in enumerate(sizes))
+    return kind if is_plain and alone and batch and not axes and meta.requires_grad else None

@@ -37,13 +37,14 @@ from weft.nn.groups.member import Member, places_of
 from weft.nn.groups.memory import gathered_layout, packing_of
 from weft.tensor import ShardTensor
 from weft.tensor.backward import arrive, running
-from weft.tensor.leaf_gradients import stand_for
+from weft.tensor.leaf_gradients import borrow, stand_for
 from weft.tensor.meta import Meta, intern
 from weft.tensor.placing.freed import Freed, register
 from weft.tensor.placing.transitions import transition_between
 from weft.tensor.versions import version_of
 from weft.tensor.views.cast_weight import cast_weight
 from weft.transport import traffic
+from weft.transport.transition import Transition
 from weft.transport.unselected import unselected
 
 __all__ = ["Pack"]
@@ -90,11 +91,11 @@ class Pack(Freed):
                    self.axes)
             for one, layout in zip(tensors, layouts)
         ]
-        self.is_full = self.is_kept = not kind.axes
+        self.is_full = self.is_kept = not kind.is_copied
         self.versions: tuple[int, ...] | None = None
         self.pending: tuple[Finish, tuple[int, ...]] | None = None
         self.storage: Any = None
-        if kind.axes:
+        if kind.is_copied:
             own = [kind.for_autocast and id(one) in in_own_dtype for one in tensors]
             self.members = self._in_storage(tensors, wholes, layouts, own)
         else:
@@ -110,13 +111,14 @@ class Pack(Freed):
         metas = [one._meta for one in tensors]
         dtypes = [kind.dtype if mine else kind.whole_dtype for mine in own]
         widths = [dtype.itemsize // kind.whole_dtype.itemsize for dtype in dtypes]
-        self.packing = packing_of(kind.mesh, self.comm, metas, layouts)
-        self.sent = packing_of(kind.mesh, self.comm, metas, layouts, widths)
+        if kind.axes:
+            self.packing = packing_of(kind.mesh, self.comm, metas, layouts)
+            self.sent = packing_of(kind.mesh, self.comm, metas, layouts, widths)
         offsets, self.nbytes = places_of(wholes, dtypes)
         base = torch.empty(0, dtype=kind.whole_dtype, device=kind.mesh.device)
         self.storage = base.untyped_storage()
-        self.may_free = self.storage.resizable()
-        if not self.may_free:  # a device whose memory stays: it is gathered all the same
+        self.may_free = bool(self.axes) and self.storage.resizable()
+        if not self.may_free:  # nothing tells of its uses, or a device whose memory stays
             self.storage = base.new_empty(self.nbytes, dtype=torch.uint8).untyped_storage()
         members = [
             Member(one, whole, dtype, self.storage, offset)
@@ -124,7 +126,8 @@ class Pack(Freed):
         ]
         if self.may_free:
             self.storage.resize_(0)
-        register(self.storage, self)
+        if self.axes:
+            register(self.storage, self)
         return members
 
     def _watch(self) -> None:
@@ -137,10 +140,16 @@ class Pack(Freed):
                 member.full.register_post_accumulate_grad_hook(arrival)
 
     def _stand_for(self, member: Member) -> None:
+        if not member.full.requires_grad:
+            return
+        mesh, layout = self.kind.mesh, member.meta.layout
         move = transition_between(
-            self.kind.mesh, member.meta.layout, member.whole_meta.layout, frozenset(), self.axes)
-        if move is not None and member.full.requires_grad:
-            member.use = stand_for(member.local, move, member.full)
+            mesh, layout, member.whole_meta.layout, frozenset(), self.axes)
+        member.use = stand_for(
+            member.local, move or Transition(mesh, layout, layout, copy=True), member.full)
+        if not self.kind.axes:  # further axes are reduced with those that it is R over, at once
+            borrow(member.full, member.local, self.kind.reduce_dtype, lambda wanted:
+                   transition_between(mesh, layout, wanted.dst, frozenset(), wanted.dst_varying))
 
     def release(self) -> None:
         """No module has the pack any more: graphs that are to be differentiated hold it."""
@@ -171,7 +180,7 @@ class Pack(Freed):
 
     def start(self) -> None:
         """Begin to gather, where the storage is not filled."""
-        if self.storage is None:
+        if not self.kind.axes:
             return
         versions = self._versions()
         if self.pending is not None and self.pending[1] == versions:
@@ -200,14 +209,17 @@ class Pack(Freed):
         if self.is_full and self.versions == versions:
             return
         self.start()
-        assert self.pending is not None
-        (finish, _), self.pending = self.pending, None
+        pending, self.pending = self.pending, None
         with torch.no_grad(), _DisableAutocast(), unselected():
-            flat = finish()
+            flat = pending[0]() if pending is not None else None
             if not self.is_full and self.may_free:
                 self.storage.resize_(self.nbytes)
-            self.sent.spread(
-                flat, [member.whole.view(self.kind.whole_dtype) for member in self.members])
+            if flat is None:
+                for member in self.members:
+                    member.whole.copy_(member.local)
+            else:
+                self.sent.spread(
+                    flat, [member.whole.view(self.kind.whole_dtype) for member in self.members])
             if self.versions is not None:
                 changed = [
                     full for member, old, new in zip(self.members, self.versions, versions)
@@ -217,7 +229,8 @@ class Pack(Freed):
         self.is_full, self.versions = True, versions
 
     def free(self) -> None:
-        if self.is_full and not self.is_kept and self.storage.resizable():
+        is_due = self.is_full and not self.is_kept and self.may_free
+        if is_due and self.storage.resizable():
             self.storage.resize_(0)
             self.is_full = False
 
@@ -265,7 +278,8 @@ class Pack(Freed):
         written = self.storage is not None and version_of(member.full) != member.version
         if written and self.is_full:
             with torch.no_grad():
-                member.local.copy_(self.packing.own(member.whole, at))
+                own = self.packing.own(member.whole, at) if self.kind.axes else member.whole
+                member.local.copy_(own)
         if wanted != member.local.requires_grad:
             tensor.requires_grad_(wanted)
 
@@ -284,7 +298,7 @@ class Pack(Freed):
         holding = running().holding
         if holding is not None and id(member.local) in holding.leaves:  # the engine adds to it
             holding.others[self] = self.number
-            if self.kind.axes and full.dtype is not self.kind.reduce_dtype:
+            if full.dtype is not self.kind.reduce_dtype:
                 member.hold(self.kind.reduce_dtype)
             return
         member.has_arrived = True
@@ -293,10 +307,14 @@ class Pack(Freed):
     def start_reducing(self, buckets: _Buckets) -> list[Callable[[], None]]:
         """Begin to reduce what has arrived; the function waits for it, and accumulates. What only
         has to be summed goes to the buckets."""
-        if not self.kind.axes:
+        if not self.kind.axes and self.kind.rest:
             buckets.add(self)
             return []
         members, grads = self._taken()
+        if not self.kind.axes:
+            for member, grad in zip(members, grads):
+                arrive(member.local, grad.to(self.kind.reduce_dtype).to(self.kind.dtype))
+            return []
         if not members:
             return []
         packing = self.packing

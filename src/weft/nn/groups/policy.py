@@ -24,9 +24,10 @@ class Gather:
             outermost module is given, and those that shard another dim of it and all parameters.
         free: whether they are freed after the forward, and gathered again in backward.
         compute_dtype: the dtype that they are cast to before they travel, and have while the module
-            runs; its inputs are cast, too. None: their own; under autocast those travel in its
-            dtype that autocast casts at every use.
-        reduce_dtype: the dtype in which gradients are reduced; None: compute_dtype, else their own.
+            runs; its inputs are cast, too, and its parameters that are not gathered. None: their
+            own; under autocast those travel in its dtype that autocast casts at every use.
+        reduce_dtype: the dtype in which gradients of all of them are reduced; None: compute_dtype,
+            else their own.
     """
 
     axes: Any = None

@@ -43,7 +43,7 @@ class _UnderWay:
     def land(self) -> Sequence[Tensor]:
         """The gradients, in the order of `uses`."""
         if self._totals is None:
-            self._totals = self._finish()
+            self._totals = [use.reduced(one) for use, one in zip(self.uses, self._finish())]
         return self._totals
 
 
@@ -63,7 +63,7 @@ def _reduce_arrived(max_outstanding: int) -> None:
     for _, use, seen in arrived:
         if seen.grad is not None:
             uses.append(use)
-            grads.append(seen.grad)
+            grads.append(use.to_reduce(seen.grad))
             seen.grad = None
     if not uses:
         return

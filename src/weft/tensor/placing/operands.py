@@ -111,7 +111,7 @@ def _enter_all(
             found = views.terms.get(transition)
             if found is not None:
                 term, seen = found
-                if term.local is local and term.address == local.data_ptr():
+                if term.operand is local and term.address == local.data_ptr():
                     locals_[place] = seen
                     if traffic.STATE.on:
                         term.note = traffic.note()
