@@ -40,6 +40,25 @@ def test_running_statistics_are_written(mesh: Any) -> None:
             torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12, msg=name)
 
 
+@ranks(x=2)
+def test_dtypes_of_statistics(mesh: Any) -> None:
+    """Of bfloat16: that of the input, unless a parameter or a running statistic is float32."""
+    full = torch.randn(6, 3, 4, generator=torch.Generator().manual_seed(1)).bfloat16()
+    x = weft.distribute_tensor(full, mesh, P("x"))
+    for weight, running in ((None, None), (torch.bfloat16, None), (torch.float32, None),
+                            (None, torch.float32), (torch.bfloat16, torch.bfloat16)):
+        w = None if weight is None else torch.ones(3, dtype=weight)
+
+        def made(x: Any, w: Any = w, running: Any = running) -> Any:
+            kept = (None, None) if running is None else (
+                torch.zeros(3, dtype=running), torch.ones(3, dtype=running))
+            return torch.ops.aten.native_batch_norm(x, w, w, *kept, True, 0.1, 1e-5)
+
+        for one, other in zip(made(x), made(full)):
+            assert one.dtype is other.dtype is one.to_local().dtype
+            torch.testing.assert_close(one.full_tensor(), other, rtol=2e-2, atol=2e-2)
+
+
 @pytest.mark.parametrize("lengths, said", SEGMENT_ERRORS)
 def test_segments_that_do_not_fit(lengths: list[int], said: str) -> None:
     """torch's own errors, whichever dim is sharded."""

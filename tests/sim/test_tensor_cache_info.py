@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 from collections.abc import Callable
@@ -311,3 +312,23 @@ def test_changing_sizes_leave_little_behind() -> None:
 
     early, late = on_one(program)
     assert late <= early
+
+
+def test_clearing_leaves_nothing_behind() -> None:
+    """A transition that is made anew takes the place of the old one at the leaves it serves."""
+    def on_rank(mesh: Any) -> list[int]:
+        x = weft.distribute_tensor(X, mesh, P("x"))
+        w = weft.distribute_tensor(X[0], mesh, P()).requires_grad_()
+        found = []
+        for _ in range(4):
+            (x * w).sum().backward()
+            w.grad = None
+            weft.cache_clear()
+            gc.collect()
+            address = w.to_local().data_ptr()
+            found.append(sum(type(one) is torch.Tensor and one.device.type == "cpu"
+                             and one.data_ptr() == address for one in gc.get_objects()))
+        return found
+
+    for found in weft.testing.run(on_rank, mesh={"x": 2}):
+        assert found == found[:1] * 4

@@ -248,7 +248,11 @@ def _native_batch_norm(
         _run(running_mean, mean, momentum)
         _run(running_var, _unbiased(var, x.numel() // x.shape[1]), momentum)
         out = _normalised(x, mean, var, eps, weight, bias, apart)
-        return out, mean.detach(), (var + eps).rsqrt().detach()
+        kept = mean.detach(), (var + eps).rsqrt().detach()
+    given = [one.dtype for one in (weight, bias, running_mean, running_var) if one is not None]
+    if x.is_cpu and mean.dtype not in given:  # accelerators keep what they compute in
+        return out, kept[0].to(x.dtype), kept[1].to(x.dtype)
+    return out, *kept
 
 
 def _without_running(
@@ -277,7 +281,7 @@ def _native(function: Callable[..., Any]) -> Callable[..., Composite | None]:
         if 0 in x.shape or x.ndim < 2:
             return None
         cut = bool(x.dims[0]) or any(x.dims[2:])
-        return Composite(partial(function, cut=cut), writes=True)
+        return Composite(partial(function, cut=cut), each_call=True, writes=True)  # on its device
 
     return layouts
 

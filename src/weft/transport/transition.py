@@ -249,6 +249,12 @@ class Transition:
         return counting(out, x) if read_only_use else out
 
     @property
+    def key(self) -> tuple[object, ...]:
+        """Equal for transitions of one mesh that do the same to operands."""
+        return (self.src, self.dst, self.src_varying, self.dst_varying, self.order, self.cover,
+                self.dtypes)
+
+    @property
     def text(self) -> str:
         """What changes, in the words of the table: `S(0)->R on dp`."""
         said = facts.text(self.src, self.dst, self.src_varying, self.dst_varying)

@@ -130,7 +130,7 @@ def _enter_all(
             locals_[place] = kept[2]
             continue
         if sharded and (made := use_of(local, transition)) is not None:
-            views.terms[transition] = made
+            views.put_term(transition, made)
             locals_[place] = made[1]
         else:
             pending.append((place, transition, local, views, key, state))
@@ -218,6 +218,13 @@ class OperandCache(dict[Any, Any]):
     def clear(self) -> None:
         super().clear()
         self.was_reduced = self.halo = None
+
+    def put_term(self, transition: Transition, made: tuple[LeafUse, torch.Tensor]) -> None:
+        """Keep it for the next step, in place of what an equal transition has given: a cache that
+        was full or cleared makes transitions anew, and no call will ask for the old ones."""
+        for old in [one for one in self.terms if one.key == transition.key]:
+            del self.terms[old]  # only its graphs keep it alive
+        self.terms[transition] = made
 
 
 def share_memory(tensors: Sequence[torch.Tensor]) -> bool:

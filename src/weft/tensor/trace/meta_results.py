@@ -87,13 +87,23 @@ class AsKernels(TorchDispatchMode):
             func is not _aten.roll.default or (len(args) > 2 and args[2])  # else of one dim
         ):
             return torch.empty_like(out, memory_format=suggest_memory_format(args[0]))
-        if not _is_elementwise(func):
+        if laid == "as a product with a power":
+            args = _factors(*args)
+        elif not _is_elementwise(func):
             return out
         return _laid_like_sum(out, args, laid == "elementwise, last first")
 
 
 def _contiguous(one: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(one, memory_format=torch.contiguous_format)
+
+
+def _factors(x: torch.Tensor, exponents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What ldexp multiplies: of float32 and floats, and of integers, powers that lie row by row."""
+    exact = x.is_floating_point() or x.is_complex()
+    if x.dtype is torch.float32:
+        exact = not (exponents.is_floating_point() or exponents.is_complex())
+    return x, exponents if exact else _contiguous(exponents)
 
 
 def _laid_like_sum(out: torch.Tensor, args: Any, turned: bool) -> torch.Tensor:
@@ -150,6 +160,7 @@ _LAID: dict[Any, str] = {
     **dict.fromkeys(
         (_aten.floor_divide.default, _aten.complex.default, _aten.polar.default), "elementwise"),
     _aten.threshold_backward.default: "elementwise, last first",
+    _aten.ldexp.Tensor: "as a product with a power",
     # They bring an operand to the result's shape or dtype before, as their meta kernels know.
     **dict.fromkeys((_aten.masked_fill.Scalar, _aten.where.self), "as told"),
 }
