@@ -35,7 +35,7 @@ _SCHEDULES = (
 _LOSSES = ("ignored", "smooth", "weighted", "likelihood", "squares")
 _HOOKS = (
     "forward", "backward", "tensor", "after", "before", "before back", "output", "step", "on cpu")
-_NOT_CAST = {"sync", "written", "spectral", "orthogonal"}
+_NOT_CAST = {"batch", "sync", "written", "spectral", "orthogonal"}
 """Kinds that mix parameters with buffers, which keep their dtype."""
 _NOT_NARROW = {"loop", "grouped", "gated", "masked", "spectral"}
 """Kinds that choose by values, which the last bit of bfloat16 turns; or that are only of floats."""
