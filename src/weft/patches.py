@@ -22,7 +22,7 @@ from typing import Any
 from weft.interop import checkpoint, collectives, replicas, safetensors, wrappers
 from weft.nn import layers, loading, optimizers, parameters, scans
 from weft.nn.groups import recompute
-from weft.tensor.call import compiled, vmapped
+from weft.tensor.call import compiled, func_transforms
 from weft.tensor.families.draws import distributions, initial
 from weft.tensor.grad import clipping, hooks, muon, torch_patches, tracers
 from weft.tensor.grad import optimizers as updates
@@ -109,8 +109,17 @@ PATCHES = (
     Patch("torch", "cond", tracers.cond,
           "It would compile both branches. With ShardTensors the predicate is read, and one "
           "branch runs."),
-    Patch("torch._functorch.vmap", "vmap_impl", vmapped.vmap,
+    Patch("torch._functorch.vmap", "vmap_impl", func_transforms.vmap,
           "Ops of its batching rules that reach a ShardTensor below autograd are calls on it."),
+    Patch("torch._functorch.eager_transforms", "grad_and_value_impl",
+          func_transforms.differentiated,
+          "As vmap; and calls on ShardTensors that the function closes over are wrapped in "
+          "nothing."),
+    Patch("torch._functorch.eager_transforms", "_vjp_with_argnums", func_transforms.vjp,
+          "As grad; its second result runs after the transform has ended."),
+    Patch("torch._functorch.eager_transforms", "_jvp_with_argnums", func_transforms.jvp,
+          "Forward AD has one state for all simulated ranks: with ShardTensors it is the "
+          "transpose of the transpose."),
     Patch("torch._higher_order_ops.associative_scan", "associative_scan", scans.associative_scan,
           "Its slices along a sharded dim would change ranks: each rank scans its shard."),
     Patch("torch", "compile", compiled.compile_without_weft,

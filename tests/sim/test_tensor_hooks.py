@@ -400,21 +400,3 @@ def test_gradient_edges_are_refused() -> None:
     assert get_gradient_edge(leaf(X)).output_nr == 0
 
 
-def test_a_transform_that_closes_over_a_sharded_tensor_is_refused() -> None:
-    def both(x: Any) -> Any:
-        return torch.func.grad(lambda a: (a * x).sum())(X)
-
-    def alone(x: Any) -> Any:
-        return torch.func.grad(
-            lambda a: (a * x.redistribute(placements=P(None, "x")).sum().item()).sum()
-        )(X)
-
-    assert refused(both).splitlines()[1:3] == [
-        "  Rule: grad, jvp and the like do not reach local tensors.",
-        "  Offenders: a function that closes over a ShardTensor",
-    ]
-    assert refused(alone).splitlines()[:2] == [
-        "transition S(0)->S(1) on x: it was given a tensor that requires grad, under a transform "
-        "of torch.func.",
-        "  Rule: forward AD, vmap and torch.func do not reach through communication.",
-    ]

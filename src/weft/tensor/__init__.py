@@ -4,7 +4,7 @@ from weft import ops
 from weft.comm import CARRIED
 from weft.rng import STREAM
 from weft.tensor import attributes, families, keys, operators
-from weft.tensor.call import dispatch, vmapped, watch
+from weft.tensor.call import dispatch, func_transforms, watch
 from weft.tensor.call.cache import cache_clear, cache_info
 from weft.tensor.grad import autograd
 from weft.tensor.members import hooks
@@ -28,7 +28,7 @@ __all__ = [
 hooks.add = keys.add
 hooks.call = dispatch.call
 hooks.learn = dispatch.learn
-hooks.beneath = vmapped.beneath
+hooks.beneath = func_transforms.beneath
 hooks.failed = dispatch.failed
 hooks.move_operands = move_operands
 hooks.construct = construct

@@ -27,11 +27,11 @@ def refused_below_autograd(func: Any, types: Iterable[type]) -> UnsupportedOpErr
         message(
             f"{func}{_ASKED_BY.get(str(func), '')}",
             "a ShardTensor reached torch's dispatcher below autograd",
-            "weft intercepts above autograd; torch.func, forward AD, torch.jit and "
-            "torch.tensor(x) pass it by", [str(kind.__name__) for kind in types],
+            "weft intercepts above autograd; forward AD, torch.jit, torch.tensor(x) and some of "
+            "torch.func pass it by", [str(kind.__name__) for kind in types],
             "use the tensor method (x.clone(), x.detach(), x.to(dtype)), or x.full_tensor() "
             "and plain torch\n"
-            "for torch.func: torch.autograd.grad; of single samples "
-            "torch.vmap(torch.func.grad(f))(x)",
+            "of torch.func: vmap, grad, vjp, jvp, jacrev, jacfwd and hessian, with the ShardTensors "
+            "as arguments",
         )
     )

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from weft.transport.transition import Transition
 
 __all__ = [
-    "MAPS", "apply", "check_maps", "counting", "dense", "gradient_through", "outside_maps",
-    "refuse_transforms", "start", "transforms",
+    "MAPS", "apply", "check_maps", "contained", "counting", "dense", "gradient_through",
+    "is_wrapped", "outside_maps", "refuse_transforms", "start", "transforms",
 ]
 
 _C: Any = torch._C
@@ -29,6 +29,15 @@ _functorch: Any = torch._C._functorch  # type: ignore[attr-defined]
 
 transforms = _functorch.peek_interpreter_stack
 """The innermost transform of torch.func that is running, or None."""
+is_wrapped = _functorch.is_functorch_wrapped_tensor
+"""Whether a transform has wrapped this tensor."""
+
+
+def contained(x: Any) -> Any:
+    """What is in the wrappers of all transforms."""
+    while is_wrapped(x):
+        x = _functorch.get_unwrapped(x)
+    return x
 
 
 def counting(out: Tensor, x: Tensor) -> Tensor:
@@ -50,13 +59,13 @@ def dense(grad: Tensor) -> Tensor:
 def refuse_transforms(x: Tensor, call: Callable[[], str]) -> None:
     """Collectives see only values: the information of forward AD, vmap or torch.func is lost."""
     is_dual = forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None
-    if is_dual or _functorch.is_functorch_wrapped_tensor(x):
+    if is_dual or is_wrapped(x):
         kind = "dual tensor" if is_dual else "torch.func tensor"
         raise _refusal(call(), f"it was given a {kind}", kind)
 
 
 class _Maps(threading.local):
-    """The dispatch keys that are included and excluded around the outermost vmap; else None."""
+    """The dispatch keys that are included and excluded around the outermost transform; else None."""
 
     keys: tuple[Any, Any] | None = None
 

@@ -26,7 +26,7 @@ from weft.tensor.call.recipe import Alias, Recipe
 from weft.tensor.call.reduce_once import UsingReduced, has_reduced, unmarked
 from weft.tensor.call.torchs_errors import in_torchs_words, told_of, with_layouts
 from weft.tensor.call.varying import has_varying, of_varying
-from weft.tensor.call.vmapped import is_mapping, through_torch
+from weft.tensor.call.func_transforms import is_mapping, through_torch
 from weft.tensor.counts import AGAIN, CALLS, MISSES
 from weft.tensor.keys import floats_of, key_of
 from weft.tensor.meta import Meta, dense, keep_recipe
