@@ -144,10 +144,10 @@ def _checkpoint(
     """
     if "failed back" in events and {"sync", "batch", "written"} & {*kinds}:
         return ""
-    if way == "inner" and _NOT_NARROW & {*kinds}:  # computed again with other weights than before
+    if way == "inner":  # computed again with the module's weights, not with those of the call
         return ""
     ways = ["", "", "other"]
-    if way not in ("inner", "penalty", "retained"):
+    if way not in ("penalty", "retained"):
         ways += ["reentrant", *["selective"] * (not {"written", "lstm", "gru"} & {*kinds})]
     return draw.choice(ways)
 

@@ -83,7 +83,8 @@ def _made(trial: Trial, every: list[Any]) -> list[Any]:
         case "Muon":
             others = [one for one in every if one.dim() != 2]
             matrices = [one for one in every if one.dim() == 2]
-            return [torch.optim.Muon(matrices, 0.01, eps=1e-3), torch.optim.AdamW(others, 0.01)]
+            return [torch.optim.Muon(matrices, 0.01, eps=1e-3),
+                    torch.optim.AdamW(others, 0.01, eps=1e-3)]
         case "SGD":
             options |= {"lr": 0.1}  # torch's fused one has no momentum beside a gradient of None
             if how != "fused":
