@@ -1,5 +1,6 @@
 """torch.func's transforms of functions of ShardTensors, given or closed over: values are those of
-one process, on uneven shards and empty ones; results belong to no graph but those torch gives one."""
+one process, on uneven shards and empty ones; results are in a graph where
+torch's are."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ def _made(x: Tensor, w: Tensor) -> Tensor:
 
 
 def _transposed(x: Tensor, w: Tensor) -> Any:
-    out, pull = vjp(_made, x, w)
+    out, pull = vjp(_made, x, w)[:2]
     return out, pull(out * 2), pull(out)
 
 
@@ -44,18 +45,21 @@ def _in_layers(x: Tensor, w: Tensor) -> Any:
     return grad(inner)(x * 2)
 
 
-pytestmark = pytest.mark.filterwarnings(  # torch's forward AD of plain tensors
-    "ignore:.*torch.jit.script. is deprecated:DeprecationWarning")
+pytestmark = pytest.mark.filterwarnings(  # torch's forward AD of plain tensors; ops of derivatives
+    "ignore:.*torch.jit.script. is deprecated:DeprecationWarning",
+    "ignore:.*no rule covers it:weft.WeftWarning")
 
 CALLS: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "grad": lambda x, w: grad(lambda a: _made(a, w).sum())(x),
     "grad of a part": lambda x, w: grad(lambda a: _made(x, a)[1:, :2].sum())(w),
-    "grad, two arguments": lambda x, w: grad(lambda a, b: _made(a, b).square().mean(), (0, 1))(x, w),
+    "grad, two arguments": lambda x, w: grad(
+        lambda a, b: _made(a, b).square().mean(), (0, 1))(x, w),
     "grad and value": lambda x, w: grad_and_value(
         lambda a: (_made(a, w).sum(), a * 2), has_aux=True)(x),
     "grad in grad": _in_layers,
     "grad in place": lambda x, w: grad(lambda a: (a * 1).mul_(x).add_(a).sum())(x),
-    "grad of vmap": lambda x, w: grad(lambda a: vmap(lambda row: (row @ a).sin().sum())(x).sum())(w),
+    "grad of vmap": lambda x, w: grad(
+        lambda a: vmap(lambda row: (row @ a).sin().sum())(x).sum())(w),
     "vmap of grad": lambda x, w: vmap(grad(lambda row: (row @ w[:, :1]).sin().sum()))(x),
     "vmap of hessian": lambda x, w: vmap(hessian(lambda row: (row @ w).sin().sum()))(x),
     "vjp": _transposed,
@@ -66,11 +70,12 @@ CALLS: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "jacrev in parts": lambda x, w: jacrev(lambda a: _made(a, w).sum(0), chunk_size=2)(x),
     "jacfwd": lambda x, w: jacfwd(lambda a: _made(x, a).sum(0))(w),
     "hessian": lambda x, w: hessian(lambda a: _made(x, a).sum())(w),
-    "closed over alone": lambda x, w: grad(lambda a: (a * w[:, :2].cumsum(0)).sum() * x.sum())(w[:, 2:]),
+    "closed over alone": lambda x, w: grad(
+        lambda a: (a * w[:, :2].cumsum(0)).sum() * x.sum())(w[:, 2:]),
 }
 SPECS = {
-    "rows": (P("x"), P()), "columns": (P(None, "x"), P("x", "y")), "both": (P("x", "y"), P(None, "x")),
-    "whole": (P(), P()),
+    "rows": (P("x"), P()), "columns": (P(None, "x"), P("x", "y")),
+    "both": (P("x", "y"), P(None, "x")), "whole": (P(), P()),
 }
 
 
@@ -94,7 +99,8 @@ def test_as_in_one_process(name: str, spec: str) -> None:
     run()
 
 
-@pytest.mark.parametrize("shardings", [{}, {"*": P("dp")}, {"0.*": P("tp"), "2.weight": P(None, "tp")}])
+@pytest.mark.parametrize(
+    "shardings", [{}, {"*": P("dp")}, {"0.*": P("tp"), "2.weight": P(None, "tp")}])
 def test_gradients_of_parameters_and_of_single_samples(shardings: Any) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)).double()

@@ -84,10 +84,12 @@ def test_a_plain_leaf_is_refused() -> None:
         with pytest.raises(UnsupportedOpError) as caught:
             torch.vmap(lambda a: a * leaf)(x)
         assert str(caught.value).splitlines() == [
-            "torch.func: aten.mul.Tensor meets a ShardTensor and 1 plain tensors that require grad.",
+            "torch.func: aten.mul.Tensor meets a ShardTensor and 1 plain tensors that require "
+            "grad.",
             "  Rule: under a transform torch would record a graph of the wrapper, which has none.",
             "  Offenders: shape (4,)",
-            "  Fix: weft.distribute_tensor(x, mesh, P()), of the plain tensors, before the transform",
+            "  Fix: weft.distribute_tensor(x, mesh, P()), of the plain tensors, before the "
+            "transform",
         ]
 
     run()

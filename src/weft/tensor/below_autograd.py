@@ -31,7 +31,7 @@ def refused_below_autograd(func: Any, types: Iterable[type]) -> UnsupportedOpErr
             "torch.func pass it by", [str(kind.__name__) for kind in types],
             "use the tensor method (x.clone(), x.detach(), x.to(dtype)), or x.full_tensor() "
             "and plain torch\n"
-            "of torch.func: vmap, grad, vjp, jvp, jacrev, jacfwd and hessian, with the ShardTensors "
-            "as arguments",
+            "of torch.func: vmap, grad, vjp, jvp, jacrev, jacfwd and hessian, with the "
+            "ShardTensors as arguments",
         )
     )

@@ -65,7 +65,7 @@ def refuse_transforms(x: Tensor, call: Callable[[], str]) -> None:
 
 
 class _Maps(threading.local):
-    """The dispatch keys that are included and excluded around the outermost transform; else None."""
+    """The dispatch keys, included and excluded, around the outermost transform; else None."""
 
     keys: tuple[Any, Any] | None = None
 

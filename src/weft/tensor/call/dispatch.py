@@ -19,6 +19,7 @@ from weft.comm import BoundMesh, this_world
 from weft.errors import MeshError, message
 from weft.tensor.call import build
 from weft.tensor.call.compiled import unseen
+from weft.tensor.call.func_transforms import is_mapping, through_torch
 from weft.tensor.call.losses import JoiningLosses, joins_losses
 from weft.tensor.call.out import function_of, without_out, writing
 from weft.tensor.call.own.functions import OwnFunction
@@ -26,7 +27,6 @@ from weft.tensor.call.recipe import Alias, Recipe
 from weft.tensor.call.reduce_once import UsingReduced, has_reduced, unmarked
 from weft.tensor.call.torchs_errors import in_torchs_words, told_of, with_layouts
 from weft.tensor.call.varying import has_varying, of_varying
-from weft.tensor.call.func_transforms import is_mapping, through_torch
 from weft.tensor.counts import AGAIN, CALLS, MISSES
 from weft.tensor.keys import floats_of, key_of
 from weft.tensor.meta import Meta, dense, keep_recipe

@@ -84,7 +84,7 @@ def jvp(
     """
     if not any(type(contained(one)) is ShardTensor for one in flatten((primals, tangents))):
         return original(func, primals, tangents, argnums, strict=strict, has_aux=has_aux)
-    made = eager_transforms._vjp_with_argnums
+    made: Any = eager_transforms._vjp_with_argnums
     places = (argnums,) if isinstance(argnums, int) else argnums
     out, pull, *aux = made(func, *primals, argnums=places, has_aux=has_aux)
     _, push = made(pull, tree_map_only(Tensor, torch.zeros_like, out))

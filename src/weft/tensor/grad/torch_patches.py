@@ -21,9 +21,9 @@ from weft.errors import UnsupportedOpError, message
 from weft.tensor.call import reduce_once
 from weft.tensor.call.dispatch import mesh_of
 from weft.tensor.call.fallback import replicate, write_back
+from weft.tensor.call.func_transforms import is_mapping, through_torch
 from weft.tensor.call.own.functions import OWN, is_sharded
 from weft.tensor.call.own.outside import OutsideMesh
-from weft.tensor.call.func_transforms import is_mapping, through_torch
 from weft.tensor.grad import autograd
 from weft.tensor.grad.anomaly import refuse_nan_check
 from weft.tensor.meta import Meta, replicated_meta
