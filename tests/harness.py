@@ -216,7 +216,7 @@ def _noise(dense: Tensor, seed: int, count: int) -> Tensor:
     has more bits than it has.
     """
     if dense.is_complex():
-        return torch.view_as_complex(_noise(torch.view_as_real(dense), seed, count))
+        return torch.view_as_complex(_noise(torch.view_as_real(dense.resolve_conj()), seed, count))
     generator = torch.Generator().manual_seed(seed)
     steps = torch.randint(-8, 9, dense.shape, generator=generator)
     if not dense.dtype.is_floating_point:
