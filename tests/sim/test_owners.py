@@ -160,3 +160,22 @@ def test_what_owners_cannot_compute_is_refused(mesh: Any) -> None:
         weft.nn.Owners(given).map(torch.add, given, given[1:])
     plain = [torch.ones(2, 2)]
     assert torch.equal(weft.nn.at_owners(torch.neg, plain)[0], -plain[0])
+
+
+@ranks(x=4)
+def test_momentum_follows_a_parameter_whose_data_take_another_layout(mesh: Any) -> None:
+    """Else the iteration ran on blocks, and rounded in bfloat16 as no single process does."""
+    due, params = [one.requires_grad_() for one in matrices()], laid(mesh, [P("x")] * 6)
+    due_steps, steps = torch.optim.Muon(due, lr=0.1), torch.optim.Muon(params, lr=0.1)
+    for spec in (P("x"), P(None, "x"), P()):
+        for one in params:
+            one.data = one.detach().redistribute(placements=spec)
+        for some, optimizer in ((due, due_steps), (params, steps)):
+            optimizer.zero_grad()
+            sum(one.pow(3).sum() for one in some).backward()  # type: ignore[union-attr]
+            optimizer.step()
+        for one, other in zip(params, due, strict=True):
+            held = steps.state[one]["momentum_buffer"]
+            assert held.sharding == one.sharding
+            assert torch.equal(held.full_tensor(), due_steps.state[other]["momentum_buffer"])
+            assert torch.equal(one.full_tensor(), other)

@@ -18,6 +18,7 @@ from weft.tensor.leaves import replace_leaf, track_leaf
 from weft.tensor.members import hooks
 from weft.tensor.meta import Meta
 from weft.tensor.placing.arguments import Where, place, shape_of
+from weft.tensor.placing.in_place import lay_state_of
 from weft.tensor.placing.layouts import as_sharded, local_to_sharded
 from weft.tensor.placing.redistribute import gathered, redistribute_to, to_replicated
 from weft.tensor.placing.scatter import distribute_tensor
@@ -38,7 +39,8 @@ def set_data(tensor: ShardTensor, value: torch.Tensor) -> None:
     """`x.data = value`: the data, and with it layout and dtype; the leaf stays the same leaf.
 
     A plain value takes the tensor's layout; one of another shape is sharded over the same axes.
-    A gradient keeps the layout that its tensor gives it, to which backward adds.
+    A gradient keeps the layout that its tensor gives it, to which backward adds. An optimizer's
+    state follows at its next step.
     """
     mesh = tensor._meta.mesh
     given = value if type(value) is ShardTensor else redistribute_to(
@@ -62,6 +64,8 @@ def set_data(tensor: ShardTensor, value: torch.Tensor) -> None:
     if type(value) is ShardTensor:
         for one in (data, tensor._local):
             share_version(unwrap_view(one))
+    if given.sharding != tensor.sharding:
+        lay_state_of(tensor)
     tensor._meta = given._meta.replace(requires_grad=tensor._local.requires_grad)
     tensor._memo = None
     tensor._times_set += 1

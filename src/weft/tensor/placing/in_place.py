@@ -34,10 +34,11 @@ from weft.tensor.placing.operands import forget_views
 from weft.tensor.placing.scatter import distribute_tensor
 from weft.tensor.shard_tensor import ShardTensor, attributes_of
 
-__all__ = ["become_plain", "become_sharded", "install", "refuse_kinds", "take_along"]
+__all__ = [
+    "become_plain", "become_sharded", "install", "lay_state_of", "refuse_kinds", "take_along"]
 
 _BECAME: Any = WeakTensorKeyDictionary()
-"""Parameters that have changed their class -> True."""
+"""Parameters that have changed their class or their layout -> True."""
 
 _COUNT = [0]
 
@@ -92,9 +93,14 @@ def _become(parameter: Any, laid: Callable[[Any], Tensor], now: str, call: str) 
     _hooked(parameter, hooks)
     for node in nodes:
         node.register_prehook(_Left(tuple(parameter.shape), was, now, call))
+    lay_state_of(parameter)
+    return parameter
+
+
+def lay_state_of(parameter: Any) -> None:
+    """Reshard the state that optimizers have of it, at their next step."""
     _BECAME[parameter] = True
     _COUNT[0] += 1
-    return parameter
 
 
 def _exchange(one: Any, other: Any) -> None:
@@ -226,7 +232,7 @@ def install() -> None:
 
 
 _SEEN: weakref.WeakKeyDictionary[Optimizer, tuple[int, int]] = weakref.WeakKeyDictionary()
-"""Optimizers that have stepped -> (number of sharded Parameters, number of their own) then."""
+"""Optimizers that have stepped -> (number of changes of Parameters, number of their own) then."""
 
 
 def _lay_state(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
