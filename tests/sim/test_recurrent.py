@@ -16,7 +16,7 @@ SIZES = (2, 0, 5, 1)
 
 def modules(name: str) -> nn.Module:
     torch.manual_seed(0)
-    made = {"lstm": nn.LSTM(3, 4, 2, bidirectional=True), "gru": nn.GRU(3, 4, batch_first=True),
+    made = {"lstm": nn.LSTM(3, 4, bidirectional=True), "gru": nn.GRU(3, 4, 2, batch_first=True),
             "projected": nn.LSTM(3, 4, proj_size=2)}
     return made[name].double()
 

@@ -26,6 +26,7 @@ from weft.tensor.counts import (
 )
 from weft.tensor.meta import MAX_METAS, MAX_RECIPES_OF_MESH, alive, forget_recipes
 from weft.tensor.placing.transitions import MAX_TRANSITIONS
+from weft.tensor.trace.derivatives import EDGES
 
 __all__ = ["CacheInfo", "KindInfo", "cache_clear", "cache_info"]
 
@@ -113,6 +114,7 @@ def cache_clear() -> None:
             mesh.cache.pop(name, None)
     forget_plans()
     traces.clear()
+    EDGES.clear()
     for counter in (CALLS, AGAIN, MISSES):
         counter.reset()
     for counts in (STRUCTURES, TRACES, METAS, TRANSITIONS):

@@ -1,4 +1,7 @@
-"""Which tensors get a gradient from which results of an op, asked of meta tensors."""
+"""Which tensors get a gradient from which results of an op, asked of meta tensors.
+
+The answer takes backward passes, also of backward passes, so it is kept by op and shapes.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,17 @@ from typing import Any
 
 import torch
 
+from weft.tensor.meta import bounded_put
 from weft.tensor.takeover import twin_of
 from weft.tensor.trace.capture import Op, meta_like, unwatched
 from weft.tensor.trace.trees import Slot, flatten, replaced, slots_of
 
-__all__ = ["Constant", "Curved", "differentiated", "edges"]
+__all__ = ["EDGES", "Constant", "Curved", "differentiated", "edges"]
+
+EDGES: dict[Any, tuple[tuple[int, ...], ...]] = {}
+"""What was asked of ops, with their tensors numbered in order: the same on all simulated ranks."""
+
+MAX_EDGES = 1024
 
 _GRAD: Any = twin_of(torch.autograd.grad)  # type: ignore[arg-type]
 _UNSEEN = torch.autograd.graph.saved_tensors_hooks
@@ -26,7 +35,29 @@ def differentiated(
     op: Op, tensors: Sequence[torch.Tensor], wanted: Sequence[int]
 ) -> tuple[tuple[int, ...], ...]:
     """Per result, which of the `wanted` slots get a gradient from it, at global shape."""
+    slots = list(dict.fromkeys(slot.index for slot in slots_of((op.args, op.kwargs))))
+    numbers = {slot: number for number, slot in enumerate(slots)}
+    args, kwargs = replaced((op.args, op.kwargs), Slot, lambda slot: Slot(numbers[slot.index]))
+    op = Op(op.overload, args, kwargs, op.results)
+    given = [tensors[slot] for slot in slots]
+    asked = [numbers[slot] for slot in wanted]
+    about = op.overload, repr((args, kwargs)), *asked, *[(one.shape, one.dtype) for one in given]
+    found = EDGES.get(about)
+    if found is None:
+        found = _differentiated(op, given, asked)
+        bounded_put(EDGES, about, found, MAX_EDGES)
+    return tuple([tuple([_renumbered(one, slots) for one in mine]) for mine in found])
 
+
+def _renumbered(edge: int, slots: Sequence[int]) -> int:
+    if type(edge) is Curved:
+        return Curved.make(slots[edge], [slots[one] for one in edge.on])
+    return Constant(slots[edge]) if type(edge) is Constant else slots[edge]
+
+
+def _differentiated(
+    op: Op, tensors: Sequence[torch.Tensor], wanted: Sequence[int]
+) -> tuple[tuple[int, ...], ...]:
     def call(given: Callable[[int], torch.Tensor]) -> Any:
         args, kwargs = replaced((op.args, op.kwargs), Slot, lambda slot: given(slot.index))
         return op.overload(*args, **kwargs)
