@@ -9,6 +9,9 @@ TORCH := $(shell grep '^torch==' requirements.txt)
 
 export OMP_NUM_THREADS ?= 1
 
+# Tests start some hundred processes, each of which would compile all of weft without bytecode.
+export PYTHONDONTWRITEBYTECODE :=
+
 # Processes that run tests; those over gloo come after, in one, which starts the world once.
 WORKERS ?= auto
 TESTS := $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4

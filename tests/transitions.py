@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 import random
 from collections.abc import Iterator, Sequence
 
+from tests.effort import EFFORT
 from weft.core import Layout, Mesh
-
-EFFORT = float(os.environ.get("WEFT_EFFORT", "0.6"))
-"""The part of the usual number of pairs that is tried, as in `tests.cases`."""
 
 MESHES = ((2,), (3,), (2, 2), (2, 3), (1, 2))
 SHAPES = ((), (0,), (1,), (2,), (4,), (5,), (3, 4), (2, 0))

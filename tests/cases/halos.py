@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import weft
-from tests.cases import EFFORT, seed_of
+from tests.cases import seed_of
+from tests.effort import EFFORT
 from tests.harness import held
 from tests.oracle import check
 from weft import Layout, P

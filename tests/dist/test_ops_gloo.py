@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.cases import EFFORT, Case, Trial, trials
+from tests.cases import Case, Trial, trials
 from tests.cases.every import EVERY
+from tests.effort import EFFORT
 from tests.gloo import GlooWorld
 from tests.harness import Outcome, allowances, on_rank, verify
 

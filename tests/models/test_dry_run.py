@@ -12,6 +12,7 @@ from torch import Tensor
 
 import weft
 from bench.training import models
+from tests.effort import drawn
 from tests.models import test_autoencoders, test_sequences
 from tests.models.catalogue import MODELS
 from tests.models.fields import FIELDS
@@ -113,11 +114,16 @@ def cast(mesh: Any) -> tuple[Any, int]:
     return two_steps(model, [given], loss)
 
 
-PROGRAMS: dict[str, tuple[Mapping[str, int], Callable[[Any], tuple[Any, int]]]] = {
+Program = tuple[Mapping[str, int], Callable[[Any], tuple[Any, int]]]
+
+OF_MODELS: dict[str, Program] = {
     **{f"{name}, {way}": (WAYS[way].mesh, partial(of_catalogue, name=name, way=way, size="uneven"))
        for name in MODELS if name != "mixtral" for way in WAYS if way != "one rank"},
     **{f"{name}, {way}": (MESHES[way][0], partial(of_field, name=name, spec=P(*MESHES[way][1])))
        for name in FIELDS for way in ("samples and rows",)},
+}
+PROGRAMS: dict[str, Program] = {
+    **{name: OF_MODELS[name] for name in drawn([*OF_MODELS])},
     "autoencoder": (MESHES["two dims"][0], of_autoencoder),
     "long sequence": ({"x": 4}, of_sequence),
     "autocast": ({"dp": 4}, cast),

@@ -8,6 +8,7 @@ from itertools import product
 import pytest
 
 import weft
+from tests.effort import drawn
 from tests.models.catalogue import MODELS
 from tests.models.training import WAYS, Outcome, compare, on_mesh, plain
 
@@ -28,8 +29,8 @@ def on_ranks(way: str, name: str, size: str, attention: str, dropout: float = 0.
     )
 
 
-@pytest.mark.parametrize(("way", "name"), CASES)
-@pytest.mark.parametrize("size", ATTENTIONS)
+@pytest.mark.parametrize(
+    ("size", "way", "name"), drawn([(size, *case) for size in ATTENTIONS for case in CASES]))
 def test_as_on_plain_tensors(way: str, name: str, size: str) -> None:
     """Even sizes with eager attention, uneven ones with sdpa; warnings of gathers are errors."""
     expected = plainly(name, size, ATTENTIONS[size], STEPS)
@@ -42,7 +43,7 @@ def on_one_rank(name: str, attention: str) -> Outcome:
     return on_ranks("one rank", name, "uneven", attention, 0.1)[0]
 
 
-@pytest.mark.parametrize(("way", "name"), CASES)
+@pytest.mark.parametrize(("way", "name"), drawn(CASES))
 def test_with_dropout_as_on_one_rank(way: str, name: str) -> None:
     """The same masks, whatever the layouts."""
     attention = "eager" if way == "tp" else "sdpa"

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from tests import long_runs
+from tests.effort import drawn
 
 
-@pytest.mark.parametrize("kind", [kind for kind in long_runs.KINDS if kind != "experts"])
+@pytest.mark.parametrize("kind", drawn([kind for kind in long_runs.KINDS if kind != "experts"]))
 def test_nothing_grows_with_the_steps(kind: str) -> None:
     long_runs.grown(kind, (12, 24)).check(kind, alone=False)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 import weft
 from tests.cases.own import rule
+from tests.effort import drawn
 from weft import LayoutError, ShardTypeError
 from weft.testing import check_rule
 
@@ -75,7 +76,7 @@ RIGHT: list[tuple[Any, Any, dict[str, Any], tuple[Any, ...]]] = [
 
 
 @pytest.mark.parametrize(
-    ("op", "pattern", "options", "example"), RIGHT, ids=[case[1] for case in RIGHT]
+    ("op", "pattern", "options", "example"), drawn(RIGHT), ids=[case[1] for case in drawn(RIGHT)]
 )
 def test_right_rules_pass(op: Any, pattern: Any, options: Any, example: Any) -> None:
     with rule(op, pattern, **options):

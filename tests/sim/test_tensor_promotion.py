@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.effort import drawn
 from tests.sharded import Make, agree
 
 DTYPES = (torch.bool, torch.int32, torch.bfloat16, torch.float32, torch.complex64)
 SHAPES = ((5, 6), ())
 NUMBERS = (True, 3, 2.5, 1 + 2j, np.float64(2.5), np.float32(2.5), np.int64(3), np.bool_(True))
+WAYS = ("uneven", "partial")
 OTHERS = (torch.bool, torch.int64, torch.float16, torch.float64, torch.complex64)
 
 OPS: dict[str, Callable[[Any, Any], Any]] = {
@@ -59,15 +62,14 @@ def table(make: Make, other: Callable[[Make], Any]) -> list[Any]:
 pytestmark = pytest.mark.filterwarnings("ignore::weft.WeftWarning")
 
 
-@pytest.mark.parametrize("way", ["uneven", "partial"])
-@pytest.mark.parametrize("number", NUMBERS, ids=lambda number: f"{type(number).__name__}")
+@pytest.mark.parametrize(
+    "way, number", drawn([*product(WAYS, NUMBERS)]), ids=lambda one: f"{type(one).__name__} {one}")
 def test_numbers(number: Any, way: str) -> None:
     agree(lambda make: table(make, lambda _: number), way)
 
 
-@pytest.mark.parametrize("way", ["uneven", "partial"])
-@pytest.mark.parametrize("dtype", OTHERS, ids=str)
-@pytest.mark.parametrize("kind", ["plain", "sharded"])
+@pytest.mark.parametrize(
+    "way, dtype, kind", drawn([*product(WAYS, OTHERS, ("plain", "sharded"))]), ids=str)
 def test_tensors(kind: str, dtype: torch.dtype, way: str) -> None:
     full = torch.tensor(2).to(dtype)
     agree(lambda make: table(make, lambda make: (
