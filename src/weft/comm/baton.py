@@ -58,7 +58,7 @@ _RUNS = _Runs()
 
 
 def _renew() -> None:
-    """For a forked process, which has none of the other threads."""
+    """A new lock for a forked process, which has none of the other threads."""
     global _RUNS
     _RUNS = _Runs()
 

@@ -240,7 +240,7 @@ def _of_replicas(asks: Sequence[CollectiveCall], ranks: Sequence[int]) -> str:
 
 
 def told_apart(asks: Sequence[CollectiveCall]) -> list[CollectiveCall]:
-    """The requests; those from one line, but from several places in it, get their columns."""
+    """The requests; several from one line get their columns, so that they differ."""
     keys: dict[str, set[str]] = {}
     for ask in asks:
         keys.setdefault(line_key(ask.point.line), set()).add(ask.point.key)

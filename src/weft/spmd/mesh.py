@@ -94,7 +94,7 @@ class Mesh(_Mesh):
         return self.axis_names.index(name) if name in self.axis_names else None
 
     def get_op_sharding(self, partition_spec: P | Sequence[Any]) -> OpSharding:
-        """What a spec with one entry per tensor dim means to XLA.
+        """XLA's op-sharding of a spec with one entry per tensor dim.
 
         Args:
             partition_spec: see `mark_sharding`.

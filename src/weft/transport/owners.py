@@ -1,4 +1,4 @@
-"""Whole tensors at single ranks: each is brought to its owner, and what is made of it comes back.
+"""Whole tensors at single ranks: each is sent to its owner, and the result comes back.
 
 For work on whole matrices that does not divide (an iteration of Muon, an eigenvalue decomposition)
 each matrix has an owner. All matrices travel together: one all-to-all brings their blocks to the
@@ -41,7 +41,7 @@ def balanced(costs: Sequence[float], num_ranks: int) -> list[int]:
 
 
 class ToOwners:
-    """The way of some tensors to their owners, and back, for one rank of their mesh.
+    """Moves some tensors to their owners, and back, for one rank of their mesh.
 
     Args:
         mesh: of all the tensors; this rank is in it.
