@@ -1,7 +1,7 @@
-"""What ranks tell each other about the local tensors of one tensor, in one exchange.
+"""One exchange in which ranks compare the local tensors of one tensor.
 
-Every rank of the mesh takes part, even if its own tensor cannot be used. So all ranks find what is
-wrong, and all raise it.
+Every rank of the mesh takes part, even if its own tensor cannot be used. So all ranks find the
+fault, and all raise it.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ def is_in_a_graph(tensor: ShardTensor) -> bool:
 def _leave_leaf(tensor: ShardTensor, data: torch.Tensor) -> None:
     """Give the tensor another leaf for future graphs.
 
-    Existing graphs give gradients in the layout that it had: their leaf passes them on.
+    Existing graphs return gradients in the old layout: their leaf passes them on.
     """
     old, meta, of = tensor._local, tensor._meta, weakref.ref(tensor)
     new: Any = data.requires_grad_()

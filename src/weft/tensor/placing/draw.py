@@ -163,7 +163,8 @@ def drawn(
     sample: Sample, mesh: BoundMesh, layout: Layout, dtype: torch.dtype,
     generator: torch.Generator | None = None,
 ) -> ShardTensor:
-    """What `sample` makes of the bits of one call, for a layout without partial axes."""
+    """The values that `sample` makes from the bits of one call, for a layout without partial
+    axes."""
     key = next_key(mesh, generator)
     if mesh.here is None:
         local = torch.empty(0, dtype=dtype, device=mesh.device)

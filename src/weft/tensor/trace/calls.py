@@ -23,7 +23,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What an overload's schema and tags say; asking torch takes a microsecond each time.
+    """Facts from an overload's schema and tags; asking torch takes a microsecond each time.
 
     Args:
         name: "aten.add_.Tensor". functional: the name of the op that is not in place.

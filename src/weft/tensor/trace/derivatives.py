@@ -1,4 +1,4 @@
-"""Which tensors get a gradient from which results of an op, asked of meta tensors."""
+"""Which tensors get a gradient from which results of an op, found on meta tensors."""
 
 from __future__ import annotations
 
