@@ -1,8 +1,8 @@
 """Resizing: interpolation of positions to other lengths, sharded positions included.
 
-Batch and channels pass. Each rank fetches what its places of the result read. Along sharded dims
-they are computed from the places and weights that torch's kernels take (`taps`); along the others
-the kernel itself runs.
+Batch and channels pass. Each rank fetches the positions that its places of the result read. Along
+sharded dims they are computed from the places and weights that torch's kernels take (`taps`); along
+the others the kernel itself runs.
 """
 
 from __future__ import annotations
