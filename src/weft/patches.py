@@ -43,7 +43,8 @@ class Patch:
             `*` stands for every class of the module.
         replacement: gets torch's own function, then the arguments of the call.
         reason: why, in a sentence.
-        is_late: weft does not import the home; its functions are replaced when somebody imports it.
+        is_late: weft does not import the home; its functions are replaced when the program imports
+            it.
     """
 
     home: str

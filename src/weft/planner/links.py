@@ -90,7 +90,7 @@ class Links:
         """Write them to a file, for `Links.load`.
 
         Args:
-            path: of the file, which holds JSON.
+            path: the path of the file, which holds JSON.
         """
         with open(path, "w", encoding="utf-8") as file:
             file.write(self.to_json() + "\n")
@@ -100,7 +100,7 @@ class Links:
         """Read what `save` has written.
 
         Args:
-            path: of the file.
+            path: the path of the file.
 
         Raises:
             ShardTypeError: a file that does not exist or was not written by `save`.

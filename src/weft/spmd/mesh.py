@@ -89,7 +89,7 @@ class Mesh(_Mesh):
         """The number of the axis with this name; None if there is none.
 
         Args:
-            name: of an axis.
+            name: the name of an axis.
         """
         return self.axis_names.index(name) if name in self.axis_names else None
 

@@ -27,7 +27,7 @@ def accumulate(module: nn.Module) -> Iterator[None]:
     where they are used, are reduced in each backward, as without this block.
 
     Args:
-        module: whose parameters are ShardTensors.
+        module: a module whose parameters are ShardTensors.
 
     Raises:
         ShardTypeError: not a module.

@@ -48,11 +48,11 @@ def from_callback(
             tensor, an array or nested lists of that shape. It is called once on every rank, with
             empty slices if the rank has no elements. Ranks with the same block (replicas) each
             call it and must get the same values.
-        dtype: of the tensor; blocks are converted, and ranks without elements do not call `fn`.
-            None takes the dtype of `fn`'s results.
+        dtype: the dtype of the tensor; blocks are converted, and ranks without elements do not call
+            `fn`. None takes the dtype of `fn`'s results.
         chunks: per dim, the number of elements of a chunk of the file. Shards then begin where
             chunks begin, so that each chunk is read for one shard of each dim.
-        requires_grad: of the leaf.
+        requires_grad: whether the result, a leaf, requires a gradient.
 
     Returns:
         A ShardTensor. A result of `fn` is copied if it is part of a larger tensor, a memory-mapped
