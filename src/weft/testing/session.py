@@ -41,7 +41,7 @@ class Session:
     """Simulated ranks that stay between the cells of a notebook, or the lines of a prompt.
 
         ranks = weft.testing.session({"dp": 2, "tp": 2})
-        ranks.exec("x = weft.ones(4, 6, mesh=mesh, spec=P('dp', 'tp'))")
+        ranks.exec("x = weft.ones(4, 6, mesh=mesh, placements=P('dp', 'tp'))")
         ranks.exec("x.sum().item()")
         ranks["x"]
 
