@@ -1,4 +1,4 @@
-"""What a rank requests when it enters a collective, and how a disagreement is described.
+"""The request of a rank for a collective, and the description of a disagreement.
 
 A `CollectiveCall` is one rank's collective as data. Ranks agree if they request the same op over
 the same ranks with the same facts (kind, dtype, sizes), and, where both are known, for the same

@@ -56,7 +56,7 @@ def _roll_shifts(call: Call) -> Mapping[str, Shift]:
 
 
 def _roll_on_box(call: Call, boxed: Boxed) -> Local:
-    """Of sharded dims the box is the result; the others turn where they lie."""
+    """In sharded dims the box is the result; other dims are rolled in place."""
     fetched = {at.dim for at in boxed.dims if at.box}
     rest = {dim: by for dim, by in _shifts(call).items() if dim not in fetched}
 
@@ -204,7 +204,7 @@ def _cropped_circle(x: Tensor, pad: Sequence[int], mode: str, value: Any = None)
 
 
 def _unfold_rule(call: Call, wants_grad: Any) -> str | None:
-    """A window lies where its centre does."""
+    """A window is on the rank of its centre."""
     ndim = len(call.tensors[0].shape)
     if not ndim:
         return "-> w!"

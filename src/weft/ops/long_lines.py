@@ -139,7 +139,7 @@ def _twiddles(x: Tensor, dim: int, start: int, total: int, forward: bool) -> Ten
 
 
 def _cropped(layout: Layout, dim: int, length: int) -> Step:
-    """Only the first elements of a line are kept, where they lie."""
+    """Keeps only the first elements of a line, in place."""
     after = layout.recut(dim, length, tuple([min(cut, length) for cut in layout.cuts_of(dim)]))
 
     def local(mesh: BoundMesh, x: Tensor) -> Tensor:

@@ -237,7 +237,7 @@ def _misfits(own: Own, pattern: Pattern) -> list[tuple[str, str]]:
 
 
 def _takes_lists(parameters: Any) -> bool:
-    """Whether one argument may hold several tensors, as far as annotations tell."""
+    """Whether one argument may hold several tensors, according to annotations."""
     return any("[" in str(one.annotation) for one in parameters)
 
 

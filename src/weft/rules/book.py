@@ -229,7 +229,8 @@ class Entry:
         views_each: whether each result is a view of its own operand, which the schema hides.
         widens: whether it is a view of which an element is several of the operand's.
         lists: of an op over lists, whose elements are calls of their own. "blocks": where the
-            operands of each element lie alike, the op may have lists of local tensors instead.
+            operands of each element have one layout, the op may take lists of local tensors
+            instead.
     """
 
     names: tuple[str, ...]

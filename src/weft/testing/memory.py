@@ -21,7 +21,7 @@ class Meter:
     A storage that has changed its size counts with its size now.
 
     Args:
-        counts: tells of a tensor whether its memory is counted.
+        counts: whether a tensor's memory is counted.
 
     Attributes:
         peak: the most bytes that were alive after any call of `see`.

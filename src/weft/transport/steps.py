@@ -284,7 +284,7 @@ def _piecewise(boxes: _Boxes) -> Start:
 
 
 def _filling(boxes: _Boxes) -> Callable[[Tensor], None] | None:
-    """What fills the places of a new tensor that nobody sends."""
+    """Fills the places of a new tensor that no rank sends."""
     if not boxes.outside:
         return None
     return filling([part(box, boxes.wanted) for box in boxes.outside], boxes.fill)

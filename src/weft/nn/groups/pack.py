@@ -64,13 +64,13 @@ class Pack(Freed):
     Args:
         tensors: the parameters.
         label: the name of their module, for the log.
-        ask: called before the gradient of something computed of them is computed.
+        ask: called before the gradient of a value that was computed from them.
         touch: called when the gradient of one of them is there.
         widen: called with the number of a parameter that is needed in its own dtype, not in
             autocast's; returns the gathered parameter in its own.
         in_own_dtype: ids of parameters of which this is known: they travel in their own dtype.
 
-    `group`: the group of the pack. A graph that asks for the pack keeps it alive.
+    `group`: the group of the pack. A graph that may need the pack keeps it alive.
     """
 
     group: Any

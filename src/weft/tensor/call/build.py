@@ -219,8 +219,8 @@ _QUANTIZED = frozenset(
 
 
 def _check_quantized(func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]) -> None:
-    """Raise where an operand is quantized, or the result would be: torch has no meta kernels that
-    tell of these."""
+    """Raise if an operand is quantized, or the result would be: torch has no meta kernels for
+    these."""
     name = getattr(func, "__name__", str(func))
     for tensor in tensors:
         if tensor.is_quantized:

@@ -90,7 +90,7 @@ class Step(Caller):
             self.flowing, self.bound = tuple(places), None
 
     def resized(self, layout_of: Callable[[int], Layout]) -> Step:
-        """This step for values of other lengths, whose layouts `layout_of` tells; itself where
+        """This step for values of other lengths, whose layouts `layout_of` gives; itself where
         nothing in it depends on them. Its transitions leave layouts as they are (I -> R)."""
         leaves = [leave for _, leave in self.results if leave is not None]
         if not self.operands and self.kernel is None and not leaves:

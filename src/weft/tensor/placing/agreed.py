@@ -24,7 +24,7 @@ __all__ = ["agreed_layout", "check_over_ranks", "exchanged"]
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """Of one rank's local tensor; `said` is what the rank was told about all of them."""
+    """Facts about one rank's local tensor; `said` are the caller's statements about all of them."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]

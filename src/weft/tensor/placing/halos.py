@@ -245,7 +245,7 @@ def _hull(intervals: Sequence[Interval], own: Interval, length: int) -> Interval
 
 
 def _part(box: Transition, need: Transition) -> Parts:
-    """Where in the box lies what is needed, if it has that on every rank, and filled alike."""
+    """The place of the needed part in the box, if the box has it on every rank, with equal fill."""
     base, cover, here = box.src, need.cover, box.mesh.here
     assert here is not None and box.cover is not None
     if need.src != base or need.dst.dims != base.dims or need.dst.is_partial or (
@@ -311,8 +311,7 @@ class Slice:
 
     @property
     def asks(self) -> bool:
-        """Whether somebody asks for the gradient of it, or of what it is a slice of, but the
-        base."""
+        """Whether the gradient of the slice, or of a slice that it was taken from, is needed."""
         mine = self.mine
         return self.is_watched or mine.retains_grad or bool(mine._backward_hooks) or (
             self.parent is not None and self.parent.asks)

@@ -67,7 +67,7 @@ class AsKernels(TorchDispatchMode):
 
     Torch's meta kernels of many ops are references in Python, which lay results out by rules of
     their own. A mode sees the ops that others consist of, too. Where all operands are contiguous
-    the references say the same, and nobody needs it.
+    the references agree with the kernels, and the mode is not needed.
     """
 
     def __init__(self, device_type: str) -> None:

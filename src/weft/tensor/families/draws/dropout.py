@@ -94,7 +94,7 @@ def _rrelu(
 
 
 def _is_off(call: Call) -> bool:
-    """Without training or probability, dropout only hands its input on."""
+    """Without training or probability, dropout returns its input."""
     return not (call.get("train") and call.get("p"))
 
 
