@@ -48,7 +48,7 @@ def _holds_losses(meta: Meta) -> bool:
 
 
 def joins_losses(key: Sequence[Any]) -> bool:
-    """Whether a call with such a key has only losses as operands, and autograd records it."""
+    """Whether all operands of a call with such a key may be losses, and autograd records it."""
     metas = [item for item in key if type(item) is Meta]
     return torch.is_grad_enabled() and all(map(_holds_losses, metas)) and any(
         meta.requires_grad for meta in metas)
