@@ -208,8 +208,7 @@ def draw_into(
 
 
 def rand(*size: Any, **options: Unpack[Drawn]) -> ShardTensor:
-    """Uniform numbers in [0, 1), of a global shape: `weft.rand(4, 5, mesh=mesh,
-    placements=P("dp"))`.
+    """Uniform numbers in [0, 1): `weft.rand(4, 5, mesh=mesh, placements=P("dp"))`.
 
     The numbers depend only on the seed and the call, not on the mesh or the placements.
 
