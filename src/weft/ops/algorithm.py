@@ -53,7 +53,7 @@ class Local:
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """`function(shards, *args, **kwargs)` runs in place of the op on the local tensors of the
-    decision, with the op's arguments. `axes` are the axes of the shards that it finishes.
+    decision, with the op's arguments. `axes` are the axes of the shards that it combines.
     """
 
     decision: Decision

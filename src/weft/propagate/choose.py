@@ -81,7 +81,8 @@ class Frame:
         results: bytes of all results.
         leads: per factor, where it leads a dim: (operand, dim, product of the dim's other factors).
         barred: factors that cannot be sharded.
-        finished: per factor that the op's kernel finishes, the operands that may bring it sharded.
+        finished: per factor whose shards the op's kernel combines, the operands in which it may be
+            sharded.
         held: per axis, per operand: the factor that the axis shards, UNKNOWN_FACTOR, or None.
         kinds: per axis, per operand: the kind of its partial values; None for an axis without any.
         nbytes: per operand, bytes of what one rank holds of it.
@@ -241,8 +242,8 @@ def cheapest(frame: Frame, axis: int, shards: Mapping[str, int]) -> Choice:
 def _of_kernel(
     frame: Frame, nbytes: Sequence[float], held: Sequence[str | None], axis: int, choice: Choice
 ) -> float:
-    """What a kernel sends that finishes a factor beside another: no less than an exchange of the
-    operands that have it; of the factor alone a reduction of the result."""
+    """The bytes that a kernel sends: for a factor beside another, at least an exchange of the
+    operands that have it; for a factor alone, a reduction of the result."""
     if choice in frame.beside:
         return 2 * _result_nbytes(frame, axis) * (2 if any(frame.grads) else 1)
     size = max(frame.sizes[axis], 2)

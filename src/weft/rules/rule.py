@@ -109,7 +109,7 @@ class Decision:
             own.
         folds: per result, the boxes of partial values that the local op leaves, which are summed.
         runs: coordinate -> what runs on the local tensors in place of the op; None = the op.
-        finish: the dims (operand, dim) whose shards the op's kernel finishes; empty if the op
+        finish: the dims (operand, dim) whose shards the op's kernel combines; empty if the op
             itself runs on the local tensors.
         starts: of a slice of consecutive places, where it begins in each dim of the operand.
     """
