@@ -1,5 +1,12 @@
 """One tensor on many devices: ordinary PyTorch code on global tensors with layouts.
 
+    mesh = weft.init_mesh({"dp": 2, "tp": 2})  # on every rank
+    x = weft.distribute_tensor(torch.randn(7, 4), mesh, P("dp"))
+    weft.distribute_module(model, mesh, shardings={"*.weight": P("tp")})
+
+`weft.testing.run` simulates ranks in one process. `weft.explain` shows what moves, `weft.plan` what
+a move costs, and `weft.dry_run` what a program costs on any number of ranks.
+
 Names are imported when they are first used (PEP 562), and layouts, plans and drawings need no
 torch. What needs torch is loaded as soon as torch is: `weft.startup` says why.
 """

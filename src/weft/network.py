@@ -1,4 +1,5 @@
-"""How fast the network is: what plans assume, and its measurement (which alone needs torch)."""
+"""The speed of the network: the figures that plans assume, and their measurement (which alone needs
+torch)."""
 
 from __future__ import annotations
 

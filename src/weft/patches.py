@@ -43,7 +43,8 @@ class Patch:
             `*` stands for every class of the module.
         replacement: gets torch's own function, then the arguments of the call.
         reason: why, in a sentence.
-        is_late: weft does not import the home; its functions are replaced when somebody imports it.
+        is_late: weft does not import the home; its functions are replaced when the program imports
+            it.
     """
 
     home: str
@@ -123,7 +124,7 @@ PATCHES = (
     Patch("torch._higher_order_ops.associative_scan", "associative_scan", scans.associative_scan,
           "Its slices along a sharded dim would change ranks: each rank scans its shard."),
     Patch("torch", "compile", compiled.compile_without_weft,
-          "TorchDynamo would trace weft itself; it is told to leave weft out."),
+          "TorchDynamo would trace weft itself; now it skips weft."),
     Patch("torch.random", "manual_seed", seeding.manual_seed, "It seeds weft's stream, too."),
     Patch("torch.random", "seed", seeding.seed, "It seeds weft's stream, too."),
     Patch("torch.random", "get_rng_state", seeding.get_rng_state,

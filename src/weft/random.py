@@ -1,4 +1,4 @@
-"""The random stream of ShardTensors: its seed, its state, and blocks that leave it as it was."""
+"""The random stream of ShardTensors: its seed, its state, and a block that restores it."""
 
 from weft.rng import fork_rng, manual_seed, rng_state, set_rng_state
 

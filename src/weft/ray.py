@@ -1,4 +1,4 @@
-"""`weft.ray.run`: ranks that are actors of Ray. Ray is imported when ranks are asked for.
+"""`weft.ray.run`: ranks that are actors of Ray. Ray is imported when `run` is called.
 
 All actors are placed together or not at all (one placement group), ranks of one machine next to
 each other. The ranks meet as those of any launcher do: each is given torchrun's variables, and
@@ -126,7 +126,7 @@ def _placed(ray: Any, size: int, share: dict[str, float]) -> Any:
 
 
 def _started(ray: Any, group: Any, size: int, share: dict[str, float]) -> list[Any]:
-    """The actors in the order of their ranks, who know where they meet."""
+    """The actors in the order of their ranks, which know where they meet."""
     strategy = _imported("ray.util.scheduling_strategies").PlacementGroupSchedulingStrategy
     more = {name: count for name, count in share.items() if name not in ("CPU", "GPU")}
     actors = [

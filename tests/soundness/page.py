@@ -44,9 +44,9 @@ in the rule determines what a mesh axis that shards it costs:
 nothing |
 | `k` only on the left, or `k:max` | leaves partial values, P(sum) or P(max), reduced when used | \
 the result's bytes, once |
-| `s~` | stays: the op's kernel finishes the result from what the shards give | a few numbers per \
+| `s~` | stays: the op's kernel combines the shards | a few numbers per \
 row |
-| `t~s` | stays, also where the axis shards `s` elsewhere: the op's kernel finishes it | what \
+| `t~s` | stays, even beside `s` in another operand: the kernel combines the shards | what \
 the kernel sends |
 | `s~:sum` | stays: the kernel leaves partial values | the result's bytes, once |
 | `2*y+v-1` | stays: a window of y, of which ranks fetch the border that they read | the border \
@@ -64,8 +64,8 @@ that data or the operands' layouts decide. Without a rule, an op is composed of 
 calls of its form, or "at each call" where it draws or where data decide what it does.
 `torch.unique` is a function of torch; `uniform_` is an in-place op with an entry of its own.
 
-An op over lists is the op of each element; with "blocks", where the operands of each element lie
-alike, it runs once, on lists of local tensors.
+An op over lists is the op of each element. With "blocks", if the operands of each element have one
+layout, it runs once, on lists of local tensors.
 
 In backward the same holds for the gradients: torch's own formulas run on the local tensors.
 "Received" gives the bytes received by the rank that receives most, forward and backward, in the

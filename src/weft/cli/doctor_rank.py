@@ -1,4 +1,4 @@
-"""What each rank of `weft doctor` does; run by its path, as a script."""
+"""The work of each rank of `weft doctor`; run by its path, as a script."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `weft show` and `weft plan` share: how they read a layout and write a drawing."""
+"""Shared by `weft show` and `weft plan`: reading a layout and writing a drawing."""
 
 from __future__ import annotations
 

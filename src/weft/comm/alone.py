@@ -26,7 +26,7 @@ def is_alone() -> bool:
 
 
 def _nothing(*_: Any, **__: Any) -> None:
-    """In place of what has an effect outside of the program."""
+    """Replaces functions that have an effect outside of the program."""
 
 
 def _loaded(original: Any) -> Any:

@@ -3,7 +3,8 @@
 A *meeting* is a collective: every member of a group deposits its data and waits. The last
 to arrive computes what each member gets and continues; the others queue for the baton in rank
 order. So a run is deterministic. If no rank can run although some wait, the ranks
-disagree: all waiting ranks are told who waits where, down to the line of the program.
+disagree: all waiting ranks raise an error that lists who waits where, down to the line of the
+program.
 
 The global state of torch and Python (default dtype, generators, flags, filters of warnings) is
 separate for each rank: it is saved when the baton leaves a rank and restored when it returns
@@ -58,7 +59,7 @@ _RUNS = _Runs()
 
 
 def _renew() -> None:
-    """For a forked process, which has none of the other threads."""
+    """A new lock for a forked process, which has none of the other threads."""
     global _RUNS
     _RUNS = _Runs()
 

@@ -63,7 +63,7 @@ class World(ABC):
         return bound
 
     def meant(self, mesh: Mesh, device_type: str) -> tuple[Mesh, str]:
-        """The mesh and the device type that stand for those that a program asks for."""
+        """The mesh and the device type that replace those that a program asks for."""
         return mesh, device_type
 
     def bound(self, mesh: Mesh) -> BoundMesh | None:
@@ -116,7 +116,7 @@ class World(ABC):
 
 
 class BoundMesh(Mesh):
-    """A mesh on the ranks of a world. Made by `init_mesh` and `as_bound_mesh`.
+    """A mesh on the ranks of a world. `init_mesh` and `as_bound_mesh` make it.
 
     It has the methods of torch's DeviceMesh, with axis names or numbers for `mesh_dim`.
     `here` is this rank's coordinate (None outside the mesh), `rank` its number in the world,

@@ -1,4 +1,4 @@
-"""What a rank requests when it enters a collective, and how a disagreement is described.
+"""The request of a rank for a collective, and the description of a disagreement.
 
 A `CollectiveCall` is one rank's collective as data. Ranks agree if they request the same op over
 the same ranks with the same facts (kind, dtype, sizes), and, where both are known, for the same
@@ -240,7 +240,7 @@ def _of_replicas(asks: Sequence[CollectiveCall], ranks: Sequence[int]) -> str:
 
 
 def told_apart(asks: Sequence[CollectiveCall]) -> list[CollectiveCall]:
-    """The requests; those from one line, but from several places in it, get their columns."""
+    """The requests; several from one line get their columns, so that they differ."""
     keys: dict[str, set[str]] = {}
     for ask in asks:
         keys.setdefault(line_key(ask.point.line), set()).add(ask.point.key)

@@ -123,7 +123,8 @@ class Communicator(ABC):
     def start_all_reduce(self, x: Tensor, kind: str, own: bool = False) -> Finish:
         """An `all_reduce` that is only started; `x` must not change until the result is called.
 
-        `own`: no other code uses the buffer, and it may be written to."""
+        `own`: no other code uses the buffer, and it may be written to.
+        """
         if self.debug.on:
             self._agree("all_reduce", kind, x.dtype, tuple(x.shape))
         check_kind(kind, x.dtype)

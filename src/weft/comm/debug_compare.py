@@ -1,4 +1,4 @@
-"""Ranks of process groups tell each other where they are, through the store of torch.distributed.
+"""Ranks of process groups compare where they are, through the store of torch.distributed.
 
 The store is a small server beside the process groups. It works on every backend, needs no device,
 and is still there when a group has failed. Two things go through it.

@@ -1,7 +1,7 @@
 """Watching the collectives of this process as they are carried out, by whichever communicator.
 
-While somebody watches, the public methods of all communicators are wrapped in a clock; otherwise
-this costs nothing. A collective that consists of others is seen once.
+Inside `watching`, the public methods of all communicators are timed; otherwise this costs nothing.
+A collective that consists of others is seen once.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ _inside = _Inside()
 
 @contextmanager
 def watching(listener: Listener) -> Iterator[None]:
-    """Inside, the listener hears of every collective of this process when it is over."""
+    """Inside, the listener is called with every collective of this process when it is over."""
     with _watchers.lock:
         if not _watchers.listeners:
             _install(Communicator)

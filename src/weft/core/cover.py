@@ -1,9 +1,9 @@
 """Covering boxes: what ranks read of a tensor beyond the shards that they own (halos).
 
-Each element has one owner, so overlap is no part of a layout. A `Cover` says, beside a layout, per
-dim and shard the interval that the shard's ranks read; a rank's box is their product. Intervals may
-overlap, leave elements out, and stick out of the tensor, where the box is filled; or, of a dim that
-is a ring, goes on at the other end.
+Each element has one owner, so overlap is no part of a layout. Beside a layout, a `Cover` gives the
+interval that each shard of each dim reads; a rank's box is the product of its intervals. Intervals
+may overlap, leave elements out, and stick out of the tensor. There the box is filled, or, in a dim
+that is a ring, goes on at the other end.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def default_cuts(length: int, sizes: Sequence[int]) -> tuple[int, ...]:
 
 @lru_cache(maxsize=65536)
 def known_default_cuts(length: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    """`default_cuts`, remembered."""
+    """`default_cuts`, cached."""
     return default_cuts(length, sizes)
 
 
@@ -85,7 +85,7 @@ def filled_cuts(cuts: Sequence[int]) -> tuple[int, ...]:
 
 
 def on_multiples(cuts: Sequence[int], length: int) -> tuple[int, ...]:
-    """The nearest cuts at which only multiples of `length` begin; the ends stay.
+    """The nearest cuts that are multiples of `length`; both ends stay.
 
     >>> on_multiples((0, 3, 6, 8, 10), 4)
     (0, 4, 8, 8, 10)

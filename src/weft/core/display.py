@@ -29,12 +29,12 @@ class AsPicture:
 
 
 def drawn(what: Any) -> str:
-    """The drawing as HTML; the text until the room that draws has been imported."""
+    """The drawing as HTML; the text until the drawing package has been imported."""
     return _drawers[-1](what) if _drawers else preformatted(str(what))
 
 
 def draw_by(draw: Callable[[Any], str]) -> None:
-    """Say what draws: a room above, when it is imported."""
+    """Set the function that draws; the drawing package calls this when it is imported."""
     _drawers[:] = [draw]
 
 

@@ -177,7 +177,7 @@ class Layout(AsPicture):
         return self.replace(shape=shape, cuts=new)
 
     def take(self, dims: Iterable[int]) -> Layout:
-        """Its dims in this order; dims that are not named are dropped."""
+        """The layout of these dims, in this order; other dims are dropped."""
         dims = tuple(dims)
         return Layout.make(
             self.mesh, [self.shape[dim] for dim in dims], [self.dims[dim] for dim in dims],
@@ -185,7 +185,7 @@ class Layout(AsPicture):
         )
 
     def insert(self, at: int, other: Layout) -> Layout:
-        """With all dims of another layout inserted before dim `at` (or after all).
+        """This layout with all dims of another one inserted before dim `at` (or at the end).
 
         The other layout's axes must be free here. Partial axes are those of this layout.
         """
@@ -196,9 +196,9 @@ class Layout(AsPicture):
         )
 
     def fitted(self, shape: Sequence[int]) -> Layout:
-        """For an operand of this shape that broadcasts to this layout: sharded alike, not partial.
+        """The layout of an operand of this shape, which broadcasts to this layout: sharded alike.
 
-        Its dims of another length are whole.
+        It is not partial. Dims of another length are whole.
         """
         skip = self.ndim - len(shape)
         other = [dim for dim, length in enumerate(shape) if length != self.shape[skip + dim]]

@@ -145,7 +145,7 @@ class Mesh:
         return found  # type: ignore[return-value]  # no None is left
 
     def _how_to_name(self) -> str:
-        """What a fix says of axes that have numbers in place of names."""
+        """How an error explains axes that have numbers in place of names."""
         if any(isinstance(name, str) for name in self.axis_names):
             return ""
         named = dict(zip(("dp", "tp", "pp", "cp"), self.axis_sizes))

@@ -1,4 +1,4 @@
-"""Meshes, shapes, specs and layouts from text: the one parser of whatever weft itself prints.
+"""Meshes, shapes, specs and layouts from text: one parser for everything that weft prints.
 
 Texts come from command lines, logs and error messages. Nothing is guessed: malformed text
 is refused, with a suggestion of the text that was probably meant.
@@ -227,7 +227,7 @@ T = TypeVar("T")
 
 
 def _read(text: str, call: str, form: Callable[[Reader], T]) -> T:
-    """What `form` reads of the whole text, or the error that shows the text corrected."""
+    """The value of the whole text, read by `form`; or the error that shows the corrected text."""
     try:
         return form(Reader(text))
     except UnreadableError as error:

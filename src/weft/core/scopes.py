@@ -1,4 +1,4 @@
-"""What holds inside of a `with`: other values of attributes, and how many are inside."""
+"""Blocks of `with`: attributes with other values inside, and a count of blocks that are open."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Inside", "setting"]
 
 @contextmanager
 def setting(owner: Any, **values: Any) -> Generator[None, None, None]:
-    """Inside, attributes of an object have these values. A `threading.local` is that of a thread.
+    """Inside, attributes of an object have these values (of a `threading.local`: in this thread).
     """
     before = {name: getattr(owner, name) for name in values}
     for name, value in values.items():
@@ -25,7 +25,7 @@ def setting(owner: Any, **values: Any) -> Generator[None, None, None]:
 
 
 class Inside:
-    """`on`: how many are inside, on any thread. It is all that a hot path looks at.
+    """`on` counts the open blocks of all threads. A hot path reads this number alone.
 
     `changed` is called after each change, one change at a time.
     """
@@ -38,7 +38,7 @@ class Inside:
 
     @contextmanager
     def counted(self, by: int = 1) -> Generator[None, None, None]:
-        """Inside of this there are so many more."""
+        """Inside, the count is higher by this number."""
         self._change(by)
         try:
             yield

@@ -1,4 +1,4 @@
-"""What a picture of a layout shows: a grid of blocks, and which ranks hold each.
+"""The content of a layout's picture: a grid of blocks, and the ranks that hold each.
 
 A layout cuts every dim at the same offsets everywhere, so its blocks form a grid. A picture has
 rows and columns, hence two dims. If more dims are sharded, there is one *panel* per block of the

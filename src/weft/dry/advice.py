@@ -1,4 +1,4 @@
-"""What a newcomer asks of a dry run: does it fit, how long is a step, what would change that."""
+"""The advice of a dry run: does the step fit, how long is it, and what would change that?"""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LESS = {
 
 
 def advice(run: DryRun) -> list[str]:
-    """Sentences, one a line."""
+    """Sentences, one on each line."""
     return [*_of_memory(run), *_of_seconds(run)]
 
 
@@ -71,7 +71,7 @@ def _of_seconds(run: DryRun) -> list[str]:
 
 
 def largest_collective(run: DryRun) -> tuple[str, str, float] | None:
-    """Axes, collective and seconds of what takes longest, all events of one kind together."""
+    """Axes, collective and seconds of the kind of event that takes longest in all."""
     sums: dict[tuple[str, str], float] = defaultdict(float)
     for event in run.log.events:
         sums[",".join(event.axes), event.collective] += event.seconds or 0.0

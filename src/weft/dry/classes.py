@@ -20,7 +20,7 @@ def dry_classes(
     fn: Callable[[BoundMesh], Any], mesh: Mapping[str, int] | Sequence[int] | Mesh,
     links: Links | str | None = None, *, ranks: Sequence[int] | None = None, **options: Any,
 ) -> list[DryRun]:
-    """Dry runs of several ranks, of which those that say the same are one.
+    """Dry runs of several ranks, one for each class of ranks with equal reports.
 
     Ranks differ where shards are uneven, and in the stages of a pipeline.
 
@@ -31,7 +31,7 @@ def dry_classes(
         ranks: which ranks; None: those that are first, in the middle or last along each axis. The
             first hold the most with default sizes, and those in the middle have neighbours on both
             sides. Stages of a pipeline have to be named.
-        options: of `weft.dry_run`, all but rank.
+        options: the other arguments of `weft.dry_run`, except `rank`.
 
     Returns:
         The first of each class, the highest peak of memory first, then the most bytes received.

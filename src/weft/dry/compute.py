@@ -56,7 +56,7 @@ class Compute:
             )
 
     def seconds_of(self, flops: float, nbytes: float) -> float:
-        """Of one operation."""
+        """Seconds of one operation."""
         return self.call_s + max(flops / self.flops_per_s, nbytes / self.bytes_per_s)
 
 
@@ -70,7 +70,7 @@ def measure_compute(
 
     Args:
         mesh: a bound mesh, a torch DeviceMesh, or None for the default one.
-        dtype: of the products.
+        dtype: the dtype of the products.
         num_rounds: turns, of which the best counts.
 
     Returns:

@@ -15,9 +15,9 @@ class Device:
     """One kind of device. The network between such devices has the same name in `weft.Links`.
 
     Args:
-        name: for texts.
+        name: the name in texts.
         compute: its rates.
-        nbytes: of its memory.
+        nbytes: bytes of its memory.
     """
 
     name: str

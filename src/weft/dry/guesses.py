@@ -1,4 +1,4 @@
-"""What is taken for positions and counts that data decide, where nobody knows the data."""
+"""Assumed positions and counts, where unknown data would decide them."""
 
 from __future__ import annotations
 

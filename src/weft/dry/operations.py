@@ -1,4 +1,4 @@
-"""What an operation on local tensors computes, and what memory it reads and writes."""
+"""The arithmetic of an operation on local tensors, and the memory that it reads and writes."""
 
 from __future__ import annotations
 
@@ -79,5 +79,5 @@ def traffic_of(func: Any, given: Sequence[torch.Tensor], out: Any) -> int | None
 
 
 def _nbytes(tensor: torch.Tensor) -> int:
-    """Of a tensor, or of its memory, where it repeats that."""
+    """Bytes of a tensor; of its memory, if the tensor repeats it."""
     return min(tensor.nbytes, tensor.untyped_storage().nbytes())

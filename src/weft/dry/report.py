@@ -1,4 +1,4 @@
-"""What a dry run says: memory, bytes, operations and seconds of a step on one rank."""
+"""The report of a dry run: memory, bytes, operations and seconds of a step on one rank."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Memory:
     """Bytes of tensors on one rank.
 
     Args:
-        parameters: of modules and of optimizers, as they are sharded.
+        parameters: those of modules and of optimizers, as they are sharded.
         buffers: of modules.
         gradients: at the end of the backward, before the optimizer's step.
         state: of optimizers.
@@ -43,9 +43,9 @@ class Memory:
 
     @property
     def activations(self) -> int:
-        """What is alive at the peak beside parameters, buffers, gradients and state: activations,
-        gathered parameters, temporary tensors, those of the optimizer too. (At the least: gradients
-        come while activations go.)"""
+        """The rest of the peak, beside parameters, buffers, gradients and state: activations,
+        gathered parameters, temporary tensors, those of the optimizer too. (At least so much:
+        gradients appear while activations go.)"""
         known = self.parameters + self.buffers + self.gradients + self.state
         return max(0, self.peak - known)
 
@@ -56,7 +56,7 @@ class DryRun:
 
     Args:
         mesh: the mesh.
-        rank: whose view it is.
+        rank: the rank whose step it is.
         links: the networks by which seconds are estimated.
         log: its collectives, as `weft.explain()` gives them; `log.summary()`.
         memory: its tensors.
@@ -94,11 +94,11 @@ class DryRun:
         return self.log.nbytes
 
     def save_trace(self, path: str | os.PathLike[str]) -> None:
-        """Write the collectives, one after the other for as long as is estimated, to a file for
+        """Write the collectives, one after the other with their estimated seconds, to a file for
         trace viewers.
 
         Args:
-            path: of the file, as `weft.trace` writes it.
+            path: the path of the file, which has the format of `weft.trace`.
         """
         write_trace(path, trace_events(self.log, self.rank))
 

@@ -45,9 +45,9 @@ def dry_run(
 ) -> DryRun:
     """Run `fn(mesh)` as one rank of a mesh of any size, without data, memory or other ranks.
 
-    The program is the one that runs for real. Every tensor that it makes is a meta tensor, whatever
-    device it names. Collectives are recorded. The result says what this rank would
-    hold, receive and compute.
+    The program is the same that runs on real ranks. Every tensor that it makes is a meta tensor,
+    whatever device it names. Collectives are recorded. The result says what this rank would hold,
+    receive and compute.
 
     Args:
         fn: the program. If it makes meshes with the same axes itself, they get the sizes of `mesh`.
@@ -56,13 +56,13 @@ def dry_run(
             None for those of the device, or those that are set.
         compute: the rates of a device, by which seconds of computation are estimated: what
             `weft.measure_compute` measured, or `weft.Compute`; None for those of the device.
-        steps: the program ends after so many steps of an optimizer, and the last one counts: from
-            the end of the one before. A program with fewer steps counts as a whole, and so does
-            any with None.
+        steps: the program ends after so many steps of an optimizer. The last one counts, from the
+            end of the step before. A program with fewer steps counts as a whole; with None every
+            program does.
         rank: which rank it is. With even or default sizes none holds more than rank 0.
-        reads: what the program gets where it reads a value that depends on data, such as a loss.
-        device: "a100", "h100", "b200" or "gb200", by whose data sheet links, rates and memory are
-            taken.
+        reads: the value that the program gets when it reads one that depends on data, such as a
+            loss.
+        device: "a100", "h100", "b200" or "gb200"; its data sheet gives links, rates and memory.
 
     Returns:
         What a step costs: memory, collectives, bytes, operations, seconds.
@@ -142,7 +142,7 @@ class _Clock:
 
 @dataclass(frozen=True, slots=True)
 class _Marks:
-    """How much there was of each when the step began that counts."""
+    """The amounts of each when the counted step began."""
 
     events: int = 0
     recorded: int = 0
@@ -153,7 +153,7 @@ class _Marks:
 
 
 class _Counted:
-    """What is counted of a program, and from where on: the last of its steps."""
+    """The counts of a program, of the last of its steps."""
 
     def __init__(
         self, tensors: DryTensors, log: traffic.Log, world: RecordingWorld, clock: _Clock,
@@ -168,7 +168,7 @@ class _Counted:
 
     @contextmanager
     def hooks(self) -> Iterator[None]:
-        """Hear of modules and of optimizers."""
+        """Hook the modules and the optimizers."""
         handles = [
             register_module_forward_pre_hook(self._entered),
             register_optimizer_step_pre_hook(self._before_step),
@@ -203,7 +203,7 @@ class _Counted:
             self._begin()
 
     def _begin(self) -> None:
-        """What comes counts, and nothing before, if the program goes on for a step."""
+        """Count from here on, if the program goes on for a step."""
         meter = self.tensors.meter
         self.before = _Marks(
             len(self.log.events), len(self.world.log), self.tensors.flops, self.clock.seconds,
@@ -212,7 +212,7 @@ class _Counted:
         meter.peak = meter.live
 
     def result(self, mesh: Mesh, rank: int, links: Links, start: float) -> DryRun:
-        """What has been counted."""
+        """The counts, as a report."""
         before, overall = self.before, max(self.before.peak, self.tensors.meter.peak)
         peak = self.tensors.meter.peak
         step = self.num_steps if self.num_steps == self.steps else 0
@@ -229,7 +229,7 @@ class _Counted:
         )
 
     def _memory(self, peak: int, overall: int) -> Memory:
-        """What this rank holds."""
+        """The memory of this rank."""
         parameters = [one for part in self.modules.values() for one in part._parameters.values()]
         buffers = [one for part in self.modules.values() for one in part._buffers.values()]
         trained = [
@@ -247,7 +247,7 @@ class _Counted:
 
 
 def _nbytes(tensors: Sequence[Any]) -> int:
-    """Of local tensors, each storage once."""
+    """Bytes of local tensors; each storage counts once."""
     storages = {}
     for one in tensors:
         if one is not None:

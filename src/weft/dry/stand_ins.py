@@ -1,4 +1,4 @@
-"""What stands in for what a machine without accelerators lacks, while a dry run lasts.
+"""Stand-ins, during a dry run, for what a machine without accelerators lacks.
 
 - Accelerators that the program asks for need not be there.
 - `torch.tensor` keeps the data that it is given.
@@ -31,7 +31,8 @@ _META = torch.device("meta")
 
 
 class Devices(TorchFunctionMode):
-    """Accelerators that the program asks for need not be there; what it reads are values."""
+    """Accelerators that the program asks for need not be there; tensors that it reads have
+    values."""
 
     def __init__(self, tensors: DryTensors) -> None:
         super().__init__()
@@ -65,7 +66,7 @@ _TO_ACCELERATORS = (torch.Tensor.cuda, torch.Tensor.xpu, torch.Tensor.pin_memory
 
 def _names_meta(device: Any, caller: FrameType) -> bool:
     """Whether the program itself names the meta device: as text, or by `with torch.device("meta")`.
-    A device that it takes of a tensor stands for another one."""
+    A device that it takes from a tensor stands for another one."""
     if type(device) is str:
         return device == "meta"
     return device == _META and caller.f_code is DeviceContext.__torch_function__.__code__

@@ -2,13 +2,13 @@
 
 A dispatch mode sees each operation of this rank on local and plain tensors, in backward too. It
 
-- makes what the program makes on any device a meta tensor (weft's own bookkeeping stays where it
-  is);
-- counts memory (`Meter`), floating-point operations, and the time that they take; what the program
-  makes on the meta device itself has no memory in a run either, and counts for nothing;
+- turns every tensor that the program makes, on any device, into a meta tensor (weft's own
+  bookkeeping stays where it is);
+- counts memory (`Meter`), floating-point operations, and the time that they take; tensors that the
+  program itself makes on the meta device have no memory in a run either, and do not count;
 - keeps the values of small tensors that follow from constants: positions, masks of ones. If the
-  program reads a value, this is what it gets. A value that nobody can know is `reads`, and a
-  position that it decides (of the largest, of all in order) is that of a random one.
+  program reads such a value, it gets it. An unknown value is `reads`, and positions that unknown
+  values decide (of the largest, of all in order) are those of random values.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _LIFTS = (_aten.lift_fresh.default, _aten.lift_fresh_copy.default, _aten.lift.de
 
 class DryTensors(TorchDispatchMode):
     """The mode. `meter` counts memory, `flops` the operations so far, `seconds` how long they take
-    at these rates; what the communicators of the world do is none of them."""
+    at these rates; the work of the communicators does not count."""
 
     def __init__(
         self, reads: float, world: RecordingWorld, compute: Compute | None = None
@@ -65,7 +65,7 @@ class DryTensors(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """No: torch would import its compiler, and call it around each operation."""
+        """False: else torch would import its compiler, and call it around each operation."""
         return False
 
     def __torch_dispatch__(
@@ -111,7 +111,7 @@ class DryTensors(TorchDispatchMode):
     def _count(
         self, func: Any, args: Any, kwargs: Any, given: list[torch.Tensor], out: Any
     ) -> None:
-        """What the operation computes, and how long that takes."""
+        """Count the operation's arithmetic, and its time."""
         flops = flops_of(func, args, kwargs, out)
         self.flops += flops
         if self.compute is not None and not self.world.at_work:
@@ -132,7 +132,7 @@ class DryTensors(TorchDispatchMode):
         return value
 
     def _known(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A meta tensor that stands for a tensor of the program's."""
+        """A meta tensor that stands for one of the program's tensors."""
         made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=_META)
         if tensor.numel() <= _KNOWN_NUMEL:
             setattr(made, _VALUE, tensor)
@@ -142,7 +142,8 @@ class DryTensors(TorchDispatchMode):
         return tensor if _is_meta(tensor) else self._known(tensor)
 
     def _brought(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Beside meta tensors, others of more than a number are meta tensors, too."""
+        """The operands: beside meta tensors, other tensors of several elements become meta tensors,
+        too."""
         if type(tensor) is torch.Tensor and not _is_meta(tensor) and tensor.dim():
             return self._known(tensor)
         return tensor
@@ -162,8 +163,8 @@ class DryTensors(TorchDispatchMode):
         return torch.full(tensor.shape, self.reads, dtype=tensor.dtype, device="cpu")
 
     def _by_data(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """What an op makes that depends on data: by the values, or as if none were zero, and all
-        were different and equally frequent."""
+        """The result of an op that depends on data: by the values if they are known, else as if
+        none were zero, and all were different and equally frequent."""
         if func is _COPIES:  # to the CPU: weft, or the program, is about to read it
             return self.read_all(args[0]).to(kwargs.get("dtype") or args[0].dtype)
         if all(self._value(one) is not None for one in flatten((args, kwargs))):
@@ -223,8 +224,8 @@ class DryTensors(TorchDispatchMode):
         return made.dtype is torch.int64 and not self.world.at_work
 
     def _choose(self, func: Any, args: Any, kwargs: Any, results: list[torch.Tensor]) -> None:
-        """The positions that data decide are those of random data: the same for every tensor of one
-        shape, as what a checkpoint runs again has to choose the same."""
+        """The positions that data decide are those of random data. They are the same for every
+        tensor of one shape, because a checkpoint that recomputes has to choose the same."""
         given, *more = args
         if max([given.numel(), *[one.numel() for one in results]]) > _KNOWN_NUMEL:
             return
@@ -234,7 +235,7 @@ class DryTensors(TorchDispatchMode):
                 setattr(one, _VALUE, value)
 
     def _lose(self, values: list[torch.Tensor]) -> None:
-        """Something unknown was written: to which of them is not asked."""
+        """Drop the values of all of them: something unknown was written to one."""
         for value in values:
             storage = value.untyped_storage()
             self._lost[storage._cdata] = StorageWeakRef(storage)

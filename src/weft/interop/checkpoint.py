@@ -8,9 +8,9 @@ If replicas hold a block, all of them offer it, and torch lets one write. A rank
 offers nothing: its box begins where the next one does, and torch distinguishes blocks by where they
 begin. The first rank of the mesh writes a tensor that has no elements at all.
 
-`async_save` first copies the blocks into memory of its own, and talks over a group of its own;
-`StateDictOptions` ask for full tensors or for tensors on the CPU: functions of torch that know
-DTensors by their class, and here are told about ShardTensors.
+`async_save` first copies the blocks into memory of its own, and communicates over a group of its
+own. `StateDictOptions` ask for full tensors or for tensors on the CPU. These functions of torch
+recognize DTensors by their class; this file teaches them ShardTensors.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class _OwnGroup:
     group: Any = None
 
     def get(self) -> Any:
-        """A collective when it is called first."""
+        """The group; the first call is a collective."""
         if self.of is not dist.group.WORLD:
             self.of = dist.group.WORLD
             self.group = dist.new_group(backend="gloo", timeout=timeout())
@@ -126,9 +126,9 @@ def save(original: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def async_save(original: Any, state_dict: Any, **kwargs: Any) -> Any:
-    """`async_save` in a thread, on a group of its own: what ranks tell each other there would
-    otherwise come between the collectives of the training, at another place on each rank. A program
-    that runs alone saves nothing."""
+    """`async_save` in a thread, on a group of its own. Otherwise its collectives would come between
+    those of the training, at another place on each rank. A program that runs alone saves
+    nothing."""
     if is_alone():
         return None
     in_process = getattr(kwargs.get("async_checkpointer_type"), "value", None) == "process"

@@ -17,7 +17,7 @@ __all__ = ["refuse"]
 
 
 def refuse(original: Any, *args: Any, **kwargs: Any) -> Any:
-    """`original`, a function of torch.distributed, if no tensor holds a global value.
+    """Call `original`, a function of torch.distributed, if no tensor holds a global value.
 
     Raises:
         UnsupportedOpError: some do.

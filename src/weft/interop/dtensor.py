@@ -1,9 +1,9 @@
 """torch's DTensors as ShardTensors, and back: the same local tensors, under another class.
 
-A gradient crosses as the gradient of the global value, which is what DTensor keeps: placed like the
-tensor if that is sharded or replicated, replicated if it is a partial sum. For a mean, weft
-keeps each partial value's share of the gradient, so it is multiplied by their number on the way out
-of weft's graph. The gradients of other kinds of partial values depend on these values, not only on
+A gradient crosses as the gradient of the global value, as DTensor keeps it: placed like the tensor
+if that is sharded or replicated, and replicated if it is a partial sum. For a mean, weft keeps each
+partial value's share of the gradient, so it is multiplied by their number on the way out of weft's
+graph. The gradients of other kinds of partial values depend on these values, not only on
 the global value: with a gradient they are refused.
 
 `torch.distributed.tensor` takes 0.7 s of CPU to import, as much as all of weft. So it is found by
@@ -258,7 +258,7 @@ def _check_gradient(call: str, layout: Layout, fix: str) -> None:
 
 @lru_cache(maxsize=4096)
 def _spelled(layout: Layout) -> tuple[Any, list[Placement]]:
-    """torch's placements, and ours of the layout's value, in which nothing is partial."""
+    """torch's placements, and weft's of the layout without partial axes."""
     _check_says(layout)
     ours, theirs = layout.placements, pkgutil.resolve_name(_MODULE)
     return (

@@ -1,5 +1,5 @@
 """DistributedDataParallel around a module on a mesh: each rank of its process group is in another
-mesh, on which the same module lies alike.
+mesh, on which the same module has the same layouts.
 
 Theory of operation. torch's reducer counts hooks of the engine, but gradients of replicated
 parameters are there only once weft has summed them over the mesh, after the engine is done. So the
@@ -35,8 +35,8 @@ def make(original: Any, wrapper: Any, *args: Any, **kwargs: Any) -> None:
     """The `__init__` of DistributedDataParallel.
 
     Raises:
-        ModuleError: a module on a mesh of which the process group has more than one rank, or that
-            lies otherwise on other ranks of the group.
+        ModuleError: the process group has several ranks of the module's mesh, or the module has
+            other layouts on other ranks of the group.
     """
     given = inspect.signature(original).bind(wrapper, *args, **kwargs).arguments
     module, group = given["module"], given.get("process_group")
@@ -131,7 +131,8 @@ def _broadcast(tensors: Any, group: Any) -> None:
 
 
 def _average(wrapper: Any) -> None:
-    """Of every parameter that has a gradient on some rank: where it has none, it counts as zero."""
+    """Average the gradient of each parameter that has one on some rank; a missing one counts as
+    zero."""
     wanted = [one for one in wrapper.module.parameters() if one.requires_grad]
     if not wanted:
         return

@@ -3,12 +3,12 @@
 Theory of operation. A file is a header, which says where the bytes of each tensor begin and end,
 and the bytes of all tensors, row-major. So a block is a number of runs of bytes whose places follow
 from the layout. The first rank makes the file in its full length, then each rank writes its runs
-there; of replicas the first one does. Nobody holds more than its blocks, and nothing but facts is
+there; of replicas the first one does. No rank holds more than its blocks, and only metadata are
 sent. All ranks have to see the same file.
 
-`save_pretrained` of transformers prepares what it writes (tied weights, names, several files) on
-all ranks alike. It runs on each of them as the only process; all but the first leave what is no
-tensor in a folder that is thrown away.
+`save_pretrained` of transformers prepares its files (tied weights, names, several files) on all
+ranks alike. It runs on each of them as the only process; all but the first write everything except
+tensors into a folder that is then deleted.
 
 Source: the format, https://huggingface.co/docs/safetensors.
 """
@@ -236,7 +236,7 @@ def _boxes(tensor: Any, mesh: BoundMesh) -> list[Box]:
 
 
 def _runs(tensor: Any, box: Box) -> Iterator[tuple[int, Any]]:
-    """(where it begins in the tensor, bytes) of each run of a block."""
+    """(its beginning in the tensor, bytes) of each run of a block."""
     local = unwrap_view(landed(tensor._local)) if type(tensor) is ShardTensor else tensor
     data = local.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
     shape, size = tensor.shape, tensor.dtype.itemsize
@@ -273,7 +273,7 @@ def _filled(filename: str, runs: Iterator[tuple[int, Any]]) -> None:
 
 
 def _tried(do: Any, filename: str, *args: Any) -> WeftError | None:
-    """Do it; the error of a file that cannot be written."""
+    """Call it; returns the error of a file that cannot be written."""
     try:
         do(filename, *args)
     except OSError as error:

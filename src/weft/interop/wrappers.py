@@ -36,7 +36,7 @@ def refusing(call: str, place: int) -> Callable[..., Any]:
 
 
 def make_stage(original: Any, stage: Any, submodule: nn.Module, *args: Any, **kwargs: Any) -> None:
-    """The `__init__` of a pipeline's stage: what a stage on a mesh gives is whole on each of its
+    """The `__init__` of a pipeline's stage: the output of a stage on a mesh is whole on each of its
     ranks, to be sent to the next one."""
     original(stage, submodule, *args, **kwargs)
     if any(type(one) is ShardTensor for one in submodule.parameters()):
@@ -107,7 +107,7 @@ def _table(tensors: list[tuple[str, Any]]) -> str:
 
 
 def _spec(tensor: ShardTensor) -> P:
-    """Its spec with dp as the minor axis of dim 0."""
+    """The spec of a tensor, with dp as the minor axis of dim 0."""
     names = tensor.device_mesh.axis_names
     first, *rest = [tuple(names[axis] for axis in axes) for axes in tensor.sharding.dims]
     return P((*first, "dp"), *rest)

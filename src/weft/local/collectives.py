@@ -252,7 +252,7 @@ def _reduced(x: Tensor, axes: Axes, kind: str, mesh: MeshLike | None, call: str)
 
 
 def _told(call: str) -> AbstractContextManager[Any]:
-    """Names the call in the list of `weft.explain()`."""
+    """Name the call in the log of `weft.explain()`."""
     if traffic.STATE.on:
         return traffic.label(call, source_line(), "asked for")
     return _UNTOLD

@@ -23,7 +23,8 @@ __all__ = ["ByTorchsNames"]
 
 @dataclass
 class ByTorchsNames:
-    """What `local_map` returns for `in_placements`, `out_placements` and `in_grad_placements`."""
+    """The function that `local_map` returns for `in_placements`, `out_placements`,
+    `in_grad_placements`."""
 
     fn: Callable[..., Any]
     name: str

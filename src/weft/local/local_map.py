@@ -50,8 +50,8 @@ def local_map(
         in_specs: a spec for each positional argument, or one for all of them. A spec applies to all
             tensors in a nested argument. None passes an argument as it is, which
             must then contain no ShardTensor. Keyword arguments are passed like that.
-        out_specs: a spec for each result, or one for all of them. A partial one (placements with
-            `Partial()`) says that the ranks return partial values.
+        out_specs: a spec for each result, or one for all of them. With a partial one (placements
+            with `Partial()`) the ranks return partial values.
         mesh: the mesh; None takes that of the first ShardTensor, else the current one.
         check: compare over the ranks that results agree in shape and dtype, and that results
             declared replicated are equal, and raise on all ranks if not.
@@ -66,8 +66,9 @@ def local_map(
         out_placements: instead of `out_specs`, one for each leaf of the nested results.
         redistribute_inputs: reshard arguments to `in_placements`; else they must already have
             these placements.
-        in_grad_placements: what the gradients of arguments mean, one for each leaf, as in
-            `to_local`; gradients of results are then as in `from_local`. None: those of the whole.
+        in_grad_placements: the placements of the gradients of arguments, one for each leaf, as in
+            `to_local`; gradients of results are then as in `from_local`. None: gradients of the
+            whole.
 
     Returns:
         The function of ShardTensors, or a decorator.

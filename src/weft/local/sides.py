@@ -1,4 +1,4 @@
-"""The two sides of a region: what enters a function on local tensors, and what leaves it."""
+"""The two sides of a region: arguments become local tensors, and results become ShardTensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of a layer of experts, laid out where the matrices of their experts are."""
+"""Rows of a layer of experts, sharded as the matrices of their experts are."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ __all__ = ["by_expert"]
 
 
 def by_expert(index: Tensor, ends: Tensor, experts: Tensor) -> Tensor:
-    """An index of rows that are sorted by expert, laid out as the experts are: `x[index]` then
-    sends each row to the ranks that hold the matrix of its expert, and nowhere else.
+    """An index of rows that are sorted by expert, sharded as the experts are: `x[index]` then sends
+    each row to the ranks that hold the matrix of its expert, and nowhere else.
 
     `F.grouped_mm(x[index], experts, offs=ends)` sends the rows there by itself. But an index is
-    sharded evenly before experts are known, so rows that are then on another rank move twice.
-    With this they move once.
+    sharded evenly before experts are known, so rows on another rank move twice. With this index
+    they move once.
 
     Args:
         index: of shape (n,), for instance `expert.argsort(stable=True)`.
@@ -26,8 +26,8 @@ def by_expert(index: Tensor, ends: Tensor, experts: Tensor) -> Tensor:
         experts: of shape (e, ...), sharded in dim 0.
 
     Returns:
-        The index, of the same values. Where `index` or `experts` is a plain tensor, or experts are
-        not sharded, it is the one given.
+        An index with the same values. If `index` or `experts` is a plain tensor, or experts are not
+        sharded, it is `index` itself.
 
     Raises:
         LayoutError: shapes that do not fit each other.

@@ -1,4 +1,4 @@
-"""Layers of torch whose Python code asks for what a ShardTensor lacks: a local batch, an address.
+"""Layers of torch whose Python code needs what a ShardTensor lacks: a local batch, an address.
 
 SyncBatchNorm of a ShardTensor is batch_norm, whose statistics are already those of the global
 batch. torch's own would gather them over a process group, as if each rank had a batch of its own,

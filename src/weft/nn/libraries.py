@@ -1,8 +1,8 @@
 """Training libraries with a distribution of their own: accelerate, `Trainer` of transformers.
 
 They look for a launcher's environment variables. If they find them, they wrap the model, split the
-batches, and gather what they measure, all of which weft has done. If they find none, they run
-as on one device, which is right for a program on ShardTensors.
+batches, and gather their measurements, all of which weft does. If they find none, they run as on
+one device, which is right for a program on ShardTensors.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PREFIXES = ("TORCHELASTIC_", "PMI_", "PMIX_", "OMPI_COMM_WORLD_", "MV2_COMM_WOR
 
 
 class _Hidden:
-    """The hidden variables of the process, whose simulated ranks may enter one by one."""
+    """The hidden variables of the process; simulated ranks may enter one by one."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()

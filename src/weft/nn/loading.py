@@ -49,7 +49,7 @@ def load_state_dict(
 
 
 def _lay_out(module: nn.Module, held: Held) -> None:
-    """Give assigned tensors the layouts of those they replace; tied weights stay tied."""
+    """Give assigned tensors the layouts of those that they replace; tied weights stay tied."""
     groups: dict[int, list[Place]] = {}
     replaced: list[tuple[Any, torch.Tensor]] = []
     for place, old in held:

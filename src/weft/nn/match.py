@@ -161,7 +161,7 @@ def pins_of(
 def brought_of(
     module: nn.Module, shardings: Mapping[str, Any], mesh: Mesh
 ) -> Iterator[tuple[nn.Module, str, Brought]]:
-    """The layers whose input is brought to their weight, by styles; with their names."""
+    """The layers whose style moves the input to the weight, with their names."""
     styled = {pattern: spec for pattern, spec in shardings.items() if isinstance(spec, Style)}
     for _, path, inner, style in _first_matches(module, styled):
         brought = style.brings(inner, mesh)
@@ -170,7 +170,7 @@ def brought_of(
 
 
 def _pins(pattern: str, spec: Any, mesh: Mesh) -> Sequence[Pin]:
-    """What a spec in `activations` means.
+    """The pins of one spec in `activations`.
 
     Raises:
         ModuleError: a style that fixes nothing.

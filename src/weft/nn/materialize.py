@@ -145,7 +145,7 @@ def _refuse_helpless(
 
 
 def _refuse_unwritten(before: Sequence[tuple[Named, int]]) -> None:
-    """A rank with an empty block cannot tell, so the ranks tell each other."""
+    """A rank with an empty block does not know, so the ranks exchange what they found."""
     unwritten, mesh = [], None
     for named, version in before:
         tensor: Any = named.tensor

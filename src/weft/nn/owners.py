@@ -28,8 +28,9 @@ def at_owners(fn: Callable[..., Any], tensors: Sequence[Tensor]) -> list[Tensor]
     come back in another; the work is balanced between owners. See `Owners`.
 
     Args:
-        fn: of a plain tensor, which it may write to; returns one of its shape and dtype.
-        tensors: ShardTensors on one mesh, in any layouts. Of plain tensors it is the list above.
+        fn: a function of a plain tensor, which it may write to; returns one of its shape and dtype.
+        tensors: ShardTensors on one mesh, in any layouts. For plain tensors the result is the list
+            above.
 
     Returns:
         Tensors in the layouts of those given, without history.
@@ -39,12 +40,12 @@ def at_owners(fn: Callable[..., Any], tensors: Sequence[Tensor]) -> list[Tensor]
 
 
 class Owners:
-    """An owner for each of some matrices: the rank that computes with it, the same on all ranks.
+    """An owner for each matrix: the rank that computes with it. All ranks choose the same owners.
 
     Args:
         tensors: ShardTensors on one mesh.
-        cost: gives the work for a matrix of a shape; None: that of its product with itself. The
-            most expensive go first, each to the rank with the least work so far.
+        cost: the work for a matrix of a shape; None: that of its product with itself. The most
+            expensive matrices are assigned first, each to the rank with the least work so far.
 
     Attributes:
         ranks: the owner of each, as a position in the mesh (its last axis counts first).
@@ -63,7 +64,7 @@ class Owners:
             owners_of(shapes, num) if cost is None else balanced([*map(cost, shapes)], num))
 
     def zeros(self, at: int, shape: Sequence[int], dtype: torch.dtype | None = None) -> Tensor:
-        """Zeros that lie with the owner of tensor number `at`: state that does not move.
+        """Zeros on the owner of tensor number `at`: state that does not move.
 
         Args:
             shape: of at least one dim.
@@ -80,7 +81,7 @@ class Owners:
     def map(
         self, fn: Callable[..., Any], *lists: Sequence[Tensor], num_results: int = 1
     ) -> tuple[list[Tensor], ...]:
-        """`fn(first[at], second[at], ...)` for each tensor, at its owner, of whole plain tensors.
+        """`fn(first[at], second[at], ...)` for each tensor, at its owner, on whole plain tensors.
 
         Args:
             fn: returns a tensor, or a tuple of `num_results`; the first has the shape and dtype of
@@ -89,7 +90,7 @@ class Owners:
             num_results: how many of the lists get results.
 
         Returns:
-            For each of the first lists one of results, in their layouts, without history.
+            `num_results` lists of results, in the layouts of the first lists, without history.
 
         Raises:
             LayoutError: lists of another length.
@@ -170,7 +171,7 @@ def _spread(
     mesh: BoundMesh, lists: Sequence[list[Any]], owners: Sequence[int],
     results: Sequence[tuple[Tensor, ...]],
 ) -> list[list[Tensor]]:
-    """The results, each laid out as the tensor in whose place it is."""
+    """The results, each in the layout of the tensor that it replaces."""
     out: list[list[Tensor]] = [[] for _ in lists]
     for ats in _by_dtype(lists):
         every = [one for at in ats for one in lists[at]]

@@ -1,4 +1,4 @@
-"""Fixed layouts of activations by module name: hooks that reshard what a module takes or returns.
+"""Fixed layouts of activations by module name: hooks that reshard a module's inputs or outputs.
 
 In weft the layout of an activation follows from those of its operands. A pin fixes another layout
 at a named place. It is `redistribute`, with its gradient.
@@ -36,7 +36,7 @@ MAX_KNOWN = 4096
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A spec of only what some mesh axes (numbers) do. The rest of a layout stays.
+    """A spec for some mesh axes (numbers) alone. The rest of a layout stays.
 
     They shard a dim; with `dim` None they replicate.
     """
@@ -64,7 +64,7 @@ class Cut:
 
 
 class _Prepare:
-    """Specs for what a module takes or returns, by position and by name."""
+    """Specs for a module's inputs or outputs, by position and by name."""
 
     word = ""
 
@@ -222,15 +222,16 @@ class PinHook(_Hook):
 
 @dataclass(frozen=True, slots=True)
 class Brought(Cut):
-    """What some mesh axes do to the input of a layer whose weight they shard.
+    """What mesh axes do to the input of a layer whose weight they shard.
 
-    Where they shard another dim than `dim`, or leave partial values, the input moves. It moves as
-    the operand of a call does: what it became serves all layers that read it, and the gradients
-    that they give to a gathered one are summed once, on their way back to the shards.
+    If they shard another dim than `dim`, or leave partial values, the input moves as the operand of
+    a call does. All layers that read it share the moved input, and their gradients are summed once,
+    on the way back to the shards.
     """
 
     def move(self, meta: Meta) -> tuple[Meta, Transition | None] | None:
-        """What the input becomes if it wants a gradient, and how; None: it stays as it is."""
+        """The layout of an input that needs a gradient, and the transition; None: it stays as it
+        is."""
         layout = meta.layout
         dim = None if self.dim is None else self.dim + layout.ndim * (self.dim < 0)
         if all(layout.on(axis) in (None, dim) for axis in self.axes):
@@ -244,7 +245,7 @@ class Brought(Cut):
 
 
 class BringHook(_Hook):
-    """The hook that brings a layer's input to its weight."""
+    """The hook that moves a layer's input to its weight."""
 
     def __init__(self, brought: Brought, mesh: Mesh, path: str) -> None:
         self.brought, self.mesh, self.path = brought, mesh, path
@@ -269,7 +270,7 @@ class BringHook(_Hook):
         return wrap(local, became), *inputs[1:]
 
     def _has_shards(self, weight: Any) -> bool:
-        """Whether the weight lies in shards now: a group may have gathered it."""
+        """Whether the weight is sharded now: a group may have gathered it."""
         if type(weight) is not ShardTensor:
             return False
         layout = weight._meta.layout

@@ -31,7 +31,7 @@ def linear_scan(
 
     Args:
         a: the factors, of any shape that broadcasts with that of `b`.
-        b: what is added, (..., length, ...).
+        b: the summands, of shape (..., length, ...).
         dim: the dim of time.
         initial: the state before the first step, of the broadcast shape without `dim`, or of a
             shape that broadcasts to it; zero by default.

@@ -37,13 +37,13 @@ def reshard(
     """Move a state dict to another mesh or to other layouts.
 
     All tensors are planned together. Each rank receives exactly the bytes of its new blocks that it
-    lacks, from the nearest rank that has them, and ranks that have the same send equally much.
+    lacks, from the nearest rank that has them. Ranks that hold the same send equally much.
     Beside old and new blocks a rank holds two buckets at most: one that it sends, one that it
     receives. Every rank of the old and of the new meshes calls it; ranks that are in neither may.
 
     Args:
         state: a state dict, of a module or of an optimizer: maps, lists and tuples, nested.
-            Plain tensors are copied, and what is no tensor stays as it is.
+            Plain tensors are copied, and other values stay as they are.
         to: a state dict of the same names, whose ShardTensors say mesh and layout (they may be on
             the meta device); or a mesh.
         shardings: with a mesh, a map from patterns of names to specs, of which the first that
@@ -121,7 +121,7 @@ def _made(tensor: ShardTensor, mesh: BoundMesh, layout: Layout) -> torch.Tensor:
 def _targets(
     named: list[tuple[str, ShardTensor]], to: Any, shardings: Mapping[str, Any] | None
 ) -> dict[str, tuple[BoundMesh, Layout]]:
-    """Name -> where the tensor is to lie; names that `to` does not have are left out."""
+    """Name -> the new layout of the tensor; names that `to` does not have are left out."""
     if isinstance(to, Mapping) and shardings is None:
         return {
             name: (one._meta.mesh, one.sharding) for name, one in _tensors(to)

@@ -34,7 +34,7 @@ _REASON = "the totals of all shards"
 
 
 class _Checked(Exception):
-    """torch has checked the arguments, and calls the function."""
+    """Raised when torch has checked the arguments, and calls the function."""
 
 
 def associative_scan(
@@ -83,8 +83,8 @@ def _on(tensor: Tensor, mesh: BoundMesh) -> Any:
 
 
 def _beside(layout: Layout, over: Layout, dim: int) -> Layout:
-    """Of a tensor whose first dim is scanned: that dim sharded as in `over`, of the others what
-    other axes shard."""
+    """The layout of a tensor whose first dim is scanned: that dim sharded as in `over`, the others
+    as other axes shard them."""
     axes, cuts = over.dims[dim], over.cuts[dim]
     kept = [not set(axes) & set(each) for each in layout.dims[1:]]
     return Layout.make(
@@ -137,7 +137,7 @@ class _Scan:
         return made
 
     def _local(self) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
-        """What this rank sends, what it receives, and its part of the result."""
+        """Scan this rank's shard, exchange totals, and combine."""
         blocks = [self._global(one.to_local(), at) for at, one in enumerate(self.tensors)]
         if self.reverse:
             blocks = [one.flip(0) for one in blocks]
@@ -155,7 +155,8 @@ class _Scan:
         return own, gathered, scans
 
     def _mapped(self, left: int | None) -> Callable[..., list[Tensor]]:
-        """The function over the first dim: of all right slices, and of left ones or a single."""
+        """The function mapped over the first dim: of all right slices, with the left ones or a
+        single one."""
         num = len(self.tensors)
         sides = [tree_unflatten([each] * num, self.spec) for each in (left, 0)]
         function = torch.vmap(self.function, in_dims=tuple(sides))
@@ -224,8 +225,8 @@ class _Scan:
 
 
 def _tied(out: Tensor, gathered: Tensor, own: Tensor) -> Tensor:
-    """`out`, whose gradient passes through what was gathered, on every rank alike, and whose second
-    derivative does as well: so both factors require grad."""
+    """`out`, whose gradient, and second derivative, pass through the gathered totals on every rank
+    alike. So both factors require grad."""
     if not (own.requires_grad and torch.is_grad_enabled()):
         return out
     nothing = gathered.reshape(-1).narrow(0, 0, 0) * own.narrow(0, 0, 0)

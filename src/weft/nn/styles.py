@@ -1,12 +1,12 @@
 """Ready-made shardings: column, row, vocabulary and sequence parallelism for a module.
 
-They may be used in place of a spec in `shardings=`, under a pattern of module names, and say which
-dim of which of the module's own parameters is sharded. Activations need no declaration, because
-their layouts follow from those of parameters and inputs. The weight of a Linear or a convolution
-stays where it is: where the same axis shards the sequence, say, of its input, the input is brought
-to the weight (gathered for columns, exchanged for rows), also where the weight is smaller, so that
-no rank holds a whole weight. `SequenceParallel`, `input_layouts`, `output_layouts` and the
-`PrepareModule...` styles fix other layouts.
+A style replaces a spec in `shardings=`, under a pattern of module names. It says which dims of the
+module's own parameters are sharded. Activations need no declaration, because their layouts follow
+from those of parameters and inputs. The weight of a Linear or a convolution stays where it is. If
+the same axis shards its input, for example the sequence, the input moves to the weight (gathered
+for columns, exchanged for rows), even if the weight is smaller. So no rank holds a whole weight.
+`SequenceParallel`, `input_layouts`, `output_layouts` and the `PrepareModule...` styles fix other
+layouts.
 
 The names are those of torch.distributed.tensor.parallel. The method is that of Megatron-LM (Shoeybi
 et al., 2019), sequence parallelism that of Korthikanti et al. (2022).
@@ -61,7 +61,7 @@ class Style:
 
     @property
     def only_cuts(self) -> bool:
-        """Whether it says nothing about a module without parameters."""
+        """Whether the style does nothing for a module without parameters."""
         pinned = self.input_layouts is not None or self.output_layouts is not None
         return self.cuts is not None and not pinned
 
@@ -71,7 +71,7 @@ class Style:
         return [kind(self._laid(spec, mesh)) for kind, spec in kinds if spec is not None]
 
     def brings(self, module: Any, mesh: Mesh) -> Brought | None:
-        """What brings the input of a layer to its weight; None for other modules."""
+        """How the input of a layer moves to its weight; None for other modules."""
         if self.cuts is None or not isinstance(module, _LAYERS):
             return None
         axis = axis_of(self.axis, mesh, self)

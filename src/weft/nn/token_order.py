@@ -37,8 +37,7 @@ class TokenOrder:
     """An order of the tokens of a sequence.
 
     Args:
-        spans: the positions of which the sequence consists, as (first, one past the last), one
-            after the other.
+        spans: the stretches of positions in this order, each as (first, one past the last).
     """
 
     spans: tuple[Span, ...]
@@ -50,14 +49,14 @@ class TokenOrder:
 
     @property
     def positions(self) -> Tensor:
-        """Of each token in this order its position, (length,) of int64: `position_ids`."""
+        """The position of each token in this order, as int64 of shape (length,): `position_ids`."""
         return torch.cat([torch.arange(*span) for span in self.spans] or [torch.arange(0)])
 
     def apply(self, x: Tensor, dim: int) -> Tensor:
         """A tensor in the order of positions, brought into this order.
 
         Args:
-            x: tokens, labels or activations, of as many positions along `dim`.
+            x: tokens, labels or activations; `dim` has the length of this order.
             dim: the dim of positions.
         """
         return x.index_select(dim, self.positions.to(x.device))
@@ -66,7 +65,7 @@ class TokenOrder:
         """The inverse of `apply`: a tensor in this order, brought into the order of positions.
 
         Args:
-            x: a tensor of as many tokens along `dim`.
+            x: a tensor whose `dim` has the length of this order.
             dim: the dim of tokens.
         """
         return x.index_select(dim, self.positions.argsort().to(x.device))
@@ -79,9 +78,10 @@ class TokenOrder:
 
         Args:
             query: as `scaled_dot_product_attention` takes it, (..., heads, length, features).
-            key: the same, with as many heads, or fewer: several of queries may share one of keys.
+            key: the same, with as many heads or fewer: several heads of queries may share one of
+                keys.
             value: as `key`.
-            scale: of the scores, 1 / sqrt(features) by default.
+            scale: the factor of the scores, 1 / sqrt(features) by default.
 
         Raises:
             LayoutError: a sequence of another length than this order has.

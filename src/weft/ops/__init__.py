@@ -1,4 +1,5 @@
-"""The book of ops: a page per family, and one entry per op with all that is known of it."""
+"""The book of ops: a page per family, and one entry per op with everything that weft knows about
+it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Adaptive pools: each place of the result reads an equal part of positions, about.
+"""Adaptive pools: each place of the result reads about an equal part of the positions.
 
 Place `o` of `m` reads the places floor(o n / m) to ceil((o + 1) n / m) of `n` (torch's
-`AdaptivePooling.h`). Batch and channels pass; of sharded positions, each rank fetches what its
-places read.
+`AdaptivePooling.h`). Batch and channels pass. If positions are sharded, each rank fetches those
+that its places read.
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ def _mean(call: Call, fetched: Sequence[BoxedDim]) -> Callable[[Tensor], Tensor]
 
 
 def _greatest(call: Call, dims: Sequence[BoxedDim]) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """Parts of one length side by side, where a shorter one shows its last place again; then
-    torch's pool of these, with the places that its elements had."""
+    """Parts of one length side by side, where a shorter one repeats its last place; then torch's
+    pool of these, with the original places of the elements."""
     num = _num(call)
     rows, sizes, starts = [], [], []
     for dim, (before, after) in zip(dims, _lengths(call)):

@@ -1,9 +1,9 @@
-"""What runs in place of an op that cannot itself run on the local tensors.
+"""Replacements for ops that cannot run on the local tensors themselves.
 
 A `Kernel` runs instead of the op where a dim with `~` is sharded. A `Composite` is ordinary torch
 code on global tensors. It is captured once, so its gradient, transitions and layouts come from
 the ops that it consists of. A `Local` is a function of local tensors between the layouts of a
-decision. It serves where neither of the others does: reads and writes by index.
+decision. It is for ops that need neither of the others: reads and writes by index.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ __all__ = ["Algorithm", "Composite", "Kernel", "Local", "Lookup", "replicated"]
 class Composite:
     """`function` takes the op's arguments in schema order, with all defaults filled in.
 
-    It may branch on lengths only where they are 0 or 1. Lengths enter other numbers only by sums,
-    products and quotients, which are traced and computed anew for another length. A maximum of
-    lengths is not traced.
+    It may branch on lengths only if they are 0 or 1. It may compute numbers from lengths only by
+    sums, products and quotients, which are traced and computed anew for another length. A maximum
+    of lengths is not traced.
 
     With `each_call` it is not recorded: it runs at each call and takes the tensors as they are,
     under autocast too. One that `writes` is an in-place op that changes its target itself.
@@ -53,7 +53,7 @@ class Local:
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """`function(shards, *args, **kwargs)` runs in place of the op on the local tensors of the
-    decision, with the op's arguments. `axes` are the axes of the shards that it finishes.
+    decision, with the op's arguments. `axes` are the axes of the shards that it combines.
     """
 
     decision: Decision

@@ -68,8 +68,8 @@ def _over_sequence(
     dropout_p: float = 0.0, is_causal: bool = False, *, scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """Queries stay; blocks of keys come to them, or heads are exchanged. Of whole queries, what
-    each rank's keys give is merged."""
+    """Queries stay; blocks of keys come to them, or heads are exchanged. If queries are whole, the
+    results of each rank's keys are merged."""
     scale = 1.0 / math.sqrt(max(query.shape[-1], 1)) if scale is None else scale
     masks = [] if mask is None else [mask]
     drops = None

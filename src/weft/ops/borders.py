@@ -1,7 +1,7 @@
 """Elements that move by a fixed distance along a dim: roll, pads, unfold.
 
-A sharded dim stays sharded. Each rank fetches the rows of its part of the result that it does not
-hold, as for other windows.
+A sharded dim stays sharded. Each rank fetches the missing rows of its part of the result, as for
+other windows.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _roll_shifts(call: Call) -> Mapping[str, Shift]:
 
 
 def _roll_on_box(call: Call, boxed: Boxed) -> Local:
-    """Of sharded dims the box is the result; the others turn where they lie."""
+    """In sharded dims the box is the result; other dims are rolled in place."""
     fetched = {at.dim for at in boxed.dims if at.box}
     rest = {dim: by for dim, by in _shifts(call).items() if dim not in fetched}
 
@@ -75,7 +75,7 @@ def _flat_roll(x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Te
 
 
 def _widths(call: Call) -> dict[int, tuple[int, int]]:
-    """Per dim that is padded, how much stands in front and behind. Less than nothing crops."""
+    """Per padded dim, the widths in front and behind. Negative ones crop."""
     pad, ndim = list(call.arg(1, "pad")), len(call.tensors[0].shape)
     pairs = zip(pad[::2], pad[1::2])
     return {ndim - 1 - at: pair for at, pair in enumerate(pairs) if any(pair)}
@@ -148,7 +148,7 @@ def _repeats_border(call: Call) -> bool:
 
 
 def _pad_rule(call: Call, wants_grad: Any) -> str:
-    """With what stands in the tensor: padded dims are windows of one place."""
+    """Pads with elements of the tensor: padded dims are windows of one place."""
     ndim, padded = len(call.tensors[0].shape), _widths(call)
     # Of a batch, if there is one, torch takes nothing as well.
     several = len(call.args[1]) // 2 == ndim - 2
@@ -204,7 +204,7 @@ def _cropped_circle(x: Tensor, pad: Sequence[int], mode: str, value: Any = None)
 
 
 def _unfold_rule(call: Call, wants_grad: Any) -> str | None:
-    """A window lies where its centre does."""
+    """A window is on the rank of its centre."""
     ndim = len(call.tensors[0].shape)
     if not ndim:
         return "-> w!"

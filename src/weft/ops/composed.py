@@ -148,8 +148,8 @@ def _unravel_index(indices: Tensor, shape: Any) -> tuple[Tensor, ...]:
 
 
 def _fill_diagonal(x: Any, fill_value: Any, wrap: bool = False) -> Any:
-    """By a mask of the diagonal, which lies as x does. Of more dims it is torch's own, and of
-    numbers that x's dtype would have to round."""
+    """By a mask of the diagonal, in the layout of x. For more dims, and for numbers that x's dtype
+    would round, torch's own."""
     usual = type(fill_value) in (bool, int) or (
         type(fill_value) is float and (x.is_floating_point() or x.is_complex())
     )

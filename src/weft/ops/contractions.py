@@ -1,8 +1,8 @@
 """Matrix products and what is built on them: sums over a factor that two operands share.
 
-A sharded contracted factor leaves partial sums. A bias is added rather than multiplied, so it then
-enters on one rank alone; `bias=` names it. It is in no linear set: under
-autocast the product has a different dtype from its operands, and no partial values pass.
+A sharded contracted factor leaves partial sums. A bias is added rather than multiplied, so then one
+rank alone adds it; `bias=` names it. It is in no linear set: under autocast the product has another
+dtype than its operands, and no partial values pass.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _tensordot(call: Call, wants_grad: Any) -> str:
 
 
 def _one_hot(x: Tensor, num_classes: int = -1) -> Tensor:
-    """Of as many classes as the largest of them says, which is read."""
+    """The number of classes follows from the largest one, which is read."""
     if num_classes != -1:
         return NotImplemented
     if x.numel() == 0:

@@ -1,7 +1,7 @@
 """Convolutions and their transposes: a contraction of channels, positions in windows.
 
-Batch dims pass, and groups. The channels of an input are summed over, those of the weight's rows
-are new ones. Sharded positions stay sharded: each rank fetches the border that its windows read.
+Batch dims and groups pass. The channels of the input are summed over, and the weight's rows give
+new channels. Sharded positions stay sharded: each rank fetches the border that its windows read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["PAGE", "each_of", "fitted", "nothing_of"]
 
 
 def each_of(value: Any, num: int, default: Any) -> tuple[Any, ...]:
-    """An argument that says something of each of `num` dims, or one thing of all."""
+    """An argument with a value for each of `num` dims, or one for all."""
     if value is None or value == [] or value == ():
         value = default
     if isinstance(value, (list, tuple)):

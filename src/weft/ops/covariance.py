@@ -1,4 +1,4 @@
-"""cov and corrcoef, as the torch code that defines them: torch needs data to tell their results."""
+"""cov and corrcoef, as the torch code that defines them: torch needs data to know their results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["PAGE"]
 def _cov(
     input: Tensor, *, correction: int = 1, fweights: Any = None, aweights: Any = None
 ) -> Tensor:
-    """Products of what differs from the mean, each observation by its weight."""
+    """Products of deviations from the mean, each observation by its weight."""
     if not _is_usual(input, fweights, aweights):
         return NotImplemented
     rows = input if input.dim() == 2 else input.unsqueeze(0)
@@ -47,7 +47,7 @@ def _sum(weights: Tensor) -> Tensor:
 
 
 def _is_usual(x: Tensor, fweights: Tensor | None, aweights: Tensor | None) -> bool:
-    """Whether there is something to add up, of which torch refuses nothing."""
+    """Whether there are elements to add, and torch refuses none of the arguments."""
     weights = [one for one in (fweights, aweights) if one is not None]
     return (
         0 < x.dim() <= 2 and 0 not in x.shape and x.dtype is not torch.bool

@@ -54,9 +54,9 @@ def _shift(x: Tensor, by: Any) -> Tensor | None:
 
 
 def _of_floats(x: Any, *others: Any, **named: Any) -> Tensor | None:
-    """As the first operand, a float tensor that lies densely, beside numbers and tensors of its
-    dtype that it has room for: torch's meta kernels are references in Python. A kernel lays its
-    result by the first operand, where no dim of that has length 1."""
+    """Like the first operand, if it is a dense float tensor beside numbers and tensors of its dtype
+    that broadcast to it: torch's meta kernels are references in Python. A kernel gives its result
+    the memory order of the first operand, if no dim of that has length 1."""
     if not isinstance(x, Tensor) or named or not (x.is_floating_point() and x.numel()):
         return None
     out = torch.empty_like(x)

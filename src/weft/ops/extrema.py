@@ -159,7 +159,7 @@ _PLACES = rule("... s~ -> ..., ...", along="dim")
 _PLACE = rule("... s~ -> ...", along="dim")
 
 def _of_some(name: str) -> Callable[..., Tensor | None]:
-    """Nothing has no extremum; torch's meta kernels do not look."""
+    """Refuse empty tensors, which have no extremum; torch's meta kernels do not check."""
     def form(x: Tensor) -> None:
         if not x.numel():
             raise RuntimeError(

@@ -3,7 +3,7 @@
 For a number `u` of 0 to 1, the window of place `o` of `m` starts at int((o + u) a) - int(u a), with
 a = (n - k) / (m - 1) for `n` positions and a kernel of `k`; the last one ends the dim (torch's
 `FractionalMaxPooling.h`). So it starts at the place int(o a) or the next one, whatever `u` is.
-Layouts alone tell what a rank may read: a row more than one set of numbers has it read.
+So layouts alone decide what a rank may read: one row more than any one set of numbers needs.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _tables(call: Call) -> Mapping[str, Table]:
 
 
 def _table(before: int, after: int, kernel: int, off: float) -> Table:
-    """What each place may read of a dim, if starts are `off` by as many places."""
+    """The interval that each place may read of a dim, if starts are `off` by as many places."""
     last, step = before - kernel, (before - kernel) / max(after - 1, 1)
     starts = [max(math.floor(place * step - off), 0) for place in range(after - 1)]
     stops = [min(math.floor(place * step + off) + 1, last) + kernel for place in range(after - 1)]
@@ -193,7 +193,7 @@ class _Put(torch.autograd.Function):
 
 
 def _drawn(function: Any, count: int, indices: bool = False) -> Callable[..., Any]:
-    """`function` on numbers that are drawn as the tensor lies."""
+    """`function` on random numbers that have the layout of the tensor."""
 
     def run(
         input: Tensor, kernel_size: Any, output_size: Any = None, output_ratio: Any = None,

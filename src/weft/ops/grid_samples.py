@@ -3,7 +3,7 @@
 Batch and channels pass. Where positions of the image are sharded, the result's positions are
 sharded as the grid's are, and data decide which rows a rank reads: it fetches the box around its
 own points. The points are computed as torch's kernels compute them, from the global lengths, and
-handed to torch's kernel in places of the box.
+passed to torch's kernel as places of the box.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _ZEROS, _BORDER, _REFLECTION = range(3)
 def _at_shards(
     call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
 ) -> Local | None:
-    """Of sharded positions, the ranks tell each other between which rows their points lie, and
+    """If positions are sharded, ranks first exchange between which rows their points are, and then
     fetch these rows."""
     x, grid = layouts
     dims = [dim for dim in range(2, x.ndim) if x.dims[dim]]

@@ -2,7 +2,7 @@
 
 `grouped_mm(a, b, offs)` serves layers of experts whose tokens are sorted by expert. A rank that
 holds some of the rows computes its own offsets. Matrices that are sharded stay where they are, and
-rows come to them (`weft.tensor.families.grouped`). torch's kernels need lines that begin at
+rows move to them (`weft.tensor.families.grouped`). torch's kernels need lines that begin at
 multiples of 16 bytes; a shard of another length is padded with zeros.
 """
 
@@ -97,7 +97,7 @@ def result(
     a: Tensor, b: Tensor, offs: Tensor | None = None,
     bias: Tensor | None = None, out_dtype: torch.dtype | None = None,
 ) -> Tensor | None:
-    """Of the dtypes that kernels take; torch's meta kernel knows bfloat16 alone."""
+    """The result for all dtypes that kernels take; torch's meta kernel knows bfloat16 alone."""
     dtype, line = a.dtype, 16 // a.element_size()
     if dtype not in (torch.float32, torch.float16) or b.dtype != dtype or bias is not None:
         return None

@@ -45,7 +45,8 @@ def _solve_ex(call: Call, wants_grad: Any) -> str | None:
 
 
 def _cross(call: Call, wants_grad: Any) -> Rule | None:
-    """`cross(x, y, dim)`. Without a dim it is the first of length 3, which shards cannot tell."""
+    """`cross(x, y, dim)`. Without `dim` it is the first dim of global length 3, which a shard may
+    not show."""
     shapes = [tensor.shape for tensor in call.tensors]
     dim: Any = call.get("dim")
     if dim is None:

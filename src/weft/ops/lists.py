@@ -1,4 +1,4 @@
-"""Ops over lists of tensors: an op of each element."""
+"""Ops over lists of tensors: one op for each element."""
 
 from __future__ import annotations
 

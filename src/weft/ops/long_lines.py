@@ -1,10 +1,11 @@
-"""The Fourier transform of a long sharded line, where no other dim can take over its axes.
+"""The Fourier transform of a long sharded line, for tensors where no other dim can take over its
+axes.
 
 A line of N = rows * columns elements is a matrix. Its columns are transformed, each element is
-turned by a twiddle factor, then the rows are transformed; the result stands transposed (the four
-steps of Bailey, FFTs in external or hierarchical memory, 1990). Each of three exchanges brings a
-rank the part of its shard that it lacks. A gather would bring it the other shards, so it is less
-on few ranks: on two, and of real lines, whose elements are half as large, on up to five.
+turned by a twiddle factor, then the rows are transformed; the result is transposed (the four steps
+of Bailey, FFTs in external or hierarchical memory, 1990). Each of three exchanges brings a rank the
+part of its shard that it lacks. A gather brings it the other shards, which is less on few ranks: on
+two, and for real lines, whose elements are half as large, on up to five.
 """
 
 from __future__ import annotations
@@ -138,7 +139,7 @@ def _twiddles(x: Tensor, dim: int, start: int, total: int, forward: bool) -> Ten
 
 
 def _cropped(layout: Layout, dim: int, length: int) -> Step:
-    """Only the first elements of a line are kept, where they lie."""
+    """Keeps only the first elements of a line, in place."""
     after = layout.recut(dim, length, tuple([min(cut, length) for cut in layout.cuts_of(dim)]))
 
     def local(mesh: BoundMesh, x: Tensor) -> Tensor:

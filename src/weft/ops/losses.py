@@ -3,7 +3,7 @@
 A mean is a sum that stays partial, divided by the global count: of elements, or of targets that are
 not ignored, by their weights. Ranks with uneven batches, or with different numbers of ignored
 targets, therefore get the right loss and the right gradient. With sharded classes each rank
-contributes what its own classes give; the logits are not gathered.
+contributes the part of its own classes; logits are not gathered.
 """
 
 from __future__ import annotations
@@ -294,7 +294,8 @@ def _cross_entropy_result(
 def _multilabel_margin_result(
     x: Tensor, target: Tensor, reduction: int = 1
 ) -> Tensor | None:
-    """Of a single row it is a number, also without reduction: torch's meta kernel says a row."""
+    """For a single row the result is a number, also without reduction; torch's meta kernel gives a
+    row."""
     return x.new_empty(()) if x.ndim == 1 and target.shape == x.shape and x.numel() else None
 
 

@@ -1,7 +1,7 @@
-"""Attention of modules, by ops that keep dims apart which may be sharded.
+"""Attention of modules, by ops that keep dims separate, so that each may be sharded.
 
-torch's own code folds batch and heads into one dim, and positions and batch into another. A shard
-of the batch is no block of such a dim. Here they stay dims of their own.
+torch's own code joins batch and heads into one dim, and positions and batch into another. A shard
+of the batch is no block of such a dim. Here all stay separate dims.
 """
 
 from __future__ import annotations

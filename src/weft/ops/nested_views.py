@@ -1,8 +1,8 @@
-"""Views that join or split dims of which several are sharded, where each shard stays one stretch.
+"""Views that join or split several sharded dims, if each shard stays one stretch.
 
 A batch with one sample a rank, and sharded rows: joined, the ranks' blocks follow each other, so
-the joined dim is sharded over both axes and nothing moves. A rule has one factor in the lead of a
-compound dim and cannot express this. It depends on the sizes of the axes.
+the joined dim is sharded over both axes and nothing moves. A rule can shard only the leading factor
+of a compound dim, so it cannot express this, which depends on the sizes of the axes.
 """
 
 from __future__ import annotations

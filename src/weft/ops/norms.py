@@ -66,7 +66,7 @@ def _rms_norm(
 
 
 def _as_given(x: Tensor) -> AbstractContextManager[Any]:
-    """A context without autocast: torch casts for none of these ops."""
+    """A context without autocast: torch casts operands of none of these ops."""
     return nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False)
 
 
@@ -318,7 +318,7 @@ def _layer_norm_result(
     x: Tensor, shape: list[int], weight: Tensor | None = None, bias: Tensor | None = None,
     *_: Any,
 ) -> Tensor | None:
-    """As the operand, where that lies row by row; torch's meta kernel is a reference in Python."""
+    """Like the operand, if it is contiguous; torch's meta kernel is a reference in Python."""
     given = [one for one in (weight, bias) if one is not None]
     alike = all(list(one.shape) == list(shape) and one.dtype is x.dtype for one in given)
     ends = len(shape) and list(x.shape[-len(shape):]) == list(shape)

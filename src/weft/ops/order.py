@@ -34,7 +34,8 @@ Serves = Callable[[Call, Layout, Sequence[int]], bool]
 
 
 def _entry(names: str, said: RuleText, serves: Serves, kernel: Callable[..., Any]) -> Entry:
-    """An op whose kernel finishes the dims with `~` where it `serves`; elsewhere they are whole."""
+    """An op whose kernel combines the shards of dims with `~` where it `serves`; elsewhere they are
+    whole."""
     def choose(
         call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
     ) -> Rule | Kernel | Decision | None:

@@ -1,7 +1,7 @@
 """Pools and im2col.
 
-Batch and channels pass. Of pools, sharded positions stay sharded: each rank fetches the border
-that its windows read. Elsewhere positions are whole.
+Batch and channels pass. In pools, sharded positions stay sharded: each rank fetches the border that
+its windows read. In other ops positions are whole.
 """
 
 from __future__ import annotations

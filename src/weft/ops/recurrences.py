@@ -1,9 +1,9 @@
 """The linear recurrence h[t] = a[t] h[t-1] + b[t], elementwise, along a dim.
 
-A dim is scanned in about sqrt(n) chunks at once, twice: first for what each chunk makes of a state
-(a product and a sum), then, from the states at the chunks' starts, for the states in between
+A dim is scanned in about sqrt(n) chunks at once, twice: first for the effect of each chunk on a
+state (a product and a sum), then, from the states at the chunks' starts, for the states in between
 (Blelloch, Prefix Sums and Their Applications, 1990). Between the two, the ranks of a sharded dim
-tell each other what their shards make of a state: one exchange, whatever the length. Nothing is
+exchange the effect of their shards on a state: one exchange, whatever the length. Nothing is
 divided, so factors may be zero, and products may underflow.
 
 What is differentiated is the sequence of states *before* each step, and the one after the last.
@@ -42,7 +42,7 @@ def recurrence(
 def _of_shards(
     shards: Shards, a: Tensor, b: Tensor, dim: int, initial: Tensor | None, reverse: bool
 ) -> Tensor:
-    """Each shard's states from what the shards before it make of the first state."""
+    """Each shard's states, from the effect of the shards before it on the first state."""
     return _recurrence(shards, a, b, dim, initial, reverse)
 
 
@@ -136,7 +136,7 @@ class _Chunks:
                 self.num - 1 - last // self.size, None)
 
     def totals(self) -> Tensor:
-        """What the shard makes of a state: what it is multiplied by, and what is added."""
+        """The effect of the shard on a state: the factor and the summand."""
         shape = (self.num, *self.of_b.shape[1:])
         self.products, self.sums = self.b.new_ones(shape), self.b.new_zeros(shape)
         for places, chunks in self.steps():

@@ -1,7 +1,7 @@
-"""Recurrent networks and their cells: batch and sequence may be sharded, all else is whole.
+"""Recurrent networks and their cells: batch and sequence may be sharded, other dims are whole.
 
 Along a sharded sequence the state goes from shard to shard: each rank runs its part when it has the
-state that the part before it left. What is sent does not depend on the length.
+state from the part before it. The bytes sent do not depend on the length.
 """
 
 from __future__ import annotations

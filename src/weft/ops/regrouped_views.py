@@ -1,8 +1,9 @@
-"""Views that join or split sharded dims where blocks are no stretches of the joined dim.
+"""Views that join or split sharded dims whose blocks are no stretches of the joined dim.
 
 The rows of all samples as one dim, of a sequence that is sharded: with fewer samples than ranks the
 joined dim cannot be sharded by samples. Rows then change ranks, each once, and the joined dim is
-sharded equally; split again, they return. The sharded dim stays sharded, and no other is.
+sharded equally; split again, they return. The sharded dim stays sharded, and no other dim is
+sharded.
 """
 
 from __future__ import annotations

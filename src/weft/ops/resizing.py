@@ -1,8 +1,8 @@
 """Resizing: interpolation of positions to other lengths, sharded positions included.
 
-Batch and channels pass. Each rank fetches what its places of the result read. Along sharded dims
-they are computed from the places and weights that torch's kernels take (`taps`); along the others
-the kernel itself runs.
+Batch and channels pass. Each rank fetches the positions that its places of the result read. Along
+sharded dims they are computed from the places and weights that torch's kernels take (`taps`); along
+the others the kernel itself runs.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ _SIDE = 256
 
 def _places(call: Call, x: Tensor, channels_last: bool, dim: BoxedDim) -> Tensor:
     """Which places of its box the outputs copy. torch's kernels round the source of a place each
-    in its own way, so the kernel of the whole tensor tells, shown its places digit by digit."""
+    in its own way, so the kernel runs on the whole tensor's places, digit by digit."""
     at, after = dim.dim - 2, call.results[0].shape[dim.dim]
     lengths = [min(one, _SIDE) if x.dim() == 4 else 1 for one in call.results[0].shape[2:]]
     lengths[at] = after

@@ -33,8 +33,8 @@ def joins(call: Call) -> bool:
 
 
 def scatter_text(call: Call, wants_grad: Sequence[bool]) -> str | None:
-    """Other dims pass where all operands have the same length; the kernel finishes the named one,
-    where each index has a value."""
+    """Other dims pass where all operands have the same length; the kernel joins the shards of the
+    named one, if each index has a value."""
     text = matching(call, 0)
     if text is None or not joins(call):
         return text

@@ -91,7 +91,7 @@ def _extreme(
 
 
 def _reduced(rows: Tensor, ids: Tensor, num: int, reduce: str, start: float) -> Tensor:
-    """What this shard's rows of each segment come to, and `start`."""
+    """This shard's reduction of each segment, with `start`."""
     places = ids.reshape(-1, *[1] * (rows.dim() - 1)).expand_as(rows)
     made = rows.new_full((num + 2, *rows.shape[1:]), start)
     return made.scatter_reduce(0, places, rows, reduce).narrow(0, 1, num)

@@ -1,8 +1,8 @@
-"""Elements whose places in the result are known without data: flip, repeat, channels that change
-places, diag_embed.
+"""Ops whose elements have places in the result that are known without data: flip, repeat, shuffled
+channels, diag_embed.
 
-Along a sharded dim each rank receives the elements of its part of the result that it does not hold,
-each once. Routes are made once, with the recipe.
+Along a sharded dim each rank receives the missing elements of its part of the result, each once.
+Routes are made once, with the recipe.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Slices, splits, diagonals and triangles; writes into what a view would show.
+"""Slices, splits, diagonals and triangles; writes into the elements of a view.
 
 The operand's cuts decide: a slice of a sharded dim and its pieces stay where they are, with
 ragged cuts, and every coordinate calls the op with its own numbers. Nothing is sent. A call that
@@ -257,7 +257,8 @@ def _split_where(x: Tensor, *args: Any, dim: int = 0, **named: Any) -> Any:
 
 
 def _fits(view: Any) -> Callable[..., Tensor | None]:
-    """What is written to a view has its shape; torch's meta kernels do not look."""
+    """Check that a value has the shape of the view that it is written to; torch's meta kernels do
+    not."""
     def form(x: Tensor, source: Tensor, *args: Any, **named: Any) -> None:
         slot = view(x, *args, **named)
         if source.shape != slot.shape:

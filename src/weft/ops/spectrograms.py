@@ -88,7 +88,7 @@ def _inverse(
     x: Tensor, n_fft: int, hop: int, width: int, window: Tensor, normalized: bool, onesided: bool,
     return_complex: bool, start: int, stop: int,
 ) -> Tensor:
-    """The elements from `start` to `stop`; not where no frame's window tells of one of them."""
+    """The elements from `start` to `stop`; NotImplemented if no window covers one of them."""
     before = (n_fft - width) // 2
     window = F.pad(window, [before, n_fft - width - before])
     spectra = (x if x.dim() == 3 else x.unsqueeze(0)).transpose(1, 2)

@@ -1,4 +1,4 @@
-"""Factorizations of matrices: qr, and for tall matrices what follows from its small factor R.
+"""Factorizations of matrices: qr, and for tall matrices those that follow from its small factor R.
 
 If the rows of a tall matrix are sharded, each shard factors its rows, and all small factors
 together are factored again (Demmel, Grigori, Hoemmen and Langou, Communication-optimal Parallel and

@@ -1,4 +1,4 @@
-"""Taps: which places of a dim each place of a result reads, and with which weights.
+"""Taps: the places of a dim that each place of a result reads, and their weights.
 
 All of them are computed as torch's kernels compute them, from the whole lengths, in the dtype of
 the kernels: a source is `scale * (place + 0.5) - 0.5`, or `scale * place` where corners are
@@ -25,7 +25,7 @@ class Resized:
 
     Args:
         mode: "linear", "cubic", or one of a filter: "linear_aa", "cubic_aa", "lanczos_aa".
-        before, after: its lengths. scale: what the call says of after / before; None for nothing.
+        before, after: its lengths. scale: the call's value of after / before, or None.
         aligned: whether the corners' centres lie upon each other.
         dtype: to compute in.
     """

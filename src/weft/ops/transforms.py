@@ -1,11 +1,11 @@
-"""Fourier transforms, and glu: what mixes all elements of its dims.
+"""Fourier transforms, and glu: ops that mix all elements of their dims.
 
 A dim is transformed where it is whole. Along a sharded dim another dim takes over the mesh axes by
 one exchange, so the result is sharded as well. That other dim is one that has been transformed
 already or never will be, whichever the axes divide best; so a transform of a slab and its inverse
 lead from one layout to another and back (the slab and pencil decompositions of Dalcin, Mortensen
 and Keyes, Fast parallel multidimensional FFT using advanced MPI, 2019). Where no other dim has
-room, a long line is transformed where it lies (`weft.ops.long_lines`), or gathered.
+room, a long line is transformed in place (`weft.ops.long_lines`), or gathered.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def _handed_over(
 def _unfitness(
     layout: Layout, dim: int, axis: int, done: Sequence[int], pending: Sequence[int]
 ) -> tuple[float, ...]:
-    """How ill it suits `dim` to be sharded by one more axis.
+    """The cost, for ranking, of sharding `dim` by one more axis.
 
     A dim that has been transformed is best if shards come out about even: an inverse leads back.
     One that is still to be transformed would be exchanged again.

@@ -1,6 +1,6 @@
 """Writes by index: index_put, index_add, index_copy, index_fill, index_reduce, put, the scatters.
 
-In whole dims the rules serve; writes in sharded dims are in `indexing.write`.
+Rules cover writes in whole dims; writes in sharded dims are in `indexing.write`.
 """
 
 from __future__ import annotations

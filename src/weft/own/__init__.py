@@ -1,4 +1,4 @@
-"""Users' own ops: rules and handlers for what torch or weft cannot know, and their check."""
+"""Users' own ops: rules and handlers for ops that weft cannot know, and a check of them."""
 
 from weft.own.check import check_rule
 from weft.own.register import (

@@ -2,7 +2,7 @@
 
 On meshes of 2 and of 3 ranks the operands get every layout that the rule asks for (each factor
 sharded, each linear set partial), with default, ragged and empty shards; on a mesh of two axes all
-pairs of these; and every layout there is (every operand replicated, sharded in each of its dims, or
+pairs of these; and every possible layout (every operand replicated, sharded in each of its dims, or
 partial, in all combinations; of very many, every n-th). Value, shape and dtype of every result,
 what was written to operands, and the gradients of all operands must be those of one plain call, on
 every rank. The ranks are simulated, and one run carries out many trials, as long as none raises.
@@ -184,7 +184,7 @@ class BruteForce:
         )
 
     def chosen(self, trial: Trial) -> tuple[str, ...]:
-        """What the mesh axes do, in words."""
+        """The choices of the mesh axes, in words."""
         wants = [trial.grad and _differentiable(one) for one in self.operands]
         decision = propagate.decide(self.bound, self.described, trial.layouts, wants)
         return tuple(sorted({
@@ -250,7 +250,7 @@ class BruteForce:
             found[chosen] = f"{what}: {said} ({layouts} for {mesh})"
 
     def _wrong(self, mesh: Any, trial: Trial) -> str | None:
-        """What this rank finds wrong."""
+        """The faults that this rank finds."""
         operands: list[Any] = [
             ShardTensor.from_local(part(layout, one, mesh.here, at), mesh, layout)
             for at, (one, layout) in enumerate(zip(self.operands, trial.layouts))
@@ -315,7 +315,7 @@ def _text(rule: OwnRule) -> str:
 
 
 def _fix(rule: OwnRule, found: Iterable[tuple[str, ...]]) -> str:
-    """The rule with what was found wrong taken out."""
+    """The rule without the parts that were found wrong."""
     words = sorted({word for chosen in found for word in chosen})
     factors = [word.removeprefix("sharding ") for word in words if word.startswith("sharding ")]
     parts = []

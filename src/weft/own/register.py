@@ -28,7 +28,7 @@ def register_rule(
     kernel: Callable[..., Any] | None = None,
     check: Any = False,
 ) -> Any:
-    """Define by factors what an op means for sharded operands; it then runs on local tensors.
+    """Give an op a rule over factors, by which it runs on the local tensors of sharded operands.
 
     `register_rule(op, "m k, k n -> m n", linear=[0, 1])`, or as a decorator of a function:
     `@register_rule("m k, k n -> m n", linear=[0, 1])`. Operands in other layouts are resharded as
@@ -113,13 +113,13 @@ def register_handler(op: Any, handler: Any = None) -> Any:
 
     `register_handler(op, handler)`, or as a decorator of the handler: `@register_handler(op)`.
 
-    Every rank calls `handler` with the arguments of the call: ShardTensors as they are, plain
-    tensors plain. It returns ShardTensors (in the containers that the op returns; other values
-    pass), whose global value, shape and dtype are those of the op on full tensors, with the same
-    layout on all ranks. Or it returns NotImplemented: the call then continues as if there were
-    no handler. All ranks must decide and communicate alike, so it may look at layouts, shapes and
-    dtypes, but not at local values. Within it, `op` on local tensors is the op itself; on
-    ShardTensors it does what it would do without the handler. Gradients are those of the ops that
+    Every rank calls `handler` with the arguments of the call: ShardTensors, and plain tensors, as
+    they are. It returns ShardTensors (in the containers that the op returns; other values pass),
+    whose global value, shape and dtype are those of the op on full tensors, with the same layout on
+    all ranks. Or it returns NotImplemented: the call then continues as if there were no handler.
+    All ranks must decide and communicate alike, so it may look at layouts, shapes and dtypes, but
+    not at local values. Within it, `op` on local tensors is the op itself; on ShardTensors it does
+    what it would do without the handler. Gradients are those of the ops that
     it calls: `to_local(grad_placements=...)` and `ShardTensor.from_local` keep the graph.
 
     Args:
@@ -210,7 +210,7 @@ def _check_strings(own: Own, rule: OwnRule) -> None:
 
 
 def _misfits(own: Own, pattern: Pattern) -> list[tuple[str, str]]:
-    """What is impossible in a string, and the fact that it contradicts."""
+    """The impossible parts of a string, and the facts that they contradict."""
     found = []
     overloads = overloads_of(own)
     num_operands, num_results = len(pattern.operands), len(pattern.results)
@@ -237,7 +237,7 @@ def _misfits(own: Own, pattern: Pattern) -> list[tuple[str, str]]:
 
 
 def _takes_lists(parameters: Any) -> bool:
-    """Whether one argument may hold several tensors, as far as annotations tell."""
+    """Whether one argument may hold several tensors, according to annotations."""
     return any("[" in str(one.annotation) for one in parameters)
 
 

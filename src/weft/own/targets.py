@@ -1,4 +1,4 @@
-"""What can be registered, and how calls of it reach weft.
+"""Which ops can be registered, and how their calls reach weft.
 
 torch passes calls of its own functions and of `torch.library` ops to the ShardTensor. A Python
 function and an `autograd.Function` do not: the function is replaced, and the Function comes
@@ -70,7 +70,7 @@ def own_of(op: Any, call: str) -> Own:
 
 
 def _is_overridable(target: Any) -> bool:
-    """Whether torch passes calls of it to tensor subclasses, and weft answers none of them itself.
+    """Whether torch passes its calls to tensor subclasses, and weft does not handle them itself.
     """
     try:
         return target in get_testing_overrides() and target not in dispatch.SPECIAL

@@ -114,7 +114,7 @@ class Trials:
         return length, self.operands[operand].shape[place] // max(length, 1)
 
     def _any(self, mesh: Mesh, any_kind: bool) -> Iterator[tuple[Layout, ...]]:
-        """Every operand in every way, in all combinations."""
+        """All layouts of every operand, in all combinations."""
         ways = []
         for operand in self.operands:
             mine = [_layout(mesh, operand, [None])]

@@ -102,7 +102,7 @@ def step_nbytes(step: Step, itemsize: int) -> int:
 
 
 def _halo_elements(shards: Layout, boxes: Layout, cover: Cover) -> int:
-    """Elements that ranks read and do not own, by all ranks together."""
+    """Elements that ranks read and do not own, summed over all ranks."""
     read = kept = num_copies(boxes)
     for dim in range(boxes.ndim):
         pairs = [
@@ -163,7 +163,7 @@ def cheapest(
 
 
 def peak_elements(src: Layout, steps: Sequence[Step]) -> int:
-    """At most this many elements does a rank hold at once: both sides of a step."""
+    """The most elements that a rank holds at once: both sides of a step."""
     return max(map(_both_sides, steps), default=largest(src))
 
 

@@ -90,7 +90,7 @@ class Links:
         """Write them to a file, for `Links.load`.
 
         Args:
-            path: of the file, which holds JSON.
+            path: the path of the file, which holds JSON.
         """
         with open(path, "w", encoding="utf-8") as file:
             file.write(self.to_json() + "\n")
@@ -100,7 +100,7 @@ class Links:
         """Read what `save` has written.
 
         Args:
-            path: of the file.
+            path: the path of the file.
 
         Raises:
             ShardTypeError: a file that does not exist or was not written by `save`.
@@ -114,7 +114,7 @@ class Links:
                          os.fspath(path)) from error
 
     def to_json(self) -> str:
-        """As JSON."""
+        """These links as JSON."""
         return json.dumps(asdict(self), indent=1)
 
     @staticmethod
@@ -126,7 +126,7 @@ class Links:
         return Links(near, far, axes=axes, **found)
 
     def seconds_over(self, mesh: Mesh, axes: Sequence[int], nbytes: float, passes: int) -> float:
-        """For a collective over some axes of a mesh that passes through its group `passes` times.
+        """Seconds of a collective over some axes that passes through its group `passes` times.
         """
         given = dict(self.axes)
         crossed = [
@@ -141,7 +141,7 @@ class Links:
         return self.start_s + passes * once + nbytes * slowest
 
     def seconds_between(self, src: Mesh, dst: Mesh, nbytes: float) -> float:
-        """For a transfer from one mesh to another, as one round."""
+        """Seconds of a transfer from one mesh to another, as one round."""
         spans = src.rank_span, dst.rank_span
         nodes = {end // self.node_size for low, high in spans for end in (low, high - 1)}
         link = self.near if len(nodes) == 1 else self.far
@@ -185,7 +185,7 @@ NCCL = Links(near=Link(3e-6, 4e-12), far=Link(10e-6, 25e-12), start_s=10e-6, mem
 
 
 def _of_datasheet(near: float, far: float, node_size: int = NODE_SIZE) -> Links:
-    """From bytes per second and direction of a device, within its node and beyond."""
+    """Links from a data sheet: bytes per second and direction, within a node and between nodes."""
     return Links(Link(3e-6, 1 / near), Link(10e-6, 1 / far), 10e-6, 0.2e-6, node_size)
 
 

@@ -35,8 +35,8 @@ __all__ = [
 class Plan(AsPicture):
     """Steps that lead from `src` to `dst`; `itemsize` is the number of bytes per element.
 
-    Where `cover` is given, ranks end with the boxes that they read beside `dst`; where `folds` is,
-    they begin with partial values of such boxes beside `src`.
+    With `cover`, ranks end with the boxes that they read beside `dst`. With `folds`, they begin
+    with partial values of such boxes beside `src`.
 
     A plan is a value of its own: two plans are equal only when they are one object.
     """

@@ -12,9 +12,9 @@
 | Fold | boxes of partial values -> shards: what overlaps is summed | as Fetch |
 | MakePartial | one rank keeps the value, the others hold zeros | axes that become partial |
 
-Kinds stand in the layouts. Axes that are partial on both sides are not touched: partial values
-move as values do. Fetch and Fold are each other's transpose. `sends` and `receives` name what one
-coordinate exchanges, without listing the mesh.
+Layouts have the kinds of reduction. Axes that are partial on both sides are not touched: partial
+values move as values do. Fetch and Fold are each other's transpose. `sends` and `receives` name
+what one coordinate exchanges, without listing the mesh.
 """
 
 from __future__ import annotations

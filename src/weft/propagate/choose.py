@@ -12,21 +12,22 @@ The table of transitions gives the cost, in bytes received per rank:
 each times (1 - 1/g), or what the busiest rank receives of an uneven dim. "back" is the same
 again if the operand needs a gradient. Further rules:
 
-- The gradient of an operand that is replicated is free: reduced where it enters whole, gathered
-  where a shard of it enters. It follows from the user's choice of layout, and counting it would
-  undo data parallelism for small batches.
+- The gradient of a replicated operand counts as free. It is reduced where the operand is used
+  whole, and gathered where a shard of it is used. It follows from the user's choice of layout, and
+  counting it would undo data parallelism for small batches.
 - A value that becomes one rank's partial value (to P) pays the reduction that this makes
   necessary. So when a replicated value meets a partial one, the partial one is reduced.
 - A candidate that leaves partial values although something has to move pays their reduction too.
   This applies to partial values beside an operand that would be gathered for them, and to a
   contraction for which an operand would have to be resharded or sliced, or another one gathered
-  (ids of a batch, for rows of a table that the batch's axis shards). What such a candidate saves
-  in moving one operand, the result must pay: each rank holds a term of the size of the whole.
+  (ids of a batch, for rows of a table that the batch's axis shards). What such a candidate saves in
+  moving one operand, the result must pay: each rank holds a partial value of
+  full size.
 - An in-place op also pays for moving its target back.
-- A view that merges dims has one factor in the lead. What is sharded by another one moves to that,
-  rather than to a dim apart, from which it would have to come back.
-- To replicate a sharded operand leaves every rank with the whole result and with all further
-  work. This candidate also pays the bytes of the result, once for forward and once for backward, at
+- A view that merges dims has one leading factor. An operand that is sharded by another factor moves
+  to the leading one, rather than to a separate dim, from which it would have to come back.
+- Replicating a sharded operand leaves every rank with the whole result and with all further work.
+  This candidate also pays the bytes of the result, once for forward and once for backward, at
   most the size of what was sharded.
 - A windowed operand that stays sharded costs the halo, there and back.
 - Where all operands agree on a factor, or on the partial values of a linear set, nothing moves and
@@ -80,7 +81,8 @@ class Frame:
         results: bytes of all results.
         leads: per factor, where it leads a dim: (operand, dim, product of the dim's other factors).
         barred: factors that cannot be sharded.
-        finished: per factor that the op's kernel finishes, the operands that may bring it sharded.
+        finished: per factor whose shards the op's kernel combines, the operands in which it may be
+            sharded.
         held: per axis, per operand: the factor that the axis shards, UNKNOWN_FACTOR, or None.
         kinds: per axis, per operand: the kind of its partial values; None for an axis without any.
         nbytes: per operand, bytes of what one rank holds of it.
@@ -112,8 +114,8 @@ class Frame:
 def bias_operands(frame: Frame, factor: str) -> tuple[int, ...]:
     """The operands that are added to the result of a contraction of `factor`.
 
-    The rule names them, or they are in one linear set with an operand that has the factor, which
-    they lack. If the factor is sharded, the result is a partial sum, and they enter it on one rank.
+    The rule names them; or they lack the factor, and are in one linear set with an operand that has
+    it. If the factor is sharded, the result is a partial sum, and one rank alone adds them.
     """
     rule = frame.rule
     if rule.reduce.get(factor) != "sum" or len(rule.operands) == 1:
@@ -155,7 +157,8 @@ def _agreed(frame: Frame, held: Sequence[str | None]) -> Choice:
 
 
 def cut_beside(frame: Frame, held: Sequence[str | None], choice: Choice) -> Iterator[str]:
-    """The factors that are cut beside what an axis cuts: those that operands bring so."""
+    """The factors that an axis shards beside its own: those that operands have sharded in this
+    way."""
     for factor, (other, operands) in frame.beside.items():
         if choice == other and any(held[operand] == factor for operand in operands):
             yield factor
@@ -239,8 +242,8 @@ def cheapest(frame: Frame, axis: int, shards: Mapping[str, int]) -> Choice:
 def _of_kernel(
     frame: Frame, nbytes: Sequence[float], held: Sequence[str | None], axis: int, choice: Choice
 ) -> float:
-    """What a kernel sends that finishes a factor beside another: no less than an exchange of the
-    operands that have it; of the factor alone a reduction of the result."""
+    """The bytes that a kernel sends: for a factor beside another, at least an exchange of the
+    operands that have it; for a factor alone, a reduction of the result."""
     if choice in frame.beside:
         return 2 * _result_nbytes(frame, axis) * (2 if any(frame.grads) else 1)
     size = max(frame.sizes[axis], 2)

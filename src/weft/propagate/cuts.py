@@ -1,4 +1,4 @@
-"""What cuts cost: elements that ranks lack of them, and shards that are larger than others."""
+"""What cuts cost: elements that ranks lack, and shards that are larger than others."""
 
 from __future__ import annotations
 

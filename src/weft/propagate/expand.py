@@ -1,4 +1,4 @@
-"""From one axis to many: every mesh axis takes its candidate, then they join into layouts.
+"""From one axis to many: every mesh axis takes its candidate, and together they give layouts.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def _beside(
 def _finished_dims(
     frame: Frame, cut: dict[str, tuple[tuple[int, ...], Cuts]]
 ) -> tuple[tuple[int, int], ...]:
-    """The sharded dims that a kernel finishes, of one operand each."""
+    """The sharded dims whose shards a kernel combines, of one operand each."""
     return tuple([
         next((operand, dim) for operand, dim, _ in frame.leads[factor] if operand in brings)
         for factor, brings in frame.finished.items() if factor in cut

@@ -1,8 +1,8 @@
 """The cuts of one factor: at which offsets the axes that shard it divide it.
 
 Axes that shard one factor must agree on one order and one vector of cuts. These come from the
-operand with the most bytes that already has them, or from another operand if that requires less of
-the busiest rank: of three operands on one rank, on both, and on the other, the cuts of the second.
+operand with the most bytes that already has them, or from another operand if the busiest rank then
+receives less. (Of three operands, held by one rank, by both, and by the other, the second one's.)
 Where a factor leads a compound dim, its cuts are multiples of the product of the dim's other
 factors. Cuts that are not move to the nearest multiples: an exchange of a few rows, not a gather.
 """
@@ -107,9 +107,10 @@ def _units(
 def _under_window(
     window: AnyWindow, layout: Layout, dim: int, length: int
 ) -> tuple[int, ...]:
-    """Where the places of a windowed dim lie: where their windows' centres do. A window that steps
-    by one, and lies askew, reads no more elsewhere: its places keep the dim's cuts, as the tokens
-    of a causal convolution that pads itself; those of a dim that was padded before it are even."""
+    """The cuts of the places of a windowed dim: a place is on the rank of its window's centre. A
+    window with stride 1 that is not centred reads no more elsewhere. Its places keep the dim's
+    cuts, as the tokens of a causal convolution with its own padding do; of a dim padded before,
+    they are even."""
     cuts = layout.cuts_of(dim)
     due = window.units(cuts, length)
     if not isinstance(window, Window) or window.stride > 1 or due == cuts:

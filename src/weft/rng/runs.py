@@ -1,4 +1,4 @@
-"""Where the elements of a box lie: runs of the global tensor.
+"""The places of a box's elements: runs of the global tensor.
 
 A box is a list of *runs* of equal length in row-major order: one run if only leading dims are
 sharded, and one per row for a shard of columns.
@@ -37,9 +37,9 @@ class Runs:
     """The runs of a box, in units of elements.
 
     Args:
-        first: where the first one begins.
-        length: of each.
-        outer: for every dim before the sharded one, their number and their distance.
+        first: the beginning of the first run.
+        length: the length of each run.
+        outer: for every dim before the sharded one, the number of runs and their distance.
     """
 
     first: int

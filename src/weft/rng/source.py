@@ -29,11 +29,11 @@ _CHUNK_LANES_OF_DEVICES = 1 << 25
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What one rank draws from.
+    """The source of one rank's draws.
 
     Args:
-        key: of the call.
-        shape: of the global tensor.
+        key: the key of the call.
+        shape: the shape of the global tensor.
         box: the part of it to draw.
         device: where the values are placed.
         out: may receive the values, with the box's shape.

@@ -103,7 +103,7 @@ def bind(
     Args:
         along: the dims that an argument names, if the rule has such an argument.
         places: per tensor, its operand in the string; by default from `operand_places`.
-        told: sizes of factors that arguments give.
+        told: the sizes of factors, as given by arguments.
         tables: of factors, by which windows are given.
         more: other fields of the Rule.
 
@@ -369,7 +369,7 @@ def _sizes(
     pattern: Pattern, dims: Sequence[FactorDims], shapes: Sequence[Shape], has_compounds: bool,
     told: Mapping[str, int] | None = None, windowed: Collection[tuple[int, str]] = (),
 ) -> dict[str, int]:
-    """The size of every factor; a windowed dim tells none."""
+    """The size of every factor; windowed dims give none."""
     sizes: dict[str, int] = {"1": 1, **(told or {})}
     clash: list[str] = []
     for at, (tensor, shape) in enumerate(zip(dims, shapes)):

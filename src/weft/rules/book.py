@@ -1,4 +1,4 @@
-"""The book of ops: one entry per op, with all that is known of it.
+"""The book of ops: one entry per op, with everything that weft knows about it.
 
 An entry defines an op by a *rule* (`rule("... s~ -> ... s", along="dim")`), possibly with a
 *kernel*, which runs on the shards where the op itself cannot; or by a *composition* of other ops.
@@ -55,7 +55,7 @@ Text = str | Callable[[Call, Sequence[bool]], "str | Rule | None"]
 
 @dataclass(frozen=True, slots=True)
 class RuleText:
-    """A rule as it is written: see `rule`."""
+    """A rule as its page writes it: see `rule`."""
 
     texts: tuple[Text, ...]
     along: str | Callable[[Call, int], tuple[int, ...]] | None = None
@@ -209,7 +209,7 @@ def rule(
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """All that is known of an op.
+    """Everything that weft knows about an op.
 
     Args:
         names: its names: "softmax", "mean.dim", "uniform_", "torch.unique".
@@ -229,7 +229,8 @@ class Entry:
         views_each: whether each result is a view of its own operand, which the schema hides.
         widens: whether it is a view of which an element is several of the operand's.
         lists: of an op over lists, whose elements are calls of their own. "blocks": where the
-            operands of each element lie alike, the op may have lists of local tensors instead.
+            operands of each element have one layout, the op may take lists of local tensors
+            instead.
     """
 
     names: tuple[str, ...]

@@ -22,20 +22,20 @@ Dims:
 
     2*y+v-1, k v! -> y   a window: place y reads the places 2*y+v-1, for each v, a factor of
                          another operand; `2*y+3*v-1` is one with dilation
-    y+v<3-1 -> y         the same, where no operand tells the number of taps
-    y, v! -> 2*y+v-1     a window read backwards: what y gives is added at 2*y+v-1
+    y+v<3-1 -> y         the same, where no operand has the number of taps
+    y, v! -> 2*y+v-1     a window read backwards: the value at y is added at 2*y+v-1
     @y -> y              a window by a table: place y reads the interval that `tables=` gives,
                          or the one place at a fixed distance, be it around a ring (`Shift`)
 
-A windowed dim belongs to the factor y: an axis that shards it holds y, and the ranks fetch what
-their shards of y read of others; or, backwards, what their shards of the result are made of.
+A windowed dim belongs to the factor y: an axis that shards the dim shards y, and ranks fetch what
+their shards of y read from others; or, backwards, what their shards of the result are made of.
 
 Marks, on a factor or on `...`:
 
     s!                   must be whole
     s>0                  the op refuses a length of 0, so no shard may be empty
     s:max                the kind of reduction of a factor that no result has; by default a sum
-    s~                   this operand may bring it sharded: the op's kernel finishes it
+    s~                   s may stay sharded in this operand, and the op's kernel combines the shards
     s~:sum               the same, and the kernel leaves partial values; partial values of the
                          operand may be scattered for it
     t~s                  the same, and axes that shard s elsewhere may shard t here: of attention,

@@ -38,15 +38,17 @@ class Rule:
         size_dims: ...or the lengths of these of its dims (first, one past the last).
         counts: positions of arguments that are the size of a factor (`groups`). Where it is
             sharded, a rank passes the size of its shard.
-        offsets: for factors that the operands hold parts of, side by side (concatenation): where
-            in the factor the part of each operand begins.
+        offsets: for factors of which each operand holds a part (concatenation): where in the factor
+            the part of each operand begins.
         nonempty: factors that the op refuses with length 0, so that no shard may be empty.
-        by_size: whether lengths were compared to find it, so that other lengths may have another.
-        finish: pairs (operand, factor): the operand may bring the factor sharded, and the kernel
-            of the op finishes the result. A result without the factor is then whole, or
+        by_size: whether lengths were compared to find the rule, so that other lengths may have
+            another rule.
+        finish: pairs (operand, factor): the factor may stay sharded in this operand, and the kernel
+            of the op combines the shards. A result without the factor is then whole, or
             partial if `reduce` names a kind.
         beside: (operand, factor, other): an axis that shards `other` may shard the factor in this
-            operand, which the kernel finishes; it then shards the factor in no other operand.
+            operand, whose shards the kernel combines; it then shards the factor in no other
+            operand.
         windows: (operand, factor) -> the window by which the operand's dim belongs to the factor:
             where it is sharded, ranks get the boxes that their shards of the factor read.
         spreads: (result, factor) -> the window by which the result's dim belongs to the factor,
@@ -107,7 +109,7 @@ class Decision:
             own.
         folds: per result, the boxes of partial values that the local op leaves, which are summed.
         runs: coordinate -> what runs on the local tensors in place of the op; None = the op.
-        finish: the dims (operand, dim) whose shards the op's kernel finishes; empty if the op
+        finish: the dims (operand, dim) whose shards the op's kernel combines; empty if the op
             itself runs on the local tensors.
         starts: of a slice of consecutive places, where it begins in each dim of the operand.
     """

@@ -1,4 +1,4 @@
-"""Windows: dims of which each place of another dim reads a few neighbouring ones.
+"""Windows: each place of one dim reads a few neighbouring places of another.
 
 Place `o` of the factor reads the places `stride*o + dilation*t - pad` of the windowed dim, for each
 tap `t`; or an interval that a table gives. The dim belongs to the factor: an axis that shards the
@@ -92,7 +92,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A window of which no stride tells the places: place `o` reads `starts[o]..stops[o]`.
+    """A window without a fixed stride: place `o` reads `starts[o]..stops[o]`.
 
     Args:
         starts, stops: neither falls from one place to the next; all intervals are inside the dim.

@@ -21,17 +21,16 @@ def apply_backward_optimization_barrier(
     """Reduce a module's gradients when its backward is over, while the backward of others goes on.
 
     Without it all gradients of replicated parameters are reduced at the end of the backward, in as
-    few collectives as possible. With it the gradients of the module (and of what came after it) are
-    one reduction, which proceeds during the backward of what came before. At most
-    `max_outstanding` reductions proceed at a time; then the oldest is waited for. Values are the
-    same.
+    few collectives as possible. With it the gradients of the module, and of later ones, are one
+    reduction, which proceeds during the backward of earlier modules. At most `max_outstanding`
+    reductions proceed at a time; then the oldest is waited for. Values are the same.
 
     It has no effect for parameters that are not ShardTensors, or have hooks: they are reduced in
     the backward itself, one after the other. It has none either for a module whose inputs need no
     gradient, such as the first one: the end of the backward comes next.
 
     Args:
-        module: whose inputs are, or contain, ShardTensors.
+        module: a module whose inputs are, or contain, ShardTensors.
         max_outstanding: the number of reductions, over all modules of a program; at least 1.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Batches as ShardTensors, of which every rank loads only its own part."""
+"""Batches as ShardTensors; every rank loads only its own part."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class ShardedLoader:
             for each key of a dict batch; or a list with one for each part of a tuple batch.
             None leaves a part as each rank has loaded it.
         mesh: for specs without one; None takes the current or global one.
-        device: where blocks go, one batch ahead of its use; None leaves them.
+        device: the device to which blocks go, one batch ahead of their use; None leaves them.
 
     Raises:
         LayoutError: while iterating, on all ranks: a key or part without a spec, orders or shapes
@@ -230,7 +230,7 @@ def _box_of_rows(spec: ShardingSpec, mesh: BoundMesh, num_rows: int) -> tuple[in
 
 
 def _of_rows(x: torch.Tensor, spec: ShardingSpec, num_rows: int) -> ShardTensor:
-    """The ShardTensor of which `x` has this rank's samples, whole in the other dims."""
+    """The ShardTensor that has this rank's samples `x`; the other dims are whole."""
     mesh = spec.bound()
     layout = Layout(mesh, (num_rows, *x.shape[1:]), spec.spec)
     if mesh.here is None:

@@ -1,4 +1,4 @@
-"""Annotations: "shard this", and what a tensor's sharding is.
+"""Annotations: mark how a tensor is sharded, and read how it is.
 
 A mark is a constraint on a value. The returned tensor has the layout of the spec, and so does its
 gradient. The ops determine all further layouts, so a few marks are enough for a program.
@@ -217,8 +217,8 @@ class LocalShard:
 
     @property
     def unpadded_data(self) -> torch.Tensor:
-        """The block; weft does not pad. What is assigned (also a number) is written to it, and
-        reaches the tensor through `load_local_shards_`."""
+        """The block; weft does not pad. An assigned value (also a number) is written to it, and
+        `load_local_shards_` writes it to the tensor."""
         return self.data
 
     @unpadded_data.setter

@@ -89,12 +89,12 @@ class Mesh(_Mesh):
         """The number of the axis with this name; None if there is none.
 
         Args:
-            name: of an axis.
+            name: the name of an axis.
         """
         return self.axis_names.index(name) if name in self.axis_names else None
 
     def get_op_sharding(self, partition_spec: P | Sequence[Any]) -> OpSharding:
-        """What a spec with one entry per tensor dim means to XLA.
+        """XLA's op-sharding of a spec with one entry per tensor dim.
 
         Args:
             partition_spec: see `mark_sharding`.

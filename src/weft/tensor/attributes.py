@@ -1,6 +1,6 @@
 """Functions without a recipe: attributes, conversions, autograd's borders, refusals.
 
-`TABLE` maps a function to what answers it. Metadata is read from the wrapper, which has the global
+`TABLE` maps a function to its handler. Metadata is read from the wrapper, which has the global
 shape, dtype and strides.
 """
 
@@ -225,7 +225,7 @@ def _add_batch_dim(tensor: Any, in_dim: int, level: int) -> NoReturn:
 
 
 def _unpack_dual(tensor: ShardTensor, level: int) -> tuple[ShardTensor, ShardTensor | None]:
-    """Its local tensor may be dual, where `from_local` was given one."""
+    """Unpack a dual tensor: the local tensor may be dual, if `from_local` got one."""
     primal, tangent = torch._VF._unpack_dual(local_of(tensor), level)  # type: ignore
     if tangent is None:
         return tensor, None
@@ -248,7 +248,7 @@ def _is_same_size(input: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _can_take_data(tensor: Any, other: Any) -> bool:
-    """Whether `tensor.data = other` is possible, which `Module.to` asks."""
+    """Whether `tensor.data = other` is possible; `Module.to` asks for this."""
     if type(tensor) is not ShardTensor:
         return type(other) is not ShardTensor
     if type(other) is not ShardTensor or tensor._meta.mesh.device == other._meta.mesh.device:

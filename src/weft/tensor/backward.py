@@ -1,13 +1,13 @@
-"""Backwards: what the engine finds of gradients that are partial is reduced at their end.
+"""Backwards: partial gradients are reduced when a backward ends.
 
 When a backward is over, the partial values that have arrived (and the loss) are reduced in as few
 collectives as `all_reduce_together` allows, and accumulated in the leaves themselves, whose hooks
 see the whole. A backward that did not begin at torch.autograd ends with a callback of the engine,
 as DistributedDataParallel's buckets do (torch/csrc/distributed/c10d/reducer.cpp).
 
-Gradients are reduced in the order in which the forward made the uses, which all ranks share. They
-need not arrive in it: of an operand without elements torch's own ops may make another graph, in
-which the gradients of two leaves come the other way round.
+Gradients are reduced in the order in which the forward used the leaves, which all ranks share. They
+need not arrive in this order: for an empty operand torch's own ops may make another graph, in which
+two leaves get their gradients in reverse order.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _engine: Any = Variable._execution_engine
 
 
 class Use(Noted, Protocol):
-    """A leaf as computations see it that vary: `leaf_gradients.LeafUse`."""
+    """A use of a leaf by computations that vary: `leaf_gradients.LeafUse`."""
 
     local: Tensor
     transition: Transition
@@ -59,8 +59,8 @@ _OF_THREAD = _OfThread()
 
 
 class Found:
-    """What one graph task of the engine has found: uses, with the number and what stands for each,
-    and leaves whose hooks are put off, with what was held back."""
+    """The findings of one graph task of the engine: uses, each with its number and its stand-in,
+    and leaves with postponed hooks and the gradients held back for them."""
 
     __slots__ = ("creates_graph", "early", "held", "uses")
 
@@ -85,12 +85,12 @@ class _Rider:
 
 
 class Backward:
-    """Around a call of the engine: what it finds is reduced at its end, or dropped if it fails.
+    """Around a call of the engine: its gradients are reduced at the end, or dropped if it fails.
 
     One backward may run within another (in a hook, in a reentrant checkpoint).
 
     Args:
-        captures: the engine gives the gradients back instead of accumulating them.
+        captures: the engine returns the gradients instead of accumulating them.
     """
 
     __slots__ = (
@@ -126,7 +126,7 @@ class Backward:
                 seen.grad = None
 
     def of_task(self) -> Found:
-        """What the task of the engine that runs now has found."""
+        """The findings of the engine's current task."""
         task = _current_graph_task_id()
         found = self.found.get(task)
         if found is None:
@@ -136,15 +136,15 @@ class Backward:
         return found
 
     def when_over(self, call: Callable[[], Any]) -> None:
-        """Have `call` called once all gradients are there."""
+        """Call `call` once all gradients are there."""
         if self is _RUNNING[0]:  # nobody says when
             _engine.queue_callback(call)
         else:
             self.at_end.append(call)
 
     def when_found(self, call: Callable[[], Any], failed: Callable[[], Any]) -> None:
-        """Have `call` called when the engine is done, for gradients that it has yet to reduce;
-        `failed` where the backward fails."""
+        """Call `call` when the engine is done, for gradients that are yet to be reduced; `failed`
+        if the backward fails."""
         if self is _RUNNING[0]:
             _engine.queue_callback(call)
         else:
@@ -158,7 +158,7 @@ class Backward:
         self.riders.append(_Rider(value, transition, take))
 
     def flush(self) -> None:
-        """The engine is done: what it has found is reduced, then comes who waits for the end."""
+        """The engine is done: reduce its gradients, then call whoever waits for the end."""
         while self.found:
             self.finish(next(iter(self.found)))
         if self.riders:
@@ -196,9 +196,10 @@ class Backward:
     def reduce(
         self, arrived: Sequence[tuple[int, Use, Tensor]]
     ) -> tuple[Sequence[Use], Sequence[Tensor]]:
-        """Reduce what has arrived of these uses (number, use, what stands for it), and the riders.
+        """Reduce the gradients of these uses (number, use, stand-in), and the riders.
 
-        Gives the uses that have a gradient, and the reduced gradients."""
+        Returns the uses that have a gradient, and the reduced gradients.
+        """
         riders, self.riders = self.riders, []
         grads: list[Any] = []
         uses: list[Use] = []
@@ -219,7 +220,7 @@ class Backward:
 
 
 def running() -> Backward:
-    """The backward that runs. On a GPU the engine's own threads ask, too: theirs is the last."""
+    """The running backward. On a GPU the engine's own threads ask, too, and get the last one."""
     return _OF_THREAD.innermost or _RUNNING[-1]
 
 
@@ -230,7 +231,7 @@ _RUNNING = [Backward()]
 def of_leaves(
     uses: Sequence[Use], totals: Sequence[Tensor]
 ) -> Iterable[tuple[Tensor, Tensor]]:
-    """One gradient per leaf: hooks see the sum over all uses, once."""
+    """One gradient per leaf, so that hooks see the sum over all uses once."""
     leaves = {id(use.local): use.local for use in uses}
     if len(leaves) == len(uses):
         return zip(leaves.values(), totals)
@@ -260,8 +261,9 @@ def completed(local: Tensor) -> AbstractContextManager[None]:
 
 
 def arrive(local: Tensor, total: Tensor) -> None:
-    """Accumulate what was reduced beside the engine. Where a leaf has hooks, and the engine or
-    another group has a part of its gradient as well, they wait for the end of the backward."""
+    """Accumulate gradients that were reduced beside the engine. Where a leaf has hooks, and the
+    engine or another group has a part of its gradient as well, they wait for the end of the
+    backward."""
     backward = running()
     is_announced = backward is not _RUNNING[0]
     if has_hooks(local) and (is_announced or _current_graph_task_id() != -1) and (
@@ -287,12 +289,13 @@ def _is_to_come(local: Tensor) -> bool:
 
 
 def has_hooks(local: Any) -> bool:
-    """Whether somebody sees the gradient of this leaf, or that it is there."""
+    """Whether hooks see the gradient of this leaf, or its arrival."""
     return bool(local._backward_hooks or local._post_accumulate_grad_hooks)
 
 
 def accumulate(local: Tensor, total: Tensor | None, creates_graph: bool) -> None:
-    """What torch's AccumulateGrad does, whose way is longer and copies what Python holds."""
+    """Accumulate as torch's AccumulateGrad does, which takes longer and copies what Python
+    holds."""
     if total is None:
         with completed(local):
             for hook in tuple(local._post_accumulate_grad_hooks.values()):  # type: ignore

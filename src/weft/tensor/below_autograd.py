@@ -1,4 +1,5 @@
-"""What reached torch's dispatcher below autograd, where a ShardTensor has no data, is refused."""
+"""Ops that reach torch's dispatcher below autograd, where a ShardTensor has no data, are
+refused."""
 
 from __future__ import annotations
 

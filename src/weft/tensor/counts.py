@@ -1,7 +1,7 @@
 """Counters of look-ups that threads share: exact without a lock, 20 ns a step.
 
 `next` of an `itertools.count` is one step of C under Python's lock, so that no update is lost.
-Only its text tells the count.
+Its text is the only way to read the count.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Gradients that stay partial over several backwards, until somebody has them reduced."""
+"""Gradients that stay partial over several backwards, until they are reduced on request."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["Holding", "current", "holding"]
 
 
 class Holding:
-    """What is held.
+    """Gradients that are held.
 
     Args:
         leaves: those whose gradients stay partial.
 
-    `leaves` are kept by id. `uses`: what has arrived of them, by what stands for it (casts of
-    one leaf together): its number, the `LeafUse`, and what has the gradient. `others`: who holds
-    what has arrived elsewhere, and its number.
+    `leaves` are kept by id. `uses`: the gradients that have arrived, by stand-in (casts of one leaf
+    together): the number, the `LeafUse`, and the holder of the gradient. `others`: holders of
+    gradients that have arrived elsewhere, with their numbers.
     """
 
     __slots__ = ("leaves", "others", "uses")
@@ -48,7 +48,7 @@ _thread = _Thread()
 
 
 def current() -> Holding | None:
-    """Where backwards that begin now leave gradients."""
+    """The `Holding` in which backwards that begin now leave gradients."""
     return _thread.holding
 
 

@@ -1,7 +1,7 @@
-"""The key of a call: all that its recipe depends on.
+"""The key of a call: everything that its recipe depends on.
 
-A key is the function and the flags that change meaning (grad mode, autocast, default dtype), the
-names of keywords, then what stands for each argument:
+A key is the function and the flags that change its meaning (grad mode, autocast, default dtype),
+the names of keywords, then an entry for each argument:
 
 | argument | in the key |
 |---|---|
@@ -14,8 +14,8 @@ names of keywords, then what stands for each argument:
 | other things | type and value |
 
 `ShardTensor.__torch_function__` adds the usual kinds itself, in the loop that opens the arguments,
-and leaves the others to `add`; the general route adds all of them here. Keys of less are made of
-this one: `structure_key` without lengths, `trace_key` without layouts.
+and leaves the others to `add`; the general route adds all of them here. Smaller keys are derived
+from this one: `structure_key` without lengths, `trace_key` without layouts.
 """
 
 from __future__ import annotations
@@ -178,9 +178,9 @@ def structure_key(key: Sequence[Any], floats: Sequence[float]) -> tuple[Any, ...
 
 
 def trace_key(key: Sequence[Any], asks_for_grad: bool) -> tuple[Any, ...]:
-    """The key of what a call consists of: tensors by what meta tensors have of them.
+    """The key of the trace of a call: tensors count by the properties of their meta tensors.
 
-    `asks_for_grad`: whether the function looks whether a gradient is wanted.
+    `asks_for_grad`: whether the function checks if a gradient is needed.
     """
     func, recorded, *others = key
     out: list[Any] = [func, asks_for_grad and recorded]

@@ -1,20 +1,20 @@
 """Gradients of replicated leaves, reduced together at the end of a backward.
 
-A replicated leaf that a varying op uses (I -> R) needs the sum of what the ranks find. An autograd
-node that reduces costs more than the small ops around it, and each node reduces by itself. So such
-a use sees a leaf of its own, `LeafUse.seen`: it shares the memory of the tensor, its gradient is
-this rank's partial value, and torch's own C++ accumulates all uses in it. When the backward is
-over, the partial values of all leaves are reduced together (`tensor.backward`).
+If a varying op uses a replicated leaf (I -> R), the leaf needs the sum of the ranks' gradients. An
+autograd node that reduces costs more than the small ops around it, and each node reduces by itself.
+So such a use gets a leaf of its own, `LeafUse.seen`: it shares the memory of the tensor, its
+gradient is this rank's partial value, and torch's own C++ accumulates all uses in it. When the
+backward is over, the partial values of all leaves are reduced together (`tensor.backward`).
 
-It serves leaves that weft made (`track_leaf`): a user's own plain leaf may be asked for by
-`torch.autograd.grad`, which would find nothing behind it. Leaves that have hooks go by a node,
-because a hook sees one gradient per backward, the sum over all uses. A hook that is registered when
-the leaf is in use already is deferred: what the engine has found for the leaf itself waits until
-the backward is over, and joins the gradients of its uses, with which the hook sees it.
+This is done for leaves that weft made (`track_leaf`). A user's own plain leaf may be passed to
+`torch.autograd.grad`, which would find no graph behind it. Leaves with hooks use a node, because a
+hook sees one gradient per backward, the sum over all uses. A hook that is registered while the leaf
+is in use is deferred: the engine's gradient of the leaf itself waits until the backward is over,
+and is added to the gradients of its uses; the hook sees the sum.
 
-Who holds whom: a graph holds `seen`, its hook the `LeafUse`, that the leaf. A `LeafUse` holds
-`seen` weakly, else none of them would ever be freed: torch shows no cycle through a hook to
-Python's collector.
+References: a graph holds `seen`, the hook of `seen` holds the `LeafUse`, and that holds the leaf. A
+`LeafUse` holds `seen` weakly. Otherwise none of them would ever be freed, because Python's
+collector does not see a cycle through a torch hook.
 """
 
 from __future__ import annotations
@@ -44,14 +44,15 @@ _MADE = itertools.count()
 
 
 class LeafUse:
-    """A leaf as those computations see it that vary over the axes of `transition`, an I -> R.
+    """A use of a leaf by computations that vary over the axes of `transition`, an I -> R.
 
-    It serves while the leaf's memory is where it was: `seen` has the same memory (or is zero, on
-    axes over which it becomes a partial value that another coordinate keeps).
+    It is valid while the leaf keeps its memory: `seen` has the same memory (or is zero, where
+        another coordinate keeps the partial value).
 
     Args:
-        operand: what computations have in the leaf's place: a cast (see `borrow`), or itself.
-        dtype: in which gradients are reduced; None: the leaf's.
+        operand: the tensor that computations use in the leaf's place: a cast (see `borrow`), or the
+            leaf.
+        dtype: the dtype in which gradients are reduced; None: the leaf's.
     """
 
     __slots__ = (
@@ -73,21 +74,20 @@ class LeafUse:
 
     @property
     def seen(self) -> Tensor | None:
-        """What stands for the leaf; None once no graph and no tensor holds it."""
+        """The stand-in of the leaf; None once no graph and no tensor holds it."""
         return self._seen()
 
     @property
     def reason(self) -> str:
-        """Why it is reduced, for the log."""
+        """The reason of the reduction, for the log."""
         return f"gradient of {self.transition.text}"
 
     def to_reduce(self, grad: Tensor) -> Tensor:
-        """A gradient of what stands for the leaf, in the dtype of the reduction: it may be seen as
-        a cast."""
+        """A gradient of the stand-in, in the dtype of the reduction: the stand-in may be a cast."""
         return dense(grad) if grad.dtype is self.dtype else dense(grad).to(self.dtype)
 
     def reduced(self, total: Tensor) -> Tensor:
-        """The leaf's gradient, of what was reduced."""
+        """The leaf's gradient, from the reduced one."""
         return total if self.dtype is self.local.dtype else total.to(self.local.dtype)
 
     def arrived(self, seen: Tensor) -> None:
@@ -109,7 +109,7 @@ class LeafUse:
 
 
 class _Sum:
-    """Gradients of several backwards, in the place of what stands for a leaf."""
+    """Gradients of several backwards, in the place of a leaf's stand-in."""
 
     __slots__ = ("grad",)
 
@@ -124,17 +124,17 @@ def borrow(
     copy: Tensor, local: Tensor, dtype: torch.dtype,
     move: Callable[[Transition], Transition | None],
 ) -> None:
-    """Say that `copy`, a leaf of its own, is a leaf seen in another dtype or as R. Where further
-    axes vary its uses are uses of that leaf, whose gradient is reduced in `dtype`: over all axes at
-    once. `move` gives the transition from the leaf to what a transition makes of the copy."""
+    """Register `copy`, a leaf of its own, as a leaf in another dtype or as R. If further axes vary,
+    its uses count as uses of that leaf, and the gradient is reduced in `dtype` over all axes at
+    once. `move` returns the transition from the leaf to the moved copy."""
     LEAVES[copy] = leaf = Leaf()
     leaf.owner = local, dtype, move
 
 
 def stand_for(local: Tensor, transition: Transition, seen: Tensor) -> LeafUse:
-    """Say that `seen`, a leaf of its own, is what `local` becomes by a transition.
+    """Register `seen`, a leaf of its own, as the result of a transition of `local`.
 
-    Whoever made it sees to its gradient; `torch.autograd.grad` finds it.
+    Its maker takes care of its gradient; `torch.autograd.grad` finds it.
     """
     leaf = LEAVES.get(track_leaf(local)) or Leaf()
     use = LeafUse(leaf, local, transition, seen)
@@ -144,7 +144,7 @@ def stand_for(local: Tensor, transition: Transition, seen: Tensor) -> LeafUse:
 
 
 def use_of(local: Tensor, transition: Transition) -> tuple[LeafUse, Tensor] | None:
-    """A new use of a leaf and what it is seen as; None where only an autograd node will do."""
+    """A new use of a leaf and its stand-in; None if an autograd node is needed."""
     if not transition.reduces_only_in_backward:
         return None
     leaf = LEAVES.get(local)
@@ -167,13 +167,13 @@ def use_of(local: Tensor, transition: Transition) -> tuple[LeafUse, Tensor] | No
 
 
 def uses_of(local: Tensor) -> list[LeafUse]:
-    """What stands for this leaf in the graphs that are alive."""
+    """The stand-ins of this leaf in live graphs."""
     leaf = LEAVES.get(local)
     return [] if leaf is None else leaf.in_graphs()
 
 
 def disable_for(local: Tensor) -> None:
-    """This leaf has hooks from now on: the next forward goes by nodes."""
+    """This leaf has hooks from now on: the next forward uses nodes."""
     for use in uses_of(local):
         use.address = None
 
@@ -185,10 +185,10 @@ def is_put_off(local: Tensor) -> bool:
 
 
 def defer_hook(local: Tensor, grad: Tensor | None) -> Tensor | None:
-    """Keep what the engine has found for a leaf itself until its uses are reduced.
+    """Keep the engine's gradient of a leaf itself until its uses are reduced.
 
-    Gives what is accumulated meanwhile: nothing, in the words of a tensor hook. `grad` is None
-    where the gradient has been accumulated and hooks alone wait.
+    Returns the gradient to accumulate meanwhile, as a tensor hook does: zero. `grad` is None if the
+        gradient has been accumulated and only hooks wait.
     """
     backward = running()
     if backward.captures:  # `summed` gets it from the engine
@@ -220,7 +220,7 @@ def summed(
 
 
 def reduce_held(uses: Iterable[tuple[int, LeafUse, Tensor]]) -> None:
-    """Reduce and accumulate what has arrived of these uses in several backwards."""
+    """Reduce and accumulate the gradients of these uses from several backwards."""
     arrived, totals = Backward().reduce(sorted(uses, key=lambda one: one[0]))
     for local, whole in of_leaves(arrived, totals):
         accumulate(local, whole, False)

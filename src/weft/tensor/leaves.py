@@ -1,6 +1,6 @@
-"""Leaves that no user holds but through their ShardTensors, and what is known of them.
+"""Leaves that users hold only through their ShardTensors, with side data.
 
-Nothing is written on a leaf itself, which users pickle and copy.
+The data are kept beside the leaf, because users pickle and copy leaves.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ __all__ = ["LEAVES", "Leaf", "before", "replace_leaf", "track_leaf"]
 
 
 class Leaf:
-    """What is known of a leaf: its uses, the backward that has its whole gradient, and the leaf
-    that its tensor was in graphs made before it was laid anew."""
+    """Side data of a leaf: its uses, the backward that has its whole gradient, and the former leaf
+    of its tensor, from graphs made before a change of layout."""
 
     __slots__ = ("before", "complete_in", "owner", "uses")
 
@@ -29,7 +29,7 @@ class Leaf:
         that takes that leaf where a transition takes this one."""
 
     def in_graphs(self) -> list[Any]:
-        """What stands for it in the graphs that are alive (`leaf_gradients.LeafUse`)."""
+        """Its stand-ins in live graphs (`leaf_gradients.LeafUse`)."""
         found = [ref() for ref in self.uses]
         return [use for use in found if use is not None and use.seen is not None]
 
@@ -38,19 +38,19 @@ LEAVES: Any = WeakTensorKeyDictionary()
 
 
 def track_leaf(local: Tensor) -> Tensor:
-    """Say that no user holds this leaf but through its ShardTensor."""
+    """Register a leaf that users hold only through its ShardTensor."""
     if local.requires_grad and local.is_leaf and local not in LEAVES:
         LEAVES[local] = Leaf()
     return local
 
 
 def replace_leaf(old: Tensor, new: Tensor) -> None:
-    """The new leaf stands for a tensor that the old one stands for in the graphs that are there."""
+    """Replace a tensor's leaf; the old one still represents the tensor in existing graphs."""
     LEAVES[new].before = TensorWeakRef(old)
 
 
 def before(local: Tensor) -> list[Tensor]:
-    """What stood for this leaf's tensor, as far as graphs that are alive hold it."""
+    """The former leaf of this leaf's tensor, if live graphs hold it."""
     found = []
     leaf = LEAVES.get(local)
     while leaf is not None and leaf.before is not None and (old := leaf.before()) is not None:

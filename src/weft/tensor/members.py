@@ -1,7 +1,7 @@
-"""What a ShardTensor says of itself: by its meta, and by its value.
+"""Properties and methods of a ShardTensor: from its meta, and from its value.
 
 They are properties and methods on the class because reading an attribute through
-`__torch_function__` costs 2.4 us. `hooks` is what they call and cannot import.
+`__torch_function__` costs 2.4 us. `hooks` has the functions that they call and cannot import.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _num_modes: Any = torch._C._len_torch_function_stack  # type: ignore[attr-define
 
 
 class Hooks:
-    """What the class calls but cannot import, because it is built on the class.
+    """Functions that the class calls but cannot import, because they are built on the class.
 
     `weft.tensor` and `weft.interop` fill these in when they are imported; nothing else does.
     """
@@ -49,7 +49,7 @@ hooks = Hooks()
 
 
 class FromMeta:
-    """What the meta tells: of the global tensor, and of how it is sharded."""
+    """Properties from the meta: of the global tensor, and of its sharding."""
 
     __slots__ = ()
     _meta: Meta

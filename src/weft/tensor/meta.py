@@ -1,8 +1,9 @@
-"""What a ShardTensor is, without its data: interned, so that a cache key is a tuple of pointers.
+"""The description of a ShardTensor without its data, interned so that a cache key is a tuple of
+pointers.
 
-A `Meta` belongs to one bound mesh, hence to one rank. Two tensors of one rank that agree in
-layout, dtype, strides, device and requires_grad share one `Meta`, and the recipes of calls whose
-first sharded operand has it hang on it: a look-up hashes identities, never layouts.
+A `Meta` belongs to one bound mesh, hence to one rank. Two tensors of one rank that agree in layout,
+dtype, strides, device and requires_grad share one `Meta`. It holds the recipes of calls whose first
+sharded operand has it. So a look-up hashes identities, never layouts.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ NONE: frozenset[int] = frozenset()
 
 
 class Form:
-    """What of a Meta stays the same when only lengths change; one object per rank and content."""
+    """The parts of a Meta that stay the same when only lengths change; one object per rank and
+    content."""
 
     __slots__ = ()
 
@@ -41,11 +43,12 @@ class Form:
 class Meta:
     """Layout, dtype, strides (None = contiguous), device and requires_grad of a ShardTensor.
 
-    `alias` is None, or says why the tensor shares no memory with the one that it stands for: then
-    an in-place write raises. Of a result to be it names the view op whose data had to move, and the
-    tensor follows its base (see `moved`). `was_reduced` marks terms whose sum is known (see
-    `call.reduce_once`). `varying` are axes over which the tensor is R: replicated, and its gradient
-    partial (see `call.varying`). `recipes` caches the calls that start with such a tensor.
+    `alias` is None, or the reason why the tensor shares no memory with the one that it represents:
+    then an in-place write raises. In the meta of a future result it names the view op whose data
+    had to move, and the tensor follows its base (see `moved`). `was_reduced` marks partial values
+    whose sum is known (see `call.reduce_once`). `varying` are axes over which the tensor is R:
+    replicated, and its gradient partial (see `call.varying`). `recipes` caches the calls that start
+    with such a tensor.
     """
 
     __slots__ = (
@@ -126,20 +129,21 @@ class Meta:
         )
 
     def as_reduced(self) -> Meta:
-        """Its twin that is marked; `replace()` leads back."""
+        """The same meta with the mark; `replace()` removes it."""
         if self._twin is None:
             self._twin = self._marked("was_reduced")
             self._twin.was_reduced = True
         return self._twin
 
     def as_slice(self, base: Layout, starts: tuple[int, ...]) -> Meta:
-        """Its twin that is a slice of a tensor laid out so; `replace()` leads back."""
+        """The same meta, marked as a slice of a tensor of this layout; `replace()` removes the
+        mark."""
         meta = self._marked("slice of", base, starts)
         meta.slice_of, meta._form = (base, starts), None
         return meta
 
     def _marked(self, *mark: Any) -> Meta:
-        """Its twin of this mark, which is the caller's to set."""
+        """The same meta, to which the caller adds this mark."""
         table: dict[Any, Meta] = self.mesh.cache.setdefault("metas", {})
         parts = self.dtype, self.device, self.requires_grad, self.strides, self.alias
         key = (*mark, self.layout, *parts, self.varying)
@@ -154,7 +158,7 @@ class Meta:
         return contiguous_strides(self.shape) if self.strides is None else self.strides
 
     def order(self) -> Order | None:
-        """In which order its dims lie, globally; None for that of the dims themselves."""
+        """The memory order of the global dims; None if it is that of the dims."""
         return None if self.strides is None else order_of(self.shape, self.strides)
 
 
@@ -169,7 +173,7 @@ def alive() -> list[Meta]:
 
 
 def forget_recipes() -> None:
-    """No call of any rank of this process uses what was made so far: a rule has changed, say."""
+    """Drop all recipes, of all ranks of this process: a rule has changed, for example."""
     for meta in alive():
         meta.recipes.clear()
         meta.mesh.cache.pop("structures", None)
@@ -243,7 +247,7 @@ def replicated_meta(mesh: BoundMesh, tensor: torch.Tensor) -> Meta:
 
 
 def autocast_state() -> tuple[Any, ...]:
-    """What autocast does now, as part of a key. Asked only while some autocast is on."""
+    """The state of autocast, as part of a key. Read only while some autocast is on."""
     return tuple([
         torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         for kind in ("cpu", "cuda")

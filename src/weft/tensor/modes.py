@@ -1,4 +1,4 @@
-"""`weft.strict()`, `weft.explain()`, `weft.debug()`: what a recipe that communicates looks at.
+"""`weft.strict()`, `weft.explain()`, `weft.debug()`: the modes that a communicating recipe checks.
 
 The first two are per thread, `debug` is per rank. A recipe that communicates nothing never looks
 here.
@@ -63,7 +63,7 @@ def warn(text: str) -> None:
 def strict(enabled: bool = True) -> Iterator[None]:
     """Inside, an op that would communicate implicitly raises StrictError instead.
 
-    What is written as communication (`redistribute`, `full_tensor`, `item`) is still allowed.
+    Explicit communication (`redistribute`, `full_tensor`, `item`) is still allowed.
 
     Args:
         enabled: False allows everything again, inside of a `with weft.strict()`.
@@ -106,9 +106,9 @@ def debug(enabled: bool = True) -> Iterator[None]:
 
     They also compare replicated values, each at its first use: plain tensors that meet
     ShardTensors, and leaves. If requests or values differ, or some ranks do not come within the
-    timeout, all ranks raise the same CommunicationError. It is the rank's
-    mode (in a process: of all its threads); all ranks enter and leave it together. `WEFT_DEBUG=1`
-    in the environment turns it on for good.
+    timeout, all ranks raise the same CommunicationError. The mode belongs to the rank (in a
+    process, to all its threads). All ranks enter and leave it together. `WEFT_DEBUG=1` in the
+    environment turns it on for good.
 
     Args:
         enabled: False turns it off, inside of a `with weft.debug()`.
@@ -142,8 +142,8 @@ def is_traced() -> bool:
 
 
 def check_traced(op: str) -> None:
-    """Raise while a program is traced: a graph would hold this rank's blocks as constants. So
-    where tensors are fake.
+    """Raise while a program is traced, because the graph would hold this rank's blocks as
+    constants. Raise for fake tensors, too.
 
     Raises:
         UnsupportedOpError: it is, or they are.
@@ -165,7 +165,7 @@ def check_traced(op: str) -> None:
 
 
 def check_transforms(op: str) -> None:
-    """Raise while a transform of torch.func runs: what it hangs on plain operands is lost here.
+    """Raise while a transform of torch.func runs: its data on plain operands would be lost here.
 
     Raises:
         UnsupportedOpError: one does.

@@ -1,4 +1,5 @@
-"""The name of a module for those who ask it which library an object belongs to.
+"""The name of ShardTensor's module, for libraries that read from it which library an object belongs
+to.
 
 Libraries that serve several array libraries (opt_einsum, autoray) read from the first part of
 `type(x).__module__` which library's functions x needs. An unknown name counts as numpy's: without

@@ -4,9 +4,9 @@ It intercepts above autograd (`__torch_function__`): a call runs on the local te
 their own autograd graph, so backward is torch's own C++ graph. The wrapper itself has no data and
 no graph; `requires_grad`, `grad`, `grad_fn` are read from the local tensor.
 
-A cached call is one loop over the arguments (key and local tensors at once), one dict look-up,
-the torch function, one wrapper. `members` has what the class says of itself, `operators` the
-methods that torch code calls most.
+A cached call is one loop over the arguments (key and local tensors at once), one dict look-up, the
+torch function, one wrapper. `members` has the properties of the class, `operators` the methods that
+torch code calls most.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _VALUES = frozenset((bool, str, type(None), torch.dtype, torch.device, torch.Siz
 class ShardTensor(FromMeta, AsValue, _Base):
     """One global tensor whose blocks are on the ranks of a mesh.
 
-    Not made directly: see `distribute_tensor`, `ShardTensor.from_local`, `weft.zeros` and the like.
+    To make one, use `distribute_tensor`, `ShardTensor.from_local`, `weft.zeros` and the like.
     `shape`, `dtype` and strides are those of the global tensor.
     """
 
@@ -341,10 +341,10 @@ class ShardTensor(FromMeta, AsValue, _Base):
         """This rank's block, a plain tensor; gradients flow back, where autograd records.
 
         Args:
-            grad_placements: what the gradients of the local tensors mean, one placement per mesh
-                axis. Default: sharded as the tensor is; replicated over partial axes; replicated
-                where the tensor is (say Partial() when ranks use the replicas differently;
-                Partial("avg") when the gradient is the mean over them, and so on).
+            grad_placements: the placements of the gradients of the local tensors, one per mesh
+                axis. Default: sharded as the tensor is; replicated over partial axes, and where the
+                tensor is replicated. Pass Partial() when ranks use the replicas differently,
+                Partial("avg") when the gradient is the mean over them, and so on.
 
         Raises:
             PlacementError: gradients that are not sharded as the tensor is.
@@ -438,30 +438,31 @@ _ITS_OWN = frozenset((
 
 
 def attributes_of(tensor: torch.Tensor) -> dict[str, Any]:
-    """What users, and torch, have hung on a tensor."""
+    """The attributes that users, and torch, have set on a tensor."""
     return {name: value for name, value in vars(tensor).items() if name not in _ITS_OWN}
 
 
 def watch_gradient(tensor: Any) -> None:
-    """Somebody asks for the gradient of this very tensor, also where it is a slice."""
+    """The gradient of this very tensor is needed, even if it is a slice."""
     if type(tensor) is ShardTensor and tensor._slice_of is not None:
         tensor._slice_of.is_watched = True
 
 
 def now_requires_grad(tensor: ShardTensor) -> Meta:
-    """Its new meta: what it is a view of was written to with something that requires grad."""
+    """The new meta of a view whose base was written to with a tensor that requires grad."""
     tensor._memo = None
     meta = tensor._meta = tensor._meta.replace(requires_grad=True)
     return meta
 
 
 def version_of(tensor: ShardTensor) -> int:
-    """What grows with every write to the tensor, be it through a `.data`."""
+    """A number that grows with every write to the tensor, also through a `.data`."""
     return version_of_memory(tensor._local)
 
 
 def pass_known(tensor: ShardTensor, out: ShardTensor) -> ShardTensor:
-    """`out`, of the same value, knows what is known of `tensor`: a loss after its backward."""
+    """Give `out`, which has the same value, the known value of `tensor`: a loss after its
+    backward."""
     known = getattr(tensor, "_known", None)
     if known is not None and known[0] == version_of(tensor):
         out._known = [version_of(out), known[1]]

@@ -1,8 +1,8 @@
-"""Taking over a function, wherever it has been imported to.
+"""Replaces a function wherever it has been imported.
 
 Rebinding a module's name would miss `from torch.autograd import backward` and `apply =
-MyFunction.apply`, made before. So the function object stays and its code is exchanged: it calls
-what was put in its place, which may call the original's twin. A function written in C has no code
+MyFunction.apply`, made before. So the function object stays and its code is exchanged: it calls the
+replacement, which may call a copy of the original (its twin). A function written in C has no code
 to exchange, so its name is bound anew.
 """
 

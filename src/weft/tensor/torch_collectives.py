@@ -1,13 +1,13 @@
 """Collectives of torch.distributed, which take a rank's own tensors: on ShardTensors they raise.
 
-Such a call comes to weft in four ways. Functions of torch.distributed are taken over
-(`weft.interop.collectives`), for most hand lists of tensors on to C++, which would read the
-wrappers' memory. Ops of c10d come by `__torch_function__` or, in lists, by the trap below autograd.
-Functions of torch.distributed.nn are autograd Functions.
+Such calls reach weft in four ways. Functions of torch.distributed are replaced
+(`weft.interop.collectives`), because most pass lists of tensors to C++, which would read the
+wrappers' memory. Ops of c10d arrive at `__torch_function__` or, in lists, at the trap below
+autograd. Functions of torch.distributed.nn are autograd Functions.
 
-A plain tensor that a ShardTensor was added to (`total += loss`) holds a global value, too. That is
-known until somebody else writes to it. So do all tensors in the forward of a user's autograd
-Function that is given full tensors.
+A plain tensor to which a ShardTensor was added (`total += loss`) holds a global value, too, until
+something else is written to it. So do all tensors in the forward of a user's autograd Function on
+full tensors.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Types of torch's methods on a ShardTensor, for type checkers: they return ShardTensors.
 
-torch says Tensor, which has no layout. This class is for type checkers alone: at run time
-a ShardTensor extends torch.Tensor. Methods that are not named here are a Tensor's to them.
+torch's annotations say Tensor, which has no layout. This class exists for type checkers alone: at
+run time a ShardTensor extends torch.Tensor. Methods that are missing here return Tensors to a
+checker.
 """
 
 from __future__ import annotations

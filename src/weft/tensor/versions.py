@@ -1,8 +1,8 @@
-"""How often memory has been written to, be it through a `.data`.
+"""Counts of writes to memory, including writes through a `.data`.
 
-Torch gives `x.data` a version counter of its own: what was read of x, or of a view of x, does not
-tell of writes there. Here all `.data` of one memory share a counter, which hangs on the memory
-beside those of the tensors that they were taken of. A counter is a tensor without elements: it
+torch gives `x.data` a version counter of its own, so the counter of x, or of a view of x, does not
+show writes there. Here all `.data` of one memory share a counter, which belongs to the memory,
+beside those of the tensors that they were taken from. A counter is a tensor without elements: it
 keeps no memory alive.
 """
 
@@ -25,7 +25,7 @@ class _Taken:
 
 
 def version_of(local: Tensor) -> int:
-    """What grows with every write to the tensor's memory that is known of."""
+    """A number that grows with every known write to the tensor's memory."""
     version = local._version
     if _Taken.any:
         for counter, before in getattr(local.untyped_storage(), "_weft_counters", ()):
@@ -46,7 +46,7 @@ def detached_data(local: Tensor) -> Tensor:
 
 
 def write_counted(local: Tensor, value: Tensor, source: Tensor) -> None:
-    """`local.copy_(value)`: what was written to `source` comes to where it belongs.
+    """`local.copy_(value)`, for a value that was written to `source`.
 
     Where both count together, the write has been counted, and what was written may be saved.
     """
@@ -76,7 +76,7 @@ def _count_together(one: Tensor, other: Tensor) -> bool:
 
 
 def share_version(local: Tensor) -> None:
-    """Let every tensor of the same memory know of writes to this one."""
+    """Count writes to this tensor for every tensor of the same memory."""
     if local.is_inference():
         return
     _Taken.any = True

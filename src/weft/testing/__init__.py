@@ -1,4 +1,4 @@
-"""n ranks in this process, for tests and notebooks; the check of a rule; a meter of memory."""
+"""Simulated ranks in this process, for tests and notebooks; a check of rules; a meter of memory."""
 
 from weft.comm import run_simulated as run
 from weft.own import check_rule

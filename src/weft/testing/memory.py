@@ -1,4 +1,4 @@
-"""How many bytes of tensors are alive on one rank, and the most that ever were."""
+"""Bytes of tensors that are alive on one rank, now and at the peak."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ __all__ = ["Meter", "local_tensors", "peak_memory"]
 class Meter:
     """Bytes of the storages of dense tensors, each counted once and whole while it lives.
 
-    A storage that has changed its size counts as what it is now.
+    A storage that has changed its size counts with its size now.
 
     Args:
-        counts: of a tensor, whether its memory is counted.
+        counts: whether a tensor's memory is counted.
 
     Attributes:
         peak: the most bytes that were alive after any call of `see`.
@@ -39,7 +39,7 @@ class Meter:
     def see(self, tensors: list[torch.Tensor]) -> None:
         """Count what is new among the tensors, and what has grown or shrunk since.
 
-        Storages that have shrunk and that no operation sees are asked before there is a new peak.
+        Before a new peak, storages that have shrunk unseen are measured again.
         """
         for tensor in tensors:
             if type(tensor) in _DENSE and self._counts(tensor):

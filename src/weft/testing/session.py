@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class PerRank(list[Any]):
-    """What each rank has, in rank order; ranks that show the same are shown together."""
+    """The values of all ranks, in rank order; ranks with the same text are shown together."""
 
     def __repr__(self) -> str:
         return _together([repr(each) for each in self])
@@ -41,13 +41,12 @@ class Session:
     """Simulated ranks that stay between the cells of a notebook, or the lines of a prompt.
 
         ranks = weft.testing.session({"dp": 2, "tp": 2})
-        ranks.exec("x = weft.ones(4, 6, mesh=mesh, spec=P('dp', 'tp'))")
+        ranks.exec("x = weft.ones(4, 6, mesh=mesh, placements=P('dp', 'tp'))")
         ranks.exec("x.sum().item()")
         ranks["x"]
 
-    Lines find `mesh` (which calls without a mesh take), `rank`, `weft`, `P` and `torch`, and what
-    was assigned before. After an exception ranks have the variables that they had when it came, and
-    may differ.
+    Lines find `mesh` (the current mesh), `rank`, `weft`, `P`, `torch`, and earlier variables. After
+    an exception each rank keeps the variables that it had, so ranks may differ.
 
     Args:
         mesh: the mesh, or axis name -> size.
@@ -85,9 +84,9 @@ class Session:
         """Execute lines on every rank; what they print is printed when all are done.
 
         Args:
-            code: Python. If it ends in an expression, the values of that are returned.
-            given: other names that the lines may read, such as a notebook's. What the lines assign
-                is the rank's own.
+            code: Python. If its last line is an expression, its values are returned.
+            given: other names that the lines may read, such as a notebook's. Assigned names belong
+                to the rank.
 
         Returns:
             The value of the last line on each rank; None if there is none.
@@ -153,7 +152,7 @@ def _compiled(code: str, name: str) -> tuple[Any, Any]:
 
 
 def _execute(lines: Any, last: Any, own: dict[str, Any], known: dict[str, Any]) -> Any:
-    """One rank's part; what differs from `known` afterwards is its own."""
+    """Run the lines on one rank; names that differ from `known` afterwards are its own."""
     names = {**known, **own}
     try:
         exec(lines, names)
@@ -165,7 +164,7 @@ def _execute(lines: Any, last: Any, own: dict[str, Any], known: dict[str, Any]) 
 
 
 class _ByRank(io.TextIOBase):
-    """Standard output, apart for each simulated rank."""
+    """Standard output, separate for each simulated rank."""
 
     def __init__(self, ranks: Sequence[io.StringIO], outer: Any) -> None:
         self.ranks, self.outer = ranks, outer

@@ -48,7 +48,7 @@ def part(box: Box, outer: Box) -> Move:
 
 
 def stretch(boxes: Sequence[Box], whole: Box) -> tuple[int, int] | None:
-    """Where the boxes, in this order, lie contiguously in the memory of a tensor that holds
+    """The range of memory in which the boxes lie one after the other, in a tensor that holds
     `whole`.
 
     None if they do not: a box has gaps, or does not begin where the previous one ends.
@@ -76,7 +76,7 @@ def flat(x: Tensor) -> Tensor:
 
 
 def pack(boxes: Sequence[Box], held: Box) -> Move:
-    """From the local tensor to one flat buffer with the boxes in order."""
+    """One flat buffer with the boxes of the local tensor, in order."""
     if not boxes:
         return lambda x: x.new_empty(0)
     where = stretch(boxes, held)
@@ -109,7 +109,7 @@ def unpack(
     boxes: Sequence[Box], wanted: Box, own: Box | None,
     filled: Callable[[Tensor], None] | None = None,
 ) -> Callable[[Tensor, Tensor | None], Tensor]:
-    """From what arrived (the boxes, one after the other) and what stayed to the local tensor.
+    """The local tensor, from what arrived (the boxes, one after the other) and what stayed.
 
     `filled` fills the places that neither has.
     """

@@ -36,7 +36,7 @@ __all__ = ["CompiledPlan", "compile_plan", "owned", "unshared"]
 
 @dataclass(frozen=True, slots=True)
 class _Collective:
-    """What a step reports to the traffic log."""
+    """One collective of a step, as the traffic log gets it."""
 
     name: str
     axes: tuple[str, ...]

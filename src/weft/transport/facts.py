@@ -106,7 +106,7 @@ def text(
 
 
 def with_halo(said: str, found: Plan) -> str:
-    """The words of a transition, and those of the halo that it reads, or sums."""
+    """The text of a transition, and of the halo that it reads or sums."""
     for step in found.steps:
         if isinstance(step, (Fetch, Fold)):
             dims = [dim for dim, mine in enumerate(step.cover.reads) if mine is not None]

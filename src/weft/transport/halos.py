@@ -38,7 +38,8 @@ def group_of(
 
 
 def weight(step: Fetch | Fold, comm: Communicator) -> int:
-    """As of an exchange: a halo comes from the shards on both sides in each dim that is read."""
+    """The weight of an exchange: a halo comes from the shards on both sides in each dim that is
+    read."""
     pieces = 3 ** sum(mine is not None for mine in step.cover.reads)
     return DENSE if 2 * pieces > comm.size else 0
 
@@ -68,15 +69,15 @@ def filling(parts: Sequence[Move], fill: float) -> Callable[[Tensor], None]:
 
 
 def limit(comm: Communicator, weight: int) -> float:
-    """From how many bytes on pieces travel by themselves."""
+    """The number of bytes from which on pieces travel by themselves."""
     least = comm.swaps_from_nbytes
     return least if least == math.inf else least * weight
 
 
 def halo_exchange(step: Fetch | Fold, at: Coordinate, mesh: BoundMesh) -> Move:
-    """Parts of boxes come from their owners, or go to them: these add up what they hold themselves
-    and then what comes, in the order of the group. A rank sends one buffer to each other that it
-    has something for."""
+    """Parts of boxes come from their owners, or go to them. Owners add what they hold, and then
+    what arrives, in the order of the group. A rank sends one buffer to each rank that needs
+    something from it."""
     comm, place = group_of(step, at, mesh)
     adds = isinstance(step, Fold)
     boxes, owners = (step.src, step.dst) if adds else (step.dst, step.src)

@@ -45,7 +45,7 @@ class InFlight(torch.Tensor):
 
 
 def in_flight(out: Tensor, x: Tensor, finish: Finish) -> Tensor:
-    """`out`, whose data `finish` provides, made from `x`, which must not change until then."""
+    """`out`, made from `x`; `finish` provides its data, and until then `x` must not change."""
     version = None if x.is_inference() else x._version
 
     def checked() -> Tensor:

@@ -118,7 +118,8 @@ def start_together(
 def _told(
     transitions: Sequence[Transition], noted: Sequence[Noted], places: Sequence[int]
 ) -> Iterator[None]:
-    """For debug mode, a joint collective serves the first of its calls and all its transitions."""
+    """In debug mode, a joint collective counts for the first of its calls and for all
+    transitions."""
     texts = [f"{one.text}: {one.src} -> {one.dst}" for one in map(transitions.__getitem__, places)]
     first = noted[places[0]] if noted else None
     told = nullcontext() if first is None else resume(first.note, first.reason)

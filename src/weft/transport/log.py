@@ -1,4 +1,4 @@
-"""What `weft.explain()` gives: the collectives of one rank, as a table and as totals."""
+"""The log of `weft.explain()`: the collectives of one rank, as a table and as totals."""
 
 from __future__ import annotations
 

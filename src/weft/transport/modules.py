@@ -31,7 +31,7 @@ _hooks = _Hooks()
 
 
 def current_module() -> str:
-    """The path of the innermost module that runs, "" where none does or nobody follows them.
+    """The path of the innermost module that runs; "" if none does, or they are not followed.
 
     The outermost one has the name of its class.
     """

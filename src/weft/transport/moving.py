@@ -107,7 +107,7 @@ class _Run:
 
 
 class _End:
-    """What this rank sends or receives by one route, and the box that it holds there."""
+    """What this rank sends or receives on one route, and the box that it holds there."""
 
     __slots__ = ("outer", "parts")
 

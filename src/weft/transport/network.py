@@ -1,4 +1,4 @@
-"""Measures the network, in the terms of the planner's cost function.
+"""Measures the network, for the planner's cost function.
 
 Every collective that plans use is timed over each axis of a mesh, and over all axes together, at
 several sizes. `Links.seconds_over` is linear in the unknowns: the

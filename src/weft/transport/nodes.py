@@ -34,7 +34,7 @@ is_wrapped = _functorch.is_functorch_wrapped_tensor
 
 
 def contained(x: Any) -> Any:
-    """What is in the wrappers of all transforms."""
+    """The tensor inside the wrappers of all transforms."""
     while is_wrapped(x):
         x = _functorch.get_unwrapped(x)
     return x
@@ -83,7 +83,8 @@ def check_maps(x: Tensor, call: Callable[[], str]) -> None:
 
 @contextmanager
 def outside_maps() -> Iterator[None]:
-    """As if no mapped function ran: for nodes of tensors that are closed over, not mapped."""
+    """Inside, no mapped function seems to run: for nodes of tensors that are closed over, not
+    mapped."""
     keys = MAPS.keys
     assert keys is not None
     with temporarily_clear_interpreter_stack(), _C._ForceDispatchKeyGuard(*keys):

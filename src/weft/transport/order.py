@@ -32,7 +32,7 @@ def order_of(shape: Sequence[int], strides: Sequence[int]) -> Order | None:
 
 
 def full_order(shape: Sequence[int], strides: Sequence[int]) -> Order:
-    """The order of these strides, also if it is that of the dims."""
+    """The order of these strides, even if it is that of the dims."""
     return order_of(shape, strides) or tuple(range(len(shape)))
 
 

@@ -1,10 +1,10 @@
-"""Whole tensors at single ranks: each is brought to its owner, and what is made of it comes back.
+"""Whole tensors at single ranks: each is sent to its owner, and the result comes back.
 
 For work on whole matrices that does not divide (an iteration of Muon, an eigenvalue decomposition)
 each matrix has an owner. All matrices travel together: one all-to-all brings their blocks to the
-owners, one brings the blocks of the results back. Who sends which block is known from the layouts,
-so ranks tell each other nothing. Of replicas the nearest to the owner sends: the owner itself, if
-it has the block, else one whose coordinate differs from the owner's on the fewest axes.
+owners, one brings the blocks of the results back. The layouts determine who sends which block, so
+ranks need no further messages. Of replicas the nearest to the owner sends: the owner itself, if it
+has the block, else one whose coordinate differs from the owner's on the fewest axes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def balanced(costs: Sequence[float], num_ranks: int) -> list[int]:
 
 
 class ToOwners:
-    """The way of some tensors to their owners, and back, for one rank of their mesh.
+    """Moves some tensors to their owners, and back, for one rank of their mesh.
 
     Args:
         mesh: of all the tensors; this rank is in it.

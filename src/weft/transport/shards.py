@@ -1,8 +1,8 @@
-"""What the kernel of an op communicates through: the ranks that hold the shards of some dims.
+"""How the kernel of an op communicates: with the ranks that hold the shards of some dims.
 
-A kernel runs on local tensors, like code under `local_map`. Every rank reduces its shard to a
-few numbers, the *summary*. `psum`, `pmax` and `gather` bring the summaries of all shards to all
-ranks, and each rank finishes by itself. What ranks compute from a common value varies, so the
+A kernel runs on local tensors, like code under `local_map`. Every rank reduces its shard to a few
+numbers, the *summary*. `psum`, `pmax` and `gather` bring the summaries of all shards to all ranks,
+and each rank computes its result from them. What ranks compute from a common value varies, so the
 gradient of that value is the sum over the ranks: the gradient of `psum` is a `psum`, that of
 `gather` is reduced and scattered. All of them are differentiable to any order.
 """
@@ -125,7 +125,7 @@ class Shards:
         return self.once(lambda: make(self.mesh, self.layout))(x)
 
     def once(self, make: Callable[[], Any]) -> Any:
-        """What `make` gives, which is called for the first call of the op with these layouts."""
+        """The result of `make`, which runs at the first call of the op with these layouts."""
         if self.made is None:
             self.made = make()
         return self.made

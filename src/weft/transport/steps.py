@@ -121,10 +121,9 @@ def _term(step: MakePartial, at: Coordinate) -> Move:
 class _Boxes:
     """What one rank of a group sends and receives: boxes by position in the group.
 
-    `held` and `wanted` are its boxes before and after; of `wanted`, what lies in `outside` comes
-    from nobody and is filled. `mean` elements are received by a rank of
-    the group on average. They go each by itself from so many bytes on: `weight` times those from
-    which the communicator prefers it.
+    `held` and `wanted` are its boxes before and after; the part of `wanted` in `outside` is filled.
+    A rank of the group receives `mean` elements on average. Pieces travel by themselves from
+    `weight` times the bytes on from which the communicator prefers that.
     """
 
     comm: Communicator
@@ -285,7 +284,7 @@ def _piecewise(boxes: _Boxes) -> Start:
 
 
 def _filling(boxes: _Boxes) -> Callable[[Tensor], None] | None:
-    """What fills the places of a new tensor that nobody sends."""
+    """Fills the places of a new tensor that no rank sends."""
     if not boxes.outside:
         return None
     return filling([part(box, boxes.wanted) for box in boxes.outside], boxes.fill)

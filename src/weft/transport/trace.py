@@ -40,7 +40,7 @@ def trace(path: str | os.PathLike[str]) -> Iterator[None]:
     writes a file of its own, `run.rank3.json` for `run.json`; `weft trace` merges them.
 
     Args:
-        path: of the file, for ui.perfetto.dev or chrome://tracing.
+        path: the path of the file, for ui.perfetto.dev or chrome://tracing.
     """
     recorder = _Recorder()
     try:

@@ -62,12 +62,12 @@ def record() -> Iterator[Log]:
 
 
 def label(op: str, line: str = "", reason: str = "") -> AbstractContextManager[None]:
-    """What moves inside is listed under this op and source line."""
+    """Moves inside the block are listed under this op and source line."""
     return setting(_thread, label=Label(op, line, reason, current_module()))
 
 
 def moving(transition: str) -> AbstractContextManager[None]:
-    """What moves inside belongs to this transition."""
+    """Moves inside the block belong to this transition."""
     return setting(_thread, transition=transition)
 
 
@@ -82,7 +82,7 @@ PROVIDER.asks = _asks
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What an autograd node keeps for its backward: the label and logs of its forward."""
+    """The label and logs of a forward, which an autograd node keeps for its backward."""
 
     label: Label = Label()
     logs: tuple[Log, ...] = ()
@@ -94,7 +94,7 @@ def note() -> Note:
 
 
 def resume(kept: Note | None, reason: str) -> AbstractContextManager[None]:
-    """What moves inside is the backward of the noted call, for the logs of this thread.
+    """Moves inside the block are the backward of the noted call, in the logs of this thread.
 
     A thread without logs is one of autograd's own; there the noted logs are used, if still open.
     """

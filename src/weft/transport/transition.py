@@ -67,13 +67,12 @@ class Transition:
             of them has a local tensor of shape (0,) on the other side.
         src_varying, dst_varying: replicated axes over which the value is used by a computation that
             varies (R instead of I); other axes in them are ignored.
-        apart: axes on both sides of which terms have nothing to do with each other.
-        order: in which the dims of the result lie in memory, where it moves; None for that of the
-            dims themselves.
+        apart: axes that are partial on both sides with unrelated partial values.
+        order: the memory order of the result's dims, if the result moves; None is that of the dims.
         cover: the boxes that ranks read beside `dst`, to which the result comes (a halo).
-        folds: the boxes beside `src` of which ranks bring partial values; they are summed.
-        dtypes: before and after, where they differ. What moves has the smaller one, sums are made
-            in the larger one.
+        folds: the boxes beside `src` of which ranks hold partial values, which are summed.
+        dtypes: before and after, where they differ. Data move in the smaller one and are summed in
+            the larger one.
         copy: the result never shares memory with the argument. Without it a result that needs no
             work is the argument itself, or (where autograd records) shares its memory.
 
@@ -241,7 +240,7 @@ class Transition:
             self._program.report(self.text, itemsize)
 
     def as_node(self, x: Tensor, read_only_use: bool = False) -> Tensor:
-        """What autograd gets as the result of a node."""
+        """The result of a node, as autograd gets it."""
         out = self._run(x, read_only_use and x.is_leaf)
         program = self._program
         if program is None or program.aliases or out._is_view():
@@ -321,7 +320,7 @@ class Transition:
 
 
 def _special(src: Layout, dst: Layout) -> Callable[[Transition], Way] | None:
-    """The function that makes the differentiable way of a pair that duals do not describe."""
+    """The function for a pair of layouts whose gradient is no plan between duals."""
     if any(kind in _NO_GRADIENT and size > 1
            for kind, size in zip(src.partial, src.mesh.axis_sizes)):
         return _refuse

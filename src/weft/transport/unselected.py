@@ -1,8 +1,9 @@
-"""What moves blocks is not shown to selective checkpoints.
+"""Selective checkpoints do not see the ops that move blocks.
 
-These (`torch.utils.checkpoint.create_selective_checkpoint_contexts`) count the ops of a forward,
-and find by its number in the recomputation what each op gave. But a block that was moved may still
-be there when the forward is computed again, and a gathered parameter may not: then other ops run.
+These (`torch.utils.checkpoint.create_selective_checkpoint_contexts`) number the ops of a forward,
+and look up each result by its number when they recompute. But in the recomputation a moved block
+may still be there, and a gathered parameter may be gone. Then other ops run, and numbers would not
+fit.
 """
 
 from __future__ import annotations

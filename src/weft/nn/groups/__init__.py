@@ -16,7 +16,7 @@ __all__ = ["Gather", "accumulate", "check_gather", "gather_in_groups"]
 
 
 def gather_in_groups(module: nn.Module, given: Mapping[str, Any] | bool | None) -> None:
-    """Have the module's sharded parameters gathered by groups where its batch is sharded alike."""
+    """Gather the module's parameters by groups, if they are sharded as its batch is."""
     policies = list(policies_of(module, given))
     casts = any(
         policy is not None and bool(policy.compute_dtype or policy.reduce_dtype)

@@ -21,19 +21,18 @@ __all__ = ["accumulate"]
 def accumulate(module: nn.Module) -> Iterator[None]:
     """Inside, the gradients of a module's parameters stay partial; at the end they are reduced.
 
-    Several backwards then cost the reductions of one. Until the end `parameter.grad` is what it was
-    before, so clipping and the optimizer's step come afterwards. Each rank keeps the gradients of
-    the parameters as it uses them: whole, where these are sharded and gathered. Parameters with
-    hooks, and those that are neither replicated nor gathered where they are used, are reduced in
-    each backward, as without this block.
+    Several backwards then cost the reductions of one. Until the end `parameter.grad` keeps its old
+    value, so clip and step afterwards. Each rank keeps whole gradients of parameters that are
+    sharded and gathered. Parameters with hooks, and those that are neither replicated nor gathered
+    where they are used, are reduced in each backward, as without this block.
 
     Args:
-        module: whose parameters are ShardTensors.
+        module: a module whose parameters are ShardTensors.
 
     Raises:
         ShardTypeError: not a module.
 
-    If the block raises, what it has accumulated is dropped.
+    If the block raises, its gradients are dropped.
     """
     if not isinstance(module, nn.Module):
         kind = type(module).__name__
@@ -53,7 +52,7 @@ def accumulate(module: nn.Module) -> Iterator[None]:
 
 
 def _reduce(held: Holding) -> None:
-    """The same on every rank, in one order."""
+    """Reduce the kept gradients, in the same order on every rank."""
     buckets, landings = Buckets(), []
     for pack in sorted(held.others, key=held.others.__getitem__):
         pack.release_held()
@@ -65,7 +64,7 @@ def _reduce(held: Holding) -> None:
 
 
 def _locals_of(module: nn.Module) -> Any:
-    """Those without hooks: a hook is called in each backward."""
+    """The leaves without hooks: a hook is called in each backward."""
     every: list[Any] = [one._local for one in module.parameters() if type(one) is ShardTensor]
     return [
         one for one in every if not (one._backward_hooks or one._post_accumulate_grad_hooks)

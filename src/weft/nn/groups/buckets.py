@@ -31,13 +31,13 @@ _Found = tuple[Pack, list[Tensor], list[Tensor]]
 
 
 class Buckets:
-    """What waits to be summed, by mesh, axes and dtype."""
+    """Gradients that wait to be summed, by mesh, axes and dtype."""
 
     def __init__(self) -> None:
         self._waiting: dict[Any, list[_Found]] = {}
 
     def add(self, pack: Pack) -> None:
-        """Take what has arrived of a pack's gradients."""
+        """Take the gradients of a pack that have arrived."""
         locals_, grads = pack.take()
         if grads:
             self._waiting.setdefault(pack.kind.key(), []).append((pack, locals_, grads))

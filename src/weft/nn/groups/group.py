@@ -1,13 +1,13 @@
-"""Groups of parameters, one per module, and the line in which they are used.
+"""Groups of parameters, one per module, and the order in which they are used.
 
 A group is gathered when its module's forward begins, and freed when it ends. It is gathered again
 when the backward reaches a result of the module, and freed when the gradient of the module's input
-is there. Waiting for a group starts the next one in line: in forward the one that followed in the
+is there. Waiting for a group starts to gather the next one: in forward the one that followed in the
 last forward, in backward the one that came before.
 
 The end of a group in backward is a hook on the gradient of the module's input, not a count of
-gradients: the engine takes what the forward recorded last, so what has arrived by then is the same
-on every rank, in whatever order it did.
+gradients. The engine runs first what the forward recorded last, so the same gradients have arrived
+by then on every rank, in whatever order.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Line:
         self.order = []
 
     def entered(self, group: Group) -> None:
-        """A group is there: start the next."""
+        """A group has been gathered: start the next one."""
         at = len(self.order)
         self.order.append(group)
         if at + 1 < len(self.last) and self.last[at] is group:
@@ -115,7 +115,7 @@ class Line:
                 self.touched.append(group)
 
     def passes(self, group: Group) -> None:
-        """In backward: what came after the group's input has its gradients."""
+        """In backward: everything after the group's input has its gradients."""
         if self.backward is None or not group.is_open:
             return
         if not self.keeps:
@@ -210,8 +210,8 @@ class Group:
         return pack
 
     def widen(self, pack: Pack, at: int) -> Tensor:
-        """A parameter that travelled in autocast's dtype, in its own: gathered once more. From the
-        next forward on it travels so."""
+        """Gather a parameter once more, in its own dtype instead of autocast's, and so from the
+        next forward on."""
         member, kind = pack.members[at], pack.kind
         if member.another is None:
             tensor = member.tensor
@@ -228,7 +228,7 @@ class Group:
         return member.another.members[0].full
 
     def fits(self, mesh: BoundMesh, batch: frozenset[int]) -> bool:
-        """Whether it is still the group of its module's parameters."""
+        """Whether the group still has its module's parameters."""
         if self.is_left or self.mesh is not mesh or self.batch != batch:
             return False
         if self.autocast != autocast_dtype(mesh):
@@ -264,7 +264,7 @@ class Group:
 
     @contextmanager
     def again(self) -> Iterator[None]:
-        """In backward: a part of the module's forward runs again, as it did."""
+        """In backward: a part of the module's forward is recomputed."""
         packs = [pack for pack in self.packs if not pack.is_shown]
         for pack in packs:
             pack.fill()
@@ -278,7 +278,7 @@ class Group:
                 pack.hide()
 
     def _end_at(self, given: Sequence[Tensor]) -> None:
-        """The group ends where the gradient arrives of the input that was made last."""
+        """End the group when the gradient of the input that was made last arrives."""
         last, number = None, -1
         for one in given:
             local = unwrap_view(one._local) if type(one) is ShardTensor else one
@@ -295,17 +295,17 @@ class Group:
     # Of all packs.
 
     def leaves(self) -> list[Any]:
-        """What graphs see of the parameters: whoever holds them may have them shown again."""
+        """The gathered parameters that graphs see; their holders may ask for them again."""
         return [member.full for pack in self.packs for member in pack.members]
 
     def release(self) -> None:
-        """The module has another group, or is gone."""
+        """Release the group: the module has another one, or is gone."""
         for pack in self.packs:
             pack.release()
 
     def leave_to_graphs(self) -> None:
-        """A graph of a backward reads the memory, and asks nobody: it dies with the graph. The next
-        forward has a group of its own."""
+        """The graph of a backward (`create_graph`) reads the memory without asking, so the memory
+        lives as long as the graph. The next forward has a group of its own."""
         self.is_left = True
         for pack in self.packs:
             pack.keep()
@@ -342,7 +342,7 @@ def _widened(pack: Pack, at: int) -> Tensor:
 
 
 class _Calling:
-    """What a pack calls when it is asked for in backward, or has a gradient."""
+    """Called by a pack when backward needs it, or when a gradient has arrived."""
 
     __slots__ = ("call", "group", "line")
 

@@ -1,7 +1,6 @@
 """The hooks of modules whose parameters are gathered while they run.
 
-What they know of a module is kept beside it, not in it: a copy of the module, or one that was
-pickled, starts anew.
+Their state is kept beside the module, not in it: a copied or unpickled module starts anew.
 """
 
 from __future__ import annotations
@@ -31,7 +30,8 @@ __all__ = [
 
 
 class _State:
-    """Of one module: its line, where it is the outermost that was called, and its group."""
+    """State of one module: its group, and the order of groups if it is the outermost called
+    module."""
 
     __slots__ = ("group", "line")
 
@@ -76,8 +76,8 @@ _thread = _Thread()
 
 
 def install(module: nn.Module, path: str, policy: Gather | None, casts: bool = False) -> None:
-    """Gather the module's parameters while it runs; with None leave them as they are. `casts`: one
-    of the outermost module's policies is of dtypes, which hold whatever its batch is."""
+    """Gather the module's parameters while it runs; with None leave them as they are. `casts`: a
+    policy of the outermost module names dtypes, which hold for any batch."""
     entering = Entering(path, policy, casts)
     module.register_forward_pre_hook(entering, prepend=True, with_kwargs=True)
     module.register_forward_hook(Leaving(), always_call=True)
@@ -90,8 +90,8 @@ def gathered_now() -> tuple[Group, ...]:
 
 @contextmanager
 def recording(entered: set[nn.Module], again: bool) -> Iterator[None]:
-    """Add to `entered` the modules that enter their groups inside; with `again`, which is in a
-    backward, these modules alone enter them."""
+    """Add to `entered` the modules whose groups begin inside the block. With `again`, in a
+    backward, only these modules begin theirs."""
     outer = _thread.entered
     with setting(_thread, **{"only" if again else "entered": entered}):
         try:
@@ -198,8 +198,8 @@ class Leaving(_Hook):
 def _batch_of(
     inputs: Sequence[ShardTensor], whole: nn.Module | None
 ) -> tuple[BoundMesh, frozenset[int]] | None:
-    """The mesh, and the axes that shard what a module is given, as far as parameters are gathered
-    over them; None where there are none. `whole`: the module, where it is no part of another."""
+    """The mesh, and those axes that shard a module's inputs over which parameters are gathered;
+    None if there are none. `whole`: the module, if it is no part of another."""
     batch, others = set[int](), set[int]()
     for one in inputs:
         meta = one._meta
@@ -214,8 +214,8 @@ def _batch_of(
 
 
 def _of_all_parameters(module: nn.Module, axes: set[int]) -> set[int]:
-    """The axes that shard dim 0 of every parameter. An axis of tensor parallel modules, whose
-    activations it shards as well, leaves norms whole, or styles keep the weights where they are."""
+    """The axes that shard dim 0 of every parameter. An axis of tensor parallelism also shards
+    activations, but it leaves norms whole, or its styles keep the weights in place."""
     if any(has_hook(part, BringHook) for part in module.modules()):
         return set()
     for one in module.parameters():
@@ -235,7 +235,7 @@ def _listed(axes: Any) -> tuple[Any, ...]:
 
 
 def _parts(module: nn.Module) -> Any:
-    """The module, and what is in it, but for what has a group of its own."""
+    """The module and its parts, except those with a group of their own."""
     yield module
     for part in module.children():
         if not has_group(part):

@@ -15,7 +15,7 @@ __all__ = ["Dtypes", "Kind", "autocast_dtype", "kind_of"]
 
 
 class Dtypes(NamedTuple):
-    """What a policy says of dtypes, and autocast's, where it is on."""
+    """The dtypes of a policy, and autocast's if it is on."""
 
     compute: torch.dtype | None = None
     reduce: torch.dtype | None = None
@@ -23,7 +23,7 @@ class Dtypes(NamedTuple):
 
 
 def autocast_dtype(mesh: BoundMesh) -> torch.dtype | None:
-    """The dtype that autocast casts parameters to now; None where it is off, or saves nothing."""
+    """The dtype that autocast casts parameters to now; None if it is off, or saves nothing."""
     kind = mesh.kernel_type
     if not torch.is_autocast_enabled(kind):
         return None
@@ -32,10 +32,10 @@ def autocast_dtype(mesh: BoundMesh) -> torch.dtype | None:
 
 
 class Kind:
-    """What parameters of one pack have in common: mesh, gathered axes, further axes over which the
+    """What the parameters of one pack share: mesh, gathered axes, further axes over which the
     gradient is partial, dtypes.
 
-    `for_autocast`: they travel in autocast's dtype, and remain parameters of their own.
+    `for_autocast`: they travel in autocast's dtype, and keep their own.
     """
 
     __slots__ = ("axes", "dtype", "for_autocast", "mesh", "reduce_dtype", "rest", "whole_dtype")
@@ -55,7 +55,7 @@ class Kind:
 
     @property
     def is_copied(self) -> bool:
-        """Whether it is used from other memory than its own."""
+        """Whether the parameter is used from other memory than its own."""
         return bool(self.axes) or self.whole_dtype is not self.dtype
 
     def key(self) -> tuple[Any, ...]:
@@ -66,11 +66,10 @@ class Kind:
 def kind_of(
     tensor: Any, mesh: BoundMesh, batch: frozenset[int], dtypes: Dtypes
 ) -> Kind | None:
-    """How a parameter is gathered in a forward whose batch is sharded over these axes; None where
-    it is not: it is not this rank's to gather, or is sharded over other axes. Replicated ones are
-    there already, and their gradients are reduced by the packs where no other axis is there, over
-    which they would have to be reduced as well. A policy of dtypes holds for all of them: those
-    that are not gathered are cast where they are."""
+    """How a parameter is gathered in a forward whose batch is sharded over these axes; None if it
+    is not gathered, because this rank is outside or other axes shard it. Replicated parameters need
+    no gather. Packs reduce their gradients, if no other axis has to be reduced as well. A policy of
+    dtypes holds for all parameters: those that are not gathered are cast in place."""
     if type(tensor) is not ShardTensor or type(tensor._local) is not Tensor:
         return None
     meta = tensor._meta

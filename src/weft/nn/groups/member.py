@@ -22,11 +22,11 @@ class Member:
     """One parameter: as it is, and gathered. Without a storage it is its own memory.
 
     Args:
-        dtype: what it is gathered in.
-        offset: where in the storage, in elements.
+        dtype: the dtype in which it is gathered.
+        offset: its place in the storage, in elements.
         whole_meta: what it is as a gathered parameter.
 
-    `shown`: the local tensor of that.
+    `shown`: the local tensor of the gathered parameter.
     """
 
     __slots__ = (
@@ -70,7 +70,7 @@ class Member:
         return self._full if self._full is not None else self._released()  # type: ignore
 
     def release(self) -> None:
-        """From now on graphs alone hold the leaf."""
+        """Let go of the leaf: from now on graphs alone hold it."""
         self.shown = None
         if self._released is None:
             self._released = TensorWeakRef(self._full)
@@ -80,12 +80,12 @@ class Member:
                 self._full = None
 
     def hold(self, dtype: torch.dtype) -> None:
-        """Keep the gradient of the leaf with those of the backwards before, in this dtype."""
+        """Add the gradient of the leaf to those of earlier backwards, in this dtype."""
         grad = self.take()
         self.held = None if grad is None else grad.to(dtype)
 
     def take(self) -> Tensor | None:
-        """The gradient of the leaf, with what is held."""
+        """The gradient of the leaf, with the kept ones."""
         full, held, self.held = self.full, self.held, None
         if full is None or full.grad is None:
             return held

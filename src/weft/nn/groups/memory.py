@@ -19,8 +19,8 @@ __all__ = ["Packing", "gathered_layout", "packing_of"]
 
 
 def gathered_layout(layout: Layout, axes: frozenset[int]) -> Layout | None:
-    """The layout without the shards of these axes; None where that is no gather of blocks: an axis
-    that stays cuts pieces of what these axes have cut."""
+    """The layout gathered over these axes; None if that is no gather of blocks, because a remaining
+    axis cuts the pieces of these axes further."""
     for mine in layout.dims:
         kept = [axis for axis in mine if axis not in axes]
         if list(mine[: len(kept)]) != kept:
@@ -71,8 +71,8 @@ class Packing:
     """The places of parameters' blocks in buffers, over one communicator.
 
     Args:
-        metas: what the parameters are while they are sharded.
-        layouts: what they are gathered.
+        metas: of the sharded parameters.
+        layouts: of the gathered parameters.
         coordinates: of the communicator's ranks, in its order.
         index: this rank's place among them.
         widths: how many elements of the buffer an element of each parameter takes; one by default.
@@ -127,7 +127,7 @@ class Packing:
             torch._foreach_copy_(parts, blocks)
 
     def collect(self, flat: Tensor, wholes: Sequence[Tensor]) -> None:
-        """Copy what has the shapes of gathered parameters into a buffer."""
+        """Copy tensors with the shapes of gathered parameters into a buffer."""
         if flat.is_meta:
             return
         if self.is_even:
@@ -142,7 +142,7 @@ class Packing:
     def _pieces(
         self, flat: Tensor, wholes: Sequence[Tensor]
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Of gathered parameters, those that are the blocks of a buffer, and these."""
+        """The pieces of gathered parameters, and the blocks of a buffer that belong to them."""
         parts, blocks = [], []
         for rank, mine in enumerate(flat.split(self.sizes)):
             for at, block in enumerate(mine.split(self.counts[rank])):

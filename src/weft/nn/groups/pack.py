@@ -1,17 +1,17 @@
 """Parameters that one collective gathers: their memory, filled, freed, filled again.
 
-Theory of operation. A parameter is gathered by what it is: `tensor._local` and `tensor._meta` are
-exchanged for those of the gathered parameter, which lies in the pack's one storage, and is R over
-the axes (see `tensor.call.varying`). So every name of it, and every list that holds it, sees it.
-Afterwards it is what it was, and the storage is freed: autograd's graph keeps tensors without
-bytes. Whoever reads them fills the storage first (`tensor.placing.freed`).
+Theory of operation. A parameter is gathered in place: its `_local` and `_meta` are exchanged for
+those of the gathered parameter, which lies in the pack's one storage, and is R over the axes (see
+`tensor.call.varying`). So every name and every list that holds the parameter sees the gathered one.
+Afterwards the parameter gets its own back, and the storage is freed: autograd's graph keeps tensors
+without bytes. Their readers fill the storage first (`tensor.placing.freed`).
 
-The gathered parameter is a leaf of its own: torch's engine accumulates its gradient, a partial
-value, which waits there until the group is freed. Then what has arrived is copied into the buffer
-of the reduce-scatter, and dropped.
+The gathered parameter is a leaf of its own. torch's engine accumulates its gradient, a partial
+value, which waits there until the group is freed. Then the gradients are copied into the buffer of
+the reduce-scatter, and dropped.
 
-Weights that have been written to since are other values in the same storage. Then the version
-counters of the gathered parameters step, so that graphs of the old values raise torch's error.
+If weights have been written to since, the same storage gets other values. Then the version counters
+of the gathered parameters step, so that graphs of the old values raise torch's error.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ class Pack(Freed):
 
     Args:
         tensors: the parameters.
-        label: whose they are, for the log.
-        ask: called before the gradient of something computed of them is computed.
+        label: the name of their module, for the log.
+        ask: called before the gradient of a value that was computed from them.
         touch: called when the gradient of one of them is there.
-        widen: called with the number of a parameter that autocast's dtype does not serve; gives
-            the gathered parameter in its own.
-        in_own_dtype: by id, those of which that is known: they travel as they are.
+        widen: called with the number of a parameter that is needed in its own dtype, not in
+            autocast's; returns the gathered parameter in its own.
+        in_own_dtype: ids of parameters of which this is known: they travel in their own dtype.
 
-    `group`: whose pack it is. A graph that asks for the pack keeps it alive.
+    `group`: the group of the pack. A graph that may need the pack keeps it alive.
     """
 
     group: Any
@@ -131,7 +131,7 @@ class Pack(Freed):
         return members
 
     def _watch(self) -> None:
-        """See the gradients arrive."""
+        """Hook the gathered parameters, to see their gradients arrive."""
         me: weakref.ref[Pack] = weakref.ref(self)
         self.arrivals = [_Arrival(me, at) for at in range(len(self.members))]
         for member, arrival in zip(self.members, self.arrivals):
@@ -152,14 +152,15 @@ class Pack(Freed):
                    transition_between(mesh, layout, wanted.dst, frozenset(), wanted.dst_varying))
 
     def release(self) -> None:
-        """No module has the pack any more: graphs that are to be differentiated hold it."""
+        """Let go of the pack: no module has it any more, only graphs that are yet to be
+        differentiated."""
         for member, arrival in zip(self.members, self.arrivals):
             member.release()
             arrival.held = self
 
     @property
     def is_current(self) -> bool:
-        """Whether the parameters are still those that it was made of."""
+        """Whether the pack still has the module's parameters."""
         for member in self.members:
             tensor, local = member.tensor, member.local
             if tensor._meta is not member.meta or tensor._local is not local:
@@ -179,7 +180,7 @@ class Pack(Freed):
         self.is_kept = True
 
     def start(self) -> None:
-        """Begin to gather, where the storage is not filled."""
+        """Begin to gather, if the storage is not filled."""
         if not self.kind.axes:
             return
         versions = self._versions()
@@ -240,7 +241,7 @@ class Pack(Freed):
     # The parameters.
 
     def show(self) -> None:
-        """The parameters are gathered: the storage is filled."""
+        """Show the gathered parameters: the storage is filled."""
         for at, member in enumerate(self.members):
             tensor = member.tensor
             if tensor._local is member.local and member.another is None:
@@ -263,7 +264,7 @@ class Pack(Freed):
         return any(member.tensor._local is member.shown for member in self.members)
 
     def hide(self) -> None:
-        """The parameters are what they were; what was written to them is written to these."""
+        """Give the parameters their shards back, with whatever was written to the gathered ones."""
         for at in range(len(self.members)):
             self.hide_one(at)
 
@@ -286,7 +287,7 @@ class Pack(Freed):
     # Gradients.
 
     def arrived(self, at: int, full: Tensor) -> None:
-        """The gradient of a gathered parameter is there."""
+        """The gradient of a gathered parameter has arrived."""
         member = self.members[at]
         if full.grad is None:
             return
@@ -305,8 +306,8 @@ class Pack(Freed):
         self._touch()
 
     def start_reducing(self, buckets: _Buckets) -> list[Callable[[], None]]:
-        """Begin to reduce what has arrived; the function waits for it, and accumulates. What only
-        has to be summed goes to the buckets."""
+        """Begin to reduce the gradients that have arrived; the returned function waits, and
+        accumulates. Gradients that only have to be summed go to the buckets."""
         if not self.kind.axes and self.kind.rest:
             buckets.add(self)
             return []
@@ -343,7 +344,7 @@ class Pack(Freed):
         return [land]
 
     def _taken(self) -> tuple[list[Member], list[Tensor]]:
-        """What has arrived, and of whom."""
+        """The gradients that have arrived, with their members."""
         members, grads = [], []
         for member in self.members:
             grad = member.take() if member.has_arrived else None
@@ -360,14 +361,14 @@ class Pack(Freed):
         return [member.local for member in members], grads
 
     def release_held(self) -> None:
-        """What was held over several backwards is to be reduced."""
+        """Reduce what was kept over several backwards."""
         for member in self.members:
             full = member.full
             found = full is not None and full.grad is not None
             member.has_arrived = found or member.held is not None
 
     def drop(self) -> None:
-        """A backward has failed: what has arrived is no gradient of anything."""
+        """A backward has failed: drop what has arrived."""
         for member in self.members:
             member.has_arrived = False
             member.take()
@@ -376,7 +377,7 @@ class Pack(Freed):
     def told(
         self, collective: str, what: str, nbytes: int, over: frozenset[int] | None = None
     ) -> Iterator[None]:
-        """Around a collective: the log and the debug mode know what it is for."""
+        """Around a collective: names its purpose for the log and the debug mode."""
         if not traffic.STATE.on:
             yield
             return
@@ -397,8 +398,8 @@ class Pack(Freed):
 
 
 class _Arrival:
-    """The hook of a gathered parameter. It holds its pack once that holds the parameter no more:
-    else neither would ever be freed."""
+    """The hook of a gathered parameter. It holds its pack only after the pack has let go of the
+    parameter: a cycle would never be freed."""
 
     __slots__ = ("at", "held", "pack")
 

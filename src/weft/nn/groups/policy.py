@@ -20,14 +20,14 @@ class Gather:
     """How the parameters of a module are gathered while it runs.
 
     Args:
-        axes: the mesh axes over which they are; None: those that shard the batch, dim 0 of what the
-            outermost module is given, and those that shard another dim of it and all parameters.
-        free: whether they are freed after the forward, and gathered again in backward.
-        compute_dtype: the dtype that they are cast to before they travel, and have while the module
-            runs; its inputs are cast, too, and its parameters that are not gathered. None: their
-            own; under autocast those travel in its dtype that autocast casts at every use.
-        reduce_dtype: the dtype in which gradients of all of them are reduced; None: compute_dtype,
-            else their own.
+        axes: the mesh axes to gather over. None: those that shard the batch (dim 0 of the outermost
+            module's inputs), and those that shard another dim of the inputs and all parameters.
+        free: whether parameters are freed after the forward, and gathered again in backward.
+        compute_dtype: the dtype of parameters and inputs while the module runs. Parameters are cast
+            before they are gathered; those that are not gathered are cast, too. None: their own.
+            Under autocast, parameters that it casts at every use are gathered in its dtype.
+        reduce_dtype: the dtype in which all gradients are reduced. None: compute_dtype, else their
+            own.
     """
 
     axes: Any = None
@@ -93,7 +93,7 @@ def _is_in(path: str, others: list[str]) -> bool:
 
 
 def check_gather(module: nn.Module, given: Any) -> None:
-    """Check what says which modules have groups.
+    """Check the argument `gather`.
 
     Raises:
         LayoutError: a pattern that matches no module.

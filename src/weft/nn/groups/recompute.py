@@ -21,8 +21,8 @@ __all__ = ["checkpoint"]
 def checkpoint(original: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
     """`torch.utils.checkpoint.checkpoint`: what was gathered in forward is gathered again.
 
-    With reentrance nothing of the forward is compared or replaced: there what is recomputed may lie
-    otherwise.
+    A reentrant checkpoint compares and replaces nothing of the forward, so recomputed tensors may
+    have another memory order.
     """
     if kwargs.get("use_reentrant") is not False:
         return torch_patches.checkpoint(original, function, *args, **kwargs)

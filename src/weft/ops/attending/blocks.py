@@ -1,4 +1,4 @@
-"""Which blocks of keys and values a rank fetches, from whom, and in which rounds.
+"""The blocks of keys and values that a rank fetches, their holders, and the rounds.
 
 Queries and keys are sharded over the same axes. Each rank keeps its queries and receives blocks of
 keys from their holders: in round j from the rank j places before it in the group. So every rank
@@ -63,9 +63,9 @@ class Blocks:
         self._rounds: dict[int, list[Round]] = {}
 
     def busiest(self, grad: bool) -> int:
-        """How many keys of others, or gradients of its own, the rank receives that receives most.
+        """The number of keys of others, or gradients of its own, that the busiest rank receives.
 
-        In backward (`grad`) blocks come once more, and their gradients go to who holds them.
+        In backward (`grad`) blocks are sent once more, and their gradients go to their holders.
         """
         gets, gives = [0] * self.comm.size, [0] * self.comm.size
         for holder, found in enumerate(self.keys):

@@ -50,7 +50,7 @@ def serves(q: Tensor, k: Tensor, v: Tensor) -> bool:
 def parts(
     num_rows: int, num_columns: int, first: int, column: int, is_causal: bool
 ) -> Iterator[Part]:
-    """What rows from position `first` on see of keys from position `column` on."""
+    """The parts of keys from position `column` on that rows from position `first` on see."""
     if not is_causal:
         yield Part(slice(0, num_rows), slice(0, num_columns), False)
         return

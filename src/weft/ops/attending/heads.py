@@ -1,5 +1,5 @@
 """Attention of a sharded sequence by heads: an exchange after which each rank has whole sequences
-of some heads, attention of these, and an exchange back (Jacobs et al., DeepSpeed
+of some heads, attention over these, and an exchange back (Jacobs et al., DeepSpeed
 Ulysses, 2023)."""
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _by_heads(layout: Layout, axes: tuple[int, ...]) -> Layout:
 
 
 def _like(query: Layout, value: Layout) -> Layout:
-    """The result, where queries and values lie so."""
+    """The layout of the result, if queries and values have these layouts."""
     return Layout.make(
         query.mesh, (*query.shape[:-1], value.shape[-1]), (*query.dims[:-1], value.dims[-1]),
         (*query.cuts[:-1], value.cuts[-1]),

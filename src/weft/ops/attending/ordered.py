@@ -1,4 +1,4 @@
-"""Causal attention of tokens that are out of order: a query sees keys of earlier positions."""
+"""Causal attention over tokens that are out of order: a query sees keys of earlier positions."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _over_sequence(
     shards: Shards, query: Tensor, key: Tensor, value: Tensor, order: tuple[Span, ...],
     scale: float,
 ) -> Tensor:
-    """Queries stay, and see what of each block is earlier; or heads are exchanged."""
+    """Queries stay, and see the earlier part of each block; or heads are exchanged."""
     heads = [layout.shape[-3] if layout.ndim > 2 else 1 for layout in shards.operands[:2]]
     way: Way = shards.once(
         lambda: Way(shards.mesh, shards.operands, True, heads[1] not in (1, heads[0]), order))

@@ -32,7 +32,7 @@ BUFFER_NBYTES = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Where the keys and values of one call lie, and how others' come.
+    """The keys and values of one call: their layouts, and how blocks of others arrive.
 
     Args:
         queries, keys: those of this rank.
@@ -77,7 +77,7 @@ class Keys:
 
 
 def attend(keys: Keys, asked: Asked, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attention of this rank's queries; the mask, and what else is asked for, are in `asked`."""
+    """Attention of this rank's queries; the mask and the options are in `asked`."""
     return _Attention.apply(keys, asked, q, k, v, asked.mask)  # type: ignore[return-value]
 
 

@@ -33,7 +33,7 @@ Noise = Callable[[Span, Span], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What attention is asked for, as this rank sees it.
+    """The mask and the options of attention, as this rank sees them.
 
     Args:
         scale: of the scores. is_causal: whether a query sees no key of a later position.
@@ -123,7 +123,7 @@ class Asked:
 
 
 class Rows:
-    """What this rank's queries have seen so far.
+    """The state of this rank's queries after the keys so far.
 
     Attributes, per query: `top`, the largest score; `total`, the sum of exp(score - top); `out`,
     that of the values weighted by them.
@@ -162,7 +162,7 @@ class Rows:
             self._see(rows, top, total, seen)
 
     def _see(self, rows: slice, top: Tensor, total: Tensor, seen: Tensor) -> None:
-        """Add what some rows see in some keys."""
+        """Add the contribution of some keys to some rows."""
         own = self.top[..., rows]
         both = torch.maximum(own, top)
         base = _finite(both)
@@ -174,7 +174,7 @@ class Rows:
     def merge(
         self, largest: Callable[[Tensor], Tensor], summed: Callable[[Tensor], Tensor]
     ) -> None:
-        """Add what other ranks have seen; `largest` and `summed` reduce over these."""
+        """Add the states of other ranks; `largest` and `summed` reduce over these."""
         top = largest(self.top)
         decay = (self.top - _finite(top)).exp_().unsqueeze(-1)
         both = summed(torch.cat([self.out, self.total.unsqueeze(-1)], -1).mul_(decay))

@@ -43,8 +43,8 @@ class Drops:
     dtype: torch.dtype
 
     def noise(self, shape: tuple[int, ...], box: Box, groups: int) -> Tensor:
-        """What weights in a box of all of them, of this shape, are multiplied by; heads stand
-        apart by groups, if there are several."""
+        """The factors of the weights in a box, of this shape; heads are separate by groups, if
+        there are several."""
         source = Source(self.key, shape, box, self.device)
         found = samples.bernoulli(source, 1.0 - self.p, self.dtype)
         if self.p < 1.0:
@@ -53,7 +53,7 @@ class Drops:
 
 
 class Way:
-    """How the operands of a call lie, and what that allows.
+    """The layouts of a call's operands, and the ways that they allow.
 
     Args:
         layouts: of queries, keys, values and the mask, if there is one.
@@ -128,7 +128,7 @@ class Way:
         return heads.attend(list(tensors), partial(_tiled, keys, asked, groups))
 
     def _noise(self, drops: Drops, query: Layout, groups: int) -> Noise:
-        """The noise of this rank's weights, where the queries lie so."""
+        """The noise of this rank's weights, if the queries have this layout."""
         assert self.mesh.here is not None
         lead = query.box_at(self.mesh.here)[:-2]
         shape = (*query.shape[:-1], self.layouts[1].shape[-2])

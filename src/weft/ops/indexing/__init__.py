@@ -1,1 +1,1 @@
-"""Elements that move between ranks as indices, or new positions, direct."""
+"""Elements that move between ranks, to where indices or new positions send them."""

@@ -1,8 +1,8 @@
-"""Boxes of a sharded tensor that data decide: each rank knows its own alone.
+"""Boxes of a sharded tensor that depend on data: each rank knows only its own.
 
-The ranks tell each other in which places of the sharded dims their boxes begin and end, and then
-send each other exactly the parts of the boxes that they own. Gradients of parts go back to the
-owners, who add them up.
+The ranks first exchange the beginnings and ends of their boxes in the sharded dims, and then
+exactly the parts of the boxes that they own. Gradients of parts go back to the owners, who add them
+up.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Exchanges units of a sharded tensor between the ranks that hold them and those that name them.
+"""Exchanges units of a sharded tensor between the ranks that hold them and the ranks that request
+them.
 
 Indices into sharded dims name *units*: rows of a table, or single elements. The layout determines
 who holds a unit (`Units.locate`), so only units are sent, by one all-to-all. `fetch` brings units
@@ -172,8 +173,8 @@ def outside(indices: Sequence[Tensor], shape: Sequence[int | None], wraps: bool)
 
 
 def first_told(comm: Communicator, wrong: str) -> str:
-    """What the first rank of the group says is wrong, and which rank that is; "" if none says
-    anything. A collective: all ranks of the group call it, once they know that some may."""
+    """The error text of the first rank that has one, with the rank; "" if there is none. A
+    collective: all ranks of the group call it, once they know that some may have a fault."""
     told = zip(comm.ranks, comm.exchange(wrong))
     return next((f"{text} (on rank {rank})" for rank, text in told if text), "")
 
@@ -191,7 +192,7 @@ def from_front(
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """Which units go where.
+    """The routes of units between ranks.
 
     Args:
         exchange: carries them.
@@ -264,7 +265,7 @@ def plan_by_request(
 
     Raises:
         IndexError: (or what torch raises for the op) on all ranks of the group, if one of them
-            reports that its indices are `wrong`. Only then do they tell each other which.
+            reports that its indices are `wrong`. Only then do they exchange which.
     """
     size = exchange.comm.size
     named, row, order = _sorted(holder.reshape(-1), row.reshape(-1), once)

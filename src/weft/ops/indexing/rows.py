@@ -1,4 +1,4 @@
-"""Rows and elements that indices name: which are requested, and the exchange that brings them."""
+"""Rows and elements that indices name: the requests, and the exchange that brings them."""
 
 from __future__ import annotations
 

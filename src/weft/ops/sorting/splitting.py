@@ -1,5 +1,5 @@
-"""The blocks of a sharded dim as one sequence: exchanges among them, and where a rank falls in
-each.
+"""The blocks of a sharded dim as one sequence: exchanges among them, and the place of a rank (in
+the order) in each.
 
 `split` takes rows that are sorted within every block and finds how many of each block's elements
 are among the first k of all. It is selection in several sorted sequences (Varman et al., Merging

@@ -1,4 +1,4 @@
-"""Unsigned integers whose single elements torch cannot move on CPUs: they are handled as signed
+"""Unsigned integers, whose single elements torch cannot move on CPUs. They are handled as signed
 integers of the same width, which have the same order once the highest bit is flipped."""
 
 from __future__ import annotations

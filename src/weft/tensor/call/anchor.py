@@ -2,7 +2,7 @@
 
 torch's kernels may drop edges of empty tensors, and gradients of them may drop theirs. A transition
 behind a dropped edge would leave the other ranks waiting. So the results are tied to the operands
-that get a gradient on other ranks, as often as that gradient has one of its own.
+that get a gradient on other ranks, to the same order of derivatives.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def tied(out: Any, anchor: Sequence[Sequence[int]], locals_: Sequence[torch.Tens
 
 
 def _ends(edges: Sequence[int], locals_: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """What the result is tied to. Where a gradient depends on tensors on the other ranks, so does
-    that of a product here."""
+    """The ends of the edges. If a gradient depends on tensors on the other ranks, so does that of a
+    product here."""
     ends = {at: _end(locals_[at], at) for at in edges}
     found = list(ends.values())
     for at in edges:

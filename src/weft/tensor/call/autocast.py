@@ -1,4 +1,5 @@
-"""Ops whose operands autocast casts, and what that spares: what moves is cast before it is sent."""
+"""Ops whose operands autocast casts: an operand that moves is cast before it is sent, which saves
+bytes."""
 
 from __future__ import annotations
 
@@ -32,8 +33,8 @@ def cast_of(name: str, mesh: BoundMesh) -> torch.dtype | None:
 def cast_on_the_way(
     move: Transition | None, own: torch.dtype, dtype: torch.dtype
 ) -> Transition | None:
-    """The way of an operand that its op casts to `dtype` in any case: the transition casts it, and
-    fewer bytes travel. As it is where nothing is sent, or partial values are summed."""
+    """The transition of an operand that its op casts to `dtype` anyway: the transition casts it
+    first, and fewer bytes travel. Unchanged if nothing is sent, or partial values are summed."""
     if move is None or own is not torch.float32 or dtype.itemsize >= own.itemsize:
         return move
     if move.cover is not None or move.src.is_partial or move.dst.is_partial:

@@ -144,20 +144,20 @@ class _Miss:
         return _composite(made, builder)[1] if isinstance(made, ops.Composite) else None
 
     def _keep(self, sizes: Sizes | None) -> None:
-        """Keep what serves other lengths."""
+        """Keep the form for other lengths."""
         if sizes is not None and self.structure is not None and self.found is None:
             known: dict[Any, Sizes] = self.mesh.cache.setdefault("structures", {})
             bounded_put(known, self.structure, sizes, MAX_STRUCTURES)
 
     def _trace(self) -> Trace:
-        """What the call consists of."""
+        """The trace of the call: the ops that it consists of."""
         known = None if self.found is None else self.found.trace(self.tensors)
         return known or _captured(self.func, self.args, self.kwargs, self.tensors, self.key)
 
     def _by_data(
         self, entry: Entry | None, reason: NotCapturable | None
     ) -> tuple[Recipe, bool]:
-        """What carries out a call that needs the data of its operands."""
+        """The recipe of a call that needs the data of its operands."""
         if entry is not None:
             return by_book.of_function(entry, self.mesh, str(reason or "")), True
         found = None
@@ -219,8 +219,8 @@ _QUANTIZED = frozenset(
 
 
 def _check_quantized(func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor]) -> None:
-    """Raise where an operand is quantized, or the result would be: torch has no meta kernels that
-    tell of these."""
+    """Raise if an operand is quantized, or the result would be: torch has no meta kernels for
+    these."""
     name = getattr(func, "__name__", str(func))
     for tensor in tensors:
         if tensor.is_quantized:
@@ -246,7 +246,7 @@ def reads(func: Any, args: Any, kwargs: Any, key: Sequence[Any]) -> bool:
 def _program(
     trace: Trace, tensors: Sequence[torch.Tensor], mesh: BoundMesh
 ) -> tuple[Recipe, Sizes | None]:
-    """What carries out several ops, and how it does for other lengths."""
+    """The recipe of several ops, and its form for other lengths."""
     if mesh.here is not None:
         composer = Composer(tensors, mesh)
         result = composer.add(trace, {at: Slot(at) for at in range(len(tensors))})
@@ -257,7 +257,7 @@ def _program(
 
 
 def _composite(composite: ops.Composite, builder: Builder) -> tuple[Recipe, Sizes | None]:
-    """What carries out an op that is composed of others, and how it does for other lengths."""
+    """The recipe of an op that is composed of others, and its form for other lengths."""
     op, trace, mesh = builder.op, builder.trace, builder.mesh
     parts = composite.trace if isinstance(composite, Parts) else None
     function = composite.function
@@ -334,7 +334,7 @@ def _capture(func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor])
 
 
 def _returns_operand(trace: Trace, num_tensors: int) -> bool:
-    """Whether nothing is to do: `x.float()` of a float32 tensor is `x` itself."""
+    """Whether the call returns its operand: `x.float()` of a float32 tensor is `x` itself."""
     return (
         len(trace.ops) == 1
         and type(trace.result) is Slot
@@ -349,7 +349,8 @@ def _writes(trace: Trace) -> bool:
 
 
 def _has_data_of_its_own(trace: Trace, num_tensors: int) -> bool:
-    """Whether an op takes what neither the call nor an op before it gives, like an index array."""
+    """Whether an op takes a tensor that neither the call nor an earlier op gives, like an index
+    array."""
     known = set(range(num_tensors))
     for op in trace.ops:
         if not known.issuperset(slot.index for slot in slots_of((op.args, op.kwargs))):
@@ -359,7 +360,7 @@ def _has_data_of_its_own(trace: Trace, num_tensors: int) -> bool:
 
 
 def _places(args: Sequence[Any]) -> tuple[int, ...] | None:
-    """Where tensors stand among positional arguments; None when lists or slices hold some."""
+    """The places of tensors among positional arguments; None when lists or slices hold some."""
     if any(isinstance(arg, (list, tuple, dict, slice)) and flatten(arg) for arg in args):
         return None
     return tuple(place for place, arg in enumerate(args) if isinstance(arg, torch.Tensor))

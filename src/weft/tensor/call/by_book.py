@@ -24,7 +24,8 @@ NO_COMPOSITION = "its composition does not serve such a call"
 
 
 def of_function(entry: Entry, mesh: BoundMesh, reason: str = NO_COMPOSITION) -> Function:
-    """What carries out a function of torch that has an entry: it takes the function's arguments."""
+    """The composition of a function of torch that has an entry; it takes the function's
+    arguments."""
     compose = entry.compose
     assert compose is not None
 
@@ -61,9 +62,9 @@ def _reshapes(key: str) -> bool:
 
 
 def of_op(func: Any, op: Op, mesh: BoundMesh) -> Function | None:
-    """What carries out a call that cannot be recorded, because of the op that it is.
+    """The composition for a call of an op that cannot be recorded.
 
-    None where the book does not compose it, or where Python may do more than hand it on.
+    None if the book does not compose the op, or the called function may do more than call it.
     """
     if not (is_torchs_own(func) or isinstance(func, OpOverload)):
         return None

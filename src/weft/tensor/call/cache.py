@@ -1,7 +1,7 @@
-"""`weft.cache_info()` and `weft.cache_clear()`: what is kept between calls.
+"""`weft.cache_info()` and `weft.cache_clear()`: the caches between calls.
 
-Everything kept follows from facts that all ranks share, and can be made again: clearing costs
-time, on the ranks that clear, and nothing else.
+All cached values follow from facts that all ranks share, and can be made again: clearing costs only
+time, on the ranks that clear.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ class CacheInfo(Mapping[str, KindInfo]):
 
 
 def cache_info() -> CacheInfo:
-    """Hits and misses of calls since the last `cache_clear`, and the numbers of kept entries.
+    """Hits and misses of the caches since the last `cache_clear`, and the numbers of their entries.
 
-    Counted over the process: all its threads, simulated ranks and meshes that are alive.
+    Counted over the process: all its threads, simulated ranks and live meshes.
 
     - `recipes`: how a call is carried out; a hit is one look-up.
     - `structures`: recipes of calls that differ in lengths alone. Looked up where a recipe misses.

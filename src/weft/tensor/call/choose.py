@@ -19,12 +19,12 @@ Chosen = Decision | ops.Local | ops.Kernel | ops.Composite | None
 
 
 class Choice(NamedTuple):
-    """What carries an op out.
+    """The way in which an op is carried out.
 
     Args:
-        chosen: None where nothing is said of it.
-        rule: what says the lengths of the results, if a rule does.
-        own: what a user has registered for the op.
+        chosen: None if neither a rule nor an entry covers the call.
+        rule: the rule that gives the lengths of the results, if there is one.
+        own: a user's registration for the op.
     """
 
     chosen: Chosen
@@ -36,14 +36,14 @@ def choose(
     call: Call, entry: rules.Entry | None, about: Facts, layouts: list[Layout], wants: list[bool],
     results: Sequence[torch.Tensor], target: int | None, slices: propagate.Slices = (),
 ) -> Choice:
-    """Choose for a call whose operands lie so.
+    """Choose for a call whose operands have these layouts.
 
     Args:
-        entry: what the book has of the op.
+        entry: the op's entry in the book.
         wants: per operand, whether a gradient is wanted.
-        results: what the op gives of meta tensors.
+        results: the results of the op on meta tensors.
         target: the operand that an op in place writes to.
-        slices: per operand, what it is a slice of, if it is one.
+        slices: per operand, its base if it is a slice.
     """
     own = rules.OWN.get(call.op)
     bound = None if own is None else own.bind(call, True)
@@ -73,7 +73,7 @@ def _decided(
     rule: Rule, call: Call, layouts: list[Layout], wants: list[bool], target: int | None,
     kernel: Callable[..., object] | None, slices: propagate.Slices,
 ) -> Decision | ops.Kernel:
-    """What the rule says of the call, to be carried out by the op itself or by its kernel."""
+    """The decision of the rule for the call, carried out by the op itself or by its kernel."""
     decision = propagate.decide(rule, call, layouts, wants, target, slices)
     if not decision.finish:
         return decision

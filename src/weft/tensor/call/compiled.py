@@ -1,9 +1,9 @@
 """ShardTensors under torch.compile: their ops run eagerly.
 
-TorchDynamo traces what it takes for plain Python, and a ShardTensor's ops are Python to it: it
-would trace weft itself. So weft is among the files that it does not look into, as torch's own are.
-Then a compiled function breaks its graph where it meets a ShardTensor, runs that op as ever,
-backward included, and goes on; what touches plain tensors alone is compiled. One warning says so.
+To TorchDynamo a ShardTensor's ops are plain Python, so it would trace weft itself. Therefore weft
+is among the files that it skips, as torch's own are. A compiled function then breaks its graph
+where it meets a ShardTensor, runs that op eagerly, backward included, and goes on. Ops on plain
+tensors alone are compiled. One warning says so.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SIGNS = (str(Path(__file__).parents[2]), ShardTensor.__torch_function__.__qualn
 
 
 def compile_without_weft(original: Any, *args: Any, **kwargs: Any) -> Any:
-    """`torch.compile`, of which the first call imports the compiler, and has it leave weft out."""
+    """`torch.compile`; its first call imports the compiler, and makes it skip weft."""
     if "skip" not in _TOLD:
         _TOLD.add("skip")
         # The one name that is looked into wherever it lies.
@@ -48,7 +48,7 @@ def compile_without_weft(original: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _in_one_graph(compiled: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """The function, which says why there cannot be one graph if a ShardTensor is the reason."""
+    """The function; if a ShardTensor prevents a single graph, its error says so."""
     @wraps(compiled)
     def run(*args: Any, **kwargs: Any) -> Any:
         try:
@@ -69,7 +69,7 @@ def _in_one_graph(compiled: Callable[..., Any], name: str) -> Callable[..., Any]
 
 @contextmanager
 def unseen() -> Iterator[None]:
-    """Inside, nothing is compiled: what weft asks of torch's own Python is none of the user's."""
+    """Inside, nothing is compiled: weft's own calls of torch's Python are not the user's."""
     callback = set_eval_frame(None)
     try:
         if callable(callback) and "compile" not in _TOLD:

@@ -30,7 +30,7 @@ __all__ = ["Composer", "stand_in"]
 class Composer:
     """Makes the program of ops, one after the other.
 
-    `composed` and `traced` give the result with Slots, or None where the program cannot be made.
+    `composed` and `traced` return the result with Slots, or None if the program cannot be made.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor], mesh: BoundMesh) -> None:
@@ -45,7 +45,7 @@ class Composer:
         self.built: list[Builder] = []
 
     def composed(self, function: Callable[..., Any], op: Op) -> Any:
-        """Add what `function` does with the op's arguments; gives its result."""
+        """Add the ops of `function` on the op's arguments; returns its result."""
         slots = list(dict.fromkeys(slots_of((op.args, op.kwargs))))
         metas = [meta_like(self.values[slot.index]) for slot in slots]
         feed = {slot.index: meta for slot, meta in zip(slots, metas)}

@@ -58,12 +58,11 @@ __all__ = ["Builder"]
 class Builder:
     """Decides on one op: `trace` has one, and `tensors` are the values of its Slots.
 
-    `is_leaf`: the call asks for results that require a gradient, as `zeros_like` may.
-    What it leaves behind: `metas` of the step's results by slot; `rule`, which says the lengths of
-    the results, if one does, `own`, what a
-    user has registered for the op, `layouts` of the operands and the `decision`; `by_form`, whether
-    the step for other lengths differs in layouts alone; `clashes`, whether a value that the op
-    takes twice moves to two layouts.
+    `is_leaf`: the call asks for results that require a gradient, as `zeros_like` may. Afterwards it
+    has the `metas` of the step's results by slot; `rule`, if one gives the lengths of the results;
+    `own`, a user's registration for the op; `layouts` of the operands and the `decision`;
+    `by_form`, whether the step for other lengths differs in layouts alone; `clashes`, whether a
+    value that the op takes twice moves to two layouts.
     """
 
     def __init__(
@@ -100,7 +99,7 @@ class Builder:
         return Program((step,), metas, self.trace.result, self.places)
 
     def build(self) -> Step | Recipe | ops.Composite:
-        """The step, else what carries out the call, or the composition of other ops that serves."""
+        """The step; else the recipe of the call, or a composition of other ops."""
         entry = self.entry = by_book.entry_of(self.facts)
         if entry is not None and entry.lists:
             return foreach.recipe(entry, self.trace, self.op, self.tensors, self.mesh)
@@ -235,8 +234,8 @@ class Builder:
     def _slice(
         self, decision: Decision, metas: dict[int, Meta]
     ) -> tuple[int, tuple[int, ...]] | None:
-        """Of a slice of a sharded dim, or of such a slice, its operand and where it begins; what it
-        becomes, in `metas`, remembers that."""
+        """For a slice of a sharded dim, or of such a slice: its operand and its beginning. The
+        result's meta, in `metas`, remembers both."""
         slot, starts = self.slots[0], decision.starts
         base = self.tensors[slot]
         if starts is None or type(base) is not ShardTensor or not self.shares():
@@ -271,7 +270,7 @@ class Builder:
     def _local(
         self, decision: Decision, algorithm: ops.Local | ops.Kernel | None
     ) -> tuple[Any, Any, Any]:
-        """What runs on the local tensors, with its arguments (None: the user's own call)."""
+        """The function for the local tensors, with its arguments (None: the user's own call)."""
         if isinstance(algorithm, ops.Kernel):
             operand, _ = decision.finish[0]
             self.kernel = BoundKernel(
@@ -311,7 +310,7 @@ class Builder:
         self, decision: Decision, moves: list[Any], varying: frozenset[int], grad: bool,
         brought: bool,
     ) -> list[tuple[int, Any]]:
-        """Per result its slot and the transition on its way out; `metas` say what they become.
+        """Per result its slot and the transition after the op; `metas` describe them.
 
         `brought`: whether the local op itself has data come from other ranks.
         """

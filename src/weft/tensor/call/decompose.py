@@ -20,16 +20,16 @@ __all__ = ["Parts", "parts_of"]
 
 @dataclass(frozen=True, slots=True)
 class Parts(ops.Composite):
-    """What torch composes an op of; `trace` has the ops, its first slots are the call's tensors."""
+    """The ops that torch composes an op of; the first slots of `trace` are the call's tensors."""
 
     trace: Trace = field(kw_only=True)
 
 
 def parts_of(op: Op, metas: Sequence[torch.Tensor], device_type: str) -> Parts | None:
-    """What the op consists of, on meta tensors like its call's; None where that is not covered.
+    """The parts of the op, on meta tensors like its call's; None if the book does not cover them.
 
-    An op of which torch says nothing, that writes, or whose result is a view, stays whole; so does
-    one that autocast casts for as a whole.
+    An op that torch does not compose, that writes, or whose result is a view, stays whole. So does
+    an op whose operands autocast casts.
     """
     overload, about = op.overload, facts(op.overload)
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key

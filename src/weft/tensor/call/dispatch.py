@@ -4,8 +4,8 @@
 Floats count in a key by type alone, because learning rates change every step; a recipe that has
 baked a float in is kept under the key with the floats' values.
 
-A call is decided once: `_decided` gives one recipe, with what comes before the op (operands that
-were reduced) and after it (`out=`). Nothing in it goes back to `call`.
+A call is decided once: `_decided` returns one recipe, including what happens before the op (reduced
+operands) and after it (`out=`). It never calls `call` again.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ def _carry_out(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def failed(error: Exception, func: Any, given: Any, mesh: BoundMesh) -> Exception:
-    """The error of a call that this rank has begun, with layouts. Another rank's data may be right:
-    so that it does not wait for this one without a reason, it can read why."""
+    """The error of a call that this rank has begun, with layouts. The call may succeed on other
+    ranks; they can then read why this one does not come."""
     if told_of(error):
         return error
     name = _name(func)
@@ -123,7 +123,7 @@ def _check_modes(func: Any, args: Any, kwargs: Any, plain: Sequence[torch.Tensor
 def _found(
     func: Any, args: Any, kwargs: Any, mesh: BoundMesh, home: Meta, key: list[Any]
 ) -> Recipe:
-    """The recipe that is kept for a call, or the one that is to be."""
+    """The cached recipe of a call, or a new one."""
     found = home.recipes.get(tuple(key)) or _with_floats(home, key, (*args, *kwargs.values()))
     return found or _learned(func, args, kwargs, mesh, home, key)
 
@@ -138,7 +138,7 @@ def _unmarked(func: Any, args: Any, kwargs: Any) -> Recipe:
 
 
 def _kept_nowhere(func: Any, args: Any, kwargs: Any, mesh: BoundMesh) -> Any:
-    """Carry out a call that has no key."""
+    """Carry out a call without a key."""
     CALLS.step()
     MISSES.step()
     with unseen():
@@ -149,23 +149,23 @@ def _kept_nowhere(func: Any, args: Any, kwargs: Any, mesh: BoundMesh) -> Any:
 
 
 def _with_floats(home: Meta, key: Sequence[Any], given: Sequence[Any]) -> Recipe | None:
-    """The recipe that is kept for a call with just these floats."""
+    """The cached recipe of a call with exactly these floats."""
     floats = floats_of(given)
     return home.recipes.get((*key, *floats)) if floats else None
 
 
 def _against_array(func: Any, tensor: Any, other: Any) -> Any:
-    """An operator on what cannot be hashed, like an array of numpy's: as torch, it takes the array
-    in `==` alone, and leaves the rest to the other."""
+    """An operator on an unhashable value, like an array of numpy's. As in torch, only `==` takes
+    the array; other operators are left to it."""
     if func is torch.Tensor.__eq__ and hasattr(other, "__array_interface__"):
         return func(tensor, torch.as_tensor(other))
     return NotImplemented
 
 
 def learn(func: Any, args: Any, kwargs: Any, home: Meta, key: list[Any]) -> Recipe | None:
-    """The recipe of a call that the short route has made the key of and found none for.
+    """The recipe of a call for whose key the short route has found none.
 
-    None where only `call` serves. It is kept for the next such call.
+    None if only `call` can carry it out. It is kept for the next such call.
     """
     found = _with_floats(home, key, (*args, *kwargs.values()) if kwargs else args)
     if found is not None:

@@ -24,7 +24,7 @@ def made_of_nothing(
     trace: Trace, tensors: Sequence[torch.Tensor], layouts: Sequence[Layout],
     wants: Sequence[bool], mesh: BoundMesh, differentiable: Callable[[torch.Tensor, bool], bool],
 ) -> ops.Local | None:
-    """What makes the results of an op, if none of them has elements.
+    """The function that makes the results of an op, if none of them has elements.
 
     They keep their edges in the graph. None where the op writes, draws or gives views, and where a
     result is differentiable and torch knows no gradient.

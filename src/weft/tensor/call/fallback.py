@@ -56,8 +56,8 @@ def runner(
 ) -> Callable[[Any, Any, Any], Any]:
     """A function that carries out calls by fallback.
 
-    `writes`: which of the tensors it writes to, as far as its schema is known: some ops do so
-    without counting a version. `fix`: what a warning says to do instead.
+    `writes`: which of the tensors the op writes to, as far as its schema is known: some ops write
+    without counting a version. `fix`: the advice of the warning.
     """
     if mesh.here is None:
         return outside.unknown(mesh, reason)
@@ -101,7 +101,7 @@ def runner(
 def of_op(
     run: Callable[[Any, Any, Any], Any], op: Op, trace: Trace
 ) -> Callable[[Any, Any, Any], Any]:
-    """`run` of an op, instead of the function that was called."""
+    """`run` of an op, in place of the called function."""
 
     def run_op(func: Any, args: Any, kwargs: Any) -> Any:
         tensors = flatten((args, kwargs))

@@ -93,7 +93,7 @@ def _one_by_one(
 ) -> Any:
     """`_foreach_add_(xs, ys, alpha=a)` as `x.add_(y, alpha=a)` for each of the elements.
 
-    The order matters: a tensor that stands in two lists changes as it does in torch.
+    The order matters: a tensor in two lists changes as it does in torch.
     """
     given = dict(zip([each for each, _ in parameters], args)) | kwargs
     lists = [each for each, is_list in parameters if is_list]

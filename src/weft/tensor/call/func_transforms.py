@@ -1,10 +1,10 @@
-"""`torch.func` over ShardTensors: vmap, grad, vjp, jvp, and what is made of them (jacrev, jacfwd,
+"""`torch.func` over ShardTensors: vmap, grad, vjp, jvp, and their compositions (jacrev, jacfwd,
 hessian).
 
-torch's own transforms wrap what they are given, and turn a call on wrapped tensors into ops on what
-these contain. That may be a ShardTensor: its ops arrive below autograd, where each is carried out
-as a call of its own (`beneath`). The local tensors record autograd's graph, as everywhere; so the
-keys that torch has excluded on its way down are those of the outermost transform's call again.
+torch's transforms wrap tensors, and turn a call on wrapped tensors into ops on the tensors inside.
+These may be ShardTensors: then the ops arrive below autograd, where each is carried out as a call
+of its own (`beneath`). The local tensors record autograd's graph, as everywhere. So the dispatch
+keys that torch has excluded on its way down are set back to those around the outermost transform.
 
 Under grad, torch would wrap the local tensors of ShardTensors that a function closes over, too. So
 calls on these alone run as if there were no transform (`_Closures`). Forward AD has one state for

@@ -1,5 +1,5 @@
-"""What an in-place op may write to: a tensor that shares memory with what it stands for, in a dtype
-that takes the result."""
+"""Targets of in-place ops: they must share memory with the tensor that they represent, in a dtype
+that can hold the result."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["check_cast", "check_writable"]
 
 
 def check_writable(name: str, target: torch.Tensor) -> None:
-    """Raise where a write would not reach what the target is a view of.
+    """Raise if a write would not reach the base of the target.
 
     Raises:
         UnsupportedOpError: the target came from a view op that had to communicate.
@@ -34,8 +34,8 @@ def check_writable(name: str, target: torch.Tensor) -> None:
 def check_cast(
     op: Op, local: Callable[..., Any], metas: Sequence[torch.Tensor], wanted: torch.dtype
 ) -> None:
-    """Raise torch's error where the dtype of what `local` computes, by the op's arguments, cannot
-    be cast to that of the target."""
+    """Raise torch's error if the dtype of the result of `local` cannot be cast to that of the
+    target."""
     with torch.no_grad():
         found = local(*fill(op.args, metas), **fill(op.kwargs, metas))
     if not torch.can_cast(found.dtype, wanted):

@@ -1,5 +1,5 @@
-"""What communicates inside of one op: told to `weft.strict()` and to the traffic log; and the
-kernels of the book, bound to a rank."""
+"""Communication inside one op, reported to `weft.strict()` and to the traffic log; and the kernels
+of the book, bound to a rank."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _REASON = "what ranks need of each other's blocks"
 
 
 def with_traffic_label(name: str, algorithm: Local) -> Local:
-    """`algorithm`, of which the modes learn what it does: the op `name`, between blocks."""
+    """`algorithm`, reported to the modes as the op `name`, between blocks."""
     axes, decision = algorithm.communicates, algorithm.decision
 
     def labelled(bind: Callable[[BoundMesh], Any]) -> Callable[[BoundMesh], Any]:
@@ -57,7 +57,7 @@ def _labelled(
 def folding(
     name: str, local: Callable[..., Any], decision: Decision, mesh: BoundMesh
 ) -> Callable[..., Any]:
-    """`local`, whose one result is a box of partial values: the ranks sum them."""
+    """`local`, followed by a sum over ranks: its one result is a box of partial values."""
     (layout,), (cover,) = decision.results, decision.folds
     assert cover is not None
     fold = Transition(mesh, layout, layout, folds=cover)
@@ -73,7 +73,7 @@ class BoundKernel:
 
     Args:
         name: the op, for messages.
-        slot: the tensor that brings the shards.
+        slot: the tensor that has the shards.
         cast: the dtype that autocast gives the op, where it is on: a kernel runs without.
     """
 
@@ -84,7 +84,7 @@ class BoundKernel:
     cast: torch.dtype | None
 
     def local(self, layout: Layout) -> Callable[..., Any]:
-        """What runs on the local tensors, where the operand has this layout."""
+        """The function for local tensors, if the operand has this layout."""
         decision = self.kernel.decision
         operand, _ = decision.finish[0]
         dims = [dim for at, dim in decision.finish if at == operand]

@@ -1,4 +1,4 @@
-"""Which operands the lengths of results come from, and whether an op's numbers are the call's."""
+"""The operands that give the lengths of results; and whether an op's numbers are the call's own."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def sources_of(builder: Builder) -> list[Sources] | None:
 
 
 def _of_layouts(builder: Builder) -> list[Sources] | None:
-    """Those of results that have the very layout of an operand (zeros_like)."""
+    """The sources of results that have the layout of an operand (zeros_like)."""
     if builder.decision is None:
         return None
     known = {id(layout): slot for slot, layout in zip(builder.slots, builder.layouts)}

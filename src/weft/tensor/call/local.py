@@ -1,4 +1,4 @@
-"""What runs on local tensors: the function that was called, or its op, if need be on copies."""
+"""The function for local tensors: the called function or its op, on copies if necessary."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ _SLOTS = type(torch.Tensor.__getitem__)
 
 
 def is_torchs_own(func: Any) -> bool:
-    """Whether it is written in C: it hands its arguments to an op, and returns what that gives."""
+    """Whether it is written in C: it passes its arguments to an op, and returns its result."""
     return isinstance(func, _BUILTINS)
 
 
 def is_builtin(func: Any) -> bool:
-    """Whether a function hands its arguments on as they are: torch's own, and methods of Tensor."""
+    """Whether a function passes its arguments on as they are: torch's own, and methods of
+    Tensor."""
     return is_torchs_own(func) or (
         isinstance(func, FunctionType) and func.__module__ == "torch._tensor"
     )
@@ -41,8 +42,8 @@ def as_it_is(func: Any) -> bool:
 
 
 def copying(local: Any) -> Any:
-    """The op, whose results never share memory with its operand: where the local tensor lies as
-    it should already, torch would hand it on."""
+    """The op, whose results never share memory with its operand. (torch returns the operand itself
+    if it needs no change.)"""
     return lambda x, *args, **kwargs: map_tensors(
         lambda one: unshared(one, x), local(x, *args, **kwargs)
     )

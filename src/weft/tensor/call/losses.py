@@ -1,11 +1,11 @@
-"""Losses that a loss was made of: `loss / num_batches`, `main + 0.1 * other`, a scaled loss.
+"""Losses made of other losses: `loss / num_batches`, `main + 0.1 * other`, a scaled loss.
 
 `backward` makes the value of its loss known on every rank, by the collective that reduces the
-gradients. A program that prints on one rank asks for the loss before it was scaled, too. So what
-is made of partial losses keeps what it takes to reduce them, and a backward does so.
+gradients. A program that prints on one rank may also ask for the loss before it was scaled. So a
+tensor made of partial losses keeps their partial values, and a backward reduces these, too.
 
-A loss keeps terms, not the tensors: no chain of losses keeps all before it, and what users do with
-their tensors on one rank changes no collective.
+A loss keeps partial values, not tensors. So a chain of losses does not keep all earlier ones, and
+no use of a tensor on one rank changes a collective.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ _MAX_TERMS = 8
 
 
 class _Term(NamedTuple):
-    """A partial loss: this rank's value, and the cell (version, value or None) that is told."""
+    """A partial loss: this rank's value, and the cell (version, value or None) that gets the
+    sum."""
 
     local: torch.Tensor
     transition: Transition
@@ -36,7 +37,7 @@ class _Term(NamedTuple):
 
 
 def _is_loss(meta: Meta) -> bool:
-    """Whether its value is known nowhere, and asked for as one number."""
+    """Whether it is one number whose value no rank knows."""
     return meta.requires_grad and meta.layout.is_partial and meta.shape.numel() == 1
 
 
@@ -47,14 +48,14 @@ def _holds_losses(meta: Meta) -> bool:
 
 
 def joins_losses(key: Sequence[Any]) -> bool:
-    """Whether a call with such a key makes something of losses alone, for autograd."""
+    """Whether all operands of a call with such a key may be losses, and autograd records it."""
     metas = [item for item in key if type(item) is Meta]
     return torch.is_grad_enabled() and all(map(_holds_losses, metas)) and any(
         meta.requires_grad for meta in metas)
 
 
 class JoiningLosses(Recipe):
-    """A recipe whose result, if it is a loss, keeps the losses that it was made of."""
+    """A recipe whose result, if it is a loss, keeps the losses that it was made from."""
 
     __slots__ = ("made",)
 

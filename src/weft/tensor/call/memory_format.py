@@ -1,8 +1,8 @@
-"""The order in memory of what an op gives, where other ops compute it, or a kernel on a shard.
+"""The memory order of an op's results, if other ops or a kernel on a shard compute them.
 
-Stride order is part of a result, so it is what the op itself gives for meta tensors of the global
-shape. A composition may give another order, and so may a kernel that sees a shard: where the shard
-has length 1 in a dim, strides do not tell the order of the global tensor.
+Stride order is part of a result: it must be that of the op itself on meta tensors of the global
+shape. A composition may give another order. So may a kernel on a shard: if the shard has length 1
+in a dim, its strides do not show the order of the global tensor.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["match_stride_order", "is_last"]
 
 
 def match_stride_order(composite: Composite, results: Sequence[torch.Tensor]) -> Composite:
-    """The composition, its results in the order in memory of the op's own."""
+    """The composition, with results in the memory order of the op's own."""
     orders = [(one.dim(), full_order(one.shape, one.stride())) for one in results]
     function = composite.function
 
@@ -39,8 +39,8 @@ def match_stride_order(composite: Composite, results: Sequence[torch.Tensor]) ->
 
 
 def is_last(meta: Meta) -> bool:
-    """Whether channels come last in memory. Kernels tell it by the strides of a shard, which say
-    nothing where it has one channel, or one place."""
+    """Whether channels come last in memory. Kernels read this from the strides of a shard, which
+    show nothing if it has one channel, or one place."""
     ndim = len(meta.shape)
     return meta.strides is not None and ndim in (4, 5) and (
         order_of(meta.shape, meta.strides) == (0, *range(2, ndim), 1)

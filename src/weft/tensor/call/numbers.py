@@ -24,11 +24,11 @@ _MAX_NUMBERS = 3
 def places_of(
     args: Any, kwargs: Any, takes: Callable[[Any, Any], object]
 ) -> Sequence[int]:
-    """Which tensors of a call stand for numbers, none of them the first operand.
+    """The tensors of a call that stand for numbers; never the first operand.
 
-    It is tried: the fewest in whose places the function `takes` numbers (it raises where it does
-    not). Where none will do, integers on which shapes may depend. A tensor that wants a gradient is
-    no number to torch.
+    Found by trial: the fewest in whose places the function `takes` numbers (else it raises). If
+        none will do, integers on which shapes may depend. torch takes no tensor that requires a
+        gradient for a number.
     """
     tensors = flatten((args, kwargs))
     first = args[0] if args else None
@@ -51,7 +51,7 @@ def places_of(
 
 
 def reading(places: Sequence[int], carry_out: CarryOut) -> CarryOut:
-    """What reads the tensors in these places, and carries out the call with the numbers."""
+    """The recipe that reads the tensors in these places, and carries out the call with numbers."""
     def run(func: Any, args: Any, kwargs: Any) -> Any:
         feed: list[Any] = list(flatten((args, kwargs)))
         for at in places:

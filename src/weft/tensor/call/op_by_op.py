@@ -34,11 +34,11 @@ def as_calls(
     """The recipe of a call that `compose` carries out.
 
     Args:
-        trace: that of the call. results: its Slots that what `compose` gives stands for.
+        trace: that of the call. results: its Slots for the results of `compose`.
         target: the tensor that the call writes to.
         writes: whether `compose` writes to it by itself.
         is_leaf: whether the result is asked to require a gradient.
-        otherwise: what serves where `compose` gives NotImplemented.
+        otherwise: the recipe if `compose` returns NotImplemented.
     """
 
     def run(func: Any, args: Any, kwargs: Any) -> Any:

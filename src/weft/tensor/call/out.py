@@ -23,12 +23,12 @@ __all__ = ["function_of", "without_out", "writing"]
 
 
 def function_of(func: Any) -> Any:
-    """What gives the value that a call with `out=` writes."""
+    """The function that computes the value which a call with `out=` writes."""
     return func.overloadpacket if isinstance(func, OpOverload) else func
 
 
 def without_out(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The keywords of the call that gives the value."""
+    """The keywords of the call without `out=`."""
     return {name: value for name, value in kwargs.items() if name != "out"}
 
 

@@ -1,10 +1,10 @@
 """Calls on a rank outside the mesh: the layouts that the ranks inside decide on, and no data.
 
 Such a rank runs the same program, and its results may come back to a mesh that contains it. So its
-tensors know the same layouts, and its graph depends on the same tensors as the graphs inside. A
-backward of any order then reaches the same moves to another mesh on every rank that takes part.
-For that the op runs on meta tensors of the global shape, and torch tells what its gradient depends
-on. `_Entering` and `_Leaving` lead from empty local parts to these tensors and back.
+tensors have the same layouts, and its graph depends on the same tensors as the graphs inside. A
+backward of any order then reaches the same moves to another mesh on every rank that takes part. For
+that the op runs on meta tensors of the global shape, and torch shows which tensors its gradient
+depends on. `_Entering` and `_Leaving` lead from empty local parts to these tensors and back.
 """
 
 from __future__ import annotations

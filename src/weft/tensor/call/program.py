@@ -2,11 +2,11 @@
 
 A call is a function of torch, or an op that is composed of others; each op that it consists of is
 decided by itself and becomes a `Step` on numbered values: first the call's tensors, then the
-results of the steps. No ShardTensor is made in between but where a value has to move.
+results of the steps. A ShardTensor is made in between only if a value has to move.
 
-The gradient rule is applied when a step is made (`decide`): where an op varies over an axis,
-replicated operands enter through I -> R (their gradient is reduced) and replicated results leave
-through R -> I.
+The gradient rule is applied when a step is made (`decide`): if an op varies over an axis,
+replicated operands become R before it (their gradient is reduced), and replicated results become I
+after it.
 """
 
 from __future__ import annotations
@@ -47,16 +47,17 @@ class Step(Caller):
         local: what runs on the local tensors; None = the very function that the user called, with
             the call's own arguments.
         args, kwargs: the local op's arguments with Slots.
-        results: per tensor that the local op returns, its number and the R -> I on its way out.
+        results: per tensor that the local op returns, its number and its R -> I.
         target: the value that an in-place op writes, or None. It has no results.
-        write_back, write: whether an in-place result is computed out of place, and how it then
-            comes to the target's layout.
-        why: tells the reason of the transitions, for `weft.explain()`.
+        write_back, write: whether an in-place result is computed out of place, and how it is then
+            moved to the target's layout.
+        why: the reason of the transitions, for `weft.explain()`.
         anchor: where this rank's shard is empty, per result, the values that get a gradient from
             it on the other ranks (see `anchor`).
-        kernel: what makes `local` for other lengths, where it is a kernel of the book.
-        left_whole: what it leaves whole though an operand is sharded, or a halo that is too wide.
-        slice_of: of a slice, the value that it is a slice of, and where it begins there.
+        kernel: makes `local` for other lengths, if it is a kernel of the book.
+        left_whole: a result that is whole although an operand is sharded, or a halo that is too
+            wide.
+        slice_of: for a slice, its base value and its beginning.
     """
 
     __slots__ = (
@@ -89,7 +90,7 @@ class Step(Caller):
             self.flowing, self.bound = tuple(places), None
 
     def resized(self, layout_of: Callable[[int], Layout]) -> Step:
-        """This step for values of other lengths, whose layouts `layout_of` tells; itself where
+        """This step for values of other lengths, whose layouts `layout_of` gives; itself where
         nothing in it depends on them. Its transitions leave layouts as they are (I -> R)."""
         leaves = [leave for _, leave in self.results if leave is not None]
         if not self.operands and self.kernel is None and not leaves:
@@ -114,7 +115,7 @@ class Step(Caller):
         return _bound(self.local, self.args, self.kwargs, places)
 
     def outs(self, have: list[Any], func: Any, args: Any, kwargs: Any) -> Any:
-        """What the local op gives of local tensors where they are needed.
+        """The results of the local op on local tensors in the needed layouts.
 
         `func`, `args`, `kwargs` are the call that the user made.
         """
@@ -134,7 +135,7 @@ class Step(Caller):
         return self.local(*opened, **named)
 
     def written(self, target: torch.Tensor, out: Any) -> None:
-        """The op has run: bring what it gave to its target."""
+        """The op has run: write its result to its target."""
         local = local_of(target)
         if self.write_back:
             if self.write is not None:
@@ -155,8 +156,8 @@ class Program(Recipe):
 
     Args:
         steps: one or more.
-        metas: per value what it is as a ShardTensor; None for the call's own tensors, and where
-            nobody asks and the value lies row by row.
+        metas: per value its Meta as a ShardTensor; None for the call's own tensors, and for
+            contiguous values that nobody asks for.
         result: the structure that the call returns, with Slots.
         places: of one step, where the call's tensors stand among its arguments, keywords last; None
             when some stand in lists.
@@ -279,7 +280,7 @@ class Program(Recipe):
         return attach_to_base(result, func, args, kwargs) if self.moved else result
 
     def _remember(self, step: Step, values: list[Any], locals_: Sequence[Any]) -> None:
-        """A slice remembers what it is a slice of."""
+        """A slice remembers its base."""
         ((at, _),), (base, starts) = step.results, step.slice_of  # type: ignore[misc]
         for slot in (base, at):
             if values[slot] is None and self.metas[slot] is not None:
@@ -358,7 +359,7 @@ def _builtin_of(local: Any) -> Any:
 def _bound(
     local: Any, args: Sequence[Any], kwargs: Any, places: Sequence[int] | None = None
 ) -> Callable[[Sequence[Any]], Any] | None:
-    """The local op as a function of opened values, its own numbers bound.
+    """The local op as a function of local tensors, with its own numbers bound.
 
     `places` says where a value stands among what is opened, if not by its number. None where
     tensors stand in lists or keywords of the op.

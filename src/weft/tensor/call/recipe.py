@@ -20,9 +20,9 @@ __all__ = ["Alias", "Function", "Recipe"]
 class Recipe:
     """Base. A recipe with `fast` is carried out by the short route, without `run`.
 
-    That is a call with one result, without tensors in lists that move: `fast` is its meta, `moves`
-    the transitions by argument place (keywords last), `caller` whose they are, `bound` what runs on
-    the opened arguments instead of the function, `leave` the transition of the result.
+    Such a call has one result, and no tensors in lists that move. `fast` is the result's meta,
+    `moves` has the transitions by argument place (keywords last), `caller` is their owner, `bound`
+    runs on local tensors in place of the function, `leave` is the transition of the result.
     """
 
     __slots__ = ()
@@ -49,8 +49,8 @@ class Function(Recipe):
     Args:
         function: of the called function, its arguments and its keywords.
         as_called: see `Recipe`.
-        opened: the same from the short route, where opened arguments save time: it is given the
-            function, its arguments, and these opened.
+        opened: the same for the short route, if local tensors save time: it takes the function, its
+            arguments, and the arguments with local tensors.
     """
 
     __slots__ = ("as_called", "function", "opened")

@@ -3,8 +3,7 @@
 A partial tensor passes through whatever is linear without communication. Once a call needs its
 value, that call's transition reduces it. From then on other calls get the reduced value, as if the
 program had redistributed the tensor there. So a residual stream is reduced once, for its norm and
-for what is added to it; else the partial values would go on beside the value and be reduced again
-at the next norm.
+for the next addition; else its partial values would go on, and be reduced again at the next norm.
 
 The tensor itself stays as it is, and so does its layout. The reduced value is kept in the tensor's
 `OperandCache` until the tensor is written to or a backward has passed. `Meta.as_reduced` marks the
@@ -70,15 +69,15 @@ def disabled() -> AbstractContextManager[None]:
 
 
 def scope() -> AbstractContextManager[None]:
-    """What was reduced before counts for nothing inside, nor what is reduced inside after it."""
+    """Values that were reduced before are not used inside, nor those from inside after it."""
     return setting(_thread, scope=object())
 
 
 def reducing_once(
     made: Recipe, builder: Builder, decide: Callable[[Targets], tuple[Recipe, bool]]
 ) -> tuple[Recipe, bool]:
-    """The recipe of one op, or one that first reduces operands, where that serves later calls; and
-    whether floats flow through the call that follows, if there is one.
+    """The recipe of one op, or one that first reduces operands for later calls; and whether floats
+    flow through the call that follows, if there is one.
 
     `decide` gives the recipe of the call with operands in other layouts.
     """
@@ -110,8 +109,8 @@ def reducing_once(
 
 
 def _is_value(builder: Builder, at: int, target: Layout) -> bool:
-    """Whether what this operand becomes in the call is its value, of which others can make use:
-    not R, whose gradient is partial; and something has to be summed."""
+    """Whether the call reduces this operand to a value that others can use: not R, whose gradient
+    is partial."""
     decision = builder.decision
     assert decision is not None
     varying = varying_axes((*decision.operands, *decision.results))
@@ -126,12 +125,12 @@ def _is_value(builder: Builder, at: int, target: Layout) -> bool:
 
 
 class Reductions(dict[Any, Layout]):
-    """Of the transitions of a step those that reduce an operand, and the layout it comes to."""
+    """The transitions of a step that reduce an operand, with the resulting layouts."""
 
     def mark(
         self, tensors: Sequence[Any], moves: Sequence[tuple[int, Any]], locals_: Sequence[Any]
     ) -> None:
-        """The operands have entered: keep what they became."""
+        """The operands have been moved: keep the reduced ones."""
         if _thread.disabled:
             return
         for place, move in moves:
@@ -155,7 +154,7 @@ def _keeping(made: Recipe, targets: Targets) -> Run:
 
 
 def _reducing_first(made: Recipe, targets: Targets, cause: Caller, then: Recipe) -> Run:
-    """Reduce operands, then carry out the call with what they became.
+    """Reduce operands, then carry out the call with the reduced ones.
 
     `made` reduces them by itself, and `then` serves where they are reduced; `targets` says which of
     the call's tensors come to which layout; `cause` is the op, for messages and the log.
@@ -184,15 +183,15 @@ def _reducing_first(made: Recipe, targets: Targets, cause: Caller, then: Recipe)
 
 
 def _became(tensor: ShardTensor, local: torch.Tensor, layout: Layout) -> ShardTensor:
-    """What the tensor is from now on."""
+    """The value that replaces the tensor from now on."""
     out = wrap(local, tensor._meta.replace(layout=layout, requires_grad=local.requires_grad))
     _keep(tensor, out, layout)
     return out
 
 
 def _keep(tensor: ShardTensor, became: torch.Tensor, layout: Layout) -> None:
-    """Keep what the tensor became (or the local tensor of it, which is wrapped when it is asked
-    for), where writes to the tensor can be seen."""
+    """Keep the reduced value (or its local tensor, which is wrapped on demand), if writes to the
+    tensor can be seen."""
     mine = unwrap_view(tensor._local)
     if not mine.is_inference():
         views = tensor._memo
@@ -215,7 +214,7 @@ def unmarked(key: Sequence[Any]) -> list[Any]:
 
 
 class UsingReduced(Recipe):
-    """A call that has tensors which were reduced, in place of which it takes what they became.
+    """A call with tensors that were reduced: it takes the reduced values.
 
     Args:
         key: of the call.
@@ -247,7 +246,7 @@ class UsingReduced(Recipe):
 
 
 def _taken(tensor: torch.Tensor) -> torch.Tensor:
-    """What the tensor became; itself, no longer marked, where that does not hold any more."""
+    """The reduced value; the tensor itself, no longer marked, if that is out of date."""
     if type(tensor) is not ShardTensor or not tensor._meta.was_reduced:
         return tensor
     views = tensor._memo

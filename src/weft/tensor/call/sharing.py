@@ -1,4 +1,4 @@
-"""What results of an op have in common with their operand in torch: memory, and places in it."""
+"""What results of an op share with their operand in torch: memory, and places in it."""
 
 from __future__ import annotations
 

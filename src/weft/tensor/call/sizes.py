@@ -1,13 +1,13 @@
-"""Known programs serve other lengths: what a call consists of is known, only lengths differ.
+"""Known programs serve other lengths: the ops of a call stay the same, and only lengths differ.
 
-The structure of a call is its key with lengths taken out (`keys.structure_key`). A length stands
-there by its value where that is 0, 1 or one of the call's own numbers, else as "the n-th different
+The structure of a call is its key without lengths (`keys.structure_key`). A length of 0, of 1, or
+equal to one of the call's own numbers stays in the structure; any other is "the n-th different
 one": calls of one structure broadcast alike, and whatever a rule finds by comparing lengths with
-each other, with 1 or with a number is the same for all of them. So the lengths of what a step
-makes follow from its operands' by the factors of the rule, and torch's meta kernels, which are most
-of what a capture costs, need not run again. Where no axis had to compare costs, and no operand had
-to move, the decision is the same as well, and a step differs in layouts alone (`by_form`): others
-are decided anew.
+each other, with 1 or with a number is the same for all of them. So the lengths of a step's results
+follow from those of its operands by the factors of the rule, and torch's meta kernels, the largest
+cost of a capture, need not run again. If no axis had to compare costs, and no operand had to move,
+the decision is the same as well, and a step differs in layouts alone (`by_form`). Other steps are
+decided anew.
 
 One op of which every number is the call's own serves all lengths. A call of several comes from
 Python code, which may have computed a step's arguments from lengths: there a length may vary only
@@ -64,14 +64,14 @@ class Sizes:
 
     Args:
         program: that of one size; None where the one op is decided anew for each.
-        result: what the call returns, with Slots.
+        result: the result of the call, with Slots.
         outer: the op that the steps are composed for, if there is one. ops: those of the steps.
         by_form: per step, whether only layouts differ.
-        sized: per value that a step makes, where its lengths come from.
+        sized: per result of a step, the sources of its lengths.
         layouts: of the call's tensors.
         is_free: whether every length may vary.
-        varied: else, what of the call's tensors may be other than in `layouts`; None where nothing
-            may, because arguments follow from it.
+        varied: else, which lengths of the call's tensors may differ from `layouts`; None if none
+            may, because arguments follow from them.
         numbers_flow: whether no float is part of the program.
     """
 
@@ -323,7 +323,7 @@ class _Resizing:
         return self.layouts[slot] if slot < self.num else self._meta(slot).layout
 
     def _meta(self, slot: int) -> Meta:
-        """What a step's result is."""
+        """The meta of a step's result."""
         meta = self.metas.get(slot)
         if meta is None:
             meta = self.before.metas[slot]

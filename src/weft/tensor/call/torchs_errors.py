@@ -43,7 +43,7 @@ _REFUSALS = (RuntimeError, IndexError, ValueError, TypeError)
 
 
 def in_torchs_words(error: Exception, func: Any, args: Any, kwargs: Any) -> Exception:
-    """What torch's kernels raise of a call, if they do; else the error."""
+    """The error that torch's kernels raise for a call, if they do; else the given one."""
     is_torchs = str(getattr(func, "__module__", None) or "torch").startswith("torch")
     tensors = flatten((args, kwargs))
     is_wefts = isinstance(error, (errors.WeftError, Warning))
@@ -73,7 +73,7 @@ def in_torchs_words(error: Exception, func: Any, args: Any, kwargs: Any) -> Exce
 def with_layouts(
     error: Exception, name: str, tensors: Sequence[torch.Tensor], mesh: BoundMesh
 ) -> Exception:
-    """The error with a note of what was called.
+    """The error with a note that names the call.
 
     The frames below this call are dropped if they are torch's and weft's alone (those of a user's
     own function stay), and none with `WEFT_DEBUG=1`.
@@ -89,7 +89,7 @@ def with_layouts(
 
 
 def told_of(error: Exception) -> bool:
-    """Whether an error tells of layouts: it is weft's, or has the note of an inner call."""
+    """Whether an error already names layouts: it is weft's, or has the note of an inner call."""
     return isinstance(error, (errors.WeftError, Warning)) or any(
         note.startswith("  in ") for note in getattr(error, "__notes__", ())
     )
@@ -106,7 +106,7 @@ def _taken_for_whole(tensors: Sequence[torch.Tensor]) -> str:
 
 
 def _may_be_a_shard(shape: Sequence[int], of: ShardTensor) -> bool:
-    """Whether it is as the whole, but shorter in dims that are sharded. The same on all ranks."""
+    """Whether it has the whole's shape, but is shorter in sharded dims. All ranks agree."""
     pairs = [(here, whole) for here, whole, axes in zip(shape, of.shape, of.sharding.dims) if axes]
     rest = [(here, whole) for here, whole, axes in zip(shape, of.shape, of.sharding.dims)
             if not axes]

@@ -1,15 +1,15 @@
 """Calls with tensors that are R: replicated over an axis, with a gradient that is partial.
 
 A tensor becomes R by `redistribute(grad_placements=)`, and parameters are R while they are gathered
-for their module. A call of which something varies over the axis takes such a tensor as it is, and
-its gradient stays partial. Where all operands that want a gradient are R, the result is R too: a
-cast, a transpose, a part of a weight. Beside operands that are not, it becomes I, by a transition
-without communication. So does what a recipe takes that is no program: it knows no R. A call that
-takes what operands became (`reduce_once`) finds the recipe of that call, which does.
+for their module. A call that varies over the axis takes such a tensor as it is, and its gradient
+stays partial. If all operands that need a gradient are R, the result is R too: a cast, a transpose,
+a part of a weight. Beside other operands it becomes I, by a transition without communication.
+Recipes other than programs know no R, so their operands become I. A call with reduced operands
+(`reduce_once`) finds the recipe for these, which does.
 
-Such a tensor may lie in memory that is freed and filled again (`placing.freed`): then the result's
-gradient asks for it first. It may be there in autocast's dtype alone (`views.cast_weight`): a call
-that is nothing but an op for which autocast casts takes it so.
+The memory of such a tensor may be freed and filled again (`placing.freed`): then the gradient of
+the result fills it first. The tensor may exist in autocast's dtype alone (`views.cast_weight`): a
+call of one op for which autocast casts takes it in that dtype.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _in_dtype(tensors: Sequence[Any], cast_to: torch.dtype | None) -> Iterator[N
 
 
 class _Watched(Recipe):
-    """A recipe whose result asks for the memory that its operands lie in.
+    """A recipe whose result fills the memory of its operands again before its gradient.
 
     `cast_to`: the dtype that autocast casts them to, where that is all that happens to them.
     """
@@ -131,7 +131,7 @@ class _Watched(Recipe):
 
 
 class _AsValues:
-    """A recipe that is given what is R as I."""
+    """A recipe that takes R operands as I."""
 
     __slots__ = ("carry_out", "made")
 

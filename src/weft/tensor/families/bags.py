@@ -1,9 +1,10 @@
 """`embedding_bag`: rows of a table, added up by bags.
 
-A bag is added up where its rows are read, by torch's kernel, and no row is kept: of a sharded table
-each rank adds the rows that it holds, which gives partial values. Bags may be sharded, too; then
-each rank has its own, and of indices that are sharded without offsets the sum is partial. Of
-the largest elements a shard finds its own, and gives those that are the largest of all, as terms.
+A bag is summed where its rows are read, by torch's kernel, and no row is kept. If the table is
+sharded, each rank sums the rows that it holds, which gives partial values. Bags may be sharded,
+too: then each rank has its own. If indices are sharded without offsets, the sum is partial. For the
+largest elements, each shard finds its own, and contributes those that are the largest of all as
+partial values.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ def _embedding_bag(
     sparse: bool = False, per_sample_weights: Tensor | None = None,
     include_last_offset: bool = False, padding_idx: int | None = None,
 ) -> Tensor:
-    """Rows of a table added up by bags, as terms where the table's rows are sharded. Gradients that
-    count rows take gathered operands; none are sparse."""
+    """Rows of a table, summed by bags; partial values if the table's rows are sharded. Gradients
+    that count rows take gathered operands; none are sparse."""
     whole = scale_grad_by_freq or mode not in ("sum", "mean", "max") or (
         mode == "max" and (sparse or not input.numel())  # torch refuses sparse ones
     )
@@ -176,7 +177,7 @@ def _maxima_of_shards(
     shards: Shards, weight: Tensor, input: Tensor, bounds: tuple[Tensor, Tensor] | None,
     padding: int,
 ) -> Tensor:
-    """The largest of what each shard holds; of equal ones the first in its bag, as a term."""
+    """The largest elements of each shard, as partial values; of equal ones the first in its bag."""
     rows, _, begins = _flat(input, bounds, None)
     best, row, place = _largest(
         weight, rows, begins, padding, shards.starts[0], shards.layout.shape[0])

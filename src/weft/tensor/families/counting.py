@@ -1,5 +1,6 @@
-"""Calls whose result has a length that depends on the data, or bins that do: `unique`,
-`unique_consecutive`, `bincount`, `histogram`, `histogramdd`. Each call exchanges what it needs.
+"""Calls whose result has a length, or bins, that depend on the data: `unique`,
+`unique_consecutive`, `bincount`, `histogram`, `histogramdd`. Each call exchanges the data that it
+needs.
 """
 
 from __future__ import annotations
@@ -225,7 +226,8 @@ def _histogramdd(
 def _counted(
     name: str, func: Any, x: torch.Tensor, bins: Any, weight: Any, options: dict[str, Any]
 ) -> tuple[Any, ShardTensor, Any]:
-    """The mesh; what `func` counts of every rank's own rows, as terms; and the borders."""
+    """The mesh; the counts of `func` on every rank's own rows, as partial values; and the
+    borders."""
     given = [x, weight, *([bins] if isinstance(bins, torch.Tensor | int) else bins)]
     metas = [one._meta for one in given if type(one) is ShardTensor]
     mesh = mesh_of(name, metas)

@@ -1,10 +1,9 @@
 """Grouped matrix products where the groups are sharded: rows go to the rank of their matrix.
 
 In a layer of experts the rows are sorted by expert, and `offs` says where each expert's rows end.
-Where the matrices are sharded over some axes, the rows are cut where the owners of the matrices
-change. Ends are known with the data alone, so the cuts are read at each call, and the rows move by
-one exchange of what ranks lack. What follows row by row (activations, the next product) finds the
-rows where they are.
+If the matrices are sharded over some axes, the rows are cut where the owners of the matrices
+change. Ends depend on the data, so the cuts are read at each call, and one exchange moves the rows
+that ranks lack. The next ops by rows (activations, the next product) run where the rows are.
 """
 
 from __future__ import annotations
@@ -49,8 +48,8 @@ def _layouts(
 
 
 def _rows_are_less(call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]) -> bool:
-    """Whether the rows of operand and result are less than the matrices are. Where rows are not
-    sharded over the same axes, they are on all owners already."""
+    """Whether the rows of operand and result take fewer bytes than the matrices. Rows that are not
+    sharded over the same axes are on all owners already."""
     (rows, k), (groups, _, n) = call.tensors[0].shape, call.tensors[1].shape
     if not rows or not groups:
         return False

@@ -1,9 +1,9 @@
 """`x[index]` and `x[index] = value` on any layout.
 
-Integers and slices name a block, which is a ragged view of what each rank holds already. Lists are
-tensors of numbers. A mask alone selects on the ranks that hold the elements (`masks`). A mask among
-other indices stands for the indices of its true elements. What integers write goes to the ranks
-that hold their places (`ops.write`). What is left (a bool among the indices) runs on full tensors.
+Integers and slices name a block, which is a ragged view of each rank's elements. Lists are tensors
+of numbers. A mask alone selects on the ranks that hold the elements (`masks`). A mask among other
+indices counts as the indices of its true elements. Values written at integers go to the ranks that
+hold these places (`ops.write`). Other indices (a bool among them) run on full tensors.
 """
 
 from __future__ import annotations
@@ -192,9 +192,9 @@ def _set_block(tensor: Any, items: tuple[Any, ...], value: Any) -> None:
 def _apart(value: Tensor, view: Tensor) -> Tensor:
     """The value, in memory of its own: `x[:, 3] += 1` ends with a write of what is there already.
 
-    Where a shard has one row, their strides along it may differ, which torch takes for memory that
-    overlaps. A rank that copies its own block tells nobody; one that left the write out, which
-    counts as one and may go on to what `view` is a view of, would part from the others.
+    If a shard has one row, strides along it may differ, which torch takes for overlapping memory. A
+    copy of a rank's own block changes nothing for others. A rank that left out the write, which
+    counts and may have to reach the base of `view`, would no longer agree with them.
     """
     if type(view) is not ShardTensor or type(value) is not ShardTensor:
         return value

@@ -1,4 +1,4 @@
-"""lstsq, whose result torch cannot tell without data: batches stay sharded, and tall matrices are
+"""lstsq, whose result torch does not know without data: batches stay sharded, and tall matrices are
 solved by their small factors."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a mask selects: results whose size depends on the data.
+"""Selections by masks: results whose size depends on the data.
 
 The mask gets the layout of the tensor, sharded in its first dim alone. Each rank selects from its
 own block, and the selected blocks are the result, ragged. Only counts are exchanged, eight bytes a
@@ -44,7 +44,7 @@ _WHY = "a mask is sharded in its first dim alone, as the tensor is"
 
 @dataclass(frozen=True, slots=True)
 class _Aligned:
-    """A tensor and a mask over `num` of its dims, from `first` on, that lie alike.
+    """A tensor and a mask over `num` of its dims, from `first` on, in equal layouts.
 
     Args:
         block, mask: this rank's parts. layout: of the tensor. axes: which cut the mask's first dim.
@@ -81,9 +81,9 @@ class _Aligned:
 
 
 def _aligned(name: str, x: Tensor, mask: Tensor, first: int, reduced: bool = False) -> _Aligned:
-    """`x` and `mask`, over its dims from `first` on, brought to lie alike.
+    """`x` and `mask`, over its dims from `first` on, moved to equal layouts.
 
-    `reduced`: terms of a sum are added first.
+    `reduced`: partial values of a sum are added first.
     """
     mesh = mesh_of(name, [one._meta for one in (x, mask) if type(one) is ShardTensor])
     if mesh.here is None:

@@ -1,9 +1,9 @@
 """Changes of shape in place: `t_`, `transpose_`, `swapaxes_`, `squeeze_`, `unsqueeze_`.
 
-A ShardTensor is the handle of a local tensor. In place, it becomes the handle of the out-of-place
-result: a view of the same memory (or, where a sharded dim of length 1 is removed, a view that had
-to move and follows it, see `views.moved`). The old local tensor stays behind its other views.
-Autograd sees the op, not a write. The version counter grows as after a write, as in torch.
+A ShardTensor refers to a local tensor. A change in place makes it refer to the out-of-place result:
+a view of the same memory (or, where a sharded dim of length 1 is removed, a view that had to move
+and follows it, see `views.moved`). The old local tensor stays behind its other views. Autograd sees
+the op, not a write. The version counter grows as after a write, as in torch.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def _in_place(name: str) -> Callable[..., None]:
     show = getattr(Tensor, name)
 
     def reshape(tensor: Any, *args: Any) -> None:
-        """The ShardTensor becomes the handle of what the op gives out of place."""
+        """Make the ShardTensor refer to the out-of-place result of the op."""
         _reshape(f"aten.{name}_", tensor, lambda one: show(one, *args))
 
     return reshape

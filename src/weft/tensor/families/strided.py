@@ -1,4 +1,4 @@
-"""`as_strided`, if a rank's own memory contains what it shows.
+"""`as_strided`, if a rank's own memory has all elements of the view.
 
 In the dims inside of all sharded dims, a block has the strides of the global tensor; in
 those outside, the strides are smaller by one factor. So a view that steps through these dims from
@@ -103,7 +103,7 @@ def _unit(shape: Sequence[int], strides: Ints, cut: Sequence[int]) -> tuple[int,
 def _outside(
     shape: Sequence[int], strides: Ints, size: Ints, stride: Ints, cut: Sequence[int]
 ) -> str:
-    """What requests elements of other ranks; "" if nothing does."""
+    """The reason why elements of other ranks are requested; "" if none are."""
     for dim in cut:
         if dim >= len(size) or (size[dim], stride[dim]) != (shape[dim], strides[dim]):
             return f"dim {dim} is sharded, and does not stay as it is"

@@ -1,4 +1,5 @@
-"""Gradient scaling (`torch.amp.GradScaler`): unscaled where they lie, one verdict for all ranks.
+"""Gradient scaling (`torch.amp.GradScaler`): blocks are unscaled in place, with one verdict for all
+ranks.
 
 torch's op divides gradients by the scale in place and says whether one of them is not finite. Here
 each rank does so with its blocks, and the verdicts are reduced: either all ranks take the step or
@@ -27,7 +28,7 @@ def unscale(grads: Sequence[torch.Tensor], found_inf: torch.Tensor, inv_scale: A
     """`torch._amp_foreach_non_finite_check_and_unscale_`; one float32 is reduced over the mesh.
 
     Raises:
-        UnsupportedOpError: a gradient is partial, so that its terms do not say what it is.
+        UnsupportedOpError: a gradient is partial, so its values are not known.
     """
     sharded = [grad for grad in grads if type(grad) is ShardTensor]
     partial = [str(grad.sharding) for grad in sharded if grad.sharding.is_partial]

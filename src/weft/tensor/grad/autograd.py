@@ -64,7 +64,7 @@ def _partial_axes(meta: Meta) -> frozenset[int]:
 
 
 def _num_means(meta: Meta) -> int:
-    """By how much the gradient of such a tensor is larger than that of its local partial value.
+    """The factor between the gradient of such a tensor and that of its local partial value.
 
     Raises:
         UnsupportedOpError: it is partial by a kind for which one does not follow from the other.

@@ -5,10 +5,10 @@ barrier, those that have arrived by then are reduced as one, while the backward 
 If too many reductions are in progress, the oldest is waited for first. The results are accumulated
 at the end, with all others.
 
-Theory of operation. A barrier is a hook on the gradient of a module's input. The engine first takes
-what the forward recorded last, and a leaf as soon as all its uses are done. So when the hook
-runs, exactly those leaves have arrived all of whose uses came after the input was made. This holds
-on every rank, whatever its blocks, and all start the same reductions in the same order.
+Theory of operation. A barrier is a hook on the gradient of a module's input. The engine runs first
+what the forward recorded last, and a leaf as soon as all its uses are done. So when the hook runs,
+the gradients have arrived of exactly those leaves whose uses all came after the input was made.
+This holds on every rank, whatever its blocks, and all start the same reductions in the same order.
 """
 
 from __future__ import annotations

@@ -81,8 +81,8 @@ def clip_with_norm(
 
 
 def _are_values(tensors: Sequence[Tensor]) -> bool:
-    """Whether they are ShardTensors and plain tensors, and none is partial or stands for memory
-    elsewhere."""
+    """Whether they are ShardTensors and plain tensors, none of them partial or a view of moved
+    data."""
     sharded = [one for one in tensors if type(one) is ShardTensor]
     return bool(sharded) and not any(map(is_foreign, tensors)) and not any(
         one._meta.layout.is_partial or one._meta.alias is not None or type(one._local) is Moved

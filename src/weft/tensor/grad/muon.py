@@ -53,7 +53,7 @@ def at_owners(
 
 def _scales_momenta(grads: Sequence[Tensor], options: dict[str, Any]) -> bool:
     """Whether torch's iteration writes to the momentum itself: it casts to bfloat16 first, which
-    is no copy then."""
+    copies nothing if the momentum is bfloat16."""
     return not options["nesterov"] and any(one.dtype is torch.bfloat16 for one in grads)
 
 

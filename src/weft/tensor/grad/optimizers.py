@@ -117,7 +117,7 @@ def _lie_as(homes: _Metas, metas: _Metas, tensors: Sequence[Any]) -> bool:
 
 
 def _take_over(params: Any, tensors: Any, old: Sequence[Any], new: Sequence[Any]) -> None:
-    """State that the update made and put into the list, as the tensors that it represents."""
+    """Wrap state that the update made and put into the list, as ShardTensors."""
     for place, (param, before, local) in enumerate(zip(params, old, new)):
         if local is before:
             continue

@@ -213,7 +213,7 @@ def on_full_tensors(cls: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _version(one: torch.Tensor) -> int | None:
-    """Of what inference mode makes, which counts no writes, None."""
+    """The version; None for tensors of inference mode, which count no writes."""
     return None if one.is_inference() else one._version
 
 
@@ -272,7 +272,7 @@ def _hooked(args: Any) -> Any:
 
 
 class _Context:
-    """What a Function's forward and backward see of their node, in the global view."""
+    """The node of a Function, as its forward and backward see it, in the global view."""
 
     def __init__(self, needs_input_grad: tuple[bool, ...]) -> None:
         self.needs_input_grad = needs_input_grad

@@ -1,7 +1,7 @@
-"""What ranks tell each other about the local tensors of one tensor, in one exchange.
+"""One exchange in which ranks compare the local tensors of one tensor.
 
-Every rank of the mesh takes part, even if its own tensor cannot be used. So all ranks find what is
-wrong, and all raise it.
+Every rank of the mesh takes part, even if its own tensor cannot be used. So all ranks find the
+fault, and all raise it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["agreed_layout", "check_over_ranks", "exchanged"]
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """Of one rank's local tensor; `said` is what the rank was told about all of them."""
+    """Facts about one rank's local tensor; `said` are the caller's statements about all of them."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]

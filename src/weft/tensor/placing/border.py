@@ -1,9 +1,9 @@
 """The border between ShardTensors and code on local tensors, which may differ between ranks.
 
 Inside, what a rank computes varies over every axis of the mesh. So by the gradient rule an operand
-that is replicated over an axis enters through I -> R, whose backward sums the gradients of the
-ranks. A result that is replicated over an axis leaves through R -> I, whose backward gives the
-gradient to one coordinate: the ranks have computed one value together, and it counts once.
+that is replicated over an axis passes I -> R, whose backward sums the gradients of the ranks. A
+result that is replicated over an axis passes R -> I, whose backward gives the gradient to one
+coordinate: the ranks have computed one value together, and it counts once.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def into_local(
 ) -> torch.Tensor:
     """This rank's block of `x` in the requested layout, as a separate value.
 
-    `grads_as_placed`: gradients mean what `grad_placements` says, as in `to_local`, instead of
-    those of the whole.
+    `grads_as_placed`: gradients have the placements of `grad_placements`, as in `to_local`, instead
+    of being those of the whole.
 
     Raises:
         PlacementError: the layout is partial: a function of partial values is not one of their sum.

@@ -48,11 +48,11 @@ def from_callback(
             tensor, an array or nested lists of that shape. It is called once on every rank, with
             empty slices if the rank has no elements. Ranks with the same block (replicas) each
             call it and must get the same values.
-        dtype: of the tensor; blocks are converted. Ranks without elements do not call `fn` then,
-            and know it all the same. None takes the dtype of `fn`'s results.
+        dtype: the dtype of the tensor; blocks are converted, and ranks without elements do not call
+            `fn`. None takes the dtype of `fn`'s results.
         chunks: per dim, the number of elements of a chunk of the file. Shards then begin where
             chunks begin, so that each chunk is read for one shard of each dim.
-        requires_grad: of the leaf.
+        requires_grad: whether the result, a leaf, requires a gradient.
 
     Returns:
         A ShardTensor. A result of `fn` is copied if it is part of a larger tensor, a memory-mapped
@@ -139,7 +139,7 @@ def to_callback(
 
 
 def _check_same(mesh: BoundMesh, facts: tuple[str, bool]) -> None:
-    """Wait for all ranks, which must have asked for the same."""
+    """Wait for all ranks, which must make the same request."""
     told = exchanged(_OUT, mesh, f"{facts[0]}, in_turns={facts[1]}", None)
     if len(set(told)) > 1:
         raise LayoutError(
@@ -164,7 +164,7 @@ def _writes(layout: Layout, place: tuple[int, ...]) -> bool:
 
 def _written(box: Box, fn: Callable[[Index, torch.Tensor], Any],
              block: torch.Tensor) -> WeftError | None:
-    """Write a block; what went wrong."""
+    """Write a block; returns the fault, if any."""
     try:
         fn(slices(box), block)
     except WeftError as error:

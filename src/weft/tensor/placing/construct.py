@@ -101,7 +101,7 @@ def is_in_a_graph(tensor: ShardTensor) -> bool:
 def _leave_leaf(tensor: ShardTensor, data: torch.Tensor) -> None:
     """Give the tensor another leaf for future graphs.
 
-    Existing graphs give gradients in the layout that it had: their leaf passes them on.
+    Existing graphs return gradients in the old layout: their leaf passes them on.
     """
     old, meta, of = tensor._local, tensor._meta, weakref.ref(tensor)
     new: Any = data.requires_grad_()
@@ -223,7 +223,7 @@ def full(
         size: the global shape, in elements.
         fill_value: a number.
         dtype: None derives it from the number.
-        requires_grad: of the leaf.
+        requires_grad: whether the result, a leaf, requires a gradient.
         where: `mesh` (None: the current one) and `placements` (None replicates), also accepted as
             `device_mesh` and `spec`; `layout`, torch's own, is torch.strided.
 
@@ -245,7 +245,7 @@ def zeros(
     Args:
         size: the global shape, as lengths or as one sequence.
         dtype: None is torch's default dtype.
-        requires_grad: of the leaf.
+        requires_grad: whether the result, a leaf, requires a gradient.
         where: `mesh` (None: the current one) and `placements` (None replicates), also accepted as
             `device_mesh` and `spec`; `layout`, torch's own, is torch.strided.
 
@@ -266,7 +266,7 @@ def ones(
     Args:
         size: the global shape, as lengths or as one sequence.
         dtype: None is torch's default dtype.
-        requires_grad: of the leaf.
+        requires_grad: whether the result, a leaf, requires a gradient.
         where: `mesh` (None: the current one) and `placements` (None replicates), also accepted as
             `device_mesh` and `spec`; `layout`, torch's own, is torch.strided.
 
@@ -287,7 +287,7 @@ def empty(
     Args:
         size: the global shape, as lengths or as one sequence.
         dtype: None is torch's default dtype.
-        requires_grad: of the leaf.
+        requires_grad: whether the result, a leaf, requires a gradient.
         where: `mesh` (None: the current one) and `placements` (None replicates), also accepted as
             `device_mesh` and `spec`; `layout`, torch's own, is torch.strided.
 
@@ -310,7 +310,7 @@ def arange(
         end: the number before which the sequence stops.
         step: the distance from number to number.
         dtype: None derives it from the numbers, as in torch.
-        requires_grad: of the leaf.
+        requires_grad: whether the result, a leaf, requires a gradient.
         where: `mesh` (None: the current one) and `placements` (None replicates), also accepted as
             `device_mesh` and `spec`; `layout`, torch's own, is torch.strided.
 

@@ -1,4 +1,4 @@
-"""What ranks say about full tensors that they distribute together, compared over the mesh."""
+"""Facts about full tensors that ranks distribute together, compared over the mesh."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Strides = tuple[int, ...] | None
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What one rank says about a full tensor; `parts` are those of its layout."""
+    """One rank's facts about a full tensor; `parts` are those of its layout."""
 
     name: str
     dtype: torch.dtype

@@ -163,7 +163,8 @@ def drawn(
     sample: Sample, mesh: BoundMesh, layout: Layout, dtype: torch.dtype,
     generator: torch.Generator | None = None,
 ) -> ShardTensor:
-    """What `sample` makes of the bits of one call, for a layout without partial axes."""
+    """The values that `sample` makes from the bits of one call, for a layout without partial
+    axes."""
     key = next_key(mesh, generator)
     if mesh.here is None:
         local = torch.empty(0, dtype=dtype, device=mesh.device)
@@ -207,7 +208,7 @@ def draw_into(
 
 
 def rand(*size: Any, **options: Unpack[Drawn]) -> ShardTensor:
-    """Uniform in [0, 1), of a global shape: `weft.rand(4, 5, mesh=mesh, placements=P("dp"))`.
+    """Uniform numbers in [0, 1): `weft.rand(4, 5, mesh=mesh, placements=P("dp"))`.
 
     The numbers depend only on the seed and the call, not on the mesh or the placements.
 
@@ -227,7 +228,7 @@ def rand(*size: Any, **options: Unpack[Drawn]) -> ShardTensor:
 
 
 def randn(*size: Any, **options: Unpack[Drawn]) -> ShardTensor:
-    """Normal with mean 0 and variance 1 (for complex numbers, over both parts).
+    """Normal numbers with mean 0 and variance 1 (for complex numbers, over both parts).
 
     Args:
         size: the global shape, as lengths or as one sequence.
@@ -255,8 +256,8 @@ def randint(
         low: the smallest number; where it is given alone, the end of the range from 0.
         high: the end of the range, itself excluded.
         size: the global shape; also `randint(high, size)`.
-        dtype: of the result.
-        requires_grad: of the leaf.
+        dtype: the dtype of the result.
+        requires_grad: whether the result, a leaf, requires a gradient.
         generator: a generator with the same seed on all ranks; None draws from weft's stream.
         where: `mesh` (None: the current one) and `placements` (None replicates), also accepted as
             `device_mesh` and `spec`; `layout`, torch's own, is torch.strided.
@@ -294,7 +295,7 @@ def randperm(
     Args:
         n: how many.
         dtype: one that can hold them.
-        requires_grad: of the leaf.
+        requires_grad: whether the result, a leaf, requires a gradient.
         generator: a generator with the same seed on all ranks; None draws from weft's stream.
         where: `mesh` (None: the current one) and `placements` (None replicates), also accepted as
             `device_mesh` and `spec`; `layout`, torch's own, is torch.strided.

@@ -1,8 +1,8 @@
 """Global tensors of other libraries (torch's DTensor) as operands of a call.
 
-`interop`, above, knows how to convert one and fills in `TAKERS`; here they are found among
-the arguments of a call. They have no `__torch_function__`, so calls without a ShardTensor stay
-theirs. Before their module is imported there are none, which costs a call one look-up.
+`interop`, above, can convert them and fills in `TAKERS`; this file finds them among the arguments
+of a call. They have no `__torch_function__`, so calls without a ShardTensor stay theirs. Before
+their module is imported there are none, and a call pays one look-up.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def any_foreign(args: Any, kwargs: Any) -> bool:
 def taken_in(
     func: Any, args: Any, kwargs: Any
 ) -> tuple[Any, Any, Callable[[Any], Any]]:
-    """The arguments of a call with ShardTensors for the foreign tensors; and what makes of its
-    result that of the call.
+    """The arguments of a call with ShardTensors in place of the foreign tensors; and a function
+    that converts the result back.
 
     An operand that is written to is written in place, because both share their memory.
 

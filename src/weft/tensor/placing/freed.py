@@ -1,8 +1,8 @@
-"""Memory that is freed after its use and filled again before the next: of gathered parameters.
+"""Memory of gathered parameters, which is freed after a use and filled again before the next.
 
-A freed storage has no bytes, and a kernel that reads it ends the process. So whatever reads
-such memory fills it (`filled`), and has it asked for before the gradient is computed (`watch`); and
-whoever hands it out to code that autograd does not know of keeps it (`keep`).
+A freed storage has no bytes, and a kernel that reads it ends the process. So a reader of such
+memory fills it first (`filled`), and makes the gradient fill it again (`watch`). Code that passes
+its address to something outside of autograd keeps it (`keep`).
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class Freed(ABC):
 
     @abstractmethod
     def ask(self, gradients: Any) -> None:
-        """A hook before a node of autograd's graph: what it reads has to be there."""
+        """A hook before a node of autograd's graph: fills the memory that the node reads."""
 
     @abstractmethod
     def fill(self) -> None:
-        """The bytes are there when it returns: a collective, where they are not."""
+        """Fill the memory: a collective, if its bytes are gone."""
 
     @abstractmethod
     def keep(self) -> None:
@@ -49,12 +49,12 @@ class _Used:
 
 
 def is_used() -> bool:
-    """Whether there has been such memory in this process: until then nothing is to be watched."""
+    """Whether there has been such memory in this process; until then no call watches."""
     return _Used.any
 
 
 def register(storage: Any, freed: Freed) -> None:
-    """Say what a storage is; `freed` holds the storage."""
+    """Register a storage; `freed` holds it."""
     if not _Used.any:
         _Used.any = True
         forget_recipes()  # those that watch nothing
@@ -62,19 +62,19 @@ def register(storage: Any, freed: Freed) -> None:
 
 
 def memory_of(local: Tensor) -> Freed | None:
-    """What a tensor lies in; None for memory that stays."""
+    """The `Freed` of a tensor's memory; None for memory that stays."""
     return _KNOWN.get(local.untyped_storage()._cdata) if _KNOWN else None
 
 
 def fill(tensor: ShardTensor) -> None:
-    """The tensor is about to be read."""
+    """Fill the tensor's memory, before it is read."""
     found = memory_of(unwrap_view(tensor._local)) if _KNOWN else None
     if found is not None:
         found.fill()
 
 
 def keep(tensor: ShardTensor) -> None:
-    """The tensor's address is handed out."""
+    """Keep the tensor's memory: its address is passed on."""
     found = memory_of(unwrap_view(tensor._local)) if _KNOWN else None
     if found is not None:
         found.fill()
@@ -82,7 +82,7 @@ def keep(tensor: ShardTensor) -> None:
 
 
 def filled(locals_: Sequence[Tensor]) -> dict[int, Freed]:
-    """The memories that these lie in, which are about to be read."""
+    """Fill the memory of these tensors before they are read; returns it."""
     found: dict[int, Freed] = {}
     if _KNOWN:
         for local in locals_:
@@ -94,7 +94,7 @@ def filled(locals_: Sequence[Tensor]) -> dict[int, Freed]:
 
 
 def watch(out: Any, found: dict[int, Freed]) -> None:
-    """Have the gradient of `out`, which was computed of these, ask for them."""
+    """Make the gradient of `out`, which was computed from these, fill their memory again."""
     if not found:
         return
     for one in [out] if isinstance(out, Tensor) else flatten(out):

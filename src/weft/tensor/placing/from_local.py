@@ -1,7 +1,7 @@
 """ShardTensors from local tensors.
 
-Other ranks are asked only if `from_local` is not told how the blocks make up the tensor
-(`sizes`), in one exchange over the mesh that all ranks make (`agreed`).
+If the arguments of `from_local` do not say how the blocks make up the tensor (`sizes`), all ranks
+of the mesh exchange that once (`agreed`).
 """
 
 from __future__ import annotations

@@ -3,15 +3,14 @@
 A stencil reads a tensor many times: `u[2:] - u[:-2]`, five rolls. Each call alone would be an
 exchange. Two things make them one:
 
-- A slice is a view of this rank's rows, and remembers what it is a slice of (`Slice`). Where a call
-  aligns it with other cuts, the rows that it lacks are read of that tensor, as a roll or a
-  convolution reads them.
-- What is read of one tensor is remembered, with the reads that came before it. When a tensor is
-  first read so again, which in a loop is that of the next step, the box that was then needed in
-  all is fetched at once, and narrower reads are parts of it. The box is kept until it has been
-  read as often as then. A first step reads as it is called.
+- A slice is a view of this rank's rows, and remembers its base (`Slice`). If a call aligns it with
+  other cuts, the missing rows are read from the base, as a roll or a convolution reads them.
+- The reads of one tensor are remembered, with the reads before them. When a tensor is first read in
+  the same way, as in the next step of a loop, the box of all its reads is fetched at once, and
+  narrower reads are parts of it. The box is kept until it has been read as often as before. In a
+  first step each call fetches by itself.
 
-A prediction decides on exchanges alone: a call that the box does not serve fetches what it needs.
+A prediction decides only about exchanges: a call that finds no rows in the box fetches them itself.
 It follows from the reads of the program, which are the same on all ranks.
 """
 
@@ -47,19 +46,19 @@ Parts = tuple[tuple[int, int, int], ...] | None
 
 @dataclass(slots=True)
 class Record:
-    """What one tensor was read for: boxes, in order, and how many calls read one."""
+    """The boxes that were read of one tensor, in order, and the number of calls that read one."""
 
     needs: list[Transition] = field(default_factory=list[Transition])
     count: int = 0
 
     def add(self, needs: Sequence[Transition]) -> None:
-        """It is read for these boxes."""
+        """Record a read of these boxes."""
         self.count += len(needs)
         self.needs += [need for need in dict.fromkeys(needs) if need not in self.needs]
 
 
 class _Reads:
-    """What the program has read of others' shards, on one mesh."""
+    """The program's reads of others' shards, on one mesh."""
 
     def __init__(self) -> None:
         self.recent: tuple[Any, ...] = (None,) * MEMORY[0]
@@ -85,7 +84,7 @@ class _Reads:
 
 
 class Halo:
-    """What is read of one value of a tensor.
+    """The reads of one value of a tensor.
 
     Args:
         state: the local tensor, its version, and whether a graph is recorded.
@@ -130,11 +129,11 @@ def read(
 
     Args:
         local: the tensor's local tensor.
-        kept: what has been read of the tensor before.
+        kept: the earlier reads of the tensor.
         needs: transitions of the tensor to boxes.
 
     Returns:
-        What to keep with the tensor, and the boxes.
+        The state to keep with the tensor, and the boxes.
     """
     if local.is_inference():
         return None, [None] * len(needs)  # nothing tells of writes to it
@@ -246,7 +245,7 @@ def _hull(intervals: Sequence[Interval], own: Interval, length: int) -> Interval
 
 
 def _part(box: Transition, need: Transition) -> Parts:
-    """Where in the box lies what is needed, if it has that on every rank, and filled alike."""
+    """The place of the needed part in the box, if the box has it on every rank, with equal fill."""
     base, cover, here = box.src, need.cover, box.mesh.here
     assert here is not None and box.cover is not None
     if need.src != base or need.dst.dims != base.dims or need.dst.is_partial or (
@@ -290,15 +289,15 @@ def _inside(read: Interval, box: Interval, length: int) -> tuple[int, int] | Non
 
 
 class Slice:
-    """What a ShardTensor is a slice of: a view of rows that other cuts may bring from elsewhere.
+    """The base of a ShardTensor that is a slice: a view of rows, of which other cuts may need more.
 
     Args:
         base: the tensor. starts: per dim, where the slice begins in it.
         mine: the local tensor of the slice. local: that of the base, at that time.
         parent: the slice of which it is a slice.
 
-    `is_watched`: somebody asks for the gradient of the slice itself. Otherwise the gradient of what
-    it became is one of the base.
+    `is_watched`: the gradient of the slice itself is needed. Otherwise the gradient of the aligned
+    slice goes to the base.
     """
 
     __slots__ = ("base", "is_watched", "local", "mine", "parent", "starts")
@@ -312,8 +311,7 @@ class Slice:
 
     @property
     def asks(self) -> bool:
-        """Whether somebody asks for the gradient of it, or of what it is a slice of, but the
-        base."""
+        """Whether the gradient of the slice, or of a slice that it was taken from, is needed."""
         mine = self.mine
         return self.is_watched or mine.retains_grad or bool(mine._backward_hooks) or (
             self.parent is not None and self.parent.asks)
@@ -382,8 +380,8 @@ def _need(
 
 
 class _Aligned(torch.autograd.Function):
-    """A slice in other cuts: its gradient is one of what was read of the base. Only where somebody
-    asks for that of the slice itself, it goes back to the slice."""
+    """A slice in other cuts: its gradient goes to the box that was read from the base; to the slice
+    only if the gradient of the slice itself is needed."""
 
     @staticmethod
     def forward(  # type: ignore[override]

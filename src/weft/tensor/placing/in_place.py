@@ -7,7 +7,7 @@ Theory of operation. Instances of Parameter and ShardTensor have the same struct
 (neither class has slots), so the object takes the other's class, attributes and TensorImpl, as in
 `torch.utils.swap_tensors`. The new leaf takes over the Parameter's gradient,
 its hooks (by the very dicts that their handles know) and its attributes. Graphs that were recorded
-before lead to the old leaf, which nobody sees any more: their backward is refused. State
+before lead to the old leaf, which is no longer visible: their backward is refused. State
 that an optimizer has made before is resharded at its next step.
 """
 

@@ -104,7 +104,7 @@ def local_to_sharded(
     local: torch.Tensor, mesh: BoundMesh, layout: Layout, strides: tuple[int, ...] | None = None,
     alias: str | None = None,
 ) -> ShardTensor:
-    """The ShardTensor of a local tensor that has this layout, with these global strides; `alias`,
-    where it stands for memory elsewhere, says why."""
+    """The ShardTensor of a local tensor with this layout and these global strides; `alias` is the
+    reason if it represents memory elsewhere."""
     meta = intern(mesh, layout, local.dtype, local.device, local.requires_grad, strides, alias)
     return wrap(local, meta)

@@ -1,5 +1,5 @@
-"""Warns, once per line, of a call that leaves a sharded operand whole on every rank, or a partial
-one that it cannot have sharded; and of halos that are larger than the shards."""
+"""Warnings, once per line, about calls that leave a sharded operand whole on every rank, or a
+partial one that they cannot shard; and about halos larger than the shards."""
 
 from __future__ import annotations
 
@@ -124,8 +124,7 @@ def find_wide(
     name: str, layouts: Sequence[Layout], decision: Decision, rule: Rule | None,
     results: Sequence[Tensor],
 ) -> LeftWhole | WideHalo | None:
-    """What a call leaves whole of its largest such operand, or a halo that is too wide; None if
-    neither.
+    """The largest operand that a call leaves whole, or a halo that is too wide; None if neither.
 
     Args:
         name: the op.
@@ -157,7 +156,7 @@ def _left_whole(
     name: str, sources: Sequence[Layout], targets: Sequence[Layout], results: Sequence[Layout],
     itemsize: int, free: Sequence[Sequence[int]],
 ) -> LeftWhole | None:
-    """What a call leaves whole of its largest such operand; None if nothing.
+    """The largest operand that a call leaves whole; None if there is none.
 
     Args:
         name: the op.

@@ -200,12 +200,12 @@ def _forget_in_backward(views: OperandCache) -> None:
 
 
 class OperandCache(dict[Any, Any]):
-    """What a tensor has become for its uses.
+    """The forms of a tensor that its uses needed.
 
-    `terms` survive a backward: leaves of their own (see `tensor.leaf_gradients`). `was_reduced`,
-    for a partial tensor: its local tensor and version when it was reduced, the reduced tensor (or
-    its local tensor) and layout, and the scope (see `call.reduce_once`). `halo`: what is read of
-    the tensor beyond its shards.
+    `terms` are leaves of their own, and survive a backward (see `tensor.leaf_gradients`).
+    `was_reduced`, for a partial tensor: its local tensor and version when it was reduced, the
+    reduced tensor (or its local tensor) and layout, and the scope (see `call.reduce_once`). `halo`:
+    the reads of the tensor beyond its shards.
     """
 
     __slots__ = ("__weakref__", "halo", "was_reduced", "terms")
@@ -220,8 +220,8 @@ class OperandCache(dict[Any, Any]):
         self.was_reduced = self.halo = None
 
     def put_term(self, transition: Transition, made: tuple[LeafUse, torch.Tensor]) -> None:
-        """Keep it for the next step, in place of what an equal transition has given: a cache that
-        was full or cleared makes transitions anew, and no call will ask for the old ones."""
+        """Keep it for the next step, in place of the one of an equal transition: after a cache was
+        full or cleared, transitions are made anew, and old ones are never looked up."""
         for old in [one for one in self.terms if one.key == transition.key]:
             del self.terms[old]  # only its graphs keep it alive
         self.terms[transition] = made
@@ -256,7 +256,8 @@ _LIVE = _Live()
 
 
 def forget_views() -> None:
-    """A backward has passed: the next forward starts anew, and nothing gathered stays alive."""
+    """Forget moved operands after a backward: the next forward starts anew, and nothing gathered
+    stays alive."""
     for views in _LIVE.views:
         found = views()
         if found is not None:
@@ -314,7 +315,7 @@ def operand_transitions(
     beside it.
 
     The gradient rule: over an axis on which the call varies, an operand that is replicated and
-    needs a gradient enters through I -> R. `known` are the axes over which operands are R already.
+    needs a gradient passes I -> R. `known` are the axes over which operands are R already.
     """
     return [
         transition_between(
@@ -333,7 +334,7 @@ def varying_of(tensor: torch.Tensor) -> frozenset[int]:
 
 
 def as_value(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor; one that is R as I."""
+    """The tensor; an R tensor becomes I."""
     if type(tensor) is not ShardTensor or not tensor._meta.varying:
         return tensor
     meta, local = tensor._meta, tensor._local
@@ -344,7 +345,7 @@ def as_value(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def settle(tensor: torch.Tensor) -> bool:
-    """Make a tensor that is R one that is I, and stays what it is; whether it was R."""
+    """Make an R tensor an I tensor in place; returns whether it was R."""
     value = as_value(tensor)
     if value is tensor:
         return False
@@ -355,8 +356,8 @@ def settle(tensor: torch.Tensor) -> bool:
 def staying(
     known: Sequence[frozenset[int]], wants: Sequence[bool], varying: frozenset[int]
 ) -> frozenset[int]:
-    """The axes over which a call of such operands gives R though nothing in it varies over them:
-    all operands that want a gradient are R. Else those that are become I."""
+    """The axes over which the result is R although nothing varies over them, because all operands
+    that need a gradient are R. Otherwise R operands become I."""
     of = [mine for mine, wanted in zip(known, wants) if wanted]
     return frozenset.intersection(*of) - varying if of else NONE
 

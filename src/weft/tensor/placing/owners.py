@@ -1,4 +1,4 @@
-"""Who computes which whole tensor, and the way of their blocks there and back."""
+"""The owners of whole tensors, and the exchange of blocks with them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def buckets(sizes: Sequence[int], most: int = NBYTES) -> Iterator[list[int]]:
 def way_to_owners(
     mesh: BoundMesh, tensors: Sequence[Any], owners: Sequence[int] | None = None
 ) -> ToOwners:
-    """The way of these tensors to their owners, by default such that the work is balanced."""
+    """The exchange of these tensors with their owners, which balance the work by default."""
     layouts = tuple([one._meta.layout for one in tensors])
     key = layouts, None if owners is None else tuple(owners)
     known: dict[Any, ToOwners] = mesh.cache.setdefault("ways to owners", {})

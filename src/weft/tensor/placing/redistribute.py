@@ -249,8 +249,7 @@ def gathered(tensor: ShardTensor) -> torch.Tensor:
 
 
 def _asked_for(call: str, transition: Transition, local: torch.Tensor) -> torch.Tensor:
-    """A transition that the user has written: no other use shares it, and strict mode permits
-    it."""
+    """A transition that the user has written: no other use shares it, and strict mode allows it."""
     local = unwrap_view(local)
     if not traffic.STATE.on:
         return transition(local)

@@ -1,8 +1,8 @@
-"""What torch refuses to draw: dtypes and numbers out of range.
+"""Draws that torch refuses: dtypes and numbers out of range.
 
-torch itself is asked, with the same op on operands of one element, so the message is its own and
-covers all of its checks. What no single rank can tell (whether rates and probabilities are in
-range) is not checked.
+The same op runs on operands of one element, so all of torch's checks apply and the message is
+torch's. Facts that no single rank knows (whether rates and probabilities are in range) are not
+checked.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""In debug mode: checks that ranks which should hold the same tensor do.
+"""In debug mode: check that replicas are equal.
 
 A plain tensor counts as replicated, and so does a leaf over the axes that do not shard it. The
 first call that uses one compares digests over its ranks, as `debug_compare` compares requests:

@@ -215,9 +215,9 @@ def scatter_tensor(
         global_src: a rank of the mesh.
         mesh: the mesh; None means the current one.
         placements: placements, P or Layout; None replicates.
-        global_shape: of the full tensor; the source sends it to ranks that pass None. Ranks
-            outside the mesh must give it.
-        dtype: of the full tensor, by the same rule.
+        global_shape: the shape of the full tensor; the source sends it to ranks that pass None.
+            Ranks outside the mesh must give it.
+        dtype: the dtype of the full tensor, by the same rule.
         requires_grad: whether the result requires a gradient.
 
     Raises:

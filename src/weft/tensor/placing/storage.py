@@ -1,9 +1,8 @@
-"""A ShardTensor's memory: the size is known, an address is not.
+"""A ShardTensor's memory: it has a size and no address.
 
 Programs that only add up bytes (torchinfo) get the global tensor's. Requests for more than the size
 are refused, and the error names the alternatives. Programs that compare addresses, to find tensors
-that share memory, get a number to compare where it is known that they do no more
-(`telling_identity`).
+that share memory, get a number if they are known to do nothing else with it (`telling_identity`).
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ _told = _Told()
 
 
 def telling_identity() -> AbstractContextManager[None]:
-    """Inside, `untyped_storage().data_ptr()` is the same number for tensors that share memory, on
-    all ranks alike, and others have others. Nothing lies there."""
+    """Inside, `untyped_storage().data_ptr()` is one number for tensors that share memory, the same
+    on all ranks, and another for other tensors. It is no address."""
     return setting(_told, identity=True)
 
 

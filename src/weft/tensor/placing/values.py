@@ -148,7 +148,7 @@ def shown(tensor: ShardTensor) -> str:
 
 
 def _what_is_shown(meta: Meta) -> str:
-    """What part of the whole this rank's local tensor is."""
+    """A description of this rank's local tensor: a block, the whole, or a partial value."""
     mesh, layout = meta.mesh, meta.layout
     assert mesh.here is not None
     over: dict[str, list[str]] = {}

@@ -1,1 +1,1 @@
-"""What a call consists of: the ops that it runs on meta tensors, and facts about them."""
+"""The ops of a call, found on meta tensors, and facts about them."""

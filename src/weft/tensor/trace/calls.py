@@ -23,7 +23,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What an overload's schema and tags say; asking torch takes a microsecond each time.
+    """Facts from an overload's schema and tags; asking torch takes a microsecond each time.
 
     Args:
         name: "aten.add_.Tensor". functional: the name of the op that is not in place.
@@ -51,9 +51,9 @@ class Facts:
 
 
 def written_by(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """The tensors that a call which could not be captured writes to, as far as its name tells.
+    """The tensors that a call which could not be captured writes to, by its name.
 
-    Versions tell of others; torch's fused updates count none.
+    Versions show other writes; torch's fused updates count none.
     """
     name = getattr(func, "__name__", "")
     packet = getattr(torch.ops.aten, name, None) if name.endswith("_") else None

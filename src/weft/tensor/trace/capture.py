@@ -1,4 +1,4 @@
-"""Which ATen ops a torch function consists of.
+"""Captures the ATen ops that a torch function consists of.
 
 The function runs on meta tensors of global shape with a recorder on torch's pre-dispatch key,
 above autograd and above decomposition, so `linear`, `layer_norm` and
@@ -97,7 +97,8 @@ class _Recorder(SchemaCheckMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """No: torch would import its compiler at the first call of each process, over a second."""
+        """False: else torch would import its compiler at the first call of each process, over a
+        second."""
         return False
 
     def _result(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -191,7 +192,8 @@ def _any_turned(args: Any, kwargs: Any) -> bool:
 def as_autocast(
     function: Callable[..., Any], op: Op, trace: Trace, device_type: str
 ) -> Callable[..., Any]:
-    """What stands for a whole op, as autocast runs the op: cast once, and no policy inside.
+    """A function that replaces a whole op, as autocast runs the op: operands are cast once, and no
+    policy applies inside.
 
     Operands come to the dtype that autocast gives the op's result, float64 ones stay. `function`
     is its `__wrapped__`.
@@ -249,7 +251,7 @@ def capture(
 
 
 def asks_for_grad(func: Any) -> bool:
-    """Whether a Python function looks whether a gradient is wanted: what it consists of differs."""
+    """Whether a Python function checks if a gradient is needed, so that its ops may differ."""
     code = getattr(func, "__code__", None)
     return code is not None and "requires_grad" in code.co_names
 
@@ -315,7 +317,7 @@ def _trace(calls: Sequence[Any], result: Any, inputs: Sequence[torch.Tensor]) ->
 
 
 def _said(error: Exception) -> str:
-    """Why, in a few words; meta tensors are nothing that a user knows of."""
+    """The reason in a few words; it does not mention meta tensors, which users do not see."""
     text = str(error).partition("\n")[0].partition(". ")[0].rstrip(".")
     if "item()" in text or "_local_scalar_dense" in text:
         return "it reads a number by item()"

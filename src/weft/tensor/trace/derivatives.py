@@ -1,6 +1,6 @@
-"""Which tensors get a gradient from which results of an op, asked of meta tensors.
+"""Which tensors get a gradient from which results of an op, found on meta tensors.
 
-The answer takes backward passes, also of backward passes, so it is kept by op and shapes.
+This takes backward passes, also of backward passes, so the result is kept by op and shapes.
 """
 
 from __future__ import annotations

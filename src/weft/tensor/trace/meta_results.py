@@ -1,4 +1,4 @@
-"""What ops return on meta tensors, where torch is slow to tell or wrong.
+"""Results of ops on meta tensors, for ops where torch's meta kernel is slow or wrong.
 
 Some meta kernels are decompositions in Python. They take most of the first call of `cross_entropy`
 or `scaled_dot_product_attention`. The entries of such ops give the result in plain cases, where
@@ -23,7 +23,7 @@ __all__ = ["AsKernels", "asks_device", "has_meta_kernel", "known_result"]
 
 
 def known_result(overload: Any, args: Any, kwargs: Any) -> Any:
-    """A meta tensor like the op's result, or several; None where torch has to be asked."""
+    """A meta tensor like the op's result, or several; None if torch's meta kernel has to run."""
     if torch.is_grad_enabled() or overload._schema.is_mutable:
         return None
     entry = ops.find_exactly(str(overload))
@@ -45,8 +45,8 @@ def has_meta_kernel(overload: Any) -> bool:
 
 @functools.cache
 def asks_device(overload: Any, turned: bool, empty: bool) -> bool:
-    """Whether strides or dtypes of the op's results are a matter of the device that computes it:
-    torch's meta kernels take meta tensors to lie on a GPU.
+    """Whether strides or dtypes of the op's results depend on the device: torch's meta kernels
+    assume a GPU.
 
     `turned`: of operands that do not all lie row by row. `empty`: of operands without elements, of
     which most decompositions cannot tell, as they divide by lengths.
@@ -67,7 +67,7 @@ class AsKernels(TorchDispatchMode):
 
     Torch's meta kernels of many ops are references in Python, which lay results out by rules of
     their own. A mode sees the ops that others consist of, too. Where all operands are contiguous
-    the references say the same, and nobody needs it.
+    the references agree with the kernels, and the mode is not needed.
     """
 
     def __init__(self, device_type: str) -> None:

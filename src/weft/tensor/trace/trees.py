@@ -1,4 +1,4 @@
-"""Nested arguments: what is in them, and the same with other things in its place.
+"""Nested arguments: their leaves, and copies with other leaves.
 
 They nest by lists, tuples, named tuples, dicts and slices, and by subclasses of these; all else is
 a leaf. The same walk serves for all kinds of leaves.
@@ -39,7 +39,7 @@ def local_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def leaves(tree: Any, kind: type) -> list[Any]:
-    """What is of this kind in nested arguments, in order."""
+    """The leaves of this kind in nested arguments, in order."""
     found: list[Any] = []
     _collect(tree, kind, found)
     return found
@@ -79,7 +79,7 @@ def _collect(tree: Any, kind: type, found: list[Any]) -> None:
 
 
 def replaced(tree: Any, kind: type, change: Callable[[Any], Any]) -> Any:
-    """Nested arguments with what is of this kind changed, in order."""
+    """Nested arguments with the leaves of this kind replaced, in order."""
     form = type(tree)
     if form is tuple or form is list:
         return form([replaced(item, kind, change) for item in tree])
@@ -110,7 +110,7 @@ def map_tensors(change: Callable[[torch.Tensor], Any], tree: Any) -> Any:
 
 
 def substitute(tree: Any, feed: Iterator[torch.Tensor]) -> Any:
-    """Nested arguments with those of `feed` for their tensors, in order."""
+    """Nested arguments with the items of `feed` in place of their tensors, in order."""
     return replaced(tree, torch.Tensor, lambda _: next(feed))
 
 

@@ -1,9 +1,9 @@
 """A gathered parameter whose data travelled in autocast's dtype.
 
-Autocast casts a parameter wherever a product uses it, so it is cast before it is gathered. What
-stands for its local tensor meanwhile is of the class `CastWeight`: it has the parameter's own
-dtype, and no data of that dtype. A call of which the recipe says that autocast would cast takes
-`cast_of` it (`call.varying`). Any other use reaches `__torch_function__`, or `unwrap_view`, which
+Autocast casts a parameter wherever a product uses it, so it is cast before it is gathered.
+Meanwhile its local tensor is of the class `CastWeight`: it has the parameter's own dtype, and no
+data of that dtype. A call whose operands autocast would cast takes `cast_of` it (`call.varying`).
+Any other use reaches `__torch_function__`, or `unwrap_view`, which
 gather the parameter in its own dtype first: a collective, and the same one on every rank.
 """
 
@@ -27,8 +27,8 @@ _OF_THE_CAST = frozenset([
 
 
 class CastWeight(torch.Tensor):
-    """Stands for the whole parameter. `_weft_cast` is the leaf of autocast's dtype that graphs see,
-    `_weft_gather` gives the parameter in its own dtype."""
+    """Represents the whole parameter. `_weft_cast` is the leaf of autocast's dtype that graphs see,
+    `_weft_gather` returns the parameter in its own dtype."""
 
     _weft_cast: Tensor
     _weft_gather: Callable[[], Tensor]
@@ -43,7 +43,7 @@ class CastWeight(torch.Tensor):
 
 
 def cast_weight(cast: Tensor, gather: Callable[[], Tensor]) -> CastWeight:
-    """What stands for a parameter of which there is `cast`."""
+    """The `CastWeight` of a parameter of which there is `cast`."""
     out: Any = cast.detach().view_as(cast)
     out.__class__ = CastWeight
     out._weft_cast, out._weft_gather = cast, gather

@@ -47,7 +47,7 @@ Step = Whole | Part
 def write(
     func: Any, args: Any, kwargs: Any, place: int, base: Tensor, value: ShardTensor
 ) -> None:
-    """Write `value` to what result `place` of the call shows of `base`, its first tensor.
+    """Write `value` to the elements of `base`, the call's first tensor, that result `place` shows.
 
     Raises:
         UnsupportedOpError: the call has no known inverse.

@@ -105,7 +105,7 @@ def unwrap_view(local: Tensor) -> Tensor:
 
 
 class View:
-    """What a moved view is a view of.
+    """The base of a moved view, and the call.
 
     Args:
         base: the tensor that the call viewed.

@@ -1,1 +1,1 @@
-"""Calls of what users have registered: on local tensors by their rules, or by their handlers."""
+"""Calls of ops that users have registered: on local tensors by rules, or by handlers."""

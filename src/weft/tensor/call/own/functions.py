@@ -24,16 +24,16 @@ __all__ = ["OWN", "Own", "OwnFunction", "handled", "is_sharded", "keys_of", "rul
 
 
 class OwnFunction:
-    """What an op is called by while its rule carries it out: a key of its own in the caches.
+    """The function as which an op is called while its rule runs: it has its own key in the caches.
 
     Args:
         name: the op, for messages.
         run: the op itself, on plain tensors.
-        otherwise: the op on ShardTensors where the rule does not speak.
-        rule: what the user says of it, or None.
-        is_op: whether torch's dispatcher knows it, so that it may tell its results' shapes.
-        keeps_edges: whether results of empty tensors still have their place in autograd's graph,
-            as those of an autograd.Function do.
+        otherwise: the op on ShardTensors where the rule does not cover a call.
+        rule: the user's rule, or None.
+        is_op: whether torch's dispatcher knows it, and so may know the shapes of its results.
+        keeps_edges: whether results of empty tensors keep their edges in autograd's graph, as those
+            of an autograd.Function do.
     """
 
     __slots__ = ("__name__", "is_op", "keeps_edges", "otherwise", "rule", "run")
@@ -50,7 +50,7 @@ class OwnFunction:
 
 
 class Own:
-    """One op that a user has registered something for.
+    """One op with a user's rule or handler.
 
     Args:
         target: the function, the autograd.Function or the op that torch knows.
@@ -151,7 +151,8 @@ def rule_of(func: Any) -> OwnFunction | None:
 
 
 def keys_of(target: Any) -> list[Any]:
-    """The objects that calls of an op come by: it, its overloads, the packet of its only one."""
+    """The objects by which an op is called: itself, its overloads, the packet of its only
+    overload."""
     if isinstance(target, OpOverloadPacket):
         return [target, *(getattr(target, name) for name in target.overloads())]
     if isinstance(target, OpOverload) and len(target.overloadpacket.overloads()) == 1:

@@ -1,8 +1,9 @@
 """Users' functions on local tensors, by their rules.
 
-Nobody knows what a user's function does with local tensors before it has run. Shapes come from the
-rule, and every call compares its results with them; dtypes come from the results. Version counters
-tell what the function has written to, which then moves back to the layout of the caller's tensor.
+The effect of a user's function on local tensors is not known before it has run. Shapes come from
+the rule, and every call compares its results with them; dtypes come from the results. Version
+counters show which operands the function has written to. These move back to the layout of the
+caller's tensor.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def recipe(
 ) -> tuple[Recipe, bool] | None:
     """The recipe of a call, and whether its floats only flow through.
 
-    None where the rule does not speak of such a call to an op that torch knows.
+    None if the rule does not cover such a call of an op that torch knows.
     """
     rule = function.rule
     assert rule is not None
@@ -105,7 +106,7 @@ def _has_empty_shard(decision: Decision) -> bool:
 
 
 class OnLocal(Caller):
-    """A user's function on local tensors, between transitions; its results are looked at."""
+    """A user's function on local tensors, between transitions; its results are checked."""
 
     __slots__ = (
         "anchor", "decision", "leaves", "local", "mesh", "name", "operands", "terms", "varying",
@@ -182,7 +183,7 @@ class OnLocal(Caller):
         self, tensor: torch.Tensor, mine: torch.Tensor, local: torch.Tensor, at: int,
         place: int | None,
     ) -> None:
-        """An operand was written to: bring its new value to where the caller's tensor lies."""
+        """An operand was written to: move its new value to the layout of the caller's tensor."""
         layout = self.decision.operands[at]
         if place is not None:
             layout = self.decision.results[place]

@@ -1,8 +1,8 @@
-"""Users' functions on a rank outside the mesh: what the ranks inside know of the results, no data.
+"""Users' functions on a rank outside the mesh: results have layouts as inside, and no data.
 
 The function runs on meta tensors of the global shape, as torch's ops do there (`outside`), so that
 the graph depends on the same tensors as the graphs inside. One that needs data (numpy, a kernel
-of its own) runs once on ones: that tells dtypes, strides, and which operands get a gradient.
+of its own) runs once on ones: this shows dtypes, strides, and which operands get a gradient.
 """
 
 from __future__ import annotations

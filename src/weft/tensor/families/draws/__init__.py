@@ -1,1 +1,1 @@
-"""Calls that draw: each as draws of weft's own (`weft.rng`) and ordinary ops."""
+"""Random calls: each consists of draws of weft's own (`weft.rng`) and of ordinary ops."""

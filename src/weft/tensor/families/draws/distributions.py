@@ -1,8 +1,8 @@
 """`torch.distributions` with ShardTensors as parameters.
 
-Most samplers of torch make plain noise of the result's shape, `torch.rand(shape)`, which no
-ShardTensor's `__torch_function__` sees. So `sample` and `rsample` of torch's distributions are
-replaced: where a parameter is a ShardTensor, noise is one, too, in the layout of the parameters.
+Most samplers of torch make plain noise of the result's shape, `torch.rand(shape)`, which a
+ShardTensor's `__torch_function__` does not see. So `sample` and `rsample` of torch's distributions
+are replaced: if a parameter is a ShardTensor, so is the noise, in the layout of the parameters.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _parameters(distribution: Any) -> list[ShardTensor]:
 
 
 class _Noise(TorchFunctionMode):
-    """Inside, tensors that are made of a shape alone lie as the parameters do."""
+    """Inside, tensors that are made from a shape alone have the layout of the parameters."""
 
     def __init__(self, parameters: Sequence[ShardTensor]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Dropout of all kinds: multiplication by a mask that is drawn.
+"""Dropout of all kinds: multiplication by a random mask.
 
 So transitions and gradients are those of `mul`, also for partial sums: each partial value times the
 mask adds up to the sum times the mask.
@@ -54,7 +54,7 @@ def _feature_dropout(x: Tensor, p: float, train: bool) -> Tensor:
 
 
 def _alpha_dropout(x: Tensor, p: float, train: bool, num_dims: int | None = None) -> Tensor:
-    """A mask in x's layout, and what keeps mean and variance (Klambauer et al.,
+    """A mask in x's layout, and the factors that keep mean and variance (Klambauer et al.,
     "Self-normalizing neural networks", 2017)."""
     if not (train and p):
         return x
@@ -94,7 +94,7 @@ def _rrelu(
 
 
 def _is_off(call: Call) -> bool:
-    """Without training or probability, dropout only hands its input on."""
+    """Without training or probability, dropout returns its input."""
     return not (call.get("train") and call.get("p"))
 
 

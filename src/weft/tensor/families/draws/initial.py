@@ -1,8 +1,8 @@
-"""`torch.nn.init` on ShardTensors, where it is more than the ops that it consists of.
+"""`torch.nn.init` on ShardTensors: the functions that need more than their ops.
 
-What torch shows `__torch_function__` as a whole would be captured without the `no_grad` around it,
-`sparse_` draws plain permutations, and `orthogonal_` transposes in place. The others are ordinary
-calls.
+Functions that torch passes to `__torch_function__` as a whole would be captured without the
+`no_grad` around them, `sparse_` draws plain permutations, and `orthogonal_` transposes in place.
+The others are ordinary calls.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def sparse_(
 ) -> Tensor:
     """As torch: normal, but for as many elements of each column that are zero.
 
-    Which ones, every rank tells for the columns that it holds, by sorting their bits.
+    Every rank chooses them for the columns that it holds, by sorting their bits.
     """
     if type(tensor) is not ShardTensor or tensor.ndim != 2:
         return original(tensor, sparsity, std, generator)

@@ -1,4 +1,4 @@
-"""Draws whose elements depend on parameters: these have the layout of the result."""
+"""Draws whose elements depend on parameters, which are moved to the layout of the result."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["PAGE", "like", "with_zero_gradients", "without_derivative"]
 def like(
     x: Tensor, sample: Sample, dtype: torch.dtype | None = None, generator: Any = None
 ) -> ShardTensor:
-    """A draw that lies as x does, terms of a sum apart: those have one value together."""
+    """A draw in the layout of x. Partial values are reduced first: together they are one value."""
     assert type(x) is ShardTensor
     layout = x._meta.layout.without_partial()
     return drawn(sample, x._meta.mesh, layout, dtype or x.dtype, generator)
