@@ -253,10 +253,10 @@ def test_factories_take_dtype_and_requires_grad(name: str) -> None:
 
 
 SIZES: dict[str, tuple[Any, str]] = {
-    'weft.randn(4, 4, P("dp"))': (lambda mesh: weft.randn(4, 4, P("dp")), "spec=P('dp')"),
+    'weft.randn(4, 4, P("dp"))': (lambda mesh: weft.randn(4, 4, P("dp")), "placements=P('dp')"),
     "weft.zeros(4, [Shard(0)])": (lambda mesh: weft.zeros(4, [Shard(0)]), "placements="),
     "weft.zeros((4, 4), mesh)": (lambda mesh: weft.zeros((4, 4), mesh), "mesh=mesh"),
-    "weft.zeros(4, mesh, P())": (lambda mesh: weft.zeros(4, mesh, P()), "mesh=mesh, spec=P"),
+    "weft.zeros(4, mesh, P())": (lambda mesh: weft.zeros(4, mesh, P()), "mesh=mesh, placements=P"),
     "weft.ones(4, 2.5)": (lambda mesh: weft.ones(4, 2.5), "2.5"),
 }
 

@@ -104,7 +104,7 @@ def test_notebooks_show_pictures_and_columns() -> None:
             x.sum().item()
         module = weft.distribute_module(nn.Linear(3, 4), mesh, shardings={"weight": P("tp")})
         report = weft.nn.report(module)
-        assert repr(log) == "Log(1 collectives, 4 bytes received)"
+        assert repr(log) == "Log(1 collective, 4 bytes received)"
         assert repr(report) == "Report(2 tensors on Mesh(dp=2, tp=2), 64 bytes)"
         return [each._repr_html_() for each in (x, log, report)]  # type: ignore[attr-defined]
 

@@ -76,7 +76,7 @@ class Log(AsText):
                 (model.layers.*), and so does the rest. None: all.
         """
         timed = any(event.seconds is not None for event in self.events)
-        lines = [f"{len(self.events)} collectives, {nbytes_text(self.nbytes)} received"
+        lines = [f"{_collectives(len(self.events))}, {nbytes_text(self.nbytes)} received"
                  + (f", {seconds_text(self.seconds)}" if timed else "")]
         for kind, of in _KINDS.items():
             groups: dict[str, list[Event]] = {}
@@ -98,7 +98,7 @@ class Log(AsText):
         return "\n".join(lines)
 
     def __repr__(self) -> str:
-        return f"Log({len(self.events)} collectives, {nbytes_text(self.nbytes)} received)"
+        return f"Log({_collectives(len(self.events))}, {nbytes_text(self.nbytes)} received)"
 
     def __str__(self) -> str:
         timed = any(event.seconds is not None for event in self.events)
@@ -135,6 +135,10 @@ _KINDS: dict[str, Callable[[Event], str]] = {
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 """Of a module in a list of modules."""
+
+
+def _collectives(num: int) -> str:
+    return "1 collective" if num == 1 else f"{num} collectives"
 
 
 def _sum(events: list[Event]) -> int:

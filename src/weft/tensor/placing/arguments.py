@@ -126,10 +126,10 @@ def _length(value: Any) -> int | None:
 
 def _named(value: Any) -> str:
     """A positional argument as the keyword that it was meant for."""
-    if isinstance(value, P):
-        return f"spec={value!r}"
-    if isinstance(value, (Layout, ShardTensor)) or is_placements(value):
-        return f"placements={value!r}" if is_placements(value) else "placements=..."
+    if isinstance(value, P) or is_placements(value):
+        return f"placements={value!r}"
+    if isinstance(value, (Layout, ShardTensor)):
+        return "placements=..."
     if isinstance(value, torch.dtype):
         return f"dtype={value}"
     return "mesh=mesh" if isinstance(value, Mesh) or hasattr(value, "mesh_dim_names") else "..."
