@@ -31,6 +31,8 @@ __all__ = ["associative_scan"]
 
 _CALL = "associative_scan(combine_fn, xs, dim)"
 _REASON = "the totals of all shards"
+_ON_CPU = torch.__version__ >= "2.14"
+"""Whether the mode "pointwise" takes tensors of CPUs."""
 
 
 class _Checked(Exception):
@@ -74,7 +76,7 @@ def _check(
              else torch.empty(one.shape, dtype=one.dtype, device="meta") for one in leaves]
     with suppress(_Checked):
         original(stop, tree_unflatten(empty, spec), dim, reverse,
-                 "generic" if on_gpu and mode == "pointwise" else mode)
+                 "generic" if mode == "pointwise" and (on_gpu or _ON_CPU) else mode)
 
 
 def _on(tensor: Tensor, mesh: BoundMesh) -> Any:

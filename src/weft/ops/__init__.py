@@ -77,13 +77,16 @@ FUNCTIONS: dict[Any, Entry] = {}
 
 
 def join(*pages: Page) -> None:
-    """Add pages to the book."""
+    """Add pages to the book; functions that this torch lacks are left out."""
     for each in pages:
         for name, entry in each.items():
             assert name not in BOOK, f"{name} stands on two pages"
             BOOK[name] = entry
             if name.startswith("torch."):
-                FUNCTIONS[reduce(getattr, name.split(".")[1:], torch)] = entry
+                _, *path, last = name.split(".")
+                function = getattr(reduce(getattr, path, torch), last, None)
+                if function is not None:
+                    FUNCTIONS[function] = entry
 
 
 join(*(each.PAGE for each in _PAGES))

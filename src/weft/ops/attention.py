@@ -112,6 +112,10 @@ def _repeated(heads: Tensor, num: int) -> Tensor:
     return shared.flatten(-4, -3)
 
 
+_FUSED_NDIM = (3, 4) if torch.__version__ >= "2.14" else (4,)
+"""How many dims the operands of torch's fused kernel may have."""
+
+
 def _result(
     query: Tensor, key: Tensor, value: Tensor,
     attn_mask: Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False,
@@ -130,7 +134,7 @@ def _result(
     ):
         return None
     if (
-        query.ndim == 4 and query.shape[-1] == value.shape[-1]
+        query.ndim in _FUSED_NDIM and query.shape[-1] == value.shape[-1]
         and query.stride(-1) == key.stride(-1) == value.stride(-1) == 1
         and (attn_mask is None or _masks(attn_mask, query, key))
         and torch.backends.cuda.flash_sdp_enabled()

@@ -30,7 +30,9 @@ def _canonical(op: Any) -> Any:
     """The object as which calls of `op` reach weft."""
     if isinstance(op, CustomOpDef):
         return op._opoverload
-    if isinstance(op, MethodType) and inspect.isclass(op.__self__) and op.__name__ == "apply":
+    if isinstance(op, MethodType) and inspect.isclass(op.__self__) and (
+        op.__func__ is getattr(torch.autograd.Function.apply, "__func__", None)
+    ):
         return op.__self__  # MyFunction.apply
     if isinstance(op, MethodType):
         return op.__func__

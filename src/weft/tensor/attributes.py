@@ -288,7 +288,8 @@ def _table() -> dict[Any, Callable[..., Any]]:
     for name, reason in _REFUSED.items():
         table[getattr(_Tensor, name)] = _refusal(name, reason)
     for name in ("const_data_ptr", "data_ptr", "storage"):
-        table[getattr(_Tensor, name)] = _memory(name)
+        if hasattr(_Tensor, name):  # torch 2.11 lacks the first
+            table[getattr(_Tensor, name)] = _memory(name)
     table[_Tensor.untyped_storage] = Storage
     table |= {
         _Tensor.retain_grad: _retain_grad,

@@ -134,7 +134,7 @@ _TRACERS = (torch._C._TorchDispatchModeKey.PROXY, torch._C._TorchDispatchModeKey
 def is_traced() -> bool:
     """Whether make_fx, torch.export, functionalization or torch.jit.trace writes down what runs on
     this thread, or make_fx looks at what it is given."""
-    if torch._C._is_tracing() or fx._is_fx_tracing_flag:  # type: ignore
+    if torch._C._is_tracing() or fx.is_fx_symbolic_tracing():
         return True
     return num_dispatch_modes() > 0 and any(
         torch._C._get_dispatch_mode(tracer) is not None for tracer in _TRACERS

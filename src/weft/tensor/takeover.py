@@ -3,18 +3,19 @@
 Rebinding a module's name would miss `from torch.autograd import backward` and `apply =
 MyFunction.apply`, made before. So the function object stays and its code is exchanged: it calls the
 replacement, which may call a copy of the original (its twin). A function written in C has no code
-to exchange, so its name is bound anew.
+to exchange, so its name is bound anew, and of a class method also the names that it has elsewhere.
 """
 
 from __future__ import annotations
 
+import gc
 import inspect
 from collections.abc import Callable
 from functools import cache, partial
-from types import CodeType, FunctionType
+from types import BuiltinMethodType, ClassMethodDescriptorType, CodeType, FunctionType
 from typing import Any
 
-__all__ = ["give_back", "replace", "take_over", "twin_of"]
+__all__ = ["class_method_of", "give_back", "replace", "take_over", "twin_of"]
 
 
 @cache
@@ -47,6 +48,18 @@ def twin_of(function: FunctionType) -> FunctionType:
     return twin
 
 
+def class_method_of(owner: type, name: str) -> Callable[..., Any]:
+    """What is behind a class method now, which takes the class first."""
+    found = inspect.getattr_static(owner, name)
+    if not isinstance(found, ClassMethodDescriptorType):
+        return twin_of(found.__func__)
+
+    def call(cls: type, *args: Any, **kwargs: Any) -> Any:
+        return found.__get__(None, cls)(*args, **kwargs)
+
+    return call
+
+
 def take_over(function: FunctionType, answer: Callable[..., Any]) -> FunctionType:
     """Make every call of `function` a call of `answer`; gives the original's twin."""
     twin = twin_of(function)
@@ -71,11 +84,27 @@ def replace(owner: Any, name: str, replacement: Callable[..., Any]) -> None:
     function = getattr(found, "__func__", found)  # of a class method or a static one
     if isinstance(function, FunctionType):
         take_over(function, partial(replacement, twin_of(function)))
+    elif isinstance(found, ClassMethodDescriptorType):
+        setattr(owner, name, classmethod(_calling(replacement, class_method_of(owner, name))))
+        _rebind(owner, name)
     elif hasattr(found, "__set__"):
         setter = partial(replacement, found.__set__)
         setattr(owner, name, property(found.__get__, setter, found.__delete__))
     else:
         setattr(owner, name, _calling(replacement, getattr(owner, name)))
+
+
+def _rebind(owner: type, name: str) -> None:
+    """Replace what was bound before, as by `apply = MyFunction.apply`, in modules and classes."""
+    bound = [
+        one for one in gc.get_objects()
+        if type(one) is BuiltinMethodType and one.__name__ == name
+        and isinstance(one.__self__, type) and issubclass(one.__self__, owner)
+    ]
+    for holder in gc.get_referrers(*bound) if bound else ():
+        for key, value in list(holder.items()) if type(holder) is dict else ():
+            if type(value) is BuiltinMethodType and any(value is one for one in bound):
+                holder[key] = getattr(value.__self__, name)
 
 
 def _calling(replacement: Callable[..., Any], original: Any) -> Callable[..., Any]:

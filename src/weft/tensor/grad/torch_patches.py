@@ -33,7 +33,7 @@ from weft.tensor.placing.freed import filled, watch
 from weft.tensor.placing.operands import as_value, share_memory
 from weft.tensor.placing.values import like_dense
 from weft.tensor.shard_tensor import ShardTensor, wrap
-from weft.tensor.takeover import twin_of
+from weft.tensor.takeover import class_method_of
 from weft.tensor.torch_collectives import on_full, refusal, sends
 from weft.tensor.trace.trees import flatten, local_of, map_tensors
 from weft.transport.nodes import outside_maps
@@ -43,7 +43,7 @@ __all__ = [
     "on_full_tensors", "plain_apply", "save_inputs", "to_dlpack", "to_tensor",
 ]
 
-_APPLY = twin_of(Function.__dict__["apply"].__func__)
+_APPLY = class_method_of(Function, "apply")
 
 
 def apply(original: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
