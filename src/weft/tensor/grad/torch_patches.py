@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import torch
 from torch.autograd import Function
 from torch.nn.modules._functions import BackwardHookFunction
-from torch.utils.checkpoint import CheckpointFunction
+from torch.utils.checkpoint import CheckpointFunction, _CheckpointFrame
 
 from weft.errors import UnsupportedOpError, message
 from weft.tensor.call import reduce_once
@@ -132,6 +132,8 @@ def checkpoint(original: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
     """Checkpoint without reentrance: the results are the last to save, the first to recompute."""
     if kwargs.get("use_reentrant") is not False:
         return original(function, *args, **kwargs)
+    if not hasattr(_CheckpointFrame, "save_inputs") and is_sharded(args, kwargs):
+        raise _needs_frames([one.sharding for one in flatten(args) if type(one) is ShardTensor])
 
     def tied(*given: Any, **named: Any) -> Any:
         def tie(one: torch.Tensor) -> torch.Tensor:
@@ -144,6 +146,16 @@ def checkpoint(original: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
         return map_tensors(tie, out) if torch.is_grad_enabled() else out
 
     return original(tied, *args, **kwargs)
+
+
+def _needs_frames(layouts: Sequence[Any]) -> UnsupportedOpError:
+    """Torch 2.11 saves the inputs by a Function of its own, and compares other tensors."""
+    return UnsupportedOpError(
+        message("checkpoint(use_reentrant=False)", f"torch {torch.__version__} saves inputs by a "
+                "Function, which sees local tensors", "checkpoints without reentrance take "
+                "ShardTensors from torch 2.13 on", list(map(str, layouts)),
+                "checkpoint(function, x, use_reentrant=True)    # or a newer torch")
+    )
 
 
 def save_inputs(original: Any, frame: Any, *args: Any) -> None:
