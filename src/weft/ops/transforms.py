@@ -11,7 +11,7 @@ room, a long line is transformed where it lies (`weft.ops.long_lines`), or gathe
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -190,7 +190,14 @@ def _by_exchanges(
     moved = {axis for dim in transform.dims for axis in layout.dims[dim]}
     decision = Decision((steps[0].before,), (steps[-1].after,))
     axes = frozenset(moved)
-    return Local(decision, lambda mesh: _Steps(mesh, steps, axes), tuple(sorted(moved)))
+    local = Local(decision, lambda mesh: _Steps(mesh, steps, axes), tuple(sorted(moved)))
+    return replace(local, why=_WHOLE_SPECTRUM) if len(transform.dims) > 1 else local
+
+
+_WHOLE_SPECTRUM = (
+    "dims are transformed by turns, and all of the spectrum changes ranks; of a call for each dim, "
+    "only what is kept between them does"
+)
 
 
 class _Steps:
