@@ -82,6 +82,9 @@ STAYS = [
      2 * 3 * 64 * 32 * 16 // 4 // 2),
     ("few channels", torch.fft.rfft2, (1, 3, 32, 30), LINE, P(None, None, "x"),
      "[1, 3, 32, 16@x]", 3 * 32 * 16 * 16 // 4 * 3 // 4),
+    # A convolution over twice the length: the zeros are not sent, nor is the second half back.
+    ("long convolution", lambda x: torch.fft.irfft(torch.fft.rfft(x, n=64), n=64)[..., :32],
+     (1, 8, 32), LINE, P(None, None, "x"), "[1, 8@x, 32]", 8 * 32 * 8 // 4 * 3 // 4),
     # Three exchanges of a quarter's three quarters, where a gather brings three quarters.
     ("line", lambda x: torch.fft.fft(x.to(torch.complex128)), (1024,), LINE, P("x"), "[1024@x]",
      3 * 1024 * 16 // 4 * 3 // 4),
