@@ -48,13 +48,14 @@ class S4D(nn.Module):
 
 
 class Hyena(nn.Module):
-    """Of order two (Poli et al., 2023): a filter made of positions by a small network, and gates."""
+    """Of order two (Poli et al., 2023): gates, and a filter that a network makes of positions."""
 
     def __init__(self) -> None:
         super().__init__()
         self.enter, self.leave = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
         self.short = nn.Conv1d(3 * WIDTH, 3 * WIDTH, 3, padding=2, groups=3 * WIDTH)
         t = torch.linspace(0, 1, LENGTH)[:, None]
+        self.places: Tensor
         self.register_buffer("places", torch.cat([t, (6 * t).cos(), (6 * t).sin()], -1))
         self.net = nn.Sequential(nn.Linear(3, WIDTH), nn.SiLU(), nn.Linear(WIDTH, WIDTH))
         self.decays = nn.Parameter(torch.rand(WIDTH))

@@ -14,6 +14,7 @@ from tests.cases.halos import WAYS, Field, judge, on_rank, ways_of
 from tests.harness import held
 from tests.oracle import check
 from weft import P
+from weft.testing import peak_memory
 
 
 def _resize(name: str, num: int, *args: Any, **options: Any) -> Field:
@@ -190,3 +191,33 @@ def test_bytes_are_the_rows_read(name: str) -> None:
     got = weft.testing.run(program, mesh={"x": 4})
     assert [one for one, _ in got] == BYTES[name]
     assert sum(two for _, two in got) == sum(BYTES[name])
+
+
+# Memory, forward and backward, in parts of one rank in four of what one process takes.
+
+ROOM = {
+    "max": (F.adaptive_max_pool2d, (12, 28), 1.05), "mean": (F.adaptive_avg_pool2d, (12, 28), 1.05),
+    # Two rows of seven are more than a quarter; they read three rows of another rank.
+    "max of sevenths": (F.adaptive_max_pool2d, (7, 7), 2.4),
+    "mean of sevenths": (F.adaptive_avg_pool2d, (7, 7), 2.4),
+}
+
+
+@pytest.mark.parametrize("name", ROOM)
+def test_adaptive_pools_take_a_part_of_the_memory(name: str) -> None:
+    function, size, most = ROOM[name]
+    x = torch.randn(1, 8, 64, 64, requires_grad=True)
+    with peak_memory(x) as alone:
+        due = function(x, size)
+        due.sum().backward()
+
+    def program(mesh: Any) -> int:
+        mine = weft.distribute_tensor(x.detach(), mesh, P(None, None, "x")).requires_grad_()
+        with peak_memory(mine) as memory:
+            out = function(mine, size)
+            out.sum().backward()
+        torch.testing.assert_close(out.full_tensor(), due)
+        torch.testing.assert_close(mine.grad.full_tensor(), x.grad)
+        return memory.peak
+
+    assert max(weft.testing.run(program, mesh={"x": 4})) <= most / 4 * alone.peak

@@ -74,6 +74,8 @@ def _on_box(call: Call, boxed: Boxed) -> Local:
         return _idle(boxed.shapes), boxed.args[:1], {}
     if not any(dim.box is not None for dim in boxed.dims):
         return None, boxed.args, boxed.kwargs
+    if all(_has_own_parts(dim, *lengths) for dim, lengths in zip(boxed.dims, _lengths(call))):
+        return _of_box(call, boxed.dims), boxed.args[:1], {}
     if "avg" in call.op:
         return _mean(call, [dim for dim in boxed.dims if dim.box]), boxed.args[:1], {}
     return _greatest(call, boxed.dims), boxed.args[:1], {}
@@ -87,6 +89,41 @@ def _idle(shapes: Sequence[Sequence[int]]) -> Callable[[Tensor], Any]:
         return values, torch.zeros(tuple(shapes[1]), dtype=torch.long, device=x.device)
 
     return idle
+
+
+def _has_own_parts(dim: BoxedDim, before: int, after: int) -> bool:
+    """Whether the parts of a dim are those that its box alone would have."""
+    if dim.box is None:
+        return True
+    (start, stop), (low, high) = dim.outputs, dim.box
+    length, count = high - low, stop - start
+    return all(
+        place * before // after - low == (place - start) * length // count
+        and -(-(place + 1) * before // after) - low == -(-(place + 1 - start) * length // count)
+        for place in range(start, stop))
+
+
+def _of_box(call: Call, dims: Sequence[BoxedDim]) -> Callable[[Tensor], Any]:
+    """torch's pool of the box, with places in the whole dims."""
+    function = getattr(torch.ops.aten, call.op.split(".")[1]).default
+    sizes = [dim.outputs[1] - dim.outputs[0] for dim in dims]
+    if len(call.results) == 1:
+        return lambda x: function(x, sizes)
+
+    def greatest(x: Tensor) -> tuple[Tensor, Tensor]:
+        values, places = function(x, sizes)
+        rest, step = places, 1
+        for dim, length in zip(reversed(dims), reversed(x.shape[-len(dims):])):
+            if dim.box is not None and dim.box[0]:
+                places = places + dim.box[0] * step
+            if dim is not dims[0]:
+                rest = rest // length
+                if dim.length != length:  # what is before this dim is that much longer
+                    places = places + rest * (step * (dim.length - length))
+            step *= dim.length
+        return values, places
+
+    return greatest
 
 
 def _mean(call: Call, fetched: Sequence[BoxedDim]) -> Callable[[Tensor], Tensor]:

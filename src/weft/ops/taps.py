@@ -40,7 +40,7 @@ class Resized:
 
 
 Parts = list[tuple[Tensor | None, Tensor, Tensor]]
-"""Per tap: the places of the result that have it (None for all), what they read, and the weights."""
+"""Per tap: the places of the result that have it (None for all), what they read, the weights."""
 
 
 @dataclass(frozen=True, slots=True)

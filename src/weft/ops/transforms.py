@@ -246,8 +246,8 @@ class _Steps:
         return x
 
 
-# Zeros that follow need not travel: a dim is made longer where it is whole, and so is a half spectrum
-# that is shorter than its length says.
+# Zeros that follow need not travel: a dim is made longer where it is whole, and so is a half
+# spectrum that is shorter than its length says.
 
 
 def _longer(
