@@ -52,6 +52,8 @@ FIELDS = [
     _pool("mean_solid", F.adaptive_avg_pool3d, 3, (3, 5, 2)),
     _pool("max_parts", F.adaptive_max_pool2d, 2, (4, 3), return_indices=True),
     _pool("max_more", F.adaptive_max_pool1d, 1, 11, return_indices=True),
+    _pool("mean_aligned", F.adaptive_avg_pool2d, 2, (4, 7)),
+    _pool("max_aligned", F.adaptive_max_pool3d, 3, (4, 7, 3), return_indices=True),
     _pool("max_solid", F.adaptive_max_pool3d, 3, (3, 5, 1), return_indices=True),
 ]
 
@@ -195,18 +197,24 @@ def test_bytes_are_the_rows_read(name: str) -> None:
 
 # Memory, forward and backward, in parts of one rank in four of what one process takes.
 
+
+def _doubled(x: Tensor, size: tuple[int, int]) -> Tensor:
+    return F.interpolate(x, size, mode="bilinear")
+
+
 ROOM = {
-    "max": (F.adaptive_max_pool2d, (12, 28), 1.05), "mean": (F.adaptive_avg_pool2d, (12, 28), 1.05),
-    # Two rows of seven are more than a quarter; they read three rows of another rank.
+    "max": (F.adaptive_max_pool2d, (32, 48), 1.05), "mean": (F.adaptive_avg_pool2d, (32, 48), 1.05),
+    # Two rows of seven are more than a quarter, and they are read beside a rank's own rows.
     "max of sevenths": (F.adaptive_max_pool2d, (7, 7), 2.4),
     "mean of sevenths": (F.adaptive_avg_pool2d, (7, 7), 2.4),
+    "bilinear": (_doubled, (256, 256), 1.8),
 }
 
 
 @pytest.mark.parametrize("name", ROOM)
-def test_adaptive_pools_take_a_part_of_the_memory(name: str) -> None:
+def test_resampling_takes_a_part_of_the_memory(name: str) -> None:
     function, size, most = ROOM[name]
-    x = torch.randn(1, 8, 64, 64, requires_grad=True)
+    x = torch.randn(1, 8, 128, 128, requires_grad=True)
     with peak_memory(x) as alone:
         due = function(x, size)
         due.sum().backward()

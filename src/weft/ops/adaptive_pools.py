@@ -17,7 +17,7 @@ from torch import Tensor
 from weft.ops.convolutions import nothing_of
 from weft.ops.precision import widened
 from weft.ops.taken import taken
-from weft.ops.taps import OnDevices, Taps, weighted
+from weft.ops.taps import OnDevices, Taps, num_pieces, weighted
 from weft.rules import Boxed, BoxedDim, Call, Table, op, page, rule
 
 __all__ = ["PAGE"]
@@ -173,7 +173,7 @@ def _greatest(call: Call, dims: Sequence[BoxedDim]) -> Callable[[Tensor], tuple[
         counts = [len(planes), *[len(row) // size for row, size in zip(mine, sizes)]]
         longest = max(range(num + 1), key=counts.__getitem__)
         here, there = [], []
-        step = -(-counts[longest] // _PIECES)
+        step = -(-counts[longest] // num_pieces(x))
         for first in range(0, counts[longest], step):
             piece = slice(first, min(first + step, counts[longest]))
             found = _found(planes, boxes, sizes, longest, piece)
@@ -186,10 +186,6 @@ def _greatest(call: Call, dims: Sequence[BoxedDim]) -> Callable[[Tensor], tuple[
         return values, torch.cat(there, longest).unflatten(0, shape)
 
     return run
-
-
-_PIECES = 8
-"""So many times less is copied at a time."""
 
 
 def _found(

@@ -17,7 +17,14 @@ from torch import Tensor
 
 from weft.rules import Table
 
-__all__ = ["OnDevices", "Resized", "Taps", "nearest_table", "taps_of", "weighted"]
+__all__ = [
+    "OnDevices", "Resized", "Taps", "nearest_table", "num_pieces", "taps_of", "weighted",
+]
+
+
+def num_pieces(x: Tensor) -> int:
+    """In how many parts to work on a tensor, so that the copies of a part are small beside it."""
+    return min(8, 1 + x.numel() * x.element_size() // 2**16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,15 +93,14 @@ class _Weighted(torch.autograd.Function):
         ctx: Any, x: Tensor, dim: int, taps: Parts, length: int
     ) -> Tensor:
         ctx.back = dim, taps, x.shape[dim]
-        out: Tensor | None = None
-        for rows, places, weights in taps:
-            part = x.index_select(dim, places).mul_(_along(weights, x, dim))
-            if rows is None:
-                out = part if out is None else out.add_(part)
-            else:
-                out = _zeros(x, dim, length) if out is None else out
-                out.index_add_(dim, rows, part)
-        assert out is not None
+        out = _zeros(x, dim, length)
+        for piece, sums in _pieces(x, out, dim):
+            for rows, places, weights in taps:
+                part = piece.index_select(dim, places).mul_(_along(weights, x, dim))
+                if rows is None:
+                    sums += part
+                else:
+                    sums.index_add_(dim, rows, part)
         return out
 
     @staticmethod
@@ -111,14 +117,22 @@ class _Spread(torch.autograd.Function):
     ) -> Tensor:
         ctx.back = dim, taps, grad.shape[dim]
         out = _zeros(grad, dim, length)
-        for rows, places, weights in taps:
-            part = grad if rows is None else grad.index_select(dim, rows)
-            out.index_add_(dim, places, part * _along(weights, grad, dim))
+        for piece, sums in _pieces(grad, out, dim):
+            for rows, places, weights in taps:
+                part = piece if rows is None else piece.index_select(dim, rows)
+                sums.index_add_(dim, places, part * _along(weights, grad, dim))
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
         return _Weighted.apply(grad, *ctx.back), None, None, None
+
+
+def _pieces(x: Tensor, out: Tensor, dim: int) -> list[tuple[Tensor, Tensor]]:
+    """Parts of both, cut alike along the longest dim beside this one."""
+    at = max([other for other in range(x.dim()) if other != dim], key=x.shape.__getitem__)
+    size = max(-(-x.shape[at] // num_pieces(max(x, out, key=Tensor.numel))), 1)
+    return list(zip(x.split(size, at), out.split(size, at)))
 
 
 def _along(weights: Tensor, x: Tensor, dim: int) -> Tensor:
