@@ -205,9 +205,9 @@ def _doubled(x: Tensor, size: tuple[int, int]) -> Tensor:
 ROOM = {
     "max": (F.adaptive_max_pool2d, (32, 48), 1.05), "mean": (F.adaptive_avg_pool2d, (32, 48), 1.05),
     # Two rows of seven are more than a quarter, and they are read beside a rank's own rows.
-    "max of sevenths": (F.adaptive_max_pool2d, (7, 7), 2.4),
-    "mean of sevenths": (F.adaptive_avg_pool2d, (7, 7), 2.4),
-    "bilinear": (_doubled, (256, 256), 1.8),
+    "max of sevenths": (F.adaptive_max_pool2d, (7, 7), 1.75),
+    "mean of sevenths": (F.adaptive_avg_pool2d, (7, 7), 1.75),
+    "bilinear": (_doubled, (256, 256), 1.6),
 }
 
 

@@ -182,7 +182,7 @@ def _drawn(function: Any, count: int, indices: bool = False) -> Callable[..., An
 
 PAGE = page(
     op("fractional_max_pool2d fractional_max_pool3d",
-       rule(_text, on_box=_on_box, tables=_tables)),
+       rule(_text, on_box=_on_box, tables=_tables, keeps=False)),
     *[op(f"torch.nn.functional.fractional_max_pool{n}d{suffix}", compose=_drawn(
           getattr(F, f"fractional_max_pool{n}d_with_indices"), n, bool(suffix)))
       for n in (2, 3) for suffix in ("", "_with_indices")],

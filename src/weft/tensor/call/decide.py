@@ -228,6 +228,7 @@ class Builder:
         return Step(
             self.name, moves, local, args, kwargs, results,
             why=decision.reason, anchor=anchor, kernel=self.kernel, slice_of=slice_of,
+            keeps=decision.keeps,
             left_whole=find_wide(
                 self.name, self.layouts, decision, self.rule, made) if any(moves) else None,
         )

@@ -56,12 +56,14 @@ class Step(Caller):
             it on the other ranks (see `anchor`).
         kernel: what makes `local` for other lengths, where it is a kernel of the book.
         left_whole: what it leaves whole though an operand is sharded, or a halo that is too wide.
+        keeps: whether autograd keeps boxes that are fetched for it.
         slice_of: of a slice, the value that it is a slice of, and where it begins there.
     """
 
     __slots__ = (
-        "anchor", "args", "bound", "flowing", "kernel", "kwargs", "left_whole", "local", "name",
-        "operands", "reductions", "results", "slice_of", "target", "why", "write", "write_back",
+        "anchor", "args", "bound", "flowing", "keeps", "kernel", "kwargs", "left_whole", "local",
+        "name", "operands", "reductions", "results", "slice_of", "target", "why", "write",
+        "write_back",
     )
 
     def __init__(
@@ -71,10 +73,10 @@ class Step(Caller):
         write: Callable[[torch.Tensor], torch.Tensor] | None = None,
         why: Callable[[], str] = str, anchor: Sequence[Sequence[int]] = (),
         kernel: BoundKernel | None = None, left_whole: LeftWhole | WideHalo | None = None,
-        slice_of: tuple[int, tuple[int, ...]] | None = None,
+        slice_of: tuple[int, tuple[int, ...]] | None = None, keeps: bool = True,
     ) -> None:
         self.name, self.why, self.reductions, self.left_whole = name, why, None, left_whole
-        self.slice_of = slice_of
+        self.slice_of, self.keeps = slice_of, keeps
         self.operands = tuple([(at, move) for at, move in enumerate(moves) if move is not None])
         self.local, self.args, self.kwargs, self.kernel = local, args, kwargs, kernel
         self.results, self.anchor = tuple(results), anchor
