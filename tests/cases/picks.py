@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.cases import Case, Operand, bools, case, given, integers, reals
+from tests.cases.transforms import complexes
 
 _ROWS = torch.tensor([4, 0, 4, 6, -1, 2, 3])
 _SET = torch.tensor([4, 0, 6, -5])
@@ -147,6 +148,10 @@ _WRITES: list[Case] = [
          grad=False, per_mesh=4),
     case("scatter_cut", lambda a, i, v: a.scatter(0, i, v), reals(7, 3),
          given([[4, 1, 0], [0, 2, 5], [3, 3, 6]]), reals(3, 3), per_mesh=4),
+    case("scatter_into_a_corner", lambda a, i, v: a.scatter(1, i, v), reals(7, 4, 3),
+         given([[[2], [3]], [[0], [1]], [[1], [0]]]), reals(3, 2, 1), per_mesh=6),
+    case("scatter_add_into_a_corner", lambda a, i, v: a.scatter_add(0, i, v), complexes(5, 7),
+         integers(3, 4, high=5), complexes(3, 4), per_mesh=6),
     case("scatter_number", lambda a, i: a.scatter(0, i, 2.0), reals(7, 3),
          integers(5, 2, high=7)),
     case("scatter_longer", lambda a, i, v: a.scatter(0, i, v), reals(7, 3),

@@ -14,6 +14,7 @@ from tests.cases.halos import WAYS, Field, judge, on_rank, ways_of
 from tests.harness import held
 from tests.oracle import check
 from weft import P
+from weft.testing import peak_memory
 
 
 def _resize(name: str, num: int, *args: Any, **options: Any) -> Field:
@@ -51,6 +52,8 @@ FIELDS = [
     _pool("mean_solid", F.adaptive_avg_pool3d, 3, (3, 5, 2)),
     _pool("max_parts", F.adaptive_max_pool2d, 2, (4, 3), return_indices=True),
     _pool("max_more", F.adaptive_max_pool1d, 1, 11, return_indices=True),
+    _pool("mean_aligned", F.adaptive_avg_pool2d, 2, (4, 7)),
+    _pool("max_aligned", F.adaptive_max_pool3d, 3, (4, 7, 3), return_indices=True),
     _pool("max_solid", F.adaptive_max_pool3d, 3, (3, 5, 1), return_indices=True),
 ]
 
@@ -190,3 +193,39 @@ def test_bytes_are_the_rows_read(name: str) -> None:
     got = weft.testing.run(program, mesh={"x": 4})
     assert [one for one, _ in got] == BYTES[name]
     assert sum(two for _, two in got) == sum(BYTES[name])
+
+
+# Memory, forward and backward, in parts of one rank in four of what one process takes.
+
+
+def _doubled(x: Tensor, size: tuple[int, int]) -> Tensor:
+    return F.interpolate(x, size, mode="bilinear")
+
+
+ROOM = {
+    "max": (F.adaptive_max_pool2d, (32, 48), 1.05), "mean": (F.adaptive_avg_pool2d, (32, 48), 1.05),
+    # Two rows of seven are more than a quarter, and they are read beside a rank's own rows.
+    "max of sevenths": (F.adaptive_max_pool2d, (7, 7), 1.75),
+    "mean of sevenths": (F.adaptive_avg_pool2d, (7, 7), 1.75),
+    "bilinear": (_doubled, (256, 256), 1.6),
+}
+
+
+@pytest.mark.parametrize("name", ROOM)
+def test_resampling_takes_a_part_of_the_memory(name: str) -> None:
+    function, size, most = ROOM[name]
+    x = torch.randn(1, 8, 128, 128, requires_grad=True)
+    with peak_memory(x) as alone:
+        due = function(x, size)
+        due.sum().backward()
+
+    def program(mesh: Any) -> int:
+        mine = weft.distribute_tensor(x.detach(), mesh, P(None, None, "x")).requires_grad_()
+        with peak_memory(mine) as memory:
+            out = function(mine, size)
+            out.sum().backward()
+        torch.testing.assert_close(out.full_tensor(), due)
+        torch.testing.assert_close(mine.grad.full_tensor(), x.grad)
+        return memory.peak
+
+    assert max(weft.testing.run(program, mesh={"x": 4})) <= most / 4 * alone.peak

@@ -101,3 +101,26 @@ def test_another_program_after_a_loop() -> None:
     due = weft.testing.run(program, mesh={"x": 1})[0]
     for found in weft.testing.run(program, mesh={"x": 3}):
         assert torch.equal(found, due)
+
+
+def test_what_is_written_to_a_whole_tensor_stays_sharded() -> None:
+    """By ops that return another tensor: it becomes sharded as what is written to it."""
+    whole, part = torch.randn(6, 8), torch.randn(6, 3)
+    due = torch.slice_scatter(whole, part, 1, 2, 5), torch.select_scatter(whole, part[:, 0], 1, 7)
+
+    def program(mesh: Any) -> tuple[list[str], int]:
+        rows, columns = [
+            weft.distribute_tensor(part, mesh, spec) for spec in (P("x"), P(None, "x"))]
+        with weft.explain() as log:
+            made: list[Any] = [
+                torch.slice_scatter(whole, rows, 1, 2, 5),
+                torch.slice_scatter(whole, columns, 1, 2, 5),
+                torch.select_scatter(whole, rows[:, 0], 1, 7),
+            ]
+        for one, other in zip(made, (due[0], *due)):
+            assert torch.equal(one.full_tensor(), other)
+        return [str(one.sharding) for one in made], log.nbytes
+
+    for layouts, nbytes in weft.testing.run(program, mesh={"x": 3}):
+        assert layouts == ["[6@x, 8]", "[6, 8@x]", "[6@x, 8]"]
+        assert nbytes <= 6 * 4  # at most one of the columns

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from weft.ops.convolutions import nothing_of
 from weft.ops.precision import widened
-from weft.ops.taps import OnDevices, Taps, weighted
+from weft.ops.taken import taken
+from weft.ops.taps import OnDevices, Taps, num_pieces, weighted
 from weft.rules import Boxed, BoxedDim, Call, Table, op, page, rule
 
 __all__ = ["PAGE"]
@@ -73,6 +74,8 @@ def _on_box(call: Call, boxed: Boxed) -> Local:
         return _idle(boxed.shapes), boxed.args[:1], {}
     if not any(dim.box is not None for dim in boxed.dims):
         return None, boxed.args, boxed.kwargs
+    if all(_has_own_parts(dim, *lengths) for dim, lengths in zip(boxed.dims, _lengths(call))):
+        return _of_box(call, boxed.dims), boxed.args[:1], {}
     if "avg" in call.op:
         return _mean(call, [dim for dim in boxed.dims if dim.box]), boxed.args[:1], {}
     return _greatest(call, boxed.dims), boxed.args[:1], {}
@@ -86,6 +89,41 @@ def _idle(shapes: Sequence[Sequence[int]]) -> Callable[[Tensor], Any]:
         return values, torch.zeros(tuple(shapes[1]), dtype=torch.long, device=x.device)
 
     return idle
+
+
+def _has_own_parts(dim: BoxedDim, before: int, after: int) -> bool:
+    """Whether the parts of a dim are those that its box alone would have."""
+    if dim.box is None:
+        return True
+    (start, stop), (low, high) = dim.outputs, dim.box
+    length, count = high - low, stop - start
+    return all(
+        place * before // after - low == (place - start) * length // count
+        and -(-(place + 1) * before // after) - low == -(-(place + 1 - start) * length // count)
+        for place in range(start, stop))
+
+
+def _of_box(call: Call, dims: Sequence[BoxedDim]) -> Callable[[Tensor], Any]:
+    """torch's pool of the box, with places in the whole dims."""
+    function = getattr(torch.ops.aten, call.op.split(".")[1]).default
+    sizes = [dim.outputs[1] - dim.outputs[0] for dim in dims]
+    if len(call.results) == 1:
+        return lambda x: function(x, sizes)
+
+    def greatest(x: Tensor) -> tuple[Tensor, Tensor]:
+        values, places = function(x, sizes)
+        rest, step = places, 1
+        for dim, length in zip(reversed(dims), reversed(x.shape[-len(dims):])):
+            if dim.box is not None and dim.box[0]:
+                places = places + dim.box[0] * step
+            if dim is not dims[0]:
+                rest = rest // length
+                if dim.length != length:  # what is before this dim is that much longer
+                    places = places + rest * (step * (dim.length - length))
+            step *= dim.length
+        return values, places
+
+    return greatest
 
 
 def _mean(call: Call, fetched: Sequence[BoxedDim]) -> Callable[[Tensor], Tensor]:
@@ -115,34 +153,68 @@ def _mean(call: Call, fetched: Sequence[BoxedDim]) -> Callable[[Tensor], Tensor]
 
 
 def _greatest(call: Call, dims: Sequence[BoxedDim]) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """Parts of one length side by side, where a shorter one repeats its last place; then torch's
-    pool of these, with the original places of the elements."""
+    """Of each part the greatest element and its place; a few parts at a time, because they are
+    copied (`_found`)."""
     num = _num(call)
-    rows, sizes, starts = [], [], []
+    sizes, given, starts = [], [], []
     for dim, (before, after) in zip(dims, _lengths(call)):
         start, stop = dim.outputs
         places = _taps(before, after, torch.float32).places[:, start:stop]
         sizes.append(len(places))
         starts.append(0 if dim.box is None else dim.box[0])
-        rows.append(places.T.flatten())
-    given = OnDevices(rows)
-    kernel = getattr(torch.ops.aten, f"max_pool{num}d_with_indices").default
+        given.append(places.T.flatten())
+    rows = OnDevices(given)
+    lengths = [dim.length for dim in dims]
 
     def run(x: Tensor) -> tuple[Tensor, Tensor]:
-        mine: Any = given.on(x.device)
-        for dim, row, start in zip(dims, mine, starts):
-            x = x.index_select(dim.dim, row - start)
-        values, rest = kernel(x, sizes, sizes)
-        found: list[Tensor] = []
-        for row in reversed(mine):
-            found.insert(0, row[rest % len(row)])
-            rest = rest // len(row)
-        places = found[0]
-        for dim, place in zip(dims[1:], found[1:]):
-            places = places * dim.length + place
-        return values, places
+        mine: Any = rows.on(x.device)
+        planes = x.detach().flatten(0, -num - 1).unsqueeze(1)
+        boxes = [row - start for row, start in zip(mine, starts)]
+        counts = [len(planes), *[len(row) // size for row, size in zip(mine, sizes)]]
+        longest = max(range(num + 1), key=counts.__getitem__)
+        here, there = [], []
+        step = -(-counts[longest] // num_pieces(x))
+        for first in range(0, counts[longest], step):
+            piece = slice(first, min(first + step, counts[longest]))
+            found = _found(planes, boxes, sizes, longest, piece)
+            lead = torch.arange(counts[0], device=x.device)
+            lead = (lead if longest else lead[piece]).view([-1, *[1] * num])
+            here.append(_counted([lead, *found], x.shape[-num:]))
+            there.append(_counted([place + start for place, start in zip(found, starts)], lengths))
+        shape = x.shape[:-num]
+        values = taken(x, torch.cat(here, longest).unflatten(0, shape))
+        return values, torch.cat(there, longest).unflatten(0, shape)
 
     return run
+
+
+def _found(
+    planes: Tensor, rows: Sequence[Tensor], sizes: Sequence[int], dim: int, piece: slice
+) -> list[Tensor]:
+    """Per dim of positions, where the greatest elements of a piece of the results are: parts of
+    one length side by side, where a shorter one shows its last place again, in torch's pool."""
+    rows = list(rows)
+    if dim:
+        size = sizes[dim - 1]
+        rows[dim - 1] = rows[dim - 1][piece.start * size : piece.stop * size]
+    else:
+        planes = planes[piece]
+    for at, row in enumerate(rows, 2):
+        planes = planes.index_select(at, row)
+    kernel = getattr(torch.ops.aten, f"max_pool{len(rows)}d_with_indices").default
+    rest, found = kernel(planes, sizes, sizes)[1].squeeze(1), []
+    for row in reversed(rows):
+        found.insert(0, row[rest % len(row)])
+        rest = rest // len(row)
+    return found
+
+
+def _counted(places: Sequence[Tensor], lengths: Sequence[int]) -> Tensor:
+    """Places in several dims, the last of these lengths, counted over all of them."""
+    out = places[0]
+    for place, length in zip(places[1:], lengths[1 - len(places) :]):
+        out = out * length + place
+    return out
 
 
 def _through_means(x: Tensor, output_size: Any) -> Tensor:
@@ -166,9 +238,9 @@ def _through_maxima(x: Tensor, output_size: Any) -> tuple[Tensor, Tensor]:
     return values, places
 
 
+_PARTS = rule(_text, on_box=_on_box, tables=_tables, by_size=True, keeps=False)
+
 PAGE = page(
-    *[op(f"adaptive_avg_pool{num}d", rule(_text, on_box=_on_box, tables=_tables, by_size=True),
-         compose=_through_means) for num in (1, 2, 3)],
-    *[op(f"adaptive_max_pool{num}d", rule(_text, on_box=_on_box, tables=_tables, by_size=True),
-         compose=_through_maxima) for num in (1, 2, 3)],
+    *[op(f"adaptive_avg_pool{num}d", _PARTS, compose=_through_means) for num in (1, 2, 3)],
+    *[op(f"adaptive_max_pool{num}d", _PARTS, compose=_through_maxima) for num in (1, 2, 3)],
 )

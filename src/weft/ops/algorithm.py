@@ -42,12 +42,14 @@ class Local:
 
     `communicates` are the mesh axes over which that function itself communicates.
     `writes` is the same for an in-place call: its function writes to the local target itself.
+    `why` tells those who ask for the traffic what is sent, where there is something to say.
     """
 
     decision: Decision
     bind: Callable[[BoundMesh], Callable[..., Any]]
     communicates: tuple[int, ...] = ()
     writes: Callable[[BoundMesh], Callable[..., Any]] | None = None
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)

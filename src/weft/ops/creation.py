@@ -1,5 +1,5 @@
-"""Tensors made in the shape of another tensor, whose elements are not read: its layout stays, and
-of partial values only the shape counts."""
+"""Tensors made beside another tensor, whose elements are not read: its layout stays where the shape
+is its shape, and of partial values only the shape counts."""
 
 from __future__ import annotations
 
@@ -28,10 +28,20 @@ def _zero(call: Call, layouts: Sequence[Layout], wants_grad: Any) -> Decision:
 
 
 def _new(call: Call, layouts: Sequence[Layout], wants_grad: Any) -> Decision:
-    """Replicated on the operand's mesh."""
-    return Decision(
-        tuple(layouts), (Layout.replicated(layouts[0].mesh, call.results[0].shape),)
-    )
+    """Of as many dims as the operand, it is sharded in those that are as long; else replicated."""
+    (layout,), shape = layouts, call.results[0].shape
+    result = Layout.replicated(layout.mesh, shape)
+    if len(shape) == layout.ndim:
+        alike = [length == own for length, own in zip(shape, layout.shape)]
+        result = result.replace(
+            dims=tuple([axes if same else () for axes, same in zip(layout.dims, alike)]),
+            cuts=tuple([cuts if same else None for cuts, same in zip(layout.cuts, alike)]))
+
+    def args(coordinate: tuple[int, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        source, _, *rest = call.args
+        return (source, result.local_shape_at(coordinate), *rest), {**call.kwargs}
+
+    return Decision((layout,), (result,), args)
 
 
 PAGE = page(

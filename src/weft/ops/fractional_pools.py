@@ -18,6 +18,7 @@ from torch import Tensor
 
 from weft.ops.convolutions import each_of, nothing_of
 from weft.ops.precision import widened
+from weft.ops.taken import taken
 from weft.rules import Boxed, BoxedDim, Call, Table, op, page, rule
 
 __all__ = ["PAGE"]
@@ -74,7 +75,7 @@ def _on_box(call: Call, boxed: Boxed) -> tuple[Callable[..., Any], tuple[Any, ..
         count = math.prod(x.shape[: -len(kernel)])
         mine = torch.arange(count, device=x.device).view(*taps.shape[: -len(kernel)])
         local = _places(taps, kernel, starts, x.shape[-len(kernel) :], mine).view(-1)
-        return _Taken.apply(x, local).view(taps.shape), places
+        return taken(x, local).view(taps.shape), places
 
     return pool, (boxed.args[0], boxed.args[3]), {}
 
@@ -160,38 +161,6 @@ def _along(start: Tensor, at: int, num: int) -> Tensor:
     return start[(..., *[slice(None) if at == other else None for other in range(num)])]
 
 
-class _Taken(torch.autograd.Function):
-    """The elements at some places. torch's `gather` and `take` would keep the box until the
-    backward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, places: Tensor) -> Tensor:  # type: ignore[override]
-        ctx.save_for_backward(places)
-        ctx.shape = x.shape
-        return x.reshape(-1)[places]
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
-        return _Put.apply(grad, *ctx.saved_tensors, ctx.shape), None
-
-
-class _Put(torch.autograd.Function):
-    """Zeros, to which values are added at some places."""
-
-    @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, values: Tensor, places: Tensor, shape: torch.Size
-    ) -> Tensor:
-        ctx.save_for_backward(places)
-        out = values.new_zeros(shape)
-        out.view(-1).index_put_((places,), values, accumulate=True)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
-        return _Taken.apply(grad, *ctx.saved_tensors), None, None
-
-
 def _drawn(function: Any, count: int, indices: bool = False) -> Callable[..., Any]:
     """`function` on random numbers that have the layout of the tensor."""
 
@@ -213,7 +182,7 @@ def _drawn(function: Any, count: int, indices: bool = False) -> Callable[..., An
 
 PAGE = page(
     op("fractional_max_pool2d fractional_max_pool3d",
-       rule(_text, on_box=_on_box, tables=_tables)),
+       rule(_text, on_box=_on_box, tables=_tables, keeps=False)),
     *[op(f"torch.nn.functional.fractional_max_pool{n}d{suffix}", compose=_drawn(
           getattr(F, f"fractional_max_pool{n}d_with_indices"), n, bool(suffix)))
       for n in (2, 3) for suffix in ("", "_with_indices")],

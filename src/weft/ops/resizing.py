@@ -190,5 +190,6 @@ PAGE = page(
     # Where a call gives scales, the lengths of the result come from floats.
     *[op(" ".join([f"upsample_nearest{num}d", f"_upsample_nearest_exact{num}d",
                    *[name for name in _MODES if f"{num}d" in name]]),
-         rule(_text, on_box=_on_box, tables=_tables), floats_flow=False) for num in (1, 2, 3)],
+         rule(_text, on_box=_on_box, tables=_tables, keeps=False), floats_flow=False)
+      for num in (1, 2, 3)],
 )

@@ -192,7 +192,7 @@ def _placed(
 ) -> Decision:
     """`call` writes its second tensor where `view`, an op with the arguments `rest`, would read."""
     target, source = call.tensors
-    layout = layouts[0].without_partial()
+    layout = _as_source(layouts[0].without_partial(), layouts[1])
     shown = view(
         Call("", (target, *rest), {}, (TensorArg(source.shape, target.dtype),)), (layout,)
     )
@@ -206,6 +206,20 @@ def _placed(
 
         local = args
     return Decision((layout, shown.results[0]), (layout,), local)
+
+
+def _as_source(target: Layout, source: Layout) -> Layout:
+    """A target that ranks have whole becomes sharded as what is written to it, evenly in a dim of
+    another length: nothing is sent but what is written there."""
+    taken = {axis for axes in target.dims for axis in axes}
+    if source.ndim != target.ndim:
+        return target
+    dims, cuts = list(target.dims), list(target.cuts)
+    for dim, axes in enumerate(source.dims):
+        if axes and not dims[dim] and taken.isdisjoint(axes):
+            alike = source.shape[dim] == target.shape[dim]
+            dims[dim], cuts[dim] = axes, source.cuts[dim] if alike else None
+    return target.replace(dims=dims, cuts=cuts)
 
 
 def _slice_scatter(call: Call, layouts: Layouts, wants_grad: Any) -> Decision:

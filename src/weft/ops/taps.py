@@ -10,13 +10,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from weft.rules import Table
 
-__all__ = ["OnDevices", "Resized", "Taps", "nearest_table", "taps_of", "weighted"]
+__all__ = [
+    "OnDevices", "Resized", "Taps", "nearest_table", "num_pieces", "taps_of", "weighted",
+]
+
+
+def num_pieces(x: Tensor) -> int:
+    """In how many parts to work on a tensor, so that the copies of a part are small beside it."""
+    return min(8, 1 + x.numel() * x.element_size() // 2**16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +46,10 @@ class Resized:
     dtype: torch.dtype
 
 
+Parts = list[tuple[Tensor | None, Tensor, Tensor]]
+"""Per tap: the places of the result that have it (None for all), what they read, the weights."""
+
+
 @dataclass(frozen=True, slots=True)
 class Taps:
     """Per tap and place of a result: the place that is read, its weight, and whether it counts."""
@@ -53,9 +65,8 @@ class Taps:
         return Table(tuple(starts.cummax(0)[0].tolist()), tuple(stops.cummax(0)[0].tolist()),
                      length)
 
-    def of(self, start: int, stop: int, origin: int) -> list[tuple[Tensor | None, Tensor, Tensor]]:
-        """Per tap of the places start..stop of the result: the places that have it (None for all),
-        what they read of a box that begins at `origin`, and the weights."""
+    def of(self, start: int, stop: int, origin: int) -> Parts:
+        """The taps of the places start..stop of the result, in a box that begins at `origin`."""
         found = []
         for places, weights, counts in zip(self.places, self.weights, self.counts):
             mine = counts[start:stop]
@@ -68,22 +79,68 @@ class Taps:
         return found
 
 
-def weighted(
-    x: Tensor, dim: int, taps: list[tuple[Tensor | None, Tensor, Tensor]], length: int
-) -> Tensor:
-    """The weighted sums along a dim, of which the result has this length."""
-    shape = [-1, *[1] * (x.dim() - 1 - dim)]
-    out: Tensor | None = None
-    for rows, places, weights in taps:
-        part = x.index_select(dim, places) * weights.view(shape)
-        if rows is not None:
-            out = out if out is not None else part.new_zeros(
-                [*x.shape[:dim], length, *x.shape[dim + 1 :]])
-            out = out.index_add(dim, rows, part)
-        else:
-            out = part if out is None else out + part
-    assert out is not None
-    return out
+def weighted(x: Tensor, dim: int, taps: Parts, length: int) -> Tensor:
+    """The weighted sums along a dim, of which the result has this length.
+
+    Autograd keeps no tensor of it, and adds up what all taps give in one gradient.
+    """
+    return _Weighted.apply(x, dim, taps, length)  # type: ignore[no-any-return]
+
+
+class _Weighted(torch.autograd.Function):
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, x: Tensor, dim: int, taps: Parts, length: int
+    ) -> Tensor:
+        ctx.back = dim, taps, x.shape[dim]
+        out = _zeros(x, dim, length)
+        for piece, sums in _pieces(x, out, dim):
+            for rows, places, weights in taps:
+                part = piece.index_select(dim, places).mul_(_along(weights, x, dim))
+                if rows is None:
+                    sums += part
+                else:
+                    sums.index_add_(dim, rows, part)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        return _Spread.apply(grad, *ctx.back), None, None, None
+
+
+class _Spread(torch.autograd.Function):
+    """The transpose of `_Weighted`: each place of the result adds to those that it read."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, grad: Tensor, dim: int, taps: Parts, length: int
+    ) -> Tensor:
+        ctx.back = dim, taps, grad.shape[dim]
+        out = _zeros(grad, dim, length)
+        for piece, sums in _pieces(grad, out, dim):
+            for rows, places, weights in taps:
+                part = piece if rows is None else piece.index_select(dim, rows)
+                sums.index_add_(dim, places, part * _along(weights, grad, dim))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        return _Weighted.apply(grad, *ctx.back), None, None, None
+
+
+def _pieces(x: Tensor, out: Tensor, dim: int) -> list[tuple[Tensor, Tensor]]:
+    """Parts of both, cut alike along the longest dim beside this one."""
+    at = max([other for other in range(x.dim()) if other != dim], key=x.shape.__getitem__)
+    size = max(-(-x.shape[at] // num_pieces(max(x, out, key=Tensor.numel))), 1)
+    return list(zip(x.split(size, at), out.split(size, at)))
+
+
+def _along(weights: Tensor, x: Tensor, dim: int) -> Tensor:
+    return weights.view([-1, *[1] * (x.dim() - 1 - dim)])
+
+
+def _zeros(x: Tensor, dim: int, length: int) -> Tensor:
+    return x.new_zeros([*x.shape[:dim], length, *x.shape[dim + 1 :]])
 
 
 @lru_cache(maxsize=256)

@@ -10,8 +10,8 @@ room, a long line is transformed in place (`weft.ops.long_lines`), or gathered.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -39,6 +39,8 @@ class _Transform:
         norm: torch's number of a normalisation, which is that of each dim.
         forward: the sign of the exponent.
         length: that of the last dim of the result; for "r2c" a half spectrum's or all of it.
+        resized: the lengths that dims get, by zeros or without their last elements, before they
+            are transformed.
     """
 
     kind: str
@@ -46,6 +48,7 @@ class _Transform:
     norm: int
     forward: bool
     length: int
+    resized: Mapping[int, int] = field(default_factory=dict[int, int])
 
     @classmethod
     def of(cls, call: Call) -> _Transform:
@@ -63,14 +66,26 @@ class _Transform:
 
     def changed(self, layout: Layout, dims: Sequence[int]) -> Layout:
         """The layout after these dims, which are whole, have been transformed."""
-        if self.real not in dims:
-            return layout
         shape = list(layout.shape)
-        shape[self.dims[-1]] = self.length
+        for dim in dims:
+            shape[dim] = self.length if dim == self.real else self.resized.get(dim, shape[dim])
         return layout.resized(tuple(shape), layout.cuts)
 
     def local(self, dims: Sequence[int]) -> Callable[[Tensor], Tensor]:
         """The transform of these dims of a block, in which they are whole."""
+        function, lengths = self._plainly(dims), self.resized
+        if not any(dim in lengths for dim in dims):
+            return function
+
+        def resized(x: Tensor) -> Tensor:
+            for dim in dims:
+                x = _resized(x, dim, lengths.get(dim, x.shape[dim]))
+            return function(x)
+
+        return resized
+
+    def _plainly(self, dims: Sequence[int]) -> Callable[[Tensor], Tensor]:
+        """As `local`, of dims that have their lengths."""
         real, norm = self.real, self.norm
         others = [dim for dim in dims if dim != real]
         if real not in dims:
@@ -96,9 +111,11 @@ class _Transform:
         return x.reshape(shape)
 
 
-def _steps(transform: _Transform, layout: Layout) -> list[Step]:
+def _steps(transform: _Transform, layout: Layout) -> list[Step] | None:
     """What a rank does from a layout on. Whole dims are transformed together, sharded ones by
-    turns, the last one first; a real dim before the others if it comes, after them if it goes."""
+    turns, the last one first; a real dim before the others if it comes, after them if it goes.
+
+    None where a dim is to be resized for whose axes no other dim has room."""
     steps: list[Step] = []
     kind, real, pending = transform.kind, transform.real, list(transform.dims)
     while pending:
@@ -114,7 +131,10 @@ def _steps(transform: _Transform, layout: Layout) -> list[Step]:
             at = -2 if kind == "c2r" and len(pending) > 1 else -1
             dim = pending.pop(at)
             done = [other for other in transform.dims if other not in (dim, *pending)]
-            steps += _along(transform, dim, _handed_over(layout, dim, done, pending))
+            layout = _handed_over(layout, dim, done, pending)
+            if layout.dims[dim] and dim in transform.resized:
+                return None
+            steps += _along(transform, dim, layout)
         layout = steps[-1].after
     return steps
 
@@ -182,15 +202,29 @@ def _by_exchanges(
     has_empty = any(0 in layout.sizes_of(dim) for dim in range(layout.ndim))
     if not is_short and not has_empty and not any(layout.dims[dim] for dim in transform.dims):
         return None
+    return _carried_out(transform, layout)
+
+
+def _carried_out(transform: _Transform, layout: Layout) -> Local | None:
+    """The steps of a transform from a layout on."""
     if 0 in layout.shape:
         return None
     if not {*layout.partial} <= {None, "sum", "avg"}:
         layout = layout.without_partial()
     steps = _steps(transform, layout)
+    if steps is None:
+        return None
     moved = {axis for dim in transform.dims for axis in layout.dims[dim]}
     decision = Decision((steps[0].before,), (steps[-1].after,))
     axes = frozenset(moved)
-    return Local(decision, lambda mesh: _Steps(mesh, steps, axes), tuple(sorted(moved)))
+    local = Local(decision, lambda mesh: _Steps(mesh, steps, axes), tuple(sorted(moved)))
+    return replace(local, why=_WHOLE_SPECTRUM) if len(transform.dims) > 1 else local
+
+
+_WHOLE_SPECTRUM = (
+    "dims are transformed by turns, and all of the spectrum changes ranks; of a call for each dim, "
+    "only what is kept between them does"
+)
 
 
 class _Steps:
@@ -212,7 +246,42 @@ class _Steps:
         return x
 
 
-# A half spectrum that is shorter than its length says: zeros follow, which need not travel.
+# Zeros that follow need not travel: a dim is made longer where it is whole, and so is a half
+# spectrum that is shorter than its length says.
+
+
+def _longer(
+    call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
+) -> Local | None:
+    """A sharded dim that is to be longer gets its zeros where it is whole, after the exchange."""
+    (source,), (layout,), name = call.tensors, layouts, call.op.split(".")[1]
+    is_half = name.startswith("fft_rfft")
+    dtype: torch.dtype = getattr(torch, source.dtype)
+    if not (dtype.is_floating_point if is_half else dtype.is_complex):
+        return None
+    told = call.get("n") if "n" in call.names else call.get("s")
+    lengths = [told] if isinstance(told, int) else told
+    dims = _dims(len(source.shape), lengths, call.get("dim"), name)
+    resized = {dim: length for dim, length in zip(dims, lengths or ()) if length != -1}
+    if not any(layout.dims[dim] and length > layout.shape[dim]
+               for dim, length in resized.items()):
+        return None
+    forward = not name.startswith("fft_ifft")
+    norm = _NORMS[call.get("norm")]
+    return _carried_out(_Transform(
+        "r2c" if is_half else "c2c", dims, 2 - norm if forward else norm, forward,
+        call.results[0].shape[dims[-1]], resized), layout)
+
+
+def _dims(ndim: int, lengths: Sequence[int] | None, dim: Any, name: str) -> tuple[int, ...]:
+    """The dims that a function of torch.fft transforms."""
+    if dim is None:
+        count = 2 if name.endswith("2") else ndim if lengths is None else len(lengths)
+        dim = -1 if name in _OF_ONE_DIM else range(-count, 0)
+    return tuple([at % ndim for at in ([dim] if isinstance(dim, int) else dim)])
+
+
+_OF_ONE_DIM = ("fft_fft", "fft_ifft", "fft_rfft")
 
 
 def _irfftn(
@@ -267,6 +336,8 @@ def _shorter(compose: Callable[..., Tensor]) -> Callable[..., Composite | None]:
 
 
 PAGE = page(
+    op("fft_fft fft_ifft fft_rfft fft_fft2 fft_ifft2 fft_rfft2 fft_fftn fft_ifftn fft_rfftn",
+       layouts=_longer),
     op("fft_irfft", layouts=_shorter(_irfft)),
     op("fft_irfft2 fft_irfftn", layouts=_shorter(_irfftn)),
     op("_fft_c2c", rule("...>0 s! -> ... s", along="dim", linear=[0]), layouts=_by_exchanges),

@@ -5,7 +5,7 @@ Rules cover writes in whole dims; writes in sharded dims are in `indexing.write`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -150,7 +150,11 @@ def _scatter(
     beside: set[int] = set()
     if adds and source is not None and adds_partial(x, source):
         beside = set(source.dims[dim]) & unused(x)
-    if not x.dims[dim] and not (beside and source and source.shape[dim] == index.shape[dim]):
+    served = x.dims[dim] or (beside and source and source.shape[dim] == index.shape[dim])
+    others = [at for at in range(x.ndim) if at != dim]
+    if _falls_short(layouts, others if served else range(x.ndim), others):
+        return Composite(_within(call.op, others))
+    if not served:
         return None
     if x.is_partial and not (adds and set(x.partial) <= {None, "sum"}):
         x = x.without_partial()
@@ -179,6 +183,49 @@ def _scatter(
     writes = None if how.reduce else lambda mesh: bind(mesh, True)
     axes = x.dims[dim] if delivers else ()
     return Local(Decision(tuple(operands), (x,)), bind, axes, writes)
+
+
+def _falls_short(layouts: Sequence[Layout], dims: Iterable[int], others: Sequence[int]) -> bool:
+    """Whether an index is shorter than what it writes to or reads, along dims other than its own,
+    and one of `dims` is sharded: elements do not correspond."""
+    x, index, *sources = layouts
+    return any(one.dims[at] for one in layouts for at in dims) and not any(
+        one.is_partial for one in layouts
+    ) and any(one.shape[at] != index.shape[at] for one in (x, *sources) for at in others)
+
+
+def _within(name: str, others: Sequence[int]) -> Callable[..., Tensor]:
+    """The write into the first elements of all dims but its own, as many as it has indices: along
+    the others the target may be sharded."""
+    _, packet, overload = name.split(".")
+    function = getattr(getattr(torch.ops.aten, packet), overload)
+
+    def written(x: Tensor, dim: int, index: Tensor, *rest: Any, **named: Any) -> Tensor:
+        values = [
+            _first(one, index, range(index.dim())) if isinstance(one, Tensor) else one
+            for one in rest]
+        out = function(_first(x, index, others), dim, index, *values, **named)
+        for count in range(len(others), 0, -1):
+            around = _first(x, index, others[: count - 1])
+            at = others[count - 1]
+            out = _put_first(around, out, at, index.shape[at])
+        return out
+
+    return written
+
+
+def _put_first(x: Tensor, first: Tensor, dim: int, length: int) -> Tensor:
+    """torch's `slice_scatter` has no gradient of complex numbers."""
+    if not x.is_complex():
+        return torch.slice_scatter(x, first, dim, 0, length)
+    x, first = torch.view_as_real(x.resolve_conj()), torch.view_as_real(first)
+    return torch.view_as_complex(torch.slice_scatter(x, first, dim, 0, length))
+
+
+def _first(x: Tensor, index: Tensor, dims: Iterable[int]) -> Tensor:
+    for dim in dims:
+        x = x.narrow(dim, 0, index.shape[dim])
+    return x
 
 
 @dataclass(frozen=True, slots=True)

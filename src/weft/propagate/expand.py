@@ -82,7 +82,7 @@ def decide(
             "" if choice is None else choice if isinstance(choice, str)
             else f"partial({choice.kind})" for choice in choices
         ]),
-        by_form=by_form, finish=finish, **local,
+        by_form=by_form, finish=finish, keeps=rule.keeps, **local,
     )
 
 

@@ -71,6 +71,7 @@ class RuleText:
     on_box: OnBox | None = None
     folds: bool = False
     tables: Tables | None = None
+    keeps: bool = True
 
     @property
     def is_string(self) -> bool:
@@ -110,7 +111,8 @@ class RuleText:
         if self.by_size:
             more["by_size"] = True
         if self.on_box is not None:
-            more |= {"fill": self.fill, "on_box": self.on_box, "folds": self.folds}
+            more |= {"fill": self.fill, "on_box": self.on_box, "folds": self.folds,
+                     "keeps": self.keeps}
         if self.tables is not None and None in pattern.windows.values():
             more["tables"] = self.tables(call)
         along = None if self.along is None else self._along(call, shapes)
@@ -174,6 +176,7 @@ def rule(
     sizes: str | None = None, counts: Mapping[str, str] | None = None,
     serves: Callable[[Call], bool] | None = None, by_size: bool = False, fill: float = 0.0,
     on_box: OnBox | None = None, folds: bool = False, tables: Tables | None = None,
+    keeps: bool = True,
 ) -> RuleText:
     """A rule, as pages write it.
 
@@ -199,12 +202,14 @@ def rule(
             kwargs). It also serves ranks with an empty result, whose graph edges it must keep.
         folds: whether the local op leaves boxes of partial values, where a result has windows.
         tables: (call) -> per factor with `@`, its `Table`.
+        keeps: whether autograd keeps such boxes. Otherwise they are freed after the call, and no
+            other call of that step shares them.
     """
     sets = tuple([(one,) if isinstance(one, int) else tuple(one) for one in linear])
     told = tuple((counts or {}).items())
     return RuleText(
         texts, along, default, sets, tuple(bias), moves, sizes, told, serves, by_size, fill, on_box,
-        folds, tables)
+        folds, tables, keeps)
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,6 +57,7 @@ class Rule:
             which the ranks sum.
         fill: what fills a box where it reaches beyond the operand.
         on_box: what runs on the boxes.
+        keeps: whether autograd keeps them.
         op: the overload to run on the local tensors, if it is not the one that was called...
         args: ...with these positional arguments.
     """
@@ -86,6 +87,7 @@ class Rule:
     folds: bool = False
     fill: float = 0.0
     on_box: OnBox | None = None
+    keeps: bool = True
     op: str | None = None
     args: tuple[Any, ...] | None = None
 
@@ -112,6 +114,7 @@ class Decision:
         finish: the dims (operand, dim) whose shards the op's kernel combines; empty if the op
             itself runs on the local tensors.
         starts: of a slice of consecutive places, where it begins in each dim of the operand.
+        keeps: whether autograd keeps what ranks read beyond their layout.
     """
 
     operands: tuple[Layout, ...]
@@ -125,6 +128,7 @@ class Decision:
     folds: tuple[Cover | None, ...] = ()
     runs: Callable[[tuple[int, ...]], Callable[..., Any] | None] | None = None
     starts: tuple[int, ...] | None = None
+    keeps: bool = True
 
     def reason(self) -> str:
         """Why the operands are moved to these layouts, for `weft.explain()`."""

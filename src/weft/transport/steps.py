@@ -215,7 +215,10 @@ def _exchanged(boxes: _Boxes) -> Move:
     comm, held, wanted = boxes.comm, boxes.held, boxes.wanted
     sent, got = dict(boxes.sends), dict(boxes.receives)
     own = sent.get(comm.index)
-    if own and not (_whole(sent, held) or _whole(got, wanted)):
+    # Where nothing would have to be packed or unpacked, what stays goes through the buffer as well,
+    # unless that makes the buffer more than twice as large.
+    spares = _whole(got, wanted) or (own and 2 * volume(own) <= volume(held) and _whole(sent, held))
+    if own and not spares:
         del sent[comm.index], got[comm.index]  # what stays is copied from box to box
     else:
         own = None

@@ -22,7 +22,7 @@ from weft.tensor.call.choose import choose
 from weft.tensor.call.decompose import parts_of
 from weft.tensor.call.in_place import check_cast, check_writable
 from weft.tensor.call.kernels import BoundKernel, folding, with_traffic_label
-from weft.tensor.call.local import as_it_is, copying, has_gaps, packed
+from weft.tensor.call.local import as_it_is, as_leaf, copying, has_gaps, packed
 from weft.tensor.call.program import Program, Step
 from weft.tensor.call.recipe import Function, Recipe
 from weft.tensor.call.sharing import as_slice, shares_memory
@@ -227,6 +227,7 @@ class Builder:
         return Step(
             self.name, moves, local, args, kwargs, results,
             why=decision.reason, anchor=anchor, kernel=self.kernel, slice_of=slice_of,
+            keeps=decision.keeps,
             left_whole=find_wide(
                 self.name, self.layouts, decision, self.rule, made) if any(moves) else None,
         )
@@ -297,6 +298,8 @@ class Builder:
             local = packed(local)
         if copies:
             local = copying(local)
+        if self.is_leaf:
+            local = as_leaf(local)
         if decision.args is None:
             return local, self.op.args, self.op.kwargs
         assert self.mesh.here is not None

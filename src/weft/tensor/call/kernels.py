@@ -30,7 +30,8 @@ def with_traffic_label(name: str, algorithm: Local) -> Local:
     axes, decision = algorithm.communicates, algorithm.decision
 
     def labelled(bind: Callable[[BoundMesh], Any]) -> Callable[[BoundMesh], Any]:
-        return lambda mesh: _labelled(name, bind(mesh), decision, axes, mesh)
+        return lambda mesh: _labelled(
+            name, bind(mesh), decision, axes, mesh, why=algorithm.why)
 
     writes = None if algorithm.writes is None else labelled(algorithm.writes)
     return replace(algorithm, bind=labelled(algorithm.bind), writes=writes)
@@ -38,7 +39,7 @@ def with_traffic_label(name: str, algorithm: Local) -> Local:
 
 def _labelled(
     name: str, local: Callable[..., Any], decision: Decision, axes: tuple[int, ...],
-    mesh: BoundMesh, checks: bool = True,
+    mesh: BoundMesh, checks: bool = True, why: str = "",
 ) -> Callable[..., Any]:
     if mesh.comm(axes).size == 1:
         return local
@@ -48,7 +49,7 @@ def _labelled(
             return local(*args, **kwargs)
         if checks:
             modes.check_summaries(name, decision.operands, axes)
-        with traffic.label(name, modes.source_line(), _REASON):
+        with traffic.label(name, modes.source_line(), why or _REASON):
             return local(*args, **kwargs)
 
     return run

@@ -12,7 +12,7 @@ from weft.tensor.trace.trees import map_tensors
 from weft.transport.execute import unshared
 
 __all__ = [
-    "as_it_is", "copying", "has_gaps", "is_builtin", "is_torchs_own", "packed",
+    "as_it_is", "as_leaf", "copying", "has_gaps", "is_builtin", "is_torchs_own", "packed",
 ]
 
 _BUILTINS = (type(torch.add), type(torch.Tensor.add))
@@ -39,6 +39,11 @@ def as_it_is(func: Any) -> bool:
     two values of each mean.
     """
     return is_builtin(func) or isinstance(func, _SLOTS)
+
+
+def as_leaf(local: Any) -> Any:
+    """The op, whose result requires a gradient: ops do not take `requires_grad=`."""
+    return lambda *args, **kwargs: local(*args, **kwargs).requires_grad_()
 
 
 def copying(local: Any) -> Any:

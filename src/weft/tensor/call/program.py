@@ -57,12 +57,14 @@ class Step(Caller):
         kernel: makes `local` for other lengths, if it is a kernel of the book.
         left_whole: a result that is whole although an operand is sharded, or a halo that is too
             wide.
+        keeps: whether autograd keeps boxes that are fetched for it.
         slice_of: for a slice, its base value and its beginning.
     """
 
     __slots__ = (
-        "anchor", "args", "bound", "flowing", "kernel", "kwargs", "left_whole", "local", "name",
-        "operands", "reductions", "results", "slice_of", "target", "why", "write", "write_back",
+        "anchor", "args", "bound", "flowing", "keeps", "kernel", "kwargs", "left_whole", "local",
+        "name", "operands", "reductions", "results", "slice_of", "target", "why", "write",
+        "write_back",
     )
 
     def __init__(
@@ -72,10 +74,10 @@ class Step(Caller):
         write: Callable[[torch.Tensor], torch.Tensor] | None = None,
         why: Callable[[], str] = str, anchor: Sequence[Sequence[int]] = (),
         kernel: BoundKernel | None = None, left_whole: LeftWhole | WideHalo | None = None,
-        slice_of: tuple[int, tuple[int, ...]] | None = None,
+        slice_of: tuple[int, tuple[int, ...]] | None = None, keeps: bool = True,
     ) -> None:
         self.name, self.why, self.reductions, self.left_whole = name, why, None, left_whole
-        self.slice_of = slice_of
+        self.slice_of, self.keeps = slice_of, keeps
         self.operands = tuple([(at, move) for at, move in enumerate(moves) if move is not None])
         self.local, self.args, self.kwargs, self.kernel = local, args, kwargs, kernel
         self.results, self.anchor = tuple(results), anchor

@@ -47,6 +47,7 @@ class Caller:
     why: Callable[[], str] = str
     reductions: Any = None  # what marks the operands that this call reduces: `call.reduce_once`
     left_whole: LeftWhole | WideHalo | None = None
+    keeps = True  # whether autograd keeps boxes that are fetched for the call
 
 
 class NamedCaller(Caller):
@@ -78,15 +79,16 @@ def move_operands(
         for _, transition in moves:
             modes.check_strict(call.name, transition)
         with traffic.label(call.name, modes.source_line(), call.why()):
-            _enter_all(tensors, moves, locals_)
+            _enter_all(tensors, moves, locals_, call.keeps)
     else:
-        _enter_all(tensors, moves, locals_)
+        _enter_all(tensors, moves, locals_, call.keeps)
     if call.reductions is not None:
         call.reductions.mark(tensors, moves, locals_)
 
 
 def _enter_all(
-    tensors: Sequence[Any], moves: Sequence[tuple[int, Transition]], locals_: list[Any]
+    tensors: Sequence[Any], moves: Sequence[tuple[int, Transition]], locals_: list[Any],
+    keeps: bool,
 ) -> None:
     pending: list[Any] = []
     grad_mode = is_grad_enabled()
@@ -129,7 +131,9 @@ def _enter_all(
         if kept is not None and kept[0] is local and kept[1] == state:
             locals_[place] = kept[2]
             continue
-        if sharded and (made := use_of(local, transition)) is not None:
+        if not keeps and transition.cover is not None:
+            locals_[place] = transition(local, read_only_use=True)
+        elif sharded and (made := use_of(local, transition)) is not None:
             views.put_term(transition, made)
             locals_[place] = made[1]
         else:
