@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
@@ -20,6 +19,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
 
+from weft.comm.alone import is_alone
 from weft.core.scopes import setting
 from weft.dry.operations import ATTENTION
 from weft.dry.tensors import DryTensors
@@ -78,14 +78,12 @@ def _is_accelerator(device: Any) -> bool:
 
 
 def known_data() -> AbstractContextManager[None]:
-    """Inside, `torch.tensor` and `torch.as_tensor` of this thread keep the data of what they make:
-    on the meta device they would be lost before any mode sees them."""
-    thread = threading.get_ident()
-
+    """Inside, `torch.tensor` and `torch.as_tensor` of dry ranks keep the data of what they make: on
+    the meta device they would be lost before any mode sees them."""
     def keeping(original: Any) -> Any:
         @functools.wraps(original)
         def make(data: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
-            mine = threading.get_ident() == thread and not isinstance(data, torch.Tensor)
+            mine = is_alone() and not isinstance(data, torch.Tensor)
             if mine and device is not None:
                 return original(data, *args, **kwargs, device="cpu").to(_META)
             return original(data, *args, device=device, **kwargs)

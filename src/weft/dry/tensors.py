@@ -120,7 +120,7 @@ class DryTensors(TorchDispatchMode):
 
     # Values.
 
-    def _value(self, tensor: torch.Tensor) -> torch.Tensor | None:
+    def known(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """The values of a tensor, where they are known."""
         if not _is_meta(tensor):
             return tensor
@@ -130,6 +130,13 @@ class DryTensors(TorchDispatchMode):
         if value.untyped_storage()._cdata in self._lost:
             return None
         return value
+
+    def learn(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
+        """A tensor gets these values from others."""
+        if not _is_meta(tensor):
+            tensor.copy_(value)
+        elif value.numel() <= _KNOWN_NUMEL:
+            setattr(tensor, _VALUE, value)
 
     def _known(self, tensor: torch.Tensor) -> torch.Tensor:
         """A meta tensor that stands for a tensor of the program's."""
@@ -148,7 +155,7 @@ class DryTensors(TorchDispatchMode):
         return tensor
 
     def _read(self, tensor: torch.Tensor) -> Any:
-        value = self._value(tensor)
+        value = self.known(tensor)
         if value is not None:
             return value.item()
         kind = type(torch.empty((), dtype=tensor.dtype, device="cpu").item())
@@ -156,7 +163,7 @@ class DryTensors(TorchDispatchMode):
 
     def read_all(self, tensor: torch.Tensor) -> torch.Tensor:
         """The values of a tensor on the CPU; unknown ones are all alike."""
-        value = self._value(tensor)
+        value = self.known(tensor)
         if value is not None:
             return value.clone()
         return torch.full(tensor.shape, self.reads, dtype=tensor.dtype, device="cpu")
@@ -166,8 +173,8 @@ class DryTensors(TorchDispatchMode):
         were different and equally frequent."""
         if func is _COPIES:  # to the CPU: weft, or the program, is about to read it
             return self.read_all(args[0]).to(kwargs.get("dtype") or args[0].dtype)
-        if all(self._value(one) is not None for one in flatten((args, kwargs))):
-            found = func(*map_tensors(self._value, args), **map_tensors(self._value, kwargs))
+        if all(self.known(one) is not None for one in flatten((args, kwargs))):
+            found = func(*map_tensors(self.known, args), **map_tensors(self.known, kwargs))
             return map_tensors(self._known, found)
         with torch.no_grad():
             known = known_result(func, args, kwargs)  # torch's meta kernel refuses what others take
@@ -182,7 +189,7 @@ class DryTensors(TorchDispatchMode):
 
     def _positions(self, index: Any) -> list[Any]:
         """An index; of a mask that is known, the positions where it holds."""
-        value = None if index is None or index.dtype is not torch.bool else self._value(index)
+        value = None if index is None or index.dtype is not torch.bool else self.known(index)
         if value is None:
             return [index]
         return [one.to(_META) for one in value.nonzero(as_tuple=True)]
@@ -195,7 +202,7 @@ class DryTensors(TorchDispatchMode):
         if not results or not any(map(_is_meta, results)):
             return
         written = func._schema.is_mutable
-        values = [self._value(one) for one in given]
+        values = [self.known(one) for one in given]
         if (
             any(value is None for value in values)
             or (func in EMPTY and not self._takes_positions(results[0]))
@@ -209,7 +216,7 @@ class DryTensors(TorchDispatchMode):
         if kwargs.get("device") is not None:
             kwargs = {**kwargs, "device": torch.device("cpu")}
         try:
-            args, kwargs = map_tensors(self._value, (args, kwargs))
+            args, kwargs = map_tensors(self.known, (args, kwargs))
             found = flatten(VALUES.get(func, func)(*args, **kwargs))
         except (RuntimeError, NotImplementedError, IndexError):
             return
