@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import distributed
-from torch.distributed import distributed_c10d
+from torch.distributed import device_mesh, distributed_c10d
 from torch.utils._python_dispatch import _disable_current_modes
 
 from weft.comm.recorded_groups import Registry
@@ -111,6 +111,11 @@ def _new_group(original: Any, *args: Any, **kwargs: Any) -> Any:
     return _thread.registry.new_group(*args, **kwargs)
 
 
+def _group_named(original: Any, name: str) -> Any:
+    assert _thread.registry is not None
+    return _thread.registry.named(name)
+
+
 def _as_bytes(original: Any, value: Any, _: Any, *args: Any) -> Any:
     """An object that is sent has its data."""
     with _disable_current_modes():
@@ -119,9 +124,12 @@ def _as_bytes(original: Any, value: Any, _: Any, *args: Any) -> Any:
 
 _PLACES: list[tuple[Any, str, Any]] = [
     (torch, "save", _inside(_nothing)), (torch, "load", _inside(_load)),
-    *[(module, name, _inside(do)) for module in (distributed, distributed_c10d)
-      for name, do in (("init_process_group", _nothing), ("destroy_process_group", _nothing),
-                       ("new_group", _new_group))],
+    *[(module, name, _inside(_nothing)) for module in (distributed, distributed_c10d)
+      for name in ("init_process_group", "destroy_process_group")],
+    *[(module, "new_group", _inside(_new_group))
+      for module in (distributed, distributed_c10d, device_mesh)],
+    *[(module, "_resolve_process_group", _inside(_group_named))
+      for module in (distributed_c10d, device_mesh)],
     (distributed_c10d, "_world", _Worlds),
     (distributed_c10d, "_object_to_tensor", _inside(_as_bytes)),
     *[(torch.cuda, name, _inside(_nothing)) for name in ("set_device", "synchronize")],

@@ -171,8 +171,10 @@ class Crew:
     def _nobody_sends(self) -> str:
         """Who waits for whom, where no rank can run on."""
         said = [
-            f"rank {one.rank} " + (one.ended or f"waits for rank {one.waits[0].source}")
-            for one in self.members.values() if one.ended or one.waits is not None
+            f"rank {one.rank} " + (
+                f"waits for rank {one.waits[0].source}" if one.waits and not one.ended
+                else one.ended)
+            for one in self.members.values()
         ]
         return message(
             "messages of a dry run", f"of {len(said)} ranks that run, none can run on",

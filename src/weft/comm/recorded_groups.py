@@ -50,19 +50,27 @@ class Registry:
         ranks = tuple(sorted(ranks))
         made = self.groups.get(ranks)
         if made is None:
-            made = self.groups[ranks] = RecordedGroup(self.world, ranks, axes)
+            name = f"recorded {len(self.groups)}"
+            made = self.groups[ranks] = RecordedGroup(self.world, ranks, axes, name)
             self.pg_map[made] = ("gloo", None)
-            self.pg_names[made] = made.group_name
+            self.pg_names[made] = name
             self.pg_group_ranks[made] = {rank: place for place, rank in enumerate(ranks)}
             self.pg_backend_config[made] = "cpu:gloo,cuda:gloo"
         return made
 
-    def new_group(self, ranks: Sequence[int] | None = None, *_: Any, **__: Any) -> Any:
-        """torch's `new_group`."""
+    def new_group(
+        self, ranks: Sequence[int] | None = None, *_: Any, group_desc: str | None = None, **__: Any
+    ) -> Any:
+        """torch's `new_group`. A DeviceMesh says in `group_desc` for which axis it is."""
         chosen = range(self.world.size) if ranks is None else ranks
         if self.world.rank not in chosen:
             return dist.GroupMember.NON_GROUP_MEMBER
-        return self.group(tuple(chosen))
+        axis = (group_desc or "").removeprefix("mesh_")
+        return self.group(tuple(chosen), (axis,) if axis in self.world.mesh.axis_names else ())
+
+    def named(self, name: str) -> Any:
+        """The group of this name."""
+        return next(one for one, given in self.pg_names.items() if given == name)
 
 
 class _Done(dist.Work):
@@ -89,15 +97,17 @@ class RecordedGroup(dist.ProcessGroup):
     """The ranks of a group, seen from one of them."""
 
     def __init__(
-        self, world: RecordingWorld, ranks: tuple[int, ...], axes: tuple[AxisName, ...]
+        self, world: RecordingWorld, ranks: tuple[int, ...], axes: tuple[AxisName, ...], name: str
     ) -> None:
-        super().__init__(ranks.index(world.rank), len(ranks))
-        self.world, self.ranks, self.axes = world, ranks, axes
+        super().__init__(ranks.index(world.rank), len(ranks))  # type: ignore[call-arg]
+        self.world, self.ranks, self.named = world, ranks, name
+        more = ", ..." * (len(ranks) > 4)
+        self.axes = axes or (f"ranks {', '.join(map(str, ranks[:4]))}{more}",)
+        self.has_axes = bool(axes)
 
     @property
     def group_name(self) -> str:  # type: ignore[override]
-        more = ", ..." * (len(self.ranks) > 4)
-        return f"ranks {', '.join(map(str, self.ranks[:4]))}{more}"
+        return self.named
 
     def rank(self) -> int:
         return self.ranks.index(self.world.rank)
@@ -111,9 +121,8 @@ class RecordedGroup(dist.ProcessGroup):
     def _record(
         self, op: str, nbytes: int, kept: Any = (), between: tuple[int, ...] = ()
     ) -> _Done:
-        ranks = between or (() if self.axes else self.ranks)
-        axes = self.axes or (self.group_name,)
-        self.world.record(Recorded(op, axes, nbytes, ranks), of_torch=True)
+        ranks = between or (() if self.has_axes else self.ranks)
+        self.world.record(Recorded(op, self.axes, nbytes, ranks), of_torch=True)
         return _Done(kept)
 
     def _learn(self, target: Tensor, terms: Sequence[Tensor], make: Callable[..., Tensor]) -> None:
@@ -202,15 +211,16 @@ class RecordedGroup(dist.ProcessGroup):
         done = self._record("recv", x.nbytes, tensors, between)
         if self.world.crew is not None:
             take = self.world.crew.ask(self._route(source, self.rank(), tag))
-            done.finish = lambda: self._receive(x, *take(), between)
+            done.finish = lambda: self._receive(x, take(), between)
         return done
 
     def _route(self, source: int, target: int, tag: int) -> Route:
         return Route(self.ranks, self.ranks[source], self.ranks[target], tag)
 
     def _receive(
-        self, x: Tensor, nbytes: int, value: Tensor | None, between: tuple[int, int]
+        self, x: Tensor, sent: tuple[int, Tensor | None], between: tuple[int, int]
     ) -> None:
+        nbytes, value = sent
         if nbytes != x.nbytes:
             raise CommunicationError(
                 message("torch.distributed.recv", f"rank {between[0]} sends {nbytes} bytes, and "

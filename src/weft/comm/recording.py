@@ -26,7 +26,7 @@ from weft.comm.collective_call import Switch
 from weft.comm.communicator import Communicator
 from weft.comm.crew import Crew
 from weft.comm.watching import received_nbytes
-from weft.core import AxisName, Mesh
+from weft.core import AxisName, Mesh, as_mesh
 from weft.core.scopes import setting
 
 __all__ = [
@@ -80,6 +80,9 @@ class RecordingWorld(World):
             sizes = dict(zip(self.mesh.axis_names, self.mesh.axis_sizes))
             mesh = Mesh({str(name): sizes[name] for name in mesh.axis_names})
         return mesh, "meta"
+
+    def adopt(self, device_mesh: Any) -> BoundMesh:
+        return self.bind(*self.meant(as_mesh(device_mesh), "meta"))
 
     def connect(
         self, ranks: tuple[int, ...], names: tuple[AxisName, ...], device: torch.device, rows: Rows
