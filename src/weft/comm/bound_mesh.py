@@ -110,7 +110,7 @@ class World(ABC):
         """The torch process group of `mesh.group_ranks(axes)`."""
         raise _no_groups("get_group", mesh)
 
-    def adopt(self, device_mesh: Any) -> BoundMesh | None:
+    def adopt(self, device_mesh: Any) -> BoundMesh | None:  # noqa: B027
         """The bound mesh that stands for a torch DeviceMesh; None where there is no such thing."""
 
     def device_mesh(self, mesh: BoundMesh) -> Any:
