@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,11 +25,10 @@ class _Enough(BaseException):
 
 @dataclass(frozen=True)
 class Step:
-    """The facts of its events, its peak of memory, and how many steps have ended."""
+    """The facts of its events, and its peak of memory."""
 
     events: list[tuple[Any, ...]]
     peak: int
-    ended: int
 
 
 def facts(event: Any) -> tuple[Any, ...]:
@@ -45,25 +44,29 @@ def second_step(program: Callable[[], Any], begun: Callable[[], Any] = lambda: N
         program: makes its meshes itself.
         begun: called at the end of the first step.
     """
-    here, memory, logs = threading.get_ident(), peak_memory(), []
+    here, memory, log = threading.get_ident(), peak_memory(), weft.explain()
     optimizers: list[Any] = []
-    with ExitStack() as stack:
-        def before(optimizer: Any, *_: Any) -> None:
-            if threading.get_ident() == here:
-                optimizers.append(optimizer)
+    starts: list[int] = []
 
-        def after(optimizer: Any, *_: Any) -> None:
-            if threading.get_ident() != here or optimizer is not optimizers[0]:
-                return
-            if logs:
-                logs.append(None)
-                raise _Enough
-            logs.append(stack.enter_context(weft.explain()))
-            memory._meter.peak = memory.live
-            begun()
+    def before(optimizer: Any, *_: Any) -> None:
+        if threading.get_ident() == here:
+            optimizers.append(optimizer)
 
-        stack.callback(register_optimizer_step_pre_hook(before).remove)
-        stack.callback(register_optimizer_step_post_hook(after).remove)
-        with suppress(_Enough), memory:
+    def after(optimizer: Any, *_: Any) -> None:
+        if threading.get_ident() != here or optimizer is not optimizers[0]:
+            return
+        if starts:
+            raise _Enough
+        starts.append(len(events))
+        memory._meter.peak = memory.live
+        begun()
+
+    hooks = register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)
+    try:
+        with log as found, memory, suppress(_Enough):
+            events = found.events
             program()
-    return Step([facts(event) for event in logs[0].events], memory.peak, len(logs))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return Step([facts(event) for event in events[starts[0]:]], memory.peak)

@@ -25,7 +25,7 @@ from weft.core import Mesh
 from weft.dry.compute import Compute
 from weft.dry.devices import device_named
 from weft.dry.report import DryRun, Memory
-from weft.dry.stand_ins import Devices, fused_attention, known_data
+from weft.dry.stand_ins import Devices, autocast_regions, fused_attention, known_data
 from weft.dry.tensors import DryTensors
 from weft.errors import MeshError, ShardTypeError, message
 from weft.planner import Links
@@ -104,7 +104,10 @@ def dry_run(
             fn(there.bind(value, "meta"))
 
     crew = world.crew = Crew(rank, other, [_Script()])
-    with traffic.record() as log, known_data(), fused_attention(), _as_rank(world, tensors):
+    with (
+        traffic.record() as log, known_data(), fused_attention(), autocast_regions(),
+        _as_rank(world, tensors),
+    ):
         clock = _Clock(log, value, networks)
         world.heard = clock.heard
         counted = _Counted(tensors, log, world, clock, steps)

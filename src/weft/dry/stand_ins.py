@@ -23,8 +23,9 @@ from weft.comm.alone import is_alone
 from weft.core.scopes import setting
 from weft.dry.operations import ATTENTION
 from weft.dry.tensors import DryTensors
+from weft.tensor.trace import casts
 
-__all__ = ["Devices", "fused_attention", "known_data"]
+__all__ = ["Devices", "autocast_regions", "fused_attention", "known_data"]
 
 _aten = torch.ops.aten
 _META = torch.device("meta")
@@ -91,6 +92,19 @@ def known_data() -> AbstractContextManager[None]:
         return make
 
     return setting(torch, tensor=keeping(torch.tensor), as_tensor=keeping(torch.as_tensor))
+
+
+@contextmanager
+def autocast_regions() -> Iterator[None]:
+    """Inside, what autocast has cast of tensors without memory lives until its region ends."""
+    original = torch.clear_autocast_cache
+
+    def clear() -> None:
+        original()
+        casts.forget()
+
+    with casts.KEEPS.counted(), setting(torch, clear_autocast_cache=clear):
+        yield
 
 
 @contextmanager

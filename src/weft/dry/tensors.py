@@ -260,7 +260,7 @@ def _by_weft() -> bool:
     frame = sys._getframe(2)
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
-        if not module.startswith(("torch.", "weft.dry.")):
+        if not module.startswith(("torch.", "weft.dry.", "weft.testing.")):
             return module.startswith("weft.")
         frame = frame.f_back
     return False
