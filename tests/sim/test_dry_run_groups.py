@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from torch import distributed as dist
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
 
 import weft
 from weft import P
@@ -140,3 +141,22 @@ def test_each_rank_of_a_script_has_its_number(tmp_path: Path, monkeypatch: Any) 
     due = ["0 0", "1 0", "rank 1 of 2 (x=2), the program"]
     assert done.output.splitlines()[:3] == due, done
     assert sys.modules["__main__"] is main_module and os.environ["RANK"] == "0"
+
+
+def test_ddp_sums_over_an_axis_beside_the_mesh_of_its_module() -> None:
+    def program(_: Any) -> None:
+        mesh = weft.init_mesh({"dp": 2, "tp": 2})
+        model: Any = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 8))
+        weft.distribute_module(model, mesh["tp"], shardings={
+            "0.*": P("tp"), "1.weight": P(None, "tp")})
+        wrapped = DistributedDataParallel(model, process_group=mesh.get_group("dp"))
+        optimizer = torch.optim.SGD(wrapped.parameters())
+        for _ in range(3):
+            wrapped(torch.randn(4, 8)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    found = weft.dry_run(program, {"dp": 2, "tp": 2})
+    sums = [event.nbytes for event in found.log.events
+            if event.op == "torch.distributed.all_reduce"]
+    assert max(sums) == 4 * (8 * 8 + 8 + 8 * 8 + 8)  # of two ranks, each receives as much
