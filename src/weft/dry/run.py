@@ -25,7 +25,13 @@ from weft.core import Mesh
 from weft.dry.compute import Compute
 from weft.dry.devices import device_named
 from weft.dry.report import DryRun, Memory
-from weft.dry.stand_ins import Devices, autocast_regions, fused_attention, known_data
+from weft.dry.stand_ins import (
+    Devices,
+    autocast_regions,
+    fused_attention,
+    fused_optimizers,
+    known_data,
+)
 from weft.dry.tensors import DryTensors
 from weft.errors import MeshError, ShardTypeError, message
 from weft.planner import Links
@@ -105,8 +111,8 @@ def dry_run(
 
     crew = world.crew = Crew(rank, other, [_Script()])
     with (
-        traffic.record() as log, known_data(), fused_attention(), autocast_regions(),
-        _as_rank(world, tensors),
+        traffic.record() as log, known_data(), fused_attention(), fused_optimizers(),
+        autocast_regions(), _as_rank(world, tensors),
     ):
         clock = _Clock(log, value, networks)
         world.heard = clock.heard

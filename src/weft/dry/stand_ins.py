@@ -16,16 +16,19 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch.optim import optimizer
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
 
 from weft.comm.alone import is_alone
 from weft.core.scopes import setting
 from weft.dry.operations import ATTENTION
-from weft.dry.tensors import DryTensors
+from weft.dry.tensors import DryTensors, by_weft
+from weft.tensor import ShardTensor
 from weft.tensor.trace import casts
 
-__all__ = ["Devices", "autocast_regions", "fused_attention", "known_data"]
+__all__ = ["Devices", "autocast_regions", "fused_attention",
+           "fused_optimizers", "known_data"]
 
 _aten = torch.ops.aten
 _META = torch.device("meta")
@@ -46,9 +49,11 @@ class Devices(TorchFunctionMode):
             return func(self.tensors.read_all(args[0]), *args[1:], **kwargs)
         if func in _TO_ACCELERATORS:
             return func.__self__ if not args else args[0]
-        if kwargs.get("device") is not None and _is_accelerator(kwargs["device"]):
+        if func is torch.Tensor.cpu and _is_the_programs(args[0]):
+            return args[0]
+        if _is_elsewhere(func, args, kwargs.get("device")):
             kwargs = {**kwargs, "device": _META}
-        if func is torch.Tensor.to and len(args) > 1 and _is_accelerator(args[1]):
+        if func is torch.Tensor.to and len(args) > 1 and _is_elsewhere(func, args, args[1]):
             args = (args[0], _META, *args[2:])
         if not _names_meta(kwargs.get("device"), sys._getframe(1)):
             return func(*args, **kwargs)
@@ -72,10 +77,19 @@ def _names_meta(device: Any, caller: FrameType) -> bool:
     return device == _META and caller.f_code is DeviceContext.__torch_function__.__code__
 
 
-def _is_accelerator(device: Any) -> bool:
+def _is_elsewhere(func: Any, args: Any, device: Any) -> bool:
+    """Whether a device that is asked for is that of the program's own tensors: an accelerator; or
+    the CPU, where a tensor that is there already does not move."""
     if isinstance(device, (str, torch.device)):
-        return torch.device(device).type not in ("cpu", "meta")
+        kind = torch.device(device).type
+        return kind not in ("cpu", "meta") or (
+            kind == "cpu" and func is torch.Tensor.to and _is_the_programs(args[0]))
     return isinstance(device, int) and not isinstance(device, bool)
+
+
+def _is_the_programs(tensor: Any) -> bool:
+    """Whether a tensor without data is one that the program moves, and not weft, to read it."""
+    return tensor.is_meta and (type(tensor) is ShardTensor or not by_weft())
 
 
 def known_data() -> AbstractContextManager[None]:
@@ -92,6 +106,12 @@ def known_data() -> AbstractContextManager[None]:
         return make
 
     return setting(torch, tensor=keeping(torch.tensor), as_tensor=keeping(torch.as_tensor))
+
+
+def fused_optimizers() -> AbstractContextManager[None]:
+    """Inside, `fused=True` takes parameters without memory, as it takes those of a device."""
+    devices = [*optimizer._get_fused_kernels_supported_devices(), "meta"]
+    return setting(optimizer, _get_fused_kernels_supported_devices=lambda: devices)
 
 
 @contextmanager

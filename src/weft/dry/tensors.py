@@ -30,7 +30,7 @@ from weft.tensor.trace.meta_results import known_result
 from weft.tensor.trace.trees import flatten, map_tensors
 from weft.testing.memory import Meter
 
-__all__ = ["DryTensors"]
+__all__ = ["DryTensors", "by_weft"]
 
 _aten = torch.ops.aten
 _META = torch.device("meta")
@@ -76,14 +76,14 @@ class DryTensors(TorchDispatchMode):
         if func is _READS:
             return self._read(args[0])
         if func in _LIFTS:
-            out = args[0] if _is_meta(args[0]) or _by_weft() else self._known(args[0])
+            out = args[0] if _is_meta(args[0]) or by_weft() else self._known(args[0])
         else:
             metas = sum(map(_is_meta, given))
             if 0 < metas < len(given):
                 args, kwargs = map_tensors(self._brought, (args, kwargs))
             asks = kwargs.get("device")
             makes = asks is not None or not given
-            if makes and asks != _META and _makes_tensors(func) and not _by_weft():
+            if makes and asks != _META and _makes_tensors(func) and not by_weft():
                 out = func(*args, **{**kwargs, "device": _META})
             else:
                 try:
@@ -105,8 +105,8 @@ class DryTensors(TorchDispatchMode):
         asks = kwargs.get("device")
         if given:
             return (asks in (None, _META) and all(map(self.meter.leaves_out, given))
-                    and not _by_weft())
-        return self.asks_for_meta and asks == _META and not _by_weft()
+                    and not by_weft())
+        return self.asks_for_meta and asks == _META and not by_weft()
 
     def _count(
         self, func: Any, args: Any, kwargs: Any, given: list[torch.Tensor], out: Any
@@ -255,7 +255,7 @@ def _makes_tensors(func: Any) -> bool:
     return any(one.name == "device" for one in func._schema.arguments)
 
 
-def _by_weft() -> bool:
+def by_weft() -> bool:
     """Whether the innermost frame that is not torch's is weft's."""
     frame = sys._getframe(2)
     while frame is not None:
