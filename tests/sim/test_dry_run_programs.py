@@ -154,3 +154,28 @@ def test_products_of_two_dtypes_are_cast() -> None:
 
     real = weft.testing.run(lambda mesh: second_step(program), mesh={"dp": 2})
     assert weft.dry_run(lambda mesh: program(), {"dp": 2}).memory.peak == real[0].peak
+
+
+def test_grouped_heads_fused_optimizers_and_tensors_that_stay_on_the_cpu() -> None:
+    def program() -> None:
+        mesh = weft.init_mesh({"dp": 2})
+        made: Any = nn.Linear(8, 8 * 8).to("cpu")
+        weft.distribute_module(made, mesh, shardings={"*": P("dp")})
+        made.to(torch.device("cpu"))
+        optimizer = torch.optim.AdamW(made.parameters(), fused=True)
+        kept = {}
+        for _ in range(2):
+            x = torch.randn(4, 16, 8).to("cpu").cpu()
+            heads = made(weft.distribute_tensor(x, mesh, P("dp"))).unflatten(-1, (8, 8))
+            q, k, v = heads.transpose(1, 2).split((4, 2, 2), 1)
+            F.scaled_dot_product_attention(
+                q, k, v, is_causal=True, enable_gqa=True).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            kept = {name: one.detach().cpu() for name, one in made.named_parameters()}
+        assert kept
+
+    real = weft.testing.run(lambda mesh: second_step(program), mesh={"dp": 2})
+    dry = weft.dry_run(lambda mesh: program(), {"dp": 2})
+    assert [facts(event) for event in dry.log.events] == real[0].events
+    assert dry.memory.peak == real[0].peak

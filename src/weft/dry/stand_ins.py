@@ -16,7 +16,6 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch.optim import optimizer
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
 
@@ -110,6 +109,7 @@ def known_data() -> AbstractContextManager[None]:
 
 def fused_optimizers() -> AbstractContextManager[None]:
     """Inside, `fused=True` takes parameters without memory, as it takes those of a device."""
+    optimizer: Any = sys.modules[torch.optim.Optimizer.__module__]
     devices = [*optimizer._get_fused_kernels_supported_devices(), "meta"]
     return setting(optimizer, _get_fused_kernels_supported_devices=lambda: devices)
 
@@ -145,9 +145,6 @@ def _attend(
     query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
     is_causal: bool = False, *, scale: Any = None, enable_gqa: bool = False,
 ) -> Any:
-    if enable_gqa and query.dim() > 2 and query.shape[-3] != key.shape[-3]:
-        times = query.shape[-3] // key.shape[-3]
-        key, value = key.repeat_interleave(times, -3), value.repeat_interleave(times, -3)
     if attn_mask is not None and attn_mask.dtype is torch.bool:
         attn_mask = torch.where(attn_mask, 0.0, float("-inf")).to(query.dtype)
     fused = (
@@ -157,6 +154,7 @@ def _attend(
     )
     if not fused:
         return _aten._scaled_dot_product_attention_math(
-            query, key, value, attn_mask, dropout_p, is_causal, scale=scale)[0]
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale,
+            enable_gqa=enable_gqa)[0]
     return ATTENTION(
         query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]
