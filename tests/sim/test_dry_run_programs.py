@@ -179,3 +179,33 @@ def test_grouped_heads_fused_optimizers_and_tensors_that_stay_on_the_cpu() -> No
     dry = weft.dry_run(lambda mesh: program(), {"dp": 2})
     assert [facts(event) for event in dry.log.events] == real[0].events
     assert dry.memory.peak == real[0].peak
+
+
+def test_mixed_precision_on_an_accelerator_is_there() -> None:
+    """torch turns it off where there is none, and a step would cost twice as much."""
+    dtypes = []
+
+    def program(kind: str) -> None:
+        mesh = weft.init_mesh({"dp": 2}, kind)
+        torch.cuda.set_device(0)
+        model: Any = nn.Linear(32, 32).to(kind)
+        weft.distribute_module(model, mesh, shardings={"*": P("dp")})
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+        scaler = torch.amp.GradScaler(kind)
+        for _ in range(2):
+            x = weft.distribute_tensor(torch.randn(64, 32, device=kind), mesh, P("dp"))
+            with torch.autocast(device_type=kind, dtype=torch.bfloat16):
+                out = model(x)
+            scaler.scale(out.float().square().mean()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            torch.cuda.reset_peak_memory_stats()
+        with torch.autocast(kind):
+            dtypes.append((out.dtype, model(x).dtype))
+
+    cpu, cuda = (weft.dry_run(lambda mesh, kind=kind: program(kind), {"dp": 2}, steps=None)
+                 for kind in ("cpu", "cuda"))
+    assert [*map(facts, cpu.log.events)] == [*map(facts, cuda.log.events)] and cpu.log.events
+    assert cpu.memory == cuda.memory
+    assert dtypes == [(torch.bfloat16,) * 2, (torch.bfloat16, torch.float16)]

@@ -132,5 +132,6 @@ _PLACES: list[tuple[Any, str, Any]] = [
       for module in (distributed_c10d, device_mesh)],
     (distributed_c10d, "_world", _Worlds),
     (distributed_c10d, "_object_to_tensor", _inside(_as_bytes)),
-    *[(torch.cuda, name, _inside(_nothing)) for name in ("set_device", "synchronize")],
+    *[(torch.cuda, name, _inside(_nothing)) for name in (
+        "set_device", "synchronize", "reset_peak_memory_stats", "reset_accumulated_memory_stats")],
 ]

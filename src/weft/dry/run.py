@@ -31,6 +31,7 @@ from weft.dry.stand_ins import (
     fused_attention,
     fused_optimizers,
     known_data,
+    mixed_precision,
 )
 from weft.dry.tensors import DryTensors
 from weft.errors import MeshError, ShardTypeError, message
@@ -112,7 +113,7 @@ def dry_run(
     crew = world.crew = Crew(rank, other, [_Script()])
     with (
         traffic.record() as log, known_data(), fused_attention(), fused_optimizers(),
-        autocast_regions(), _as_rank(world, tensors),
+        mixed_precision(), autocast_regions(), _as_rank(world, tensors),
     ):
         clock = _Clock(log, value, networks)
         world.heard = clock.heard

@@ -27,7 +27,7 @@ from weft.tensor import ShardTensor
 from weft.tensor.trace import casts
 
 __all__ = ["Devices", "autocast_regions", "fused_attention",
-           "fused_optimizers", "known_data"]
+           "fused_optimizers", "known_data", "mixed_precision"]
 
 _aten = torch.ops.aten
 _META = torch.device("meta")
@@ -79,10 +79,15 @@ def _names_meta(device: Any, caller: FrameType) -> bool:
 def _is_elsewhere(func: Any, args: Any, device: Any) -> bool:
     """Whether a device that is asked for is that of the program's own tensors: an accelerator; or
     the CPU, where a tensor that is there already does not move."""
+    if _is_accelerator(device):
+        return True
+    is_cpu = isinstance(device, (str, torch.device)) and torch.device(device).type == "cpu"
+    return is_cpu and func is torch.Tensor.to and _is_the_programs(args[0])
+
+
+def _is_accelerator(device: Any) -> bool:
     if isinstance(device, (str, torch.device)):
-        kind = torch.device(device).type
-        return kind not in ("cpu", "meta") or (
-            kind == "cpu" and func is torch.Tensor.to and _is_the_programs(args[0]))
+        return torch.device(device).type not in ("cpu", "meta")
     return isinstance(device, int) and not isinstance(device, bool)
 
 
@@ -105,6 +110,31 @@ def known_data() -> AbstractContextManager[None]:
         return make
 
     return setting(torch, tensor=keeping(torch.tensor), as_tensor=keeping(torch.as_tensor))
+
+
+@contextmanager
+def mixed_precision() -> Iterator[None]:
+    """Inside, autocast and the scaling of gradients on an accelerator are those of the CPU, in the
+    dtype of the accelerator: torch turns them off where there is none."""
+    def on_cpu(original: Any, name: str) -> Any:
+        @functools.wraps(original)
+        def start(self: Any, *args: Any, **kwargs: Any) -> None:
+            device = args[0] if args else kwargs.get(name, "cuda")
+            if is_alone() and _is_accelerator(device):
+                args, kwargs = args[1:], {**kwargs, name: "cpu"}
+                if name == "device_type" and not args and kwargs.get("dtype") is None:
+                    kwargs["dtype"] = torch.get_autocast_dtype(device)
+                return original(self, kwargs.pop(name), *args, **kwargs)
+            return original(self, *args, **kwargs)
+
+        return start
+
+    region, scaler = torch.amp.autocast_mode.autocast, torch.amp.GradScaler
+    with (
+        setting(region, __init__=on_cpu(region.__init__, "device_type")),
+        setting(scaler, __init__=on_cpu(scaler.__init__, "device")),
+    ):
+        yield
 
 
 def fused_optimizers() -> AbstractContextManager[None]:
