@@ -38,9 +38,8 @@ def over_gloo(mesh: Any, schedule: str) -> tuple[Step, list[tuple[str, int]]]:
 
     with ExitStack() as stack:
         for name in NAMES:
-            original = getattr(groups, name)
-            stack.callback(setattr, groups, name, original)
-            setattr(groups, name, counted(name, original))
+            stack.callback(setattr, groups, name, vars(groups)[name])  # as it is: it binds
+            setattr(groups, name, counted(name, getattr(groups, name)))
         return second_step(lambda: train(schedule), lambda: counts.append(True)), asked
 
 
