@@ -86,6 +86,10 @@ def train(
 
 
 def _counts(way: str, model: str, ranks: int, shape: Shape) -> Iterator[bool]:
+    label, least = f"{_label(way, model, shape)}, {ranks} ranks", WAYS[way].width_for(model, ranks)
+    if shape.width < least:
+        click.echo(f"{label:53}less than a head for each rank: --width {least}")
+        return
     found: dict[str, Mapping[str, int]] = {}
     for system in WAYS[way].systems:
         try:
@@ -96,7 +100,6 @@ def _counts(way: str, model: str, ranks: int, shape: Shape) -> Iterator[bool]:
         limits = {} if system == "weft" else LIMITS.get(_named(system, way), {})
         figures = [Figure(what, found["weft"][what] / one[what], limits[what])
                    for what in ("bytes", "memory") if what in limits]
-        label = f"{_label(way, model, shape)}, {ranks} ranks"
         click.echo(f"{label:53}{system:17}{one['bytes']:12,}{one['collectives']:13}"
                    f"{one['memory']:13,}  {_text(figures)}".rstrip())
         for figure in figures:

@@ -121,6 +121,8 @@ class Model:
     make: Callable[[Shape], Any]
     given: Callable[[Shape, int], Tensor]
     loss: Callable[[Tensor, Any], Tensor]
+    head_width: int = HEAD_WIDTH
+    """Features for each head of keys."""
 
 
 def _activations(shape: Shape, rows: int) -> Tensor:
@@ -136,5 +138,6 @@ def _ids(shape: Shape, rows: int) -> Tensor:
 MODELS = {
     "blocks": Model(Stack, _activations, lambda out, given: F.mse_loss(out, given)),
     "Llama": Model(
-        Llama, _ids, lambda out, ids: F.cross_entropy(out.flatten(0, 1), ids.flatten())),
+        Llama, _ids, lambda out, ids: F.cross_entropy(out.flatten(0, 1), ids.flatten()),
+        2 * HEAD_WIDTH),
 }

@@ -286,6 +286,13 @@ class Way:
         """Parts of the batch."""
         return self.axes(num_ranks)[0][0] if self.names[0] == "dp" else 1
 
+    def width_for(self, model: str, num_ranks: int) -> int:
+        """The least width at which each rank of tp has a whole head. With less weft trains as well,
+        but DTensor does not, and neither does the "fake" backend, on which a rank with nothing to
+        send receives nothing."""
+        sizes = dict(zip(self.names, self.axes(num_ranks)[0]))
+        return MODELS[model].head_width * sizes.get("tp", 1)
+
 
 WAYS = {
     "data": Way(("dp",), {

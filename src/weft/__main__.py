@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import sys
 
@@ -10,6 +11,7 @@ __all__ = ["main"]
 
 def main() -> None:
     """Run the command; where click is missing, say in a sentence what to type."""
+    gc.disable()  # nothing that is imported is garbage; commands that run on enable it again
     try:
         command = importlib.import_module("weft.cli.main").main
     except ModuleNotFoundError as error:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bench.train import _timed
+from bench.train import _counts, _timed
 from bench.training.counting import Collectives
 from bench.training.models import Shape
 from bench.training.ranks import measured
@@ -41,3 +41,15 @@ def summed(mesh: Any, system: str) -> tuple[int, int, int]:
 def test_bytes_and_collectives_are_counted(gloo: GlooWorld) -> None:
     for nbytes, num, due in gloo.run(summed, {"x": 4}, "by hand"):
         assert (nbytes, num) == (due, 1)
+
+
+def test_a_model_with_fewer_heads_than_ranks_is_left_out(
+    capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The fake backend gives nothing to a rank that has nothing to send."""
+    assert WAYS["sequences"].width_for("Llama", 8) == 256
+    assert WAYS["fully sharded x tensor"].width_for("blocks", 8) == 32
+    assert [*_counts("sequences", "Llama", 8, SHAPE)] == []
+    said = " ".join(capsys.readouterr().out.split())
+    assert said == (
+        "sequences, Llama x 1, 8 ranks less than a head for each rank: --width 256")

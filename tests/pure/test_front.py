@@ -165,3 +165,20 @@ def test_public_functions_explain_their_arguments() -> None:
     errors = {each for each in public if isinstance(each, type) and issubclass(each, Exception)}
     assert not [each.__name__ for each in public - errors
                 if inspect.signature(each).parameters and "Args:" not in (each.__doc__ or "")]
+
+
+def test_a_start_looks_for_no_garbage_and_what_follows_does() -> None:
+    said = run("""
+import gc, sys
+from weft.__main__ import main
+looked = []
+gc.callbacks.append(lambda phase, _: looked.append(phase))
+sys.argv = ["weft", "show", "--mesh", "a=2", "--shape", "4", "P(a)"]
+try:
+    main()
+except SystemExit:
+    pass
+print(len(looked), gc.isenabled(), gc.get_freeze_count() > 1000)
+""")
+    count, *rest = said.splitlines()[-1].split()
+    assert int(count) < 10 and rest == ["True", "True"], said

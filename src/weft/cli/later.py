@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import importlib.util
 import os
@@ -13,7 +14,7 @@ import click
 from weft.cli.terminal import RefusedError
 from weft.errors import message
 
-__all__ = ["Later", "OutsideCommand"]
+__all__ = ["Later", "OutsideCommand", "collect_garbage"]
 
 _WEFT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _INSTALLED = os.path.join(_WEFT, "tools")
@@ -41,6 +42,7 @@ class Later(click.Command):
             raise click.ClickException(f"{called} needs {' and '.join(missing)}: "
                                        f"pip install {' '.join(missing)}")
         command = getattr(importlib.import_module(self.place), str(self.name))
+        collect_garbage()
         return command.make_context(info_name, args, parent, **extra)
 
 
@@ -76,6 +78,14 @@ class OutsideCommand(Later):
                     [os.path.join(place, str(self.name)) for place in self.places],
                     "pip install .  # in weft's repository")
         )
+
+
+def collect_garbage() -> None:
+    """Python collects again, if `weft.__main__` has stopped it: but of what has been imported
+    nothing is garbage, and to look at it takes a tenth of a start."""
+    if not gc.isenabled():
+        gc.freeze()
+        gc.enable()
 
 
 def _is_there(package: str) -> bool:

@@ -8,7 +8,7 @@ import sys
 import click
 
 from weft._version import __version__
-from weft.cli.later import Later, OutsideCommand
+from weft.cli.later import Later, OutsideCommand, collect_garbage
 
 __all__ = ["main"]
 
@@ -48,4 +48,6 @@ def run(num_ranks: int, script: str, arguments: tuple[str, ...]) -> None:
     Ranks with the same error print it once, with the script's own lines (WEFT_DEBUG=1 shows those
     of weft and torch as well).
     """
-    sys.exit(importlib.import_module("weft.cli.ranks").run(num_ranks, [script, *arguments]))
+    ranks = importlib.import_module("weft.cli.ranks")
+    collect_garbage()
+    sys.exit(ranks.run(num_ranks, [script, *arguments]))

@@ -1,6 +1,7 @@
 """A program of many processes that runs as one of them, without the others and their files.
 
-Nothing is written over a checkpoint, and no other process is waited for.
+Nothing is written over a checkpoint, and no other process is waited for. torch's process groups are
+those of a recording world.
 """
 
 from __future__ import annotations
@@ -13,61 +14,124 @@ from typing import Any
 
 import torch
 from torch import distributed
+from torch.distributed import device_mesh, distributed_c10d
+from torch.utils._python_dispatch import _disable_current_modes
+
+from weft.comm.recorded_groups import Registry
+from weft.comm.recording import RecordingWorld
+from weft.core.scopes import setting
 
 __all__ = ["alone", "is_alone"]
 
-_ALONE: set[int] = set()
-"""The threads that are."""
+
+class _Thread(threading.local):
+    registry: Registry | None = None
+
+
+_thread = _Thread()
+
+
+class _Replaced:
+    """How many threads are inside, and what was there before the first."""
+
+    def __init__(self) -> None:
+        self.users, self.lock = 0, threading.Lock()
+        self.originals: list[tuple[Any, str, Any]] = []
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        with self.lock:
+            self.users += 1
+            if self.users == 1:
+                for module, name, make in _PLACES:
+                    original = getattr(module, name)
+                    self.originals.append((module, name, original))
+                    setattr(module, name, make(original))
+        try:
+            yield
+        finally:
+            with self.lock:
+                self.users -= 1
+                while not self.users and self.originals:
+                    setattr(*self.originals.pop())
+
+
+_replaced = _Replaced()
 
 
 def is_alone() -> bool:
     """Whether this thread's program is to save nothing."""
-    return threading.get_ident() in _ALONE
-
-
-def _nothing(*_: Any, **__: Any) -> None:
-    """Replaces functions that have an effect outside of the program."""
-
-
-def _loaded(original: Any) -> Any:
-    @functools.wraps(original)
-    def load(*args: Any, **kwargs: Any) -> Any:
-        return original(*args[:1], **{**kwargs, "map_location": "meta"})
-
-    return load
+    return _thread.registry is not None
 
 
 @contextmanager
-def alone(rank: int, size: int) -> Iterator[None]:
-    """Inside, this thread saves nothing, loads tensors without their data, and has a rank, but no
-    process to wait for."""
-    thread = threading.get_ident()
-    kept: list[tuple[Any, str, Any]] = []
-    places = [
-        (torch, "save", _nothing), (torch, "load", _loaded(torch.load)),
-        *[(distributed, name, _nothing)
-          for name in ("init_process_group", "destroy_process_group", "barrier")],
-        (distributed, "get_rank", lambda *_: rank),
-        (distributed, "get_world_size", lambda *_: size),
-        *[(torch.cuda, name, _nothing) for name in ("set_device", "synchronize")],
-    ]
-    for module, name, inside in places:
-        original = getattr(module, name)
-        kept.append((module, name, original))
-        setattr(module, name, _for_thread(thread, inside, original))
-    _ALONE.add(thread)
-    try:
+def alone(world: RecordingWorld) -> Iterator[None]:
+    """Inside, this thread saves nothing, loads tensors without their data, and is the world's rank
+    for torch.distributed, but with no process to wait for."""
+    registry = world.registry = Registry(world)
+    with setting(_thread, registry=registry), _replaced.held():
         yield
-    finally:
-        _ALONE.discard(thread)
-        for module, name, original in kept:
-            setattr(module, name, original)
 
 
-def _for_thread(thread: int, inside: Any, original: Any) -> Any:
-    @functools.wraps(original)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        chosen = inside if threading.get_ident() == thread else original
-        return chosen(*args, **kwargs)
+def _inside(do: Any) -> Any:
+    """What makes a replacement: `do(original, ...)` in threads that are alone."""
+    def make(original: Any) -> Any:
+        @functools.wraps(original)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            return do(original, *args, **kwargs) if is_alone() else original(*args, **kwargs)
 
-    return run
+        return run
+
+    return make
+
+
+class _Worlds:
+    """torch's registry of process groups: that of this thread, if it is alone."""
+
+    def __init__(self, original: Any) -> None:
+        object.__setattr__(self, "_original", original)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(_thread.registry or self._original, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(_thread.registry or self._original, name, value)
+
+
+def _nothing(original: Any, *_: Any, **__: Any) -> None:
+    """In place of what has an effect outside of the program."""
+
+
+def _load(original: Any, *args: Any, **kwargs: Any) -> Any:
+    return original(*args[:1], **{**kwargs, "map_location": "meta"})
+
+
+def _new_group(original: Any, *args: Any, **kwargs: Any) -> Any:
+    assert _thread.registry is not None
+    return _thread.registry.new_group(*args, **kwargs)
+
+
+def _group_named(original: Any, name: str) -> Any:
+    assert _thread.registry is not None
+    return _thread.registry.named(name)
+
+
+def _as_bytes(original: Any, value: Any, _: Any, *args: Any) -> Any:
+    """An object that is sent has its data."""
+    with _disable_current_modes():
+        return original(value, "cpu", *args)
+
+
+_PLACES: list[tuple[Any, str, Any]] = [
+    (torch, "save", _inside(_nothing)), (torch, "load", _inside(_load)),
+    *[(module, name, _inside(_nothing)) for module in (distributed, distributed_c10d)
+      for name in ("init_process_group", "destroy_process_group")],
+    *[(module, "new_group", _inside(_new_group))
+      for module in (distributed, distributed_c10d, device_mesh)],
+    *[(module, "_resolve_process_group", _inside(_group_named))
+      for module in (distributed_c10d, device_mesh)],
+    (distributed_c10d, "_world", _Worlds),
+    (distributed_c10d, "_object_to_tensor", _inside(_as_bytes)),
+    *[(torch.cuda, name, _inside(_nothing)) for name in (
+        "set_device", "synchronize", "reset_peak_memory_stats", "reset_accumulated_memory_stats")],
+]

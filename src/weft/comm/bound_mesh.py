@@ -110,6 +110,9 @@ class World(ABC):
         """The torch process group of `mesh.group_ranks(axes)`."""
         raise _no_groups("get_group", mesh)
 
+    def adopt(self, device_mesh: Any) -> BoundMesh | None:  # noqa: B027
+        """The bound mesh that stands for a torch DeviceMesh; None where there is no such thing."""
+
     def device_mesh(self, mesh: BoundMesh) -> Any:
         """The torch DeviceMesh that `mesh` wraps."""
         raise _no_groups("device_mesh", mesh)

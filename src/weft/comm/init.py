@@ -192,9 +192,9 @@ def as_bound_mesh(mesh: MeshLike | None = None, call: str = "device_mesh") -> Bo
         )
     if isinstance(mesh, Mesh):
         return this_world().bound(mesh) or init_mesh(mesh, _default_device_type())
-    world = process_world()
-    if isinstance(mesh, DeviceMesh) and world is not None:
-        return world.adopt(mesh)
+    adopted = this_world().adopt(mesh) if isinstance(mesh, DeviceMesh) else None
+    if adopted is not None:
+        return adopted
     fix = 'weft.init_mesh({"dp": 2, "tp": 2})'
     if isinstance(mesh, P) or is_placements(mesh):
         fix = f"placements={mesh!r}"

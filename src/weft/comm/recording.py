@@ -24,8 +24,9 @@ from torch import Tensor
 from weft.comm.bound_mesh import BoundMesh, Rows, World
 from weft.comm.collective_call import Switch
 from weft.comm.communicator import Communicator
+from weft.comm.crew import Crew
 from weft.comm.watching import received_nbytes
-from weft.core import AxisName, Mesh
+from weft.core import AxisName, Mesh, as_mesh
 from weft.core.scopes import setting
 
 __all__ = [
@@ -44,6 +45,9 @@ class Recorded:
     op: str
     axes: tuple[AxisName, ...]
     received_nbytes: int
+    ranks: tuple[int, ...] = ()
+    """Who takes part, where the axes do not say it: of a message, which both ends record, who sends
+    it and who receives it."""
 
 
 class RecordingWorld(World):
@@ -58,8 +62,15 @@ class RecordingWorld(World):
         super().__init__(rank, mesh.size())
         self.mesh, self.debug = mesh, Switch(False)
         self.log: list[Recorded] = []
-        self.heard: Callable[[Recorded], None] | None = None
-        """Called with each collective."""
+        self.heard: Callable[[Recorded, bool], None] | None = None
+        """Called with each collective, and whether the program has asked torch for it."""
+        self.known: Callable[[Tensor], Tensor | None] = lambda _: None
+        self.learn: Callable[[Tensor, Tensor], None] = lambda *_: None
+        """The values of a tensor, where they are known, and where a tensor gets some."""
+        self.crew: Crew | None = None
+        """Who sends this rank messages."""
+        self.registry: Any = None
+        """torch's process groups."""
         self.at_work = False
         """Whether what runs now is part of a collective."""
 
@@ -70,10 +81,24 @@ class RecordingWorld(World):
             mesh = Mesh({str(name): sizes[name] for name in mesh.axis_names})
         return mesh, "meta"
 
+    def adopt(self, device_mesh: Any) -> BoundMesh:
+        return self.bind(*self.meant(as_mesh(device_mesh), "meta"))
+
     def connect(
         self, ranks: tuple[int, ...], names: tuple[AxisName, ...], device: torch.device, rows: Rows
     ) -> Communicator:
         return RecordingCommunicator(self, ranks, names, device)
+
+    def record(self, one: Recorded, of_torch: bool = False) -> None:
+        """Add a collective."""
+        self.log.append(one)
+        if self.heard is not None:
+            self.heard(one, of_torch)
+
+    def group(self, mesh: BoundMesh, axes: tuple[int, ...]) -> Any:
+        if self.registry is None:
+            return super().group(mesh, axes)
+        return self.registry.group(mesh.group_ranks(axes), mesh.names(axes))
 
 
 class RecordingCommunicator(Communicator):
@@ -89,10 +114,7 @@ class RecordingCommunicator(Communicator):
         self.world = world
 
     def _record(self, op: str, *args: Any) -> None:
-        one = Recorded(op, self.axes, received_nbytes(self, op, args))
-        self.world.log.append(one)
-        if self.world.heard is not None:
-            self.world.heard(one)
+        self.world.record(Recorded(op, self.axes, received_nbytes(self, op, args)))
 
     def _made(self, make: Callable[..., Tensor], *args: Any) -> Tensor:
         """What the collective brings."""

@@ -17,7 +17,7 @@ class UnreadableError(Exception):
     """Why a text cannot be read; `parse` turns it into an error with all five parts."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Call:
     """`name(*values, **options)`"""
 

@@ -92,7 +92,7 @@ class Limits(NamedTuple):
     least: int = 3
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Grid:
     """The picture of a layout, before it has a size.
 

@@ -6,7 +6,6 @@ where other outputs show plain text.
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -106,8 +105,20 @@ def _notes(words: Sequence[tuple[str, str]], width: int) -> Iterator[Line]:
     yield []
     margin = 2 + max((len(word) for word, _ in words), default=0)
     for word, meaning in words:
-        for number, line in enumerate(textwrap.wrap(meaning, max(width - margin, 20))):
+        for number, line in enumerate(_wrapped(meaning, max(width - margin, 20))):
             yield [(f"{'' if number else word:{margin}}{line}", None)]
+
+
+def _wrapped(text: str, width: int) -> Iterator[str]:
+    """Its words in lines of this width; one that is longer has a line of its own."""
+    line, *words = text.split(" ")
+    for word in words:
+        if len(line) + 1 + len(word) > width:
+            yield line
+            line = word
+        else:
+            line += f" {word}"
+    yield line
 
 
 def _need(picture: Grid) -> list[int]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -15,13 +18,21 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from weft.comm import BoundMesh, Recorded, RecordingWorld, recording
+from weft.comm import BoundMesh, Recorded, RecordingWorld, recording, source_line
 from weft.comm.alone import alone
+from weft.comm.crew import Crew
 from weft.core import Mesh
 from weft.dry.compute import Compute
 from weft.dry.devices import device_named
 from weft.dry.report import DryRun, Memory
-from weft.dry.stand_ins import Devices, fused_attention, known_data
+from weft.dry.stand_ins import (
+    Devices,
+    autocast_regions,
+    fused_attention,
+    fused_optimizers,
+    known_data,
+    mixed_precision,
+)
 from weft.dry.tensors import DryTensors
 from weft.errors import MeshError, ShardTypeError, message
 from weft.planner import Links
@@ -91,17 +102,47 @@ def dry_run(
     world = RecordingWorld(rank, value)
     start = time.perf_counter()
     tensors = DryTensors(reads, world, compute)
+
+    def other(number: int) -> None:
+        """A rank that sends this one what it waits for; nothing of it counts."""
+        there = RecordingWorld(number, value)
+        there.crew = crew
+        with _as_rank(there, DryTensors(reads, there)):
+            fn(there.bind(value, "meta"))
+
+    crew = world.crew = Crew(rank, other, [_Script()])
     with (
-        recording(world), traffic.record() as log, known_data(), fused_attention(),
-        alone(rank, value.size()), Devices(tensors), tensors,
+        traffic.record() as log, known_data(), fused_attention(), fused_optimizers(),
+        mixed_precision(), autocast_regions(), _as_rank(world, tensors),
     ):
         clock = _Clock(log, value, networks)
         world.heard = clock.heard
         counted = _Counted(tensors, log, world, clock, steps)
-        bound = world.bind(value, "meta")
-        with counted.hooks(), suppress(_Enough):
-            fn(bound)
+        with counted.hooks(), suppress(_Enough), crew.running():
+            fn(world.bind(value, "meta"))
         return replace(counted.result(value, rank, networks, start), device=kind)
+
+
+@contextmanager
+def _as_rank(world: RecordingWorld, tensors: DryTensors) -> Iterator[None]:
+    """Inside, this thread is the world's rank, and its tensors have no data."""
+    world.known, world.learn = tensors.known, tensors.learn
+    with recording(world), alone(world), Devices(tensors), tensors:
+        yield
+
+
+class _Script:
+    """What a script that is run takes for its own: its module, and its number in the environment.
+    """
+
+    def get_state(self) -> tuple[Any, str | None]:
+        return sys.modules.get("__main__"), os.environ.get("RANK")
+
+    def set_state(self, state: tuple[Any, str | None]) -> None:
+        module, number = state
+        sys.modules["__main__"] = module
+        if number is not None:
+            os.environ["RANK"] = number
 
 
 class _Clock:
@@ -118,12 +159,13 @@ class _Clock:
         self.waiting: list[int] = []
         self.served: dict[tuple[str, ...], list[int]] = {}
 
-    def heard(self, collective: Recorded) -> None:
+    def heard(self, collective: Recorded, of_torch: bool) -> None:
+        if of_torch and collective.op != "send":  # a message counts where it arrives
+            with traffic.label(f"torch.distributed.{collective.op}", source_line()):
+                traffic.emit("", tuple(map(str, collective.axes)), collective.op,
+                             collective.received_nbytes)
         names = tuple(map(str, collective.axes))
-        axes = [self.names.index(name) for name in names if name in self.names]
-        passes = 2 if collective.op == "all_reduce" else 1
-        seconds = self.links.seconds_over(
-            self.mesh, axes or range(self.mesh.ndim), collective.received_nbytes, passes)
+        seconds = 0.0 if collective.op == "send" else self._seconds(collective)
         self.seconds += seconds
         events = self.log.events
         self.waiting += range(self.seen, len(events))
@@ -138,6 +180,15 @@ class _Clock:
             share = events[at].nbytes / total if total else 1 / len(mine)
             events[at] = replace(
                 events[at], seconds=(events[at].seconds or 0.0) + share * seconds)
+
+    def _seconds(self, collective: Recorded) -> float:
+        names = [str(name) for name in collective.axes if str(name) in self.names]
+        mesh, axes = self.mesh, [self.names.index(name) for name in names]
+        if collective.ranks:
+            mesh, axes = Mesh({(*names, "ranks")[0]: len(collective.ranks)}, collective.ranks), [0]
+        passes = 2 if collective.op == "all_reduce" else 1
+        return self.links.seconds_over(
+            mesh, axes or range(mesh.ndim), collective.received_nbytes, passes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +214,7 @@ class _Counted:
         self.clock = clock
         self.num_steps = self.gradients = self.peak_before_step = 0
         self.before = _Marks()
+        self.thread = threading.get_ident()
         self.modules: dict[int, torch.nn.Module] = {}
         self.optimizers: dict[int, torch.optim.Optimizer] = {}
 
@@ -181,10 +233,16 @@ class _Counted:
                 handle.remove()
 
     def _entered(self, module: torch.nn.Module, _: Any) -> None:
-        if id(module) not in self.modules:
+        if id(module) not in self.modules and self._is_here():
             self.modules.update((id(part), part) for part in module.modules())
 
+    def _is_here(self) -> bool:
+        """Whether this thread's rank counts."""
+        return threading.get_ident() == self.thread
+
     def _before_step(self, optimizer: Any, *_: Any) -> None:
+        if not self._is_here():
+            return
         self.optimizers.setdefault(id(optimizer), optimizer)
         found = [
             one.grad for group in optimizer.param_groups for one in group["params"]
@@ -194,7 +252,7 @@ class _Counted:
         self.peak_before_step = self.tensors.meter.peak
 
     def _after_step(self, optimizer: Any, *_: Any) -> None:
-        if optimizer is not next(iter(self.optimizers.values())):
+        if not self._is_here() or optimizer is not next(iter(self.optimizers.values())):
             return
         self.num_steps += 1
         if self.num_steps == self.steps:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
@@ -20,11 +19,15 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
 
+from weft.comm.alone import is_alone
 from weft.core.scopes import setting
 from weft.dry.operations import ATTENTION
-from weft.dry.tensors import DryTensors
+from weft.dry.tensors import DryTensors, by_weft
+from weft.tensor import ShardTensor
+from weft.tensor.trace import casts
 
-__all__ = ["Devices", "fused_attention", "known_data"]
+__all__ = ["Devices", "autocast_regions", "fused_attention",
+           "fused_optimizers", "known_data", "mixed_precision"]
 
 _aten = torch.ops.aten
 _META = torch.device("meta")
@@ -46,9 +49,11 @@ class Devices(TorchFunctionMode):
             return func(self.tensors.read_all(args[0]), *args[1:], **kwargs)
         if func in _TO_ACCELERATORS:
             return func.__self__ if not args else args[0]
-        if kwargs.get("device") is not None and _is_accelerator(kwargs["device"]):
+        if func is torch.Tensor.cpu and _is_the_programs(args[0]):
+            return args[0]
+        if _is_elsewhere(func, args, kwargs.get("device")):
             kwargs = {**kwargs, "device": _META}
-        if func is torch.Tensor.to and len(args) > 1 and _is_accelerator(args[1]):
+        if func is torch.Tensor.to and len(args) > 1 and _is_elsewhere(func, args, args[1]):
             args = (args[0], _META, *args[2:])
         if not _names_meta(kwargs.get("device"), sys._getframe(1)):
             return func(*args, **kwargs)
@@ -72,21 +77,33 @@ def _names_meta(device: Any, caller: FrameType) -> bool:
     return device == _META and caller.f_code is DeviceContext.__torch_function__.__code__
 
 
+def _is_elsewhere(func: Any, args: Any, device: Any) -> bool:
+    """Whether a device that is asked for is that of the program's own tensors: an accelerator; or
+    the CPU, where a tensor that is there already does not move."""
+    if _is_accelerator(device):
+        return True
+    is_cpu = isinstance(device, (str, torch.device)) and torch.device(device).type == "cpu"
+    return is_cpu and func is torch.Tensor.to and _is_the_programs(args[0])
+
+
 def _is_accelerator(device: Any) -> bool:
     if isinstance(device, (str, torch.device)):
         return torch.device(device).type not in ("cpu", "meta")
     return isinstance(device, int) and not isinstance(device, bool)
 
 
-def known_data() -> AbstractContextManager[None]:
-    """Inside, `torch.tensor` and `torch.as_tensor` of this thread keep the data of what they make:
-    on the meta device they would be lost before any mode sees them."""
-    thread = threading.get_ident()
+def _is_the_programs(tensor: Any) -> bool:
+    """Whether a tensor without data is one that the program moves, and not weft, to read it."""
+    return tensor.is_meta and (type(tensor) is ShardTensor or not by_weft())
 
+
+def known_data() -> AbstractContextManager[None]:
+    """Inside, `torch.tensor` and `torch.as_tensor` of dry ranks keep the data of what they make: on
+    the meta device they would be lost before any mode sees them."""
     def keeping(original: Any) -> Any:
         @functools.wraps(original)
         def make(data: Any, *args: Any, device: Any = None, **kwargs: Any) -> Any:
-            mine = threading.get_ident() == thread and not isinstance(data, torch.Tensor)
+            mine = is_alone() and not isinstance(data, torch.Tensor)
             if mine and device is not None:
                 return original(data, *args, **kwargs, device="cpu").to(_META)
             return original(data, *args, device=device, **kwargs)
@@ -94,6 +111,51 @@ def known_data() -> AbstractContextManager[None]:
         return make
 
     return setting(torch, tensor=keeping(torch.tensor), as_tensor=keeping(torch.as_tensor))
+
+
+@contextmanager
+def mixed_precision() -> Iterator[None]:
+    """Inside, autocast and the scaling of gradients on an accelerator are those of the CPU, in the
+    dtype of the accelerator: torch turns them off where there is none."""
+    def on_cpu(original: Any, name: str) -> Any:
+        @functools.wraps(original)
+        def start(self: Any, *args: Any, **kwargs: Any) -> None:
+            device = args[0] if args else kwargs.get(name, "cuda")
+            if is_alone() and _is_accelerator(device):
+                args, kwargs = args[1:], {**kwargs, name: "cpu"}
+                if name == "device_type" and not args and kwargs.get("dtype") is None:
+                    kwargs["dtype"] = torch.get_autocast_dtype(device)
+                return original(self, kwargs.pop(name), *args, **kwargs)
+            return original(self, *args, **kwargs)
+
+        return start
+
+    region, scaler = torch.amp.autocast_mode.autocast, torch.amp.GradScaler
+    with (
+        setting(region, __init__=on_cpu(region.__init__, "device_type")),
+        setting(scaler, __init__=on_cpu(scaler.__init__, "device")),
+    ):
+        yield
+
+
+def fused_optimizers() -> AbstractContextManager[None]:
+    """Inside, `fused=True` takes parameters without memory, as it takes those of a device."""
+    optimizer: Any = sys.modules[torch.optim.Optimizer.__module__]
+    devices = [*optimizer._get_fused_kernels_supported_devices(), "meta"]
+    return setting(optimizer, _get_fused_kernels_supported_devices=lambda: devices)
+
+
+@contextmanager
+def autocast_regions() -> Iterator[None]:
+    """Inside, what autocast has cast of tensors without memory lives until its region ends."""
+    original = torch.clear_autocast_cache
+
+    def clear() -> None:
+        original()
+        casts.forget()
+
+    with casts.KEEPS.counted(), setting(torch, clear_autocast_cache=clear):
+        yield
 
 
 @contextmanager
@@ -114,9 +176,6 @@ def _attend(
     query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
     is_causal: bool = False, *, scale: Any = None, enable_gqa: bool = False,
 ) -> Any:
-    if enable_gqa and query.dim() > 2 and query.shape[-3] != key.shape[-3]:
-        times = query.shape[-3] // key.shape[-3]
-        key, value = key.repeat_interleave(times, -3), value.repeat_interleave(times, -3)
     if attn_mask is not None and attn_mask.dtype is torch.bool:
         attn_mask = torch.where(attn_mask, 0.0, float("-inf")).to(query.dtype)
     fused = (
@@ -126,6 +185,7 @@ def _attend(
     )
     if not fused:
         return _aten._scaled_dot_product_attention_math(
-            query, key, value, attn_mask, dropout_p, is_causal, scale=scale)[0]
+            query, key, value, attn_mask, dropout_p, is_causal, scale=scale,
+            enable_gqa=enable_gqa)[0]
     return ATTENTION(
         query, key, value, dropout_p, is_causal, attn_mask=attn_mask, scale=scale)[0]

@@ -30,7 +30,7 @@ from weft.tensor.trace.meta_results import known_result
 from weft.tensor.trace.trees import flatten, map_tensors
 from weft.testing.memory import Meter
 
-__all__ = ["DryTensors"]
+__all__ = ["DryTensors", "by_weft"]
 
 _aten = torch.ops.aten
 _META = torch.device("meta")
@@ -76,14 +76,14 @@ class DryTensors(TorchDispatchMode):
         if func is _READS:
             return self._read(args[0])
         if func in _LIFTS:
-            out = args[0] if _is_meta(args[0]) or _by_weft() else self._known(args[0])
+            out = args[0] if _is_meta(args[0]) or by_weft() else self._known(args[0])
         else:
             metas = sum(map(_is_meta, given))
             if 0 < metas < len(given):
                 args, kwargs = map_tensors(self._brought, (args, kwargs))
             asks = kwargs.get("device")
             makes = asks is not None or not given
-            if makes and asks != _META and _makes_tensors(func) and not _by_weft():
+            if makes and asks != _META and _makes_tensors(func) and not by_weft():
                 out = func(*args, **{**kwargs, "device": _META})
             else:
                 try:
@@ -105,8 +105,8 @@ class DryTensors(TorchDispatchMode):
         asks = kwargs.get("device")
         if given:
             return (asks in (None, _META) and all(map(self.meter.leaves_out, given))
-                    and not _by_weft())
-        return self.asks_for_meta and asks == _META and not _by_weft()
+                    and not by_weft())
+        return self.asks_for_meta and asks == _META and not by_weft()
 
     def _count(
         self, func: Any, args: Any, kwargs: Any, given: list[torch.Tensor], out: Any
@@ -120,7 +120,7 @@ class DryTensors(TorchDispatchMode):
 
     # Values.
 
-    def _value(self, tensor: torch.Tensor) -> torch.Tensor | None:
+    def known(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """The values of a tensor, where they are known."""
         if not _is_meta(tensor):
             return tensor
@@ -130,6 +130,13 @@ class DryTensors(TorchDispatchMode):
         if value.untyped_storage()._cdata in self._lost:
             return None
         return value
+
+    def learn(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
+        """A tensor gets these values from others."""
+        if not _is_meta(tensor):
+            tensor.copy_(value)
+        elif value.numel() <= _KNOWN_NUMEL:
+            setattr(tensor, _VALUE, value)
 
     def _known(self, tensor: torch.Tensor) -> torch.Tensor:
         """A meta tensor that stands for one of the program's tensors."""
@@ -149,7 +156,7 @@ class DryTensors(TorchDispatchMode):
         return tensor
 
     def _read(self, tensor: torch.Tensor) -> Any:
-        value = self._value(tensor)
+        value = self.known(tensor)
         if value is not None:
             return value.item()
         kind = type(torch.empty((), dtype=tensor.dtype, device="cpu").item())
@@ -157,7 +164,7 @@ class DryTensors(TorchDispatchMode):
 
     def read_all(self, tensor: torch.Tensor) -> torch.Tensor:
         """The values of a tensor on the CPU; unknown ones are all alike."""
-        value = self._value(tensor)
+        value = self.known(tensor)
         if value is not None:
             return value.clone()
         return torch.full(tensor.shape, self.reads, dtype=tensor.dtype, device="cpu")
@@ -167,8 +174,8 @@ class DryTensors(TorchDispatchMode):
         none were zero, and all were different and equally frequent."""
         if func is _COPIES:  # to the CPU: weft, or the program, is about to read it
             return self.read_all(args[0]).to(kwargs.get("dtype") or args[0].dtype)
-        if all(self._value(one) is not None for one in flatten((args, kwargs))):
-            found = func(*map_tensors(self._value, args), **map_tensors(self._value, kwargs))
+        if all(self.known(one) is not None for one in flatten((args, kwargs))):
+            found = func(*map_tensors(self.known, args), **map_tensors(self.known, kwargs))
             return map_tensors(self._known, found)
         with torch.no_grad():
             known = known_result(func, args, kwargs)  # torch's meta kernel refuses what others take
@@ -183,7 +190,7 @@ class DryTensors(TorchDispatchMode):
 
     def _positions(self, index: Any) -> list[Any]:
         """An index; of a mask that is known, the positions where it holds."""
-        value = None if index is None or index.dtype is not torch.bool else self._value(index)
+        value = None if index is None or index.dtype is not torch.bool else self.known(index)
         if value is None:
             return [index]
         return [one.to(_META) for one in value.nonzero(as_tuple=True)]
@@ -196,7 +203,7 @@ class DryTensors(TorchDispatchMode):
         if not results or not any(map(_is_meta, results)):
             return
         written = func._schema.is_mutable
-        values = [self._value(one) for one in given]
+        values = [self.known(one) for one in given]
         if (
             any(value is None for value in values)
             or (func in EMPTY and not self._takes_positions(results[0]))
@@ -210,7 +217,7 @@ class DryTensors(TorchDispatchMode):
         if kwargs.get("device") is not None:
             kwargs = {**kwargs, "device": torch.device("cpu")}
         try:
-            args, kwargs = map_tensors(self._value, (args, kwargs))
+            args, kwargs = map_tensors(self.known, (args, kwargs))
             found = flatten(VALUES.get(func, func)(*args, **kwargs))
         except (RuntimeError, NotImplementedError, IndexError):
             return
@@ -249,12 +256,12 @@ def _makes_tensors(func: Any) -> bool:
     return any(one.name == "device" for one in func._schema.arguments)
 
 
-def _by_weft() -> bool:
+def by_weft() -> bool:
     """Whether the innermost frame that is not torch's is weft's."""
     frame = sys._getframe(2)
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
-        if not module.startswith(("torch.", "weft.dry.")):
+        if not module.startswith(("torch.", "weft.dry.", "weft.testing.")):
             return module.startswith("weft.")
         frame = frame.f_back
     return False

@@ -87,14 +87,20 @@ class Exchange(_Step):
 
 
 @dataclass(frozen=True, slots=True)
-class Fetch(_Step):
+class _Halo(_Step):
+    """Between shards and boxes that `cover` says, which overlap."""
+
+    cover: Cover = _NOTHING
+
+
+class Fetch(_Halo):
     """Each rank gets the box that `cover` says beside `dst`, filled where it sticks out.
 
     `src` and `dst` shard the same dims by the same axes; their cuts may differ. Blocks are named by
     their places in the box: on a ring, these may lie outside of the tensor.
     """
 
-    cover: Cover = _NOTHING
+    __slots__ = ()
 
     def receives(self, coordinate: Coordinate) -> list[Block]:
         """What makes up the box, filled places aside: holder and box, in group order."""
@@ -109,15 +115,14 @@ class Fetch(_Step):
         return _halo("Halo", self.src, self.dst, self.cover, self)
 
 
-@dataclass(frozen=True, slots=True)
-class Fold(_Step):
+class Fold(_Halo):
     """What ranks hold of the boxes that `cover` says beside `src` is summed by the owners of `dst`.
 
     What sticks out of the tensor is dropped, and what nobody reads is 0. As in a Fetch, both
     layouts shard the same dims by the same axes.
     """
 
-    cover: Cover = _NOTHING
+    __slots__ = ()
 
     def receives(self, coordinate: Coordinate) -> list[Block]:
         """The parts of the shard that others hold, which overlap: holder and box."""

@@ -27,6 +27,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from weft.errors import UnsupportedOpError, message
 from weft.tensor.meta import contiguous_strides, dense
+from weft.tensor.trace import casts
 from weft.tensor.trace.meta_results import AsKernels, asks_device, known_result
 from weft.tensor.trace.trees import Slot, flatten, map_tensors, slots_of
 
@@ -202,8 +203,9 @@ def as_autocast(
     dtype = next((one for one in dtypes if one.is_floating_point), None)
 
     def cast(tensor: torch.Tensor) -> torch.Tensor:
-        stays = dtype is None or not tensor.is_floating_point() or tensor.dtype is torch.float64
-        return tensor if stays else tensor.to(dtype)
+        if dtype is None or not tensor.is_floating_point() or tensor.dtype is torch.float64:
+            return tensor
+        return casts.cast(tensor, dtype)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         with torch.autocast(device_type, enabled=False):

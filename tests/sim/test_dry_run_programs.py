@@ -1,0 +1,211 @@
+"""Training loops as users write them: a dry run has the collectives and the memory of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+import weft
+from tests.second_step import facts, second_step
+from weft import P
+from weft.testing import peak_memory
+
+AXES = {"dp": 2, "tp": 2}
+
+
+class Model(nn.Module):
+    """Tied weights, positions, a hidden layer; the loss is asked for with the targets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.token, self.place = nn.Embedding(24, 16), nn.Embedding(8, 16)
+        self.norm, self.drop = nn.LayerNorm(16), nn.Dropout(0.1)
+        self.up, self.down = nn.Linear(16, 64, bias=False), nn.Linear(64, 16, bias=False)
+        self.head = nn.Linear(16, 24, bias=False)
+        self.head.weight = self.token.weight
+
+    def forward(self, ids: Tensor, targets: Tensor | None = None) -> Any:
+        x = self.token(ids) + self.place(torch.arange(ids.shape[1], device=ids.device))
+        x = x + self.drop(self.down(F.gelu(self.up(self.norm(x)))))
+        if targets is None:
+            return self.head(x[:, [-1]])
+        return F.cross_entropy(self.head(x).flatten(0, 1), targets.flatten(), ignore_index=-1)
+
+
+def data(mesh: Any) -> Any:
+    """Batches of one epoch."""
+    torch.manual_seed(1)
+    ids = torch.randint(24, (16, 9))
+    for one, other in DataLoader(TensorDataset(ids[:, :-1], ids[:, 1:]), 8, shuffle=True):
+        yield [weft.distribute_tensor(each, mesh, P("dp")) for each in (one, other)]
+
+
+def pretraining(shardings: dict[str, P], path: Path) -> None:
+    """Microbatches under autocast, clipped, with rates by hand, evaluation and checkpoints."""
+    mesh = weft.init_mesh(AXES)
+    model = weft.distribute_module(Model(), mesh, shardings=shardings)
+    groups = [{"params": [one for one in model.parameters() if (one.dim() > 1) is is_matrix],
+               "weight_decay": 0.1 * is_matrix} for is_matrix in (True, False)]
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95))
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    cast = torch.autocast("cpu", torch.bfloat16)
+    for step in range(3):
+        for group in optimizer.param_groups:
+            group["lr"] = 1e-3 * (step + 1)
+        with torch.no_grad(), cast:
+            model.eval()
+            best = model(*next(data(mesh))).item()
+            model.train()
+        for batch in data(mesh):
+            with cast:
+                loss = model(*batch) / 2
+            scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+        if mesh.rank == 9:
+            torch.save({"model": model.state_dict(), "best": best}, path)
+
+
+def accumulating(shardings: dict[str, P], _: Path) -> None:
+    """Gradients that stay partial for a step, a scheduler, and an average of the parameters."""
+    mesh = weft.init_mesh(AXES)
+    model = weft.distribute_module(Model(), mesh, shardings=shardings)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True)
+    slow = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    mean = {name: one.detach().clone() for name, one in model.named_parameters()}
+    for _ in range(3):
+        *first, last = data(mesh)
+        for batch in first:
+            with weft.nn.accumulate(model):
+                model(*batch).backward()
+        model(*last).backward()
+        optimizer.step()
+        slow.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            for name, one in model.named_parameters():
+                mean[name].lerp_(one, 0.1)
+
+
+@pytest.mark.parametrize(("program", "shardings"), [
+    (pretraining, {"up.weight": P("tp"), "down.weight": P(None, "tp")}),
+    (accumulating, {"*": P("dp")}),
+])
+def test_as_a_run(
+    program: Callable[..., None], shardings: dict[str, P], tmp_path: Path
+) -> None:
+    def run() -> None:
+        program(shardings, tmp_path / "model.pt")
+
+    real = weft.testing.run(lambda mesh: second_step(run), mesh=AXES)
+    dry = weft.dry_run(lambda mesh: run(), AXES, rank=3)
+    assert [facts(event) for event in dry.log.events] == real[3].events
+    assert dry.memory.peak == real[3].peak and not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("shardings", [{}, {"*": P("dp")}])
+def test_what_autocast_has_cast_lives_until_its_region_ends(shardings: dict[str, P]) -> None:
+    """One cast for all uses of a parameter, also where nothing is kept for a backward. What a
+    program makes inside of a mode of its own counts as well."""
+    def program() -> None:
+        mesh = weft.init_mesh({"dp": 2})
+        layers: Any = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(4)))
+        weft.distribute_module(layers, mesh, shardings=shardings)
+        optimizer = torch.optim.SGD(layers[0].parameters())
+        x = weft.distribute_tensor(torch.randn(2, 64), mesh, P("dp"))
+        for _ in range(2):
+            with peak_memory(), torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+                plain = torch.ones(5000)
+                layers(layers(x))
+                plain.add_(1)
+            layers[0](x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    real = weft.testing.run(lambda mesh: second_step(program), mesh={"dp": 2})
+    assert weft.dry_run(lambda mesh: program(), {"dp": 2}).memory.peak == real[0].peak
+
+
+def test_products_of_two_dtypes_are_cast() -> None:
+    """Autocast casts a weight for activations that have its dtype already."""
+    def program() -> None:
+        mesh = weft.init_mesh({"dp": 2})
+        layers: Any = nn.Sequential(nn.Linear(8, 64), nn.Linear(64, 64, bias=False))
+        weft.distribute_module(layers, mesh)
+        optimizer = torch.optim.SGD(layers.parameters(), foreach=False)
+        for _ in range(2):
+            x = weft.distribute_tensor(torch.randn(512, 8), mesh, P("dp"))
+            with torch.autocast("cpu", torch.bfloat16):
+                out = layers(x)
+            assert out.dtype is torch.bfloat16
+            out.float().exp().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    real = weft.testing.run(lambda mesh: second_step(program), mesh={"dp": 2})
+    assert weft.dry_run(lambda mesh: program(), {"dp": 2}).memory.peak == real[0].peak
+
+
+def test_grouped_heads_fused_optimizers_and_tensors_that_stay_on_the_cpu() -> None:
+    def program() -> None:
+        mesh = weft.init_mesh({"dp": 2})
+        made: Any = nn.Linear(8, 8 * 8).to("cpu")
+        weft.distribute_module(made, mesh, shardings={"*": P("dp")})
+        made.to(torch.device("cpu"))
+        optimizer = torch.optim.AdamW(made.parameters(), fused=True)
+        kept = {}
+        for _ in range(2):
+            x = torch.randn(4, 16, 8).to("cpu").cpu()
+            heads = made(weft.distribute_tensor(x, mesh, P("dp"))).unflatten(-1, (8, 8))
+            q, k, v = heads.transpose(1, 2).split((4, 2, 2), 1)
+            F.scaled_dot_product_attention(
+                q, k, v, is_causal=True, enable_gqa=True).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            kept = {name: one.detach().cpu() for name, one in made.named_parameters()}
+        assert kept
+
+    real = weft.testing.run(lambda mesh: second_step(program), mesh={"dp": 2})
+    dry = weft.dry_run(lambda mesh: program(), {"dp": 2})
+    assert [facts(event) for event in dry.log.events] == real[0].events
+    assert dry.memory.peak == real[0].peak
+
+
+def test_mixed_precision_on_an_accelerator_is_there() -> None:
+    """torch turns it off where there is none, and a step would cost twice as much."""
+    dtypes = []
+
+    def program(kind: str) -> None:
+        mesh = weft.init_mesh({"dp": 2}, kind)
+        torch.cuda.set_device(0)
+        model: Any = nn.Linear(32, 32).to(kind)
+        weft.distribute_module(model, mesh, shardings={"*": P("dp")})
+        optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+        scaler = torch.amp.GradScaler(kind)
+        for _ in range(2):
+            x = weft.distribute_tensor(torch.randn(64, 32, device=kind), mesh, P("dp"))
+            with torch.autocast(device_type=kind, dtype=torch.bfloat16):
+                out = model(x)
+            scaler.scale(out.float().square().mean()).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            torch.cuda.reset_peak_memory_stats()
+        with torch.autocast(kind):
+            dtypes.append((out.dtype, model(x).dtype))
+
+    cpu, cuda = (weft.dry_run(lambda mesh, kind=kind: program(kind), {"dp": 2}, steps=None)
+                 for kind in ("cpu", "cuda"))
+    assert [*map(facts, cpu.log.events)] == [*map(facts, cuda.log.events)] and cpu.log.events
+    assert cpu.memory == cuda.memory
+    assert dtypes == [(torch.bfloat16,) * 2, (torch.bfloat16, torch.float16)]
