@@ -99,7 +99,7 @@ class _Worlds:
 
 
 def _nothing(original: Any, *_: Any, **__: Any) -> None:
-    """In place of what has an effect outside of the program."""
+    """Replaces functions that have an effect outside of the program."""
 
 
 def _load(original: Any, *args: Any, **kwargs: Any) -> Any:
