@@ -30,6 +30,11 @@ CALLS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "_linalg_slogdet": lambda: (aten._linalg_slogdet.default, _numbers(5, 3, 3)),
     "_linalg_solve_ex": lambda: (
         aten._linalg_solve_ex.default, _numbers(5, 3, 3), _numbers(5, 3, 2) + 1),
+    "_linalg_svd": lambda: (aten._linalg_svd.default, _numbers(5, 4, 3)),
+    "_linalg_eigh": lambda: (
+        aten._linalg_eigh.default, _numbers(5, 3, 3) + 3 * torch.eye(3, dtype=torch.float64)),
+    "diagonal_backward": lambda: (
+        aten.diagonal_backward.default, _numbers(5, 2), [5, 4, 3], 1, 2, 1),
     "softshrink_backward": lambda: (
         aten.softshrink_backward.default, _numbers(5, 4), _numbers(5, 4), 0.1),
     "hardshrink_backward": lambda: (

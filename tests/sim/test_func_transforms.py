@@ -160,6 +160,8 @@ LAYERS: dict[str, Callable[[Tensor], Tensor]] = {
     "slices": lambda x: torch.stack([x, -x])[:, :, 1:, 2:, 1:].sin() * x[:, :1, 2:, 3, None],
     "distances": lambda x: torch.cdist(x, x.detach() + 1),
     "systems": lambda x: torch.linalg.solve(x.mT @ x + torch.eye(4), x.mT[..., :2]),
+    "diagonals": lambda x: x[..., :4].diagonal(1, -2, -1).sin() * x.diagonal(-2, 2, 3)[..., :1],
+    "spectra": lambda x: torch.linalg.eigvalsh(x @ x.mT)[..., -1] + torch.linalg.svdvals(x)[..., 0],
     "determinants": lambda x: torch.linalg.slogdet(x.mT @ x + torch.eye(4))[1],
 }
 
@@ -201,6 +203,21 @@ def test_gradients_of_class_scores_stay_where_the_samples_are() -> None:
     def run(mesh: Any) -> None:
         found = pulled(*(weft.distribute_tensor(one, mesh, P("dp")) for one in (x, _TARGETS)))
         assert found.spec == P("dp", None)
+        torch.testing.assert_close(found.full_tensor(), due)
+
+    run()
+
+
+def test_the_loss_of_each_sample_stays_where_it_is() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(7, 3)
+    due = vmap(F.cross_entropy)(x, _TARGETS)
+
+    @ranks(dp=4)
+    def run(mesh: Any) -> None:
+        found = vmap(F.cross_entropy)(
+            *(weft.distribute_tensor(one, mesh, P("dp")) for one in (x, _TARGETS)))
+        assert found.spec == P("dp")
         torch.testing.assert_close(found.full_tensor(), due)
 
     run()

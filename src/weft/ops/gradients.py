@@ -106,6 +106,17 @@ def _select(grad: Tensor, sizes: Sequence[int], dim: int, index: int) -> Tensor:
     return _slice(grad.unsqueeze(dim), sizes, dim, at, at + 1, 1)
 
 
+def _diagonal(
+    grad: Tensor, sizes: Sequence[int], offset: int, dim1: int, dim2: int
+) -> Tensor:
+    """A matrix with this diagonal, padded with zeros to the sizes."""
+    dim1, dim2 = dim1 % len(sizes), dim2 % len(sizes)
+    made = torch.diag_embed(grad, offset, dim1, dim2)
+    for dim in (dim1, dim2):
+        made = F.pad(made, [0, 0] * (len(sizes) - 1 - dim) + [0, sizes[dim] - made.shape[dim]])
+    return made
+
+
 _POOLS = ("avg_pool2d", "avg_pool3d")
 _RESIZED = (
     "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "_upsample_nearest_exact1d",
@@ -126,5 +137,6 @@ PAGE = page(
       for name, pad in _PADS.items()],
     op("slice_backward", compose=_slice),
     op("select_backward", compose=_select),
+    op("diagonal_backward", compose=_diagonal),
     op("_cdist_backward", compose=_cdist, each_call=True),
 )

@@ -136,8 +136,11 @@ def beneath(func: Any, args: Any, kwargs: Any) -> Any:
     plain = [one for one in flatten((args, kwargs)) if type(one) is not ShardTensor]
     if torch.is_grad_enabled() and any(one.requires_grad for one in plain):
         raise _of_plain_gradient(func, plain)
+    given = dict(kwargs or {})
+    if any(one.device == given.get("device") for one in flatten(args) if type(one) is ShardTensor):
+        del given["device"]  # torch's rules name the device where they cast
     with _C._ForceDispatchKeyGuard(*MAPS.keys), _C._EnableTorchFunction():
-        return ShardTensor.__torch_function__(func, (), args, kwargs or {})
+        return ShardTensor.__torch_function__(func, (), args, given)
 
 
 def _of_plain_gradient(func: Any, plain: list[Tensor]) -> UnsupportedOpError:
