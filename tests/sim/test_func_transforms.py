@@ -154,6 +154,8 @@ LAYERS: dict[str, Callable[[Tensor], Tensor]] = {
     "activations": lambda x: F.leaky_relu(x) + F.softplus(x) + F.logsigmoid(x) + F.glu(
         torch.cat([x, x], -1)) + F.softshrink(x) + F.hardtanh(x),
     "pool": lambda x: F.avg_pool2d(x, 2, ceil_mode=True),
+    "adaptive pool": lambda x: F.adaptive_avg_pool2d(x, (3, 2)),
+    "samples of a grid": lambda x: F.grid_sample(x, x.mT[:, :, :2, :2].tanh(), align_corners=False),
     "resized": lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"),
     "reflected": lambda x: F.pad(x, (1, 2, 1, 0), mode="reflect"),
     "convolution": lambda x: F.conv2d(x, torch.linspace(-1, 1, 54).view(3, 2, 3, 3), padding=1),

@@ -79,6 +79,27 @@ def _cdist(grad: Tensor, x: Tensor, y: Tensor, p: float, distances: Tensor) -> T
     return _pulled(lambda x: torch.cdist(x, y, p), (x,), grad)[0]  # type: ignore[return-value]
 
 
+def _grid_sampler(
+    grad: Tensor, x: Tensor, grid: Tensor, mode: int, padding: int, aligned: bool,
+    output_mask: Sequence[bool],
+) -> tuple[Tensor | None, ...]:
+    """Of the image and of the points, by the op itself."""
+    def forward(x: Tensor, grid: Tensor) -> Tensor:
+        return torch.grid_sampler(x, grid, mode, padding, aligned)
+
+    return tuple(_pulled(forward, (x, grid), grad, wanted=output_mask))
+
+
+def _adaptive(x: Tensor, size: Sequence[int]) -> Tensor:
+    """As the function of torch."""
+    return F.adaptive_avg_pool2d(x, list(size))  # type: ignore[arg-type]
+
+
+def _adaptive_pool(grad: Tensor, x: Tensor) -> Tensor:
+    """By the op itself, to as many places as the gradient has."""
+    return _of_input(_adaptive)(grad, x, grad.shape[-2:])
+
+
 def _pad(mode: str) -> Callable[..., Tensor]:
     def pad(x: Tensor, padding: Sequence[int]) -> Tensor:
         """As the mode of `pad`."""
@@ -138,5 +159,8 @@ PAGE = page(
     op("slice_backward", compose=_slice),
     op("select_backward", compose=_select),
     op("diagonal_backward", compose=_diagonal),
+    op("_adaptive_avg_pool2d", compose=_adaptive, each_call=True),
+    op("_adaptive_avg_pool2d_backward", compose=_adaptive_pool, each_call=True),
+    op("grid_sampler_2d_backward", compose=_grid_sampler, each_call=True),
     op("_cdist_backward", compose=_cdist, each_call=True),
 )
