@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import (
     functional_call,
@@ -45,9 +46,18 @@ def _in_layers(x: Tensor, w: Tensor) -> Any:
     return grad(inner)(x * 2)
 
 
-pytestmark = pytest.mark.filterwarnings(  # torch's forward AD of plain tensors; ops of derivatives
-    "ignore:.*torch.jit.script. is deprecated:DeprecationWarning",
-    "ignore:.*no rule covers it:weft.WeftWarning")
+def _written(x: Tensor, w: Tensor) -> Tensor:
+    """Written through views of parts, and of what was written before."""
+    made = x.new_zeros(len(x), 5)
+    made[:, 1:4] = x
+    made[:, ::4] = w[0, :2] * x[:, :1]
+    (made * 1)[1:].copy_(x[:1, :1])
+    made[1:].mul_(x[:1, :1])
+    return F.pad(made, (1, 2), mode="circular").square()
+
+
+pytestmark = pytest.mark.filterwarnings(  # torch's forward AD of plain tensors
+    "ignore:.*torch.jit.script. is deprecated:DeprecationWarning")
 
 CALLS: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "grad": lambda x, w: grad(lambda a: _made(a, w).sum())(x),
@@ -58,6 +68,11 @@ CALLS: dict[str, Callable[[Tensor, Tensor], Any]] = {
         lambda a: (_made(a, w).sum(), a * 2), has_aux=True)(x),
     "grad in grad": _in_layers,
     "grad in place": lambda x, w: grad(lambda a: (a * 1).mul_(x).add_(a).sum())(x),
+    "grad of writes": lambda x, w: grad(lambda a: _written(a, w).sum())(x),
+    "grad in grad of writes": lambda x, w: grad(
+        lambda a: grad(lambda b: _written(b, w).sum())(a).square().sum())(x),
+    "grad of a batch norm": lambda x, w: grad(
+        lambda a: F.batch_norm(a, w[:, 0], w[:, 1].square() + 1, w[:, 2].exp()).square().sum())(x),
     "grad of vmap": lambda x, w: grad(
         lambda a: vmap(lambda row: (row @ a).sin().sum())(x).sum())(w),
     "vmap of grad": lambda x, w: vmap(grad(lambda row: (row @ w[:, :1]).sin().sum()))(x),
@@ -125,6 +140,87 @@ def test_gradients_of_parameters_and_of_single_samples(shardings: Any) -> None:
             torch.testing.assert_close(one.full_tensor(), wanted, rtol=1e-12, atol=1e-12)
         mine(weft.distribute_tensor(x, mesh, P("dp"))).sum().backward()  # as before
         assert all(one.grad is not None for one in mine.parameters())
+
+    run()
+
+
+_TARGETS = torch.tensor([1, 0, 2, 1, 1, 0, 2])
+LAYERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "layer_norm": lambda x: F.layer_norm(x, x.shape[-1:]),
+    "group_norm": lambda x: F.group_norm(x, 2),
+    "attention": lambda x: F.scaled_dot_product_attention(x, x, x.sin(), is_causal=True),
+    "losses": lambda x: F.mse_loss(x, x.detach() * 2, reduction="none") + F.huber_loss(
+        x, x.detach() * 2, reduction="none") + F.smooth_l1_loss(x, x.detach().sin()),
+    "activations": lambda x: F.leaky_relu(x) + F.softplus(x) + F.logsigmoid(x) + F.glu(
+        torch.cat([x, x], -1)) + F.softshrink(x) + F.hardtanh(x),
+    "pool": lambda x: F.avg_pool2d(x, 2, ceil_mode=True),
+    "adaptive pool": lambda x: F.adaptive_avg_pool2d(x, (3, 2)),
+    "samples of a grid": lambda x: F.grid_sample(x, x.mT[:, :, :2, :2].tanh(), align_corners=False),
+    "resized": lambda x: F.interpolate(x, scale_factor=2, mode="bilinear"),
+    "reflected": lambda x: F.pad(x, (1, 2, 1, 0), mode="reflect"),
+    "convolution": lambda x: F.conv2d(x, torch.linspace(-1, 1, 54).view(3, 2, 3, 3), padding=1),
+    "slices": lambda x: torch.stack([x, -x])[:, :, 1:, 2:, 1:].sin() * x[:, :1, 2:, 3, None],
+    "distances": lambda x: torch.cdist(x, x.detach() + 1),
+    "systems": lambda x: torch.linalg.solve(x.mT @ x + torch.eye(4), x.mT[..., :2]),
+    "diagonals": lambda x: x[..., :4].diagonal(1, -2, -1).sin() * x.diagonal(-2, 2, 3)[..., :1],
+    "spectra": lambda x: torch.linalg.eigvalsh(x @ x.mT)[..., -1] + torch.linalg.svdvals(x)[..., 0],
+    "determinants": lambda x: torch.linalg.slogdet(x.mT @ x + torch.eye(4))[1],
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_gradients_stay_where_the_samples_are(name: str) -> None:
+    """Of seven samples on four ranks, each rank computes its own: no more than sums is sent."""
+    torch.manual_seed(0)
+    x = torch.randn(7, 2, 5, 4)
+
+    def pulled(x: Tensor) -> Tensor:
+        return grad(lambda a: (LAYERS[name](a) * 0.7).sin().sum())(x)
+
+    due = pulled(x)
+
+    @ranks(dp=4)
+    def run(mesh: Any) -> None:
+        sharded = weft.distribute_tensor(x, mesh, P("dp"))
+        with weft.explain() as log:
+            found = pulled(sharded)
+        assert found.spec == P("dp", None, None, None)
+        assert max([event.nbytes for event in log.events], default=0) < x.nbytes // 2
+        torch.testing.assert_close(found.full_tensor(), due, rtol=1e-5, atol=1e-5)
+
+    run()
+
+
+def test_gradients_of_class_scores_stay_where_the_samples_are() -> None:
+    torch.manual_seed(0)
+    x, w = torch.randn(7, 3).double(), torch.tensor([1.0, 2.0, 0.5]).double()
+
+    def pulled(x: Tensor, targets: Tensor) -> Tensor:
+        return grad(lambda a: F.cross_entropy(a, targets, w, ignore_index=2) + F.cross_entropy(
+            a.sin(), targets, reduction="none").square().sum())(x)
+
+    due = pulled(x, _TARGETS)
+
+    @ranks(dp=4)
+    def run(mesh: Any) -> None:
+        found = pulled(*(weft.distribute_tensor(one, mesh, P("dp")) for one in (x, _TARGETS)))
+        assert found.spec == P("dp", None)
+        torch.testing.assert_close(found.full_tensor(), due)
+
+    run()
+
+
+def test_the_loss_of_each_sample_stays_where_it_is() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(7, 3)
+    due = vmap(F.cross_entropy)(x, _TARGETS)
+
+    @ranks(dp=4)
+    def run(mesh: Any) -> None:
+        found = vmap(F.cross_entropy)(
+            *(weft.distribute_tensor(one, mesh, P("dp")) for one in (x, _TARGETS)))
+        assert found.spec == P("dp")
+        torch.testing.assert_close(found.full_tensor(), due)
 
     run()
 

@@ -23,6 +23,7 @@ from weft.ops import (
     elementwise,
     extrema,
     fractional_pools,
+    gradients,
     grid_samples,
     joins,
     linalg,
@@ -63,10 +64,10 @@ __all__ = [
 
 _PAGES = (
     adaptive_pools, attention, borders, composed, contractions, convolutions, covariance, creation,
-    ctc, decomposed, distances, elementwise, extrema, fractional_pools, grid_samples, joins, linalg,
-    lists, losses, margin_losses, module_attention, moments, norms, order, pools, reads, recurrent,
-    reductions, resizing, scans, searchsorted, segments, shifts, slices, softmax, spectrograms,
-    stencils, tall_factorizations, transforms, verdicts, views, writes,
+    ctc, decomposed, distances, elementwise, extrema, fractional_pools, gradients, grid_samples,
+    joins, linalg, lists, losses, margin_losses, module_attention, moments, norms, order, pools,
+    reads, recurrent, reductions, resizing, scans, searchsorted, segments, shifts, slices, softmax,
+    spectrograms, stencils, tall_factorizations, transforms, verdicts, views, writes,
 )
 
 BOOK: dict[str, Entry] = {}

@@ -6,6 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from weft.core import Layout
 from weft.rules import Call, Decision, op, page, rule
 
@@ -44,9 +47,20 @@ def _new(call: Call, layouts: Sequence[Layout], wants_grad: Any) -> Decision:
     return Decision((layout,), (result,), args)
 
 
+def _strided(x: Tensor, size: Sequence[int], stride: Sequence[int], **options: Any) -> Tensor:
+    """Memory in x's layout where the shape is x's, in the order of the strides."""
+    order = sorted(range(len(size)), key=lambda dim: (-stride[dim], -size[dim]))
+    if tuple(size) == tuple(x.shape):
+        made = torch.empty_like(x.permute(order), memory_format=torch.contiguous_format, **options)
+    else:
+        made = x.new_empty([size[dim] for dim in order], **options)
+    return made.permute([order.index(dim) for dim in range(len(size))])
+
+
 PAGE = page(
     op("empty_like fill full_like ones_like zeros_like", layouts=_like),
     op("zero", layouts=_zero),
     op("new_empty new_full new_ones new_zeros", layouts=_new),
+    op("new_empty_strided", compose=_strided),
     op("linspace logspace", rule("{} -> n!")),
 )

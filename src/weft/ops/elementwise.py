@@ -111,7 +111,7 @@ PAGE = page(
     op("negative positive _neg_view conj _conj conj_physical _conj_physical resolve_conj "
        "resolve_neg real imag deg2rad rad2deg ldexp", _LINEAR),
     op("gelu_backward silu_backward sigmoid_backward tanh_backward threshold_backward "
-       "logit_backward native_dropout_backward", _LINEAR),
+       "logit_backward native_dropout_backward softshrink_backward hardshrink_backward", _LINEAR),
     op("add sub", _JOINT, result=_of_floats),
     op("subtract rsub lerp complex addcdiv", _JOINT),
     op("mul multiply", rule("..., [...] -> ...", linear=[0, 1]), result=_of_floats),

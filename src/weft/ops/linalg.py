@@ -44,6 +44,12 @@ def _solve_ex(call: Call, wants_grad: Any) -> str | None:
     return None if found is None else f"{found.replace('n>0', 'n!')}, ..."
 
 
+def _solve_ex_lu(call: Call, wants_grad: Any) -> str | None:
+    """What torch's gradients and torch.func call: the factors come along."""
+    found = _solve(call, wants_grad)
+    return None if found is None else f"{found.replace('n>0', 'n!')}, ... i i, ... i!, ..."
+
+
 def _cross(call: Call, wants_grad: Any) -> Rule | None:
     """`cross(x, y, dim)`. Without `dim` it is the first dim of global length 3, which a shard may
     not show."""
@@ -86,9 +92,21 @@ def _power(x: Tensor, n: int) -> Tensor:
     return square if out is None else out @ square
 
 
+def _check_errors(info: Tensor, api_name: str, *, is_matrix: bool) -> None:
+    """torch's error on all ranks, about the first matrix of all that has one."""
+    if info.any():
+        whole = torch.tensor(info.tolist(), dtype=info.dtype)
+        torch.ops.aten._linalg_check_errors(whole, api_name, is_matrix=is_matrix)
+
+
 PAGE = page(
     op("det linalg_det logdet", rule("...>0 i i -> ...")),
     op("slogdet linalg_slogdet", rule("...>0 i i -> ..., ...")),
+    op("_linalg_det", rule("...>0 i i -> ..., ... i i, ... i!")),
+    op("_linalg_slogdet", rule("...>0 i i -> ..., ..., ... i i, ... i!")),
+    op("_linalg_eigh", rule("...>0 i i -> ... i!, ... i i", "...>0 i i -> ... i!, none!")),
+    op("_linalg_svd", rule("...>0 m! n! -> ... m! u!, ... k!, ... v! n!",
+                           "...>0 m! n! -> none!, ... k!, none!")),
     op("linalg_cond", rule("...>0 m! n! -> ...")),
     op("linalg_matrix_rank", rule("...>0 m! n!, [...], [...] -> ...")),
     op("inverse linalg_inv cholesky linalg_cholesky cholesky_inverse matrix_exp linalg_matrix_exp",
@@ -116,6 +134,8 @@ PAGE = page(
     op("linalg_householder_product", rule("...>0 m! n!, ... k! -> ... m! n!")),
     op("linalg_solve", rule(_solve, linear=[1])),
     op("linalg_solve_ex", rule(_solve_ex)),
+    op("_linalg_solve_ex", rule(_solve_ex_lu)),
+    op("_linalg_check_errors", compose=_check_errors, each_call=True),
     op("linalg_solve_triangular", rule(_SOLVE, linear=[1])),
     op("triangular_solve", rule("...>0 m! n!, ... i i -> ... m! n!, ... i i")),
     op("cholesky_solve", rule("...>0 m! n>0, ... m m -> ... m! n", linear=[0])),

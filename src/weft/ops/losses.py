@@ -304,6 +304,19 @@ _ELEMENTS = """
     binary_cross_entropy binary_cross_entropy_with_logits
 """
 
+def _nll_forward(
+    x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int
+) -> tuple[Tensor, Tensor]:
+    """nll_loss, and the sum of the weights, which its gradient asks for."""
+    out = torch.ops.aten.nll_loss_nd.default(x, target, weight, reduction, ignore_index)
+    if reduction == 0:
+        return out, x.new_zeros(())
+    kept = target != ignore_index
+    if weight is None:
+        return out, kept.sum().to(x.dtype)
+    return out, weight[torch.where(kept, target, 0)].where(kept, 0).sum()
+
+
 PAGE = page(
     *[_reduced(name, _of_elements) for name in _ELEMENTS.split()],
     _reduced("multilabel_margin_loss", _of_rows, result=_multilabel_margin_result,
@@ -312,5 +325,6 @@ PAGE = page(
        floats_flow=True, result=_cross_entropy_result),
     op("nll_loss nll_loss_nd nll_loss2d", rule(_of_classes, linear=[0]), kernel=_nll,
        floats_flow=True),
+    op("nll_loss_forward nll_loss2d_forward", compose=_nll_forward),
     op("torch.nn.functional.gaussian_nll_loss", compose=_gaussian_nll, each_call=True),
 )

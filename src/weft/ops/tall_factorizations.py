@@ -39,7 +39,7 @@ def _tall(
     text: str | Callable[[Call, Sequence[bool]], str | None]
 ) -> Callable[[Call, Sequence[Layout], Sequence[bool]], Rule | None]:
     """The rule of tall matrices, whose rows may stay sharded."""
-    written = rule(text)
+    written = rule(text, by_size=True)
 
     def layouts(
         call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]

@@ -5,10 +5,12 @@ If it does not cover one of them, the op stays whole.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
+from torch._decomp import decomposition_table
 
 from weft import ops
 from weft.tensor.trace.calls import facts
@@ -16,6 +18,8 @@ from weft.tensor.trace.capture import NotCapturable, Op, Trace, capture
 from weft.tensor.trace.trees import fill, slots_of
 
 __all__ = ["Parts", "parts_of"]
+
+_IMPLICIT = "CompositeImplicitAutograd"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,23 +36,34 @@ def parts_of(op: Op, metas: Sequence[torch.Tensor], device_type: str) -> Parts |
     an op whose operands autocast casts.
     """
     overload, about = op.overload, facts(op.overload)
-    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-    if about.writes or about.is_view or not (
-        has_kernel(overload.name(), "CompositeImplicitAutograd")
-    ) or (
+    composed = _composed(overload)
+    if composed is None or about.writes or about.is_view or (
         torch.is_autocast_enabled(device_type)
-        and has_kernel(overload.name(), f"Autocast{device_type.upper()}")
+        and _has_kernel(overload, f"Autocast{device_type.upper()}")
     ):
         return None
     metas = list(metas)
     try:
-        trace = capture(
-            overload.decompose, fill(op.args, metas), fill(op.kwargs, metas), metas, device_type
-        )
+        trace = capture(composed, fill(op.args, metas), fill(op.kwargs, metas), metas, device_type)
     except NotCapturable:
         return None
+    except RuntimeError:
+        if _has_kernel(overload, _IMPLICIT):
+            raise
+        return None  # compositions for compilers may look at devices
     covered = bool(trace.ops) and all(_is_covered(one, trace, device_type) for one in trace.ops)
-    return Parts(overload.decompose, trace=trace) if covered else None
+    return Parts(composed, trace=trace) if covered else None
+
+
+def _composed(overload: Any) -> Callable[..., Any] | None:
+    """What torch composes the op by: its kernel, or what its compilers use."""
+    if _has_kernel(overload, _IMPLICIT):
+        return overload.decompose
+    return decomposition_table.get(overload)
+
+
+def _has_kernel(overload: Any, key: str) -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), key)
 
 
 def _is_covered(op: Op, trace: Trace, device_type: str) -> bool:

@@ -14,13 +14,15 @@ all simulated ranks: `jvp` of ShardTensors is the transpose of the transpose ins
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._functorch import eager_transforms
 from torch.autograd import forward_ad
+from torch.autograd.grad_mode import _force_original_view_tracking
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
@@ -35,28 +37,36 @@ _C: Any = torch._C
 
 
 @contextmanager
-def _keys_kept() -> Iterator[None]:
+def _outermost(*given: Any) -> Iterator[None]:
     """Keep the keys around the outermost transform. Under one of torch's own, that refuses
-    ShardTensors (functionalize), nothing is kept."""
+    ShardTensors (functionalize), nothing is kept.
+
+    Gradients of writes through views repeat the views: the wrappers of ShardTensors know no offset
+    into their base. Attention on ShardTensors is made of products, which torch maps and weft
+    shards; of the fused kernels' gradients neither knows a thing."""
     if transforms() is not None or MAPS.keys is not None:
         yield
         return
     MAPS.keys = _C._dispatch_tls_local_include_set(), _C._dispatch_tls_local_exclude_set()
+    is_sharded = any(type(one) is ShardTensor for one in flatten(given))
     try:
-        yield
+        with _force_original_view_tracking(True), (
+            sdpa_kernel(SDPBackend.MATH) if is_sharded else nullcontext()
+        ):
+            yield
     finally:
         MAPS.keys = None
 
 
 def vmap(original: Any, *args: Any, **kwargs: Any) -> Any:
     """`torch.vmap` of a function, called."""
-    with _keys_kept():
+    with _outermost(args, kwargs):
         return original(*args, **kwargs)
 
 
 def differentiated(original: Any, *args: Any, **kwargs: Any) -> Any:
     """`torch.func.grad` of a function, or a part of `vjp`, called."""
-    with _keys_kept():
+    with _outermost(args, kwargs):
         if MAPS.keys is None:
             return original(*args, **kwargs)
         with _Closures():
@@ -126,8 +136,11 @@ def beneath(func: Any, args: Any, kwargs: Any) -> Any:
     plain = [one for one in flatten((args, kwargs)) if type(one) is not ShardTensor]
     if torch.is_grad_enabled() and any(one.requires_grad for one in plain):
         raise _of_plain_gradient(func, plain)
-    with _C._ForceDispatchKeyGuard(*MAPS.keys):
-        return ShardTensor.__torch_function__(func, (), args, kwargs or {})
+    given = dict(kwargs or {})
+    if any(one.device == given.get("device") for one in flatten(args) if type(one) is ShardTensor):
+        del given["device"]  # torch's rules name the device where they cast
+    with _C._ForceDispatchKeyGuard(*MAPS.keys), _C._EnableTorchFunction():
+        return ShardTensor.__torch_function__(func, (), args, given)
 
 
 def _of_plain_gradient(func: Any, plain: list[Tensor]) -> UnsupportedOpError:

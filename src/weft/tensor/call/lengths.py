@@ -26,7 +26,7 @@ def sources_of(builder: Builder) -> list[Sources] | None:
         return None  # how many there are may follow from a length (unbind)
     if rule is None:
         return _of_layouts(builder)
-    if rule.windows or rule.spreads:
+    if rule.windows or rule.spreads or rule.by_size:  # other lengths may have another rule
         return None
     places: dict[str, tuple[int, int]] = {}
     for slot, dims in zip(builder.slots, rule.operands):
