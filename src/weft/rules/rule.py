@@ -9,13 +9,28 @@ from typing import Any
 from weft.core import Cover, Layout
 from weft.rules.window import AnyWindow, OnBox, Window
 
-__all__ = ["Decision", "FactorDims", "LocalArgs", "Rule"]
+__all__ = ["Decision", "FactorDims", "Length", "LocalArgs", "Rule"]
 
 FactorDims = tuple[tuple[str, ...], ...]
 """Per dim of a tensor, its factors, major to minor; () is a dim of size 1 that broadcasts."""
 
 LocalArgs = Callable[[tuple[int, ...]], tuple[tuple[Any, ...], dict[str, Any]]]
 """Mesh coordinate -> (args, kwargs) of the local op, with TensorArgs in place of tensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Length:
+    """How long a dim of a result is: what some dims of operands are together, and a number.
+
+    Args:
+        terms: (operand, dim) of each.
+        plus: the number.
+        least: (operand, dim, length): what it holds from; shorter operands give something else.
+    """
+
+    terms: tuple[tuple[int, int], ...] = ()
+    plus: int = 0
+    least: tuple[tuple[int, int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +125,8 @@ class Decision:
         finish: the dims (operand, dim) whose shards the op's kernel finishes; empty if the op
             itself runs on the local tensors.
         starts: of a slice of consecutive places, where it begins in each dim of the operand.
+        lengths: of a part of the one operand, or of more than it, that no rule describes: how long
+            each dim is, which belongs to the operand's dim in this place.
     """
 
     operands: tuple[Layout, ...]
@@ -123,6 +140,7 @@ class Decision:
     folds: tuple[Cover | None, ...] = ()
     runs: Callable[[tuple[int, ...]], Callable[..., Any] | None] | None = None
     starts: tuple[int, ...] | None = None
+    lengths: tuple[Length, ...] | None = None
 
     def reason(self) -> str:
         """Why the operands are moved to these layouts, for `weft.explain()`."""

@@ -20,16 +20,16 @@ from weft.tensor.call.compose import Composer, stand_in
 from weft.tensor.call.decide import Builder
 from weft.tensor.call.decompose import Parts
 from weft.tensor.call.lengths import numbers_come_from
-from weft.tensor.call.local import is_builtin
+from weft.tensor.call.local import as_it_is, is_builtin
 from weft.tensor.call.op_by_op import applied, as_calls, op_by_op
 from weft.tensor.call.own import functions as own
 from weft.tensor.call.own import local as own_local
 from weft.tensor.call.program import Program, Step
 from weft.tensor.call.recipe import Alias, Function, Recipe
-from weft.tensor.call.sizes import MAX_STRUCTURES, Sizes
+from weft.tensor.call.sizes import Sizes, keep, known_for
 from weft.tensor.counts import STRUCTURES
 from weft.tensor.counts import TRACES as COUNTS
-from weft.tensor.keys import floats_of, key_of, structure_key, trace_key
+from weft.tensor.keys import Structure, floats_of, key_of, structure_key, trace_key
 from weft.tensor.meta import Meta, bounded_put, dense
 from weft.tensor.placing.layouts import check_given
 from weft.tensor.shard_tensor import ShardTensor
@@ -79,7 +79,7 @@ class _Miss:
     ) -> None:
         self.func, self.args, self.kwargs, self.key = func, args, kwargs, key
         self.tensors, self.mesh, self.carry_out = tensors, mesh, carry_out
-        self.structure: Any = None
+        self.structure: Structure | None = None
         self.found: Sizes | None = None
 
     def recipe(self) -> tuple[Recipe, bool]:
@@ -105,7 +105,10 @@ class _Miss:
         if len(trace.ops) > 1 and _has_data_of_its_own(trace, num):
             return Function(fallback.runner(self.mesh, "it makes tensors of its own")), False
         if not trace.ops or _returns_operand(trace, num):
-            return Alias(trace.result), False
+            alias = Alias(trace.result)
+            if is_builtin(self.func) and type(trace.result) is Slot:
+                self._keep(Sizes.of_alias(alias))
+            return alias, False
         if len(trace.ops) > 1 or own.handled(trace.ops[0].overload, self.func):
             made, sizes = _program(trace, self.tensors, self.mesh)
             self._keep(sizes)
@@ -119,7 +122,7 @@ class _Miss:
         self.structure = structure_key(self.key, floats_of((*self.args, *self.kwargs.values())))
         if self.structure is None:
             return None
-        found = self.found = self.mesh.cache.get("structures", {}).get(self.structure)
+        found = self.found = known_for(self.mesh, self.structure)
         (STRUCTURES.misses if found is None else STRUCTURES.hits).step()
         if found is None:
             return None
@@ -146,8 +149,7 @@ class _Miss:
     def _keep(self, sizes: Sizes | None) -> None:
         """Keep what serves other lengths."""
         if sizes is not None and self.structure is not None and self.found is None:
-            known: dict[Any, Sizes] = self.mesh.cache.setdefault("structures", {})
-            bounded_put(known, self.structure, sizes, MAX_STRUCTURES)
+            keep(self.mesh, self.structure, sizes)
 
     def _trace(self) -> Trace:
         """What the call consists of."""
@@ -194,10 +196,10 @@ class _Miss:
         op = trace.ops[0]
         by_number = builder.own is not None and not builder.own.by_shape
         numbers_flow = made.as_called and not by_number and _numbers_flow(op)
-        if is_builtin(func) or numbers_come_from(op, (args, kwargs)):
+        if as_it_is(func) or numbers_come_from(op, (args, kwargs)):
             by_form = made if isinstance(made, Program) and builder.by_form else None
             if self.structure is not None and self.found is None:
-                self._keep(Sizes.of_op(builder, by_form, numbers_flow))
+                self._keep(Sizes.of_op(builder, by_form, numbers_flow, is_builtin(func)))
         made, flow = reduce_once.reducing_once(made, builder, self._with_operands_in)
         return made, numbers_flow and flow
 

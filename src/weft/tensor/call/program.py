@@ -57,11 +57,14 @@ class Step(Caller):
         kernel: what makes `local` for other lengths, where it is a kernel of the book.
         left_whole: what it leaves whole though an operand is sharded, or a halo that is too wide.
         slice_of: of a slice, the value that it is a slice of, and where it begins there.
+        sized: of a local op that is told the local shape of its result, in which argument, and the
+            dims (first, one past the last) that it is told of.
     """
 
     __slots__ = (
         "anchor", "args", "bound", "flowing", "kernel", "kwargs", "left_whole", "local", "name",
-        "operands", "reductions", "results", "slice_of", "target", "why", "write", "write_back",
+        "operands", "reductions", "results", "sized", "slice_of", "target", "why", "write",
+        "write_back",
     )
 
     def __init__(
@@ -72,9 +75,10 @@ class Step(Caller):
         why: Callable[[], str] = str, anchor: Sequence[Sequence[int]] = (),
         kernel: BoundKernel | None = None, left_whole: LeftWhole | WideHalo | None = None,
         slice_of: tuple[int, tuple[int, ...]] | None = None,
+        sized: tuple[int, int, int] | None = None,
     ) -> None:
         self.name, self.why, self.reductions, self.left_whole = name, why, None, left_whole
-        self.slice_of = slice_of
+        self.slice_of, self.sized = slice_of, sized
         self.operands = tuple([(at, move) for at, move in enumerate(moves) if move is not None])
         self.local, self.args, self.kwargs, self.kernel = local, args, kwargs, kernel
         self.results, self.anchor = tuple(results), anchor
@@ -88,11 +92,14 @@ class Step(Caller):
         if places:
             self.flowing, self.bound = tuple(places), None
 
-    def resized(self, layout_of: Callable[[int], Layout]) -> Step:
-        """This step for values of other lengths, whose layouts `layout_of` tells; itself where
-        nothing in it depends on them. Its transitions leave layouts as they are (I -> R)."""
+    def resized(
+        self, layout_of: Callable[[int], Layout], meta_of: Callable[[int], Meta]
+    ) -> Step:
+        """This step for values of other lengths, whose layouts `layout_of` tells, and of its
+        results `meta_of` what they are; itself where nothing in it depends on them. Its transitions
+        leave layouts as they are (I -> R)."""
         leaves = [leave for _, leave in self.results if leave is not None]
-        if not self.operands and self.kernel is None and not leaves:
+        if not self.operands and self.kernel is None and self.sized is None and not leaves:
             return self
         new = object.__new__(Step)
         for name in Step.__slots__:
@@ -105,6 +112,11 @@ class Step(Caller):
         if self.kernel is not None:
             new.local = self.kernel.local(layout_of(self.kernel.slot))
             new.bound = _bound(new.local, self.args, self.kwargs)
+        if self.sized is not None:
+            place, first, last = self.sized
+            size = list(meta_of(self.results[0][0]).local_shape[first:last])
+            new.args = (*self.args[:place], size, *self.args[place + 1 :])
+            new.bound = _bound(new.local, new.args, self.kwargs)
         return new
 
     def bound_at(self, places: Sequence[int]) -> Callable[[Sequence[Any]], Any] | None:
@@ -233,7 +245,7 @@ class Program(Recipe):
         new.lays = [None] * len(steps)
         if new.is_quick and steps[0] is not self.steps[0]:
             new._set_moves(steps[0])
-            if steps[0].kernel is not None and self.places is not None:
+            if steps[0].local is not None and self.places is not None:
                 new.bound = steps[0].bound_at(self.places)
         return new
 
