@@ -153,7 +153,7 @@ _NAMES = tuple([object() for _ in range(64)])
 
 def structure_key(key: Sequence[Any], floats: Sequence[float]) -> Structure | None:
     """The structure of the call with this key, and with these floats; None where strides are not
-    those of a part of a dense tensor.
+    those of a part of a dense tensor, or a tensor was reduced.
 
     A plain tensor stands in the key as shape, strides, dtype and requires_grad; an argument that
     is a torch.Size follows its type. Lengths come last: 0 and 1 as they are, others by number.
@@ -167,7 +167,7 @@ def structure_key(key: Sequence[Any], floats: Sequence[float]) -> Structure | No
         kind = type(item)
         if kind is Meta:
             form = item.form
-            if form is None:
+            if form is None or item.was_reduced:
                 return None
             out.append(form)
             layout = item.layout

@@ -317,6 +317,11 @@ class Program(Recipe):
         the next time.
         """
         step = self.steps[place]
+        if all(
+            local.is_contiguous() and ((meta := self.metas[at]) is None or meta.strides is None)
+            for (at, _), local in zip(step.results, outs)
+        ):
+            return self._looked(place, ())
         moved = {at for at, _ in step.operands}
         opened = flatten([local for at, local in enumerate(have) if at not in moved])
         memory = {unwrap_view(local).untyped_storage()._cdata for local in opened}
@@ -332,9 +337,12 @@ class Program(Recipe):
                 else:
                     due = order_due(meta.shape, meta.strides, local)
             lays.append(due)
-        found = self.lays[place] = tuple(lays) if any(lays) else ()
+        return self._looked(place, tuple(lays) if any(lays) else ())
+
+    def _looked(self, place: int, found: tuple[Order | None, ...]) -> tuple[Order | None, ...]:
+        self.lays[place] = found
         if self.is_quick and not found:
-            self.fast = self.metas[step.results[0][0]]
+            self.fast = self.metas[self.steps[place].results[0][0]]
         return found
 
 

@@ -22,7 +22,7 @@ only after it was changed alone and the same ops came out, with the same argumen
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -61,12 +61,28 @@ class Sized:
         dtype: its dtype.
         order: its dims in the order of memory.
         lines: its dims that are parts of longer ones, each with the place that is as long a part.
+        like: the tensor of the call that is laid out as it is, for all lengths, if there is one.
+        same: the one that has its very meta.
     """
 
     dims: tuple[Source, ...]
     dtype: torch.dtype
     order: tuple[int, ...]
     lines: tuple[tuple[int, Place], ...] = ()
+    like: int | None = None
+    same: int | None = None
+
+    def beside(self, meta: Meta | None, tensors: Sequence[torch.Tensor]) -> Sized:
+        """The same, which knows what of the call's tensors it is like: it has become `meta`."""
+        slot = self.dims[0][0] if self.dims and type(self.dims[0]) is tuple else None
+        if meta is None or type(slot) is not int or slot >= len(tensors):
+            return self
+        one = tensors[slot]
+        if type(one) is not ShardTensor or one._meta.layout != meta.layout or self.dims != tuple(
+            [(slot, dim) for dim in range(len(meta.shape))]
+        ):
+            return self
+        return replace(self, like=slot, same=slot if one._meta is meta else None)
 
     def comes_from(self, places: set[Place]) -> bool:
         """Whether some of its lengths come from these places."""
@@ -179,7 +195,7 @@ class Sizes:
                 made = _sized_as(dims, trace.metas[slot.index], found.parts and builder.shares())
                 if made is None:
                     return None
-                sized.append(made)
+                sized.append(made.beside(builder.metas.get(slot.index), builder.tensors))
         if program is not None and not _differs_in_layouts(program, sized):
             program = None
         if found.sizes_flow and (program is None or not is_own):
@@ -234,7 +250,8 @@ class Sizes:
                     own = own and (not axes or type(at) is tuple or not places_in(at))
                 meta = composer.traced[slot.index]
                 known.append(given)
-                sized.append(Sized(given, meta.dtype, memory_order(meta.shape, meta.stride())))
+                one = Sized(given, meta.dtype, memory_order(meta.shape, meta.stride()))
+                sized.append(one.beside(composer.metas[slot.index], composer.values[:num]))
             by_form.append(own)
         return cls(
             program, program.result, outer, tuple([builder.op for builder in composer.built]),
@@ -258,12 +275,12 @@ class Sizes:
             return self.program  # type: ignore[return-value]
         if self.varied is None:
             return None
-        shapes = [
-            one._meta.local_shape if type(one) is ShardTensor else one.shape for one in tensors
-        ]
-        for shape in shapes:
+        shapes: list[Sequence[int]] = []
+        for one in tensors:
+            shape = one._meta.local_shape if type(one) is ShardTensor else one.shape
             if 0 in shape:
                 return None  # edges may have to be anchored
+            shapes.append(shape)
         mesh = _mesh_of(tensors)
         layouts = [layout_of(one, mesh) for one in tensors]
         places = None
@@ -361,6 +378,11 @@ class _Resizing:
 
     def resized(self) -> Program | None:
         before, num = self.before, self.num
+        if self.places is None:  # one op
+            (step,) = before.steps
+            return before.resized((step.resized(self._layout, self._meta),), [
+                None if meta is None else self._meta(at) for at, meta in enumerate(before.metas)
+            ])
         steps = []
         asked = set(before.made)
         for step, op, by_form in zip(before.steps, self.known.ops, self.known.by_form):
@@ -422,13 +444,17 @@ class _Resizing:
             meta = self.before.metas[slot]
             assert meta is not None
             if self._differs(slot):
-                meta = self._sized(meta, self.known.sized[slot - self.num])
+                sized = self.known.sized[slot - self.num]
+                same = sized.same
+                meta = self._sized(meta, sized) if same is None else self.tensors[same]._meta  # type: ignore
             self.metas[slot] = meta
         return meta
 
     def _sized(self, like: Meta, sized: Sized) -> Meta:
         """A value for the new lengths. Where a dim is sharded as the tensor that its length comes
         from, this rank's part is as long."""
+        if sized.like is not None and like.strides is None:
+            return like.resized(self.layouts[sized.like], tuple(self.shapes[sized.like]), None)
         shape: list[int] = []
         local: list[int | None] = []
         cuts: list[Any] = []
