@@ -59,7 +59,16 @@ def recipe(
     `key` is the call's; None where it has none, because an argument cannot be hashed. `carry_out`
     carries out the same call with numbers for tensors.
     """
-    tensors = flatten((args, kwargs))
+    tensors = flatten((args, kwargs) if kwargs else args)
+    structure = found = None
+    if key is not None and mesh.here is not None:
+        structure = structure_key(key, floats_of((*args, *kwargs.values()) if kwargs else args))
+    if structure is not None:
+        found = known_for(mesh, structure)
+        (STRUCTURES.misses if found is None else STRUCTURES.hits).step()
+        resized = found and found.resized(tensors)
+        if resized is not None:
+            return resized, found.numbers_flow
     if sends(func):
         raise refusal(func, [one.sharding for one in tensors if type(one) is ShardTensor])
     _check_quantized(func, args, kwargs, tensors)
@@ -67,7 +76,7 @@ def recipe(
     if odd:
         form = "nested" if odd[-1].is_nested else str(odd[-1].layout)
         return Function(fallback.runner(mesh, f"an operand is no dense tensor ({form})")), True
-    return _Miss(func, args, kwargs, tensors, mesh, key, carry_out).recipe()
+    return _Miss(func, args, kwargs, tensors, mesh, key, carry_out, structure, found).recipe()
 
 
 class _Miss:
@@ -75,12 +84,12 @@ class _Miss:
 
     def __init__(
         self, func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor], mesh: BoundMesh,
-        key: Sequence[Any] | None, carry_out: numbers.CarryOut,
+        key: Sequence[Any] | None, carry_out: numbers.CarryOut, structure: Structure | None,
+        found: Sizes | None,
     ) -> None:
         self.func, self.args, self.kwargs, self.key = func, args, kwargs, key
         self.tensors, self.mesh, self.carry_out = tensors, mesh, carry_out
-        self.structure: Structure | None = None
-        self.found: Sizes | None = None
+        self.structure, self.found = structure, found
 
     def recipe(self) -> tuple[Recipe, bool]:
         trace, reason = None, None
@@ -116,20 +125,12 @@ class _Miss:
         return self._of_one_op(trace)
 
     def _resized(self) -> tuple[Recipe, bool] | None:
-        """The recipe that a known call of the same structure gives."""
-        if self.key is None or self.mesh.here is None:
+        """The recipe that a known call of several ops gives, whose lengths may turn out to vary."""
+        found = self.found
+        if found is None or found.is_free:
             return None
-        self.structure = structure_key(self.key, floats_of((*self.args, *self.kwargs.values())))
-        if self.structure is None:
-            return None
-        found = self.found = known_for(self.mesh, self.structure)
-        (STRUCTURES.misses if found is None else STRUCTURES.hits).step()
-        if found is None:
-            return None
+        found.vary(self.tensors, self._sizes_of)
         resized = found.resized(self.tensors)
-        if resized is None and not found.is_free:
-            found.vary(self.tensors, self._sizes_of)
-            resized = found.resized(self.tensors)
         return None if resized is None else (resized, found.numbers_flow)
 
     def _sizes_of(self, others: Sequence[torch.Tensor]) -> Sizes | None:

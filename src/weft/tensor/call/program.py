@@ -300,12 +300,26 @@ class Program(Recipe):
             slice_of(values[base], starts, values[at])
 
     def run_opened(self, func: Any, args: Any, locals_: list[Any]) -> Any:
+        if self.is_quick and not self.moves:
+            return self._first(func, locals_)
         if self.in_place is None:
             return self.run(func, args, {}, locals_)
         func(*locals_)
         target = args[self.in_place]
         self.steps[0].written(target, None)
         return target
+
+    def _first(self, func: Any, locals_: list[Any]) -> Any:
+        """What the short route does, with a look at the result."""
+        local = func(*locals_) if self.bound is None else self.bound(locals_)
+        lays = self.lays[0]
+        if lays is None:
+            lays = self._look(0, (local,), flatten(locals_))
+        if lays and lays[0] is not None:
+            local = laid(local, lays[0])
+        if self.leave is not None:
+            local = self.leave(local)
+        return wrap(local, self.metas[self.made[0]])  # type: ignore[arg-type]
 
     def _look(
         self, place: int, outs: Sequence[torch.Tensor], have: Sequence[Any]

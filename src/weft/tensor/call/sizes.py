@@ -61,6 +61,8 @@ class Sized:
         dtype: its dtype.
         order: its dims in the order of memory.
         lines: its dims that are parts of longer ones, each with the place that is as long a part.
+        local: per dim, whether this rank's part is as long as that of the tensor that the length
+            comes from, or as the dim (False); None where it has to be computed.
         like: the tensor of the call that is laid out as it is, for all lengths, if there is one.
         same: the one that has its very meta.
     """
@@ -69,20 +71,34 @@ class Sized:
     dtype: torch.dtype
     order: tuple[int, ...]
     lines: tuple[tuple[int, Place], ...] = ()
+    local: tuple[bool | None, ...] = ()
     like: int | None = None
     same: int | None = None
 
     def beside(self, meta: Meta | None, tensors: Sequence[torch.Tensor]) -> Sized:
         """The same, which knows what of the call's tensors it is like: it has become `meta`."""
-        slot = self.dims[0][0] if self.dims and type(self.dims[0]) is tuple else None
-        if meta is None or type(slot) is not int or slot >= len(tensors):
+        if meta is None:
             return self
-        one = tensors[slot]
-        if type(one) is not ShardTensor or one._meta.layout != meta.layout or self.dims != tuple(
-            [(slot, dim) for dim in range(len(meta.shape))]
-        ):
-            return self
-        return replace(self, like=slot, same=slot if one._meta is meta else None)
+        layouts = [layout_of(one, meta.mesh) for one in tensors]
+        layout = meta.layout
+        local: list[bool | None] = []
+        for source, axes, cut in zip(self.dims, layout.dims, layout.cuts):
+            alike = None
+            if type(source) is tuple and source[0] < len(tensors):
+                theirs, dim = layouts[source[0]], source[1]
+                if axes == theirs.dims[dim] and cut == theirs.cuts[dim]:
+                    alike = True
+            local.append(alike if axes else False)
+        slots = {source[0] for source in self.dims if type(source) is tuple}
+        slot = slots.pop() if len(slots) == 1 else len(tensors)
+        is_whole = slot < len(tensors) and layouts[slot] == layout and self.dims == tuple(
+            [(slot, dim) for dim in range(layout.ndim)])
+        one = tensors[slot] if is_whole else None
+        is_like = type(one) is ShardTensor
+        return replace(
+            self, local=tuple(local), like=slot if is_like else None,
+            same=slot if is_like and one._meta is meta else None,  # type: ignore[union-attr]
+        )
 
     def comes_from(self, places: set[Place]) -> bool:
         """Whether some of its lengths come from these places."""
@@ -451,29 +467,28 @@ class _Resizing:
         return meta
 
     def _sized(self, like: Meta, sized: Sized) -> Meta:
-        """A value for the new lengths. Where a dim is sharded as the tensor that its length comes
-        from, this rank's part is as long."""
+        """A value for the new lengths."""
         if sized.like is not None and like.strides is None:
             return like.resized(self.layouts[sized.like], tuple(self.shapes[sized.like]), None)
         shape: list[int] = []
         local: list[int | None] = []
-        cuts: list[Any] = []
-        for source, axes, cut in zip(sized.dims, like.layout.dims, like.layout.cuts):
-            if type(source) is not tuple:
+        for source, alike in zip(sized.dims, sized.local):
+            if type(source) is tuple:
+                slot, dim = source
+                length = self.layouts[slot].shape[dim]
+                local.append(
+                    self.shapes[slot][dim] if alike else length if alike is False else None)
+            else:
                 length = _length(source, self.tensors)
-                shape.append(length)
-                cuts.append(None)
-                local.append(None if axes else length)
-                continue
-            slot, dim = source
-            theirs = self.layouts[slot]
-            shape.append(theirs.shape[dim])
-            cuts.append(theirs.cuts[dim] if cut else None)
-            alike = axes == theirs.dims[dim] and cuts[-1] == theirs.cuts[dim]
-            local.append(
-                shape[-1] if not axes else self.shapes[slot][dim] if alike else None
-            )
-        layout = like.layout.resized(tuple(shape), tuple(cuts))
+                local.append(length if alike is False else None)
+            shape.append(length)
+        cuts = like.layout.cuts
+        if any(cuts):
+            cuts = tuple([
+                cut and self.layouts[source[0]].cuts[source[1]]  # type: ignore[index]
+                for source, cut in zip(sized.dims, cuts)
+            ])
+        layout = like.layout.resized(tuple(shape), cuts)
         known: Any = None if None in local else tuple(local)
         strides = sized.strides(shape, self.tensors) if sized.lines else None
         return _resized_meta(like, layout, known, strides)
