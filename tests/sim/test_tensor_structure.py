@@ -339,6 +339,8 @@ OF_LENGTHS = {
     "padded, longer": lambda x: F.pad(x, (0, 0, 0, 1), value=2.0).float(),
     "rows": lambda x: x.view(-1, x.shape[-1]) * 2,
     "all": lambda x: x.reshape(-1).sin(),
+    "rows of heads": lambda x: x.flatten(0, 1).view(-1, 2, x.shape[-1] // 2) * x.view(
+        -1, 2, x.shape[-1] // 2),
     "one attends": lambda x: attend(x, 1),
     "some attend": lambda x: attend(x, 3),
 }
@@ -348,7 +350,8 @@ SHAPES = [
     (4, 5, 8), (4, 6, 8), (7, 9, 8), (4, 4, 8), (5, 9, 8), (3, 11, 8), (6, 6, 8), (8, 8, 8),
     (4, 12, 8), (4, 7, 8), (1, 5, 8), (7, 2, 8), (2, 10, 8), (6, 5, 16), (6, 7, 16), (2, 3, 10),
 ]
-LAYOUTS = [P("x"), P(None, "x"), P(None, None, "x"), P("y", "x"), P(("x", "y")), P(), "ragged"]
+LAYOUTS = [P("x"), P(None, "x"), P(None, None, "x"), P("y", "x"), P(("x", "y")), P(), "ragged",
+           P("x", None, "y")]
 
 
 @pytest.mark.parametrize("name", OF_LENGTHS)

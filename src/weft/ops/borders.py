@@ -108,7 +108,8 @@ def _pad_with_value(call: Call, layouts: Layouts, wants_grad: Any) -> Decision:
     result = Layout.make(layout.mesh, shape, layout.dims, made, layout.partial)
     if not padded:  # cuts that stay say nothing: what one end loses the other may gain
         lengths = tuple([
-            Length(((0, dim),), shape[dim] - source.shape[dim], ((0, dim, 1 + _cropped(pad)),))
+            Length(
+                ((0, dim),), shape[dim] - source.shape[dim], least=((0, dim, 1 + _cropped(pad)),))
             for dim in range(ndim)
         ])
         return Decision((layout,), (result,), by_form=True, lengths=lengths)

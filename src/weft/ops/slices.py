@@ -97,7 +97,7 @@ def _kept(dim: int, length: int, bounds: slice) -> Length | None:
     if length < least or to_end < from_end or stop - start + (to_end - from_end) * least < 0:
         return None
     terms = ((0, dim),) if to_end > from_end else ()
-    return Length(terms, stop - start, ((0, dim, least),))
+    return Length(terms, stop - start, least=((0, dim, least),))
 
 
 def _select(call: Call, layouts: Layouts, wants_grad: Any) -> Composite | None:

@@ -20,16 +20,19 @@ LocalArgs = Callable[[tuple[int, ...]], tuple[tuple[Any, ...], dict[str, Any]]]
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """How long a dim of a result is: what some dims of operands are together, and a number.
+    """How long a dim of a result is: what some dims of operands are together, and a number; times
+    what other dims are.
 
     Args:
         terms: (operand, dim) of each.
         plus: the number.
+        times: (operand, dim) of the others.
         least: (operand, dim, length): what it holds from; shorter operands give something else.
     """
 
     terms: tuple[tuple[int, int], ...] = ()
     plus: int = 0
+    times: tuple[tuple[int, int], ...] = ()
     least: tuple[tuple[int, int, int], ...] = ()
 
 

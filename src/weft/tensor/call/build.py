@@ -66,9 +66,10 @@ def recipe(
     if structure is not None:
         found = known_for(mesh, structure)
         (STRUCTURES.misses if found is None else STRUCTURES.hits).step()
-        resized = found and found.resized(tensors)
-        if resized is not None:
-            return resized, found.numbers_flow
+        if found is not None:
+            resized = found.resized(tensors)
+            if resized is not None:
+                return resized, found.numbers_flow
     if sends(func):
         raise refusal(func, [one.sharding for one in tensors if type(one) is ShardTensor])
     _check_quantized(func, args, kwargs, tensors)

@@ -48,7 +48,7 @@ def sources_of(builder: Builder) -> Sources | None:
         return None  # the user's function may look at lengths
     if type(op.results) is list and not builder.views_each:
         return None  # how many there are may follow from a length (unbind)
-    if rule is None:
+    if rule is None or (builder.decision is not None and builder.decision.lengths is not None):
         return _of_decision(builder)
     if rule.windows or rule.spreads:
         return None
@@ -72,27 +72,55 @@ def _of_rule(builder: Builder, rule: Rule) -> Sources | None:
         for name in rule.offsets
     }
     told = rule.size_arg is not None
+    found: list[tuple[Source, ...]] = []
+    joined: set[Place] = set()
+    for slot, dims in zip(slots_of(builder.op.results), rule.results):
+        sources: list[Source] = []
+        for dim, factors in enumerate(dims):
+            length = builder.trace.metas[slot.index].shape[dim]
+            source = sums.get(factors) or places.get(factors)
+            if source is None and len(factors) > 1:
+                source = _product(builder, held, factors[0], length)
+                joined.update(() if source is None else source.times)
+            if source is None:
+                if factors and not told:
+                    return None  # a length that an argument says (repeat, one-hot)
+                source = Length((), length)
+            sources.append(source)
+        found.append(tuple(sources))
     made = [factors for dims in rule.results for factors in dims]
     joint = {name for factors in (*made, *[one for _, one in held]) if len(factors) > 1
              for name in factors}
     fixed = frozenset([
-        place for place, factors in held
-        if not joint.isdisjoint(factors) or (told and factors not in made)
+        place for place, factors in held if place not in joined
+        and (not joint.isdisjoint(factors) or (told and factors not in made))
     ])
     if any(_has_own_cuts(builder, place) for place in fixed):
         return None
-    found: list[tuple[Source, ...]] = []
-    for slot, dims in zip(slots_of(builder.op.results), rule.results):
-        sources: list[Source] = []
-        for dim, factors in enumerate(dims):
-            source = sums.get(factors) or places.get(factors)
-            if source is None:
-                if factors and not told:
-                    return None  # a length that an argument says (repeat, one-hot)
-                source = Length((), builder.trace.metas[slot.index].shape[dim])
-            sources.append(source)
-        found.append(tuple(sources))
     return Sources(found, fixed, sizes_flow=told, parts=not told and rule.moves and not sums)
+
+
+def _product(
+    builder: Builder, held: Sequence[tuple[Place, tuple[str, ...]]], lead: str, length: int
+) -> Length | None:
+    """Of dims that are joined: the first, which leads, times those after it, all but dims of one
+    element."""
+    first = next((place for place, factors in held if factors == (lead,)), None)
+    if first is None:
+        return None
+    slot, dim = first
+    shape = builder.tensors[slot].shape
+    total, times = shape[dim], list[Place]()
+    for other in range(dim + 1, len(shape)):
+        if total == length:
+            break
+        if shape[other] != 1:
+            times.append((slot, other))
+            total *= shape[other]
+    names = [factors for place, factors in held if place in times]
+    if total != length or not times or any(len(factors) != 1 for factors in names):
+        return None
+    return Length((first,), times=tuple(times))
 
 
 def _has_own_cuts(builder: Builder, place: Place) -> bool:
@@ -128,25 +156,32 @@ def _at(length: Length, slot: int) -> Length:
     return Length(tuple([(slot, dim) for _, dim in length.terms]), length.plus)
 
 
-def summed(source: Source, sources: Sequence[Sequence[Source]], num: int) -> Source:
-    """The source in places of the first `num` tensors, where `sources` has those of the others."""
+def summed(source: Source, sources: Sequence[Sequence[Source]], num: int) -> Source | None:
+    """The source in places of the first `num` tensors, where `sources` has those of the others.
+    None where it is neither a sum nor a product of theirs."""
     if type(source) is tuple:
         return source if source[0] < num else sources[source[0] - num][source[1]]
+    assert isinstance(source, Length)
     terms: list[Place] = []
-    plus = source.plus  # type: ignore[union-attr]
-    for term in source.terms:  # type: ignore[union-attr]
+    plus = source.plus
+    for term in source.terms:
         one = summed(term, sources, num)
-        if type(one) is tuple:
+        if isinstance(one, Length):
+            if one.times:
+                return None
+            terms += one.terms
+            plus += one.plus
+        elif one is not None:
             terms.append(one)
-        else:
-            terms += one.terms  # type: ignore[union-attr]
-            plus += one.plus  # type: ignore[union-attr]
-    return Length(tuple(terms), plus)
+    times = [summed(place, sources, num) for place in source.times]
+    if not all(type(one) is tuple for one in times):
+        return None
+    return Length(tuple(terms), plus, tuple(times))  # type: ignore[arg-type]
 
 
 def places_in(source: Source) -> tuple[Place, ...]:
-    """The places that it is the sum of."""
-    return (source,) if type(source) is tuple else source.terms  # type: ignore
+    """The places that its length comes from."""
+    return source.terms + source.times if isinstance(source, Length) else (source,)
 
 
 def numbers_come_from(op: Op, tree: Any) -> bool:

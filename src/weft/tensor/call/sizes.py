@@ -63,6 +63,7 @@ class Sized:
         lines: its dims that are parts of longer ones, each with the place that is as long a part.
         local: per dim, whether this rank's part is as long as that of the tensor that the length
             comes from, or as the dim (False); None where it has to be computed.
+        is_scaled: whether a sharded dim is one of theirs, times others.
         like: the tensor of the call that is laid out as it is, for all lengths, if there is one.
         same: the one that has its very meta.
     """
@@ -72,6 +73,7 @@ class Sized:
     order: tuple[int, ...]
     lines: tuple[tuple[int, Place], ...] = ()
     local: tuple[bool | None, ...] = ()
+    is_scaled: bool = False
     like: int | None = None
     same: int | None = None
 
@@ -82,12 +84,17 @@ class Sized:
         layouts = [layout_of(one, meta.mesh) for one in tensors]
         layout = meta.layout
         local: list[bool | None] = []
+        scaled = False
         for source, axes, cut in zip(self.dims, layout.dims, layout.cuts):
             alike = None
-            if type(source) is tuple and source[0] < len(tensors):
-                theirs, dim = layouts[source[0]], source[1]
-                if axes == theirs.dims[dim] and cut == theirs.cuts[dim]:
+            lead = source
+            if isinstance(source, Length):
+                lead = source.terms[0] if source.times and not source.plus else None
+            if type(lead) is tuple:
+                theirs, dim = layouts[lead[0]], lead[1]
+                if axes == theirs.dims[dim] and (lead is not source or cut == theirs.cuts[dim]):
                     alike = True
+                    scaled = scaled or bool(axes and lead is not source)
             local.append(alike if axes else False)
         slots = {source[0] for source in self.dims if type(source) is tuple}
         slot = slots.pop() if len(slots) == 1 else len(tensors)
@@ -96,7 +103,7 @@ class Sized:
         one = tensors[slot] if is_whole else None
         is_like = type(one) is ShardTensor
         return replace(
-            self, local=tuple(local), like=slot if is_like else None,
+            self, local=tuple(local), is_scaled=scaled, like=slot if is_like else None,
             same=slot if is_like and one._meta is meta else None,  # type: ignore[union-attr]
         )
 
@@ -245,7 +252,9 @@ class Sizes:
             if found is None:
                 return None
             for place in found.fixed:
-                fixed.update(places_in(summed(place, known, num)))
+                source = summed(place, known, num)
+                assert source is not None
+                fixed.update(places_in(source))
             for slot, dim, length in found.least:
                 source = summed((slot, dim), known, num)
                 if type(source) is not tuple:
@@ -253,7 +262,9 @@ class Sizes:
                 least.append((*source, length))
             own = builder.by_form
             for slot, dims in zip(slots_of(builder.op.results), found.results):
-                given = tuple([summed(source, known, num) for source in dims])
+                given = _all_of([summed(source, known, num) for source in dims])
+                if given is None:
+                    return None
                 meta = composer.metas[slot.index]
                 assert meta is not None
                 shape, strides = meta.shape, meta.strides
@@ -470,6 +481,8 @@ class _Resizing:
         """A value for the new lengths."""
         if sized.like is not None and like.strides is None:
             return like.resized(self.layouts[sized.like], tuple(self.shapes[sized.like]), None)
+        if sized.is_scaled:
+            return self._scaled(like, sized)
         shape: list[int] = []
         local: list[int | None] = []
         for source, alike in zip(sized.dims, sized.local):
@@ -493,6 +506,29 @@ class _Resizing:
         strides = sized.strides(shape, self.tensors) if sized.lines else None
         return _resized_meta(like, layout, known, strides)
 
+    def _scaled(self, like: Meta, sized: Sized) -> Meta:
+        """A value in which the cuts of a dim are those of an operand's dim times a length: by
+        chance they may be the default."""
+        shape = [_length(source, self.tensors) for source in sized.dims]
+        cuts: list[Any] = []
+        for source, axes, length in zip(sized.dims, like.layout.dims, shape):
+            places = places_in(source)
+            if not axes or not places:
+                cuts.append(None)
+                continue
+            (slot, dim), *others = places
+            theirs = self.layouts[slot]
+            if not others:
+                cuts.append(theirs.cuts[dim])
+            else:
+                step = length // theirs.shape[dim]
+                cuts.append(tuple([cut * step for cut in theirs.cuts_of(dim)]))
+        layout = Layout.make(like.layout.mesh, shape, like.layout.dims, cuts, like.layout.partial)
+        strides = like.strides
+        if strides is not None:
+            strides = _strides_like(like.shape, strides, shape)
+        return like.replace(layout=layout, strides=strides)
+
 
 def _length(source: Source, tensors: Sequence[torch.Tensor]) -> int:
     if type(source) is tuple:
@@ -500,6 +536,8 @@ def _length(source: Source, tensors: Sequence[torch.Tensor]) -> int:
     length = source.plus  # type: ignore[union-attr]
     for slot, dim in source.terms:  # type: ignore[union-attr]
         length += tensors[slot].shape[dim]
+    for slot, dim in source.times:  # type: ignore[union-attr]
+        length *= tensors[slot].shape[dim]
     return length
 
 
@@ -550,10 +588,15 @@ def _differs_in_layouts(program: Program, sized: Sequence[Sized]) -> bool:
     (step,) = program.steps
     made = [program.metas[at] for at, _ in step.results]
     return step.slice_of is None and all(
-        not axes or type(source) is tuple or not (cut or places_in(source))
+        not axes or type(source) is tuple or one.is_scaled
+        or not (cut or places_in(source))
         for one, meta in zip(sized, made) if meta is not None
         for source, axes, cut in zip(one.dims, meta.layout.dims, meta.layout.cuts)
     )
+
+
+def _all_of(sources: Sequence[Source | None]) -> tuple[Source, ...] | None:
+    return None if None in sources else tuple(sources)  # type: ignore[return-value]
 
 
 def known_for(mesh: BoundMesh, structure: Structure) -> Sizes | None:
