@@ -53,7 +53,9 @@ def decide(
         frame.slices = [None if at == target else one for at, one in enumerate(slices)]
     num_axes = len(frame.sizes)
     choices = [zero_cost_choice(frame, axis) for axis in range(num_axes)]
-    by_form = not (rule.nonempty or rule.by_size)
+    # Whether shards are empty is a matter of lengths.
+    by_form = not rule.by_size and (not rule.nonempty or rule.nonempty.isdisjoint(
+        [factor for row in frame.held for factor in row]))
     for axis, choice in enumerate(choices):
         if choice is NEEDS_COST:
             choices[axis] = cheapest(frame, axis, _shards(frame, choices, axis))

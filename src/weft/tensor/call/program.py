@@ -300,8 +300,8 @@ class Program(Recipe):
             slice_of(values[base], starts, values[at])
 
     def run_opened(self, func: Any, args: Any, locals_: list[Any]) -> Any:
-        if self.is_quick and not self.moves:
-            return self._first(func, locals_)
+        if self.is_quick:
+            return self._first(func, args, locals_)
         if self.in_place is None:
             return self.run(func, args, {}, locals_)
         func(*locals_)
@@ -309,8 +309,11 @@ class Program(Recipe):
         self.steps[0].written(target, None)
         return target
 
-    def _first(self, func: Any, locals_: list[Any]) -> Any:
+    def _first(self, func: Any, args: Any, locals_: list[Any]) -> Any:
         """What the short route does, with a look at the result."""
+        if self.moves:
+            assert self.caller is not None
+            move_operands(args, self.moves, locals_, self.caller)
         local = func(*locals_) if self.bound is None else self.bound(locals_)
         lays = self.lays[0]
         if lays is None:
