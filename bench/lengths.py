@@ -1,7 +1,7 @@
 """Programs that meet new lengths: a Llama of transformers, whose sequences grow or differ.
 
 What is shown is one step of a length never seen before, and the same step again: its calls are
-known in structure, so that all the new one adds is lengths. Rank 0 of the fake world, data parallel.
+known in structure, so that all the new one adds is lengths. Rank 0 of the fake world.
 """
 
 from __future__ import annotations

@@ -147,6 +147,8 @@ class Structure(NamedTuple):
     numbers: frozenset[int]
 
 
+_AS_THEY_ARE = frozenset((0, 1, None))
+
 _NAMES = tuple([object() for _ in range(64)])
 """What stands in a key for a number that is a length, too."""
 
@@ -160,7 +162,7 @@ def structure_key(key: Sequence[Any], floats: Sequence[float]) -> Structure | No
     Where a tensor is part of a longer one, that one's lengths count, too.
     """
     out: list[Any] = []
-    shapes: list[Sequence[Any]] = []
+    lengths: list[Any] = []
     numbers: list[int] = []
     items = iter(key)
     for item in items:
@@ -171,29 +173,28 @@ def structure_key(key: Sequence[Any], floats: Sequence[float]) -> Structure | No
                 return None
             out.append(form)
             layout = item.layout
-            shapes.append(layout.shape)
+            lengths += layout.shape
             if any(layout.cuts):
-                shapes.append(layout.cuts)
+                lengths += layout.cuts
             if form.gaps:
-                shapes.append(item.lines())
+                lengths += item.lines()
             continue
         if kind is torch.Size and out[-1] is not torch.Size:
             if next(items) != contiguous_strides(item):
                 return None
             out.append(len(item))
-            shapes.append(item)
+            lengths += item
             continue
         if kind is int or kind is tuple or kind is torch.Size:
             numbers.append(len(out))
         out.append(item)
     num = len(out)
     seen: dict[Any, int] = {}
-    for shape in shapes:
-        for length in shape:
-            if length == 0 or length == 1 or length is None:
-                out.append(length)
-            else:
-                out.append(seen.setdefault(length, -1 - len(seen)))
+    number_of = seen.setdefault
+    out += [
+        length if length in _AS_THEY_ARE else number_of(length, -1 - len(seen))
+        for length in lengths
+    ]
     named: set[int] = set()
     for at in numbers:
         item = out[at]

@@ -315,14 +315,18 @@ class Program(Recipe):
             assert self.caller is not None
             move_operands(args, self.moves, locals_, self.caller)
         local = func(*locals_) if self.bound is None else self.bound(locals_)
-        lays = self.lays[0]
+        lays, meta = self.lays[0], self.metas[self.made[0]]
+        assert meta is not None
         if lays is None:
-            lays = self._look(0, (local,), flatten(locals_))
+            if meta.strides is None and local.is_contiguous():
+                lays = self._looked(0, ())
+            else:
+                lays = self._look(0, (local,), flatten(locals_))
         if lays and lays[0] is not None:
             local = laid(local, lays[0])
         if self.leave is not None:
             local = self.leave(local)
-        return wrap(local, self.metas[self.made[0]])  # type: ignore[arg-type]
+        return wrap(local, meta)
 
     def _look(
         self, place: int, outs: Sequence[torch.Tensor], have: Sequence[Any]
@@ -334,11 +338,6 @@ class Program(Recipe):
         the next time.
         """
         step = self.steps[place]
-        if all(
-            local.is_contiguous() and ((meta := self.metas[at]) is None or meta.strides is None)
-            for (at, _), local in zip(step.results, outs)
-        ):
-            return self._looked(place, ())
         moved = {at for at, _ in step.operands}
         opened = flatten([local for at, local in enumerate(have) if at not in moved])
         memory = {unwrap_view(local).untyped_storage()._cdata for local in opened}
