@@ -124,8 +124,9 @@ def _found(
     func: Any, args: Any, kwargs: Any, mesh: BoundMesh, home: Meta, key: list[Any]
 ) -> Recipe:
     """The recipe that is kept for a call, or the one that is to be."""
-    found = home.recipes.get(tuple(key)) or _with_floats(home, key, (*args, *kwargs.values()))
-    return found or _learned(func, args, kwargs, mesh, home, key)
+    floats = floats_of((*args, *kwargs.values()))
+    found = home.recipes.get(tuple(key)) or _with_floats(home, key, floats)
+    return found or _learned(func, args, kwargs, mesh, home, key, floats)
 
 
 def _unmarked(func: Any, args: Any, kwargs: Any) -> Recipe:
@@ -148,9 +149,8 @@ def _kept_nowhere(func: Any, args: Any, kwargs: Any, mesh: BoundMesh) -> Any:
     return recipe.run(func, args, kwargs)
 
 
-def _with_floats(home: Meta, key: Sequence[Any], given: Sequence[Any]) -> Recipe | None:
+def _with_floats(home: Meta, key: Sequence[Any], floats: Sequence[float]) -> Recipe | None:
     """The recipe that is kept for a call with just these floats."""
-    floats = floats_of(given)
     return home.recipes.get((*key, *floats)) if floats else None
 
 
@@ -167,7 +167,8 @@ def learn(func: Any, args: Any, kwargs: Any, home: Meta, key: list[Any]) -> Reci
 
     None where only `call` serves. It is kept for the next such call.
     """
-    found = _with_floats(home, key, (*args, *kwargs.values()) if kwargs else args)
+    floats = floats_of((*args, *kwargs.values()) if kwargs else args)
+    found = _with_floats(home, key, floats)
     if found is not None:
         return found
     kwargs = kwargs or {}
@@ -179,13 +180,14 @@ def learn(func: Any, args: Any, kwargs: Any, home: Meta, key: list[Any]) -> Reci
         if type(item) is Meta and item.mesh is not mesh:
             AGAIN.step()
             return None
-    return _learned(func, args, kwargs, mesh, home, key)
+    return _learned(func, args, kwargs, mesh, home, key, floats)
 
 
 def _learned(
-    func: Any, args: Any, kwargs: Any, mesh: Any, home: Meta, key: list[Any]
+    func: Any, args: Any, kwargs: Any, mesh: Any, home: Meta, key: list[Any],
+    floats: Sequence[float],
 ) -> Recipe:
-    """Build the recipe of a call, and keep it under its key."""
+    """Build the recipe of a call with these floats, and keep it under its key."""
     MISSES.step()
     if num_dispatch_modes():
         check_traced(_name(func))
@@ -199,8 +201,7 @@ def _learned(
         recipe = of_varying(recipe, _carry_out)
     if joins_losses(key):
         recipe = JoiningLosses(recipe)
-    floats = () if floats_flow else floats_of((*args, *kwargs.values()))
-    keep_recipe(home, (*key, *floats), recipe)
+    keep_recipe(home, tuple(key) if floats_flow else (*key, *floats), recipe)
     return recipe
 
 

@@ -148,6 +148,7 @@ class Sizes:
         varied: else, what of the call's tensors may be other than in `layouts`; None where nothing
             may, because arguments follow from it.
         numbers_flow: whether no float is part of the program.
+        wants_grad: whether a gradient of a tensor of the call may be wanted.
         exactly, at_least: the same as `fixed` and `least`, by the numbers of the structure.
     """
 
@@ -164,6 +165,7 @@ class Sizes:
     is_free: bool = False
     varied: set[Change] | None = field(default_factory=set)
     numbers_flow: bool = False
+    wants_grad: bool = True
     exactly: tuple[tuple[int, int], ...] = ()
     at_least: tuple[tuple[int, int], ...] = ()
 
@@ -227,6 +229,7 @@ class Sizes:
         made = cls(
             program, trace.result, None, (op,), (program is not None,), tuple(sized), layouts,
             found.fixed, found.least, found.sizes_flow, is_free=True, numbers_flow=numbers_flow,
+            wants_grad=builder.grad and any(one.requires_grad for one in builder.tensors),
         )
         again = made._traced(builder.tensors)
         same = all(
@@ -305,7 +308,7 @@ class Sizes:
         shapes: list[Sequence[int]] = []
         for one in tensors:
             shape = one._meta.local_shape if type(one) is ShardTensor else one.shape
-            if 0 in shape:
+            if 0 in shape and self.wants_grad:
                 return None  # edges may have to be anchored
             shapes.append(shape)
         mesh = _mesh_of(tensors)
