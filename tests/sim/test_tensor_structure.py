@@ -393,3 +393,37 @@ def agrees(call: Any, shape: tuple[int, ...], mesh: Any, layout: Any) -> None:
     due.square().sum().backward()
     made.square().sum().backward()
     torch.testing.assert_close(x.grad.full_tensor(), full.grad)
+
+
+FOR_SOME_LENGTHS = {
+    "ends": (lambda x: [x[:, :3] * 2, x[:, -3:] * 2, x[:, 2:] * 2, x.narrow(1, 0, 2) * 2],
+             [(4, 5, 8), (4, 4, 8), (4, 2, 8), (4, 3, 8), (5, 6, 8)]),
+    "heads": (lambda x: [x.view(x.shape[0], x.shape[1], -1, 2) * 2, x.flatten(1) * 2,
+                         x.view(x.shape[0], -1, 4) * 2],
+              [(4, 5, 8), (4, 5, 12), (4, 7, 16), (5, 6, 8)]),
+    "a dim": (lambda x: [x.sum(x.shape[0]), x.softmax(x.shape[0])],
+              [(2, 5, 6, 4), (3, 5, 6, 4), (2, 7, 6, 4), (3, 7, 8, 6)]),
+    "a count": (lambda x: [x.topk(x.shape[0], 1)[0], x.unflatten(1, (x.shape[0], -1)) * 2],
+                [(2, 8, 3), (4, 8, 3), (2, 12, 3), (6, 12, 3)]),
+    "cropped": (lambda x: [F.pad(x, (0, 0, -2, 0)), F.pad(x, (0, 1, 0, -1))],
+                [(4, 5, 8), (4, 2, 8), (4, 3, 8), (5, 7, 8)]),
+}
+"""Calls of which a length means something else than another, and lengths, in order."""
+
+
+@pytest.mark.parametrize("spec", [P("x"), P(None, "x"), P(None, None, "x")], ids=str)
+@pytest.mark.parametrize("name", FOR_SOME_LENGTHS)
+def test_what_holds_for_some_lengths_alone(name: str, spec: P, checker: Checker) -> None:
+    call, shapes = FOR_SOME_LENGTHS[name]
+
+    def on_rank(mesh: Any) -> None:
+        for shape in shapes:
+            full = torch.arange(float(math.prod(shape))).view(shape).cos()
+            x = weft.distribute_tensor(full, mesh, spec, src_data_rank=None)
+            for made, due in zip(call(x), call(full)):
+                assert made._local.shape == made.sharding.local_shape_at(mesh.here)
+                torch.testing.assert_close(made.full_tensor(), due)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        weft.testing.run(on_rank, mesh={"x": 2})
