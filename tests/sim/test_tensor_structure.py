@@ -427,3 +427,16 @@ def test_what_holds_for_some_lengths_alone(name: str, spec: P, checker: Checker)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         weft.testing.run(on_rank, mesh={"x": 2})
+
+
+@ranks(x=2)
+def test_what_is_made_of_a_reduced_value_was_not_reduced(mesh: Any, checker: Checker) -> None:
+    for length in (5, 7, 9):
+        full = torch.arange(6.0 * length).view(6, length)
+        x = weft.distribute_tensor(full, mesh, P("x"), src_data_rank=None).sum(0, keepdim=True)
+        if length > 5:
+            x.exp()  # reduces it
+        assert x._meta.was_reduced == (length > 5)
+        made = x.expand(1, length)
+        assert not made._meta.was_reduced
+        torch.testing.assert_close(made.full_tensor(), full.sum(0, keepdim=True))

@@ -475,8 +475,11 @@ class _Resizing:
             assert meta is not None
             if self._differs(slot):
                 sized = self.known.sized[slot - self.num]
-                same = sized.same
-                meta = self._sized(meta, sized) if same is None else self.tensors[same]._meta  # type: ignore
+                if sized.same is None:
+                    meta = self._sized(meta, sized)
+                else:
+                    meta = self.tensors[sized.same]._meta  # type: ignore[attr-defined]
+                    meta = meta.replace() if meta.was_reduced else meta
             self.metas[slot] = meta
         return meta
 
