@@ -58,7 +58,7 @@ class Checker:
         self.num_compared = self.num_programs = 0
 
     def __call__(
-        self, func: Any, args: Any, kwargs: Any, mesh: Any, key: Any, carry_out: Any
+        self, func: Any, args: Any, kwargs: Any, mesh: Any, key: Any, carry_out: Any, *more: Any
     ) -> Any:
         floats = floats_of((*args, *kwargs.values()))
         structure = key and structure_key(key, floats)

@@ -52,17 +52,19 @@ __all__ = ["MAX_TRACES", "TRACES", "reads", "recipe"]
 
 def recipe(
     func: Any, args: Any, kwargs: Any, mesh: BoundMesh, key: Sequence[Any] | None,
-    carry_out: numbers.CarryOut,
+    carry_out: numbers.CarryOut, floats: Sequence[float] | None = None,
 ) -> tuple[Recipe, bool]:
     """The recipe of a call, and whether its float arguments only flow through.
 
     `key` is the call's; None where it has none, because an argument cannot be hashed. `carry_out`
-    carries out the same call with numbers for tensors.
+    carries out the same call with numbers for tensors. `floats` are the call's, if they are known.
     """
     tensors = flatten((args, kwargs) if kwargs else args)
     structure = found = None
     if key is not None and mesh.here is not None:
-        structure = structure_key(key, floats_of((*args, *kwargs.values()) if kwargs else args))
+        if floats is None:
+            floats = floats_of((*args, *kwargs.values()))
+        structure = structure_key(key, floats)
     if structure is not None:
         found = known_for(mesh, structure)
         (STRUCTURES.misses if found is None else STRUCTURES.hits).step()

@@ -193,7 +193,7 @@ def _learned(
         check_traced(_name(func))
     try:
         with unseen():
-            recipe, floats_flow = _decided(func, args, kwargs, mesh, key)
+            recipe, floats_flow = _decided(func, args, kwargs, mesh, key, floats)
     except Exception as error:
         told = in_torchs_words(error, func, args, kwargs)
         raise with_layouts(told, _name(func), flatten((args, kwargs)), mesh) from error.__cause__
@@ -206,10 +206,11 @@ def _learned(
 
 
 def _decided(
-    func: Any, args: Any, kwargs: Any, mesh: BoundMesh, key: list[Any] | None
+    func: Any, args: Any, kwargs: Any, mesh: BoundMesh, key: list[Any] | None,
+    floats: Sequence[float] | None = None,
 ) -> tuple[Recipe, bool]:
     """The recipe of a call, and whether its floats only flow through. `key`: None where it has
-    none."""
+    none. `floats`: those of the call, if they are known."""
     if kwargs.get("out") is not None and type(func) is not OwnFunction:
         function, rest = function_of(func), without_out(kwargs)
         if not any(type(one) is ShardTensor for one in flatten((args, rest))):
@@ -219,7 +220,7 @@ def _decided(
         return writing(func, args, kwargs, value), floats_flow
     if key is not None and has_reduced(key):
         return UsingReduced(key, build.reads(func, args, kwargs, key), _unmarked), True
-    return build.recipe(func, args, kwargs, mesh, key, _carry_out)
+    return build.recipe(func, args, kwargs, mesh, key, _carry_out, floats)
 
 
 def keep_constant(func: Any, tensor: ShardTensor, value: Any) -> None:

@@ -59,12 +59,14 @@ class Step(Caller):
         slice_of: of a slice, the value that it is a slice of, and where it begins there.
         sized: of a local op that is told the local shape of its result, in which argument, and the
             dims (first, one past the last) that it is told of.
+
+    `serves_all`: nothing in it depends on lengths, as long as it differs in layouts alone.
     """
 
     __slots__ = (
         "anchor", "args", "bound", "flowing", "kernel", "kwargs", "left_whole", "local", "name",
-        "operands", "reductions", "results", "sized", "slice_of", "target", "why", "write",
-        "write_back",
+        "operands", "reductions", "results", "serves_all", "sized", "slice_of", "target", "why",
+        "write", "write_back",
     )
 
     def __init__(
@@ -85,6 +87,8 @@ class Step(Caller):
         self.target, self.write_back, self.write = target, write_back, write
         self.bound = None if local is None else _bound(local, args, kwargs)
         self.flowing: tuple[tuple[Any, Any], ...] = ()
+        self.serves_all = not (self.operands or kernel or sized) and all(
+            leave is None for _, leave in self.results)
 
     def let_flow(self, places: Sequence[tuple[Any, Any]]) -> None:
         """Take floats from each call: per float, its place in the local op's arguments and in the
@@ -98,14 +102,13 @@ class Step(Caller):
         """This step for values of other lengths, whose layouts `layout_of` tells, and of its
         results `meta_of` what they are; itself where nothing in it depends on them. Its transitions
         leave layouts as they are (I -> R)."""
-        leaves = [leave for _, leave in self.results if leave is not None]
-        if not self.operands and self.kernel is None and self.sized is None and not leaves:
+        if self.serves_all:
             return self
         new = object.__new__(Step)
         for name in Step.__slots__:
             setattr(new, name, getattr(self, name))
         new.operands = tuple([(at, _moved_to(move, layout_of(at))) for at, move in self.operands])
-        if leaves:
+        if any(leave for _, leave in self.results):
             new.results = tuple([
                 (at, leave and _moved_to(leave, layout_of(at))) for at, leave in self.results
             ])

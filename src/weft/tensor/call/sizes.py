@@ -409,10 +409,10 @@ class _Resizing:
     def resized(self) -> Program | None:
         before, num = self.before, self.num
         if self.places is None:  # one op
-            (step,) = before.steps
-            return before.resized((step.resized(self._layout, self._meta),), [
-                None if meta is None else self._meta(at) for at, meta in enumerate(before.metas)
-            ])
+            (step,), metas = before.steps, list(before.metas)
+            for at in range(num, len(metas)):
+                metas[at] = self._meta(at)
+            return before.resized((step.resized(self._layout, self._meta),), metas)
         steps = []
         asked = set(before.made)
         for step, op, by_form in zip(before.steps, self.known.ops, self.known.by_form):
