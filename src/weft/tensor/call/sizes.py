@@ -306,13 +306,21 @@ class Sizes:
         if self.varied is None:
             return None
         shapes: list[Sequence[int]] = []
+        layouts: list[Layout] = []
+        mesh = None
         for one in tensors:
-            shape = one._meta.local_shape if type(one) is ShardTensor else one.shape
+            if type(one) is ShardTensor:
+                meta = one._meta
+                shape, layout = meta.local_shape, meta.layout
+                mesh = meta.mesh
+            else:
+                mesh = mesh or _mesh_of(tensors)
+                shape, layout = one.shape, layout_of(one, mesh)
             if 0 in shape and self.wants_grad:
                 return None  # edges may have to be anchored
             shapes.append(shape)
-        mesh = _mesh_of(tensors)
-        layouts = [layout_of(one, mesh) for one in tensors]
+            layouts.append(layout)
+        assert mesh is not None
         places = None
         if not self.is_free:
             changed = self._changed(layouts)
