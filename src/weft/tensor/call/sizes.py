@@ -22,7 +22,7 @@ only after it was changed alone and the same ops came out, with the same argumen
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -33,15 +33,17 @@ from weft.rules import Length
 from weft.tensor.call.compose import Composer, stand_in
 from weft.tensor.call.decide import Builder
 from weft.tensor.call.lengths import Place, Source, places_in, sources_of, summed
-from weft.tensor.call.program import Program, Step
+from weft.tensor.call.program import Program
 from weft.tensor.call.recipe import Alias
+from weft.tensor.call.resizing import Resizing
+from weft.tensor.call.sized import Sized, gaps_in, length_of, resized_meta, sized_as, strides_like
 from weft.tensor.keys import Structure
-from weft.tensor.meta import Meta, bounded_put
+from weft.tensor.meta import bounded_put
 from weft.tensor.placing.layouts import layout_of
 from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.trace.capture import Op, Trace, unseen_meta
 from weft.tensor.trace.trees import slots_of
-from weft.transport.order import Gaps, gaps_of, memory_order, strides_in_order
+from weft.transport.order import memory_order
 
 __all__ = ["MAX_STRUCTURES", "Sizes", "keep", "known_for"]
 
@@ -50,85 +52,6 @@ MAX_OF_STRUCTURE = 8
 
 Change = tuple[int, int, bool]
 """Slot and dim of one of the call's tensors; whether its length is another, or its cuts alone."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sized:
-    """A value whose lengths are those of the call's tensors.
-
-    Args:
-        dims: per dim, where its length comes from.
-        dtype: its dtype.
-        order: its dims in the order of memory.
-        lines: its dims that are parts of longer ones, each with the place that is as long a part.
-        local: per dim, whether this rank's part is as long as that of the tensor that the length
-            comes from, or as the dim (False); None where it has to be computed.
-        is_scaled: whether a sharded dim is one of theirs, times others.
-        like: the tensor of the call that is laid out as it is, for all lengths, if there is one.
-        same: the one that has its very meta.
-    """
-
-    dims: tuple[Source, ...]
-    dtype: torch.dtype
-    order: tuple[int, ...]
-    lines: tuple[tuple[int, Place], ...] = ()
-    local: tuple[bool | None, ...] = ()
-    is_scaled: bool = False
-    like: int | None = None
-    same: int | None = None
-
-    def beside(self, meta: Meta | None, tensors: Sequence[torch.Tensor]) -> Sized:
-        """The same, which knows what of the call's tensors it is like: it has become `meta`."""
-        if meta is None:
-            return self
-        layouts = [layout_of(one, meta.mesh) for one in tensors]
-        layout = meta.layout
-        local: list[bool | None] = []
-        scaled = False
-        for source, axes, cut in zip(self.dims, layout.dims, layout.cuts):
-            alike = None
-            lead = source
-            if isinstance(source, Length):
-                lead = source.terms[0] if source.times and not source.plus else None
-            if type(lead) is tuple:
-                theirs, dim = layouts[lead[0]], lead[1]
-                if axes == theirs.dims[dim] and (lead is not source or cut == theirs.cuts[dim]):
-                    alike = True
-                    scaled = scaled or bool(axes and lead is not source)
-            local.append(alike if axes else False)
-        slots = {source[0] for source in self.dims if type(source) is tuple}
-        slot = slots.pop() if len(slots) == 1 else len(tensors)
-        is_whole = slot < len(tensors) and layouts[slot] == layout and self.dims == tuple(
-            [(slot, dim) for dim in range(layout.ndim)])
-        one = tensors[slot] if is_whole else None
-        is_like = type(one) is ShardTensor
-        return replace(
-            self, local=tuple(local), is_scaled=scaled, like=slot if is_like else None,
-            same=slot if is_like and one._meta is meta else None,  # type: ignore[union-attr]
-        )
-
-    def comes_from(self, places: set[Place]) -> bool:
-        """Whether some of its lengths come from these places."""
-        return any(not places.isdisjoint(places_in(source)) for source in self.dims)
-
-    def strides(self, shape: Sequence[int], tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
-        """Those for this shape."""
-        lines = {dim: _line(tensors[slot], at) for dim, (slot, at) in self.lines}
-        return strides_in_order(shape, self.order, lines)
-
-
-def _line(tensor: torch.Tensor, dim: int) -> int:
-    """The length that a dim of a tensor is a part of, by its strides."""
-    if type(tensor) is ShardTensor:
-        for (at, _), line in zip(_gaps(tensor), tensor._meta.lines()):
-            if at == dim:
-                return line
-    return tensor.shape[dim]
-
-
-def _gaps(tensor: ShardTensor) -> Gaps:
-    form = tensor._meta.form
-    return () if form is None else form.gaps
 
 
 @dataclass(slots=True)
@@ -217,7 +140,7 @@ class Sizes:
         sized: list[Sized] = []
         for slot, dims in zip(results, found.results):
             if slot.index >= num:
-                made = _sized_as(dims, trace.metas[slot.index], found.parts and builder.shares())
+                made = sized_as(dims, trace.metas[slot.index], found.parts and builder.shares())
                 if made is None:
                     return None
                 sized.append(made.beside(builder.metas.get(slot.index), builder.tensors))
@@ -271,7 +194,7 @@ class Sizes:
                 meta = composer.metas[slot.index]
                 assert meta is not None
                 shape, strides = meta.shape, meta.strides
-                if strides is not None and strides != _strides_like(shape, strides, shape):
+                if strides is not None and strides != strides_like(shape, strides, shape):
                     return None
                 for axes, cut, at in zip(meta.layout.dims, meta.layout.cuts, given):
                     if cut and (type(at) is not tuple or layouts[at[0]].cuts[at[1]] != cut
@@ -295,7 +218,7 @@ class Sizes:
     def _traced(self, tensors: Sequence[torch.Tensor]) -> Trace:
         metas = list(tensors)
         for sized in self.sized:
-            shape = [_length(source, tensors) for source in sized.dims]
+            shape = [length_of(source, tensors) for source in sized.dims]
             metas.append(unseen_meta(shape, sized.strides(shape, tensors), sized.dtype))
         return Trace(self.ops, self.result, tuple(metas))
 
@@ -327,7 +250,9 @@ class Sizes:
             if not changed <= self.varied:
                 return None
             places = {(slot, dim) for slot, dim, _ in changed}
-        return _Resizing(self, self.program, tensors, layouts, shapes, places, mesh).resized()
+        return Resizing(
+            self.program, self.ops, self.by_form, self.sized, tensors, layouts, shapes, places, mesh
+        ).resized()
 
     def vary(
         self, tensors: Sequence[torch.Tensor], compose: Callable[[list[torch.Tensor]], Sizes | None]
@@ -336,7 +261,7 @@ class Sizes:
 
         `compose` makes the program of the call on tensors that stand in for its own.
         """
-        if any(type(one) is ShardTensor and _gaps(one) for one in tensors):
+        if any(type(one) is ShardTensor and gaps_in(one) for one in tensors):
             return  # lengths that they are parts of would have to be others, too
         mesh = _mesh_of(tensors)
         layouts = [layout_of(one, mesh) for one in tensors]
@@ -392,208 +317,9 @@ def _exchanged(
     if layout == theirs:
         return tensor
     if type(tensor) is ShardTensor:
-        return stand_in(_resized_meta(tensor._meta, layout))
+        return stand_in(resized_meta(tensor._meta, layout))
     made = torch.empty(layout.shape, dtype=tensor.dtype, device=tensor.device)
     return made.requires_grad_(tensor.requires_grad)
-
-
-class _Resizing:
-    """One known program on its way to other lengths.
-
-    `shapes` are those of the local tensors. `places` are the slots and dims of the call's tensors
-    that differ; None: all may.
-    """
-
-    def __init__(
-        self, known: Sizes, program: Program, tensors: Sequence[torch.Tensor],
-        layouts: Sequence[Layout], shapes: Sequence[Sequence[int]],
-        places: set[tuple[int, int]] | None, mesh: BoundMesh,
-    ) -> None:
-        self.known, self.before, self.tensors = known, program, tensors
-        self.layouts, self.shapes, self.places, self.mesh = layouts, shapes, places, mesh
-        self.num = len(tensors)
-        self.metas: dict[int, Meta] = {}
-
-    def resized(self) -> Program | None:
-        before, num = self.before, self.num
-        if self.places is None:  # one op
-            (step,), metas = before.steps, list(before.metas)
-            for at in range(num, len(metas)):
-                metas[at] = self._meta(at)
-            return before.resized((step.resized(self._layout, self._meta),), metas)
-        steps = []
-        asked = set(before.made)
-        for step, op, by_form in zip(before.steps, self.known.ops, self.known.by_form):
-            made = step.resized(self._layout, self._meta) if by_form else self._step(step, op)
-            if made is None:
-                return None
-            steps.append(made)
-            for at, _ in made.operands:
-                asked.add(at)
-        metas: list[Meta | None] = [None] * len(before.metas)
-        for at in range(num, len(metas)):
-            if at in asked or before.metas[at].strides is not None:  # type: ignore[union-attr]
-                metas[at] = self._meta(at)
-        return before.resized(steps, metas)
-
-    def _differs(self, slot: int) -> bool:
-        places = self.places
-        if places is None:
-            return True
-        if slot < self.num:
-            return any(slot == at for at, _ in places)
-        return self.known.sized[slot - self.num].comes_from(places)
-
-    def _step(self, step: Step, op: Op) -> Step | None:
-        slots = [slot.index for slot in slots_of((op.args, op.kwargs))]
-        results = [slot.index for slot in slots_of(op.results)]
-        if not any(map(self._differs, (*results, *slots))):
-            return step
-        return self._decided(op, slots, results)
-
-    def _decided(self, op: Op, slots: Sequence[int], results: Sequence[int]) -> Step | None:
-        """The step decided anew; None where its results come in layouts that others do not know."""
-        values: list[Any] = [*self.tensors, *[None] * len(self.known.sized)]
-        for slot in slots:
-            if slot >= self.num:
-                values[slot] = stand_in(self._meta(slot))
-        traced: list[Any] = list(values)
-        for at in results:
-            meta = self._meta(at)
-            if 0 in meta.local_shape:
-                return None
-            traced[at] = unseen_meta(meta.shape, meta.stride(), meta.dtype)
-        trace = Trace((op,), op.results, tuple(traced))
-        builder = Builder(None, trace, values, self.mesh, range(len(values)))
-        made = builder.build()
-        if type(made) is not Step or made.anchor or any(
-            builder.metas[at] is not self._meta(at) for at in results
-        ):
-            return None
-        return made
-
-    def _layout(self, slot: int) -> Layout:
-        return self.layouts[slot] if slot < self.num else self._meta(slot).layout
-
-    def _meta(self, slot: int) -> Meta:
-        """What a step's result is."""
-        meta = self.metas.get(slot)
-        if meta is None:
-            meta = self.before.metas[slot]
-            assert meta is not None
-            if self._differs(slot):
-                sized = self.known.sized[slot - self.num]
-                if sized.same is None:
-                    meta = self._sized(meta, sized)
-                else:
-                    meta = self.tensors[sized.same]._meta  # type: ignore[attr-defined]
-                    meta = meta.replace() if meta.was_reduced else meta
-            self.metas[slot] = meta
-        return meta
-
-    def _sized(self, like: Meta, sized: Sized) -> Meta:
-        """A value for the new lengths."""
-        if sized.like is not None and like.strides is None:
-            return like.resized(self.layouts[sized.like], tuple(self.shapes[sized.like]), None)
-        if sized.is_scaled:
-            return self._scaled(like, sized)
-        shape: list[int] = []
-        local: list[int | None] = []
-        for source, alike in zip(sized.dims, sized.local):
-            if type(source) is tuple:
-                slot, dim = source
-                length = self.layouts[slot].shape[dim]
-                local.append(
-                    self.shapes[slot][dim] if alike else length if alike is False else None)
-            else:
-                length = _length(source, self.tensors)
-                local.append(length if alike is False else None)
-            shape.append(length)
-        cuts = like.layout.cuts
-        if any(cuts):
-            cuts = tuple([
-                cut and self.layouts[source[0]].cuts[source[1]]  # type: ignore[index]
-                for source, cut in zip(sized.dims, cuts)
-            ])
-        layout = like.layout.resized(tuple(shape), cuts)
-        known: Any = None if None in local else tuple(local)
-        strides = sized.strides(shape, self.tensors) if sized.lines else None
-        return _resized_meta(like, layout, known, strides)
-
-    def _scaled(self, like: Meta, sized: Sized) -> Meta:
-        """A value in which the cuts of a dim are those of an operand's dim times a length: by
-        chance they may be the default."""
-        shape = [_length(source, self.tensors) for source in sized.dims]
-        cuts: list[Any] = []
-        for source, axes, length in zip(sized.dims, like.layout.dims, shape):
-            places = places_in(source)
-            if not axes or not places:
-                cuts.append(None)
-                continue
-            (slot, dim), *others = places
-            theirs = self.layouts[slot]
-            if not others:
-                cuts.append(theirs.cuts[dim])
-            else:
-                step = length // theirs.shape[dim]
-                cuts.append(tuple([cut * step for cut in theirs.cuts_of(dim)]))
-        layout = Layout.make(like.layout.mesh, shape, like.layout.dims, cuts, like.layout.partial)
-        strides = like.strides
-        if strides is not None:
-            strides = _strides_like(like.shape, strides, shape)
-        return like.replace(layout=layout, strides=strides)
-
-
-def _length(source: Source, tensors: Sequence[torch.Tensor]) -> int:
-    if type(source) is tuple:
-        return tensors[source[0]].shape[source[1]]
-    length = source.plus  # type: ignore[union-attr]
-    for slot, dim in source.terms:  # type: ignore[union-attr]
-        length += tensors[slot].shape[dim]
-    for slot, dim in source.times:  # type: ignore[union-attr]
-        length *= tensors[slot].shape[dim]
-    return length
-
-
-def _resized_meta(
-    like: Meta, layout: Layout, local_shape: tuple[int, ...] | None = None,
-    strides: tuple[int, ...] | None = None,
-) -> Meta:
-    """The meta of the same form with this layout, whose local shape may be known, and of a part of
-    a dense tensor the strides."""
-    if strides is None and like.strides is not None:
-        strides = _strides_like(like.shape, like.strides, layout.shape)
-    if local_shape is None:
-        assert like.mesh.here is not None
-        local_shape = layout.local_shape_at(like.mesh.here)
-    return like.resized(layout, local_shape, strides)
-
-
-def _strides_like(
-    shape: Sequence[int], strides: Sequence[int], wanted: Sequence[int]
-) -> tuple[int, ...]:
-    """Those of a tensor of the wanted shape that lies in the same order, expanded (stride 0) in the
-    same dims."""
-    stepping = [length if step else 1 for length, step in zip(wanted, strides)]
-    found = strides_in_order(stepping, memory_order(shape, strides))
-    return tuple([mine if step else 0 for mine, step in zip(found, strides)])
-
-
-def _sized_as(
-    dims: tuple[Source, ...], meta: torch.Tensor, is_part: bool
-) -> Sized | None:
-    """A result with these sources, in the dtype and the order of memory of a captured one; None
-    where its strides do not follow from that, nor, if it `is_part` of an operand, from that one's.
-    """
-    shape, strides = meta.shape, meta.stride()
-    order = memory_order(shape, strides)
-    lines: list[tuple[int, Place]] = []
-    for dim, _ in gaps_of(shape, strides, order) or ():
-        places = places_in(dims[dim])
-        if not is_part or len(places) > 1:
-            return None
-        lines.append((dim, places[0] if places else (0, dim)))
-    return Sized(dims, meta.dtype, order, tuple(lines))
 
 
 def _differs_in_layouts(program: Program, sized: Sequence[Sized]) -> bool:
