@@ -19,15 +19,20 @@ BATCH, LENGTH = 4, 16
 WIDTHS = (32, 256)
 
 
-def step(system: str, width: int) -> Callable[[], Any]:
-    """Forward and backward, without an optimizer."""
+def llama(width: int) -> Any:
+    """Two layers, with grouped heads."""
     import transformers  # noqa: PLC0415  (seconds, which other items should not pay)
 
     torch.manual_seed(0)
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(
         vocab_size=512, hidden_size=width, intermediate_size=3 * width, num_hidden_layers=2,
         num_attention_heads=4, num_key_value_heads=2, use_cache=False,
     ))
+
+
+def step(system: str, width: int) -> Callable[[], Any]:
+    """Forward and backward, without an optimizer."""
+    model = llama(width)
     share = torch.randint(0, 512, (BATCH, LENGTH))
     tokens: Any = share
     if system == "weft":

@@ -12,6 +12,7 @@ from bench import (
     draws,
     first,
     host,
+    lengths,
     memory,
     mlp,
     models,
@@ -29,7 +30,7 @@ ITEMS: dict[str, Item] = {
     item.name: item
     for item in (
         CALLS, mlp.ITEM, block.ITEM, optimizer.ITEM, first.ITEM, memory.ITEM, host.ITEM,
-        redistribute.ITEM, draws.ITEM, models.ITEM,
+        redistribute.ITEM, draws.ITEM, models.ITEM, lengths.ITEM,
     )
 }
 

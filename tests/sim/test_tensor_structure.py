@@ -18,7 +18,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import weft
-from tests.cases import Case, contraction, index, inplace, loss, norm, pointwise, reduction, view
+from tests.cases import (
+    EFFORT,
+    Case,
+    contraction,
+    index,
+    inplace,
+    loss,
+    norm,
+    pointwise,
+    reduction,
+    view,
+)
 from tests.cases import attention as attention_cases
 from tests.cases.layouts import layouts_of
 from tests.harness import flat, ranks
@@ -26,6 +37,7 @@ from weft import P, ShardTensor
 from weft.core import Layout, Mesh
 from weft.tensor.call import build, compose
 from weft.tensor.call.program import Program, Step
+from weft.tensor.call.sizes import known_for
 from weft.tensor.keys import floats_of, structure_key
 from weft.tensor.trace import capture
 from weft.tensor.trace.trees import slots_of
@@ -46,11 +58,11 @@ class Checker:
         self.num_compared = self.num_programs = 0
 
     def __call__(
-        self, func: Any, args: Any, kwargs: Any, mesh: Any, key: Any, carry_out: Any
+        self, func: Any, args: Any, kwargs: Any, mesh: Any, key: Any, carry_out: Any, *more: Any
     ) -> Any:
         floats = floats_of((*args, *kwargs.values()))
         structure = key and structure_key(key, floats)
-        known = structure is not None and structure in mesh.cache.get("structures", {})
+        known = structure is not None and known_for(mesh, structure) is not None
         made = self.build(func, args, kwargs, mesh, key, carry_out)
         if known:
             fresh = self.build(func, args, kwargs, mesh, None, carry_out)
@@ -303,3 +315,128 @@ def test_zeros_that_want_a_gradient() -> None:
         return [one.requires_grad for one in made]
 
     assert weft.testing.run(on_rank, mesh={"x": 2}) == [[False, True, False, True, False]] * 2
+
+
+def attend(x: Tensor, few: int) -> Tensor:
+    """The last `few` queries of four heads attend to two heads of keys."""
+    heads = x.view(x.shape[0], x.shape[1], -1, 2).transpose(1, 2)
+    query = torch.cat((heads[:, :2], heads[:, 2:4]), 1)[:, :, -few:]
+    keys = heads[:, -2:].contiguous()
+    return F.scaled_dot_product_attention(query, keys, keys, enable_gqa=True)
+
+
+OF_LENGTHS = {
+    "grows": lambda x: torch.cat((x, x[:, :1]), 1),
+    "two kinds": lambda x: torch.cat((x, x, x[:, 1:2] * 2), dim=-2),
+    "heads": lambda x: x.view(x.shape[0], x.shape[1], -1, 2).transpose(1, 2),
+    "heads joined": lambda x: x.view(*x.shape[:2], 4, -1).transpose(1, 2).transpose(1, 2)
+    .contiguous().reshape(x.shape[0], x.shape[1], -1),
+    "turned": lambda x: torch.cat((-x[..., 4:], x[..., :4]), dim=-1) * 2,
+    "of a part": lambda x: x[:, 1:][..., :3].transpose(1, 2).neg()[:, 1:-1].cos(),
+    "ends": lambda x: x[:, -1:] + x[:, :1] + x.narrow(1, 1, 1),
+    "shifted": lambda x: x[:, :-1].contiguous() * x[:, 1:],
+    "padded": lambda x: F.pad(x, (0, 2)) + F.pad(x, (1, 1), value=2.0),
+    "padded, longer": lambda x: F.pad(x, (0, 0, 0, 1), value=2.0).float(),
+    "rows": lambda x: x.view(-1, x.shape[-1]) * 2,
+    "all": lambda x: x.reshape(-1).sin(),
+    "rows of heads": lambda x: x.flatten(0, 1).view(-1, 2, x.shape[-1] // 2) * x.view(
+        -1, 2, x.shape[-1] // 2),
+    "one attends": lambda x: attend(x, 1),
+    "some attend": lambda x: attend(x, 3),
+}
+"""Numbers that are lengths, and lengths that are sums."""
+
+SHAPES = [
+    (4, 5, 8), (4, 6, 8), (7, 9, 8), (4, 4, 8), (5, 9, 8), (3, 11, 8), (6, 6, 8), (8, 8, 8),
+    (4, 12, 8), (4, 7, 8), (1, 5, 8), (7, 2, 8), (2, 10, 8), (6, 5, 16), (6, 7, 16), (2, 3, 10),
+]
+LAYOUTS = [P("x"), P(None, "x"), P(None, None, "x"), P("y", "x"), P(("x", "y")), P(), "ragged",
+           P("x", None, "y")]
+
+
+@pytest.mark.parametrize("name", OF_LENGTHS)
+def test_numbers_that_are_lengths_and_lengths_that_are_sums(name: str, checker: Checker) -> None:
+    all_of_it = EFFORT >= 1
+    at = list(OF_LENGTHS).index(name)
+    layouts = LAYOUTS if all_of_it else [LAYOUTS[at % len(LAYOUTS)]]
+    shapes = SHAPES if all_of_it else SHAPES[:3]
+
+    def on_rank(mesh: Any) -> None:
+        draw = random.Random(name)
+        for spec in layouts:
+            for shape in shapes:
+                layout = spec
+                if spec == "ragged":
+                    first = draw.randint(0, shape[0]) if all_of_it else int(shape != shapes[-1])
+                    layout = Layout(mesh, shape, P("x"), sizes={0: (first, shape[0] - first)})
+                agrees(OF_LENGTHS[name], shape, mesh, layout)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        weft.testing.run(on_rank, mesh={"x": 2, "y": 1 + all_of_it})
+    assert checker.num_compared > (100 if all_of_it else 0)
+
+
+def agrees(call: Any, shape: tuple[int, ...], mesh: Any, layout: Any) -> None:
+    """The call gives what it gives in one process, forward and backward."""
+    full = torch.arange(float(math.prod(shape))).view(shape).cos().requires_grad_()
+    try:
+        due = call(full)
+    except (RuntimeError, IndexError):
+        return
+    x = weft.distribute_tensor(full.detach(), mesh, layout, src_data_rank=None)
+    torch.testing.assert_close(call(x).full_tensor(), due.detach())
+    made = call(x.requires_grad_())
+    assert made._local.shape == made.sharding.local_shape_at(mesh.here)
+    assert made.stride() == due.stride()
+    torch.testing.assert_close(made.full_tensor(), due)
+    due.square().sum().backward()
+    made.square().sum().backward()
+    torch.testing.assert_close(x.grad.full_tensor(), full.grad)
+
+
+FOR_SOME_LENGTHS = {
+    "ends": (lambda x: [x[:, :3] * 2, x[:, -3:] * 2, x[:, 2:] * 2, x.narrow(1, 0, 2) * 2],
+             [(4, 5, 8), (4, 4, 8), (4, 2, 8), (4, 3, 8), (5, 6, 8)]),
+    "heads": (lambda x: [x.view(x.shape[0], x.shape[1], -1, 2) * 2, x.flatten(1) * 2,
+                         x.view(x.shape[0], -1, 4) * 2],
+              [(4, 5, 8), (4, 5, 12), (4, 7, 16), (5, 6, 8)]),
+    "a dim": (lambda x: [x.sum(x.shape[0]), x.softmax(x.shape[0])],
+              [(2, 5, 6, 4), (3, 5, 6, 4), (2, 7, 6, 4), (3, 7, 8, 6)]),
+    "a count": (lambda x: [x.topk(x.shape[0], 1)[0], x.unflatten(1, (x.shape[0], -1)) * 2],
+                [(2, 8, 3), (4, 8, 3), (2, 12, 3), (6, 12, 3)]),
+    "cropped": (lambda x: [F.pad(x, (0, 0, -2, 0)), F.pad(x, (0, 1, 0, -1))],
+                [(4, 5, 8), (4, 2, 8), (4, 3, 8), (5, 7, 8)]),
+}
+"""Calls of which a length means something else than another, and lengths, in order."""
+
+
+@pytest.mark.parametrize("spec", [P("x"), P(None, "x"), P(None, None, "x")], ids=str)
+@pytest.mark.parametrize("name", FOR_SOME_LENGTHS)
+def test_what_holds_for_some_lengths_alone(name: str, spec: P, checker: Checker) -> None:
+    call, shapes = FOR_SOME_LENGTHS[name]
+
+    def on_rank(mesh: Any) -> None:
+        for shape in shapes:
+            full = torch.arange(float(math.prod(shape))).view(shape).cos()
+            x = weft.distribute_tensor(full, mesh, spec, src_data_rank=None)
+            for made, due in zip(call(x), call(full)):
+                assert made._local.shape == made.sharding.local_shape_at(mesh.here)
+                torch.testing.assert_close(made.full_tensor(), due)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        weft.testing.run(on_rank, mesh={"x": 2})
+
+
+@ranks(x=2)
+def test_what_is_made_of_a_reduced_value_was_not_reduced(mesh: Any, checker: Checker) -> None:
+    for length in (5, 7, 9):
+        full = torch.arange(6.0 * length).view(6, length)
+        x = weft.distribute_tensor(full, mesh, P("x"), src_data_rank=None).sum(0, keepdim=True)
+        if length > 5:
+            x.exp()  # reduces it
+        assert x._meta.was_reduced == (length > 5)
+        made = x.expand(1, length)
+        assert not made._meta.was_reduced
+        torch.testing.assert_close(made.full_tensor(), full.sum(0, keepdim=True))

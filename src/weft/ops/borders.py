@@ -15,7 +15,7 @@ from torch import Tensor
 from weft.core import Layout, default_cuts
 from weft.ops.convolutions import nothing_of
 from weft.propagate import fairest
-from weft.rules import Boxed, Call, Decision, Shift, op, page, rule
+from weft.rules import Boxed, Call, Decision, Length, Shift, op, page, rule
 from weft.rules.factors import names
 
 __all__ = ["PAGE"]
@@ -107,7 +107,12 @@ def _pad_with_value(call: Call, layouts: Layouts, wants_grad: Any) -> Decision:
         given[dim], made[dim] = _padded_cuts(layout, dim, before[dim], shape[dim])
     result = Layout.make(layout.mesh, shape, layout.dims, made, layout.partial)
     if not padded:  # cuts that stay say nothing: what one end loses the other may gain
-        return Decision((layout,), (result,))
+        lengths = tuple([
+            Length(
+                ((0, dim),), shape[dim] - source.shape[dim], least=((0, dim, 1 + _cropped(pad)),))
+            for dim in range(ndim)
+        ])
+        return Decision((layout,), (result,), by_form=True, lengths=lengths)
     layout = Layout.make(layout.mesh, layout.shape, layout.dims, given, layout.partial)
 
     def args(coordinate: tuple[int, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -121,6 +126,11 @@ def _pad_with_value(call: Call, layouts: Layouts, wants_grad: Any) -> Decision:
         return (source, local, value), {}
 
     return Decision((layout,), (result,), args, "aten.constant_pad_nd.default")
+
+
+def _cropped(pad: Sequence[int]) -> int:
+    """How much longer than this a dim has to be, so that each width means the same."""
+    return sum([-width for width in pad if width < 0])
 
 
 def _padded_cuts(

@@ -7,6 +7,7 @@ aligns slices with each other reads the rows that it lacks from the sliced tenso
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from weft.core import Layout
 from weft.ops.algorithm import Composite
-from weft.rules import Call, Decision, LocalArgs, TensorArg, op, page, rule
+from weft.rules import Call, Decision, Length, LocalArgs, TensorArg, op, page, rule
 from weft.rules.factors import one_dim
 
 __all__ = ["PAGE"]
@@ -33,7 +34,7 @@ def _slice(call: Call, layouts: Layouts, wants_grad: Any = ()) -> Decision:
     dim = one_dim(call.arg(1, "dim", 0), len(source.shape))
     bounds = slice(call.arg(2, "start"), call.arg(3, "end"), call.arg(4, "step", 1))
     start, _, step = bounds.indices(source.shape[dim])
-    return _sliced(call, layouts[0], dim, start, step)
+    return _sliced(call, layouts[0], dim, start, step, bounds)
 
 
 def _narrow(call: Call, layouts: Layouts, wants_grad: Any) -> Decision | None:
@@ -43,16 +44,26 @@ def _narrow(call: Call, layouts: Layouts, wants_grad: Any) -> Decision | None:
     start = call.arg(2, "start")
     if not isinstance(start, int):
         return None
-    return _sliced(call, layouts[0], dim, start + source.shape[dim] if start < 0 else start, 1)
+    stop = start + call.arg(3, "length")
+    bounds = slice(start, None if start < 0 <= stop else stop)
+    return _sliced(
+        call, layouts[0], dim, start + source.shape[dim] if start < 0 else start, 1, bounds)
 
 
-def _sliced(call: Call, layout: Layout, dim: int, start: int, step: int) -> Decision:
+def _sliced(
+    call: Call, layout: Layout, dim: int, start: int, step: int, bounds: slice
+) -> Decision:
+    """`bounds`: as the call names them."""
     count = call.results[0].shape[dim]
-    starts = None
+    starts = lengths = None
     if step == 1:
         starts = tuple([start if at == dim else 0 for at in range(layout.ndim)])
+        kept = _kept(dim, layout.shape[dim], bounds)
+        lengths = kept and tuple([
+            kept if at == dim else Length(((0, at),)) for at in range(layout.ndim)])
     if not layout.dims[dim]:
-        return Decision((layout,), (layout.recut(dim, count),), starts=starts)
+        return Decision(
+            (layout,), (layout.recut(dim, count),), by_form=True, starts=starts, lengths=lengths)
     old = layout.cuts_of(dim)
     # How many kept elements lie before each offset.
     new = tuple(min(max(-(-(cut - start) // step), 0), count) for cut in old)
@@ -67,7 +78,26 @@ def _sliced(call: Call, layout: Layout, dim: int, start: int, step: int) -> Deci
             return (source, dim, 0, 0, 1), {}
         return (source, dim, first, first + (kept - 1) * step + 1, step), {}
 
-    return Decision((layout,), (result,), args, "aten.slice.Tensor", starts=starts)
+    return Decision(
+        (layout,), (result,), args, "aten.slice.Tensor", starts=starts, lengths=lengths)
+
+
+def _kept(dim: int, length: int, bounds: slice) -> Length | None:
+    """How long a slice of a dim of this length is; None where it is not as long for all lengths
+    from some on, this one among them: none of its bounds is beyond the dim, or at its end."""
+    ends: list[tuple[int, int]] = []
+    least = 1
+    for bound, otherwise in ((bounds.start, (0, 0)), (bounds.stop, (1, 0))):
+        if bound is None or bound >= sys.maxsize:
+            ends.append(otherwise)
+        else:
+            ends.append((int(bound < 0), bound))
+            least = max(least, abs(bound) + 1)
+    (from_end, start), (to_end, stop) = ends
+    if length < least or to_end < from_end or stop - start + (to_end - from_end) * least < 0:
+        return None
+    terms = ((0, dim),) if to_end > from_end else ()
+    return Length(terms, stop - start, least=((0, dim, least),))
 
 
 def _select(call: Call, layouts: Layouts, wants_grad: Any) -> Composite | None:

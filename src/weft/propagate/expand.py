@@ -53,7 +53,9 @@ def decide(
         frame.slices = [None if at == target else one for at, one in enumerate(slices)]
     num_axes = len(frame.sizes)
     choices = [zero_cost_choice(frame, axis) for axis in range(num_axes)]
-    by_form = not (rule.nonempty or rule.by_size)
+    # Whether shards are empty is a matter of lengths.
+    by_form = not rule.by_size and (not rule.nonempty or rule.nonempty.isdisjoint(
+        [factor for row in frame.held for factor in row]))
     for axis, choice in enumerate(choices):
         if choice is NEEDS_COST:
             choices[axis] = cheapest(frame, axis, _shards(frame, choices, axis))
@@ -76,7 +78,7 @@ def decide(
     # A kernel may read the cuts of all the operands that it finishes.
     by_form = by_form and not beside and len({operand for operand, _ in finish}) < 2
     local = local_call(rule, call, operands, results, cut)
-    by_form = by_form and not (rule.windows or rule.spreads)
+    by_form = by_form and not (rule.windows or rule.spreads) and cut.keys().isdisjoint(rule.offsets)
     return Decision(
         operands, results, op=rule.op, chosen=tuple([
             "" if choice is None else choice if isinstance(choice, str)

@@ -5,7 +5,7 @@ from weft.rules.book import Entry, Last, Page, RuleText, Text, op, page, rule
 from weft.rules.call import Call, TensorArg
 from weft.rules.notation import Pattern, parse
 from weft.rules.own import OWN, OwnRule
-from weft.rules.rule import Decision, FactorDims, LocalArgs, Rule
+from weft.rules.rule import Decision, FactorDims, Length, LocalArgs, Rule
 from weft.rules.window import (
     AnyWindow,
     Boxed,
@@ -20,6 +20,7 @@ from weft.rules.window import (
 
 __all__ = [
     "OWN", "AnyWindow", "Boxed", "BoxedDim", "Call", "Decision", "Entry", "FactorDims", "Last",
-    "LocalArgs", "OnBox", "OwnRule", "Page", "Pattern", "Rule", "RuleText", "Shift", "Table",
-    "Tables", "TensorArg", "Text", "Window", "bind", "is_ring", "op", "page", "parse", "rule",
+    "Length", "LocalArgs", "OnBox", "OwnRule", "Page", "Pattern", "Rule", "RuleText", "Shift",
+    "Table", "Tables", "TensorArg", "Text", "Window", "bind", "is_ring", "op", "page", "parse",
+    "rule",
 ]

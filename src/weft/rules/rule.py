@@ -9,13 +9,31 @@ from typing import Any
 from weft.core import Cover, Layout
 from weft.rules.window import AnyWindow, OnBox, Window
 
-__all__ = ["Decision", "FactorDims", "LocalArgs", "Rule"]
+__all__ = ["Decision", "FactorDims", "Length", "LocalArgs", "Rule"]
 
 FactorDims = tuple[tuple[str, ...], ...]
 """Per dim of a tensor, its factors, major to minor; () is a dim of size 1 that broadcasts."""
 
 LocalArgs = Callable[[tuple[int, ...]], tuple[tuple[Any, ...], dict[str, Any]]]
 """Mesh coordinate -> (args, kwargs) of the local op, with TensorArgs in place of tensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Length:
+    """How long a dim of a result is: what some dims of operands are together, and a number; times
+    what other dims are.
+
+    Args:
+        terms: (operand, dim) of each.
+        plus: the number.
+        times: (operand, dim) of the others.
+        least: (operand, dim, length): what it holds from; shorter operands give something else.
+    """
+
+    terms: tuple[tuple[int, int], ...] = ()
+    plus: int = 0
+    times: tuple[tuple[int, int], ...] = ()
+    least: tuple[tuple[int, int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +133,8 @@ class Decision:
             itself runs on the local tensors.
         starts: of a slice of consecutive places, where it begins in each dim of the operand.
         keeps: whether autograd keeps what ranks read beyond their layout.
+        lengths: of a part of the one operand, or of more than it, that no rule describes: how long
+            each dim is, which belongs to the operand's dim in this place.
     """
 
     operands: tuple[Layout, ...]
@@ -129,6 +149,7 @@ class Decision:
     runs: Callable[[tuple[int, ...]], Callable[..., Any] | None] | None = None
     starts: tuple[int, ...] | None = None
     keeps: bool = True
+    lengths: tuple[Length, ...] | None = None
 
     def reason(self) -> str:
         """Why the operands are moved to these layouts, for `weft.explain()`."""

@@ -21,7 +21,7 @@ from this one: `structure_key` without lengths, `trace_key` without layouts.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import is_grad_enabled
@@ -31,7 +31,7 @@ from weft.tensor.counts import NAN
 from weft.tensor.meta import Meta, autocast_state, contiguous_strides, dense
 from weft.tensor.shard_tensor import ShardTensor, now_requires_grad
 
-__all__ = ["add", "floats_of", "key_of", "structure_key", "trace_key"]
+__all__ = ["Structure", "add", "floats_of", "key_of", "structure_key", "trace_key"]
 
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 _NONE = type(None), None
@@ -133,48 +133,86 @@ def floats_of(given: Iterable[Any]) -> list[float]:
     return found
 
 
-def structure_key(key: Sequence[Any], floats: Sequence[float]) -> tuple[Any, ...] | None:
-    """The key of a call with its lengths taken out, and its floats put in; None where strides are
-    not the default.
+class Structure(NamedTuple):
+    """A call with its lengths taken out.
+
+    Args:
+        key: equal for all calls of one structure.
+        values: the different lengths, in the order in which the key numbers them.
+        numbers: which of these the call names as a number as well.
+    """
+
+    key: tuple[Any, ...]
+    values: list[Any]
+    numbers: frozenset[int]
+
+
+_AS_THEY_ARE = frozenset((0, 1, None))
+
+_NAMES = tuple([object() for _ in range(64)])
+"""What stands in a key for a number that is a length, too."""
+
+
+def structure_key(key: Sequence[Any], floats: Sequence[float]) -> Structure | None:
+    """The structure of the call with this key, and with these floats; None where strides are not
+    those of a part of a dense tensor, or a tensor was reduced.
 
     A plain tensor stands in the key as shape, strides, dtype and requires_grad; an argument that
-    is a torch.Size follows its type.
+    is a torch.Size follows its type. Lengths come last: 0 and 1 as they are, others by number.
+    Where a tensor is part of a longer one, that one's lengths count, too.
     """
     out: list[Any] = []
-    shapes: list[Sequence[int]] = []
-    seen: dict[Any, int] = {}
+    lengths: list[Any] = []
+    numbers: list[int] = []
     items = iter(key)
     for item in items:
         kind = type(item)
         if kind is Meta:
             form = item.form
-            if form is None:
+            if form is None or item.was_reduced:
                 return None
             out.append(form)
-            shapes.append(item.layout.shape)
-            if any(item.layout.cuts):
-                shapes.append(item.layout.cuts)
+            layout = item.layout
+            lengths += layout.shape
+            if any(layout.cuts):
+                lengths += layout.cuts
+            if form.gaps:
+                lengths += item.lines()
             continue
         if kind is torch.Size and out[-1] is not torch.Size:
             if next(items) != contiguous_strides(item):
                 return None
             out.append(len(item))
-            shapes.append(item)
+            lengths += item
             continue
-        if kind is int:
-            seen[item] = item
-        elif kind is tuple or kind is torch.Size:
-            for number in item:
-                if type(number) is int:
-                    seen[number] = number
+        if kind is int or kind is tuple or kind is torch.Size:
+            numbers.append(len(out))
         out.append(item)
-    for shape in shapes:
-        for length in shape:
-            if length == 0 or length == 1 or length is None:
-                out.append(length)
-            else:
-                out.append(seen.setdefault(length, -1 - len(seen)))
-    return *out, *floats
+    num = len(out)
+    seen: dict[Any, int] = {}
+    number_of = seen.setdefault
+    out += [
+        length if length in _AS_THEY_ARE else number_of(length, -1 - len(seen))
+        for length in lengths
+    ]
+    named: set[int] = set()
+    for at in numbers:
+        item = out[at]
+        if type(item) is int:
+            if item in seen:
+                out[at] = _name_of(item, seen, named)
+        elif not seen.keys().isdisjoint(item):
+            out[at] = tuple([
+                _name_of(one, seen, named) if type(one) is int and one in seen else one
+                for one in item
+            ])
+    return Structure((*out, num, *floats), list(seen), frozenset(named))
+
+
+def _name_of(number: int, seen: dict[Any, int], named: set[int]) -> Any:
+    at = -1 - seen[number]
+    named.add(at)
+    return _NAMES[at] if at < len(_NAMES) else number
 
 
 def trace_key(key: Sequence[Any], asks_for_grad: bool) -> tuple[Any, ...]:

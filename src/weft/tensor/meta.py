@@ -17,7 +17,14 @@ import torch
 from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.tensor.counts import METAS
-from weft.transport.order import Order, memory_order, order_of, strides_in_order
+from weft.transport.order import (
+    Gaps,
+    Order,
+    gaps_of,
+    memory_order,
+    order_of,
+    strides_in_order,
+)
 
 __all__ = [
     "NONE", "Meta", "alive", "autocast_state", "bounded_put", "contiguous_strides", "dense",
@@ -35,9 +42,15 @@ NONE: frozenset[int] = frozenset()
 
 class Form:
     """The parts of a Meta that stay the same when only lengths change; one object per rank and
-    content."""
+    content.
 
-    __slots__ = ()
+    `gaps`: of a part of a dense tensor, the dims of which it has a part (see `gaps_of`).
+    """
+
+    __slots__ = ("gaps",)
+
+    def __init__(self, gaps: Gaps) -> None:
+        self.gaps = gaps
 
 
 class Meta:
@@ -98,6 +111,11 @@ class Meta:
         if self._form is False:
             self._form = _form(self)
         return self._form
+
+    def lines(self) -> tuple[int, ...]:
+        """Of a part of a dense tensor, the lengths that this has in the dims of `form.gaps`."""
+        strides = self.stride()
+        return tuple([strides[outer] // strides[dim] for dim, outer in self.form.gaps])  # type: ignore[union-attr]
 
     def resized(
         self, layout: Layout, local_shape: tuple[int, ...], strides: tuple[int, ...] | None
@@ -221,20 +239,21 @@ def is_dense(meta: Meta) -> bool:
 
 def _form(meta: Meta) -> Form | None:
     layout, strides = meta.layout, meta.strides
-    if strides is None:
-        order = tuple(range(len(layout.shape)))
-    else:
+    order, gaps = tuple(range(len(layout.shape))), ()
+    if strides is not None:
         order = memory_order(layout.shape, strides)
-        if strides != strides_in_order(layout.shape, order):
+        found = gaps_of(layout.shape, strides, order)
+        if found is None:
             return None
+        gaps = found
     key = (
         layout.dims, layout.partial, tuple([cut is None for cut in layout.cuts]), meta.dtype,
-        meta.requires_grad, meta.alias, order, meta.device, meta.varying,
+        meta.requires_grad, meta.alias, order, gaps, meta.device, meta.varying,
     )
     table: dict[Any, Form] = meta.mesh.cache.setdefault("forms", {})
     form = table.get(key)
     if form is None:
-        form = Form()
+        form = Form(gaps)
         bounded_put(table, key, form, MAX_FORMS)
     return form
 

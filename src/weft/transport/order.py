@@ -7,17 +7,21 @@ block in memory follows from strides.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
 __all__ = [
-    "Order", "full_order", "in_order", "laid", "memory_order", "order_due", "order_of",
-    "strides_in_order", "strides_like",
+    "Gaps", "Order", "full_order", "gaps_of", "in_order", "laid", "memory_order", "order_due",
+    "order_of", "strides_in_order", "strides_like",
 ]
 
 Order = tuple[int, ...]
 """Dims from the largest stride to the smallest."""
+
+
+Gaps = tuple[tuple[int, int], ...]
+"""Dims of which a tensor is a part of a longer line, each with the dim outside of it in memory."""
 
 
 def order_of(shape: Sequence[int], strides: Sequence[int]) -> Order | None:
@@ -42,13 +46,38 @@ def memory_order(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...
     return tuple(order)
 
 
-def strides_in_order(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
-    """Strides of a dense tensor whose dims have this order in memory."""
+def gaps_of(
+    shape: Sequence[int], strides: Sequence[int], order: Sequence[int]
+) -> Gaps | None:
+    """Where a tensor of these strides has gaps, as a part of a dense one; None if it is no such
+    part. Then the stride of the outer dim is that of the dim times the length of the longer line.
+    """
+    if not order:
+        return ()
+    gaps: list[tuple[int, int]] = []
+    dim = order[-1]
+    if strides[dim] != 1:
+        return None
+    for outer in order[-2::-1]:
+        step, line = strides[dim], max(shape[dim], 1)
+        if strides[outer] != step * line:
+            if strides[outer] < step * line or strides[outer] % step:
+                return None
+            gaps.append((dim, outer))
+        dim = outer
+    return tuple(gaps)
+
+
+def strides_in_order(
+    shape: Sequence[int], order: Sequence[int], lines: Mapping[int, int] | None = None
+) -> tuple[int, ...]:
+    """Strides of a dense tensor whose dims have this order in memory; or of a part of one, whose
+    `lines` are longer in some dims."""
     strides = [0] * len(shape)
     step = 1
     for dim in reversed(order):
         strides[dim] = step
-        step *= max(shape[dim], 1)
+        step *= max(lines.get(dim, shape[dim]) if lines else shape[dim], 1)
     return tuple(strides)
 
 

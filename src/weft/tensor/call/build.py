@@ -20,16 +20,16 @@ from weft.tensor.call.compose import Composer, stand_in
 from weft.tensor.call.decide import Builder
 from weft.tensor.call.decompose import Parts
 from weft.tensor.call.lengths import numbers_come_from
-from weft.tensor.call.local import is_builtin
+from weft.tensor.call.local import as_it_is, is_builtin
 from weft.tensor.call.op_by_op import applied, as_calls, op_by_op
 from weft.tensor.call.own import functions as own
 from weft.tensor.call.own import local as own_local
 from weft.tensor.call.program import Program, Step
 from weft.tensor.call.recipe import Alias, Function, Recipe
-from weft.tensor.call.sizes import MAX_STRUCTURES, Sizes
+from weft.tensor.call.sizes import Sizes, keep, known_for
 from weft.tensor.counts import STRUCTURES
 from weft.tensor.counts import TRACES as COUNTS
-from weft.tensor.keys import floats_of, key_of, structure_key, trace_key
+from weft.tensor.keys import Structure, floats_of, key_of, structure_key, trace_key
 from weft.tensor.meta import Meta, bounded_put, dense
 from weft.tensor.placing.layouts import check_given
 from weft.tensor.shard_tensor import ShardTensor
@@ -52,14 +52,26 @@ __all__ = ["MAX_TRACES", "TRACES", "reads", "recipe"]
 
 def recipe(
     func: Any, args: Any, kwargs: Any, mesh: BoundMesh, key: Sequence[Any] | None,
-    carry_out: numbers.CarryOut,
+    carry_out: numbers.CarryOut, floats: Sequence[float] | None = None,
 ) -> tuple[Recipe, bool]:
     """The recipe of a call, and whether its float arguments only flow through.
 
     `key` is the call's; None where it has none, because an argument cannot be hashed. `carry_out`
-    carries out the same call with numbers for tensors.
+    carries out the same call with numbers for tensors. `floats` are the call's, if they are known.
     """
-    tensors = flatten((args, kwargs))
+    tensors = flatten((args, kwargs) if kwargs else args)
+    structure = found = None
+    if key is not None and mesh.here is not None:
+        if floats is None:
+            floats = floats_of((*args, *kwargs.values()))
+        structure = structure_key(key, floats)
+    if structure is not None:
+        found = known_for(mesh, structure)
+        (STRUCTURES.misses if found is None else STRUCTURES.hits).step()
+        if found is not None:
+            resized = found.resized(tensors)
+            if resized is not None:
+                return resized, found.numbers_flow
     if sends(func):
         raise refusal(func, [one.sharding for one in tensors if type(one) is ShardTensor])
     _check_quantized(func, args, kwargs, tensors)
@@ -67,7 +79,7 @@ def recipe(
     if odd:
         form = "nested" if odd[-1].is_nested else str(odd[-1].layout)
         return Function(fallback.runner(mesh, f"an operand is no dense tensor ({form})")), True
-    return _Miss(func, args, kwargs, tensors, mesh, key, carry_out).recipe()
+    return _Miss(func, args, kwargs, tensors, mesh, key, carry_out, structure, found).recipe()
 
 
 class _Miss:
@@ -75,12 +87,12 @@ class _Miss:
 
     def __init__(
         self, func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.Tensor], mesh: BoundMesh,
-        key: Sequence[Any] | None, carry_out: numbers.CarryOut,
+        key: Sequence[Any] | None, carry_out: numbers.CarryOut, structure: Structure | None,
+        found: Sizes | None,
     ) -> None:
         self.func, self.args, self.kwargs, self.key = func, args, kwargs, key
         self.tensors, self.mesh, self.carry_out = tensors, mesh, carry_out
-        self.structure: Any = None
-        self.found: Sizes | None = None
+        self.structure, self.found = structure, found
 
     def recipe(self) -> tuple[Recipe, bool]:
         trace, reason = None, None
@@ -105,7 +117,10 @@ class _Miss:
         if len(trace.ops) > 1 and _has_data_of_its_own(trace, num):
             return Function(fallback.runner(self.mesh, "it makes tensors of its own")), False
         if not trace.ops or _returns_operand(trace, num):
-            return Alias(trace.result), False
+            alias = Alias(trace.result)
+            if is_builtin(self.func) and type(trace.result) is Slot:
+                self._keep(Sizes.of_alias(alias))
+            return alias, False
         if len(trace.ops) > 1 or own.handled(trace.ops[0].overload, self.func):
             made, sizes = _program(trace, self.tensors, self.mesh)
             self._keep(sizes)
@@ -113,20 +128,12 @@ class _Miss:
         return self._of_one_op(trace)
 
     def _resized(self) -> tuple[Recipe, bool] | None:
-        """The recipe that a known call of the same structure gives."""
-        if self.key is None or self.mesh.here is None:
+        """The recipe that a known call of several ops gives, whose lengths may turn out to vary."""
+        found = self.found
+        if found is None or found.is_free:
             return None
-        self.structure = structure_key(self.key, floats_of((*self.args, *self.kwargs.values())))
-        if self.structure is None:
-            return None
-        found = self.found = self.mesh.cache.get("structures", {}).get(self.structure)
-        (STRUCTURES.misses if found is None else STRUCTURES.hits).step()
-        if found is None:
-            return None
+        found.vary(self.tensors, self._sizes_of)
         resized = found.resized(self.tensors)
-        if resized is None and not found.is_free:
-            found.vary(self.tensors, self._sizes_of)
-            resized = found.resized(self.tensors)
         return None if resized is None else (resized, found.numbers_flow)
 
     def _sizes_of(self, others: Sequence[torch.Tensor]) -> Sizes | None:
@@ -146,8 +153,7 @@ class _Miss:
     def _keep(self, sizes: Sizes | None) -> None:
         """Keep the form for other lengths."""
         if sizes is not None and self.structure is not None and self.found is None:
-            known: dict[Any, Sizes] = self.mesh.cache.setdefault("structures", {})
-            bounded_put(known, self.structure, sizes, MAX_STRUCTURES)
+            keep(self.mesh, self.structure, sizes)
 
     def _trace(self) -> Trace:
         """The trace of the call: the ops that it consists of."""
@@ -194,10 +200,10 @@ class _Miss:
         op = trace.ops[0]
         by_number = builder.own is not None and not builder.own.by_shape
         numbers_flow = made.as_called and not by_number and _numbers_flow(op)
-        if is_builtin(func) or numbers_come_from(op, (args, kwargs)):
+        if as_it_is(func) or numbers_come_from(op, (args, kwargs)):
             by_form = made if isinstance(made, Program) and builder.by_form else None
             if self.structure is not None and self.found is None:
-                self._keep(Sizes.of_op(builder, by_form, numbers_flow))
+                self._keep(Sizes.of_op(builder, by_form, numbers_flow, is_builtin(func)))
         made, flow = reduce_once.reducing_once(made, builder, self._with_operands_in)
         return made, numbers_flow and flow
 

@@ -8,8 +8,7 @@ tensors alone are compiled. One warning says so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -67,18 +66,24 @@ def _in_one_graph(compiled: Callable[..., Any], name: str) -> Callable[..., Any]
     return run
 
 
-@contextmanager
-def unseen() -> Iterator[None]:
+class unseen:  # a context manager; as a generator it would take 2 us
     """Inside, nothing is compiled: weft's own calls of torch's Python are not the user's."""
-    callback = set_eval_frame(None)
-    try:
+
+    __slots__ = ("callback",)
+
+    def __enter__(self) -> None:
+        callback = self.callback = set_eval_frame(None)
         if callable(callback) and "compile" not in _TOLD:
             _TOLD.add("compile")
-            modes.warn(
-                message("torch.compile", "a compiled function uses a ShardTensor",
-                        "ops on ShardTensors run eagerly, between compiled pieces", [],
-                        "torch.compile what runs on local tensors")
-            )
-        yield
-    finally:
-        set_eval_frame(callback)
+            try:
+                modes.warn(
+                    message("torch.compile", "a compiled function uses a ShardTensor",
+                            "ops on ShardTensors run eagerly, between compiled pieces", [],
+                            "torch.compile what runs on local tensors")
+                )
+            except BaseException:
+                set_eval_frame(callback)
+                raise
+
+    def __exit__(self, *_: object) -> None:
+        set_eval_frame(self.callback)

@@ -222,11 +222,12 @@ class Builder:
         results = self._results(decision, moves, varying, any(wants), brought)
         slice_of = self._slice(decision, self.metas)
         anchor = () if isinstance(algorithm, ops.Local) else self._anchored(decision, wants)
-        self.by_form = self._is_by_form(decision) and not anchor
+        sized = None if decision.args is None else self._sized()
+        self.by_form = self._is_by_form(decision, sized is not None) and not anchor
         made = [self.trace.metas[slot.index] for slot in slots_of(self.op.results)]
         return Step(
             self.name, moves, local, args, kwargs, results,
-            why=decision.reason, anchor=anchor, kernel=self.kernel, slice_of=slice_of,
+            why=decision.reason, anchor=anchor, kernel=self.kernel, slice_of=slice_of, sized=sized,
             keeps=decision.keeps,
             left_whole=find_wide(
                 self.name, self.layouts, decision, self.rule, made) if any(moves) else None,
@@ -248,9 +249,19 @@ class Builder:
         metas[result.index] = made
         return slot, starts
 
-    def _is_by_form(self, decision: Decision) -> bool:
-        """Whether other lengths of the same structure change nothing but layouts."""
-        return decision.by_form and decision.args is None and not self._widens() and all(
+    def _sized(self) -> tuple[int, int, int] | None:
+        """Where the local op is told the shape of its result, and nothing else of its own."""
+        rule = self.rule
+        if rule is None or rule.size_arg is None or rule.args is not None or rule.counts:
+            return None
+        first, last = rule.size_dims or (0, len(rule.results[0]))
+        return rule.size_arg, first, last
+
+    def _is_by_form(self, decision: Decision, is_sized: bool = False) -> bool:
+        """Whether other lengths of the same structure change nothing but layouts, and the size that
+        the local op is told."""
+        as_called = decision.args is None or is_sized
+        return decision.by_form and as_called and not self._widens() and all(
             mine is wanted for mine, wanted in zip(self.layouts, decision.operands)
         )
 

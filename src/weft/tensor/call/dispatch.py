@@ -124,8 +124,9 @@ def _found(
     func: Any, args: Any, kwargs: Any, mesh: BoundMesh, home: Meta, key: list[Any]
 ) -> Recipe:
     """The cached recipe of a call, or a new one."""
-    found = home.recipes.get(tuple(key)) or _with_floats(home, key, (*args, *kwargs.values()))
-    return found or _learned(func, args, kwargs, mesh, home, key)
+    floats = floats_of((*args, *kwargs.values()))
+    found = home.recipes.get(tuple(key)) or _with_floats(home, key, floats)
+    return found or _learned(func, args, kwargs, mesh, home, key, floats)
 
 
 def _unmarked(func: Any, args: Any, kwargs: Any) -> Recipe:
@@ -148,9 +149,8 @@ def _kept_nowhere(func: Any, args: Any, kwargs: Any, mesh: BoundMesh) -> Any:
     return recipe.run(func, args, kwargs)
 
 
-def _with_floats(home: Meta, key: Sequence[Any], given: Sequence[Any]) -> Recipe | None:
+def _with_floats(home: Meta, key: Sequence[Any], floats: Sequence[float]) -> Recipe | None:
     """The cached recipe of a call with exactly these floats."""
-    floats = floats_of(given)
     return home.recipes.get((*key, *floats)) if floats else None
 
 
@@ -167,7 +167,8 @@ def learn(func: Any, args: Any, kwargs: Any, home: Meta, key: list[Any]) -> Reci
 
     None if only `call` can carry it out. It is kept for the next such call.
     """
-    found = _with_floats(home, key, (*args, *kwargs.values()) if kwargs else args)
+    floats = floats_of((*args, *kwargs.values()) if kwargs else args)
+    found = _with_floats(home, key, floats)
     if found is not None:
         return found
     kwargs = kwargs or {}
@@ -179,19 +180,20 @@ def learn(func: Any, args: Any, kwargs: Any, home: Meta, key: list[Any]) -> Reci
         if type(item) is Meta and item.mesh is not mesh:
             AGAIN.step()
             return None
-    return _learned(func, args, kwargs, mesh, home, key)
+    return _learned(func, args, kwargs, mesh, home, key, floats)
 
 
 def _learned(
-    func: Any, args: Any, kwargs: Any, mesh: Any, home: Meta, key: list[Any]
+    func: Any, args: Any, kwargs: Any, mesh: Any, home: Meta, key: list[Any],
+    floats: Sequence[float],
 ) -> Recipe:
-    """Build the recipe of a call, and keep it under its key."""
+    """Build the recipe of a call with these floats, and keep it under its key."""
     MISSES.step()
     if num_dispatch_modes():
         check_traced(_name(func))
     try:
         with unseen():
-            recipe, floats_flow = _decided(func, args, kwargs, mesh, key)
+            recipe, floats_flow = _decided(func, args, kwargs, mesh, key, floats)
     except Exception as error:
         told = in_torchs_words(error, func, args, kwargs)
         raise with_layouts(told, _name(func), flatten((args, kwargs)), mesh) from error.__cause__
@@ -199,16 +201,16 @@ def _learned(
         recipe = of_varying(recipe, _carry_out)
     if joins_losses(key):
         recipe = JoiningLosses(recipe)
-    floats = () if floats_flow else floats_of((*args, *kwargs.values()))
-    keep_recipe(home, (*key, *floats), recipe)
+    keep_recipe(home, tuple(key) if floats_flow else (*key, *floats), recipe)
     return recipe
 
 
 def _decided(
-    func: Any, args: Any, kwargs: Any, mesh: BoundMesh, key: list[Any] | None
+    func: Any, args: Any, kwargs: Any, mesh: BoundMesh, key: list[Any] | None,
+    floats: Sequence[float] | None = None,
 ) -> tuple[Recipe, bool]:
     """The recipe of a call, and whether its floats only flow through. `key`: None where it has
-    none."""
+    none. `floats`: those of the call, if they are known."""
     if kwargs.get("out") is not None and type(func) is not OwnFunction:
         function, rest = function_of(func), without_out(kwargs)
         if not any(type(one) is ShardTensor for one in flatten((args, rest))):
@@ -218,7 +220,7 @@ def _decided(
         return writing(func, args, kwargs, value), floats_flow
     if key is not None and has_reduced(key):
         return UsingReduced(key, build.reads(func, args, kwargs, key), _unmarked), True
-    return build.recipe(func, args, kwargs, mesh, key, _carry_out)
+    return build.recipe(func, args, kwargs, mesh, key, _carry_out, floats)
 
 
 def keep_constant(func: Any, tensor: ShardTensor, value: Any) -> None:

@@ -49,9 +49,15 @@ def _holds_losses(meta: Meta) -> bool:
 
 def joins_losses(key: Sequence[Any]) -> bool:
     """Whether all operands of a call with such a key may be losses, and autograd records it."""
-    metas = [item for item in key if type(item) is Meta]
-    return torch.is_grad_enabled() and all(map(_holds_losses, metas)) and any(
-        meta.requires_grad for meta in metas)
+    if not torch.is_grad_enabled():
+        return False
+    wanted = False
+    for item in key:  # most often the first ends it
+        if type(item) is Meta:
+            if not _holds_losses(item):
+                return False
+            wanted = wanted or item.requires_grad
+    return wanted
 
 
 class JoiningLosses(Recipe):

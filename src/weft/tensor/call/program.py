@@ -59,12 +59,16 @@ class Step(Caller):
             wide.
         keeps: whether autograd keeps boxes that are fetched for it.
         slice_of: for a slice, its base value and its beginning.
+        sized: for a local op that takes the local shape of its result, the argument that has it,
+            and the dims in it (first, one past the last).
+
+    `serves_all`: nothing in it depends on lengths, as long as it differs in layouts alone.
     """
 
     __slots__ = (
         "anchor", "args", "bound", "flowing", "keeps", "kernel", "kwargs", "left_whole", "local",
-        "name", "operands", "reductions", "results", "slice_of", "target", "why", "write",
-        "write_back",
+        "name", "operands", "reductions", "results", "serves_all", "sized", "slice_of", "target",
+        "why", "write", "write_back",
     )
 
     def __init__(
@@ -75,15 +79,18 @@ class Step(Caller):
         why: Callable[[], str] = str, anchor: Sequence[Sequence[int]] = (),
         kernel: BoundKernel | None = None, left_whole: LeftWhole | WideHalo | None = None,
         slice_of: tuple[int, tuple[int, ...]] | None = None, keeps: bool = True,
+        sized: tuple[int, int, int] | None = None,
     ) -> None:
         self.name, self.why, self.reductions, self.left_whole = name, why, None, left_whole
-        self.slice_of, self.keeps = slice_of, keeps
+        self.slice_of, self.keeps, self.sized = slice_of, keeps, sized
         self.operands = tuple([(at, move) for at, move in enumerate(moves) if move is not None])
         self.local, self.args, self.kwargs, self.kernel = local, args, kwargs, kernel
         self.results, self.anchor = tuple(results), anchor
         self.target, self.write_back, self.write = target, write_back, write
         self.bound = None if local is None else _bound(local, args, kwargs)
         self.flowing: tuple[tuple[Any, Any], ...] = ()
+        self.serves_all = not (self.operands or kernel or sized) and all(
+            leave is None for _, leave in self.results)
 
     def let_flow(self, places: Sequence[tuple[Any, Any]]) -> None:
         """Take floats from each call: per float, its place in the local op's arguments and in the
@@ -91,23 +98,30 @@ class Step(Caller):
         if places:
             self.flowing, self.bound = tuple(places), None
 
-    def resized(self, layout_of: Callable[[int], Layout]) -> Step:
-        """This step for values of other lengths, whose layouts `layout_of` gives; itself where
-        nothing in it depends on them. Its transitions leave layouts as they are (I -> R)."""
-        leaves = [leave for _, leave in self.results if leave is not None]
-        if not self.operands and self.kernel is None and not leaves:
+    def resized(
+        self, layout_of: Callable[[int], Layout], meta_of: Callable[[int], Meta]
+    ) -> Step:
+        """This step for values of other lengths, whose layouts `layout_of` tells, and of its
+        results `meta_of` what they are; itself where nothing in it depends on them. Its transitions
+        leave layouts as they are (I -> R)."""
+        if self.serves_all:
             return self
         new = object.__new__(Step)
         for name in Step.__slots__:
             setattr(new, name, getattr(self, name))
         new.operands = tuple([(at, _moved_to(move, layout_of(at))) for at, move in self.operands])
-        if leaves:
+        if any(leave for _, leave in self.results):
             new.results = tuple([
                 (at, leave and _moved_to(leave, layout_of(at))) for at, leave in self.results
             ])
         if self.kernel is not None:
             new.local = self.kernel.local(layout_of(self.kernel.slot))
             new.bound = _bound(new.local, self.args, self.kwargs)
+        if self.sized is not None:
+            place, first, last = self.sized
+            size = list(meta_of(self.results[0][0]).local_shape[first:last])
+            new.args = (*self.args[:place], size, *self.args[place + 1 :])
+            new.bound = _bound(new.local, new.args, self.kwargs)
         return new
 
     def bound_at(self, places: Sequence[int]) -> Callable[[Sequence[Any]], Any] | None:
@@ -236,7 +250,7 @@ class Program(Recipe):
         new.lays = [None] * len(steps)
         if new.is_quick and steps[0] is not self.steps[0]:
             new._set_moves(steps[0])
-            if steps[0].kernel is not None and self.places is not None:
+            if steps[0].local is not None and self.places is not None:
                 new.bound = steps[0].bound_at(self.places)
         return new
 
@@ -291,12 +305,33 @@ class Program(Recipe):
             slice_of(values[base], starts, values[at])
 
     def run_opened(self, func: Any, args: Any, locals_: list[Any]) -> Any:
+        if self.is_quick:
+            return self._first(func, args, locals_)
         if self.in_place is None:
             return self.run(func, args, {}, locals_)
         func(*locals_)
         target = args[self.in_place]
         self.steps[0].written(target, None)
         return target
+
+    def _first(self, func: Any, args: Any, locals_: list[Any]) -> Any:
+        """What the short route does, with a look at the result."""
+        if self.moves:
+            assert self.caller is not None
+            move_operands(args, self.moves, locals_, self.caller)
+        local = func(*locals_) if self.bound is None else self.bound(locals_)
+        lays, meta = self.lays[0], self.metas[self.made[0]]
+        assert meta is not None
+        if lays is None:
+            if meta.strides is None and local.is_contiguous():
+                lays = self._looked(0, ())
+            else:
+                lays = self._look(0, (local,), flatten(locals_))
+        if lays and lays[0] is not None:
+            local = laid(local, lays[0])
+        if self.leave is not None:
+            local = self.leave(local)
+        return wrap(local, meta)
 
     def _look(
         self, place: int, outs: Sequence[torch.Tensor], have: Sequence[Any]
@@ -323,9 +358,12 @@ class Program(Recipe):
                 else:
                     due = order_due(meta.shape, meta.strides, local)
             lays.append(due)
-        found = self.lays[place] = tuple(lays) if any(lays) else ()
+        return self._looked(place, tuple(lays) if any(lays) else ())
+
+    def _looked(self, place: int, found: tuple[Order | None, ...]) -> tuple[Order | None, ...]:
+        self.lays[place] = found
         if self.is_quick and not found:
-            self.fast = self.metas[step.results[0][0]]
+            self.fast = self.metas[self.steps[place].results[0][0]]
         return found
 
 

@@ -1,17 +1,21 @@
 """Known programs serve other lengths: the ops of a call stay the same, and only lengths differ.
 
-The structure of a call is its key without lengths (`keys.structure_key`). A length of 0, of 1, or
-equal to one of the call's own numbers stays in the structure; any other is "the n-th different
-one": calls of one structure broadcast alike, and whatever a rule finds by comparing lengths with
-each other, with 1 or with a number is the same for all of them. So the lengths of a step's results
-follow from those of its operands by the factors of the rule, and torch's meta kernels, the largest
-cost of a capture, need not run again. If no axis had to compare costs, and no operand had to move,
-the decision is the same as well, and a step differs in layouts alone (`by_form`). Other steps are
-decided anew.
+The structure of a call is its key without lengths (`keys.structure_key`). A length of 0 or 1 stays
+in the structure. Any other is "the n-th different one", and so is a number of the call that equals
+a length: calls of one structure broadcast alike, and whatever a rule finds by comparing lengths
+with each other, with 1 or with a number is the same for all of them. So the lengths of a step's
+results follow from those of its operands by the factors of the rule: each is one of theirs, or a
+sum (`lengths`). Torch's meta kernels, the largest cost of a capture, need not run again. If no axis
+had to compare costs, and no operand had to move, the decision is the same as well, and a step
+differs in layouts alone (`by_form`), or in the size that it is given. Other steps are decided anew.
 
-One op of which every number is the call's own serves all lengths. A call of several comes from
-Python code, which may have computed a step's arguments from lengths: there a length may vary only
-after it was changed alone and the same ops came out, with the same arguments.
+What is known of a structure holds for some lengths alone where a number of the call is none but
+in name (a dim, a count), where a dim has several factors, and where a slice would end beyond what
+it is a slice of. A structure may be known for several such lengths.
+
+One op of which every number is the call's own serves all other lengths. A call of several comes
+from Python code, which may have computed a step's arguments from lengths: there a length may vary
+only after it was changed alone and the same ops came out, with the same arguments.
 """
 
 from __future__ import annotations
@@ -24,38 +28,29 @@ import torch
 
 from weft.comm import BoundMesh
 from weft.core import Layout
+from weft.rules import Length
 from weft.tensor.call.compose import Composer, stand_in
 from weft.tensor.call.decide import Builder
-from weft.tensor.call.lengths import Sources, sources_of
-from weft.tensor.call.program import Program, Step
-from weft.tensor.meta import Meta
+from weft.tensor.call.lengths import Place, Source, places_in, sources_of, summed
+from weft.tensor.call.program import Program
+from weft.tensor.call.recipe import Alias
+from weft.tensor.call.resizing import Resizing
+from weft.tensor.call.sized import Sized, gaps_in, length_of, resized_meta, sized_as, strides_like
+from weft.tensor.keys import Structure
+from weft.tensor.meta import bounded_put
 from weft.tensor.placing.layouts import layout_of
 from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.trace.capture import Op, Trace, unseen_meta
 from weft.tensor.trace.trees import slots_of
-from weft.transport.order import memory_order, strides_in_order
+from weft.transport.order import memory_order
 
-__all__ = ["MAX_STRUCTURES", "Sizes"]
+__all__ = ["MAX_STRUCTURES", "Sizes", "keep", "known_for"]
 
 MAX_STRUCTURES = 2048
+MAX_OF_STRUCTURE = 8
 
 Change = tuple[int, int, bool]
 """Slot and dim of one of the call's tensors; whether its length is another, or its cuts alone."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sized:
-    """A value whose lengths are those of the call's tensors.
-
-    Args:
-        dims: per dim, where its length stands.
-        dtype: its dtype.
-        order: its dims in the order of memory.
-    """
-
-    dims: Sources
-    dtype: torch.dtype
-    order: tuple[int, ...]
 
 
 @dataclass(slots=True)
@@ -69,52 +64,97 @@ class Sizes:
         by_form: per step, whether only layouts differ.
         sized: per result of a step, the sources of its lengths.
         layouts: of the call's tensors.
+        fixed, least: what dims of theirs have to be as long as in `layouts`, and how long others.
+        sizes_flow: whether the call's numbers may be other lengths, too.
         is_free: whether every length may vary.
         varied: else, which lengths of the call's tensors may differ from `layouts`; None if none
             may, because arguments follow from them.
         numbers_flow: whether no float is part of the program.
+        wants_grad: whether a gradient of a tensor of the call may be wanted.
+        exactly, at_least: the same as `fixed` and `least`, by the numbers of the structure.
     """
 
-    program: Program | None
+    program: Program | Alias | None
     result: Any
     outer: Op | None
     ops: tuple[Op, ...]
     by_form: tuple[bool, ...]
     sized: tuple[Sized, ...]
     layouts: tuple[Layout, ...]
+    fixed: frozenset[Place] = frozenset()
+    least: tuple[tuple[int, int, int], ...] = ()
+    sizes_flow: bool = False
     is_free: bool = False
     varied: set[Change] | None = field(default_factory=set)
     numbers_flow: bool = False
+    wants_grad: bool = True
+    exactly: tuple[tuple[int, int], ...] = ()
+    at_least: tuple[tuple[int, int], ...] = ()
+
+    def bind(self, structure: Structure) -> None:
+        """Find out which of the structure's lengths are not free."""
+        values = structure.values
+        lengths = {self.layouts[slot].shape[dim] for slot, dim in self.fixed}
+        if self.sizes_flow:  # what a length of the result says is a number, unless an operand's
+            lengths |= {source.plus for sized in self.sized for source in sized.dims
+                        if type(source) is Length and not source.terms}
+        exactly = {values.index(length) for length in lengths if length in values}
+        if not self.sizes_flow:
+            exactly |= structure.numbers
+        self.exactly = tuple([(at, values[at]) for at in sorted(exactly)])
+        self.at_least = tuple([
+            (values.index(self.layouts[slot].shape[dim]), least)
+            for slot, dim, least in self.least if self.layouts[slot].shape[dim] in values
+        ])
+
+    def serves(self, structure: Structure) -> bool:
+        """Whether it is known for these lengths."""
+        values = structure.values
+        for at, length in self.exactly:
+            if values[at] != length:
+                return False
+        return not self.at_least or all(values[at] >= least for at, least in self.at_least)
+
+    @classmethod
+    def of_alias(cls, alias: Alias) -> Sizes:
+        """A function of torch that hands an operand on."""
+        return cls(alias, alias.result, None, (), (), (), (), is_free=True)
 
     @classmethod
     def of_op(
-        cls, builder: Builder, program: Program | None, numbers_flow: bool
+        cls, builder: Builder, program: Program | None, numbers_flow: bool, is_own: bool = False
     ) -> Sizes | None:
         """One op that every length may vary of; None where lengths and strides of its results do
         not follow from those of its operands. `program`: its recipe, where that differs in layouts
-        alone."""
+        alone. `is_own`: whether the op's numbers are the call's, each in its place."""
         trace, num = builder.trace, len(builder.tensors)
         op, rule = trace.ops[0], builder.rule
         results = slots_of(op.results)
         fresh = [slot.index for slot in results if slot.index >= num]
-        if rule is not None and (rule.size_arg is not None or rule.offsets or rule.op is not None):
-            return None
-        found = sources_of(builder)
+        found = None if rule is not None and rule.op is not None else sources_of(builder)
         if found is None or fresh != list(range(num, num + len(fresh))):
             return None
         if len(fresh) != len(results) and builder.target is None:
             return None  # it hands an operand on
-        sized = [
-            _sized_as(dims, trace.metas[slot.index]) for slot, dims in zip(results, found)
-            if slot.index >= num
-        ]
+        sized: list[Sized] = []
+        for slot, dims in zip(results, found.results):
+            if slot.index >= num:
+                made = sized_as(dims, trace.metas[slot.index], found.parts and builder.shares())
+                if made is None:
+                    return None
+                sized.append(made.beside(builder.metas.get(slot.index), builder.tensors))
+        if program is not None and not _differs_in_layouts(program, sized):
+            program = None
+        if found.sizes_flow and (program is None or not is_own):
+            return None  # the op's numbers are those of one size
         layouts = tuple([layout_of(one, builder.mesh) for one in builder.tensors])
         made = cls(
             program, trace.result, None, (op,), (program is not None,), tuple(sized), layouts,
-            is_free=True, numbers_flow=numbers_flow,
+            found.fixed, found.least, found.sizes_flow, is_free=True, numbers_flow=numbers_flow,
+            wants_grad=builder.grad and any(one.requires_grad for one in builder.tensors),
         )
-        again = made.trace(builder.tensors)
-        same = again is not None and all(
+        again = made._traced(builder.tensors)
+        same = all(
             (one.shape, one.stride()) == (other.shape, other.stride())
             for one, other in zip(again.metas[num:], trace.metas[num:])
         )
@@ -127,61 +167,91 @@ class Sizes:
         layouts = tuple([layout_of(one, composer.mesh) for one in composer.values[:num]])
         if any(step.anchor or step.slice_of for step in program.steps):
             return None  # of a rank whose shard is empty; or slices, which remember their offsets
-        known: list[Sized] = []
+        known: list[tuple[Source, ...]] = []
+        sized: list[Sized] = []
+        by_form: list[bool] = []
+        fixed: set[Place] = set()
+        least: list[tuple[int, int, int]] = []
         for builder in composer.built:
             found = sources_of(builder)
             if found is None:
                 return None
-            for slot, dims in zip(slots_of(builder.op.results), found):
-                given = tuple([
-                    at if at is None or at[0] < num else known[at[0] - num].dims[at[1]]
-                    for at in dims
-                ])
+            for place in found.fixed:
+                source = summed(place, known, num)
+                assert source is not None
+                fixed.update(places_in(source))
+            for slot, dim, length in found.least:
+                source = summed((slot, dim), known, num)
+                if type(source) is not tuple:
+                    return None
+                least.append((*source, length))
+            own = builder.by_form
+            for slot, dims in zip(slots_of(builder.op.results), found.results):
+                given = _all_of([summed(source, known, num) for source in dims])
+                if given is None:
+                    return None
                 meta = composer.metas[slot.index]
                 assert meta is not None
                 shape, strides = meta.shape, meta.strides
-                if strides is not None and strides != _strides_like(shape, strides, shape):
+                if strides is not None and strides != strides_like(shape, strides, shape):
                     return None
                 for axes, cut, at in zip(meta.layout.dims, meta.layout.cuts, given):
-                    if cut and (at is None or layouts[at[0]].cuts[at[1]] != cut
+                    if cut and (type(at) is not tuple or layouts[at[0]].cuts[at[1]] != cut
                                 or layouts[at[0]].dims[at[1]] != axes):
                         return None
-                known.append(_sized_as(given, composer.traced[slot.index]))
+                    own = own and (not axes or type(at) is tuple or not places_in(at))
+                meta = composer.traced[slot.index]
+                known.append(given)
+                one = Sized(given, meta.dtype, memory_order(meta.shape, meta.stride()))
+                sized.append(one.beside(composer.metas[slot.index], composer.values[:num]))
+            by_form.append(own)
         return cls(
             program, program.result, outer, tuple([builder.op for builder in composer.built]),
-            tuple([builder.by_form for builder in composer.built]), tuple(known), layouts,
+            tuple(by_form), tuple(sized), layouts, frozenset(fixed), tuple(least),
         )
 
     def trace(self, tensors: Sequence[torch.Tensor]) -> Trace | None:
         """The trace of one op on tensors of other lengths; several have to be captured again."""
-        if not self.is_free:
-            return None
+        return self._traced(tensors) if self.ops and self.is_free and not self.sizes_flow else None
+
+    def _traced(self, tensors: Sequence[torch.Tensor]) -> Trace:
         metas = list(tensors)
         for sized in self.sized:
-            shape = [1 if at is None else tensors[at[0]].shape[at[1]] for at in sized.dims]
-            strides = strides_in_order(shape, sized.order)
-            metas.append(unseen_meta(shape, strides, sized.dtype))
+            shape = [length_of(source, tensors) for source in sized.dims]
+            metas.append(unseen_meta(shape, sized.strides(shape, tensors), sized.dtype))
         return Trace(self.ops, self.result, tuple(metas))
 
-    def resized(self, tensors: Sequence[torch.Tensor]) -> Program | None:
-        """The program for tensors of other lengths; None where it has to be made anew."""
-        if self.program is None or self.varied is None:
+    def resized(self, tensors: Sequence[torch.Tensor]) -> Program | Alias | None:
+        """The recipe for tensors of other lengths; None where it has to be made anew."""
+        if type(self.program) is not Program:
+            return self.program  # type: ignore[return-value]
+        if self.varied is None:
             return None
-        shapes = [
-            one._meta.local_shape if type(one) is ShardTensor else one.shape for one in tensors
-        ]
-        for shape in shapes:
-            if 0 in shape:
+        shapes: list[Sequence[int]] = []
+        layouts: list[Layout] = []
+        mesh = None
+        for one in tensors:
+            if type(one) is ShardTensor:
+                meta = one._meta
+                shape, layout = meta.local_shape, meta.layout
+                mesh = meta.mesh
+            else:
+                mesh = mesh or _mesh_of(tensors)
+                shape, layout = one.shape, layout_of(one, mesh)
+            if 0 in shape and self.wants_grad:
                 return None  # edges may have to be anchored
-        mesh = _mesh_of(tensors)
-        layouts = [layout_of(one, mesh) for one in tensors]
+            shapes.append(shape)
+            layouts.append(layout)
+        assert mesh is not None
         places = None
         if not self.is_free:
             changed = self._changed(layouts)
             if not changed <= self.varied:
                 return None
             places = {(slot, dim) for slot, dim, _ in changed}
-        return _Resizing(self, self.program, tensors, layouts, shapes, places, mesh).resized()
+        return Resizing(
+            self.program, self.ops, self.by_form, self.sized, tensors, layouts, shapes, places, mesh
+        ).resized()
 
     def vary(
         self, tensors: Sequence[torch.Tensor], compose: Callable[[list[torch.Tensor]], Sizes | None]
@@ -190,6 +260,8 @@ class Sizes:
 
         `compose` makes the program of the call on tensors that stand in for its own.
         """
+        if any(type(one) is ShardTensor and gaps_in(one) for one in tensors):
+            return  # lengths that they are parts of would have to be others, too
         mesh = _mesh_of(tensors)
         layouts = [layout_of(one, mesh) for one in tensors]
         if _some_empty(mesh, (*self.layouts, *layouts)):
@@ -244,141 +316,39 @@ def _exchanged(
     if layout == theirs:
         return tensor
     if type(tensor) is ShardTensor:
-        return stand_in(_resized_meta(tensor._meta, layout))
+        return stand_in(resized_meta(tensor._meta, layout))
     made = torch.empty(layout.shape, dtype=tensor.dtype, device=tensor.device)
     return made.requires_grad_(tensor.requires_grad)
 
 
-class _Resizing:
-    """One known program on its way to other lengths.
-
-    `shapes` are those of the local tensors. `places` are the slots and dims of the call's tensors
-    that differ; None: all may.
-    """
-
-    def __init__(
-        self, known: Sizes, program: Program, tensors: Sequence[torch.Tensor],
-        layouts: Sequence[Layout], shapes: Sequence[Sequence[int]],
-        places: set[tuple[int, int]] | None, mesh: BoundMesh,
-    ) -> None:
-        self.known, self.before, self.tensors = known, program, tensors
-        self.layouts, self.shapes, self.places, self.mesh = layouts, shapes, places, mesh
-        self.num = len(tensors)
-        self.metas: dict[int, Meta] = {}
-
-    def resized(self) -> Program | None:
-        before, num = self.before, self.num
-        steps = []
-        asked = set(before.made)
-        for step, op, by_form in zip(before.steps, self.known.ops, self.known.by_form):
-            made = step.resized(self._layout) if by_form else self._step(step, op)
-            if made is None:
-                return None
-            steps.append(made)
-            for at, _ in made.operands:
-                asked.add(at)
-        metas: list[Meta | None] = [None] * len(before.metas)
-        for at in range(num, len(metas)):
-            if at in asked or before.metas[at].strides is not None:  # type: ignore[union-attr]
-                metas[at] = self._meta(at)
-        return before.resized(steps, metas)
-
-    def _differs(self, slot: int) -> bool:
-        places = self.places
-        if places is None:
-            return True
-        if slot < self.num:
-            return any(slot == at for at, _ in places)
-        return not places.isdisjoint(self.known.sized[slot - self.num].dims)
-
-    def _step(self, step: Step, op: Op) -> Step | None:
-        slots = [slot.index for slot in slots_of((op.args, op.kwargs))]
-        results = [slot.index for slot in slots_of(op.results)]
-        if not any(map(self._differs, (*results, *slots))):
-            return step
-        return self._decided(op, slots, results)
-
-    def _decided(self, op: Op, slots: Sequence[int], results: Sequence[int]) -> Step | None:
-        """The step decided anew; None where its results come in layouts that others do not know."""
-        values: list[Any] = [*self.tensors, *[None] * len(self.known.sized)]
-        for slot in slots:
-            if slot >= self.num:
-                values[slot] = stand_in(self._meta(slot))
-        traced: list[Any] = list(values)
-        for at in results:
-            meta = self._meta(at)
-            if 0 in meta.local_shape:
-                return None
-            traced[at] = unseen_meta(meta.shape, meta.stride(), meta.dtype)
-        trace = Trace((op,), op.results, tuple(traced))
-        builder = Builder(None, trace, values, self.mesh, range(len(values)))
-        made = builder.build()
-        if type(made) is not Step or made.anchor or any(
-            builder.metas[at] is not self._meta(at) for at in results
-        ):
-            return None
-        return made
-
-    def _layout(self, slot: int) -> Layout:
-        return self.layouts[slot] if slot < self.num else self._meta(slot).layout
-
-    def _meta(self, slot: int) -> Meta:
-        """The meta of a step's result."""
-        meta = self.metas.get(slot)
-        if meta is None:
-            meta = self.before.metas[slot]
-            assert meta is not None
-            if self._differs(slot):
-                meta = self._sized(meta, self.known.sized[slot - self.num])
-            self.metas[slot] = meta
-        return meta
-
-    def _sized(self, like: Meta, sized: Sized) -> Meta:
-        """A value for the new lengths. Where a dim is sharded as the tensor that its length comes
-        from, this rank's part is as long."""
-        shape: list[int] = []
-        local: list[int | None] = []
-        cuts: list[Any] = []
-        for at, axes, cut in zip(sized.dims, like.layout.dims, like.layout.cuts):
-            if at is None:
-                shape.append(1)
-                cuts.append(None)
-                local.append(None if axes else 1)
-                continue
-            slot, dim = at
-            theirs = self.layouts[slot]
-            shape.append(theirs.shape[dim])
-            cuts.append(theirs.cuts[dim] if cut else None)
-            alike = axes == theirs.dims[dim] and cuts[-1] == theirs.cuts[dim]
-            local.append(
-                shape[-1] if not axes else self.shapes[slot][dim] if alike else None
-            )
-        layout = like.layout.resized(tuple(shape), tuple(cuts))
-        known: Any = None if None in local else tuple(local)
-        return _resized_meta(like, layout, known)
+def _differs_in_layouts(program: Program, sized: Sequence[Sized]) -> bool:
+    """Whether for other lengths it differs in layouts alone, and in sizes that it is told: no slice
+    of a sharded dim remembers its offsets, and no sharded dim is as long as several together."""
+    (step,) = program.steps
+    made = [program.metas[at] for at, _ in step.results]
+    return step.slice_of is None and all(
+        not axes or type(source) is tuple or one.is_scaled
+        or not (cut or places_in(source))
+        for one, meta in zip(sized, made) if meta is not None
+        for source, axes, cut in zip(one.dims, meta.layout.dims, meta.layout.cuts)
+    )
 
 
-def _resized_meta(like: Meta, layout: Layout, local_shape: tuple[int, ...] | None = None) -> Meta:
-    """The meta of the same form with this layout, whose local shape may be known."""
-    strides = like.strides
-    if strides is not None:
-        strides = _strides_like(like.shape, strides, layout.shape)
-    if local_shape is None:
-        assert like.mesh.here is not None
-        local_shape = layout.local_shape_at(like.mesh.here)
-    return like.resized(layout, local_shape, strides)
+def _all_of(sources: Sequence[Source | None]) -> tuple[Source, ...] | None:
+    return None if None in sources else tuple(sources)  # type: ignore[return-value]
 
 
-def _strides_like(
-    shape: Sequence[int], strides: Sequence[int], wanted: Sequence[int]
-) -> tuple[int, ...]:
-    """Those of a tensor of the wanted shape that lies in the same order, expanded (stride 0) in the
-    same dims."""
-    stepping = [length if step else 1 for length, step in zip(wanted, strides)]
-    found = strides_in_order(stepping, memory_order(shape, strides))
-    return tuple([mine if step else 0 for mine, step in zip(found, strides)])
+def known_for(mesh: BoundMesh, structure: Structure) -> Sizes | None:
+    """What is known of the structure for such lengths."""
+    for known in mesh.cache.get("structures", {}).get(structure.key, ()):
+        if known.serves(structure):
+            return known
+    return None
 
 
-def _sized_as(dims: Sources, meta: torch.Tensor) -> Sized:
-    """A result with these sources, in the dtype and the order of memory of a captured one."""
-    return Sized(dims, meta.dtype, memory_order(meta.shape, meta.stride()))
+def keep(mesh: BoundMesh, structure: Structure, sizes: Sizes) -> None:
+    """Keep what is known, for other lengths."""
+    sizes.bind(structure)
+    table: dict[Any, tuple[Sizes, ...]] = mesh.cache.setdefault("structures", {})
+    others = table.get(structure.key, ())
+    bounded_put(table, structure.key, (sizes, *others[: MAX_OF_STRUCTURE - 1]), MAX_STRUCTURES)

@@ -62,8 +62,11 @@ def slots_of(tree: Any) -> list[Slot]:
 def _collect(tree: Any, kind: type, found: list[Any]) -> None:
     form = type(tree)
     if form is tuple or form is list:
-        for item in tree:
-            _collect(item, kind, found)
+        for item in tree:  # most are leaves
+            if isinstance(item, kind):
+                found.append(item)
+            elif type(item) not in _ATOMS:
+                _collect(item, kind, found)
     elif isinstance(tree, kind):
         found.append(tree)
     elif form in _ATOMS:
