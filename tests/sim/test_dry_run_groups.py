@@ -31,7 +31,7 @@ def test_collectives_have_the_values_and_bytes_of_equal_ranks() -> None:
         count, told = torch.tensor([3.0]), [None] * 8
         dist.all_reduce(count)
         dist.all_gather_object(told, {"rows": 5})
-        group = dist.new_group([1, 3, 5])
+        group: Any = dist.new_group([1, 3, 5])
         assert dist.new_group([0, 1]) is dist.GroupMember.NON_GROUP_MEMBER
         assert dist.get_rank(group) == 1 and dist.get_global_rank(group, 2) == 5
         dist.all_gather([torch.empty(16) for _ in range(3)], torch.empty(16), group=group)

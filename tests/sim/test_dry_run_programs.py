@@ -76,7 +76,7 @@ def pretraining(shardings: dict[str, P], path: Path) -> None:
             torch.save({"model": model.state_dict(), "best": best}, path)
 
 
-def accumulating(shardings: dict[str, P], _: Path) -> None:
+def accumulating(shardings: dict[str, P], path: Path) -> None:
     """Gradients that stay partial for a step, a scheduler, and an average of the parameters."""
     mesh = weft.init_mesh(AXES)
     model = weft.distribute_module(Model(), mesh, shardings=shardings)

@@ -217,8 +217,8 @@ def test_the_loss_of_each_sample_stays_where_it_is() -> None:
 
     @ranks(dp=4)
     def run(mesh: Any) -> None:
-        found = vmap(F.cross_entropy)(
-            *(weft.distribute_tensor(one, mesh, P("dp")) for one in (x, _TARGETS)))
+        logits = weft.distribute_tensor(x, mesh, P("dp"))
+        found = vmap(F.cross_entropy)(logits, weft.distribute_tensor(_TARGETS, mesh, P("dp")))
         assert found.spec == P("dp")
         torch.testing.assert_close(found.full_tensor(), due)
 
