@@ -48,6 +48,7 @@ def test_the_last_step_counts() -> None:
     assert 0 < found.seconds < 1e-3
     assert found.step == 2
     assert weft.dry_run(lambda mesh: train(mesh, 1), {"dp": 4, "tp": 2}).step == 0
+    assert repr(found).startswith(f"DryRun(rank {found.rank} of ") and len(repr(found)) < 80
     text = str(found)
     assert text.startswith("rank 0 of 8 (dp=4, tp=2), step 2\n  parameters")
     assert "\nby module\n" in text and max(map(len, text.splitlines())) <= 80

@@ -25,7 +25,7 @@ __all__ = ["dry"]
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option("--mesh", required=True, metavar="AXES", help="Axes and sizes: dp=64,tp=8.")
 @click.option("--device", type=click.Choice(list(DEVICES)),
-              help="Whose links, rates and memory to take, by the data sheet.")
+              help="The device whose data sheet gives links, rates and memory.")
 @click.option("--links", metavar="NAME", help="gloo, nccl, a100, h100, b200, gb200, or a file of "
                                               "weft bench links.")
 @click.option("--compute", metavar="RATES", help="FLOP/s and bytes/s of a device, and seconds of a "
@@ -33,12 +33,12 @@ __all__ = ["dry"]
 @click.option("--steps", type=click.IntRange(min=1), default=2, show_default=True,
               help="End after so many steps of the optimizer; the last one counts.")
 @click.option("--rank", type=click.IntRange(min=0), default=0, show_default=True,
-              help="Whose view it is.")
+              help="The rank whose step is shown.")
 @click.option("--classes", is_flag=True,
-              help="The views of ranks that are first, in the middle or last along each axis, one "
+              help="The ranks that are first, in the middle or last along each axis, one "
                    "for each that differs.")
 @click.option("--reads", type=float, default=0.0, show_default=True,
-              help="What the script gets where it reads a value that depends on data.")
+              help="The value that the script reads where it would depend on data.")
 @click.option("--collectives", is_flag=True, help="Print each collective as well.")
 @click.option("--trace", type=click.Path(dir_okay=False),
               help="Write the collectives as a trace as well, for ui.perfetto.dev.")

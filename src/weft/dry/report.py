@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from weft.comm import Recorded
 from weft.core import Mesh
@@ -50,7 +50,7 @@ class Memory:
         return max(0, self.peak - known)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class DryRun:
     """What one rank holds, receives and computes in a step.
 
@@ -79,7 +79,7 @@ class DryRun:
     seconds: float
     step: int
     took_s: float
-    recorded: Sequence[Recorded] = field(repr=False, default=())
+    recorded: Sequence[Recorded] = ()
     compute_seconds: float | None = None
     device: Device | None = None
 
@@ -101,6 +101,11 @@ class DryRun:
             path: the path of the file, which has the format of `weft.trace`.
         """
         write_trace(path, trace_events(self.log, self.rank))
+
+    def __repr__(self) -> str:
+        return (f"DryRun(rank {self.rank} of {self.mesh.size():,}, "
+                f"peak {nbytes_text(self.memory.peak)}, {nbytes_text(self.nbytes)} received, "
+                f"{seconds_text(self.step_seconds)})")
 
     def __str__(self) -> str:
         memory = self.memory
