@@ -105,6 +105,9 @@ def _rebind(owner: type, name: str) -> None:
         for key, value in list(holder.items()) if type(holder) is dict else ():
             if type(value) is BuiltinMethodType and any(value is one for one in bound):
                 holder[key] = getattr(value.__self__, name)
+                for one in gc.get_referrers(holder):  # a class caches what it has looked up
+                    if isinstance(one, type) and one.__dict__.get(key) is holder[key]:
+                        setattr(one, key, holder[key])
 
 
 def _calling(replacement: Callable[..., Any], original: Any) -> Callable[..., Any]:
