@@ -1,4 +1,4 @@
-"""How far a checkpoint recomputes: up to its last collective, where nothing saves what follows."""
+"""How far a checkpoint recomputes: as far as torch does, and on all ranks as far in collectives."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 import weft
@@ -117,6 +118,33 @@ def test_where_torch_is_not_to_stop_early() -> None:
         return sum(one.direction == "forward" for one in log.events)
 
     assert weft.testing.run(on_rank, mesh={"x": 2}) == [2, 2]
+
+
+class Products(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.num = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.num += func is torch.ops.aten.mm.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("program", [residual, hidden, saved])
+@pytest.mark.parametrize("where", [(P(), P(None, "x"), P("x")), (P("x"), P(), P())])
+def test_the_last_product_is_computed_again_only_by_need(program: Program, where: Any) -> None:
+    with Products() as plain:
+        loss_of(program, *leaves()).backward()
+
+    def on_rank(mesh: Any) -> int:
+        given = [weft.distribute_tensor(one, mesh, its).detach().requires_grad_()
+                 for one, its in zip(leaves(), where)]
+        with Products() as mine:
+            loss_of(program, *given).backward()
+        return mine.num
+
+    assert plain.num == 2 + 1 + (program is saved) + 4
+    assert weft.testing.run(on_rank, mesh={"x": 2}) == [plain.num] * 2
 
 
 def test_two_backwards_of_one_graph() -> None:

@@ -2,11 +2,13 @@
 
 torch recomputes when the first saved tensor is requested, and until the last one is there. If a
 rank's shard is empty an op may save less than on other ranks: that must not decide which
-collectives a rank issues, or when. So the results are the last to save and the first to request.
+collectives a rank issues, or when. So the results are the first to request, and the last to save
+unless the end of the graph shows that ranks agree anyway:
 
-Often the last collective of the forward is only added to something: a block's result is reduced and
-joins the residual stream. Nothing saves what comes of it, so the recomputation ends in front of
-that collective, on all ranks.
+- A product of matrices comes last, but for ops that save nothing (a residual is added). As with
+  torch the recomputation ends when the product has saved its operands, and does not compute it.
+- So does a reduction of such a product. No rank issues its collective.
+- Another collective comes last: all ranks end before it.
 """
 
 from __future__ import annotations
@@ -30,11 +32,21 @@ from weft.transport.nodes import COLLECTIVES
 
 __all__ = ["checkpoint", "get_inputs", "save_inputs"]
 
-_SAVES_NOTHING = frozenset({
+_SAVE_NOTHING = frozenset({
     "AddBackward0", "SubBackward0", "TBackward0", "ToCopyBackward0", "TransposeBackward0",
     "UnsafeViewBackward0", "ViewBackward0",
 })
-"""Nodes of ops that save no tensor, whatever their shards."""
+"""Nodes of ops that save no tensor."""
+
+_PRODUCTS = frozenset({
+    "AddmmBackward0", "BmmBackward0", "ConvolutionBackward0", "LinearBackward0", "MmBackward0",
+})
+"""Nodes of ops without communication that save an operand on all ranks, also an empty one."""
+
+_NOTHING = torch.empty(0)
+
+_autograd: Any = torch.autograd
+_engine: Any = torch._C  # type: ignore[attr-defined]
 
 
 class _Tie(Function):
@@ -51,17 +63,53 @@ class _Tie(Function):
         return grad
 
 
-_tie = plain_apply(_Tie)
+class _Anchor:
+    """What was saved first, for the results of one checkpoint to request it once in a backward."""
+
+    def __init__(self, node: Any) -> None:
+        self.node: Any = node
+        self.task = -1
+
+    def request(self) -> None:
+        task = _engine._current_graph_task_id()
+        if task != self.task:
+            self.task = task
+            _ = self.node.saved_tensors
+        if not _engine._autograd._get_current_graph_task_keep_graph():
+            self.node = None  # it would keep the inputs alive
+
+
+class _Request(Function):
+    """The identity, whose gradient requests the anchor."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, anchor: _Anchor) -> torch.Tensor:  # type: ignore[override]
+        ctx.anchor = anchor
+        return x.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+        ctx.anchor.request()
+        return grad, None
+
+
+_tie, _request = plain_apply(_Tie), plain_apply(_Request)
+
+
+def _saved(like: torch.Tensor) -> Any:
+    """The node of a tensor that is saved here."""
+    return _tie(like.detach().requires_grad_()).grad_fn
 
 
 class _End:
-    """Where the recomputations of one checkpoint end: at the results, or before a collective."""
+    """Where the recomputations of one checkpoint end."""
 
     def __init__(self, stops_early: bool) -> None:
         self.stops_early = stops_early
         self.is_recomputed = False
+        self.at_product = False
         self.num_collectives = 0  # of this run, so far
-        self.last_node = 0  # number of the node that autograd makes for the last of them
+        self.last_node = -1  # number of the node that autograd makes for the last of them
         self.before: int | None = None  # the collective before which a recomputation ends
         self.tied: list[torch.Tensor] = []  # an empty tensor like each result
 
@@ -75,48 +123,52 @@ class _End:
     def _passing(self) -> None:
         self.num_collectives += 1
         if not self.is_recomputed:
-            self.last_node = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
+            self.last_node = _autograd._get_sequence_nr()
         elif self.num_collectives == self.before:
             for like in self.tied:  # the last one ends the run
-                _tie(like.detach().requires_grad_())
+                _saved(like)
             raise torch_checkpoint._StopRecomputationError  # pyright: ignore[reportPrivateUsage]
 
-    def tie(self, out: Any) -> Any:
-        """The results, which are the last to save."""
+    def results(self, out: Any, first: Any) -> Any:
+        """The results as the checkpoint returns them; `first` is the node that has saved first."""
         locals_ = [
             one._local for one in flatten(out)
             if type(one) is ShardTensor and one.requires_grad and not one.is_leaf
         ]
         if not self.is_recomputed:
             self.is_recomputed = True
-            if self.stops_early and self.num_collectives and locals_ and self._is_last(locals_):
-                self.before = self.num_collectives
-                self.tied = [one.detach().new_empty(0) for one in locals_]
+            if self.stops_early and locals_:
+                self._decide(locals_)
         made = {id(one): one for one in locals_}
+        anchor = _Anchor(first)
 
-        def tied(one: torch.Tensor) -> torch.Tensor:
+        def returned(one: torch.Tensor) -> torch.Tensor:
             if type(one) is not ShardTensor or id(one._local) not in made:
                 return one
-            return wrap(_tie(one._local), one._meta)
+            mine = _request(one._local, anchor) if self.at_product else _tie(one._local)
+            return wrap(mine, one._meta)
 
-        return map_tensors(tied, out)
+        return map_tensors(returned, out)
 
-    def _is_last(self, locals_: Sequence[torch.Tensor]) -> bool:
-        """Whether the nodes since the last collective save nothing, and all lead to the results."""
-        num_nodes = torch.autograd._get_sequence_nr() - self.last_node  # type: ignore[attr-defined]
-        seen = set[Any]()
+    def _decide(self, locals_: Sequence[torch.Tensor]) -> None:
+        """From the nodes that were made last: all save nothing, and lead to the results."""
+        due = _autograd._get_sequence_nr()
         ahead = [one.grad_fn for one in locals_]
-        while ahead:
-            node = ahead.pop()
-            if node is None or node in seen or node._sequence_nr() < self.last_node:
-                continue
-            if node.name() == "torch::autograd::AccumulateGrad":  # its number is the largest
-                continue
-            seen.add(node)
-            if node._sequence_nr() > self.last_node and node.name() not in _SAVES_NOTHING:
-                return False
-            ahead.extend([before for before, _ in node.next_functions])
-        return len(seen) == num_nodes
+        while True:
+            due -= 1
+            node = next((one for one in ahead if one and one._sequence_nr() == due), None)
+            if node is None:
+                return
+            if node.name() in _PRODUCTS:
+                self.at_product, self.before = True, None
+                return
+            if due == self.last_node and self.before is None:
+                self.before = self.num_collectives
+                self.tied = [one.detach().new_empty(0) for one in locals_]
+            elif node.name() not in _SAVE_NOTHING:
+                return
+            ahead = [one for one in ahead if one is not node]
+            ahead += [one for one, _ in node.next_functions]
 
 
 def checkpoint(original: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
@@ -128,12 +180,15 @@ def checkpoint(original: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
     asked = torch_checkpoint._enable_checkpoint_early_stop
     end = _End(kwargs.get("early_stop", True) if asked is None else asked)
 
-    def tied(*given: Any, **named: Any) -> Any:
+    def run(*given: Any, **named: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return function(*given, **named)
+        first = _saved(_NOTHING)
         with reduce_once.scope(), end.running():
             out = function(*given, **named)
-        return end.tie(out) if torch.is_grad_enabled() else out
+        return end.results(out, first)
 
-    return original(tied, *args, **kwargs)
+    return original(run, *args, **kwargs)
 
 
 def _needs_frames(layouts: Sequence[Any]) -> UnsupportedOpError:
