@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
@@ -159,3 +160,17 @@ def test_two_backwards_of_one_graph() -> None:
             torch.testing.assert_close(one.grad.full_tensor(), 2 * before)
 
     weft.testing.run(on_rank, mesh={"x": 3})
+
+
+def test_plain_checkpoints_are_torchs() -> None:
+    """Mapped, and traced with fake tensors: nothing is saved beside what torch saves."""
+    def program(x: Any) -> Any:
+        return checkpoint(
+            lambda a: (a @ a).sin() + a, x, use_reentrant=False, preserve_rng_state=False)
+
+    x = torch.randn(2, 3, 3)
+    torch.testing.assert_close(torch.vmap(program)(x), (x @ x).sin() + x)
+    with FakeTensorMode():
+        fake = torch.randn(3, 3, requires_grad=True)
+        program(fake).sum().backward()
+        assert fake.grad is not None and fake.grad.shape == (3, 3)

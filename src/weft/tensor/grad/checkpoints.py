@@ -28,7 +28,7 @@ from weft.tensor.call.own.functions import is_sharded
 from weft.tensor.grad.torch_patches import plain_apply
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.trace.trees import flatten, local_of, map_tensors
-from weft.transport.nodes import COLLECTIVES
+from weft.transport.nodes import COLLECTIVES, transforms
 
 __all__ = ["checkpoint", "get_inputs", "save_inputs"]
 
@@ -129,7 +129,7 @@ class _End:
                 _saved(like)
             raise torch_checkpoint._StopRecomputationError  # pyright: ignore[reportPrivateUsage]
 
-    def results(self, out: Any, first: Any) -> Any:
+    def results(self, out: Any, first: Any | None) -> Any:
         """The results as the checkpoint returns them; `first` is the node that has saved first."""
         locals_ = [
             one._local for one in flatten(out)
@@ -173,17 +173,19 @@ class _End:
 
 def checkpoint(original: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
     """`torch.utils.checkpoint.checkpoint`."""
-    if kwargs.get("use_reentrant") is not False:
+    if kwargs.get("use_reentrant") is not False or transforms() is not None:
         return original(function, *args, **kwargs)
-    if not hasattr(torch_checkpoint._CheckpointFrame, "save_inputs") and is_sharded(args, kwargs):
+    given_shards = is_sharded(args, kwargs)
+    if given_shards and not hasattr(torch_checkpoint._CheckpointFrame, "save_inputs"):
         raise _needs_frames([one.sharding for one in flatten(args) if type(one) is ShardTensor])
     asked = torch_checkpoint._enable_checkpoint_early_stop
-    end = _End(kwargs.get("early_stop", True) if asked is None else asked)
+    stops_early = kwargs.get("early_stop", True) if asked is None else asked
+    end = _End(given_shards and stops_early)
 
     def run(*given: Any, **named: Any) -> Any:
         if not torch.is_grad_enabled():
             return function(*given, **named)
-        first = _saved(_NOTHING)
+        first = _saved(_NOTHING) if end.stops_early else None
         with reduce_once.scope(), end.running():
             out = function(*given, **named)
         return end.results(out, first)
