@@ -106,6 +106,32 @@ def test_what_is_recomputed(program: Program, moved: tuple[int, int], num_ranks:
     steps(program, *moved, num_ranks=num_ranks)
 
 
+@pytest.mark.parametrize("where, mesh", [
+    ((P("dp"), P(None, "tp"), P("tp")), {"dp": 3, "tp": 2}),
+    ((P("tp"), P(None, "tp"), P("tp")), {"tp": 3}),
+    ((P("tp"), P(None, "tp"), P("tp")), {"tp": 5}),
+])
+@pytest.mark.parametrize(
+    "program", [residual, residual_of_views, two_residuals, saved, another_saves, nested])
+def test_ranks_without_samples_recompute_what_others_do(
+    program: Program, where: Any, mesh: dict[str, int]
+) -> None:
+    """Two samples on three ranks and more."""
+    plain = leaves()
+    loss_of(program, *plain).backward()
+
+    def on_rank(mesh: Any) -> None:
+        given = [
+            weft.distribute_tensor(one, mesh, its).detach().requires_grad_()
+            for one, its in zip(leaves(), where)
+        ]
+        loss_of(program, *given).backward()
+        for mine, one in zip(given, plain):
+            torch.testing.assert_close(mine.grad.full_tensor(), one.grad)
+
+    weft.testing.run(on_rank, mesh=mesh)
+
+
 def test_where_torch_is_not_to_stop_early() -> None:
     with set_checkpoint_early_stop(False):
         steps(residual, 1, 1)

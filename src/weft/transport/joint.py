@@ -17,7 +17,7 @@ from torch._C import _DisableAutocast  # type: ignore[attr-defined]
 from torch._C import _is_any_autocast_enabled as is_autocast_enabled
 
 from weft.comm import Communicator
-from weft.transport.nodes import COLLECTIVES, dense, transforms
+from weft.transport.nodes import REDUCTIONS, dense, transforms
 from weft.transport.traffic import STATE, Note, moving, note, resume
 from weft.transport.transition import Transition
 
@@ -41,8 +41,8 @@ def move_together(transitions: Sequence[Transition], xs: Sequence[Tensor]) -> Se
         transition.is_special for transition in transitions
     ):
         return [transition(x, read_only_use=True) for transition, x in zip(transitions, xs)]
-    if COLLECTIVES.on and any(one.communicates for one in transitions):
-        COLLECTIVES.thread.passing()
+    if REDUCTIONS.on and any(one.communicates and one.src.is_partial for one in transitions):
+        REDUCTIONS.thread.passing()
     return _apply(transitions, *xs)
 
 

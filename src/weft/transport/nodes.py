@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from weft.transport.transition import Transition
 
 __all__ = [
-    "COLLECTIVES", "MAPS", "apply", "check_maps", "contained", "counting", "dense",
+    "MAPS", "REDUCTIONS", "apply", "check_maps", "contained", "counting", "dense",
     "gradient_through", "is_wrapped", "outside_maps", "refuse_transforms", "start", "transforms",
 ]
 
@@ -69,8 +69,8 @@ class _Watcher(threading.local):
     passing: Callable[[], None] = staticmethod(lambda: None)
 
 
-class _Collectives(Inside):
-    """Who is told, on each thread, before a collective whose gradient autograd will ask for.
+class _Reductions(Inside):
+    """Who is told, on each thread, before a value of the graph is reduced.
 
     `on`: whether anybody is.
     """
@@ -82,7 +82,7 @@ class _Collectives(Inside):
         self.thread = _Watcher()
 
 
-COLLECTIVES = _Collectives()
+REDUCTIONS = _Reductions()
 
 
 class _Maps(threading.local):

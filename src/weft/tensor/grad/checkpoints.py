@@ -7,8 +7,12 @@ unless the end of the graph shows that ranks agree anyway:
 
 - A product of matrices comes last, but for ops that save nothing (a residual is added). As with
   torch the recomputation ends when the product has saved its operands, and does not compute it.
-- So does a reduction of such a product. No rank issues its collective.
-- Another collective comes last: all ranks end before it.
+- A reduction comes last, of such a product or of anything else: no rank repeats its collective.
+
+If some rank's result is empty, the end of its graph may differ: all ranks recompute to the results.
+
+Recomputations find the last reduction by its number. They make the same ones as the forward: they
+may find weights that have been gathered, but no value that has been reduced (`reduce_once.scope`).
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ from weft.tensor.call.own.functions import is_sharded
 from weft.tensor.grad.torch_patches import plain_apply
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.trace.trees import flatten, local_of, map_tensors
-from weft.transport.nodes import COLLECTIVES, transforms
+from weft.transport.nodes import REDUCTIONS, transforms
 
 __all__ = ["checkpoint", "get_inputs", "save_inputs"]
 
@@ -36,7 +40,7 @@ _SAVE_NOTHING = frozenset({
     "AddBackward0", "SubBackward0", "TBackward0", "ToCopyBackward0", "TransposeBackward0",
     "UnsafeViewBackward0", "ViewBackward0",
 })
-"""Nodes of ops that save no tensor."""
+"""Nodes of ops that save no tensor. Where no rank's result is empty, all ranks have the same."""
 
 _PRODUCTS = frozenset({
     "AddmmBackward0", "BmmBackward0", "ConvolutionBackward0", "LinearBackward0", "MmBackward0",
@@ -108,36 +112,38 @@ class _End:
         self.stops_early = stops_early
         self.is_recomputed = False
         self.at_product = False
-        self.num_collectives = 0  # of this run, so far
-        self.last_node = -1  # number of the node that autograd makes for the last of them
-        self.before: int | None = None  # the collective before which a recomputation ends
+        self.num_reductions = 0  # of this run, so far
+        self.last_node = -1  # number of the node of the last of them, for autograd
+        self.before: int | None = None  # the reduction before which a recomputation ends
         self.tied: list[torch.Tensor] = []  # an empty tensor like each result
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """The forward, or a recomputation. Of nested checkpoints each counts what is its own."""
-        self.num_collectives = 0
-        with COLLECTIVES.counted(), setting(COLLECTIVES.thread, passing=self._passing):
+        self.num_reductions = 0
+        with REDUCTIONS.counted(), setting(REDUCTIONS.thread, passing=self._passing):
             yield
 
     def _passing(self) -> None:
-        self.num_collectives += 1
+        self.num_reductions += 1
         if not self.is_recomputed:
             self.last_node = _autograd._get_sequence_nr()
-        elif self.num_collectives == self.before:
+        elif self.num_reductions == self.before:
             for like in self.tied:  # the last one ends the run
                 _saved(like)
             raise torch_checkpoint._StopRecomputationError  # pyright: ignore[reportPrivateUsage]
 
     def results(self, out: Any, first: Any | None) -> Any:
         """The results as the checkpoint returns them; `first` is the node that has saved first."""
-        locals_ = [
-            one._local for one in flatten(out)
+        tensors = [
+            one for one in flatten(out)
             if type(one) is ShardTensor and one.requires_grad and not one.is_leaf
         ]
+        locals_ = [one._local for one in tensors]
         if not self.is_recomputed:
             self.is_recomputed = True
-            if self.stops_early and locals_:
+            can_be_empty = any(one._meta.layout.has_empty_shards for one in tensors)
+            if self.stops_early and tensors and not can_be_empty:
                 self._decide(locals_)
         made = {id(one): one for one in locals_}
         anchor = _Anchor(first)
@@ -163,7 +169,7 @@ class _End:
                 self.at_product, self.before = True, None
                 return
             if due == self.last_node and self.before is None:
-                self.before = self.num_collectives
+                self.before = self.num_reductions
                 self.tied = [one.detach().new_empty(0) for one in locals_]
             elif node.name() not in _SAVE_NOTHING:
                 return
