@@ -139,9 +139,9 @@ def test_what_is_no_mesh_is_refused() -> None:
     with pytest.raises(ShardTypeError) as caught:
         as_bound_mesh([2, 2], "redistribute(device_mesh)")  # type: ignore[arg-type]
     assert str(caught.value) == (
-        "redistribute(device_mesh): [2, 2] is a list.\n"
+        "redistribute(device_mesh): [2, 2] is of type list.\n"
         "  Rule: a mesh is a weft mesh, or a torch DeviceMesh while torch.distributed runs.\n"
-        "  Offenders: list\n"
+        "  Offenders: [2, 2]\n"
         '  Fix: weft.init_mesh({"dp": 2, "tp": 2})'
     )
 

@@ -236,7 +236,7 @@ def ppermute(
 
 def _along(mesh: MeshLike | None, axes: Axes, call: str) -> tuple[BoundMesh, BoundMesh]:
     """The mesh, and the mesh of only these axes, in their order, through this rank."""
-    whole = mesh_of_region(mesh)
+    whole = mesh_of_region(mesh, call)
     numbers = axes_of(whole, axes, call)
     known = whole.cache.setdefault("along", {})
     if numbers not in known:

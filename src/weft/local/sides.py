@@ -24,7 +24,7 @@ Spec = Any
 def mesh_of(mesh: Any, args: Sequence[Any], name: str) -> BoundMesh:
     """The given mesh, or that of the first ShardTensor among the arguments, or the current one."""
     found = leaves(args, ShardTensor)
-    bound = found[0].device_mesh if mesh is None and found else mesh_of_region(mesh)
+    bound = found[0].device_mesh if mesh is None and found else mesh_of_region(mesh, name)
     if bound.here is None:
         raise MeshError(
             message(name, f"rank {bound.rank} is outside {bound.abstract!r}",

@@ -52,17 +52,18 @@ def place(call: str, shape: Sequence[int], where: Where) -> tuple[BoundMesh, Lay
         raise _not_dense(call, form)
     mesh = _one_of(call, where, "device_mesh", "mesh")
     placements = _one_of(call, where, "placements", "spec")
-    bound = mesh_for(mesh, placements)
+    name = "device_mesh" if where.get("device_mesh") is not None else "mesh"
+    bound = mesh_for(mesh, placements, f"{call}({name}=)")
     return bound, as_layout(bound, shape, placements)
 
 
-def mesh_for(mesh: Any, placements: Any) -> BoundMesh:
+def mesh_for(mesh: Any, placements: Any, call: str) -> BoundMesh:
     """The mesh of a new tensor: the given one, the current one, or else that of its Layout."""
     if mesh is None and isinstance(placements, Layout) and (
         current_mesh() is None and get_global_mesh() is None
     ):
         mesh = placements.mesh
-    return as_bound_mesh(mesh)
+    return as_bound_mesh(mesh, call)
 
 
 def _one_of(call: str, where: Where, torchs: str, ours: str) -> Any:
