@@ -52,6 +52,11 @@ class Layout(AsPicture):
         LayoutError: sizes that do not fit the shape, a negative length.
         ShardTypeError: an argument of the wrong type.
 
+    What reads a layout is for everybody: `placements`, `spec`, `box`, `local_shape`, `sizes_of`,
+    `hlo_sharding` and others. What makes a layout of parts, or of another one, is for code that
+    extends weft: `make`, `replace`, `resized`, `recut`, `gathered`, `take`, `insert` and others
+    take axes by number and check nothing.
+
     >>> layout = Layout(Mesh({"dp": 2, "tp": 2}), (5, 6), P(("dp", "tp")))
     >>> layout.sizes_of(0), layout.box(3)
     ((2, 1, 1, 1), ((4, 5), (0, 6)))

@@ -24,8 +24,15 @@ __all__ = [
     "is_placements", "is_torch_strided",
 ]
 
-KINDS = ("sum", "avg", "max", "min", "product", "and", "or", "band", "bor", "bxor")
+
+class _Kinds(tuple[str, ...]):
+    """A tuple of which help() shows a text of its own, not that of tuples."""
+
+
+KINDS = _Kinds(("sum", "avg", "max", "min", "product", "and", "or", "band", "bor", "bxor"))
 """The kinds of reduction that a partial axis may have."""
+
+KINDS.__doc__ = "The kinds of reduction that a partial axis may have."
 
 
 class Placement:
