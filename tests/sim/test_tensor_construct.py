@@ -533,6 +533,24 @@ def test_a_wrong_mesh_is_refused_in_the_name_of_the_call(call: Any, said: str) -
     assert lines[-1] == "  Fix: weft.init_mesh({'x': 2})"
 
 
+def test_arguments_that_factories_do_not_take() -> None:
+    mesh = weft.init_mesh({"x": 1})
+    with pytest.raises(ShardTypeError) as caught:
+        weft.zeros(4, mesh=mesh, device="cuda")  # type: ignore[call-arg]
+    assert str(caught.value) == (
+        "weft.zeros(device=): 1 arguments have names that it does not know.\n"
+        "  Rule: a factory takes sizes, dtype, requires_grad, mesh (or device_mesh) and placements "
+        "(or spec).\n"
+        "  Offenders: 'device'\n"
+        '  Fix: the mesh says where tensors live: weft.init_mesh(axes, "cuda")')
+    with pytest.raises(ShardTypeError, match=r"Fix: weft.rand\(\.\.\., mesh=mesh, placements=P"):
+        weft.rand(4, mesh=mesh, sharding=P("x"))  # type: ignore[call-arg]
+    with pytest.raises(LayoutError, match=r"^weft.randn\(\*size\): 1 of 2 lengths are negative"):
+        weft.randn(-4, 2, mesh=mesh)
+    with pytest.raises(ShardTypeError, match="it is of type Tensor"):  # not with all its values
+        weft.distribute_tensor(mesh, X, P("x"))  # type: ignore[arg-type]
+
+
 def test_ranks_outside_the_mesh_run_the_same_program() -> None:
     def on_rank(_: Any) -> list[Any]:
         mesh = weft.init_mesh({"x": 2}, ranks=(2, 0))

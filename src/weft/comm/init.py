@@ -205,10 +205,11 @@ def as_bound_mesh(mesh: MeshLike | None = None, call: str = "device_mesh") -> Bo
         fix = f"placements={mesh!r}"
     elif isinstance(mesh, Mapping) or type(mesh) is int:
         fix = f"weft.init_mesh({mesh!r})"
+    said = "it" if isinstance(mesh, torch.Tensor) else repr(mesh)  # not all of its values
     raise ShardTypeError(
-        message(call, f"{mesh!r} is of type {type(mesh).__name__}",
+        message(call, f"{said} is of type {type(mesh).__name__}",
                 "a mesh is a weft mesh, or a torch DeviceMesh while torch.distributed runs",
-                [repr(mesh)], fix)
+                [type(mesh).__name__ if said == "it" else said], fix)
     )
 
 

@@ -35,6 +35,11 @@ KINDS = _Kinds(("sum", "avg", "max", "min", "product", "and", "or", "band", "bor
 KINDS.__doc__ = "The kinds of reduction that a partial axis may have."
 
 
+_ALSO_CALLED = {"mean": "avg", "average": "avg", "prod": "product", "mul": "product",
+                "amax": "max", "amin": "min", "all": "and", "any": "or", "xor": "bxor"}
+"""Kinds by names that they have elsewhere, for errors."""
+
+
 class Placement:
     """What one mesh axis does to a tensor."""
 
@@ -187,10 +192,11 @@ class Partial(Placement):
 
     def __post_init__(self) -> None:
         if self.reduce_op not in KINDS:
+            meant = _ALSO_CALLED.get(str(self.reduce_op), "sum")
             raise PlacementError(
                 message("Partial(reduce_op)", f"{self.reduce_op!r} is none of {len(KINDS)} kinds",
                         f"the kinds of reduction are {', '.join(KINDS)}", [repr(self.reduce_op)],
-                        'Partial("sum")')
+                        f'Partial("{meant}")')
             )
 
     def is_partial(self, reduce_op: str | None = None) -> bool:
