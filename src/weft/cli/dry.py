@@ -58,7 +58,7 @@ def dry(
     \b
     weft dry --mesh dp=64,tp=8 --device h100 train.py
     """
-    value: Mesh = parse_mesh(mesh, None)
+    value: Mesh = parse_mesh(mesh, None, "--mesh")
     networks = Links.load(links) if links and Path(links).is_file() else links
     rates = None if compute is None else _rates(compute)
     sys.argv, sys.path[0] = [script, *arguments], str(Path(script).resolve().parent)
