@@ -191,7 +191,9 @@ def test_a_size_that_is_left_out() -> None:
             "  Offenders: 6 ranks by 4\n"
             "  Fix: sizes that divide the number of ranks"
         )
-        for wrong in ({"dp": -1, "tp": -1}, {"dp": -1, "tp": 0}, (-2,)):
+        with pytest.raises(MeshError, match=r"^init_mesh\(axes\): 2 sizes of \(-1, -1, 2\) are -1"):
+            init_mesh((-1, -1, 2))
+        for wrong in ({"dp": -1, "tp": 0}, (-2,)):
             with pytest.raises(MeshError, match="at least one device"):
                 init_mesh(wrong)
 

@@ -101,6 +101,12 @@ def init_mesh(
 
 def _bound(axes: Any, device_type: str, ranks: Iterable[int] | None, call: str) -> BoundMesh:
     """The mesh of these axes on this rank; `call` names the argument in an error."""
+    if not isinstance(axes, Mesh) and _sizes_of(axes).count(-1) > 1:
+        raise MeshError(
+            message(call, f"{_sizes_of(axes).count(-1)} sizes of {axes!r} are -1",
+                    "one size may be left out, as -1: it takes all ranks that the others leave",
+                    [repr(axes)], 'weft.init_mesh({"dp": -1, "tp": 2})')
+        )
     if not _leaves_out(axes):  # what is wrong with it comes before a world starts
         axes = axes.abstract if isinstance(axes, Mesh) else Mesh(axes, ranks)
     if _made_up() is None and process_world() is None:
