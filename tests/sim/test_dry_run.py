@@ -123,7 +123,7 @@ def test_whether_it_fits_and_what_to_change() -> None:
                                 device=device))
 
     large = said(80_000, {}, "h100")
-    assert ("\nmemory: too much for the 80 GB of one H100;\n"
+    assert ("\nmemory: too much for the 80 GB of one H100, 192% of them used\n"
             "  temporary tensors of the optimizer are ") in large, large
     assert "  less: foreach=False, or shard parameters over more axes\n" in large
     assert "\n  temporary, in the optimizer " in large
