@@ -176,6 +176,15 @@ def test_a_mesh_larger_than_the_world_is_refused() -> None:
         init_mesh({"x": 1}, ranks=[7])
 
 
+@pytest.mark.parametrize("wrong", ["gpu", "cuda:0"])
+def test_what_is_no_type_of_device(wrong: str) -> None:
+    with pytest.raises(ShardTypeError) as caught:
+        init_mesh({"dp": 1}, wrong)
+    lines = str(caught.value).splitlines()
+    assert lines[0] == f"init_mesh(device_type): {wrong!r} is no type of device."
+    assert lines[-1] == "  Fix: weft.init_mesh(axes, 'cuda')"
+
+
 def test_a_size_that_is_left_out() -> None:
     def fn(mesh):
         assert init_mesh({"dp": -1, "tp": 2}) == Mesh({"dp": 3, "tp": 2})
