@@ -21,7 +21,7 @@ from torch.distributed import device_mesh
 from weft.comm.collective_call import PROCESS, CollectiveCall, Switch
 from weft.comm.communicator import Alone, Communicator
 from weft.core import AxisName, Mesh
-from weft.errors import MeshError, message
+from weft.errors import MeshError, ShardTypeError, message
 
 __all__ = ["BoundMesh", "Rows", "World", "innermost_mesh", "live_meshes"]
 
@@ -324,9 +324,24 @@ def innermost_mesh() -> Any:
 
 
 def _device(device_type: str) -> torch.device:
-    """The device that this rank computes on."""
+    """The device that this rank computes on.
+
+    Raises:
+        ShardTypeError: not a type of device.
+    """
     if device_type in ("cpu", "meta"):
         return torch.device(device_type)
+    try:
+        found = torch.device(device_type)
+    except RuntimeError:
+        found = None
+    if found is None or found.index is not None:
+        kind = "cuda" if found is None else found.type
+        raise ShardTypeError(
+            message("init_mesh(device_type)", f"{device_type!r} is no type of device",
+                    "a type is cpu, cuda or another that torch knows; each rank has its own device "
+                    "of it", [repr(device_type)], f"weft.init_mesh(axes, {kind!r})")
+        )
     return torch.device(device_type, torch.get_device_module(device_type).current_device())
 
 

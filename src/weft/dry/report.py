@@ -68,6 +68,7 @@ class DryRun:
         recorded: every collective as the communicators saw it.
         compute_seconds: estimated seconds of the computation; None where no rates are given.
         device: the device that was named; None where none was.
+        meshes: the meshes that the program made itself.
     """
 
     mesh: Mesh
@@ -82,6 +83,7 @@ class DryRun:
     recorded: Sequence[Recorded] = ()
     compute_seconds: float | None = None
     device: Device | None = None
+    meshes: tuple[Mesh, ...] = ()
 
     @property
     def step_seconds(self) -> float:

@@ -102,7 +102,8 @@ class _Move:
                         ["placements=None"],
                         "x.redistribute(placements=[Replicate()])")
             )
-        target = mesh if device_mesh is None else as_bound_mesh(device_mesh)
+        target = mesh if device_mesh is None else as_bound_mesh(
+            device_mesh, "redistribute(device_mesh)")
         layout, order = as_layout(target, meta.shape, placements), meta.order()
         varying = _varying(target, layout, grad_placements, meta.dtype)
         if target == mesh:
