@@ -184,6 +184,7 @@ def _attend(
         and (attn_mask is None or not attn_mask.requires_grad)
     )
     if not fused:
+        enable_gqa = enable_gqa and key.shape[-3] != query.shape[-3]  # of no heads, it would divide
         return _aten._scaled_dot_product_attention_math(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale,
             enable_gqa=enable_gqa)[0]
