@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, ScheduleZBVZeroBubble
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 
 import weft
@@ -145,3 +147,26 @@ def test_stages_without_shard_tensors_are_torchs() -> None:
     _, [group, *_] = stage_backward_input(
         [plain(x)], [torch.ones(2, 6)], [x], plain.parameters())
     assert {"params", "intermediates", "grads"} <= set(group)
+
+
+def test_stages_in_a_v() -> None:
+    """Two stages on each rank, in a dry run; no sum is taken twice."""
+    def program(_: Any) -> None:
+        mesh = weft.init_mesh({"pp": 2, "tp": 2})
+        here = mesh.get_local_rank("pp")
+        stages: list[Any] = [
+            PipelineStage(
+                weft.distribute_module(
+                    nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 6, bias=False)), mesh["tp"],
+                    shardings={"0.*": P("tp"), "1.weight": P(None, "tp")}),
+                number, 4, torch.device("cpu"), group=mesh.get_group("pp"))
+            for number in (here, 3 - here)
+        ]
+        run = ScheduleZBVZeroBubble(stages, n_microbatches=4, loss_fn=nn.MSELoss())
+        run.step(*[torch.ones(4, 6)] * (here == 0), target=torch.ones(4, 6))
+
+    found = weft.dry_run(program, {"pp": 2, "tp": 2})
+    counts = Counter(
+        one.op for one in found.log.events if not one.op.startswith("torch.distributed"))
+    tries = 4 + 1  # one to learn shapes; the input of stage 0 has no gradient
+    assert counts == {"full_tensor": 2 * tries, "aten.linear.default": tries}
