@@ -148,7 +148,8 @@ class Baton(Turns):
         Raises:
             CommunicationError: in every waiting rank, if no rank can run.
         """
-        self._check_thread(runner, what)
+        if _local.runner is not runner or runner.ended is not None:
+            raise CommunicationError(_elsewhere(runner, what))
         if self.stopped:
             raise Unwound
         self.num_meetings += 1
@@ -169,19 +170,6 @@ class Baton(Turns):
                 other.waits, other.taken = None, results[i]
                 self.queue.append(other)
         return results[place]
-
-    def _check_thread(self, runner: Runner, what: Hashable) -> None:
-        if _local.runner is not runner or runner.ended is not None:
-            mine = current_runner()
-            raise CommunicationError(
-                message(
-                    str(what), f"the mesh of simulated rank {runner.rank} is used "
-                    + (f"by rank {mine.rank}" if mine else "outside its run"),
-                    "each simulated rank uses the mesh that it was given, in its own thread, "
-                    "until it returns", [f"rank {runner.rank}"],
-                    "weft.testing.run(lambda mesh: ..., num_ranks=4)",
-                )
-            )
 
     def _next(self) -> Runner:
         if not self.queue:
@@ -213,6 +201,17 @@ class Baton(Turns):
             error.add_note(note)
         self.failure = self.failure or error
         self.stopped = True
+
+
+def _elsewhere(runner: Runner, what: Hashable) -> str:
+    """The message of a rank whose mesh is used in another thread, or too late."""
+    mine = current_runner()
+    return message(
+        str(what), f"the mesh of simulated rank {runner.rank} is used "
+        + (f"by rank {mine.rank}" if mine else "outside its run"),
+        "each simulated rank uses the mesh that it was given, in its own thread, until it returns",
+        [f"rank {runner.rank}"], "weft.testing.run(lambda mesh: ..., num_ranks=4)",
+    )
 
 
 def _never_ends(baton: Baton | None) -> str:
