@@ -148,6 +148,18 @@ def test_attention_makes_no_scores() -> None:
     assert found.flops == 7 * 2 * 8 * 512 * 512 * 16
 
 
+def test_attention_on_a_rank_without_heads() -> None:
+    """torch would divide by their number; and a program without steps has one peak."""
+    def program(mesh: Any) -> None:
+        q = weft.ones(1, 4, 1, 8, mesh=mesh, spec=P(None, "x"))
+        k = weft.ones(1, 2, 6, 8, mesh=mesh, spec=P(None, None, None, "x"))
+        torch.nn.functional.scaled_dot_product_attention(q, k, k, enable_gqa=True)
+
+    found = weft.dry_run(program, {"x": 4}, rank=1)
+    assert found.memory.peak == found.memory.peak_overall
+    assert "peak of the program" in str(found) and "peak of the step" not in str(found)
+
+
 def test_seconds_of_computation_follow_from_rates() -> None:
     """Arithmetic or memory, whichever takes longer, and the call; collectives are none of it."""
     def program(mesh: Any) -> None:

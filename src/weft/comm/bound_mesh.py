@@ -123,8 +123,7 @@ class BoundMesh(Mesh):
 
     It has the methods of torch's DeviceMesh, with axis names or numbers for `mesh_dim`.
     `here` is this rank's coordinate (None outside the mesh), `rank` its number in the world,
-    `device` where its local tensors live. `kernel_type` is the type of device whose kernels and
-    autocast count: the CPU's on a mesh whose tensors have no memory.
+    `device` where its local tensors live.
     `origin`: for a mesh first made as some axes of another mesh, that mesh and the axes.
     """
 
@@ -132,7 +131,6 @@ class BoundMesh(Mesh):
     rank: int
     device_type: str
     device: torch.device
-    kernel_type: str
     cache: dict[Any, Any]
     origin: tuple[Mesh, tuple[AxisName, ...]] | None = None
 
@@ -141,13 +139,20 @@ class BoundMesh(Mesh):
             setattr(self, slot, getattr(value, slot))
         self.world, self.rank, self.device_type = world, world.rank, device_type
         self.device = _device(device_type)
-        self.kernel_type = "cpu" if device_type == "meta" else device_type
         position = value.position_of_rank(world.rank)
         self.here = None if position is None else value.coordinate(position)
         self.cache = {}
         self.wraps: Any = None  # the torch DeviceMesh, once there is one
         self._value = value
         self._comms: dict[tuple[int, ...], Communicator] = {}
+
+    @property
+    def kernel_type(self) -> str:
+        """The type of device whose kernels and autocast count. Of tensors without memory it is the
+        CPU, and inside CUDA's autocast CUDA."""
+        if self.device_type != "meta":
+            return self.device_type
+        return "cuda" if torch.is_autocast_enabled("cuda") else "cpu"
 
     @property
     def abstract(self) -> Mesh:

@@ -117,7 +117,7 @@ class DryRun:
             ("parameters", memory.parameters), ("buffers", memory.buffers),
             ("gradients", memory.gradients), ("optimizer state", memory.state),
             ("temporary, in the optimizer" if memory.in_optimizer else "activations and others",
-             memory.activations), ("peak of the step", memory.peak),
+             memory.activations), ("peak of the step", memory.peak if self.step else 0),
             ("peak of the program", memory.peak_overall),
         ]
         seconds = [("collectives, estimated", self.seconds)]
