@@ -25,7 +25,7 @@ from weft.ops.indexing.row_exchange import (
 from weft.rules import Call
 
 __all__ = [
-    "as_rows", "element_layouts", "element_router", "grid", "matching", "named_dims",
+    "as_rows", "element_layouts", "element_router", "grid", "known_rows", "matching", "named_dims",
     "reads_nothing", "router", "to_place", "unraveled",
 ]
 
@@ -94,6 +94,29 @@ def router(
         return plan_together(exchange, holder, row, asker, once)
 
     return route
+
+
+def known_rows(
+    mesh: BoundMesh, x: Layout, dims: tuple[int, ...], parted: Layout, over: int,
+    names: Sequence[Tensor], out: Layout,
+) -> Callable[[Tensor], Tensor]:
+    """From a block of x that of the result: the rows that `dims` name, at the places of `parted`,
+    each fetched from the rank that holds it. All ranks know the names, so routes are made once."""
+    assert mesh.here is not None
+    units = Units(mesh, x, dims)
+    places = IndexLayout(Layout.replicated(x.mesh, parted.shape), parted, over)
+    holder, row = units.locate([one.to(mesh.device) for one in names])
+    routes = plan_together(
+        RowExchange(units.comm, "rows"), holder, row, askers(mesh, places, units.axes), once=True)
+    given, mine = x.local_shape_at(mesh.here), parted.local_shape_at(mesh.here)
+    made = out.local_shape_at(mesh.here)
+
+    def local(block: Tensor) -> Tensor:
+        rows, others = as_rows(block.reshape(given), dims)
+        fetched = routes.fetch(rows).view(*mine, *others)
+        return to_place(fetched, len(mine), dims[0]).reshape(made)
+
+    return local
 
 
 def as_rows(block: Tensor, dims: Sequence[int]) -> tuple[Tensor, Sequence[int]]:
