@@ -14,15 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.ops.convolutions import nothing_of
+from weft.ops.idle import idle
 from weft.ops.precision import widened
 from weft.ops.taken import taken
 from weft.ops.taps import OnDevices, Taps, num_pieces, weighted
-from weft.rules import Boxed, BoxedDim, Call, Table, op, page, rule
+from weft.rules import Boxed, BoxedDim, Call, OnRank, Table, op, page, rule
 
 __all__ = ["PAGE"]
 
-Local = tuple[Callable[..., Any] | None, tuple[Any, ...], dict[str, Any]]
 
 
 @lru_cache(maxsize=256)
@@ -68,10 +67,10 @@ def _text(call: Call, wants_grad: Sequence[bool]) -> str | None:
     return f"{lead} {windows} -> {', '.join([made] * len(call.results))}"
 
 
-def _on_box(call: Call, boxed: Boxed) -> Local:
+def _on_box(call: Call, boxed: Boxed) -> OnRank:
     """Means of parts along dims of which boxes were fetched; greatest elements of parts."""
     if boxed.is_idle:
-        return _idle(boxed.shapes), boxed.args[:1], {}
+        return idle(call, boxed)
     if not any(dim.box is not None for dim in boxed.dims):
         return None, boxed.args, boxed.kwargs
     if all(_has_own_parts(dim, *lengths) for dim, lengths in zip(boxed.dims, _lengths(call))):
@@ -79,16 +78,6 @@ def _on_box(call: Call, boxed: Boxed) -> Local:
     if "avg" in call.op:
         return _mean(call, [dim for dim in boxed.dims if dim.box]), boxed.args[:1], {}
     return _greatest(call, boxed.dims), boxed.args[:1], {}
-
-
-def _idle(shapes: Sequence[Sequence[int]]) -> Callable[[Tensor], Any]:
-    def idle(x: Tensor) -> Any:
-        values = nothing_of(x, shapes[0])
-        if len(shapes) == 1:
-            return values
-        return values, torch.zeros(tuple(shapes[1]), dtype=torch.long, device=x.device)
-
-    return idle
 
 
 def _has_own_parts(dim: BoxedDim, before: int, after: int) -> bool:

@@ -13,15 +13,26 @@ import torch
 from torch import Tensor
 
 from weft.core import Layout, default_cuts
-from weft.ops.convolutions import nothing_of
+from weft.ops.idle import idle
 from weft.propagate import fairest
-from weft.rules import Boxed, Call, Decision, Length, RuleText, Shift, Tables, op, page, rule
+from weft.rules import (
+    Boxed,
+    Call,
+    Decision,
+    Length,
+    OnRank,
+    RuleText,
+    Shift,
+    Tables,
+    op,
+    page,
+    rule,
+)
 from weft.rules.factors import names
 
 __all__ = ["PAGE"]
 
 Layouts = Sequence[Layout]
-Local = tuple[Callable[..., Any] | None, tuple[Any, ...], dict[str, Any]]
 
 
 def _windowed(shifts: Callable[[Call], Mapping[int, Shift]], **more: Any) -> RuleText:
@@ -69,7 +80,7 @@ def _rings(call: Call) -> dict[int, Shift]:
     return {dim: Shift(by, shape[dim], "circular") for dim, by in _rolled(call).items()}
 
 
-def _roll_on_box(call: Call, boxed: Boxed) -> Local:
+def _roll_on_box(call: Call, boxed: Boxed) -> OnRank:
     """In sharded dims the box is the result; other dims are rolled in place."""
     fetched = {at.dim for at in boxed.dims if at.box}
     rest = {dim: by for dim, by in _rolled(call).items() if dim not in fetched}
@@ -192,8 +203,10 @@ def _pad_shifts(call: Call) -> dict[int, Shift]:
     }
 
 
-def _pad_on_box(call: Call, boxed: Boxed) -> Local:
+def _pad_on_box(call: Call, boxed: Boxed) -> OnRank:
     """Of sharded dims each place is picked from the box, which a circular pad leaves as it is."""
+    if boxed.is_idle:
+        return idle(call, boxed)
     fetched = {at.dim: at for at in boxed.dims if at.box}
     rest = list(call.args[1])
     picks: list[tuple[int, Tensor]] = []
@@ -206,8 +219,6 @@ def _pad_on_box(call: Call, boxed: Boxed) -> Local:
             picks.append((dim, torch.tensor(places, dtype=torch.int64)))
 
     def pad(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        if boxed.is_idle:
-            return nothing_of(x, boxed.shapes[0])
         for dim, places in picks:
             x = x.index_select(dim, places.to(x.device))
         return torch.ops.aten.pad(x, rest, call.args[2]) if any(rest) else x.clone()
@@ -248,14 +259,14 @@ def _unfold(call: Call, layouts: Layouts, wants_grad: Any) -> Decision | None:
     return Decision((x,), (made,))
 
 
-def _unfold_on_box(call: Call, boxed: Boxed) -> Local:
+def _unfold_on_box(call: Call, boxed: Boxed) -> OnRank:
     """Of a box a copy, in the order of a view: windows overlap, and what moved may be written."""
+    if boxed.is_idle:
+        return idle(call, boxed)
     ndim = len(call.tensors[0].shape)
     dim, size, step = call.args[1] % ndim, call.args[2], call.args[3]
 
     def unfold(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        if boxed.is_idle:
-            return nothing_of(x, boxed.shapes[0])
         windows = x.unfold(dim, size, step).movedim(-1, dim + 1)
         return windows.clone(memory_format=torch.contiguous_format).movedim(dim + 1, -1)
 

@@ -16,10 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from weft.ops.convolutions import each_of, nothing_of
+from weft.ops.convolutions import each_of
+from weft.ops.idle import idle
 from weft.ops.precision import widened
 from weft.ops.taken import taken
-from weft.rules import Boxed, BoxedDim, Call, Table, op, page, rule
+from weft.rules import Boxed, BoxedDim, Call, OnRank, Table, op, page, rule
 
 __all__ = ["PAGE"]
 
@@ -59,10 +60,10 @@ def _table(before: int, after: int, kernel: int, off: float) -> Table:
     return Table((*starts, last), (*stops, before), before)
 
 
-def _on_box(call: Call, boxed: Boxed) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+def _on_box(call: Call, boxed: Boxed) -> OnRank:
     """The greatest element of each window, by torch's numbers."""
     if boxed.is_idle:
-        return _idle(boxed.shapes), (boxed.args[0], boxed.args[3]), {}
+        return idle(call, boxed)
     kernel, after = _kernel(call), call.results[0].shape[-_num(call) :]
     origins = [dim.box[0] if dim.box else 0 for dim in boxed.dims]
     lengths = [dim.length for dim in boxed.dims]
@@ -78,14 +79,6 @@ def _on_box(call: Call, boxed: Boxed) -> tuple[Callable[..., Any], tuple[Any, ..
         return taken(x, local).view(taps.shape), places
 
     return pool, (boxed.args[0], boxed.args[3]), {}
-
-
-def _idle(shapes: Sequence[Sequence[int]]) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    def idle(x: Tensor, samples: Tensor) -> tuple[Tensor, Tensor]:
-        places = torch.zeros(tuple(shapes[1]), dtype=torch.long, device=x.device)
-        return nothing_of(x, shapes[0]), places
-
-    return idle
 
 
 def _starts(

@@ -14,12 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.core import Layout
-from weft.ops.algorithm import Kernel
 from weft.ops.extrema import extreme_text, extremum
+from weft.ops.idle import unless_idle
 from weft.ops.reductions import composed, in_half, of_all, without
-from weft.ops.summaries import HALF, empty_summary, reduced, reduced_layout, wide
-from weft.rules import Call, Decision, Entry, op, page, rule
+from weft.ops.summaries import HALF, empty_summary, reduced, wide
+from weft.rules import Call, Entry, op, page, rule
 from weft.transport import Shards
 
 __all__ = ["PAGE"]
@@ -185,28 +184,9 @@ def _others(dim: int, ndim: int) -> tuple[int, ...]:
 
 def _spread(name: str, root: bool, with_mean: bool) -> Entry:
     """One of the four. torch warns of too few degrees of freedom where a shard is empty."""
+    text = "... s~ -> ..., ..." if with_mean else "... s~ -> ..."
     kernel = _variance(root, with_mean)
-
-    def of_empty(
-        call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
-    ) -> Kernel | None:
-        """Where some shards are empty, the kernel, which does not warn."""
-        layout = layouts[0].without_partial()
-        dims = reduced(layout, call.get("dim"))
-        others = [dim for dim in range(layout.ndim) if dim not in dims]
-        if not any(0 in layout.sizes_of(dim) for dim in others) or not all(
-            layout.shape[dim] for dim in dims
-        ):
-            return None
-        results = tuple([
-            reduced_layout(one.shape, layout, dims, len(one.shape) == layout.ndim)
-            for one in call.results
-        ])
-        finish = tuple([(0, dim) for dim in dims])
-        return Kernel.of(Decision((layout,), results, finish=finish), kernel)
-
-    text = "...>0 s~ -> ..., ..." if with_mean else "...>0 s~ -> ..."
-    return op(name, rule(text, along="dim"), kernel=kernel, layouts=of_empty)
+    return op(name, rule(text, along="dim", on_box=unless_idle), kernel=kernel)
 
 
 PAGE = page(

@@ -13,14 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.ops.convolutions import nothing_of
+from weft.ops.idle import idle
 from weft.ops.precision import widened
 from weft.ops.taps import OnDevices, Resized, nearest_table, taps_of, weighted
-from weft.rules import Boxed, BoxedDim, Call, Table, op, page, rule
+from weft.rules import Boxed, BoxedDim, Call, OnRank, Table, op, page, rule
 
 __all__ = ["PAGE"]
 
-Local = tuple[Callable[..., Any] | None, tuple[Any, ...], dict[str, Any]]
 
 _MODES = {
     "upsample_linear1d": "linear", "upsample_bilinear2d": "linear",
@@ -82,10 +81,10 @@ def _text(call: Call, wants_grad: Sequence[bool]) -> str:
             f"b c {' '.join([f'y{at}' for at in dims])}")
 
 
-def _on_box(call: Call, boxed: Boxed) -> Local:
+def _on_box(call: Call, boxed: Boxed) -> OnRank:
     """Weighted sums along dims of which boxes were fetched, torch's kernel along the others."""
     if boxed.is_idle:
-        return (lambda x: nothing_of(x, boxed.shapes[0])), boxed.args[:1], {}
+        return idle(call, boxed)
     fetched = [dim for dim in boxed.dims if dim.box is not None]
     if not fetched:
         return None, boxed.args, boxed.kwargs

@@ -11,7 +11,7 @@ from torch import Tensor
 from weft.core import Layout
 from weft.ops.precision import HALF, wide
 
-__all__ = ["HALF", "empty_summary", "is_cut", "reduced", "reduced_layout", "wide"]
+__all__ = ["HALF", "empty_summary", "is_cut", "reduced", "wide"]
 
 
 def reduced(layout: Layout, dims: Any) -> tuple[int, ...]:
@@ -25,24 +25,6 @@ def reduced(layout: Layout, dims: Any) -> tuple[int, ...]:
 def is_cut(layout: Layout, dims: Sequence[int]) -> bool:
     """Whether some axis shards one of the dims."""
     return any(layout.dims[dim] for dim in dims if dim < layout.ndim)
-
-
-def reduced_layout(
-    shape: Sequence[int], layout: Layout, dims: Sequence[int], keepdim: bool,
-    kind: str | None = None,
-) -> Layout:
-    """The layout of `shape` after `dims` are reduced: partial of `kind`, or replicated."""
-    partial = list(layout.partial)
-    for dim in dims:
-        for axis in layout.dims[dim]:
-            partial[axis] = kind
-    kept = [dim for dim in range(layout.ndim) if keepdim or dim not in dims]
-    return Layout.make(
-        layout.mesh, shape,
-        [() if dim in dims else layout.dims[dim] for dim in kept],
-        [None if dim in dims else layout.cuts[dim] for dim in kept],
-        partial,
-    )
 
 
 def empty_summary(x: Tensor, dims: Sequence[int], dtype: torch.dtype) -> Tensor:

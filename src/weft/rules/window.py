@@ -17,8 +17,8 @@ from weft.core import Interval
 from weft.rules.call import Call
 
 __all__ = [
-    "AnyWindow", "Boxed", "BoxedDim", "OnBox", "Shift", "Table", "Tables", "Window", "WindowText",
-    "is_ring",
+    "AnyWindow", "Boxed", "BoxedDim", "OnBox", "OnRank", "Shift", "Table", "Tables", "Window",
+    "WindowText", "is_ring",
 ]
 
 
@@ -243,8 +243,11 @@ class Boxed:
         return self.args[at] if at < len(self.args) else self.kwargs.get(name, default)
 
 
-OnBox = Callable[[Call, Boxed], tuple[Callable[..., Any] | None, tuple[Any, ...], dict[str, Any]]]
-"""(call, boxed) -> what runs on the local tensors (None: the op), and its arguments.
+OnRank = tuple[Callable[..., Any] | None, tuple[Any, ...], dict[str, Any]]
+"""What runs on the local tensors of one rank (None: the op), and its arguments."""
+
+OnBox = Callable[[Call, Boxed], OnRank]
+"""(call, boxed) -> what runs there.
 
 Windowed dims that are sharded come as the boxes that the rank reads, padding included, so that the
 op runs without padding along them.
