@@ -8,16 +8,16 @@ that its places read.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from weft.ops.idle import idle
-from weft.ops.precision import widened
-from weft.ops.taken import taken
-from weft.ops.taps import OnDevices, Taps, num_pieces, weighted
+from weft.ops.places import apart, counted, taken
+from weft.ops.pools import with_places
+from weft.ops.taps import OnDevices, Taps, num_pieces, resampled
 from weft.rules import Boxed, BoxedDim, Call, OnRank, Table, op, page, rule
 
 __all__ = ["PAGE"]
@@ -95,30 +95,16 @@ def _has_own_parts(dim: BoxedDim, before: int, after: int) -> bool:
 def _of_box(call: Call, dims: Sequence[BoxedDim]) -> Callable[[Tensor], Any]:
     """torch's pool of the box, with places in the whole dims."""
     function = getattr(torch.ops.aten, call.op.split(".")[1]).default
-    sizes = [dim.outputs[1] - dim.outputs[0] for dim in dims]
+    pool = partial(function, output_size=[dim.outputs[1] - dim.outputs[0] for dim in dims])
     if len(call.results) == 1:
-        return lambda x: function(x, sizes)
-
-    def greatest(x: Tensor) -> tuple[Tensor, Tensor]:
-        values, places = function(x, sizes)
-        rest, step = places, 1
-        for dim, length in zip(reversed(dims), reversed(x.shape[-len(dims):])):
-            if dim.box is not None and dim.box[0]:
-                places = places + dim.box[0] * step
-            if dim is not dims[0]:
-                rest = rest // length
-                if dim.length != length:  # what is before this dim is that much longer
-                    places = places + rest * (step * (dim.length - length))
-            step *= dim.length
-        return values, places
-
-    return greatest
+        return pool
+    starts = {at: dim.box[0] for at, dim in enumerate(dims) if dim.box is not None}
+    return with_places(pool, [dim.length for dim in dims], starts)
 
 
 def _mean(call: Call, fetched: Sequence[BoxedDim]) -> Callable[[Tensor], Tensor]:
     """Weighted sums along the fetched dims, torch's kernel along the others."""
-    num, first = _num(call), len(call.tensors[0].shape) - _num(call)
-    lengths = _lengths(call)
+    num, first, lengths = _num(call), len(call.tensors[0].shape) - _num(call), _lengths(call)
     after, parts = [length for _, length in lengths], []
     dtype = torch.float64 if call.tensors[0].dtype == "float64" else torch.float32
     for dim in fetched:
@@ -127,18 +113,8 @@ def _mean(call: Call, fetched: Sequence[BoxedDim]) -> Callable[[Tensor], Tensor]
         after[dim.dim - first] = stop - start
         taps = _taps(*lengths[dim.dim - first], dtype).of(start, stop, dim.box[0])
         parts.append((dim.dim, stop - start, taps))
-    given = OnDevices([one for _, _, taps in parts for tap in taps for one in tap])
     kernel = getattr(torch.ops.aten, f"adaptive_avg_pool{num}d").default
-    rest = len(fetched) < num
-
-    def run(x: Tensor) -> Tensor:
-        out, mine = widened(x), iter(given.on(x.device))
-        for dim, length, taps in parts:
-            here: Any = [(next(mine), next(mine), next(mine)) for _ in taps]
-            out = weighted(out, dim, here, length)
-        return (kernel(out, after) if rest else out).to(x.dtype)
-
-    return run
+    return resampled(parts, partial(kernel, output_size=after) if len(fetched) < num else None)
 
 
 def _greatest(call: Call, dims: Sequence[BoxedDim]) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
@@ -168,8 +144,8 @@ def _greatest(call: Call, dims: Sequence[BoxedDim]) -> Callable[[Tensor], tuple[
             found = _found(planes, boxes, sizes, longest, piece)
             lead = torch.arange(counts[0], device=x.device)
             lead = (lead if longest else lead[piece]).view([-1, *[1] * num])
-            here.append(_counted([lead, *found], x.shape[-num:]))
-            there.append(_counted([place + start for place, start in zip(found, starts)], lengths))
+            here.append(counted([lead, *found], x.shape[-num:]))
+            there.append(counted([place + start for place, start in zip(found, starts)], lengths))
         shape = x.shape[:-num]
         values = taken(x, torch.cat(here, longest).unflatten(0, shape))
         return values, torch.cat(there, longest).unflatten(0, shape)
@@ -191,19 +167,8 @@ def _found(
     for at, row in enumerate(rows, 2):
         planes = planes.index_select(at, row)
     kernel = getattr(torch.ops.aten, f"max_pool{len(rows)}d_with_indices").default
-    rest, found = kernel(planes, sizes, sizes)[1].squeeze(1), []
-    for row in reversed(rows):
-        found.insert(0, row[rest % len(row)])
-        rest = rest // len(row)
-    return found
-
-
-def _counted(places: Sequence[Tensor], lengths: Sequence[int]) -> Tensor:
-    """Places in several dims, the last of these lengths, counted over all of them."""
-    out = places[0]
-    for place, length in zip(places[1:], lengths[1 - len(places) :]):
-        out = out * length + place
-    return out
+    places = apart(kernel(planes, sizes, sizes)[1].squeeze(1), list(map(len, rows)))
+    return [row[place] for row, place in zip(rows, places)]
 
 
 def _through_means(x: Tensor, output_size: Any) -> Tensor:

@@ -6,16 +6,13 @@ Users rarely call them. The ops that define them have rules, so shards stay wher
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from weft.core import Layout
-from weft.ops.algorithm import Composite
 from weft.ops.summaries import wide
-from weft.rules import Call, op, page, rule
+from weft.rules import op, page, rule
 from weft.transport import Shards
 
 __all__ = ["PAGE"]
@@ -37,30 +34,6 @@ def _log_softmax_backward(
     output = output.to(wide(output.dtype))
     grad = grad.to(output.dtype)
     return (grad - output.exp() * shards.psum(grad.sum(dim, keepdim=True))).to(input_dtype)
-
-
-def _max_pool_backward(
-    grad: Tensor, x: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool,
-    indices: Tensor, *, tied: bool,
-) -> Tensor:
-    """Each gradient goes to the place in its plane that was the largest of a window.
-
-    `tied`: torch makes the result a function of x as well, whose gradient is zero.
-    """
-    zeros = torch.zeros_like(x)
-    if tied:
-        zeros = x.masked_fill(torch.ones_like(x, dtype=torch.bool), 0)
-    planes = zeros.contiguous().flatten(-2).scatter_add(-1, indices.flatten(-2), grad.flatten(-2))
-    return planes.reshape(x.shape)
-
-
-def _max_pool_backward_layouts(
-    call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
-) -> Composite | None:
-    """Gradients are added at the places of the maxima."""
-    if all(layout.is_replicated for layout in layouts) or 0 in layouts[0].shape:
-        return None
-    return Composite(partial(_max_pool_backward, tied=wants_grad[1]))
 
 
 def _chunk_cat(tensors: Sequence[Tensor], dim: int, num_chunks: int) -> Tensor:
@@ -107,7 +80,6 @@ _SOFTMAX = rule("... s~, ... s~ -> ... s", along="dim", linear=[0])
 PAGE = page(
     op("_softmax_backward_data", _SOFTMAX, kernel=_softmax_backward),
     op("_log_softmax_backward_data", _SOFTMAX, kernel=_log_softmax_backward),
-    op("max_pool2d_with_indices_backward", layouts=_max_pool_backward_layouts),
     op("_chunk_cat", compose=_chunk_cat),
     op("_unsafe_masked_index", compose=_masked_index),
     op("_unsafe_masked_index_put_accumulate", compose=_masked_index_put),

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.ops.places import apart, counted
 from weft.ops.reductions import composed, without
 from weft.ops.summaries import empty_summary, reduced
 from weft.rules import Call, op, page, rule
@@ -125,20 +126,13 @@ def _place(largest: bool) -> Callable[..., Tensor]:
         else:
             flat = find(x)
             value = x.flatten()[flat].view([1] * x.dim())
-            place = _global_place(flat, x.shape, shards).view([1] * x.dim())
+            places = zip(apart(flat, x.shape), shards.starts)
+            place = counted([at + start for at, start in places], shards.layout.shape)
+            place = place.view([1] * x.dim())
         return without(_winner(shards, value, place, largest)[1], dims, keepdim)
 
     kernel.__doc__ = "Each shard's extremum with its place; the first of the best ones wins."
     return kernel
-
-
-def _global_place(flat: Tensor, shape: Sequence[int], shards: Shards) -> Tensor:
-    """A position in the flattened shard, as a position in the flattened tensor."""
-    place, stride = torch.zeros_like(flat), 1
-    for dim in reversed(range(len(shape))):
-        place = place + (flat % shape[dim] + shards.starts[dim]) * stride
-        flat, stride = flat // shape[dim], stride * shards.layout.shape[dim]
-    return place
 
 
 def _winner(

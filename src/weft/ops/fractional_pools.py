@@ -18,8 +18,8 @@ from torch import Tensor
 
 from weft.ops.convolutions import each_of
 from weft.ops.idle import idle
+from weft.ops.places import taken
 from weft.ops.precision import widened
-from weft.ops.taken import taken
 from weft.rules import Boxed, BoxedDim, Call, OnRank, Table, op, page, rule
 
 __all__ = ["PAGE"]

@@ -17,6 +17,7 @@ from weft.core import Layout
 from weft.ops.algorithm import Composite
 from weft.ops.convolutions import each_of
 from weft.ops.idle import idle
+from weft.ops.places import apart, counted
 from weft.rules import (
     Boxed,
     BoxedDim,
@@ -32,7 +33,7 @@ from weft.rules import (
     rule,
 )
 
-__all__ = ["PAGE"]
+__all__ = ["PAGE", "with_places"]
 
 _LEADS = ("b c>0", "c>0")
 """Kernels take a batch of nothing, and no other dim of length 0."""
@@ -93,7 +94,7 @@ def _on_box(num: int) -> OnBox:
         }
         if len(call.results) == 2:
             lengths = call.tensors[0].shape[-num:]
-            function = _with_places(function, lengths, {
+            function = with_places(function, lengths, {
                 at: dim.box[0] for at, dim in fetched.items() if dim.box is not None})
         elif "avg" in call.op and call.get("divisor_override") is None:
             function = _counted(function, num, {
@@ -106,21 +107,16 @@ def _on_box(num: int) -> OnBox:
     return on_box
 
 
-def _with_places(
+def with_places(
     function: Callable[..., Any], lengths: Sequence[int], starts: Mapping[int, int]
 ) -> Callable[..., Any]:
     """The pool with places in the whole dims, of which boxes begin at `starts`."""
     def pool(x: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
-        values, rest = function(x, *args)
-        places: list[Tensor] = []
-        for length in reversed(x.shape[-len(lengths):]):
-            places.insert(0, rest % length)
-            rest = rest // length
-        for at, (place, length) in enumerate(zip(places, lengths)):
-            if at in starts:  # of nothing but -inf, the first is that of the tensor itself
-                place = (place + starts[at]).clamp(0, length - 1)
-            rest = rest * length + place
-        return values, rest
+        values, local = function(x, *args)
+        places = apart(local, x.shape[-len(lengths):])
+        for at, start in starts.items():  # of nothing but -inf, the first is the tensor's own
+            places[at] = (places[at] + start).clamp(0, lengths[at] - 1)
+        return values, counted(places, lengths)
 
     return pool
 

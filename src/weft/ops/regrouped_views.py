@@ -20,6 +20,7 @@ from weft.core import Layout, default_cuts
 from weft.ops.algorithm import Local
 from weft.ops.indexing.rows import known_rows
 from weft.ops.nested_views import groups
+from weft.ops.places import apart
 from weft.rules import Call, Decision
 
 __all__ = ["regrouped"]
@@ -71,9 +72,7 @@ def _join(
     parted = Layout.make(x.mesh, (num,), [axes], [None], (None,) * len(x.partial))
 
     def bind(mesh: BoundMesh) -> Callable[[Tensor], Tensor]:
-        places = torch.arange(num)
-        names = [places // math.prod(lengths[at + 1 :]) % length
-                 for at, length in enumerate(lengths)]
+        names = apart(torch.arange(num), lengths)
         return known_rows(mesh, x, tuple(named), parted, 0, names, out)
 
     return Local(Decision((x,), (out,)), bind, communicates=axes)

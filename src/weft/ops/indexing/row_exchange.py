@@ -22,6 +22,7 @@ from torch._C import _DisableAutocast  # type: ignore[attr-defined]
 
 from weft.comm import BoundMesh, Communicator
 from weft.core import Layout
+from weft.ops.places import apart
 from weft.transport import traffic
 
 __all__ = [
@@ -148,11 +149,7 @@ class Units:
 
     def split(self, row: Tensor) -> tuple[Tensor, ...]:
         """Rows of this rank's block as one index per dim."""
-        found = []
-        for length in reversed(self.lengths[1:]):
-            found.append(row % max(length, 1))
-            row = row // max(length, 1)
-        return (row, *reversed(found))
+        return tuple(apart(row, [max(length, 1) for length in self.lengths]))
 
 
 def out_of_bounds(op: str) -> type[Exception]:

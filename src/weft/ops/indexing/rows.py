@@ -22,6 +22,7 @@ from weft.ops.indexing.row_exchange import (
     plan_by_request,
     plan_together,
 )
+from weft.ops.places import apart
 from weft.rules import Call
 
 __all__ = [
@@ -183,8 +184,4 @@ def unraveled(index: Tensor, shape: Sequence[int]) -> tuple[Tensor, ...]:
     for length in shape:
         total = total * length
     index = torch.where(index < -total, total, torch.where(index < 0, index + total, index))
-    found = []
-    for length in reversed(shape[1:]):
-        found.append(index % length)
-        index = torch.div(index, length, rounding_mode="floor")
-    return (index, *reversed(found))
+    return tuple(apart(index, shape))
