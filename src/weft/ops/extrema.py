@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from weft.ops.places import apart, counted
-from weft.ops.reductions import composed, without
+from weft.ops.reductions import without
 from weft.ops.summaries import empty_summary, reduced
 from weft.rules import Call, op, page, rule
 from weft.transport import Shards
@@ -83,12 +83,6 @@ def _extreme(largest: bool) -> Callable[..., Tensor]:
 
     kernel.__doc__ = "Each shard's extremum; with a gradient, the elements that attain it share it."
     return kernel
-
-
-def _aminmax(x: Tensor, *, dim: Any = None, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    """amin and amax, whose partial values are of different kinds."""
-    dims = () if dim is None else dim
-    return x.amin(dims, keepdim), x.amax(dims, keepdim)
 
 
 def _with_place(largest: bool) -> Callable[..., Any]:
@@ -169,7 +163,6 @@ PAGE = page(
     op("amin", _MIN, kernel=_extreme(False)),
     op("max.default", _MAX, kernel=_extreme(True), result=_of_some("max")),
     op("min.default", _MIN, kernel=_extreme(False), result=_of_some("min")),
-    op("aminmax", rule("... s! -> ..., ...", along="dim"), layouts=composed(_aminmax)),
     op("max.dim", _PLACES, kernel=_with_place(True)),
     op("min.dim", _PLACES, kernel=_with_place(False)),
     op("max.other min.other", rule("..., ... -> ...")),

@@ -1,5 +1,5 @@
-"""Ops whose elements have places in the result that are known without data: repeat, diag_embed, and
-compositions of reads, slices and views."""
+"""Ops whose elements have places in the result that are known without data: repeat, shuffled
+channels, diag_embed."""
 
 from __future__ import annotations
 
@@ -108,57 +108,9 @@ def _diag_embed(call: Call, layouts: Layouts, wants_grad: Any) -> Local:
     return Local(Decision((x,), (result,)), bind)
 
 
-# Compositions of reads, slices, views and these.
-
-
 def _native_shuffle(x: Tensor, groups: int) -> Tensor:
     """As `channel_shuffle`, which has a derivative."""
     return torch.channel_shuffle(x, groups)
-
-
-def _diag(x: Tensor, diagonal: int = 0) -> Tensor:
-    """The diagonal, or a matrix of it: elements stay on their ranks; any dim may be sharded."""
-    return x.diag_embed(diagonal) if x.dim() == 1 else x.diagonal(diagonal).clone()
-
-
-def _diagflat(x: Tensor, offset: int = 0) -> Tensor:
-    """The matrix whose diagonal is all elements: its rows have the cuts of the elements."""
-    return x.reshape(-1).diag_embed(offset)
-
-
-def _rot90(x: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
-    """Flips and a transposition: any dim may be sharded; a turned sharded dim is exchanged."""
-    one, other = dims
-    match k % 4:
-        case 1:
-            return x.flip([other]).transpose(one, other)
-        case 2:
-            return x.flip([one, other])
-        case 3:
-            return x.flip([one]).transpose(one, other)
-    return x.clone()
-
-
-def _pixel_shuffle(x: Tensor, factor: int) -> Tensor:
-    """Channels unfolded into height and width: batch and positions stay sharded, channels by whole
-    groups."""
-    *lead, channels, height, width = x.shape
-    apart = x.reshape([*lead, channels // factor**2, factor, factor, height, width])
-    at = len(lead)
-    order = [*range(at), at, at + 3, at + 1, at + 4, at + 2]
-    shape = [*lead, channels // factor**2, height * factor, width * factor]
-    return apart.permute(order).reshape(shape)
-
-
-def _pixel_unshuffle(x: Tensor, factor: int) -> Tensor:
-    """Height and width folded into channels: batch and channels stay sharded, positions by whole
-    steps."""
-    *lead, channels, height, width = x.shape
-    apart = x.reshape([*lead, channels, height // factor, factor, width // factor, factor])
-    at = len(lead)
-    order = [*range(at), at, at + 2, at + 4, at + 1, at + 3]
-    shape = [*lead, channels * factor**2, height // factor, width // factor]
-    return apart.permute(order).reshape(shape)
 
 
 PAGE = page(
@@ -167,9 +119,4 @@ PAGE = page(
     op("native_channel_shuffle", compose=_native_shuffle),
     op("repeat tile", rule(_repeat_rule, linear=[0], moves=True), layouts=_repeat),
     op("diag_embed", layouts=_diag_embed),
-    op("diag", compose=_diag),
-    op("diagflat", compose=_diagflat),
-    op("rot90", compose=_rot90),
-    op("pixel_shuffle", compose=_pixel_shuffle),
-    op("pixel_unshuffle", compose=_pixel_unshuffle),
 )
