@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.ops.convolutions import num_positions
 from weft.ops.idle import idle
 from weft.ops.places import apart, counted, taken
 from weft.ops.pools import with_places
@@ -36,14 +37,9 @@ def _taps(before: int, after: int, dtype: torch.dtype) -> Taps:
     return Taps(torch.minimum(places, stops - 1), weights, counts)
 
 
-def _num(call: Call) -> int:
-    """How many dims of positions there are."""
-    return int(call.op.split(".")[1][-2])
-
-
 def _lengths(call: Call) -> list[tuple[int, int]]:
     """Per dim of positions, its length before and after."""
-    num = _num(call)
+    num = num_positions(call)
     return list(zip(call.tensors[0].shape[-num:], call.results[0].shape[-num:]))
 
 
@@ -56,7 +52,7 @@ def _tables(call: Call) -> Mapping[str, Table]:
 
 def _text(call: Call, wants_grad: Sequence[bool]) -> str | None:
     """Positions by a table of what each reads: of one dim, "b c @y0 -> b c y0"."""
-    num = _num(call)
+    num = num_positions(call)
     floats = "float" in call.tensors[0].dtype
     all_of_dim = [after == 1 < before for before, after in _lengths(call)]
     if floats and (any(all_of_dim) if "avg" in call.op else all(all_of_dim)):
@@ -104,7 +100,8 @@ def _of_box(call: Call, dims: Sequence[BoxedDim]) -> Callable[[Tensor], Any]:
 
 def _mean(call: Call, fetched: Sequence[BoxedDim]) -> Callable[[Tensor], Tensor]:
     """Weighted sums along the fetched dims, torch's kernel along the others."""
-    num, first, lengths = _num(call), len(call.tensors[0].shape) - _num(call), _lengths(call)
+    num, lengths = num_positions(call), _lengths(call)
+    first = len(call.tensors[0].shape) - num
     after, parts = [length for _, length in lengths], []
     dtype = torch.float64 if call.tensors[0].dtype == "float64" else torch.float32
     for dim in fetched:
@@ -120,7 +117,7 @@ def _mean(call: Call, fetched: Sequence[BoxedDim]) -> Callable[[Tensor], Tensor]
 def _greatest(call: Call, dims: Sequence[BoxedDim]) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
     """Of each part the greatest element and its place; a few parts at a time, because they are
     copied (`_found`)."""
-    num = _num(call)
+    num = num_positions(call)
     sizes, given, starts = [], [], []
     for dim, (before, after) in zip(dims, _lengths(call)):
         start, stop = dim.outputs

@@ -16,7 +16,7 @@ from torch import Tensor
 from weft.ops.idle import nothing_of
 from weft.rules import Boxed, Call, OnRank, Window, op, page, rule
 
-__all__ = ["PAGE", "each_of", "fitted"]
+__all__ = ["PAGE", "each_of", "num_positions"]
 
 
 def each_of(value: Any, num: int, default: Any) -> tuple[Any, ...]:
@@ -26,6 +26,11 @@ def each_of(value: Any, num: int, default: Any) -> tuple[Any, ...]:
     if isinstance(value, (list, tuple)):
         return tuple(value) * num if len(value) == 1 else tuple(value)
     return (value,) * num
+
+
+def num_positions(call: Call) -> int:
+    """How many dims of positions the op has by its name."""
+    return int(call.op.split(".")[1][-2])
 
 
 def fitted(x: Tensor, shape: Sequence[int]) -> Tensor:

@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from weft.ops.idle import empty_summary
 from weft.ops.places import apart, counted
 from weft.ops.reductions import without
-from weft.ops.summaries import empty_summary, reduced
 from weft.rules import Call, op, page, rule
+from weft.rules.factors import dim_list
 from weft.transport import Shards
 
 __all__ = ["PAGE", "extreme_text", "extremum", "identity"]
@@ -79,7 +80,7 @@ class _Shared(torch.autograd.Function):
 
 def _extreme(largest: bool) -> Callable[..., Tensor]:
     def kernel(shards: Shards, x: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
-        return extremum(shards, x, reduced(shards.layout, dim), keepdim, largest)
+        return extremum(shards, x, dim_list(dim, shards.layout.ndim), keepdim, largest)
 
     kernel.__doc__ = "Each shard's extremum; with a gradient, the elements that attain it share it."
     return kernel
@@ -91,7 +92,7 @@ def _with_place(largest: bool) -> Callable[..., Any]:
     def kernel(
         shards: Shards, x: Tensor, dim: int, keepdim: bool = False
     ) -> tuple[Tensor, Tensor]:
-        dims = reduced(shards.layout, dim)
+        dims = dim_list(dim, shards.layout.ndim)
         if x.shape[dim]:
             value, place = find(x, dim, keepdim=True)
             place = place + shards.starts[dim]
@@ -109,7 +110,7 @@ def _place(largest: bool) -> Callable[..., Tensor]:
     find = torch.argmax if largest else torch.argmin
 
     def kernel(shards: Shards, x: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
-        dims = reduced(shards.layout, dim)
+        dims = dim_list(dim, shards.layout.ndim)
         if 0 in x.shape:
             value = empty_summary(x, dims, x.dtype)
             place = torch.zeros_like(value, dtype=torch.long)

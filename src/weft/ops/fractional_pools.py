@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from weft.ops.convolutions import each_of
+from weft.ops.convolutions import each_of, num_positions
 from weft.ops.idle import idle
 from weft.ops.places import taken
 from weft.ops.precision import widened
@@ -25,19 +25,14 @@ from weft.rules import Boxed, BoxedDim, Call, OnRank, Table, op, page, rule
 __all__ = ["PAGE"]
 
 
-def _num(call: Call) -> int:
-    """How many dims of positions there are."""
-    return int(call.op.split(".")[1][-2])
-
-
 def _kernel(call: Call) -> tuple[int, ...]:
-    return each_of(call.get("kernel_size"), _num(call), 1)
+    return each_of(call.get("kernel_size"), num_positions(call), 1)
 
 
 def _text(call: Call, wants_grad: Sequence[bool]) -> str:
     """Positions by a table of what each may read: of images, "b c>0 @y0 @y1, b c 2 -> b c y0 y1, b
     c y0 y1"."""
-    num = _num(call)
+    num = num_positions(call)
     batch, one = ("", "1 ") if len(call.tensors[0].shape) == num + 1 else ("b ", "b ")
     windows = " ".join([f"@y{at}" for at in range(num)])
     made = f"{batch}c {' '.join([f'y{at}' for at in range(num)])}"
@@ -45,7 +40,7 @@ def _text(call: Call, wants_grad: Sequence[bool]) -> str:
 
 
 def _tables(call: Call) -> Mapping[str, Table]:
-    num, (x, _) = _num(call), call.tensors
+    num, (x, _) = num_positions(call), call.tensors
     # A start is rounded in this dtype: by that much of all places it may lie elsewhere.
     eps = 4 * torch.finfo(getattr(torch, x.dtype)).eps
     lengths = zip(x.shape[-num:], call.results[0].shape[-num:], _kernel(call))
@@ -64,7 +59,7 @@ def _on_box(call: Call, boxed: Boxed) -> OnRank:
     """The greatest element of each window, by torch's numbers."""
     if boxed.is_idle:
         return idle(call, boxed)
-    kernel, after = _kernel(call), call.results[0].shape[-_num(call) :]
+    kernel, after = _kernel(call), call.results[0].shape[-num_positions(call) :]
     origins = [dim.box[0] if dim.box else 0 for dim in boxed.dims]
     lengths = [dim.length for dim in boxed.dims]
 

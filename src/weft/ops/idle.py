@@ -1,4 +1,4 @@
-"""What a rank runs that has nothing of the results of an op: it keeps its place in the graph."""
+"""What ranks without elements do: they keep their place in the graph."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from weft.rules import Boxed, Call, OnRank
 
-__all__ = ["idle", "nothing_of", "unless_idle"]
+__all__ = ["empty_summary", "idle", "nothing_of", "unless_idle"]
 
 
 def nothing_of(out: Tensor, shape: Sequence[int]) -> Tensor:
@@ -36,3 +36,9 @@ def idle(call: Call, boxed: Boxed) -> OnRank:
 def unless_idle(call: Call, boxed: Boxed) -> OnRank:
     """The op itself, where it would warn, or have another graph, without elements."""
     return idle(call, boxed) if boxed.is_idle else (None, boxed.args, boxed.kwargs)
+
+
+def empty_summary(x: Tensor, dims: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """The summary of an empty block: zero, with a graph edge to the block, so that
+    every rank takes part in the backward of what is gathered."""
+    return x.sum(tuple(dims), keepdim=True).to(dtype)

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from weft.ops.extrema import extreme_text, extremum
-from weft.ops.idle import unless_idle
+from weft.ops.idle import empty_summary, unless_idle
+from weft.ops.precision import HALF, wide
 from weft.ops.reductions import composed, in_half, of_all, without
-from weft.ops.summaries import HALF, empty_summary, reduced, wide
 from weft.rules import Call, Entry, op, page, rule
+from weft.rules.factors import dim_list
 from weft.transport import Shards
 
 __all__ = ["PAGE"]
@@ -34,7 +35,7 @@ def _variance(root: bool, with_mean: bool) -> Callable[..., Any]:
             dim, unbiased = None, dim
         if correction is None:
             correction = int(unbiased)
-        dims = reduced(shards.layout, dim)
+        dims = dim_list(dim, shards.layout.ndim)
         mean, squares, count = _moments(shards, x.to(wide(x.dtype)), dims)
         spread = squares / max(count - correction, 0)
         spread = _root(spread) if root else spread
@@ -83,7 +84,7 @@ def _norm(
     dtype: Any = None,
 ) -> Tensor:
     """The norm of the shards' norms; for infinite order the extremum of the magnitudes."""
-    dims, order = reduced(shards.layout, dim), 2.0 if order is None else float(order)
+    dims, order = dim_list(dim, shards.layout.ndim), 2.0 if order is None else float(order)
     x = x if dtype is None else x.to(dtype)
     if math.isinf(order):
         return extremum(shards, x.abs(), dims, keepdim, order > 0)

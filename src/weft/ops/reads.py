@@ -187,12 +187,6 @@ def _read_one(
     return Local(Decision(operands, (result,)), bind)
 
 
-def _gather_rule(call: Call, wants_grad: Sequence[bool]) -> str | None:
-    """Other dims pass where both operands have the same length; the index may be sharded along the
-    named dim."""
-    return matching(call, 1)
-
-
 def _gather(
     call: Call, layouts: Sequence[Layout], wants_grad: Sequence[bool]
 ) -> Algorithm | None:
@@ -388,7 +382,7 @@ PAGE = page(
        compose=_by_masks),
     op("index_select", rule("... s!, i -> ... i", along="dim", linear=[0], moves=True),
        layouts=_index_select),
-    op("gather", rule(_gather_rule, linear=[0], moves=True), layouts=_gather,
+    op("gather", rule(matching(1), linear=[0], moves=True), layouts=_gather,
        compose=_gather_lines),
     op("take", rule(_take_rule), compose=_take),
     op("take_along_dim", compose=_take_along_dim),

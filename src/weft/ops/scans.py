@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.ops.idle import unless_idle
-from weft.ops.reductions import exp_sums, log_of_sums
-from weft.ops.summaries import empty_summary, wide
-from weft.rules import Call, op, page, rule
+from weft.ops.idle import empty_summary, unless_idle
+from weft.ops.precision import wide
+from weft.ops.reductions import exp_sums, is_complex, log_of_sums
+from weft.rules import op, page, rule
 from weft.transport import Shards
 
 __all__ = ["PAGE"]
@@ -106,15 +106,11 @@ def _extreme(largest: bool) -> Callable[..., Any]:
     return kernel
 
 
-def _log_rule(call: Call, wants_grad: Any) -> str:
-    """Sums of complex exponentials have no maximum to scale by."""
-    return "... s! -> ... s" if call.results[0].dtype.startswith("complex") else "... s~ -> ... s"
-
-
 PAGE = page(
     op("cumsum", rule("... s~ -> ... s", along="dim", linear=[0]), kernel=_cumsum),
     op("cumprod", rule("... s~ -> ... s", along="dim"), kernel=_cumprod),
     *[op(name, rule("... s~ -> ... s, ... s", along="dim", on_box=unless_idle),
          kernel=_extreme(largest)) for name, largest in (("cummax", True), ("cummin", False))],
-    op("logcumsumexp", rule(_log_rule, along="dim"), kernel=_logcumsumexp),
+    op("logcumsumexp", rule("... s! -> ... s", along="dim", serves=is_complex),
+       rule("... s~ -> ... s", along="dim"), kernel=_logcumsumexp),
 )

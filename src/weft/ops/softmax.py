@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.ops.summaries import empty_summary, wide
+from weft.ops.idle import empty_summary
+from weft.ops.precision import wide
 from weft.rules import op, page, rule
 from weft.transport import Shards
 

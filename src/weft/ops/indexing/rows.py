@@ -40,25 +40,28 @@ def named_dims(indices: Sequence[Any]) -> tuple[tuple[int, ...], int]:
     return dims, dims[0] if adjacent else 0
 
 
-def matching(call: Call, result: int) -> str | None:
+def matching(result: int) -> Callable[[Call, Any], str | None]:
     """The rule of tensors whose elements correspond except along the dim that an index names. The
-    result has the dims of operand `result`: an index (1) or a target (0).
+    result has the dims of operand `result`: an index (1), which may be sharded along that dim, or a
+    target (0)."""
+    def text(call: Call, wants_grad: Any) -> str | None:
+        """Other dims pass where all operands have the same length."""
+        shapes = [tensor.shape for tensor in call.tensors]
+        ndim = len(shapes[0])
+        if any(len(shape) != ndim for shape in shapes):
+            return None  # an index without elements may have any shape
+        named = call.args[1] % ndim if ndim else 0
 
-    Where lengths differ (an index may be shorter) elements do not correspond: these dims are whole.
-    """
-    shapes = [tensor.shape for tensor in call.tensors]
-    ndim = len(shapes[0])
-    if any(len(shape) != ndim for shape in shapes):
-        return None  # an index without elements may have any shape
-    named = call.args[1] % ndim if ndim else 0
+        def word(operand: int, dim: int) -> str:
+            if dim != named and len({shape[dim] for shape in shapes}) == 1:
+                return f"d{dim}"
+            passes = operand == result == 1 and dim == named
+            return f"{'xis'[operand]}{dim}" + ("" if passes else "!")
 
-    def word(operand: int, dim: int) -> str:
-        if dim != named and len({shape[dim] for shape in shapes}) == 1:
-            return f"d{dim}"
-        return f"{'xis'[operand]}{dim}" + ("" if operand == result == 1 and dim == named else "!")
+        texts = [" ".join([word(at, dim) for dim in range(ndim)]) for at in range(len(shapes))]
+        return f"{', '.join(texts)} -> {texts[result]}"
 
-    texts = [" ".join([word(at, dim) for dim in range(ndim)]) for at in range(len(shapes))]
-    return f"{', '.join(texts)} -> {texts[result]}"
+    return text
 
 
 def reads_nothing(call: Call, x: Layout, indices: Sequence[Any]) -> bool:
