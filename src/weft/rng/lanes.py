@@ -3,7 +3,8 @@
 Element i of a tensor with w lanes per element has the lanes w*i to w*i + w - 1. How they are
 computed affects only the time. On the CPU compiled code (_lanes.c) computes exactly the blocks that
 runs touch, 6 ns each. If weft was built without a C compiler, numpy's generator computes them in
-rows, 11 ns a block, with what lies between short runs. On other devices torch's integer ops do.
+rows, 11 ns a block, with what lies between short runs. On other devices torch's integer ops do, and
+for short runs far from each other.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ __all__ = ["lanes"]
 _FEW = 1 << 16
 """So many are computed for tensors without memory: a dry run keeps their values."""
 
-_ROW = 1 << 13
-"""So many lanes numpy's generator computes in the time of a few calls."""
+_ROW, _FAR = 1 << 13, 1 << 11
+"""So many lanes numpy's generator computes in the time of a few calls, and of one."""
 
 
 def lanes(
@@ -35,7 +36,7 @@ def lanes(
         if len(starts) * count > _FEW:
             return torch.empty((len(starts), count), dtype=torch.int32, device=device)
         return lanes(key, sub, starts, count, torch.device("cpu")).to(device)
-    if device.type != "cpu":
+    if device.type != "cpu" or (compiled is None and count < _FAR < _distance(starts)):
         return _on_device(key, sub, starts, count, device)
     out = np.empty((len(starts), count), np.int32)
     (_in_rows if compiled is None else compiled.fill)(out, starts, key, sub)
@@ -45,10 +46,9 @@ def lanes(
 def _in_rows(out: np.ndarray, starts: np.ndarray, key: Key, sub: int) -> None:
     """Fill `out` by rows of consecutive blocks, each of which has one run, or several that are
     close to each other. They ascend."""
-    num, count = out.shape
-    distance = int(starts[-1] - starts[0]) // max(num - 1, 1)
-    each = max(_ROW // max(distance, 1), 1)
-    for at in range(0, num, each):
+    count = out.shape[1]
+    each = max(_ROW // max(_distance(starts), 1), 1)
+    for at in range(0, len(starts), each):
         some = starts[at : at + each]
         first, offset = divmod(int(some[0]), LANES)
         words = blocks_in_a_row(
@@ -56,6 +56,10 @@ def _in_rows(out: np.ndarray, starts: np.ndarray, key: Key, sub: int) -> None:
         row = words.view(np.int32)[offset:]
         out[at : at + each] = row[:count] if each == 1 else (
             row[(some - some[0])[:, None] + np.arange(count)])
+
+
+def _distance(starts: np.ndarray) -> int:
+    return int(starts[-1] - starts[0]) // max(len(starts) - 1, 1)
 
 
 def _on_device(
