@@ -129,7 +129,7 @@ def test_all_ways_to_the_lanes_agree(monkeypatch: pytest.MonkeyPatch) -> None:
         ])
         for lanes_of_a_row in (1, 100, 1 << 13):
             monkeypatch.setattr(lanes, "_ROW", lanes_of_a_row)
-            monkeypatch.setattr(lanes, "_FAR", draw.choice([40, 300, 3000]))
+            monkeypatch.setattr(lanes, "_APART", draw.choice([1, 16]))
             assert (lanes.lanes((5, 6), 0, starts, count, CPU).numpy() == expected).all()
         found = lanes._on_device((5, 6), 0, starts, count, CPU)
         assert (found.numpy() == expected).all()

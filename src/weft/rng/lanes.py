@@ -4,7 +4,7 @@ Element i of a tensor with w lanes per element has the lanes w*i to w*i + w - 1.
 computed affects only the time. On the CPU compiled code (_lanes.c) computes exactly the blocks that
 runs touch, 6 ns each. If weft was built without a C compiler, numpy's generator computes them in
 rows, 11 ns a block, with what lies between short runs. On other devices torch's integer ops do, and
-for short runs far from each other.
+for short runs that lie far apart.
 """
 
 from __future__ import annotations
@@ -24,8 +24,11 @@ __all__ = ["lanes"]
 _FEW = 1 << 16
 """So many are computed for tensors without memory: a dry run keeps their values."""
 
-_ROW, _FAR = 1 << 13, 1 << 11
-"""So many lanes numpy's generator computes in the time of a few calls, and of one."""
+_ROW = 1 << 13
+"""So many lanes numpy's generator computes in the time of a few calls."""
+
+_SHORT, _APART = 1 << 8, 16
+"""Runs up to this length, with so many times as much between them, take torch's ops less time."""
 
 
 def lanes(
@@ -36,7 +39,9 @@ def lanes(
         if len(starts) * count > _FEW:
             return torch.empty((len(starts), count), dtype=torch.int32, device=device)
         return lanes(key, sub, starts, count, torch.device("cpu")).to(device)
-    if device.type != "cpu" or (compiled is None and count < _FAR < _distance(starts)):
+    if device.type != "cpu" or (
+        compiled is None and count < _SHORT and _APART * (count + LANES) < _distance(starts)
+    ):
         return _on_device(key, sub, starts, count, device)
     out = np.empty((len(starts), count), np.int32)
     (_in_rows if compiled is None else compiled.fill)(out, starts, key, sub)
