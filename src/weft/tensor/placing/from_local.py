@@ -41,12 +41,12 @@ def from_local(
     device_mesh: Any,
     placements: Any,
     *,
-    run_check: bool,
-    shape: Sequence[int] | None,
-    stride: Sequence[int] | None,
-    sizes: Any,
-    sharding_shapes: Any,
-    sync: bool,
+    run_check: bool = False,
+    shape: Sequence[int] | None = None,
+    stride: Sequence[int] | None = None,
+    sizes: Any = "infer",
+    sharding_shapes: Any = None,
+    sync: bool = False,
     grad_placements: Any = None,
 ) -> ShardTensor:
     """See `ShardTensor.from_local`."""
