@@ -157,13 +157,7 @@ class RowwiseParallel(Style):
     dim 0. A Linear sharded like this returns a partial value, which is reduced where it is used.
 
     Args:
-        axis: the mesh axis, or axes (major to minor), to shard over. None: the mesh's only one.
-        input_layouts: the layout of the module's first input: placements of all axes, or one
-            placement (`Shard(1)`, `Replicate()`) of the style's axis alone. None: what follows.
-        output_layouts: that of its output, in the same words.
-
-    Raises:
-        MeshError: when the module is distributed: no such axis, or None on a mesh of several.
+        axis: this and the others are those of `ColwiseParallel`.
     """
 
     cuts: ClassVar[Cuts | None] = {(nn.Linear, *_CONV): {"weight": 1}, _TABLE: {"weight": 0}}
@@ -177,13 +171,7 @@ class VocabParallel(Style):
     sharded logits directly.
 
     Args:
-        axis: the mesh axis, or axes (major to minor), to shard over. None: the mesh's only one.
-        input_layouts: the layout of the module's first input: placements of all axes, or one
-            placement (`Shard(1)`, `Replicate()`) of the style's axis alone. None: what follows.
-        output_layouts: that of its output, in the same words.
-
-    Raises:
-        MeshError: when the module is distributed: no such axis, or None on a mesh of several.
+        axis: this and the others are those of `ColwiseParallel`.
     """
 
     cuts: ClassVar[Cuts | None] = {_TABLE: {"weight": 0}, nn.Linear: {"weight": 0, "bias": 0}}

@@ -217,20 +217,12 @@ def full(
     size: Sequence[int] | int, fill_value: Any, *, dtype: torch.dtype | None = None,
     requires_grad: bool = False, **where: Unpack[Where],
 ) -> ShardTensor:
-    """A tensor filled with one value; each rank makes its block.
+    """A tensor filled with one value; each rank makes its block. As `zeros`, which says the rest.
 
     Args:
         size: the global shape, in elements.
         fill_value: a number.
         dtype: None derives it from the number.
-        requires_grad: whether the result, a leaf, requires a gradient.
-        where: `mesh` (None: the current one) and `placements` (None replicates), also accepted as
-            `device_mesh` and `spec`; `layout`, torch's own, is torch.strided.
-
-    Raises:
-        ShardTypeError: an invalid length; something given by two names.
-        UnsupportedOpError: a `layout` that is not dense.
-        MeshError: no mesh is given, none is set.
     """
     shape = shape_of("weft.full", (size,))
     return _filled("weft.full", shape, fill_value, dtype, requires_grad, where)
@@ -261,19 +253,10 @@ def ones(
     *size: Any, dtype: torch.dtype | None = None, requires_grad: bool = False,
     **where: Unpack[Where],
 ) -> ShardTensor:
-    """Ones of a global shape: `weft.ones(4, 5, mesh=mesh, placements=P("dp"))`.
+    """Ones of a global shape. As `zeros`, which says the rest.
 
     Args:
         size: the global shape, as lengths or as one sequence.
-        dtype: None is torch's default dtype.
-        requires_grad: whether the result, a leaf, requires a gradient.
-        where: `mesh` (None: the current one) and `placements` (None replicates), also accepted as
-            `device_mesh` and `spec`; `layout`, torch's own, is torch.strided.
-
-    Raises:
-        ShardTypeError: an invalid length; something given by two names.
-        UnsupportedOpError: a `layout` that is not dense.
-        MeshError: no mesh is given, none is set.
     """
     return _of_size("weft.ones", size, 1, dtype, requires_grad, where)
 
@@ -282,19 +265,10 @@ def empty(
     *size: Any, dtype: torch.dtype | None = None, requires_grad: bool = False,
     **where: Unpack[Where],
 ) -> ShardTensor:
-    """A tensor whose values have no meaning yet (they are zero).
+    """A tensor whose values have no meaning yet (they are zero). As `zeros`, which says the rest.
 
     Args:
         size: the global shape, as lengths or as one sequence.
-        dtype: None is torch's default dtype.
-        requires_grad: whether the result, a leaf, requires a gradient.
-        where: `mesh` (None: the current one) and `placements` (None replicates), also accepted as
-            `device_mesh` and `spec`; `layout`, torch's own, is torch.strided.
-
-    Raises:
-        ShardTypeError: an invalid length; something given by two names.
-        UnsupportedOpError: a `layout` that is not dense.
-        MeshError: no mesh is given, none is set.
     """
     return _of_size("weft.empty", size, 0, dtype, requires_grad, where)
 
@@ -305,19 +279,13 @@ def arange(
 ) -> ShardTensor:
     """The numbers from `start` (0) to `end`, excluded, by `step`; each rank keeps its block.
 
+    The other arguments, and the errors, are those of `zeros`.
+
     Args:
         start: the first number; where it is the only one given, the end.
         end: the number before which the sequence stops.
         step: the distance from number to number.
         dtype: None derives it from the numbers, as in torch.
-        requires_grad: whether the result, a leaf, requires a gradient.
-        where: `mesh` (None: the current one) and `placements` (None replicates), also accepted as
-            `device_mesh` and `spec`; `layout`, torch's own, is torch.strided.
-
-    Raises:
-        ShardTypeError: something given by two names.
-        UnsupportedOpError: a `layout` that is not dense.
-        MeshError: no mesh is given, none is set.
     """
     first, last = (0, start) if end is None else (start, end)
     length = torch.arange(first, last, step, dtype=dtype, device="meta").shape
