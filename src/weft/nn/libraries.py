@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import os
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -20,6 +19,7 @@ from torch.utils.data import get_worker_info
 from weft.comm import as_bound_mesh, this_world
 from weft.core import P
 from weft.core.arguments import MeshLike, also_called
+from weft.core.scopes import Inside
 from weft.errors import MeshError, UnsupportedOpError, message
 from weft.tensor import distribute_tensor
 
@@ -33,32 +33,24 @@ _PREFIXES = ("TORCHELASTIC_", "PMI_", "PMIX_", "OMPI_COMM_WORLD_", "MV2_COMM_WOR
 """Prefixes of the variables that torchrun and the launchers of MPI set."""
 
 
-class _Hidden:
-    """The hidden variables of the process; simulated ranks may enter one by one."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.depth = 0
-        self.kept: dict[str, str] = {}
-
-    def enter(self) -> None:
-        with self.lock:
-            if not self.depth:
-                self.kept = {name: os.environ.pop(name) for name in _found()}
-            self.depth += 1
-
-    def leave(self) -> None:
-        with self.lock:
-            self.depth -= 1
-            if not self.depth:
-                os.environ.update(self.kept)
-
-
-_HIDDEN = _Hidden()
+_hidden = Inside()
+_kept: dict[str, str] = {}
 
 
 def _found() -> list[str]:
     return [name for name in os.environ if name in _NAMES or name.startswith(_PREFIXES)]
+
+
+def _hide() -> None:
+    """While a block is open, in any simulated rank, the process has no such variables."""
+    if _hidden.on:
+        _kept.update((name, os.environ.pop(name)) for name in _found())
+    else:
+        os.environ.update(_kept)
+        _kept.clear()
+
+
+_hidden.changed = _hide
 
 
 @contextmanager
@@ -80,11 +72,8 @@ def as_one_process() -> Iterator[None]:
                     "ranks meet by the launcher's variables, before these are hidden", found,
                     'mesh = weft.init_mesh({"dp": ...}) first')
         )
-    _HIDDEN.enter()
-    try:
+    with _hidden.counted():
         yield
-    finally:
-        _HIDDEN.leave()
 
 
 class ShardedCollator:
