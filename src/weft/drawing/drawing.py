@@ -14,7 +14,7 @@ from weft.drawing.facts import named, title
 from weft.drawing.figure import drawable, figure, joined
 from weft.drawing.scene import Scene
 from weft.drawing.svg import svg
-from weft.drawing.text import Line, beside, fitting, lines, plain
+from weft.drawing.text import Line, beside, fitting, length, lines, plain
 from weft.errors import LayoutError, ShardTypeError, message
 
 if TYPE_CHECKING:  # to draw a layout takes no planner
@@ -158,8 +158,8 @@ def _lines(drawn: Layout | Plan, dtype: str | None, width: int) -> list[Line]:
     half = (width - gap) // 2
     if half >= _HALF:
         left, right = _sides(drawn, half)
-        if all(_length(line) <= half for line in (*left, *right)):
-            return above + beside(left, right, half + gap - max(map(_length, left)))
+        if all(length(line) <= half for line in (*left, *right)):
+            return above + beside(left, right, half + gap - max(map(length, left)))
     left, right = _sides(drawn, width)
     return [*above, *left, [], *right]
 
@@ -170,10 +170,6 @@ def _sides(drawn: Plan, width: int) -> tuple[list[Line], list[Line]]:
     say = title if drawn.src.mesh == drawn.dst.mesh else named
     return (lines(src, colours, f"from {say(drawn.src)}", width),
             lines(dst, colours, f"to {say(drawn.dst)}", width))
-
-
-def _length(line: Line) -> int:
-    return sum(len(text) for text, _ in line)
 
 
 def _scene(drawn: Layout | Plan, dtype: str | None) -> Scene:
