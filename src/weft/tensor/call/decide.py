@@ -211,7 +211,7 @@ class Builder:
         if is_lacking(self.op, self.tensors, dtype, self.mesh):
             if local is None:
                 local, args, kwargs = self.op.overload, self.op.args, self.op.kwargs
-            local = as_autocast(local, self.op, self.trace, self.mesh.kernel_type)
+            local = as_autocast(local, dtype, self.mesh.kernel_type)
         if any(decision.folds):
             local = folding(self.name, local, decision, self.mesh)
         if self.target is not None:

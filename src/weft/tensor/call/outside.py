@@ -23,7 +23,7 @@ from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.trace.capture import Op, Trace, meta_like
 from weft.tensor.trace.meta_results import has_meta_kernel, known_result
 from weft.tensor.trace.trees import fill, flatten, slots_of
-from weft.tensor.views.moved import attach_to_base, bump_view_epoch, unwrap_view
+from weft.tensor.views.moved import attach_to_base, unwrap_view, written_to
 
 __all__ = ["computed", "leave", "twin", "unknown", "write", "written"]
 
@@ -127,9 +127,7 @@ def write(into: Tensor, local: Tensor) -> None:
     """Give a tensor that was written to the history of `local`."""
     if type(into) is ShardTensor:
         into._local.copy_(local)
-        bump_view_epoch()
-        into._memo = None
-        into._meta = into._meta.replace(requires_grad=into._local.requires_grad)
+        written_to(into)
 
 
 class _Entering(torch.autograd.Function):

@@ -17,6 +17,7 @@ from weft.errors import UnsupportedOpError, message
 from weft.tensor.modes import source_line
 from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.trace.trees import local_of
+from weft.tensor.views.moved import written_to
 from weft.transport import traffic
 
 __all__ = ["unscale"]
@@ -42,8 +43,7 @@ def unscale(grads: Sequence[torch.Tensor], found_inf: torch.Tensor, inv_scale: A
         )
     _unscale([local_of(grad) for grad in grads], found_inf, inv_scale)
     for grad in sharded:
-        if grad._memo is not None:
-            grad._memo.clear()
+        written_to(grad)
     meshes = {grad._meta.mesh: grad for grad in sharded if not grad.sharding.is_replicated}
     for mesh in meshes:
         if mesh.here is None:

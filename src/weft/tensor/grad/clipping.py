@@ -22,7 +22,7 @@ from weft.tensor.modes import is_strict, source_line
 from weft.tensor.placing.foreign import is_foreign
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.trace.trees import local_of
-from weft.tensor.views.moved import Moved
+from weft.tensor.views.moved import Moved, written_to
 from weft.transport import traffic
 
 __all__ = ["clip_with_norm", "total_norm"]
@@ -76,8 +76,8 @@ def clip_with_norm(
             else:
                 torch._foreach_mul_(same, factor)
     for grad in grads:
-        if type(grad) is ShardTensor and grad._memo is not None:
-            grad._memo.clear()
+        if type(grad) is ShardTensor:
+            written_to(grad)
 
 
 def _are_values(tensors: Sequence[Tensor]) -> bool:

@@ -25,7 +25,7 @@ from weft.tensor.placing.arguments import Where, place, shape_of
 from weft.tensor.placing.redistribute import redistribute_to
 from weft.tensor.placing.refusals import refuse_factory, refuse_permutation
 from weft.tensor.shard_tensor import ShardTensor, wrap
-from weft.tensor.views.moved import bump_view_epoch
+from weft.tensor.views.moved import written_to
 
 __all__ = [
     "Sample", "draw_into", "drawn", "next_key", "rand", "randint", "randn", "randperm",
@@ -202,9 +202,7 @@ def draw_into(
     found = sample(source)
     if found is not out:
         out.copy_(found)
-    bump_view_epoch()
-    if tensor._memo is not None:
-        tensor._memo.clear()
+    written_to(tensor)
 
 
 def rand(*size: Any, **options: Unpack[Drawn]) -> ShardTensor:
@@ -232,15 +230,7 @@ def randn(*size: Any, **options: Unpack[Drawn]) -> ShardTensor:
 
     Args:
         size: the global shape, as lengths or as one sequence.
-        options: `dtype`, a real or complex one; `requires_grad` of the leaf; `generator`, one with
-            the same seed on all ranks (None draws from weft's stream); `mesh` (None: the current
-            one) and `placements` (None replicates), also accepted as `device_mesh` and `spec`;
-            `layout`, torch's own.
-
-    Raises:
-        ShardTypeError: an invalid length; something given by two names.
-        UnsupportedOpError: a `layout` that is not dense.
-        MeshError: no mesh is given, none is set.
+        options: as in `rand`.
     """
     return _made("weft.randn", torch.randn, size, samples.normal, **options)
 
@@ -252,20 +242,13 @@ def randint(
 ) -> ShardTensor:
     """Whole numbers in [low, high), or [0, low): torch.randint over a mesh.
 
+    The other arguments, and the errors, are those of `rand`.
+
     Args:
         low: the smallest number; where it is given alone, the end of the range from 0.
         high: the end of the range, itself excluded.
         size: the global shape; also `randint(high, size)`.
         dtype: the dtype of the result.
-        requires_grad: whether the result, a leaf, requires a gradient.
-        generator: a generator with the same seed on all ranks; None draws from weft's stream.
-        where: `mesh` (None: the current one) and `placements` (None replicates), also accepted as
-            `device_mesh` and `spec`; `layout`, torch's own, is torch.strided.
-
-    Raises:
-        ShardTypeError: no size; an invalid length; something given by two names.
-        UnsupportedOpError: a `layout` that is not dense.
-        MeshError: no mesh is given, none is set.
     """
     if isinstance(high, (tuple, list)):  # randint(high, size)
         low, high, size = 0, low, high
@@ -292,18 +275,11 @@ def randperm(
 ) -> ShardTensor:
     """The numbers from 0 to n - 1 in random order; every rank sorts all of them.
 
+    The other arguments, and the errors, are those of `rand`.
+
     Args:
         n: how many.
         dtype: one that can hold them.
-        requires_grad: whether the result, a leaf, requires a gradient.
-        generator: a generator with the same seed on all ranks; None draws from weft's stream.
-        where: `mesh` (None: the current one) and `placements` (None replicates), also accepted as
-            `device_mesh` and `spec`; `layout`, torch's own, is torch.strided.
-
-    Raises:
-        ShardTypeError: something given by two names.
-        UnsupportedOpError: a `layout` that is not dense.
-        MeshError: no mesh is given, none is set.
     """
 
     def sample(source: Source) -> torch.Tensor:

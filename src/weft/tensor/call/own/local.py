@@ -39,7 +39,7 @@ from weft.tensor.shard_tensor import ShardTensor
 from weft.tensor.trace.calls import dtype_text
 from weft.tensor.trace.trees import flatten, local_of, map_tensors, substitute
 from weft.tensor.versions import write_counted
-from weft.tensor.views.moved import Moved, bump_view_epoch, unwrap_view
+from weft.tensor.views.moved import Moved, unwrap_view, written_to
 from weft.transport import traffic
 from weft.transport.order import Order
 
@@ -210,13 +210,10 @@ class OnLocal(Caller):
                 mine.copy_(value)
             else:
                 write_counted(mine, value, local)
-        bump_view_epoch()
         if type(tensor) is ShardTensor:
             if type(tensor._local) is Moved:
                 tensor._local._weft_view.write_back(mine.requires_grad)
-            if tensor._memo is not None:
-                tensor._memo.clear()
-            tensor._meta = tensor._meta.replace(requires_grad=mine.requires_grad)
+            written_to(tensor)
 
     def _wrap(
         self, place: int, one: torch.Tensor, given: dict[int, torch.Tensor], moved: set[int]
