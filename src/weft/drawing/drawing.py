@@ -15,7 +15,7 @@ from weft.drawing.figure import drawable, figure, joined
 from weft.drawing.scene import Scene
 from weft.drawing.svg import svg
 from weft.drawing.text import Line, beside, fitting, length, lines, plain
-from weft.errors import LayoutError, ShardTypeError, message
+from weft.errors import LayoutError, ShardTypeError
 
 if TYPE_CHECKING:  # to draw a layout takes no planner
     from weft.planner import Plan
@@ -64,11 +64,10 @@ class Drawing(str):
         stem, suffix = os.path.splitext(path)
         if suffix not in (".svg", ".txt"):
             raise LayoutError(
-                message("show(out=)", f"{path!r} ends in {suffix!r}",
-                        "show writes .svg and .txt; a .png is drawn by matplotlib, on the "
-                        "command line", [path],
-                        f"out={stem + '.svg'!r}; or weft show ... --out {stem}.png")
-            )
+                "show(out=)", f"{path!r} ends in {suffix!r}",
+                "show writes .svg and .txt; a .png is drawn by matplotlib, on the "
+                "command line", [path],
+                f"out={stem + '.svg'!r}; or weft show ... --out {stem}.png")
         text = self.svg() if suffix == ".svg" else f"{self}\n"
         with open(path, "w", encoding="utf-8") as file:
             file.write(text)
@@ -139,10 +138,9 @@ def _drawn(what: Any) -> tuple[Layout | Plan, str | None]:
         mesh = as_mesh(what.device_mesh, "show(dtensor)")
         return Layout(mesh, tuple(what.shape), what.placements), str(what.dtype)
     raise ShardTypeError(
-        message("show(what)", f"an object of type {type(what).__name__} has no layout",
-                "a layout, a ShardTensor, a torch DTensor or a plan can be drawn",
-                [type(what).__name__], "weft.show(weft.distribute_tensor(x, mesh, P('dp')))")
-    )
+        "show(what)", f"an object of type {type(what).__name__} has no layout",
+        "a layout, a ShardTensor, a torch DTensor or a plan can be drawn",
+        [type(what).__name__], "weft.show(weft.distribute_tensor(x, mesh, P('dp')))")
 
 
 def _is_plan(what: Any) -> TypeGuard[Plan]:

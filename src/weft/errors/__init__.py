@@ -24,7 +24,17 @@ __all__ = [
 
 
 class WeftError(Exception):
-    """Base of every error that weft raises on purpose."""
+    """Base of every error that weft raises on purpose.
+
+    Args:
+        call, facts, rule, offenders, fix: the parts of `message`; or a text alone.
+    """
+
+    def __init__(
+        self, call: str, facts: str = "", rule: str = "", offenders: Sequence[object] = (),
+        fix: str = "",
+    ) -> None:
+        super().__init__(message(call, facts, rule, offenders, fix) if facts else call)
 
 
 class MeshError(WeftError, ValueError):

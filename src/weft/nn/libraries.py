@@ -20,7 +20,7 @@ from weft.comm import as_bound_mesh, this_world
 from weft.core import P
 from weft.core.arguments import MeshLike, also_called
 from weft.core.scopes import Inside
-from weft.errors import MeshError, UnsupportedOpError, message
+from weft.errors import MeshError, UnsupportedOpError
 from weft.tensor import distribute_tensor
 
 __all__ = ["ShardedCollator", "as_one_process"]
@@ -67,11 +67,10 @@ def as_one_process() -> Iterator[None]:
     found = _found()
     if found and this_world().size == 1 and int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise MeshError(
-            message("weft.nn.as_one_process()", "this process was launched as one of "
-                    f"{os.environ['WORLD_SIZE']} ranks, and has not met the others",
-                    "ranks meet by the launcher's variables, before these are hidden", found,
-                    'mesh = weft.init_mesh({"dp": ...}) first')
-        )
+            "weft.nn.as_one_process()", "this process was launched as one of "
+            f"{os.environ['WORLD_SIZE']} ranks, and has not met the others",
+            "ranks meet by the launcher's variables, before these are hidden", found,
+            'mesh = weft.init_mesh({"dp": ...}) first')
     with _hidden.counted():
         yield
 
@@ -102,10 +101,9 @@ class ShardedCollator:
     def __call__(self, samples: Any) -> Any:
         if get_worker_info() is not None:
             raise UnsupportedOpError(
-                message("ShardedCollator(samples)", "it is called in a worker process of a "
-                        "DataLoader", "ShardTensors live in the processes of their mesh",
-                        ["num_workers > 0"], "num_workers=0 (dataloader_num_workers=0 of Trainer)")
-            )
+                "ShardedCollator(samples)", "it is called in a worker process of a "
+                "DataLoader", "ShardTensors live in the processes of their mesh",
+                ["num_workers > 0"], "num_workers=0 (dataloader_num_workers=0 of Trainer)")
         mesh = as_bound_mesh(self.device_mesh, "ShardedCollator(mesh)")
         return self._laid(self.collate_fn(samples), mesh)
 

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from weft.errors import UnsupportedOpError, message
+from weft.errors import UnsupportedOpError
 from weft.tensor.call.dispatch import call, keep_constant
 from weft.tensor.grad import amp, autograd, hooks
 from weft.tensor.meta import intern
@@ -90,10 +90,9 @@ def _refusal(name: str, reason: str) -> Callable[..., Any]:
         check_traced(name)  # a tracer asks what memory its arguments have
         sharded = next(one for one in (tensor, *args) if type(one) is ShardTensor)
         raise UnsupportedOpError(
-            message(f"{name}()", f"{reason}; the tensor is {sharded.sharding}",
-                    "what reads or changes memory layout works on local tensors", [name],
-                    f"x.to_local().{name}(...)")
-        )
+            f"{name}()", f"{reason}; the tensor is {sharded.sharding}",
+            "what reads or changes memory layout works on local tensors", [name],
+            f"x.to_local().{name}(...)")
 
     return refuse
 
@@ -175,9 +174,8 @@ def other_device(call: str, tensor: ShardTensor, device: torch.device) -> Unsupp
         fix = f'weft.init_mesh(..., device_type="{device.type}") and distribute onto it'
         rule = "a ShardTensor lives on its mesh's device type"
     return UnsupportedOpError(
-        message(call, f"the tensor is on {tensor.device.type}, asked for is {device}", rule,
-                [str(device)], fix)
-    )
+        call, f"the tensor is on {tensor.device.type}, asked for is {device}", rule,
+        [str(device)], fix)
 
 
 def _dtype_of(value: Any) -> Any:
@@ -208,20 +206,18 @@ def _pin_memory(tensor: ShardTensor, *args: Any) -> Any:
 
 def _make_dual(tensor: Any, tangent: Any, level: int) -> NoReturn:
     raise UnsupportedOpError(
-        message("forward_ad.make_dual(x, tangent)", "of x and tangent at least one is a "
-                "ShardTensor", "forward AD, vmap and torch.func do not reach through communication",
-                [str(one.sharding) for one in (tensor, tangent) if type(one) is ShardTensor],
-                "torch.autograd.grad, twice for a Jacobian-vector product "
-                "(torch.autograd.functional.jvp), or make_dual with x.full_tensor()")
-    )
+        "forward_ad.make_dual(x, tangent)", "of x and tangent at least one is a "
+        "ShardTensor", "forward AD, vmap and torch.func do not reach through communication",
+        [str(one.sharding) for one in (tensor, tangent) if type(one) is ShardTensor],
+        "torch.autograd.grad, twice for a Jacobian-vector product "
+        "(torch.autograd.functional.jvp), or make_dual with x.full_tensor()")
 
 
 def _add_batch_dim(tensor: Any, in_dim: int, level: int) -> NoReturn:
     raise UnsupportedOpError(
-        message("vmap", f"an argument is a ShardTensor {tensor.sharding}",
-                "vmap does not reach local tensors", [str(tensor.sharding)],
-                "write the batch dim out: ops on ShardTensors take it as it is")
-    )
+        "vmap", f"an argument is a ShardTensor {tensor.sharding}",
+        "vmap does not reach local tensors", [str(tensor.sharding)],
+        "write the batch dim out: ops on ShardTensors take it as it is")
 
 
 def _unpack_dual(tensor: ShardTensor, level: int) -> tuple[ShardTensor, ShardTensor | None]:
@@ -232,10 +228,9 @@ def _unpack_dual(tensor: ShardTensor, level: int) -> tuple[ShardTensor, ShardTen
     meta = tensor._meta
     if not {"sum", "avg", None} >= set(meta.layout.partial):
         raise UnsupportedOpError(
-            message("forward_ad.unpack_dual(x)", f"x is {meta.layout}, its local tensor dual",
-                    "partial sums have tangents that are partial sums, other kinds have none",
-                    [str(meta.layout)], "forward_ad.unpack_dual(x.to_local())")
-        )
+            "forward_ad.unpack_dual(x)", f"x is {meta.layout}, its local tensor dual",
+            "partial sums have tangents that are partial sums, other kinds have none",
+            [str(meta.layout)], "forward_ad.unpack_dual(x.to_local())")
     return wrap(primal, meta), wrap(tangent, meta.replace(requires_grad=tangent.requires_grad))
 
 

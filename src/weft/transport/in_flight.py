@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from weft.comm import Finish
-from weft.errors import UnsupportedOpError, message
+from weft.errors import UnsupportedOpError
 
 __all__ = ["InFlight", "in_flight", "landed"]
 
@@ -51,14 +51,11 @@ def in_flight(out: Tensor, x: Tensor, finish: Finish) -> Tensor:
     def checked() -> Tensor:
         if version is not None and x._version != version:
             raise UnsupportedOpError(
-                message(
-                    "redistribute(async_op=True)", f"its source of shape {tuple(x.shape)} was "
-                    f"written to {x._version - version} times before the result was used",
-                    "the source is still being sent: it must not change until the first use of "
-                    "the result", [f"version {version}, now {x._version}"],
-                    "x.clone().redistribute(..., async_op=True), or use the result first",
-                )
-            )
+                "redistribute(async_op=True)", f"its source of shape {tuple(x.shape)} was "
+                f"written to {x._version - version} times before the result was used",
+                "the source is still being sent: it must not change until the first use of "
+                "the result", [f"version {version}, now {x._version}"],
+                "x.clone().redistribute(..., async_op=True), or use the result first")
         return finish()
 
     setattr(out, _FINISH, checked)

@@ -13,7 +13,7 @@ import torch
 
 from weft import ops
 from weft.comm import BoundMesh
-from weft.errors import UnsupportedOpError, message
+from weft.errors import UnsupportedOpError
 from weft.rules import Entry
 from weft.tensor.call import by_book, fallback, numbers, reduce_once
 from weft.tensor.call.autocast import dtype_of
@@ -235,10 +235,9 @@ def _check_quantized(func: Any, args: Any, kwargs: Any, tensors: Sequence[torch.
     for arg in (*args, *kwargs.values()):
         if type(arg) is torch.dtype and arg in _QUANTIZED:
             raise UnsupportedOpError(
-                message(name, f"its result would be {arg}",
-                        "ShardTensors are dense and not quantized", [str(arg)],
-                        "the op on x.to_local(), or on x.full_tensor()")
-            )
+                name, f"its result would be {arg}",
+                "ShardTensors are dense and not quantized", [str(arg)],
+                "the op on x.to_local(), or on x.full_tensor()")
 
 
 def reads(func: Any, args: Any, kwargs: Any, key: Sequence[Any]) -> bool:

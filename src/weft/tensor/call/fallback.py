@@ -149,10 +149,9 @@ def _tell(name: str, reason: str, tensors: list[torch.Tensor], fix: str) -> None
     layouts = [str(t._meta.layout) for t in sharded]
     if modes.is_strict():
         raise StrictError(
-            message(name, f"{reason}, so it would gather {nbytes_text(nbytes)} on every rank",
-                    "under weft.strict() no op communicates implicitly", layouts,
-                    "x.redistribute(placements=[Replicate(), ...]) before the call")
-        )
+            name, f"{reason}, so it would gather {nbytes_text(nbytes)} on every rank",
+            "under weft.strict() no op communicates implicitly", layouts,
+            "x.redistribute(placements=[Replicate(), ...]) before the call")
     if name not in _WARNED:
         _WARNED.add(name)
         modes.warn(

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from weft import ops
 from weft.comm import BoundMesh
-from weft.errors import MeshError, message
+from weft.errors import MeshError
 from weft.tensor.meta import Meta
 from weft.tensor.shard_tensor import ShardTensor, wrap
 from weft.tensor.trace.capture import Op, Trace, meta_like
@@ -82,10 +82,9 @@ def unknown(mesh: BoundMesh, reason: str) -> Run:
     def run(func: Any, args: Any, kwargs: Any) -> Any:
         name = getattr(func, "__name__", None) or str(func)
         raise MeshError(
-            message(name, f"rank {mesh.rank} is outside {mesh.abstract!r}, and {reason}",
-                    "a rank outside the mesh runs what needs no data to know the result's shape",
-                    [mesh.rank], "if x.device_mesh.here is not None: ...")
-        )
+            name, f"rank {mesh.rank} is outside {mesh.abstract!r}, and {reason}",
+            "a rank outside the mesh runs what needs no data to know the result's shape",
+            [mesh.rank], "if x.device_mesh.here is not None: ...")
 
     return run
 

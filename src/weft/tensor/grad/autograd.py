@@ -16,7 +16,7 @@ import torch
 from torch.autograd.graph import _engine_run_backward
 
 from weft.comm import this_world
-from weft.errors import CommunicationError, LayoutError, UnsupportedOpError, message
+from weft.errors import CommunicationError, LayoutError, UnsupportedOpError
 from weft.tensor import modes
 from weft.tensor.backward import Backward, completed
 from weft.tensor.grad.anomaly import refuse_nan_check
@@ -73,11 +73,10 @@ def _num_means(meta: Meta) -> int:
     kinds = {kind for kind in layout.partial if kind is not None}
     if not kinds <= {"sum", "avg"}:
         raise UnsupportedOpError(
-            message("x.grad, hooks, torch.autograd.grad", f"x is {layout}",
-                    "the gradient of a partial sum or mean is that of the value; those of other "
-                    "partial values depend on each other", [str(layout)],
-                    "x.redistribute(placements=...), and the gradient of that")
-        )
+            "x.grad, hooks, torch.autograd.grad", f"x is {layout}",
+            "the gradient of a partial sum or mean is that of the value; those of other "
+            "partial values depend on each other", [str(layout)],
+            "x.redistribute(placements=...), and the gradient of that")
     sizes = zip(layout.partial, layout.mesh.axis_sizes)
     return math.prod([size for kind, size in sizes if kind == "avg"])
 
@@ -140,11 +139,10 @@ def set_grad(tensor: ShardTensor, grad: torch.Tensor) -> None:
         )
     if grad.shape != tensor.shape or grad.dtype != tensor.dtype:
         raise LayoutError(
-            message("x.grad = g", f"x is {tensor.dtype} of shape {tuple(tensor.shape)}, g is "
-                    f"{grad.dtype} of shape {tuple(grad.shape)}",
-                    "a gradient has the global shape and dtype of its tensor",
-                    [tuple(grad.shape), grad.dtype], "x.grad = g.to(x.dtype).reshape(x.shape)")
-        )
+            "x.grad = g", f"x is {tensor.dtype} of shape {tuple(tensor.shape)}, g is "
+            f"{grad.dtype} of shape {tuple(grad.shape)}",
+            "a gradient has the global shape and dtype of its tensor",
+            [tuple(grad.shape), grad.dtype], "x.grad = g.to(x.dtype).reshape(x.shape)")
     tensor._local.grad = local_cotangent(tensor._meta, grad)
     if local_of(grad) is tensor._local.grad and type(grad) is ShardTensor:
         tensor._grad_view = grad
@@ -312,10 +310,9 @@ def grad(
         watch_gradient(tensor)
     if is_grads_batched:
         raise UnsupportedOpError(
-            message("torch.autograd.grad(is_grads_batched=True)", "it uses vmap over the outputs",
-                    "vmap is refused on ShardTensors", ["is_grads_batched"],
-                    "call grad once for each grad_outputs")
-        )
+            "torch.autograd.grad(is_grads_batched=True)", "it uses vmap over the outputs",
+            "vmap is refused on ShardTensors", ["is_grads_batched"],
+            "call grad once for each grad_outputs")
     if grad_outputs is None or isinstance(grad_outputs, torch.Tensor):
         grad_outputs = [grad_outputs] * len(outputs)
     refuse_nan_check(outputs)
@@ -361,10 +358,9 @@ def _check_former(found: Sequence[torch.Tensor | None], inputs: Sequence[torch.T
     if any(grad is not None for grad in found):
         laid = [str(getattr(one, "sharding", "plain")) for one in inputs if before(local_of(one))]
         raise UnsupportedOpError(
-            message("torch.autograd.grad(y, x)", "y was computed before `x.data = ` gave x another "
-                    "layout", "a graph gives gradients in the layouts that its leaves had", laid,
-                    "y.backward(), which adds to x.grad, or run the forward again")
-        )
+            "torch.autograd.grad(y, x)", "y was computed before `x.data = ` gave x another "
+            "layout", "a graph gives gradients in the layouts that its leaves had", laid,
+            "y.backward(), which adds to x.grad, or run the forward again")
 
 
 def _seen_by_hooks(

@@ -15,7 +15,7 @@ import torch
 from weft.comm import BoundMesh, as_bound_mesh, current_mesh, get_global_mesh
 from weft.core import Layout, Mesh, P, Placement, is_placements
 from weft.core.arguments import MeshLike, Placements
-from weft.errors import ShardTypeError, UnsupportedOpError, message
+from weft.errors import ShardTypeError, UnsupportedOpError
 from weft.tensor.placing.layouts import as_layout
 from weft.tensor.shard_tensor import ShardTensor
 
@@ -69,24 +69,21 @@ def _one_of(call: str, where: Where, torchs: str, ours: str) -> Any:
     given = {name: where[name] for name in (torchs, ours) if where.get(name) is not None}
     if len(given) == 2:
         raise ShardTypeError(
-            message(f"{call}({torchs}=, {ours}=)", "both are given",
-                    f"{torchs} is torch's name of {ours}, which is given once", list(given),
-                    f"{call}(..., {ours}=...)")
-        )
+            f"{call}({torchs}=, {ours}=)", "both are given",
+            f"{torchs} is torch's name of {ours}, which is given once", list(given),
+            f"{call}(..., {ours}=...)")
     return next(iter(given.values()), None)
 
 
 def _not_dense(call: str, form: Any) -> Exception:
     if isinstance(form, torch.layout):
         return UnsupportedOpError(
-            message(f"{call}(layout=)", f"layout={form}", "a ShardTensor's blocks are dense",
-                    [str(form)], f"{call}(..., layout=torch.strided)")
-        )
+            f"{call}(layout=)", f"layout={form}", "a ShardTensor's blocks are dense",
+            [str(form)], f"{call}(..., layout=torch.strided)")
     return ShardTypeError(
-        message(f"{call}(layout=)", f"layout={form} is of type {type(form).__name__}",
-                "layout is torch's own, torch.strided; placements say where a tensor is",
-                [str(form)], f"{call}(..., placements=...)")
-    )
+        f"{call}(layout=)", f"layout={form} is of type {type(form).__name__}",
+        "layout is torch's own, torch.strided; placements say where a tensor is",
+        [str(form)], f"{call}(..., placements=...)")
 
 
 def shape_of(call: str, size: tuple[Any, ...]) -> tuple[int, ...]:
@@ -110,11 +107,10 @@ def shape_of(call: str, size: tuple[Any, ...]) -> tuple[int, ...]:
         one for one, length in zip(given, lengths) if length is None]
     shape = ", ".join(repr(one) for one in lengths if one is not None)
     raise ShardTypeError(
-        message(f"{call}(*size)", f"{len(wrong)} of {len(size)} positional arguments are no "
-                "lengths", "positional arguments are the global shape; mesh and placements are "
-                "given by name", [f"{one!r} ({type(one).__name__})" for one in wrong],
-                f"{call}({', '.join([shape] * bool(shape) + [_named(one) for one in wrong])})")
-    )
+        f"{call}(*size)", f"{len(wrong)} of {len(size)} positional arguments are no "
+        "lengths", "positional arguments are the global shape; mesh and placements are "
+        "given by name", [f"{one!r} ({type(one).__name__})" for one in wrong],
+        f"{call}({', '.join([shape] * bool(shape) + [_named(one) for one in wrong])})")
 
 
 def _length(value: Any) -> int | None:

@@ -14,7 +14,7 @@ import torch
 
 from weft.comm import BoundMesh
 from weft.core import Layout
-from weft.errors import PlacementError, message
+from weft.errors import PlacementError
 from weft.tensor.placing.from_local import from_local
 from weft.tensor.placing.layouts import as_layout, as_sharded
 from weft.tensor.placing.operands import NamedCaller, move_operand
@@ -42,11 +42,10 @@ def into_local(
     layout = as_layout(mesh, x.shape, placements)
     if layout.is_partial:
         raise PlacementError(
-            message(f"{call}(in_specs)", f"a tensor of shape {tuple(x.shape)} is asked for as "
-                    f"{layout}", "inside, a rank computes on blocks of values; a function of "
-                    "partial values is no function of their sum", [str(layout)],
-                    "P(...) for the block that a rank needs")
-        )
+            f"{call}(in_specs)", f"a tensor of shape {tuple(x.shape)} is asked for as "
+            f"{layout}", "inside, a rank computes on blocks of values; a function of "
+            "partial values is no function of their sum", [str(layout)],
+            "P(...) for the block that a rank needs")
     sharded = redistribute_to(as_sharded(x, mesh), layout, call)
     if grads_as_placed:
         return copied_on_write(to_local(sharded, grad_placements))

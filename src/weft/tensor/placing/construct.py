@@ -10,7 +10,7 @@ from typing import Any, Unpack
 import torch
 
 from weft.core import Layout
-from weft.errors import UnsupportedOpError, message
+from weft.errors import UnsupportedOpError
 from weft.planner import gradient_layout
 from weft.tensor.backward import accumulate
 from weft.tensor.leaf_gradients import uses_of
@@ -138,12 +138,11 @@ def _check_hooks(tensor: ShardTensor, before: Meta) -> None:
     new: Any = tensor._local
     if new._backward_hooks or new._post_accumulate_grad_hooks:
         raise UnsupportedOpError(
-            message("backward", f"x, which has hooks, was {before.layout} when this graph was "
-                    f"made, and `x.data = ` has made it {tensor.sharding}",
-                    "a hook sees the gradients of all uses at once, but the two graphs give theirs "
-                    "one after the other", [str(tensor.sharding)],
-                    "run the forward again, or set x.data after the backward")
-        )
+            "backward", f"x, which has hooks, was {before.layout} when this graph was "
+            f"made, and `x.data = ` has made it {tensor.sharding}",
+            "a hook sees the gradients of all uses at once, but the two graphs give theirs "
+            "one after the other", [str(tensor.sharding)],
+            "run the forward again, or set x.data after the backward")
 
 
 def set_(tensor: ShardTensor, source: Any = None, *args: Any, **kwargs: Any) -> ShardTensor:
@@ -157,11 +156,10 @@ def set_(tensor: ShardTensor, source: Any = None, *args: Any, **kwargs: Any) -> 
     )
     if not same or args or kwargs:
         raise UnsupportedOpError(
-            message("set_()", f"x is {tensor.sharding.text(str(tensor.dtype))}, the source "
-                    f"{getattr(source, 'sharding', type(source).__name__)}",
-                    "set_ takes a ShardTensor of the same shape, dtype and mesh: others would "
-                    "change the shape in place", ["set_"], "x.data = source, or x.copy_(source)")
-        )
+            "set_()", f"x is {tensor.sharding.text(str(tensor.dtype))}, the source "
+            f"{getattr(source, 'sharding', type(source).__name__)}",
+            "set_ takes a ShardTensor of the same shape, dtype and mesh: others would "
+            "change the shape in place", ["set_"], "x.data = source, or x.copy_(source)")
     set_data(tensor, source)
     return tensor
 

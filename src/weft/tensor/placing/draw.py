@@ -18,7 +18,7 @@ import torch
 from weft.comm import BoundMesh
 from weft.core import Layout
 from weft.core.layout import Box
-from weft.errors import CommunicationError, ShardTypeError, message
+from weft.errors import CommunicationError, ShardTypeError
 from weft.rng import STREAM, Key, Part, Source, digest_of, samples
 from weft.tensor.meta import intern
 from weft.tensor.placing.arguments import Where, place, shape_of
@@ -64,10 +64,9 @@ def next_key(mesh: BoundMesh, generator: torch.Generator | None = None) -> Key:
     else:
         if not isinstance(generator, torch.Generator):
             raise ShardTypeError(
-                message("generator=", f"{generator!r} is of type {type(generator).__name__}",
-                        "a generator is a torch.Generator, seeded alike on all ranks",
-                        [type(generator).__name__], "torch.Generator().manual_seed(0)")
-            )
+                "generator=", f"{generator!r} is of type {type(generator).__name__}",
+                "a generator is a torch.Generator, seeded alike on all ranks",
+                [type(generator).__name__], "torch.Generator().manual_seed(0)")
         bits = torch.empty((), dtype=torch.int64, device=generator.device)
         key = int(bits.random_(generator=generator)), _FROM_A_GENERATOR
         known = False
@@ -119,14 +118,13 @@ def _agree(mesh: BoundMesh, key: Key, is_own: bool) -> None:
             for rank, ((seed, call), name) in zip(mesh.group_ranks(range(mesh.ndim)), heard)
         ]
         raise CommunicationError(
-            message("a random call", f"the {len(heard)} ranks of {mesh.abstract!r} have "
-                    f"{len(set(heard))} different random states",
-                    "all ranks draw from one global tensor: they have one seed, and make the same "
-                    "random calls on ShardTensors", ranks,
-                    "generator.manual_seed(0) on all ranks" if is_own else
-                    "torch.manual_seed(0) on all ranks; where torch's own seeds are to differ, "
-                    "weft.manual_seed(0) after it")
-        )
+            "a random call", f"the {len(heard)} ranks of {mesh.abstract!r} have "
+            f"{len(set(heard))} different random states",
+            "all ranks draw from one global tensor: they have one seed, and make the same "
+            "random calls on ShardTensors", ranks,
+            "generator.manual_seed(0) on all ranks" if is_own else
+            "torch.manual_seed(0) on all ranks; where torch's own seeds are to differ, "
+            "weft.manual_seed(0) after it")
 
 
 @contextmanager
@@ -256,10 +254,9 @@ def randint(
         low, high = 0, low
     if size is None:
         raise ShardTypeError(
-            message("weft.randint(low, high, size)", "no size is given", "a size is a tuple or a "
-                    "list of lengths, () of a tensor without dims", [size],
-                    f"weft.randint({low}, {high}, (4, 5), mesh=mesh)")
-        )
+            "weft.randint(low, high, size)", "no size is given", "a size is a tuple or a "
+            "list of lengths, () of a tensor without dims", [size],
+            f"weft.randint({low}, {high}, (4, 5), mesh=mesh)")
     start, stop = low, high
     refuse_factory(torch.randint, start, stop, dtype=dtype)
     return _laid(

@@ -17,7 +17,7 @@ from torch import is_grad_enabled
 
 from weft.comm import BoundMesh
 from weft.core import Cover, Layout
-from weft.errors import UnsupportedOpError, message
+from weft.errors import UnsupportedOpError
 from weft.tensor import modes, versions
 from weft.tensor.leaf_gradients import LeafUse, use_of
 from weft.tensor.meta import NONE
@@ -297,11 +297,10 @@ def writing_back(
     ]
     if lacking:
         raise UnsupportedOpError(
-            message(name, f"it writes to {dst}, and its result is {src}",
-                    f"a whole value becomes partial by {', '.join(sorted(_BECOMES))}; what is not "
-                    "linear in partial values of other kinds cannot be written to them", lacking,
-                    "x = x.redistribute(placements=P()) before")
-        )
+            name, f"it writes to {dst}, and its result is {src}",
+            f"a whole value becomes partial by {', '.join(sorted(_BECOMES))}; what is not "
+            "linear in partial values of other kinds cannot be written to them", lacking,
+            "x = x.redistribute(placements=P()) before")
     whole = dst.without_partial(axes)
     first = transition_between(mesh, src, whole, src_varying)
     second = transition_between(mesh, whole, dst)

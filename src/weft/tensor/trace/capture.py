@@ -25,7 +25,7 @@ from torch._subclasses.fake_tensor import (
 from torch._subclasses.schema_check_mode import SchemaCheckMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from weft.errors import UnsupportedOpError, message
+from weft.errors import UnsupportedOpError
 from weft.tensor.meta import contiguous_strides, dense
 from weft.tensor.trace import casts
 from weft.tensor.trace.meta_results import AsKernels, asks_device, known_result
@@ -335,10 +335,9 @@ def check_dense(tensor: torch.Tensor, call: str = "an op") -> None:
         shape = "" if tensor.is_nested else f" of shape {tuple(tensor.shape)}"
         form = "nested" if tensor.is_nested else str(tensor.layout)
         raise UnsupportedOpError(
-            message(call, f"its result{shape} is {tensor.dtype} of {form}",
-                    "ShardTensors are dense and not quantized", [form],
-                    "the op on x.to_local(), or on x.full_tensor()")
-        )
+            call, f"its result{shape} is {tensor.dtype} of {form}",
+            "ShardTensors are dense and not quantized", [form],
+            "the op on x.to_local(), or on x.full_tensor()")
 
 
 def _same_memory(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -16,7 +16,7 @@ import torch
 from weft import propagate
 from weft.comm import BoundMesh
 from weft.core import Layout
-from weft.errors import LayoutError, UnsupportedOpError, message
+from weft.errors import LayoutError, UnsupportedOpError
 from weft.ops import Kernel
 from weft.rules import Call, Decision, TensorArg
 from weft.rules.factors import carries
@@ -190,12 +190,11 @@ class OnLocal(Caller):
             self._check_shape(place, local)
         if type(tensor) is ShardTensor and tensor._meta.alias is not None:
             raise UnsupportedOpError(
-                message(f"{self.name}(...)", f"it wrote to its tensor argument {at}, "
-                        f"{tensor.sharding}, that came from a view op ({tensor._meta.alias}) that "
-                        "had to communicate",
-                        "a write through a view reaches its base only where they share memory",
-                        [str(tensor.sharding)], "write to the base, or clone() the view first")
-            )
+                f"{self.name}(...)", f"it wrote to its tensor argument {at}, "
+                f"{tensor.sharding}, that came from a view op ({tensor._meta.alias}) that "
+                "had to communicate",
+                "a write through a view reaches its base only where they share memory",
+                [str(tensor.sharding)], "write to the base, or clone() the view first")
         leaving = frozenset(
             axis for axis in self.varying if local.requires_grad and layout.on(axis) is None
         )
@@ -239,10 +238,9 @@ class OnLocal(Caller):
         given, due = len(flatten(out)), len(self.decision.results)
         if given != due:
             raise LayoutError(
-                message(f"{self.name}(...)", f"it returned {given} tensors, its rule has {due} "
-                        "results", "a rule names every tensor result", [f"{given} tensors"],
-                        f"weft.register_rule({self.name}, \"... -> {', '.join(['...'] * given)}\")")
-            )
+                f"{self.name}(...)", f"it returned {given} tensors, its rule has {due} "
+                "results", "a rule names every tensor result", [f"{given} tensors"],
+                f"weft.register_rule({self.name}, \"... -> {', '.join(['...'] * given)}\")")
 
     def _check_shape(self, place: int, one: torch.Tensor) -> None:
         layout = self.decision.results[place]
@@ -252,23 +250,21 @@ class OnLocal(Caller):
             return
         operands = ", ".join(str(operand) for operand in self.decision.operands)
         raise LayoutError(
-            message(f"{self.name}(...)", f"on rank {self.mesh.rank} result {place} has the local "
-                    f"shape {tuple(one.shape)}; by its rule it is {layout}, of local shape {due}",
-                    "on local tensors a function gives the local part of what it gives on the "
-                    "whole", [f"operands {operands}"],
-                    f"weft.testing.check_rule({self.name}) finds the factors that must be whole: "
-                    "\"b s! -> b s!\"")
-        )
+            f"{self.name}(...)", f"on rank {self.mesh.rank} result {place} has the local "
+            f"shape {tuple(one.shape)}; by its rule it is {layout}, of local shape {due}",
+            "on local tensors a function gives the local part of what it gives on the "
+            "whole", [f"operands {operands}"],
+            f"weft.testing.check_rule({self.name}) finds the factors that must be whole: "
+            "\"b s! -> b s!\"")
 
     def _check_dtype(self, place: int, one: torch.Tensor) -> None:
         result = dtype_text(one.dtype)
         wrong = [f"partial sums of {dtype}" for dtype in self.terms if not carries(dtype, result)]
         if wrong:
             raise LayoutError(
-                message(f"{self.name}(...)", f"partial sums became {result} in result {place}",
-                        "a linear op passes partial sums, and may not round each of them",
-                        wrong, "leave the operand out of linear=")
-            )
+                f"{self.name}(...)", f"partial sums became {result} in result {place}",
+                "a linear op passes partial sums, and may not round each of them",
+                wrong, "leave the operand out of linear=")
 
 
 def _version(tensor: torch.Tensor) -> int | None:
