@@ -9,11 +9,11 @@ same way, but remains a wrapper afterwards.)
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from weft.comm import Finish
 from weft.errors import UnsupportedOpError
@@ -39,8 +39,8 @@ class InFlight(torch.Tensor):
         if func in _KNOWN:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args)
-        for tensor in _in_flight((args, kwargs)):
-            landed(tensor)
+        for one in tree_leaves((args, kwargs)):
+            landed(one)
         return func(*args, **(kwargs or {}))
 
 
@@ -72,14 +72,3 @@ def landed(tensor: Tensor) -> Tensor:
             tensor.__class__ = torch.Tensor  # type: ignore[assignment]
             tensor.data = data
     return tensor
-
-
-def _in_flight(tree: Any) -> Iterator[Tensor]:
-    if isinstance(tree, Tensor):
-        if type(tree) is InFlight:
-            yield tree
-    elif isinstance(tree, (list, tuple)):
-        for item in tree:
-            yield from _in_flight(item)
-    elif isinstance(tree, dict):
-        yield from _in_flight(list(tree.values()))

@@ -31,6 +31,7 @@ from weft.tensor.takeover import twin_of
 from weft.tensor.trace.trees import local_of as _local_of
 from weft.tensor.views.moved import unwrap_view
 from weft.transport import traffic
+from weft.transport.facts import partial_axes
 from weft.transport.order import laid, order_due
 from weft.transport.transition import Transition
 
@@ -57,10 +58,6 @@ def grad_meta(meta: Meta) -> Meta:
 def local_of(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor that represents this one in autograd's graph."""
     return unwrap_view(_local_of(tensor))
-
-
-def _partial_axes(meta: Meta) -> frozenset[int]:
-    return frozenset(axis for axis, kind in enumerate(meta.layout.partial) if kind)
 
 
 def _num_means(meta: Meta) -> int:
@@ -96,7 +93,7 @@ def wrap_cotangent(meta: Meta, local: torch.Tensor) -> ShardTensor:
     local = _match_order(made, local)
     if not local.requires_grad:
         return wrap(local, made)
-    layout, axes = made.layout, _partial_axes(meta)
+    layout, axes = made.layout, partial_axes(meta.layout)
     leave = transition_between(meta.mesh, layout, layout, axes, frozenset())
     local = local if leave is None else leave(local)
     return wrap(local, made.replace(requires_grad=local.requires_grad))
@@ -104,7 +101,7 @@ def wrap_cotangent(meta: Meta, local: torch.Tensor) -> ShardTensor:
 
 def local_cotangent(meta: Meta, grad: torch.Tensor) -> torch.Tensor:
     """The inverse: what autograd gets for a gradient that the user gives; may communicate."""
-    layout, axes = grad_meta(meta).layout, _partial_axes(meta)
+    layout, axes = grad_meta(meta).layout, partial_axes(meta.layout)
     local = redistribute_to(as_sharded(grad, meta.mesh), layout)._local
     move_operand = transition_between(meta.mesh, layout, layout, frozenset(), axes)
     local = local if move_operand is None else move_operand(local)

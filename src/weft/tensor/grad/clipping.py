@@ -100,7 +100,7 @@ def _gathered(
     dtype = reduce(torch.promote_types, dtypes)
     comm: Communicator | None = None
     if len(meshes) > 1:
-        comm = _over(meshes)
+        comm = meshes[0].world.across(*meshes)
     elif meshes[0].here is None:
         return torch.empty(0, dtype=dtype, device=meshes[0].device)
     elif used:
@@ -149,11 +149,6 @@ def _keeps(tensor: Tensor, comm: Communicator, used: Sequence[int], num_meshes: 
         return False
     axes = range(mesh.ndim) if num_meshes > 1 else used
     return not any(mesh.here[axis] for axis in axes if layout.on(axis) is None)
-
-
-def _over(meshes: Sequence[BoundMesh]) -> Communicator:
-    """The communicator of all ranks of several meshes."""
-    return meshes[0].world.across(*meshes)
 
 
 def _wrapped(total: Tensor, mesh: BoundMesh) -> Tensor:

@@ -30,6 +30,7 @@ from weft.tensor.placing.redistribute import placed_gradients
 from weft.tensor.placing.sizes import is_asked, said_layout
 from weft.tensor.placing.transitions import transition_between
 from weft.tensor.shard_tensor import ShardTensor
+from weft.transport.facts import partial_axes
 from weft.transport.nodes import gradient_through
 from weft.transport.order import laid, order_due
 
@@ -125,7 +126,7 @@ def _gradients_placed(
     seen = seen.without_partial(  # the value is one partial value of its own mean
         axis for axis, kind in enumerate(seen.partial) if kind == "avg"
     )
-    terms = frozenset(axis for axis, kind in enumerate(layout.partial) if kind)
+    terms = partial_axes(layout)
     back = transition_between(mesh, gradient_layout(layout), seen, terms, terms)
     if back is None or not (local.requires_grad and torch.is_grad_enabled()):
         return local

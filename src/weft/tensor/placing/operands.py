@@ -27,6 +27,7 @@ from weft.tensor.placing.transitions import transition_between
 from weft.tensor.shard_tensor import ShardTensor, pass_known, version_of, wrap
 from weft.tensor.views.moved import Moved, unwrap_view
 from weft.transport import move_together, traffic
+from weft.transport.facts import partial_axes, replicated
 from weft.transport.order import Order
 from weft.transport.transition import Transition
 
@@ -323,7 +324,7 @@ def operand_transitions(
     return [
         transition_between(
             mesh, source, target, mine if wanted else NONE,
-            frozenset(axis for axis in varying if wanted and target.on(axis) is None), order, cover,
+            replicated(target, varying if wanted else ()), order, cover,
         )
         for source, target, wanted, order, cover, mine in zip(
             sources, targets, wants, orders, reads or [None] * len(sources),
@@ -372,5 +373,5 @@ def varying_axes(layouts: Sequence[Layout]) -> frozenset[int]:
         for axes in layout.dims:
             found.update(axes)
         if layout.is_partial:
-            found.update(axis for axis, kind in enumerate(layout.partial) if kind is not None)
+            found |= partial_axes(layout)
     return frozenset(found)

@@ -280,7 +280,7 @@ def _gradient_from(meta: Meta, placements: Any) -> Transition | None:
     """
     layout, mesh = meta.layout, meta.mesh
     seen = placed_gradients(mesh, layout, placements, meta.dtype, "to_local")
-    terms = frozenset(axis for axis, kind in enumerate(layout.partial) if kind)
+    terms = facts.partial_axes(layout)
     due = gradient_layout(layout)
     means = facts.divisor(layout, due)
     if means == 1:

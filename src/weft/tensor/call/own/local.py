@@ -41,6 +41,7 @@ from weft.tensor.trace.trees import flatten, local_of, map_tensors, substitute
 from weft.tensor.versions import write_counted
 from weft.tensor.views.moved import Moved, unwrap_view, written_to
 from weft.transport import traffic
+from weft.transport.facts import replicated
 from weft.transport.order import Order
 
 __all__ = ["recipe"]
@@ -77,7 +78,7 @@ def recipe(
         varying = varying_axes((*decision.operands, *decision.results))
         moved = frozenset(
             at for at, (src, dst) in enumerate(zip(layouts, decision.operands))
-            if src != dst or (wants[at] and any(dst.on(axis) is None for axis in varying))
+            if src != dst or (wants[at] and replicated(dst, varying))
         )
         outside = OutsideMesh(function.run, mesh, decision.results, moved)
         return Function(outside.run, as_called=True), rule.by_shape
@@ -127,9 +128,7 @@ class OnLocal(Caller):
         self.operands = tuple((at, move) for at, move in enumerate(moves) if move is not None)
         self.leaves = [
             transition_between(
-                mesh, layout, layout,
-                frozenset(axis for axis in varying if any(wants) and layout.on(axis) is None),
-            )
+                mesh, layout, layout, replicated(layout, varying if any(wants) else ()))
             for layout in decision.results
         ]
         self.anchor = anchor
@@ -195,9 +194,7 @@ class OnLocal(Caller):
                 "had to communicate",
                 "a write through a view reaches its base only where they share memory",
                 [str(tensor.sharding)], "write to the base, or clone() the view first")
-        leaving = frozenset(
-            axis for axis in self.varying if local.requires_grad and layout.on(axis) is None
-        )
+        leaving = replicated(layout, self.varying if local.requires_grad else ())
         move = transition_between(self.mesh, layout, layout_of(tensor, self.mesh), leaving)
         value = local
         if move is not None:
