@@ -64,9 +64,6 @@ _PARTS: list[tuple[Any, Any]] = [
 class GlobalState:
     """All of this at one moment. `before`: an earlier state, whose equal parts may be reused."""
 
-    __slots__ = (
-        "generators", "mutation", "parametrized", "parts", "random", "states", "warnings")
-
     def __init__(
         self, generators: Sequence[torch.Generator], before: GlobalState | None = None
     ) -> None:

@@ -28,10 +28,6 @@ __all__ = ["GroupCalls", "backend_of", "gave_up"]
 class GroupCalls(Communicator):
     """A communicator over one process group, except its collectives."""
 
-    __slots__ = (
-        "__weakref__", "group", "in_order", "lends", "places", "roll", "under_way",
-    )
-
     group: dist.ProcessGroup | None
 
     def __init__(

@@ -14,7 +14,7 @@ from weft.tensor.call.own.functions import OwnFunction
 
 __all__ = ["linear_scan"]
 
-_SCAN = OwnFunction(RULE.name, recurrence, recurrence, RULE, is_op=False, keeps_edges=False)
+_SCAN = OwnFunction(RULE.name, recurrence, recurrence, RULE)
 
 
 def linear_scan(

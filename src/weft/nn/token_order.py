@@ -29,7 +29,7 @@ from weft.tensor.call.own.functions import OwnFunction
 
 __all__ = ["TokenOrder", "zigzag"]
 
-_ATTEND = OwnFunction(RULE.name, ordered, ordered, RULE, is_op=False, keeps_edges=False)
+_ATTEND = OwnFunction(RULE.name, ordered, ordered, RULE)
 
 
 @dataclass(frozen=True, slots=True)

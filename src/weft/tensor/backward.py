@@ -93,11 +93,6 @@ class Backward:
         captures: the engine returns the gradients instead of accumulating them.
     """
 
-    __slots__ = (
-        "__weakref__", "at_end", "captures", "failed", "found", "holding", "late", "outer",
-        "riders", "to_reduce",
-    )
-
     def __init__(self, captures: bool = False) -> None:
         self.captures, self.holding = captures, held.current()
         self.found: dict[int, Found] = {}

@@ -177,6 +177,18 @@ def _seed(output: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor |
     return torch.ones_like(output._local, memory_format=torch.preserve_format)
 
 
+def _begun(given: Any, gradients: Any) -> tuple[list[Any], list[Any], list[Any], list[Any]]:
+    """The outputs of a backward, those from which it goes, the given gradients, and the local
+    ones."""
+    known = [given] if isinstance(given, torch.Tensor) else list(given)
+    if gradients is None or isinstance(gradients, torch.Tensor):
+        gradients = [gradients] * len(known)
+    refuse_nan_check(known)
+    outputs = [_reduced(output) for output in known]
+    return known, outputs, list(gradients), [
+        _seed(output, gradient) for output, gradient in zip(outputs, gradients)]
+
+
 def _is_usual(outputs: Sequence[torch.Tensor], gradients: Sequence[Any]) -> bool:
     """For one real loss without a given gradient, torch's Python has nothing to check or to add, so
     the engine is called directly, which saves as much time as a small linear takes."""
@@ -222,8 +234,6 @@ def _ride(
 class OneBackward(Backward):
     """A backward leaves nothing behind, whether it succeeds or fails."""
 
-    __slots__ = ()
-
     def __exit__(self, *failed: Any) -> None:
         super().__exit__(*failed)
         forget_views()
@@ -244,14 +254,8 @@ def backward_all(
     **more: Any,
 ) -> None:
     """`torch.autograd.backward` with ShardTensors among the tensors or inputs."""
-    outputs = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-    if grad_tensors is None or isinstance(grad_tensors, torch.Tensor):
-        grad_tensors = [grad_tensors] * len(outputs)
-    refuse_nan_check(outputs)
-    known = outputs
-    outputs = [_reduced(output) for output in outputs]
-    seeds = [_seed(output, gradient) for output, gradient in zip(outputs, grad_tensors)]
-    is_usual = _is_usual(outputs, grad_tensors)
+    known, outputs, gradients, seeds = _begun(tensors, grad_tensors)
+    is_usual = _is_usual(outputs, gradients)
     if isinstance(inputs, torch.Tensor):
         inputs = [inputs]
     local_inputs = None
@@ -301,7 +305,6 @@ def grad(
     materialize_grads: bool = False,
 ) -> tuple[torch.Tensor | None, ...]:
     """`torch.autograd.grad`: gradients in the dual layouts of the inputs."""
-    outputs = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
     inputs = [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
     for tensor in inputs:
         watch_gradient(tensor)
@@ -310,11 +313,7 @@ def grad(
             "torch.autograd.grad(is_grads_batched=True)", "it uses vmap over the outputs",
             "vmap is refused on ShardTensors", ["is_grads_batched"],
             "call grad once for each grad_outputs")
-    if grad_outputs is None or isinstance(grad_outputs, torch.Tensor):
-        grad_outputs = [grad_outputs] * len(outputs)
-    refuse_nan_check(outputs)
-    outputs = [_reduced(output) for output in outputs]
-    seeds = [_seed(output, gradient) for output, gradient in zip(outputs, grad_outputs)]
+    _, outputs, _, seeds = _begun(outputs, grad_outputs)
     leaves = [local_of(tensor) for tensor in inputs]
     uses = [uses_of(local) for local in leaves]
     asked = [*leaves, *(use.seen for of_leaf in uses for use in of_leaf)]

@@ -40,7 +40,7 @@ class OwnFunction:
 
     def __init__(
         self, name: str, run: Callable[..., Any], otherwise: Callable[..., Any],
-        rule: OwnRule | None, is_op: bool, keeps_edges: bool,
+        rule: OwnRule | None, is_op: bool = False, keeps_edges: bool = False,
     ) -> None:
         self.__name__, self.run, self.otherwise, self.rule = name, run, otherwise, rule
         self.is_op, self.keeps_edges = is_op, keeps_edges

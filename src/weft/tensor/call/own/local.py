@@ -109,10 +109,6 @@ def _has_empty_shard(decision: Decision) -> bool:
 class OnLocal(Caller):
     """A user's function on local tensors, between transitions; its results are checked."""
 
-    __slots__ = (
-        "anchor", "decision", "leaves", "local", "mesh", "name", "operands", "terms", "varying",
-        "why",
-    )
     def __init__(
         self, function: OwnFunction, local: Callable[..., Any], mesh: BoundMesh, decision: Decision,
         layouts: Sequence[Layout], wants: Sequence[bool], dtypes: Sequence[str],
