@@ -10,11 +10,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.training.models import Shape
 from bench.training.systems import make
+from weft.tensor.trace.trees import flatten
 from weft.testing import peak_memory
 
 __all__ = ["Collectives", "count"]
@@ -91,6 +93,19 @@ def _boxed_size(group: Any) -> int:
     return dist.ProcessGroup.unbox(group).size()
 
 
+class _PeakMemory(peak_memory):
+    """Sees what is inside of DTensors, too, whose ops run below a mode."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = super().__torch_dispatch__(func, types, args, kwargs)
+        inside = [
+            one._local_tensor for one in flatten((args, kwargs or {}, out))
+            if isinstance(one, DTensor)
+        ]
+        self._meter.see(inside)
+        return out
+
+
 def count(system: str, way: str, model: str, num_ranks: int, shape: Shape) -> dict[str, int]:
     """Of one step: bytes received, collectives, and the peak of memory with what persists.
 
@@ -106,7 +121,7 @@ def count(system: str, way: str, model: str, num_ranks: int, shape: Shape) -> di
             made.step()
         held = [_local(one) for one in made.model.parameters()]
         state = [_local(one) for its in made.optimizer.state.values() for one in its.values()]
-        with peak_memory(held, state, _local(made.given)) as memory:
+        with _PeakMemory(held, state, _local(made.given)) as memory:
             made.step()
         return {"bytes": seen.nbytes, "collectives": seen.num, "memory": memory.peak}
     finally:

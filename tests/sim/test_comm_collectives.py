@@ -131,7 +131,7 @@ def test_all_reduce_together_of_any_sizes_and_dtypes(monkeypatch: pytest.MonkeyP
             torch.full((2, 2), rank + 5, dtype=torch.int64), torch.full((1 << 15,), rank + 6.0),
             torch.full((9,), rank + 7.0),
         ]
-        for x, total in zip(xs, comm.all_reduce_together(xs, "sum")):
+        for x, total in zip(xs, comm.all_reduce_together([*xs], "sum")):
             assert total.dtype == x.dtype and total.shape == x.shape
             assert torch.equal(total, original(comm, x, "sum"))
 

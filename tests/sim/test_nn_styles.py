@@ -234,7 +234,8 @@ def test_weights_stay_where_the_input_is_larger_than_they_are(checkpointed: bool
     assert layout == "[3, 7@(dp,tp), 4]"
     forward = [("AllGather", "forward"), ("ReduceScatter", "forward")]
     back = [("AllGather", "backward"), ("ReduceScatter", "backward")]
-    assert moved == forward * (1 + checkpointed) + back
+    again = forward[:1] if checkpointed else []  # nothing saves what comes of the last collective
+    assert moved == forward + again + back
     for name, each in (("x", whole), *dense.named_parameters()):
         assert each.grad is not None
         check(each.grad, [grads[name] for *_, grads in ranks], name)

@@ -444,3 +444,19 @@ def test_terms_of_an_empty_shard_that_arrive_in_another_order() -> None:
     program(x, *plain)
     for found in on_ranks(on_rank):
         torch.testing.assert_close(found, [one.grad for one in plain])
+
+
+def test_terms_are_freed_one_by_one_as_they_are_reduced() -> None:
+    """At the end of a backward no rank holds two gradients of each parameter."""
+    layers, width = 6, 320  # 400 kB each: more than one collective takes
+
+    def on_rank(mesh: Any) -> float:
+        model = weft.distribute_module(torch.nn.Sequential(
+            *[torch.nn.Linear(width, width, bias=False) for _ in range(layers)]), mesh)
+        x = weft.distribute_tensor(torch.ones(1, 6, width), mesh, P(None, "x"))
+        with weft.testing.peak_memory(model, x) as memory:
+            model(x).sum().backward()
+        return memory.peak / (layers * width * width * 4)
+
+    for parameters in weft.testing.run(on_rank, mesh={"x": 3}):
+        assert 2 < parameters < 2 + 1.5 / layers

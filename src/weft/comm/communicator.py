@@ -90,8 +90,11 @@ class Communicator(ABC):
             return _copy(x)
         return self._all_reduce(x.contiguous(), kind)
 
-    def all_reduce_together(self, xs: Sequence[Tensor], kind: str) -> Sequence[Tensor]:
+    def all_reduce_together(self, xs: list[Tensor], kind: str) -> Sequence[Tensor]:
         """`all_reduce` of several tensors, small ones of one dtype by one collective.
+
+        Where there are several collectives the list gets the results, one after the other, so that
+        what has been reduced is freed.
 
         Raises:
             PlacementError: a kind that a dtype cannot carry exactly.
@@ -102,12 +105,11 @@ class Communicator(ABC):
         if len(xs) == 1:
             return [self.all_reduce(xs[0], kind)]
         if nbytes > _TOGETHER_NBYTES:
-            out: list[Any] = [None] * len(xs)
             for bucket in _buckets(xs):
                 totals = self.all_reduce_together([xs[place] for place in bucket], kind)
                 for place, total in zip(bucket, totals):
-                    out[place] = total
-            return out
+                    xs[place] = total
+            return xs
         # torch's functions for gradient buckets: a third of the time of cat, split and view, and
         # half of that below autograd, where slices of the buffer are no views of it.
         with _Exclude(_AUTOGRAD):

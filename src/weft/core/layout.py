@@ -255,6 +255,11 @@ class Layout(AsPicture):
         cuts = self.cuts_of(dim)
         return tuple(stop - start for start, stop in pairwise(cuts))
 
+    @property
+    def has_empty_shards(self) -> bool:
+        """Whether some rank of the mesh holds no element."""
+        return any(0 in self.sizes_of(dim) for dim, axes in enumerate(self.dims) if axes)
+
     def shard_index(self, dim: int, coordinate: Sequence[int]) -> int:
         """Which shard of a dim a mesh coordinate holds: mixed radix over the dim's axes."""
         index = 0

@@ -45,7 +45,7 @@ def local_call(
             window_of(rule, index, (dims or ())[dim][0]) if mine[dim] else None)])
         reads.append(Cover.of(layout, tuple(mine), rule.fill, rings))
     decided: dict[str, Any] = {"args": args, "reads": tuple(reads) if any(reads) else ()}
-    if rule.on_box is None or not (sharded or any(map(_has_empty_shards, results))):
+    if rule.on_box is None or not (sharded or any(one.has_empty_shards for one in results)):
         return decided
 
     def boxed(coordinate: tuple[int, ...]) -> Any:
@@ -87,7 +87,7 @@ def _folding(
         if window is not None and layout.num_shards(dim) > 1:
             units = _units(rule, layout, factors[0], cut)
             reads[dim] = window.reads(units, layout.cuts_of(dim))
-    if not any(reads) and not _has_empty_shards(layout):
+    if not any(reads) and not layout.has_empty_shards:
         return {"args": args}
     cover = Cover(tuple(reads))
 
@@ -137,12 +137,6 @@ def _units(rule: Rule, layout: Layout, factor: str, cut: Mapping[str, Cut]) -> t
     axes, units = cut[factor]
     sizes = [layout.mesh.axis_sizes[axis] for axis in axes]
     return units or default_cuts(rule.sizes[factor], sizes)
-
-
-def _has_empty_shards(layout: Layout) -> bool:
-    return any(
-        0 in layout.sizes_of(dim) for dim, axes in enumerate(layout.dims) if axes
-    )
 
 
 def _dims(

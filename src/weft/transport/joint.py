@@ -17,7 +17,7 @@ from torch._C import _DisableAutocast  # type: ignore[attr-defined]
 from torch._C import _is_any_autocast_enabled as is_autocast_enabled
 
 from weft.comm import Communicator
-from weft.transport.nodes import dense, transforms
+from weft.transport.nodes import REDUCTIONS, dense, transforms
 from weft.transport.traffic import STATE, Note, moving, note, resume
 from weft.transport.transition import Transition
 
@@ -41,13 +41,18 @@ def move_together(transitions: Sequence[Transition], xs: Sequence[Tensor]) -> Se
         transition.is_special for transition in transitions
     ):
         return [transition(x, read_only_use=True) for transition, x in zip(transitions, xs)]
+    if REDUCTIONS.on and any(one.communicates and one.src.is_partial for one in transitions):
+        REDUCTIONS.thread.passing()
     return _apply(transitions, *xs)
 
 
 def run_together(
-    transitions: Sequence[Transition], xs: Sequence[Tensor | None], noted: Sequence[Noted] = ()
+    transitions: Sequence[Transition], xs: list[Any], noted: Sequence[Noted] = ()
 ) -> Sequence[Any]:
-    """`[transition(x) for ...]` (None stays None); all-reduces of one group are one collective."""
+    """`[transition(x) for ...]` (None stays None); all-reduces of one group are one collective.
+
+    The list gets the results: nothing keeps a tensor that has moved.
+    """
     if is_autocast_enabled():  # a backward inside of it: `cat` joins buffers
         with _DisableAutocast():
             return run_together(transitions, xs, noted)
@@ -57,8 +62,9 @@ def run_together(
             if x is None or x.requires_grad or transition.reduction != first:
                 break
         else:  # the usual case, without the bookkeeping below
-            return first[0].all_reduce_together(xs, first[1])  # type: ignore[arg-type]
-    out: list[Any] = list(xs)
+            del x
+            return first[0].all_reduce_together(xs, first[1])
+    out = xs
     joint: dict[tuple[Communicator, str], list[int]] = {}
     for place, (transition, x) in enumerate(zip(transitions, xs)):
         if x is None:
@@ -73,9 +79,11 @@ def run_together(
         joint.setdefault(transition.reduction, []).append(place)
     for (comm, kind), places in joint.items():
         with _told(transitions, noted, places) if STATE.on else nullcontext():
-            totals = comm.all_reduce_together([out[place] for place in places], kind)
-        for place, total in zip(places, totals):
-            out[place] = total
+            together = [out[place] for place in places]
+            for place in places:
+                out[place] = None
+            for place, total in zip(places, comm.all_reduce_together(together, kind)):
+                out[place] = total
     return out
 
 
@@ -142,11 +150,11 @@ class _Together(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:  # type: ignore[override]
         transitions = [transition._reverse or transition.reverse for transition in ctx.transitions]
-        grads = tuple([None if grad is None else dense(grad) for grad in grads])
+        dense_grads = [None if grad is None else dense(grad) for grad in grads]
         if STATE.on:
             with resume(ctx.note, f"gradient of {ctx.transitions[0].text}"):
-                return None, *run_together(transitions, grads)
-        return None, *run_together(transitions, grads)
+                return None, *run_together(transitions, dense_grads)
+        return None, *run_together(transitions, dense_grads)
 
 
 _apply: Any = super(torch.autograd.Function, _Together).apply  # type: ignore[misc]

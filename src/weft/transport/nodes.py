@@ -13,6 +13,7 @@ from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 from torch.autograd import forward_ad
 
 from weft.comm import Finish
+from weft.core.scopes import Inside
 from weft.errors import UnsupportedOpError, message
 from weft.transport.traffic import STATE, note, resume
 
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
     from weft.transport.transition import Transition
 
 __all__ = [
-    "MAPS", "apply", "check_maps", "contained", "counting", "dense", "gradient_through",
-    "is_wrapped", "outside_maps", "refuse_transforms", "start", "transforms",
+    "MAPS", "REDUCTIONS", "apply", "check_maps", "contained", "counting", "dense",
+    "gradient_through", "is_wrapped", "outside_maps", "refuse_transforms", "start", "transforms",
 ]
 
 _C: Any = torch._C
@@ -62,6 +63,26 @@ def refuse_transforms(x: Tensor, call: Callable[[], str]) -> None:
     if is_dual or is_wrapped(x):
         kind = "dual tensor" if is_dual else "torch.func tensor"
         raise _refusal(call(), f"it was given a {kind}", kind)
+
+
+class _Watcher(threading.local):
+    passing: Callable[[], None] = staticmethod(lambda: None)
+
+
+class _Reductions(Inside):
+    """Who is told, on each thread, before a value of the graph is reduced.
+
+    `on`: whether anybody is.
+    """
+
+    __slots__ = ("thread",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.thread = _Watcher()
+
+
+REDUCTIONS = _Reductions()
 
 
 class _Maps(threading.local):

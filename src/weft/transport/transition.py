@@ -38,6 +38,7 @@ from weft.transport.boxes import shape_of
 from weft.transport.execute import CompiledPlan, compile_plan, owned, unshared
 from weft.transport.in_flight import in_flight
 from weft.transport.nodes import (
+    REDUCTIONS,
     apply,
     check_maps,
     counting,
@@ -155,6 +156,8 @@ class Transition:
                 check_maps(x, self._call_text)
                 with outside_maps():
                     return self(x, read_only_use)
+            if REDUCTIONS.on and self.communicates and self.src.is_partial:
+                REDUCTIONS.thread.passing()
             if self._special is None:
                 return apply(x, self, read_only_use)
             if self._way is None:

@@ -13,7 +13,7 @@ from torch import nn
 
 from weft.nn.groups.group import in_backward
 from weft.nn.groups.hooks import gathered_now, recording
-from weft.tensor.grad import torch_patches
+from weft.tensor.grad import checkpoints
 
 __all__ = ["checkpoint"]
 
@@ -25,7 +25,7 @@ def checkpoint(original: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
     have another memory order.
     """
     if kwargs.get("use_reentrant") is not False:
-        return torch_patches.checkpoint(original, function, *args, **kwargs)
+        return checkpoints.checkpoint(original, function, *args, **kwargs)
     groups, entered = gathered_now(), set[nn.Module]()
     again = False
 
@@ -40,4 +40,4 @@ def checkpoint(original: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
             return function(*given, **named)
 
     run.leaves = [group.leaves() for group in groups]  # type: ignore  # no graph has them yet
-    return torch_patches.checkpoint(original, run, *args, **kwargs)
+    return checkpoints.checkpoint(original, run, *args, **kwargs)

@@ -1,5 +1,5 @@
 """Replacements for parts of torch's autograd: `Function.apply`, `autograd.backward` and `grad`,
-checkpointing, module backward hooks.
+module backward hooks.
 
 torch's own would see the wrapper, which has no graph, and silently lose gradients (`weft.patches`
 gives a reason for each). A user's Function gets full tensors unless it has a rule; torch's own
@@ -15,10 +15,9 @@ from typing import Any, NoReturn
 import torch
 from torch.autograd import Function
 from torch.nn.modules._functions import BackwardHookFunction
-from torch.utils.checkpoint import CheckpointFunction, _CheckpointFrame
+from torch.utils.checkpoint import CheckpointFunction
 
 from weft.errors import UnsupportedOpError, message
-from weft.tensor.call import reduce_once
 from weft.tensor.call.dispatch import mesh_of
 from weft.tensor.call.fallback import replicate, write_back
 from weft.tensor.call.func_transforms import is_mapping, through_torch
@@ -39,8 +38,8 @@ from weft.tensor.trace.trees import flatten, local_of, map_tensors
 from weft.transport.nodes import outside_maps
 
 __all__ = [
-    "apply", "backward", "checkpoint", "get_inputs", "grad", "increment_version",
-    "on_full_tensors", "plain_apply", "save_inputs", "to_dlpack", "to_tensor",
+    "apply", "backward", "grad", "increment_version", "on_full_tensors", "plain_apply", "to_dlpack",
+    "to_tensor",
 ]
 
 _APPLY = class_method_of(Function, "apply")
@@ -107,69 +106,6 @@ def grad(original: Any, *args: Any, **kwargs: Any) -> Any:
         found = original(*args, **kwargs)
         running.flush()
         return found
-
-
-class _Tie(Function):
-    """The identity, which saves a tensor.
-
-    A checkpoint recomputes when the first saved tensor is requested, and until the last one is
-    there. If a rank's shard is empty an op may save less than on other ranks: that must not
-    decide which collectives a rank issues, or when.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-        ctx.save_for_backward(x.new_empty(0))
-        return x.detach()
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-        _ = ctx.saved_tensors
-        return grad
-
-
-def checkpoint(original: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
-    """Checkpoint without reentrance: the results are the last to save, the first to recompute."""
-    if kwargs.get("use_reentrant") is not False:
-        return original(function, *args, **kwargs)
-    if not hasattr(_CheckpointFrame, "save_inputs") and is_sharded(args, kwargs):
-        raise _needs_frames([one.sharding for one in flatten(args) if type(one) is ShardTensor])
-
-    def tied(*given: Any, **named: Any) -> Any:
-        def tie(one: torch.Tensor) -> torch.Tensor:
-            if type(one) is not ShardTensor or not one.requires_grad or one.is_leaf:
-                return one
-            return wrap(_APPLY(_Tie, one._local), one._meta)
-
-        with reduce_once.scope():
-            out = function(*given, **named)
-        return map_tensors(tie, out) if torch.is_grad_enabled() else out
-
-    return original(tied, *args, **kwargs)
-
-
-def _needs_frames(layouts: Sequence[Any]) -> UnsupportedOpError:
-    """Torch 2.11 saves the inputs by a Function of its own, and compares other tensors."""
-    return UnsupportedOpError(
-        message("checkpoint(use_reentrant=False)", f"torch {torch.__version__} saves inputs by a "
-                "Function, which sees local tensors", "checkpoints without reentrance take "
-                "ShardTensors from torch 2.13 on", list(map(str, layouts)),
-                "checkpoint(function, x, use_reentrant=True)    # or a newer torch")
-    )
-
-
-def save_inputs(original: Any, frame: Any, *args: Any) -> None:
-    """Checkpoint without reentrance: save the local tensors, with their graph."""
-    frame.metas = [arg._meta if type(arg) is ShardTensor else None for arg in args]
-    original(frame, *map(local_of, args))
-
-
-def get_inputs(original: Any, frame: Any) -> list[Any]:
-    """What `save_inputs` has saved, as ShardTensors again."""
-    return [
-        arg if meta is None else wrap(arg, meta.replace(requires_grad=arg.requires_grad))
-        for arg, meta in zip(original(frame), frame.metas)
-    ]
 
 
 def to_tensor(original: Any, pair: Any, value: Any) -> torch.Tensor:

@@ -1,0 +1,223 @@
+"""Activation checkpoints without reentrance: `checkpoint(use_reentrant=False)` of torch.
+
+torch recomputes when the first saved tensor is requested, and until the last one is there. If a
+rank's shard is empty an op may save less than on other ranks: that must not decide which
+collectives a rank issues, or when. So the results are the first to request, and the last to save
+unless the end of the graph shows that ranks agree anyway:
+
+- A product of matrices comes last, but for ops that save nothing (a residual is added). As with
+  torch the recomputation ends when the product has saved its operands, and does not compute it.
+- A reduction comes last, of such a product or of anything else: no rank repeats its collective.
+
+If some rank's result is empty, the end of its graph may differ: all ranks recompute to the results.
+
+Recomputations find the last reduction by its number. They make the same ones as the forward: they
+may find weights that have been gathered, but no value that has been reduced (`reduce_once.scope`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.autograd import Function
+from torch.utils import checkpoint as torch_checkpoint
+
+from weft.core.scopes import setting
+from weft.errors import UnsupportedOpError, message
+from weft.tensor.call import reduce_once
+from weft.tensor.call.own.functions import is_sharded
+from weft.tensor.grad.torch_patches import plain_apply
+from weft.tensor.shard_tensor import ShardTensor, wrap
+from weft.tensor.trace.trees import flatten, local_of, map_tensors
+from weft.transport.nodes import REDUCTIONS, transforms
+
+__all__ = ["checkpoint", "get_inputs", "save_inputs"]
+
+_SAVE_NOTHING = frozenset({
+    "AddBackward0", "SubBackward0", "TBackward0", "ToCopyBackward0", "TransposeBackward0",
+    "UnsafeViewBackward0", "ViewBackward0",
+})
+"""Nodes of ops that save no tensor. Where no rank's result is empty, all ranks have the same."""
+
+_PRODUCTS = frozenset({
+    "AddmmBackward0", "BmmBackward0", "ConvolutionBackward0", "LinearBackward0", "MmBackward0",
+})
+"""Nodes of ops without communication that save an operand on all ranks, also an empty one."""
+
+_NOTHING = torch.empty(0)
+
+_autograd: Any = torch.autograd
+_engine: Any = torch._C  # type: ignore[attr-defined]
+
+
+class _Tie(Function):
+    """The identity, which saves a tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        ctx.save_for_backward(x.new_empty(0))
+        return x.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        _ = ctx.saved_tensors
+        return grad
+
+
+class _Anchor:
+    """What was saved first, for the results of one checkpoint to request it once in a backward."""
+
+    def __init__(self, node: Any) -> None:
+        self.node: Any = node
+        self.task = -1
+
+    def request(self) -> None:
+        task = _engine._current_graph_task_id()
+        if task != self.task:
+            self.task = task
+            _ = self.node.saved_tensors
+        if not _engine._autograd._get_current_graph_task_keep_graph():
+            self.node = None  # it would keep the inputs alive
+
+
+class _Request(Function):
+    """The identity, whose gradient requests the anchor."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, anchor: _Anchor) -> torch.Tensor:  # type: ignore[override]
+        ctx.anchor = anchor
+        return x.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+        ctx.anchor.request()
+        return grad, None
+
+
+_tie, _request = plain_apply(_Tie), plain_apply(_Request)
+
+
+def _saved(like: torch.Tensor) -> Any:
+    """The node of a tensor that is saved here."""
+    return _tie(like.detach().requires_grad_()).grad_fn
+
+
+class _End:
+    """Where the recomputations of one checkpoint end."""
+
+    def __init__(self, stops_early: bool) -> None:
+        self.stops_early = stops_early
+        self.is_recomputed = False
+        self.at_product = False
+        self.num_reductions = 0  # of this run, so far
+        self.last_node = -1  # number of the node of the last of them, for autograd
+        self.before: int | None = None  # the reduction before which a recomputation ends
+        self.tied: list[torch.Tensor] = []  # an empty tensor like each result
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """The forward, or a recomputation. Of nested checkpoints each counts what is its own."""
+        self.num_reductions = 0
+        with REDUCTIONS.counted(), setting(REDUCTIONS.thread, passing=self._passing):
+            yield
+
+    def _passing(self) -> None:
+        self.num_reductions += 1
+        if not self.is_recomputed:
+            self.last_node = _autograd._get_sequence_nr()
+        elif self.num_reductions == self.before:
+            for like in self.tied:  # the last one ends the run
+                _saved(like)
+            raise torch_checkpoint._StopRecomputationError  # pyright: ignore[reportPrivateUsage]
+
+    def results(self, out: Any, first: Any | None) -> Any:
+        """The results as the checkpoint returns them; `first` is the node that has saved first."""
+        tensors = [
+            one for one in flatten(out)
+            if type(one) is ShardTensor and one.requires_grad and not one.is_leaf
+        ]
+        locals_ = [one._local for one in tensors]
+        if not self.is_recomputed:
+            self.is_recomputed = True
+            can_be_empty = any(one._meta.layout.has_empty_shards for one in tensors)
+            if self.stops_early and tensors and not can_be_empty:
+                self._decide(locals_)
+        made = {id(one): one for one in locals_}
+        anchor = _Anchor(first)
+
+        def returned(one: torch.Tensor) -> torch.Tensor:
+            if type(one) is not ShardTensor or id(one._local) not in made:
+                return one
+            mine = _request(one._local, anchor) if self.at_product else _tie(one._local)
+            return wrap(mine, one._meta)
+
+        return map_tensors(returned, out)
+
+    def _decide(self, locals_: Sequence[torch.Tensor]) -> None:
+        """From the nodes that were made last: all save nothing, and lead to the results."""
+        due = _autograd._get_sequence_nr()
+        ahead = [one.grad_fn for one in locals_]
+        while True:
+            due -= 1
+            node = next((one for one in ahead if one and one._sequence_nr() == due), None)
+            if node is None:
+                return
+            if node.name() in _PRODUCTS:
+                self.at_product, self.before = True, None
+                return
+            if due == self.last_node and self.before is None:
+                self.before = self.num_reductions
+                self.tied = [one.detach().new_empty(0) for one in locals_]
+            elif node.name() not in _SAVE_NOTHING:
+                return
+            ahead = [one for one in ahead if one is not node]
+            ahead += [one for one, _ in node.next_functions]
+
+
+def checkpoint(original: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+    """`torch.utils.checkpoint.checkpoint`."""
+    if kwargs.get("use_reentrant") is not False or transforms() is not None:
+        return original(function, *args, **kwargs)
+    given_shards = is_sharded(args, kwargs)
+    if given_shards and not hasattr(torch_checkpoint._CheckpointFrame, "save_inputs"):
+        raise _needs_frames([one.sharding for one in flatten(args) if type(one) is ShardTensor])
+    asked = torch_checkpoint._enable_checkpoint_early_stop
+    stops_early = kwargs.get("early_stop", True) if asked is None else asked
+    end = _End(given_shards and stops_early)
+
+    def run(*given: Any, **named: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return function(*given, **named)
+        first = _saved(_NOTHING) if end.stops_early else None
+        with reduce_once.scope(), end.running():
+            out = function(*given, **named)
+        return end.results(out, first)
+
+    return original(run, *args, **kwargs)
+
+
+def _needs_frames(layouts: Sequence[Any]) -> UnsupportedOpError:
+    """Torch 2.11 saves the inputs by a Function of its own, and compares other tensors."""
+    return UnsupportedOpError(
+        message("checkpoint(use_reentrant=False)", f"torch {torch.__version__} saves inputs by a "
+                "Function, which sees local tensors", "checkpoints without reentrance take "
+                "ShardTensors from torch 2.13 on", list(map(str, layouts)),
+                "checkpoint(function, x, use_reentrant=True)    # or a newer torch")
+    )
+
+
+def save_inputs(original: Any, frame: Any, *args: Any) -> None:
+    """Checkpoint without reentrance: save the local tensors, with their graph."""
+    frame.metas = [arg._meta if type(arg) is ShardTensor else None for arg in args]
+    original(frame, *map(local_of, args))
+
+
+def get_inputs(original: Any, frame: Any) -> list[Any]:
+    """What `save_inputs` has saved, as ShardTensors again."""
+    return [
+        arg if meta is None else wrap(arg, meta.replace(requires_grad=arg.requires_grad))
+        for arg, meta in zip(original(frame), frame.metas)
+    ]
