@@ -24,11 +24,7 @@ __all__ = [
 
 
 class WeftError(Exception):
-    """Base of every error that weft raises on purpose.
-
-    Args:
-        call, facts, rule, offenders, fix: the parts of `message`; or a text alone.
-    """
+    """Base of every error that weft raises on purpose: of the parts of `message`, or of a text."""
 
     def __init__(
         self, call: str, facts: str = "", rule: str = "", offenders: Sequence[object] = (),
